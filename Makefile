@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+# Every target makes what it needs in .venv and does not ask questions. `make help` lists them.
+
+PYTHON ?= python3
+VENV ?= .venv
+# Where the demonstration writes its partition.
+DEMO ?= build/demo/cora
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input -q
+INSTALL := $(PIP) install -c constraints.txt
+# The extension is compiled again when one of these changes; Python files need no reinstall.
+NATIVE := $(wildcard CMakeLists.txt cmake/*.cmake csrc/*.cpp csrc/*.h)
+CXX_FILES := $(wildcard csrc/*.cpp csrc/*.h)
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test lint format bench clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+$(BIN)/python:
+	@echo "making $(VENV) with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv $(VENV)
+
+# One stamp per set of dependencies, so that a second run installs nothing. The larger sets hold the
+# smaller, and stamp for them, so that the extension is compiled once.
+$(VENV)/.run: pyproject.toml constraints.txt $(NATIVE) | $(BIN)/python
+	@echo "installing graphshard and what it needs"
+	@$(INSTALL) -e .
+	@touch $(VENV)/.run
+
+$(VENV)/.test: pyproject.toml constraints.txt $(NATIVE) | $(BIN)/python
+	@echo "installing graphshard and what its tests need"
+	@$(INSTALL) -e ".[test]"
+	@touch $(VENV)/.run $(VENV)/.test
+
+$(VENV)/.dev: pyproject.toml constraints.txt $(NATIVE) | $(BIN)/python
+	@echo "installing graphshard and what its tests and the lint need"
+	@$(INSTALL) -e ".[dev]"
+	@touch $(VENV)/.run $(VENV)/.test $(VENV)/.dev
+
+install: $(VENV)/.run  ## make .venv with graphshard in it
+
+demo: $(VENV)/.run  ## partition Cora in two, train a GCN and a GAT on it with two workers
+	$(BIN)/graphshard partition --data cora --parts 2 --out $(DEMO)
+	$(BIN)/graphshard train --data $(DEMO)/cora.json --model gcn --workers 2 --mode full
+	$(BIN)/graphshard train --data $(DEMO)/cora.json --model gat --workers 2 --mode full
+
+test: $(VENV)/.test  ## run the tests (PYTEST_ARGS="tests/ops -x" narrows them)
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(VENV)/.dev  ## ruff, mypy, clang-format, codespell: what CI runs
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(if $(CXX_FILES),$(BIN)/clang-format --dry-run -Werror $(CXX_FILES))
+	$(BIN)/codespell
+
+format: $(VENV)/.dev  ## put every file into the house format
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+	$(if $(CXX_FILES),$(BIN)/clang-format -i $(CXX_FILES))
+
+bench: $(VENV)/.test  ## run the benchmarks; results land in benchmarks/results
+	$(BIN)/python benchmarks/run.py $(BENCH_ARGS)
+
+clean:  ## remove .venv and everything that was built
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src -name '_kernels*.so' -delete

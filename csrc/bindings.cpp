@@ -1,0 +1,309 @@
+// SPDX-License-Identifier: Apache-2.0
+// The only file that knows Python: converts and checks arguments, lets go of the interpreter lock,
+// and calls the kernels. Arrays are borrowed for the length of a call; results go into arrays that
+// the caller made. Kernels touch no Python object, so other threads may run meanwhile.
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string_view.h>
+
+#include <array>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "convert.h"
+#include "sddmm.h"
+#include "segment.h"
+#include "spmm.h"
+#include "winners.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+template <>
+struct nb::detail::dtype_traits<graphshard::bfloat16> {
+  static constexpr dlpack::dtype value{static_cast<uint8_t>(dlpack::dtype_code::Bfloat), 16, 1};
+  static constexpr auto name = const_name("bfloat16");
+};
+
+namespace graphshard {
+namespace {
+
+// Goes up, here and in ops/_kernel.py, when a signature below changes.
+constexpr int kInterface = 1;
+
+template <typename T>
+using Matrix = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+template <typename T>
+using Vector = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+template <typename T>
+using MaybeMatrix = std::optional<Matrix<const T>>;
+template <typename I>
+using MaybeVector = std::optional<Vector<const I>>;
+
+void require(bool condition, const char* rule) {
+  if (!condition) throw std::invalid_argument(rule);
+}
+
+template <typename E, size_t kSize>
+E parse(std::string_view name, const std::array<std::pair<std::string_view, E>, kSize>& known) {
+  for (const auto& [key, value] : known) {
+    if (key == name) return value;
+  }
+  throw std::invalid_argument("unknown name: " + std::string(name));
+}
+
+Op parse_op(std::string_view name) {
+  return parse<Op, 7>(name, {{{"add", Op::kAdd},
+                              {"sub", Op::kSub},
+                              {"mul", Op::kMul},
+                              {"div", Op::kDiv},
+                              {"dot", Op::kDot},
+                              {"copy_lhs", Op::kCopyLhs},
+                              {"copy_rhs", Op::kCopyRhs}}});
+}
+
+Reduce parse_reduce(std::string_view name) {
+  return parse<Reduce, 4>(name, {{{"sum", Reduce::kSum},
+                                  {"mean", Reduce::kMean},
+                                  {"max", Reduce::kMax},
+                                  {"min", Reduce::kMin}}});
+}
+
+Target parse_target(std::string_view name) {
+  return parse<Target, 3>(name, {{{"u", Target::kSrc}, {"v", Target::kDst}, {"e", Target::kEdge}}});
+}
+
+template <typename T>
+Rows<T> rows_of(const MaybeMatrix<T>& matrix) {
+  if (!matrix) return {nullptr, 0};
+  return {matrix->data(), static_cast<int64_t>(matrix->shape(1))};
+}
+
+template <typename I>
+Csc<I> csc_of(const Vector<const I>& indptr, const I* indices, const MaybeVector<I>& eids,
+              size_t num_edges) {
+  require(indptr.shape(0) > 0, "indptr must not be empty");
+  require(!eids || eids->shape(0) == num_edges, "eids must have num_edges entries");
+  return {indptr.data(), indices, eids ? eids->data() : nullptr,
+          static_cast<int64_t>(indptr.shape(0)) - 1, static_cast<int64_t>(num_edges)};
+}
+
+RowLoop loop_of(const Vector<const int64_t>& lhs_offsets, const Vector<const int64_t>& rhs_offsets,
+                int64_t inner, bool lhs_advances, bool rhs_advances) {
+  require(lhs_offsets.shape(0) == rhs_offsets.shape(0), "offsets must have equal lengths");
+  return {static_cast<int64_t>(lhs_offsets.shape(0)),
+          inner,
+          lhs_offsets.data(),
+          rhs_offsets.data(),
+          lhs_advances,
+          rhs_advances};
+}
+
+template <typename T, typename I>
+void bind_spmm(nb::module_& m) {
+  m.def(
+      "spmm",
+      [](const Matrix<T>& out, const Vector<const I>& indptr, const Vector<const I>& indices,
+         const MaybeVector<I>& eids, const MaybeMatrix<T>& lhs, const MaybeMatrix<T>& rhs,
+         const std::optional<Matrix<I>>& arg, std::string_view op, std::string_view reduce,
+         const Vector<const int64_t>& lhs_offsets, const Vector<const int64_t>& rhs_offsets,
+         int64_t inner, bool lhs_advances, bool rhs_advances, int num_threads) {
+        const Op operation = parse_op(op);
+        const Reduce reduction = parse_reduce(reduce);
+        const SpmmArguments<T, I> arguments{
+            csc_of<I>(indptr, indices.data(), eids, indices.shape(0)),
+            rows_of<T>(lhs),
+            rows_of<T>(rhs),
+            loop_of(lhs_offsets, rhs_offsets, inner, lhs_advances, rhs_advances),
+            out.data(),
+            arg ? arg->data() : nullptr};
+        const bool sums = reduction == Reduce::kSum || reduction == Reduce::kMean;
+        require(sums || arg, "max and min need arg");
+        require(lhs || operation == Op::kCopyRhs, "this operator needs lhs");
+        require(rhs || operation == Op::kCopyLhs, "this operator needs rhs");
+        require(static_cast<int64_t>(out.shape(1)) == arguments.loop.outer * inner,
+                "out must have outer * inner columns");
+        const nb::gil_scoped_release release;
+        spmm(arguments, operation, reduction, num_threads);
+      },
+      "out"_a.noconvert(), "indptr"_a.noconvert(), "indices"_a.noconvert(),
+      "eids"_a.noconvert().none(), "lhs"_a.noconvert().none(), "rhs"_a.noconvert().none(),
+      "arg"_a.noconvert().none(), "op"_a, "reduce"_a, "lhs_offsets"_a.noconvert(),
+      "rhs_offsets"_a.noconvert(), "inner"_a, "lhs_advances"_a, "rhs_advances"_a, "num_threads"_a);
+}
+
+template <typename T, typename I>
+void run_sddmm(SddmmArguments<T, I> arguments, const Matrix<T>& out, const Matrix<const T>& lhs,
+               const Matrix<const T>& rhs, std::string_view lhs_target, std::string_view rhs_target,
+               std::string_view op, const RowLoop& loop, int num_threads) {
+  const Op operation = parse_op(op);
+  arguments.num_edges = static_cast<int64_t>(out.shape(0));
+  arguments.lhs = {lhs.data(), static_cast<int64_t>(lhs.shape(1))};
+  arguments.rhs = {rhs.data(), static_cast<int64_t>(rhs.shape(1))};
+  arguments.lhs_target = parse_target(lhs_target);
+  arguments.rhs_target = parse_target(rhs_target);
+  arguments.loop = loop;
+  arguments.out = out.data();
+  const int64_t width = operation == Op::kDot ? loop.outer : loop.outer * loop.inner;
+  require(static_cast<int64_t>(out.shape(1)) == width, "out must have one column per result");
+  const nb::gil_scoped_release release;
+  sddmm(arguments, operation, num_threads);
+}
+
+template <typename T, typename I>
+void bind_sddmm(nb::module_& m) {
+  m.def(
+      "sddmm_csc",
+      [](const Matrix<T>& out, const Vector<const I>& indptr, const Vector<const I>& indices,
+         const MaybeVector<I>& eids, const Matrix<const T>& lhs, const Matrix<const T>& rhs,
+         std::string_view lhs_target, std::string_view rhs_target, std::string_view op,
+         const Vector<const int64_t>& lhs_offsets, const Vector<const int64_t>& rhs_offsets,
+         int64_t inner, bool lhs_advances, bool rhs_advances, int num_threads) {
+        require(indices.shape(0) == out.shape(0), "out must have one row per edge");
+        SddmmArguments<T, I> arguments{};
+        arguments.csc = csc_of<I>(indptr, indices.data(), eids, indices.shape(0));
+        run_sddmm(arguments, out, lhs, rhs, lhs_target, rhs_target, op,
+                  loop_of(lhs_offsets, rhs_offsets, inner, lhs_advances, rhs_advances),
+                  num_threads);
+      },
+      "out"_a.noconvert(), "indptr"_a.noconvert(), "indices"_a.noconvert(),
+      "eids"_a.noconvert().none(), "lhs"_a.noconvert(), "rhs"_a.noconvert(), "lhs_target"_a,
+      "rhs_target"_a, "op"_a, "lhs_offsets"_a.noconvert(), "rhs_offsets"_a.noconvert(), "inner"_a,
+      "lhs_advances"_a, "rhs_advances"_a, "num_threads"_a);
+  m.def(
+      "sddmm_coo",
+      [](const Matrix<T>& out, const Vector<const I>& src, const Vector<const I>& dst,
+         const Matrix<const T>& lhs, const Matrix<const T>& rhs, std::string_view lhs_target,
+         std::string_view rhs_target, std::string_view op, const Vector<const int64_t>& lhs_offsets,
+         const Vector<const int64_t>& rhs_offsets, int64_t inner, bool lhs_advances,
+         bool rhs_advances, int num_threads) {
+        require(src.shape(0) == out.shape(0) && dst.shape(0) == out.shape(0),
+                "out must have one row per edge");
+        SddmmArguments<T, I> arguments{};
+        arguments.src = src.data();
+        arguments.dst = dst.data();
+        run_sddmm(arguments, out, lhs, rhs, lhs_target, rhs_target, op,
+                  loop_of(lhs_offsets, rhs_offsets, inner, lhs_advances, rhs_advances),
+                  num_threads);
+      },
+      "out"_a.noconvert(), "src"_a.noconvert(), "dst"_a.noconvert(), "lhs"_a.noconvert(),
+      "rhs"_a.noconvert(), "lhs_target"_a, "rhs_target"_a, "op"_a, "lhs_offsets"_a.noconvert(),
+      "rhs_offsets"_a.noconvert(), "inner"_a, "lhs_advances"_a, "rhs_advances"_a, "num_threads"_a);
+}
+
+template <typename T, typename I>
+void bind_edge_softmax(nb::module_& m) {
+  m.def(
+      "edge_softmax",
+      [](const Matrix<T>& out, const Vector<const I>& indptr, const MaybeVector<I>& eids,
+         const Matrix<const T>& logits, int num_threads) {
+        require(logits.shape(0) == out.shape(0) && logits.shape(1) == out.shape(1),
+                "out must have the shape of logits");
+        const Csc<I> csc = csc_of<I>(indptr, nullptr, eids, out.shape(0));
+        const nb::gil_scoped_release release;
+        edge_softmax(csc, logits.data(), static_cast<int64_t>(out.shape(1)), out.data(),
+                     num_threads);
+      },
+      "out"_a.noconvert(), "indptr"_a.noconvert(), "eids"_a.noconvert().none(),
+      "logits"_a.noconvert(), "num_threads"_a);
+  m.def(
+      "edge_softmax_backward",
+      [](const Matrix<T>& result, const Vector<const I>& indptr, const MaybeVector<I>& eids,
+         const Matrix<const T>& out, const Matrix<const T>& grad, int num_threads) {
+        require(out.shape(0) == result.shape(0) && out.shape(1) == result.shape(1) &&
+                    grad.shape(0) == result.shape(0) && grad.shape(1) == result.shape(1),
+                "result, out and grad must have one shape");
+        const Csc<I> csc = csc_of<I>(indptr, nullptr, eids, out.shape(0));
+        const nb::gil_scoped_release release;
+        edge_softmax_backward(csc, out.data(), grad.data(), static_cast<int64_t>(out.shape(1)),
+                              result.data(), num_threads);
+      },
+      "result"_a.noconvert(), "indptr"_a.noconvert(), "eids"_a.noconvert().none(),
+      "out"_a.noconvert(), "grad"_a.noconvert(), "num_threads"_a);
+}
+
+template <typename T, typename I>
+void bind_winners_backward(nb::module_& m) {
+  using V = wide_t<T>;
+  m.def(
+      "winners_backward",
+      [](const Matrix<const T>& grad, const Matrix<const I>& arg, const Vector<const I>& src,
+         const MaybeMatrix<T>& lhs, const MaybeMatrix<T>& rhs,
+         const Vector<const int64_t>& lhs_places, const Vector<const int64_t>& rhs_places,
+         std::string_view op, const std::optional<Matrix<V>>& lhs_grad,
+         const std::optional<Matrix<V>>& rhs_grad, int num_threads) {
+        const size_t width = grad.shape(1);
+        require(arg.shape(0) == grad.shape(0) && arg.shape(1) == width,
+                "arg must have the shape of grad");
+        require(lhs_places.shape(0) == width && rhs_places.shape(0) == width,
+                "places must have one entry per column");
+        require(!lhs_grad || lhs_grad->shape(1) == width, "lhs_grad must have grad's columns");
+        const Op operation = parse_op(op);
+        const WinnersArguments<T, I> arguments{arg.data(),
+                                               grad.data(),
+                                               static_cast<int64_t>(grad.shape(0)),
+                                               static_cast<int64_t>(width),
+                                               src.data(),
+                                               rows_of<T>(lhs),
+                                               rows_of<T>(rhs),
+                                               lhs_places.data(),
+                                               rhs_places.data()};
+        const nb::gil_scoped_release release;
+        winners_backward(arguments, operation, lhs_grad ? lhs_grad->data() : nullptr,
+                         rhs_grad ? rhs_grad->data() : nullptr,
+                         rhs_grad ? static_cast<int64_t>(rhs_grad->shape(1)) : 0, num_threads);
+      },
+      "grad"_a.noconvert(), "arg"_a.noconvert(), "src"_a.noconvert(), "lhs"_a.noconvert().none(),
+      "rhs"_a.noconvert().none(), "lhs_places"_a.noconvert(), "rhs_places"_a.noconvert(), "op"_a,
+      "lhs_grad"_a.noconvert().none(), "rhs_grad"_a.noconvert().none(), "num_threads"_a);
+}
+
+template <typename I>
+void bind_group_by_key(nb::module_& m) {
+  m.def(
+      "group_by_key",
+      [](const Vector<const I>& keys, const Vector<const I>& others, const Vector<I>& indptr,
+         const Vector<I>& grouped, const Vector<I>& positions, int num_threads) {
+        const size_t size = keys.shape(0);
+        require(others.shape(0) == size && grouped.shape(0) == size && positions.shape(0) == size,
+                "keys, others, grouped and positions must have one length");
+        require(indptr.shape(0) > 0, "indptr must not be empty");
+        const nb::gil_scoped_release release;
+        group_by_key(keys.data(), others.data(), static_cast<int64_t>(size),
+                     static_cast<int64_t>(indptr.shape(0)) - 1, indptr.data(), grouped.data(),
+                     positions.data(), num_threads);
+      },
+      "keys"_a.noconvert(), "others"_a.noconvert(), "indptr"_a.noconvert(), "grouped"_a.noconvert(),
+      "positions"_a.noconvert(), "num_threads"_a);
+}
+
+template <typename T>
+void bind_value_type(nb::module_& m) {
+  bind_spmm<T, int32_t>(m);
+  bind_spmm<T, int64_t>(m);
+  bind_sddmm<T, int32_t>(m);
+  bind_sddmm<T, int64_t>(m);
+  bind_edge_softmax<T, int32_t>(m);
+  bind_edge_softmax<T, int64_t>(m);
+  bind_winners_backward<T, int32_t>(m);
+  bind_winners_backward<T, int64_t>(m);
+}
+
+}  // namespace
+
+NB_MODULE(_kernels, m) {
+  m.doc() = "Sparse kernels over borrowed CPU arrays; called by graphshard.ops alone.";
+  m.attr("interface") = kInterface;
+  bind_value_type<float>(m);
+  bind_value_type<double>(m);
+  bind_value_type<bfloat16>(m);
+  bind_group_by_key<int32_t>(m);
+  bind_group_by_key<int64_t>(m);
+}
+
+}  // namespace graphshard

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+// One value per edge, from two rows that belong to its source, its destination or itself.
+
+#pragma once
+
+#include "types.h"
+
+namespace graphshard {
+
+template <typename T, typename I>
+struct SddmmArguments {
+  // Edges either grouped by destination, or one by one: position is then the id.
+  Csc<I> csc;    // null indptr for the second
+  const I* src;  // [num_edges], null for the first
+  const I* dst;
+  int64_t num_edges;
+  Rows<T> lhs;
+  Rows<T> rhs;
+  Target lhs_target;
+  Target rhs_target;
+  RowLoop loop;
+  T* out;  // [num_edges, outer * inner], or [num_edges, outer] for a dot product
+};
+
+// Writes every element of `out`. `op` is add, sub, mul, div or dot.
+template <typename T, typename I>
+void sddmm(const SddmmArguments<T, I>& arguments, Op op, int num_threads);
+
+}  // namespace graphshard

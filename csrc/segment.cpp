@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "segment.h"
+
+#include <algorithm>
+#include <limits>
+#include <memory>
+
+#include "exponential.h"
+#include "parallel.h"
+
+namespace graphshard {
+namespace {
+
+// The four steps below work on edge positions [begin, end) and `width` columns. `shifted` holds one
+// row per position, contiguous, in the order of positions.
+
+template <typename T, typename I>
+GRAPHSHARD_INLINE void load(const Csc<I>& csc, const T* logits, int64_t begin, int64_t end,
+                            int64_t width, wide_t<T>* shifted, wide_t<T>* highest) {
+  for (int64_t h = 0; h < width; ++h) highest[h] = -std::numeric_limits<wide_t<T>>::infinity();
+  for (int64_t k = begin; k < end; ++k) {
+    const int64_t ahead = k + kPrefetchAhead;
+    if (ahead < csc.num_edges) GRAPHSHARD_PREFETCH(logits + csc.edge_id(ahead) * width);
+    const T* from = logits + csc.edge_id(k) * width;
+    wide_t<T>* to = shifted + (k - begin) * width;
+    for (int64_t h = 0; h < width; ++h) {
+      const wide_t<T> value = widen(from[h]);
+      to[h] = value;
+      highest[h] = value > highest[h] ? value : highest[h];
+    }
+  }
+}
+
+template <typename V>
+GRAPHSHARD_INLINE void exponentiate(int64_t count, int64_t width, const V* highest, V* shifted,
+                                    V* total) {
+  for (int64_t h = 0; h < width; ++h) total[h] = 0;
+  for (int64_t k = 0; k < count; ++k) {
+    V* row = shifted + k * width;
+    for (int64_t h = 0; h < width; ++h) row[h] -= highest[h];
+  }
+#pragma omp simd
+  for (int64_t j = 0; j < count * width; ++j) shifted[j] = exp_nonpositive(shifted[j]);
+  for (int64_t k = 0; k < count; ++k) {
+    const V* row = shifted + k * width;
+    for (int64_t h = 0; h < width; ++h) total[h] += row[h];
+  }
+}
+
+template <typename T, typename I>
+GRAPHSHARD_INLINE void store(const Csc<I>& csc, int64_t begin, int64_t end, int64_t width,
+                             const wide_t<T>* shifted, const wide_t<T>* total, T* out) {
+  for (int64_t k = begin; k < end; ++k) {
+    const wide_t<T>* from = shifted + (k - begin) * width;
+    T* to = out + csc.edge_id(k) * width;
+    for (int64_t h = 0; h < width; ++h) narrow(from[h] / total[h], to[h]);
+  }
+}
+
+template <typename T, typename I>
+GRAPHSHARD_INLINE void dot(const Csc<I>& csc, const T* out, const T* grad, int64_t begin,
+                           int64_t end, int64_t width, wide_t<T>* total) {
+  for (int64_t h = 0; h < width; ++h) total[h] = 0;
+  for (int64_t k = begin; k < end; ++k) {
+    const int64_t ahead = k + kPrefetchAhead;
+    if (ahead < csc.num_edges) {
+      GRAPHSHARD_PREFETCH(out + csc.edge_id(ahead) * width);
+      GRAPHSHARD_PREFETCH(grad + csc.edge_id(ahead) * width);
+    }
+    const int64_t at = csc.edge_id(k) * width;
+    for (int64_t h = 0; h < width; ++h) total[h] += widen(out[at + h]) * widen(grad[at + h]);
+  }
+}
+
+template <typename T, typename I>
+GRAPHSHARD_INLINE void subtract(const Csc<I>& csc, const T* out, const T* grad, int64_t begin,
+                                int64_t end, int64_t width, const wide_t<T>* total, T* result) {
+  for (int64_t k = begin; k < end; ++k) {
+    const int64_t at = csc.edge_id(k) * width;
+    for (int64_t h = 0; h < width; ++h) {
+      narrow(widen(out[at + h]) * (widen(grad[at + h]) - total[h]), result[at + h]);
+    }
+  }
+}
+
+template <typename T, typename I>
+GRAPHSHARD_CLONES void softmax_rows(const Csc<I>& csc, const T* logits, int64_t width,
+                                    const Span& span, wide_t<T>* shifted, wide_t<T>* highest,
+                                    wide_t<T>* total, T* out) {
+  for (int64_t row = span.first_row; row < span.last_row; ++row) {
+    const int64_t begin = csc.indptr[row];
+    const int64_t end = csc.indptr[row + 1];
+    if (end - begin > kSliceEdges) continue;
+    load(csc, logits, begin, end, width, shifted, highest);
+    exponentiate(end - begin, width, highest, shifted, total);
+    store(csc, begin, end, width, shifted, total, out);
+  }
+}
+
+template <typename T, typename I>
+GRAPHSHARD_CLONES void backward_rows(const Csc<I>& csc, const T* out, const T* grad, int64_t width,
+                                     const Span& span, wide_t<T>* total, T* result) {
+  for (int64_t row = span.first_row; row < span.last_row; ++row) {
+    const int64_t begin = csc.indptr[row];
+    const int64_t end = csc.indptr[row + 1];
+    if (end - begin > kSliceEdges) continue;
+    dot(csc, out, grad, begin, end, width, total);
+    subtract(csc, out, grad, begin, end, width, total, result);
+  }
+}
+
+template <typename V>
+std::unique_ptr<V[]> scratch(int64_t size) {
+  return std::make_unique_for_overwrite<V[]>(static_cast<size_t>(size));
+}
+
+// The slices of destinations with many edges, in the order of their numbers.
+std::vector<Span> slices_of(const Schedule& schedule) {
+  std::vector<Span> slices;
+  for (const Span& span : schedule.spans) {
+    if (span.slice >= 0) slices.push_back(span);
+  }
+  return slices;
+}
+
+int64_t longest_row(const Schedule& schedule, const auto* indptr) {
+  int64_t longest = 0;
+  for (const Span& span : schedule.spans) {
+    if (span.slice >= 0) continue;
+    for (int64_t row = span.first_row; row < span.last_row; ++row) {
+      const int64_t degree = indptr[row + 1] - indptr[row];
+      if (degree <= kSliceEdges) longest = std::max(longest, degree);
+    }
+  }
+  return longest;
+}
+
+// Combines the slices of each hub into its first, then hands that to its other slices.
+template <typename V, typename Combine>
+void combine_slices(const Schedule& schedule, int64_t width, V* values, const Combine& combine) {
+  for (const Hub& hub : schedule.hubs) {
+    V* first = values + hub.first_slice * width;
+    for (int64_t slice = hub.first_slice + 1; slice < hub.last_slice; ++slice) {
+      for (int64_t h = 0; h < width; ++h) first[h] = combine(first[h], values[slice * width + h]);
+    }
+    for (int64_t slice = hub.first_slice + 1; slice < hub.last_slice; ++slice) {
+      std::copy(first, first + width, values + slice * width);
+    }
+  }
+}
+
+template <typename T, typename I>
+void softmax_hubs(const Csc<I>& csc, const T* logits, int64_t width, const Schedule& schedule,
+                  T* out, int num_threads) {
+  using V = wide_t<T>;
+  const std::vector<Span> slices = slices_of(schedule);
+  const int64_t count = schedule.num_slices;
+  const auto shifted = scratch<V>(count * kSliceEdges * width);
+  const auto highest = scratch<V>(count * width);
+  const auto total = scratch<V>(count * width);
+  const auto rows = [&](int64_t i) { return shifted.get() + i * kSliceEdges * width; };
+  run_tasks(count, num_threads, [&](int64_t i) {
+    load(csc, logits, slices[i].begin, slices[i].end, width, rows(i), highest.get() + i * width);
+  });
+  combine_slices(schedule, width, highest.get(), [](V a, V b) { return b > a ? b : a; });
+  run_tasks(count, num_threads, [&](int64_t i) {
+    exponentiate(slices[i].end - slices[i].begin, width, highest.get() + i * width, rows(i),
+                 total.get() + i * width);
+  });
+  combine_slices(schedule, width, total.get(), [](V a, V b) { return a + b; });
+  run_tasks(count, num_threads, [&](int64_t i) {
+    store(csc, slices[i].begin, slices[i].end, width, rows(i), total.get() + i * width, out);
+  });
+}
+
+template <typename T, typename I>
+void backward_hubs(const Csc<I>& csc, const T* out, const T* grad, int64_t width,
+                   const Schedule& schedule, T* result, int num_threads) {
+  using V = wide_t<T>;
+  const std::vector<Span> slices = slices_of(schedule);
+  const auto total = scratch<V>(schedule.num_slices * width);
+  run_tasks(schedule.num_slices, num_threads, [&](int64_t i) {
+    dot(csc, out, grad, slices[i].begin, slices[i].end, width, total.get() + i * width);
+  });
+  combine_slices(schedule, width, total.get(), [](V a, V b) { return a + b; });
+  run_tasks(schedule.num_slices, num_threads, [&](int64_t i) {
+    subtract(csc, out, grad, slices[i].begin, slices[i].end, width, total.get() + i * width,
+             result);
+  });
+}
+
+}  // namespace
+
+template <typename T, typename I>
+void edge_softmax(const Csc<I>& csc, const T* logits, int64_t width, T* out, int num_threads) {
+  using V = wide_t<T>;
+  const Schedule schedule = make_schedule(csc.indptr, csc.num_rows, width, num_threads);
+  const int64_t longest = longest_row(schedule, csc.indptr);
+  run_tasks(static_cast<int64_t>(schedule.spans.size()), num_threads, [&](int64_t i) {
+    if (schedule.spans[i].slice >= 0) return;
+    const auto shifted = scratch<V>(longest * width);
+    const auto highest = scratch<V>(width);
+    const auto total = scratch<V>(width);
+    softmax_rows(csc, logits, width, schedule.spans[i], shifted.get(), highest.get(), total.get(),
+                 out);
+  });
+  if (!schedule.hubs.empty()) softmax_hubs(csc, logits, width, schedule, out, num_threads);
+}
+
+template <typename T, typename I>
+void edge_softmax_backward(const Csc<I>& csc, const T* out, const T* grad, int64_t width, T* result,
+                           int num_threads) {
+  const Schedule schedule = make_schedule(csc.indptr, csc.num_rows, width, num_threads);
+  run_tasks(static_cast<int64_t>(schedule.spans.size()), num_threads, [&](int64_t i) {
+    if (schedule.spans[i].slice >= 0) return;
+    const auto total = scratch<wide_t<T>>(width);
+    backward_rows(csc, out, grad, width, schedule.spans[i], total.get(), result);
+  });
+  if (!schedule.hubs.empty()) backward_hubs(csc, out, grad, width, schedule, result, num_threads);
+}
+
+#define INSTANTIATE(T, I)                                                \
+  template void edge_softmax(const Csc<I>&, const T*, int64_t, T*, int); \
+  template void edge_softmax_backward(const Csc<I>&, const T*, const T*, int64_t, T*, int);
+INSTANTIATE(float, int32_t)
+INSTANTIATE(float, int64_t)
+INSTANTIATE(double, int32_t)
+INSTANTIATE(double, int64_t)
+INSTANTIATE(bfloat16, int32_t)
+INSTANTIATE(bfloat16, int64_t)
+#undef INSTANTIATE
+
+}  // namespace graphshard

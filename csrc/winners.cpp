@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "winners.h"
+
+#include <algorithm>
+
+#include "parallel.h"
+
+namespace graphshard {
+namespace {
+
+constexpr int64_t kColumnsPerTask = 16;  // a cache line of float
+
+template <typename T, typename I>
+struct Winner {
+  int64_t edge;
+  wide_t<T> grad;
+  wide_t<T> lhs;
+  wide_t<T> rhs;
+};
+
+// The winner of element j of `row`; what the operator does not look at is 1.
+template <typename T, typename I>
+GRAPHSHARD_INLINE Winner<T, I> winner_of(const WinnersArguments<T, I>& a, int64_t row, int64_t j) {
+  const int64_t at = row * a.width + j;
+  Winner<T, I> winner{static_cast<int64_t>(a.arg[at]), widen(a.grad[at]), 1, 1};
+  if (winner.edge < 0) return winner;
+  if (a.lhs.data != nullptr) winner.lhs = widen(a.lhs[a.src[winner.edge]][a.lhs_places[j]]);
+  if (a.rhs.data != nullptr) winner.rhs = widen(a.rhs[winner.edge][a.rhs_places[j]]);
+  return winner;
+}
+
+template <typename T, typename I>
+GRAPHSHARD_INLINE void lhs_columns(const WinnersArguments<T, I>& a, Op op, int64_t first,
+                                   int64_t last, wide_t<T>* lhs_grad) {
+  for (int64_t row = 0; row < a.num_rows; ++row) {
+    for (int64_t j = first; j < last; ++j) {
+      const Winner<T, I> winner = winner_of(a, row, j);
+      if (winner.edge < 0) continue;
+      const wide_t<T> share = op == Op::kMul   ? winner.grad * winner.rhs
+                              : op == Op::kDiv ? winner.grad / winner.rhs
+                                               : winner.grad;
+      lhs_grad[a.src[winner.edge] * a.width + j] += share;
+    }
+  }
+}
+
+template <typename T, typename I>
+void rhs_rows(const WinnersArguments<T, I>& a, Op op, int64_t first, int64_t last,
+              wide_t<T>* rhs_grad, int64_t rhs_width) {
+  for (int64_t row = first; row < last; ++row) {
+    for (int64_t j = 0; j < a.width; ++j) {
+      const Winner<T, I> winner = winner_of(a, row, j);
+      if (winner.edge < 0) continue;
+      const wide_t<T> share = op == Op::kMul ? winner.grad * winner.lhs
+                              : op == Op::kDiv
+                                  ? -winner.grad * winner.lhs / (winner.rhs * winner.rhs)
+                              : op == Op::kSub ? -winner.grad
+                                               : winner.grad;
+      rhs_grad[winner.edge * rhs_width + a.rhs_places[j]] += share;
+    }
+  }
+}
+
+}  // namespace
+
+// One source may win in many rows, so a thread takes columns of lhs_grad; an edge wins in the row
+// of its destination alone, so a thread takes rows of rhs_grad. Either way sums keep their order.
+template <typename T, typename I>
+void winners_backward(const WinnersArguments<T, I>& a, Op op, wide_t<T>* lhs_grad,
+                      wide_t<T>* rhs_grad, int64_t rhs_width, int num_threads) {
+  if (lhs_grad != nullptr) {
+    const int64_t tasks = num_threads > 1 ? (a.width + kColumnsPerTask - 1) / kColumnsPerTask : 1;
+    run_tasks(tasks, num_threads, [&](int64_t task) {
+      const int64_t first = task * kColumnsPerTask;
+      lhs_columns(a, op, first, tasks == 1 ? a.width : std::min(first + kColumnsPerTask, a.width),
+                  lhs_grad);
+    });
+  }
+  if (rhs_grad != nullptr) {
+    const int64_t grain = 16384 / std::max<int64_t>(a.width, 1);
+    const int64_t parts = num_parts(a.num_rows, grain, num_threads);
+    run_tasks(parts, num_threads, [&](int64_t part) {
+      rhs_rows(a, op, part_begin(a.num_rows, part, parts), part_begin(a.num_rows, part + 1, parts),
+               rhs_grad, rhs_width);
+    });
+  }
+}
+
+template void winners_backward(const WinnersArguments<float, int32_t>&, Op, float*, float*, int64_t,
+                               int);
+template void winners_backward(const WinnersArguments<float, int64_t>&, Op, float*, float*, int64_t,
+                               int);
+template void winners_backward(const WinnersArguments<double, int32_t>&, Op, double*, double*,
+                               int64_t, int);
+template void winners_backward(const WinnersArguments<double, int64_t>&, Op, double*, double*,
+                               int64_t, int);
+template void winners_backward(const WinnersArguments<bfloat16, int32_t>&, Op, float*, float*,
+                               int64_t, int);
+template void winners_backward(const WinnersArguments<bfloat16, int64_t>&, Op, float*, float*,
+                               int64_t, int);
+
+}  // namespace graphshard

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+// Gradient of max and min: each element goes to the edge that won it.
+
+#pragma once
+
+#include "types.h"
+
+namespace graphshard {
+
+template <typename T, typename I>
+struct WinnersArguments {
+  const I* arg;   // [num_rows, width] the winning edge id, -1 where there is none
+  const T* grad;  // [num_rows, width]
+  int64_t num_rows;
+  int64_t width;
+  const I* src;  // [num_edges] source of each edge
+  Rows<T> lhs;   // null data unless the operator multiplies or divides
+  Rows<T> rhs;
+  const int64_t* lhs_places;  // [width] where in a row of lhs each element comes from
+  const int64_t* rhs_places;
+};
+
+// Adds to lhs_grad [num_src, width], one column per element of the result, and to rhs_grad
+// [num_edges, rhs_width]. Both must hold zeros; either may be null.
+template <typename T, typename I>
+void winners_backward(const WinnersArguments<T, I>& arguments, Op op, wide_t<T>* lhs_grad,
+                      wide_t<T>* rhs_grad, int64_t rhs_width, int num_threads);
+
+}  // namespace graphshard

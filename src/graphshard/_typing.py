@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Aliases shared by all of graphshard."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, TypeAlias
+
+import torch
+
+CanonicalEType: TypeAlias = tuple[str, str, str]
+"""(source node type, relation name, destination node type)."""
+
+EType: TypeAlias = str | CanonicalEType
+"""A relation by its name, where that is unambiguous, or by its canonical triple."""
+
+Target: TypeAlias = Literal["u", "v", "e"]
+"""Which end of an edge an operand lives on: source, destination, or the edge itself."""
+
+NormBy: TypeAlias = Literal["dst", "src"]
+
+TensorDict: TypeAlias = dict[str, torch.Tensor]
+TensorMapping: TypeAlias = Mapping[str, torch.Tensor]
+
+DEFAULT_NTYPE = "_N"
+DEFAULT_ETYPE = "_E"
+DEFAULT_CANONICAL_ETYPE: CanonicalEType = (DEFAULT_NTYPE, DEFAULT_ETYPE, DEFAULT_NTYPE)
+
+INDEX_DTYPES = (torch.int32, torch.int64)
+FLOAT_DTYPES = (torch.float32, torch.float64, torch.bfloat16)

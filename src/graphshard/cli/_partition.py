@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``graphshard partition``."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from ..partition import load_partition_stats
+from ..train._prepare import Preparation, partition_dataset, read_dataset
+
+
+class Method(str, Enum):
+    """Values of ``--method``."""
+
+    metis = "metis"
+    random = "random"
+
+
+class Objective(str, Enum):
+    """Values of ``--objective``."""
+
+    cut = "cut"
+    vol = "vol"
+
+
+def partition(
+    data: Annotated[
+        str,
+        typer.Option(
+            help="A data set: 'cora', a folder, the name of a folder in $GRAPHSHARD_DATASETS, or "
+            "an edge list that ends in .csv or .parquet (columns src and dst).",
+        ),
+    ],
+    parts: Annotated[int, typer.Option(help="Number of parts.")],
+    out: Annotated[Path, typer.Option(help="Folder to write; made if need be.")],
+    name: Annotated[
+        str | None, typer.Option(help="Name of the graph and of the JSON; default: the data set's.")
+    ] = None,
+    method: Annotated[Method, typer.Option(help="How to assign nodes.")] = Method.metis,
+    objective: Annotated[
+        Objective, typer.Option(help="What METIS minimises: edges between parts, or the halo.")
+    ] = Objective.cut,
+    balance_edges: Annotated[
+        bool, typer.Option("--balance-edges", help="Balance in-edges too.")
+    ] = False,
+    balance_split: Annotated[
+        bool, typer.Option("--balance-split", help="Balance training, validation and test nodes.")
+    ] = False,
+    balance_ntypes: Annotated[
+        str | None,
+        typer.Option(help="Balance the nodes of every value of this node feature, e.g. label."),
+    ] = None,
+    hops: Annotated[int, typer.Option(help="Reach of the halo that a part keeps.")] = 1,
+    tolerance: Annotated[
+        float, typer.Option(help="Heaviest part over the mean, under every constraint.")
+    ] = 1.05,
+    seed: Annotated[int, typer.Option(help="Seed of METIS or of the random assignment.")] = 0,
+    reorder: Annotated[
+        bool | None,
+        typer.Option(
+            "--reorder/--no-reorder",
+            help="Order nodes for locality inside each part; default: yes for several parts.",
+        ),
+    ] = None,
+    row_normalize: Annotated[
+        bool | None,
+        typer.Option(
+            "--row-normalize/--no-row-normalize",
+            help="Divide each feature row by its sum; default: yes for citation data sets.",
+        ),
+    ] = None,
+    self_loops: Annotated[
+        bool | None,
+        typer.Option(
+            "--self-loops/--no-self-loops",
+            help="Give every node exactly one self loop, as GCN and GAT need; default: yes for "
+            "citation data sets.",
+        ),
+    ] = None,
+    bidirected: Annotated[
+        bool, typer.Option("--bidirected", help="Add the reverse of every edge.")
+    ] = False,
+    inverse: Annotated[
+        bool | None,
+        typer.Option(
+            "--inverse/--no-inverse",
+            help="Add the inverse of every relation; default: yes where there are relations.",
+        ),
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
+) -> None:
+    """Divide a graph into parts, one for each worker, and write them to a folder."""
+    if parts < 1:
+        raise ValueError(f"parts must be at least 1 (got {parts})")
+    preparation = Preparation(
+        row_normalize=row_normalize, self_loops=self_loops, bidirected=bidirected, inverse=inverse
+    )
+    dataset = read_dataset(data, preparation)
+    written = partition_dataset(
+        dataset,
+        parts,
+        out,
+        name=name,
+        balance_field=balance_ntypes,
+        options={
+            "data": Path(data).name,
+            "row_normalize": row_normalize,
+            "self_loops": self_loops,
+            "bidirected": bidirected,
+            "inverse": inverse,
+        },
+        num_hops=hops,
+        part_method=method.value,
+        objtype=objective.value,
+        balance_edges=balance_edges,
+        balance_split=balance_split or None,
+        tolerance=tolerance,
+        seed=seed,
+        reorder=reorder,
+    )
+    if not quiet:
+        console = Console()
+        console.print(load_partition_stats(written).table())
+        console.print(f"wrote {written}", markup=False, highlight=False, soft_wrap=True)

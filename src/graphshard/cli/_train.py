@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``graphshard train``."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import tempfile
+from collections.abc import Iterator
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from ..partition.format import read_config
+from ..train import FullBatchConfig, TrainResult, launch_full_batch, run_as_worker
+from ..train._local import rank_work
+from ..train._prepare import Preparation, has_relations, partition_dataset, read_dataset
+from ._paths import is_partition, partition_json
+from ._progress import ProgressDisplay, result_table
+
+
+class Model(str, Enum):
+    """Values of ``--model``."""
+
+    gcn = "gcn"
+    sage = "sage"
+    gat = "gat"
+    rgcn = "rgcn"
+
+
+class Mode(str, Enum):
+    """Values of ``--mode``."""
+
+    full = "full"
+
+
+class Aggregation(str, Enum):
+    """Values of ``--aggregation``."""
+
+    auto = "auto"
+    sequential = "sequential"
+    oneshot = "oneshot"
+
+
+class DType(str, Enum):
+    """Values of ``--dtype``."""
+
+    float32 = "float32"
+    float64 = "float64"
+    bfloat16 = "bfloat16"
+
+
+def train(
+    data: Annotated[
+        str,
+        typer.Option(
+            help="The JSON of a partition; or what 'graphshard partition --data' takes, to be "
+            "partitioned into a temporary folder first."
+        ),
+    ],
+    model: Annotated[Model, typer.Option(help="Which network.")] = Model.gcn,
+    workers: Annotated[
+        int | None,
+        typer.Option(help="Number of workers; default: one for each part, or under torchrun all."),
+    ] = None,
+    mode: Annotated[Mode, typer.Option(help="full: the whole graph in every step.")] = Mode.full,
+    aggregation: Annotated[
+        Aggregation, typer.Option(help="How rows of other workers are fetched.")
+    ] = Aggregation.auto,
+    rematerialize: Annotated[
+        bool,
+        typer.Option(
+            "--rematerialize/--no-rematerialize",
+            help="With sequential aggregation: fetch rows again in the backward.",
+        ),
+    ] = True,
+    hidden: Annotated[
+        int | None, typer.Option(help="Width of hidden layers; gat: of one head.")
+    ] = None,
+    layers: Annotated[int | None, typer.Option(help="Number of layers.")] = None,
+    heads: Annotated[int | None, typer.Option(help="gat: heads of the hidden layers.")] = None,
+    dropout: Annotated[float | None, typer.Option(help="Probability of dropout.")] = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate of Adam.")] = None,
+    weight_decay: Annotated[
+        float | None, typer.Option(help="L2 penalty, where the model's paper puts it.")
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(help="Number of epochs.")] = None,
+    patience: Annotated[
+        int | None,
+        typer.Option(help="Stop after so many evaluations without a better one; 0: never."),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of weights, embeddings and dropout.")] = 0,
+    num_bases: Annotated[
+        int | None, typer.Option(help="rgcn: matrices that relations share; 0: one each.")
+    ] = None,
+    dtype: Annotated[DType, typer.Option(help="Of features and weights.")] = DType.float32,
+    eval_every: Annotated[int, typer.Option(help="Evaluate after every so many epochs.")] = 1,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds that a wait for another worker may take.")
+    ] = 300.0,
+    save_every: Annotated[
+        int, typer.Option(help="Write a checkpoint after every so many epochs; 0: none.")
+    ] = 0,
+    checkpoint_dir: Annotated[Path | None, typer.Option(help="Folder of the checkpoints.")] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue from the newest checkpoint.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print the final table alone.")] = False,
+) -> None:
+    """Train a graph neural network in full batch, on local workers or under torchrun."""
+    config = FullBatchConfig(
+        data=data,
+        model=model.value,
+        aggregation=aggregation.value,
+        rematerialize=rematerialize,
+        hidden=hidden,
+        layers=layers,
+        heads=heads,
+        dropout=dropout,
+        lr=lr,
+        weight_decay=weight_decay,
+        epochs=epochs,
+        patience=patience,
+        seed=seed,
+        num_bases=num_bases,
+        dtype=dtype.value,
+        eval_every=eval_every,
+        timeout=timeout,
+        save_every=save_every,
+        checkpoint_dir=None if checkpoint_dir is None else str(checkpoint_dir),
+        resume=resume,
+    )
+    if workers is not None and workers < 1:
+        raise ValueError(f"workers must be at least 1 (got {workers})")
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        _run_rank(config, workers, quiet)
+        return
+    with (
+        _partitioned(config, workers, quiet) as (ready, num_workers),
+        ProgressDisplay(quiet) as display,
+    ):
+        result = launch_full_batch(
+            ready, num_workers, progress=display.show, on_stderr=display.line
+        )
+    _show(result, config)
+
+
+def _run_rank(config: FullBatchConfig, workers: int | None, quiet: bool) -> None:
+    """This process is one rank of torchrun's."""
+    world_size = int(os.environ["WORLD_SIZE"])
+    path = Path(config.data)
+    if workers not in (None, world_size):
+        raise ValueError(
+            f"torchrun started {world_size} workers, and workers says {workers}; leave workers out"
+        )
+    if not is_partition(path):
+        raise ValueError(
+            f"under torchrun, data must be the JSON of a partition (got {config.data}); run "
+            "graphshard partition first"
+        )
+    config = _with_data(config, partition_json(path))
+    display = ProgressDisplay(quiet)
+
+    def on_result(result: TrainResult) -> None:
+        display.__exit__(None, None, None)
+        _show(result, config)
+
+    if os.environ["RANK"] == "0":
+        display.__enter__()
+    run_as_worker(lambda: rank_work(config, display.show, on_result))
+
+
+@contextlib.contextmanager
+def _partitioned(
+    config: FullBatchConfig, workers: int | None, quiet: bool
+) -> Iterator[tuple[FullBatchConfig, int]]:
+    """The run on a partition, and its number of workers; a data set is partitioned for it."""
+    path = Path(config.data)
+    if is_partition(path):
+        json_path = partition_json(path)
+        yield _with_data(config, json_path), workers or read_config(json_path).num_parts
+        return
+    wants_loops = config.model in ("gcn", "gat") and not has_relations(config.data)
+    dataset = read_dataset(config.data, Preparation(self_loops=True if wants_loops else None))
+    num_workers = workers or 1
+    with tempfile.TemporaryDirectory(prefix="graphshard-") as folder:
+        json_path = partition_dataset(dataset, num_workers, folder)
+        if not quiet:
+            Console(stderr=True).print(
+                f"partitioned {dataset.name} into {num_workers}", markup=False, highlight=False
+            )
+        yield _with_data(config, json_path), num_workers
+
+
+def _with_data(config: FullBatchConfig, path: Path) -> FullBatchConfig:
+    return dataclasses.replace(config, data=str(path))
+
+
+def _show(result: TrainResult, config: FullBatchConfig) -> None:
+    Console().print(result_table(result, config.model))

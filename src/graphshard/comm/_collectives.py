@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The operations of torch.distributed that graphshard uses: counted, staged, bounded, explained.
+
+Each function takes the state of its group, counts itself in the open traces, copies its payload to
+the device that the backend needs, waits no longer than the group's timeout, and turns whatever
+goes wrong into a `RankError` that names the operation and the ranks that are missing. With one
+rank none of them communicates or counts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ._failure import rank_error
+from ._group import HOST_BACKENDS, GroupState
+from ._trace import Kind, count
+
+_SLICE = timedelta(seconds=1)
+
+
+@contextmanager
+def operation(
+    state: GroupState, name: str, number: int, peers: Sequence[int] | None = None
+) -> Iterator[None]:
+    """Run one step of communication; a failure inside becomes a `RankError`.
+
+    Args:
+        state: The group.
+        name: What the user would call the operation.
+        number: The operation's number in the group.
+        peers: Ranks in the group that it waits for; None means all of them.
+
+    Raises:
+        RankError: Anything in the block raised a RuntimeError other than out of memory.
+    """
+    others = [
+        state.members[peer]
+        for peer in (range(state.world_size) if peers is None else peers)
+        if peer != state.rank
+    ]
+    if state.watch is not None:
+        state.watch.enter(state.name, name, number, others)
+    start = time.monotonic()
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        raise rank_error(state, name, others, error, time.monotonic() - start) from error
+    finally:
+        if state.watch is not None:
+            state.watch.leave()
+
+
+def wait(state: GroupState, work: dist.Work) -> None:
+    """Wait for a message, no longer than the group's timeout.
+
+    The host must not block for a device backend: there a wait only orders the streams, and the
+    backend itself enforces the timeout that the group was made with.
+    """
+    if state.backend in HOST_BACKENDS:
+        work.wait(state.timeout)
+    else:
+        work.wait()
+
+
+def _wait_collective(state: GroupState, work: dist.Work | None) -> None:
+    """`wait` for a collective, which ends early once a rank has announced that it is out."""
+    if work is None:
+        return
+    if state.watch is None or state.backend not in HOST_BACKENDS:
+        wait(state, work)
+        return
+    deadline = time.monotonic() + state.timeout.total_seconds()
+    while True:
+        # A collective that is not complete may be waited for again. (A message may not.)
+        try:
+            work.wait(_SLICE)
+            return
+        except RuntimeError:
+            if work.is_completed():
+                work.wait(_SLICE)  # its own error, if it has one
+                return
+            if state.watch.given_up() or time.monotonic() >= deadline:
+                raise
+
+
+def _run(state: GroupState, name: str, start: Callable[[], dist.Work | None]) -> None:
+    number = state.num_operations
+    state.num_operations += 1
+    with operation(state, name, number):
+        _wait_collective(state, start())
+
+
+def all_to_all(
+    state: GroupState,
+    payload: Tensor,
+    send_splits: Sequence[int],
+    recv_splits: Sequence[int],
+    name: str = "all_to_all",
+    kind: Kind = "all_to_all",
+) -> Tensor:
+    """Send slice ``r`` of a one-dimensional tensor to rank ``r``; returns what came, by rank.
+
+    Args:
+        state: The group; every rank must call.
+        payload: One dimension, ``sum(send_splits)`` elements.
+        send_splits: Elements for each rank, own slot included.
+        recv_splits: Elements from each rank.
+        name: What error messages call the operation.
+        kind: How a trace counts it.
+    """
+    own = state.rank
+    if state.world_size == 1:
+        return payload.clone()
+    sent = payload.numel() - send_splits[own]
+    count(kind, sent * payload.element_size())
+    device = state.payload_device(payload.device)
+    outgoing = payload.contiguous().to(device)
+    incoming = torch.empty(sum(recv_splits), dtype=payload.dtype, device=device)
+    _run(
+        state,
+        name,
+        lambda: dist.all_to_all_single(
+            incoming,
+            outgoing,
+            list(recv_splits),
+            list(send_splits),
+            group=state.group,
+            async_op=True,
+        ),
+    )
+    return incoming.to(payload.device)
+
+
+def all_gather(
+    state: GroupState, payload: Tensor, name: str = "all_gather", kind: Kind = "all_gather"
+) -> list[Tensor]:
+    """Give every rank every rank's payload; shape and dtype must be the same everywhere."""
+    if state.world_size == 1:
+        return [payload.clone()]
+    count(kind, payload.numel() * payload.element_size() * (state.world_size - 1))
+    outgoing = payload.contiguous().to(state.payload_device(payload.device))
+    incoming = [torch.empty_like(outgoing) for _ in range(state.world_size)]
+    _run(
+        state,
+        name,
+        lambda: dist.all_gather(incoming, outgoing, group=state.group, async_op=True),
+    )
+    return [part.to(payload.device) for part in incoming]
+
+
+def all_reduce_(
+    state: GroupState,
+    payload: Tensor,
+    op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM,
+    name: str = "all_reduce",
+    kind: Kind = "all_reduce",
+) -> Tensor:
+    """Combine the payloads of all ranks, in place, the same result everywhere."""
+    if state.world_size == 1:
+        return payload
+    count(kind, payload.numel() * payload.element_size())
+    staged = payload.contiguous().to(state.payload_device(payload.device))
+    _run(state, name, lambda: dist.all_reduce(staged, op=op, group=state.group, async_op=True))
+    if staged is not payload:
+        payload.copy_(staged)
+    return payload
+
+
+def broadcast_(state: GroupState, payload: Tensor, source: int, name: str = "broadcast") -> Tensor:
+    """Overwrite the payload with that of rank ``source`` of the group, in place."""
+    if state.world_size == 1:
+        return payload
+    size = payload.numel() * payload.element_size()
+    count("broadcast", size * (state.world_size - 1) if state.rank == source else 0)
+    staged = payload.contiguous().to(state.payload_device(payload.device))
+    _run(
+        state,
+        name,
+        lambda: dist.broadcast(staged, src=state.members[source], group=state.group, async_op=True),
+    )
+    if staged is not payload:
+        payload.copy_(staged)
+    return payload
+
+
+def barrier(state: GroupState, name: str = "barrier") -> None:
+    """Return once every rank has called."""
+    if state.world_size == 1:
+        return
+    count("barrier", 0)
+    token = torch.zeros(1, dtype=torch.uint8, device=state.small_device)
+    _run(state, name, lambda: dist.all_reduce(token, group=state.group, async_op=True))

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What graphshard knows about a process group: its timeout, payload device, counters and watch.
+
+[Note: the registry] ``torch.distributed`` keeps process groups in process-wide state; the few facts
+that graphshard adds to a group live beside it, in one dictionary with weak keys. It is the only
+process-wide state of this package. A group that the user made gets its entry on first use.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from ._watch import Watch
+
+DEFAULT_TIMEOUT = timedelta(seconds=300)
+
+HOST_BACKENDS = ("gloo", "mpi", "ucc")
+"""Backends that move host memory, and whose waits block the host."""
+
+
+@dataclass(eq=False)
+class GroupState:
+    """One process group as this package uses it.
+
+    Attributes:
+        group: The process group.
+        rank: This process in the group.
+        world_size: Number of processes in the group.
+        members: Global rank of each member.
+        name: The group's name, equal on all its ranks.
+        backend: Name of the backend, as ``torch.distributed`` spells it.
+        timeout: The longest that any wait in the group may take.
+        comm_device: Where payloads must live for the backend; None chooses by backend.
+        watch: Knows which ranks are alive, where ``initialize_comms`` made the default group.
+        num_operations: Operations started so far; equal on all ranks that are in step.
+        num_plans: Exchange plans built so far.
+        checked: Signatures of calls that the ranks have found to be the same everywhere.
+    """
+
+    group: dist.ProcessGroup
+    rank: int
+    world_size: int
+    members: tuple[int, ...]
+    name: str
+    backend: str
+    timeout: timedelta
+    comm_device: torch.device | None = None
+    watch: Watch | None = None
+    num_operations: int = 0
+    num_plans: int = 0
+    checked: set[tuple[object, ...]] = field(default_factory=set)
+
+    def payload_device(self, device: torch.device) -> torch.device:
+        """Where data that lives on ``device`` must be copied before the backend can send it."""
+        if self.comm_device is not None:
+            return self.comm_device
+        if self.backend in HOST_BACKENDS:
+            return torch.device("cpu")
+        if self.backend == "nccl":
+            return torch.device("cuda", torch.cuda.current_device())
+        return device
+
+    @property
+    def small_device(self) -> torch.device:
+        """Where the few numbers that ranks exchange among themselves live."""
+        return self.payload_device(torch.device("cpu"))
+
+
+_states: weakref.WeakKeyDictionary[dist.ProcessGroup, GroupState] = weakref.WeakKeyDictionary()
+
+
+def is_initialized() -> bool:
+    """Whether a default process group exists, made by ``initialize_comms`` or by the user."""
+    return dist.is_available() and dist.is_initialized()
+
+
+def group_state(group: dist.ProcessGroup | None = None) -> GroupState:
+    """The facts about a group; None is the default group.
+
+    Raises:
+        RuntimeError: There is no default group.
+        ValueError: This process is not a member of ``group``.
+    """
+    if group is None:
+        if not is_initialized():
+            raise RuntimeError(
+                "there is no process group; call graphshard.initialize_comms() first"
+            )
+        group = dist.group.WORLD
+        assert group is not None
+    state = _states.get(group) if isinstance(group, dist.ProcessGroup) else None
+    return _register(group) if state is None else state
+
+
+def _register(group: dist.ProcessGroup) -> GroupState:
+    if not isinstance(group, dist.ProcessGroup):
+        raise ValueError(
+            "group must be a process group that this process is a member of, or None for the "
+            f"default group (got {group!r})"
+        )
+    default = _states.get(dist.group.WORLD) if dist.group.WORLD is not None else None
+    state = GroupState(
+        group=group,
+        rank=dist.get_rank(group),
+        world_size=dist.get_world_size(group),
+        members=tuple(dist.get_process_group_ranks(group)),
+        name=group.group_name,
+        backend=str(dist.get_backend(group)),
+        timeout=default.timeout if default is not None else DEFAULT_TIMEOUT,
+        comm_device=default.comm_device if default is not None else None,
+        watch=default.watch if default is not None else None,
+    )
+    _states[group] = state
+    return state
+
+
+def rank(group: dist.ProcessGroup | None = None) -> int:
+    """This process's number in the group, from 0; 0 where there is no process group."""
+    return group_state(group).rank if group is not None or is_initialized() else 0
+
+
+def world_size(group: dist.ProcessGroup | None = None) -> int:
+    """Number of processes in the group; 1 where there is no process group."""
+    return group_state(group).world_size if group is not None or is_initialized() else 1
+
+
+def forget_watches() -> None:
+    """In a forked child: close what it inherited of its parent's watches."""
+    for state in list(_states.values()):
+        if state.watch is not None:
+            state.watch.forget()
+            state.watch = None

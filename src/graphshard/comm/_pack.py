@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of several tensors, of any dtypes and widths, as one stream of bytes per peer.
+
+A message holds, for each tensor in turn, its rows back to back: no header, no padding. Both ends
+know dtypes, widths and row counts, so the number of bytes is exactly ``rows * row_bytes``. Only
+bytes are copied, so alignment does not matter, and dtypes that a backend refuses travel too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from ._collectives import all_to_all
+from ._group import GroupState
+from ._trace import Kind
+
+
+def row_bytes(tensor: Tensor) -> int:
+    """Bytes in one row of ``[rows, *]``."""
+    size = tensor.element_size()
+    for extent in tensor.shape[1:]:
+        size *= extent
+    return size
+
+
+def as_bytes(tensor: Tensor) -> Tensor:
+    """One-dimensional uint8 view of a tensor (of a copy, where it is not contiguous)."""
+    return tensor.detach().contiguous().view(-1).view(torch.uint8)
+
+
+def pack(parts: Sequence[Tensor], device: torch.device) -> Tensor:
+    """The bytes of all parts, one after another, on ``device``; fresh memory or a view of one."""
+    pieces = [as_bytes(part).to(device) for part in parts]
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+
+def unpack(stream: Tensor, likes: Sequence[Tensor], rows: Sequence[int]) -> list[Tensor]:
+    """Undo `pack`: tensors shaped like ``likes`` but with ``rows[i]`` rows, on their devices."""
+    out = []
+    start = 0
+    for like, num_rows in zip(likes, rows, strict=True):
+        part = torch.empty((num_rows, *like.shape[1:]), dtype=like.dtype, device=like.device)
+        stop = start + num_rows * row_bytes(like)
+        part.view(-1).view(torch.uint8).copy_(stream[start:stop])
+        out.append(part)
+        start = stop
+    return out
+
+
+def exchange_rows(
+    state: GroupState,
+    tensors: Sequence[Tensor],
+    send_splits: Sequence[Sequence[int]],
+    recv_splits: Sequence[Sequence[int]],
+    name: str,
+    kind: Kind = "all_to_all",
+) -> list[Tensor]:
+    """Exchange rows of several tensors in one ``all_to_all_single``.
+
+    Args:
+        state: The group; every rank must call with the same dtypes and trailing shapes.
+        tensors: ``tensors[i]`` is ``[sum(send_splits[i]), *]``, its rows grouped by destination.
+        send_splits: Rows of tensor ``i`` for each rank.
+        recv_splits: Rows of tensor ``i`` from each rank.
+        name: What error messages call the operation.
+        kind: How a trace counts it.
+
+    Returns:
+        For each tensor ``[sum(recv_splits[i]), *]``, rows grouped by source.
+    """
+    sizes = [row_bytes(tensor) for tensor in tensors]
+    num_ranks = range(state.world_size)
+    send_bytes = [
+        sum(rows[r] * size for rows, size in zip(send_splits, sizes, strict=True))
+        for r in num_ranks
+    ]
+    recv_bytes = [
+        sum(rows[r] * size for rows, size in zip(recv_splits, sizes, strict=True))
+        for r in num_ranks
+    ]
+    outgoing = [as_bytes(tensor) for tensor in tensors]
+    if len(tensors) > 1:
+        device = state.payload_device(tensors[0].device)
+        outgoing = [stream.to(device) for stream in outgoing]
+        outgoing = [_regroup(outgoing, send_splits, sizes)]
+    stream = all_to_all(state, outgoing[0], send_bytes, recv_bytes, name, kind)
+    streams = [stream] if len(tensors) == 1 else _split_by_tensor(stream, recv_splits, sizes)
+    return [
+        _from_bytes(part, tensor, sum(rows))
+        for part, tensor, rows in zip(streams, tensors, recv_splits, strict=True)
+    ]
+
+
+def _from_bytes(stream: Tensor, like: Tensor, num_rows: int) -> Tensor:
+    """A stream of bytes that starts its own memory, seen as ``num_rows`` rows like ``like``'s."""
+    shape = (num_rows, *like.shape[1:])
+    if stream.numel() == 0:
+        return torch.empty(shape, dtype=like.dtype, device=like.device)
+    return stream.to(like.device).view(like.dtype).view(shape)
+
+
+def _regroup(
+    streams: Sequence[Tensor], splits: Sequence[Sequence[int]], sizes: Sequence[int]
+) -> Tensor:
+    """[tensor, rank] order of the byte runs -> [rank, tensor] order."""
+    runs = [
+        stream.split([rows * size for rows in per_rank])
+        for stream, per_rank, size in zip(streams, splits, sizes, strict=True)
+    ]
+    return torch.cat([run for by_rank in zip(*runs, strict=True) for run in by_rank])
+
+
+def _split_by_tensor(
+    stream: Tensor, splits: Sequence[Sequence[int]], sizes: Sequence[int]
+) -> list[Tensor]:
+    """[rank, tensor] order of the byte runs -> one stream per tensor, in rank order."""
+    num_ranks = len(splits[0])
+    lengths = [
+        rows[r] * size for r in range(num_ranks) for rows, size in zip(splits, sizes, strict=True)
+    ]
+    starts = [0, *accumulate(lengths)]
+    count = len(splits)
+    return [
+        torch.cat(
+            [stream[starts[r * count + i] : starts[r * count + i + 1]] for r in range(num_ranks)]
+        )
+        for i in range(count)
+    ]

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""start_fetch, start_return: one remote shard at a time, with the next one in flight.
+
+In step ``k`` (1 to P - 1) every rank receives from ``rank - k`` and sends to ``rank + k`` (modulo
+P), so that no two ranks send to the same one, and P - 1 steps visit every pair once. All tensors
+of a call travel packed in one message; a message of no rows is not sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ._collectives import operation, wait
+from ._group import GroupState, group_state
+from ._pack import pack, row_bytes, unpack
+from ._plan import ExchangePlan
+from ._signature import check_requests
+from ._trace import count
+
+_NUM_TAGS = 1 << 20
+
+
+@dataclass(eq=False)
+class Pending:
+    """A message under way in each direction.
+
+    Two may be in flight at once, if every rank starts and waits for them in the same order.
+    """
+
+    _state: GroupState
+    _name: str
+    _number: int
+    _works: list[tuple[int, dist.Work]]
+    _outgoing: Tensor | None
+    _incoming: Tensor
+    _likes: list[Tensor]
+    _rows: int
+    _done: list[Tensor] | None = None
+
+    @classmethod
+    def empty(cls, plan: ExchangePlan) -> Pending:
+        """The exchange of no tensors."""
+        nothing = torch.empty(0, dtype=torch.uint8)
+        return cls(group_state(plan.group), "", 0, [], None, nothing, [], 0)
+
+    def wait(self) -> list[Tensor]:
+        """Wait for both messages; returns what was received, one tensor per tensor sent.
+
+        Raises:
+            RankError: The peer failed, or did not answer within the group's timeout.
+        """
+        if self._done is None:
+            for peer, work in self._works:
+                with operation(self._state, self._name, self._number, [peer]):
+                    wait(self._state, work)
+            self._done = unpack(self._incoming, self._likes, [self._rows] * len(self._likes))
+            self._works, self._outgoing = [], None
+        return self._done
+
+
+def start_fetch(plan: ExchangePlan, step: int, tensors: Sequence[Tensor]) -> Pending:
+    """Start to fetch the rows of one remote shard; every rank must call, with the same step.
+
+    Args:
+        plan: Who reads which rows.
+        step: 1 to ``world_size - 1``; rows come from ``(rank - step) % world_size``.
+        tensors: Own rows, each ``[num_rows, *]``; dtypes and trailing shapes equal on all ranks.
+
+    Returns:
+        A `Pending` whose ``wait()`` gives ``[recv_splits[source], *]`` for each tensor.
+
+    Raises:
+        ValueError: A step out of range, a wrong number of rows, or (on all ranks) ranks that
+            exchange different things.
+        RankError: Another rank failed.
+    """
+    source, target = _pair(plan, step)
+    if not tensors:
+        return Pending.empty(plan)
+    plans = [plan] * len(tensors)
+    state = check_requests("start_fetch", plans, tensors, [plan.num_rows] * len(tensors))
+    rows = [t.detach().index_select(0, plan.send_rows(target, t.device)) for t in tensors]
+    return _start(state, "start_fetch", rows, source, plan.recv_splits[source], target)
+
+
+def start_return(plan: ExchangePlan, step: int, grads: Sequence[Tensor]) -> Pending:
+    """Start to send home the gradients of the rows received in a step; every rank must call.
+
+    Args:
+        plan: Who reads which rows.
+        step: The step of `start_fetch` that fetched the rows.
+        grads: Each ``[recv_splits[(rank - step) % world_size], *]``; dtypes and trailing shapes
+            equal on all ranks.
+
+    Returns:
+        A `Pending` whose ``wait()`` gives, for each tensor, the gradients of
+        ``plan.send_rows((rank + step) % world_size)``.
+
+    Raises:
+        ValueError: As `start_fetch`.
+        RankError: Another rank failed.
+    """
+    owner, reader = _pair(plan, step)
+    if not grads:
+        return Pending.empty(plan)
+    plans = [plan] * len(grads)
+    state = check_requests("start_return", plans, grads, [plan.recv_splits[owner]] * len(grads))
+    parts = [grad.detach() for grad in grads]
+    return _start(state, "start_return", parts, reader, plan.send_splits[reader], owner)
+
+
+def _pair(plan: ExchangePlan, step: int) -> tuple[int, int]:
+    if not 1 <= step < plan.world_size:
+        raise ValueError(
+            f"step must be in [1, {plan.world_size}), one for each other rank (got {step})"
+        )
+    return (plan.rank - step) % plan.world_size, (plan.rank + step) % plan.world_size
+
+
+def _start(
+    state: GroupState, name: str, parts: list[Tensor], source: int, num_rows: int, target: int
+) -> Pending:
+    """Send ``parts`` to ``target``; receive ``num_rows`` rows like theirs from ``source``."""
+    device = state.payload_device(parts[0].device)
+    outgoing = pack(parts, device)
+    size = num_rows * sum(row_bytes(part) for part in parts)
+    incoming = torch.empty(size, dtype=torch.uint8, device=device)
+    # Every rank starts the same operations in the same order, so this tag is the same on both
+    # ends, and messages of two operations in flight cannot be taken for each other.
+    number = state.num_operations
+    state.num_operations += 1
+    tag = number % _NUM_TAGS
+    requests: list[tuple[int, dist.P2POp]] = []
+    to, frm = state.members[target], state.members[source]
+    if size:
+        requests.append((source, dist.P2POp(dist.irecv, incoming, frm, state.group, tag)))
+    if outgoing.numel():
+        requests.append((target, dist.P2POp(dist.isend, outgoing, to, state.group, tag)))
+        count("send", outgoing.numel())
+    works: list[tuple[int, dist.Work]] = []
+    if requests:
+        with operation(state, name, number, sorted({source, target})):
+            started = dist.batch_isend_irecv([request for _, request in requests])
+        # A backend that joins the requests gives one piece of work for all of them.
+        works = [(peer, w) for (peer, _), w in zip(requests, started, strict=False)]
+    likes = [part.new_empty((0, *part.shape[1:])) for part in parts]
+    return Pending(state, name, number, works, outgoing, incoming, likes, num_rows)

@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ExchangePlan: who reads which rows of whom. Made once for a static graph, used at every step.
+
+::
+
+    rank r, its own rows                     its halo: copies of others' rows
+    ┌───────────────┐  send_index (by       ┌─────────┬─────────┬─────────┐
+    │ num_rows rows │  destination rank) -> │ rank 0's│ rank 1's│ ...     │  num_halo rows,
+    └───────────────┘                       └─────────┴─────────┴─────────┘  grouped by owner
+
+The index lists travel once, when the plan is built. From then on both ends know what a message
+holds, so a gather is one flat payload with no header.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ._agree import verify
+from ._group import GroupState, group_state
+from ._pack import exchange_rows
+
+
+@dataclass(frozen=True, eq=False)
+class ExchangePlan:
+    """One rank's side of a repeated exchange of rows.
+
+    Attributes:
+        group: The ranks that take part.
+        rank: This process in the group.
+        world_size: Number of ranks.
+        num_rows: Rows that this rank owns.
+        num_halo: Rows of others that this rank reads.
+        send_index: int64 ``[sum(send_splits)]``: own rows, grouped by the rank that reads them,
+            in the order in which that rank asked for them.
+        send_splits: Rows that each rank reads from here; 0 in the own slot.
+        recv_splits: Rows that this rank reads from each; 0 in the own slot.
+        serial: The plan's number in its group, equal on all ranks.
+    """
+
+    group: dist.ProcessGroup
+    rank: int
+    world_size: int
+    num_rows: int
+    send_index: Tensor
+    send_splits: list[int]
+    recv_splits: list[int]
+    serial: int
+    _sums: dict[torch.device, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
+    _indices: dict[torch.device, Tensor] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def build(
+        cls,
+        needed: Sequence[Tensor],
+        num_rows: int,
+        group: dist.ProcessGroup | None = None,
+        device: torch.device | str | None = None,
+    ) -> ExchangePlan:
+        """Tell every owner which of its rows are wanted here; every rank must call.
+
+        Args:
+            needed: One integer tensor ``[n_r]`` per rank: numbers of rows wanted from rank
+                ``r``, counted from 0 at rank ``r``. Order and repeats are kept. ``needed[own]``
+                must be empty.
+            num_rows: Rows that this rank owns.
+            group: The ranks that take part; None is the default group.
+            device: Where ``send_index`` is kept; None is the CPU. Copies for other devices are
+                made when a tensor on one is exchanged.
+
+        Raises:
+            ValueError: On every rank, if any rank's argument breaks a rule or asks for a row
+                that its owner does not have.
+            TypeError: On every rank, if any rank's row numbers are not integers.
+        """
+        state = group_state(group)
+        device = torch.device("cpu" if device is None else device)
+        error = _check_needed(needed, num_rows, state)
+        if error is None:
+            wanted = [rows.detach().to("cpu", torch.int64) for rows in needed]
+        else:
+            wanted = [torch.empty(0, dtype=torch.int64)] * state.world_size
+        recv_splits = [rows.numel() for rows in wanted]
+        ones = [1] * state.world_size
+        counts = torch.tensor(recv_splits, dtype=torch.int64)
+        send_splits = exchange_rows(state, [counts], [ones], [ones], "ExchangePlan.build")[0]
+        send_index = exchange_rows(
+            state, [torch.cat(wanted)], [recv_splits], [send_splits.tolist()], "ExchangePlan.build"
+        )[0]
+        if error is None:
+            error = _check_asked(send_index, send_splits.tolist(), num_rows, state)
+        verify(state, b"", "", error)
+        serial = state.num_plans
+        state.num_plans += 1
+        return cls(
+            group=state.group,
+            rank=state.rank,
+            world_size=state.world_size,
+            num_rows=num_rows,
+            send_index=send_index.to(device),
+            send_splits=send_splits.tolist(),
+            recv_splits=recv_splits,
+            serial=serial,
+        )
+
+    @property
+    def num_halo(self) -> int:
+        return self._halo_starts[-1]
+
+    @cached_property
+    def _halo_starts(self) -> list[int]:
+        return [0, *accumulate(self.recv_splits)]
+
+    @cached_property
+    def _send_starts(self) -> list[int]:
+        return [0, *accumulate(self.send_splits)]
+
+    def halo_range(self, peer: int) -> tuple[int, int]:
+        """(start, stop) of the halo rows that ``peer`` owns."""
+        return self._halo_starts[peer], self._halo_starts[peer + 1]
+
+    def send_rows(self, peer: int, device: torch.device | None = None) -> Tensor:
+        """int64 numbers of the own rows that ``peer`` reads, in its order."""
+        start, stop = self._send_starts[peer], self._send_starts[peer + 1]
+        index = self.send_index if device is None else self.index_on(device)
+        return index[start:stop]
+
+    def bytes_per_gather(self, row_bytes: int) -> int:
+        """Bytes that this rank sends in one gather of rows of ``row_bytes`` bytes."""
+        return sum(self.send_splits) * row_bytes
+
+    def index_on(self, device: torch.device) -> Tensor:
+        """``send_index`` on a device; the copy is kept."""
+        if device == self.send_index.device:
+            return self.send_index
+        if device not in self._indices:
+            self._indices[device] = self.send_index.to(device)
+        return self._indices[device]
+
+    def sum_order(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """How to sum what comes back to one's own rows, in a fixed order.
+
+        Returns:
+            ``order``: positions in ``send_index`` sorted by row, stable (so by reading rank), and
+            ``starts`` ``[num_rows + 1]``: where each row's positions begin in ``order``.
+        """
+        if device not in self._sums:
+            index = self.send_index.cpu()
+            order = torch.argsort(index, stable=True)
+            starts = torch.zeros(self.num_rows + 1, dtype=torch.int64)
+            torch.cumsum(torch.bincount(index, minlength=self.num_rows), 0, out=starts[1:])
+            self._sums[device] = (order.to(device), starts.to(device))
+        return self._sums[device]
+
+
+def _check_needed(needed: Sequence[Tensor], num_rows: int, state: GroupState) -> Exception | None:
+    if num_rows < 0:
+        return ValueError(f"num_rows must not be negative (got {num_rows})")
+    if len(needed) != state.world_size:
+        return ValueError(
+            f"needed must hold one tensor per rank: {state.world_size} (got {len(needed)})"
+        )
+    for owner, rows in enumerate(needed):
+        if not isinstance(rows, Tensor):
+            return TypeError(f"needed[{owner}] must be a tensor (got {type(rows).__name__})")
+        if rows.dim() != 1:
+            return ValueError(
+                f"needed[{owner}] must have one dimension (got shape {tuple(rows.shape)})"
+            )
+        if rows.dtype.is_floating_point or rows.dtype.is_complex or rows.dtype == torch.bool:
+            return TypeError(f"needed[{owner}] must hold integers (got {rows.dtype})")
+    if needed[state.rank].numel():
+        return ValueError(
+            f"needed[{state.rank}] must be empty on rank {state.rank}, which owns those rows "
+            f"(got {needed[state.rank].numel()} row numbers)"
+        )
+    return None
+
+
+def _check_asked(
+    asked: Tensor, splits: list[int], num_rows: int, state: GroupState
+) -> Exception | None:
+    bad = (asked < 0) | (asked >= num_rows)
+    if not bool(bad.any()):
+        return None
+    position = int(bad.nonzero()[0])
+    ends = list(accumulate(splits))
+    asker = next(r for r, end in enumerate(ends) if position < end)
+    return ValueError(
+        f"needed[{state.rank}] of rank {state.members[asker]} must hold row numbers in "
+        f"[0, {num_rows}), the rows of rank {state.members[state.rank]} "
+        f"(got {int(asked[position])})"
+    )

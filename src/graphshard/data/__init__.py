@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Graphs to train on: real ones from folders and other libraries, made-up ones by seed.
+
+`load_dataset` reads a data set with a node classification task; `from_pyg`, `from_dgl` and
+`from_ogb` take what other libraries have; `random_graph` and its like make graphs of any size. Edge
+lists in CSV and Parquet, SciPy and NetworkX graphs are read by ``graphshard.graph``.
+"""
+
+from ._dataset import NodeDataset
+from ._dgl import from_dgl, to_dgl
+from ._load import load_dataset
+from ._ogb import from_ogb
+from ._pyg import from_pyg, to_pyg
+from ._synthetic import community_graph, random_graph, random_typed_graph
+
+__all__ = [
+    "NodeDataset",
+    "community_graph",
+    "from_dgl",
+    "from_ogb",
+    "from_pyg",
+    "load_dataset",
+    "random_graph",
+    "random_typed_graph",
+    "to_dgl",
+    "to_pyg",
+]

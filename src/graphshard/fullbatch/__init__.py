@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exact full-batch training on a graph that spans all ranks."""
+
+from ._construct import construct_full_graph, construct_mfgs
+from ._data import PartitionData, RelationEdges, load_dgl_partition_data, suffix_key_lookup
+from ._deferred import DeferredEdges
+from ._manager import GraphShardManager
+from ._policy import AggregationMode
+from ._user import message_has_parameters
+
+__all__ = [
+    "AggregationMode",
+    "DeferredEdges",
+    "GraphShardManager",
+    "PartitionData",
+    "RelationEdges",
+    "construct_full_graph",
+    "construct_mfgs",
+    "load_dgl_partition_data",
+    "message_has_parameters",
+    "suffix_key_lookup",
+]

@@ -1,0 +1,316 @@
+# SPDX-License-Identifier: Apache-2.0
+"""construct_full_graph and construct_mfgs: from partition data to graphs that layers run on.
+
+Both are collective: every rank passes its own part, and they agree on who needs which rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .._typing import CanonicalEType
+from ..comm import ExchangePlan, fetch_halo, share_error
+from ..graph import EID, NID, Frame
+from ..graph._schema import Schema
+from ._data import PartitionData
+from ._manager import GraphShardManager
+from ._policy import AggregationMode, ModeName
+from ._structure import ShardStructure
+from ._topology import LocalEdges, needed_rows
+
+
+def construct_full_graph(
+    partition_data: PartitionData,
+    mode: ModeName = "auto",
+    *,
+    rematerialize: bool = True,
+    memory_budget: int | None = None,
+    row_width: int = 256,
+    group: dist.ProcessGroup | None = None,
+) -> GraphShardManager:
+    """The whole graph, of which this rank holds one part. Collective.
+
+    Args:
+        partition_data: This rank's part; part ``r`` goes to rank ``r``.
+        mode: ``"sequential"``, ``"oneshot"`` or ``"auto"``; see `AggregationMode`.
+        rematerialize: With sequential aggregation, fetch remote rows again in the backward.
+        memory_budget: For ``"auto"``: bytes that one rank's halo rows may take.
+        row_width: For ``"auto"``: columns of the widest row that will be exchanged.
+        group: The ranks that share the graph; None for the default group, or for no group at
+            all when the graph has one part.
+
+    Returns:
+        A graph with a row per owned node; ``ndata[NID]`` and ``edata[EID]`` hold global ids.
+
+    Raises:
+        ValueError: The number of parts is not the number of ranks, or a part is on the wrong
+            rank; raised on every rank.
+    """
+    policy = AggregationMode(
+        mode=mode, rematerialize=rematerialize, memory_budget=memory_budget, row_width=row_width
+    )
+    _check_ranks(partition_data, group)
+    schema = Schema.of_graph(partition_data.node_type_names, partition_data.canonical_etypes)
+    owned = {t: partition_data.num_owned(t) for t in partition_data.node_type_names}
+    edges = {
+        etype: LocalEdges(e.src_part, e.src, e.dst, owned[etype[2]])
+        for etype, e in partition_data.edges.items()
+    }
+    structure = ShardStructure(edges, owned, owned, partition_data.device, group)
+    rows = {t: torch.arange(n, device=partition_data.device) for t, n in owned.items()}
+    frames = _frames(partition_data, schema, rows, rows, {}, shared=not schema.split)
+    return GraphShardManager(
+        structure,
+        schema,
+        _resolved(policy, structure, schema, group),
+        frames,
+        is_block=False,
+        input_nodes={t: rows[t] for t in schema.srctypes},
+        seeds={t: rows[t] for t in schema.dsttypes},
+    )
+
+
+def construct_mfgs(
+    partition_data: PartitionData,
+    seeds: Tensor | Mapping[str, Tensor],
+    n_layers: int,
+    keep_seed_nodes: bool = True,
+    *,
+    mode: ModeName = "auto",
+    rematerialize: bool = True,
+    memory_budget: int | None = None,
+    row_width: int = 256,
+    group: dist.ProcessGroup | None = None,
+) -> list[GraphShardManager]:
+    """One graph per layer, holding only what the outputs at ``seeds`` depend on. Collective.
+
+    The destinations of layer ``i`` are the sources of layer ``i + 1``, in the same order. Pass
+    ``features[mfgs[0].input_nodes]`` in; rows of the output belong to ``mfgs[-1].seeds``.
+
+    Args:
+        partition_data: This rank's part.
+        seeds: Global ids of this rank's nodes whose outputs are wanted, distinct; per node type
+            if there are several. Ranks may have different numbers of them, also none.
+        n_layers: Number of layers.
+        keep_seed_nodes: Make every destination a source as well, and first, as layers with a self
+            term expect.
+        mode: As for `construct_full_graph`.
+        rematerialize: As for `construct_full_graph`.
+        memory_budget: As for `construct_full_graph`.
+        row_width: As for `construct_full_graph`.
+        group: As for `construct_full_graph`.
+
+    Raises:
+        ValueError: Wrong seeds on some rank, or ``n_layers`` below 1; raised on every rank.
+    """
+    if n_layers < 1:
+        raise ValueError(f"n_layers must be at least 1 (got {n_layers})")
+    policy = AggregationMode(
+        mode=mode, rematerialize=rematerialize, memory_budget=memory_budget, row_width=row_width
+    )
+    _check_ranks(partition_data, group)
+    error, rows = None, {}
+    try:
+        rows = _seed_rows(partition_data, seeds)
+    except (ValueError, TypeError, IndexError) as caught:
+        error = caught
+    share_error(error, group)
+    layers = []
+    for _ in range(n_layers):
+        manager, rows = _layer(partition_data, rows, keep_seed_nodes, policy, group)
+        layers.append(manager)
+    return layers[::-1]
+
+
+def _check_ranks(data: PartitionData, group: dist.ProcessGroup | None) -> None:
+    error = None
+    rank = dist.get_rank(group) if dist.is_initialized() else 0
+    size = dist.get_world_size(group) if dist.is_initialized() else 1
+    if data.num_parts != size:
+        error = ValueError(
+            f"a graph of {data.num_parts} parts needs {data.num_parts} ranks (got {size}); "
+            "partition it into that many parts, or start that many workers"
+            + ("" if dist.is_initialized() else " and call initialize_comms first")
+        )
+    elif data.rank != rank:
+        error = ValueError(
+            f"part r belongs to rank r (got part {data.rank} on rank {rank}); pass "
+            "load_dgl_partition_data the rank of this process"
+        )
+    share_error(error, group)
+
+
+def _resolved(
+    policy: AggregationMode,
+    structure: ShardStructure,
+    schema: Schema,
+    group: dist.ProcessGroup | None,
+) -> AggregationMode:
+    if policy.mode != "auto":
+        return policy
+    halos = [structure.union_halo(t) for t in schema.srctypes]
+    rows = sum(halo.num_halo for halo in halos if halo is not None)
+    return AggregationMode(mode=policy.resolve(rows, group), rematerialize=policy.rematerialize)
+
+
+def _seed_rows(
+    data: PartitionData, seeds: Tensor | Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Owned rows of the seeds per type; every node type has an entry."""
+    if isinstance(seeds, Tensor):
+        seeds = {_only(data): seeds}
+    unknown = set(seeds) - set(data.node_type_names)
+    if unknown:
+        raise ValueError(
+            f"seeds name unknown node types {sorted(unknown)}; the graph has "
+            f"{', '.join(data.node_type_names)}"
+        )
+    rows = {}
+    for ntype in data.node_type_names:
+        ids = seeds.get(ntype, torch.empty(0, dtype=torch.int64))
+        if ids.dtype not in (torch.int64, torch.int32):
+            raise TypeError(
+                f"seeds must be node ids, int64 or int32 (got {ids.dtype} for '{ntype}'); turn a "
+                "mask into ids with mask.nonzero().view(-1) plus the start of this rank's range"
+            )
+        if torch.unique(ids).numel() != ids.numel():
+            raise ValueError(f"seeds of node type '{ntype}' must be distinct; use torch.unique")
+        rows[ntype] = data.local_rows(ids, ntype)
+    return rows
+
+
+def _only(data: PartitionData) -> str:
+    if len(data.node_type_names) != 1:
+        raise ValueError(
+            "seeds must be a dictionary from node type to ids because the graph has several "
+            f"types: {', '.join(data.node_type_names)}"
+        )
+    return data.node_type_names[0]
+
+
+def _layer(
+    data: PartitionData,
+    dst_rows: Mapping[str, Tensor],
+    keep_seed_nodes: bool,
+    policy: AggregationMode,
+    group: dist.ProcessGroup | None,
+) -> tuple[GraphShardManager, dict[str, Tensor]]:
+    """The graph whose destinations are ``dst_rows``, and the owned rows that feed it."""
+    kept, edge_ids = _edges_into(data, dst_rows)
+    src_rows: dict[str, Tensor] = {}
+    for ntype in data.node_type_names:
+        into = [kept[etype] for etype in data.canonical_etypes if etype[0] == ntype]
+        first = dst_rows[ntype] if keep_seed_nodes else dst_rows[ntype][:0]
+        src_rows[ntype], renumbered = _source_rows(data, ntype, into, first, group)
+        for etype, edges in zip(
+            [t for t in data.canonical_etypes if t[0] == ntype], renumbered, strict=True
+        ):
+            kept[etype] = edges
+    structure = ShardStructure(
+        kept,
+        {t: rows.numel() for t, rows in src_rows.items()},
+        {t: rows.numel() for t, rows in dst_rows.items()},
+        data.device,
+        group,
+    )
+    schema = Schema.of_block(data.node_type_names, data.node_type_names, data.canonical_etypes)
+    manager = GraphShardManager(
+        structure,
+        schema,
+        _resolved(policy, structure, schema, group),
+        _frames(data, schema, src_rows, dst_rows, edge_ids, shared=False),
+        is_block=True,
+        input_nodes=src_rows,
+        seeds=dict(dst_rows),
+    )
+    return manager, src_rows
+
+
+def _edges_into(
+    data: PartitionData, dst_rows: Mapping[str, Tensor]
+) -> tuple[dict[CanonicalEType, LocalEdges], dict[CanonicalEType, Tensor]]:
+    """In-edges of ``dst_rows``, destinations renumbered; and which of the part's edges they are."""
+    kept, edge_ids = {}, {}
+    for etype, edges in data.edges.items():
+        rows = dst_rows[etype[2]]
+        position = torch.full((data.num_owned(etype[2]),), -1, device=data.device)
+        position[rows] = torch.arange(rows.numel(), device=data.device)
+        chosen = (position[edges.dst] >= 0).nonzero().view(-1)
+        kept[etype] = LocalEdges(
+            edges.src_part[chosen],
+            edges.src[chosen],
+            position[edges.dst[chosen]].to(edges.dst.dtype),
+            rows.numel(),
+        )
+        edge_ids[etype] = chosen
+    return kept, edge_ids
+
+
+def _source_rows(
+    data: PartitionData,
+    ntype: str,
+    edges: list[LocalEdges],
+    first: Tensor,
+    group: dist.ProcessGroup | None,
+) -> tuple[Tensor, list[LocalEdges]]:
+    """Owned rows that anyone's ``edges`` read, ``first`` ahead; edges renumbered to positions."""
+    rank, num_owned = data.rank, data.num_owned(ntype)
+    needed = needed_rows(edges, rank, data.num_parts)
+    plan = ExchangePlan.build(needed, num_owned, group=group, device=data.device)
+    read_here = [e.src[e.src_part == rank] for e in edges]
+    is_read = torch.zeros(num_owned, dtype=torch.bool, device=data.device)
+    is_read[torch.cat([plan.send_index, *read_here])] = True
+    is_read[first] = False
+    rows = torch.cat([first, is_read.nonzero().view(-1)])
+    position = torch.full((num_owned,), -1, device=data.device)
+    position[rows] = torch.arange(rows.numel(), device=data.device)
+    remote = fetch_halo([(plan, position)])[0]
+    renumbered = []
+    for e in edges:
+        src = e.src.clone()
+        own = e.src_part == rank
+        src[own] = position[e.src[own]].to(src.dtype)
+        for part, wanted in enumerate(needed):
+            of_part = e.src_part == part
+            if part != rank and wanted.numel():
+                start, _ = plan.halo_range(part)
+                at = torch.searchsorted(wanted, e.src[of_part].to(wanted.dtype))
+                src[of_part] = remote[start + at].to(src.dtype)
+        renumbered.append(LocalEdges(e.src_part, src, e.dst, e.num_dst))
+    return rows, renumbered
+
+
+def _frames(
+    data: PartitionData,
+    schema: Schema,
+    src_rows: Mapping[str, Tensor],
+    dst_rows: Mapping[str, Tensor],
+    edge_ids: Mapping[CanonicalEType, Tensor],
+    shared: bool,
+) -> tuple[list[Frame], list[Frame], list[Frame]]:
+    """Frames with the global id of every row; edges of a whole part when ``edge_ids`` is empty."""
+
+    def node_frame(ntype: str, rows: Tensor, what: str) -> Frame:
+        frame = Frame(rows.numel(), data.device, f"{what} of type {ntype!r}", "node")
+        start = data.node_map(ntype).starts[data.rank]
+        frame.set(NID, rows + start, "node")
+        return frame
+
+    def edge_frame(etype: CanonicalEType) -> Frame:
+        ids = data.partition_book.partid2eids(data.rank, etype).to(data.device)
+        chosen = edge_ids.get(etype)
+        ids = ids if chosen is None else ids[chosen]
+        frame = Frame(ids.numel(), data.device, f"edges {etype}", "edge")
+        frame.set(EID, ids, "edge")
+        return frame
+
+    what = "nodes" if shared else "source nodes"
+    src = [node_frame(t, src_rows[t], what) for t in schema.srctypes]
+    dst = src if shared else [
+        node_frame(t, dst_rows[t], "destination nodes") for t in schema.dsttypes
+    ]
+    return src, dst, [edge_frame(etype) for etype in schema.canonical_etypes]

@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DeferredEdges: what ``apply_edges`` leaves in ``edata`` on a sequentially aggregated graph.
+
+It stands for a tensor with one row per local edge that is never stored. Functions that treat each
+row by itself (activations, arithmetic, dropout, a linear map of the last dimension) return another
+deferred value; ``update_all`` evaluates it shard by shard; anything else, and `materialize`, makes
+the whole tensor. Layers written for tensors therefore run unchanged, and an attention layer keeps
+nothing of size edges x heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._expressions import Apply, Dropout, EdgeRows, Expression, Leaf, Reshape, Softmax
+
+_ROW_WISE = frozenset(
+    """abs add celu clamp clamp_max clamp_min cos detach div double elu exp expm1 float gelu
+    hardtanh half bfloat16 leaky_relu linear log log1p logsigmoid matmul maximum minimum mul
+    multiply neg negative pow reciprocal relu relu6 rsqrt rsub selu sigmoid silu sin softplus
+    softsign sqrt square sub subtract tanh to true_divide type_as where
+    __add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __div__ __rdiv__
+    __neg__ __pow__ __rpow__ __matmul__ __abs__""".split()
+)
+_RESHAPES = frozenset({"unsqueeze", "squeeze", "view", "reshape", "flatten", "contiguous"})
+_LAST_DIM_REDUCTIONS = frozenset({"sum", "mean", "amax", "amin", "softmax", "log_softmax"})
+_DROPOUTS = frozenset({"dropout", "feature_dropout"})
+
+Materializer = Callable[[Expression], Tensor]
+
+
+class DeferredEdges:
+    """One value per local edge, computed when and where it is needed.
+
+    Args:
+        expression: How a shard's rows are computed.
+        materializer: Makes the whole tensor; collective, like every use of remote rows.
+        device: Where the rows are computed.
+    """
+
+    def __init__(
+        self, expression: Expression, materializer: Materializer, device: torch.device
+    ) -> None:
+        self.expression = expression
+        self.device = device
+        self._materializer = materializer
+        self._tensor: Tensor | None = None
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.expression.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.expression.dtype
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def dim(self) -> int:
+        return len(self.shape)
+
+    def size(self, dim: int | None = None) -> torch.Size | int:
+        return self.shape if dim is None else self.shape[dim]
+
+    def numel(self) -> int:
+        return self.shape.numel()
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __repr__(self) -> str:
+        return f"DeferredEdges(shape={tuple(self.shape)}, dtype={self.dtype})"
+
+    def materialize(self) -> Tensor:
+        """The whole tensor, ``[num_edges, ...]``, differentiable. Every rank must call it."""
+        if self._tensor is None:
+            self._tensor = self._materializer(self.expression)
+        return self._tensor
+
+    def softmax_over_in_edges(self) -> DeferredEdges:
+        return self._wrap(Softmax(self.expression))
+
+    def _wrap(self, expression: Expression) -> DeferredEdges:
+        return DeferredEdges(expression, self._materializer, self.device)
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        name = getattr(func, "__name__", "")
+        first = next((a for a in (*args, *kwargs.values()) if isinstance(a, DeferredEdges)), None)
+        if first is not None:
+            result = first._record(name, func, args, kwargs)
+            if result is not None:
+                return first._wrap(result)
+        return func(
+            *(_materialized(a) for a in args), **{k: _materialized(v) for k, v in kwargs.items()}
+        )
+
+    def _record(
+        self, name: str, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> Expression | None:
+        """The expression for this call, or None when only the whole tensor will do."""
+        if kwargs.get("inplace"):
+            kwargs["inplace"] = False
+        elif name.endswith("_") and not name.endswith("__"):
+            raise NotImplementedError(
+                f"'{name}' changes a tensor in place, but edge values on a sequentially aggregated "
+                f"graph are not stored; use '{name[:-1]}', or construct_full_graph(..., "
+                "mode='oneshot')"
+            )
+        if name in _DROPOUTS and isinstance(args[0], DeferredEdges):
+            return self._dropout(args, kwargs)
+        if name in _RESHAPES:
+            return self._reshape(func, args, kwargs)
+        if name in _LAST_DIM_REDUCTIONS and not self._keeps_edges(args, kwargs):
+            return None
+        if name not in _ROW_WISE and name not in _LAST_DIM_REDUCTIONS:
+            return None
+        operands = [self._operand(a) for a in args]
+        named = {k: self._operand(v) for k, v in kwargs.items()}
+        expression = Apply(func, operands, named)
+        same_rows = len(expression.shape) > 0 and expression.shape[0] == self.shape[0]
+        return expression if same_rows else None
+
+    def _dropout(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Expression:
+        p = args[1] if len(args) > 1 else kwargs.get("p", 0.5)
+        training = args[2] if len(args) > 2 else kwargs.get("training", True)
+        if not 0.0 <= p <= 1.0:
+            raise ValueError(f"dropout probability must be in [0, 1] (got {p})")
+        return Dropout(self.expression, p) if training and p > 0.0 else self.expression
+
+    def _reshape(
+        self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Expression | None:
+        if not isinstance(args[0], DeferredEdges):
+            return None
+        shape = func(self.expression.meta(), *args[1:], **kwargs).shape
+        keeps_rows = len(shape) > 0 and shape[0] == self.shape[0]
+        return Reshape(self.expression, shape) if keeps_rows else None
+
+    def _keeps_edges(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        dims = kwargs.get("dim", args[1] if len(args) > 1 else None)
+        if dims is None or not isinstance(args[0], DeferredEdges):
+            return False
+        dims = (dims,) if isinstance(dims, int) else tuple(dims)
+        return all(d % self.ndim != 0 for d in dims)
+
+    def _operand(self, operand: Any) -> Any:
+        if isinstance(operand, DeferredEdges):
+            return operand.expression
+        if not isinstance(operand, Tensor):
+            return operand
+        if operand.dim() == self.ndim and operand.shape[:1] == self.shape[:1]:
+            return EdgeRows(operand)
+        return Leaf("c", operand)
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(Tensor, name, None)
+        if name.startswith("__") or not callable(method):
+            raise AttributeError(f"deferred edge values have no attribute '{name}'")
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return DeferredEdges.__torch_function__(method, (), (self, *args), kwargs)
+
+        return call
+
+
+def _materialized(value: Any) -> Any:
+    if isinstance(value, DeferredEdges):
+        return value.materialize()
+    if isinstance(value, list | tuple):
+        return type(value)(_materialized(v) for v in value)
+    return value
+
+
+def _operator(name: str) -> Callable[..., Any]:
+    method = getattr(Tensor, name)
+
+    def call(self: DeferredEdges, *args: Any) -> Any:
+        return DeferredEdges.__torch_function__(method, (), (self, *args), {})
+
+    call.__name__ = name
+    return call
+
+
+for _name in """__add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__
+    __neg__ __pow__ __rpow__ __matmul__ __abs__ __getitem__ __eq__ __ne__ __lt__ __le__ __gt__
+    __ge__""".split():
+    setattr(DeferredEdges, _name, _operator(_name))
+DeferredEdges.__hash__ = object.__hash__  # type: ignore[method-assign]
+
+
+def expression_of(value: Tensor | DeferredEdges) -> Expression:
+    """The expression behind a value from ``edata``, whole or deferred."""
+    return value.expression if isinstance(value, DeferredEdges) else EdgeRows(value)

@@ -1,0 +1,315 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Per-edge values as expressions, evaluated one shard at a time.
+
+On a graph whose sources arrive shard by shard, a tensor with a row per edge cannot exist at once.
+An `Expression` says how its rows are computed; whoever needs them evaluates it on the edges of
+one shard, uses the rows and drops them. Evaluating twice gives the same numbers: dropout keeps
+its seed. The user-facing object is `_deferred.DeferredEdges`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._typing import Target
+from ..ops import gsddmm
+from ._topology import Shard
+
+
+@dataclass(frozen=True, eq=False)
+class Leaf:
+    """A tensor that an evaluation starts from.
+
+    Args:
+        target: 'u' rows of the source frame, 'v' rows of the destination frame, 'e' one row per
+            local edge, 'c' the same value for every edge.
+        tensor: The whole tensor as this rank holds it.
+    """
+
+    target: str
+    tensor: Tensor
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.target, id(self.tensor)
+
+
+Substitution = Mapping[tuple[str, int], Tensor]
+"""Leaf key to the rows of that leaf that one shard sees."""
+
+
+@dataclass
+class Evaluation:
+    """One evaluation on one shard: what stands for the leaves, and what is computed already."""
+
+    shard: Shard
+    values: Substitution
+    memo: dict[Any, Any] = field(default_factory=dict)
+
+    def leaf(self, leaf: Leaf) -> Tensor:
+        return self.values[leaf.key]
+
+
+class Expression:
+    """Base: ``shape`` is that of the whole local tensor, ``[num_edges, ...]``."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+
+    def children(self) -> Sequence[Expression]:
+        return ()
+
+    def leaves(self) -> Sequence[Leaf]:
+        """Leaves that this node itself reads."""
+        return ()
+
+    def compute(self, evaluation: Evaluation) -> Tensor:
+        raise NotImplementedError
+
+    def evaluate(self, evaluation: Evaluation) -> Tensor:
+        """Rows of this expression on the shard's edges: ``[num_shard_edges, ...]``."""
+        key = id(self)
+        if key not in evaluation.memo:
+            evaluation.memo[key] = self.compute(evaluation)
+        return evaluation.memo[key]
+
+    def meta(self) -> Tensor:
+        return torch.empty(self.shape, dtype=self.dtype, device="meta")
+
+
+def walk(root: Expression) -> Iterator[Expression]:
+    """Every node below and including ``root``, each once, children first."""
+    seen: set[int] = set()
+    stack: list[tuple[Expression, bool]] = [(root, False)]
+    while stack:
+        node, ready = stack.pop()
+        if ready:
+            yield node
+        elif id(node) not in seen:
+            seen.add(id(node))
+            stack.append((node, True))
+            stack.extend((child, False) for child in node.children())
+
+
+def leaves_of(roots: Sequence[Expression]) -> list[Leaf]:
+    """The distinct leaves that ``roots`` read, in a fixed order."""
+    found: dict[tuple[str, int], Leaf] = {}
+    for root in roots:
+        for node in walk(root):
+            for leaf in node.leaves():
+                found.setdefault(leaf.key, leaf)
+    return list(found.values())
+
+
+class EdgeRows(Expression):
+    """Rows of a tensor that has one row per local edge."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.leaf = Leaf("e", tensor)
+        self.shape, self.dtype = tensor.shape, tensor.dtype
+
+    def leaves(self) -> Sequence[Leaf]:
+        return (self.leaf,)
+
+    def compute(self, evaluation: Evaluation) -> Tensor:
+        return evaluation.leaf(self.leaf)
+
+
+class Endpoint(Expression):
+    """The source ('u') or destination ('v') row of each edge."""
+
+    def __init__(self, target: Target, tensor: Tensor, num_edges: int) -> None:
+        self.leaf = Leaf(target, tensor)
+        self.shape = torch.Size((num_edges, *tensor.shape[1:]))
+        self.dtype = tensor.dtype
+
+    def leaves(self) -> Sequence[Leaf]:
+        return (self.leaf,)
+
+    def compute(self, evaluation: Evaluation) -> Tensor:
+        src, dst = evaluation.shard.adjacency.coo()
+        ends = src if self.leaf.target == "u" else dst
+        return evaluation.leaf(self.leaf).index_select(0, ends)
+
+
+class Sddmm(Expression):
+    """A built-in message of two operands, by kernel: no operand is gathered to the edges."""
+
+    def __init__(self, op: str, lhs: Endpoint | Expression, rhs: Endpoint | Expression) -> None:
+        self.op, self.lhs, self.rhs = op, lhs, rhs
+        left, right = lhs.meta(), rhs.meta()
+        if op == "dot":
+            result = (left * right).sum(-1, keepdim=True)
+        else:
+            trailing = torch.broadcast_shapes(left.shape[1:], right.shape[1:])
+            result = torch.empty((lhs.shape[0], *trailing), dtype=left.dtype, device="meta")
+        self.shape, self.dtype = result.shape, result.dtype
+
+    def children(self) -> Sequence[Expression]:
+        return [x for x in (self.lhs, self.rhs) if not isinstance(x, Endpoint)]
+
+    def leaves(self) -> Sequence[Leaf]:
+        return [x.leaf for x in (self.lhs, self.rhs) if isinstance(x, Endpoint)]
+
+    def compute(self, evaluation: Evaluation) -> Tensor:
+        left, left_target = _operand(self.lhs, evaluation)
+        right, right_target = _operand(self.rhs, evaluation)
+        return gsddmm(
+            evaluation.shard.adjacency, self.op, left, right, left_target, right_target
+        )
+
+
+def _operand(operand: Expression, evaluation: Evaluation) -> tuple[Tensor, Target]:
+    if isinstance(operand, Endpoint):
+        return evaluation.leaf(operand.leaf), operand.leaf.target  # type: ignore[return-value]
+    return operand.evaluate(evaluation), "e"
+
+
+class Apply(Expression):
+    """A torch function that works on each edge's row by itself."""
+
+    def __init__(
+        self, function: Callable[..., Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> None:
+        self.function = function
+        self.args, self.kwargs = tuple(args), dict(kwargs)
+        result = function(
+            *(_meta(a) for a in self.args), **{k: _meta(v) for k, v in self.kwargs.items()}
+        )
+        self.shape, self.dtype = result.shape, result.dtype
+
+    def _operands(self) -> list[Any]:
+        return [*self.args, *self.kwargs.values()]
+
+    def children(self) -> Sequence[Expression]:
+        return [a for a in self._operands() if isinstance(a, Expression)]
+
+    def leaves(self) -> Sequence[Leaf]:
+        return [a for a in self._operands() if isinstance(a, Leaf)]
+
+    def compute(self, evaluation: Evaluation) -> Tensor:
+        return self.function(
+            *(_value(a, evaluation) for a in self.args),
+            **{k: _value(v, evaluation) for k, v in self.kwargs.items()},
+        )
+
+
+def _meta(operand: Any) -> Any:
+    if isinstance(operand, Expression):
+        return operand.meta()
+    if isinstance(operand, Leaf):
+        return torch.empty_like(operand.tensor, device="meta")
+    return operand
+
+
+def _value(operand: Any, evaluation: Evaluation) -> Any:
+    if isinstance(operand, Expression):
+        return operand.evaluate(evaluation)
+    return evaluation.leaf(operand) if isinstance(operand, Leaf) else operand
+
+
+class Reshape(Expression):
+    """Another shape for each edge's row; the row count stays."""
+
+    def __init__(self, child: Expression, shape: torch.Size) -> None:
+        self.child, self.shape, self.dtype = child, shape, child.dtype
+
+    def children(self) -> Sequence[Expression]:
+        return (self.child,)
+
+    def compute(self, evaluation: Evaluation) -> Tensor:
+        return self.reshape_rows(self.child.evaluate(evaluation))
+
+    def reshape_rows(self, rows: Tensor) -> Tensor:
+        return rows.reshape(rows.shape[0], *self.shape[1:])
+
+
+class Dropout(Expression):
+    """Dropout with a seed of its own, so that evaluating again drops the same entries."""
+
+    def __init__(self, child: Expression, p: float) -> None:
+        self.child, self.p = child, p
+        self.seed = int(torch.randint(2**31, ()))
+        self.shape, self.dtype = child.shape, child.dtype
+
+    def children(self) -> Sequence[Expression]:
+        return (self.child,)
+
+    def compute(self, evaluation: Evaluation) -> Tensor:
+        rows = self.child.evaluate(evaluation)
+        if self.p >= 1.0:
+            return rows * 0.0
+        generator = torch.Generator(device=rows.device)
+        generator.manual_seed(self.seed * 65_537 + evaluation.shard.step)
+        kept = torch.rand(rows.shape, generator=generator, device=rows.device) >= self.p
+        return rows * kept.to(rows.dtype) / (1.0 - self.p)
+
+
+class Softmax(Expression):
+    """Softmax of ``scores`` over the in-edges of each destination.
+
+    It has no value before the scores of all shards are known: `_reductions` either carries it
+    along as an online softmax, or computes ``peak`` and ``total`` first and calls `resolve`.
+    """
+
+    def __init__(self, scores: Expression) -> None:
+        self.scores = scores
+        self.shape, self.dtype = scores.shape, scores.dtype
+
+    def children(self) -> Sequence[Expression]:
+        return (self.scores,)
+
+    def compute(self, evaluation: Evaluation) -> Tensor:
+        raise AssertionError("a softmax over shards was evaluated before it was resolved")
+
+    def resolve(self, peak: Tensor, total: Tensor) -> Expression:
+        """The same weights as plain per-edge arithmetic, given each destination's statistics."""
+        num_edges = self.shape[0]
+        shifted = Apply(torch.sub, (self.scores, Endpoint("v", peak, num_edges)), {})
+        return Apply(
+            torch.div,
+            (Apply(torch.exp, (shifted,), {}), Endpoint("v", total, num_edges)),
+            {},
+        )
+
+
+def substitute(root: Expression, replacements: Mapping[int, Expression]) -> Expression:
+    """``root`` with some nodes, given by ``id``, replaced; shared nodes stay shared."""
+    done: dict[int, Expression] = dict(replacements)
+    for node in walk(root):
+        if id(node) in done:
+            continue
+        if not any(done.get(id(c), c) is not c for c in node.children()):
+            done[id(node)] = node
+            continue
+        done[id(node)] = _rebuild(node, done)
+    return done[id(root)]
+
+
+def _rebuild(node: Expression, done: Mapping[int, Expression]) -> Expression:
+    if isinstance(node, Apply):
+        return Apply(
+            node.function,
+            [done.get(id(a), a) if isinstance(a, Expression) else a for a in node.args],
+            {
+                k: done.get(id(v), v) if isinstance(v, Expression) else v
+                for k, v in node.kwargs.items()
+            },
+        )
+    if isinstance(node, Sddmm):
+        return Sddmm(node.op, done.get(id(node.lhs), node.lhs), done.get(id(node.rhs), node.rhs))
+    if isinstance(node, Reshape):
+        return Reshape(done[id(node.child)], node.shape)
+    if isinstance(node, Dropout):
+        copy = Dropout.__new__(Dropout)
+        copy.child, copy.p, copy.seed = done[id(node.child)], node.p, node.seed
+        copy.shape, copy.dtype = node.shape, node.dtype
+        return copy
+    if isinstance(node, Softmax):
+        return Softmax(done[id(node.scores)])
+    raise AssertionError(f"{type(node).__name__} has no children to replace")

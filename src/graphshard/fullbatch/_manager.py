@@ -1,0 +1,301 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GraphShardManager: one rank's part of a graph that spans all ranks, as a graph.
+
+It answers the same protocol as a `Graph` or a `Block`, so the same layers run on it: rows are the
+nodes that this rank owns, and messages come from everywhere. How they come is the mode's business;
+see `AggregationMode`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from .._typing import CanonicalEType
+from ..comm import fetch_halo
+from ..graph import ALL, Frame, MessagePassingGraph
+from ..graph._relation import RelationData
+from ..graph._schema import Schema, is_all
+from ._deferred import DeferredEdges
+from ._localized import LocalizedShards
+from ._oneshot import OneShot
+from ._policy import AggregationMode
+from ._sequential import RelationFields, Sequential
+from ._structure import ShardStructure
+from ._together import Together
+
+T = TypeVar("T")
+
+
+class GraphShardManager(MessagePassingGraph):
+    """One rank's part of a sharded graph. Made by `construct_full_graph` and `construct_mfgs`.
+
+    Node features have a row per owned node, edge features a row per in-edge of an owned node.
+    Everything that reads source rows is collective: every rank must make the same calls.
+
+    Args:
+        structure: Rows, edges and halos of this rank.
+        schema: Types, the same on all ranks.
+        mode: How remote rows are fetched; ``"auto"`` is resolved already.
+        frames: (source, destination, edge) frames; the first two are one list unless sources
+            and destinations are separate rows.
+        is_block: Whether sources and destinations are separate rows, as in an MFG.
+        input_nodes: Source node type to the owned rows that the source frame stands for.
+        seeds: Destination node type to the owned rows that the destination frame stands for.
+    """
+
+    def __init__(
+        self,
+        structure: ShardStructure,
+        schema: Schema,
+        mode: AggregationMode,
+        frames: tuple[list[Frame], list[Frame], list[Frame]],
+        *,
+        is_block: bool,
+        input_nodes: dict[str, Tensor],
+        seeds: dict[str, Tensor],
+    ) -> None:
+        self._structure = structure
+        self._mode = mode
+        self._oneshot = OneShot(structure)
+        self._sequential = Sequential(structure, keep_rows=not mode.rematerialize)
+        self._together = Together(self._sequential.reduce_many, structure.device)
+        self._input_nodes, self._seeds = input_nodes, seeds
+        self._init_protocol(
+            schema.srctypes,
+            schema.dsttypes,
+            schema.canonical_etypes,
+            *frames,
+            is_block,
+            structure.device,
+            torch.int64,
+            schema=schema,
+        )
+
+    # ------------------------------------------------------------------ what it is
+
+    @property
+    def mode(self) -> str:
+        """``"sequential"`` or ``"oneshot"``."""
+        return self._mode.mode
+
+    @property
+    def rank(self) -> int:
+        """This process among those that share the graph."""
+        return self._structure.rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of processes that share the graph."""
+        return self._structure.world_size
+
+    @property
+    def input_nodes(self) -> Any:
+        """Owned rows that the source frame stands for: a tensor, or one per source type."""
+        return _only_value(self._input_nodes)
+
+    @property
+    def seeds(self) -> Any:
+        """Owned rows that the destination frame stands for: a tensor, or one per type."""
+        return _only_value(self._seeds)
+
+    def global_num_edges(self, etype: Any = None) -> int:
+        """Edges of a relation, or of all, on all ranks together."""
+        return sum(self._structure.global_num_edges(t) for t in self._asked(etype))
+
+    def halo_rows(self, ntype: str | None = None) -> int:
+        """Rows of one source type, or of all, that this rank reads from others; collective."""
+        wanted = [ntype] if ntype is not None else self.srctypes
+        halos = [self._structure.union_halo(t) for t in wanted]
+        return sum(halo.num_halo for halo in halos if halo is not None)
+
+    def __repr__(self) -> str:
+        return (
+            f"GraphShardManager(rank={self.rank}, world_size={self.world_size}, "
+            f"mode={self.mode!r}, num_src_nodes={self.num_src_nodes()}, "
+            f"num_dst_nodes={self.num_dst_nodes()}, num_edges={self.num_edges()}, "
+            f"etypes={self.canonical_etypes})"
+        )
+
+    def get_full_partition_graph(self, delete_shard_data: bool = False) -> GraphShardManager:
+        """The same graph with one-shot aggregation, as SAR names it.
+
+        Args:
+            delete_shard_data: Accepted for SAR's scripts; shards are made when first needed, so
+                there is nothing to delete.
+        """
+        return self.with_mode("oneshot")
+
+    def with_mode(self, mode: str, rematerialize: bool = True) -> GraphShardManager:
+        """The same graph and features with another way of fetching rows.
+
+        Args:
+            mode: ``"sequential"`` or ``"oneshot"``.
+            rematerialize: As for `AggregationMode`.
+        """
+        if mode == "auto":
+            raise ValueError("name 'sequential' or 'oneshot' (got 'auto'); 'auto' is resolved once")
+        policy = AggregationMode(mode=mode, rematerialize=rematerialize)  # type: ignore[arg-type]
+        return self._sibling(self._schema, policy, self._all_frames(), self.is_block)
+
+    def _all_frames(self) -> tuple[list[Frame], list[Frame], list[Frame]]:
+        return self._src_frames, self._dst_frames, self._edge_frames
+
+    def _sibling(
+        self,
+        schema: Schema,
+        mode: AggregationMode,
+        frames: tuple[list[Frame], list[Frame], list[Frame]],
+        is_block: bool,
+    ) -> GraphShardManager:
+        new = GraphShardManager(
+            self._structure,
+            schema,
+            mode,
+            frames,
+            is_block=is_block,
+            input_nodes={t: self._input_nodes[t] for t in schema.srctypes},
+            seeds={t: self._seeds[t] for t in schema.dsttypes},
+        )
+        if mode == self._mode:  # a view: what was fetched for the whole serves the part
+            new._oneshot, new._sequential = self._oneshot, self._sequential
+            new._together = self._together
+        return new
+
+    def _relation_view(self, relations: list[int]) -> GraphShardManager:
+        if len(relations) == 1:
+            schema = self._schema.single(relations[0])
+        else:
+            etypes = [self.canonical_etypes[r] for r in relations]
+            used = {t for s, _, d in etypes for t in (s, d)}
+            schema = (
+                Schema.of_block(
+                    [t for t in self.srctypes if t in used],
+                    [t for t in self.dsttypes if t in used],
+                    etypes,
+                )
+                if self._schema.split
+                else Schema.of_graph([t for t in self.ntypes if t in used], etypes)
+            )
+        src = [self._src_frames[self._schema.src_id(t)] for t in schema.srctypes]
+        dst = [self._dst_frames[self._schema.dst_id(t)] for t in schema.dsttypes]
+        edge = [self._edge_frames[r] for r in relations]
+        frames = (src, dst if schema.split else src, edge)
+        return self._sibling(schema, self._mode, frames, self.is_block)
+
+    # ------------------------------------------------------------------ structure
+
+    def _asked(self, etype: Any) -> list[CanonicalEType]:
+        return self.canonical_etypes if etype is None else [self.to_canonical_etype(etype)]
+
+    def any_zero_in_degree(self, etype: Any = None) -> bool:
+        """Whether some destination, on any rank, has no in-edge."""
+        return any(self._structure.any_zero_in_degree(t) for t in self._asked(etype))
+
+    def has_edges(self, etype: Any = None) -> bool:
+        """Whether there is an edge on any rank."""
+        return any(self._structure.global_num_edges(t) for t in self._asked(etype))
+
+    def in_degrees(self, v: Any = ALL, etype: Any = None) -> Any:
+        """Number of in-edges of this rank's destination rows, ``[num_dst]`` int64."""
+        return _picked(self._structure.in_degrees(self.to_canonical_etype(etype)), v)
+
+    def out_degrees(self, u: Any = ALL, etype: Any = None) -> Any:
+        """Number of out-edges, on all ranks, of this rank's source rows; collective at first."""
+        return _picked(self._structure.out_degrees(self.to_canonical_etype(etype)), u)
+
+    def localize(self, inputs: dict[str, Tensor]) -> tuple[Any, dict[str, Tensor]]:
+        """In one-shot mode, fetch the halo rows of all source types in one exchange.
+
+        Args:
+            inputs: Source type to ``[num_src_nodes, ...]``.
+
+        Returns:
+            A graph whose sources are own and halo rows, and the inputs with halo rows appended.
+            In sequential mode this graph and the inputs as they are.
+        """
+        if self.mode != "oneshot":
+            return self, inputs
+        halos = {t: self._structure.union_halo(t) for t in self.srctypes}
+        halos = {t: h for t, h in halos.items() if h is not None and t in inputs}
+        fetched = fetch_halo([(h.plan, inputs[t]) for t, h in halos.items() if h is not None])
+        extended = dict(inputs)
+        for ntype, rows in zip(halos, fetched, strict=True):
+            extended[ntype] = torch.cat([inputs[ntype], rows])
+        return LocalizedShards(self, self._structure, extended), extended
+
+    def together(self, calls: Sequence[Callable[[], T]]) -> list[T]:
+        """Run the calls; in sequential mode their aggregations share passes over the shards.
+
+        Args:
+            calls: Each may call ``update_all`` on this graph or on a slice of it.
+
+        Returns:
+            Their results, in order.
+        """
+        if self.mode == "oneshot" or len(calls) < 2 or self._together.current() is not None:
+            return [call() for call in calls]
+        return self._together.run(calls)
+
+    # ------------------------------------------------------------------ message passing
+
+    @contextmanager
+    def local_scope(self) -> Iterator[None]:
+        """As `MessagePassingGraph.local_scope`; rows fetched inside are dropped on leaving."""
+        try:
+            with super().local_scope():
+                yield
+        finally:
+            self._oneshot.fetched.clear()
+
+    def _fields(self, relation: int) -> RelationFields:
+        schema = self._schema
+        return RelationFields(
+            schema.canonical_etypes[relation],
+            self._src_frames[schema.src_of[relation]],
+            self._dst_frames[schema.dst_of[relation]],
+            self._edge_frames[relation],
+        )
+
+    def _extended(self, relation: int) -> RelationData:
+        f = self._fields(relation)
+        return self._oneshot.data(f.etype, f.src, f.dst, f.edge, self._src_frames)
+
+    def _reduce(self, relation: int, message_func: Any, reduce_func: Any) -> dict[str, Any]:
+        return self._reduce_many([(relation, message_func, reduce_func)])[0]
+
+    def _reduce_many(self, calls: Sequence[tuple[int, Any, Any]]) -> list[dict[str, Any]]:
+        if self.mode == "oneshot":
+            return [self._oneshot.reduce(self._extended(r), m, f) for r, m, f in calls]
+        coroutine = self._together.current()
+        requests = [(self._fields(relation), m, f) for relation, m, f in calls]
+        if coroutine is None or len(requests) != 1:
+            return [dict(fields) for fields in self._sequential.reduce_many(requests)]
+        return [dict(coroutine.ask(requests[0]))]
+
+    def _edge_values(self, relation: int, func: Any) -> dict[str, Any]:
+        if self.mode == "oneshot":
+            return self._oneshot.edge_values(self._extended(relation), func)
+        return self._sequential.edge_values(self._fields(relation), func)
+
+    def _edge_softmax(self, relation: int, logits: Any, norm_by: str) -> Any:
+        if self.mode == "oneshot":
+            whole = logits.materialize() if isinstance(logits, DeferredEdges) else logits
+            return self._oneshot.edge_softmax(self.canonical_etypes[relation], whole, norm_by)
+        return self._sequential.edge_softmax(self._fields(relation), logits, norm_by)
+
+
+def _only_value(by_type: dict[str, Tensor]) -> Any:
+    return next(iter(by_type.values())) if len(by_type) == 1 else by_type
+
+
+def _picked(degrees: Tensor, ids: Any) -> Any:
+    if is_all(ids):
+        return degrees
+    if isinstance(ids, int):
+        return int(degrees[ids])
+    return degrees[torch.as_tensor(ids, device=degrees.device)]

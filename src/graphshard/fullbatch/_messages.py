@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one shard's edges contribute: the message of each edge, and its reduction by destination.
+
+A message never has to exist as a tensor with a row per edge: copies and products of a source row
+and an edge value go straight into the SpMM kernel.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from ..ops import gsddmm, gspmm, gspmm_arg
+from ._expressions import Evaluation, Expression, Leaf, leaves_of
+
+
+class Message(ABC):
+    """The messages of one relation. All methods see one shard at a time."""
+
+    #: Whether evaluating again needs the random state of the first time.
+    is_random = False
+
+    def parameters(self) -> list[Tensor]:
+        """Leaf tensors that the messages use without being told, known after an evaluation."""
+        return []
+
+    @abstractmethod
+    def leaves(self) -> list[Leaf]:
+        """The distinct tensors that the messages are made from."""
+
+    @abstractmethod
+    def rows(self, evaluation: Evaluation) -> Tensor:
+        """Message of each edge of the shard: ``[num_shard_edges, ...]``."""
+
+    def reduce_sum(self, evaluation: Evaluation) -> Tensor:
+        """Sum of the shard's messages at each destination: ``[num_dst, ...]``."""
+        return gspmm(evaluation.shard.adjacency, "copy_rhs", "sum", None, self.rows(evaluation))
+
+    def reduce_arg(self, evaluation: Evaluation, reduce: str) -> tuple[Tensor, Tensor]:
+        """Extremum at each destination, and the position of the edge that won, -1 for none."""
+        adjacency = evaluation.shard.adjacency
+        return gspmm_arg(adjacency, "copy_rhs", reduce, None, self.rows(evaluation))
+
+    def winners(self, evaluation: Evaluation, position: Tensor) -> Tensor:
+        """Entries of `rows` at an edge position per destination and column; differentiable."""
+        rows = self.rows(evaluation)
+        return rows.expand(rows.shape[0], *position.shape[1:]).gather(0, position)
+
+
+class CopySource(Message):
+    """Each edge carries its source's row."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.source = Leaf("u", tensor)
+
+    def leaves(self) -> list[Leaf]:
+        return [self.source]
+
+    def rows(self, evaluation: Evaluation) -> Tensor:
+        src, _ = evaluation.shard.adjacency.coo()
+        return evaluation.leaf(self.source).index_select(0, src)
+
+    def reduce_sum(self, evaluation: Evaluation) -> Tensor:
+        rows = evaluation.leaf(self.source)
+        return gspmm(evaluation.shard.adjacency, "copy_lhs", "sum", rows, None)
+
+    def reduce_arg(self, evaluation: Evaluation, reduce: str) -> tuple[Tensor, Tensor]:
+        rows = evaluation.leaf(self.source)
+        return gspmm_arg(evaluation.shard.adjacency, "copy_lhs", reduce, rows, None)
+
+
+class Weighted(Message):
+    """Each edge carries ``source row <op> edge value``."""
+
+    def __init__(self, op: str, tensor: Tensor, value: Expression) -> None:
+        self.op, self.source, self.value = op, Leaf("u", tensor), value
+
+    def leaves(self) -> list[Leaf]:
+        found = {leaf.key: leaf for leaf in [self.source, *leaves_of([self.value])]}
+        return list(found.values())
+
+    def _operands(self, evaluation: Evaluation) -> tuple[Tensor, Tensor]:
+        return evaluation.leaf(self.source), self.value.evaluate(evaluation)
+
+    def rows(self, evaluation: Evaluation) -> Tensor:
+        left, right = self._operands(evaluation)
+        return gsddmm(evaluation.shard.adjacency, self.op, left, right, "u", "e")
+
+    def reduce_sum(self, evaluation: Evaluation) -> Tensor:
+        return gspmm(evaluation.shard.adjacency, self.op, "sum", *self._operands(evaluation))
+
+    def reduce_arg(self, evaluation: Evaluation, reduce: str) -> tuple[Tensor, Tensor]:
+        return gspmm_arg(evaluation.shard.adjacency, self.op, reduce, *self._operands(evaluation))
+
+
+class PerEdge(Message):
+    """Each edge carries the value of an expression."""
+
+    def __init__(self, value: Expression) -> None:
+        self.value = value
+
+    def leaves(self) -> list[Leaf]:
+        return leaves_of([self.value])
+
+    def rows(self, evaluation: Evaluation) -> Tensor:
+        return self.value.evaluate(evaluation)
+
+
+def distinct_leaves(messages: Sequence[Message]) -> list[Leaf]:
+    """Leaves of several messages, each once, in a fixed order."""
+    found: dict[tuple[str, int], Leaf] = {}
+    for message in messages:
+        for leaf in message.leaves():
+            found.setdefault(leaf.key, leaf)
+    return list(found.values())

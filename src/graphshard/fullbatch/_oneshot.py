@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One-shot aggregation: fetch the whole halo of a layer in one exchange, then work locally.
+
+[Note: fields travel together]
+    A layer often reads several source fields one after the other: GAT reads ``el`` for the scores
+    and ``ft`` for the sum. The first read sends along every source field that was set since the
+    innermost ``local_scope`` began, so a layer costs one exchange forward and one backward.
+    Fields set through ``dstdata`` stay at home, and so do fields from outside the scope until
+    they are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._typing import CanonicalEType
+from ..comm import fetch_halo, return_halo
+from ..graph import Frame
+from ..graph._relation import RelationData, edge_values, reduce_messages
+from ..ops import edge_softmax, gspmm, gspmm_arg
+from ._structure import ShardStructure
+from ._topology import Halo
+
+
+class FetchedFields:
+    """Extended rows of source fields, kept while the fields are those of the frames."""
+
+    def __init__(self, structure: ShardStructure) -> None:
+        self._structure = structure
+        self._entries: dict[tuple[int, int], tuple[Tensor, int, Tensor]] = {}
+
+    def extended(self, halo: Halo, frame: Frame, name: str, frames: Sequence[Frame]) -> Tensor:
+        """Rows of field ``name`` for own and halo rows: ``[num_extended, ...]``.
+
+        Args:
+            halo: The rows to fetch.
+            frame: The source frame that has the field.
+            name: The field.
+            frames: All source frames in use; what is no longer in any of them is forgotten.
+        """
+        wanted = frame[name]
+        found = self._find(halo, wanted)
+        if found is not None:
+            return found
+        self._forget_unused(frames)
+        companions = [
+            frame[other]
+            for other in frame.scope_fields()
+            if other != name and frame.view_of(other) != "dst"
+        ]
+        tensors = [wanted, *(t for t in companions if self._find(halo, t) is None)]
+        distinct = list({id(t): t for t in tensors}.values())
+        for tensor, rows in zip(distinct, self._fetch(halo, distinct), strict=True):
+            self._entries[id(halo), id(tensor)] = (tensor, tensor._version, rows)
+        found = self._find(halo, wanted)
+        assert found is not None
+        return found
+
+    def _find(self, halo: Halo, tensor: Tensor) -> Tensor | None:
+        entry = self._entries.get((id(halo), id(tensor)))
+        if entry is None or entry[0] is not tensor or entry[1] != tensor._version:
+            return None
+        # Rows fetched without a gradient do not serve a pass that needs one.
+        stale = tensor.requires_grad and torch.is_grad_enabled() and not entry[2].requires_grad
+        return None if stale else entry[2]
+
+    def _fetch(self, halo: Halo, tensors: Sequence[Tensor]) -> list[Tensor]:
+        constants = self._structure.constants
+        remote: list[Tensor | None] = [
+            constants.get(("halo", id(halo)), [t]) if constants.is_constant([t]) else None
+            for t in tensors
+        ]
+        missing = [i for i, rows in enumerate(remote) if rows is None]
+        if missing:
+            fetched = fetch_halo([(halo.plan, tensors[i]) for i in missing])
+            for i, rows in zip(missing, fetched, strict=True):
+                remote[i] = rows
+                if constants.is_constant([tensors[i]]):
+                    constants.put(("halo", id(halo)), [tensors[i]], rows)
+        return [
+            torch.cat([own, rows]) for own, rows in zip(tensors, remote, strict=True) if rows is not None
+        ]
+
+    def _forget_unused(self, frames: Sequence[Frame]) -> None:
+        in_use = {id(value) for frame in frames for value in frame.values()}
+        self._entries = {k: e for k, e in self._entries.items() if id(e[0]) in in_use}
+
+    def clear(self) -> None:
+        self._entries.clear()
+
+
+class ExtendedFields(Mapping[str, Any]):
+    """A source frame as one relation's edges see it: extended rows, fetched when read."""
+
+    def __init__(
+        self, fetched: FetchedFields, halo: Halo, frame: Frame, frames: Sequence[Frame]
+    ) -> None:
+        self._fetched, self._halo, self._frame, self._frames = fetched, halo, frame, frames
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._fetched.extended(self._halo, self._frame, name, self._frames)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._frame)
+
+    def __len__(self) -> int:
+        return len(self._frame)
+
+
+class OneShot:
+    """Message passing over extended rows; any reduction works, for all in-edges are here.
+
+    Args:
+        structure: The rank's rows and edges.
+    """
+
+    def __init__(self, structure: ShardStructure) -> None:
+        self.structure = structure
+        self.fetched = FetchedFields(structure)
+
+    def data(
+        self, etype: CanonicalEType, src: Frame, dst: Frame, edge: Frame, frames: Sequence[Frame]
+    ) -> RelationData:
+        halo = self.structure.halo([etype])
+        source = ExtendedFields(self.fetched, halo, src, frames)
+        return RelationData(halo.adjacency(etype), etype, source, dst, edge)
+
+    def reduce(self, data: RelationData, message: Any, reduce: Any) -> dict[str, Any]:
+        return reduce_messages(data, message, reduce)
+
+    def edge_values(self, data: RelationData, func: Any) -> dict[str, Any]:
+        return edge_values(data, func)
+
+    def edge_softmax(self, etype: CanonicalEType, logits: Tensor, norm_by: str) -> Tensor:
+        halo = self.structure.halo([etype])
+        if norm_by == "dst":
+            return edge_softmax(halo.adjacency(etype), logits, "dst")
+        return softmax_over_out_edges(halo, etype, logits)
+
+
+def softmax_over_out_edges(halo: Halo, etype: CanonicalEType, logits: Tensor) -> Tensor:
+    """Softmax over the out-edges of each source, which are spread over the ranks.
+
+    The peak and the total of each source are put together at its owner and fetched back.
+
+    Args:
+        halo: The halo of the relation.
+        etype: The relation.
+        logits: ``[num_edges, ...]``.
+
+    Returns:
+        Weights ``[num_edges, ...]``; those of one source add up to 1 over all ranks.
+    """
+    outgoing = halo.adjacency(etype).reverse()
+    src = halo.extended_src(etype)
+    with torch.no_grad():
+        peak, winner = gspmm_arg(outgoing, "copy_rhs", "max", None, logits)
+        peak = peak.masked_fill(winner < 0, float("-inf"))
+        own, remote = peak[: halo.num_owned], peak[halo.num_owned :]
+        own = torch.maximum(own, return_halo([(halo.plan, remote)], "max")[0])
+        peak = torch.cat([own, fetch_halo([(halo.plan, own)])[0]])
+        peak = peak.masked_fill(peak == float("-inf"), 0.0)
+    weights = (logits - peak.index_select(0, src)).exp()
+    total = gspmm(outgoing, "copy_rhs", "sum", None, weights)
+    own_total = total[: halo.num_owned] + _ReturnSum.apply(total[halo.num_owned :], halo)
+    total = torch.cat([own_total, fetch_halo([(halo.plan, own_total)])[0]])
+    return weights / total.index_select(0, src)
+
+
+class _ReturnSum(torch.autograd.Function):
+    """Halo rows added up at their owners; the gradient is fetched back."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, halo: Halo) -> Tensor:
+        ctx.halo = halo
+        return return_halo([(halo.plan, rows)], "sum")[0]
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return fetch_halo([(ctx.halo.plan, grad.contiguous())])[0], None

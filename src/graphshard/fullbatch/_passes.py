@@ -1,0 +1,398 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sequential aggregation and rematerialization.
+
+Source: H. Mostafa, "Sequential Aggregation and Rematerialization: Distributed Full-batch Training
+of Graph Neural Networks on Large Graphs", MLSys 2022, https://arxiv.org/abs/2111.06483.
+
+A *pass* takes the shards of one or more relations in a fixed order. Per shard it receives the
+owner's rows, merges what they contribute, and frees them; the rows of the next shard are already
+under way. The backward makes the same pass: it receives the rows again (unless the reduction is
+linear in them, or they were kept), computes the shard's partial result with gradients, and sends
+the gradients of the rows home.
+
+Memory: the local rows, the result, and the rows of two shards. With random parts a shard has
+1/P-th of the rows of a part at most, so the memory of a worker falls as 1/P whatever the graph.
+Communication: the halo once forward; backward the halo again, plus its gradients.
+
+Left undone: the pass waits for each shard in turn even when a later one has already arrived; the
+fixed order is what makes runs repeatable to the bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._typing import CanonicalEType
+from ..comm import start_fetch, start_return
+from ._expressions import Evaluation, Leaf
+from ._reductions import Reduction, accumulation_dtype
+from ._topology import Halo, Shard
+
+LeafKey = tuple[str, int]
+
+
+@dataclass
+class _RandomState:
+    """The generators' states at one point, to compute a shard again with the same draws."""
+
+    cpu: Tensor
+    device: Tensor | None
+
+    @classmethod
+    def capture(cls, device: torch.device) -> _RandomState:
+        on_gpu = device.type == "cuda"
+        return cls(torch.get_rng_state(), torch.cuda.get_rng_state(device) if on_gpu else None)
+
+    def restore(self, device: torch.device) -> None:
+        torch.set_rng_state(self.cpu)
+        if self.device is not None:
+            torch.cuda.set_rng_state(self.device, device)
+
+
+class ShardPass:
+    """One walk over the shards of a halo, for one or more relations that share it.
+
+    Args:
+        halo: The source rows; every relation's sources are among them.
+        reductions: What to compute for which relation, in an order equal on all ranks.
+        keep_rows: Keep what was fetched for the backward, instead of fetching it again.
+        device: Where rows are computed.
+    """
+
+    def __init__(
+        self,
+        halo: Halo,
+        reductions: Sequence[tuple[CanonicalEType, Reduction]],
+        keep_rows: bool,
+        device: torch.device,
+    ) -> None:
+        self.halo = halo
+        self.reductions = list(reductions)
+        self.keep_rows = keep_rows
+        self.device = device
+        self.leaves = _distinct([leaf for _, r in reductions for leaf in r.leaves()])
+        self.sources = [leaf for leaf in self.leaves if leaf.target == "u"]
+        self._kept: dict[int, list[Tensor]] = {}
+        self._random: list[_RandomState] = []
+        self._autocast = _autocast_state(device)
+
+    def run(self) -> list[tuple[Tensor, ...]]:
+        """Outputs of each reduction, differentiable in every leaf and discovered parameter."""
+        outputs = self._forward()
+        parameters = _unique([p for _, r in self.reductions for p in r.parameters()])
+        inputs = [*(leaf.tensor for leaf in self.leaves), *parameters]
+        if torch.is_grad_enabled() and any(t.requires_grad for t in inputs):
+            flat = _Rematerialize.apply(self, outputs, len(parameters), *inputs)
+        else:
+            flat = tuple(t for group in outputs for t in group)
+        sizes = [len(group) for group in outputs]
+        return [tuple(part) for part in _split(list(flat), sizes)]
+
+    def _forward(self) -> list[tuple[Tensor, ...]]:
+        is_random = any(r.is_random for _, r in self.reductions)
+        with torch.no_grad():
+            tensors = {leaf.key: leaf.tensor.detach() for leaf in self.leaves}
+            for step, rows in self._fetched(tensors):
+                if self.keep_rows and step:
+                    self._kept[step] = rows
+                if is_random:
+                    self._random.append(_RandomState.capture(self.device))
+                for etype, reduction in self.reductions:
+                    shard = self.halo.shards(etype)[step]
+                    values = self._values(reduction, shard, rows, tensors)
+                    reduction.merge(Evaluation(shard, values))
+            return [reduction.finish() for _, reduction in self.reductions]
+
+    def _fetched(self, tensors: Mapping[LeafKey, Tensor]) -> Iterator[tuple[int, list[Tensor]]]:
+        """Each step with its source rows; those of the next step are under way meanwhile."""
+        whole = [tensors[leaf.key] for leaf in self.sources]
+        pending = None
+        for step in range(self.halo.num_steps):
+            rows = whole if pending is None else pending.wait()
+            following = step + 1 < self.halo.num_steps
+            if whole and following:
+                pending = start_fetch(self.halo.plan, step + 1, whole)
+            yield step, rows
+
+    def _values(
+        self,
+        reduction: Reduction,
+        shard: Shard,
+        rows: Sequence[Tensor],
+        tensors: Mapping[LeafKey, Tensor],
+    ) -> dict[LeafKey, Tensor]:
+        """What one shard sees of each leaf of a reduction."""
+        values = dict(zip((leaf.key for leaf in self.sources), rows, strict=True))
+        for leaf in reduction.leaves():
+            if leaf.target == "e":
+                values[leaf.key] = shard.edge_rows(tensors[leaf.key])
+            elif leaf.target != "u":
+                values[leaf.key] = tensors[leaf.key]
+        return values
+
+    def backward(
+        self, grads: Sequence[Tensor], inputs: Sequence[Tensor], needed: Sequence[bool]
+    ) -> list[Tensor | None]:
+        """Gradients of ``inputs`` (leaves, then parameters), computed shard by shard."""
+        tensors = {
+            leaf.key: t.detach() for leaf, t in zip(self.leaves, inputs, strict=False)
+        }
+        wanted = [leaf for leaf, need in zip(self.leaves, needed, strict=False) if need]
+        sums = _GradientSums(self.halo, wanted, tensors)
+        parameters = [
+            p
+            for p, need in zip(
+                inputs[len(self.leaves) :], needed[len(self.leaves) :], strict=True
+            )
+            if need
+        ]
+        parameter_grads = {id(p): torch.zeros_like(p) for p in parameters}
+        grouped = _split(list(grads), [self._num_outputs(i) for i in range(len(self.reductions))])
+        for step, rows in self._sources_again(tensors):
+            shard_grads = {leaf.key: None for leaf in wanted}
+            with self._as_in_forward(step):
+                for (etype, reduction), outer in zip(self.reductions, grouped, strict=True):
+                    shard = self.halo.shards(etype)[step]
+                    values = self._values(reduction, shard, rows, tensors)
+                    found = _shard_backward(
+                        reduction, Evaluation(shard, values), outer, wanted, parameters
+                    )
+                    sums.add(shard, found, shard_grads)
+                    for parameter, grad in zip(parameters, found.parameters, strict=True):
+                        if grad is not None:
+                            parameter_grads[id(parameter)] += grad
+            sums.send_home(step, shard_grads, rows)
+        sums.finish()
+        result: list[Tensor | None] = []
+        for leaf, need in zip(self.leaves, needed, strict=False):
+            result.append(sums.result(leaf) if need else None)
+        for tensor, need in zip(
+            inputs[len(self.leaves) :], needed[len(self.leaves) :], strict=True
+        ):
+            result.append(parameter_grads[id(tensor)] if need else None)
+        return result
+
+    def _num_outputs(self, index: int) -> int:
+        return self._output_counts[index]
+
+    def remember_outputs(self, counts: Sequence[int]) -> None:
+        self._output_counts = list(counts)
+
+    def _sources_again(
+        self, tensors: Mapping[LeafKey, Tensor]
+    ) -> Iterator[tuple[int, list[Tensor]]]:
+        """Source rows of each step: kept, fetched again, or stand-ins where no value is read."""
+        if any(r.needs_sources for _, r in self.reductions) and not self.keep_rows:
+            yield from self._fetched(tensors)
+            return
+        for step in range(self.halo.num_steps):
+            if step == 0:
+                yield step, [tensors[leaf.key] for leaf in self.sources]
+            elif step in self._kept:
+                yield step, self._kept[step]
+            else:
+                start, stop = self.halo.plan.halo_range(self._owner(step))
+                yield step, [
+                    tensors[leaf.key].new_zeros(()).expand(stop - start, *leaf.tensor.shape[1:])
+                    for leaf in self.sources
+                ]
+
+    def _owner(self, step: int) -> int:
+        return (self.halo.plan.rank - step) % self.halo.plan.world_size
+
+    def _as_in_forward(self, step: int) -> AbstractContextManager[Any]:
+        random = self._random[step] if self._random else None
+        return _Replay(random, self._autocast, self.device)
+
+
+@dataclass
+class _ShardGradients:
+    leaves: dict[LeafKey, Tensor | None]
+    parameters: list[Tensor | None]
+
+
+def _shard_backward(
+    reduction: Reduction,
+    evaluation: Evaluation,
+    grads: Sequence[Tensor],
+    wanted: Sequence[Leaf],
+    parameters: Sequence[Tensor],
+) -> _ShardGradients:
+    """Gradients of one reduction on one shard, with respect to what that shard saw."""
+    own = {leaf.key for leaf in reduction.leaves()}
+    mine = [leaf for leaf in wanted if leaf.key in own]
+    grads = reduction.shard_gradients(evaluation, grads)
+    if not reduction.needs_sources:
+        found = {leaf.key: reduction.source_gradient(evaluation, grads) for leaf in mine}
+        return _ShardGradients(dict(found), [None] * len(parameters))
+    values = dict(evaluation.values)
+    for leaf in mine:
+        values[leaf.key] = values[leaf.key].detach().requires_grad_()
+    with torch.enable_grad():
+        outputs = reduction.partial(Evaluation(evaluation.shard, values))
+        pairs = [(o, g) for o, g in zip(outputs, grads, strict=True) if o.requires_grad]
+    targets = [*(values[leaf.key] for leaf in mine), *parameters]
+    if not pairs or not targets:
+        return _ShardGradients({}, [None] * len(parameters))
+    found_grads = torch.autograd.grad(
+        [o for o, _ in pairs], targets, [g.to(o.dtype) for o, g in pairs], allow_unused=True
+    )
+    by_leaf = {leaf.key: g for leaf, g in zip(mine, found_grads, strict=False)}
+    return _ShardGradients(by_leaf, list(found_grads[len(mine) :]))
+
+
+class _GradientSums:
+    """Gradients of whole leaves, added up shard by shard; those of remote rows travel home."""
+
+    def __init__(
+        self, halo: Halo, wanted: Sequence[Leaf], tensors: Mapping[LeafKey, Tensor]
+    ) -> None:
+        self.halo = halo
+        self.sources = [leaf for leaf in wanted if leaf.target == "u"]
+        self._dtypes = {leaf.key: tensors[leaf.key].dtype for leaf in wanted}
+        self._sums = {
+            leaf.key: torch.zeros_like(
+                tensors[leaf.key],
+                dtype=accumulation_dtype(tensors[leaf.key].dtype),
+                memory_format=torch.contiguous_format,
+            )
+            for leaf in wanted
+        }
+        self._under_way: tuple[int, Any] | None = None
+
+    def add(
+        self,
+        shard: Shard,
+        found: _ShardGradients,
+        sources: dict[LeafKey, Tensor | None],
+    ) -> None:
+        for key, grad in found.leaves.items():
+            if grad is None:
+                continue
+            if key[0] == "u":
+                before = sources[key]
+                sources[key] = grad if before is None else before + grad
+            elif key[0] == "e" and shard.eids is not None:
+                self._sums[key].index_add_(0, shard.eids, grad.to(self._sums[key].dtype))
+            else:
+                self._sums[key] += grad
+
+    def send_home(
+        self, step: int, sources: Mapping[LeafKey, Tensor | None], rows: Sequence[Tensor]
+    ) -> None:
+        """Add the own shard's source gradients, or start those of a remote shard on their way."""
+        if not self.sources:
+            return
+        if step == 0:
+            for leaf in self.sources:
+                grad = sources[leaf.key]
+                if grad is not None:
+                    self._sums[leaf.key] += grad
+            return
+        start, stop = self.halo.plan.halo_range(
+            (self.halo.plan.rank - step) % self.halo.plan.world_size
+        )
+        outgoing = []
+        for leaf in self.sources:
+            grad = sources[leaf.key]
+            if grad is None:
+                shape = (stop - start, *leaf.tensor.shape[1:])
+                grad = leaf.tensor.new_zeros(shape)
+            outgoing.append(grad.to(self._dtypes[leaf.key]))
+        self.finish()
+        self._under_way = (step, start_return(self.halo.plan, step, outgoing))
+
+    def finish(self) -> None:
+        """Receive the gradients that other ranks computed for rows of this one."""
+        if self._under_way is None:
+            return
+        step, pending = self._under_way
+        self._under_way = None
+        plan = self.halo.plan
+        rows = plan.send_rows((plan.rank + step) % plan.world_size)
+        for leaf, grad in zip(self.sources, pending.wait(), strict=True):
+            total = self._sums[leaf.key]
+            total.index_add_(0, rows, grad.to(total.dtype))
+
+    def result(self, leaf: Leaf) -> Tensor:
+        return self._sums[leaf.key].to(self._dtypes[leaf.key])
+
+
+class _Rematerialize(torch.autograd.Function):
+    """Ties the outputs of a pass, already computed, to the tensors they were computed from."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        walk: ShardPass,
+        outputs: list[tuple[Tensor, ...]],
+        num_parameters: int,
+        *inputs: Tensor,
+    ) -> tuple[Tensor, ...]:
+        ctx.walk = walk
+        walk.remember_outputs([len(group) for group in outputs])
+        ctx.save_for_backward(*inputs)
+        return tuple(t for group in outputs for t in group)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        found = ctx.walk.backward(grads, ctx.saved_tensors, ctx.needs_input_grad[3:])
+        return (None, None, None, *found)
+
+
+class _Replay:
+    """Random state and autocast as they were in the forward; both put back on the way out."""
+
+    def __init__(
+        self,
+        random: _RandomState | None,
+        autocast: Callable[[], AbstractContextManager[Any]],
+        device: torch.device,
+    ) -> None:
+        self._random, self._device = random, device
+        self._autocast = autocast()
+        self._outside: _RandomState | None = None
+
+    def __enter__(self) -> None:
+        if self._random is not None:
+            self._outside = _RandomState.capture(self._device)
+            self._random.restore(self._device)
+        self._autocast.__enter__()
+
+    def __exit__(self, *exc: Any) -> None:
+        self._autocast.__exit__(*exc)
+        if self._outside is not None:
+            self._outside.restore(self._device)
+
+
+def _autocast_state(device: torch.device) -> Callable[[], AbstractContextManager[Any]]:
+    kind = device.type
+    enabled = torch.is_autocast_enabled(kind)
+    dtype = torch.get_autocast_dtype(kind)
+    return lambda: torch.autocast(kind, dtype=dtype, enabled=enabled, cache_enabled=False)
+
+
+def _distinct(leaves: Sequence[Leaf]) -> list[Leaf]:
+    found: dict[LeafKey, Leaf] = {}
+    for leaf in leaves:
+        found.setdefault(leaf.key, leaf)
+    return list(found.values())
+
+
+def _unique(tensors: Sequence[Tensor]) -> list[Tensor]:
+    return list({id(t): t for t in tensors}.values())
+
+
+def _split(items: list[Any], sizes: Sequence[int]) -> list[list[Any]]:
+    groups, start = [], 0
+    for size in sizes:
+        groups.append(items[start : start + size])
+        start += size
+    return groups

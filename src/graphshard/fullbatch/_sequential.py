@@ -1,0 +1,307 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sequential aggregation behind the message-passing protocol: from functions to passes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from .._typing import CanonicalEType
+from ..function import MessageFunction, ReduceFunction
+from ..graph import Frame
+from ..ops import edge_softmax
+from ._constants import ConstantCache
+from ._deferred import DeferredEdges, expression_of
+from ._expressions import (
+    EdgeRows,
+    Endpoint,
+    Expression,
+    Sddmm,
+    Softmax,
+    leaves_of,
+    substitute,
+    walk,
+)
+from ._messages import CopySource, Message, PerEdge, Weighted
+from ._oneshot import softmax_over_out_edges
+from ._passes import ShardPass
+from ._reductions import (
+    Extremum,
+    Reduction,
+    Rows,
+    SoftmaxSum,
+    Sum,
+    holds_softmax,
+    proportional_softmax,
+)
+from ._structure import ShardStructure
+from ._topology import Halo
+from ._user import UserFunction, UserMessage
+
+
+@dataclass(frozen=True)
+class RelationFields:
+    """One relation and the frames at its ends."""
+
+    etype: CanonicalEType
+    src: Frame
+    dst: Frame
+    edge: Frame
+
+    @property
+    def num_edges(self) -> int:
+        return self.edge.num_rows
+
+    def endpoint_or_edge(self, target: str, field: str) -> Expression:
+        if target == "e":
+            return expression_of(self.edge[field])
+        frame = self.src if target == "u" else self.dst
+        return Endpoint("u" if target == "u" else "v", frame[field], self.num_edges)
+
+
+@dataclass
+class _Planned:
+    """A reduction that waits for its pass, and what turns its outputs into the result."""
+
+    etype: CanonicalEType
+    reduction: Reduction
+    finish: Callable[[tuple[Tensor, ...]], Tensor]
+    constant: tuple[Any, list[Tensor]] | None = None
+
+
+class Sequential:
+    """Message passing one shard at a time.
+
+    Args:
+        structure: The rank's rows and edges.
+        keep_rows: Keep fetched rows for the backward instead of fetching them again.
+    """
+
+    def __init__(self, structure: ShardStructure, keep_rows: bool) -> None:
+        self.structure = structure
+        self.keep_rows = keep_rows
+
+    def reduce_many(
+        self, calls: Sequence[tuple[RelationFields, Any, Any]]
+    ) -> list[dict[str, Tensor]]:
+        """Results of several relations; each source type is exchanged once for all of them."""
+        results: list[Tensor | None] = [None] * len(calls)
+        planned: dict[int, _Planned] = {}
+        for index, (fields, message, reduce) in enumerate(calls):
+            if not isinstance(reduce, ReduceFunction):
+                name = getattr(reduce, "__qualname__", repr(reduce))
+                raise NotImplementedError(
+                    f"sequential aggregation takes the reductions sum, mean, max and min (got the "
+                    f"user-defined {name!r}); with construct_full_graph(..., mode='oneshot') all "
+                    "in-edges of a node are here at once and any reduction works"
+                )
+            plan = self._plan(fields, message, reduce)
+            kept = self._kept_result(plan)
+            if kept is None:
+                planned[index] = plan
+            else:
+                results[index] = kept
+        for indices in _by_source_type(planned):
+            group = [planned[i] for i in indices]
+            outputs = self._run([(p.etype, p.reduction) for p in group])
+            for i, plan, output in zip(indices, group, outputs, strict=True):
+                results[i] = self._keep_result(plan, plan.finish(output))
+        names = [reduce.out_field for _, _, reduce in calls]
+        return [{name: r} for name, r in zip(names, results, strict=True) if r is not None]
+
+    def _run(
+        self, reductions: Sequence[tuple[CanonicalEType, Reduction]]
+    ) -> list[tuple[Tensor, ...]]:
+        halo = self.structure.halo([etype for etype, _ in reductions])
+        return ShardPass(halo, reductions, self.keep_rows, self.structure.device).run()
+
+    def _plan(self, fields: RelationFields, message: Any, reduce: ReduceFunction) -> _Planned:
+        etype = fields.etype
+        found = self._message(fields, message, reduce)
+        what = _constant_key(etype, message, reduce, found)
+        if reduce.op in ("max", "min"):
+            resolved = self._without_softmax(fields, found)
+            return _Planned(etype, Extremum(resolved, reduce.op), _only, what)
+        scale = self._mean_scale(etype) if reduce.op == "mean" else None
+        weights = _edge_value(found)
+        proportional = None
+        if weights is not None and not (isinstance(found, Weighted) and found.op != "mul"):
+            proportional = proportional_softmax(weights)
+        if proportional is None:
+            resolved = self._without_softmax(fields, found)
+            return _Planned(etype, Sum(resolved), lambda out: _scaled(out[0], scale), what)
+        softmax_sum = SoftmaxSum(proportional[0], found, proportional[1])
+        return _Planned(
+            etype, softmax_sum, lambda out: _scaled(softmax_sum.normalize(*out), scale)
+        )
+
+    def _message(
+        self, fields: RelationFields, message: Any, reduce: ReduceFunction
+    ) -> Message:
+        if not isinstance(message, MessageFunction):
+            function = self._user_function(fields, message)
+            function.discover(self._own_shard(fields.etype))
+            return UserMessage(function, reduce.msg_field)
+        left, right = message.lhs_target, message.rhs_target
+        if right is None or message.rhs_field is None:
+            if left == "u":
+                return CopySource(fields.src[message.lhs_field])
+            return PerEdge(fields.endpoint_or_edge(left, message.lhs_field))
+        if message.op != "dot" and {left, right} == {"u", "e"}:
+            if left == "u":
+                value = fields.endpoint_or_edge("e", message.rhs_field)
+                return Weighted(message.op, fields.src[message.lhs_field], value)
+            if message.op in ("add", "mul"):
+                value = fields.endpoint_or_edge("e", message.lhs_field)
+                return Weighted(message.op, fields.src[message.rhs_field], value)
+        return PerEdge(self._binary(fields, message))
+
+    def _binary(self, fields: RelationFields, message: MessageFunction) -> Expression:
+        assert message.rhs_target is not None and message.rhs_field is not None
+        left = fields.endpoint_or_edge(message.lhs_target, message.lhs_field)
+        right = fields.endpoint_or_edge(message.rhs_target, message.rhs_field)
+        return Sddmm(message.op, left, right)
+
+    def _user_function(self, fields: RelationFields, function: Any) -> UserFunction:
+        edge = {
+            name: self._resolved_value(fields, value) for name, value in fields.edge.items()
+        }
+        return UserFunction(function, fields.etype, fields.src, fields.dst, edge)
+
+    def _resolved_value(self, fields: RelationFields, value: Any) -> Any:
+        if isinstance(value, DeferredEdges) and holds_softmax(value.expression):
+            return self._deferred(fields, self._resolve(fields, value.expression))
+        return value
+
+    def _own_shard(self, etype: CanonicalEType) -> Any:
+        return self.structure.halo([etype]).shards(etype)[0]
+
+    # ------------------------------------------------------------------ softmax
+
+    def _without_softmax(self, fields: RelationFields, message: Message) -> Message:
+        value = _edge_value(message)
+        if value is None or not holds_softmax(value):
+            return message
+        resolved = self._resolve(fields, value)
+        if isinstance(message, Weighted):
+            return Weighted(message.op, message.source.tensor, resolved)
+        return PerEdge(resolved)
+
+    def _resolve(self, fields: RelationFields, root: Expression) -> Expression:
+        """``root`` with each softmax turned into arithmetic, by a pass that finds its total."""
+        while True:
+            inner = next(
+                (
+                    node
+                    for node in walk(root)
+                    if isinstance(node, Softmax) and not holds_softmax(node.scores)
+                ),
+                None,
+            )
+            if inner is None:
+                return root
+            reduction = SoftmaxSum(inner)
+            ((total,),) = self._run([(fields.etype, reduction)])
+            peak = reduction.shifted.peak
+            assert peak is not None
+            plain = inner.resolve(peak, total.masked_fill(total == 0, 1.0))
+            root = substitute(root, {id(inner): plain})
+
+    def edge_softmax(self, fields: RelationFields, logits: Any, norm_by: str) -> Any:
+        """Weights of each edge: deferred as long as the logits are."""
+        if norm_by == "src":
+            whole = logits.materialize() if isinstance(logits, DeferredEdges) else logits
+            return softmax_over_out_edges(self._halo(fields), fields.etype, whole)
+        if isinstance(logits, DeferredEdges):
+            return logits.softmax_over_in_edges()
+        return edge_softmax(self._halo(fields).adjacency(fields.etype), logits, "dst")
+
+    def _halo(self, fields: RelationFields) -> Halo:
+        return self.structure.halo([fields.etype])
+
+    # ------------------------------------------------------------------ edge values
+
+    def edge_values(self, fields: RelationFields, function: Any) -> dict[str, Any]:
+        """New edge fields: deferred for built-in functions, whole for user-defined ones."""
+        if not isinstance(function, MessageFunction):
+            user = self._user_function(fields, function)
+            names = list(user.discover(self._own_shard(fields.etype)))
+            reduction = Rows([UserMessage(user, name) for name in names], fields.num_edges)
+            (rows,) = self._run([(fields.etype, reduction)])
+            return dict(zip(names, rows, strict=True))
+        if function.rhs_target is None:
+            if function.lhs_target == "e":
+                return {function.out_field: fields.edge[function.lhs_field]}
+            value = fields.endpoint_or_edge(function.lhs_target, function.lhs_field)
+        else:
+            value = self._binary(fields, function)
+        return {function.out_field: self._deferred(fields, value)}
+
+    def _deferred(self, fields: RelationFields, value: Expression) -> DeferredEdges:
+        def materialize(expression: Expression) -> Tensor:
+            if isinstance(expression, EdgeRows):
+                return expression.leaf.tensor
+            message = PerEdge(self._resolve(fields, expression))
+            ((rows,),) = self._run([(fields.etype, Rows([message], fields.num_edges))])
+            return rows
+
+        return DeferredEdges(value, materialize, self.structure.device)
+
+    # ------------------------------------------------------------------ constants
+
+    def _mean_scale(self, etype: CanonicalEType) -> Tensor:
+        return self.structure.in_degrees(etype).clamp(min=1)
+
+    def _kept_result(self, plan: _Planned) -> Tensor | None:
+        return None if plan.constant is None else self.structure.constants.get(*plan.constant)
+
+    def _keep_result(self, plan: _Planned, result: Tensor) -> Tensor:
+        if plan.constant is not None:
+            self.structure.constants.put(*plan.constant, result)
+        return result
+
+
+def _edge_value(message: Message) -> Expression | None:
+    return message.value if isinstance(message, Weighted | PerEdge) else None
+
+
+def _only(outputs: tuple[Tensor, ...]) -> Tensor:
+    return outputs[0]
+
+
+def _scaled(total: Tensor, degrees: Tensor | None) -> Tensor:
+    if degrees is None:
+        return total
+    return total / degrees.to(total.dtype).view(-1, *[1] * (total.dim() - 1))
+
+
+def _constant_key(
+    etype: CanonicalEType, message: Any, reduce: ReduceFunction, found: Message
+) -> tuple[Any, list[Tensor]] | None:
+    """Under what a result may be kept for the run, or None if it depends on what changes.
+
+    Only aggregates of stored tensors qualify: deferred values may hold dropout.
+    """
+    if not isinstance(message, MessageFunction):
+        return None
+    value = _edge_value(found)
+    if value is not None and not isinstance(value, EdgeRows | Endpoint):
+        return None
+    leaves = found.leaves() if value is None else [*found.leaves(), *leaves_of([value])]
+    tensors = [leaf.tensor for leaf in leaves]
+    if not ConstantCache.is_constant(tensors):
+        return None
+    targets = tuple(leaf.target for leaf in leaves)
+    return ("aggregate", etype, message.name, reduce.op, targets), tensors
+
+
+
+
+def _by_source_type(planned: Mapping[int, _Planned]) -> list[list[int]]:
+    groups: dict[str, list[int]] = {}
+    for index, plan in planned.items():
+        groups.setdefault(plan.etype[0], []).append(index)
+    return list(groups.values())

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ShardStructure: everything about a sharded graph that does not change, shared by its views."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .._typing import CanonicalEType
+from ..comm import ExchangePlan, all_reduce, fetch_halo, return_halo
+from ._constants import ConstantCache
+from ._topology import Halo, LocalEdges, needed_rows
+
+
+class ShardStructure:
+    """Rows and edges of one rank, and the halos that its relations read.
+
+    Creating one is collective: the ranks add up, once, how many edges each relation has and
+    whether some node has none.
+
+    Args:
+        edges: Relation to this rank's in-edges under it, in schema order.
+        num_src: Source node type to rows of this rank's source frame.
+        num_dst: Destination node type to rows of this rank's destination frame.
+        device: Where rows and edges live.
+        group: Process group; None for the default.
+    """
+
+    def __init__(
+        self,
+        edges: Mapping[CanonicalEType, LocalEdges],
+        num_src: Mapping[str, int],
+        num_dst: Mapping[str, int],
+        device: torch.device,
+        group: dist.ProcessGroup | None,
+    ) -> None:
+        self.edges = dict(edges)
+        self.num_src, self.num_dst = dict(num_src), dict(num_dst)
+        self.device, self.group = device, group
+        self.constants = ConstantCache()
+        self._halos: dict[frozenset[CanonicalEType], Halo] = {}
+        self._in_degrees: dict[CanonicalEType, Tensor] = {}
+        self._out_degrees: dict[CanonicalEType, Tensor] = {}
+        self._extended_out_degrees: dict[CanonicalEType, Tensor] = {}
+        counts = torch.tensor(
+            [[e.num_edges, int((self.in_degrees(t) == 0).any())] for t, e in self.edges.items()],
+            dtype=torch.int64,
+        ).view(-1, 2)
+        totals = all_reduce(counts, group=group)
+        self._global_edges = dict(zip(self.edges, totals[:, 0].tolist(), strict=True))
+        self._zero_in_degree = dict(zip(self.edges, (totals[:, 1] > 0).tolist(), strict=True))
+
+    @property
+    def canonical_etypes(self) -> list[CanonicalEType]:
+        return list(self.edges)
+
+    def global_num_edges(self, etype: CanonicalEType) -> int:
+        """Edges of a relation on all ranks."""
+        return self._global_edges[etype]
+
+    def any_zero_in_degree(self, etype: CanonicalEType) -> bool:
+        """Whether some destination, on any rank, has no in-edge."""
+        return self._zero_in_degree[etype]
+
+    def in_degrees(self, etype: CanonicalEType) -> Tensor:
+        """``[num_dst]`` int64; all in-edges of a row are on its own rank."""
+        if etype not in self._in_degrees:
+            edges = self.edges[etype]
+            self._in_degrees[etype] = torch.bincount(edges.dst, minlength=edges.num_dst)
+        return self._in_degrees[etype]
+
+    def out_degrees(self, etype: CanonicalEType) -> Tensor:
+        """``[num_src]`` int64, counted on all ranks; collective on first use."""
+        if etype not in self._out_degrees:
+            halo = self.halo([etype])
+            counts = torch.bincount(halo.extended_src(etype), minlength=halo.num_extended)
+            own, remote = counts[: halo.num_owned], counts[halo.num_owned :]
+            self._out_degrees[etype] = own + return_halo([(halo.plan, remote)], "sum")[0]
+        return self._out_degrees[etype]
+
+    def extended_out_degrees(self, etype: CanonicalEType, halo: Halo) -> Tensor:
+        """Global out-degrees of a halo's extended rows; collective on first use."""
+        if etype not in self._extended_out_degrees:
+            own = self.out_degrees(etype)
+            remote = fetch_halo([(halo.plan, own)])[0]
+            self._extended_out_degrees[etype] = torch.cat([own, remote])
+        return self._extended_out_degrees[etype]
+
+    def halo(self, etypes: Iterable[CanonicalEType]) -> Halo:
+        """The remote rows that some relations read; all of one source type.
+
+        Collective the first time it is asked for some set of relations.
+        """
+        key = frozenset(etypes)
+        if key not in self._halos:
+            chosen = {etype: self.edges[etype] for etype in self.edges if etype in key}
+            (source_type,) = {source for source, _, _ in chosen}
+            num_owned = self.num_src[source_type]
+            plan = self._plan(list(chosen.values()), num_owned)
+            self._halos[key] = Halo(num_owned, chosen, plan)
+        return self._halos[key]
+
+    def _plan(self, edges: Sequence[LocalEdges], num_rows: int) -> ExchangePlan:
+        needed = needed_rows(edges, self.rank, self.world_size)
+        return ExchangePlan.build(needed, num_rows, group=self.group, device=self.device)
+
+    def union_halo(self, source_type: str) -> Halo | None:
+        """The remote rows that any relation reads of one source type."""
+        etypes = [etype for etype in self.edges if etype[0] == source_type]
+        return self.halo(etypes) if etypes else None
+
+    @cached_property
+    def rank(self) -> int:
+        return dist.get_rank(self.group) if dist.is_initialized() else 0
+
+    @cached_property
+    def world_size(self) -> int:
+        return dist.get_world_size(self.group) if dist.is_initialized() else 1

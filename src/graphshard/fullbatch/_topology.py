@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The structure of one rank's part: whose rows it reads, and the edges that read them.
+
+[Note: extended rows]
+    The sources of a relation are numbered on each rank as *extended rows*: first the
+    ``num_owned`` rows of the rank's own source frame, then the ``num_halo`` rows that it reads
+    from other ranks, grouped by owner in rank order and de-duplicated. One-shot aggregation
+    works on extended rows as they are; sequential aggregation takes them one owner at a time.
+
+Row numbers are kept as int32 wherever they fit: structure, not features, then costs half.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from .._typing import CanonicalEType
+from ..comm import ExchangePlan
+from ..ops import Adjacency
+
+_INT32_MAX = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class LocalEdges:
+    """In-edges of this rank's destination rows under one relation, by local edge id.
+
+    Args:
+        src_part: ``[num_edges]`` integers, owner of each source.
+        src: ``[num_edges]`` integers, the source's row in its owner's source frame.
+        dst: ``[num_edges]`` integers, destination row on this rank.
+        num_dst: Destination rows on this rank.
+    """
+
+    src_part: Tensor
+    src: Tensor
+    dst: Tensor
+    num_dst: int
+
+    @property
+    def num_edges(self) -> int:
+        return self.src.numel()
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The edges whose sources one rank owns.
+
+    Args:
+        step: 0 for this rank's own rows, else the pairwise step that brings them: the owner is
+            ``(rank - step) % world_size``.
+        adjacency: From the owner's rows, as they arrive, to this rank's destinations.
+        eids: ``[num_shard_edges]`` local edge ids, ascending; None for all of them in order.
+    """
+
+    step: int
+    adjacency: Adjacency
+    eids: Tensor | None
+
+    def edge_rows(self, values: Tensor) -> Tensor:
+        """The rows of ``values``, one per local edge, that belong to this shard."""
+        return values if self.eids is None else values.index_select(0, self.eids)
+
+    def edge_ids(self) -> Tensor:
+        """Local edge ids of this shard, ascending."""
+        if self.eids is not None:
+            return self.eids
+        return torch.arange(self.adjacency.num_edges, device=self.adjacency.device)
+
+
+class Halo:
+    """Rows of one source type that this rank reads from others, for some relations.
+
+    Building one is collective: every rank must build it for the same relations.
+
+    Args:
+        num_owned: Rows of this rank's own source frame.
+        edges: Relation to its local edges; all with the same source type.
+        plan: Who sends which rows to whom, in source-frame rows.
+    """
+
+    def __init__(
+        self, num_owned: int, edges: Mapping[CanonicalEType, LocalEdges], plan: ExchangePlan
+    ) -> None:
+        self.num_owned = num_owned
+        self.plan = plan
+        self._edges = dict(edges)
+        self._extended: dict[CanonicalEType, Tensor] = {}
+        self._adjacency: dict[CanonicalEType, Adjacency] = {}
+        self._shards: dict[CanonicalEType, tuple[Shard, ...]] = {}
+
+    @property
+    def num_halo(self) -> int:
+        return self.plan.num_halo
+
+    @property
+    def num_extended(self) -> int:
+        return self.num_owned + self.plan.num_halo
+
+    @property
+    def num_steps(self) -> int:
+        """Passes of a sequential aggregation, the own shard included: the number of ranks."""
+        return self.plan.world_size
+
+    @cached_property
+    def _needed(self) -> list[Tensor]:
+        return needed_rows(list(self._edges.values()), self.plan.rank, self.plan.world_size)
+
+    def extended_src(self, etype: CanonicalEType) -> Tensor:
+        """``[num_edges]`` extended row of each local edge's source."""
+        if etype not in self._extended:
+            edges = self._edges[etype]
+            rows = edges.src.clone() if self.num_extended <= _INT32_MAX else edges.src.long()
+            for part, needed in enumerate(self._needed):
+                of_part = edges.src_part == part
+                if part != self.plan.rank and bool(of_part.any()):
+                    start, _ = self.plan.halo_range(part)
+                    position = torch.searchsorted(needed, edges.src[of_part].to(needed.dtype))
+                    rows[of_part] = (position + (self.num_owned + start)).to(rows.dtype)
+            self._extended[etype] = narrow(rows, self.num_extended)
+        return self._extended[etype]
+
+    def adjacency(self, etype: CanonicalEType) -> Adjacency:
+        """From extended rows to destinations, all local edges in id order."""
+        if etype not in self._adjacency:
+            edges = self._edges[etype]
+            src = self.extended_src(etype)
+            self._adjacency[etype] = Adjacency(
+                src, edges.dst.to(src.dtype), self.num_extended, edges.num_dst
+            )
+        return self._adjacency[etype]
+
+    def shards(self, etype: CanonicalEType) -> tuple[Shard, ...]:
+        """One shard per rank, in the order in which sequential aggregation merges them."""
+        if etype not in self._shards:
+            self._shards[etype] = tuple(
+                self._make_shard(etype, step) for step in range(self.num_steps)
+            )
+        return self._shards[etype]
+
+    def _make_shard(self, etype: CanonicalEType, step: int) -> Shard:
+        rank, world_size = self.plan.rank, self.plan.world_size
+        if world_size == 1:
+            return Shard(0, self.adjacency(etype), None)
+        edges = self._edges[etype]
+        owner = (rank - step) % world_size
+        eids = (edges.src_part == owner).nonzero().view(-1)
+        src = edges.src[eids]
+        num_src = self.num_owned
+        if step:
+            src = torch.searchsorted(self._needed[owner], src.to(self._needed[owner].dtype))
+            num_src = self._needed[owner].numel()
+        src = narrow(src, max(num_src, edges.num_dst))
+        adjacency = Adjacency(src, edges.dst[eids].to(src.dtype), num_src, edges.num_dst)
+        return Shard(step, adjacency, narrow(eids, edges.num_edges))
+
+
+def needed_rows(edges: Sequence[LocalEdges], rank: int, world_size: int) -> list[Tensor]:
+    """Per owner, the distinct rows, ascending, that these edges read; none of ``rank``'s own."""
+    needed = []
+    for part in range(world_size):
+        rows = [e.src[e.src_part == part] for e in edges] if part != rank else []
+        device = edges[0].src.device if edges else None
+        empty = torch.empty(0, dtype=torch.int64, device=device)
+        needed.append(torch.unique(torch.cat([empty, *rows])) if rows else empty)
+    return needed
+
+
+def narrow(rows: Tensor, bound: int) -> Tensor:
+    """``rows``, all below ``bound``, as int32 if that can hold them."""
+    return rows.to(torch.int32) if bound <= _INT32_MAX else rows

@@ -1,0 +1,293 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Block: one layer's worth of edges, from source nodes to separate destination nodes.
+
+Samplers produce blocks. `to_block` follows the convention that layers rely on: the destination
+nodes come first among the source nodes of the same type, so that ``features[:num_dst]`` are the
+destinations' own features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._typing import DEFAULT_CANONICAL_ETYPE, DEFAULT_NTYPE, CanonicalEType
+from ..ops import Adjacency
+from ._construct import checked_counts, least_counts, read_relations
+from ._flatten import flattened
+from ._frame import Frame
+from ._graph import Graph, _check_relations, edge_frame
+from ._ids import check_ids, id_tensor
+from ._local import LocalGraph
+from ._schema import EID, NID, Schema
+
+
+class Block(LocalGraph):
+    """Edges from source nodes to destination nodes, which are numbered separately.
+
+    Args:
+        num_src_nodes: Source type -> number of nodes, in the order that ``srctypes`` reports.
+        num_dst_nodes: Destination type -> number of nodes, in the order of ``dsttypes``.
+        relations: Relation -> its edges, in the order of ``canonical_etypes``; at least one.
+
+    Raises:
+        ValueError: as for `Graph`.
+    """
+
+    def __init__(
+        self,
+        num_src_nodes: Mapping[str, int],
+        num_dst_nodes: Mapping[str, int],
+        relations: Mapping[CanonicalEType, Adjacency],
+    ) -> None:
+        _check_relations(num_src_nodes, num_dst_nodes, relations)
+        device = next(iter(relations.values())).device
+        self._init_local(
+            Schema.of_block(list(num_src_nodes), list(num_dst_nodes), list(relations)),
+            list(relations.values()),
+            [
+                Frame(count, device, f"source nodes of type {name!r}", "src")
+                for name, count in num_src_nodes.items()
+            ],
+            [
+                Frame(count, device, f"destination nodes of type {name!r}", "dst")
+                for name, count in num_dst_nodes.items()
+            ],
+            [edge_frame(etype, adj) for etype, adj in relations.items()],
+            is_block=True,
+        )
+
+    def _relation_view(self, relations: list[int]) -> Block:
+        if len(relations) > 1:
+            return flattened(self, relations, Block)
+        (relation,) = relations
+        view = object.__new__(Block)
+        view._init_local(
+            self._schema.single(relation),
+            [self.relations[relation]],
+            [self._src_frames[self._schema.src_of[relation]]],
+            [self._dst_frames[self._schema.dst_of[relation]]],
+            [self._edge_frames[relation]],
+            is_block=True,
+            facts=[self._facts[relation]],
+        )
+        return view
+
+    def __repr__(self) -> str:
+        if len(self.srctypes) == len(self.dsttypes) == len(self.etypes) == 1:
+            return (
+                f"Block(num_src_nodes={self.num_src_nodes()}, "
+                f"num_dst_nodes={self.num_dst_nodes()}, num_edges={self.num_edges()})"
+            )
+        sources = {name: self.num_src_nodes(name) for name in self.srctypes}
+        destinations = {name: self.num_dst_nodes(name) for name in self.dsttypes}
+        edges = {etype: self.num_edges(etype) for etype in self.canonical_etypes}
+        return (
+            f"Block(num_src_nodes={sources},\n      num_dst_nodes={destinations},\n"
+            f"      num_edges={edges})"
+        )
+
+
+def create_block(
+    data_dict: Any,
+    num_src_nodes: int | Mapping[str, int] | None = None,
+    num_dst_nodes: int | Mapping[str, int] | None = None,
+    idtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+) -> Block:
+    """Make a block from edges whose ends are numbered as sources and as destinations already.
+
+    Args:
+        data_dict: Edges of one relation, in any form that `graph` takes except a NetworkX graph;
+            or (source type, name, destination type) -> edges.
+        num_src_nodes: Number of source nodes; with several relations, type -> number. By default
+            one more than the largest id.
+        num_dst_nodes: The same for destination nodes.
+        idtype: As for `graph`.
+        device: As for `graph`.
+
+    Raises:
+        TypeError: as for `heterograph`.
+        ValueError: as for `heterograph`.
+
+    Example:
+        >>> block = create_block(([0, 1, 2], [0, 0, 1]), num_src_nodes=4, num_dst_nodes=2)
+        >>> block
+        Block(num_src_nodes=4, num_dst_nodes=2, num_edges=3)
+    """
+    if not isinstance(data_dict, Mapping):
+        data_dict = {DEFAULT_CANONICAL_ETYPE: data_dict}
+        if num_src_nodes is not None and not isinstance(num_src_nodes, Mapping):
+            num_src_nodes = {DEFAULT_NTYPE: num_src_nodes}
+        if num_dst_nodes is not None and not isinstance(num_dst_nodes, Mapping):
+            num_dst_nodes = {DEFAULT_NTYPE: num_dst_nodes}
+    edges = read_relations(data_dict, idtype, device)
+    kind = next(iter(edges.values())).idtype
+    least_src = least_counts((src, read.min_src) for (src, _, _), read in edges.items())
+    least_dst = least_counts((dst, read.min_dst) for (_, _, dst), read in edges.items())
+    src_counts = checked_counts(_mapping(num_src_nodes), least_src, kind, "source nodes")
+    dst_counts = checked_counts(_mapping(num_dst_nodes), least_dst, kind, "destination nodes")
+    relations = {
+        (src, name, dst): read.adjacency(src_counts[src], dst_counts[dst])
+        for (src, name, dst), read in edges.items()
+    }
+    return Block(src_counts, dst_counts, relations)
+
+
+def _mapping(counts: int | Mapping[str, int] | None) -> Mapping[str, int] | None:
+    if counts is None or isinstance(counts, Mapping):
+        return counts
+    raise TypeError(
+        f"numbers of nodes must be dictionaries from type to number where the relations are named "
+        f"(got {counts!r})"
+    )
+
+
+def to_block(
+    g: Graph,
+    dst_nodes: Any = None,
+    include_dst_in_src: bool = True,
+    src_nodes: Any = None,
+) -> Block:
+    """Turn the edges of a graph into a block, dropping nodes that no edge touches.
+
+    Source and destination nodes get new numbers; ``srcdata[NID]``, ``dstdata[NID]`` and
+    ``edata[EID]`` hold the numbers that they have in ``g``. Features are carried over. Edges keep
+    their order.
+
+    Args:
+        g: The graph, for example what a sampler drew.
+        dst_nodes: Destination nodes in the order wanted, with every node that an edge enters; a
+            tensor, or type -> tensor. By default those nodes, ascending.
+        include_dst_in_src: Put the destination nodes first among the source nodes of their type.
+            The other sources follow in order of first appearance.
+        src_nodes: Source nodes in the order wanted, with every node that an edge leaves (and, if
+            ``include_dst_in_src``, the destination nodes first); by default found as above.
+
+    Raises:
+        TypeError: nodes given without their type, on a graph of several types.
+        ValueError: an id is out of range, given twice, or missing.
+
+    Example:
+        >>> from graphshard.graph import graph
+        >>> block = to_block(graph(([5, 6, 6], [1, 1, 2])), torch.tensor([2, 1]))
+        >>> block.srcdata[NID], block.dstdata[NID]
+        (tensor([2, 1, 5, 6]), tensor([2, 1]))
+    """
+    if g.is_block:
+        raise TypeError("to_block takes a graph, and this is a block already; use it as it is")
+    wanted_dst = _nodes_by_type(g, dst_nodes, "dst_nodes")
+    wanted_src = _nodes_by_type(g, src_nodes, "src_nodes")
+    ends = [adj.coo() for adj in g.relations]
+    into: dict[str, list[Tensor]] = {ntype: [] for ntype in g.ntypes}
+    out_of: dict[str, list[Tensor]] = {ntype: [] for ntype in g.ntypes}
+    for (src_type, _, dst_type), (src, dst) in zip(g.canonical_etypes, ends, strict=True):
+        out_of[src_type].append(src)
+        into[dst_type].append(dst)
+    none = torch.empty(0, dtype=g.idtype, device=g.device)
+    dst_of, src_of, dst_map, src_map = {}, {}, {}, {}
+    for ntype in g.ntypes:
+        if wanted_dst is None:
+            dst_of[ntype] = torch.unique(torch.cat([none, *into[ntype]]))
+        else:
+            dst_of[ntype] = wanted_dst.get(ntype, none)
+        first = [dst_of[ntype]] if include_dst_in_src else []
+        if wanted_src is None:
+            src_of[ntype] = _first_appearances(torch.cat([none, *first, *out_of[ntype]]))
+        else:
+            src_of[ntype] = wanted_src.get(ntype, none)
+            _check_begins(src_of[ntype], first, ntype)
+        num_nodes = g.num_nodes(ntype)
+        dst_map[ntype] = _places(dst_of[ntype], num_nodes, "dst_nodes", ntype)
+        src_map[ntype] = _places(src_of[ntype], num_nodes, "src_nodes", ntype)
+    relations = {}
+    for etype, (src, dst) in zip(g.canonical_etypes, ends, strict=True):
+        new_src = _renumbered(src, src_map[etype[0]], "src_nodes", "leaves", etype)
+        new_dst = _renumbered(dst, dst_map[etype[2]], "dst_nodes", "enters", etype)
+        num_src, num_dst = src_of[etype[0]].shape[0], dst_of[etype[2]].shape[0]
+        relations[etype] = Adjacency(new_src, new_dst, num_src, num_dst, check=False)
+    block = Block(
+        {ntype: int(ids.shape[0]) for ntype, ids in src_of.items()},
+        {ntype: int(ids.shape[0]) for ntype, ids in dst_of.items()},
+        relations,
+    )
+    _carry_features(g, block, src_of, dst_of)
+    return block
+
+
+def _carry_features(
+    g: Graph, block: Block, src_of: Mapping[str, Tensor], dst_of: Mapping[str, Tensor]
+) -> None:
+    for ntype in g.ntypes:
+        data = g.nodes[ntype].data
+        for view, ids in ((block.srcnodes, src_of[ntype]), (block.dstnodes, dst_of[ntype])):
+            target = view[ntype].data
+            for name, value in data.items():
+                target[name] = value.index_select(0, ids)
+            target[NID] = ids
+    for etype, adj in zip(g.canonical_etypes, g.relations, strict=True):
+        target = block.edges[etype].data
+        for name, value in g.edges[etype].data.items():
+            target[name] = value
+        target[EID] = torch.arange(adj.num_edges, dtype=adj.idtype, device=adj.device)
+
+
+def _nodes_by_type(g: Graph, nodes: Any, what: str) -> dict[str, Tensor] | None:
+    if nodes is None:
+        return None
+    if not isinstance(nodes, Mapping):
+        if len(g.ntypes) > 1:
+            raise TypeError(
+                f"{what} must be a dictionary from node type to ids because the graph has the "
+                f"types {g.ntypes} (got {type(nodes).__name__})"
+            )
+        nodes = {g.ntypes[0]: nodes}
+    unknown = [ntype for ntype in nodes if ntype not in g.ntypes]
+    if unknown:
+        raise ValueError(f"{what} names unknown node types {unknown}; the graph has {g.ntypes}")
+    return {ntype: id_tensor(ids, what, g.idtype, g.device) for ntype, ids in nodes.items()}
+
+
+def _first_appearances(ids: Tensor) -> Tensor:
+    """Distinct ids in the order in which they first appear."""
+    distinct, group = torch.unique(ids, return_inverse=True)
+    places = torch.arange(ids.shape[0], device=ids.device)
+    first = torch.full(distinct.shape, ids.shape[0], dtype=torch.int64, device=ids.device)
+    first = first.scatter_reduce(0, group, places, "amin")
+    return ids[torch.sort(first).values]
+
+
+def _places(ids: Tensor, num_nodes: int, what: str, ntype: str) -> Tensor:
+    """``[num_nodes]`` place of each node in ``ids``, -1 where it is not there."""
+    check_ids(ids, num_nodes, f"an id in {what}", f"nodes of type {ntype!r}")
+    places = torch.full((num_nodes,), -1, dtype=ids.dtype, device=ids.device)
+    numbers = torch.arange(ids.shape[0], dtype=ids.dtype, device=ids.device)
+    index = ids.long()
+    places[index] = numbers
+    twice = places[index] != numbers
+    if bool(twice.any()):
+        raise ValueError(f"{what} must differ (got {int(ids[twice][0])} of type {ntype!r} twice)")
+    return places
+
+
+def _renumbered(ids: Tensor, places: Tensor, what: str, verb: str, etype: CanonicalEType) -> Tensor:
+    new = places[ids.long()]
+    lost = new < 0
+    if bool(lost.any()):
+        raise ValueError(
+            f"{what} must hold every node that an edge {verb} (missing {int(ids[lost][0])} of "
+            f"relation {etype}); add it, or leave {what} out"
+        )
+    return new
+
+
+def _check_begins(ids: Tensor, first: list[Tensor], ntype: str) -> None:
+    for head in first:
+        if ids.shape[0] < head.shape[0] or bool((ids[: head.shape[0]] != head).any()):
+            raise ValueError(
+                f"src_nodes of type {ntype!r} must begin with dst_nodes, because "
+                f"include_dst_in_src is set; reorder them, or pass include_dst_in_src=False"
+            )

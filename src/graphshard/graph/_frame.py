@@ -1,0 +1,274 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Frame: the named feature columns of all nodes of one type, or of all edges of one relation.
+
+A frame is a dictionary that checks what is put in: every column has ``num_rows`` rows and lives
+on the frame's device. Columns are stored by reference and never copied. A column need not be a
+tensor: a sharded graph stores edge values that are computed only when they are used; anything
+with ``.shape`` and ``.device`` is taken.
+
+Beside the values a frame remembers, per field, through which view it was set, and which fields
+were set since the innermost ``local_scope`` began. A sharded graph reads both when it decides
+which fields to send together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, MutableMapping
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+View: TypeAlias = Literal["src", "dst", "node", "edge"]
+"""Through which view a field was set: ``srcdata``, ``dstdata``, ``ndata``, ``edata``."""
+
+
+class Scheme(NamedTuple):
+    """Shape of one row of a column, and its dtype."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class Frame(MutableMapping[str, Any]):
+    """Columns of equal height.
+
+    Args:
+        num_rows: Number of nodes or edges.
+        device: Where every column must live.
+        what: What a row is ("nodes of type 'user'"), for error texts.
+        default_view: The view that plain ``frame[name] = value`` records.
+    """
+
+    __slots__ = ("num_rows", "device", "what", "default_view", "_columns", "_views", "_recent")
+
+    def __init__(
+        self,
+        num_rows: int,
+        device: torch.device | str = "cpu",
+        what: str = "rows",
+        default_view: View = "node",
+    ) -> None:
+        self.num_rows = num_rows
+        self.device = torch.device(device)
+        self.what = what
+        self.default_view = default_view
+        self._columns: dict[str, Any] = {}
+        self._views: dict[str, View] = {}
+        self._recent: dict[str, None] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        try:
+            return self._columns[name]
+        except KeyError:
+            raise KeyError(
+                f"no field {name!r} on {self.what}; there are {sorted(self._columns)}"
+            ) from None
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self.set(name, value, self.default_view)
+
+    def __delitem__(self, name: str) -> None:
+        if name not in self._columns:
+            raise KeyError(f"no field {name!r} on {self.what}; there are {sorted(self._columns)}")
+        del self._columns[name]
+        self._views.pop(name, None)
+        self._recent.pop(name, None)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns)
+
+    def __len__(self) -> int:
+        return len(self._columns)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._columns
+
+    def __repr__(self) -> str:
+        return repr(self._columns)
+
+    def set(self, name: str, value: Any, view: View) -> None:
+        """Store a column.
+
+        Args:
+            name: Field name.
+            value: ``[num_rows, ...]`` tensor (or deferred value) on the frame's device.
+            view: The view it is set through.
+
+        Raises:
+            TypeError: the name is not a string, or the value has no shape and device.
+            ValueError: another number of rows, or another device.
+        """
+        self._check(name, value, self.num_rows)
+        self._columns[name] = value
+        self._views[name] = view
+        self._recent[name] = None
+
+    def set_rows(self, name: str, rows: Tensor, values: Tensor, view: View) -> None:
+        """Store values for some rows; the rest keep theirs, or are 0 where the field is new.
+
+        The stored column is replaced, not written into, so that gradients flow and other holders
+        of the old tensor see no change.
+
+        Args:
+            name: Field name.
+            rows: ``[k]`` distinct row numbers, in range.
+            values: ``[k, ...]``, of the column's row shape and dtype where it exists.
+            view: The view it is set through.
+
+        Raises:
+            TypeError: as for `set`.
+            ValueError: as for `set`; or the column exists with another row shape or dtype.
+        """
+        self._check(name, values, rows.shape[0])
+        old = self._columns.get(name)
+        if old is None:
+            old = values.new_zeros((self.num_rows, *values.shape[1:]))
+        elif old.shape[1:] != values.shape[1:] or old.dtype != values.dtype:
+            raise ValueError(
+                f"values for some rows of field {name!r} must match the column, rows of shape "
+                f"{tuple(old.shape[1:])} and {old.dtype} (got {tuple(values.shape[1:])} and "
+                f"{values.dtype}); delete the field first, or use another name"
+            )
+        self._columns[name] = old.index_copy(0, rows.long(), values)
+        self._views[name] = view
+        self._recent[name] = None
+
+    def _check(self, name: str, value: Any, num_rows: int) -> None:
+        if not isinstance(name, str):
+            raise TypeError(f"a field name must be a string (got {name!r})")
+        try:
+            shape, device = value.shape, value.device
+        except AttributeError:
+            shape, device = None, None
+        if shape is None or not isinstance(device, torch.device):
+            raise TypeError(
+                f"field {name!r} on {self.what} must be a torch tensor (got "
+                f"{type(value).__name__}); convert it with torch.as_tensor"
+            )
+        if len(shape) == 0 or shape[0] != num_rows:
+            raise ValueError(
+                f"field {name!r} must have one row for each of the {num_rows} {self.what} (got "
+                f"shape {tuple(shape)})"
+            )
+        if device != self.device:
+            raise ValueError(
+                f"field {name!r} is on device {device}, but the graph is on {self.device}; move "
+                f"either with .to(device)"
+            )
+
+    def view_of(self, name: str) -> View:
+        """Through which view a field was last set.
+
+        Raises:
+            KeyError: there is no such field.
+        """
+        self[name]
+        return self._views[name]
+
+    def scope_fields(self) -> list[str]:
+        """Fields set since the innermost local scope began, in the order of their first setting."""
+        return list(self._recent)
+
+    def scope(self) -> Frame:
+        """A frame with the same columns, in which nothing is recent yet."""
+        new = object.__new__(Frame)
+        new.num_rows = self.num_rows
+        new.device = self.device
+        new.what = self.what
+        new.default_view = self.default_view
+        new._columns = self._columns.copy()
+        new._views = self._views.copy()
+        new._recent = {}
+        return new
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Frame:
+        """A copy on ``device``; columns that are there already are shared.
+
+        Raises:
+            TypeError: a column is a deferred value, which cannot move.
+        """
+        new = self.scope()
+        new.device = torch.device(device)
+        for name, value in self._columns.items():
+            if not isinstance(value, Tensor):
+                raise TypeError(f"field {name!r} is not a tensor yet and cannot move to {device}")
+            moved = value.to(new.device, non_blocking=non_blocking)
+            new._columns[name] = moved
+            new.device = moved.device
+        return new
+
+    def rows(self, index: Tensor) -> RowsView:
+        """A mapping that gathers ``index`` from a column when the column is asked for."""
+        return RowsView(self, index)
+
+    @property
+    def schemes(self) -> dict[str, Scheme]:
+        """Row shape and dtype of each column."""
+        return {
+            name: Scheme(tuple(value.shape[1:]), value.dtype)
+            for name, value in self._columns.items()
+        }
+
+
+class RowsView(Mapping[str, Any]):
+    """Chosen rows of a mapping's columns, gathered on first use and kept.
+
+    Args:
+        source: The columns, each ``[num_rows, ...]``.
+        index: ``[k]`` row numbers (int32 or int64), or None for all rows as they are.
+    """
+
+    __slots__ = ("_source", "_index", "_cache")
+
+    def __init__(self, source: Mapping[str, Any], index: Tensor | None) -> None:
+        self._source = source
+        self._index = index
+        self._cache: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        value = self._cache.get(name)
+        if value is None:
+            value = self._source[name]
+            if self._index is not None:
+                value = value.index_select(0, self._index)
+            self._cache[name] = value
+        return value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._source)
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._source
+
+    def __repr__(self) -> str:
+        return repr({name: self[name] for name in self})
+
+
+class OverlayView(Mapping[str, Any]):
+    """One mapping laid over another: what ``apply_node_func`` sees, results before old fields."""
+
+    __slots__ = ("_top", "_bottom")
+
+    def __init__(self, top: Mapping[str, Any], bottom: Mapping[str, Any]) -> None:
+        self._top = top
+        self._bottom = bottom
+
+    def __getitem__(self, name: str) -> Any:
+        return self._top[name] if name in self._top else self._bottom[name]
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._top
+        yield from (name for name in self._bottom if name not in self._top)
+
+    def __len__(self) -> int:
+        return len(set(self._top) | set(self._bottom))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._top or name in self._bottom
+
+    def __repr__(self) -> str:
+        return repr({name: self[name] for name in self})

@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Graph: nodes, edges and their features, whole in this process; of one type or of many."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from .._typing import DEFAULT_CANONICAL_ETYPE, DEFAULT_NTYPE, CanonicalEType
+from ..ops import Adjacency
+from ._construct import (
+    check_count,
+    checked_counts,
+    least_counts,
+    read_edges,
+    read_relations,
+)
+from ._flatten import flattened
+from ._frame import Frame
+from ._local import LocalGraph
+from ._schema import Schema
+
+
+class Graph(LocalGraph):
+    """A graph that is whole in this process; made by `graph` or `heterograph`.
+
+    Structure is immutable; features come and go in ``ndata``, ``edata`` and their kin. Parallel
+    edges, self loops, nodes without edges and empty graphs are all legal.
+
+    Args:
+        num_nodes: Node type -> number of nodes, in the order that ``ntypes`` reports.
+        relations: Relation -> its edges, in the order that ``canonical_etypes`` reports; at least
+            one, all of one idtype and device.
+
+    Raises:
+        ValueError: no relation, an unknown node type, counts that differ from ``num_nodes``, or
+            several idtypes or devices.
+    """
+
+    def __init__(
+        self, num_nodes: Mapping[str, int], relations: Mapping[CanonicalEType, Adjacency]
+    ) -> None:
+        _check_relations(num_nodes, num_nodes, relations)
+        schema = Schema.of_graph(list(num_nodes), list(relations))
+        device = next(iter(relations.values())).device
+        frames = {name: node_frame(name, num_nodes[name], device) for name in schema.ntypes}
+        src_frames = [frames[name] for name in schema.srctypes]
+        dst_frames = [frames[name] for name in schema.dsttypes] if schema.split else src_frames
+        edge_frames = [edge_frame(etype, adj) for etype, adj in relations.items()]
+        self._init_local(
+            schema, list(relations.values()), src_frames, dst_frames, edge_frames, is_block=False
+        )
+
+    def _relation_view(self, relations: list[int]) -> Graph:
+        if len(relations) > 1:
+            return flattened(self, relations, Graph)
+        (relation,) = relations
+        schema = self._schema.single(relation)
+        src_frames = [self._src_frames[self._schema.src_of[relation]]]
+        dst_frames = src_frames
+        if schema.split:
+            dst_frames = [self._dst_frames[self._schema.dst_of[relation]]]
+        view = object.__new__(Graph)
+        view._init_local(
+            schema,
+            [self.relations[relation]],
+            src_frames,
+            dst_frames,
+            [self._edge_frames[relation]],
+            is_block=False,
+            facts=[self._facts[relation]],
+        )
+        return view
+
+    def __repr__(self) -> str:
+        if self.is_homogeneous:
+            return (
+                f"Graph(num_nodes={self.num_nodes()}, num_edges={self.num_edges()},\n"
+                f"      ndata_schemes={self.node_attr_schemes()}\n"
+                f"      edata_schemes={self.edge_attr_schemes()})"
+            )
+        nodes = {name: self.num_nodes(name) for name in self.ntypes}
+        edges = {etype: self.num_edges(etype) for etype in self.canonical_etypes}
+        return f"Graph(num_nodes={nodes},\n      num_edges={edges})"
+
+
+def node_frame(ntype: str, num_rows: int, device: torch.device) -> Frame:
+    """An empty frame for the nodes of a type."""
+    return Frame(num_rows, device, f"nodes of type {ntype!r}")
+
+
+def edge_frame(etype: CanonicalEType, adj: Adjacency) -> Frame:
+    """An empty frame for the edges of a relation."""
+    return Frame(adj.num_edges, adj.device, f"edges of relation {etype}", "edge")
+
+
+def _check_relations(
+    num_src_nodes: Mapping[str, int],
+    num_dst_nodes: Mapping[str, int],
+    relations: Mapping[CanonicalEType, Adjacency],
+) -> None:
+    """Raise ValueError unless the relations fit the node counts and each other."""
+    if not relations:
+        raise ValueError("a graph needs at least one relation (got none); it may have no edges")
+    for etype, adj in relations.items():
+        src, _, dst = etype
+        if src not in num_src_nodes or dst not in num_dst_nodes:
+            raise ValueError(f"relation {etype} names a node type whose number of nodes is missing")
+        if (adj.num_src, adj.num_dst) != (num_src_nodes[src], num_dst_nodes[dst]):
+            raise ValueError(
+                f"the edges of relation {etype} must be between {num_src_nodes[src]} and "
+                f"{num_dst_nodes[dst]} nodes (got {adj.num_src} and {adj.num_dst})"
+            )
+    if len({(adj.idtype, adj.device) for adj in relations.values()}) > 1:
+        kinds = {etype: (adj.idtype, str(adj.device)) for etype, adj in relations.items()}
+        raise ValueError(f"all relations must have one idtype and one device (got {kinds})")
+
+
+def graph(
+    data: Any,
+    num_nodes: int | None = None,
+    idtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+) -> Graph:
+    """Make a graph of one node type and one relation.
+
+    Args:
+        data: The edges: ``(sources, destinations)`` in tensors, arrays or lists; a list of pairs;
+            ``("coo", (sources, destinations))``; ``("csr", (indptr, indices, edge ids))`` by
+            source or ``("csc", ...)`` by destination, with an empty list of edge ids where they
+            are 0, 1, ...; a SciPy sparse matrix; or a NetworkX graph. An edge's id is its place.
+        num_nodes: Number of nodes; by default one more than the largest id.
+        idtype: torch.int32 or torch.int64; by default that of the given tensors, else int64.
+        device: Where the graph lives; by default where the given tensors are, else the CPU.
+
+    Returns:
+        The graph, without features.
+
+    Raises:
+        TypeError: an unknown form of ``data``, or ids that are not integers.
+        ValueError: ids that are negative or not below ``num_nodes``, arrays that do not fit
+            together, mixed dtypes or devices.
+
+    Example:
+        >>> g = graph(([0, 1, 2], [1, 2, 2]))
+        >>> g.num_nodes(), g.num_edges()
+        (3, 3)
+        >>> g.in_degrees()
+        tensor([0, 1, 2])
+    """
+    if isinstance(data, LocalGraph):
+        raise TypeError("data is a graph already; use it as it is, or its .clone()")
+    if hasattr(data, "is_multigraph") and hasattr(data, "adj") and hasattr(data, "nodes"):
+        from ._convert import from_networkx
+
+        made = from_networkx(data, idtype=idtype or torch.int64, device=device)
+        if num_nodes is not None and num_nodes != made.num_nodes():
+            raise ValueError(
+                f"num_nodes must be left out, or be the NetworkX graph's {made.num_nodes()} (got "
+                f"{num_nodes})"
+            )
+        return made
+    edges = read_edges(data, idtype, device)
+    least = max(edges.min_src, edges.min_dst)
+    if num_nodes is not None:
+        least = check_count(num_nodes, least, edges.idtype, "nodes")
+    adj = edges.adjacency(least, least)
+    return Graph({DEFAULT_NTYPE: least}, {DEFAULT_CANONICAL_ETYPE: adj})
+
+
+def heterograph(
+    data_dict: Mapping[CanonicalEType, Any],
+    num_nodes_dict: Mapping[str, int] | None = None,
+    idtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+) -> Graph:
+    """Make a graph of several node types or relations.
+
+    Node types and relations are put in sorted order, so that equal sets of names give equal order.
+
+    Args:
+        data_dict: (source type, name, destination type) -> edges, in any form that `graph` takes
+            except a NetworkX graph.
+        num_nodes_dict: Node type -> number of nodes, for every type; it may name types without
+            edges. By default one more than the largest id that a type has in any relation.
+        idtype: As for `graph`.
+        device: As for `graph`.
+
+    Returns:
+        The graph, without features.
+
+    Raises:
+        TypeError: as for `graph`; or keys that are not triples of names.
+        ValueError: as for `graph`; or names with ``/``, ``:`` or ``~``, or no relation.
+
+    Example:
+        >>> g = heterograph({
+        ...     ("user", "follows", "user"): ([0, 1], [1, 2]),
+        ...     ("user", "plays", "game"): ([0, 2], [0, 0]),
+        ... })
+        >>> g.ntypes, g.num_nodes("user"), g["plays"].num_edges()
+        (['game', 'user'], 3, 2)
+    """
+    edges = read_relations(data_dict, idtype, device)
+    least = least_counts(
+        pair
+        for (src, _, dst), read in edges.items()
+        for pair in ((src, read.min_src), (dst, read.min_dst))
+    )
+    some = next(iter(edges.values()))
+    counts = checked_counts(num_nodes_dict, least, some.idtype, "nodes")
+    relations = {
+        (src, name, dst): read.adjacency(counts[src], counts[dst])
+        for (src, name, dst), read in edges.items()
+    }
+    return Graph(counts, relations)

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What layers do with their inputs before any message is sent: split, check, scale."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from ..graph import MessagePassingGraph
+
+Widths: TypeAlias = int | tuple[int, int]
+"""Width of the node features: one number, or (source, destination)."""
+
+Features: TypeAlias = Tensor | tuple[Tensor, Tensor]
+"""Node features: one tensor, or (source, destination)."""
+
+
+def split_widths(in_feats: Widths) -> tuple[int, int]:
+    """(source width, destination width) of a layer's ``in_feats``."""
+    if isinstance(in_feats, tuple):
+        source, destination = in_feats
+        return source, destination
+    return in_feats, in_feats
+
+
+def split_features(graph: MessagePassingGraph, feat: Features) -> tuple[Tensor, Tensor]:
+    """(source features, destination features) of a layer's input.
+
+    On a block, one tensor holds the source nodes, and the destination nodes are its first rows.
+
+    Raises:
+        ValueError: The pair has no destination features.
+    """
+    if isinstance(feat, tuple):
+        source, destination = feat
+        if destination is None:
+            raise ValueError(
+                "this layer needs features of the destination nodes too (got a pair whose second "
+                "item is None); inside HeteroGraphConv, add the destination node type to inputs"
+            )
+        return source, destination
+    return feat, feat[: graph.num_dst_nodes()] if graph.is_block else feat
+
+
+def prepare_edge_weight(graph: MessagePassingGraph, edge_weight: Any, num_dims: int) -> Any:
+    """Edge weights that broadcast against node features of ``num_dims`` dimensions.
+
+    Args:
+        graph: One relation.
+        edge_weight: ``[num_edges]`` or ``[num_edges, ...]``; may be the deferred edge values of a
+            sharded graph, of which only ``shape`` and ``unsqueeze(-1)`` are used.
+        num_dims: Dimensions of the features that the weights multiply.
+
+    Returns:
+        ``[num_edges, 1, ...]`` for one-dimensional weights, else ``edge_weight`` itself.
+
+    Raises:
+        ValueError: The number of weights is not the number of edges.
+    """
+    if edge_weight.shape[0] != graph.num_edges():
+        raise ValueError(
+            f"edge_weight needs one row per edge: the graph has {graph.num_edges()} edges "
+            f"(got edge_weight of shape {tuple(edge_weight.shape)})"
+        )
+    if len(edge_weight.shape) == 1:
+        for _ in range(num_dims - 1):
+            edge_weight = edge_weight.unsqueeze(-1)
+    return edge_weight
+
+
+def degree_scale(degrees: Tensor, power: float, like: Tensor) -> Tensor:
+    """``max(degree, 1) ** power``, shaped to multiply the rows of ``like``.
+
+    The power is taken in float32 at least, because bfloat16 cannot hold degrees above 256.
+    """
+    dtype = torch.promote_types(like.dtype, torch.float32)
+    scale = degrees.clamp(min=1).to(device=like.device, dtype=dtype).pow(power).to(like.dtype)
+    return scale.reshape(-1, *(1,) * (like.dim() - 1))

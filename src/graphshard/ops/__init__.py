@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sparse operators on the edges of one relation.
+
+`gspmm` sends messages along edges and reduces them at destinations, `gsddmm` computes a value per
+edge, `edge_softmax` normalizes edge values. All run in compiled kernels where those are installed
+and in plain torch where not; `reference` has the same operators in their simplest form.
+"""
+
+from . import reference
+from ._adjacency import Adjacency, HasAdjacency, as_adjacency
+from ._edge_softmax import edge_softmax
+from ._gsddmm import gsddmm
+from ._gspmm import gspmm, gspmm_arg
+from ._kernel import extension_available
+
+__all__ = [
+    "Adjacency",
+    "HasAdjacency",
+    "as_adjacency",
+    "edge_softmax",
+    "extension_available",
+    "gsddmm",
+    "gspmm",
+    "gspmm_arg",
+    "reference",
+]

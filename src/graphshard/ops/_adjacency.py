@@ -1,0 +1,371 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Adjacency: the edges of one relation, in whichever format an operator asks for.
+
+Three formats describe the same edges. The one given at construction is kept; the others are built
+when first asked for and stay. A reversed adjacency is another view of the same store, so that a
+backward pass finds what the forward pass built.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from graphshard._typing import INDEX_DTYPES
+
+from . import _check
+from ._kernel import kernels_for
+
+Coo = tuple[Tensor, Tensor]
+Compressed = tuple[Tensor, Tensor, Tensor | None]
+
+
+@dataclass
+class _Formats:
+    """The arrays of one relation; what is None has not been asked for yet."""
+
+    coo: Coo | None = None
+    csc: Compressed | None = None
+    csr: Compressed | None = None
+    in_degrees: Tensor | None = None
+    out_degrees: Tensor | None = None
+
+    def arrays(self) -> list[Tensor]:
+        groups = (self.coo, self.csc, self.csr, (self.in_degrees, self.out_degrees))
+        return [array for group in groups if group for array in group if array is not None]
+
+
+class Adjacency:
+    """Edges from ``num_src`` source nodes to ``num_dst`` destination nodes; immutable.
+
+    An edge's id is its position in ``src`` and ``dst``. Parallel edges, self loops, isolated nodes
+    and empty node or edge sets are legal. The arrays are kept, not copied: do not write to them.
+
+    Args:
+        src: [num_edges] source of each edge, int32 or int64.
+        dst: [num_edges] destination of each edge, same dtype and device.
+        num_src: Number of source nodes.
+        num_dst: Number of destination nodes.
+        check: Look at every id; pass False only for arrays that are known to be right.
+
+    Raises:
+        TypeError: The arrays are not integer tensors of one dtype.
+        ValueError: Shapes differ, devices differ, or an id is out of range.
+
+    Example:
+        >>> adj = Adjacency(torch.tensor([0, 1, 1]), torch.tensor([1, 0, 1]), 2, 2)
+        >>> adj.in_degrees()
+        tensor([1, 2])
+    """
+
+    __slots__ = ("_formats", "_transposed", "device", "idtype", "num_dst", "num_edges", "num_src")
+
+    num_src: int
+    num_dst: int
+    num_edges: int
+    idtype: torch.dtype
+    device: torch.device
+
+    def __init__(
+        self, src: Tensor, dst: Tensor, num_src: int, num_dst: int, *, check: bool = True
+    ) -> None:
+        if check:
+            _check.check_ids("src", src, "num_src", num_src)
+            _check.check_ids("dst", dst, "num_dst", num_dst)
+            _check.check_alike("src", src, "dst", dst)
+            if src.shape != dst.shape:
+                raise ValueError(
+                    "src and dst must have one entry per edge each "
+                    f"(got {src.shape[0]} and {dst.shape[0]}); pass arrays of equal length"
+                )
+        self._init(_Formats(coo=(src.contiguous(), dst.contiguous())), src, num_src, num_dst)
+
+    def _init(
+        self,
+        formats: _Formats,
+        like: Tensor,
+        num_src: int,
+        num_dst: int,
+        num_edges: int | None = None,
+        transposed: bool = False,
+    ) -> None:
+        self._formats = formats
+        self._transposed = transposed
+        self.num_src = int(num_src)
+        self.num_dst = int(num_dst)
+        self.num_edges = int(like.shape[0]) if num_edges is None else num_edges
+        self.idtype = like.dtype
+        self.device = like.device
+
+    @classmethod
+    def from_csc(
+        cls,
+        indptr: Tensor,
+        indices: Tensor,
+        eids: Tensor | None,
+        num_src: int,
+        num_dst: int,
+        *,
+        check: bool = True,
+    ) -> Adjacency:
+        """Build from in-edges grouped by destination.
+
+        Args:
+            indptr: [num_dst + 1] where the in-edges of each destination begin and end.
+            indices: [num_edges] source of each edge.
+            eids: [num_edges] id of each edge, a permutation; None where position is the id.
+            num_src: Number of source nodes.
+            num_dst: Number of destination nodes.
+            check: Look at every number; pass False only for arrays that are known to be right.
+
+        Raises:
+            TypeError: The arrays are not integer tensors of one dtype.
+            ValueError: Shapes, devices, the pointer, or an id are wrong.
+        """
+        if check:
+            _check.check_csc(indptr, indices, eids, num_src, num_dst)
+        indptr, indices = indptr.contiguous(), indices.contiguous()
+        formats = _Formats()
+        if eids is None or _ascending_within_rows(indptr, eids):
+            formats.csc = (indptr, indices, None if eids is None else eids.contiguous())
+        else:  # csc() promises ascending ids within a destination, so it is built anew
+            formats.coo = _coo_from_compressed((indptr, indices, eids))
+        adj = cls.__new__(cls)
+        adj._init(formats, indices, num_src, num_dst)
+        return adj
+
+    def __repr__(self) -> str:
+        made = ", ".join(name for name, exists in self.formats().items() if exists)
+        return (
+            f"Adjacency(num_src={self.num_src}, num_dst={self.num_dst}, "
+            f"num_edges={self.num_edges}, idtype={self.idtype}, device={self.device}, "
+            f"formats=[{made}])"
+        )
+
+    def _single_adjacency(self) -> Adjacency:
+        return self
+
+    def coo(self) -> Coo:
+        """Source and destination of each edge, both [num_edges], in edge id order."""
+        formats = self._formats
+        if formats.coo is None:
+            if formats.csc is not None:
+                formats.coo = _coo_from_compressed(formats.csc)
+            else:
+                assert formats.csr is not None
+                dst, src = _coo_from_compressed(formats.csr)
+                formats.coo = (src, dst)
+        src, dst = formats.coo
+        return (dst, src) if self._transposed else (src, dst)
+
+    def csc(self) -> Compressed:
+        """In-edges grouped by destination: ``(indptr, src, eids)``.
+
+        ``indptr`` is [num_dst + 1], ``src`` and ``eids`` are [num_edges]. Within one destination
+        edges come by ascending edge id. ``eids`` is None where every edge is at its own id.
+        """
+        return self._out_of_src() if self._transposed else self._into_dst()
+
+    def csr(self) -> Compressed:
+        """Out-edges grouped by source: ``(indptr, dst, eids)``, ordered as in `csc`."""
+        return self._into_dst() if self._transposed else self._out_of_src()
+
+    def _into_dst(self) -> Compressed:
+        formats = self._formats
+        if formats.csc is None:
+            src, dst = self._stored_coo()
+            num_keys = self.num_src if self._transposed else self.num_dst
+            formats.csc = _compress(dst, src, num_keys)
+        return formats.csc
+
+    def _out_of_src(self) -> Compressed:
+        formats = self._formats
+        if formats.csr is None:
+            src, dst = self._stored_coo()
+            num_keys = self.num_dst if self._transposed else self.num_src
+            formats.csr = _compress(src, dst, num_keys)
+        return formats.csr
+
+    def _stored_coo(self) -> Coo:
+        first, second = self.coo()
+        return (second, first) if self._transposed else (first, second)
+
+    def has_sequential_csc(self) -> bool:
+        """Whether edges were given sorted by destination, so that position is the edge id."""
+        formats = self._formats
+        compressed = formats.csr if self._transposed else formats.csc
+        return compressed is not None and compressed[2] is None
+
+    def reverse(self) -> Adjacency:
+        """The same edges in the other direction, with the same ids; shares every array."""
+        adj = Adjacency.__new__(Adjacency)
+        adj._formats = self._formats
+        adj._transposed = not self._transposed
+        adj.num_src, adj.num_dst = self.num_dst, self.num_src
+        adj.num_edges, adj.idtype, adj.device = self.num_edges, self.idtype, self.device
+        return adj
+
+    def in_degrees(self) -> Tensor:
+        """Number of edges into each destination: [num_dst], of ``idtype``."""
+        return self._degrees(into_dst=not self._transposed, num_keys=self.num_dst)
+
+    def out_degrees(self) -> Tensor:
+        """Number of edges out of each source: [num_src], of ``idtype``."""
+        return self._degrees(into_dst=self._transposed, num_keys=self.num_src)
+
+    def _degrees(self, into_dst: bool, num_keys: int) -> Tensor:
+        formats = self._formats
+        known = formats.in_degrees if into_dst else formats.out_degrees
+        if known is not None:
+            return known
+        compressed = formats.csc if into_dst else formats.csr
+        if compressed is not None:
+            degrees = compressed[0].diff()
+        else:
+            keys = self._stored_coo()[1 if into_dst else 0]
+            degrees = torch.bincount(keys, minlength=num_keys).to(self.idtype)
+        if into_dst:
+            formats.in_degrees = degrees
+        else:
+            formats.out_degrees = degrees
+        return degrees
+
+    def to(self, device: torch.device | str) -> Adjacency:
+        """This adjacency, with every format it has, on ``device``; itself if already there."""
+        target = torch.empty(0, device=device).device  # "cuda" becomes "cuda:0"
+        return self if target == self.device else self._map(lambda array: array.to(target))
+
+    def astype(self, idtype: torch.dtype) -> Adjacency:
+        """This adjacency with ids of ``idtype`` (torch.int32 or torch.int64).
+
+        Raises:
+            TypeError: ``idtype`` is neither.
+            ValueError: A count does not fit in 32 bits.
+        """
+        if idtype not in INDEX_DTYPES:
+            raise TypeError(f"idtype must be torch.int32 or torch.int64 (got {idtype})")
+        if idtype == self.idtype:
+            return self
+        if idtype == torch.int32:
+            for name in ("num_src", "num_dst", "num_edges"):
+                _check.check_fits_int32(name, getattr(self, name))
+        return self._map(lambda array: array.to(idtype))
+
+    def _map(self, change: _ArrayChange) -> Adjacency:
+        made: dict[int, Tensor] = {}
+
+        def once(array: Tensor) -> Tensor:
+            key = id(array)
+            if key not in made:
+                made[key] = change(array)
+            return made[key]
+
+        def compressed(arrays: Compressed | None) -> Compressed | None:
+            if arrays is None:
+                return None
+            eids = arrays[2]
+            return once(arrays[0]), once(arrays[1]), None if eids is None else once(eids)
+
+        old = self._formats
+        formats = _Formats(
+            coo=None if old.coo is None else (once(old.coo[0]), once(old.coo[1])),
+            csc=compressed(old.csc),
+            csr=compressed(old.csr),
+        )
+        like = formats.arrays()[0]
+        adj = Adjacency.__new__(Adjacency)
+        adj._init(formats, like, self.num_src, self.num_dst, self.num_edges, self._transposed)
+        return adj
+
+    def formats(self) -> dict[str, bool]:
+        """Which of ``coo``, ``csc`` and ``csr`` have been built."""
+        formats = self._formats
+        csc, csr = formats.csc is not None, formats.csr is not None
+        if self._transposed:
+            csc, csr = csr, csc
+        return {"coo": formats.coo is not None, "csc": csc, "csr": csr}
+
+    def memory_bytes(self) -> int:
+        """Bytes of the arrays held now; one that two formats share counts once."""
+        arrays = {array.data_ptr(): array for array in self._formats.arrays()}
+        return sum(array.numel() * array.element_size() for array in arrays.values())
+
+
+class _ArrayChange(Protocol):
+    def __call__(self, array: Tensor, /) -> Tensor: ...
+
+
+@runtime_checkable
+class HasAdjacency(Protocol):
+    """Anything that stands for the edges of one relation, such as a graph with one edge type."""
+
+    def _single_adjacency(self) -> Adjacency: ...
+
+
+def as_adjacency(graph: Adjacency | HasAdjacency) -> Adjacency:
+    """The adjacency of ``graph``.
+
+    Raises:
+        TypeError: ``graph`` has none.
+    """
+    if isinstance(graph, Adjacency):
+        return graph
+    if not isinstance(graph, HasAdjacency):
+        raise TypeError(
+            "the first argument must be an Adjacency or a graph with one relation "
+            f"(got {type(graph).__name__}); build one with Adjacency(src, dst, num_src, num_dst)"
+        )
+    return graph._single_adjacency()
+
+
+def _compress(keys: Tensor, others: Tensor, num_keys: int) -> Compressed:
+    """Group edges by key, within one key by ascending position."""
+    sorted_already = bool((keys[1:] >= keys[:-1]).all())
+    kernels = None if sorted_already else kernels_for(keys.device)
+    if kernels is not None:
+        indptr = torch.empty(num_keys + 1, dtype=keys.dtype, device=keys.device)
+        grouped, eids = torch.empty_like(others), torch.empty_like(keys)
+        kernels.group_by_key(keys, others, indptr, grouped, eids, torch.get_num_threads())
+        return indptr, grouped, eids
+    indptr = torch.zeros(num_keys + 1, dtype=keys.dtype, device=keys.device)
+    if keys.numel():
+        counts = torch.bincount(keys, minlength=num_keys)
+        indptr[1:] = counts.cumsum(0)
+    if sorted_already:
+        return indptr, others, None
+    order = torch.sort(keys, stable=True).indices
+    return indptr, others.index_select(0, order), order.to(keys.dtype)
+
+
+def _coo_from_compressed(arrays: Compressed) -> Coo:
+    """(indices, rows) of each edge, in edge id order."""
+    indptr, indices, eids = arrays
+    rows = expand_rows(indptr, indices.shape[0])
+    if eids is None:
+        return indices, rows
+    places = eids.long()
+    first = torch.empty_like(indices)
+    second = torch.empty_like(rows)
+    first[places] = indices
+    second[places] = rows
+    return first, second
+
+
+def expand_rows(indptr: Tensor, num_edges: int) -> Tensor:
+    """The row that each position of a compressed format belongs to: [num_edges]."""
+    rows = torch.arange(indptr.shape[0] - 1, dtype=indptr.dtype, device=indptr.device)
+    return torch.repeat_interleave(rows, indptr.diff(), output_size=num_edges)
+
+
+def _ascending_within_rows(indptr: Tensor, eids: Tensor) -> bool:
+    if eids.numel() < 2:
+        return True
+    falls = eids[1:] <= eids[:-1]
+    inside = torch.ones_like(falls)
+    starts = indptr[1:-1].long()
+    starts = starts[(starts > 0) & (starts < eids.numel())]
+    inside[starts - 1] = False
+    return not bool((falls & inside).any())

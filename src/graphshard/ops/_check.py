@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a caller may pass, checked once at the public edge: each message has rule, value, cure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import torch
+from torch import Tensor
+
+from graphshard._typing import INDEX_DTYPES
+
+VALUE_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+"""float16 runs in plain torch; the others have compiled kernels."""
+
+
+def check_choice(name: str, value: object, choices: Collection[str]) -> None:
+    """Raise ValueError unless ``value`` is one of ``choices``."""
+    if not isinstance(value, str) or value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(choices)} (got {value!r})")
+
+
+def check_operand(
+    operator: str,
+    op: str,
+    name: str,
+    value: Tensor | None,
+    count_name: str,
+    count: int,
+    device: torch.device,
+) -> Tensor:
+    """Raise unless ``value`` has ``count`` rows on ``device``, and numbers that ``op`` accepts."""
+    if value is None:
+        raise ValueError(f"{operator} with op {op!r} needs {name} (got None); pass a tensor")
+    if not isinstance(value, Tensor):
+        raise TypeError(
+            f"{name} of {operator} must be a torch.Tensor (got {type(value).__name__}); "
+            "use torch.as_tensor"
+        )
+    if value.dim() == 0 or value.shape[0] != count:
+        raise ValueError(
+            f"{name} of {operator} must have {count_name} = {count} rows "
+            f"(got shape {tuple(value.shape)}); pass one row per "
+            f"{'edge' if count_name == 'num_edges' else 'node'} of this adjacency"
+        )
+    if value.device != device:
+        raise ValueError(
+            f"{name} of {operator} must be on the device of the adjacency, {device} "
+            f"(got {value.device}); move one of them with .to(...)"
+        )
+    copies = operator == "gsddmm" and op in ("copy_lhs", "copy_rhs")
+    if value.dtype not in VALUE_DTYPES and not copies:
+        raise TypeError(
+            f"{name} of {operator} must be float32, float64, bfloat16 or float16 "
+            f"(got {value.dtype}); convert it with .float()"
+        )
+    return value
+
+
+def check_broadcast(op: str, lhs: Tensor, rhs: Tensor) -> None:
+    """Raise ValueError unless the shapes of one row of each operand broadcast together."""
+    for first, second in zip(reversed(lhs.shape[1:]), reversed(rhs.shape[1:]), strict=False):
+        if first != second and 1 not in (first, second):
+            raise ValueError(
+                f"{op} broadcasts the dimensions after the first from the right: equal, or one of "
+                f"them 1 (got lhs {tuple(lhs.shape)} and rhs {tuple(rhs.shape)}); insert "
+                "dimensions of size 1 with unsqueeze"
+            )
+
+
+def check_index_array(name: str, array: Tensor) -> None:
+    """Raise unless ``array`` is a one-dimensional int32 or int64 tensor."""
+    if not isinstance(array, Tensor):
+        raise TypeError(
+            f"{name} must be a torch.Tensor (got {type(array).__name__}); use torch.as_tensor"
+        )
+    if array.dtype not in INDEX_DTYPES:
+        raise TypeError(
+            f"{name} must be int32 or int64 (got {array.dtype}); convert with .to(torch.int64)"
+        )
+    if array.dim() != 1:
+        raise ValueError(
+            f"{name} must have one dimension (got shape {tuple(array.shape)}); flatten it"
+        )
+
+
+def check_ids(name: str, array: Tensor, count_name: str, count: int) -> None:
+    """Raise unless ``array`` holds ids from 0 up to but not including ``count``."""
+    check_index_array(name, array)
+    if count < 0:
+        raise ValueError(f"{count_name} must not be negative (got {count})")
+    if array.dtype == torch.int32:
+        check_fits_int32(count_name, count)
+        check_fits_int32("num_edges", array.numel())
+    if array.numel() == 0:
+        return
+    low, high = (int(bound) for bound in torch.aminmax(array))
+    if low < 0 or high >= count:
+        raise ValueError(
+            f"every id in {name} must be in [0, {count_name}={count}) "
+            f"(got {low if low < 0 else high}); raise {count_name} or drop the edge"
+        )
+
+
+def check_alike(first_name: str, first: Tensor, second_name: str, second: Tensor) -> None:
+    """Raise unless both arrays have one dtype and one device."""
+    if first.dtype != second.dtype:
+        raise TypeError(
+            f"{first_name} and {second_name} must have one dtype "
+            f"(got {first.dtype} and {second.dtype}); convert one with .to(...)"
+        )
+    if first.device != second.device:
+        raise ValueError(
+            f"{first_name} and {second_name} must be on one device "
+            f"(got {first.device} and {second.device}); move one with .to(...)"
+        )
+
+
+def check_csc(
+    indptr: Tensor, indices: Tensor, eids: Tensor | None, num_src: int, num_dst: int
+) -> None:
+    """Raise unless the arrays are in-edges of ``num_dst`` nodes grouped by destination."""
+    check_index_array("indptr", indptr)
+    check_ids("indices", indices, "num_src", num_src)
+    check_alike("indptr", indptr, "indices", indices)
+    num_edges = indices.shape[0]
+    if indptr.shape[0] != num_dst + 1:
+        raise ValueError(
+            f"indptr must have num_dst + 1 = {num_dst + 1} entries (got {indptr.shape[0]})"
+        )
+    ends = int(indptr[0]), int(indptr[-1])
+    if ends != (0, num_edges) or bool((indptr.diff() < 0).any()):
+        raise ValueError(
+            f"indptr must ascend from 0 to len(indices) = {num_edges} "
+            f"(it runs from {ends[0]} to {ends[1]}); build it from in-degrees with cumsum"
+        )
+    if eids is None:
+        return
+    check_ids("eids", eids, "num_edges", num_edges)
+    check_alike("indptr", indptr, "eids", eids)
+    if eids.shape != indices.shape or bool((torch.bincount(eids, minlength=num_edges) != 1).any()):
+        raise ValueError(
+            f"eids must hold every id from 0 to {num_edges - 1} once (got {eids.numel()} ids, "
+            "some repeated or missing); pass None where position is the id"
+        )
+
+
+def check_fits_int32(name: str, count: int) -> None:
+    """Raise ValueError unless ``count`` ids can be told apart in 32 bits."""
+    if count >= 2**31:
+        raise ValueError(f"{name} must fit in 32 bits (got {count}); use idtype torch.int64")

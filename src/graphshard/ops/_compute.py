@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs one operator without autograd: in the compiled kernels where they can, else in plain torch.
+
+Arguments have been checked and have one dtype. The kernels read contiguous rows and write into
+tensors that are allocated here. An array crosses to C++ detached: nanobind would take one that
+requires grad without a word.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from . import _fallback
+from ._adjacency import Adjacency
+from ._broadcast import RowLoop, copy_loop, dot_loop, row_loop, row_places, sum_to_row
+from ._kernel import kernels_for
+
+Operand = Tensor | None
+
+
+def spmm(
+    adj: Adjacency, op: str, reduce: str, lhs: Operand, rhs: Operand
+) -> tuple[Tensor, Tensor | None]:
+    """Reduced messages [num_dst, ...]; for max and min also the winning edge ids, same shape."""
+    lhs = None if lhs is None or op == "copy_rhs" else lhs.detach()
+    rhs = None if rhs is None or op == "copy_lhs" else rhs.detach()
+    like = lhs if lhs is not None else rhs
+    assert like is not None
+    kernels = kernels_for(like.device, like.dtype)
+    if kernels is None:
+        return _fallback.spmm(adj, op, reduce, lhs, rhs)
+    loop = _spmm_loop(lhs, rhs)
+    out = like.new_empty(adj.num_dst, *loop.shape)
+    has_arg = reduce in ("max", "min")
+    arg = torch.empty(out.shape, dtype=adj.idtype, device=out.device) if has_arg else None
+    if out.numel():
+        indptr, indices, eids = adj.csc()
+        kernels.spmm(
+            _rows(out),
+            indptr,
+            indices,
+            eids,
+            _rows(lhs),
+            _rows(rhs),
+            None if arg is None else _rows(arg),
+            op,
+            reduce,
+            *_loop_arguments(loop),
+            torch.get_num_threads(),
+        )
+    return out, arg
+
+
+def sddmm(
+    adj: Adjacency, op: str, lhs: Tensor, rhs: Tensor, lhs_target: str, rhs_target: str
+) -> Tensor:
+    """``op`` of two operands per edge: [num_edges, ...]; for dot the last dimensions are equal."""
+    lhs, rhs = lhs.detach(), rhs.detach()
+    kernels = kernels_for(lhs.device, lhs.dtype)
+    if kernels is None:
+        return _fallback.sddmm(adj, op, lhs, rhs, lhs_target, rhs_target)
+    make_loop = dot_loop if op == "dot" else row_loop
+    loop = make_loop(tuple(lhs.shape[1:]), tuple(rhs.shape[1:]))
+    out = lhs.new_empty(adj.num_edges, *loop.shape)
+    if not out.numel():
+        return out
+    if loop.inner == 0:
+        return out.zero_()
+    arguments = (_rows(lhs), _rows(rhs), lhs_target, rhs_target, op, *_loop_arguments(loop))
+    if op == "dot" or adj.has_sequential_csc():
+        # Rows of the destination are read once, and stay in the cache for all of its edges.
+        indptr, indices, eids = adj.csc()
+        kernels.sddmm_csc(_rows(out), indptr, indices, eids, *arguments, torch.get_num_threads())
+    else:
+        src, dst = adj.coo()
+        kernels.sddmm_coo(_rows(out), src, dst, *arguments, torch.get_num_threads())
+    return out
+
+
+def gather(adj: Adjacency, values: Tensor, target: str) -> Tensor:
+    """The row of each edge's source or destination, any dtype: [num_edges, ...]."""
+    src, dst = adj.coo()
+    return values.detach().index_select(0, src if target == "u" else dst)
+
+
+def edge_softmax(adj: Adjacency, logits: Tensor) -> Tensor:
+    """Softmax over the in-edges of each destination: [num_edges, ...]."""
+    logits = logits.detach()
+    kernels = kernels_for(logits.device, logits.dtype)
+    if kernels is None:
+        return _fallback.edge_softmax(adj, logits)
+    out = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
+    if out.numel():
+        indptr, _, eids = adj.csc()
+        kernels.edge_softmax(_rows(out), indptr, eids, _rows(logits), torch.get_num_threads())
+    return out
+
+
+def edge_softmax_backward(adj: Adjacency, out: Tensor, grad: Tensor) -> Tensor:
+    """``out * (grad - sum of out * grad over the destination)``: [num_edges, ...]."""
+    out, grad = out.detach(), grad.detach()
+    kernels = kernels_for(out.device, out.dtype)
+    if kernels is None:
+        return _fallback.edge_softmax_backward(adj, out, grad)
+    result = torch.empty(out.shape, dtype=out.dtype, device=out.device)
+    if out.numel():
+        indptr, _, eids = adj.csc()
+        kernels.edge_softmax_backward(
+            _rows(result), indptr, eids, _rows(out), _rows(grad), torch.get_num_threads()
+        )
+    return result
+
+
+def winners_backward(
+    adj: Adjacency,
+    op: str,
+    grad: Tensor,
+    arg: Tensor,
+    lhs: Operand,
+    rhs: Operand,
+    lhs_row: tuple[int, ...] | None,
+    rhs_row: tuple[int, ...] | None,
+) -> tuple[Operand, Operand] | None:
+    """Gradients of max or min, given the winning edge ids; None where no kernel can do it.
+
+    Args:
+        adj: The edges.
+        op: The operator that made the messages.
+        grad: [num_dst, ...] gradient of the result.
+        arg: The winners, same shape.
+        lhs: Source rows, where ``op`` scales by them.
+        rhs: Edge rows, where ``op`` scales by them.
+        lhs_row: Shape of a row of lhs, if its gradient is wanted or it was given.
+        rhs_row: Likewise for rhs.
+    """
+    kernels = kernels_for(grad.device, grad.dtype)
+    if kernels is None:
+        return None
+    shape = tuple(grad.shape[1:])
+    wide = torch.float32 if grad.dtype == torch.bfloat16 else grad.dtype
+
+    def zeros(rows: int, row: tuple[int, ...] | None) -> Operand:
+        if row is None:
+            return None
+        return torch.zeros(rows, math.prod(row), dtype=wide, device=grad.device)
+
+    def places(row: tuple[int, ...] | None) -> Tensor:
+        return row_places(shape if row is None else row, shape, grad.device).flatten()
+
+    lhs_grad = zeros(adj.num_src, None if lhs_row is None else shape)
+    rhs_grad = zeros(adj.num_edges, rhs_row)
+    if arg.numel():
+        kernels.winners_backward(
+            _rows(grad.detach()),
+            _rows(arg),
+            adj.coo()[0],
+            None if lhs is None else _rows(lhs.detach()),
+            None if rhs is None else _rows(rhs.detach()),
+            places(lhs_row),
+            places(rhs_row),
+            op,
+            lhs_grad,
+            rhs_grad,
+            torch.get_num_threads(),
+        )
+    if lhs_grad is not None and lhs_row is not None:
+        lhs_grad = sum_to_row(lhs_grad.reshape(adj.num_src, *shape), lhs_row).to(grad.dtype)
+    if rhs_grad is not None and rhs_row is not None:
+        rhs_grad = rhs_grad.reshape(adj.num_edges, *rhs_row).to(grad.dtype)
+    return lhs_grad, rhs_grad
+
+
+def _spmm_loop(lhs: Operand, rhs: Operand) -> RowLoop:
+    if lhs is None or rhs is None:
+        only = rhs if lhs is None else lhs
+        assert only is not None
+        return copy_loop(tuple(only.shape[1:]))
+    return row_loop(tuple(lhs.shape[1:]), tuple(rhs.shape[1:]))
+
+
+def _loop_arguments(loop: RowLoop) -> tuple[Tensor, Tensor, int, bool, bool]:
+    return (
+        loop.lhs_offsets,
+        loop.rhs_offsets,
+        loop.inner,
+        loop.lhs_advances,
+        loop.rhs_advances,
+    )
+
+
+def _rows(values: Operand) -> Operand:
+    """Two-dimensional, contiguous: a view wherever one exists."""
+    if values is None:
+        return None
+    return values.contiguous().view(values.shape[0], math.prod(values.shape[1:]))

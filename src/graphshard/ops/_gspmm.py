@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""gspmm: messages along edges, reduced at their destinations, in one pass."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from . import _autograd, _check, _compute
+from ._adjacency import Adjacency, HasAdjacency, as_adjacency
+
+OPS = ("add", "sub", "mul", "div", "copy_lhs", "copy_rhs")
+REDUCES = ("sum", "mean", "max", "min")
+
+
+def gspmm(
+    adj: Adjacency | HasAdjacency,
+    op: str,
+    reduce: str,
+    lhs: Tensor | None = None,
+    rhs: Tensor | None = None,
+) -> Tensor:
+    """Combine each edge's source row with its own, and reduce the results by destination.
+
+    ``out[v] = reduce over edges e into v of op(lhs[source of e], rhs[e])``. Rows broadcast from the
+    right, as in numpy. No message is stored. A destination without edges gets zeros. Differentiable
+    in ``lhs`` and ``rhs``, any number of times; the gradient of max and min goes to the winner
+    alone, which among equals is the edge with the smallest id (a NaN wins over any number).
+    bfloat16 and float16 are summed in float32.
+
+    Args:
+        adj: The edges, or a graph with one relation.
+        op: ``add``, ``sub``, ``mul``, ``div``, ``copy_lhs`` or ``copy_rhs``.
+        reduce: ``sum``, ``mean``, ``max`` or ``min``.
+        lhs: [num_src, ...] source rows; not looked at by ``copy_rhs``.
+        rhs: [num_edges, ...] edge rows, in edge id order; not looked at by ``copy_lhs``.
+
+    Returns:
+        [num_dst, ...] with the broadcast shape of a row, of the operands' common dtype.
+
+    Raises:
+        TypeError: An operand is not a tensor of floating-point numbers.
+        ValueError: An unknown ``op`` or ``reduce``, a missing operand, a wrong number of rows,
+            another device, or rows that do not broadcast.
+
+    Example:
+        >>> adj = Adjacency(torch.tensor([0, 1, 1]), torch.tensor([1, 0, 1]), 2, 2)
+        >>> gspmm(adj, "copy_lhs", "sum", torch.tensor([1.0, 10.0]))
+        tensor([10., 11.])
+    """
+    adj, lhs, rhs = _checked("gspmm", adj, op, reduce, REDUCES, lhs, rhs)
+    return _autograd.spmm(adj, op, reduce, lhs, rhs)
+
+
+def gspmm_arg(
+    adj: Adjacency | HasAdjacency,
+    op: str,
+    reduce: str,
+    lhs: Tensor | None = None,
+    rhs: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """`gspmm` for max and min, with the edge that each element came from; no gradient.
+
+    Args:
+        adj: The edges, or a graph with one relation.
+        op: As in `gspmm`.
+        reduce: ``max`` or ``min``.
+        lhs: [num_src, ...] source rows.
+        rhs: [num_edges, ...] edge rows.
+
+    Returns:
+        ``(out, arg)``, both [num_dst, ...]: the extremum, and of ``adj.idtype`` the id of its edge,
+        -1 where a destination has none.
+
+    Raises:
+        TypeError: As in `gspmm`.
+        ValueError: As in `gspmm`, and for sum and mean.
+    """
+    adj, lhs, rhs = _checked("gspmm_arg", adj, op, reduce, ("max", "min"), lhs, rhs)
+    out, arg = _compute.spmm(adj, op, reduce, lhs, rhs)
+    assert arg is not None
+    return out, arg
+
+
+def _checked(
+    name: str,
+    graph: Adjacency | HasAdjacency,
+    op: str,
+    reduce: str,
+    reduces: tuple[str, ...],
+    lhs: Tensor | None,
+    rhs: Tensor | None,
+) -> tuple[Adjacency, Tensor | None, Tensor | None]:
+    adj = as_adjacency(graph)
+    _check.check_choice(f"op of {name}", op, OPS)
+    _check.check_choice(f"reduce of {name}", reduce, reduces)
+    if op == "copy_rhs":
+        lhs = None
+    else:
+        lhs = _check.check_operand(name, op, "lhs", lhs, "num_src", adj.num_src, adj.device)
+    if op == "copy_lhs":
+        rhs = None
+    else:
+        rhs = _check.check_operand(name, op, "rhs", rhs, "num_edges", adj.num_edges, adj.device)
+    if lhs is not None and rhs is not None:
+        _check.check_broadcast(f"{name} {op}", lhs, rhs)
+        dtype = torch.promote_types(lhs.dtype, rhs.dtype)
+        lhs, rhs = lhs.to(dtype), rhs.to(dtype)
+    return adj, lhs, rhs

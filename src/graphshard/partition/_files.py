@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensor files: safetensors, written in slices, each file carrying its own checksum.
+
+The bytes are those of the safetensors format, so any safetensors reader opens them. Two things
+make a writer of our own worth its lines: rows can be gathered slice by slice while they are
+written, so that a wide feature never exists twice in memory, and the header carries the BLAKE2b
+digest of the whole file, so that a reader can tell at the price of the header alone whether a file
+is the one that the partition's JSON speaks of.
+
+::
+
+    8 bytes    length of the header, little endian
+    header     JSON: name -> {dtype, shape, data_offsets}, and "__metadata__" with the digest
+    data       tensors one after another, widest dtype first, then by name
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from ..errors import PartitionFormatError
+
+DTYPE_NAMES: dict[torch.dtype, str] = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+_DIGEST_KEY = "blake2b"
+_DIGEST_BYTES = 16
+_NO_DIGEST = "0" * (2 * _DIGEST_BYTES)
+_SLICE_BYTES = 1 << 24
+
+
+@dataclass(frozen=True)
+class Rows:
+    """``source[index]``, gathered when it is written.
+
+    Args:
+        source: ``[num_rows, ...]``.
+        index: int64 ``[num_selected]``.
+    """
+
+    source: Tensor
+    index: Tensor
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.source.dtype
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((self.index.shape[0], *self.source.shape[1:]))
+
+    def slices(self) -> Iterator[Tensor]:
+        row_bytes = max(1, self.source[:1].numel() * self.source.element_size())
+        for index in torch.split(self.index, max(1, _SLICE_BYTES // row_bytes)):
+            yield self.source.index_select(0, index.to(self.source.device))
+
+
+@dataclass(frozen=True)
+class FileRecord:
+    """What the partition's JSON remembers of a file: its size and its digest."""
+
+    bytes: int
+    blake2b: str
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"bytes": self.bytes, "blake2b": self.blake2b}
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor | Rows]) -> FileRecord:
+    """Write ``tensors`` to a new file and sync it to disk.
+
+    Args:
+        path: File to create; its folder must exist.
+        tensors: Whole tensors, or rows to gather while writing. Any device, any stride.
+
+    Raises:
+        TypeError: A dtype has no name in safetensors.
+    """
+    for name, tensor in tensors.items():
+        if tensor.dtype not in DTYPE_NAMES:
+            raise TypeError(
+                f"'{name}' must have a dtype that safetensors can hold (got {tensor.dtype}); "
+                f"convert it to one of {', '.join(str(dtype) for dtype in DTYPE_NAMES)}"
+            )
+    names = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
+    header = _header({name: tensors[name] for name in names})
+    digest = _new_digest()
+    digest.update(header)
+    with open(path, "xb") as file:
+        file.write(header)
+        for name in names:
+            tensor = tensors[name]
+            for piece in tensor.slices() if isinstance(tensor, Rows) else (tensor,):
+                _write_bytes(file, digest, piece)
+        size = file.tell()
+        file.seek(header.index(_NO_DIGEST.encode()))
+        file.write(digest.hexdigest().encode())
+        file.flush()
+        os.fsync(file.fileno())
+    return FileRecord(size, digest.hexdigest())
+
+
+def _header(tensors: Mapping[str, Tensor | Rows]) -> bytes:
+    entries: dict[str, Any] = {"__metadata__": {_DIGEST_KEY: _NO_DIGEST}}
+    offset = 0
+    for name, tensor in tensors.items():
+        stop = offset + tensor.shape.numel() * tensor.dtype.itemsize
+        entries[name] = {
+            "dtype": DTYPE_NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [offset, stop],
+        }
+        offset = stop
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _new_digest() -> hashlib.blake2b:
+    return hashlib.blake2b(digest_size=_DIGEST_BYTES)
+
+
+def _write_bytes(file: BinaryIO, digest: hashlib.blake2b, tensor: Tensor) -> None:
+    if tensor.numel() == 0:
+        return
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    data = flat.view(torch.uint8).numpy().data
+    file.write(data)
+    digest.update(data)
+
+
+@dataclass(frozen=True)
+class TensorFile:
+    """A tensor file that has been opened and found to be whole, as far as its header can tell.
+
+    Args:
+        path: The file.
+        shapes: Shape of each tensor.
+        blake2b: The digest that the header carries.
+    """
+
+    path: Path
+    shapes: dict[str, tuple[int, ...]]
+    blake2b: str
+
+    @classmethod
+    def open(cls, path: Path) -> TensorFile:
+        """Read the header.
+
+        Raises:
+            PartitionFormatError: The file is missing, truncated, or not a tensor file of ours.
+        """
+        try:
+            with safe_open(path, framework="pt") as file:
+                metadata = file.metadata() or {}
+                shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+        except FileNotFoundError:
+            raise PartitionFormatError(
+                f"file {path} is missing; copy the part again, or partition the graph again"
+            ) from None
+        except (SafetensorError, OSError) as error:
+            raise PartitionFormatError(
+                f"file {path} is damaged or incomplete ({error}); copy the part again, or "
+                "partition the graph again"
+            ) from error
+        if _DIGEST_KEY not in metadata:
+            raise PartitionFormatError(
+                f"file {path} carries no {_DIGEST_KEY} digest, so graphshard did not write it; "
+                "partition the graph again"
+            )
+        return cls(path, shapes, metadata[_DIGEST_KEY])
+
+    def read(self) -> dict[str, Tensor]:
+        """All tensors, mapped from the file: pages are read when touched.
+
+        Writing to a tensor changes this process's copy only, never the file.
+        """
+        with safe_open(self.path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in self.shapes}
+
+
+def digest_of(path: Path) -> str:
+    """Compute the digest of a whole tensor file, to be compared with the one it carries."""
+    digest = _new_digest()
+    with open(path, "rb") as file:
+        prefix = file.read(8)
+        header = file.read(int.from_bytes(prefix, "little"))
+        carried = json.loads(header)["__metadata__"][_DIGEST_KEY]
+        digest.update(prefix + header.replace(carried.encode(), _NO_DIGEST.encode(), 1))
+        while data := file.read(_SLICE_BYTES):
+            digest.update(data)
+    return digest.hexdigest()

@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The local graph of one part: its own nodes and edges, and a rim of foreign ones.
+
+[Note: what a part holds]
+*Inner* nodes are those the part owns, *inner* edges all in-edges of inner nodes. Around them lie
+*halo* nodes, which other parts own, and *outer* edges:
+
+* the source of every inner edge is there (an edge needs both ends);
+* with ``num_hops`` from 1 up, every edge from an inner node to a foreign one, so that inner nodes
+  show their true out-degree;
+* with ``num_hops`` from 2 up, the in-edges of the halo nodes found so far, ``num_hops - 1`` times.
+
+``num_hops=0`` keeps inner edges and their sources, nothing else. Local ids: inner nodes in the
+order of their new ids, then halo nodes in the order of theirs; edges likewise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ._relabel import Ids, Relabeling
+
+_NO_IDS: Ids = np.zeros(0, dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class LocalPart:
+    """Structure of one part, in local ids.
+
+    Args:
+        node_ids: Homogenised id of each local node.
+        node_types: Type number of each local node.
+        node_parts: Owner of each local node.
+        num_inner_nodes: The first so many local nodes are inner.
+        edge_ids: Homogenised id of each local edge.
+        edge_types: Relation number of each local edge.
+        num_inner_edges: The first so many local edges are inner.
+        src: Local id of each edge's source.
+        dst: Local id of each edge's destination.
+    """
+
+    node_ids: Ids
+    node_types: npt.NDArray[np.int32]
+    node_parts: Ids
+    num_inner_nodes: int
+    edge_ids: Ids
+    edge_types: npt.NDArray[np.int32]
+    num_inner_edges: int
+    src: Ids
+    dst: Ids
+
+    @property
+    def num_nodes(self) -> int:
+        return len(self.node_ids)
+
+    @property
+    def num_edges(self) -> int:
+        return len(self.edge_ids)
+
+
+@dataclass(frozen=True)
+class CutEdges:
+    """The edges of one relation whose ends lie in different parts, by the part of their source.
+
+    Args:
+        positions: Their per-type ids, the edges from part 0 first, ascending within each part.
+        starts: ``[num_parts + 1]``: where the edges from each part begin.
+    """
+
+    positions: Ids
+    starts: Ids
+
+    def leaving(self, part: int) -> Ids:
+        return self.positions[self.starts[part] : self.starts[part + 1]]
+
+
+def find_cut_edges(relabeling: Relabeling) -> tuple[list[CutEdges], npt.NDArray[np.int64]]:
+    """Cut edges of every relation; and how many enter each part.
+
+    Returns:
+        One `CutEdges` per relation, and ``[num_parts]`` the cut edges into each part.
+    """
+    num_parts = relabeling.num_parts
+    entering = np.zeros(num_parts, dtype=np.int64)
+    ends = np.array([relabeling.node_range(part)[1] for part in range(num_parts)])
+    cuts = []
+    for relation in range(len(relabeling.relations)):
+        positions, owners = [_NO_IDS], [_NO_IDS]
+        for part in range(num_parts):
+            start, stop = relabeling.edge_range(part, relation)
+            src = _sources(relabeling, relation, np.arange(start, stop))
+            first, last = relabeling.node_range(part)
+            foreign = np.flatnonzero((src < first) | (src >= last))
+            entering[part] += foreign.shape[0]
+            positions.append(foreign + start)
+            owners.append(np.searchsorted(ends, src[foreign], side="right"))
+        all_owners = np.concatenate(owners)
+        order = np.argsort(all_owners, kind="stable")
+        counts = np.bincount(all_owners, minlength=num_parts)
+        starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        cuts.append(CutEdges(np.concatenate(positions)[order], starts))
+    return cuts, entering
+
+
+def cut_part(
+    relabeling: Relabeling, part: int, num_hops: int, cut_edges: list[CutEdges]
+) -> LocalPart:
+    """Build the local graph of one part; see the note on the module.
+
+    Args:
+        relabeling: New ids.
+        part: The part.
+        num_hops: How far the halo reaches, from 0 up.
+        cut_edges: From `find_cut_edges`.
+    """
+    book = relabeling.book
+    num_relations = len(relabeling.relations)
+    first, last = relabeling.node_range(part)
+    inner = [
+        np.arange(*relabeling.edge_range(part, relation), dtype=np.int64)
+        for relation in range(num_relations)
+    ]
+    sources = [_sources(relabeling, relation, inner[relation]) for relation in range(num_relations)]
+    halo = _foreign(sources, first, last)
+    outer = [_NO_IDS] * num_relations
+    if num_hops >= 1:
+        outer = [cut.leaving(part) for cut in cut_edges]
+        frontier = halo
+        for _ in range(num_hops - 1):
+            reached = _in_edges(relabeling, frontier)
+            found = [_sources(relabeling, r, reached[r]) for r in range(num_relations)]
+            outer = [np.union1d(outer[r], reached[r]) for r in range(num_relations)]
+            frontier = np.setdiff1d(_foreign(found, first, last), halo, assume_unique=True)
+            halo = np.union1d(halo, frontier)
+    outer_src = [_sources(relabeling, r, outer[r]) for r in range(num_relations)]
+    outer_dst = [_destinations(relabeling, r, outer[r]) for r in range(num_relations)]
+    halo = np.union1d(halo, _foreign(outer_src + outer_dst, first, last))
+
+    num_inner = last - first
+
+    def local(ids: Ids) -> Ids:
+        mine = (ids >= first) & (ids < last)
+        return np.where(mine, ids - first, num_inner + np.searchsorted(halo, ids))
+
+    outer_ids = [_homogenised_edges(relabeling, r, outer[r]) for r in range(num_relations)]
+    order = np.argsort(_join(outer_ids), kind="stable")
+    sizes = np.array([ids.shape[0] for ids in inner] + [ids.shape[0] for ids in outer])
+    inner_dst = [_destinations(relabeling, r, inner[r]) for r in range(num_relations)]
+    num_inner_edges = int(sizes[:num_relations].sum())
+    relation_ids = np.arange(num_relations, dtype=np.int32)
+    edge_start = sum(map(sum, relabeling.edge_sizes[:part]))
+    node_ids = np.concatenate([np.arange(first, last), halo])
+    node_types, _ = book.map_to_per_ntype(node_ids)
+    return LocalPart(
+        node_ids=node_ids,
+        node_types=node_types.numpy().astype(np.int32),
+        node_parts=book.nid2partid(node_ids).numpy(),
+        num_inner_nodes=num_inner,
+        edge_ids=np.concatenate(
+            [np.arange(edge_start, edge_start + num_inner_edges), _join(outer_ids)[order]]
+        ),
+        edge_types=np.concatenate(
+            [
+                np.repeat(relation_ids, sizes[:num_relations]),
+                np.repeat(relation_ids, sizes[num_relations:])[order],
+            ]
+        ),
+        num_inner_edges=num_inner_edges,
+        src=local(np.concatenate([_join(sources), _join(outer_src)[order]])),
+        dst=local(np.concatenate([_join(inner_dst), _join(outer_dst)[order]])),
+    )
+
+
+def _join(pieces: list[Ids]) -> Ids:
+    return np.concatenate([_NO_IDS, *pieces])
+
+
+def _sources(relabeling: Relabeling, relation: int, positions: Ids) -> Ids:
+    """New homogenised source of edges given by new per-type id."""
+    source = relabeling.source
+    old_ids = relabeling.relations[relation].old_ids.numpy()[positions]
+    src, _ = source.edges(relation)
+    new_src: Ids = relabeling.new_node_ids[source.src_type[relation]][src.numpy()[old_ids]]
+    return new_src
+
+
+def _destinations(relabeling: Relabeling, relation: int, positions: Ids) -> Ids:
+    """New homogenised destination of edges given by new per-type id."""
+    source = relabeling.source
+    per_type = np.searchsorted(relabeling.relations[relation].indptr, positions, side="right") - 1
+    ntype = source.ntypes[source.dst_type[relation]]
+    homogenised: Ids = relabeling.book.map_to_homo_nid(per_type, ntype).numpy()
+    return homogenised
+
+
+def _homogenised_edges(relabeling: Relabeling, relation: int, positions: Ids) -> Ids:
+    etype = relabeling.source.canonical_etypes[relation]
+    ids: Ids = relabeling.book.map_to_homo_eid(positions, etype).numpy()
+    return ids
+
+
+def _in_edges(relabeling: Relabeling, nodes: Ids) -> list[Ids]:
+    """Per relation, the new per-type ids of the edges into ``nodes`` (homogenised, ascending)."""
+    types, per_type = (ids.numpy() for ids in relabeling.book.map_to_per_ntype(nodes))
+    found = []
+    for relation, type_id in zip(relabeling.relations, relabeling.source.dst_type, strict=True):
+        mine = per_type[types == type_id]
+        begins, counts = relation.indptr[mine], np.diff(relation.indptr)[mine]
+        skipped = np.cumsum(counts) - counts
+        found.append(np.arange(counts.sum()) + np.repeat(begins - skipped, counts))
+    return found
+
+
+def _foreign(ids: list[Ids], first: int, last: int) -> Ids:
+    """Ids outside ``[first, last)``, each once, ascending."""
+    joined = _join(ids)
+    return np.unique(joined[(joined < first) | (joined >= last)])

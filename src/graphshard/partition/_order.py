@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Order of the nodes inside a part, so that neighbours lie near each other in memory.
+
+Each part is walked breadth first, component by component, from a node of least degree (the first
+half of Cuthill and McKee, "Reducing the bandwidth of sparse symmetric matrices", 1969), neighbours
+in their original order. Linear in the edges of the part, whatever the degrees. Graphs often come
+in a good order already (a crawl, a mesh); a part keeps its order unless the walk shortens its
+edges, measured as the mean logarithm of the distance between the two ends.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import scipy.sparse
+from scipy.sparse import csgraph
+
+from ._undirected import UndirectedGraph
+
+Order = npt.NDArray[np.int64]
+
+
+def order_nodes(
+    parts: npt.NDArray[np.integer[Any]],
+    type_offsets: list[int],
+    num_parts: int,
+    undirected: UndirectedGraph | None,
+) -> Order:
+    """All nodes, by part, then type, then place: the new order of the homogenised ids.
+
+    Args:
+        parts: ``[num_nodes]``, part of each node, in homogenised order.
+        type_offsets: First homogenised id of each type, and the number of nodes at the end.
+        num_parts: Number of parts.
+        undirected: The graph to walk; None keeps the original order inside part and type.
+
+    Returns:
+        int64 ``[num_nodes]``: the old homogenised id of each new one.
+    """
+    by_part = np.argsort(parts, kind="stable").astype(np.int64, copy=False)
+    if undirected is None:  # original order is by type already
+        return by_part
+    matrix = undirected.matrix()
+    ends = np.cumsum(np.bincount(parts, minlength=num_parts))
+    for start, stop in zip(ends - np.diff(ends, prepend=0), ends, strict=True):
+        members = by_part[start:stop]
+        types = np.searchsorted(type_offsets, members, side="right")
+        inside = matrix[members][:, members]
+        walked = members[breadth_first_order(inside)]
+        walked = walked[np.argsort(types[np.searchsorted(members, walked)], kind="stable")]
+        if mean_log_gap(inside, walked, members) < mean_log_gap(inside, members, members):
+            by_part[start:stop] = walked
+    return by_part
+
+
+def breadth_first_order(graph: scipy.sparse.csr_array) -> Order:
+    """A walk over all nodes of an undirected graph, the components by their first node.
+
+    Isolated nodes, and ties of any kind, keep their order.
+    """
+    num_nodes = graph.shape[0]
+    if num_nodes == 0 or graph.nnz == 0:
+        return np.arange(num_nodes, dtype=np.int64)
+    num_components, component = csgraph.connected_components(graph, directed=False)
+    degrees = np.diff(graph.indptr)
+    # The first node of least degree in each component, in the order of the components' labels.
+    by_component = np.lexsort((np.arange(num_nodes), degrees, component))
+    starts = by_component[np.searchsorted(component[by_component], np.arange(num_components))]
+    # One walk from an extra node that leads to all the starts; then component after component.
+    root = scipy.sparse.csr_array(
+        (np.ones(num_components, np.uint8), starts, np.array([0, num_components])),
+        shape=(1, num_nodes),
+    )
+    column = scipy.sparse.csr_array((num_nodes + 1, 1), dtype=np.uint8)
+    rooted = scipy.sparse.hstack([scipy.sparse.vstack([graph, root]), column], format="csr")
+    walk: Order = csgraph.breadth_first_order(rooted, num_nodes, return_predecessors=False)
+    walk = walk[1:].astype(np.int64)
+    first = np.full(num_components, num_nodes, dtype=np.int64)
+    np.minimum.at(first, component, np.arange(num_nodes))
+    return walk[np.argsort(first[component[walk]], kind="stable")]
+
+
+def mean_log_gap(graph: scipy.sparse.csr_array, order: Order, members: Order) -> float:
+    """Mean of log2(distance) over the edges, if ``members`` are laid out in ``order``."""
+    if graph.nnz == 0:
+        return 0.0
+    place = np.empty(members.shape[0], dtype=np.int32)
+    place[np.searchsorted(members, order)] = np.arange(order.shape[0], dtype=np.int32)
+    rows = np.repeat(place, np.diff(graph.indptr))
+    gaps = np.abs(rows - place[graph.indices])
+    return float(np.log2(gaps.astype(np.float32)).mean(dtype=np.float64))

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PartitionStats: how good a partition is, in numbers that a plan for training needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from rich.table import Table
+
+from ._constraints import Constraint
+from ._repair import part_loads
+
+
+@dataclass(frozen=True)
+class Balance:
+    """How evenly one constraint is met.
+
+    Args:
+        name: What is balanced.
+        loads: Weight of each part.
+    """
+
+    name: str
+    loads: tuple[int, ...]
+
+    @property
+    def ratio(self) -> float:
+        """Heaviest part over the mean; 1 is perfect (also when there is nothing to share)."""
+        total = sum(self.loads)
+        return max(self.loads) * len(self.loads) / total if total else 1.0
+
+
+@dataclass(frozen=True)
+class PartSizes:
+    """What one part holds.
+
+    Args:
+        inner_nodes: Nodes that it owns.
+        halo_nodes: Nodes of others that it keeps a number of.
+        inner_edges: In-edges of its nodes.
+        outer_edges: Other edges that it keeps.
+        cut_edges: Inner edges whose source another part owns.
+        bytes: Size of its files.
+    """
+
+    inner_nodes: int
+    halo_nodes: int
+    inner_edges: int
+    outer_edges: int
+    cut_edges: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class PartitionStats:
+    """Measures of a partition.
+
+    Args:
+        graph_name: Name of the graph.
+        num_nodes: Nodes of the whole graph.
+        num_edges: Edges of the whole graph.
+        part_method: "metis", "random" or "custom".
+        tolerance: Ratio that was asked for.
+        parts: Sizes, part by part.
+        balances: One per constraint.
+    """
+
+    graph_name: str
+    num_nodes: int
+    num_edges: int
+    part_method: str
+    tolerance: float
+    parts: tuple[PartSizes, ...]
+    balances: tuple[Balance, ...]
+
+    @property
+    def num_parts(self) -> int:
+        return len(self.parts)
+
+    @property
+    def edge_cut(self) -> int:
+        """Edges whose two ends are in different parts."""
+        return sum(part.cut_edges for part in self.parts)
+
+    @property
+    def edge_cut_fraction(self) -> float:
+        return self.edge_cut / self.num_edges if self.num_edges else 0.0
+
+    @property
+    def halo_nodes(self) -> int:
+        """Nodes held a second time, summed over the parts."""
+        return sum(part.halo_nodes for part in self.parts)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain numbers, strings, lists and dicts, as the partition's JSON keeps them."""
+        content = asdict(self)
+        content["parts"] = list(content["parts"])
+        content["balances"] = [
+            {"name": item.name, "loads": list(item.loads), "ratio": round(item.ratio, 6)}
+            for item in self.balances
+        ]
+        content["edge_cut"] = self.edge_cut
+        content["edge_cut_fraction"] = round(self.edge_cut_fraction, 6)
+        return content
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> PartitionStats:
+        """Inverse of `as_dict`.
+
+        Raises:
+            KeyError: Something is missing.
+        """
+        return cls(
+            graph_name=content["graph_name"],
+            num_nodes=content["num_nodes"],
+            num_edges=content["num_edges"],
+            part_method=content["part_method"],
+            tolerance=content["tolerance"],
+            parts=tuple(PartSizes(**part) for part in content["parts"]),
+            balances=tuple(
+                Balance(item["name"], tuple(item["loads"])) for item in content["balances"]
+            ),
+        )
+
+    def table(self) -> Table:
+        """A table to print with rich: a row per part, a column per measure, ratios at the foot."""
+        table = Table(
+            title=(
+                f"{self.graph_name}: {self.num_parts} parts ({self.part_method}), edge cut "
+                f"{self.edge_cut} of {self.num_edges} ({100 * self.edge_cut_fraction:.2f} %)"
+            ),
+            title_justify="left",
+            show_footer=True,
+        )
+        table.add_column("part", "max/mean", justify="right")
+        columns: dict[str, list[int]] = {
+            "inner nodes": [part.inner_nodes for part in self.parts],
+            "halo nodes": [part.halo_nodes for part in self.parts],
+            "inner edges": [part.inner_edges for part in self.parts],
+            "cut edges": [part.cut_edges for part in self.parts],
+            "kB": [round(part.bytes / 1000) for part in self.parts],
+        }
+        columns |= {
+            item.name: list(item.loads)
+            for item in self.balances
+            if item.name not in ("nodes", "in-edges")  # inner nodes and inner edges say it already
+        }
+        for name, values in columns.items():
+            ratio = Balance(name, tuple(values)).ratio
+            table.add_column(name, f"{ratio:.3f}", justify="right")
+        for part in range(self.num_parts):
+            table.add_row(str(part), *(f"{values[part]:,}" for values in columns.values()))
+        return table
+
+
+def measure_balance(
+    constraints: Sequence[Constraint],
+    parts: npt.NDArray[np.integer[Any]],
+    num_parts: int,
+) -> tuple[Balance, ...]:
+    """Loads of every constraint under an assignment."""
+    return tuple(
+        Balance(
+            constraint.name,
+            tuple(
+                int(load)
+                for load in part_loads(parts, constraint.weights[:, None], num_parts)[:, 0]
+            ),
+        )
+        for constraint in constraints
+    )

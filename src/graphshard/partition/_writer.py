@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PartitionWriter: writes a partition folder so that a reader never finds half of one.
+
+[Note: replacing a partition]
+A folder can be partitioned into again, and a reader must never see a mixture, even if the writer
+is killed. New files are first written and synced in a staging folder. Then, part by part, the old
+folder steps aside into ``.<graph_name>-<build of the old JSON>`` and the new one takes its place;
+the new JSON replaces the old one last, in one atomic step. A JSON names the digest of every file
+and each file carries its own, so a reader that holds the old JSON notices a new part, and looks
+aside. The next writer puts back, or throws away, what a killed one left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import glob
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from ..errors import PartitionFormatError
+from ._files import Rows, write_tensors
+from .format import (
+    FORMAT,
+    FORMAT_VERSION,
+    PART_FILES,
+    build_of,
+    displaced_folder,
+    read_config,
+)
+
+
+class PartitionWriter:
+    """Writes one partition folder; see the note on the module. Use as a context manager.
+
+    Args:
+        out_path: The folder; made if need be.
+        graph_name: Name of the graph, and of the JSON.
+
+    Raises:
+        ValueError: The name cannot name a file, or the folder holds something else.
+        RuntimeError: Another process is writing here.
+    """
+
+    def __init__(self, out_path: str | os.PathLike[str], graph_name: str) -> None:
+        if not graph_name or graph_name.startswith(".") or set(graph_name) & set("/\\\0"):
+            raise ValueError(
+                "graph_name must be usable as a file name: not empty, no leading dot, no slash "
+                f"(got {graph_name!r})"
+            )
+        self.root = Path(os.path.abspath(out_path))
+        self.graph_name = graph_name
+        self.json_path = self.root / f"{graph_name}.json"
+        self._files: list[dict[str, Any]] = []
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> PartitionWriter:
+        self.root.mkdir(parents=True, exist_ok=True)
+        with self._stack:
+            self._stack.enter_context(_lock(self.root))
+            self._old = self._existing()
+            self._check_folder()
+            self._recover()
+            prefix = f".{self.graph_name}-staging-"
+            self._staging = Path(tempfile.mkdtemp(prefix=prefix, dir=self.root))
+            self._stack.callback(shutil.rmtree, self._staging, ignore_errors=True)
+            self._stack = self._stack.pop_all()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def write_part(self, tensors: Mapping[str, Mapping[str, Tensor | Rows]]) -> int:
+        """Write the next part; returns the bytes written.
+
+        Args:
+            tensors: For "part_graph", "node_feats" and "edge_feats", what goes in.
+        """
+        part = len(self._files)
+        folder = self._staging / f"part{part}"
+        folder.mkdir()
+        entry: dict[str, Any] = {kind: f"part{part}/{name}" for kind, name in PART_FILES.items()}
+        records = {
+            entry[kind]: write_tensors(folder / name, tensors[kind])
+            for kind, name in PART_FILES.items()
+        }
+        entry["files"] = {name: record.as_dict() for name, record in records.items()}
+        _sync_folder(folder)
+        self._files.append(entry)
+        return sum(record.bytes for record in records.values())
+
+    def commit(self, content: Mapping[str, Any]) -> Path:
+        """Put everything in place; returns the path of the JSON.
+
+        Args:
+            content: The JSON without what this class knows: format, files, build.
+        """
+        full = {
+            **content,
+            **{f"part-{part}": entry for part, entry in enumerate(self._files)},
+            "format": FORMAT,
+            "format_version": FORMAT_VERSION,
+        }
+        full["build"] = build_of(full)
+        staged_json = self._staging / self.json_path.name
+        with open(staged_json, "x", encoding="utf-8") as file:
+            json.dump(full, file, indent=1)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        _sync_folder(self._staging)
+        discarded = self._staging / "discarded"
+        aside = discarded if self._old is None else displaced_folder(self.json_path, self._old)
+        aside.mkdir()
+        _sync_folder(self.root)
+        names = {folder.name for folder in self._part_folders()}
+        names |= {f"part{part}" for part in range(len(self._files))}
+        for name in sorted(names):
+            if (self.root / name).exists():
+                os.rename(self.root / name, aside / name)
+            if (self._staging / name).exists():
+                os.rename(self._staging / name, self.root / name)
+            _sync_folder(self.root)
+        os.replace(staged_json, self.json_path)
+        _sync_folder(self.root)
+        if aside != discarded:  # in one step, lest a reader or a later writer find half of it
+            os.rename(aside, discarded)
+        return self.json_path
+
+    def _existing(self) -> dict[str, Any] | None:
+        """The JSON that is there already, if it is one of ours."""
+        if not self.json_path.exists():
+            return None
+        content: dict[str, Any] = {}
+        with contextlib.suppress(PartitionFormatError):
+            content = read_config(self.json_path).content
+        if content.get("format") != FORMAT:
+            raise ValueError(
+                f"{self.json_path} exists and is not a partition that graphshard wrote; choose "
+                "another out_path or graph_name, or move it away"
+            )
+        return content
+
+    def _part_folders(self) -> list[Path]:
+        return sorted(
+            item for item in self.root.glob("part*") if item.name.removeprefix("part").isdigit()
+        )
+
+    def _check_folder(self) -> None:
+        """Refuse to touch part folders of another graph, or files of another program."""
+        for other in sorted(self.root.glob("*.json")):
+            if other == self.json_path:
+                continue
+            with contextlib.suppress(PartitionFormatError):
+                if "part-0" in read_config(other).content:
+                    raise ValueError(
+                        f"out_path {self.root} holds the partition of another graph "
+                        f"({other.name}), whose part folders would be replaced; choose another "
+                        "out_path"
+                    )
+        for folder in self._part_folders():
+            inside = sorted(item.name for item in folder.iterdir())
+            strange = [name for name in inside if name not in PART_FILES.values()]
+            if strange:
+                raise ValueError(
+                    f"{folder} holds files that graphshard did not write (such as {strange[0]}); "
+                    "choose another out_path, or move them away"
+                )
+
+    def _recover(self) -> None:
+        """Put back the parts of the JSON that is there; drop what belongs to no JSON."""
+        current = None if self._old is None else displaced_folder(self.json_path, self._old)
+        if current is not None and current.exists():
+            for part in sorted(current.iterdir()):
+                shutil.rmtree(self.root / part.name, ignore_errors=True)
+                os.rename(part, self.root / part.name)
+            current.rmdir()
+        for leftover in self.root.glob(f".{glob.escape(self.graph_name)}-*"):
+            shutil.rmtree(leftover)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make renames in a folder survive a power cut, where the system can."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _lock(folder: Path) -> Iterator[None]:
+    """Hold a folder against other writers; the system lets go of it if this process dies."""
+    try:
+        import fcntl
+    except ImportError:  # no such locks on this system
+        yield
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EAGAIN, errno.EACCES):
+                raise RuntimeError(
+                    f"another process is partitioning into {folder}; call partition_graph from "
+                    "one process only, or give each its own out_path"
+                ) from None
+        yield
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The processes behind `run_ranks`: a template, and the ranks forked from it and kept.
+
+Ranks are known to have ended by a line from the template, which is their parent. They end by
+themselves when this process ends, however it does: their jobs come through a pipe that it holds.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+MAX_KEPT = 5
+"""Ranks that stay alive between calls."""
+
+_START_SECONDS = 180.0
+_END_SECONDS = 5.0
+# Elsewhere a process that has loaded torch must not fork, so each rank has a template to itself.
+_CAN_FORK = sys.platform == "linux"
+
+
+@dataclass(eq=False)
+class Template:
+    """The process that ranks are forked from."""
+
+    process: subprocess.Popen[bytes]
+    control: socket.socket
+    folder: tempfile.TemporaryDirectory[str]
+    codes: dict[int, int] = field(default_factory=dict)
+    started: list[int] = field(default_factory=list)
+    ready: bool = False
+    ended: bool = False
+    rest: bytes = b""
+
+    @classmethod
+    def start(cls) -> Template:
+        ours, theirs = socket.socketpair()
+        folder = tempfile.TemporaryDirectory(prefix="ranks-")
+        path = os.pathsep.join(entry for entry in sys.path if entry)
+        with (Path(folder.name) / "template").open("w") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "graphshard.testing._template", str(theirs.fileno())]
+                + ([] if _CAN_FORK else ["once"]),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=[theirs.fileno()],
+                env={**rank_environment(), "PYTHONPATH": path},
+                start_new_session=True,
+            )
+        theirs.close()
+        template = cls(process, ours, folder)
+        deadline = time.monotonic() + _START_SECONDS
+        while not template.ready and not template.ended and time.monotonic() < deadline:
+            template.read(deadline - time.monotonic())
+        if not template.ready:
+            printed = (Path(folder.name) / "template").read_text()
+            template.stop()
+            raise RuntimeError(f"the process that ranks are made from did not start:\n{printed}")
+        return template
+
+    def read(self, seconds: float) -> None:
+        """Take what the template has to say, waiting no longer than some seconds for it."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.control, selectors.EVENT_READ)
+            if not selector.select(max(0.0, seconds)):
+                return
+        try:
+            data = self.control.recv(65536)
+        except OSError:
+            data = b""
+        self.ended = not data
+        *lines, self.rest = (self.rest + data).split(b"\n")
+        for line in lines:
+            message = json.loads(line)
+            if "ended" in message:
+                self.codes[message["ended"]] = message["code"]
+            elif "started" in message:
+                self.started.append(message["started"])
+            else:
+                self.ready = True
+        if self.ended and not _CAN_FORK:
+            self.codes[self.process.pid] = self.process.wait()
+
+    def stop(self) -> None:
+        self.control.close()
+        try:
+            self.process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.folder.cleanup()
+
+
+@dataclass(eq=False)
+class Worker:
+    """One rank's process, seen from the caller.
+
+    Attributes:
+        pid: Its process number, and that of its process group.
+        jobs: Descriptor to which jobs are written.
+        notify: Descriptor from which its answers are read.
+        stacks: Where it writes its stacks on SIGUSR1.
+        log: What it prints.
+    """
+
+    template: Template
+    pid: int
+    jobs: int
+    notify: int
+    stacks: Path
+    log: Path
+    log_start: int = 0
+
+    @classmethod
+    def start(cls, template: Template) -> Worker:
+        number = len(template.codes) + len(list(Path(template.folder.name).iterdir()))
+        stacks = Path(template.folder.name) / f"stacks{number}"
+        log = Path(template.folder.name) / f"log{number}"
+        jobs_from, jobs = os.pipe()
+        notify, notify_to = os.pipe()
+        with log.open("w") as output:
+            socket.send_fds(
+                template.control, [str(stacks).encode()], [jobs_from, notify_to, output.fileno()]
+            )
+        os.close(jobs_from)
+        os.close(notify_to)
+        deadline = time.monotonic() + _START_SECONDS
+        while not template.started:
+            template.read(deadline - time.monotonic())
+            if template.ended or time.monotonic() > deadline:
+                raise RuntimeError("the process that ranks are made from has ended, or is stuck")
+        return cls(template, template.started.pop(), jobs, notify, stacks, log)
+
+    @property
+    def code(self) -> int | None:
+        """The exit code, or minus the signal; None while it runs."""
+        return self.template.codes.get(self.pid, -signal.SIGKILL if self.template.ended else None)
+
+    def alive(self) -> bool:
+        self.template.read(0.0)
+        return self.code is None
+
+    def send(self, job: dict[str, Any]) -> None:
+        self.log_start = self.log.stat().st_size
+        data = json.dumps(job).encode() + b"\n"
+        with contextlib.suppress(BrokenPipeError):  # it died: the wait will find that out
+            while data:
+                data = data[os.write(self.jobs, data) :]
+
+    def signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(self.pid, number)
+
+    def printed(self) -> str:
+        with self.log.open(errors="replace") as file:
+            file.seek(self.log_start)
+            return file.read()
+
+    def stop(self) -> None:
+        """Close its pipes, at which an idle rank ends by itself; wait, and use force if need be."""
+        if self.jobs >= 0:
+            os.close(self.jobs)
+            self.jobs = -1
+        deadline = time.monotonic() + _END_SECONDS
+        while self.alive() and time.monotonic() < deadline:
+            self.template.read(deadline - time.monotonic())
+        self.kill()
+
+    def kill(self) -> None:
+        """End it, and what it started, now."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        deadline = time.monotonic() + _END_SECONDS
+        while self.alive() and time.monotonic() < deadline:
+            self.template.read(deadline - time.monotonic())
+        for name in ("jobs", "notify"):
+            if getattr(self, name) >= 0:
+                os.close(getattr(self, name))
+                setattr(self, name, -1)
+        if not _CAN_FORK:
+            self.template.stop()
+
+
+class Pool:
+    """Ranks that are kept from call to call; the first that asks starts the template."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self._workers: list[Worker] = []
+        self._template: Template | None = None
+        self._owner = os.getpid()
+
+    def take(self, number: int) -> list[Worker]:
+        """The first ``number`` ranks, started where needed."""
+        if self._template is not None and self._template.ended:
+            self.stop()
+        self._drop_dead()
+        while len(self._workers) < number:
+            self._workers.append(Worker.start(self._find_template()))
+        return self._workers[:number]
+
+    def tidy(self) -> None:
+        """After a call: forget ranks that have ended, end those that are too many."""
+        self._drop_dead()
+        for worker in self._workers[MAX_KEPT:]:
+            worker.stop()
+        del self._workers[MAX_KEPT:]
+
+    def stop(self) -> None:
+        """End all ranks and the template."""
+        if os.getpid() != self._owner:
+            return  # a child that was forked from the owner
+        with self.lock:
+            for worker in self._workers:
+                worker.stop()
+            self._workers.clear()
+            if self._template is not None and _CAN_FORK:
+                self._template.stop()
+            self._template = None
+
+    def _find_template(self) -> Template:
+        if self._template is None or not _CAN_FORK:
+            self._template = Template.start()
+        return self._template
+
+    def _drop_dead(self) -> None:
+        for worker in list(self._workers):
+            if not worker.alive():
+                worker.kill()
+                self._workers.remove(worker)
+
+
+def rank_environment() -> dict[str, str]:
+    """The caller's environment, with the settings that local ranks need."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    names = [name for _, name in socket.if_nameindex()]
+    loopback = next((name for name in ("lo", "lo0") if name in names), None)
+    if loopback is not None:
+        # Without it gloo looks up the host's name, which need not lead anywhere.
+        environment.setdefault("GLOO_SOCKET_IFNAME", loopback)
+    return environment
+
+
+# Kept between calls; that is what makes a test on three ranks take milliseconds.
+pool = Pool()
+atexit.register(pool.stop)

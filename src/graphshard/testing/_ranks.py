@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""run_ranks: run a function on N local ranks, with a deadline, and say first what failed first.
+
+Ranks are processes that are started once and kept between calls; a call on ``P`` ranks uses the
+first ``P`` of them, with a process group of its own over a file (no ports). After a failure the
+ranks that took part are replaced. Functions travel as ``module:qualname``, values as JSON
+and safetensors.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import selectors
+import signal
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ._processes import Worker, pool, rank_environment
+from ._wire import load_value, save_value
+
+_GRACE_SECONDS = 15.0
+_STACK_SECONDS = 0.3
+
+
+class RanksFailed(AssertionError):
+    """A call of `run_ranks` failed; the message is the report.
+
+    Attributes:
+        results: What the ranks that finished returned, by rank.
+        errors: What happened on each other rank, by rank.
+    """
+
+    def __init__(self, report: str, results: dict[int, Any], errors: dict[int, str]) -> None:
+        super().__init__(report)
+        self.results = results
+        self.errors = errors
+
+
+def run_ranks(
+    fn: Callable[..., Any],
+    world_size: int,
+    *args: object,
+    timeout: float = 60.0,
+    group: bool = True,
+) -> list[Any]:
+    """Call ``fn(rank, world_size, *args)`` on every one of ``world_size`` local ranks.
+
+    Each rank has one torch thread, all seeds 0, the warning filters, environment, working directory
+    and import path of the caller, and a gloo process group as the default group.
+
+    Args:
+        fn: A function of a module (not a lambda or a nested function): ranks import it by name.
+        world_size: Number of ranks.
+        args: None, bool, int, float, str, torch.dtype, tensors; lists, tuples, dicts of them.
+        timeout: Seconds that the call may take once the ranks have started.
+        group: Whether to make the process group. Without it ``fn`` makes its own, or none.
+
+    Returns:
+        What the ranks returned, by rank; the same kinds of values as ``args``.
+
+    Raises:
+        RanksFailed: A rank raised, died, or was late. The report has the rank that failed first
+            first, then where each other rank stood, and the errors that followed from it last.
+        TypeError: ``fn`` cannot be found by name, or an argument does not travel.
+    """
+    if world_size < 1:
+        raise ValueError(f"world_size must be at least 1 (got {world_size})")
+    module, qualname, file = _address(fn)
+    with pool.lock, tempfile.TemporaryDirectory(prefix="ranks-") as folder:
+        box = Path(folder)
+        save_value(box / "args", args)
+        workers = pool.take(world_size)
+        job = {
+            "box": folder,
+            "world_size": world_size,
+            "module": module,
+            "qualname": qualname,
+            "file": file,
+            "group": group,
+            "timeout": timeout,
+            "path": sys.path,
+            "directory": os.getcwd(),
+            "environment": rank_environment(),
+            "filters": _warning_filters(),
+        }
+        try:
+            for rank, worker in enumerate(workers):
+                worker.send({**job, "rank": rank})
+            late = _wait(workers, box, timeout)
+            return _collect(workers, box, late, f"{qualname} on {world_size} ranks", timeout)
+        except BaseException:
+            # Also on Ctrl-C: ranks that may be in the middle of a job are not used again.
+            for worker in workers:
+                worker.kill()
+            raise
+        finally:
+            pool.tidy()
+
+
+def stop_ranks() -> None:
+    """End the ranks that are kept alive; the next call of `run_ranks` starts new ones."""
+    pool.stop()
+
+
+def _wait(workers: list[Worker], box: Path, timeout: float) -> dict[int, str]:
+    """Wait until all have finished or waiting makes no sense; the stacks of the late, by rank."""
+    deadline = time.monotonic() + timeout
+    waiting = dict(enumerate(workers))
+    with selectors.DefaultSelector() as selector:
+        for worker in workers:
+            selector.register(worker.notify, selectors.EVENT_READ, worker)
+        for template in {worker.template for worker in workers}:
+            selector.register(template.control, selectors.EVENT_READ, None)
+        while waiting and (left := deadline - time.monotonic()) > 0:
+            for key, _ in selector.select(left):
+                worker = key.data
+                # An answer, or the end of the pipe: nothing more will come from this rank.
+                if worker is not None:
+                    os.read(worker.notify, 4096)
+                    selector.unregister(worker.notify)
+                for rank in [r for r, w in waiting.items() if w is worker or not w.alive()]:
+                    del waiting[rank]
+                    if not _succeeded(box, rank):
+                        # The others find out by themselves, or are stuck.
+                        deadline = min(deadline, time.monotonic() + _GRACE_SECONDS)
+            for template in {w.template for w in waiting.values()}:
+                if template.ended:
+                    waiting.clear()
+    for worker in waiting.values():
+        worker.signal(signal.SIGUSR1)
+    if waiting:
+        time.sleep(_STACK_SECONDS)
+    late = {r: w.stacks.read_text() + _tail(w.printed()) for r, w in waiting.items()}
+    for worker in waiting.values():
+        worker.kill()
+    return late
+
+
+def _succeeded(box: Path, rank: int) -> bool:
+    outcome = box / f"outcome{rank}"
+    return outcome.with_suffix(".json").exists() and bool(load_value(outcome)["ok"])
+
+
+def _collect(
+    workers: list[Worker], box: Path, late: dict[int, str], what: str, timeout: float
+) -> list[Any]:
+    """The results, or the report of what went wrong."""
+    results: dict[int, Any] = {}
+    found: list[tuple[int, float, int, str]] = []
+    for rank, worker in enumerate(workers):
+        outcome = box / f"outcome{rank}"
+        if rank in late:
+            found.append((2, 0.0, rank, f"rank {rank} was still running:\n{late[rank]}"))
+        elif outcome.with_suffix(".json").exists():
+            verdict = load_value(outcome)
+            if verdict["ok"]:
+                results[rank] = load_value(box / f"result{rank}")
+                print(worker.printed(), end="")  # noqa: T201 - the rank's own output
+                continue
+            order = 3 if verdict["secondary"] else 0
+            label = "failed because another rank did" if verdict["secondary"] else "raised"
+            text = f"rank {rank} {label}:\n{verdict['text']}{_tail(worker.printed())}"
+            found.append((order, verdict["time"], rank, text))
+        else:
+            how = _ending(worker)
+            text = f"rank {rank} ended with {how} and no result\n{_tail(worker.printed())}"
+            found.append((1, 0.0, rank, text))
+    if not found:
+        return [results[rank] for rank in range(len(workers))]
+    found.sort()
+    reason = f"took longer than {timeout:g} s" if all(f[0] == 2 for f in found) else "failed"
+    fine = [f"rank {rank} finished" for rank in results]
+    report = "\n".join([f"{what} {reason}", "", *(text for *_, text in found), *fine])
+    raise RanksFailed(report, results, {rank: text for *_, rank, text in found})
+
+
+def _ending(worker: Worker) -> str:
+    deadline = time.monotonic() + 1.0
+    while worker.alive() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    code = worker.code
+    if code is None:
+        return "its pipe closed"
+    return signal.Signals(-code).name if code < 0 else f"code {code}"
+
+
+def _tail(printed: str) -> str:
+    lines = [f"  | {line}" for line in printed.strip().splitlines()[-30:]]
+    return "\n".join(["  it printed:", *lines, ""]) if lines else ""
+
+
+def _address(fn: Callable[..., Any]) -> tuple[str, str, str]:
+    """(module, qualified name, file) of a function."""
+    module = getattr(fn, "__module__", None)
+    qualname = getattr(fn, "__qualname__", "<")
+    source = inspect.getsourcefile(fn) if module and inspect.isfunction(fn) else None
+    if module is None or source is None or "<" in qualname:
+        raise TypeError(
+            "fn must be a function that stands in a module, so that other processes can import "
+            f"it by name; move it to the top level of its file (got {fn!r})"
+        )
+    return module, qualname, os.path.abspath(source)
+
+
+def _warning_filters() -> list[list[Any]]:
+    """The caller's warning filters in a form that travels."""
+    filters = []
+    for action, message, category, module, line in warnings.filters:
+        assert isinstance(category, type)
+        filters.append(
+            [
+                action,
+                _pattern(message),
+                f"{category.__module__}:{category.__qualname__}",
+                _pattern(module),
+                line,
+            ]
+        )
+    return filters
+
+
+def _pattern(expression: str | re.Pattern[str] | None) -> str:
+    if expression is None:
+        return ""
+    return expression if isinstance(expression, str) else expression.pattern

@@ -1,0 +1,369 @@
+# SPDX-License-Identifier: Apache-2.0
+"""launch_workers: N ranks as local processes, from start to end, without an orphan.
+
+[Note: how a run ends]
+A worker that fails says why on standard error and by its exit code (`_worker.ExitCode`), and the
+others learn of it through the process group: each fails with a `RankError` that names it. They are
+given the group's timeout to do so, and are then ended. What is reported first is the first cause:
+the worker that ended first among those that did not blame another one.
+
+Workers have a process group of their own, so Ctrl-C reaches the launcher alone, which ends them.
+Should the launcher be killed, the kernel (on Linux) or a thread in the worker ends them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import IO, Any
+
+from ._worker import EVENTS_VARIABLE, PARENT_VARIABLE, ExitCode
+
+_TAIL_LINES = 60
+_MARGIN_SECONDS = 10.0
+_TERMINATE_SECONDS = 3.0
+_POLL_SECONDS = 0.05
+
+Event = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerExit:
+    """How one worker ended.
+
+    Args:
+        rank: Which.
+        code: Exit code; negative: the signal that ended it.
+        place: 0 for the first worker that ended, and so on.
+        ended_by_us: Whether the launcher ended it because others had failed.
+        stderr: The last lines of what it said.
+    """
+
+    rank: int
+    code: int
+    place: int
+    ended_by_us: bool
+    stderr: tuple[str, ...]
+
+    @property
+    def how(self) -> str:
+        """``"signal SIGKILL"`` or ``"exit code 1"``."""
+        if self.code >= 0:
+            return f"exit code {self.code}"
+        with contextlib.suppress(ValueError):
+            return f"signal {signal.Signals(-self.code).name}"
+        return f"signal {-self.code}"
+
+    @property
+    def blame(self) -> tuple[bool, bool, int]:
+        """Sorts the first cause first."""
+        return self.ended_by_us, self.code == ExitCode.OTHER_RANK, self.place
+
+
+@dataclass(frozen=True)
+class LaunchOutcome:
+    """How all workers ended.
+
+    Args:
+        exits: By rank.
+    """
+
+    exits: tuple[WorkerExit, ...]
+
+    @property
+    def failed(self) -> list[WorkerExit]:
+        """Workers that failed, the first cause first."""
+        return sorted((e for e in self.exits if e.code != 0), key=lambda e: e.blame)
+
+    @property
+    def exit_code(self) -> int:
+        """0, or that of the first cause; 1 where a signal ended it."""
+        failed = self.failed
+        if not failed:
+            return 0
+        return failed[0].code if failed[0].code > 0 else 1
+
+    def report(self) -> str:
+        """What went wrong, the first cause first; a single line for wrong input."""
+        failed = self.failed
+        if not failed:
+            return ""
+        first = failed[0]
+        if first.code == ExitCode.WRONG_INPUT:
+            return first.stderr[-1] if first.stderr else "error: wrong input"
+        lines = [f"error: rank {first.rank} ended with {first.how}"]
+        lines += [f"  | {line}" for line in first.stderr]
+        for other in failed[1:]:
+            said = other.stderr[-1] if other.stderr else "it said nothing"
+            end = "was ended by the launcher" if other.ended_by_us else f"ended with {other.how}"
+            lines.append(f"then rank {other.rank} {end}: {said}")
+        return "\n".join(lines)
+
+
+def launch_workers(
+    command: Sequence[str],
+    num_workers: int,
+    *,
+    timeout: float = 300.0,
+    on_event: Callable[[Event], None] | None = None,
+    on_stderr: Callable[[str], None] | None = None,
+    on_start: Callable[[list[int]], None] | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> LaunchOutcome:
+    """Run a command as N local ranks and wait until all have ended.
+
+    Args:
+        command: What each worker runs. It gets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE,
+            MASTER_ADDR and MASTER_PORT, as from torchrun, and OMP_NUM_THREADS unless that is set.
+        num_workers: Number of ranks.
+        timeout: Seconds that workers have to fail by themselves after one has failed; give what
+            they wait for each other.
+        on_event: Called with what rank 0 passes to `send_event`.
+        on_stderr: Called with each line that rank 0 writes to standard output or error.
+        on_start: Called with the process ids, by rank.
+        environment: Further variables.
+
+    Returns:
+        How each worker ended. Also if some failed: ask ``exit_code`` and ``report()``.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C; all workers have been ended.
+    """
+    if num_workers < 1:
+        raise ValueError(f"num_workers must be at least 1 (got {num_workers})")
+    with _stop_on_signals():
+        workers: list[_Worker] = []
+        try:
+            port = _free_port()
+            for rank in range(num_workers):
+                variables = {**_variables(rank, num_workers, port), **(environment or {})}
+                workers.append(_Worker.start(command, rank, variables))
+            if on_start is not None:
+                on_start([worker.process.pid for worker in workers])
+            _watch(workers, timeout, on_event, on_stderr)
+        finally:
+            _end(workers)
+            for worker in workers:
+                worker.close()
+        return LaunchOutcome(tuple(worker.exit() for worker in workers))
+
+
+@dataclass(eq=False)
+class _Worker:
+    """One worker's process and what it has said."""
+
+    rank: int
+    process: subprocess.Popen[bytes]
+    output: IO[bytes]
+    events: IO[bytes] | None
+    tail: deque[str] = field(default_factory=lambda: deque(maxlen=_TAIL_LINES))
+    place: int | None = None
+    ended_by_us: bool = False
+    pending: dict[int, bytes] = field(default_factory=dict)
+
+    @classmethod
+    def start(cls, command: Sequence[str], rank: int, variables: Mapping[str, str]) -> _Worker:
+        read_end = write_end = -1
+        variables = dict(variables)
+        if rank == 0:
+            read_end, write_end = os.pipe()
+            variables[EVENTS_VARIABLE] = str(write_end)
+        try:
+            process = subprocess.Popen(
+                list(command),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env=variables,
+                pass_fds=[write_end] if rank == 0 else [],
+                start_new_session=True,
+            )
+        except BaseException:
+            if rank == 0:
+                os.close(read_end)
+            raise
+        finally:
+            if rank == 0:
+                os.close(write_end)
+        assert process.stdout is not None
+        events = os.fdopen(read_end, "rb", buffering=0) if rank == 0 else None
+        return cls(rank, process, process.stdout, events)
+
+    def lines(self, stream: IO[bytes]) -> list[str] | None:
+        """Whole lines that have come on a stream that is readable; None at its end."""
+        data = os.read(stream.fileno(), 65536)
+        before = self.pending.get(stream.fileno(), b"")
+        if not data:
+            self.pending.pop(stream.fileno(), None)
+            if before and stream is self.output:
+                self.tail.append(before.decode(errors="replace"))
+            return None
+        *whole, rest = (before + data).split(b"\n")
+        self.pending[stream.fileno()] = rest
+        return [line.decode(errors="replace") for line in whole]
+
+    def signal(self, number: int) -> None:
+        """Signal the worker and what it has started."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, number)
+
+    def close(self) -> None:
+        self.output.close()
+        if self.events is not None:
+            self.events.close()
+
+    def exit(self) -> WorkerExit:
+        return WorkerExit(
+            rank=self.rank,
+            code=self.process.wait(),
+            place=sys.maxsize if self.place is None else self.place,
+            ended_by_us=self.ended_by_us,
+            stderr=tuple(self.tail),
+        )
+
+
+def _watch(
+    workers: list[_Worker],
+    timeout: float,
+    on_event: Callable[[Event], None] | None,
+    on_stderr: Callable[[str], None] | None,
+) -> None:
+    """Read what workers say until all have ended, or the time after a failure is over."""
+    deadline: float | None = None
+    ended = 0
+    with selectors.DefaultSelector() as selector:
+        for worker in workers:
+            selector.register(worker.output, selectors.EVENT_READ, worker)
+            if worker.events is not None:
+                selector.register(worker.events, selectors.EVENT_READ, worker)
+        while ended < len(workers):
+            for worker in workers:
+                if worker.place is None and worker.process.poll() is not None:
+                    worker.place = ended
+                    ended += 1
+                    if worker.process.returncode != 0 and deadline is None:
+                        deadline = time.monotonic() + timeout + _MARGIN_SECONDS
+            if deadline is not None and time.monotonic() > deadline:
+                break
+            _read(selector, _POLL_SECONDS, on_event, on_stderr)
+        stop = time.monotonic() + 1.0  # what the dead have left behind; a child may hold a pipe
+        while selector.get_map() and ended == len(workers) and time.monotonic() < stop:
+            _read(selector, _POLL_SECONDS, on_event, on_stderr)
+
+
+def _read(
+    selector: selectors.BaseSelector,
+    seconds: float,
+    on_event: Callable[[Event], None] | None,
+    on_stderr: Callable[[str], None] | None,
+) -> None:
+    if not selector.get_map():
+        time.sleep(seconds)
+        return
+    for key, _ in selector.select(seconds):
+        worker: _Worker = key.data
+        stream: IO[bytes] = key.fileobj  # type: ignore[assignment]
+        lines = worker.lines(stream)
+        if lines is None:
+            selector.unregister(stream)
+            continue
+        for line in lines:
+            if stream is worker.events:
+                if on_event is not None:
+                    on_event(json.loads(line))
+            else:
+                worker.tail.append(line)
+                if worker.rank == 0 and on_stderr is not None:
+                    on_stderr(line)
+
+
+def _end(workers: Sequence[_Worker]) -> None:
+    """End what still runs: politely, then not. Returns when nothing runs."""
+    running = [worker for worker in workers if worker.process.poll() is None]
+    for worker in running:
+        worker.ended_by_us = True
+        worker.signal(signal.SIGTERM)
+    stop = time.monotonic() + _TERMINATE_SECONDS
+    for worker in running:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            worker.process.wait(max(0.0, stop - time.monotonic()))
+    for worker in workers:
+        if worker.process.poll() is None:
+            worker.signal(signal.SIGKILL)
+            worker.process.wait()
+
+
+def _variables(rank: int, num_workers: int, port: int) -> dict[str, str]:
+    variables = {
+        **os.environ,
+        "RANK": str(rank),
+        "WORLD_SIZE": str(num_workers),
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(num_workers),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        # The workers find the modules that this process finds.
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        PARENT_VARIABLE: str(os.getpid()),
+    }
+    variables.setdefault("OMP_NUM_THREADS", str(max(1, _num_cores() // num_workers)))
+    loopback = _loopback()
+    if loopback is not None:
+        # Without it gloo looks up the host's name, which need not lead anywhere.
+        variables.setdefault("GLOO_SOCKET_IFNAME", loopback)
+    return variables
+
+
+def _num_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _loopback() -> str | None:
+    names = [name for _, name in socket.if_nameindex()]
+    return next((name for name in ("lo", "lo0") if name in names), None)
+
+
+def _free_port() -> int:
+    """A port that nobody listens on.
+
+    Between now and the moment rank 0 listens, someone else may take it. Ports below the range from
+    which systems serve outgoing connections are taken least often, so try some of those first.
+    """
+    for port in [*random.sample(range(20000, 32000), 20), 0]:
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return int(probe.getsockname()[1])
+    raise OSError("no free port on 127.0.0.1 for the workers to meet at")
+
+
+@contextlib.contextmanager
+def _stop_on_signals() -> Iterator[None]:
+    """Turn SIGTERM and SIGHUP into KeyboardInterrupt, so that ``finally`` blocks run."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt(signal.Signals(number).name)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

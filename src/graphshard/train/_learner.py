@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Learner: what a training run changes - model, embeddings, optimizer, random numbers.
+
+Some of it every rank holds alike (the model and its Adam moments), some each rank holds for itself
+(embeddings of its nodes, their Adam moments, its dropout generator). Both come out as flat
+dictionaries of tensors, and go back in from them, bit for bit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..comm import gather_grads, is_initialized, rank, sync_params
+from ..graph import MessagePassingGraph
+from ._config import ResolvedConfig
+from ._embeddings import NodeEmbeddings
+from ._models import GAT, GCN, RGCN, SAGE, NodeClassifier, TypedRGCN
+from ._shard import TrainingShard
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A model at one moment: what all ranks hold alike, and what this rank holds for itself."""
+
+    shared: dict[str, Tensor]
+    local: dict[str, Tensor]
+
+
+class Learner:
+    """A model with its embeddings and its optimizer.
+
+    Args:
+        shard: This rank's part.
+        config: The run; the same on every rank.
+    """
+
+    def __init__(self, shard: TrainingShard, config: ResolvedConfig) -> None:
+        self._shard = shard
+        missing = [t for t in shard.data.node_type_names if t not in shard.features]
+        ids = shard.original_ids
+        self.embeddings = NodeEmbeddings(
+            {t: ids[t] for t in missing},
+            shard.num_all,
+            config.hidden,
+            config.seed,
+            config.torch_dtype,
+        )
+        torch.manual_seed(config.seed)
+        self.model: nn.Module = build_model(shard, config).to(config.torch_dtype)
+        if is_initialized():
+            sync_params(self.model)
+        classifier: NodeClassifier = self.model  # type: ignore[assignment]
+        self.exchanged_width = classifier.exchanged_width()
+        self._named = {
+            **{f"model/{name}": p for name, p in self.model.named_parameters()},
+            **{f"embeddings/{name}": p for name, p in self.embeddings.named_parameters()},
+        }
+        chosen = {id(p) for p in [*classifier.penalized_parameters(), *self.embeddings.rows]}
+        groups: list[dict[str, Any]] = [
+            {
+                "params": [p for p in self._named.values() if id(p) in chosen],
+                "weight_decay": config.weight_decay,
+            },
+            {"params": [p for p in self._named.values() if id(p) not in chosen]},
+        ]
+        self.optimizer = torch.optim.Adam(groups, lr=config.lr)
+        torch.manual_seed(dropout_seed(config.seed, rank()))
+
+    @property
+    def num_parameters(self) -> int:
+        """Numbers that all ranks hold alike."""
+        return sum(p.numel() for p in self.model.parameters())
+
+    @property
+    def num_embedding_parameters(self) -> int:
+        """Numbers in this rank's embeddings."""
+        return sum(p.numel() for p in self.embeddings.parameters())
+
+    def scores(self, graphs: Sequence[MessagePassingGraph]) -> Tensor:
+        """The model's output for this rank's nodes of the target type; collective."""
+        inputs = {**self._shard.features, **self.embeddings()}
+        if self._shard.is_typed:
+            scores: Tensor = self.model(graphs, inputs)
+        else:
+            scores = self.model(graphs, inputs[self._shard.target])
+        return scores
+
+    def loss(self, scores: Tensor, split: str) -> Tensor:
+        """This rank's share of the mean cross entropy over a split's nodes on all ranks."""
+        rows = self._shard.rows[split]
+        wide = scores[rows].to(torch.promote_types(scores.dtype, torch.float32))
+        summed = F.cross_entropy(wide, self._shard.label[rows], reduction="sum")
+        return summed / self._shard.num_nodes[split]
+
+    def step(self, graphs: Sequence[MessagePassingGraph]) -> float:
+        """One epoch; returns this rank's share of the loss before the step. Collective."""
+        self.model.train()
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = self.loss(self.scores(graphs), "train")
+        loss.backward()
+        if is_initialized():
+            gather_grads(self.model)
+        self.optimizer.step()
+        return float(loss.detach())
+
+    @torch.no_grad()
+    def evaluate(self, graphs: Sequence[MessagePassingGraph], splits: Sequence[str]) -> list[float]:
+        """This rank's numbers for each split: nodes that are right, and share of the loss."""
+        self.model.eval()
+        scores = self.scores(graphs)
+        right = scores.argmax(dim=1) == self._shard.label
+        numbers = []
+        for split in splits:
+            rows = self._shard.rows[split]
+            numbers += [float(right[rows].sum()), float(self.loss(scores, split))]
+        return numbers
+
+    def snapshot(self) -> Snapshot:
+        """A copy of the model and the embeddings."""
+        shared = {k: v.detach().clone() for k, v in self.model.state_dict().items()}
+        local = {k: v.detach().clone() for k, v in self.embeddings.state_dict().items()}
+        return Snapshot(shared, local)
+
+    def shared_state(self) -> dict[str, Tensor]:
+        """What all ranks hold alike: ``model/...`` and ``optimizer/model/...``."""
+        state = {f"model/{k}": v for k, v in self.model.state_dict().items()}
+        return {**state, **self._optimizer_state("model/")}
+
+    def local_state(self) -> dict[str, Tensor]:
+        """What this rank alone holds: embeddings, their moments, the random number generator."""
+        state = {f"embeddings/{k}": v for k, v in self.embeddings.state_dict().items()}
+        return {**state, **self._optimizer_state("embeddings/"), "random": torch.get_rng_state()}
+
+    def _optimizer_state(self, prefix: str) -> dict[str, Tensor]:
+        return {
+            f"optimizer/{name}/{key}": value
+            for name, parameter in self._named.items()
+            if name.startswith(prefix)
+            for key, value in self.optimizer.state.get(parameter, {}).items()
+        }
+
+    def load(self, shared: Mapping[str, Tensor], local: Mapping[str, Tensor]) -> None:
+        """Take back what `shared_state` and `local_state` gave.
+
+        Raises:
+            ValueError: A tensor is missing or has another shape.
+        """
+        _load_module(self.model, shared, "model/")
+        _load_module(self.embeddings, local, "embeddings/")
+        self.optimizer.state.clear()
+        for source in (shared, local):
+            for name, value in source.items():
+                kind, _, rest = name.partition("/")
+                if kind == "optimizer":
+                    of_parameter, _, key = rest.rpartition("/")
+                    if of_parameter not in self._named:
+                        raise ValueError(f"the model has no parameter '{of_parameter}'")
+                    self.optimizer.state[self._named[of_parameter]][key] = value.clone()
+        torch.set_rng_state(local["random"].clone())
+
+
+def _load_module(module: nn.Module, state: Mapping[str, Tensor], prefix: str) -> None:
+    own = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+    try:
+        module.load_state_dict(own)
+    except RuntimeError as error:
+        raise ValueError(str(error)) from None
+
+
+def build_model(shard: TrainingShard, config: ResolvedConfig) -> nn.Module:
+    """The configured model for a graph, with weights from torch's default generator."""
+    hidden, layers = config.hidden, config.layers
+    classes, dropout = shard.num_classes, config.dropout
+    if shard.is_typed:
+        return TypedRGCN(
+            {t: f.shape[1] for t, f in shard.features.items()},
+            shard.data.canonical_etypes,
+            shard.data.node_type_names,
+            shard.target,
+            hidden,
+            classes,
+            layers,
+            config.num_bases,
+            dropout,
+        )
+    features = shard.features.get(shard.target)
+    width = hidden if features is None else features.shape[1]
+    if config.model == "rgcn":
+        relations = shard.num_relations
+        return RGCN(width, hidden, classes, relations, layers, config.num_bases, dropout)
+    if config.model == "gat":
+        return GAT(width, hidden, classes, layers, config.heads, dropout)
+    return (GCN if config.model == "gcn" else SAGE)(width, hidden, classes, layers, dropout)
+
+
+def dropout_seed(seed: int, of_rank: int) -> int:
+    """A seed for one rank's generator, unrelated to those of other ranks and other seeds."""
+    digest = hashlib.blake2b(f"dropout/{seed}/{of_rank}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1

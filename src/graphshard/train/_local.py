@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""launch_full_batch: a training run on N local workers, seen from outside; and seen from inside."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from ..comm import initialize_comms, rank, shutdown_comms
+from ..errors import RankError
+from ..partition.format import read_config
+from ._config import FullBatchConfig
+from ._full_batch import FullBatchRun, Progress
+from ._launch import LaunchOutcome, launch_workers
+from ._result import EpochReport, Evaluation, TrainResult
+from ._worker import ExitCode, send_event
+
+
+def launch_full_batch(
+    config: FullBatchConfig,
+    num_workers: int,
+    *,
+    progress: Progress | None = None,
+    on_stderr: Callable[[str], None] | None = None,
+    on_start: Callable[[list[int]], None] | None = None,
+) -> TrainResult:
+    """Train on local worker processes that are started, watched and ended here.
+
+    Args:
+        config: The run.
+        num_workers: Number of workers; as many as ``config.data`` has parts.
+        progress: Called after every epoch.
+        on_stderr: Called with each line that worker 0 prints.
+        on_start: Called with the process ids of the workers, by rank.
+
+    Raises:
+        ValueError: The configuration is wrong, or does not fit the graph.
+        RankError: A worker failed; the message starts with the first cause.
+        KeyboardInterrupt: Ctrl-C; all workers have been ended.
+    """
+    num_parts = read_config(config.data).num_parts
+    if num_parts != num_workers:
+        raise ValueError(
+            f"{config.data} has {num_parts} parts, which need as many workers (got "
+            f"{num_workers}); start {num_parts} workers, or partition into {num_workers} parts"
+        )
+    results: list[TrainResult] = []
+
+    def on_event(event: dict[str, Any]) -> None:
+        if "result" in event:
+            results.append(TrainResult.from_dict(event["result"]))
+        elif progress is not None:
+            progress(report_from_dict(event["progress"]))
+
+    outcome = launch_workers(
+        [sys.executable, "-m", "graphshard.train._rank_main", _as_json(config)],
+        num_workers,
+        timeout=config.timeout,
+        on_event=on_event,
+        on_stderr=on_stderr,
+        on_start=on_start,
+    )
+    raise_if_failed(outcome)
+    return results[0]
+
+
+def raise_if_failed(outcome: LaunchOutcome) -> None:
+    """Raise what the first cause of a failed launch was.
+
+    Raises:
+        ValueError: Wrong input.
+        RankError: Anything else; names the rank.
+    """
+    if outcome.exit_code == ExitCode.WRONG_INPUT:
+        raise ValueError(outcome.report().removeprefix("error: "))
+    if outcome.exit_code:
+        raise RankError(outcome.report().removeprefix("error: "), [outcome.failed[0].rank])
+
+
+def rank_work(
+    config: FullBatchConfig,
+    progress: Progress | None = None,
+    on_result: Callable[[TrainResult], None] | None = None,
+) -> Callable[[], None]:
+    """Set up this process, one rank of a launcher's or torchrun's, and return its work.
+
+    Args:
+        config: The run.
+        progress: Called on rank 0 after every epoch; by default the launcher is told.
+        on_result: Called on rank 0 at the end; by default the launcher is told.
+    """
+    config.resolved()
+    initialize_comms(timeout=config.timeout)
+    first = rank() == 0
+    run = FullBatchRun(config, progress=(progress or _send_progress) if first else None)
+
+    def work() -> None:
+        result = run.train()
+        if first:
+            (on_result or _send_result)(result)
+        shutdown_comms()
+
+    return work
+
+
+def _send_progress(report: EpochReport) -> None:
+    send_event({"progress": dataclasses.asdict(report)})
+
+
+def _send_result(result: TrainResult) -> None:
+    send_event({"result": result.as_dict()})
+
+
+def report_from_dict(values: dict[str, Any]) -> EpochReport:
+    """Inverse of ``dataclasses.asdict``."""
+    evaluation = values["evaluation"]
+    made = None if evaluation is None else Evaluation(**evaluation)
+    return EpochReport(**{**values, "evaluation": made})
+
+
+def _as_json(config: FullBatchConfig) -> str:
+    values = dataclasses.asdict(config)
+    for name in ("data", "checkpoint_dir"):
+        if values[name] is not None:
+            values[name] = os.fspath(values[name])
+    return json.dumps({k: v for k, v in values.items() if k in _FIELDS})
+
+
+_FIELDS = {field.name for field in dataclasses.fields(FullBatchConfig)}

@@ -1,0 +1,355 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GCN, SAGE, GAT and R-GCN, from the layers of `graphshard.nn`.
+
+``model(graphs, features)`` takes one graph per layer. They may be one whole graph or one sharded
+graph, repeated, or sampled blocks or MFGs, in which the destinations of one layer are the sources
+of the next; a model does not know which. Features are a tensor, or for a typed graph one per node
+type.
+
+``penalized_parameters()`` are those on which the model's paper puts an L2 penalty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .._typing import CanonicalEType
+from ..graph import MessagePassingGraph
+from ..nn import GATConv, GraphConv, HeteroGraphConv, RelGraphConv, SAGEConv
+
+
+class NodeClassifier(Protocol):
+    """What the training loop asks of a model, besides being an ``nn.Module``."""
+
+    def penalized_parameters(self) -> list[nn.Parameter]:
+        """Parameters under the L2 penalty."""
+
+    def exchanged_width(self) -> int:
+        """Columns of the widest row that ranks exchange, a bound for choosing how."""
+
+
+class GCN(nn.Module):
+    """Graph convolutional network.
+
+    From Kipf and Welling, `Semi-Supervised Classification with Graph Convolutional Networks
+    <https://arxiv.org/abs/1609.02907>`_: dropout on the input of each layer, L2 on the first.
+
+    Args:
+        in_feats: Width of the features.
+        hidden: Width of the hidden layers.
+        num_classes: Width of the output.
+        layers: Number of layers.
+        dropout: Probability.
+    """
+
+    def __init__(
+        self, in_feats: int, hidden: int, num_classes: int, layers: int = 2, dropout: float = 0.5
+    ) -> None:
+        super().__init__()
+        widths = [in_feats, *[hidden] * (layers - 1), num_classes]
+        self.layers = nn.ModuleList(
+            GraphConv(widths[i], widths[i + 1]) for i in range(len(widths) - 1)
+        )
+        self.dropout = nn.Dropout(dropout)
+        self._widths = widths
+
+    def forward(self, graphs: Sequence[MessagePassingGraph], features: Tensor) -> Tensor:
+        """Scores ``[num_dst, num_classes]``."""
+        h = features
+        for index, (layer, graph) in enumerate(_pairs(self.layers, graphs)):
+            h = layer(graph, self.dropout(h if index == 0 else F.relu(h)))
+        return h
+
+    def penalized_parameters(self) -> list[nn.Parameter]:
+        """The first layer's."""
+        return list(self.layers[0].parameters())
+
+    def exchanged_width(self) -> int:
+        """A layer sends its rows before or after the matrix, whichever is narrower."""
+        return max(min(pair) for pair in zip(self._widths, self._widths[1:], strict=False))
+
+
+class SAGE(nn.Module):
+    """GraphSAGE with the mean aggregator.
+
+    From Hamilton et al., `Inductive Representation Learning on Large Graphs
+    <https://arxiv.org/abs/1706.02216>`_.
+
+    Args:
+        in_feats: Width of the features.
+        hidden: Width of the hidden layers.
+        num_classes: Width of the output.
+        layers: Number of layers.
+        dropout: Probability, on the input of each layer.
+    """
+
+    def __init__(
+        self, in_feats: int, hidden: int, num_classes: int, layers: int = 2, dropout: float = 0.5
+    ) -> None:
+        super().__init__()
+        widths = [in_feats, *[hidden] * (layers - 1), num_classes]
+        self.layers = nn.ModuleList(
+            SAGEConv(widths[i], widths[i + 1], "mean") for i in range(len(widths) - 1)
+        )
+        self.dropout = nn.Dropout(dropout)
+        self._widths = widths
+
+    def forward(self, graphs: Sequence[MessagePassingGraph], features: Tensor) -> Tensor:
+        """Scores ``[num_dst, num_classes]``."""
+        h = features
+        for index, (layer, graph) in enumerate(_pairs(self.layers, graphs)):
+            h = layer(graph, self.dropout(h if index == 0 else F.relu(h)))
+        return h
+
+    def penalized_parameters(self) -> list[nn.Parameter]:
+        """All."""
+        return list(self.parameters())
+
+    def exchanged_width(self) -> int:
+        """As `GCN.exchanged_width`."""
+        return max(min(pair) for pair in zip(self._widths, self._widths[1:], strict=False))
+
+
+class GAT(nn.Module):
+    """Graph attention network.
+
+    From Velickovic et al., `Graph Attention Networks <https://arxiv.org/abs/1710.10903>`_. Hidden
+    layers put their heads side by side; the last layer has one head. Dropout falls on the input of
+    each layer and on the attention.
+
+    Args:
+        in_feats: Width of the features.
+        hidden: Width of one head of the hidden layers.
+        num_classes: Width of the output.
+        layers: Number of layers.
+        heads: Heads of the hidden layers.
+        dropout: Probability.
+    """
+
+    def __init__(
+        self,
+        in_feats: int,
+        hidden: int,
+        num_classes: int,
+        layers: int = 2,
+        heads: int = 8,
+        dropout: float = 0.6,
+    ) -> None:
+        super().__init__()
+        widths = [in_feats, *[hidden * heads] * (layers - 1)]
+        self.layers = nn.ModuleList(
+            GATConv(width, hidden, heads, dropout, dropout) for width in widths[:-1]
+        )
+        self.layers.append(GATConv(widths[-1], num_classes, 1, dropout, dropout))
+        self._exchanged = max([hidden * heads] * (layers > 1) + [num_classes])
+
+    def forward(self, graphs: Sequence[MessagePassingGraph], features: Tensor) -> Tensor:
+        """Scores ``[num_dst, num_classes]``."""
+        h = features
+        for index, (layer, graph) in enumerate(_pairs(self.layers, graphs)):
+            h = layer(graph, h if index == 0 else F.elu(h)).flatten(1)
+        return h
+
+    def penalized_parameters(self) -> list[nn.Parameter]:
+        """All but the biases."""
+        return [p for name, p in self.named_parameters() if not name.endswith("bias")]
+
+    def exchanged_width(self) -> int:
+        """All heads of a layer side by side."""
+        return self._exchanged
+
+
+class RGCN(nn.Module):
+    """Relational graph convolutional network, on a graph whose edges carry a relation number.
+
+    From Schlichtkrull et al., `Modeling Relational Data with Graph Convolutional Networks
+    <https://arxiv.org/abs/1703.06103>`_.
+
+    Edges need ``edata['etype']``, integers ``[num_edges]``, and may have ``edata['norm']``
+    ``[num_edges, 1]``, in the paper 1 over the number of edges of the same relation into the same
+    node.
+
+    Args:
+        in_feats: Width of the features, or of the embeddings that stand for them.
+        hidden: Width of the hidden layers.
+        num_classes: Width of the output.
+        num_rels: Number of relations.
+        layers: Number of layers.
+        num_bases: Matrices that the relations share; 0: each relation has its own.
+        dropout: Probability, on the output of the hidden layers.
+    """
+
+    def __init__(
+        self,
+        in_feats: int,
+        hidden: int,
+        num_classes: int,
+        num_rels: int,
+        layers: int = 2,
+        num_bases: int = 0,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        widths = [in_feats, *[hidden] * (layers - 1), num_classes]
+        self.layers = nn.ModuleList(
+            RelGraphConv(
+                widths[i],
+                widths[i + 1],
+                num_rels,
+                regularizer="basis" if num_bases else None,
+                num_bases=num_bases or None,
+            )
+            for i in range(len(widths) - 1)
+        )
+        self.dropout = nn.Dropout(dropout)
+        self._widths = widths
+
+    def forward(self, graphs: Sequence[MessagePassingGraph], features: Tensor) -> Tensor:
+        """Scores ``[num_dst, num_classes]``."""
+        h = features
+        for index, (layer, graph) in enumerate(_pairs(self.layers, graphs)):
+            norm = graph.edata.get("norm")
+            inputs = h if index == 0 else self.dropout(F.relu(h))
+            h = layer(graph, inputs, graph.edata["etype"], norm)
+        return h
+
+    def penalized_parameters(self) -> list[nn.Parameter]:
+        """The first layer's."""
+        return list(self.layers[0].parameters())
+
+    def exchanged_width(self) -> int:
+        """A layer sends its untransformed rows."""
+        return max(self._widths[:-1])
+
+
+class TypedRGCN(nn.Module):
+    """The same model on a graph with several node types or relations.
+
+    A node type's features first pass through a matrix of its own into the hidden width; embeddings
+    come in that width. Each layer sums, over the relations into a node type, the mean of the
+    sources times the relation's matrix, and adds the node's own row times a matrix of its type.
+
+    Args:
+        feature_widths: Width of the features of each node type that has them; the other types
+            are expected in width ``hidden``.
+        canonical_etypes: Relations of the graph.
+        ntypes: Node types of the graph.
+        target: Node type that is classified.
+        hidden: Width of the hidden layers.
+        num_classes: Width of the output.
+        layers: Number of layers.
+        num_bases: As for `RGCN`.
+        dropout: As for `RGCN`.
+    """
+
+    def __init__(
+        self,
+        feature_widths: Mapping[str, int],
+        canonical_etypes: Sequence[CanonicalEType],
+        ntypes: Sequence[str],
+        target: str,
+        hidden: int,
+        num_classes: int,
+        layers: int = 2,
+        num_bases: int = 0,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.target = target
+        self._projected = tuple(feature_widths)
+        self.projections = nn.ModuleList(
+            nn.Linear(width, hidden, bias=False) for width in feature_widths.values()
+        )
+        widths = [*[hidden] * layers, num_classes]
+        self.layers = nn.ModuleList(
+            _TypedLayer(widths[i], widths[i + 1], canonical_etypes, ntypes, num_bases)
+            for i in range(layers)
+        )
+        self.dropout = nn.Dropout(dropout)
+        self._hidden = hidden
+
+    def forward(
+        self, graphs: Sequence[MessagePassingGraph], features: Mapping[str, Tensor]
+    ) -> Tensor:
+        """Scores ``[num_dst, num_classes]`` of the target type."""
+        h = dict(features)
+        for ntype, projection in zip(self._projected, self.projections, strict=True):
+            h[ntype] = projection(features[ntype])
+        for index, (layer, graph) in enumerate(_pairs(self.layers, graphs)):
+            if index > 0:
+                h = {ntype: self.dropout(F.relu(rows)) for ntype, rows in h.items()}
+            h = layer(graph, h)
+        return h[self.target]
+
+    def penalized_parameters(self) -> list[nn.Parameter]:
+        """The first layer's, and the matrices before it."""
+        return [*self.projections.parameters(), *self.layers[0].parameters()]
+
+    def exchanged_width(self) -> int:
+        """A layer sends its untransformed rows."""
+        return self._hidden
+
+
+class _TypedLayer(nn.Module):
+    """One layer of `TypedRGCN`."""
+
+    def __init__(
+        self,
+        in_feats: int,
+        out_feats: int,
+        canonical_etypes: Sequence[CanonicalEType],
+        ntypes: Sequence[str],
+        num_bases: int,
+    ) -> None:
+        super().__init__()
+        self._etypes, self._ntypes = tuple(canonical_etypes), tuple(ntypes)
+        num_matrices = num_bases or len(self._etypes)
+        self.weight = nn.Parameter(torch.empty(num_matrices, in_feats, out_feats))
+        self.loop_weight = nn.Parameter(torch.empty(len(self._ntypes), in_feats, out_feats))
+        for matrix in (*self.weight, *self.loop_weight):
+            nn.init.xavier_uniform_(matrix, gain=nn.init.calculate_gain("relu"))
+        if num_bases:
+            self.coeff = nn.Parameter(torch.empty(len(self._etypes), num_bases))
+            nn.init.xavier_uniform_(self.coeff, gain=nn.init.calculate_gain("relu"))
+        self._basis = bool(num_bases)
+        self.bias = nn.Parameter(torch.zeros(len(self._ntypes), out_feats))
+        self.relations = HeteroGraphConv(
+            {
+                etype: GraphConv(in_feats, out_feats, norm="right", weight=False, bias=False)
+                for etype in self._etypes
+            }
+        )
+
+    def forward(self, graph: MessagePassingGraph, h: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        weight = self.weight
+        if self._basis:
+            weight = (self.coeff @ weight.flatten(1)).unflatten(1, weight.shape[1:])
+        kwargs = {etype: {"weight": weight[i]} for i, etype in enumerate(self._etypes)}
+        gathered = self.relations(graph, h, mod_kwargs=kwargs)
+        out = {}
+        for index, ntype in enumerate(self._ntypes):
+            if ntype not in h or ntype not in graph.dsttypes:
+                continue
+            own = h[ntype][: graph.num_dst_nodes(ntype)] if graph.is_block else h[ntype]
+            rows = own @ self.loop_weight[index] + self.bias[index]
+            out[ntype] = rows + gathered[ntype] if ntype in gathered else rows
+        return out
+
+
+def _pairs(layers: nn.ModuleList, graphs: Sequence[MessagePassingGraph]) -> Any:
+    """(layer, its graph), in order.
+
+    Raises:
+        ValueError: There is not one graph per layer.
+    """
+    if len(layers) != len(graphs):
+        raise ValueError(
+            f"a model of {len(layers)} layers needs {len(layers)} graphs (got {len(graphs)}); "
+            "repeat a whole graph: [graph] * layers"
+        )
+    return zip(layers, graphs, strict=True)

@@ -1,0 +1,14 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``python -m graphshard.train._rank_main CONFIG``: one rank of a run that the launcher started."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from ._config import FullBatchConfig
+from ._local import rank_work
+from ._worker import run_as_worker
+
+if __name__ == "__main__":
+    run_as_worker(lambda: rank_work(FullBatchConfig(**json.loads(sys.argv[1]))))

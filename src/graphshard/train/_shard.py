@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TrainingShard: one rank's part of a graph, with what a training run needs from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .._typing import CanonicalEType
+from ..comm import agree, is_initialized, rank, share_error
+from ..fullbatch import (
+    GraphShardManager,
+    PartitionData,
+    construct_full_graph,
+    load_dgl_partition_data,
+)
+from ._config import ResolvedConfig
+from ._counts import reduced
+from ._result import SPLITS
+from ._task import TaskInfo, read_task
+
+
+@dataclass(frozen=True)
+class TrainingShard:
+    """One rank's part of a graph whose nodes of one type are to be classified.
+
+    Args:
+        data: The part.
+        features: Node type to its features ``[num_owned, width]``; types without are absent.
+        relation: ``(etype, norm)`` of a graph whose edges carry a relation number, else None:
+            ``[num_edges]`` int64 and ``[num_edges, 1]``.
+        target: Node type that is classified.
+        label: ``[num_owned]`` int64, -1 where unknown.
+        rows: Split to the owned rows of the target type in it that have a label.
+        num_nodes: Split to its number of nodes on all ranks.
+        num_all: Node type to its number of nodes on all ranks.
+        num_classes: Number of classes.
+        num_relations: Number of relations.
+    """
+
+    data: PartitionData
+    features: Mapping[str, Tensor]
+    relation: tuple[Tensor, Tensor] | None
+    target: str
+    label: Tensor
+    rows: Mapping[str, Tensor]
+    num_nodes: Mapping[str, int]
+    num_all: Mapping[str, int]
+    num_classes: int
+    num_relations: int
+
+    @property
+    def is_typed(self) -> bool:
+        """Whether the graph has several node types or relations."""
+        return len(self.data.node_type_names) > 1 or len(self.data.canonical_etypes) > 1
+
+    @property
+    def original_ids(self) -> dict[str, Tensor]:
+        """Node type to the ids that its owned nodes had before the graph was partitioned."""
+        features = self.data.node_features
+        return {t: features[f"{t}/orig_id"] for t in self.data.node_type_names}
+
+    def graph(self, config: ResolvedConfig, row_width: int) -> GraphShardManager:
+        """The whole graph, to run a model on; collective."""
+        graph = construct_full_graph(
+            self.data,
+            config.aggregation,  # type: ignore[arg-type]
+            rematerialize=config.rematerialize,
+            row_width=row_width,
+        )
+        if self.relation is not None and config.model == "rgcn":
+            etype, norm = self.relation
+            graph.edata["etype"] = etype
+            graph.edata["norm"] = norm
+        return graph
+
+
+def load_shard(config: ResolvedConfig) -> TrainingShard:
+    """Read this rank's part; collective.
+
+    Raises:
+        PartitionFormatError: A part or its description is missing or damaged.
+        ValueError: The graph cannot be trained on with this configuration. Raised on every rank,
+            as is the other.
+    """
+    error: Exception | None = None
+    shard: TrainingShard | None = None
+    try:
+        shard = _read(config)
+    except (ValueError, TypeError, KeyError, NotImplementedError, OSError) as caught:
+        error = caught
+    if is_initialized():
+        share_error(error)
+        agree(config.to_json(), "the configuration of the run")
+    elif error is not None:
+        raise error
+    assert shard is not None
+    shard = _counted(shard, config)
+    _check_model(shard, config)
+    return shard
+
+
+def _read(config: ResolvedConfig) -> TrainingShard:
+    """What this rank can say alone; counts are its own, or 0 where nothing is known."""
+    data = load_dgl_partition_data(config.data, rank())
+    task = read_task(config.data)
+    world_size = dist.get_world_size() if is_initialized() else 1
+    if data.num_parts != world_size:
+        raise ValueError(
+            f"{config.data} has {data.num_parts} parts, which need as many workers (got "
+            f"{world_size}); start {data.num_parts} workers, or partition into {world_size} parts"
+        )
+    target = _target(data, task)
+    label = data.node_features[f"{target}/label"]
+    if label.ndim != 1 or label.is_floating_point() or label.dtype == torch.bool:
+        raise NotImplementedError(
+            f"labels must be one class number per node (got {label.dtype} of shape "
+            f"{tuple(label.shape)} for '{target}'); for several labels per node write a training "
+            "loop of your own: the guide has one"
+        )
+    label = label.to(torch.int64)
+    rows = {}
+    for split in SPLITS:
+        mask = data.node_features.get(f"{target}/{split}_mask")
+        if mask is None:
+            mask = torch.zeros_like(label, dtype=torch.bool)
+        if mask.shape != label.shape:
+            raise ValueError(
+                f"{split}_mask must have one value per node (got shape {tuple(mask.shape)} for "
+                f"{label.numel()} nodes of type '{target}')"
+            )
+        rows[split] = (mask.to(torch.bool) & (label >= 0)).nonzero().view(-1)
+    return TrainingShard(
+        data=data,
+        features=_features(data, config.torch_dtype),
+        relation=_relation(data, config.torch_dtype),
+        target=target,
+        label=label,
+        rows=rows,
+        num_nodes={},
+        num_all={t: data.node_map(t).num_ids for t in data.node_type_names},
+        num_classes=task.num_classes or 0,
+        num_relations=task.num_relations or 0,
+    )
+
+
+def _target(data: PartitionData, task: TaskInfo) -> str:
+    labelled = [t for t in data.node_type_names if f"{t}/label" in data.node_features]
+    if task.target in labelled:
+        return str(task.target)
+    if len(labelled) != 1:
+        found = f"{len(labelled)} have: {', '.join(labelled)}" if labelled else "none has"
+        raise ValueError(
+            "one node type must have the feature 'label', the class of each node "
+            f"({found}); set ndata['label'], train_mask, val_mask and test_mask before "
+            "partitioning"
+        )
+    return labelled[0]
+
+
+def _features(data: PartitionData, dtype: torch.dtype) -> dict[str, Tensor]:
+    features = {}
+    for ntype in data.node_type_names:
+        feat = data.node_features.get(f"{ntype}/feat")
+        if feat is None:
+            continue
+        if feat.ndim != 2 or not feat.shape[1]:
+            raise ValueError(
+                f"features must be a matrix with at least one column (got shape "
+                f"{tuple(feat.shape)} for '{ntype}/feat'); leave 'feat' out to train embeddings"
+            )
+        features[ntype] = feat.to(dtype)
+    return features
+
+
+def _relation(data: PartitionData, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
+    """Relation numbers of a homogeneous graph's edges, and 1 over the in-degree per relation."""
+    if len(data.canonical_etypes) != 1:
+        return None
+    etype = data.edge_features.get(edge_feature(data.canonical_etypes[0], "etype"))
+    if etype is None:
+        return None
+    if etype.ndim != 1 or etype.is_floating_point():
+        raise ValueError(
+            f"the edge feature 'etype' must be one whole number per edge (got {etype.dtype} of "
+            f"shape {tuple(etype.shape)})"
+        )
+    etype = etype.to(torch.int64)
+    if etype.numel() and int(etype.min()) < 0:
+        raise ValueError(f"the edge feature 'etype' must not be negative (got {int(etype.min())})")
+    dst = data.edges[data.canonical_etypes[0]].dst
+    base = int(etype.max()) + 1 if etype.numel() else 1
+    _, place, count = torch.unique(dst * base + etype, return_inverse=True, return_counts=True)
+    return etype, count.to(torch.float64).reciprocal()[place].to(dtype).unsqueeze(1)
+
+
+def edge_feature(etype: CanonicalEType, name: str) -> str:
+    """The key of an edge feature in `PartitionData.edge_features`."""
+    return f"{':'.join(etype)}/{name}"
+
+
+def _counted(shard: TrainingShard, config: ResolvedConfig) -> TrainingShard:
+    """The shard with the counts of all ranks, the same everywhere."""
+    counts = reduced([shard.rows[split].numel() for split in SPLITS])
+    top_class = int(shard.label.max()) + 1 if shard.label.numel() else 0
+    top_relation = 0
+    if shard.relation is not None and shard.relation[0].numel():
+        top_relation = int(shard.relation[0].max()) + 1
+    found_classes, found_relations = reduced([top_class, top_relation], "max")
+    for name, said, found in (
+        ("classes", shard.num_classes, found_classes),
+        ("relations", shard.num_relations, found_relations),
+    ):
+        if 0 < said < found:
+            raise ValueError(
+                f"{config.data} is described as having {said} {name}, but the number {found - 1} "
+                f"occurs; partition the graph again"
+            )
+    return replace(
+        shard,
+        num_nodes=dict(zip(SPLITS, counts, strict=True)),
+        num_classes=shard.num_classes or found_classes,
+        num_relations=shard.num_relations or found_relations,
+    )
+
+
+def _check_model(shard: TrainingShard, config: ResolvedConfig) -> None:
+    """Whether the model fits the graph; depends on what is equal on all ranks alone."""
+    if not shard.num_nodes["train"]:
+        raise ValueError(
+            f"there is nothing to train on: no node of type '{shard.target}' has both a label and "
+            "train_mask set"
+        )
+    if config.model != "rgcn" and shard.is_typed:
+        raise ValueError(
+            f"{config.model} needs a graph with one node type and one relation (got "
+            f"{len(shard.data.node_type_names)} and {len(shard.data.canonical_etypes)}); use rgcn"
+        )
+    if config.model == "rgcn" and not shard.is_typed and shard.relation is None:
+        raise ValueError(
+            "rgcn needs relations: a graph with several of them, or the edge feature 'etype', one "
+            "whole number per edge (got neither); use gcn, sage or gat"
+        )

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a process does to be a worker: end with its launcher, send events, explain its failure."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import enum
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+from ..errors import RankError
+
+PARENT_VARIABLE = "GRAPHSHARD_LAUNCHER_PID"
+EVENTS_VARIABLE = "GRAPHSHARD_EVENTS_FD"
+
+_PR_SET_PDEATHSIG = 1
+_WATCH_SECONDS = 1.0
+
+WRONG_INPUT_ERRORS = (ValueError, TypeError, NotImplementedError, OSError)
+"""What the setting up of a run raises when its input is wrong; graphshard's own are among them."""
+
+
+class ExitCode(enum.IntEnum):
+    """How a worker, and so the command, ends."""
+
+    DONE = 0
+    FAILED = 1
+    WRONG_INPUT = 2
+    OTHER_RANK = 3
+    INTERRUPTED = 130
+
+
+def run_as_worker(prepare: Callable[[], Callable[[], None]]) -> NoReturn:
+    """Run a worker's work and end the process.
+
+    A worker that fails ends at once, without the farewells of the process group, which may wait for
+    ranks that are gone.
+
+    Args:
+        prepare: Sets up; an error in it that speaks of wrong input is shown as one line. Returns
+            the work.
+    """
+    end_with_launcher()
+    code = ExitCode.DONE
+    try:
+        try:
+            work = prepare()
+        except RankError:
+            raise
+        except WRONG_INPUT_ERRORS as error:
+            explain(error)
+            code = ExitCode.WRONG_INPUT
+        else:
+            work()
+    except RankError as error:
+        explain(error)
+        code = ExitCode.OTHER_RANK
+    except KeyboardInterrupt:
+        code = ExitCode.INTERRUPTED
+    except SystemExit as error:
+        code = ExitCode.FAILED if error.code else ExitCode.DONE
+    except BaseException:
+        traceback.print_exc()
+        code = ExitCode.FAILED
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    if code is ExitCode.DONE:
+        sys.exit(0)
+    os._exit(code)
+
+
+def explain(error: BaseException) -> None:
+    """One line on standard error: the message without line breaks."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    sys.stderr.write(f"error: {text}\n")
+
+
+def launched_by_us() -> bool:
+    """Whether `launch_workers` started this process."""
+    return PARENT_VARIABLE in os.environ
+
+
+def send_event(event: Mapping[str, Any]) -> None:
+    """Pass plain values to the launcher's ``on_event``; nothing happens without one."""
+    if EVENTS_VARIABLE not in os.environ:
+        return
+    data = memoryview((json.dumps(dict(event)) + "\n").encode())
+    while data:
+        data = data[os.write(int(os.environ[EVENTS_VARIABLE]), data) :]
+
+
+def end_with_launcher() -> None:
+    """Have this process end when the one that started it does; nothing happens without one."""
+    if PARENT_VARIABLE not in os.environ:
+        return
+    parent = int(os.environ[PARENT_VARIABLE])
+    asked = False
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):
+            libc = ctypes.CDLL(None, use_errno=True)
+            asked = libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) == 0
+    if os.getppid() != parent:  # it died before the kernel was asked
+        os._exit(ExitCode.INTERRUPTED)
+    if not asked:
+        threading.Thread(target=_watch_parent, args=(parent,), daemon=True).start()
+
+
+def _watch_parent(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(_WATCH_SECONDS)
+    os._exit(ExitCode.INTERRUPTED)

@@ -1,0 +1,383 @@
+# SPDX-License-Identifier: Apache-2.0
+"""load_dataset: the bundled graph, folders made here, and real ones where they are. No process.
+
+Real folders are looked for in GRAPHSHARD_DATASETS, then beside the repository.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from graphshard.data import NodeDataset, load_dataset
+from graphshard.graph import Graph, graph, heterograph, remove_self_loop
+
+DATASETS = Path(
+    os.environ.get("GRAPHSHARD_DATASETS")
+    or Path(__file__).resolve().parents[2].parent / "shared" / "datasets"
+)
+
+
+def real(name: str) -> Path:
+    folder = DATASETS / name
+    if not folder.is_dir():
+        pytest.skip(f"no data set {name}: set GRAPHSHARD_DATASETS to the folder of data sets")
+    return folder
+
+
+def sizes(data: NodeDataset) -> list[int]:
+    return [len(data.node_ids(split)) for split in ("train", "val", "test")]
+
+
+# ------------------------------------------------------------------------------------------- cora
+
+
+def test_cora_has_its_published_counts() -> None:
+    cora = load_dataset("cora")
+    g = cora.graph
+    assert (g.num_nodes(), g.num_edges(), cora.num_classes) == (2708, 10556, 7)
+    assert (cora.name, cora.target, cora.num_relations) == ("cora", "_N", 1)
+    assert sizes(cora) == [140, 500, 1000]
+    assert g.ndata["feat"].shape == (2708, 1433)
+    assert g.ndata["feat"].dtype == torch.float32
+    assert int((g.ndata["feat"] == 1).sum()) == int((g.ndata["feat"] != 0).sum()) == 49216
+    assert torch.bincount(g.ndata["label"][cora.node_ids("train")]).tolist() == [20] * 7
+    assert torch.bincount(g.ndata["label"]).tolist() == [351, 217, 418, 818, 426, 298, 180]
+    src, dst = g.edges()
+    assert g.has_edges_between(dst, src).all()
+    assert (src != dst).all()
+
+
+def test_cora_options() -> None:
+    cora = load_dataset(
+        "cora", row_normalize=True, add_self_loop=True, dtype=torch.float64, idtype=torch.int32
+    )
+    assert cora.graph.idtype == cora.node_ids("val").dtype == torch.int32
+    assert cora.graph.num_edges() == 10556 + 2708
+    assert remove_self_loop(cora.graph).num_edges() == 10556
+    feat = cora.graph.ndata["feat"]
+    assert feat.dtype == torch.float64
+    torch.testing.assert_close(feat.sum(1), torch.ones(2708, dtype=torch.float64))
+    assert load_dataset("cora", to_bidirected=True).graph.num_edges() == 10556
+    assert "feat" not in load_dataset("cora", features=False).graph.ndata
+    assert load_dataset("cora", dtype=torch.bfloat16).graph.ndata["feat"].dtype == torch.bfloat16
+
+
+def test_cora_features_are_what_scipy_reads() -> None:
+    sparse = pytest.importorskip("scipy.sparse", reason="SciPy is not installed")
+    import graphshard.data
+
+    folder = Path(graphshard.data.__file__).parent / "cora"
+    matrix = sparse.load_npz(folder / "feat.npz").toarray()
+    assert torch.equal(load_dataset("cora").graph.ndata["feat"], torch.from_numpy(matrix))
+    assert "MIT" in (folder / "LICENSE.txt").read_text()
+
+
+# ----------------------------------------------------------------------------------- folders here
+
+
+def make_folder(path: Path, **arrays: Any) -> Path:
+    path.mkdir(exist_ok=True)
+    for name, value in arrays.items():
+        if isinstance(value, str):
+            (path / f"{name}.txt").write_text(value, encoding="utf-8")
+        else:
+            np.save(path / f"{name}.npy", np.asarray(value))
+    return path
+
+
+PLAIN: dict[str, Any] = {
+    "edge_index": [[0, 1, 3], [1, 2, 3]],
+    "feat": [[1.0, 3.0], [0.0, 0.0], [2.0, 2.0], [0.0, 5.0]],
+    "label": [0, 2, -1, 1],
+    "train_idx": [1, 0],
+    "test_idx": [3],
+}
+
+
+def test_folder(tmp_path: Path) -> None:
+    data = load_dataset(make_folder(tmp_path / "mine", **PLAIN), row_normalize=True)
+    assert (data.name, data.num_classes, data.class_names) == ("mine", 3, ())
+    assert data.graph.ndata["feat"].tolist() == [[0.25, 0.75], [0, 0], [0.5, 0.5], [0, 1]]
+    assert [data.node_ids(s).tolist() for s in ("train", "val", "test")] == [[0, 1], [], [3]]
+    assert data.graph.ndata["label"].tolist() == [0, 2, -1, 1]
+    both = load_dataset(tmp_path / "mine", to_bidirected=True, add_self_loop=True).graph
+    pairs = sorted(zip(*(side.tolist() for side in both.edges()), strict=True))
+    assert pairs == [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2), (2, 1), (2, 2), (3, 3)]
+
+
+def test_folder_of_edges_alone(tmp_path: Path) -> None:
+    data = load_dataset(make_folder(tmp_path / "mine", edge_index=np.array([[0], [5]])))
+    assert (data.graph.num_nodes(), data.num_classes, sizes(data)) == (6, 0, [0, 0, 0])
+    assert data.graph.ndata["label"].tolist() == [-1] * 6
+
+
+def test_folder_with_published_splits(tmp_path: Path) -> None:
+    masks = np.array([[1, 0, 0, 1], [0, 1, 0, 0]], dtype=bool)
+    folder = make_folder(tmp_path / "mine", **PLAIN, train_masks=masks, test_masks=~masks)
+    assert load_dataset(folder).node_ids("train").tolist() == [0, 1]
+    data = load_dataset(folder, split=1)
+    assert data.node_ids("train").tolist() == [1]
+    assert data.node_ids("test").tolist() == [0, 2, 3]
+    with pytest.raises(ValueError, match=r"split must be in \[0, 2\) .* \(got 2\)"):
+        load_dataset(folder, split=2)
+
+
+def test_knowledge_graph(tmp_path: Path) -> None:
+    folder = make_folder(
+        tmp_path / "kg",
+        edge_index=[[0, 1, 2, 0], [2, 2, 0, 2]],
+        edge_type=[0, 0, 1, 1],
+        relation_ptr=[0, 2, 4],
+        label=[0, 1, -1],
+        train_idx=[0, 1],
+        relations="http://x.org/ns#knows\nhttp://x.org/ns#likes\n",
+        classes="bad\ngood\n",
+    )
+    data = load_dataset(folder)
+    assert data.graph.edata["etype"].tolist() == [0, 0, 1, 1]
+    assert data.graph.edata["norm"].tolist() == [[0.5], [0.5], [1.0], [1.0]]
+    assert data.class_names == ("bad", "good")
+    assert data.num_relations == 2
+    twice = load_dataset(folder, add_inverse=True, dtype=torch.float64)
+    assert [side.tolist() for side in twice.graph.edges()] == [
+        [0, 1, 2, 0, 2, 2, 0, 2],
+        [2, 2, 0, 2, 0, 1, 2, 0],
+    ]
+    assert twice.graph.edata["etype"].tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert twice.graph.edata["norm"].squeeze(1).tolist() == [0.5, 0.5, 1, 1, 1, 1, 1, 1]
+    assert twice.relation_names[2:] == ("rev_http://x.org/ns#knows", "rev_http://x.org/ns#likes")
+    typed = load_dataset(folder, as_typed=True, add_inverse=True)
+    assert typed.target == "entity"
+    assert typed.graph.etypes == ["ns-knows", "ns-likes", "rev_ns-knows", "rev_ns-likes"]
+    assert [side.tolist() for side in typed.graph.edges(etype="rev_ns-likes")] == [[0, 2], [2, 0]]
+    assert typed.node_ids("train").tolist() == [0, 1]
+
+
+def test_typed_folder(tmp_path: Path) -> None:
+    folder = make_folder(
+        tmp_path / "typed",
+        edge_index__paper__by__author=[[0, 1], [1, 1]],
+        edge_index__paper__in__venue=np.zeros((2, 0), dtype=np.int32),
+        feat__paper=np.ones((3, 2), dtype=np.float32),
+        label__author=[1, 0],
+        train_idx_5=[0],
+        node_types="author\t2\npaper\t3\nvenue\t4\n",
+    )
+    data = load_dataset(folder, add_inverse=True, split=5)
+    g = data.graph
+    assert [g.num_nodes(t) for t in ("author", "paper", "venue")] == [2, 3, 4]
+    assert data.target == "author"
+    assert g.num_edges(("author", "rev_by", "paper")) == 2
+    assert g.nodes["paper"].data["feat"].shape == (3, 2)
+    assert data.node_ids("train").tolist() == [0]
+    with pytest.raises(ValueError, match=r"has no split 7; it has \['5'\]"):
+        load_dataset(folder, split=7)
+    with pytest.raises(ValueError, match="for graphs without relations"):
+        load_dataset(folder, to_bidirected=True)
+
+
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "transposed": ({"edge_index": [[0, 1], [1, 2], [2, 3]]}, r"must be \[2, num_edges\]"),
+    "negative": ({"edge_index": [[0, -1], [0, 1]]}, r"ids from 0 \(edge 1 is \[-1  1\]\)"),
+    "fractions": ({"edge_index": [[0.5], [1.0]]}, "must hold integers in 2 dimension"),
+    "objects": ({"label": np.array([None, 1], dtype=object)}, "cannot be read as a plain array"),
+    "too few labels": ({"label": [0, 1]}, "the number of nodes of type '_N' must be one"),
+    "too few nodes": ({"feat": [[1.0]], "label": [0]}, "an edge names node 3"),
+    "split": ({"train_idx": [4]}, r"node ids in \[0, 4\) \(got 4 to 4\)"),
+    "edge types": ({"edge_type": [0]}, "a relation id from 0 for each of the 3 edges"),
+    "pointer": ({"edge_type": [0, 0, 1], "relation_ptr": [0, 1, 3]}, "sorted by relation"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_damaged_folders(tmp_path: Path, case: str) -> None:
+    arrays, message = BAD[case]
+    folder = make_folder(tmp_path / "bad", **(PLAIN | arrays))
+    with pytest.raises(ValueError, match=message) as caught:
+        load_dataset(folder)
+    assert str(folder) in str(caught.value)
+
+
+def test_damaged_features(tmp_path: Path) -> None:
+    arrays = {name: value for name, value in PLAIN.items() if name != "feat"}
+    folder = make_folder(tmp_path / "bad", **arrays)
+    good: dict[str, Any] = {
+        "data": np.ones(2, dtype=np.float32),
+        "indices": np.array([0, 2]),
+        "indptr": np.array([0, 1, 1, 2, 2]),
+        "shape": np.array([4, 3]),
+    }
+    np.savez(folder / "feat.npz", **good)
+    assert load_dataset(folder).graph.ndata["feat"].tolist()[2] == [0, 0, 1]
+    changes: list[tuple[dict[str, Any], str]] = [
+        ({"indices": np.array([0, 3])}, r"columns must be in \[0, 3\)"),
+        ({"indptr": np.array([0, 2, 1, 2, 2])}, "indptr must ascend from 0 to 2"),
+        ({"indptr": np.array([0, 2])}, "2 row pointers"),
+    ]
+    for change, message in changes:
+        np.savez(folder / "feat.npz", **(good | change))
+        with pytest.raises(ValueError, match=message):
+            load_dataset(folder)
+    np.savez(folder / "feat.npz", data=good["data"])
+    with pytest.raises(ValueError, match=r"missing: \['indices', 'indptr', 'shape'\]"):
+        load_dataset(folder)
+
+
+def test_refusals(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"give one of \['cora'\]"):
+        load_dataset(tmp_path / "none")
+    with pytest.raises(ValueError, match="has neither edge_index.npy nor"):
+        load_dataset(make_folder(tmp_path / "empty"))
+    with pytest.raises(ValueError, match="add_inverse and as_typed are for graphs with relations"):
+        load_dataset("cora", add_inverse=True)
+    with pytest.raises(ValueError, match=re.escape("would take 0.0 GB as dense torch.float32")):
+        load_dataset("cora", max_feature_bytes=1000)
+    with pytest.raises(ValueError, match="has no split 3"):
+        load_dataset("cora", split=3)
+    with pytest.raises(TypeError, match=r"dtype must be a floating point dtype"):
+        load_dataset("cora", dtype=torch.int64)
+    with pytest.raises(TypeError, match=r"idtype must be torch\.int32 or torch\.int64"):
+        load_dataset("cora", idtype=torch.int16)
+
+
+# ---------------------------------------------------------------------------------- real folders
+
+# name: nodes, edges, classes, [train, val, test]; the published counts
+PUBLISHED: dict[str, tuple[int, int, int, list[int]]] = {
+    "cora": (2708, 10556, 7, [140, 500, 1000]),
+    "citeseer": (3327, 9104, 6, [120, 500, 1000]),
+    "pubmed-partial": (19717, 88648, 3, [60, 500, 1000]),
+    "nell": (65755, 251550, 186, [105, 0, 969]),
+    "amazon-computers": (13752, 287209, 10, [200, 300, 12881]),
+    "coauthor-physics": (34493, 495924, 5, [100, 150, 34243]),
+    "tolokers": (11758, 519000, 2, [5879, 2939, 2940]),
+    "aifb": (8285, 29043, 4, [140, 0, 36]),
+    "mutag": (23644, 74227, 2, [272, 0, 68]),
+    "cnr-2000": (325557, 3216152, 0, [0, 0, 0]),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_counts(name: str) -> None:
+    data = load_dataset(real(name), features=False)
+    counts = (data.graph.num_nodes(), data.graph.num_edges(), data.num_classes, sizes(data))
+    assert counts == PUBLISHED[name]
+
+
+def test_both_directions_have_their_published_counts() -> None:
+    computers = load_dataset(real("amazon-computers"), features=False, to_bidirected=True)
+    assert computers.graph.num_edges() == 491722
+    tolokers = load_dataset(real("tolokers"), to_bidirected=True, split=7)
+    assert tolokers.graph.num_edges() == 1038000
+    assert sizes(tolokers) == [5879, 2939, 2940]
+    assert tolokers.graph.ndata["feat"].shape == (11758, 10)
+
+
+@pytest.mark.parametrize(("name", "relations"), [("aifb", 45), ("mutag", 23)])
+def test_knowledge_graphs_have_their_published_counts(name: str, relations: int) -> None:
+    one = load_dataset(real(name))
+    both = load_dataset(real(name), add_inverse=True, dtype=torch.float64)
+    assert (one.num_relations, both.num_relations) == (relations, 2 * relations)
+    g = both.graph
+    assert g.num_edges() == 2 * one.graph.num_edges()
+    assert g.edata["etype"].dtype == torch.int64
+    # the norms of one relation into one node add up to 1
+    key = g.edges()[1] * both.num_relations + g.edata["etype"]
+    _, group = torch.unique(key, return_inverse=True)
+    total = torch.zeros(int(group.max()) + 1, dtype=torch.float64)
+    total.index_add_(0, group, g.edata["norm"].squeeze(1))
+    torch.testing.assert_close(total, torch.ones_like(total))
+    typed = load_dataset(real(name), as_typed=True).graph
+    assert len(typed.etypes) == relations
+    assert typed.num_edges() == one.graph.num_edges()
+
+
+def test_norm_is_dgls() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dgl = pytest.importorskip("dgl", reason="DGL has no release for this Python")
+    data = load_dataset(real("aifb"), add_inverse=True)
+    etype = data.graph.edata["etype"]
+    src, dst = data.graph.edges()
+    for r in (0, 39, 84):
+        chosen = etype == r
+        oracle = dgl.graph((src[chosen], dst[chosen]), num_nodes=8285)
+        norm = data.graph.edata["norm"][chosen].squeeze(1)
+        torch.testing.assert_close(norm, dgl.norm_by_dst(oracle))
+
+
+@pytest.mark.parametrize(("split", "train"), [(None, 80), (20, 80), (40, 160), (60, 240)])
+def test_dblp(split: int | None, train: int) -> None:
+    data = load_dataset(real("dblp-heco"), split=split, features=split is None)
+    g = data.graph
+    assert {t: g.num_nodes(t) for t in g.ntypes} == {
+        "author": 4057,
+        "paper": 14328,
+        "conf": 20,
+        "term": 7723,
+    }
+    assert [g.num_edges(e) for e in ("pa", "pc", "pt")] == [19645, 14328, 85810]
+    assert (data.target, data.num_classes, sizes(data)) == ("author", 4, [train, 1000, 1000])
+    if split is None:
+        widths = {t: g.nodes[t].data["feat"].shape[1] for t in ("author", "paper", "term")}
+        assert widths == {"author": 334, "paper": 4231, "term": 50}
+        assert "feat" not in g.nodes["conf"].data
+
+
+def test_link_prediction_folders_and_huge_features_are_refused() -> None:
+    with pytest.raises(ValueError, match="is no node data set"):
+        load_dataset(real("fb15k-237"))
+    with pytest.raises(ValueError, match=r"would take 16.1 GB .* pass features=False"):
+        load_dataset(real("nell"))
+
+
+# ----------------------------------------------------------------------------------- NodeDataset
+
+
+def test_data_set_of_a_graph() -> None:
+    g = graph(([0, 1], [1, 2]))
+    g.ndata["label"] = torch.tensor([0, 4, 1])
+    data = NodeDataset.from_graph(g, name="mine")
+    assert (data.num_classes, data.target, sizes(data)) == (5, "_N", [0, 0, 0])
+    assert "train_mask" not in g.ndata, "the graph that was given must stay as it was"
+    several = graph(([0, 1], [1, 2]))
+    several.ndata["label"] = torch.rand(3, 6)
+    assert NodeDataset.from_graph(several).num_classes == 6
+    typed = heterograph({("a", "r", "b"): ([0], [0])})
+    with pytest.raises(ValueError, match="2 node types could be it"):
+        NodeDataset.from_graph(typed)
+    typed.nodes["b"].data["label"] = torch.tensor([-1])
+    data = NodeDataset.from_graph(typed)
+    assert (data.target, data.num_classes, data.num_relations) == ("b", 0, 1)
+    with pytest.raises(ValueError, match="split must be one of"):
+        data.node_ids("valid")
+
+
+def masked(**fields: Any) -> Graph:
+    g = graph(([0], [1]))
+    empty = torch.zeros(2, dtype=torch.bool)
+    base = {"label": torch.tensor([0, 1]), "train_mask": empty, "val_mask": empty}
+    for name, value in {**base, "test_mask": empty, **fields}.items():
+        g.ndata[name] = value
+    return g
+
+
+def test_data_set_checks_its_graph() -> None:
+    options: dict[str, Any] = {"name": "x", "num_classes": 2, "target": "_N"}
+    NodeDataset(graph=masked(), **options)
+    with pytest.raises(ValueError, match="target must be a node type"):
+        NodeDataset(graph=masked(), **(options | {"target": "user"}))
+    with pytest.raises(TypeError, match="train_mask must be a bool vector"):
+        NodeDataset(graph=masked(train_mask=torch.zeros(2)), **options)
+    with pytest.raises(ValueError, match="num_classes must not be negative"):
+        NodeDataset(graph=masked(), **(options | {"num_classes": -1}))
+    with pytest.raises(ValueError, match=r"missing: \['label'"):
+        NodeDataset(graph=graph(([0], [1])), **options)

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""from_ogb on folders of OGB's layout made here, with a stand-in for ogb. No process."""
+
+from __future__ import annotations
+
+import gzip
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from graphshard.data import from_ogb
+
+
+def put(path: Path, rows: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = "\n".join(",".join(str(cell) for cell in row) for row in rows)
+    with gzip.open(path, "wt", encoding="utf-8") as file:
+        file.write(text + "\n")
+
+
+def put_split(folder: Path, train: list[int], valid: list[int], test: list[int]) -> None:
+    for name, ids in (("train", train), ("valid", valid), ("test", test)):
+        put(folder / f"{name}.csv.gz", [[i] for i in ids])
+
+
+def arxiv(root: Path) -> None:
+    raw = root / "ogbn_arxiv" / "raw"
+    put(raw / "edge.csv.gz", [(0, 1), (3, 1), (1, 2)])
+    put(raw / "num-node-list.csv.gz", [[5]])
+    put(raw / "num-edge-list.csv.gz", [[3]])
+    put(raw / "node-feat.csv.gz", [(0.5 * i, -i) for i in range(5)])
+    put(raw / "node_year.csv.gz", [[2010 + i] for i in range(5)])
+    put(raw / "node-label.csv.gz", [[2], [0], [1], [0], [2]])
+    put_split(root / "ogbn_arxiv" / "split" / "time", [0, 4], [1], [2, 3])
+
+
+def test_csv_layout(tmp_path: Path) -> None:
+    arxiv(tmp_path)
+    data = from_ogb("ogbn-arxiv", tmp_path, idtype=torch.int32)
+    g = data.graph
+    assert (data.name, data.num_classes, g.num_nodes(), g.idtype) == (
+        "ogbn-arxiv",
+        3,
+        5,
+        torch.int32,
+    )
+    assert [side.tolist() for side in g.edges()] == [[0, 3, 1], [1, 1, 2]]
+    assert g.ndata["feat"].dtype == torch.float32
+    assert g.ndata["feat"][3].tolist() == [1.5, -3.0]
+    assert g.ndata["node_year"].tolist() == [2010, 2011, 2012, 2013, 2014]
+    assert g.ndata["label"].tolist() == [2, 0, 1, 0, 2]
+    assert [data.node_ids(s).tolist() for s in ("train", "val", "test")] == [[0, 4], [1], [2, 3]]
+
+
+def test_undirected_layout_has_each_reverse_behind_its_edge(tmp_path: Path) -> None:
+    raw = tmp_path / "ogbn_proteins" / "raw"
+    put(raw / "edge.csv.gz", [(0, 1), (2, 1)])
+    put(raw / "num-node-list.csv.gz", [[3]])
+    put(raw / "edge-feat.csv.gz", [(0.1, 0.2), (0.3, 0.4)])
+    put(raw / "node_species.csv.gz", [[3702], [3702], [4932]])
+    put(raw / "node-label.csv.gz", [(0, 1, 1), (1, 0, 0), (0, 0, 0)])
+    put_split(tmp_path / "ogbn_proteins" / "split" / "species", [0], [1], [2])
+    data = from_ogb("ogbn-proteins", tmp_path)
+    assert [side.tolist() for side in data.graph.edges()] == [[0, 1, 2, 1], [1, 0, 1, 2]]
+    feat = torch.tensor([[0.1, 0.2], [0.1, 0.2], [0.3, 0.4], [0.3, 0.4]])
+    assert torch.equal(data.graph.edata["edge_feat"], feat)
+    assert data.graph.ndata["label"].shape == (3, 3)
+    assert data.num_classes == 3
+
+
+def test_npz_layout(tmp_path: Path) -> None:
+    raw = tmp_path / "ogbn_papers100M" / "raw"
+    raw.mkdir(parents=True)
+    np.savez(
+        raw / "data.npz",
+        edge_index=np.array([[0, 1], [2, 2]]),
+        node_feat=np.arange(8, dtype=np.float16).reshape(4, 2),
+        node_year=np.array([[1], [2], [3], [4]]),
+        num_nodes_list=np.array([4]),
+        num_edges_list=np.array([2]),
+    )
+    label = np.array([[1.0], [np.nan], [0.0], [np.nan]], dtype=np.float32)
+    np.savez(raw / "node-label.npz", node_label=label)
+    put_split(tmp_path / "ogbn_papers100M" / "split" / "time", [0], [2], [2])
+    g = from_ogb("ogbn-papers100M", tmp_path).graph
+    assert g.ndata["label"].tolist() == [1, -1, 0, -1]
+    assert g.ndata["feat"].shape == (4, 2)
+    assert g.ndata["node_year"].tolist() == [1, 2, 3, 4]
+    assert [side.tolist() for side in g.edges()] == [[0, 1], [2, 2]]
+
+
+def test_typed_layout(tmp_path: Path) -> None:
+    raw = tmp_path / "ogbn_mag" / "raw"
+    put(raw / "num-node-dict.csv.gz", [("author", "paper"), (3, 2)])
+    put(
+        raw / "triplet-type-list.csv.gz",
+        [("author", "writes", "paper"), ("paper", "cites", "paper")],
+    )
+    put(raw / "relations" / "author___writes___paper" / "edge.csv.gz", [(0, 1), (2, 0)])
+    put(raw / "relations" / "author___writes___paper" / "edge_reltype.csv.gz", [[0], [0]])
+    put(raw / "relations" / "paper___cites___paper" / "edge.csv.gz", [(1, 0)])
+    put(raw / "node-feat" / "paper" / "node-feat.csv.gz", [(1.5, 2.5), (0.5, 0.25)])
+    put(raw / "node-feat" / "paper" / "node_year.csv.gz", [[2015], [2019]])
+    put(raw / "node-label" / "paper" / "node-label.csv.gz", [[7], [3]])
+    put_split(tmp_path / "ogbn_mag" / "split" / "time" / "paper", [0], [1], [1])
+    data = from_ogb("ogbn-mag", tmp_path)
+    g = data.graph
+    assert (data.target, data.num_classes) == ("paper", 8)
+    assert (g.num_nodes("author"), g.num_nodes("paper")) == (3, 2)
+    assert [side.tolist() for side in g.edges(etype="writes")] == [[0, 2], [1, 0]]
+    assert g.edges["writes"].data["edge_reltype"].tolist() == [0, 0]
+    assert g.nodes["paper"].data["feat"].tolist() == [[1.5, 2.5], [0.5, 0.25]]
+    assert data.node_ids("train").tolist() == [0]
+    assert "feat" not in g.nodes["author"].data
+
+
+def test_downloads_through_ogb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def download(name: str, root: str) -> None:
+        asked.append((name, root))
+        if name == "ogbn-arxiv":
+            arxiv(Path(root))
+
+    module = types.ModuleType("ogb.nodeproppred")
+    module.NodePropPredDataset = download  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "ogb", types.ModuleType("ogb"))
+    monkeypatch.setitem(sys.modules, "ogb.nodeproppred", module)
+    assert from_ogb("ogbn-arxiv", tmp_path).num_classes == 3
+    from_ogb("ogbn-arxiv", tmp_path)
+    assert asked == [("ogbn-arxiv", str(tmp_path))], "a second read must not download again"
+    with pytest.raises(ValueError, match="ogb was asked to download ogbn-other but left no"):
+        from_ogb("ogbn-other", tmp_path)
+
+
+def test_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ogb", None)
+    monkeypatch.setitem(sys.modules, "ogb.nodeproppred", None)
+    with pytest.raises(ImportError, match=r'pip install "graphshard\[ogb\]"'):
+        from_ogb("ogbn-products", tmp_path)
+    with pytest.raises(ValueError, match=r"must be a node data set of OGB .* \(got 'ogbl-ppa'\)"):
+        from_ogb("ogbl-ppa", tmp_path)
+    arxiv(tmp_path)
+    (tmp_path / "ogbn_arxiv" / "raw" / "edge.csv.gz").unlink()
+    with pytest.raises(ValueError, match=r"edge\.csv\.gz is missing"):
+        from_ogb("ogbn-arxiv", tmp_path)
+    put(tmp_path / "ogbn_arxiv" / "raw" / "edge.csv.gz", [("a", "b")])
+    with pytest.raises(ValueError, match=r"edge\.csv\.gz must hold numbers"):
+        from_ogb("ogbn-arxiv", tmp_path)

@@ -1,0 +1,302 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CSV and Parquet edge lists; pyarrow writes what is read and reads what is written. No process."""
+
+from __future__ import annotations
+
+import gzip
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from graphshard.graph import (
+    Graph,
+    from_csv,
+    from_parquet,
+    graph,
+    heterograph,
+    to_csv,
+    to_parquet,
+)
+
+pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+from pyarrow import csv, parquet  # noqa: E402
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def write_parquet(path: Path, **columns: Any) -> Path:
+    parquet.write_table(pyarrow.table(columns), path)
+    return path
+
+
+def edges(g: Graph, etype: Any = None) -> list[list[int]]:
+    return [side.tolist() for side in g.edges(etype=etype, order="eid")]
+
+
+def weighted() -> Graph:
+    g = graph(([3, 0, 0, 2], [1, 1, 1, 2]), num_nodes=4)
+    g.edata["w"] = torch.tensor([0.1, 1e-8, -3.0, 2.5])
+    g.edata["n"] = torch.tensor([1, -2, 3, 4], dtype=torch.int64)
+    g.edata["flag"] = torch.tensor([True, False, True, True])
+    return g
+
+
+@pytest.mark.parametrize("idtype", [torch.int32, torch.int64])
+def test_csv(tmp_path: Path, idtype: torch.dtype) -> None:
+    path = write(tmp_path / "e.csv", "src,w,dst\n3,0.5,1\n0,2,1\n0,-1e3,1\n")
+    g = from_csv(path, edge_columns=["w"], idtype=idtype)
+    assert edges(g) == [[3, 0, 0], [1, 1, 1]]
+    assert (g.num_nodes(), g.idtype) == (4, idtype)
+    assert g.edata["w"].dtype == torch.float32
+    assert g.edata["w"].tolist() == [0.5, 2.0, -1000.0]
+    assert from_csv(path, num_nodes=9).num_nodes() == 9
+    assert from_csv(path, edge_columns=["w"], dtype=torch.float64).edata["w"].dtype == torch.float64
+
+
+def test_csv_forms(tmp_path: Path) -> None:
+    path = write(tmp_path / "e.txt", "# a comment\n0\t1\t5\n1\t2\t6\n")
+    g = from_csv(
+        path, "from", "to", ["k"], delimiter="\t", skip_rows=1, column_names=["from", "to", "k"]
+    )
+    assert edges(g) == [[0, 1], [1, 2]]
+    assert g.edata["k"].tolist() == [5, 6]
+    with gzip.open(tmp_path / "e.csv.gz", "wt") as file:
+        file.write("src,dst\n0,1\n")
+    assert edges(from_csv(tmp_path / "e.csv.gz")) == [[0], [1]]
+    same = write(tmp_path / "same.csv", "a\n0\n2\n")
+    assert edges(from_csv(same, "a", "a")) == [[0, 2], [0, 2]]
+
+
+@pytest.mark.parametrize("relabel", [False, True])
+def test_csv_without_rows(tmp_path: Path, relabel: bool) -> None:
+    path = write(tmp_path / "e.csv", "src,dst,w\n")
+    if relabel:
+        g, names = from_csv(path, edge_columns=["w"], relabel=True)
+        assert names == {}
+    else:
+        g = from_csv(path, edge_columns=["w"])
+    assert (g.num_nodes(), g.num_edges()) == (0, 0)
+    assert g.edata["w"].shape == (0,)
+
+
+def test_csv_relabel(tmp_path: Path) -> None:
+    path = write(tmp_path / "e.csv", 'src,dst\nbob,"an, na"\neve,bob\nbob,NA\n007,7\n')
+    g, names = from_csv(path, relabel=True)
+    assert names == {"bob": 0, "eve": 1, "007": 2, "an, na": 3, "NA": 4, "7": 5}
+    assert list(names) == ["bob", "eve", "007", "an, na", "NA", "7"]
+    assert edges(g) == [[0, 1, 0, 2], [3, 0, 4, 5]]
+    assert g.num_nodes() == 6
+    path = write(tmp_path / "i.csv", "src,dst\n-5,1000000000000\n1000000000000,7\n")
+    g, names = from_csv(path, relabel=True, idtype=torch.int32)
+    assert names == {-5: 0, 1000000000000: 1, 7: 2}
+    assert edges(g) == [[0, 1], [1, 2]]
+
+
+def test_csv_round_trip(tmp_path: Path) -> None:
+    g, path = weighted(), tmp_path / "e.csv"
+    to_csv(g, path, "a", "b", ["w", "n", "flag"], delimiter=";")
+    back = from_csv(path, "a", "b", ["w", "n", "flag"], delimiter=";", num_nodes=4)
+    assert edges(back) == edges(g)
+    for name in ("w", "n", "flag"):
+        assert back.edata[name].dtype == g.edata[name].dtype
+        assert torch.equal(back.edata[name], g.edata[name])
+    table = csv.read_csv(path, parse_options=csv.ParseOptions(delimiter=";"))
+    assert table.column_names == ["a", "b", "w", "n", "flag"]
+
+
+def test_compressed_round_trip(tmp_path: Path) -> None:
+    path = tmp_path / "e.csv.gz"
+    to_csv(weighted(), path)
+    with gzip.open(path, "rt") as file:
+        assert file.readline() == '"src","dst"\n'
+    assert edges(from_csv(path)) == edges(weighted())
+    assert [each.name for each in tmp_path.iterdir()] == ["e.csv.gz"]
+
+
+def test_names_round_trip(tmp_path: Path) -> None:
+    path = write(tmp_path / "e.csv", "src,dst\nx,y\nz,x\n")
+    g, names = from_csv(path, relabel=True)
+    for save, load, file in (
+        (to_csv, from_csv, tmp_path / "copy.csv"),
+        (to_parquet, from_parquet, tmp_path / "copy.parquet"),
+    ):
+        save(g, file, names=names)
+        again, same_names = load(file, relabel=True)
+        assert edges(again) == edges(g)
+        assert list(same_names) == list(names)
+    with pytest.raises(ValueError, match=r"names must name every node \(2 names, node 2\)"):
+        to_csv(g, path, names={"x": 0, "z": 1})
+    with pytest.raises(ValueError, match="0, 1, 2"):
+        to_csv(g, path, names={"x": 1, "z": 0, "y": 2})
+
+
+def test_parquet_keeps_dtypes(tmp_path: Path) -> None:
+    g, path = weighted(), tmp_path / "e.parquet"
+    g.edata["v"] = torch.arange(8, dtype=torch.float32).reshape(4, 2)
+    g.edata["half"] = torch.tensor([1, 2, 3, 4], dtype=torch.float16)
+    g.edata["byte"] = torch.tensor([1, 2, 3, 255], dtype=torch.uint8)
+    names = ["w", "n", "flag", "v", "half", "byte"]
+    to_parquet(g, path, edge_columns=names)
+    back = from_parquet(path, edge_columns=names, num_nodes=4)
+    assert edges(back) == edges(g)
+    for name in names:
+        assert back.edata[name].dtype == g.edata[name].dtype
+        assert torch.equal(back.edata[name], g.edata[name])
+    table = parquet.read_table(path)
+    assert table.column("src").to_pylist() == [3, 0, 0, 2]
+
+
+def test_parquet_relabel_and_types(tmp_path: Path) -> None:
+    path = write_parquet(
+        tmp_path / "e.parquet",
+        src=pyarrow.array(["p", "q", "p"]).dictionary_encode(),
+        dst=pyarrow.array(["q", "q", "r"]),
+        u=pyarrow.array([1, 2, 3], pyarrow.uint32()),
+    )
+    g, names = from_parquet(path, edge_columns=["u"], relabel=True)
+    assert names == {"p": 0, "q": 1, "r": 2}
+    assert edges(g) == [[0, 1, 0], [1, 1, 2]]
+    assert g.edata["u"].dtype == torch.int64
+    path = write_parquet(
+        tmp_path / "i.parquet",
+        src=pyarrow.array([5, 9], pyarrow.int16()),
+        dst=pyarrow.array([9, 5], pyarrow.uint64()),
+    )
+    assert from_parquet(path).num_nodes() == 10
+    g, names = from_parquet(path, relabel=True)
+    assert names == {5: 0, 9: 1}
+    empty = write_parquet(
+        tmp_path / "0.parquet",
+        src=pyarrow.array([], pyarrow.int64()),
+        dst=pyarrow.array([], pyarrow.int64()),
+    )
+    assert from_parquet(empty, num_nodes=3).num_nodes() == 3
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_typed(tmp_path: Path, form: str) -> None:
+    g = heterograph(
+        {("user", "plays", "game"): ([0, 2], [1, 1]), ("user", "knows", "user"): ([1], [0])},
+        {"user": 4, "game": 3},
+    )
+    g.edges["plays"].data["hours"] = torch.tensor([1.5, 2.5])
+    paths = {etype: tmp_path / f"{etype[1]}.{form}" for etype in g.canonical_etypes}
+    columns = {("user", "plays", "game"): ["hours"]}
+    save, load = (to_csv, from_csv) if form == "csv" else (to_parquet, from_parquet)
+    save(g, paths, edge_columns=columns)
+    back = load(paths, edge_columns=columns, num_nodes={"user": 4, "game": 3})
+    assert back.canonical_etypes == g.canonical_etypes
+    assert back.num_nodes("user") == 4
+    assert all(edges(back, e) == edges(g, e) for e in g.canonical_etypes)
+    assert back.edges["plays"].data["hours"].tolist() == [1.5, 2.5]
+    named, names = load(paths, relabel=True)
+    assert names == {"user": {1: 0, 0: 1, 2: 2}, "game": {1: 0}}
+    assert edges(named, "plays") == [[1, 2], [0, 0]]
+    save(named, paths, names=names)
+    assert all(edges(load(paths), e) == edges(g, e) for e in g.canonical_etypes)
+    with pytest.raises(ValueError, match="path must be a dict with a file for each relation"):
+        save(g, tmp_path / "one")
+    with pytest.raises(ValueError, match="path must have a file for each relation"):
+        save(g, {("user", "plays", "game"): tmp_path / "one"})
+    with pytest.raises(TypeError, match="num_nodes must be a dict of node types"):
+        load(paths, num_nodes=4)
+
+
+BAD_CSV = {
+    "src,dst\n0,1\n2,\n": "column 'dst', row 2: a node id must not be empty",
+    "src,dst\n0,1\n,2\n": "column 'src', row 2: a node id must not be empty",
+    "src,dst\n0,1\n3,1.5\n": "column 'dst', row 2: a node id must be an integer from 0 (got '1.5')",
+    "src,dst\n0,1\n3,1\n-4,0\n": "column 'src', row 3: node id -4 must not be negative",
+    "src,dst\n0,1\nbob,0\n": "(got 'bob'); pass relabel=True",
+    "src,to\n0,1\n": "column 'dst' is missing; the file has the columns ['src', 'to']",
+    "src,dst,dst\n0,1,1\n": "column 'dst' is twice",
+    "src,dst\n0,1\n0,9\n": "column 'dst', row 2: node id 9 must be below num_nodes=5",
+    "src,dst\n0,1\n0,3000000000\n": "row 2: node id 3000000000 must be below num_nodes=5",
+    "src,dst\n0,1\n0,1,2\n": "cannot be read as CSV",
+    "": "cannot be read as CSV",
+}
+
+
+@pytest.mark.parametrize("text", BAD_CSV)
+def test_bad_csv(tmp_path: Path, text: str) -> None:
+    path = write(tmp_path / "bad.csv", text)
+    with pytest.raises(ValueError, match=re.escape(BAD_CSV[text])) as caught:
+        from_csv(path, num_nodes=5)
+    assert str(path) in str(caught.value)
+
+
+def test_bad_edge_columns(tmp_path: Path) -> None:
+    path = write(tmp_path / "bad.csv", "src,dst,w,t\n0,1,1.5,2\n1,0,,x\n")
+    with pytest.raises(ValueError, match="column 'w', row 2: an edge column must not be empty"):
+        from_csv(path, edge_columns=["w"])
+    with pytest.raises(ValueError, match=r"column 't', row 2: .* numbers \(got 'x'\)"):
+        from_csv(path, edge_columns=["t"])
+    with pytest.raises(ValueError, match="column 'q' is missing"):
+        from_csv(path, edge_columns=["q"])
+    with pytest.raises(TypeError, match=r"write \['w'\]"):
+        from_csv(path, edge_columns="w")
+    dates = write_parquet(
+        tmp_path / "d.parquet", src=[0], dst=[0], d=pyarrow.array([0], pyarrow.date32())
+    )
+    with pytest.raises(ValueError, match=r"column 'd': an edge column must hold numbers, true"):
+        from_parquet(dates, edge_columns=["d"])
+
+
+def test_bad_parquet(tmp_path: Path) -> None:
+    path = tmp_path / "bad.parquet"
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"src": [0.0, 1.5], "dst": [0, 1]}, "column 'src': node ids must be integers (got double"),
+        ({"src": [0, None], "dst": [0, 1]}, "column 'src', row 2: a node id must not be empty"),
+        ({"src": [0, 1], "dst": [0, -1]}, "column 'dst', row 2: node id -1 must not be negative"),
+        ({"src": ["0", "b"], "dst": [0, 1]}, "column 'src', row 2: a node id must be an integer"),
+        ({"src": [0], "to": [1]}, "column 'dst' is missing"),
+    ]
+    for columns, text in cases:
+        write_parquet(path, **columns)
+        with pytest.raises(ValueError, match=re.escape(text)):
+            from_parquet(path)
+    with pytest.raises(ValueError, match=r"does not fit torch\.int32; pass idtype=torch\.int64"):
+        from_parquet(write_parquet(path, src=[0], dst=[2**31]), idtype=torch.int32)
+    with pytest.raises(ValueError, match="node names must be text or integers"):
+        from_parquet(write_parquet(path, src=[0.5], dst=[1]), relabel=True)
+    with pytest.raises(ValueError, match="all text or all integers"):
+        from_parquet(write_parquet(path, src=["a"], dst=[1]), relabel=True)
+    write_parquet(path, src=[0], dst=[0], u=pyarrow.array([2**63], pyarrow.uint64()))
+    with pytest.raises(ValueError, match=f"column 'u', row 1: {2**63} does not fit"):
+        from_parquet(path, edge_columns=["u"])
+    with pytest.raises(ValueError, match="cannot be read as Parquet"):
+        from_parquet(write(path, "src,dst\n0,1\n"))
+    with pytest.raises(FileNotFoundError):
+        from_parquet(tmp_path / "none.parquet")
+
+
+def test_bad_arguments(tmp_path: Path) -> None:
+    path = write(tmp_path / "e.csv", "src,dst\n0,1\n")
+    g = weighted()
+    with pytest.raises(ValueError, match="num_nodes cannot be given with relabel"):
+        from_csv(path, relabel=True, num_nodes=4)  # type: ignore[call-overload]
+    with pytest.raises(ValueError, match="delimiter must be one character"):
+        from_csv(path, delimiter=", ")
+    with pytest.raises(TypeError, match=r"idtype must be torch.int32 or torch.int64"):
+        from_csv(path, idtype=torch.int16)
+    with pytest.raises(ValueError, match="at least one relation"):
+        from_csv({})
+    with pytest.raises(TypeError, match="must be a triple"):
+        from_csv({"plays": path})  # type: ignore[dict-item]
+    g.edata["v"] = torch.ones(4, 2)
+    g.edata["h"] = torch.ones(4, dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match=r"one number per edge .* use to_parquet"):
+        to_csv(g, path, edge_columns=["v"])
+    with pytest.raises(TypeError, match=r"bfloat16.*store \.float"):
+        to_parquet(g, path, edge_columns=["h"])
+    with pytest.raises(ValueError, match="also the name of a column of node ids"):
+        to_csv(g, path, src="v", edge_columns=["v"])
+    with pytest.raises(KeyError, match="no field 'q'"):
+        to_csv(g, path, edge_columns=["q"])
+    assert path.read_text() == "src,dst\n0,1\n", "a refused write must not touch the file"
