@@ -92,7 +92,7 @@ def compare_plain(
     ]
     torch.set_default_dtype(torch.float32)
     return {
-        "errors": [float((a - b).abs().max()) if a.numel() else 0.0 for a, b in pairs],
+        "errors": [float((a - b).detach().abs().max()) if a.numel() else 0.0 for a, b in pairs],
         "rows": [m.num_src_nodes() for m in mfgs] + [mfgs[-1].num_dst_nodes()],
         "chained": [
             torch.equal(a.seeds, b.input_nodes) for a, b in zip(mfgs, mfgs[1:], strict=False)
@@ -140,7 +140,7 @@ def compare_typed(rank: int, world_size: int, parts: str, mode: str) -> list[flo
     grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
     pairs = [(found, expected[nodes["b"][mfgs[-1].seeds["b"]]]), *zip(my_grads, grads, strict=True)]
     torch.set_default_dtype(torch.float32)
-    return [float((a - b).abs().max()) if a.numel() else 0.0 for a, b in pairs]
+    return [float((a - b).detach().abs().max()) if a.numel() else 0.0 for a, b in pairs]
 
 
 @pytest.mark.parametrize("mode", ["oneshot", "sequential"])

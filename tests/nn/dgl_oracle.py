@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import graphshard.graph
 from graphshard._typing import CanonicalEType
+from graphshard.graph import create_block, graph
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -40,13 +40,13 @@ class Edges:
 
     def graphs(self) -> tuple[Any, Any]:
         """(ours, DGL's)."""
-        ours = graphshard.graph.graph(self.ends(), num_nodes=self.num_src)
+        ours = graph(self.ends(), num_nodes=self.num_src)
         return ours, dgl.graph(self.ends(), num_nodes=self.num_src)
 
     def blocks(self) -> tuple[Any, Any]:
         """(ours, DGL's)."""
         sizes = {"num_src_nodes": self.num_src, "num_dst_nodes": self.num_dst}
-        ours = graphshard.graph.create_block(self.ends(), **sizes)
+        ours = create_block(self.ends(), **sizes)
         return ours, dgl.create_block(self.ends(), **sizes)
 
 
@@ -133,7 +133,7 @@ def compare(ours: Any, theirs: Any, graphs: tuple[Any, Any], inputs: Any, keywor
     """
     ours.load_state_dict(theirs.state_dict())
     results = []
-    for layer, graph in zip((ours, theirs), graphs, strict=True):
+    for layer, its_graph in zip((ours, theirs), graphs, strict=True):
         leaves: list[Tensor] = []
 
         def leaf(value: Any, leaves: list[Tensor] = leaves) -> Any:
@@ -150,7 +150,7 @@ def compare(ours: Any, theirs: Any, graphs: tuple[Any, Any], inputs: Any, keywor
         with warnings.catch_warnings():
             if layer is theirs:  # it warns when a user-defined function meets no edges
                 warnings.simplefilter("ignore")
-            output = layer(graph, leaf(inputs), **leaf(keywords))
+            output = layer(its_graph, leaf(inputs), **leaf(keywords))
         keys = sorted(output) if isinstance(output, Mapping) else None
         outputs = flatten([output[key] for key in keys] if keys is not None else output)
         total = scalar(outputs)

@@ -13,8 +13,8 @@ from dgl_oracle import BLOCKS, GRAPHS, HETERO, HETERO_NODES, Edges, compare, dgl
 from nn_layer_cases import IN_FEATS, LayerCase, nn_layer_cases
 from torch import Tensor
 
-import graphshard.graph
 import graphshard.nn
+from graphshard.graph import create_block, heterograph
 
 PLAIN = nn_layer_cases("plain")
 BLOCK = [case for case in PLAIN if case.block]
@@ -178,7 +178,7 @@ def test_presorted_types() -> None:
 
 def hetero_graphs() -> tuple[Any, Any]:
     data = {relation: edges.ends() for relation, edges in HETERO.items()}
-    ours = graphshard.graph.heterograph(data, num_nodes_dict=HETERO_NODES)
+    ours = heterograph(data, num_nodes_dict=HETERO_NODES)
     return ours, dgl.heterograph(data, num_nodes_dict=HETERO_NODES)
 
 
@@ -223,7 +223,7 @@ def test_typed_block(case: LayerCase) -> None:
         relation: tuple(torch.tensor(nodes, dtype=torch.int64) for nodes in pair)
         for relation, pair in data.items()
     }
-    ours = graphshard.graph.create_block(ends, HETERO_NODES, sizes)
+    ours = create_block(ends, HETERO_NODES, sizes)
     theirs = dgl.create_block(ends, HETERO_NODES, sizes)
     relations = ours.canonical_etypes
     assert relations == theirs.canonical_etypes

@@ -20,6 +20,7 @@ fixed order is what makes runs repeatable to the bit.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -29,7 +30,8 @@ import torch
 from torch import Tensor
 
 from .._typing import CanonicalEType
-from ..comm import start_fetch, start_return
+from ..comm import Pending, start_fetch, start_return
+from ..errors import RankError
 from ._expressions import Evaluation, Leaf
 from ._reductions import Reduction, accumulation_dtype
 from ._topology import Halo, Shard
@@ -112,13 +114,19 @@ class ShardPass:
     def _fetched(self, tensors: Mapping[LeafKey, Tensor]) -> Iterator[tuple[int, list[Tensor]]]:
         """Each step with its source rows; those of the next step are under way meanwhile."""
         whole = [tensors[leaf.key] for leaf in self.sources]
-        pending = None
-        for step in range(self.halo.num_steps):
-            rows = whole if pending is None else pending.wait()
-            following = step + 1 < self.halo.num_steps
-            if whole and following:
-                pending = start_fetch(self.halo.plan, step + 1, whole)
-            yield step, rows
+        pending: Pending | None = None
+        try:
+            for step in range(self.halo.num_steps):
+                rows = whole if pending is None else pending.wait()
+                pending = None
+                if whole and step + 1 < self.halo.num_steps:
+                    pending = start_fetch(self.halo.plan, step + 1, whole)
+                yield step, rows
+        finally:
+            # After an error in the middle: no message of this pass may meet those of a later one.
+            if pending is not None:
+                with contextlib.suppress(RankError):
+                    pending.wait()
 
     def _values(
         self,

@@ -53,6 +53,8 @@ class ShardStructure:
         totals = all_reduce(counts, group=group)
         self._global_edges = dict(zip(self.edges, totals[:, 0].tolist(), strict=True))
         self._zero_in_degree = dict(zip(self.edges, (totals[:, 1] > 0).tolist(), strict=True))
+        if len(self.edges) == 1:  # which relations of several are read together is known in use
+            self.halo(self.edges)
 
     @property
     def canonical_etypes(self) -> list[CanonicalEType]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import function as fn
-from ..graph import MessagePassingGraph
+from ..graph import MessagePassingGraph, edge_softmax
 
 NORMS = ("none", "both", "right")
 
@@ -63,47 +63,37 @@ class EdgeWeightNorm(nn.Module):
         if self._norm == "none":
             return edge_weight
         if self._norm == "both":
-            positive = bool((edge_weight > 0).all())
-            if not positive:
+            if not bool((edge_weight > 0).all()):
                 raise ValueError(
                     "norm 'both' takes square roots of weighted degrees, so every edge weight must "
                     f"be positive (got {float(edge_weight.min())}); use norm='right' or drop edges"
                 )
+            return normalize_both(graph, edge_weight, self._eps)
         with graph.local_scope():
-            if self._norm == "right":
-                graph.edata["w"] = edge_weight
-                graph.update_all(fn.copy_e("w", "m"), fn.sum("m", "in"))
-                graph.dstdata["scale"] = 1.0 / (graph.dstdata["in"] + self._eps)
-                graph.apply_edges(fn.e_mul_v("w", "scale", "out"))
-                result: Tensor = graph.edata["out"]
-                return result
-            in_weight, out_weight = weighted_degrees(graph, edge_weight)
-            graph.srcdata["out_scale"] = (out_weight + self._eps).pow(-0.5)
-            graph.dstdata["in_scale"] = (in_weight + self._eps).pow(-0.5)
-            graph.apply_edges(fn.u_mul_v("out_scale", "in_scale", "scale"))
-            return graph.edata["scale"] * edge_weight
+            graph.edata["w"] = edge_weight
+            graph.update_all(fn.copy_e("w", "m"), fn.sum("m", "in"))
+            graph.dstdata["scale"] = 1.0 / (graph.dstdata["in"] + self._eps)
+            graph.apply_edges(fn.e_mul_v("w", "scale", "out"))
+            result: Tensor = graph.edata["out"]
+            return result
 
     def extra_repr(self) -> str:
         return f"norm={self._norm!r}, eps={self._eps}"
 
 
-def weighted_degrees(graph: MessagePassingGraph, edge_weight: Tensor) -> tuple[Tensor, Tensor]:
-    """(weighted in-degrees ``[num_dst]``, weighted out-degrees ``[num_src]``).
+def normalize_both(graph: MessagePassingGraph, edge_weight: Tensor, eps: float) -> Tensor:
+    """Divide by the roots of the weighted degrees of both ends.
 
-    Messages flow from source to destination only, and on a sharded graph the out-edges of a node
-    lie on other ranks. But the gradient of an aggregation flows the other way: with
-    ``y_i = sum_j e_ji x_j``, the derivative of ``sum_i y_i`` by ``x_j`` is the weighted out-degree
-    of ``j``. So one aggregation of ones and its backward give both.
+    Messages sum over in-edges; sums over out-edges are not messages, and on a sharded graph those
+    edges lie on several ranks. A softmax of logarithms goes both ways: an edge's share in the
+    weight at one end is ``s = e / sum(e)``, there ``e / (eps + sum(e)) = s / (1 + eps * s / e)``,
+    and the result is the geometric mean of this for both ends.
     """
-    keep_graph = torch.is_grad_enabled() and edge_weight.requires_grad
-    with torch.inference_mode(False), torch.enable_grad(), graph.local_scope():
-        weight = edge_weight if keep_graph else edge_weight.detach().clone()
-        ones = weight.new_ones(graph.num_src_nodes()).requires_grad_()
-        graph.srcdata["one"] = ones
-        graph.edata["w"] = weight
-        graph.update_all(fn.u_mul_e("one", "w", "m"), fn.sum("m", "in"))
-        in_weight: Tensor = graph.dstdata["in"]
-        (out_weight,) = torch.autograd.grad(in_weight.sum(), ones, create_graph=keep_graph)
-    if not keep_graph:
-        return in_weight.detach(), out_weight.detach()
-    return in_weight, out_weight
+    dtype = torch.promote_types(edge_weight.dtype, torch.float32)
+    logits = edge_weight.to(dtype).log()
+    from_source = edge_softmax(graph, logits, norm_by="src")
+    into_destination = edge_softmax(graph, logits, norm_by="dst")
+    if eps:
+        from_source = from_source / (1 + eps * from_source / edge_weight)
+        into_destination = into_destination / (1 + eps * into_destination / edge_weight)
+    return (from_source.sqrt() * into_destination.sqrt()).to(edge_weight.dtype)
