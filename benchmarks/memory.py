@@ -39,6 +39,7 @@ def peak_bytes() -> int:
 
 
 def make_model(model: str, width: int, hidden: int, classes: int) -> torch.nn.ModuleList:
+    """Three layers of one kind."""
     from graphshard.nn import GATConv, SAGEConv
 
     widths = [width, hidden, hidden, classes]
@@ -114,6 +115,7 @@ def launch(num_workers: int, arguments: list[str]) -> list[int]:
 
 
 def partition(nodes: int, edges: int, num_parts: int, folder: Path) -> str:
+    """Write a random graph in random parts; returns the path of the JSON."""
     from graphshard.data import random_graph
     from graphshard.distributed import partition_graph
 
@@ -125,6 +127,7 @@ def partition(nodes: int, edges: int, num_parts: int, folder: Path) -> str:
 
 
 def measure(nodes: int, degree: int, model: str, mode: str) -> list[dict[str, Any]]:
+    """Peak of the largest worker for each number of workers."""
     rows = []
     for workers in WORKERS:
         with tempfile.TemporaryDirectory() as folder:
@@ -149,6 +152,7 @@ def measure(nodes: int, degree: int, model: str, mode: str) -> list[dict[str, An
 
 
 def table(rows: list[dict[str, Any]]) -> str:
+    """The result as Markdown."""
     first = rows[0]["peak"]
     lines = [
         "| workers | idle worker, MiB | peak above idle, MiB | times P, against P = 1 |",
@@ -163,6 +167,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
+    """Read the arguments; run as the benchmark, or as one of its parts."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--nodes", type=int, default=100_000)
     parser.add_argument("--degree", type=int, default=20)

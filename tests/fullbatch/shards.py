@@ -28,7 +28,7 @@ def plain_graph() -> graphshard.Graph:
 
 
 def typed_graph() -> graphshard.Graph:
-    """Three node types, five relations: two in parallel, one within a type, one from a rare type."""
+    """Three node types and five relations: two in parallel, one within a type, a rare one."""
     generator = torch.Generator().manual_seed(1)
     sizes = {"a": 17, "b": 11, "c": 5}
 

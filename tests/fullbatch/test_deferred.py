@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Deferred edge values: row-wise functions stay deferred, the rest makes the tensor. 1 and 2 ranks."""
+"""Deferred edge values: row-wise functions stay deferred, others make the tensor. 1-3 ranks."""
 
 from __future__ import annotations
 

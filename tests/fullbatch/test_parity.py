@@ -23,8 +23,8 @@ from graphshard.testing import run_ranks
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "nn"))
 
-from nn_layer_cases import IN_FEATS, LayerCase, nn_layer_cases  # noqa: E402
-from shards import (  # noqa: E402
+from nn_layer_cases import IN_FEATS, LayerCase, nn_layer_cases
+from shards import (
     ASSIGNMENTS,
     PLAIN,
     features,
@@ -67,6 +67,10 @@ def weighted_sum(outputs: Rows, weights: Rows) -> Tensor:
 def gap(a: Tensor, b: Tensor) -> float:
     assert a.shape == b.shape
     return float((a - b).detach().abs().max()) if a.numel() else 0.0
+
+
+def grad_of(tensor: Tensor) -> Tensor:
+    return torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
 
 
 def summed_over_ranks(tensor: Tensor | None, like: Tensor) -> Tensor:
@@ -121,33 +125,18 @@ def compare(
         if step == 0:
             errors["loss"] = gap(summed_over_ranks(my_loss, my_loss), loss.detach())
             errors["input gradient"] = max(
-                gap(
-                    torch.zeros_like(my_inputs[t]) if my_inputs[t].grad is None else my_inputs[t].grad,
-                    torch.zeros_like(my_inputs[t]) if x.grad is None else x.grad[nodes[t]],
-                )
-                for t, x in all_inputs.items()
+                gap(grad_of(my_inputs[t]), grad_of(x)[nodes[t]]) for t, x in all_inputs.items()
             )
+            pairs = zip(reference.parameters(), layer.parameters(), strict=True)
             errors["parameter gradient"] = max(
-                (
-                    gap(
-                        torch.zeros_like(q) if q.grad is None else q.grad,
-                        torch.zeros_like(p) if p.grad is None else p.grad,
-                    )
-                    for p, q in zip(reference.parameters(), layer.parameters(), strict=True)
-                ),
-                default=0.0,
+                (gap(grad_of(q), grad_of(p)) for p, q in pairs), default=0.0
             )
         for optimizer in optimizers:
             if optimizer is not None:
                 optimizer.step()
                 optimizer.zero_grad()
-    errors["parameters after Adam"] = max(
-        (
-            gap(q.detach(), p.detach())
-            for p, q in zip(reference.parameters(), layer.parameters(), strict=True)
-        ),
-        default=0.0,
-    )
+    pairs = zip(reference.parameters(), layer.parameters(), strict=True)
+    errors["parameters after Adam"] = max((gap(q, p) for p, q in pairs), default=0.0)
     return errors
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -223,7 +224,7 @@ def test_error_status_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def without_the_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_the_wheel(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(_metis, "_find", lambda distribution, name: None)
     _metis.load_metis.cache_clear()
     yield

@@ -172,9 +172,13 @@ def test_book_answers_as_dgls_does(seed: int, tmp_path: Path) -> None:
         assert ours.metadata() == theirs.metadata()
         assert ours.to_canonical_etype("knows") == theirs.to_canonical_etype("knows")
         nodes, edges = torch.arange(content["num_nodes"]), torch.arange(content["num_edges"])
-        for one, two in zip(ours.map_to_per_ntype(nodes), theirs.map_to_per_ntype(nodes)):
+        for one, two in zip(
+            *(book.map_to_per_ntype(nodes) for book in (ours, theirs)), strict=True
+        ):
             assert torch.equal(one, two)
-        for one, two in zip(ours.map_to_per_etype(edges), theirs.map_to_per_etype(edges)):
+        for one, two in zip(
+            *(book.map_to_per_etype(edges) for book in (ours, theirs)), strict=True
+        ):
             assert torch.equal(one, two)
         assert torch.equal(ours.nid2partid(nodes), theirs.nid2partid(nodes))
         assert torch.equal(ours.eid2partid(edges), theirs.eid2partid(edges))

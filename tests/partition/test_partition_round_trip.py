@@ -183,7 +183,7 @@ def test_trainers_are_written_for_nodes_and_edges(make: Any, method: str, tmp_pa
     partition_graph(g, "g", 2, tmp_path, part_method=method, num_trainers_per_machine=3, quiet=True)
     seen = set()
     for part in range(2):
-        local, node_feats, edge_feats, book, *_ = load_partition(tmp_path / "g.json", part)
+        local, node_feats, edge_feats, *_ = load_partition(tmp_path / "g.json", part)
         per_node = torch.cat([node_feats[f"{ntype}/trainer_id"] for ntype in g.ntypes])
         per_edge = torch.cat(
             [edge_feats[f"{etype_key(etype)}/trainer_id"] for etype in g.canonical_etypes]

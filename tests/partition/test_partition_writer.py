@@ -84,17 +84,20 @@ GUARDED = (
 def killed_at(operation: int) -> Iterator[None]:
     """The given operation on files, and all after it, never happen; the first raises `Killed`."""
     count = 0
+
+    def guard(function: Callable[..., Any]) -> Callable[..., Any]:
+        def guarded(*args: Any, **kwargs: Any) -> Any:
+            nonlocal count
+            count += 1
+            if count >= operation:
+                raise Killed
+            return function(*args, **kwargs)
+
+        return guarded
+
     with pytest.MonkeyPatch.context() as patch:
         for module, name in GUARDED:
-
-            def guarded(*args: Any, _real: Any = getattr(module, name, open), **kwargs: Any) -> Any:
-                nonlocal count
-                count += 1
-                if count >= operation:
-                    raise Killed
-                return _real(*args, **kwargs)
-
-            patch.setattr(module, name, guarded, raising=False)
+            patch.setattr(module, name, guard(getattr(module, name, open)), raising=False)
         with contextlib.suppress(Killed):
             yield
             assert count < operation, "an operation was skipped, but nobody noticed"
@@ -159,19 +162,19 @@ def test_replacing_by_the_same_partition_survives_crashes_too(tmp_path: Path) ->
 
 
 def test_a_killed_first_run_leaves_nothing_that_loads(tmp_path: Path) -> None:
-    last = 0
-    whole = 0
-    for last in every_crash(lambda: write(tmp_path, 1.0)):
+    without = whole = 0
+    for _ in every_crash(lambda: write(tmp_path, 1.0)):
         if (tmp_path / "g.json").exists():
             assert value_of(tmp_path) == 1.0
             whole += 1
             shutil.rmtree(tmp_path)
             tmp_path.mkdir()
             continue
+        without += 1
         for load in (load_partition, load_partition_feats, load_partition_book):
             with pytest.raises(PartitionFormatError, match="does not exist"):
                 load(tmp_path / "g.json", 0)
-    assert last > 15
+    assert without > 15
     assert whole < 5
     assert value_of(tmp_path) == 1.0
     assert hidden(tmp_path) == []

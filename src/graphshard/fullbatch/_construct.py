@@ -157,9 +157,7 @@ def _resolved(
     return AggregationMode(mode=policy.resolve(rows, group), rematerialize=policy.rematerialize)
 
 
-def _seed_rows(
-    data: PartitionData, seeds: Tensor | Mapping[str, Tensor]
-) -> dict[str, Tensor]:
+def _seed_rows(data: PartitionData, seeds: Tensor | Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Owned rows of the seeds per type; every node type has an entry."""
     if isinstance(seeds, Tensor):
         seeds = {_only(data): seeds}
@@ -310,7 +308,9 @@ def _frames(
 
     what = "nodes" if shared else "source nodes"
     src = [node_frame(t, src_rows[t], what) for t in schema.srctypes]
-    dst = src if shared else [
-        node_frame(t, dst_rows[t], "destination nodes") for t in schema.dsttypes
-    ]
+    dst = (
+        src
+        if shared
+        else [node_frame(t, dst_rows[t], "destination nodes") for t in schema.dsttypes]
+    )
     return src, dst, [edge_frame(etype) for etype in schema.canonical_etypes]

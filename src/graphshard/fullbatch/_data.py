@@ -218,5 +218,3 @@ def _relation_edges(data: PartitionData, graph: Graph) -> dict[CanonicalEType, R
         edges[etype] = RelationEdges(owner[ends[0]], rows[ends[0]], rows[ends[1]])
         start = stop
     return edges
-
-

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -19,6 +19,8 @@ from torch import Tensor
 from .._typing import Target
 from ..ops import gsddmm
 from ._topology import Shard
+
+LeafKey: TypeAlias = tuple[str, int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,11 +37,12 @@ class Leaf:
     tensor: Tensor
 
     @property
-    def key(self) -> tuple[str, int]:
+    def key(self) -> LeafKey:
+        """What tells leaves apart: the same tensor may be read at several ends of an edge."""
         return self.target, id(self.tensor)
 
 
-Substitution = Mapping[tuple[str, int], Tensor]
+Substitution: TypeAlias = Mapping[LeafKey, Tensor]
 """Leaf key to the rows of that leaf that one shard sees."""
 
 
@@ -159,9 +162,7 @@ class Sddmm(Expression):
     def compute(self, evaluation: Evaluation) -> Tensor:
         left, left_target = _operand(self.lhs, evaluation)
         right, right_target = _operand(self.rhs, evaluation)
-        return gsddmm(
-            evaluation.shard.adjacency, self.op, left, right, left_target, right_target
-        )
+        return gsddmm(evaluation.shard.adjacency, self.op, left, right, left_target, right_target)
 
 
 def _operand(operand: Expression, evaluation: Evaluation) -> tuple[Tensor, Target]:

@@ -56,9 +56,7 @@ class LocalizedShards(MessagePassingGraph):
         block = Schema.of_block(schema.srctypes, schema.dsttypes, schema.canonical_etypes)
         self._start(block, frames, list(graph._dst_frames), list(graph._edge_frames))
 
-    def _start(
-        self, schema: Schema, src: list[Frame], dst: list[Frame], edge: list[Frame]
-    ) -> None:
+    def _start(self, schema: Schema, src: list[Frame], dst: list[Frame], edge: list[Frame]) -> None:
         self._init_protocol(
             schema.srctypes,
             schema.dsttypes,

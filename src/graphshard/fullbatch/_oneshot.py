@@ -82,7 +82,9 @@ class FetchedFields:
                 if constants.is_constant([tensors[i]]):
                     constants.put(("halo", id(halo)), [tensors[i]], rows)
         return [
-            torch.cat([own, rows]) for own, rows in zip(tensors, remote, strict=True) if rows is not None
+            torch.cat([own, rows])
+            for own, rows in zip(tensors, remote, strict=True)
+            if rows is not None
         ]
 
     def _forget_unused(self, frames: Sequence[Frame]) -> None:

@@ -21,40 +21,21 @@ fixed order is what makes runs repeatable to the bit.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .._typing import CanonicalEType
-from ..comm import Pending, start_fetch, start_return
+from ..comm import Pending, start_fetch
 from ..errors import RankError
-from ._expressions import Evaluation, Leaf
-from ._reductions import Reduction, accumulation_dtype
+from ._expressions import Evaluation, Leaf, LeafKey
+from ._gradients import GradientSums, ShardGradients
+from ._reductions import Reduction
+from ._replay import RandomState, Replay, autocast_state
 from ._topology import Halo, Shard
-
-LeafKey = tuple[str, int]
-
-
-@dataclass
-class _RandomState:
-    """The generators' states at one point, to compute a shard again with the same draws."""
-
-    cpu: Tensor
-    device: Tensor | None
-
-    @classmethod
-    def capture(cls, device: torch.device) -> _RandomState:
-        on_gpu = device.type == "cuda"
-        return cls(torch.get_rng_state(), torch.cuda.get_rng_state(device) if on_gpu else None)
-
-    def restore(self, device: torch.device) -> None:
-        torch.set_rng_state(self.cpu)
-        if self.device is not None:
-            torch.cuda.set_rng_state(self.device, device)
 
 
 class ShardPass:
@@ -81,8 +62,8 @@ class ShardPass:
         self.leaves = _distinct([leaf for _, r in reductions for leaf in r.leaves()])
         self.sources = [leaf for leaf in self.leaves if leaf.target == "u"]
         self._kept: dict[int, list[Tensor]] = {}
-        self._random: list[_RandomState] = []
-        self._autocast = _autocast_state(device)
+        self._random: list[RandomState] = []
+        self._autocast = autocast_state(device)
 
     def run(self) -> list[tuple[Tensor, ...]]:
         """Outputs of each reduction, differentiable in every leaf and discovered parameter."""
@@ -104,7 +85,7 @@ class ShardPass:
                 if self.keep_rows and step:
                     self._kept[step] = rows
                 if is_random:
-                    self._random.append(_RandomState.capture(self.device))
+                    self._random.append(RandomState.capture(self.device))
                 for etype, reduction in self.reductions:
                     shard = self.halo.shards(etype)[step]
                     values = self._values(reduction, shard, rows, tensors)
@@ -148,22 +129,18 @@ class ShardPass:
         self, grads: Sequence[Tensor], inputs: Sequence[Tensor], needed: Sequence[bool]
     ) -> list[Tensor | None]:
         """Gradients of ``inputs`` (leaves, then parameters), computed shard by shard."""
-        tensors = {
-            leaf.key: t.detach() for leaf, t in zip(self.leaves, inputs, strict=False)
-        }
+        tensors = {leaf.key: t.detach() for leaf, t in zip(self.leaves, inputs, strict=False)}
         wanted = [leaf for leaf, need in zip(self.leaves, needed, strict=False) if need]
-        sums = _GradientSums(self.halo, wanted, tensors)
+        sums = GradientSums(self.halo, wanted, tensors)
         parameters = [
             p
-            for p, need in zip(
-                inputs[len(self.leaves) :], needed[len(self.leaves) :], strict=True
-            )
+            for p, need in zip(inputs[len(self.leaves) :], needed[len(self.leaves) :], strict=True)
             if need
         ]
         parameter_grads = {id(p): torch.zeros_like(p) for p in parameters}
         grouped = _split(list(grads), [self._num_outputs(i) for i in range(len(self.reductions))])
         for step, rows in self._sources_again(tensors):
-            shard_grads = {leaf.key: None for leaf in wanted}
+            shard_grads: dict[LeafKey, Tensor | None] = {leaf.key: None for leaf in wanted}
             with self._as_in_forward(step):
                 for (etype, reduction), outer in zip(self.reductions, grouped, strict=True):
                     shard = self.halo.shards(etype)[step]
@@ -175,7 +152,7 @@ class ShardPass:
                     for parameter, grad in zip(parameters, found.parameters, strict=True):
                         if grad is not None:
                             parameter_grads[id(parameter)] += grad
-            sums.send_home(step, shard_grads, rows)
+            sums.send_home(step, shard_grads)
         sums.finish()
         result: list[Tensor | None] = []
         for leaf, need in zip(self.leaves, needed, strict=False):
@@ -206,23 +183,20 @@ class ShardPass:
                 yield step, self._kept[step]
             else:
                 start, stop = self.halo.plan.halo_range(self._owner(step))
-                yield step, [
-                    tensors[leaf.key].new_zeros(()).expand(stop - start, *leaf.tensor.shape[1:])
-                    for leaf in self.sources
-                ]
+                yield (
+                    step,
+                    [
+                        tensors[leaf.key].new_zeros(()).expand(stop - start, *leaf.tensor.shape[1:])
+                        for leaf in self.sources
+                    ],
+                )
 
     def _owner(self, step: int) -> int:
         return (self.halo.plan.rank - step) % self.halo.plan.world_size
 
     def _as_in_forward(self, step: int) -> AbstractContextManager[Any]:
         random = self._random[step] if self._random else None
-        return _Replay(random, self._autocast, self.device)
-
-
-@dataclass
-class _ShardGradients:
-    leaves: dict[LeafKey, Tensor | None]
-    parameters: list[Tensor | None]
+        return Replay(random, self._autocast, self.device)
 
 
 def _shard_backward(
@@ -231,14 +205,16 @@ def _shard_backward(
     grads: Sequence[Tensor],
     wanted: Sequence[Leaf],
     parameters: Sequence[Tensor],
-) -> _ShardGradients:
+) -> ShardGradients:
     """Gradients of one reduction on one shard, with respect to what that shard saw."""
     own = {leaf.key for leaf in reduction.leaves()}
     mine = [leaf for leaf in wanted if leaf.key in own]
     grads = reduction.shard_gradients(evaluation, grads)
     if not reduction.needs_sources:
-        found = {leaf.key: reduction.source_gradient(evaluation, grads) for leaf in mine}
-        return _ShardGradients(dict(found), [None] * len(parameters))
+        direct: dict[LeafKey, Tensor | None] = {
+            leaf.key: reduction.source_gradient(evaluation, grads) for leaf in mine
+        }
+        return ShardGradients(direct, [None] * len(parameters))
     values = dict(evaluation.values)
     for leaf in mine:
         values[leaf.key] = values[leaf.key].detach().requires_grad_()
@@ -247,89 +223,14 @@ def _shard_backward(
         pairs = [(o, g) for o, g in zip(outputs, grads, strict=True) if o.requires_grad]
     targets = [*(values[leaf.key] for leaf in mine), *parameters]
     if not pairs or not targets:
-        return _ShardGradients({}, [None] * len(parameters))
+        return ShardGradients({}, [None] * len(parameters))
     found_grads = torch.autograd.grad(
         [o for o, _ in pairs], targets, [g.to(o.dtype) for o, g in pairs], allow_unused=True
     )
-    by_leaf = {leaf.key: g for leaf, g in zip(mine, found_grads, strict=False)}
-    return _ShardGradients(by_leaf, list(found_grads[len(mine) :]))
-
-
-class _GradientSums:
-    """Gradients of whole leaves, added up shard by shard; those of remote rows travel home."""
-
-    def __init__(
-        self, halo: Halo, wanted: Sequence[Leaf], tensors: Mapping[LeafKey, Tensor]
-    ) -> None:
-        self.halo = halo
-        self.sources = [leaf for leaf in wanted if leaf.target == "u"]
-        self._dtypes = {leaf.key: tensors[leaf.key].dtype for leaf in wanted}
-        self._sums = {
-            leaf.key: torch.zeros_like(
-                tensors[leaf.key],
-                dtype=accumulation_dtype(tensors[leaf.key].dtype),
-                memory_format=torch.contiguous_format,
-            )
-            for leaf in wanted
-        }
-        self._under_way: tuple[int, Any] | None = None
-
-    def add(
-        self,
-        shard: Shard,
-        found: _ShardGradients,
-        sources: dict[LeafKey, Tensor | None],
-    ) -> None:
-        for key, grad in found.leaves.items():
-            if grad is None:
-                continue
-            if key[0] == "u":
-                before = sources[key]
-                sources[key] = grad if before is None else before + grad
-            elif key[0] == "e" and shard.eids is not None:
-                self._sums[key].index_add_(0, shard.eids, grad.to(self._sums[key].dtype))
-            else:
-                self._sums[key] += grad
-
-    def send_home(
-        self, step: int, sources: Mapping[LeafKey, Tensor | None], rows: Sequence[Tensor]
-    ) -> None:
-        """Add the own shard's source gradients, or start those of a remote shard on their way."""
-        if not self.sources:
-            return
-        if step == 0:
-            for leaf in self.sources:
-                grad = sources[leaf.key]
-                if grad is not None:
-                    self._sums[leaf.key] += grad
-            return
-        start, stop = self.halo.plan.halo_range(
-            (self.halo.plan.rank - step) % self.halo.plan.world_size
-        )
-        outgoing = []
-        for leaf in self.sources:
-            grad = sources[leaf.key]
-            if grad is None:
-                shape = (stop - start, *leaf.tensor.shape[1:])
-                grad = leaf.tensor.new_zeros(shape)
-            outgoing.append(grad.to(self._dtypes[leaf.key]))
-        self.finish()
-        self._under_way = (step, start_return(self.halo.plan, step, outgoing))
-
-    def finish(self) -> None:
-        """Receive the gradients that other ranks computed for rows of this one."""
-        if self._under_way is None:
-            return
-        step, pending = self._under_way
-        self._under_way = None
-        plan = self.halo.plan
-        rows = plan.send_rows((plan.rank + step) % plan.world_size)
-        for leaf, grad in zip(self.sources, pending.wait(), strict=True):
-            total = self._sums[leaf.key]
-            total.index_add_(0, rows, grad.to(total.dtype))
-
-    def result(self, leaf: Leaf) -> Tensor:
-        return self._sums[leaf.key].to(self._dtypes[leaf.key])
+    by_leaf: dict[LeafKey, Tensor | None] = {
+        leaf.key: g for leaf, g in zip(mine, found_grads, strict=False)
+    }
+    return ShardGradients(by_leaf, list(found_grads[len(mine) :]))
 
 
 class _Rematerialize(torch.autograd.Function):
@@ -353,38 +254,6 @@ class _Rematerialize(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         found = ctx.walk.backward(grads, ctx.saved_tensors, ctx.needs_input_grad[3:])
         return (None, None, None, *found)
-
-
-class _Replay:
-    """Random state and autocast as they were in the forward; both put back on the way out."""
-
-    def __init__(
-        self,
-        random: _RandomState | None,
-        autocast: Callable[[], AbstractContextManager[Any]],
-        device: torch.device,
-    ) -> None:
-        self._random, self._device = random, device
-        self._autocast = autocast()
-        self._outside: _RandomState | None = None
-
-    def __enter__(self) -> None:
-        if self._random is not None:
-            self._outside = _RandomState.capture(self._device)
-            self._random.restore(self._device)
-        self._autocast.__enter__()
-
-    def __exit__(self, *exc: Any) -> None:
-        self._autocast.__exit__(*exc)
-        if self._outside is not None:
-            self._outside.restore(self._device)
-
-
-def _autocast_state(device: torch.device) -> Callable[[], AbstractContextManager[Any]]:
-    kind = device.type
-    enabled = torch.is_autocast_enabled(kind)
-    dtype = torch.get_autocast_dtype(kind)
-    return lambda: torch.autocast(kind, dtype=dtype, enabled=enabled, cache_enabled=False)
 
 
 def _distinct(leaves: Sequence[Leaf]) -> list[Leaf]:

@@ -134,13 +134,9 @@ class Sequential:
             resolved = self._without_softmax(fields, found)
             return _Planned(etype, Sum(resolved), lambda out: _scaled(out[0], scale), what)
         softmax_sum = SoftmaxSum(proportional[0], found, proportional[1])
-        return _Planned(
-            etype, softmax_sum, lambda out: _scaled(softmax_sum.normalize(*out), scale)
-        )
+        return _Planned(etype, softmax_sum, lambda out: _scaled(softmax_sum.normalize(*out), scale))
 
-    def _message(
-        self, fields: RelationFields, message: Any, reduce: ReduceFunction
-    ) -> Message:
+    def _message(self, fields: RelationFields, message: Any, reduce: ReduceFunction) -> Message:
         if not isinstance(message, MessageFunction):
             function = self._user_function(fields, message)
             function.discover(self._own_shard(fields.etype))
@@ -166,9 +162,7 @@ class Sequential:
         return Sddmm(message.op, left, right)
 
     def _user_function(self, fields: RelationFields, function: Any) -> UserFunction:
-        edge = {
-            name: self._resolved_value(fields, value) for name, value in fields.edge.items()
-        }
+        edge = {name: self._resolved_value(fields, value) for name, value in fields.edge.items()}
         return UserFunction(function, fields.etype, fields.src, fields.dst, edge)
 
     def _resolved_value(self, fields: RelationFields, value: Any) -> Any:
@@ -296,8 +290,6 @@ def _constant_key(
         return None
     targets = tuple(leaf.target for leaf in leaves)
     return ("aggregate", etype, message.name, reduce.op, targets), tensors
-
-
 
 
 def _by_source_type(planned: Mapping[int, _Planned]) -> list[list[int]]:

@@ -144,7 +144,7 @@ def _newest_node() -> int:
     with torch.enable_grad():
         node = torch.zeros((), requires_grad=True).clone().grad_fn
     assert node is not None
-    return int(node._sequence_nr())  # type: ignore[attr-defined]
+    return int(node._sequence_nr())
 
 
 def _make_newer_nodes(numbers: Sequence[int]) -> None:

@@ -237,7 +237,7 @@ def _next_sequence_number() -> int:
     """A number below those of all autograd nodes that this thread makes from now on."""
     node = torch.zeros((), requires_grad=True).clone().grad_fn
     assert node is not None
-    return int(node._sequence_nr())  # type: ignore[attr-defined]
+    return int(node._sequence_nr())
 
 
 def _captured_leaves(

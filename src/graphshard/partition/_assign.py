@@ -285,7 +285,7 @@ def _warn_if_missed(
             f"tolerance of {tolerance} ({'; '.join(missed)}); raise tolerance, or balance fewer "
             "things at once",
             BalanceWarning,
-            stacklevel=6,
+            stacklevel=6,  # the caller of partition_graph
         )
 
 

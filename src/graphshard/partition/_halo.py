@@ -124,26 +124,22 @@ def cut_part(
         for relation in range(num_relations)
     ]
     sources = [_sources(relabeling, relation, inner[relation]) for relation in range(num_relations)]
-    halo = _foreign(sources, first, last)
+    halo_mark = np.zeros(relabeling.source.num_nodes, dtype=bool)
+    frontier = _mark_new(halo_mark, sources, first, last)
     outer = [_NO_IDS] * num_relations
     if num_hops >= 1:
         outer = [cut.leaving(part) for cut in cut_edges]
-        frontier = halo
         for _ in range(num_hops - 1):
             reached = _in_edges(relabeling, frontier)
             found = [_sources(relabeling, r, reached[r]) for r in range(num_relations)]
-            outer = [np.union1d(outer[r], reached[r]) for r in range(num_relations)]
-            frontier = np.setdiff1d(_foreign(found, first, last), halo, assume_unique=True)
-            halo = np.union1d(halo, frontier)
+            outer = [_union(outer[r], reached[r]) for r in range(num_relations)]
+            frontier = _mark_new(halo_mark, found, first, last)
     outer_src = [_sources(relabeling, r, outer[r]) for r in range(num_relations)]
     outer_dst = [_destinations(relabeling, r, outer[r]) for r in range(num_relations)]
-    halo = np.union1d(halo, _foreign(outer_src + outer_dst, first, last))
-
-    num_inner = last - first
-
-    def local(ids: Ids) -> Ids:
-        mine = (ids >= first) & (ids < last)
-        return np.where(mine, ids - first, num_inner + np.searchsorted(halo, ids))
+    _mark_new(halo_mark, outer_src + outer_dst, first, last)
+    node_ids = np.concatenate([np.arange(first, last), np.flatnonzero(halo_mark)])
+    local = np.empty(relabeling.source.num_nodes, dtype=np.int64)
+    local[node_ids] = np.arange(node_ids.shape[0])
 
     outer_ids = [_homogenised_edges(relabeling, r, outer[r]) for r in range(num_relations)]
     order = np.argsort(_join(outer_ids), kind="stable")
@@ -152,13 +148,12 @@ def cut_part(
     num_inner_edges = int(sizes[:num_relations].sum())
     relation_ids = np.arange(num_relations, dtype=np.int32)
     edge_start = sum(map(sum, relabeling.edge_sizes[:part]))
-    node_ids = np.concatenate([np.arange(first, last), halo])
     node_types, _ = book.map_to_per_ntype(node_ids)
     return LocalPart(
         node_ids=node_ids,
         node_types=node_types.numpy().astype(np.int32),
         node_parts=book.nid2partid(node_ids).numpy(),
-        num_inner_nodes=num_inner,
+        num_inner_nodes=last - first,
         edge_ids=np.concatenate(
             [np.arange(edge_start, edge_start + num_inner_edges), _join(outer_ids)[order]]
         ),
@@ -169,8 +164,8 @@ def cut_part(
             ]
         ),
         num_inner_edges=num_inner_edges,
-        src=local(np.concatenate([_join(sources), _join(outer_src)[order]])),
-        dst=local(np.concatenate([_join(inner_dst), _join(outer_dst)[order]])),
+        src=local[np.concatenate([_join(sources), _join(outer_src)[order]])],
+        dst=local[np.concatenate([_join(inner_dst), _join(outer_dst)[order]])],
     )
 
 
@@ -214,7 +209,18 @@ def _in_edges(relabeling: Relabeling, nodes: Ids) -> list[Ids]:
     return found
 
 
-def _foreign(ids: list[Ids], first: int, last: int) -> Ids:
-    """Ids outside ``[first, last)``, each once, ascending."""
-    joined = _join(ids)
-    return np.unique(joined[(joined < first) | (joined >= last)])
+def _mark_new(mark: npt.NDArray[np.bool_], ids: list[Ids], first: int, last: int) -> Ids:
+    """Mark ids outside ``[first, last)``; those that were not marked before, ascending."""
+    found = np.zeros_like(mark)
+    for some in ids:
+        found[some] = True
+    found[first:last] = False
+    found &= ~mark
+    mark |= found
+    return np.flatnonzero(found)
+
+
+def _union(some: Ids, others: Ids) -> Ids:
+    """Ids of either, each once, ascending."""
+    joined = np.sort(np.concatenate([some, others]))
+    return joined[np.diff(joined, prepend=-1) > 0]

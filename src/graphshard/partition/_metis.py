@@ -113,13 +113,13 @@ def load_metis() -> MetisLibrary | None:
 
 
 def _find(distribution: str, name: str) -> Path | None:
-    """File of an installed wheel whose name begins with ``name`` (not a folder's)."""
+    """The file of an installed wheel that has this name, or is the shared library of this name."""
     try:
         files = importlib.metadata.files(distribution) or []
     except importlib.metadata.PackageNotFoundError:
         return None
     for file in files:
-        if file.name.startswith(name) and file.suffix in (".so", ".dylib", ".dll", ".h"):
+        if re.fullmatch(rf"{re.escape(name)}(\.(so|dylib|dll)[.\d]*)?", file.name):
             return Path(str(file.locate()))
     return None
 

@@ -61,8 +61,9 @@ def breadth_first_order(graph: scipy.sparse.csr_array) -> Order:
     Isolated nodes, and ties of any kind, keep their order.
     """
     num_nodes = graph.shape[0]
-    if num_nodes == 0 or graph.nnz == 0:
+    if not 0 < graph.nnz < 2**31 - num_nodes:  # csgraph counts edges in 32 bits
         return np.arange(num_nodes, dtype=np.int64)
+    graph = _with_int32(graph)
     num_components, component = csgraph.connected_components(graph, directed=False)
     degrees = np.diff(graph.indptr)
     # The first node of least degree in each component, in the order of the components' labels.
@@ -75,11 +76,18 @@ def breadth_first_order(graph: scipy.sparse.csr_array) -> Order:
     )
     column = scipy.sparse.csr_array((num_nodes + 1, 1), dtype=np.uint8)
     rooted = scipy.sparse.hstack([scipy.sparse.vstack([graph, root]), column], format="csr")
-    walk: Order = csgraph.breadth_first_order(rooted, num_nodes, return_predecessors=False)
+    walk: Order = csgraph.breadth_first_order(
+        _with_int32(rooted), num_nodes, return_predecessors=False
+    )
     walk = walk[1:].astype(np.int64)
     first = np.full(num_components, num_nodes, dtype=np.int64)
     np.minimum.at(first, component, np.arange(num_nodes))
     return walk[np.argsort(first[component[walk]], kind="stable")]
+
+
+def _with_int32(graph: scipy.sparse.csr_array) -> scipy.sparse.csr_array:
+    indices, indptr = (ids.astype(np.int32, copy=False) for ids in (graph.indices, graph.indptr))
+    return scipy.sparse.csr_array((graph.data, indices, indptr), shape=graph.shape)
 
 
 def mean_log_gap(graph: scipy.sparse.csr_array, order: Order, members: Order) -> float:

@@ -118,11 +118,11 @@ def partition_graph(
     Example:
         >>> from graphshard import graph
         >>> g = graph(([0, 1, 2, 3], [1, 0, 3, 2]))
-        >>> partition_graph(g, "pairs", 2, "/tmp/pairs", quiet=True)  # doctest: +SKIP
+        >>> partition_graph(g, "pairs", 2, "pairs-in-2", quiet=True)  # doctest: +SKIP
     """
     source = GraphSource(g)
     formats = _check_arguments(
-        num_parts, num_hops, num_trainers_per_machine, tolerance, objtype, graph_formats
+        num_parts, num_hops, num_trainers_per_machine, seed, tolerance, objtype, graph_formats
     )
     _check_features(source, num_trainers_per_machine)
     constraints = build_constraints(source, balance_ntypes, balance_edges, balance_split)
@@ -289,6 +289,7 @@ def _check_arguments(
     num_parts: int,
     num_hops: int,
     num_trainers_per_machine: int,
+    seed: int,
     tolerance: float,
     objtype: str,
     graph_formats: str | Sequence[str] | None,
@@ -298,9 +299,12 @@ def _check_arguments(
         ("num_parts", num_parts, 1),
         ("num_hops", num_hops, 0),
         ("num_trainers_per_machine", num_trainers_per_machine, 1),
+        ("seed", seed, 0),
     ):
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise ValueError(f"{name} must be a whole number from {least} up (got {value!r})")
+    if seed >= 2**31:
+        raise ValueError(f"seed must be below 2**31 (got {seed})")
     if not tolerance >= 1.0:
         raise ValueError(
             f"tolerance must be at least 1: heaviest part over mean (got {tolerance!r}); for 5 % "
