@@ -242,3 +242,26 @@ def second_derivative(rank: int, world_size: int, parts: str) -> str:
 def test_second_derivatives_are_refused_not_wrong(tmp_path: Path) -> None:
     parts = write_parts(tmp_path, graph_of("plain"), 1, "random")
     assert "once_differentiable" in run_ranks(second_derivative, 1, parts)[0]
+
+
+@pytest.mark.parametrize("mode", ["oneshot", "sequential", "auto"])
+def test_one_part_needs_no_process_group(tmp_path: Path, mode: Any) -> None:
+    whole = graph_of("plain")
+    parts = write_parts(tmp_path, whole, 1, "metis")
+    data = graphshard.load_dgl_partition_data(parts, 0)
+    torch.manual_seed(0)
+    layer = graphshard.nn.SAGEConv(6, 4, "mean")
+    h = torch.randn(25, 6)
+    graphshard.sync_params(layer)
+    found = layer(graphshard.construct_full_graph(data, mode=mode), h[own_nodes(data)["_N"]])
+    torch.testing.assert_close(found, layer(whole, h)[own_nodes(data)["_N"]])
+
+
+def test_one_of_several_processes_needs_a_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = write_parts(tmp_path, graph_of("plain"), 1, "metis")
+    data = graphshard.load_dgl_partition_data(parts, 0)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(RuntimeError, match=r"one of 2; call graphshard.initialize_comms\(\) first"):
+        graphshard.construct_full_graph(data)

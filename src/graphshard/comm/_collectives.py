@@ -49,6 +49,8 @@ def operation(
         state.watch.enter(state.name, name, number, others)
     start = time.monotonic()
     try:
+        if state.watch is not None and state.watch.given_up():
+            raise RuntimeError("not started")
         yield
     except torch.OutOfMemoryError:
         raise
@@ -80,9 +82,10 @@ def _wait_collective(state: GroupState, work: dist.Work | None) -> None:
         return
     deadline = time.monotonic() + state.timeout.total_seconds()
     while True:
+        left = max(timedelta(milliseconds=1), timedelta(seconds=deadline - time.monotonic()))
         # A collective that is not complete may be waited for again. (A message may not.)
         try:
-            work.wait(_SLICE)
+            work.wait(min(_SLICE, left))
             return
         except RuntimeError:
             if work.is_completed():

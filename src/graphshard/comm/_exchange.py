@@ -75,15 +75,19 @@ def return_halo(
 
     Raises:
         ValueError: Wrong number of rows, or (on all ranks) ranks that return different things.
-        TypeError: A complex or sparse tensor.
+        TypeError: A complex or sparse tensor, or a sum of bool.
         RankError: Another rank failed, or did not answer in time.
     """
     if reduce not in ("sum", "max", "min"):
         raise ValueError(f"reduce must be 'sum', 'max' or 'min' (got {reduce!r})")
     if not requests:
         return []
+    if reduce == "sum" and any(
+        getattr(tensor, "dtype", None) == torch.bool for _, tensor in requests
+    ):
+        raise TypeError("return_halo cannot sum bool; use reduce='max' (any) or 'min' (all)")
     plans = [plan for plan, _ in requests]
-    tensors = [tensor.detach() for _, tensor in requests]
+    tensors = [tensor for _, tensor in requests]
     check_requests(f"return_halo({reduce})", plans, tensors, [plan.num_halo for plan in plans])
     return _return(plans, tensors, reduce)
 
@@ -206,11 +210,8 @@ def _sum_rows(plan: ExchangePlan, arrived: Tensor, reduce: str) -> Tensor:
         return summed.view(shape)
     if arrived.dtype in (torch.bfloat16, torch.float16):
         return _sum_rows(plan, arrived.float(), reduce).to(arrived.dtype)
-    out = arrived.new_zeros(shape)
-    if arrived.dtype == torch.bool:
-        raise TypeError("return_halo cannot sum bool; use reduce='max' (any) or 'min' (all)")
     # Sums of integers do not depend on the order.
-    return out.index_add_(0, plan.index_on(arrived.device), arrived)
+    return arrived.new_zeros(shape).index_add_(0, plan.index_on(arrived.device), arrived)
 
 
 def _extreme_rows(plan: ExchangePlan, arrived: Tensor, reduce: str) -> Tensor:

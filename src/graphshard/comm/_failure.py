@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from ..errors import RankError
@@ -38,6 +39,12 @@ def rank_error(
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message, or its type where it has none."""
+    """The first line of an error's message, or its type where it has none.
+
+    Without the source position that backends put before it and the advice that they put after it.
+    """
     text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__
+    if not text:
+        return type(error).__name__
+    line = re.sub(r"^\[\S+:\d+\] ", "", text.splitlines()[0])
+    return line.split(". This is typically caused")[0]

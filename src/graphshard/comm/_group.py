@@ -8,6 +8,8 @@ process-wide state of this package. A group that the user made gets its entry on
 
 from __future__ import annotations
 
+import functools
+import os
 import weakref
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -30,7 +32,7 @@ class GroupState:
     """One process group as this package uses it.
 
     Attributes:
-        group: The process group.
+        group: The process group; None for a process that is alone, without any.
         rank: This process in the group.
         world_size: Number of processes in the group.
         members: Global rank of each member.
@@ -44,7 +46,7 @@ class GroupState:
         checked: Signatures of calls that the ranks have found to be the same everywhere.
     """
 
-    group: dist.ProcessGroup
+    group: dist.ProcessGroup | None
     rank: int
     world_size: int
     members: tuple[int, ...]
@@ -84,19 +86,35 @@ def is_initialized() -> bool:
 def group_state(group: dist.ProcessGroup | None = None) -> GroupState:
     """The facts about a group; None is the default group.
 
+    Where there is no default group, a process that nobody started as one of several is alone: its
+    group has one member and nothing is ever sent.
+
     Raises:
-        RuntimeError: There is no default group.
+        RuntimeError: There is no default group, but this process is one of several.
         ValueError: This process is not a member of ``group``.
     """
     if group is None:
         if not is_initialized():
-            raise RuntimeError(
-                "there is no process group; call graphshard.initialize_comms() first"
-            )
+            return _alone()
         group = dist.group.WORLD
         assert group is not None
     state = _states.get(group) if isinstance(group, dist.ProcessGroup) else None
     return _register(group) if state is None else state
+
+
+def _alone() -> GroupState:
+    expected = os.environ.get("WORLD_SIZE", "1")
+    if expected != "1":
+        raise RuntimeError(
+            f"there is no process group, and this process is one of {expected}; call "
+            "graphshard.initialize_comms() first"
+        )
+    return _state_of_one()
+
+
+@functools.cache
+def _state_of_one() -> GroupState:
+    return GroupState(None, 0, 1, (0,), "alone", "none", DEFAULT_TIMEOUT)
 
 
 def _register(group: dist.ProcessGroup) -> GroupState:

@@ -33,7 +33,7 @@ class ExchangePlan:
     """One rank's side of a repeated exchange of rows.
 
     Attributes:
-        group: The ranks that take part.
+        group: The ranks that take part; None for a process that is alone.
         rank: This process in the group.
         world_size: Number of ranks.
         num_rows: Rows that this rank owns.
@@ -45,7 +45,7 @@ class ExchangePlan:
         serial: The plan's number in its group, equal on all ranks.
     """
 
-    group: dist.ProcessGroup
+    group: dist.ProcessGroup | None
     rank: int
     world_size: int
     num_rows: int

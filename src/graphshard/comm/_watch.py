@@ -22,7 +22,7 @@ from ._hub import Hub, Lines, keep_alive, line
 
 _CONNECT_SECONDS = 20.0
 _NEWS_SECONDS = 3.0
-_ANSWER_SECONDS = 3.0
+_ANSWER_SECONDS = 5.0
 _GOODBYE_SECONDS = 2.0
 
 Place = tuple[str, str, int, list[int], float]
@@ -134,14 +134,8 @@ class Watch:
             if not self._connected:
                 return None  # rank 0 has left in good order, and its hub with it
             found = self._search(name, peers)
-            self._announce(
-                {
-                    "kind": "gave up",
-                    "rank": self._rank,
-                    "ranks": list(found.ranks),
-                    "text": found.text,
-                }
-            )
+            news = {"kind": "gave up", "rank": self._rank, "text": found.text}
+            self._announce({**news, "ranks": list(found.ranks)})
             if not self._events:
                 return found
         if self._events:
@@ -166,53 +160,53 @@ class Watch:
     def _search(self, name: str, peers: Sequence[int]) -> Verdict:
         """Ask every rank where it is, and follow who waits for whom."""
         states = self._ask()
+        if 0 in peers and not states and 0 not in self._left:
+            text = f"{_ranks([0])} {self._tell(0, None)}, and without it nothing is known of others"
+            return Verdict(text, (0,))
         me = self._places.get(threading.get_ident())
-        here = me[:3] if me is not None else ("", name, -1)
+        here = (*me[1:3], me[0]) if me is not None else (name, -1, "")
         missing: list[int] = []
-        elsewhere: list[int] = []
+        places: dict[tuple[str, int, str], list[int]] = {here: [self._rank]}
+        queue = list(peers)
         seen = {self._rank}
-        queue = [peer for peer in peers if peer != self._rank]
         while queue:
             peer = queue.pop(0)
             if peer in seen:
                 continue
             seen.add(peer)
-            state = states.get(peer)
-            places: list[Place] = state["places"] if state is not None else []
-            if peer in self._left or not places:
+            found: list[Place] = states[peer]["places"] if peer in states else []
+            if peer in self._left or not found:
                 missing.append(peer)
-            else:
-                if not any(tuple(place[:3]) == here for place in places):
-                    elsewhere.append(peer)
-                queue += [p for place in places for p in place[3]]
-        blamed = sorted(missing or elsewhere)
-        told = "; ".join(
-            f"rank {peer} {self._tell(peer, states.get(peer))}"
-            for peer in sorted({*missing, *elsewhere})
-        )
-        if not blamed:
+                continue
+            keys = [(place[1], place[2], place[0]) for place in found]
+            places.setdefault(here if here in keys else keys[0], []).append(peer)
+            queue += [p for place in found for p in place[3]]
+        missing.sort()
+        if missing:
+            told = "; ".join(
+                f"rank {peer} {self._tell(peer, states.get(peer))}" for peer in missing
+            )
+            return Verdict(f"{_ranks(missing)} did not take part: {told}", tuple(missing))
+        if len(places) == 1:
             return Verdict(
                 "every rank is in the operation, but it does not complete; is the network between "
                 "them broken?",
-                tuple(sorted(peers)),
+                tuple(peers),
             )
-        if missing:
-            return Verdict(f"{_ranks(blamed)} did not take part: {told}", tuple(blamed))
-        number = f" (operation {here[2]})" if here[2] >= 0 else ""
-        return Verdict(
-            f"ranks called different operations: rank {self._rank} is in {name}{number}; {told}",
-            tuple(blamed),
+        # Most ranks are right; if there is no telling, the lowest is.
+        right = max(places, key=lambda key: (len(places[key]), -min(places[key])))
+        blamed = sorted(rank for key, ranks in places.items() if key != right for rank in ranks)
+        told = "; ".join(
+            f"{_ranks(sorted(ranks))} in {key[0]} (operation {key[1]})"
+            for key, ranks in places.items()
         )
+        return Verdict(f"ranks are in different operations: {told}", tuple(blamed))
 
     def _tell(self, peer: int, state: dict[str, Any] | None) -> str:
         if peer in self._left:
             return "left with shutdown_comms()"
         if state is None:
             return "does not answer (it is stopped, it holds the interpreter, or its host is gone)"
-        places: list[Place] = state["places"]
-        if places:
-            _, name, number, _, seconds = places[0]
-            return f"is in {name} (operation {number}) since {seconds:.1f} s"
         if state["last"] is None:
             return "has not communicated yet"
         name, number, seconds = state["last"]
