@@ -5,6 +5,8 @@ PYTHON ?= python3
 VENV ?= .venv
 # Where the demonstration writes its partition.
 DEMO ?= build/demo/cora
+# Which of benchmarks/*.py `make bench` runs.
+BENCH ?= memory
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input -q
@@ -62,8 +64,8 @@ format: $(VENV)/.dev  ## put every file into the house format
 	$(BIN)/ruff format .
 	$(if $(CXX_FILES),$(BIN)/clang-format -i $(CXX_FILES))
 
-bench: $(VENV)/.test  ## run the benchmarks; results land in benchmarks/results
-	$(BIN)/python benchmarks/run.py $(BENCH_ARGS)
+bench: $(VENV)/.test  ## run a benchmark: BENCH=memory, BENCH_ARGS="--write" for a result file
+	$(BIN)/python benchmarks/$(BENCH).py $(BENCH_ARGS)
 
 clean:  ## remove .venv and everything that was built
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache

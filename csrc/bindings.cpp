@@ -94,14 +94,14 @@ Csc<I> csc_of(const Vector<const I>& indptr, const I* indices, const MaybeVector
 }
 
 RowLoop loop_of(const Vector<const int64_t>& lhs_offsets, const Vector<const int64_t>& rhs_offsets,
-                int64_t inner, bool lhs_advances, bool rhs_advances) {
+                int64_t inner, int64_t lhs_step, int64_t rhs_step) {
   require(lhs_offsets.shape(0) == rhs_offsets.shape(0), "offsets must have equal lengths");
   return {static_cast<int64_t>(lhs_offsets.shape(0)),
           inner,
           lhs_offsets.data(),
           rhs_offsets.data(),
-          lhs_advances,
-          rhs_advances};
+          lhs_step,
+          rhs_step};
 }
 
 template <typename T, typename I>
@@ -112,14 +112,14 @@ void bind_spmm(nb::module_& m) {
          const MaybeVector<I>& eids, const MaybeMatrix<T>& lhs, const MaybeMatrix<T>& rhs,
          const std::optional<Matrix<I>>& arg, std::string_view op, std::string_view reduce,
          const Vector<const int64_t>& lhs_offsets, const Vector<const int64_t>& rhs_offsets,
-         int64_t inner, bool lhs_advances, bool rhs_advances, int num_threads) {
+         int64_t inner, int64_t lhs_step, int64_t rhs_step, int num_threads) {
         const Op operation = parse_op(op);
         const Reduce reduction = parse_reduce(reduce);
         const SpmmArguments<T, I> arguments{
             csc_of<I>(indptr, indices.data(), eids, indices.shape(0)),
             rows_of<T>(lhs),
             rows_of<T>(rhs),
-            loop_of(lhs_offsets, rhs_offsets, inner, lhs_advances, rhs_advances),
+            loop_of(lhs_offsets, rhs_offsets, inner, lhs_step, rhs_step),
             out.data(),
             arg ? arg->data() : nullptr};
         const bool sums = reduction == Reduce::kSum || reduction == Reduce::kMean;
@@ -129,12 +129,16 @@ void bind_spmm(nb::module_& m) {
         require(static_cast<int64_t>(out.shape(1)) == arguments.loop.outer * inner,
                 "out must have outer * inner columns");
         const nb::gil_scoped_release release;
-        spmm(arguments, operation, reduction, num_threads);
+        if (sums) {
+          spmm_sum(arguments, operation, reduction == Reduce::kMean, num_threads);
+        } else {
+          spmm_best(arguments, operation, reduction == Reduce::kMin, num_threads);
+        }
       },
       "out"_a.noconvert(), "indptr"_a.noconvert(), "indices"_a.noconvert(),
       "eids"_a.noconvert().none(), "lhs"_a.noconvert().none(), "rhs"_a.noconvert().none(),
       "arg"_a.noconvert().none(), "op"_a, "reduce"_a, "lhs_offsets"_a.noconvert(),
-      "rhs_offsets"_a.noconvert(), "inner"_a, "lhs_advances"_a, "rhs_advances"_a, "num_threads"_a);
+      "rhs_offsets"_a.noconvert(), "inner"_a, "lhs_step"_a, "rhs_step"_a, "num_threads"_a);
 }
 
 template <typename T, typename I>
@@ -163,37 +167,35 @@ void bind_sddmm(nb::module_& m) {
          const MaybeVector<I>& eids, const Matrix<const T>& lhs, const Matrix<const T>& rhs,
          std::string_view lhs_target, std::string_view rhs_target, std::string_view op,
          const Vector<const int64_t>& lhs_offsets, const Vector<const int64_t>& rhs_offsets,
-         int64_t inner, bool lhs_advances, bool rhs_advances, int num_threads) {
+         int64_t inner, int64_t lhs_step, int64_t rhs_step, int num_threads) {
         require(indices.shape(0) == out.shape(0), "out must have one row per edge");
         SddmmArguments<T, I> arguments{};
         arguments.csc = csc_of<I>(indptr, indices.data(), eids, indices.shape(0));
         run_sddmm(arguments, out, lhs, rhs, lhs_target, rhs_target, op,
-                  loop_of(lhs_offsets, rhs_offsets, inner, lhs_advances, rhs_advances),
-                  num_threads);
+                  loop_of(lhs_offsets, rhs_offsets, inner, lhs_step, rhs_step), num_threads);
       },
       "out"_a.noconvert(), "indptr"_a.noconvert(), "indices"_a.noconvert(),
       "eids"_a.noconvert().none(), "lhs"_a.noconvert(), "rhs"_a.noconvert(), "lhs_target"_a,
       "rhs_target"_a, "op"_a, "lhs_offsets"_a.noconvert(), "rhs_offsets"_a.noconvert(), "inner"_a,
-      "lhs_advances"_a, "rhs_advances"_a, "num_threads"_a);
+      "lhs_step"_a, "rhs_step"_a, "num_threads"_a);
   m.def(
       "sddmm_coo",
       [](const Matrix<T>& out, const Vector<const I>& src, const Vector<const I>& dst,
          const Matrix<const T>& lhs, const Matrix<const T>& rhs, std::string_view lhs_target,
          std::string_view rhs_target, std::string_view op, const Vector<const int64_t>& lhs_offsets,
-         const Vector<const int64_t>& rhs_offsets, int64_t inner, bool lhs_advances,
-         bool rhs_advances, int num_threads) {
+         const Vector<const int64_t>& rhs_offsets, int64_t inner, int64_t lhs_step,
+         int64_t rhs_step, int num_threads) {
         require(src.shape(0) == out.shape(0) && dst.shape(0) == out.shape(0),
                 "out must have one row per edge");
         SddmmArguments<T, I> arguments{};
         arguments.src = src.data();
         arguments.dst = dst.data();
         run_sddmm(arguments, out, lhs, rhs, lhs_target, rhs_target, op,
-                  loop_of(lhs_offsets, rhs_offsets, inner, lhs_advances, rhs_advances),
-                  num_threads);
+                  loop_of(lhs_offsets, rhs_offsets, inner, lhs_step, rhs_step), num_threads);
       },
       "out"_a.noconvert(), "src"_a.noconvert(), "dst"_a.noconvert(), "lhs"_a.noconvert(),
       "rhs"_a.noconvert(), "lhs_target"_a, "rhs_target"_a, "op"_a, "lhs_offsets"_a.noconvert(),
-      "rhs_offsets"_a.noconvert(), "inner"_a, "lhs_advances"_a, "rhs_advances"_a, "num_threads"_a);
+      "rhs_offsets"_a.noconvert(), "inner"_a, "lhs_step"_a, "rhs_step"_a, "num_threads"_a);
 }
 
 template <typename T, typename I>

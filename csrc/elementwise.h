@@ -58,61 +58,69 @@ struct CopyRhs {
   }
 };
 
-// One inner loop: calls store(j, value) for each step. `Operation` may ignore an operand, whose
-// pointer may then be null.
-template <typename Operation, bool kLhsAdvances, bool kRhsAdvances, typename T, typename Store>
-GRAPHSHARD_INLINE void inner_loop(const T* lhs, const T* rhs, int64_t inner, const Store& store) {
-  using V = wide_t<T>;
-  const V lhs_still = Operation::kLhs && !kLhsAdvances ? widen(lhs[0]) : V{};
-  const V rhs_still = Operation::kRhs && !kRhsAdvances ? widen(rhs[0]) : V{};
-#pragma omp simd
-  for (int64_t j = 0; j < inner; ++j) {
-    V left = lhs_still;
-    V right = rhs_still;
-    if constexpr (Operation::kLhs && kLhsAdvances) left = widen(lhs[j]);
-    if constexpr (Operation::kRhs && kRhsAdvances) right = widen(rhs[j]);
-    store(j, Operation::template apply<V>(left, right));
-  }
-}
+// A loop with an operator and steps that the compiler knows: 1 for an operand that advances, 0 for
+// one that stays. kAnyStep leaves the step to the RowLoop: one loop for all that is seldom used.
+inline constexpr int kAnyStep = -1;
 
-// Covers [0, size) with blocks whose length the compiler knows: calls block(length, first), where
-// `length` converts to a constant.
-template <typename Block>
-GRAPHSHARD_INLINE void in_blocks(int64_t size, const Block& block) {
-  int64_t first = 0;
-  for (; first + 64 <= size; first += 64) block(std::integral_constant<int, 64>{}, first);
-  for (; first + 16 <= size; first += 16) block(std::integral_constant<int, 16>{}, first);
-  for (; first + 4 <= size; first += 4) block(std::integral_constant<int, 4>{}, first);
-  for (; first < size; ++first) block(std::integral_constant<int, 1>{}, first);
-}
-
-template <typename Operation, bool kLhsAdvances, bool kRhsAdvances>
+template <typename Operation_, int kLhsStep, int kRhsStep>
 struct Loop {
-  using operation = Operation;
-  static constexpr bool lhs_advances = kLhsAdvances;
-  static constexpr bool rhs_advances = kRhsAdvances;
+  using Operation = Operation_;
+  static constexpr bool kLhs = Operation::kLhs;
+  static constexpr bool kRhs = Operation::kRhs;
+  static constexpr bool kFrequent = kLhsStep != kAnyStep;
+
+  static GRAPHSHARD_INLINE int64_t lhs_step(const RowLoop& loop) {
+    return kLhsStep == kAnyStep ? loop.lhs_step : kLhsStep;
+  }
+  static GRAPHSHARD_INLINE int64_t rhs_step(const RowLoop& loop) {
+    return kRhsStep == kAnyStep ? loop.rhs_step : kRhsStep;
+  }
+
+  // Calls store(j, value) for each of `size` steps. An operand that the operator does not look at
+  // may be null.
+  template <typename T, typename Store>
+  static GRAPHSHARD_INLINE void run(const RowLoop& loop, const T* lhs, const T* rhs, int64_t size,
+                                    const Store& store) {
+    using V = wide_t<T>;
+    const int64_t left_step = lhs_step(loop);
+    const int64_t right_step = rhs_step(loop);
+#pragma omp simd
+    for (int64_t j = 0; j < size; ++j) {
+      V left{};
+      V right{};
+      if constexpr (kLhs) left = widen(lhs[j * left_step]);
+      if constexpr (kRhs) right = widen(rhs[j * right_step]);
+      store(j, Operation::template apply<V>(left, right));
+    }
+  }
 };
 
-template <typename Operation, typename Function>
-void with_advances(const RowLoop& loop, const Function& function) {
-  if (loop.lhs_advances && loop.rhs_advances) return function(Loop<Operation, true, true>{});
-  if (loop.lhs_advances) return function(Loop<Operation, true, false>{});
-  if (loop.rhs_advances) return function(Loop<Operation, false, true>{});
-  throw std::logic_error("a row loop in which no operand advances");
+// Covers [0, size) with blocks of the given lengths, the last of which must be 1: as many of each
+// as fit, in turn. Calls block(length, first); the compiler knows `length` as a constant.
+template <int... kLengths, typename Block>
+GRAPHSHARD_INLINE void in_blocks(int64_t size, const Block& block) {
+  int64_t first = 0;
+  const auto repeat = [&](auto length) GRAPHSHARD_INLINE_LAMBDA {
+    for (; first + length <= size; first += length) block(length, first);
+  };
+  (repeat(std::integral_constant<int, kLengths>{}), ...);
 }
 
 // Calls function(Loop<...>{}) for a binary elementwise operator.
 template <typename Function>
 void with_binary_loop(Op op, const RowLoop& loop, const Function& function) {
+  const bool both_advance = loop.lhs_step == 1 && loop.rhs_step == 1;
   switch (op) {
     case Op::kAdd:
-      return with_advances<Add>(loop, function);
+      return function(Loop<Add, kAnyStep, kAnyStep>{});
     case Op::kSub:
-      return with_advances<Sub>(loop, function);
+      return function(Loop<Sub, kAnyStep, kAnyStep>{});
     case Op::kMul:
-      return with_advances<Mul>(loop, function);
+      if (both_advance) return function(Loop<Mul, 1, 1>{});
+      if (loop.lhs_step == 1) return function(Loop<Mul, 1, 0>{});
+      return function(Loop<Mul, kAnyStep, kAnyStep>{});
     case Op::kDiv:
-      return with_advances<Div>(loop, function);
+      return function(Loop<Div, kAnyStep, kAnyStep>{});
     default:
       throw std::logic_error("not a binary elementwise operator");
   }
@@ -121,8 +129,8 @@ void with_binary_loop(Op op, const RowLoop& loop, const Function& function) {
 // Likewise, for the copies too.
 template <typename Function>
 void with_loop(Op op, const RowLoop& loop, const Function& function) {
-  if (op == Op::kCopyLhs) return function(Loop<CopyLhs, true, true>{});
-  if (op == Op::kCopyRhs) return function(Loop<CopyRhs, true, true>{});
+  if (op == Op::kCopyLhs) return function(Loop<CopyLhs, 1, 1>{});
+  if (op == Op::kCopyRhs) return function(Loop<CopyRhs, 1, 1>{});
   with_binary_loop(op, loop, function);
 }
 

@@ -30,10 +30,9 @@ struct Elementwise {
       const T* left = lhs + loop.lhs_offsets[o];
       const T* right = rhs + loop.rhs_offsets[o];
       T* to = out + o * loop.inner;
-      in_blocks(loop.inner, [&](auto size, int64_t first) {
-        inner_loop<typename L::operation, L::lhs_advances, L::rhs_advances>(
-            left + (L::lhs_advances ? first : 0), right + (L::rhs_advances ? first : 0), size,
-            [&](int64_t j, wide_t<T> value) { narrow(value, to[first + j]); });
+      in_blocks<16, 4, 1>(loop.inner, [&](auto size, int64_t first) GRAPHSHARD_INLINE_LAMBDA {
+        L::run(loop, left + first * L::lhs_step(loop), right + first * L::rhs_step(loop), size,
+               [&](int64_t j, wide_t<T> value) { narrow(value, to[first + j]); });
       });
     }
   }

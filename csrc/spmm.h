@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Messages along edges, reduced by destination.
+// Messages along edges, reduced by destination. A row without edges gets zeros.
 
 #pragma once
 
@@ -17,9 +17,13 @@ struct SpmmArguments {
   I* arg;  // of that shape, for max and min: the winning edge id, -1 where there is none
 };
 
-// Writes every element of `out`, and of `arg` for max and min. A row without edges gets zeros.
-// Among equals the edge that comes first wins; a NaN wins over any number.
+// Writes the sum or mean of each row's messages into every element of `out`.
 template <typename T, typename I>
-void spmm(const SpmmArguments<T, I>& arguments, Op op, Reduce reduce, int num_threads);
+void spmm_sum(const SpmmArguments<T, I>& arguments, Op op, bool mean, int num_threads);
+
+// Writes the maximum or minimum into every element of `out`, and who won into `arg`. Among equals
+// the edge that comes first wins; a NaN wins over any number.
+template <typename T, typename I>
+void spmm_best(const SpmmArguments<T, I>& arguments, Op op, bool smallest, int num_threads);
 
 }  // namespace graphshard

@@ -9,17 +9,18 @@
 // A hot function is compiled once per instruction set and chosen when the library is loaded, so one
 // binary runs on any x86-64 and uses what the machine has. It must live in an unnamed namespace.
 #if defined(__x86_64__) && defined(__gnu_linux__) && !defined(__clang__) && __GNUC__ >= 12
-#define GRAPHSHARD_CLONES \
-  __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#define GRAPHSHARD_CLONES __attribute__((target_clones("arch=x86-64-v3", "default")))
 #else
 #define GRAPHSHARD_CLONES
 #endif
 
 #if defined(_MSC_VER)
 #define GRAPHSHARD_INLINE inline __forceinline
+#define GRAPHSHARD_INLINE_LAMBDA
 #define GRAPHSHARD_PREFETCH(address)
 #else
 #define GRAPHSHARD_INLINE inline __attribute__((always_inline))
+#define GRAPHSHARD_INLINE_LAMBDA __attribute__((always_inline))
 #define GRAPHSHARD_PREFETCH(address) __builtin_prefetch(address)
 #endif
 
@@ -42,8 +43,8 @@ struct RowLoop {
   int64_t inner;
   const int64_t* lhs_offsets;
   const int64_t* rhs_offsets;
-  bool lhs_advances;
-  bool rhs_advances;
+  int64_t lhs_step;  // 1 or 0
+  int64_t rhs_step;
 };
 
 // In-edges grouped by destination. Without `eids`, an edge's position is its id.

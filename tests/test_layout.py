@@ -10,6 +10,7 @@ import ast
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -57,6 +58,7 @@ OPTIONAL: dict[str, set[str]] = {
     "ogb": {"data"},
     "networkx": {"data", "graph"},
     "pandas": set(),
+    "pymetis": {"partition"},
     "pyarrow": {"data", "graph"},
     "matplotlib": {"cli"},
 }
@@ -244,6 +246,16 @@ def test_nothing_unpickles_or_evaluates() -> None:
     assert not bad, "\n" + "\n".join(bad)
 
 
+def test_errors_name_extras_that_exist() -> None:
+    pyproject = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    table = pyproject.partition("[project.optional-dependencies]")[2].partition("\n[")[0]
+    extras = set(re.findall(r"^(\w+) = \[", table, re.MULTILINE))
+    assert "pyg" in extras
+    for file in python_files():
+        named = set(re.findall(r"graphshard\[(\w+)\]", file.read_text(encoding="utf-8")))
+        assert named <= extras, f"{file.relative_to(ROOT)} names extras {sorted(named - extras)}"
+
+
 def source_files() -> list[Path]:
     """Everything that people write: Python and C++ files of the library, and its tests."""
     found = [*python_files(), *python_files(ROOT / "tests")]
@@ -311,8 +323,10 @@ print(json.dumps({
 def fresh_import() -> dict[str, object]:
     """What a fresh interpreter reports after ``import graphshard``, warnings being errors."""
     search = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
-    # one thread each, so that a library's own pool does not look like ours
-    environ = os.environ | {
+    # None of ours is set, so a copy of the whole environment is not taken for a look-up; one thread
+    # each, so that a library's own pool is not taken for ours.
+    kept = {key: value for key, value in os.environ.items() if "GRAPHSHARD" not in key}
+    environ = kept | {
         "PYTHONPATH": search.rstrip(os.pathsep),
         "OMP_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",

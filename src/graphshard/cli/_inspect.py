@@ -26,6 +26,8 @@ def inspect(
     """Show what is in a partition and how good it is."""
     path = partition_json(partition)
     config, stats, task = read_config(path), load_partition_stats(path), read_task(path)
+    if plot is not None:
+        plot_partition(stats, plot)
     console = Console()
     console.print(_types_table(config))
     console.print(stats.table())
@@ -33,7 +35,6 @@ def inspect(
     for line in _facts(task):
         console.print(line, markup=False, highlight=False)
     if plot is not None:
-        plot_partition(stats, plot)
         console.print(f"wrote {plot}", markup=False, highlight=False, soft_wrap=True)
 
 

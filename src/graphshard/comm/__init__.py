@@ -12,7 +12,7 @@ from ._group import is_initialized, rank, world_size
 from ._pairwise import Pending, start_fetch, start_return
 from ._plan import ExchangePlan
 from ._ragged import ragged_all_to_all
-from ._reduce import all_reduce
+from ._reduce import all_reduce, barrier
 from ._start import guard, initialize_comms, report_failure, shutdown_comms
 from ._sync import gather_grads, sync_params
 from ._trace import Trace, trace
@@ -24,6 +24,7 @@ __all__ = [
     "agree",
     "all_reduce",
     "anchor",
+    "barrier",
     "fetch_halo",
     "gather_grads",
     "guard",

@@ -43,7 +43,7 @@ class GroupState:
         watch: Knows which ranks are alive, where ``initialize_comms`` made the default group.
         num_operations: Operations started so far; equal on all ranks that are in step.
         num_plans: Exchange plans built so far.
-        checked: Signatures of calls that the ranks have found to be the same everywhere.
+        checked: Signatures of models that all ranks have found to be the same everywhere.
     """
 
     group: dist.ProcessGroup | None

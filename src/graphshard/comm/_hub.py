@@ -80,20 +80,26 @@ class Hub:
     """Serves until `close`; one daemon thread.
 
     Args:
-        host: Address to listen on; the port is any free one.
+        local: Listen on the loopback interface only, else on all. The port is any free one.
         token: What a member must know to be heard.
         world_size: Number of ranks.
     """
 
-    def __init__(self, host: str, token: str, world_size: int) -> None:
+    def __init__(self, local: bool, token: str, world_size: int) -> None:
         self._token = token
         self._world_size = world_size
         self._members: dict[int, _Member] = {}
         self._events: list[dict[str, Any]] = []
         self._left: list[int] = []
         self._selector = selectors.DefaultSelector()
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._listener = socket.create_server((host, 0), family=family, backlog=world_size)
+        if local:
+            self._listener = socket.create_server(("127.0.0.1", 0), backlog=world_size)
+        elif socket.has_dualstack_ipv6():
+            self._listener = socket.create_server(
+                ("", 0), family=socket.AF_INET6, backlog=world_size, dualstack_ipv6=True
+            )
+        else:
+            self._listener = socket.create_server(("", 0), backlog=world_size)
         self.port: int = self._listener.getsockname()[1]
         self._wake, self._woken = socket.socketpair()
         self._selector.register(self._listener, selectors.EVENT_READ, "listener")

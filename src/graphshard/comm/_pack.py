@@ -39,7 +39,12 @@ def pack(parts: Sequence[Tensor], device: torch.device) -> Tensor:
 
 
 def unpack(stream: Tensor, likes: Sequence[Tensor], rows: Sequence[int]) -> list[Tensor]:
-    """Undo `pack`: tensors shaped like ``likes`` but with ``rows[i]`` rows, on their devices."""
+    """Undo `pack`: tensors shaped like ``likes`` but with ``rows[i]`` rows, on their devices.
+
+    One tensor alone is a view of the stream, which must start its own memory.
+    """
+    if len(likes) == 1:
+        return [_from_bytes(stream, likes[0], rows[0])]
     out = []
     start = 0
     for like, num_rows in zip(likes, rows, strict=True):

@@ -43,6 +43,7 @@ class ExchangePlan:
         send_splits: Rows that each rank reads from here; 0 in the own slot.
         recv_splits: Rows that this rank reads from each; 0 in the own slot.
         serial: The plan's number in its group, equal on all ranks.
+        checked: Signatures of exchanges that all ranks have found to be the same everywhere.
     """
 
     group: dist.ProcessGroup | None
@@ -53,6 +54,7 @@ class ExchangePlan:
     send_splits: list[int]
     recv_splits: list[int]
     serial: int
+    checked: set[tuple[object, ...]] = field(default_factory=set, repr=False)
     _sums: dict[torch.device, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
     _indices: dict[torch.device, Tensor] = field(default_factory=dict, repr=False)
 

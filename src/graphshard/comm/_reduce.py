@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""all_reduce: combine a few numbers of all ranks."""
+"""all_reduce, barrier: combine a few numbers of all ranks; wait for them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from . import _collectives
 from ._collectives import all_reduce_
 from ._group import GroupState, group_state
 
@@ -46,6 +47,15 @@ def all_reduce(
             f"all_reduce({reduce!r}) has no gradient; pass x.detach(), or use 'sum'"
         )
     return all_reduce_(state, x.detach().clone(), _OPS[reduce])
+
+
+def barrier(group: dist.ProcessGroup | None = None) -> None:
+    """Return once every rank has called.
+
+    Raises:
+        RankError: Another rank failed, or did not answer in time.
+    """
+    _collectives.barrier(group_state(group))
 
 
 class _AllReduceSum(torch.autograd.Function):

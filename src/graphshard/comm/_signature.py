@@ -58,9 +58,10 @@ def check_requests(
             for plan, tensor in zip(plans, tensors, strict=True)
         ),
     )
-    if signature not in state.checked:
+    checked = plans[0].checked  # not the group's: plans may be many, and end
+    if signature not in checked:
         verify(state, _describe(signature), f"what {name} exchanges", error)
-        state.checked.add(signature)
+        checked.add(signature)
     if error is not None:
         raise error
     return state

@@ -39,6 +39,8 @@ from ._watch import Watch
 
 DEFAULT_PORT = 1234
 
+_MAX_TEXT = 1000
+
 
 def initialize_comms(
     rank: int | None = None,
@@ -159,7 +161,7 @@ def report_failure(error: BaseException) -> None:
         return
     watch = group_state().watch
     if watch is not None:
-        text = str(error).strip()
+        text = str(error).strip()[:_MAX_TEXT]
         watch.report(f"{type(error).__name__}: {text}" if text else type(error).__name__)
 
 
@@ -282,7 +284,7 @@ def _start_watch(
         hosts = {store.get(f"arrived/{r}") for r in range(world_size)}
         local = len(hosts) == 1
         token = secrets.token_hex(16)
-        hub = Hub("127.0.0.1" if local else "0.0.0.0", token, world_size)
+        hub = Hub(local, token, world_size)
         known = ["127.0.0.1"] if local else [address, own_address()]
         store.set(
             "watch",

@@ -128,20 +128,22 @@ class Watch:
             timed_out: Whether time ran out; else a connection broke, and news of a death is
                 to be expected.
         """
-        if not timed_out:
-            self._until(lambda: bool(self._events) or any(p in self._left for p in peers), 1.0)
-        if not self._events and not any(p in self._left for p in peers):
-            if not self._connected:
+        gone = sorted(peer for peer in peers if peer in self._left)
+        if not timed_out and not gone:
+            self._until(lambda: bool(self._events) or not self._left.isdisjoint(peers), 1.0)
+            gone = sorted(peer for peer in peers if peer in self._left)
+        if not self._events:
+            if gone:
+                found = Verdict(f"{_ranks(gone)} left with shutdown_comms()", tuple(gone))
+            elif self._connected:
+                found = self._search(name, peers)
+            else:
                 return None  # rank 0 has left in good order, and its hub with it
-            found = self._search(name, peers)
             news = {"kind": "gave up", "rank": self._rank, "text": found.text}
             self._announce({**news, "ranks": list(found.ranks)})
             if not self._events:
                 return found
-        if self._events:
-            return self._explain(self._events[0])
-        gone = sorted(p for p in peers if p in self._left)
-        return Verdict(f"{_ranks(gone)} left with shutdown_comms()", tuple(gone))
+        return self._explain(self._events[0])
 
     def _explain(self, event: dict[str, Any]) -> Verdict:
         rank, ranks = event["rank"], tuple(event["ranks"])
@@ -244,7 +246,11 @@ class Watch:
                 data = b""
             if not data:
                 break
-            for message in lines.feed(data):
+            try:
+                messages = lines.feed(data)
+            except ValueError:
+                break
+            for message in messages:
                 self._take(message)
         with self._changed:
             self._connected = False

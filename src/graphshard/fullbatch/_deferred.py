@@ -10,13 +10,23 @@ nothing of size edges x heads.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ._expressions import Apply, Dropout, EdgeRows, Expression, Leaf, Reshape, Softmax
+from ._expressions import (
+    NUM_SAMPLE_ROWS,
+    Apply,
+    Dropout,
+    EdgeRows,
+    Expression,
+    Leaf,
+    Reshape,
+    Softmax,
+)
 
 _ROW_WISE = frozenset(
     """abs add celu clamp clamp_max clamp_min cos detach div double elu exp expm1 float gelu
@@ -123,7 +133,7 @@ class DeferredEdges:
         if name in _DROPOUTS and isinstance(args[0], DeferredEdges):
             return self._dropout(args, kwargs)
         if name in _RESHAPES:
-            return self._reshape(func, args, kwargs)
+            return self._reshape(name, func, args, kwargs)
         if name in _LAST_DIM_REDUCTIONS and not self._keeps_edges(args, kwargs):
             return None
         if name not in _ROW_WISE and name not in _LAST_DIM_REDUCTIONS:
@@ -131,8 +141,7 @@ class DeferredEdges:
         operands = [self._operand(a) for a in args]
         named = {k: self._operand(v) for k, v in kwargs.items()}
         expression = Apply(func, operands, named)
-        same_rows = len(expression.shape) > 0 and expression.shape[0] == self.shape[0]
-        return expression if same_rows else None
+        return expression if expression.is_row_wise else None
 
     def _dropout(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Expression:
         p = args[1] if len(args) > 1 else kwargs.get("p", 0.5)
@@ -142,13 +151,30 @@ class DeferredEdges:
         return Dropout(self.expression, p) if training and p > 0.0 else self.expression
 
     def _reshape(
-        self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+        self, name: str, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Expression | None:
         if not isinstance(args[0], DeferredEdges):
             return None
-        shape = func(self.expression.meta(), *args[1:], **kwargs).shape
-        keeps_rows = len(shape) > 0 and shape[0] == self.shape[0]
-        return Reshape(self.expression, shape) if keeps_rows else None
+        if name in ("view", "reshape"):
+            row = self._row_of(args[1:] or tuple(kwargs.values()))
+        else:
+            sample = func(self.expression.sample(), *args[1:], **kwargs)
+            row = sample.shape[1:] if sample.shape[:1] == (NUM_SAMPLE_ROWS,) else None
+        shape = None if row is None else torch.Size((self.shape[0], *row))
+        return None if shape is None else Reshape(self.expression, shape)
+
+    def _row_of(self, sizes: Sequence[Any]) -> Sequence[int] | None:
+        """Shape of a row after ``view(*sizes)``, or None if rows would be split or joined."""
+        if len(sizes) == 1 and not isinstance(sizes[0], int):
+            sizes = sizes[0]
+        if not sizes or sizes[0] not in (self.shape[0], -1):
+            return None
+        size_of_row = math.prod(self.shape[1:])
+        row = list(sizes[1:])
+        if row.count(-1) == 1 and sizes[0] != -1:
+            known = math.prod(size for size in row if size != -1)
+            row[row.index(-1)] = size_of_row // known if known else 0
+        return row if math.prod(row) == size_of_row else None
 
     def _keeps_edges(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         dims = kwargs.get("dim", args[1] if len(args) > 1 else None)

@@ -58,11 +58,20 @@ class Evaluation:
         return self.values[leaf.key]
 
 
+NUM_SAMPLE_ROWS = 2
+
+
 class Expression:
-    """Base: ``shape`` is that of the whole local tensor, ``[num_edges, ...]``."""
+    """Base: ``shape`` is that of the whole local tensor, ``[num_edges, ...]``.
+
+    [Note: sample rows] What a function does to a row's shape and dtype is found by calling it on
+    two rows of zeros. Meta tensors would answer too, but the first use of one imports torch's
+    reference operators and sympy: a second, and 70 MB for the rest of the run.
+    """
 
     shape: torch.Size
     dtype: torch.dtype
+    device: torch.device
 
     def children(self) -> Sequence[Expression]:
         return ()
@@ -81,8 +90,14 @@ class Expression:
             evaluation.memo[key] = self.compute(evaluation)
         return evaluation.memo[key]
 
-    def meta(self) -> Tensor:
-        return torch.empty(self.shape, dtype=self.dtype, device="meta")
+    def sample(self) -> Tensor:
+        """Two rows like this expression's. See [Note: sample rows]."""
+        shape = (NUM_SAMPLE_ROWS, *self.shape[1:])
+        return torch.zeros(shape, dtype=self.dtype, device=self.device)
+
+    def like(self, other: Expression) -> None:
+        """Take over shape, dtype and device."""
+        self.shape, self.dtype, self.device = other.shape, other.dtype, other.device
 
 
 def walk(root: Expression) -> Iterator[Expression]:
@@ -114,7 +129,7 @@ class EdgeRows(Expression):
 
     def __init__(self, tensor: Tensor) -> None:
         self.leaf = Leaf("e", tensor)
-        self.shape, self.dtype = tensor.shape, tensor.dtype
+        self.shape, self.dtype, self.device = tensor.shape, tensor.dtype, tensor.device
 
     def leaves(self) -> Sequence[Leaf]:
         return (self.leaf,)
@@ -129,7 +144,7 @@ class Endpoint(Expression):
     def __init__(self, target: Target, tensor: Tensor, num_edges: int) -> None:
         self.leaf = Leaf(target, tensor)
         self.shape = torch.Size((num_edges, *tensor.shape[1:]))
-        self.dtype = tensor.dtype
+        self.dtype, self.device = tensor.dtype, tensor.device
 
     def leaves(self) -> Sequence[Leaf]:
         return (self.leaf,)
@@ -145,13 +160,11 @@ class Sddmm(Expression):
 
     def __init__(self, op: str, lhs: Endpoint | Expression, rhs: Endpoint | Expression) -> None:
         self.op, self.lhs, self.rhs = op, lhs, rhs
-        left, right = lhs.meta(), rhs.meta()
+        row = torch.broadcast_shapes(lhs.shape[1:], rhs.shape[1:])
         if op == "dot":
-            result = (left * right).sum(-1, keepdim=True)
-        else:
-            trailing = torch.broadcast_shapes(left.shape[1:], right.shape[1:])
-            result = torch.empty((lhs.shape[0], *trailing), dtype=left.dtype, device="meta")
-        self.shape, self.dtype = result.shape, result.dtype
+            row = torch.Size((*row[:-1], 1))
+        self.shape = torch.Size((lhs.shape[0], *row))
+        self.dtype, self.device = lhs.dtype, lhs.device
 
     def children(self) -> Sequence[Expression]:
         return [x for x in (self.lhs, self.rhs) if not isinstance(x, Endpoint)]
@@ -179,10 +192,15 @@ class Apply(Expression):
     ) -> None:
         self.function = function
         self.args, self.kwargs = tuple(args), dict(kwargs)
-        result = function(
-            *(_meta(a) for a in self.args), **{k: _meta(v) for k, v in self.kwargs.items()}
-        )
-        self.shape, self.dtype = result.shape, result.dtype
+        first = next(a for a in self._operands() if isinstance(a, Expression))
+        with torch.no_grad():
+            result = function(
+                *(_sample(a) for a in self.args), **{k: _sample(v) for k, v in self.kwargs.items()}
+            )
+        #: Whether the function gave one row for each row; only then does `shape` mean anything.
+        self.is_row_wise = result.shape[:1] == (NUM_SAMPLE_ROWS,)
+        self.shape = torch.Size((first.shape[0], *result.shape[1:]))
+        self.dtype, self.device = result.dtype, result.device
 
     def _operands(self) -> list[Any]:
         return [*self.args, *self.kwargs.values()]
@@ -200,12 +218,10 @@ class Apply(Expression):
         )
 
 
-def _meta(operand: Any) -> Any:
+def _sample(operand: Any) -> Any:
     if isinstance(operand, Expression):
-        return operand.meta()
-    if isinstance(operand, Leaf):
-        return torch.empty_like(operand.tensor, device="meta")
-    return operand
+        return operand.sample()
+    return operand.tensor if isinstance(operand, Leaf) else operand
 
 
 def _value(operand: Any, evaluation: Evaluation) -> Any:
@@ -218,7 +234,8 @@ class Reshape(Expression):
     """Another shape for each edge's row; the row count stays."""
 
     def __init__(self, child: Expression, shape: torch.Size) -> None:
-        self.child, self.shape, self.dtype = child, shape, child.dtype
+        self.like(child)
+        self.child, self.shape = child, shape
 
     def children(self) -> Sequence[Expression]:
         return (self.child,)
@@ -236,7 +253,7 @@ class Dropout(Expression):
     def __init__(self, child: Expression, p: float) -> None:
         self.child, self.p = child, p
         self.seed = int(torch.randint(2**31, ()))
-        self.shape, self.dtype = child.shape, child.dtype
+        self.like(child)
 
     def children(self) -> Sequence[Expression]:
         return (self.child,)
@@ -260,7 +277,7 @@ class Softmax(Expression):
 
     def __init__(self, scores: Expression) -> None:
         self.scores = scores
-        self.shape, self.dtype = scores.shape, scores.dtype
+        self.like(scores)
 
     def children(self) -> Sequence[Expression]:
         return (self.scores,)
@@ -309,7 +326,7 @@ def _rebuild(node: Expression, done: Mapping[int, Expression]) -> Expression:
     if isinstance(node, Dropout):
         copy = Dropout.__new__(Dropout)
         copy.child, copy.p, copy.seed = done[id(node.child)], node.p, node.seed
-        copy.shape, copy.dtype = node.shape, node.dtype
+        copy.like(node)
         return copy
     if isinstance(node, Softmax):
         return Softmax(done[id(node.scores)])

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor, zeros_like
 
 from ..comm import Pending, start_return
+from ._columns import ColumnBlock
 from ._expressions import Leaf, LeafKey
 from ._reductions import accumulation_dtype
 from ._topology import Halo, Shard
@@ -38,7 +39,7 @@ class GradientSums:
             )
             for leaf in wanted
         }
-        self._under_way: tuple[int, Pending] | None = None
+        self._under_way: tuple[int, ColumnBlock, Pending] | None = None
 
     def add(
         self,
@@ -57,8 +58,16 @@ class GradientSums:
             else:
                 self._sums[key] += grad
 
-    def send_home(self, step: int, sources: Mapping[LeafKey, Tensor | None]) -> None:
-        """Add the own shard's source gradients, or start those of a remote shard on their way."""
+    def send_home(
+        self, step: int, sources: Mapping[LeafKey, Tensor | None], block: ColumnBlock
+    ) -> None:
+        """Add the own shard's source gradients, or start those of a remote shard on their way.
+
+        Args:
+            step: The step that the gradients are of.
+            sources: One per source leaf; None for zeros.
+            block: The columns that they are of.
+        """
         if not self.sources:
             return
         if step == 0:
@@ -67,29 +76,26 @@ class GradientSums:
                 if grad is not None:
                     self._sums[leaf.key] += grad
             return
-        start, stop = self.halo.plan.halo_range(
-            (self.halo.plan.rank - step) % self.halo.plan.world_size
-        )
         outgoing = []
         for leaf in self.sources:
             grad = sources[leaf.key]
             if grad is None:
-                shape = (stop - start, *leaf.tensor.shape[1:])
-                grad = leaf.tensor.new_zeros(shape)
+                empty = block.of(leaf.tensor[:0])
+                grad = empty.new_zeros((self.halo.num_rows(step), *empty.shape[1:]))
             outgoing.append(grad.to(self._dtypes[leaf.key]))
         self.finish()
-        self._under_way = (step, start_return(self.halo.plan, step, outgoing))
+        self._under_way = (step, block, start_return(self.halo.plan, step, outgoing))
 
     def finish(self) -> None:
         """Receive the gradients that other ranks computed for rows of this one."""
         if self._under_way is None:
             return
-        step, pending = self._under_way
+        step, block, pending = self._under_way
         self._under_way = None
         plan = self.halo.plan
         rows = plan.send_rows((plan.rank + step) % plan.world_size)
         for leaf, grad in zip(self.sources, pending.wait(), strict=True):
-            total = self._sums[leaf.key]
+            total = block.of(self._sums[leaf.key])
             total.index_add_(0, rows, grad.to(total.dtype))
 
     def result(self, leaf: Leaf) -> Tensor:

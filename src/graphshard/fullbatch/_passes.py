@@ -31,6 +31,7 @@ from torch import Tensor
 from .._typing import CanonicalEType
 from ..comm import Pending, start_fetch
 from ..errors import RankError
+from ._columns import WHOLE, ColumnBlock, column_blocks
 from ._expressions import Evaluation, Leaf, LeafKey
 from ._gradients import GradientSums, ShardGradients
 from ._reductions import Reduction
@@ -61,7 +62,10 @@ class ShardPass:
         self.device = device
         self.leaves = _distinct([leaf for _, r in reductions for leaf in r.leaves()])
         self.sources = [leaf for leaf in self.leaves if leaf.target == "u"]
-        self._kept: dict[int, list[Tensor]] = {}
+        by_columns = bool(self.sources) and all(r.by_columns for _, r in reductions)
+        sources = [leaf.tensor for leaf in self.sources]
+        self.blocks = column_blocks(halo.longest_message, sources) if by_columns else [WHOLE]
+        self._kept: dict[tuple[int, ColumnBlock], list[Tensor]] = {}
         self._random: list[RandomState] = []
         self._autocast = autocast_state(device)
 
@@ -81,28 +85,40 @@ class ShardPass:
         is_random = any(r.is_random for _, r in self.reductions)
         with torch.no_grad():
             tensors = {leaf.key: leaf.tensor.detach() for leaf in self.leaves}
-            for step, rows in self._fetched(tensors):
+            for step, block, rows in self._fetched(tensors):
                 if self.keep_rows and step:
-                    self._kept[step] = rows
+                    self._kept[step, block] = rows
                 if is_random:
                     self._random.append(RandomState.capture(self.device))
                 for etype, reduction in self.reductions:
                     shard = self.halo.shards(etype)[step]
                     values = self._values(reduction, shard, rows, tensors)
-                    reduction.merge(Evaluation(shard, values))
+                    reduction.merge(Evaluation(shard, values), block)
             return [reduction.finish() for _, reduction in self.reductions]
 
-    def _fetched(self, tensors: Mapping[LeafKey, Tensor]) -> Iterator[tuple[int, list[Tensor]]]:
-        """Each step with its source rows; those of the next step are under way meanwhile."""
+    def _visits(self) -> list[tuple[int, ColumnBlock]]:
+        """What the walk goes through: the own shard, then the others, block by block."""
+        remote = range(1, self.halo.num_steps) if self.sources else ()
+        local = [(step, WHOLE) for step in range(self.halo.num_steps) if step not in remote]
+        return local + [(step, block) for step in remote for block in self.blocks]
+
+    def _fetched(
+        self, tensors: Mapping[LeafKey, Tensor]
+    ) -> Iterator[tuple[int, ColumnBlock, list[Tensor]]]:
+        """Each visit with its source rows; those of the next visit are under way meanwhile."""
         whole = [tensors[leaf.key] for leaf in self.sources]
+        visits = self._visits()
         pending: Pending | None = None
         try:
-            for step in range(self.halo.num_steps):
+            for number, (step, block) in enumerate(visits):
                 rows = whole if pending is None else pending.wait()
                 pending = None
-                if whole and step + 1 < self.halo.num_steps:
-                    pending = start_fetch(self.halo.plan, step + 1, whole)
-                yield step, rows
+                if whole and number + 1 < len(visits):
+                    next_step, next_block = visits[number + 1]
+                    parts = [next_block.of(t) for t in whole]
+                    pending = start_fetch(self.halo.plan, next_step, parts)
+                yield step, block, rows
+                del rows  # before the next ones are waited for
         finally:
             # After an error in the middle: no message of this pass may meet those of a later one.
             if pending is not None:
@@ -129,70 +145,53 @@ class ShardPass:
         self, grads: Sequence[Tensor], inputs: Sequence[Tensor], needed: Sequence[bool]
     ) -> list[Tensor | None]:
         """Gradients of ``inputs`` (leaves, then parameters), computed shard by shard."""
+        count = len(self.leaves)
         tensors = {leaf.key: t.detach() for leaf, t in zip(self.leaves, inputs, strict=False)}
         wanted = [leaf for leaf, need in zip(self.leaves, needed, strict=False) if need]
         sums = GradientSums(self.halo, wanted, tensors)
-        parameters = [
-            p
-            for p, need in zip(inputs[len(self.leaves) :], needed[len(self.leaves) :], strict=True)
-            if need
-        ]
-        parameter_grads = {id(p): torch.zeros_like(p) for p in parameters}
-        grouped = _split(list(grads), [self._num_outputs(i) for i in range(len(self.reductions))])
-        for step, rows in self._sources_again(tensors):
+        parameters = [p for p, need in zip(inputs[count:], needed[count:], strict=True) if need]
+        parameter_grads = [torch.zeros_like(p) for p in parameters]
+        grouped = _split(list(grads), self._output_counts)
+        for step, block, rows in self._sources_again(tensors):
             shard_grads: dict[LeafKey, Tensor | None] = {leaf.key: None for leaf in wanted}
             with self._as_in_forward(step):
                 for (etype, reduction), outer in zip(self.reductions, grouped, strict=True):
                     shard = self.halo.shards(etype)[step]
                     values = self._values(reduction, shard, rows, tensors)
+                    part = [block.of(grad) for grad in outer]
                     found = _shard_backward(
-                        reduction, Evaluation(shard, values), outer, wanted, parameters
+                        reduction, Evaluation(shard, values), part, wanted, parameters
                     )
                     sums.add(shard, found, shard_grads)
-                    for parameter, grad in zip(parameters, found.parameters, strict=True):
+                    for total, grad in zip(parameter_grads, found.parameters, strict=True):
                         if grad is not None:
-                            parameter_grads[id(parameter)] += grad
-            sums.send_home(step, shard_grads)
+                            total += grad
+            sums.send_home(step, shard_grads, block)
+            del rows, values, found, shard_grads
         sums.finish()
-        result: list[Tensor | None] = []
-        for leaf, need in zip(self.leaves, needed, strict=False):
-            result.append(sums.result(leaf) if need else None)
-        for tensor, need in zip(
-            inputs[len(self.leaves) :], needed[len(self.leaves) :], strict=True
-        ):
-            result.append(parameter_grads[id(tensor)] if need else None)
-        return result
-
-    def _num_outputs(self, index: int) -> int:
-        return self._output_counts[index]
+        found_grads = iter([*(sums.result(leaf) for leaf in wanted), *parameter_grads])
+        return [next(found_grads) if need else None for need in needed]
 
     def remember_outputs(self, counts: Sequence[int]) -> None:
         self._output_counts = list(counts)
 
     def _sources_again(
         self, tensors: Mapping[LeafKey, Tensor]
-    ) -> Iterator[tuple[int, list[Tensor]]]:
-        """Source rows of each step: kept, fetched again, or stand-ins where no value is read."""
+    ) -> Iterator[tuple[int, ColumnBlock, list[Tensor]]]:
+        """Source rows of each visit: kept, fetched again, or stand-ins where no value is read."""
         if any(r.needs_sources for _, r in self.reductions) and not self.keep_rows:
             yield from self._fetched(tensors)
             return
-        for step in range(self.halo.num_steps):
-            if step == 0:
-                yield step, [tensors[leaf.key] for leaf in self.sources]
-            elif step in self._kept:
-                yield step, self._kept[step]
+        for step, block in self._visits():
+            if step == 0 or not self.sources:
+                yield step, block, [tensors[leaf.key] for leaf in self.sources]
+            elif (step, block) in self._kept:
+                yield step, block, self._kept[step, block]
             else:
-                start, stop = self.halo.plan.halo_range(self._owner(step))
-                yield (
-                    step,
-                    [
-                        tensors[leaf.key].new_zeros(()).expand(stop - start, *leaf.tensor.shape[1:])
-                        for leaf in self.sources
-                    ],
-                )
-
-    def _owner(self, step: int) -> int:
-        return (self.halo.plan.rank - step) % self.halo.plan.world_size
+                num_rows = self.halo.num_rows(step)
+                empty = [block.of(tensors[leaf.key][:0]) for leaf in self.sources]
+                zeros = [t.new_zeros(()).expand(num_rows, *t.shape[1:]) for t in empty]
+                yield step, block, zeros
 
     def _as_in_forward(self, step: int) -> AbstractContextManager[Any]:
         random = self._random[step] if self._random else None

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from ..ops import gspmm, gspmm_arg
+from ._columns import WHOLE, ColumnBlock
 from ._expressions import (
     Apply,
     Dropout,
@@ -70,8 +71,12 @@ class Reduction(ABC):
         """Leaf tensors that the messages use without being told, known after the merges."""
         return [p for message in self.messages for p in message.parameters()]
 
+    #: Whether a shard may be merged some columns at a time, once the own shard is in.
+    by_columns = False
+
     @abstractmethod
-    def merge(self, evaluation: Evaluation) -> None: ...
+    def merge(self, evaluation: Evaluation, block: ColumnBlock = WHOLE) -> None:
+        """Take in what a shard contributes; with ``block``, to those columns alone."""
 
     @abstractmethod
     def finish(self) -> tuple[Tensor, ...]: ...
@@ -94,16 +99,18 @@ class Sum(Reduction):
     def __init__(self, message: Message) -> None:
         self.message, self.messages = message, [message]
         self.needs_sources = not isinstance(message, CopySource)
+        self.by_columns = isinstance(message, CopySource) and message.source.tensor.dim() == 2
         self._sum: Tensor | None = None
         self._dtype = torch.float32
 
-    def merge(self, evaluation: Evaluation) -> None:
+    def merge(self, evaluation: Evaluation, block: ColumnBlock = WHOLE) -> None:
         part = self.message.reduce_sum(evaluation)
         self._dtype = part.dtype
         if self._sum is None:
             self._sum = part.to(accumulation_dtype(part.dtype))
         else:
-            self._sum += part
+            total = block.of(self._sum)
+            total += part
 
     def finish(self) -> tuple[Tensor, ...]:
         assert self._sum is not None
@@ -130,7 +137,7 @@ class Extremum(Reduction):
         self._best: Tensor | None = None
         self._edge: Tensor | None = None
 
-    def merge(self, evaluation: Evaluation) -> None:
+    def merge(self, evaluation: Evaluation, block: ColumnBlock = WHOLE) -> None:
         value, position = self.message.reduce_arg(evaluation, self.reduce)
         eids = evaluation.shard.edge_ids().to(torch.int64)
         edge = torch.full_like(position, -1, dtype=torch.int64)
@@ -184,7 +191,7 @@ class Rows(Reduction):
         self.messages, self.num_edges = list(messages), num_edges
         self._rows: list[Tensor] | None = None
 
-    def merge(self, evaluation: Evaluation) -> None:
+    def merge(self, evaluation: Evaluation, block: ColumnBlock = WHOLE) -> None:
         parts = [message.rows(evaluation) for message in self.messages]
         if self._rows is None:
             self._rows = [p.new_zeros((self.num_edges, *p.shape[1:])) for p in parts]
@@ -208,7 +215,7 @@ class _Shifted(Expression):
 
     def __init__(self, softmax: Softmax) -> None:
         self.scores = softmax.scores
-        self.shape, self.dtype = softmax.shape, softmax.dtype
+        self.like(softmax)
         self.peak: Tensor | None = None
 
     def children(self) -> Sequence[Expression]:
@@ -243,7 +250,7 @@ class SoftmaxSum(Reduction):
         self._sums: list[Tensor] = []
         self._dtypes: list[torch.dtype] = []
 
-    def merge(self, evaluation: Evaluation) -> None:
+    def merge(self, evaluation: Evaluation, block: ColumnBlock = WHOLE) -> None:
         scores = self.shifted.scores.evaluate(evaluation)
         peak, winner = gspmm_arg(evaluation.shard.adjacency, "copy_rhs", "max", None, scores)
         peak = peak.masked_fill(winner < 0, float("-inf"))

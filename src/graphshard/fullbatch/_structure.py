@@ -103,7 +103,9 @@ class ShardStructure:
             (source_type,) = {source for source, _, _ in chosen}
             num_owned = self.num_src[source_type]
             plan = self._plan(list(chosen.values()), num_owned)
-            self._halos[key] = Halo(num_owned, chosen, plan)
+            longest = torch.tensor([max(plan.send_splits, default=0)])
+            longest = all_reduce(longest, "max", group=self.group)
+            self._halos[key] = Halo(num_owned, chosen, plan, int(longest))
         return self._halos[key]
 
     def _plan(self, edges: Sequence[LocalEdges], num_rows: int) -> ExchangePlan:

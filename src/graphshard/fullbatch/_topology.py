@@ -82,13 +82,19 @@ class Halo:
         num_owned: Rows of this rank's own source frame.
         edges: Relation to its local edges; all with the same source type.
         plan: Who sends which rows to whom, in source-frame rows.
+        longest_message: Most rows that any rank sends to any other; the same on all ranks.
     """
 
     def __init__(
-        self, num_owned: int, edges: Mapping[CanonicalEType, LocalEdges], plan: ExchangePlan
+        self,
+        num_owned: int,
+        edges: Mapping[CanonicalEType, LocalEdges],
+        plan: ExchangePlan,
+        longest_message: int,
     ) -> None:
         self.num_owned = num_owned
         self.plan = plan
+        self.longest_message = longest_message
         self._edges = dict(edges)
         self._extended: dict[CanonicalEType, Tensor] = {}
         self._adjacency: dict[CanonicalEType, Adjacency] = {}
@@ -110,6 +116,13 @@ class Halo:
     @cached_property
     def _needed(self) -> list[Tensor]:
         return needed_rows(list(self._edges.values()), self.plan.rank, self.plan.world_size)
+
+    def num_rows(self, step: int) -> int:
+        """Source rows of a step's shard."""
+        if step == 0:
+            return self.num_owned
+        start, stop = self.plan.halo_range((self.plan.rank - step) % self.plan.world_size)
+        return stop - start
 
     def extended_src(self, etype: CanonicalEType) -> Tensor:
         """``[num_edges]`` extended row of each local edge's source."""

@@ -285,6 +285,14 @@ def _winners_backward(
     """Gradient of max or min: each element goes to the edge that won it, and to no other."""
     adj, op = ctx.adj, ctx.op
     _, _, _, lhs_wanted, rhs_wanted = ctx.needs_input_grad
+    if not torch.is_grad_enabled():  # nobody will differentiate the gradient
+        lhs_row = None if ctx.lhs_shape is None else tuple(ctx.lhs_shape[1:])
+        rhs_row = None if ctx.rhs_shape is None else tuple(ctx.rhs_shape[1:])
+        grads = _compute.winners_backward(
+            adj, op, grad, arg, (lhs, rhs), (lhs_row, rhs_row), (lhs_wanted, rhs_wanted)
+        )
+        if grads is not None:
+            return grads
     if adj.num_edges == 0:
         lhs_grad = grad.new_zeros(ctx.lhs_shape) if lhs_wanted else None
         return lhs_grad, grad.new_zeros(ctx.rhs_shape) if rhs_wanted else None

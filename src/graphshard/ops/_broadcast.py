@@ -28,41 +28,41 @@ class RowLoop:
         inner: Steps of the inner loop.
         lhs_offsets: int64 [outer] where in a row of lhs each inner loop begins.
         rhs_offsets: int64 [outer] likewise for rhs.
-        lhs_advances: Whether lhs moves with the inner loop, or stays where it began.
-        rhs_advances: Likewise for rhs.
+        lhs_step: 1 if lhs advances with the inner loop, 0 if it stays where it began.
+        rhs_step: Likewise for rhs.
     """
 
     shape: Shape
     inner: int
     lhs_offsets: Tensor
     rhs_offsets: Tensor
-    lhs_advances: bool
-    rhs_advances: bool
+    lhs_step: int
+    rhs_step: int
 
 
 @lru_cache(maxsize=512)
 def row_loop(lhs: Shape, rhs: Shape) -> RowLoop:
     """Loops of an elementwise operator on rows of shapes ``lhs`` and ``rhs``, which broadcast."""
     shape = tuple(torch.broadcast_shapes(lhs, rhs))
-    groups = _merge(lhs, rhs, shape) or [(1, True, True)]
-    inner, lhs_advances, rhs_advances = groups[-1]
+    groups = _merge(lhs, rhs, shape) or [(1, 1, 1)]
+    inner, lhs_step, rhs_step = groups[-1]
     offsets = _offsets(groups)
-    return RowLoop(shape, inner, *offsets, lhs_advances, rhs_advances)
+    return RowLoop(shape, inner, *offsets, lhs_step, rhs_step)
 
 
 @lru_cache(maxsize=512)
 def dot_loop(lhs: Shape, rhs: Shape) -> RowLoop:
     """Loops of a dot product over the last dimension, which must be equal; kept, with size 1."""
     shape = tuple(torch.broadcast_shapes(lhs[:-1], rhs[:-1]))
-    groups = [*_merge(lhs[:-1], rhs[:-1], shape), (lhs[-1], True, True)]
-    return RowLoop((*shape, 1), lhs[-1], *_offsets(groups), True, True)
+    groups = [*_merge(lhs[:-1], rhs[:-1], shape), (lhs[-1], 1, 1)]
+    return RowLoop((*shape, 1), lhs[-1], *_offsets(groups), 1, 1)
 
 
 @lru_cache(maxsize=512)
 def copy_loop(shape: Shape) -> RowLoop:
     """The loop that copies a whole row."""
     zero = torch.zeros(1, dtype=torch.int64, device="cpu")
-    return RowLoop(shape, math.prod(shape), zero, zero, True, True)
+    return RowLoop(shape, math.prod(shape), zero, zero, 1, 1)
 
 
 def row_places(row: Shape, shape: Shape, device: torch.device) -> Tensor:
@@ -81,18 +81,18 @@ def sum_to_row(values: Tensor, row: Shape) -> Tensor:
     return values.reshape(values.shape[0], *row)
 
 
-_Group = tuple[int, bool, bool]
+_Group = tuple[int, int, int]
 
 
 def _merge(lhs: Shape, rhs: Shape, shape: Shape) -> list[_Group]:
-    """Dimensions as (size, lhs advances, rhs advances), neighbours of one kind made one."""
+    """Dimensions as (size, step of lhs, step of rhs), neighbours of one kind made one."""
     lhs = (1,) * (len(shape) - len(lhs)) + lhs
     rhs = (1,) * (len(shape) - len(rhs)) + rhs
     groups: list[_Group] = []
     for left, right, size in zip(lhs, rhs, shape, strict=True):
         if size == 1:
             continue
-        kind = (left != 1, right != 1)
+        kind = (int(left != 1), int(right != 1))
         if groups and groups[-1][1:] == kind:
             groups[-1] = (groups[-1][0] * size, *kind)
         else:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from . import _fallback
 from ._adjacency import Adjacency
-from ._broadcast import RowLoop, copy_loop, dot_loop, row_loop, row_places, sum_to_row
+from ._broadcast import RowLoop, Shape, copy_loop, dot_loop, row_loop, row_places, sum_to_row
 from ._kernel import kernels_for
 
 Operand = Tensor | None
@@ -119,10 +119,9 @@ def winners_backward(
     op: str,
     grad: Tensor,
     arg: Tensor,
-    lhs: Operand,
-    rhs: Operand,
-    lhs_row: tuple[int, ...] | None,
-    rhs_row: tuple[int, ...] | None,
+    operands: tuple[Operand, Operand],
+    rows: tuple[Shape | None, Shape | None],
+    wanted: tuple[bool, bool],
 ) -> tuple[Operand, Operand] | None:
     """Gradients of max or min, given the winning edge ids; None where no kernel can do it.
 
@@ -131,46 +130,43 @@ def winners_backward(
         op: The operator that made the messages.
         grad: [num_dst, ...] gradient of the result.
         arg: The winners, same shape.
-        lhs: Source rows, where ``op`` scales by them.
-        rhs: Edge rows, where ``op`` scales by them.
-        lhs_row: Shape of a row of lhs, if its gradient is wanted or it was given.
-        rhs_row: Likewise for rhs.
+        operands: Source rows and edge rows, each where ``op`` scales by it.
+        rows: Shape of a source row and of an edge row; None where ``op`` does not look at it.
+        wanted: Whether to compute the gradient of each operand.
     """
     kernels = kernels_for(grad.device, grad.dtype)
     if kernels is None:
         return None
     shape = tuple(grad.shape[1:])
     wide = torch.float32 if grad.dtype == torch.bfloat16 else grad.dtype
-
-    def zeros(rows: int, row: tuple[int, ...] | None) -> Operand:
-        if row is None:
-            return None
-        return torch.zeros(rows, math.prod(row), dtype=wide, device=grad.device)
-
-    def places(row: tuple[int, ...] | None) -> Tensor:
-        return row_places(shape if row is None else row, shape, grad.device).flatten()
-
-    lhs_grad = zeros(adj.num_src, None if lhs_row is None else shape)
-    rhs_grad = zeros(adj.num_edges, rhs_row)
+    lhs, rhs = (None if side is None else _rows(side.detach()) for side in operands)
+    lhs_places, rhs_places = (
+        row_places(shape if row is None else row, shape, grad.device).flatten() for row in rows
+    )
+    lhs_grad = rhs_grad = None
+    if wanted[0]:
+        lhs_grad = torch.zeros(adj.num_src, *shape, dtype=wide, device=grad.device)
+    if wanted[1]:
+        assert rows[1] is not None
+        rhs_grad = torch.zeros(adj.num_edges, *rows[1], dtype=wide, device=grad.device)
     if arg.numel():
         kernels.winners_backward(
             _rows(grad.detach()),
             _rows(arg),
             adj.coo()[0],
-            None if lhs is None else _rows(lhs.detach()),
-            None if rhs is None else _rows(rhs.detach()),
-            places(lhs_row),
-            places(rhs_row),
+            lhs,
+            rhs,
+            lhs_places,
+            rhs_places,
             op,
-            lhs_grad,
-            rhs_grad,
+            _rows(lhs_grad),
+            _rows(rhs_grad),
             torch.get_num_threads(),
         )
-    if lhs_grad is not None and lhs_row is not None:
-        lhs_grad = sum_to_row(lhs_grad.reshape(adj.num_src, *shape), lhs_row).to(grad.dtype)
-    if rhs_grad is not None and rhs_row is not None:
-        rhs_grad = rhs_grad.reshape(adj.num_edges, *rhs_row).to(grad.dtype)
-    return lhs_grad, rhs_grad
+    if lhs_grad is not None:
+        assert rows[0] is not None
+        lhs_grad = sum_to_row(lhs_grad, rows[0]).to(grad.dtype)
+    return lhs_grad, None if rhs_grad is None else rhs_grad.to(grad.dtype)
 
 
 def _spmm_loop(lhs: Operand, rhs: Operand) -> RowLoop:
@@ -181,13 +177,13 @@ def _spmm_loop(lhs: Operand, rhs: Operand) -> RowLoop:
     return row_loop(tuple(lhs.shape[1:]), tuple(rhs.shape[1:]))
 
 
-def _loop_arguments(loop: RowLoop) -> tuple[Tensor, Tensor, int, bool, bool]:
+def _loop_arguments(loop: RowLoop) -> tuple[Tensor, Tensor, int, int, int]:
     return (
         loop.lhs_offsets,
         loop.rhs_offsets,
         loop.inner,
-        loop.lhs_advances,
-        loop.rhs_advances,
+        loop.lhs_step,
+        loop.rhs_step,
     )
 
 

@@ -115,6 +115,7 @@ class Worker:
         notify: Descriptor from which its answers are read.
         stacks: Where it writes its stacks on SIGUSR1.
         log: What it prints.
+        usable: Whether it can take another job; false once it is about to end.
     """
 
     template: Template
@@ -124,6 +125,7 @@ class Worker:
     stacks: Path
     log: Path
     log_start: int = 0
+    usable: bool = True
 
     @classmethod
     def start(cls, template: Template) -> Worker:
@@ -239,7 +241,7 @@ class Pool:
 
     def _drop_dead(self) -> None:
         for worker in list(self._workers):
-            if not worker.alive():
+            if not (worker.usable and worker.alive()):
                 worker.kill()
                 self._workers.remove(worker)
 

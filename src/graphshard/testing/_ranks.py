@@ -25,7 +25,7 @@ from typing import Any
 from ._processes import Worker, pool, rank_environment
 from ._wire import load_value, save_value
 
-_GRACE_SECONDS = 15.0
+_GRACE_SECONDS = 10.0
 _STACK_SECONDS = 0.3
 
 
@@ -123,7 +123,7 @@ def _wait(workers: list[Worker], box: Path, timeout: float) -> dict[int, str]:
                 worker = key.data
                 # An answer, or the end of the pipe: nothing more will come from this rank.
                 if worker is not None:
-                    os.read(worker.notify, 4096)
+                    worker.usable = b"done" in os.read(worker.notify, 4096)
                     selector.unregister(worker.notify)
                 for rank in [r for r, w in waiting.items() if w is worker or not w.alive()]:
                     del waiting[rank]
@@ -156,13 +156,14 @@ def _collect(
     found: list[tuple[int, float, int, str]] = []
     for rank, worker in enumerate(workers):
         outcome = box / f"outcome{rank}"
-        if rank in late:
+        if rank in late and not _succeeded(box, rank):
             found.append((2, 0.0, rank, f"rank {rank} was still running:\n{late[rank]}"))
         elif outcome.with_suffix(".json").exists():
             verdict = load_value(outcome)
             if verdict["ok"]:
                 results[rank] = load_value(box / f"result{rank}")
-                print(worker.printed(), end="")  # noqa: T201 - the rank's own output
+                if rank not in late:
+                    print(worker.printed(), end="")  # noqa: T201 - the rank's own output
                 continue
             order = 3 if verdict["secondary"] else 0
             label = "failed because another rank did" if verdict["secondary"] else "raised"

@@ -11,12 +11,13 @@ go, where the output goes) and, as text, the file for stack dumps. It answers wi
     {"started": pid}                    for each message
     {"ended": pid, "code": code}        for each rank that has ended; minus the signal if killed
 
-When the socket ends it ends too. With a second argument, "once", it becomes the first rank itself:
+When the socket ends it ends too, and all ranks with it. With a second argument, "once", it becomes the first rank itself:
 for systems where forking a process that has loaded torch is not safe.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -34,6 +35,7 @@ MAX_MESSAGE = 4096
 def main() -> None:
     """Serve until the socket ends."""
     control = socket.socket(fileno=int(sys.argv[1]))
+    ranks: set[int] = set()
     once = sys.argv[2:] == ["once"]
     # Whoever stops the parent with Ctrl-C wants the parent's report, not one from each rank.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -47,10 +49,14 @@ def main() -> None:
         readable, _, _ = select.select([control.fileno(), woken], [], [])
         if woken in readable:
             os.read(woken, 4096)
-            _reap(control)
+            _reap(control, ranks)
         if control.fileno() in readable:
             data, descriptors, _, _ = socket.recv_fds(control, MAX_MESSAGE, 3)
             if not data:
+                # Ranks end by themselves when their jobs do, but not if they are stopped.
+                for rank in ranks:
+                    with contextlib.suppress(OSError):
+                        os.killpg(rank, signal.SIGKILL)
                 return
             pid = 0 if once else os.fork()
             if pid == 0:
@@ -70,6 +76,7 @@ def main() -> None:
                 serve(jobs, notify, data.decode())
             for descriptor in descriptors:
                 os.close(descriptor)
+            ranks.add(pid)
             _tell(control, {"started": pid})
 
 
@@ -80,7 +87,7 @@ def _load() -> None:
     torch.testing.assert_close(parameter, parameter)
 
 
-def _reap(control: socket.socket) -> None:
+def _reap(control: socket.socket, ranks: set[int]) -> None:
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -88,14 +95,13 @@ def _reap(control: socket.socket) -> None:
             return
         if pid == 0:
             return
+        ranks.discard(pid)
         _tell(control, {"ended": pid, "code": os.waitstatus_to_exitcode(status)})
 
 
 def _tell(control: socket.socket, message: dict[str, object]) -> None:
-    try:
+    with contextlib.suppress(OSError):  # the parent is gone: the socket will say so
         control.sendall(json.dumps(message).encode() + b"\n")
-    except OSError:
-        os._exit(0)  # the parent is gone
 
 
 if __name__ == "__main__":

@@ -30,6 +30,8 @@ import torch
 import torch.distributed as dist
 
 from ..comm import guard, initialize_comms, shutdown_comms
+from ..comm._collectives import barrier
+from ..comm._group import group_state
 from ..errors import RankError
 from ._wire import load_value, save_value
 
@@ -61,7 +63,7 @@ def serve(jobs_from: int, notify_to: int, stacks_file: str) -> NoReturn:
             ok = _run(jobs.get())
             sys.stdout.flush()
             sys.stderr.flush()
-            notify.write("done\n")
+            notify.write("done\n" if ok else "ending\n")
             if not ok:
                 # Open connections, stuck threads and half-done collectives end here, at once.
                 os._exit(1)
@@ -75,7 +77,7 @@ def _read_jobs(jobs_from: int, jobs: queue.Queue[dict[str, Any]]) -> None:
 
 
 def _run(job: dict[str, Any]) -> bool:
-    """Run one job and write its outcome; whether it succeeded."""
+    """Run one job and write its outcome; whether the process can be used again."""
     box = Path(job["box"])
     rank, world_size = job["rank"], job["world_size"]
     outcome = box / f"outcome{rank}"
@@ -88,10 +90,6 @@ def _run(job: dict[str, Any]) -> bool:
             initialize_comms(rank, world_size, timeout=job["timeout"], store=store)
         with guard():
             result = function(rank, world_size, *args)
-        if job["group"] and dist.is_initialized():
-            # Not before the others, who may still be reading what this rank sent.
-            dist.barrier()
-            shutdown_comms()
         save_value(box / f"result{rank}", result)
         save_value(outcome, {"ok": True})
     except BaseException as error:
@@ -104,6 +102,13 @@ def _run(job: dict[str, Any]) -> bool:
             outcome, {"ok": False, "text": text, "secondary": secondary, "time": time.time()}
         )
         return False
+    try:
+        if job["group"] and dist.is_initialized():
+            # Not before the others, who may still need this rank.
+            barrier(group_state())
+            shutdown_comms()
+    except RuntimeError:
+        return False  # another rank failed: the report is about that one
     return True
 
 

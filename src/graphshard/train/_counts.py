@@ -8,7 +8,7 @@ from typing import Literal
 
 import torch
 
-from ..comm import all_reduce, is_initialized, world_size
+from ..comm import all_reduce, is_initialized, rank, world_size
 
 
 def reduced(numbers: Sequence[int], how: Literal["sum", "max"] = "sum") -> list[int]:
@@ -18,11 +18,11 @@ def reduced(numbers: Sequence[int], how: Literal["sum", "max"] = "sum") -> list[
     return [int(n) for n in all_reduce(torch.tensor(numbers, dtype=torch.int64), how).tolist()]
 
 
-def summed(numbers: Sequence[float]) -> list[float]:
-    """Each number, summed over the ranks in float64; collective."""
+def summed(numbers: Sequence[float], how: Literal["sum", "max"] = "sum") -> list[float]:
+    """Each number, put together over the ranks in float64; collective."""
     if not is_initialized():
         return list(numbers)
-    total = all_reduce(torch.tensor(numbers, dtype=torch.float64))
+    total = all_reduce(torch.tensor(numbers, dtype=torch.float64), how)
     return [float(n) for n in total.tolist()]
 
 
@@ -31,9 +31,5 @@ def per_rank(number: int) -> list[int]:
     if not is_initialized():
         return [number]
     mine = [0] * world_size()
-    mine[_rank()] = number
+    mine[rank()] = number
     return reduced(mine)
-
-
-def _rank() -> int:
-    return torch.distributed.get_rank()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -21,37 +22,43 @@ from torch import Tensor, nn
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
+@dataclass(frozen=True)
+class Table:
+    """This rank's rows of one table of embeddings.
+
+    Args:
+        ids: ``[num_owned]``, ids that do not depend on the partition.
+        height: Rows of the matrix that the table stands for, on all ranks; sets the scale.
+        width: Columns.
+    """
+
+    ids: Tensor
+    height: int
+    width: int
+
+
 class NodeEmbeddings(nn.Module):
     """Learnable rows of this rank's nodes, by node type.
 
     Args:
-        original_ids: Node type to the original ids ``[num_owned]`` of the nodes this rank owns.
-        num_nodes: Node type to its number of nodes on all ranks, which sets the scale.
-        width: Columns of a row.
+        tables: What to hold, by name; usually the node type.
         seed: Decides the first values, which are Xavier uniform.
         dtype: Floating point dtype of the rows.
     """
 
-    def __init__(
-        self,
-        original_ids: Mapping[str, Tensor],
-        num_nodes: Mapping[str, int],
-        width: int,
-        seed: int,
-        dtype: torch.dtype,
-    ) -> None:
+    def __init__(self, tables: Mapping[str, Table], seed: int, dtype: torch.dtype) -> None:
         super().__init__()
-        self.ntypes = tuple(original_ids)
+        self.names = tuple(tables)
         # A list, because node types may have names that an attribute cannot have.
         self.rows = nn.ParameterList()
-        for ntype, ids in original_ids.items():
-            bound = math.sqrt(6 / (num_nodes[ntype] + width))
-            drawn = uniform_rows(seed, ntype, ids, width)
+        for name, table in tables.items():
+            bound = math.sqrt(6 / (table.height + table.width))
+            drawn = uniform_rows(seed, name, table.ids, table.width)
             self.rows.append(nn.Parameter(((2 * drawn - 1) * bound).to(dtype)))
 
     def forward(self) -> dict[str, Tensor]:
-        """Node type to its rows ``[num_owned, width]``."""
-        return dict(zip(self.ntypes, self.rows, strict=True))
+        """Name to rows ``[num_owned, width]``."""
+        return dict(zip(self.names, self.rows, strict=True))
 
 
 def uniform_rows(seed: int, stream: str, ids: Tensor, width: int) -> Tensor:

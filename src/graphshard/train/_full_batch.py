@@ -227,6 +227,7 @@ class FullBatchRun:
         best, last = self._history.best, self._history.last
         assert best is not None, "the last epoch is always evaluated"
         assert last is not None, "the last epoch is always evaluated"
+        step, evaluation = summed([_mean(step_seconds), _mean(evaluation_seconds)], "max")
         return TrainResult(
             best=best,
             last=last,
@@ -236,8 +237,8 @@ class FullBatchRun:
             num_embedding_parameters=reduced([self._learner.num_embedding_parameters])[0],
             aggregation=self._aggregation,
             world_size=world_size(),
-            seconds_per_epoch=_mean(step_seconds),
-            seconds_per_evaluation=_mean(evaluation_seconds),
+            seconds_per_epoch=step,
+            seconds_per_evaluation=evaluation,
             bytes_per_epoch=per_rank(bytes_sent),
             peak_memory=per_rank(self._memory.above_start()),
             resumed_from=self._resumed_from,

@@ -33,6 +33,7 @@ from typing import IO, Any
 from ._worker import EVENTS_VARIABLE, PARENT_VARIABLE, ExitCode
 
 _TAIL_LINES = 60
+_LINE_CHARACTERS = 500
 _MARGIN_SECONDS = 10.0
 _TERMINATE_SECONDS = 3.0
 _POLL_SECONDS = 0.05
@@ -105,12 +106,16 @@ class LaunchOutcome:
         if first.code == ExitCode.WRONG_INPUT:
             return first.stderr[-1] if first.stderr else "error: wrong input"
         lines = [f"error: rank {first.rank} ended with {first.how}"]
-        lines += [f"  | {line}" for line in first.stderr]
+        lines += [f"  | {_short(line)}" for line in first.stderr]
         for other in failed[1:]:
-            said = other.stderr[-1] if other.stderr else "it said nothing"
+            said = _short(other.stderr[-1]) if other.stderr else "it said nothing"
             end = "was ended by the launcher" if other.ended_by_us else f"ended with {other.how}"
             lines.append(f"then rank {other.rank} {end}: {said}")
         return "\n".join(lines)
+
+
+def _short(line: str) -> str:
+    return line if len(line) <= _LINE_CHARACTERS else f"{line[:_LINE_CHARACTERS]} ..."
 
 
 def launch_workers(

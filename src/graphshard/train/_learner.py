@@ -43,17 +43,17 @@ class Learner:
 
     def __init__(self, shard: TrainingShard, config: ResolvedConfig) -> None:
         self._shard = shard
+        torch.manual_seed(config.seed)
+        self.model: nn.Module = build_model(shard, config).to(config.torch_dtype)
         missing = [t for t in shard.data.node_type_names if t not in shard.features]
         ids = shard.original_ids
         self.embeddings = NodeEmbeddings(
             {t: ids[t] for t in missing},
             shard.num_all,
-            config.hidden,
+            self.model.in_width if isinstance(self.model, RGCN) else config.hidden,
             config.seed,
             config.torch_dtype,
         )
-        torch.manual_seed(config.seed)
-        self.model: nn.Module = build_model(shard, config).to(config.torch_dtype)
         if is_initialized():
             sync_params(self.model)
         classifier: NodeClassifier = self.model  # type: ignore[assignment]
@@ -191,10 +191,11 @@ def build_model(shard: TrainingShard, config: ResolvedConfig) -> nn.Module:
             dropout,
         )
     features = shard.features.get(shard.target)
-    width = hidden if features is None else features.shape[1]
     if config.model == "rgcn":
+        in_feats = None if features is None else features.shape[1]
         relations = shard.num_relations
-        return RGCN(width, hidden, classes, relations, layers, config.num_bases, dropout)
+        return RGCN(in_feats, hidden, classes, relations, layers, config.num_bases, dropout)
+    width = hidden if features is None else features.shape[1]
     if config.model == "gat":
         return GAT(width, hidden, classes, layers, config.heads, dropout)
     return (GCN if config.model == "gcn" else SAGE)(width, hidden, classes, layers, dropout)

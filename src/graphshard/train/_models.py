@@ -21,6 +21,8 @@ from torch import Tensor, nn
 from .._typing import CanonicalEType
 from ..graph import MessagePassingGraph
 from ..nn import GATConv, GraphConv, HeteroGraphConv, RelGraphConv, SAGEConv
+from ._input_dropout import InputDropout
+from ._one_hot import OneHotRelGraphConv
 
 
 class NodeClassifier(Protocol):
@@ -55,14 +57,15 @@ class GCN(nn.Module):
         self.layers = nn.ModuleList(
             GraphConv(widths[i], widths[i + 1]) for i in range(len(widths) - 1)
         )
+        self.input_dropout = InputDropout(dropout)
         self.dropout = nn.Dropout(dropout)
         self._widths = widths
 
     def forward(self, graphs: Sequence[MessagePassingGraph], features: Tensor) -> Tensor:
         """Scores ``[num_dst, num_classes]``."""
-        h = features
+        h = self.input_dropout(features)
         for index, (layer, graph) in enumerate(_pairs(self.layers, graphs)):
-            h = layer(graph, self.dropout(h if index == 0 else F.relu(h)))
+            h = layer(graph, h if index == 0 else self.dropout(F.relu(h)))
         return h
 
     def penalized_parameters(self) -> list[nn.Parameter]:
@@ -96,14 +99,15 @@ class SAGE(nn.Module):
         self.layers = nn.ModuleList(
             SAGEConv(widths[i], widths[i + 1], "mean") for i in range(len(widths) - 1)
         )
+        self.input_dropout = InputDropout(dropout)
         self.dropout = nn.Dropout(dropout)
         self._widths = widths
 
     def forward(self, graphs: Sequence[MessagePassingGraph], features: Tensor) -> Tensor:
         """Scores ``[num_dst, num_classes]``."""
-        h = features
+        h = self.input_dropout(features)
         for index, (layer, graph) in enumerate(_pairs(self.layers, graphs)):
-            h = layer(graph, self.dropout(h if index == 0 else F.relu(h)))
+            h = layer(graph, h if index == 0 else self.dropout(F.relu(h)))
         return h
 
     def penalized_parameters(self) -> list[nn.Parameter]:
@@ -142,15 +146,17 @@ class GAT(nn.Module):
     ) -> None:
         super().__init__()
         widths = [in_feats, *[hidden * heads] * (layers - 1)]
+        drops = [0.0, *[dropout] * (layers - 1)]  # the input's is drawn here
+        self.input_dropout = InputDropout(dropout)
         self.layers = nn.ModuleList(
-            GATConv(width, hidden, heads, dropout, dropout) for width in widths[:-1]
+            GATConv(widths[i], hidden, heads, drops[i], dropout) for i in range(layers - 1)
         )
-        self.layers.append(GATConv(widths[-1], num_classes, 1, dropout, dropout))
+        self.layers.append(GATConv(widths[-1], num_classes, 1, drops[-1], dropout))
         self._exchanged = max([hidden * heads] * (layers > 1) + [num_classes])
 
     def forward(self, graphs: Sequence[MessagePassingGraph], features: Tensor) -> Tensor:
         """Scores ``[num_dst, num_classes]``."""
-        h = features
+        h = self.input_dropout(features)
         for index, (layer, graph) in enumerate(_pairs(self.layers, graphs)):
             h = layer(graph, h if index == 0 else F.elu(h)).flatten(1)
         return h
@@ -175,7 +181,9 @@ class RGCN(nn.Module):
     node.
 
     Args:
-        in_feats: Width of the features, or of the embeddings that stand for them.
+        in_feats: Width of the features. None: nodes have none, and the first layer is a
+            `OneHotRelGraphConv`: features are then its pair of rows, and without ``num_bases`` the
+            first graph is its graph of pairs.
         hidden: Width of the hidden layers.
         num_classes: Width of the output.
         num_rels: Number of relations.
@@ -186,7 +194,7 @@ class RGCN(nn.Module):
 
     def __init__(
         self,
-        in_feats: int,
+        in_feats: int | None,
         hidden: int,
         num_classes: int,
         num_rels: int,
@@ -195,7 +203,8 @@ class RGCN(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        widths = [in_feats, *[hidden] * (layers - 1), num_classes]
+        outs = [*[hidden] * (layers - 1), num_classes]
+        widths = [outs[0] if in_feats is None else in_feats, *outs]
         self.layers = nn.ModuleList(
             RelGraphConv(
                 widths[i],
@@ -204,19 +213,25 @@ class RGCN(nn.Module):
                 regularizer="basis" if num_bases else None,
                 num_bases=num_bases or None,
             )
-            for i in range(len(widths) - 1)
+            for i in range(1 if in_feats is None else 0, layers)
         )
+        self.one_hot = OneHotRelGraphConv(outs[0], num_rels, num_bases) if in_feats is None else None
+        if self.one_hot is not None:
+            self.layers.insert(0, self.one_hot)
+            widths[0] = self.one_hot.in_width
         self.dropout = nn.Dropout(dropout)
         self._widths = widths
 
-    def forward(self, graphs: Sequence[MessagePassingGraph], features: Tensor) -> Tensor:
+    def forward(
+        self, graphs: Sequence[MessagePassingGraph], features: Tensor | tuple[Tensor, Tensor]
+    ) -> Tensor:
         """Scores ``[num_dst, num_classes]``."""
-        h = features
+        h: Any = features
         for index, (layer, graph) in enumerate(_pairs(self.layers, graphs)):
-            norm = graph.edata.get("norm")
             inputs = h if index == 0 else self.dropout(F.relu(h))
-            h = layer(graph, inputs, graph.edata["etype"], norm)
-        return h
+            h = layer(graph, inputs, graph.edata["etype"], graph.edata.get("norm"))
+        scores: Tensor = h
+        return scores
 
     def penalized_parameters(self) -> list[nn.Parameter]:
         """The first layer's."""

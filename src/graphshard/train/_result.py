@@ -68,8 +68,9 @@ class TrainResult:
         num_embedding_parameters: Parameters of node embeddings, on all ranks together.
         aggregation: ``"sequential"`` or ``"oneshot"``.
         world_size: Number of ranks.
-        seconds_per_epoch: Mean over the epochs that this process ran, of the training step.
-        seconds_per_evaluation: Mean over the evaluations that this process made.
+        seconds_per_epoch: Of a training step: the mean over those of this run, resumed ones
+            excluded, on the slowest rank.
+        seconds_per_evaluation: Likewise of an evaluation.
         bytes_per_epoch: For each rank, bytes sent in the last training step.
         peak_memory: For each rank, bytes above what it held before it read its part.
         resumed_from: Epoch of the checkpoint that the run started from, or None.

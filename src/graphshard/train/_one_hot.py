@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The first layer of an R-GCN on nodes without features, whose input is a one-hot row per node.
+
+The product of a one-hot row with a matrix is a row of the matrix, so the layer's matrices, with as
+many rows as there are nodes, are tables of embeddings: each rank holds the rows of its own nodes.
+
+[Note: pairs] Without bases there is a matrix for each relation, and row ``j`` of relation ``t`` is
+used only if ``j`` has an out-edge of that relation, which is so for a small part of all pairs
+(AIFB: one in 13). So the table holds those pairs alone, and the layer runs on a graph whose sources
+are the pairs and whose edges are the edges of the graph: what travels between ranks is a row for
+each pair that is read, as narrow as the layer's output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from .. import function as fn
+from .._typing import CanonicalEType
+from ..comm import ExchangePlan, ragged_all_to_all
+from ..fullbatch import PartitionData, RelationEdges
+from ..graph import MessagePassingGraph
+from ..partition import RangePartitionBook
+from ._counts import per_rank
+
+PAIR = "pair"
+"""Node type of the pairs, in the graph of pairs."""
+
+_Type = TypeVar("_Type", str, CanonicalEType)
+
+
+class OneHotRelGraphConv(nn.Module):
+    r"""RelGraphConv for one-hot input, whose matrices come in as rows.
+
+    With ``num_bases``, the rows :math:`V_{bj}` of all bases lie side by side in the row of node
+    :math:`j`, and those of the self loop, :math:`V_{0i}`, are given apart:
+
+    .. math::
+        h'_i = b + \sum_{(j, t) \in N(i)} e_{ji} \sum_{b=1}^{B} a_{tb} V_{bj} + V_{0i}
+
+    Without, each relation has a matrix, and the row of a source is that of the pair :math:`(j, t)`:
+
+    .. math::
+        h'_i = b + \sum_{(j, t) \in N(i)} e_{ji} V_{(j, t)} + V_{0i}
+
+    Args:
+        out_feat: Width of the output.
+        num_rels: Number of relations.
+        num_bases: Matrices that the relations share; 0: each relation has its own.
+
+    Shape:
+        ``rows`` ``([num_src, in_width], [num_dst, out_feat])``; ``etypes`` ``[num_edges]``,
+        integers, read only with bases; ``norm`` ``[num_edges, 1]``; output ``[num_dst, out_feat]``.
+    """
+
+    def __init__(self, out_feat: int, num_rels: int, num_bases: int = 0) -> None:
+        super().__init__()
+        self.num_bases = num_bases
+        self.out_feat = out_feat
+        self.in_width = max(num_bases, 1) * out_feat
+        if num_bases:
+            self.coeff = nn.Parameter(torch.empty(num_rels, num_bases))
+            nn.init.xavier_uniform_(self.coeff, gain=nn.init.calculate_gain("relu"))
+        self.h_bias = nn.Parameter(torch.zeros(out_feat))
+
+    def forward(
+        self,
+        graph: MessagePassingGraph,
+        rows: tuple[Tensor, Tensor],
+        etypes: Tensor,
+        norm: Tensor | None = None,
+    ) -> Tensor:
+        """Apply the layer; see the class for shapes."""
+        source, own = rows
+        with graph.local_scope():
+            if self.num_bases:
+                weight = self.coeff.index_select(0, etypes)
+                if norm is not None:
+                    weight = weight * norm
+                graph.srcdata["h"] = source.unflatten(1, (self.num_bases, self.out_feat))
+                graph.edata["weight"] = weight.unsqueeze(-1)
+            else:
+                graph.srcdata["h"] = source
+                if norm is not None:
+                    graph.edata["weight"] = norm
+            weighted = self.num_bases or norm is not None
+            message = fn.u_mul_e("h", "weight", "m") if weighted else fn.copy_u("h", "m")
+            graph.update_all(message, fn.sum("m", "out"))
+            sums: Tensor = graph.dstdata["out"]
+        if self.num_bases:
+            sums = sums.sum(1)
+        return sums + own[: graph.num_dst_nodes()] + self.h_bias
+
+
+def pair_data(data: PartitionData, etype: Tensor, num_rels: int) -> tuple[PartitionData, Tensor]:
+    """The graph of pairs of a graph whose edges carry a relation number; collective.
+
+    Args:
+        data: A part of a graph with one node type and one relation.
+        etype: Relation number of each edge ``[num_edges]``.
+        num_rels: Number of relations, the same on all ranks.
+
+    Returns:
+        A part of a graph in which sources are of node type `PAIR`, with the edges in the same
+        order; and ``[num_pairs]``, ascending: node row times ``num_rels`` plus relation.
+    """
+    (ntype,), (relation,) = data.node_type_names, data.canonical_etypes
+    edges = data.edges[relation]
+    code = edges.src * num_rels + etype
+    here = edges.src_part == data.rank
+    pairs = torch.unique(code[here])
+    src = torch.empty_like(code)
+    if data.num_parts > 1:
+        needed = [
+            torch.unique(code[(edges.src_part == part) & ~here]) for part in range(data.num_parts)
+        ]
+        plan = ExchangePlan.build(needed, data.num_owned() * num_rels, device=data.device)
+        pairs = torch.unique(torch.cat([pairs, plan.send_index]))
+        asked = torch.searchsorted(pairs, plan.send_index)
+        rows = ragged_all_to_all(asked, plan.send_splits, plan.recv_splits)
+        for part in range(data.num_parts):
+            start, stop = plan.halo_range(part) if part != data.rank else (0, 0)
+            of_part = edges.src_part == part
+            if stop > start:
+                src[of_part] = rows[start + torch.searchsorted(needed[part], code[of_part])]
+    src[here] = torch.searchsorted(pairs, code[here])
+    changed: CanonicalEType = (PAIR, relation[1], ntype)
+    counts = per_rank(pairs.numel())
+    nodes = [data.node_map().size(part) for part in range(data.num_parts)]
+    in_edges = [data.partition_book.partid2eids(p).numel() for p in range(data.num_parts)]
+    book = RangePartitionBook(
+        data.rank,
+        data.num_parts,
+        _blocks({ntype: nodes, PAIR: counts}),
+        _blocks({changed: in_edges}),
+        {ntype: 0, PAIR: 1},
+        {changed: 0},
+    )
+    part = replace(
+        data,
+        partition_book=book,
+        node_type_names=(ntype, PAIR),
+        canonical_etypes=(changed,),
+        node_features={},
+        edge_features={},
+        edges={changed: RelationEdges(edges.src_part, src, edges.dst)},
+    )
+    return part, pairs
+
+
+def _blocks(sizes: Mapping[_Type, list[int]]) -> dict[_Type, list[list[int]]]:
+    """Per type, the homogenised ids of each part: parts in order, types in order inside a part."""
+    blocks: dict[_Type, list[list[int]]] = {name: [] for name in sizes}
+    start = 0
+    for of_part in zip(*sizes.values(), strict=True):
+        for name, size in zip(sizes, of_part, strict=True):
+            blocks[name].append([start, start + size])
+            start += size
+    return blocks

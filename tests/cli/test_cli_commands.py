@@ -1,0 +1,309 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands, called in this process; training starts two workers, and torchrun two more."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import graphshard
+from graphshard.cli import run
+from graphshard.cli._progress import ProgressDisplay
+from graphshard.train import EpochReport, Evaluation, read_task
+
+GRAPH = [(0, 1), (1, 2), (2, 3), (3, 0), (4, 5), (5, 6), (6, 7), (7, 4), (0, 4)]
+
+
+@pytest.fixture(autouse=True)
+def _wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.delenv("GRAPHSHARD_TRACEBACK", raising=False)
+
+
+@pytest.fixture(scope="module")
+def cora(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Cora in two parts."""
+    folder = tmp_path_factory.mktemp("cora")
+    arguments = "partition --data cora --parts 2 --quiet --method random --out".split()
+    assert run([*arguments, str(folder)]) == 0
+    return folder / "cora.json"
+
+
+def call(arguments: Sequence[object]) -> int:
+    return run([str(argument) for argument in arguments])
+
+
+def test_partition_writes_prints_and_describes_the_task(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "parts"
+    arguments = f"partition --data cora --parts 2 --out {out} --balance-edges --balance-split"
+    assert call(arguments.split()) == 0
+    printed = capsys.readouterr()
+    assert "cora: 2 parts (metis)" in printed.out
+    assert f"wrote {out / 'cora.json'}" in printed.out
+    assert printed.err == ""
+    task = read_task(out / "cora.json")
+    assert (task.name, task.target, task.num_classes) == ("cora", "_N", 7)
+    graph, feats, *_ = graphshard.distributed.load_partition(out / "cora.json", 0)
+    src, dst = graph.edges()
+    inner = graph.ndata["inner_node"].bool()
+    assert int((src == dst).sum()) == int(inner.sum())  # a self loop each
+    rows = feats["_N/feat"].sum(1)
+    assert np.allclose(rows.numpy(), 1.0)
+
+
+def test_partition_takes_the_features_as_they_are_if_told(tmp_path: Path) -> None:
+    out = tmp_path / "parts"
+    arguments = f"partition --data cora --parts 1 --out {out} --no-row-normalize --no-self-loops"
+    assert call([*arguments.split(), "--quiet", "--name", "raw"]) == 0
+    graph, feats, *_ = graphshard.distributed.load_partition(out / "raw.json", 0)
+    assert set(feats["_N/feat"].unique().tolist()) == {0.0, 1.0}
+    assert graph.num_edges() == 10556
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_partition_takes_edge_lists(
+    suffix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    src, dst = zip(*GRAPH, strict=True)
+    table = tmp_path / f"edges{suffix}"
+    graph = graphshard.graph((list(src), list(dst)))
+    (graphshard.to_csv if suffix == ".csv" else graphshard.to_parquet)(graph, table)
+    out = tmp_path / "parts"
+    arguments = f"partition --data {table} --parts 2 --out {out} --bidirected --self-loops"
+    assert call(arguments.split()) == 0
+    content = json.loads((out / "edges.json").read_text())
+    assert content["num_edges"] == 2 * len(GRAPH) + 8
+    assert call(["inspect", out]) == 0
+    assert "edges: 2 parts" in capsys.readouterr().out
+
+
+def test_a_graph_that_cannot_be_trained_on_is_told_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "edges.csv"
+    table.write_text("src,dst\n0,1\n1,0\n")
+    assert call(["train", "--data", table, "--quiet"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: there is nothing to train on")
+    assert error.count("\n") == 1
+
+
+def test_partition_takes_a_folder_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "datasets" / "tiny"
+    folder.mkdir(parents=True)
+    np.save(folder / "edge_index.npy", np.array(GRAPH).T)
+    np.save(folder / "edge_type.npy", np.arange(9) % 2)
+    np.save(folder / "label.npy", np.array([0, 1, 0, 1, 0, 1, 0, -1]))
+    np.save(folder / "train_idx.npy", np.array([0, 1, 2]))
+    monkeypatch.setenv("GRAPHSHARD_DATASETS", str(tmp_path / "datasets"))
+    out = tmp_path / "parts"
+    flags = ["--balance-ntypes", "label", "--hops", 0, "--objective", "vol", "--tolerance", 1.5]
+    assert call(["partition", "--data", "tiny", "--parts", 2, "--out", out, *flags]) == 0
+    task = read_task(out / "tiny.json")
+    assert task.num_relations == 4  # the inverse of each was added
+    assert json.loads((out / "tiny.json").read_text())["num_edges"] == 18
+
+
+def test_inspect_shows_types_balance_and_task(
+    cora: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    picture = tmp_path / "cora.png"
+    assert call(["inspect", cora, "--plot", picture]) == 0
+    printed = capsys.readouterr().out
+    for text in ("_N:_E:_N", "cora: 2 parts (random)", "max/mean", "into 7 classes"):
+        assert text in printed
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_inspect_without_matplotlib_names_the_extra(
+    cora: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [n for n in sys.modules if n.split(".")[0] == "matplotlib"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert call(["inspect", cora, "--plot", tmp_path / "cora.png"]) == 2
+    assert 'pip install "graphshard[plot]"' in capsys.readouterr().err
+
+
+def test_verify_tells_whole_from_damaged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = f"partition --data cora --parts 2 --quiet --method random --out {tmp_path}"
+    assert call(arguments.split()) == 0
+    assert call(["verify", tmp_path / "cora.json"]) == 0
+    assert "cora.json: whole" in capsys.readouterr().out
+    damaged = tmp_path / "part1" / "node_feats.safetensors"
+    content = bytearray(damaged.read_bytes())
+    content[-100] ^= 1
+    damaged.write_bytes(content)
+    assert call(["verify", tmp_path]) == 1
+    printed = capsys.readouterr()
+    assert "node_feats.safetensors is damaged" in printed.out
+    assert printed.err == ""
+
+
+WRONG_INPUTS = {
+    "partition --parts 2 --out OUT": "Missing option '--data'",
+    "partition --data nowhere --parts 2 --out OUT": "no data set 'nowhere'",
+    "partition --data nowhere.csv --parts 2 --out OUT": "there is no edge list nowhere.csv",
+    "partition --data cora --parts 0 --out OUT": "parts must be at least 1 (got 0)",
+    "partition --data cora --parts two --out OUT": "Invalid value for '--parts'",
+    "partition --data cora --parts 2 --out OUT --method spectral": "Invalid value for '--method'",
+    "partition --data cora --parts 2 --out OUT --tolerance 0.5": "tolerance must be at least 1",
+    "partition --data cora --parts 2 --out OUT --hops -1": "num_hops",
+    "partition --data cora --parts 2 --out OUT --inverse": "have none; use to_bidirected|has none",
+    "partition --data cora --parts 2 --out OUT --balance-ntypes color": "must name a node feature",
+    "partition --data cora --parts 2 --out OUT --balance-ntypes feat": "one value per node",
+    "partition --data cora --parts 2 --out OUT --color red": "No such option",
+    "inspect nowhere.json": "does not exist",
+    "inspect CORA --plot cora.pdf": "ends in .png",
+    "inspect CORA --plot /nowhere/cora.png": "in a folder that exists",
+    "verify nowhere.json": "does not exist",
+    "verify EMPTY": "is not JSON",
+    "train --data nowhere.json": "does not exist",
+    "train --data nowhere": "no data set 'nowhere'",
+    "train --data CORA --workers 3": "has 2 parts, which need as many workers (got 3)",
+    "train --data CORA --workers 0": "workers must be at least 1 (got 0)",
+    "train --data CORA --model mlp": "Invalid value for '--model'",
+    "train --data CORA --mode sampled": "Invalid value for '--mode'",
+    "train --data CORA --dropout 2": "dropout must be in [0, 1) (got 2.0)",
+    "train --data CORA --epochs 0": "epochs must be at least 1",
+    "train --data CORA --heads 3": "heads is for the model gat",
+    "train --data CORA --save-every 3": "save_every needs checkpoint_dir",
+    "train --data CORA --timeout 0": "timeout must be a positive number of seconds",
+    "paint": "No such command",
+}
+
+
+@pytest.mark.parametrize("line", list(WRONG_INPUTS))
+def test_wrong_input_is_one_line_and_exit_code_2(
+    line: str, cora: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    empty = tmp_path / "empty.json"
+    empty.write_text("")
+    places = {"CORA": str(cora), "OUT": str(tmp_path / "out"), "EMPTY": str(empty)}
+    assert call([places.get(word, word) for word in line.split()]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("error: ")
+    assert printed.err.count("\n") == 1
+    assert any(text in printed.err for text in WRONG_INPUTS[line].split("|"))
+
+
+def test_a_traceback_can_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRAPHSHARD_TRACEBACK", "1")
+    with pytest.raises(FileNotFoundError):
+        call("partition --data nowhere --parts 2 --out x".split())
+
+
+def test_train_partitions_a_data_set_first_and_shows_a_table(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    flags = "--model sage --workers 2 --epochs 3 --timeout 60 --save-every 3 --checkpoint-dir"
+    assert call(["train", "--data", "cora", *flags.split(), tmp_path / "c"]) == 0
+    printed = capfd.readouterr()
+    assert "partitioned cora into 2" in printed.err
+    assert "epoch 3/3 loss" in printed.err
+    assert "Traceback" not in printed.err
+    for text in (
+        "sage, 2 worker(s)",
+        "train accuracy",
+        "valid accuracy",
+        "test accuracy",
+        "seconds per epoch",
+        "peak memory per worker",
+        "bytes sent per epoch",
+    ):
+        assert text in printed.out
+    assert (tmp_path / "c" / "epoch-00000003" / "manifest.json").exists()
+
+
+@pytest.mark.timeout(180)
+def test_torchrun_runs_the_same_command(cora: Path) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    # A rendezvous of its own on a free port, as --standalone, without looking up the host's name.
+    command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--local-addr"]
+    command += ["127.0.0.1", "-m", "graphshard", "train", "--data", str(cora), "--epochs", "2"]
+    done = subprocess.run(
+        [*command, "--timeout", "60"],
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+        env=environment(),
+    )
+    assert done.returncode == 0, done.stderr
+    assert "gcn, 2 worker(s)" in done.stdout
+    assert done.stdout.count("test accuracy") == 1
+
+
+def test_python_m_graphshard_is_the_command() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "graphshard", "--version"],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        env=environment(),
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == graphshard.__version__
+
+
+def environment() -> dict[str, str]:
+    """Children find the modules that this process finds, and the loopback interface."""
+    path = os.pathsep.join(p for p in sys.path if p)
+    return {"GLOO_SOCKET_IFNAME": "lo", **os.environ, "PYTHONPATH": path}
+
+
+def test_under_torchrun_wrong_input_is_told_before_ranks_meet(
+    cora: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert call(["train", "--data", cora, "--workers", 3]) == 2
+    assert "torchrun started 2 workers, and workers says 3" in capsys.readouterr().err
+    assert call(["train", "--data", "cora"]) == 2
+    assert "must be the JSON of a partition" in capsys.readouterr().err
+
+
+def report(epoch: int, note: str | None = None) -> EpochReport:
+    evaluation = Evaluation(epoch=epoch, accuracy={"val": 0.5, "test": 0.25}, val_loss=1.0)
+    if note is not None:
+        return EpochReport(epoch=epoch, epochs=40, note=note)
+    return EpochReport(epoch=epoch, epochs=40, loss=1.5, evaluation=evaluation)
+
+
+def test_progress_off_a_terminal_is_ten_lines_and_the_notes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for quiet in (False, True):
+        with ProgressDisplay(quiet) as display:
+            display.show(report(0, "resumed from epoch 0"))
+            for epoch in range(1, 41):
+                display.show(report(epoch))
+        lines = capsys.readouterr().err.splitlines()
+        assert lines[0] == "resumed from epoch 0"
+        assert len(lines) == (1 if quiet else 11)
+    assert "epoch 4/40 loss 1.5000  valid 50.0  test 25.0" not in lines
+
+
+def test_progress_on_a_terminal_is_a_bar(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with ProgressDisplay() as display:
+        for epoch in range(1, 41):
+            display.show(report(epoch))
+    printed = capsys.readouterr().err
+    assert "40/40" in printed
+    assert "valid 50.0" in printed

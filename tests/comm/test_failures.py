@@ -1,0 +1,321 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks that die, hang, stop, raise or leave: every other rank raises in time and names them.
+
+Up to 4 ranks; one test starts two interpreters.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from graphshard.comm import (
+    ExchangePlan,
+    _watch,
+    agree,
+    all_reduce,
+    fetch_halo,
+    guard,
+    report_failure,
+    shutdown_comms,
+    start_fetch,
+)
+from graphshard.comm._group import group_state
+from graphshard.errors import RankError
+from graphshard.testing import RanksFailed, run_ranks
+
+TIMEOUT = 1.5
+SIZE = 3
+
+
+class Operations:
+    """Each kind of wait, on small tensors that every rank has used before."""
+
+    def __init__(self, rank: int, world_size: int) -> None:
+        rows = [torch.arange(2 if owner != rank else 0) for owner in range(world_size)]
+        self.world_size = world_size
+        self.plan = ExchangePlan.build(rows, 2)
+        self.x = torch.ones(2, 3, requires_grad=True)
+        for name in ("all_to_all", "message", "all_reduce", "backward"):
+            getattr(self, name)()
+        group_state().timeout = timedelta(seconds=TIMEOUT)
+
+    def all_to_all(self):
+        return fetch_halo([(self.plan, self.x.detach())])
+
+    def message(self):
+        for step in range(1, self.world_size):
+            start_fetch(self.plan, step, [self.x.detach()]).wait()
+
+    def all_reduce(self):
+        all_reduce(self.x.detach())
+
+    def backward(self):
+        fetch_halo([(self.plan, self.x)])[0].sum().backward()
+
+
+def survive(rank, world_size, victim, action, operation, pause):
+    """Run an operation while the victim does something else; what this rank saw."""
+    operations = Operations(rank, world_size)
+    _watch._ANSWER_SECONDS = _watch._NEWS_SECONDS = 1.0
+    if rank == victim:
+        time.sleep(pause)
+        if action in ("kill", "stop"):
+            os.kill(os.getpid(), signal.SIGKILL if action == "kill" else signal.SIGSTOP)
+        if action == "raise":
+            raise KeyError("the cause")
+        if action == "leave":
+            shutdown_comms()
+            time.sleep(TIMEOUT + 0.5)
+            return None
+        if action == "hang":
+            time.sleep(TIMEOUT + 1)
+        if action == "differ":
+            agree("x", "a check that the others do not make")
+    start = time.monotonic()
+    try:
+        getattr(operations, operation)()
+    except RankError as error:
+        return time.monotonic() - start, error.ranks, str(error)
+    return None
+
+
+def outcomes(victim, action, operation, pause=0.3):
+    """What the ranks other than the victim saw, by rank."""
+    try:
+        args = (victim, action, operation, pause)
+        results = dict(enumerate(run_ranks(survive, SIZE, *args, timeout=TIMEOUT + 4)))
+    except RanksFailed as failed:
+        assert sorted(failed.errors) == [victim], str(failed)
+        results = failed.results
+    results.pop(victim, None)
+    assert sorted(results) == [rank for rank in range(SIZE) if rank != victim]
+    return results
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("operation", ["all_to_all", "message", "all_reduce", "backward"])
+def test_a_rank_killed_in_the_middle(operation, victim):
+    for rank, (seconds, ranks, text) in outcomes(victim, "kill", operation).items():
+        assert ranks == (victim,)
+        assert seconds < TIMEOUT + 3
+        assert text.startswith(f"rank {rank}: ")
+        assert f"rank {victim} is gone: its process ended without shutdown_comms()" in text
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_rank_killed_before_the_others_come(victim):
+    for seconds, ranks, _ in outcomes(victim, "kill", "all_reduce", 0.0).values():
+        assert ranks == (victim,)
+        assert seconds < TIMEOUT + 3
+
+
+@pytest.mark.parametrize(("operation", "victim"), [("all_reduce", 0), ("message", 1)])
+def test_a_rank_that_hangs(operation, victim):
+    for rank, (seconds, ranks, text) in outcomes(victim, "hang", operation).items():
+        assert ranks == (victim,), text
+        assert TIMEOUT - 0.5 < seconds < TIMEOUT + 4
+        assert f"rank {victim} did not take part: rank {victim} left " in text
+        assert text.startswith(f"rank {rank}: ")
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_rank_that_is_stopped(victim):
+    for seconds, ranks, text in outcomes(victim, "stop", "all_to_all").values():
+        assert ranks == (victim,)
+        assert seconds < TIMEOUT + 4
+        assert f"rank {victim} does not answer (it is stopped, it holds the interpreter" in text
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_that_raises(victim):
+    for seconds, ranks, text in outcomes(victim, "raise", "all_to_all").values():
+        assert ranks == (victim,)
+        assert seconds < TIMEOUT + 2
+        assert f"rank {victim} raised KeyError: 'the cause'" in text
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_that_leaves(victim):
+    for _, ranks, text in outcomes(victim, "leave", "all_reduce").values():
+        assert ranks == (victim,)
+        assert f"rank {victim} left with shutdown_comms()" in text
+
+
+def test_ranks_in_different_operations():
+    for _, ranks, text in outcomes(1, "differ", "all_reduce", 0.0).values():
+        assert ranks == (1,)
+        assert "ranks are in different operations: " in text
+        assert "ranks [0, 2] in all_reduce (operation " in text
+        assert "rank 1 in agree (operation " in text
+
+
+def cascade(rank, world_size):
+    """Rank 1 is killed; rank 0, with the hub, notices, and ends; rank 2 comes late."""
+    operations = Operations(rank, world_size)
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if rank == 2:
+        time.sleep(1.5)
+    try:
+        operations.all_to_all()
+    except RankError as error:
+        if rank == 0:
+            assert error.ranks == (1,)
+            os._exit(7)
+        return error.ranks, str(error)
+
+
+def test_a_cascade_still_names_the_first():
+    with pytest.raises(RanksFailed) as caught:
+        run_ranks(cascade, 3)
+    assert "rank 0 ended with code 7" in str(caught.value)
+    ranks, text = caught.value.results[2]
+    assert ranks == (1,)
+    assert "rank 1 is gone" in text
+
+
+def raise_and_stay(rank, world_size):
+    """A rank reports its failure but lives on: nobody waits for the timeout."""
+    operations = Operations(rank, world_size)
+    group_state().timeout = timedelta(seconds=30)
+    if rank == 1:
+        try:
+            with guard():
+                raise ValueError("not today")
+        except ValueError:
+            time.sleep(2)
+        return None
+    start = time.monotonic()
+    try:
+        operations.all_reduce()
+    except RankError as error:
+        first = time.monotonic() - start, error.ranks, str(error)
+    start = time.monotonic()
+    with pytest.raises(RankError, match="rank 1 raised ValueError: not today"):
+        operations.message()
+    assert time.monotonic() - start < 1
+    return first
+
+
+def test_a_reported_failure_ends_collectives_at_once():
+    zero, _, two = run_ranks(raise_and_stay, 3)
+    for seconds, ranks, text in (zero, two):
+        assert seconds < 10
+        assert ranks == (1,)
+        assert "rank 1 raised ValueError: not today" in text
+
+
+def exit_normally(rank, world_size):
+    for code in (0, None):
+        with pytest.raises(SystemExit), guard():
+            raise SystemExit(code)
+    report_failure(RankError("not my fault", [2]))
+    with guard():
+        pass
+    time.sleep(0.2)
+    all_reduce(torch.ones(1))
+
+
+def test_what_is_no_failure_is_not_reported():
+    run_ranks(exit_normally, 2)
+
+
+def own_group(rank, world_size, path):
+    """In a group that the user made nobody watches, but waits still end with a RankError."""
+    store = dist.FileStore(path, world_size)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+    operations = Operations(rank, world_size)
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        operations.message() if rank == 0 else operations.all_to_all()
+    except RankError as error:
+        return error.ranks, str(error)
+
+
+def test_a_group_that_the_user_made(tmp_path):
+    with pytest.raises(RanksFailed) as caught:
+        run_ranks(own_group, 2, str(tmp_path / "store"), group=False)
+    ranks, text = caught.value.results[0]
+    assert ranks == (1,)
+    assert text.startswith("rank 0: start_fetch with rank 1 failed after ")
+    assert "onnection" in text
+
+
+def fork_and_die(rank, world_size):
+    """A forked child outlives rank 1 and holds copies of its connections, except the watch's."""
+    if rank == 1:
+        if os.fork() == 0:
+            time.sleep(20)
+            os._exit(0)
+        time.sleep(0.3)
+        os.kill(os.getpid(), signal.SIGKILL)
+    watch = group_state().watch
+    deadline = time.monotonic() + 10
+    while not watch._events:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    first = watch._events[0]["rank"]
+    shutdown_comms()
+    return first
+
+
+def test_children_of_a_dead_rank_do_not_hide_its_death():
+    with pytest.raises(RanksFailed) as caught:
+        run_ranks(fork_and_die, 2)
+    assert caught.value.results == {0: 1}
+
+
+PROGRAM = """
+import sys, time, torch
+import torch.distributed as dist
+from graphshard import comm
+
+rank, path = int(sys.argv[1]), sys.argv[2]
+comm.initialize_comms(rank, 2, store=dist.FileStore(path, -1), timeout=5)
+with comm.guard():
+    comm.all_reduce(torch.ones(1))
+    if rank == 1:
+        print("ready", flush=True)
+        time.sleep(60)
+    comm.all_reduce(torch.ones(1))
+"""
+
+
+def test_a_survivors_process_ends(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(textwrap.dedent(PROGRAM))
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(program), str(rank), str(tmp_path / "store")],
+            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    survivor, victim = processes
+    try:
+        assert victim.stdout.readline() == "ready\n"
+        victim.kill()
+        _, errors = survivor.communicate(timeout=30)
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+    assert survivor.returncode == 1
+    last = errors.strip().splitlines()[-1]
+    assert "graphshard.errors.RankError: rank 0: all_reduce with rank 1 failed after " in last
+    assert "rank 1 is gone" in last

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""start_fetch and start_return, shard by shard, against plain indexing. 1 to 5 ranks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from comm_cases import make_exchange
+
+from graphshard.comm import start_fetch, start_return, trace
+from graphshard.testing import run_ranks
+
+
+def check_steps(rank, world_size):
+    case = make_exchange(rank, world_size)
+    plan = case.plan
+    features = case.values(3)
+    labels = case.values(dtype=torch.int32)
+    flags = case.values(2, 1, dtype=torch.bool)
+    mine = [features[rank], labels[rank], flags[rank]]
+    row_bytes = 3 * 8 + 4 + 2
+    start_fetch(plan, 1, mine).wait() if world_size > 1 else None  # the first use is checked
+    with trace() as counted:
+        for step in range(1, world_size):
+            source, target = (rank - step) % world_size, (rank + step) % world_size
+            pending = start_fetch(plan, step, mine)
+            rows = pending.wait()
+            assert pending.wait() is rows
+            wanted = case.needed[rank][source]
+            for got, values in zip(rows, (features, labels, flags), strict=True):
+                assert got.dtype == values[source].dtype
+                assert torch.equal(got, values[source][wanted])
+            back = start_return(plan, step, rows).wait() if step > 1 else None
+            if back is not None:
+                for got, own in zip(back, mine, strict=True):
+                    assert torch.equal(got, own[case.needed[target][rank]])
+    sent = sum(plan.send_splits) * row_bytes
+    returned = sum(plan.recv_splits[(rank - step) % world_size] for step in range(2, world_size))
+    # Only messages with rows in them are sent; the first start_return is checked by the ranks.
+    assert counted.bytes_sent.get("send", 0) == sent + returned * row_bytes
+    messages = sum(n > 0 for n in plan.send_splits) + sum(
+        plan.recv_splits[(rank - step) % world_size] > 0 for step in range(2, world_size)
+    )
+    assert counted.calls.get("send", 0) == messages
+    assert counted.calls.get("agree", 0) == (world_size > 2)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5])
+def test_every_step_brings_one_shard(world_size):
+    run_ranks(check_steps, world_size)
+
+
+def check_prefetch(rank, world_size):
+    """All steps in flight at once, and a return between them, are not taken for each other."""
+    case = make_exchange(rank, world_size)
+    features = case.values(3)
+    steps = range(1, world_size)
+    for _ in range(3):
+        pending = {step: start_fetch(case.plan, step, [features[rank]]) for step in steps}
+        back = {}
+        for step in steps:
+            (rows,) = pending[step].wait()
+            source = (rank - step) % world_size
+            assert torch.equal(rows, features[source][case.needed[rank][source]])
+            back[step] = start_return(case.plan, step, [rows * step])
+        for step in reversed(steps):
+            (grads,) = back[step].wait()
+            reader = (rank + step) % world_size
+            assert torch.equal(grads, features[rank][case.needed[reader][rank]] * step)
+
+
+def test_several_in_flight():
+    run_ranks(check_prefetch, 3)
+    run_ranks(check_prefetch, 5)
+
+
+def check_rules(rank, world_size):
+    case = make_exchange(rank, world_size)
+    x = torch.ones(case.num_rows, 2)
+    errors = []
+    for call in (
+        lambda: start_fetch(case.plan, 0, [x]),
+        lambda: start_return(case.plan, world_size, [x]),
+        lambda: start_fetch(case.plan, 1, [x[:, 0], x[1:]] if rank == 0 else [x[:, 0], x]),
+        lambda: start_fetch(case.plan, 1, [x, x] if rank == 2 else [x]),
+    ):
+        try:
+            call()
+        except ValueError as error:
+            errors.append(str(error))
+    assert start_fetch(case.plan, 1, []).wait() == []
+    assert start_return(case.plan, 1, []).wait() == []
+    return errors
+
+
+def test_rules():
+    for low, high, rows, number in run_ranks(check_rules, 3):
+        assert low == "step must be in [1, 3), one for each other rank (got 0)"
+        assert high == "step must be in [1, 3), one for each other rank (got 3)"
+        assert rows == (
+            "rank 0: start_fetch: the tensor of request 1 must have 4 rows (got shape (3, 2))"
+        )
+        assert number.startswith(
+            "what start_fetch exchanges must be the same on all ranks, but rank 2 differs"
+        )

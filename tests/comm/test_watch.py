@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hub and watches in one process, one watch per rank: what they find out. No process group."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+import time
+
+import pytest
+
+from graphshard.comm import _watch
+from graphshard.comm._hub import Hub, Lines
+from graphshard.comm._watch import Watch
+
+
+class Ranks:
+    """A hub and the watches of all ranks; `end` makes one disappear without a word."""
+
+    def __init__(self, world_size: int) -> None:
+        self.hub = Hub(True, "secret", world_size)
+        address = [("127.0.0.1", self.hub.port)]
+        self.watches = [
+            Watch(address, "secret", r, world_size, self.hub if r == 0 else None)
+            for r in range(world_size)
+        ]
+
+    def __getitem__(self, rank: int) -> Watch:
+        return self.watches[rank]
+
+    def end(self, rank: int) -> None:
+        watch = self.watches[rank]
+        watch._closing = True
+        watch._socket.shutdown(socket.SHUT_RDWR)
+        watch._thread.join()
+
+    def ask(self, rank: int, name: str, number: int, peers: list[int], timed_out: bool = True):
+        """The verdict on an operation that a rank is in, while the others are where they are."""
+        self[rank].enter("group", name, number, peers)
+        verdict = self[rank].diagnose(name, peers, timed_out)
+        self[rank].leave()
+        return verdict
+
+
+@pytest.fixture
+def ranks(monkeypatch):
+    monkeypatch.setattr(_watch, "_ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr(_watch, "_NEWS_SECONDS", 1.0)
+    made = Ranks(4)
+    yield made
+    for watch in reversed(made.watches):
+        watch.close()
+    assert not [t for t in threading.enumerate() if t.name.startswith("graphshard")]
+
+
+def elsewhere(watch: Watch, *args) -> threading.Thread:
+    """Another thread of the same rank enters an operation and stays in it."""
+    thread = threading.Thread(target=watch.enter, args=args)
+    thread.start()
+    thread.join()
+    return thread
+
+
+def test_a_rank_that_ends_is_named(ranks):
+    ranks.end(2)
+    for rank in (0, 1, 3):
+        verdict = ranks.ask(rank, "fetch_halo", 3, [r for r in range(4) if r != rank], False)
+        assert verdict.ranks == (2,)
+        assert verdict.text.startswith("rank 2 is gone: its process ended without shutdown_comms()")
+
+
+def test_the_first_cause_is_the_same_for_all(ranks):
+    ranks[3].report("ValueError: too many nodes")
+    ranks.end(1)
+    ranks[2].report("KeyError: 7")
+    for rank in (0, 2):
+        verdict = ranks.ask(rank, "all_reduce", 3, [r for r in range(4) if r != rank], False)
+        assert (verdict.text, verdict.ranks) == ("rank 3 raised ValueError: too many nodes", (3,))
+    assert ranks[0].given_up()
+
+
+def test_a_rank_that_only_ends_gives_nothing_up(ranks):
+    ranks.end(1)
+    deadline = time.monotonic() + 5
+    while not ranks[0]._events:
+        assert time.monotonic() < deadline
+    assert not ranks[0].given_up()
+
+
+def test_who_has_not_come(ranks):
+    elsewhere(ranks[1], "group", "all_reduce", 5, [0, 2, 3])
+    ranks[2].enter("group", "fetch_halo", 4, [0, 1, 3])
+    ranks[2].leave()
+    verdict = ranks.ask(0, "all_reduce", 5, [1, 2, 3])
+    assert verdict.ranks == (2, 3)
+    assert verdict.text.startswith(
+        "ranks [2, 3] did not take part: rank 2 left fetch_halo (operation 4) 0."
+    )
+    assert verdict.text.endswith("rank 3 has not communicated yet")
+    again = ranks.ask(1, "all_reduce", 5, [0, 2, 3])
+    assert again.ranks == (2, 3)
+    assert again.text == f"rank 0 gave up first: {verdict.text}"
+
+
+def test_waiting_is_followed_from_rank_to_rank(ranks):
+    """Rank 0 waits for 1, which waits for 2, which waits for nobody; 3 is only busy."""
+    elsewhere(ranks[1], "group", "start_fetch", 8, [2])
+    verdict = ranks.ask(0, "start_fetch", 8, [1])
+    assert verdict.ranks == (2,)
+
+
+@pytest.mark.parametrize("number", [5, 6])
+def test_different_operations(ranks, number):
+    name = "all_reduce" if number == 5 else "fetch_halo"
+    for rank in (1, 3):
+        elsewhere(ranks[rank], "group", "fetch_halo", 5, [r for r in range(4) if r != rank])
+    elsewhere(ranks[2], "group", name, number, [0, 1, 3])
+    verdict = ranks.ask(0, "fetch_halo", 5, [1, 2, 3])
+    assert verdict.ranks == (2,)
+    assert verdict.text == (
+        "ranks are in different operations: ranks [0, 1, 3] in fetch_halo (operation 5); "
+        f"rank 2 in {name} (operation {number})"
+    )
+
+
+def test_all_are_there(ranks):
+    for rank in (1, 2, 3):
+        elsewhere(ranks[rank], "group", "barrier", 5, [r for r in range(4) if r != rank])
+    verdict = ranks.ask(0, "barrier", 5, [1, 2, 3])
+    assert "every rank is in the operation, but it does not complete" in verdict.text
+    assert verdict.ranks == (1, 2, 3)
+
+
+def test_a_rank_that_left_in_good_order(ranks):
+    ranks[1].close()
+    verdict = ranks.ask(0, "start_fetch", 5, [1], False)
+    assert (verdict.text, verdict.ranks) == ("rank 1 left with shutdown_comms()", (1,))
+
+
+def test_a_rank_that_does_not_answer(ranks, monkeypatch):
+    monkeypatch.setattr(ranks[2], "_take", lambda message: None)
+    verdict = ranks.ask(0, "start_fetch", 5, [2])
+    assert verdict.ranks == (2,)
+    assert "rank 2 does not answer (it is stopped" in verdict.text
+
+
+def test_rank_0_takes_the_hub_with_it(ranks):
+    for member in list(ranks.hub._members.values()):
+        member.connection.shutdown(socket.SHUT_RDWR)
+    for rank in (1, 3):
+        verdict = ranks.ask(rank, "all_reduce", 5, [0], False)
+        assert verdict.ranks == (0,)
+        assert "rank 0 is gone" in verdict.text
+
+
+def test_after_an_orderly_end_of_rank_0_nothing_is_known(ranks):
+    ranks[0].close()
+    deadline = time.monotonic() + 5
+    while ranks[1]._connected:
+        assert time.monotonic() < deadline
+    verdict = ranks.ask(1, "all_reduce", 5, [0, 2], False)
+    assert (verdict.text, verdict.ranks) == ("rank 0 left with shutdown_comms()", (0,))
+    assert ranks.ask(1, "start_fetch", 6, [2], True) is None
+    ranks.watches = ranks.watches[1:]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        json.dumps({"token": "wrong", "rank": 1}).encode(),
+        json.dumps({"rank": 1}).encode(),
+        json.dumps({"token": "secret", "rank": 0}).encode(),  # taken
+        json.dumps({"token": "secret", "rank": 4}).encode(),
+        b"GET / HTTP/1.1",
+        b"[1]",
+    ],
+)
+def test_strangers_are_turned_away(ranks, line):
+    with socket.create_connection(("127.0.0.1", ranks.hub.port), 5) as stranger:
+        stranger.sendall(line + b"\n" + b'{"event": {"kind": "raised", "rank": 1, "ranks": [1]}}\n')
+        stranger.settimeout(5)
+        with contextlib.suppress(ConnectionResetError):
+            assert stranger.recv(100) == b""
+    time.sleep(0.05)
+    assert not ranks[0]._events
+
+
+def test_lines_are_cut_wherever_they_arrive():
+    lines = Lines()
+    assert lines.feed(b'{"a": 1}\n{"b"') == [{"a": 1}]
+    assert lines.feed(b": 2}") == []
+    assert lines.feed(b"\n") == [{"b": 2}]
+    with pytest.raises(ValueError, match="a line is too long"):
+        lines.feed(b"x" * (1 << 21))
+
+
+def test_nobody_listens():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    with pytest.raises(ConnectionError, match=rf"rank 0 cannot be reached \(127.0.0.1:{port}"):
+        Watch([("127.0.0.1", port)], "secret", 1, 2)
+
+
+def test_importing_starts_nothing():
+    assert not [t for t in threading.enumerate() if t.name.startswith("graphshard")]

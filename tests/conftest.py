@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What holds for every test: fixed seeds, one thread, no process left behind."""
+
+from __future__ import annotations
+
+import random
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    torch.set_num_threads(1)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    testing = sys.modules.get("graphshard.testing")
+    if testing is not None:
+        testing.stop_ranks()
+
+
+@pytest.fixture(autouse=True)
+def _fixed_seeds() -> None:
+    torch.manual_seed(0)
+    np.random.seed(0)
+    random.seed(0)

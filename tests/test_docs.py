@@ -1,0 +1,311 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The documentation keeps its word: code runs, examples print what they say, links lead somewhere.
+
+Each page of docs/ becomes one script, in which a block of code has the line numbers that it has on
+the page. A comment before a block says how it runs::
+
+    <!-- ranks: 2 -->   on two gloo ranks, which share the page's folder with the blocks before
+    <!-- run -->        a block of shell commands: those of graphshard, in this process
+    <!-- test -->       a file of tests of its own
+
+What stands in an ``output`` block is what the block before it prints. The README has a test of its
+own. Uses 2 gloo ranks, by `run_ranks`; one example is started by torchrun.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import re
+import runpy
+import shlex
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import graphshard
+from graphshard.testing import run_ranks
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+MARK = "block of line "
+"""Printed before each block, so that its output is known from that of others."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: its language, the comment before it, its first line, and its text."""
+
+    language: str
+    comment: str
+    line: int
+    lines: tuple[str, ...]
+
+    @property
+    def ranks(self) -> int:
+        found = re.fullmatch(r"<!-- ranks: (\d+) -->", self.comment)
+        return int(found[1]) if found else 1
+
+    @property
+    def runs(self) -> bool:
+        return self.language == "python" or self.comment == "<!-- run -->"
+
+    @property
+    def is_test(self) -> bool:
+        return self.comment == "<!-- test -->"
+
+
+def blocks_of(page: Path) -> list[Block]:
+    found: list[Block] = []
+    comment = ""
+    start, language, inside = 0, "", False
+    lines = page.read_text(encoding="utf-8").splitlines()
+    for number, line in enumerate(lines):
+        if line.startswith("```"):
+            if inside:
+                found.append(Block(language, comment, start, tuple(lines[start + 1 : number])))
+                comment = ""
+            else:
+                start, language = number, line[3:].strip()
+            inside = not inside
+        elif not inside and line.strip():
+            comment = line.strip()
+    assert not inside, f"{page}: a block is not closed"
+    return found
+
+
+def script_of(blocks: list[Block], ranks: int) -> str:
+    """One program of the blocks for so many ranks, each line where it stands on the page."""
+    lines: list[str] = []
+    for block in blocks:
+        if not block.runs or block.is_test or block.ranks != ranks:
+            continue
+        code = block.lines
+        if block.language != "python":
+            code = tuple(
+                f"assert __import__('graphshard.cli').cli.run({shlex.split(line)[1:]!r}) == 0"
+                if line.startswith("graphshard ")
+                else ""
+                for line in block.lines
+            )
+        lines += [""] * (block.line - len(lines))
+        lines += [f"print({MARK + str(block.line)!r})", *code]
+    return "\n".join(lines) + "\n"
+
+
+def outputs_by_block(printed: str) -> dict[int, list[str]]:
+    """What was printed, by the line of the block that printed it; ranks one after another."""
+    found: dict[int, list[str]] = {}
+    current = -1
+    for line in printed.splitlines():
+        if line.startswith(MARK):
+            current = int(line[len(MARK) :])
+        else:
+            found.setdefault(current, []).append(line.rstrip())
+    return found
+
+
+def check_outputs(page: Path, blocks: list[Block], printed: dict[int, list[str]]) -> None:
+    for block, following in zip(blocks, blocks[1:], strict=False):
+        if following.language == "output":
+            got, promised = printed.get(block.line, []), list(following.lines)
+            if block.ranks > 1:  # which rank prints first is not promised
+                got, promised = sorted(got), sorted(promised)
+            assert got == promised, f"{page}:{following.line + 1}"
+
+
+def run_page(rank: int, world_size: int, script: str, port: int) -> None:
+    """A page's program as torchrun would start it."""
+    os.environ.update(
+        RANK=str(rank),
+        WORLD_SIZE=str(world_size),
+        LOCAL_RANK=str(rank),
+        LOCAL_WORLD_SIZE=str(world_size),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+    )
+    before = sys.argv
+    sys.argv = shlex.split(script)
+    try:
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    finally:
+        sys.argv = before
+        graphshard.shutdown_comms()
+
+
+def run_script_on_ranks(script: str, num_ranks: int) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    run_ranks(run_page, num_ranks, script, port, group=False, timeout=100.0)
+
+
+def run_tests_of(block: Block, file: Path) -> None:
+    file.write_text("\n" * (block.line + 1) + "\n".join(block.lines) + "\n", encoding="utf-8")
+    module = load(file)
+    tests = [value for name, value in vars(module).items() if name.startswith("test_")]
+    assert tests
+    for test in tests:
+        test()
+
+
+def load(file: Path) -> Any:
+    """The module in a file that is on no path."""
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+WITH_CODE = [
+    pytest.param(page, id=str(page.relative_to(DOCS)))
+    for page in PAGES
+    if any(block.runs for block in blocks_of(page))
+]
+
+
+@pytest.mark.parametrize("page", WITH_CODE)
+def test_code_runs(
+    page: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    blocks = blocks_of(page)
+    printed: dict[int, list[str]] = {}
+    for num_ranks in sorted({b.ranks for b in blocks}):
+        script = tmp_path / f"{page.stem}_on_{num_ranks}.py"
+        script.write_text(script_of(blocks, num_ranks), encoding="utf-8")
+        if num_ranks == 1:
+            runpy.run_path(str(script), run_name=page.stem)
+        else:
+            run_script_on_ranks(shlex.quote(str(script)), num_ranks)
+        printed |= outputs_by_block(capsys.readouterr().out)
+    check_outputs(page, blocks, printed)
+    for block in blocks:
+        if block.is_test:
+            run_tests_of(block, tmp_path / f"test_block_{block.line}.py")
+
+
+def by_torchrun(example: Path, folder: Path) -> str:
+    search = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+    environ = os.environ | {"PYTHONPATH": search.rstrip(os.pathsep), "OMP_NUM_THREADS": "1"}
+    program = "-m torch.distributed.run --standalone --nproc-per-node 2".split()
+    done = subprocess.run(
+        [sys.executable, *program, str(example), "--out", str(folder)],
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def check_full_batch(printed: str) -> None:
+    assert sorted(re.findall(r"^worker (\d) of 2: \d+ of 2708 nodes", printed, re.M)) == ["0", "1"]
+    (accuracy,) = re.findall(r"^test accuracy ([\d.]+) % on 1000 nodes$", printed, re.M)
+    assert float(accuracy) > 78.0
+
+
+def check_typed_graph(printed: str) -> None:
+    (calls,) = re.findall(r"^(\d+) exchanges in an epoch, for 4 relations in 2 layers$", printed, re.M)
+    assert 2 <= int(calls) <= 3
+    (accuracy,) = re.findall(r"^test accuracy ([\d.]+) % on \d+ papers$", printed, re.M)
+    assert float(accuracy) > 75.0
+
+
+def check_own_message_function(printed: str) -> None:
+    gaps = re.findall(r"^largest difference from one process: \w+ ([\de.-]+)$", printed, re.M)
+    assert len(gaps) == 2
+    assert max(map(float, gaps)) < 1e-10
+
+
+CHECKS: dict[str, Callable[[str], None]] = {
+    "full_batch": check_full_batch,
+    "own_message_function": check_own_message_function,
+    "typed_graph": check_typed_graph,
+}
+
+
+@pytest.mark.parametrize("example", [pytest.param(e, id=e.stem) for e in EXAMPLES])
+def test_examples_print_what_they_claim(
+    example: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if example.stem == "full_batch":  # one as its first lines say; the others on ranks kept warm
+        printed = by_torchrun(example, tmp_path)
+    else:
+        run_script_on_ranks(f"{shlex.quote(str(example))} --out {shlex.quote(str(tmp_path))}", 2)
+        printed = capsys.readouterr().out
+    CHECKS[example.stem](printed)
+
+
+def test_every_example_is_listed() -> None:
+    listed = re.findall(r"\]\((\w+\.py)\)", (ROOT / "examples" / "README.md").read_text())
+    assert sorted(listed) == [example.name for example in EXAMPLES]
+
+
+def anchors_of(page: Path) -> set[str]:
+    """The fragments that GitHub gives a page's headings."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    found: set[str] = set()
+    for heading in re.findall(r"^#+ (.+)$", text, re.M):
+        words = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).lower()
+        anchor = re.sub(r"[^\w\- ]", "", words).replace(" ", "-")
+        number = sum(a == anchor or re.fullmatch(rf"{anchor}-\d+", a) is not None for a in found)
+        found.add(f"{anchor}-{number}" if number else anchor)
+    return found
+
+
+def test_links_lead_somewhere() -> None:
+    dead = []
+    for page in [*PAGES, ROOT / "README.md", ROOT / "examples" / "README.md"]:
+        text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+        for target in re.findall(r"\]\(([^)\s]+)\)", text):
+            if "://" in target:
+                continue
+            path, _, fragment = target.partition("#")
+            other = (page.parent / path).resolve() if path else page
+            if not other.exists() or (fragment and fragment not in anchors_of(other)):
+                dead.append(f"{page.relative_to(ROOT)}: {target}")
+    assert not dead, dead
+
+
+def test_every_page_is_on_the_map() -> None:
+    linked = set(re.findall(r"\]\(([\w/]+\.md)\)", (DOCS / "index.md").read_text()))
+    pages = {str(page.relative_to(DOCS)) for page in PAGES} - {"index.md"}
+    assert pages - linked == set()
+
+
+def test_reference_is_up_to_date() -> None:
+    written = (DOCS / "reference.md").read_text(encoding="utf-8")
+    assert written == load(DOCS / "make_reference.py").reference(), "run python docs/make_reference.py"
+
+
+def test_reference_names_everything_public() -> None:
+    maker = load(DOCS / "make_reference.py")
+    sections = re.split(r"^## ", (DOCS / "reference.md").read_text(encoding="utf-8"), flags=re.M)
+    text = {section.split("\n", 1)[0]: section for section in sections}
+    packages = {
+        ".".join(["graphshard", *file.parent.relative_to(ROOT / "src" / "graphshard").parts])
+        for file in (ROOT / "src" / "graphshard").rglob("__init__.py")
+    }
+    assert packages - {"graphshard.cli"} <= set(text)
+    for name in maker.MODULES:
+        for public in maker.public_names(importlib.import_module(name)):
+            assert re.search(rf"`{public}\b", text[name]), f"{name}.{public}"

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints: exact resumption, damage, mismatch. Two gloo ranks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from train_cases import as_values, config_of, train_on_rank, write_parts
+
+from graphshard import CheckpointError
+from graphshard.testing import RanksFailed, run_ranks
+from graphshard.train import TypedRGCN, load_model_state
+
+# Dropout on, embeddings, a typed graph: everything that a checkpoint has to hold.
+SETTINGS = {"model": "rgcn", "dropout": 0.4, "patience": 50}
+
+
+def train(data: str, folder: Path | None, **more: Any) -> list[dict[str, Any]]:
+    values = {**SETTINGS, **more}
+    if folder is not None:
+        values = {"save_every": 2, **values, "checkpoint_dir": str(folder)}
+    found: list[dict[str, Any]] = run_ranks(train_on_rank, 2, as_values(config_of(data, **values)))
+    return found
+
+
+def assert_same(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
+    """Bit for bit: losses, evaluations, weights, embeddings, moments, generators."""
+    for mine, theirs in zip(found, expected, strict=True):
+        assert mine["result"]["losses"] == theirs["result"]["losses"]
+        assert mine["result"]["best"] == theirs["result"]["best"]
+        assert mine["result"]["last"] == theirs["result"]["last"]
+        for part in ("shared", "local"):
+            assert set(mine[part]) == set(theirs[part])
+            for name, value in theirs[part].items():
+                assert torch.equal(mine[part][name], value), name
+
+
+@pytest.mark.parametrize("kind", ["typed", "knowledge"])
+@pytest.mark.parametrize("aggregation", ["sequential", "oneshot"])
+def test_a_resumed_run_is_the_undisturbed_one(kind: str, aggregation: str, tmp_path: Path) -> None:
+    data = write_parts(tmp_path, kind, 2)
+    undisturbed = train(data, None, epochs=7, aggregation=aggregation)
+    train(data, tmp_path / "c", epochs=3, aggregation=aggregation)
+    resumed = train(data, tmp_path / "c", epochs=7, aggregation=aggregation, resume=True)
+    assert resumed[0]["result"]["resumed_from"] == 3
+    assert_same(resumed, undisturbed)
+
+
+def test_two_checkpoints_are_kept_and_a_finished_run_resumes_to_itself(tmp_path: Path) -> None:
+    data = write_parts(tmp_path, "typed", 2)
+    first = train(data, tmp_path / "c", epochs=6, save_every=1)
+    names = sorted(p.name for p in (tmp_path / "c").iterdir())
+    assert names == ["epoch-00000005", "epoch-00000006"]
+    files = sorted(p.name for p in (tmp_path / "c" / names[1]).iterdir())
+    assert files == [
+        "manifest.json",
+        "rank-0.safetensors",
+        "rank-1.safetensors",
+        "shared.safetensors",
+    ]
+    assert_same(train(data, tmp_path / "c", epochs=6, resume=True), first)
+
+
+def test_a_checkpoint_holds_the_best_model(tmp_path: Path) -> None:
+    data = write_parts(tmp_path, "typed", 2)
+    train(data, tmp_path / "c", epochs=4)
+    state = load_model_state(tmp_path / "c" / "epoch-00000004")
+    etypes = [
+        ("author", "writes", "paper"),
+        ("paper", "at", "place"),
+        ("paper", "cites", "paper"),
+        ("paper", "rev_writes", "author"),
+    ]
+    model = TypedRGCN({"author": 7}, etypes, ["author", "paper", "place"], "paper", 6, 3)
+    model.double().load_state_dict(state)
+    with pytest.raises(CheckpointError, match="not a whole checkpoint"):
+        load_model_state(tmp_path / "c" / "epoch-00000099")
+
+
+def test_resuming_before_the_first_checkpoint_starts_from_the_beginning(tmp_path: Path) -> None:
+    data = write_parts(tmp_path, "typed", 2)
+    (tmp_path / "c").mkdir()
+    resumed = train(data, tmp_path / "c", epochs=3, resume=True)
+    assert resumed[0]["result"]["resumed_from"] is None
+    assert_same(resumed, train(data, None, epochs=3))
+
+
+def test_what_a_killed_run_left_behind_is_never_read(tmp_path: Path) -> None:
+    data = write_parts(tmp_path, "typed", 2)
+    train(data, tmp_path / "c", epochs=4)
+    newest = tmp_path / "c" / "epoch-00000004"
+    newest.rename(tmp_path / "c" / "epoch-00000004.partial")
+    resumed = train(data, tmp_path / "c", epochs=4, resume=True)
+    assert resumed[0]["result"]["resumed_from"] == 2
+    assert newest.exists()
+    assert not (tmp_path / "c" / "epoch-00000004.partial").exists()
+
+
+DAMAGE = ["shared.safetensors", "rank-1.safetensors", "manifest.json", "missing"]
+
+
+@pytest.mark.filterwarnings("ignore:.*trying the one before:RuntimeWarning")
+@pytest.mark.parametrize("what", DAMAGE)
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(what: str, tmp_path: Path) -> None:
+    data = write_parts(tmp_path, "typed", 2)
+    undisturbed = train(data, tmp_path / "c", epochs=4)
+    newest = tmp_path / "c" / "epoch-00000004"
+    if what == "missing":
+        (newest / "rank-0.safetensors").unlink()
+    else:
+        content = bytearray((newest / what).read_bytes())
+        content[-20] ^= 0xFF
+        (newest / what).write_bytes(content)
+    resumed = train(data, tmp_path / "c", epochs=4, resume=True)
+    assert resumed[0]["result"]["resumed_from"] == 2
+    assert_same(resumed, undisturbed)
+
+
+@pytest.mark.filterwarnings("ignore:.*trying the one before:RuntimeWarning")
+def test_when_every_checkpoint_is_damaged_the_run_says_so(tmp_path: Path) -> None:
+    data = write_parts(tmp_path, "typed", 2)
+    train(data, tmp_path / "c", epochs=2)
+    (tmp_path / "c" / "epoch-00000002" / "manifest.json").write_text("{")
+    with pytest.raises(RanksFailed, match="no checkpoint in .* is whole"):
+        train(data, tmp_path / "c", epochs=4, resume=True)
+
+
+MISMATCHES = {
+    "hidden was 6 and is 7": {"hidden": 7},
+    "lr was 0.01 and is 0.1": {"lr": 0.1},
+    "seed was 0 and is 1": {"seed": 1},
+    "aggregation was 'oneshot' and is 'sequential'": {"aggregation": "sequential"},
+}
+
+
+@pytest.mark.parametrize("message", list(MISMATCHES))
+def test_another_run_s_checkpoint_is_refused(message: str, tmp_path: Path) -> None:
+    data = write_parts(tmp_path, "typed", 2)
+    train(data, tmp_path / "c", epochs=2, aggregation="oneshot")
+    values = {"aggregation": "oneshot", **MISMATCHES[message]}
+    with pytest.raises(RanksFailed, match=message) as failed:
+        train(data, tmp_path / "c", epochs=4, resume=True, **values)
+    assert all("CheckpointError" in text for text in failed.value.errors.values())
+
+
+def test_other_numbers_of_workers_and_other_formats_are_refused(tmp_path: Path) -> None:
+    data = write_parts(tmp_path, "typed", 2)
+    train(data, tmp_path / "c", epochs=2, aggregation="oneshot")
+    three = config_of(
+        write_parts(tmp_path, "typed", 3),
+        **SETTINGS,
+        aggregation="oneshot",
+        resume=True,
+        checkpoint_dir=str(tmp_path / "c"),
+    )
+    with pytest.raises(RanksFailed, match="was written by 2 workers"):
+        run_ranks(train_on_rank, 3, as_values(three))
+    manifest = tmp_path / "c" / "epoch-00000002" / "manifest.json"
+    content = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps({**content, "format_version": 99}))
+    with pytest.raises(RanksFailed, match="resume with the graphshard that wrote it"):
+        train(data, tmp_path / "c", epochs=4, resume=True, aggregation="oneshot")
+
+
+def test_a_folder_in_use_and_a_folder_that_is_not_there_are_refused(tmp_path: Path) -> None:
+    data = write_parts(tmp_path, "typed", 2)
+    train(data, tmp_path / "c", epochs=2)
+    with pytest.raises(RanksFailed, match="holds checkpoints of an earlier run"):
+        train(data, tmp_path / "c", epochs=4)
+    with pytest.raises(RanksFailed, match="there is no folder of checkpoints"):
+        train(data, tmp_path / "nowhere", epochs=4, resume=True)

@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The launcher, with workers that are a line of Python each: no torch, no process group."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from graphshard.train import _launch, launch_workers
+
+HERE = "import os, sys, time; rank = int(os.environ['RANK']); "
+
+
+def command(code: str) -> list[str]:
+    return [sys.executable, "-S", "-c", HERE + code]
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    status = Path(f"/proc/{pid}/stat")
+    return not status.exists() or status.read_text().rsplit(")", 1)[1].split()[0] != "Z"
+
+
+@pytest.fixture(autouse=True)
+def _short_margin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_launch, "_MARGIN_SECONDS", 0.3)
+
+
+def test_workers_get_torchrun_s_environment_and_their_share_of_the_cores(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    lines: list[str] = []
+    names = "WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT OMP_NUM_THREADS"
+    code = f"print(rank, *[os.environ[n] for n in '{names}'.split()])"
+    outcome = launch_workers(command(code), 3, on_stderr=lines.append)
+    assert outcome.exit_code == 0
+    assert outcome.report() == ""
+    rank, world, local, local_world, address, port, threads = lines[0].split()
+    assert (rank, world, local, local_world, address) == ("0", "3", "0", "3", "127.0.0.1")
+    assert 1024 < int(port) < 65536
+    assert int(threads) == max(1, len(os.sched_getaffinity(0)) // 3)
+    assert [exit.stderr[0].split()[0] for exit in outcome.exits] == ["0", "1", "2"]
+
+
+def test_events_of_rank_0_arrive_in_order() -> None:
+    code = (
+        "fd = os.environ.get('GRAPHSHARD_EVENTS_FD'); "
+        "[os.write(int(fd), b'{\"n\": %d}\\n' % n) for n in range(3)] if fd else None; "
+        "assert (fd is None) == (rank != 0)"
+    )
+    events: list[dict[str, Any]] = []
+    assert launch_workers(command(code), 2, on_event=events.append).exit_code == 0
+    assert events == [{"n": 0}, {"n": 1}, {"n": 2}]
+
+
+def test_the_first_cause_comes_first_and_victims_after() -> None:
+    """Rank 0 blames another at once; rank 2 is the cause and ends later; rank 1 blames it too."""
+    code = (
+        "time.sleep(0.3 * (rank == 2)); "
+        "print('rank', rank, 'says', file=sys.stderr, flush=True); "
+        "os._exit(1 if rank == 2 else 3)"
+    )
+    outcome = launch_workers(command(code), 3, timeout=5)
+    assert outcome.exit_code == 1
+    assert outcome.failed[0].rank == 2
+    report = outcome.report().splitlines()
+    assert report[0] == "error: rank 2 ended with exit code 1"
+    assert report[1] == "  | rank 2 says"
+    assert "then rank 0 ended with exit code 3: rank 0 says" in report
+
+
+def test_a_killed_worker_is_named_with_its_signal_and_the_rest_is_ended() -> None:
+    pids: list[int] = []
+    code = "os.kill(os.getpid(), 9) if rank == 1 else time.sleep(60)"
+    start = time.monotonic()
+    outcome = launch_workers(command(code), 3, timeout=0.2, on_start=pids.extend)
+    assert time.monotonic() - start < 10
+    assert outcome.exit_code == 1
+    report = outcome.report().splitlines()
+    assert report[0] == "error: rank 1 ended with signal SIGKILL"
+    assert report[1] == "then rank 0 was ended by the launcher: it said nothing"
+    assert not any(alive(pid) for pid in pids)
+
+
+def test_a_worker_that_ignores_sigterm_is_ended_all_the_same() -> None:
+    code = (
+        "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+        "os._exit(1) if rank == 1 else time.sleep(60)"
+    )
+    outcome = launch_workers(command(code), 2, timeout=0.2)
+    assert [exit.ended_by_us for exit in outcome.exits] == [True, False]
+    assert outcome.exits[0].code == -signal.SIGKILL
+
+
+def test_wrong_input_is_reported_in_one_line() -> None:
+    code = "print('noise'); print('error: lr is wrong'); os._exit(2)"
+    outcome = launch_workers(command(code), 2, timeout=5)
+    assert outcome.exit_code == 2
+    assert outcome.report() == "error: lr is wrong"
+
+
+def test_long_lines_and_long_outputs_are_cut() -> None:
+    code = "[print('x' * 9000) for _ in range(300)]; os._exit(1)"
+    report = launch_workers(command(code), 1, timeout=5).report()
+    assert len(report.splitlines()) < 70
+    assert max(len(line) for line in report.splitlines()) < 600
+
+
+def test_a_callback_that_raises_ends_the_workers() -> None:
+    pids: list[int] = []
+
+    def stop(line: str) -> None:
+        raise RuntimeError("enough")
+
+    with pytest.raises(RuntimeError, match="enough"):
+        launch_workers(
+            command("print('hello', flush=True); time.sleep(60)"),
+            2,
+            on_start=pids.extend,
+            on_stderr=stop,
+        )
+    assert not any(alive(pid) for pid in pids)
+
+
+def test_a_command_that_does_not_exist_is_told() -> None:
+    with pytest.raises(FileNotFoundError):
+        launch_workers(["/nowhere/python"], 2)
+    with pytest.raises(ValueError, match="num_workers must be at least 1"):
+        launch_workers(command("pass"), 0)
+
+
+LAUNCHER = """
+import sys
+from graphshard.train import launch_workers
+code = "import time; print('ready', flush=True); time.sleep(100)"
+def show(pids):
+    print(*pids, flush=True)
+launch_workers([sys.executable, "-S", "-c", sys.argv[1]], 2, on_start=show)
+"""
+
+
+def start_launcher(worker: str) -> tuple[subprocess.Popen[str], list[int]]:
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", LAUNCHER, worker],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+    )
+    assert launcher.stdout is not None
+    return launcher, [int(pid) for pid in launcher.stdout.readline().split()]
+
+
+def wait_until_gone(pids: list[int], seconds: float) -> None:
+    stop = time.monotonic() + seconds
+    while any(alive(pid) for pid in pids):
+        assert time.monotonic() < stop, "a worker is still alive"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_and_sigterm_stop_all(number: int) -> None:
+    launcher, pids = start_launcher("import time; time.sleep(100)")
+    assert len(pids) == 2
+    launcher.send_signal(number)
+    _, error = launcher.communicate(timeout=20)
+    assert launcher.returncode != 0
+    assert "KeyboardInterrupt" in error
+    wait_until_gone(pids, 5)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's part of it is Linux's")
+def test_workers_die_with_a_launcher_that_is_killed() -> None:
+    worker = (
+        "from graphshard.train._worker import end_with_launcher as e; e(); "
+        "import time; time.sleep(100)"
+    )
+    launcher, pids = start_launcher(worker.replace("; ", "\n"))
+    time.sleep(0.2)  # also fine when it happens while the workers import
+    launcher.kill()
+    launcher.communicate(timeout=20)
+    wait_until_gone(pids, 60)
+
+
+def test_the_watching_thread_notices_that_the_parent_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where the kernel has no such service: the thread, with a parent that is not ours."""
+    from graphshard.train import _worker
+
+    ended = threading.Event()
+    codes: list[int] = []
+
+    def end(code: int) -> None:
+        codes.append(code)
+        ended.set()
+
+    monkeypatch.setattr(_worker.os, "_exit", end)
+    monkeypatch.setattr(_worker, "_WATCH_SECONDS", 0.01)
+    _worker._watch_parent(os.getpid() + 123456)
+    assert ended.wait(5)
+    assert codes == [130]
+
+
+def test_a_report_of_rank_0_passes_as_json() -> None:
+    from graphshard.train._local import report_from_dict
+    from graphshard.train._result import EpochReport, Evaluation
+
+    evaluation = Evaluation(epoch=3, accuracy={"val": 0.25}, val_loss=0.1 + 0.2)
+    report = EpochReport(epoch=3, epochs=9, loss=1 / 3, evaluation=evaluation)
+    import dataclasses
+
+    assert report_from_dict(json.loads(json.dumps(dataclasses.asdict(report)))) == report

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""N workers train as one does: losses, accuracies, weights. Up to 3 gloo ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from train_cases import as_values, config_of, train_on_rank, write_parts
+
+from graphshard.testing import RanksFailed, run_ranks
+
+CASES = {
+    "gcn": ("plain", {"model": "gcn"}),
+    "sage": ("plain", {"model": "sage", "layers": 3}),
+    "gat": ("plain", {"model": "gat", "heads": 2, "hidden": 3}),
+    "rgcn": ("plain", {"model": "rgcn", "num_bases": 2}),
+    "rgcn_one_hot": ("knowledge", {"model": "rgcn"}),
+    "rgcn_one_hot_bases": ("knowledge", {"model": "rgcn", "num_bases": 3}),
+    "gcn_embeddings": ("knowledge", {"model": "gcn"}),
+    "rgcn_typed": ("typed", {"model": "rgcn"}),
+    "rgcn_typed_bases": ("typed", {"model": "rgcn", "num_bases": 2}),
+}
+
+
+def run(folder: Path, case: str, world_size: int, how: str, **more: Any) -> list[dict[str, Any]]:
+    kind, values = CASES[case]
+    data = write_parts(folder, kind, world_size, how)
+    config = config_of(data, dropout=0.0, **{**values, **more})
+    found: list[dict[str, Any]] = run_ranks(train_on_rank, world_size, as_values(config))
+    return found
+
+
+def embedding_rows(ranks: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    """Embeddings of all nodes in the order of their original ids, whatever the partition."""
+    missing = [key for key in ranks[0]["local"] if key.startswith("embeddings/")]
+    rows = {}
+    for key in missing:
+        sizes = [rank["local"][key].shape[0] for rank in ranks]
+        ids = next(
+            torch.cat([rank["ids"][t] for rank in ranks])
+            for t in ranks[0]["ids"]
+            if [rank["ids"][t].shape[0] for rank in ranks] == sizes
+        )
+        whole = torch.cat([rank["local"][key] for rank in ranks])
+        rows[key] = whole[torch.argsort(ids)]
+    return rows
+
+
+@pytest.mark.parametrize("case", list(CASES))
+@pytest.mark.parametrize("how", ["random", "empty_part", "no_train"])
+def test_workers_train_as_one_does(case: str, how: str, tmp_path: Path) -> None:
+    (one,) = run(tmp_path, case, 1, how)
+    several = run(tmp_path, case, 3, how, aggregation="oneshot")
+    for rank in several:
+        expected, found = one["result"], rank["result"]
+        torch.testing.assert_close(found["losses"], expected["losses"], rtol=0, atol=1e-10)
+        assert found["num_nodes"] == expected["num_nodes"]
+        for which in ("best", "last"):
+            assert found[which]["accuracy"] == pytest.approx(expected[which]["accuracy"])
+            assert found[which]["val_loss"] == pytest.approx(expected[which]["val_loss"], abs=1e-10)
+        for name, value in one["shared"].items():
+            torch.testing.assert_close(rank["shared"][name], value, rtol=0, atol=1e-10)
+    assert several[0]["result"] == several[1]["result"] == several[2]["result"]
+    expected_rows = embedding_rows([one])
+    for name, rows in embedding_rows(several).items():
+        torch.testing.assert_close(rows, expected_rows[name], rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("case", ["gcn", "gat", "rgcn", "rgcn_one_hot", "rgcn_typed"])
+@pytest.mark.parametrize("rematerialize", [True, False])
+def test_sequential_aggregation_trains_the_same(
+    case: str, rematerialize: bool, tmp_path: Path
+) -> None:
+    (one,) = run(tmp_path, case, 1, "random")
+    two = run(tmp_path, case, 2, "random", aggregation="sequential", rematerialize=rematerialize)
+    assert two[0]["result"]["aggregation"] == "sequential"
+    torch.testing.assert_close(
+        two[1]["result"]["losses"], one["result"]["losses"], rtol=0, atol=1e-10
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_other_dtypes_train(dtype: str, tmp_path: Path) -> None:
+    two = run(tmp_path, "gcn", 2, "random", dtype=dtype)
+    losses = two[0]["result"]["losses"]
+    assert losses[-1] < losses[0]
+    assert two[0]["shared"]["model/layers.0.weight"].dtype == getattr(torch, dtype)
+
+
+def test_a_run_repeats_and_dropout_differs_by_rank_and_seed(tmp_path: Path) -> None:
+    data = write_parts(tmp_path, "plain", 2)
+    seeds = [1, 1, 2]
+    runs = [
+        run_ranks(train_on_rank, 2, as_values(config_of(data, model="gcn", seed=seed)))
+        for seed in seeds
+    ]
+    losses = [ranks[0]["result"]["losses"] for ranks in runs]
+    assert losses[0] == losses[1]
+    assert losses[0] != losses[2]
+    assert not torch.equal(runs[0][0]["local"]["random"], runs[0][1]["local"]["random"])
+
+
+def test_bytes_per_epoch_are_those_of_the_halo_and_the_gradients(tmp_path: Path) -> None:
+    """Two GCN layers in one-shot mode: rows out and gradients back; gradients of 4 weights."""
+    two = run(tmp_path, "gcn", 2, "random", aggregation="oneshot")
+    halo = run_ranks(halo_rows_of_rank, 2, write_parts(tmp_path, "plain", 2))
+    parameters = two[0]["result"]["num_parameters"]
+    exchanged = 8 * (6 + 3) * sum(halo)  # float64, hidden width, classes
+    per_rank = two[0]["result"]["bytes_per_epoch"]
+    assert sum(per_rank) == 2 * exchanged + 2 * (4 + 8 * parameters)
+
+
+def halo_rows_of_rank(rank: int, world_size: int, data: str) -> int:
+    from graphshard import construct_full_graph, load_dgl_partition_data
+
+    return construct_full_graph(load_dgl_partition_data(data, rank), "oneshot").halo_rows()
+
+
+WRONG_RUNS = {
+    "gcn needs a graph with one node type": ("typed", {"model": "gcn"}),
+    "has 2 parts, which need as many workers": ("two", {"model": "gcn"}),
+    "rgcn needs relations": ("bare", {"model": "rgcn"}),
+    "gcn needs every node to have an in-edge": ("no_loops", {"model": "gcn"}),
+    "there is nothing to train on": ("no_train", {"model": "gcn"}),
+    "must have the feature 'label'": ("no_label", {"model": "gcn"}),
+    "labels must be one class number per node": ("many_labels", {"model": "gcn"}),
+}
+
+
+@pytest.mark.parametrize("message", list(WRONG_RUNS))
+def test_what_cannot_be_trained_is_refused_on_every_rank(message: str, tmp_path: Path) -> None:
+    import train_cases
+    from train_cases import plain_graph, typed_graph
+
+    import graphshard
+    from graphshard.distributed import partition_graph
+
+    kind, values = WRONG_RUNS[message]
+    graph = typed_graph() if kind == "typed" else plain_graph()
+    if kind == "bare":
+        del graph.edata["etype"]
+    if kind == "no_loops":
+        data = dict(graph.ndata)
+        graph = graphshard.graph(([0, 1], [1, 2]), num_nodes=train_cases.NUM_NODES)
+        for name, value in data.items():
+            graph.ndata[name] = value
+    if kind == "no_train":
+        graph.ndata["train_mask"] = torch.zeros_like(graph.ndata["train_mask"])
+    if kind == "no_label":
+        del graph.ndata["label"]
+    if kind == "many_labels":
+        graph.ndata["label"] = torch.zeros(train_cases.NUM_NODES, 4)
+    partition_graph(graph, "g", 2, str(tmp_path / "g"), part_method="random", quiet=True)
+    config = config_of(str(tmp_path / "g" / "g.json"), **values)
+    world_size = 3 if kind == "two" else 2
+    with pytest.raises(RanksFailed) as failed:
+        run_ranks(train_on_rank, world_size, as_values(config))
+    assert sorted(failed.value.errors) == list(range(world_size))
+    if kind != "two":  # a rank without a part says so first
+        assert all(message in text for text in failed.value.errors.values())
+
+
+def test_ranks_with_different_settings_are_told(tmp_path: Path) -> None:
+    data = write_parts(tmp_path, "plain", 2)
+    with pytest.raises(RanksFailed, match="configuration of the run must be the same"):
+        run_ranks(train_with_own_seed, 2, as_values(config_of(data)))
+
+
+def train_with_own_seed(rank: int, world_size: int, values: dict[str, Any]) -> None:
+    train_on_rank(rank, world_size, {**values, "seed": rank})

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small graphs with a classification task, cut into parts, and one run on a rank."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import graphshard
+from graphshard.distributed import partition_graph
+from graphshard.train import FullBatchConfig, FullBatchRun
+
+NUM_NODES = 40
+NUM_CLASSES = 3
+
+
+def _random(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def set_task(graph: graphshard.Graph, ntype: str, num_train: int = 12) -> None:
+    """Labels, and masks of nodes drawn at random; one node is in a mask but has no label."""
+    count = graph.num_nodes(ntype)
+    data = graph.nodes[ntype].data
+    label = torch.randint(0, NUM_CLASSES, (count,), generator=_random(3))
+    label[5] = -1
+    order = torch.randperm(count, generator=_random(4))
+    data["label"] = label
+    bounds = [0, num_train, num_train + 8, count]
+    for split, start, stop in zip(("train", "val", "test"), bounds, bounds[1:], strict=False):
+        mask = torch.zeros(count, dtype=torch.bool)
+        mask[order[start:stop]] = True
+        data[f"{split}_mask"] = mask
+
+
+def plain_graph() -> graphshard.Graph:
+    """Features that are mostly zeros, self loops, parallel edges, relations on the edges."""
+    src = torch.randint(0, NUM_NODES, (150,), generator=_random(1))
+    dst = torch.randint(0, NUM_NODES, (150,), generator=_random(2))
+    src, dst = torch.cat([src, src[:4]]), torch.cat([dst, dst[:4]])
+    graph = graphshard.add_self_loop(graphshard.graph((src, dst), num_nodes=NUM_NODES))
+    feat = torch.rand(NUM_NODES, 20, generator=_random(5), dtype=torch.float64)
+    graph.ndata["feat"] = torch.where(feat < 0.9, 0.0, feat)
+    graph.edata["etype"] = torch.randint(0, 4, (graph.num_edges(),), generator=_random(6))
+    set_task(graph, "_N")
+    return graph
+
+
+def knowledge_graph() -> graphshard.Graph:
+    """The same without features."""
+    graph = plain_graph()
+    del graph.ndata["feat"]
+    return graph
+
+
+def typed_graph() -> graphshard.Graph:
+    """Authors have features, papers and places have none; places write nothing."""
+    sizes = {"author": 30, "paper": NUM_NODES, "place": 4}
+
+    def edges(source: str, target: str, count: int) -> tuple[Tensor, Tensor]:
+        return (
+            torch.randint(0, sizes[source], (count,), generator=_random(count)),
+            torch.randint(0, sizes[target], (count,), generator=_random(count + 1)),
+        )
+
+    graph = graphshard.heterograph(
+        {
+            ("author", "writes", "paper"): edges("author", "paper", 70),
+            ("paper", "rev_writes", "author"): edges("paper", "author", 60),
+            ("paper", "cites", "paper"): edges("paper", "paper", 80),
+            ("paper", "at", "place"): edges("paper", "place", 20),
+        },
+        sizes,
+    )
+    graph.nodes["author"].data["feat"] = torch.rand(
+        30, 7, generator=_random(9), dtype=torch.float64
+    )
+    set_task(graph, "paper")
+    return graph
+
+
+GRAPHS = {"plain": plain_graph, "knowledge": knowledge_graph, "typed": typed_graph}
+
+
+def assignment(graph: graphshard.Graph, num_parts: int, how: str) -> Any:
+    """What to pass as ``part_method``."""
+    if num_parts == 1 or how == "random":
+        return "random"
+    parts = {}
+    for ntype in graph.ntypes:
+        count = graph.num_nodes(ntype)
+        if how == "empty_part":  # the last rank has no node
+            part = torch.arange(count) % (num_parts - 1)
+        else:  # "no_train": the last rank has nodes, none of them to train on
+            part = torch.arange(count) % num_parts
+            train = graph.nodes[ntype].data.get("train_mask")
+            if train is not None:
+                part[train] = part[train] % (num_parts - 1)
+        parts[ntype] = part
+    return parts if len(parts) > 1 else next(iter(parts.values()))
+
+
+def write_parts(folder: Path, kind: str, num_parts: int, how: str = "random") -> str:
+    """Partition one of `GRAPHS`; returns the path of the JSON."""
+    graph = GRAPHS[kind]()
+    target = folder / f"{kind}-{num_parts}-{how}"
+    method = assignment(graph, num_parts, how)
+    partition_graph(graph, "g", num_parts, str(target), part_method=method, quiet=True)
+    return str(target / "g.json")
+
+
+def config_of(data: str, **values: Any) -> FullBatchConfig:
+    """A short run in float64."""
+    defaults = {"dtype": "float64", "epochs": 5, "hidden": 6, "timeout": 30.0}
+    return FullBatchConfig(data=data, **{**defaults, **values})
+
+
+def train_on_rank(rank: int, world_size: int, values: dict[str, Any]) -> dict[str, Any]:
+    """Train, and return the result and the state: what ``run_ranks`` carries."""
+    run = FullBatchRun(FullBatchConfig(**values))
+    result = run.train()
+    return {
+        "result": result.as_dict(),
+        "shared": run._learner.shared_state(),
+        "local": run._learner.local_state(),
+        "ids": run._shard.original_ids,
+    }
+
+
+def as_values(config: FullBatchConfig) -> dict[str, Any]:
+    return dataclasses.asdict(config)
