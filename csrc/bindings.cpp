@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "convert.h"
+#include "memory.h"
 #include "sddmm.h"
 #include "segment.h"
 #include "spmm.h"
@@ -306,6 +307,10 @@ NB_MODULE(_kernels, m) {
   bind_value_type<bfloat16>(m);
   bind_group_by_key<int32_t>(m);
   bind_group_by_key<int64_t>(m);
+  m.def(
+      "expect_writes",
+      [](uintptr_t address, size_t size) { expect_writes(reinterpret_cast<void*>(address), size); },
+      "address"_a, "size"_a, nb::call_guard<nb::gil_scoped_release>());
 }
 
 }  // namespace graphshard

@@ -4,9 +4,9 @@
 ::
 
     Exception
-    ├── ValueError / TypeError / IndexError / NotImplementedError   wrong arguments (built in)
+    ├── ValueError, TypeError, IndexError, NotImplementedError   wrong arguments (built in)
     └── GraphShardError
-        ├── PartitionFormatError   a partition folder is missing, incomplete, damaged or of another format
+        ├── PartitionFormatError   a partition folder is missing, incomplete or damaged
         ├── MetisError             METIS refused the graph or could not satisfy the request
         ├── RankError              another rank failed, or did not answer in time
         └── CheckpointError        a checkpoint is damaged or belongs to another run

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -10,13 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import graphshard.graph as gs
 from graphshard import function as fn
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import dgl
     import dgl.function as dgl_fn
+
+# `graphshard.graph` is the constructor, as `dgl.graph` is; this is the package of the same name.
+gs = importlib.import_module("graphshard.graph")
 
 __all__ = ["dgl", "dgl_fn", "dgl_quiet", "fn", "gs"]
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from graphshard.testing import RanksFailed, run_ranks, stop_ranks
+from graphshard.testing import RanksFailed, _processes, run_ranks, stop_ranks
 
 
 def give_back(rank, world_size, *args):
@@ -249,6 +249,19 @@ def test_stop_ranks_ends_all_processes():
     stop_ranks()
     wait_for_end(pids)
     assert not set(run_ranks(process_number, 2)) & set(pids)
+
+
+def test_where_forking_is_not_safe(monkeypatch):
+    """Then each rank is a fresh interpreter; all else is the same."""
+    stop_ranks()
+    monkeypatch.setattr(_processes, "_CAN_FORK", False)
+    try:
+        pids = run_ranks(process_number, 2)
+        with pytest.raises(RanksFailed, match="rank 0 ended with code 3 and no result"):
+            run_ranks(die, 1, "exit")
+        assert run_ranks(process_number, 1) != pids[:1]
+    finally:
+        stop_ranks()
 
 
 @needs_proc

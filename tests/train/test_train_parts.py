@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from train_cases import knowledge_graph, plain_graph, typed_graph
 
-from graphshard import EID, NID, in_subgraph, to_block
+from graphshard import EID, NID, heterograph, in_subgraph, to_block
+from graphshard.nn import RelGraphConv
 from graphshard.train import (
     GAT,
     GCN,
@@ -23,8 +24,9 @@ from graphshard.train import (
     TypedRGCN,
 )
 from graphshard.train._config import MODEL_DEFAULTS
-from graphshard.train._embeddings import uniform_rows
+from graphshard.train._embeddings import Table, uniform_rows
 from graphshard.train._input_dropout import InputDropout
+from graphshard.train._one_hot import OneHotRelGraphConv
 
 WRONG_FIELDS: dict[str, dict[str, Any]] = {
     "model must be one of gcn, sage, gat, rgcn (got 'mlp')": {"model": "mlp"},
@@ -81,12 +83,12 @@ def test_embedding_rows_look_uniform() -> None:
 
 
 def test_embeddings_are_scaled_by_the_nodes_of_all_ranks() -> None:
-    embeddings = NodeEmbeddings({"a.b": torch.arange(3)}, {"a.b": 94}, 6, 0, torch.float32)
+    embeddings = NodeEmbeddings({"a.b": Table(torch.arange(3), 94, 6)}, 0, torch.float32)
     (rows,) = embeddings().values()
     assert rows.shape == (3, 6)
     assert rows.dtype == torch.float32
     assert float(rows.detach().abs().max()) <= (6 / 100) ** 0.5
-    empty = NodeEmbeddings({"a": torch.arange(0)}, {"a": 5}, 6, 0, torch.float64)
+    empty = NodeEmbeddings({"a": Table(torch.arange(0), 5, 6)}, 0, torch.float64)
     assert empty()["a"].shape == (0, 6)
 
 
@@ -154,8 +156,9 @@ def test_models_run_on_blocks_as_on_the_graph(name: str, num_seeds: int) -> None
     graph = plain_graph()
     model = models()[name].double().eval()
     features: Tensor = graph.ndata["feat"]
+    loops = torch.rand(graph.num_nodes(), 5, dtype=torch.float64)
     if name == "one_hot":
-        features = torch.rand(graph.num_nodes(), model.in_width, dtype=torch.float64)
+        features = torch.rand(graph.num_nodes(), 10, dtype=torch.float64)
     seeds = torch.arange(graph.num_nodes())[3 : 3 + num_seeds]
     blocks: list[Any] = []
     wanted = seeds
@@ -165,36 +168,48 @@ def test_models_run_on_blocks_as_on_the_graph(name: str, num_seeds: int) -> None
         block.edata["etype"] = graph.edata["etype"][part.edata[EID][block.edata[EID]]]
         blocks.insert(0, block)
         wanted = block.srcdata[NID]
-    expected = model([graph, graph], features)[seeds]
-    torch.testing.assert_close(model(blocks, features[wanted]), expected)
+    if name == "one_hot":
+        expected = model([graph, graph], (features, loops))[seeds]
+        found = model(blocks, (features[wanted], loops[wanted]))
+    else:
+        expected = model([graph, graph], features)[seeds]
+        found = model(blocks, features[wanted])
+    torch.testing.assert_close(found, expected)
 
 
-def test_the_one_hot_layer_is_rel_graph_conv_on_one_hot_rows() -> None:
+@pytest.mark.parametrize("num_bases", [0, 2])
+def test_the_one_hot_layer_is_rel_graph_conv_on_one_hot_rows(num_bases: int) -> None:
     """The oracle: RelGraphConv fed with the identity, and the rows as its matrices."""
-    from graphshard.nn import RelGraphConv
-    from graphshard.train._models import OneHotRelGraphConv
-
     graph = knowledge_graph()
     count, width, etypes = graph.num_nodes(), 3, graph.edata["etype"]
     norm = torch.rand(graph.num_edges(), 1, dtype=torch.float64)
-    for num_bases in (0, 2):
-        layer = OneHotRelGraphConv(width, 4, num_bases).double()
-        rows = torch.rand(count, layer.in_width, dtype=torch.float64)
-        oracle = RelGraphConv(
-            count, width, 4, "basis" if num_bases else None, num_bases or None
-        ).double()
-        with torch.no_grad():
-            layer.h_bias.fill_(0.5)
-            oracle.h_bias.fill_(0.5)
-            matrices = rows[:, width:].unflatten(1, (num_bases or 4, width))
-            oracle.linear_r.W.copy_(matrices.transpose(0, 1))
-            oracle.loop_weight.copy_(rows[:, :width])
-            if num_bases:
-                oracle.linear_r.coeff.copy_(layer.coeff)
-        one_hot = torch.eye(count, dtype=torch.float64)
-        torch.testing.assert_close(
-            layer(graph, rows, etypes, norm), oracle(graph, one_hot, etypes, norm)
+    matrices = torch.rand(num_bases or 4, count, width, dtype=torch.float64)
+    loops = torch.rand(count, width, dtype=torch.float64)
+    layer = OneHotRelGraphConv(width, 4, num_bases).double()
+    oracle = RelGraphConv(
+        count, width, 4, "basis" if num_bases else None, num_bases or None
+    ).double()
+    with torch.no_grad():
+        layer.h_bias.fill_(0.5)
+        oracle.h_bias.fill_(0.5)
+        oracle.linear_r.W.copy_(matrices)
+        oracle.loop_weight.copy_(loops)
+        if num_bases:
+            oracle.linear_r.coeff.copy_(layer.coeff)
+    if num_bases:
+        rows, seen = matrices.transpose(0, 1).flatten(1), graph
+    else:
+        src, dst = graph.edges()
+        codes, place = torch.unique(src * 4 + etypes, return_inverse=True)
+        rows = matrices[codes % 4, codes // 4]
+        seen = heterograph(
+            {("pair", "to", "node"): (place, dst)}, {"pair": len(codes), "node": count}
         )
+    one_hot = torch.eye(count, dtype=torch.float64)
+    expected = oracle(graph, one_hot, etypes, norm)
+    torch.testing.assert_close(layer(seen, (rows, loops), etypes, norm), expected)
+    expected = oracle(graph, one_hot, etypes)
+    torch.testing.assert_close(layer(seen, (rows, loops), etypes), expected)
 
 
 def test_the_typed_model_is_its_formula() -> None:

@@ -127,7 +127,6 @@ def train_on_rank(rank: int, world_size: int, values: dict[str, Any]) -> dict[st
         "result": result.as_dict(),
         "shared": run._learner.shared_state(),
         "local": run._learner.local_state(),
-        "ids": run._shard.original_ids,
     }
 
 

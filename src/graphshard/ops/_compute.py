@@ -9,6 +9,8 @@ requires grad without a word.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -19,6 +21,9 @@ from ._broadcast import RowLoop, Shape, copy_loop, dot_loop, row_loop, row_place
 from ._kernel import kernels_for
 
 Operand = Tensor | None
+
+LARGE_BYTES = 1 << 22
+"""Results of this size and more get large pages; smaller ones come from memory used before."""
 
 
 def spmm(
@@ -33,9 +38,9 @@ def spmm(
     if kernels is None:
         return _fallback.spmm(adj, op, reduce, lhs, rhs)
     loop = _spmm_loop(lhs, rhs)
-    out = like.new_empty(adj.num_dst, *loop.shape)
+    out = _empty(kernels, (adj.num_dst, *loop.shape), like.dtype)
     has_arg = reduce in ("max", "min")
-    arg = torch.empty(out.shape, dtype=adj.idtype, device=out.device) if has_arg else None
+    arg = _empty(kernels, out.shape, adj.idtype) if has_arg else None
     if out.numel():
         indptr, indices, eids = adj.csc()
         kernels.spmm(
@@ -64,7 +69,7 @@ def sddmm(
         return _fallback.sddmm(adj, op, lhs, rhs, lhs_target, rhs_target)
     make_loop = dot_loop if op == "dot" else row_loop
     loop = make_loop(tuple(lhs.shape[1:]), tuple(rhs.shape[1:]))
-    out = lhs.new_empty(adj.num_edges, *loop.shape)
+    out = _empty(kernels, (adj.num_edges, *loop.shape), lhs.dtype)
     if not out.numel():
         return out
     if loop.inner == 0:
@@ -82,8 +87,13 @@ def sddmm(
 
 def gather(adj: Adjacency, values: Tensor, target: str) -> Tensor:
     """The row of each edge's source or destination, any dtype: [num_edges, ...]."""
-    src, dst = adj.coo()
-    return values.detach().index_select(0, src if target == "u" else dst)
+    index = adj.coo()[0 if target == "u" else 1]
+    values = values.detach()
+    kernels = kernels_for(values.device)
+    if kernels is None:
+        return values.index_select(0, index)
+    out = _empty(kernels, (adj.num_edges, *values.shape[1:]), values.dtype)
+    return torch.index_select(values, 0, index, out=out)
 
 
 def edge_softmax(adj: Adjacency, logits: Tensor) -> Tensor:
@@ -92,7 +102,7 @@ def edge_softmax(adj: Adjacency, logits: Tensor) -> Tensor:
     kernels = kernels_for(logits.device, logits.dtype)
     if kernels is None:
         return _fallback.edge_softmax(adj, logits)
-    out = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
+    out = _empty(kernels, logits.shape, logits.dtype)
     if out.numel():
         indptr, _, eids = adj.csc()
         kernels.edge_softmax(_rows(out), indptr, eids, _rows(logits), torch.get_num_threads())
@@ -105,7 +115,7 @@ def edge_softmax_backward(adj: Adjacency, out: Tensor, grad: Tensor) -> Tensor:
     kernels = kernels_for(out.device, out.dtype)
     if kernels is None:
         return _fallback.edge_softmax_backward(adj, out, grad)
-    result = torch.empty(out.shape, dtype=out.dtype, device=out.device)
+    result = _empty(kernels, out.shape, out.dtype)
     if out.numel():
         indptr, _, eids = adj.csc()
         kernels.edge_softmax_backward(
@@ -145,10 +155,10 @@ def winners_backward(
     )
     lhs_grad = rhs_grad = None
     if wanted[0]:
-        lhs_grad = torch.zeros(adj.num_src, *shape, dtype=wide, device=grad.device)
+        lhs_grad = _empty(kernels, (adj.num_src, *shape), wide).zero_()
     if wanted[1]:
         assert rows[1] is not None
-        rhs_grad = torch.zeros(adj.num_edges, *rows[1], dtype=wide, device=grad.device)
+        rhs_grad = _empty(kernels, (adj.num_edges, *rows[1]), wide).zero_()
     if arg.numel():
         kernels.winners_backward(
             _rows(grad.detach()),
@@ -167,6 +177,14 @@ def winners_backward(
         assert rows[0] is not None
         lhs_grad = sum_to_row(lhs_grad, rows[0]).to(grad.dtype)
     return lhs_grad, None if rhs_grad is None else rhs_grad.to(grad.dtype)
+
+
+def _empty(kernels: ModuleType, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    out = torch.empty(shape, dtype=dtype, device="cpu")
+    size = out.numel() * out.element_size()
+    if size >= LARGE_BYTES:
+        kernels.expect_writes(out.data_ptr(), size)
+    return out
 
 
 def _spmm_loop(lhs: Operand, rhs: Operand) -> RowLoop:

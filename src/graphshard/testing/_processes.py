@@ -74,6 +74,8 @@ class Template:
 
     def read(self, seconds: float) -> None:
         """Take what the template has to say, waiting no longer than some seconds for it."""
+        if self.ended:
+            return
         with selectors.DefaultSelector() as selector:
             selector.register(self.control, selectors.EVENT_READ)
             if not selector.select(max(0.0, seconds)):
@@ -96,6 +98,8 @@ class Template:
             self.codes[self.process.pid] = self.process.wait()
 
     def stop(self) -> None:
+        """End it, and with it the ranks that are left."""
+        self.ended = True
         self.control.close()
         try:
             self.process.wait(_END_SECONDS)

@@ -11,8 +11,8 @@ go, where the output goes) and, as text, the file for stack dumps. It answers wi
     {"started": pid}                    for each message
     {"ended": pid, "code": code}        for each rank that has ended; minus the signal if killed
 
-When the socket ends it ends too, and all ranks with it. With a second argument, "once", it becomes the first rank itself:
-for systems where forking a process that has loaded torch is not safe.
+When the socket ends it ends too, and all ranks with it. With a second argument, "once", it becomes
+the first rank itself: for systems where forking a process that has loaded torch is not safe.
 """
 
 from __future__ import annotations
@@ -51,7 +51,10 @@ def main() -> None:
             os.read(woken, 4096)
             _reap(control, ranks)
         if control.fileno() in readable:
-            data, descriptors, _, _ = socket.recv_fds(control, MAX_MESSAGE, 3)
+            try:
+                data, descriptors, _, _ = socket.recv_fds(control, MAX_MESSAGE, 3)
+            except OSError:
+                data = b""
             if not data:
                 # Ranks end by themselves when their jobs do, but not if they are stopped.
                 for rank in ranks:

@@ -110,14 +110,13 @@ class FullBatchRun:
         self._memory = PeakMemory()
         self._shard = load_shard(self.config) if shard is None else shard
         self._learner = Learner(self._shard, self.config)
-        graph = self._shard.graph(self.config, self._learner.exchanged_width)
+        graph = self._learner.graphs[0]
         if self.config.model in ("gcn", "gat") and graph.any_zero_in_degree():
             raise ValueError(
                 f"{self.config.model} needs every node to have an in-edge, and some have none; "
                 "partition the graph again with self loops (graphshard partition --self-loops)"
             )
-        self._aggregation = graph.mode
-        self._graphs = [graph] * self.config.layers
+        self._aggregation = self._learner.aggregation
         self._splits = [s for s in SPLITS if self._shard.num_nodes[s]]
         self._history = _History()
         self._best: Snapshot | None = None
@@ -175,7 +174,7 @@ class FullBatchRun:
         while history.epoch < config.epochs and not history.stopped:
             start = time.perf_counter()
             with trace() as sent:
-                share = self._learner.step(self._graphs)
+                share = self._learner.step()
             step_seconds.append(time.perf_counter() - start)
             bytes_sent = sent.total_bytes
             history.epoch += 1
@@ -198,7 +197,7 @@ class FullBatchRun:
 
     def _evaluate(self, share: float) -> tuple[float, Evaluation]:
         """Loss of the epoch, and the model's results; one collective beside the model's own."""
-        numbers = self._learner.evaluate(self._graphs, self._splits)
+        numbers = self._learner.evaluate(self._splits)
         loss, *totals = summed([share, *numbers])
         right, losses = totals[::2], totals[1::2]
         counts = [self._shard.num_nodes[s] for s in self._splits]

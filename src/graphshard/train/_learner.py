@@ -18,11 +18,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..comm import gather_grads, is_initialized, rank, sync_params
-from ..graph import MessagePassingGraph
+from ..fullbatch import PartitionData
 from ._config import ResolvedConfig
-from ._embeddings import NodeEmbeddings
+from ._embeddings import NodeEmbeddings, Table
 from ._models import GAT, GCN, RGCN, SAGE, NodeClassifier, TypedRGCN
+from ._one_hot import OneHotRelGraphConv, pair_data
 from ._shard import TrainingShard
+
+# Tables of an R-GCN whose nodes have no features.
+ROWS, SELF_ROWS = "one-hot rows", "one-hot rows of self loops"
 
 
 @dataclass(frozen=True)
@@ -45,19 +49,24 @@ class Learner:
         self._shard = shard
         torch.manual_seed(config.seed)
         self.model: nn.Module = build_model(shard, config).to(config.torch_dtype)
-        missing = [t for t in shard.data.node_type_names if t not in shard.features]
-        ids = shard.original_ids
-        self.embeddings = NodeEmbeddings(
-            {t: ids[t] for t in missing},
-            shard.num_all,
-            self.model.in_width if isinstance(self.model, RGCN) else config.hidden,
-            config.seed,
-            config.torch_dtype,
-        )
+        classifier: NodeClassifier = self.model  # type: ignore[assignment]
+        width = classifier.exchanged_width()
+        graph = shard.graph(config, width)
+        self.aggregation = graph.mode
+        self.graphs: list[Any] = [graph] * config.layers
+        tables = {
+            t: Table(shard.original_ids[t], shard.num_all[t], config.hidden)
+            for t in shard.data.node_type_names
+            if t not in shard.features
+        }
+        first = self.model.one_hot if isinstance(self.model, RGCN) else None
+        if first is not None:
+            tables, pairs = one_hot_tables(shard, first)
+            if pairs is not None:
+                self.graphs[0] = shard.graph_of(pairs, config, width)
+        self.embeddings = NodeEmbeddings(tables, config.seed, config.torch_dtype)
         if is_initialized():
             sync_params(self.model)
-        classifier: NodeClassifier = self.model  # type: ignore[assignment]
-        self.exchanged_width = classifier.exchanged_width()
         self._named = {
             **{f"model/{name}": p for name, p in self.model.named_parameters()},
             **{f"embeddings/{name}": p for name, p in self.embeddings.named_parameters()},
@@ -83,13 +92,15 @@ class Learner:
         """Numbers in this rank's embeddings."""
         return sum(p.numel() for p in self.embeddings.parameters())
 
-    def scores(self, graphs: Sequence[MessagePassingGraph]) -> Tensor:
+    def scores(self) -> Tensor:
         """The model's output for this rank's nodes of the target type; collective."""
         inputs = {**self._shard.features, **self.embeddings()}
         if self._shard.is_typed:
-            scores: Tensor = self.model(graphs, inputs)
+            scores: Tensor = self.model(self.graphs, inputs)
+        elif SELF_ROWS in inputs:
+            scores = self.model(self.graphs, (inputs[ROWS], inputs[SELF_ROWS]))
         else:
-            scores = self.model(graphs, inputs[self._shard.target])
+            scores = self.model(self.graphs, inputs[self._shard.target])
         return scores
 
     def loss(self, scores: Tensor, split: str) -> Tensor:
@@ -99,11 +110,11 @@ class Learner:
         summed = F.cross_entropy(wide, self._shard.label[rows], reduction="sum")
         return summed / self._shard.num_nodes[split]
 
-    def step(self, graphs: Sequence[MessagePassingGraph]) -> float:
+    def step(self) -> float:
         """One epoch; returns this rank's share of the loss before the step. Collective."""
         self.model.train()
         self.optimizer.zero_grad(set_to_none=True)
-        loss = self.loss(self.scores(graphs), "train")
+        loss = self.loss(self.scores(), "train")
         loss.backward()
         if is_initialized():
             gather_grads(self.model)
@@ -111,10 +122,10 @@ class Learner:
         return float(loss.detach())
 
     @torch.no_grad()
-    def evaluate(self, graphs: Sequence[MessagePassingGraph], splits: Sequence[str]) -> list[float]:
+    def evaluate(self, splits: Sequence[str]) -> list[float]:
         """This rank's numbers for each split: nodes that are right, and share of the loss."""
         self.model.eval()
-        scores = self.scores(graphs)
+        scores = self.scores()
         right = scores.argmax(dim=1) == self._shard.label
         numbers = []
         for split in splits:
@@ -199,6 +210,21 @@ def build_model(shard: TrainingShard, config: ResolvedConfig) -> nn.Module:
     if config.model == "gat":
         return GAT(width, hidden, classes, layers, config.heads, dropout)
     return (GCN if config.model == "gcn" else SAGE)(width, hidden, classes, layers, dropout)
+
+
+def one_hot_tables(
+    shard: TrainingShard, layer: OneHotRelGraphConv
+) -> tuple[dict[str, Table], PartitionData | None]:
+    """The rows that a first layer for one-hot input takes, and its graph of pairs; collective."""
+    ids, height = shard.original_ids[shard.target], shard.num_all[shard.target]
+    own = Table(ids, height, layer.out_feat)
+    if layer.num_bases:
+        return {ROWS: Table(ids, height, layer.in_width), SELF_ROWS: own}, None
+    assert shard.relation is not None
+    count = shard.num_relations
+    data, pairs = pair_data(shard.data, shard.relation[0], count)
+    pair_ids = ids[pairs // count] * count + pairs % count
+    return {ROWS: Table(pair_ids, height, layer.in_width), SELF_ROWS: own}, data
 
 
 def dropout_seed(seed: int, of_rank: int) -> int:

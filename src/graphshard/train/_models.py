@@ -215,10 +215,10 @@ class RGCN(nn.Module):
             )
             for i in range(1 if in_feats is None else 0, layers)
         )
-        self.one_hot = OneHotRelGraphConv(outs[0], num_rels, num_bases) if in_feats is None else None
-        if self.one_hot is not None:
-            self.layers.insert(0, self.one_hot)
-            widths[0] = self.one_hot.in_width
+        if in_feats is None:
+            first = OneHotRelGraphConv(outs[0], num_rels, num_bases)
+            self.layers.insert(0, first)
+            widths[0] = first.in_width
         self.dropout = nn.Dropout(dropout)
         self._widths = widths
 
@@ -232,6 +232,12 @@ class RGCN(nn.Module):
             h = layer(graph, inputs, graph.edata["etype"], graph.edata.get("norm"))
         scores: Tensor = h
         return scores
+
+    @property
+    def one_hot(self) -> OneHotRelGraphConv | None:
+        """The first layer, if nodes have no features."""
+        first = self.layers[0]
+        return first if isinstance(first, OneHotRelGraphConv) else None
 
     def penalized_parameters(self) -> list[nn.Parameter]:
         """The first layer's."""

@@ -28,8 +28,8 @@ from ..graph import MessagePassingGraph
 from ..partition import RangePartitionBook
 from ._counts import per_rank
 
-PAIR = "pair"
-"""Node type of the pairs, in the graph of pairs."""
+PAIR, NODE = "pair", "node"
+"""Node types of the graph of pairs. Not the default name, which in a book means all types."""
 
 _Type = TypeVar("_Type", str, CanonicalEType)
 
@@ -109,7 +109,7 @@ def pair_data(data: PartitionData, etype: Tensor, num_rels: int) -> tuple[Partit
         A part of a graph in which sources are of node type `PAIR`, with the edges in the same
         order; and ``[num_pairs]``, ascending: node row times ``num_rels`` plus relation.
     """
-    (ntype,), (relation,) = data.node_type_names, data.canonical_etypes
+    (relation,) = data.canonical_etypes
     edges = data.edges[relation]
     code = edges.src * num_rels + etype
     here = edges.src_part == data.rank
@@ -129,28 +129,28 @@ def pair_data(data: PartitionData, etype: Tensor, num_rels: int) -> tuple[Partit
             if stop > start:
                 src[of_part] = rows[start + torch.searchsorted(needed[part], code[of_part])]
     src[here] = torch.searchsorted(pairs, code[here])
-    changed: CanonicalEType = (PAIR, relation[1], ntype)
+    changed: CanonicalEType = (PAIR, "read_by", NODE)
     counts = per_rank(pairs.numel())
     nodes = [data.node_map().size(part) for part in range(data.num_parts)]
     in_edges = [data.partition_book.partid2eids(p).numel() for p in range(data.num_parts)]
     book = RangePartitionBook(
         data.rank,
         data.num_parts,
-        _blocks({ntype: nodes, PAIR: counts}),
+        _blocks({NODE: nodes, PAIR: counts}),
         _blocks({changed: in_edges}),
-        {ntype: 0, PAIR: 1},
+        {NODE: 0, PAIR: 1},
         {changed: 0},
     )
-    part = replace(
+    changed_data = replace(
         data,
         partition_book=book,
-        node_type_names=(ntype, PAIR),
+        node_type_names=(NODE, PAIR),
         canonical_etypes=(changed,),
         node_features={},
         edge_features={},
         edges={changed: RelationEdges(edges.src_part, src, edges.dst)},
     )
-    return part, pairs
+    return changed_data, pairs
 
 
 def _blocks(sizes: Mapping[_Type, list[int]]) -> dict[_Type, list[list[int]]]:

@@ -66,16 +66,20 @@ class TrainingShard:
 
     def graph(self, config: ResolvedConfig, row_width: int) -> GraphShardManager:
         """The whole graph, to run a model on; collective."""
+        return self.graph_of(self.data, config, row_width)
+
+    def graph_of(
+        self, data: PartitionData, config: ResolvedConfig, row_width: int
+    ) -> GraphShardManager:
+        """A graph with this one's edges, in the same order; collective."""
         graph = construct_full_graph(
-            self.data,
+            data,
             config.aggregation,  # type: ignore[arg-type]
             rematerialize=config.rematerialize,
             row_width=row_width,
         )
         if self.relation is not None and config.model == "rgcn":
-            etype, norm = self.relation
-            graph.edata["etype"] = etype
-            graph.edata["norm"] = norm
+            graph.edata["etype"], graph.edata["norm"] = self.relation
         return graph
 
 
