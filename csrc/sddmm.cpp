@@ -10,16 +10,6 @@
 namespace graphshard {
 namespace {
 
-struct Edge {
-  int64_t src;
-  int64_t dst;
-  int64_t id;
-
-  GRAPHSHARD_INLINE int64_t at(Target target) const {
-    return target == Target::kSrc ? src : target == Target::kDst ? dst : id;
-  }
-};
-
 template <typename L>
 struct Elementwise {
   static GRAPHSHARD_INLINE int64_t width(const RowLoop& loop) { return loop.outer * loop.inner; }
@@ -54,39 +44,57 @@ struct Dot {
   }
 };
 
+// Where an operand's row is found: in an array of node ids, or else by the edge's id or its row in
+// the compressed format.
+template <typename T, typename I>
+struct Operand {
+  Rows<T> rows;
+  const I* nodes;
+  bool by_edge;
+
+  GRAPHSHARD_INLINE const T* at(int64_t position, int64_t row, int64_t id) const {
+    return rows[nodes != nullptr ? static_cast<int64_t>(nodes[position]) : by_edge ? id : row];
+  }
+
+  GRAPHSHARD_INLINE void prefetch(int64_t position) const {
+    constexpr int64_t kLine = 64 / sizeof(T);
+    if (nodes == nullptr) return;
+    const T* row = rows[nodes[position]];
+    for (int64_t j = 0; j < rows.width; j += kLine) GRAPHSHARD_PREFETCH(row + j);
+  }
+};
+
+template <typename T, typename I>
+GRAPHSHARD_INLINE Operand<T, I> operand_of(const SddmmArguments<T, I>& a, const Rows<T>& rows,
+                                           Target target) {
+  const bool grouped = a.csc.indptr != nullptr;
+  if (target == Target::kSrc) return {rows, grouped ? a.csc.indices : a.src, false};
+  if (target == Target::kDst) return {rows, grouped ? nullptr : a.dst, false};
+  return {rows, nullptr, true};
+}
+
 // The edges at positions [begin, end).
 template <typename Kernel, typename T, typename I>
 GRAPHSHARD_CLONES void edges(const SddmmArguments<T, I>& a, int64_t begin, int64_t end) {
-  constexpr int64_t kLine = 64 / sizeof(T);
   const bool grouped = a.csc.indptr != nullptr;
   const int64_t width = Kernel::width(a.loop);
-  const I* sources = grouped ? a.csc.indices : a.src;
+  const Operand<T, I> lhs = operand_of(a, a.lhs, a.lhs_target);
+  const Operand<T, I> rhs = operand_of(a, a.rhs, a.rhs_target);
   int64_t row = 0;
   if (grouped) {  // the destination to which the first position belongs
     const I* found = std::upper_bound(a.csc.indptr, a.csc.indptr + a.csc.num_rows, I(begin));
     row = found - a.csc.indptr - 1;
   }
   for (int64_t k = begin; k < end; ++k) {
-    if (const int64_t next = k + kPrefetchAhead; next < end) {
-      if (a.lhs_target == Target::kSrc) {
-        const T* ahead = a.lhs[sources[next]];
-        for (int64_t j = 0; j < a.lhs.width; j += kLine) GRAPHSHARD_PREFETCH(ahead + j);
-      }
-      if (a.rhs_target == Target::kSrc) {
-        const T* ahead = a.rhs[sources[next]];
-        for (int64_t j = 0; j < a.rhs.width; j += kLine) GRAPHSHARD_PREFETCH(ahead + j);
-      }
-    }
-    Edge edge{static_cast<int64_t>(sources[k]), 0, k};
+    const int64_t ahead = std::min(k + kPrefetchAhead, end - 1);
+    lhs.prefetch(ahead);
+    rhs.prefetch(ahead);
+    int64_t id = k;
     if (grouped) {
       while (k >= static_cast<int64_t>(a.csc.indptr[row + 1])) ++row;
-      edge.dst = row;
-      edge.id = a.csc.edge_id(k);
-    } else {
-      edge.dst = a.dst[k];
+      id = a.csc.edge_id(k);
     }
-    Kernel::run(a.loop, a.lhs[edge.at(a.lhs_target)], a.rhs[edge.at(a.rhs_target)],
-                a.out + edge.id * width);
+    Kernel::run(a.loop, lhs.at(k, row, id), rhs.at(k, row, id), a.out + id * width);
   }
 }
 

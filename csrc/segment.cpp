@@ -13,15 +13,19 @@ namespace graphshard {
 namespace {
 
 // The four steps below work on edge positions [begin, end) and `width` columns. `shifted` holds one
-// row per position, contiguous, in the order of positions.
+// row per position, contiguous, in the order of positions. What a later step will write is
+// requested along with what the first one reads.
 
 template <typename T, typename I>
 GRAPHSHARD_INLINE void load(const Csc<I>& csc, const T* logits, int64_t begin, int64_t end,
-                            int64_t width, wide_t<T>* shifted, wide_t<T>* highest) {
+                            int64_t width, const T* out, wide_t<T>* shifted, wide_t<T>* highest) {
   for (int64_t h = 0; h < width; ++h) highest[h] = -std::numeric_limits<wide_t<T>>::infinity();
   for (int64_t k = begin; k < end; ++k) {
     const int64_t ahead = k + kPrefetchAhead;
-    if (ahead < csc.num_edges) GRAPHSHARD_PREFETCH(logits + csc.edge_id(ahead) * width);
+    if (ahead < csc.num_edges) {
+      GRAPHSHARD_PREFETCH(logits + csc.edge_id(ahead) * width);
+      GRAPHSHARD_PREFETCH_WRITE(out + csc.edge_id(ahead) * width);
+    }
     const T* from = logits + csc.edge_id(k) * width;
     wide_t<T>* to = shifted + (k - begin) * width;
     for (int64_t h = 0; h < width; ++h) {
@@ -60,13 +64,14 @@ GRAPHSHARD_INLINE void store(const Csc<I>& csc, int64_t begin, int64_t end, int6
 
 template <typename T, typename I>
 GRAPHSHARD_INLINE void dot(const Csc<I>& csc, const T* out, const T* grad, int64_t begin,
-                           int64_t end, int64_t width, wide_t<T>* total) {
+                           int64_t end, int64_t width, const T* result, wide_t<T>* total) {
   for (int64_t h = 0; h < width; ++h) total[h] = 0;
   for (int64_t k = begin; k < end; ++k) {
     const int64_t ahead = k + kPrefetchAhead;
     if (ahead < csc.num_edges) {
       GRAPHSHARD_PREFETCH(out + csc.edge_id(ahead) * width);
       GRAPHSHARD_PREFETCH(grad + csc.edge_id(ahead) * width);
+      GRAPHSHARD_PREFETCH_WRITE(result + csc.edge_id(ahead) * width);
     }
     const int64_t at = csc.edge_id(k) * width;
     for (int64_t h = 0; h < width; ++h) total[h] += widen(out[at + h]) * widen(grad[at + h]);
@@ -92,7 +97,7 @@ GRAPHSHARD_CLONES void softmax_rows(const Csc<I>& csc, const T* logits, int64_t 
     const int64_t begin = csc.indptr[row];
     const int64_t end = csc.indptr[row + 1];
     if (end - begin > kSliceEdges) continue;
-    load(csc, logits, begin, end, width, shifted, highest);
+    load(csc, logits, begin, end, width, out, shifted, highest);
     exponentiate(end - begin, width, highest, shifted, total);
     store(csc, begin, end, width, shifted, total, out);
   }
@@ -105,7 +110,7 @@ GRAPHSHARD_CLONES void backward_rows(const Csc<I>& csc, const T* out, const T* g
     const int64_t begin = csc.indptr[row];
     const int64_t end = csc.indptr[row + 1];
     if (end - begin > kSliceEdges) continue;
-    dot(csc, out, grad, begin, end, width, total);
+    dot(csc, out, grad, begin, end, width, result, total);
     subtract(csc, out, grad, begin, end, width, total, result);
   }
 }
@@ -161,7 +166,8 @@ void softmax_hubs(const Csc<I>& csc, const T* logits, int64_t width, const Sched
   const auto total = scratch<V>(count * width);
   const auto rows = [&](int64_t i) { return shifted.get() + i * kSliceEdges * width; };
   run_tasks(count, num_threads, [&](int64_t i) {
-    load(csc, logits, slices[i].begin, slices[i].end, width, rows(i), highest.get() + i * width);
+    load(csc, logits, slices[i].begin, slices[i].end, width, out, rows(i),
+         highest.get() + i * width);
   });
   combine_slices(schedule, width, highest.get(), [](V a, V b) { return b > a ? b : a; });
   run_tasks(count, num_threads, [&](int64_t i) {
@@ -181,7 +187,7 @@ void backward_hubs(const Csc<I>& csc, const T* out, const T* grad, int64_t width
   const std::vector<Span> slices = slices_of(schedule);
   const auto total = scratch<V>(schedule.num_slices * width);
   run_tasks(schedule.num_slices, num_threads, [&](int64_t i) {
-    dot(csc, out, grad, slices[i].begin, slices[i].end, width, total.get() + i * width);
+    dot(csc, out, grad, slices[i].begin, slices[i].end, width, result, total.get() + i * width);
   });
   combine_slices(schedule, width, total.get(), [](V a, V b) { return a + b; });
   run_tasks(schedule.num_slices, num_threads, [&](int64_t i) {

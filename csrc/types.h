@@ -18,10 +18,12 @@
 #define GRAPHSHARD_INLINE inline __forceinline
 #define GRAPHSHARD_INLINE_LAMBDA
 #define GRAPHSHARD_PREFETCH(address)
+#define GRAPHSHARD_PREFETCH_WRITE(address)
 #else
 #define GRAPHSHARD_INLINE inline __attribute__((always_inline))
 #define GRAPHSHARD_INLINE_LAMBDA __attribute__((always_inline))
 #define GRAPHSHARD_PREFETCH(address) __builtin_prefetch(address)
+#define GRAPHSHARD_PREFETCH_WRITE(address) __builtin_prefetch(address, 1)
 #endif
 
 namespace graphshard {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write docs/reference.md: every public name with its arguments and the first line of its docstring.
+"""Write docs/reference.md: every public name, its arguments, the first line of its docstring.
 
     python docs/make_reference.py
 
@@ -164,12 +164,12 @@ def _arguments(value: Any) -> str:
             starred = True
         if parameter.kind is parameter.VAR_POSITIONAL:
             starred = True
-        prefix = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+        stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}
         default = ""
         if parameter.default is not parameter.empty:
             plain = isinstance(parameter.default, None | bool | int | float | str)
             default = f"={parameter.default!r}" if plain else "=..."
-        words.append(f"{prefix}{parameter.name}{default}")
+        words.append(f"{stars.get(parameter.kind, '')}{parameter.name}{default}")
     return f"({', '.join(words)})"
 
 

@@ -100,9 +100,7 @@ def main() -> None:
     torch.manual_seed(sar.rank())
     model = GraphSAGE(features.shape[1], num_classes=7)
     sar.sync_params(model)
-    optimizer = torch.optim.Adam(
-        model.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY
-    )
+    optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
 
     # 4. An epoch is one step on the whole graph. Each worker sums the loss over its own training
     #    nodes and divides by the number of those on all workers, so the shares add up to the mean

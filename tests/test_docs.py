@@ -147,7 +147,7 @@ def run_script_on_ranks(script: str, num_ranks: int) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    run_ranks(run_page, num_ranks, script, port, group=False, timeout=100.0)
+    run_ranks(run_page, num_ranks, script, port, group=False, timeout=200.0)
 
 
 def run_tests_of(block: Block, file: Path) -> None:
@@ -176,6 +176,7 @@ WITH_CODE = [
 ]
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("page", WITH_CODE)
 def test_code_runs(
     page: Path,
@@ -210,7 +211,7 @@ def by_torchrun(example: Path, folder: Path) -> str:
         env=environ,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=200,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -224,7 +225,7 @@ def check_full_batch(printed: str) -> None:
 
 
 def check_typed_graph(printed: str) -> None:
-    (calls,) = re.findall(r"^(\d+) exchanges in an epoch, for 4 relations in 2 layers$", printed, re.M)
+    (calls,) = re.findall(r"^(\d+) exchanges in an epoch, for 4 relations", printed, re.M)
     assert 2 <= int(calls) <= 3
     (accuracy,) = re.findall(r"^test accuracy ([\d.]+) % on \d+ papers$", printed, re.M)
     assert float(accuracy) > 75.0
@@ -243,6 +244,7 @@ CHECKS: dict[str, Callable[[str], None]] = {
 }
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("example", [pytest.param(e, id=e.stem) for e in EXAMPLES])
 def test_examples_print_what_they_claim(
     example: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -294,7 +296,8 @@ def test_every_page_is_on_the_map() -> None:
 
 def test_reference_is_up_to_date() -> None:
     written = (DOCS / "reference.md").read_text(encoding="utf-8")
-    assert written == load(DOCS / "make_reference.py").reference(), "run python docs/make_reference.py"
+    made = load(DOCS / "make_reference.py").reference()
+    assert written == made, "run python docs/make_reference.py"
 
 
 def test_reference_names_everything_public() -> None:

@@ -19,6 +19,8 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -48,12 +50,14 @@ class Template:
     @classmethod
     def start(cls) -> Template:
         ours, theirs = socket.socketpair()
-        folder = tempfile.TemporaryDirectory(prefix="ranks-")
+        folder = tempfile.TemporaryDirectory(prefix="ranks-", ignore_cleanup_errors=True)
         path = os.pathsep.join(entry for entry in sys.path if entry)
         with (Path(folder.name) / "template").open("w") as output:
             process = subprocess.Popen(
-                [sys.executable, "-m", "graphshard.testing._template", str(theirs.fileno())]
-                + ([] if _CAN_FORK else ["once"]),
+                [
+                    *(sys.executable, "-m", "graphshard.testing._template"),
+                    *(str(theirs.fileno()), folder.name, "fork" if _CAN_FORK else "once"),
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -210,21 +214,26 @@ class Pool:
         self._template: Template | None = None
         self._owner = os.getpid()
 
-    def take(self, number: int) -> list[Worker]:
-        """The first ``number`` ranks, started where needed."""
+    @contextmanager
+    def take(self, number: int) -> Iterator[list[Worker]]:
+        """The first ``number`` ranks, started where needed; afterwards some are kept."""
         if self._template is not None and self._template.ended:
             self.stop()
         self._drop_dead()
         while len(self._workers) < number:
             self._workers.append(Worker.start(self._find_template()))
-        return self._workers[:number]
+        try:
+            yield self._workers[:number]
+        finally:
+            self._drop_dead()
+            for worker in self._workers[MAX_KEPT:]:
+                worker.stop()
+            del self._workers[MAX_KEPT:]
 
-    def tidy(self) -> None:
-        """After a call: forget ranks that have ended, end those that are too many."""
-        self._drop_dead()
-        for worker in self._workers[MAX_KEPT:]:
-            worker.stop()
-        del self._workers[MAX_KEPT:]
+    @property
+    def folder(self) -> str | None:
+        """Where the files of a call belong: what the template removes if this process cannot."""
+        return self._template.folder.name if self._template is not None and _CAN_FORK else None
 
     def stop(self) -> None:
         """End all ranks and the template."""

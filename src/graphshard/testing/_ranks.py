@@ -73,10 +73,13 @@ def run_ranks(
     if world_size < 1:
         raise ValueError(f"world_size must be at least 1 (got {world_size})")
     module, qualname, file = _address(fn)
-    with pool.lock, tempfile.TemporaryDirectory(prefix="ranks-") as folder:
+    with (
+        pool.lock,
+        pool.take(world_size) as workers,
+        tempfile.TemporaryDirectory(prefix="job-", dir=pool.folder) as folder,
+    ):
         box = Path(folder)
         save_value(box / "args", args)
-        workers = pool.take(world_size)
         job = {
             "box": folder,
             "world_size": world_size,
@@ -100,8 +103,6 @@ def run_ranks(
             for worker in workers:
                 worker.kill()
             raise
-        finally:
-            pool.tidy()
 
 
 def stop_ranks() -> None:

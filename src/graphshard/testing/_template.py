@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The process from which ranks are forked: it has imported everything, so a rank starts at once.
 
-Not to be imported: `_processes` starts it with ``python -m``. Its one argument is the number of a
-Unix socket. A message on it asks for a rank: three descriptors (where jobs come from, where answers
-go, where the output goes) and, as text, the file for stack dumps. It answers with lines of JSON:
+Not to be imported: `_processes` starts it with ``python -m``. Its arguments are the number of a
+Unix socket, a folder for files, and "fork". A message on the socket asks for a rank: three
+descriptors (where jobs come from, where answers go, where the output goes) and, as text, the file
+for stack dumps. It answers with lines of JSON:
 
 ::
 
@@ -11,8 +12,8 @@ go, where the output goes) and, as text, the file for stack dumps. It answers wi
     {"started": pid}                    for each message
     {"ended": pid, "code": code}        for each rank that has ended; minus the signal if killed
 
-When the socket ends it ends too, and all ranks with it. With a second argument, "once", it becomes
-the first rank itself: for systems where forking a process that has loaded torch is not safe.
+When the socket ends it ends too, with all ranks and the folder. If the last argument is "once", it
+becomes the first rank itself: where forking a process that has loaded torch is not safe.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import contextlib
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import sys
@@ -36,7 +38,7 @@ def main() -> None:
     """Serve until the socket ends."""
     control = socket.socket(fileno=int(sys.argv[1]))
     ranks: set[int] = set()
-    once = sys.argv[2:] == ["once"]
+    folder, once = sys.argv[2], sys.argv[3] == "once"
     # Whoever stops the parent with Ctrl-C wants the parent's report, not one from each rank.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _load()
@@ -60,6 +62,7 @@ def main() -> None:
                 for rank in ranks:
                     with contextlib.suppress(OSError):
                         os.killpg(rank, signal.SIGKILL)
+                shutil.rmtree(folder, ignore_errors=True)
                 return
             pid = 0 if once else os.fork()
             if pid == 0:

@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import IO, Any
 
-from ._worker import EVENTS_VARIABLE, PARENT_VARIABLE, ExitCode
+from ._worker import EVENTS_VARIABLE, FAILURE_MARK, PARENT_VARIABLE, ExitCode
 
 _TAIL_LINES = 60
 _LINE_CHARACTERS = 500
@@ -137,7 +137,8 @@ def launch_workers(
         timeout: Seconds that workers have to fail by themselves after one has failed; give what
             they wait for each other.
         on_event: Called with what rank 0 passes to `send_event`.
-        on_stderr: Called with each line that rank 0 writes to standard output or error.
+        on_stderr: Called with each line that rank 0 writes to standard output or error, up to the
+            reason of a failure, which is in the report.
         on_start: Called with the process ids, by rank.
         environment: Further variables.
 
@@ -177,6 +178,7 @@ class _Worker:
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=_TAIL_LINES))
     place: int | None = None
     ended_by_us: bool = False
+    failing: bool = False
     pending: dict[int, bytes] = field(default_factory=dict)
 
     @classmethod
@@ -289,9 +291,11 @@ def _read(
             if stream is worker.events:
                 if on_event is not None:
                     on_event(json.loads(line))
+            elif line == FAILURE_MARK:
+                worker.failing = True
             else:
                 worker.tail.append(line)
-                if worker.rank == 0 and on_stderr is not None:
+                if worker.rank == 0 and not worker.failing and on_stderr is not None:
                     on_stderr(line)
 
 

@@ -20,6 +20,7 @@ from ..errors import RankError
 
 PARENT_VARIABLE = "GRAPHSHARD_LAUNCHER_PID"
 EVENTS_VARIABLE = "GRAPHSHARD_EVENTS_FD"
+FAILURE_MARK = "\x1efailure"
 
 _PR_SET_PDEATHSIG = 1
 _WATCH_SECONDS = 1.0
@@ -68,6 +69,7 @@ def run_as_worker(prepare: Callable[[], Callable[[], None]]) -> NoReturn:
     except SystemExit as error:
         code = ExitCode.FAILED if error.code else ExitCode.DONE
     except BaseException:
+        _mark()
         traceback.print_exc()
         code = ExitCode.FAILED
     for stream in (sys.stdout, sys.stderr):
@@ -80,13 +82,16 @@ def run_as_worker(prepare: Callable[[], Callable[[], None]]) -> NoReturn:
 
 def explain(error: BaseException) -> None:
     """One line on standard error: the message without line breaks."""
+    _mark()
     text = " ".join(str(error).split()) or type(error).__name__
     sys.stderr.write(f"error: {text}\n")
 
 
-def launched_by_us() -> bool:
-    """Whether `launch_workers` started this process."""
-    return PARENT_VARIABLE in os.environ
+def _mark() -> None:
+    """Tell the launcher that what follows is the reason of a failure, which it reports itself."""
+    if PARENT_VARIABLE in os.environ:
+        sys.stdout.flush()
+        sys.stderr.write(f"{FAILURE_MARK}\n")
 
 
 def send_event(event: Mapping[str, Any]) -> None:
