@@ -78,7 +78,13 @@ SETTINGS = [
     Setting(data="cora", model="gcn", wanted=80.5, published="81.5 (Kipf and Welling 2017)"),
     Setting(data="cora", model="gat", wanted=81.5, published="83.0 (Velickovic et al. 2018)"),
     Setting(data="citeseer", model="gcn", wanted=69.5, published="70.3 (Kipf and Welling 2017)"),
-    Setting(data="aifb", model="rgcn", wanted=92.0, published="95.83 (Schlichtkrull et al. 2018)"),
+    Setting(
+        data="aifb",
+        model="rgcn",
+        wanted=92.0,
+        published="95.83 (Schlichtkrull et al. 2018)",
+        overrides={"weight_decay": 0.0},  # as in the paper
+    ),
     Setting(data="mutag", model="rgcn", wanted=70.0, published="73.23 (Schlichtkrull et al. 2018)"),
     Setting(
         data="coauthor-physics",

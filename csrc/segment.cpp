@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <limits>
 #include <memory>
+#include <type_traits>
+#include <vector>
 
 #include "exponential.h"
 #include "parallel.h"
@@ -18,7 +20,8 @@ namespace {
 
 template <typename T, typename I>
 GRAPHSHARD_INLINE void load(const Csc<I>& csc, const T* logits, int64_t begin, int64_t end,
-                            int64_t width, const T* out, wide_t<T>* shifted, wide_t<T>* highest) {
+                            int64_t width, const T* out, wide_t<T>* __restrict shifted,
+                            wide_t<T>* __restrict highest) {
   for (int64_t h = 0; h < width; ++h) highest[h] = -std::numeric_limits<wide_t<T>>::infinity();
   for (int64_t k = begin; k < end; ++k) {
     const int64_t ahead = k + kPrefetchAhead;
@@ -37,8 +40,8 @@ GRAPHSHARD_INLINE void load(const Csc<I>& csc, const T* logits, int64_t begin, i
 }
 
 template <typename V>
-GRAPHSHARD_INLINE void exponentiate(int64_t count, int64_t width, const V* highest, V* shifted,
-                                    V* total) {
+GRAPHSHARD_INLINE void exponentiate(int64_t count, int64_t width, const V* __restrict highest,
+                                    V* __restrict shifted, V* __restrict total) {
   for (int64_t h = 0; h < width; ++h) total[h] = 0;
   for (int64_t k = 0; k < count; ++k) {
     V* row = shifted + k * width;
@@ -64,7 +67,8 @@ GRAPHSHARD_INLINE void store(const Csc<I>& csc, int64_t begin, int64_t end, int6
 
 template <typename T, typename I>
 GRAPHSHARD_INLINE void dot(const Csc<I>& csc, const T* out, const T* grad, int64_t begin,
-                           int64_t end, int64_t width, const T* result, wide_t<T>* total) {
+                           int64_t end, int64_t width, const T* result,
+                           wide_t<T>* __restrict total) {
   for (int64_t h = 0; h < width; ++h) total[h] = 0;
   for (int64_t k = begin; k < end; ++k) {
     const int64_t ahead = k + kPrefetchAhead;
@@ -89,10 +93,23 @@ GRAPHSHARD_INLINE void subtract(const Csc<I>& csc, const T* out, const T* grad, 
   }
 }
 
-template <typename T, typename I>
-GRAPHSHARD_CLONES void softmax_rows(const Csc<I>& csc, const T* logits, int64_t width,
+// A width that the compiler knows, or 0 for any.
+template <int kWidth>
+using Width = std::integral_constant<int, kWidth>;
+
+template <typename Function>
+void with_width(int64_t width, const Function& function) {
+  if (width == 1) return function(Width<1>{});
+  if (width == 4) return function(Width<4>{});
+  if (width == 8) return function(Width<8>{});
+  function(Width<0>{});
+}
+
+template <int kWidth, typename T, typename I>
+GRAPHSHARD_CLONES void softmax_rows(const Csc<I>& csc, const T* logits, int64_t any_width,
                                     const Span& span, wide_t<T>* shifted, wide_t<T>* highest,
                                     wide_t<T>* total, T* out) {
+  const int64_t width = kWidth > 0 ? kWidth : any_width;
   for (int64_t row = span.first_row; row < span.last_row; ++row) {
     const int64_t begin = csc.indptr[row];
     const int64_t end = csc.indptr[row + 1];
@@ -103,9 +120,11 @@ GRAPHSHARD_CLONES void softmax_rows(const Csc<I>& csc, const T* logits, int64_t 
   }
 }
 
-template <typename T, typename I>
-GRAPHSHARD_CLONES void backward_rows(const Csc<I>& csc, const T* out, const T* grad, int64_t width,
-                                     const Span& span, wide_t<T>* total, T* result) {
+template <int kWidth, typename T, typename I>
+GRAPHSHARD_CLONES void backward_rows(const Csc<I>& csc, const T* out, const T* grad,
+                                     int64_t any_width, const Span& span, wide_t<T>* total,
+                                     T* result) {
+  const int64_t width = kWidth > 0 ? kWidth : any_width;
   for (int64_t row = span.first_row; row < span.last_row; ++row) {
     const int64_t begin = csc.indptr[row];
     const int64_t end = csc.indptr[row + 1];
@@ -208,8 +227,10 @@ void edge_softmax(const Csc<I>& csc, const T* logits, int64_t width, T* out, int
     const auto shifted = scratch<V>(longest * width);
     const auto highest = scratch<V>(width);
     const auto total = scratch<V>(width);
-    softmax_rows(csc, logits, width, schedule.spans[i], shifted.get(), highest.get(), total.get(),
-                 out);
+    with_width(width, [&](auto known) {
+      softmax_rows<known>(csc, logits, width, schedule.spans[i], shifted.get(), highest.get(),
+                          total.get(), out);
+    });
   });
   if (!schedule.hubs.empty()) softmax_hubs(csc, logits, width, schedule, out, num_threads);
 }
@@ -221,7 +242,9 @@ void edge_softmax_backward(const Csc<I>& csc, const T* out, const T* grad, int64
   run_tasks(static_cast<int64_t>(schedule.spans.size()), num_threads, [&](int64_t i) {
     if (schedule.spans[i].slice >= 0) return;
     const auto total = scratch<wide_t<T>>(width);
-    backward_rows(csc, out, grad, width, schedule.spans[i], total.get(), result);
+    with_width(width, [&](auto known) {
+      backward_rows<known>(csc, out, grad, width, schedule.spans[i], total.get(), result);
+    });
   });
   if (!schedule.hubs.empty()) backward_hubs(csc, out, grad, width, schedule, result, num_threads);
 }

@@ -15,11 +15,11 @@ import argparse
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 import graphshard as sar
 from graphshard import function as fn
+from graphshard.comm import all_reduce, barrier
 from graphshard.graph import EdgeBatch, MessagePassingGraph
 
 NUM_NODES, NUM_EDGES, WIDTH, HIDDEN = 300, 2400, 6, 5
@@ -59,9 +59,7 @@ def make_graph() -> sar.Graph:
 def largest_difference(a: list[Tensor], b: list[Tensor]) -> float:
     """Over all entries, and all workers."""
     gaps = [(x - y).abs().max() for x, y in zip(a, b, strict=True)]
-    largest = torch.stack(gaps).max().detach()
-    dist.all_reduce(largest, dist.ReduceOp.MAX)
-    return float(largest)
+    return float(all_reduce(torch.stack(gaps).max().detach(), "max"))
 
 
 def main() -> None:
@@ -77,7 +75,7 @@ def main() -> None:
         sar.distributed.partition_graph(
             whole, "random", sar.world_size(), folder, part_method="random", quiet=True
         )
-    dist.barrier()
+    barrier()
 
     # The sharded graph: features came with the part, rows in the part's order.
     data = sar.load_dgl_partition_data(folder / "random.json", sar.rank())

@@ -63,7 +63,7 @@ def run(arguments: Sequence[str]) -> int:
             result = app(args=list(arguments), prog_name="graphshard", standalone_mode=False)
         return result if isinstance(result, int) else 0
     except KeyboardInterrupt:
-        return ExitCode.INTERRUPTED
+        return _interrupted()
     except Exception as error:
         return _explained(error)
 
@@ -71,7 +71,7 @@ def run(arguments: Sequence[str]) -> int:
 def _explained(error: Exception) -> int:
     """Show an error as its kind deserves; returns the exit code."""
     if type(error).__name__ == "Abort":  # typer's word for Ctrl-C
-        return ExitCode.INTERRUPTED
+        return _interrupted()
     if os.environ.get("GRAPHSHARD_TRACEBACK"):
         raise error
     usage = getattr(error, "format_message", None)
@@ -88,6 +88,11 @@ def _explained(error: Exception) -> int:
         _say(str(error))
         return ExitCode.FAILED
     raise error
+
+
+def _interrupted() -> int:
+    sys.stderr.write("interrupted\n")
+    return ExitCode.INTERRUPTED
 
 
 def _say(text: str) -> None:

@@ -151,7 +151,8 @@ def winners_backward(
     wide = torch.float32 if grad.dtype == torch.bfloat16 else grad.dtype
     lhs, rhs = (None if side is None else _rows(side.detach()) for side in operands)
     lhs_places, rhs_places = (
-        row_places(shape if row is None else row, shape, grad.device).flatten() for row in rows
+        row_places(shape if row is None else row, shape, grad.device).contiguous().view(-1)
+        for row in rows
     )
     lhs_grad = rhs_grad = None
     if wanted[0]:

@@ -124,7 +124,7 @@ def _read(config: ResolvedConfig) -> TrainingShard:
         raise NotImplementedError(
             f"labels must be one class number per node (got {label.dtype} of shape "
             f"{tuple(label.shape)} for '{target}'); for several labels per node write a training "
-            "loop of your own: the guide has one"
+            "loop of your own, as the README shows"
         )
     label = label.to(torch.int64)
     rows = {}

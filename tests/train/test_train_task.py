@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The description of a task beside a partition, data sets by name, and memory. No process."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from train_cases import NUM_CLASSES, typed_graph, write_parts
+
+from graphshard import PartitionFormatError
+from graphshard.data import NodeDataset
+from graphshard.train import TaskInfo, read_task, write_task
+from graphshard.train._memory import PeakMemory, current_memory
+from graphshard.train._prepare import Preparation, has_relations, partition_dataset, read_dataset
+from graphshard.train._task import task_path
+
+
+def test_a_task_is_read_as_it_was_written(tmp_path: Path) -> None:
+    data = write_parts(tmp_path, "plain", 2)
+    assert read_task(data) == TaskInfo(name="g")
+    task = TaskInfo(
+        name="plain", target="_N", num_classes=3, num_relations=4, class_names=("a", "b", "c")
+    )
+    write_task(data, task)
+    assert read_task(data) == task
+    assert [p.name for p in Path(data).parent.iterdir() if p.name.startswith(".")] == []
+
+
+def test_a_task_of_another_partition_of_the_same_name_is_not_taken(tmp_path: Path) -> None:
+    data = write_parts(tmp_path, "plain", 2)
+    write_task(data, TaskInfo(name="plain", target="_N", num_classes=99))
+    before = task_path(data).read_text()
+    other = write_parts(tmp_path, "plain", 2, "no_train")
+    task_path(other).write_text(before)
+    assert read_task(other) == TaskInfo(name="g")
+
+
+@pytest.mark.parametrize("damage", ["not JSON", "[]", "{}", '{"format": "other"}'])
+def test_a_damaged_task_is_an_error_that_says_what_to_do(damage: str, tmp_path: Path) -> None:
+    data = write_parts(tmp_path, "plain", 2)
+    task_path(data).write_text(damage)
+    with pytest.raises(PartitionFormatError, match="remove the file to have the task derived"):
+        read_task(data)
+
+
+def test_a_partitioned_data_set_carries_its_task(tmp_path: Path) -> None:
+    dataset = NodeDataset.from_graph(typed_graph(), name="tiny", target="paper")
+    data = partition_dataset(
+        dataset, 2, tmp_path, part_method="random", balance_field="label", options={"a": 1}
+    )
+    assert data == tmp_path / "tiny.json"
+    task = read_task(data)
+    assert (task.target, task.num_classes, task.options) == ("paper", NUM_CLASSES, {"a": 1})
+    assert json.loads(task_path(data).read_text())["task"] == "node classification"
+    with pytest.raises(ValueError, match="must name a node feature of type 'paper'"):
+        partition_dataset(dataset, 2, tmp_path, balance_field="colour")
+
+
+def folder(path: Path, *, relations: bool) -> Path:
+    path.mkdir()
+    np.save(path / "edge_index.npy", np.array([[0, 1, 2, 2], [1, 2, 3, 2]]))
+    np.save(path / "feat.npy", np.array([[1.0, 3.0], [2, 0], [0, 0], [5, 5]], dtype=np.float32))
+    if relations:
+        np.save(path / "edge_type.npy", np.array([0, 0, 1, 1]))
+    return path
+
+
+def test_a_data_set_is_prepared_as_told(tmp_path: Path) -> None:
+    plain = str(folder(tmp_path / "plain", relations=False))
+    assert read_dataset(plain).graph.num_edges() == 4
+    prepared = read_dataset(
+        plain, Preparation(self_loops=True, bidirected=True, row_normalize=True)
+    )
+    assert prepared.graph.num_edges() == 6 + 4
+    assert prepared.graph.ndata["feat"].sum(1).tolist() == pytest.approx([1.0, 1.0, 0.0, 1.0])
+    assert not has_relations(plain)
+
+
+def test_published_preparations_are_the_default_for_known_names(tmp_path: Path) -> None:
+    known = read_dataset(str(folder(tmp_path / "citeseer", relations=False)))
+    assert known.graph.num_edges() == 3 + 4
+    assert known.graph.ndata["feat"][0].tolist() == [0.25, 0.75]
+    raw = read_dataset(
+        str(tmp_path / "citeseer"), Preparation(self_loops=False, row_normalize=False)
+    )
+    assert raw.graph.num_edges() == 4
+    assert raw.graph.ndata["feat"][0].tolist() == [1.0, 3.0]
+
+
+def test_relations_get_their_inverse_unless_told(tmp_path: Path) -> None:
+    path = str(folder(tmp_path / "facts", relations=True))
+    assert has_relations(path)
+    assert read_dataset(path).num_relations == 4
+    assert read_dataset(path, Preparation(inverse=False)).num_relations == 2
+    with pytest.raises(ValueError, match="self_loops and bidirected are for graphs without"):
+        read_dataset(path, Preparation(self_loops=True))
+    with pytest.raises(ValueError, match="to_bidirected=True for both directions"):
+        read_dataset(str(folder(tmp_path / "p", relations=False)), Preparation(inverse=True))
+
+
+def test_edge_lists_have_neither_relations_nor_features(tmp_path: Path) -> None:
+    table = tmp_path / "edges.csv"
+    table.write_text("src,dst\n0,1\n1,1\n")
+    dataset = read_dataset(str(table), Preparation(self_loops=True, bidirected=True))
+    assert dataset.name == "edges"
+    assert dataset.graph.num_edges() == 4
+    assert dataset.num_classes == 0
+    with pytest.raises(ValueError, match="has neither"):
+        read_dataset(str(table), Preparation(inverse=True))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems only know the peak of a life")
+def test_peak_memory_counts_what_was_held_since_the_start_and_freed() -> None:
+    memory = PeakMemory()
+    before = current_memory()
+    held = torch.ones(30 * 2**18)  # 30 MiB
+    held.add_(1)
+    del held
+    assert 28 * 2**20 < memory.above_start() < 60 * 2**20
+    assert current_memory() < before + 20 * 2**20
+    assert PeakMemory().above_start() < 10 * 2**20
