@@ -265,3 +265,11 @@ def test_one_of_several_processes_needs_a_group(
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(RuntimeError, match=r"one of 2; call graphshard.initialize_comms\(\) first"):
         graphshard.construct_full_graph(data)
+
+
+def test_a_sharded_graph_stays_on_its_device(tmp_path: Path) -> None:
+    parts = write_parts(tmp_path, graph_of("plain"), 1, "metis")
+    graph = graphshard.construct_full_graph(graphshard.load_dgl_partition_data(parts, 0))
+    assert graph.to("cpu") is graph
+    with pytest.raises(NotImplementedError, match=r"load_dgl_partition_data\(json, rank, device="):
+        graph.to("meta")

@@ -140,7 +140,9 @@ def test_sequential_sends_the_formula(
         assert later["bytes"]["send"] == row_bytes(later["sent_rows"], later["halo_rows"])
 
 
-def measure_typed(rank: int, world_size: int, parts: str, mode: str, layer: str) -> dict[str, Any]:
+def measure_typed(
+    rank: int, world_size: int, parts: str, mode: str, layer: str, constant: bool = False
+) -> dict[str, Any]:
     data = graphshard.load_dgl_partition_data(parts, rank)
     graph = graphshard.construct_full_graph(data, mode=mode)
     torch.manual_seed(0)
@@ -148,7 +150,8 @@ def measure_typed(rank: int, world_size: int, parts: str, mode: str, layer: str)
     conv = HeteroGraphConv({etype: make[layer]() for etype in graph.etypes})
     width = 6 if layer == "sage" else 8
     inputs = {
-        t: torch.randn(data.num_owned(t), width, requires_grad=True) for t in data.node_type_names
+        t: torch.randn(data.num_owned(t), width, requires_grad=not constant)
+        for t in data.node_type_names
     }
     sent = {}
     for ntype in data.node_type_names:
@@ -188,3 +191,10 @@ def test_sequential_exchanges_each_source_type_once(tmp_path: Path) -> None:
     parts = write_parts(tmp_path, typed_graph(), 3, "random")
     for found in run_ranks(measure_typed, 3, parts, "sequential", "sage"):
         assert found["bytes"] == {"send": found["expected"]}
+
+
+@pytest.mark.parametrize("mode", ["oneshot", "sequential"])
+def test_constant_inputs_of_a_typed_layer_are_fetched_once(tmp_path: Path, mode: str) -> None:
+    parts = write_parts(tmp_path, typed_graph(), 3, "random")
+    for found in run_ranks(measure_typed, 3, parts, mode, "sage", True):
+        assert found["calls"] == {}  # in the second epoch

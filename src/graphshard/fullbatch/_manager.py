@@ -16,13 +16,12 @@ import torch
 from torch import Tensor
 
 from .._typing import CanonicalEType
-from ..comm import fetch_halo
 from ..graph import ALL, Frame, MessagePassingGraph
 from ..graph._relation import RelationData
 from ..graph._schema import Schema, is_all
 from ._deferred import DeferredEdges
 from ._localized import LocalizedShards
-from ._oneshot import OneShot
+from ._oneshot import OneShot, extended_rows
 from ._policy import AggregationMode
 from ._sequential import RelationFields, Sequential
 from ._structure import ShardStructure
@@ -102,6 +101,20 @@ class GraphShardManager(MessagePassingGraph):
     def seeds(self) -> Any:
         """Owned rows that the destination frame stands for: a tensor, or one per type."""
         return _only_value(self._seeds)
+
+    def to(self, device: torch.device | str) -> GraphShardManager:
+        """This graph, if it is on ``device`` already.
+
+        Raises:
+            NotImplementedError: It is elsewhere; the message says how to put it there.
+        """
+        wanted = torch.device(device)
+        if wanted.type == self.device.type and wanted.index in (None, self.device.index):
+            return self
+        raise NotImplementedError(
+            f"a sharded graph cannot move from {self.device} to {wanted}; load its part there: "
+            f"load_dgl_partition_data(json, rank, device='{wanted}')"
+        )
 
     def global_num_edges(self, etype: Any = None) -> int:
         """Edges of a relation, or of all, on all ranks together."""
@@ -220,12 +233,12 @@ class GraphShardManager(MessagePassingGraph):
         """
         if self.mode != "oneshot":
             return self, inputs
-        halos = {t: self._structure.union_halo(t) for t in self.srctypes}
-        halos = {t: h for t, h in halos.items() if h is not None and t in inputs}
-        fetched = fetch_halo([(h.plan, inputs[t]) for t, h in halos.items() if h is not None])
-        extended = dict(inputs)
-        for ntype, rows in zip(halos, fetched, strict=True):
-            extended[ntype] = torch.cat([inputs[ntype], rows])
+        found = {t: self._structure.union_halo(t) for t in self.srctypes if t in inputs}
+        halos = {t: halo for t, halo in found.items() if halo is not None}
+        rows = extended_rows(
+            self._structure.constants, [(halo, inputs[t]) for t, halo in halos.items()]
+        )
+        extended = {**inputs, **dict(zip(halos, rows, strict=True))}
         return LocalizedShards(self, self._structure, extended), extended
 
     def together(self, calls: Sequence[Callable[[], T]]) -> list[T]:

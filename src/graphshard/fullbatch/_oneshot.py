@@ -22,8 +22,39 @@ from ..comm import fetch_halo, return_halo
 from ..graph import Frame
 from ..graph._relation import RelationData, edge_values, reduce_messages
 from ..ops import edge_softmax, gspmm, gspmm_arg
+from ._constants import ConstantCache
 from ._structure import ShardStructure
 from ._topology import Halo
+
+
+def extended_rows(
+    constants: ConstantCache, requests: Sequence[tuple[Halo, Tensor]]
+) -> list[Tensor]:
+    """Own rows followed by halo rows, of all requests in one exchange; collective.
+
+    Args:
+        constants: Keeps the halo rows of tensors that need no gradient.
+        requests: A halo and own rows ``[num_owned, ...]`` each.
+
+    Returns:
+        ``[num_extended, ...]`` for each request.
+    """
+    remote: list[Tensor | None] = [
+        constants.get(("halo", id(halo)), [own]) if constants.is_constant([own]) else None
+        for halo, own in requests
+    ]
+    missing = [i for i, rows in enumerate(remote) if rows is None]
+    fetched = fetch_halo([(requests[i][0].plan, requests[i][1]) for i in missing])
+    for i, rows in zip(missing, fetched, strict=True):
+        halo, own = requests[i]
+        remote[i] = rows
+        if constants.is_constant([own]):
+            constants.put(("halo", id(halo)), [own], rows)
+    return [
+        torch.cat([own, rows])
+        for (_, own), rows in zip(requests, remote, strict=True)
+        if rows is not None
+    ]
 
 
 class FetchedFields:
@@ -54,7 +85,8 @@ class FetchedFields:
         ]
         tensors = [wanted, *(t for t in companions if self._find(halo, t) is None)]
         distinct = list({id(t): t for t in tensors}.values())
-        for tensor, rows in zip(distinct, self._fetch(halo, distinct), strict=True):
+        fetched = extended_rows(self._structure.constants, [(halo, t) for t in distinct])
+        for tensor, rows in zip(distinct, fetched, strict=True):
             self._entries[id(halo), id(tensor)] = (tensor, tensor._version, rows)
         found = self._find(halo, wanted)
         assert found is not None
@@ -67,25 +99,6 @@ class FetchedFields:
         # Rows fetched without a gradient do not serve a pass that needs one.
         stale = tensor.requires_grad and torch.is_grad_enabled() and not entry[2].requires_grad
         return None if stale else entry[2]
-
-    def _fetch(self, halo: Halo, tensors: Sequence[Tensor]) -> list[Tensor]:
-        constants = self._structure.constants
-        remote: list[Tensor | None] = [
-            constants.get(("halo", id(halo)), [t]) if constants.is_constant([t]) else None
-            for t in tensors
-        ]
-        missing = [i for i, rows in enumerate(remote) if rows is None]
-        if missing:
-            fetched = fetch_halo([(halo.plan, tensors[i]) for i in missing])
-            for i, rows in zip(missing, fetched, strict=True):
-                remote[i] = rows
-                if constants.is_constant([tensors[i]]):
-                    constants.put(("halo", id(halo)), [tensors[i]], rows)
-        return [
-            torch.cat([own, rows])
-            for own, rows in zip(tensors, remote, strict=True)
-            if rows is not None
-        ]
 
     def _forget_unused(self, frames: Sequence[Frame]) -> None:
         in_use = {id(value) for frame in frames for value in frame.values()}

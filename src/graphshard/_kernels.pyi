@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The compiled kernels: called by graphshard.ops alone, with arguments that it has checked.
+
+Arrays are contiguous CPU tensors: values float32, float64 or bfloat16, ids int32 or int64, each of
+one dtype throughout a call. Rows are flattened to [rows, width]. `eids` is None where an edge's
+position is its id. A row loop is (lhs_offsets, rhs_offsets, inner, lhs_step, rhs_step), see
+ops/_broadcast.py.
+"""
+
+from torch import Tensor
+
+interface: int
+
+def spmm(
+    out: Tensor,  # [num_dst, width]
+    indptr: Tensor,  # [num_dst + 1]
+    indices: Tensor,  # [num_edges]
+    eids: Tensor | None,
+    lhs: Tensor | None,  # [num_src, lhs_width]
+    rhs: Tensor | None,  # [num_edges, rhs_width]
+    arg: Tensor | None,  # [num_dst, width] of ids, for max and min
+    op: str,
+    reduce: str,
+    lhs_offsets: Tensor,
+    rhs_offsets: Tensor,
+    inner: int,
+    lhs_step: int,
+    rhs_step: int,
+    num_threads: int,
+) -> None: ...
+def winners_backward(
+    grad: Tensor,  # [num_dst, width]
+    arg: Tensor,
+    src: Tensor,  # [num_edges]
+    lhs: Tensor | None,
+    rhs: Tensor | None,
+    lhs_places: Tensor,  # [width] int64
+    rhs_places: Tensor,
+    op: str,
+    lhs_grad: Tensor | None,  # [num_src, width], zeros; float32 for bfloat16
+    rhs_grad: Tensor | None,  # [num_edges, rhs_width], likewise
+    num_threads: int,
+) -> None: ...
+def sddmm_csc(
+    out: Tensor,  # [num_edges, width]
+    indptr: Tensor,
+    indices: Tensor,
+    eids: Tensor | None,
+    lhs: Tensor,
+    rhs: Tensor,
+    lhs_target: str,
+    rhs_target: str,
+    op: str,
+    lhs_offsets: Tensor,
+    rhs_offsets: Tensor,
+    inner: int,
+    lhs_step: int,
+    rhs_step: int,
+    num_threads: int,
+) -> None: ...
+def sddmm_coo(
+    out: Tensor,
+    src: Tensor,
+    dst: Tensor,
+    lhs: Tensor,
+    rhs: Tensor,
+    lhs_target: str,
+    rhs_target: str,
+    op: str,
+    lhs_offsets: Tensor,
+    rhs_offsets: Tensor,
+    inner: int,
+    lhs_step: int,
+    rhs_step: int,
+    num_threads: int,
+) -> None: ...
+def edge_softmax(
+    out: Tensor,  # [num_edges, width]
+    indptr: Tensor,
+    eids: Tensor | None,
+    logits: Tensor,
+    num_threads: int,
+) -> None: ...
+def edge_softmax_backward(
+    result: Tensor,
+    indptr: Tensor,
+    eids: Tensor | None,
+    out: Tensor,
+    grad: Tensor,
+    num_threads: int,
+) -> None: ...
+def group_by_key(
+    keys: Tensor,  # [num_edges]
+    others: Tensor,
+    indptr: Tensor,  # [num_keys + 1], written
+    grouped: Tensor,  # [num_edges], written: others in the order of keys
+    positions: Tensor,  # [num_edges], written: where they stood
+    num_threads: int,
+) -> None: ...
+def expect_writes(address: int, size: int) -> None: ...
