@@ -32,7 +32,7 @@ RESULTS = Path(__file__).parent / "results"
 WORKERS = (1, 2, 4, 8)
 ROUNDS = 2
 # glibc keeps freed blocks of up to 32 MiB for later; a fixed threshold gives them back at once, so
-# that resident memory is what is in use. `graphshard train` starts its workers the same way.
+# that resident memory is what is in use.
 ALLOCATOR = {
     "MALLOC_ARENA_MAX": "2",
     "MALLOC_MMAP_THRESHOLD_": str(1 << 20),
@@ -194,6 +194,7 @@ def main() -> None:
         work(args.work, args.tiny, args.model, args.mode, args.idle)
         return
     found = table(measure(args.nodes, args.degree, args.model, args.mode))
+    settings = " ".join(f"{name}={value}" for name, value in ALLOCATOR.items())
     text = "\n".join(
         [
             f"# Memory per worker, full batch, {args.model}, {args.mode} aggregation",
@@ -203,6 +204,8 @@ def main() -> None:
             f"{ROUNDS} runs; the largest worker of each.",
             "",
             found,
+            "",
+            f"Freed blocks go back to the system at once: {settings}.",
             "",
             f"Command: `python {' '.join(['benchmarks/memory.py', *sys.argv[1:]])}`  ",
             f"{datetime.date.today()}, Python {platform.python_version()}, torch "

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What operators and Adjacency refuse, and that the message has the rule, the value and the cure."""
+"""What operators and Adjacency refuse: each message has the rule, the value and the cure."""
 
 from __future__ import annotations
 

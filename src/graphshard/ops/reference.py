@@ -17,7 +17,11 @@ _HALF = (torch.float16, torch.bfloat16)
 
 
 def gspmm(
-    adj: Adjacency | HasAdjacency, op: str, reduce: str, lhs: Tensor | None, rhs: Tensor | None
+    adj: Adjacency | HasAdjacency,
+    op: str,
+    reduce: str,
+    lhs: Tensor | None = None,
+    rhs: Tensor | None = None,
 ) -> Tensor:
     """Messages ``op(lhs[src], rhs)`` reduced by destination; see `graphshard.ops.gspmm`."""
     adj = as_adjacency(adj)
@@ -35,7 +39,11 @@ def gspmm(
 
 
 def gspmm_arg(
-    adj: Adjacency | HasAdjacency, op: str, reduce: str, lhs: Tensor | None, rhs: Tensor | None
+    adj: Adjacency | HasAdjacency,
+    op: str,
+    reduce: str,
+    lhs: Tensor | None = None,
+    rhs: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Extremum and the edge it came from; see `graphshard.ops.gspmm_arg`."""
     adj = as_adjacency(adj)
@@ -49,7 +57,7 @@ def gsddmm(
     adj: Adjacency | HasAdjacency,
     op: str,
     lhs: Tensor | None,
-    rhs: Tensor | None,
+    rhs: Tensor | None = None,
     lhs_target: str = "u",
     rhs_target: str = "v",
 ) -> Tensor:
