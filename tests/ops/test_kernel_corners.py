@@ -75,7 +75,7 @@ def test_softmax_over_hubs(features: tuple[int, ...], dtype: torch.dtype, way: s
     exact = logits.detach().double().requires_grad_()
     ours, expected = ops.edge_softmax(adj, logits), reference.edge_softmax(adj, exact)
     eps = torch.finfo(dtype).eps
-    rtol, atol = (4 if dtype == torch.bfloat16 else 64) * eps, 8 * eps
+    rtol, atol = (4 if dtype == torch.bfloat16 else 512) * eps, 8 * eps
     torch.testing.assert_close(ours.double(), expected, rtol=rtol, atol=atol)
     weights = torch.randn_like(ours)
     (found,) = torch.autograd.grad(ours, logits, weights)

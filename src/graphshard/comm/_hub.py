@@ -30,6 +30,7 @@ from typing import Any
 
 _MAX_LINE = 1 << 20
 _SEND_SECONDS = 2.0
+_JOIN_SECONDS = 5.0
 
 
 def keep_alive(connection: socket.socket) -> None:
@@ -111,7 +112,7 @@ class Hub:
         """Tell the ranks that rank 0 ends in good order, and stop."""
         with contextlib.suppress(OSError):
             self._wake.send(b"x")
-        self._thread.join()
+        self._thread.join(_JOIN_SECONDS)
         self._wake.close()
 
     def forget(self) -> None:

@@ -22,6 +22,7 @@ from ._hub import Hub, Lines, keep_alive, line
 
 _CONNECT_SECONDS = 20.0
 _NEWS_SECONDS = 3.0
+_JOIN_SECONDS = 5.0
 _ANSWER_SECONDS = 5.0
 _GOODBYE_SECONDS = 2.0
 
@@ -103,7 +104,7 @@ class Watch:
             with contextlib.suppress(OSError):
                 self._socket.shutdown(how)
             self._thread.join(_GOODBYE_SECONDS)
-        self._thread.join()
+        self._thread.join(_JOIN_SECONDS)
         self._socket.close()
         if self._hub is not None:
             self._hub.close()

@@ -99,7 +99,7 @@ class Template:
             else:
                 self.ready = True
         if self.ended and not _CAN_FORK:
-            self.codes[self.process.pid] = self.process.wait()
+            self.codes[self.process.pid] = self.process.wait(_END_SECONDS)
 
     def stop(self) -> None:
         """End it, and with it the ranks that are left."""
@@ -109,7 +109,7 @@ class Template:
             self.process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:
             self.process.kill()
-            self.process.wait()
+            self.process.wait(_END_SECONDS)
         self.folder.cleanup()
 
 
