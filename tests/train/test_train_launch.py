@@ -182,6 +182,18 @@ def test_ctrl_c_and_sigterm_stop_all(number: int) -> None:
     wait_until_gone(pids, 5)
 
 
+def test_a_second_signal_ends_stubborn_workers_at_once() -> None:
+    stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(100)"
+    launcher, pids = start_launcher(stubborn)
+    time.sleep(0.5)
+    launcher.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    launcher.send_signal(signal.SIGINT)
+    launcher.communicate(timeout=20)
+    assert launcher.returncode != 0
+    wait_until_gone(pids, 5)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's part of it is Linux's")
 def test_workers_die_with_a_launcher_that_is_killed() -> None:
     worker = (

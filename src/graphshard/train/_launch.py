@@ -300,18 +300,21 @@ def _read(
 
 
 def _end(workers: Sequence[_Worker]) -> None:
-    """End what still runs: politely, then not. Returns when nothing runs."""
+    """End what still runs: politely, then not; at once, if a second signal comes meanwhile."""
     running = [worker for worker in workers if worker.process.poll() is None]
-    for worker in running:
-        worker.ended_by_us = True
-        worker.signal(signal.SIGTERM)
-    stop = time.monotonic() + _TERMINATE_SECONDS
-    for worker in running:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            worker.process.wait(max(0.0, stop - time.monotonic()))
-    for worker in workers:
-        if worker.process.poll() is None:
-            worker.signal(signal.SIGKILL)
+    try:
+        for worker in running:
+            worker.ended_by_us = True
+            worker.signal(signal.SIGTERM)
+        stop = time.monotonic() + _TERMINATE_SECONDS
+        for worker in running:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                worker.process.wait(max(0.0, stop - time.monotonic()))
+    finally:
+        for worker in running:
+            if worker.process.poll() is None:
+                worker.signal(signal.SIGKILL)
+        for worker in running:
             worker.process.wait()
 
 
