@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -300,4 +301,6 @@ def test_torchrun(tmp_path):
         timeout=100,
     )
     assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.split("\n")) == ["", "rank 0 of 2: 3", "rank 1 of 2: 3"]
+    # The two ranks share one pipe: their lines may run into each other.
+    reports = re.findall(r"rank \d of \d: \d", done.stdout)
+    assert sorted(reports) == ["rank 0 of 2: 3", "rank 1 of 2: 3"]
