@@ -28,15 +28,8 @@ from ._expressions import (
 from ._messages import CopySource, Message, PerEdge, Weighted
 from ._oneshot import softmax_over_out_edges
 from ._passes import ShardPass
-from ._reductions import (
-    Extremum,
-    Reduction,
-    Rows,
-    SoftmaxSum,
-    Sum,
-    holds_softmax,
-    proportional_softmax,
-)
+from ._reductions import Extremum, Reduction, Rows, Sum
+from ._softmax import SoftmaxSum, holds_softmax, proportional_softmax
 from ._structure import ShardStructure
 from ._topology import Halo
 from ._user import UserFunction, UserMessage
@@ -167,7 +160,7 @@ class Sequential:
 
     def _resolved_value(self, fields: RelationFields, value: Any) -> Any:
         if isinstance(value, DeferredEdges) and holds_softmax(value.expression):
-            return self._deferred(fields, self._resolve(fields, value.expression))
+            return self._deferred(fields, self._resolve(fields.etype, value.expression))
         return value
 
     def _own_shard(self, etype: CanonicalEType) -> Any:
@@ -179,12 +172,12 @@ class Sequential:
         value = _edge_value(message)
         if value is None or not holds_softmax(value):
             return message
-        resolved = self._resolve(fields, value)
+        resolved = self._resolve(fields.etype, value)
         if isinstance(message, Weighted):
             return Weighted(message.op, message.source.tensor, resolved)
         return PerEdge(resolved)
 
-    def _resolve(self, fields: RelationFields, root: Expression) -> Expression:
+    def _resolve(self, etype: CanonicalEType, root: Expression) -> Expression:
         """``root`` with each softmax turned into arithmetic, by a pass that finds its total."""
         while True:
             inner = next(
@@ -198,7 +191,7 @@ class Sequential:
             if inner is None:
                 return root
             reduction = SoftmaxSum(inner)
-            ((total,),) = self._run([(fields.etype, reduction)])
+            ((total,),) = self._run([(etype, reduction)])
             peak = reduction.shifted.peak
             assert peak is not None
             plain = inner.resolve(peak, total.masked_fill(total == 0, 1.0))
@@ -235,11 +228,15 @@ class Sequential:
         return {function.out_field: self._deferred(fields, value)}
 
     def _deferred(self, fields: RelationFields, value: Expression) -> DeferredEdges:
+        # Not the frames: the value will be in one of them, and a cycle would keep all of their
+        # tensors until the garbage collector comes by.
+        etype, num_edges = fields.etype, fields.num_edges
+
         def materialize(expression: Expression) -> Tensor:
             if isinstance(expression, EdgeRows):
                 return expression.leaf.tensor
-            message = PerEdge(self._resolve(fields, expression))
-            ((rows,),) = self._run([(fields.etype, Rows([message], fields.num_edges))])
+            message = PerEdge(self._resolve(etype, expression))
+            ((rows,),) = self._run([(etype, Rows([message], num_edges))])
             return rows
 
         return DeferredEdges(value, materialize, self.structure.device)
