@@ -64,9 +64,8 @@ class Sage(torch.nn.Module):
 
 def work_alone(path: str, hidden: int, threads: int, epochs: int) -> dict[str, Any]:
     """This package in one process, on the graph as it is."""
-    from graphshard.dataloading import DataLoader, NeighborSampler
-
     import graphshard
+    from graphshard.dataloading import DataLoader, NeighborSampler
 
     torch.set_num_threads(threads)
     arrays = np.load(path)
@@ -131,7 +130,7 @@ def work_shared(parts: str, hidden: int, transport: str, epochs: int) -> dict[st
             if model is not None:
                 out = model(blocks, blocks[0].srcdata["x"])
                 total = F.cross_entropy(out, blocks[-1].dstdata["y"], reduction="sum")
-                loss = total / blocks[-1].num_global_seeds
+                loss = total / blocks.num_global_seeds
                 optimizer.zero_grad()
                 loss.backward()
                 sar.gather_grads(model)
