@@ -127,6 +127,50 @@ SETTINGS = [
         published="92.8 (Shchur et al. 2018, other splits)",
         overrides={"lr": 0.02, "epochs": 25, "eval_every": 5},
     ),
+    Setting(
+        data="cora",
+        model="sage",
+        published="83.3 (example of DGL 1.1, aggregator gcn, full batch)",
+        overrides={
+            "aggregator": "gcn",
+            "fanouts": [25, 10],
+            "hidden": 64,
+            "dropout": 0.7,
+            "epochs": 60,
+        },
+        batch=32,
+        preparation={"self_loops": False},
+    ),
+    Setting(
+        data="citeseer",
+        model="sage",
+        published="71.1 (example of DGL 1.1, aggregator gcn, full batch)",
+        overrides={"fanouts": [10, 10], "hidden": 64, "dropout": 0.7, "epochs": 60},
+        batch=32,
+        preparation={"self_loops": False},
+    ),
+    Setting(
+        data="coauthor-physics",
+        model="sage",
+        published="93.0 ± 0.8 (Shchur et al. 2018, other splits)",
+        overrides={"fanouts": [10, 10], "lr": 0.02, "epochs": 15, "eval_every": 5},
+        batch=32,
+        preparation={"self_loops": False},
+    ),
+    Setting(
+        data="amazon-computers",
+        model="sage",
+        published="82.4 ± 1.8 (Shchur et al. 2018, other splits)",
+        overrides={
+            "fanouts": [15, 15],
+            "hidden": 64,
+            "weight_decay": 0.0,
+            "epochs": 120,
+            "eval_every": 5,
+        },
+        batch=200,
+        preparation={"bidirected": True, "self_loops": False},
+    ),
 ]
 
 
