@@ -330,10 +330,17 @@ class GraphShardManager(MessagePassingGraph):
         return self._sequential.edge_values(self._fields(relation), func)
 
     def _edge_softmax(self, relation: int, logits: Any, norm_by: str) -> Any:
+        return self._edge_softmax_joint([relation], [logits], norm_by)[0]
+
+    def _edge_softmax_joint(
+        self, relations: list[int], logits: list[Any], norm_by: str
+    ) -> list[Any]:
         if self.mode == "oneshot":
-            whole = logits.materialize() if isinstance(logits, DeferredEdges) else logits
-            return self._oneshot.edge_softmax(self.canonical_etypes[relation], whole, norm_by)
-        return self._sequential.edge_softmax(self._fields(relation), logits, norm_by)
+            whole = [r.materialize() if isinstance(r, DeferredEdges) else r for r in logits]
+            etypes = [self.canonical_etypes[relation] for relation in relations]
+            return list(self._oneshot.edge_softmax(etypes, whole, norm_by))
+        fields = [self._fields(relation) for relation in relations]
+        return self._sequential.edge_softmax(fields, logits, norm_by)
 
 
 def _only_value(by_type: dict[str, Tensor]) -> Any:
