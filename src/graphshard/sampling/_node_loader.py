@@ -13,6 +13,7 @@ from ..comm import rank, world_size
 from ..fullbatch import GraphShardManager
 from ._block_sampler import takes
 from ._epochs import EpochOrder
+from ._freed_memory import keep_freed_memory
 from ._keys import DrawSeed
 from ._pipeline import Pipeline, Run, Stage
 from ._samplers import LaborSampler, MultiLayerFullNeighborSampler, NeighborSampler
@@ -133,6 +134,7 @@ class DataLoader:
         self.epoch = 0
         place = (rank(), world_size()) if use_ddp else (0, 1)
         self._order = EpochOrder(indices, batch_size, shuffle, drop_last, seed, *place)
+        keep_freed_memory()
 
     def __len__(self) -> int:
         """Batches in an epoch."""
