@@ -1,0 +1,322 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Are the sparse kernels as fast as memory lets them be? One thread, beside DGL and torch.
+
+Everything runs in one process, in turn, several rounds of it, and is measured in CPU seconds of
+that one thread, so that other programs on the machine hardly count. Run it in an environment that
+has DGL 1.1.3 too; without DGL its column stays empty.
+
+    python benchmarks/kernels.py --write
+
+writes benchmarks/results/kernels_cpu_<date>.md. A ratio is the time of graphshard over that of the
+other, below 1 where graphshard is faster. Bytes per second count what each edge reads and each
+result takes, as if nothing were ever found in a cache; a copy and a gather of random rows, measured
+in the same run, tell what this machine can do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("DGLBACKEND", "pytorch")
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from _common import community_graph, markdown_table, write_result
+from torch import Tensor
+
+from graphshard.ops import Adjacency, edge_softmax, gsddmm, gspmm
+from graphshard.partition._order import order_nodes
+from graphshard.partition._undirected import UndirectedGraph
+
+try:
+    import dgl
+except ImportError:
+    dgl = None
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
+OPS = ("sum", "mean", "scaled", "heads", "dot", "add", "softmax")
+PASSES = ("forward", "backward")
+HEADS = 4
+OURS = "graphshard"
+PEERS = ("DGL", "torch.sparse", "embedding_bag", "plain torch")
+Run = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One operator on one graph.
+
+    Args:
+        name: What the table calls it.
+        sides: Who computes it, and how.
+        inputs: What to differentiate by.
+        forward_bytes: Bytes that a forward pass moves if nothing is cached.
+        backward_bytes: Likewise, a backward pass.
+    """
+
+    name: str
+    sides: dict[str, Run]
+    inputs: tuple[Tensor, ...]
+    forward_bytes: int
+    backward_bytes: int
+
+
+@dataclass(frozen=True)
+class Graph:
+    """One order of the nodes, in the formats of all sides; edges are sorted by destination."""
+
+    src: Tensor
+    dst: Tensor
+    num_nodes: int
+    adjacency: Adjacency = field(init=False)
+    peer: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        adjacency = Adjacency(self.src, self.dst, self.num_nodes, self.num_nodes)
+        adjacency.csc()
+        adjacency.csr()
+        peer = None
+        if dgl is not None:
+            peer = dgl.graph((self.src, self.dst), num_nodes=self.num_nodes)
+            peer.create_formats_()
+        object.__setattr__(self, "adjacency", adjacency)
+        object.__setattr__(self, "peer", peer)
+
+    @property
+    def num_edges(self) -> int:
+        return int(self.src.shape[0])
+
+
+def load_graph(path: Path, order: str, idtype: torch.dtype) -> Graph:
+    """The graph of the file, its nodes in the file's order or in that of a part."""
+    with np.load(path) as arrays:
+        src, dst = torch.from_numpy(arrays["src"]), torch.from_numpy(arrays["dst"])
+        num_nodes = arrays["y"].shape[0]
+    if order == "locality":
+        undirected = UndirectedGraph.from_edges([(src, dst)], num_nodes)
+        old = order_nodes(np.zeros(num_nodes, np.int64), [0, num_nodes], 1, undirected)
+        new = torch.empty(num_nodes, dtype=torch.int64)
+        new[torch.from_numpy(old)] = torch.arange(num_nodes)
+        src, dst = new[src], new[dst]
+    by_destination = torch.sort(dst, stable=True).indices
+    return Graph(src[by_destination].to(idtype), dst[by_destination].to(idtype), num_nodes)
+
+
+def sparse_matrix(graph: Graph, values: Tensor) -> Tensor:
+    """Rows are destinations, columns sources."""
+    indptr, indices, _ = graph.adjacency.csc()
+    return torch.sparse_csr_tensor(indptr, indices, values, (graph.num_nodes, graph.num_nodes))
+
+
+def bag(graph: Graph, rows: Tensor, mode: str, weights: Tensor | None = None) -> Tensor:
+    """Reduce rows of sources by destination with `torch.nn.functional.embedding_bag`."""
+    indptr, indices, _ = graph.adjacency.csc()
+    return F.embedding_bag(
+        indices, rows, indptr, mode=mode, per_sample_weights=weights, include_last_offset=True
+    )
+
+
+def cases(graph: Graph, op: str, width: int, dtype: torch.dtype) -> Iterator[Case]:
+    """The case, or cases, of one operator; the sides of a case compute the same numbers."""
+    adj, peer = graph.adjacency, graph.peer
+    nodes, edges, size = graph.num_nodes, graph.num_edges, dtype.itemsize
+    ids = edges * graph.src.element_size()
+    gather, rows = ids + edges * width * size, nodes * width * size
+
+    def leaf(*shape: int) -> Tensor:
+        return torch.randn(*shape).to(dtype).requires_grad_()
+
+    if op in ("sum", "mean"):
+        x = leaf(nodes, width)
+        matrix = sparse_matrix(graph, torch.ones(edges, dtype=dtype))
+        sides = {
+            OURS: lambda: gspmm(adj, "copy_lhs", op, x),
+            "DGL": lambda: getattr(dgl.ops, f"copy_u_{op}")(peer, x),
+            "torch.sparse": lambda: torch.sparse.mm(matrix, x, op) if op == "mean" else matrix @ x,
+            "embedding_bag": lambda: bag(graph, x, op),
+        }
+        yield Case(f"copy_u {op}, {width}", sides, (x,), gather + rows, gather + rows)
+    elif op == "scaled":
+        x, e = leaf(nodes, width), leaf(edges, 1)
+        matrix = sparse_matrix(graph, e.detach().view(-1))
+        sides = {
+            OURS: lambda: gspmm(adj, "mul", "sum", x, e),
+            "DGL": lambda: dgl.ops.u_mul_e_sum(peer, x, e),
+            "torch.sparse": lambda: matrix @ x,
+            "embedding_bag": lambda: bag(graph, x, "sum", e.view(-1)),
+        }
+        weights = edges * size
+        bytes_back = 2 * gather + 2 * weights + 2 * rows
+        yield Case(f"u_mul_e sum, {width}", sides, (x, e), gather + rows + weights, bytes_back)
+    elif op == "heads":
+        x, e = leaf(nodes, HEADS, width // HEADS), leaf(edges, HEADS, 1)
+        sides = {
+            OURS: lambda: gspmm(adj, "mul", "sum", x, e),
+            "DGL": lambda: dgl.ops.u_mul_e_sum(peer, x, e),
+        }
+        weights = edges * HEADS * size
+        bytes_back = 2 * gather + 2 * weights + 2 * rows
+        name = f"u_mul_e sum, {HEADS} x {width // HEADS}"
+        yield Case(name, sides, (x, e), gather + rows + weights, bytes_back)
+    elif op == "dot":
+        x, y = leaf(nodes, width), leaf(nodes, width)
+        zeros = sparse_matrix(graph, torch.zeros(edges, dtype=dtype))
+        sides = {
+            OURS: lambda: gsddmm(adj, "dot", x, y),
+            "DGL": lambda: dgl.ops.u_dot_v(peer, x, y),
+            "torch.sparse": lambda: torch.sparse.sampled_addmm(zeros, y, x.t(), beta=0.0),
+        }
+        weights = edges * size
+        bytes_back = 2 * (gather + weights + rows)
+        yield Case(f"u_dot_v, {width}", sides, (x, y), gather + rows + weights, bytes_back)
+    elif op == "add":
+        for heads in (1, HEADS, 8):
+            x, y = leaf(nodes, heads, 1), leaf(nodes, heads, 1)
+            sides = {
+                OURS: lambda x=x, y=y: gsddmm(adj, "add", x, y),
+                "DGL": lambda x=x, y=y: dgl.ops.u_add_v(peer, x, y),
+                "plain torch": lambda x=x, y=y: x[graph.src] + y[graph.dst],
+            }
+            values = edges * heads * size
+            bytes_back = 2 * values + 2 * nodes * heads * size
+            yield Case(f"u_add_v, {heads} x 1", sides, (x, y), 2 * ids + 3 * values, bytes_back)
+    else:
+        for heads in (1, HEADS, 8):
+            logits = leaf(edges, heads, 1)
+            sides = {
+                OURS: lambda logits=logits: edge_softmax(adj, logits),
+                "DGL": lambda logits=logits: dgl.ops.edge_softmax(peer, logits),
+            }
+            values = edges * heads * size
+            yield Case(f"edge softmax, {heads} x 1", sides, (logits,), 2 * values, 3 * values)
+
+
+def time_in_turn(runs: dict[str, Run], rounds: int, budget: float) -> dict[str, float]:
+    """Median CPU seconds of each; who has used up the budget drops out, after two rounds."""
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for number in range(rounds + 1):
+        for name, run in runs.items():
+            if len(times[name]) > 2 and sum(times[name]) > budget:
+                continue
+            start = time.thread_time()
+            run()
+            times[name].append(time.thread_time() - start)
+        if number == 0:  # warm up: formats are built, pages are touched
+            times = {name: [] for name in runs}
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def runs_of(case: Case, part: str) -> dict[str, Run]:
+    """What to time: the sides that can do this operator in this dtype."""
+    runs: dict[str, Run] = {}
+    for name, side in case.sides.items():
+        if name == "DGL" and dgl is None:
+            continue
+        try:
+            if part == "forward":
+                with torch.no_grad():
+                    side()
+                runs[name] = torch.no_grad()(side)
+                continue
+            out = side()
+            grad = torch.ones_like(out)
+
+            def backward(out: Tensor = out, grad: Tensor = grad) -> None:
+                torch.autograd.grad(out, case.inputs, grad, retain_graph=True)
+
+            backward()
+            runs[name] = backward
+        except Exception as error:  # a peer lacks the operator, the dtype or the gradient
+            if name == OURS:
+                raise
+            sys.stderr.write(f"{name} cannot do {case.name} {part}: {str(error)[:80]!r}\n")
+    return runs
+
+
+def memory_speed(width: int, nodes: int, dtype: torch.dtype, args: argparse.Namespace) -> list[str]:
+    """Bytes per second of a copy and of a gather of random rows, reads and writes counted."""
+    rows = torch.randn(nodes, width).to(dtype)
+    out, places = torch.empty_like(rows), torch.randint(0, nodes, (nodes,))
+    runs = {
+        "copy": lambda: out.copy_(rows),
+        "gather": lambda: torch.index_select(rows, 0, places, out=out),
+    }
+    moved = 2 * rows.numel() * rows.element_size()
+    times = time_in_turn(runs, args.rounds, args.budget)
+    return [str(width), *(f"{moved / times[name] / 1e9:.1f}" for name in runs)]
+
+
+def table(graph: Graph, dtype: torch.dtype, args: argparse.Namespace) -> list[str]:
+    """Lines of the results for one order and dtype."""
+    rows = []
+    for op in args.ops:
+        for width in args.widths if op not in ("add", "softmax") else args.widths[:1]:
+            for case in cases(graph, op, width, dtype):
+                for part in args.passes:
+                    times = time_in_turn(runs_of(case, part), args.rounds, args.budget)
+                    ours = times[OURS]
+                    moved = case.forward_bytes if part == "forward" else case.backward_bytes
+                    ratios = [f"{ours / times[peer]:.2f}" if peer in times else "" for peer in PEERS]
+                    rows.append(
+                        [case.name, part, f"{ours * 1e3:.1f}", f"{moved / ours / 1e9:.1f}", *ratios]
+                    )
+                    sys.stderr.write(" | ".join(rows[-1]) + "\n")
+    return markdown_table(["operator", "pass", "ms", "GB/s", *(f"/ {p}" for p in PEERS)], rows)
+
+
+def main() -> None:
+    """Measure and print, or write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--graphs", type=Path, default=Path(tempfile.gettempdir()) / "bench")
+    parser.add_argument("--nodes", type=int, default=200_000)
+    parser.add_argument("--edges", type=int, default=2_100_000, help="drawn pairs")
+    parser.add_argument("--ops", nargs="+", choices=OPS, default=list(OPS))
+    parser.add_argument("--passes", nargs="+", choices=PASSES, default=list(PASSES))
+    parser.add_argument("--widths", nargs="+", type=int, default=[64, 128, 256])
+    parser.add_argument("--dtypes", nargs="+", choices=list(DTYPES), default=list(DTYPES))
+    parser.add_argument("--orders", nargs="+", default=["locality", "original"])
+    parser.add_argument("--ids", choices=("int32", "int64"), default="int64")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--budget", type=float, default=2.0, help="seconds for one side of a case")
+    parser.add_argument("--write", action="store_true", help="write the results file")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    path = community_graph(args.graphs, args.nodes, args.edges)
+    body = [f"{__doc__.partition('writes')[0].splitlines()[0]}", ""]
+    for order in args.orders:
+        graph = load_graph(path, order, getattr(torch, args.ids))
+        body[1:1] = []
+        for name in args.dtypes:
+            sys.stderr.write(f"{order} {name}\n")
+            speeds = [memory_speed(w, graph.num_nodes, DTYPES[name], args) for w in args.widths]
+            body += [
+                f"## {order.capitalize()} order, {name}",
+                "",
+                *markdown_table(["width", "copy GB/s", "random rows GB/s"], speeds),
+                "",
+                *table(graph, DTYPES[name], args),
+                "",
+            ]
+    body[1] = (
+        f"\n{graph.num_nodes:,} nodes, {graph.num_edges:,} edges, {args.ids} ids, one thread; "
+        "median CPU time. `/ X`: time of graphshard over time of X.\n"
+    )
+    if args.write:
+        write_result("kernels", "Sparse kernels", body)
+    else:
+        sys.stdout.write("\n".join(body) + "\n")
+
+
+if __name__ == "__main__":
+    main()
