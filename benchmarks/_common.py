@@ -63,7 +63,8 @@ def run_side(side: Side) -> dict[str, Any]:
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode or not lines:
         raise RuntimeError(
-            f"{side.name} failed with {done.returncode}:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+            f"{side.name} failed with {done.returncode}:\n"
+            f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
         )
     result: dict[str, Any] = json.loads(lines[-1])
     return result
@@ -94,9 +95,9 @@ def write_result(name: str, title: str, body: Sequence[str]) -> Path:
             "",
             *body,
             "",
-            f"Command: `python {' '.join([Path(sys.argv[0]).name, *sys.argv[1:]])}` in benchmarks/  ",
-            f"{datetime.date.today()}, Python {platform.python_version()}, torch {torch.__version__}, "
-            f"{os.cpu_count()} cores.",
+            f"Command: `python benchmarks/{' '.join([Path(sys.argv[0]).name, *sys.argv[1:]])}`  ",
+            f"{datetime.date.today()}, Python {platform.python_version()}, "
+            f"torch {torch.__version__}, {os.cpu_count()} cores.",
             "",
         ]
     )
@@ -149,5 +150,3 @@ def community_graph(folder: Path, nodes: int, edges: int) -> Path:
         train=split < 0.5,
     )
     return path
-
-

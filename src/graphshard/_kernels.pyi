@@ -98,3 +98,44 @@ def group_by_key(
     num_threads: int,
 ) -> None: ...
 def expect_writes(address: int, size: int) -> None: ...
+
+class Drawing:
+    """One draw: `count`, then `write` into arrays of that many. Weights and ids are by position."""
+
+    def __init__(
+        self,
+        indptr: Tensor,  # [num_rows + 1]
+        rows: Tensor,  # [n], int32 or int64
+        row_ids: Tensor,  # [n], int32 or int64
+        fanout: int,  # -1 for all
+        key: int,  # in [0, 2^64)
+        replace: bool,
+        prob: Tensor | None,  # [num_edges] float32 or float64
+        labor_ids: Tensor | None,  # [num_edges] int32 or int64
+        mask: Tensor | None,  # [num_edges] uint8, what is excluded
+        excluded: Tensor | None,  # int64 positions, strictly ascending
+        num_edges: int,
+        counts: Tensor,  # [n] int64, written by count
+    ) -> None: ...
+    def count(self, num_threads: int) -> int:
+        """The number of edges drawn, or -1 - i where rows[i] or its degree is out of range."""
+
+    def write(
+        self,
+        indices: Tensor,  # [num_edges]
+        eids: Tensor | None,  # [num_edges], of the dtype of indptr
+        edges: Tensor,  # [total], likewise; written: eids, or positions without them
+        picked: Tensor,  # [total], written: indices
+        num_threads: int,
+    ) -> None: ...
+
+class IdTable:
+    def __init__(self, num_ids: int) -> None: ...
+    def renumber(
+        self,
+        first: Tensor,  # [n]
+        others: Tensor,  # [m]
+        ids: Tensor,  # [n + m], its beginning is written: the id behind each number
+        local: Tensor,  # [m], written
+    ) -> int:
+        """How many numbers there are, or -1 where an id is out of range or first repeats one."""

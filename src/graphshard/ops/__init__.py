@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sparse operators on the edges of one relation.
+"""Sparse operators on the edges of one relation, and what samples are made with.
 
 `gspmm` sends messages along edges and reduces them at destinations, `gsddmm` computes a value per
-edge, `edge_softmax` normalizes edge values. All run in compiled kernels where those are installed
+edge, `edge_softmax` normalizes edge values; `draw_neighbors` draws edges at random, `IdTable`
+gives the nodes they reach consecutive ids. All run in compiled kernels where those are installed
 and in plain torch where not; `reference` has the same operators in their simplest form.
 """
 
 from . import reference
 from ._adjacency import Adjacency, HasAdjacency, as_adjacency
+from ._compact import IdTable
+from ._draw import draw_neighbors
 from ._edge_softmax import edge_softmax
 from ._gsddmm import gsddmm
 from ._gspmm import gspmm, gspmm_arg
@@ -16,7 +19,9 @@ from ._kernel import extension_available
 __all__ = [
     "Adjacency",
     "HasAdjacency",
+    "IdTable",
     "as_adjacency",
+    "draw_neighbors",
     "edge_softmax",
     "extension_available",
     "gsddmm",
