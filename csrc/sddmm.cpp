@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Edges are taken a chunk at a time: first the numbers of the rows that they read, which is all that
-// depends on the format of the graph and the target of an operand; then the rows.
+// Edges are taken a chunk at a time: first the numbers of the rows that they read, which is all
+// that depends on the format of the graph and the target of an operand; then the rows.
 
 #include "sddmm.h"
 
@@ -142,8 +142,8 @@ struct Chunk {
 };
 
 template <typename T>
-GRAPHSHARD_CLONES void elementwise(const Chunk<T>& chunk, Op op, wide_t<T>* left,
-                                   wide_t<T>* right, T* block) {
+GRAPHSHARD_CLONES void elementwise(const Chunk<T>& chunk, Op op, wide_t<T>* left, wide_t<T>* right,
+                                   T* block) {
   const RowLoop& loop = chunk.a.loop;
   const int64_t width = loop.outer * loop.inner;
   const int64_t step = std::max<int64_t>(kValuesPerBlock / std::max<int64_t>(width, 1), 1);

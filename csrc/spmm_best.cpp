@@ -89,9 +89,8 @@ GRAPHSHARD_CLONES void best_copied(const SpmmArguments<T>& a, WritableIds arg, O
 }
 
 template <typename T>
-void best_others(const SpmmArguments<T>& a, WritableIds arg, Op op,
-                                   const Span& span, wide_t<T> sign, wide_t<T>* best,
-                                   int32_t* place) {
+void best_others(const SpmmArguments<T>& a, WritableIds arg, Op op, const Span& span,
+                 wide_t<T> sign, wide_t<T>* best, int32_t* place) {
   best_span(a, arg, OtherMessages<T>(a, op), span, sign, best, place);
 }
 

@@ -81,8 +81,8 @@ GRAPHSHARD_HOT_CLONES void sum_scaled(const SpmmArguments<T>& a, Op, const Span&
 }
 
 template <typename T>
-void sum_others(const SpmmArguments<T>& a, Op op, const Span& span, bool mean,
-                                  int64_t width, wide_t<T>* buffer) {
+void sum_others(const SpmmArguments<T>& a, Op op, const Span& span, bool mean, int64_t width,
+                wide_t<T>* buffer) {
   sum_span(a, OtherMessages<T>(a, op), span, mean, width, buffer);
 }
 

@@ -158,9 +158,8 @@ struct OtherMessages : PairedRows<T> {
 template <int... kLengths, typename Messages, typename Block>
 GRAPHSHARD_INLINE void for_each_block(const Messages& messages, const Block& block) {
   for (int64_t outer = 0; outer < messages.outer(); ++outer) {
-    const auto run = [&](auto size, int64_t column) GRAPHSHARD_INLINE_LAMBDA {
-      block(size, outer, column);
-    };
+    const auto run = [&](auto size, int64_t column)
+                         GRAPHSHARD_INLINE_LAMBDA { block(size, outer, column); };
     if constexpr (Messages::kFrequent) {
       in_blocks<kLengths..., 1>(messages.inner(), run);
     } else {

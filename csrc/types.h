@@ -26,9 +26,9 @@
 #else
 #define GRAPHSHARD_INLINE inline __attribute__((always_inline))
 #define GRAPHSHARD_INLINE_LAMBDA __attribute__((always_inline))
-// [Note: prefetch to the second level] Into the second-level cache, not the first: a core tracks few
-// lines on their way to the first and many on their way to the second, so whole rows can be asked
-// for well ahead. On a Zen 4 this halved the time of a sum over edges.
+// [Note: prefetch to the second level] Into the second-level cache, not the first: a core tracks
+// few lines on their way to the first and many on their way to the second, so whole rows can be
+// asked for well ahead. On a Zen 4 this halved the time of a sum over edges.
 #define GRAPHSHARD_PREFETCH(address) __builtin_prefetch(address, 0, 2)
 #define GRAPHSHARD_PREFETCH_WRITE(address) __builtin_prefetch(address, 1)
 // To the outer caches only: a stream of these does not hold up the computation it runs beside.
@@ -66,8 +66,8 @@ struct RowLoop {
   int64_t rhs_step;
 };
 
-// Ids of 32 or 64 bits behind one type. Loops that spend their time on rows of features are compiled
-// for this, once, and not for either width; the branch always goes the same way.
+// Ids of 32 or 64 bits behind one type. Loops that spend their time on rows of features are
+// compiled for this, once, and not for either width; the branch always goes the same way.
 class Ids {
  public:
   Ids() = default;
