@@ -47,6 +47,20 @@ Operand<T> operand_of(const SddmmArguments<T>& a, bool left) {
   return operand;
 }
 
+// Calls write(count, row) for each run of the positions [begin, end) that lie in one row; `row` is
+// that of the position before `begin`, and becomes that of the last.
+template <typename Write>
+GRAPHSHARD_INLINE void for_each_run(Ids indptr, int64_t begin, int64_t end, int64_t& row,
+                                    const Write& write) {
+  for (int64_t k = begin; k < end;) {
+    int64_t stop = indptr[row + 1];
+    while (stop <= k) stop = indptr[++row + 1];
+    stop = std::min(stop, end);
+    write(stop - k, row);
+    k = stop;
+  }
+}
+
 // Writes the row of each position in [begin, end); `row` is that of the position before.
 template <typename T>
 GRAPHSHARD_INLINE void number_rows(const Operand<T>& operand, int64_t begin, int64_t end,
@@ -54,12 +68,29 @@ GRAPHSHARD_INLINE void number_rows(const Operand<T>& operand, int64_t begin, int
   if (operand.ids) {
     for (int64_t k = begin; k < end; ++k) *numbers++ = operand.ids[k];
   } else if (operand.indptr) {
-    for (int64_t k = begin; k < end; ++k) {
-      while (k >= operand.indptr[row + 1]) ++row;
-      *numbers++ = row;
-    }
+    for_each_run(operand.indptr, begin, end, row, [&](int64_t count, int64_t number) {
+      numbers = std::fill_n(numbers, count, number);
+    });
   } else {
     for (int64_t k = begin; k < end; ++k) *numbers++ = k;
+  }
+}
+
+// Likewise, the value itself, of rows of one value.
+template <typename T>
+GRAPHSHARD_INLINE void read_column(const Operand<T>& operand, int64_t begin, int64_t end,
+                                   int64_t& row, wide_t<T>* to) {
+  const T* from = operand.rows.data;
+  if (const int64_t* ids = operand.ids.wide(); ids != nullptr) {
+    for (int64_t k = begin; k < end; ++k) *to++ = widen(from[ids[k]]);
+  } else if (const int32_t* ids = operand.ids.narrow(); ids != nullptr) {
+    for (int64_t k = begin; k < end; ++k) *to++ = widen(from[ids[k]]);
+  } else if (operand.indptr) {
+    for_each_run(operand.indptr, begin, end, row, [&](int64_t count, int64_t number) {
+      to = std::fill_n(to, count, widen(from[number]));
+    });
+  } else {
+    for (int64_t k = begin; k < end; ++k) *to++ = widen(from[k]);
   }
 }
 
@@ -187,19 +218,45 @@ GRAPHSHARD_CLONES void dot(const Chunk<T>& chunk) {
   }
 }
 
+// One value per edge, of two: no row is worth the numbering.
+template <typename T>
+GRAPHSHARD_CLONES void run_column(const SddmmArguments<T>& a, Op op, const Operand<T>& lhs,
+                                  const Operand<T>& rhs, int64_t begin, int64_t end, int64_t row) {
+  wide_t<T> left[kValuesPerBlock];
+  wide_t<T> right[kValuesPerBlock];
+  T result[kValuesPerBlock];
+  int64_t rhs_row = row;
+  for (int64_t first = begin; first < end; first += kValuesPerBlock) {
+    const int64_t last = std::min(first + kValuesPerBlock, end);
+    read_column(lhs, first, last, row, left);
+    read_column(rhs, first, last, rhs_row, right);
+    if (!a.eids) {
+      combine_all(op, left, right, last - first, a.out + first);
+      continue;
+    }
+    combine_all(op, left, right, last - first, result);
+    for (int64_t k = first; k < last; ++k) a.out[a.eids[k]] = result[k - first];
+  }
+}
+
 template <typename T>
 void run_part(const SddmmArguments<T>& a, Op op, int64_t begin, int64_t end) {
   if (begin == end) return;
-  const int64_t block = std::max(kValuesPerBlock, a.loop.outer * a.loop.inner);
+  const Operand<T> lhs = operand_of(a, true);
+  const Operand<T> rhs = operand_of(a, false);
+  int64_t lhs_row = a.indptr ? row_at(a.indptr, a.num_rows, begin) : 0;
+  int64_t rhs_row = lhs_row;
+  const int64_t width = a.loop.outer * a.loop.inner;
+  if (width == 1 && lhs.rows.width == 1 && rhs.rows.width == 1 && op != Op::kDot) {
+    run_column(a, op, lhs, rhs, begin, end, lhs_row);
+    return;
+  }
+  const int64_t block = std::max(kValuesPerBlock, width);
   const auto left = std::make_unique_for_overwrite<wide_t<T>[]>(block);
   const auto right = std::make_unique_for_overwrite<wide_t<T>[]>(block);
   const auto result = std::make_unique_for_overwrite<T[]>(block);
-  const Operand<T> lhs = operand_of(a, true);
-  const Operand<T> rhs = operand_of(a, false);
   int64_t lhs_numbers[kEdgesPerChunk];
   int64_t rhs_numbers[kEdgesPerChunk];
-  int64_t lhs_row = a.indptr ? row_at(a.indptr, a.num_rows, begin) : 0;
-  int64_t rhs_row = lhs_row;
   for (int64_t first = begin; first < end; first += kEdgesPerChunk) {
     const int64_t last = std::min(first + kEdgesPerChunk, end);
     number_rows(lhs, first, last, lhs_row, lhs_numbers);
