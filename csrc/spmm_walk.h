@@ -19,30 +19,64 @@ namespace graphshard {
 // columns pass over them.
 inline constexpr int64_t kEdgesAtATime = 64;
 
+// Positions ahead at which rows of so many bytes are requested: wide rows soon fill what the cache
+// can have on its way, of narrow ones more must be on their way.
+inline constexpr int64_t kFarthestAhead = 64;
+inline int64_t prefetch_distance(int64_t row_bytes) {
+  return std::clamp(12288 / std::max<int64_t>(row_bytes, 1), kPrefetchAhead, kFarthestAhead);
+}
+
 // What an array of ids says about the edges of a run, and about those that follow it soon enough to
 // be requested from memory: 64-bit numbers, whatever the array holds.
 class RunIds {
  public:
-  // Of positions [first, last). Null ids are the positions themselves.
-  GRAPHSHARD_INLINE void load(const Ids& ids, int64_t first, int64_t last, int64_t num_edges) {
-    last_ = std::min(last + kPrefetchAhead, num_edges) - first - 1;
-    if (const int64_t* wide = ids.wide()) {
+  RunIds(const Ids& ids, int64_t num_edges, int64_t row_bytes)
+      : ids_(ids), num_edges_(num_edges), ahead_(prefetch_distance(row_bytes)) {}
+
+  // Turns to positions [first, last). Null ids are the positions themselves.
+  GRAPHSHARD_INLINE void load(int64_t first, int64_t last) {
+    const int64_t stop = std::min(last + ahead_, num_edges_);
+    last_ = stop - first - 1;
+    if (const int64_t* wide = ids_.wide()) {
       at_ = wide + first;
       return;
     }
-    for (int64_t i = 0; i <= last_; ++i) buffer_[i] = ids ? ids.narrow()[first + i] : first + i;
-    at_ = buffer_;
+    if (first < begin_ || stop > end_) widen_from(first);
+    at_ = buffer_ + (first - begin_);
   }
   GRAPHSHARD_INLINE int64_t operator[](int64_t i) const { return at_[i]; }
-  GRAPHSHARD_INLINE int64_t ahead_of(int64_t i) const {
-    return at_[std::min(i + kPrefetchAhead, last_)];
-  }
+  GRAPHSHARD_INLINE int64_t ahead_of(int64_t i) const { return at_[std::min(i + ahead_, last_)]; }
 
  private:
-  const int64_t* at_;
-  int64_t last_;
-  int64_t buffer_[kEdgesAtATime + kPrefetchAhead];
+  // Many rows' worth at a time, so that no position is converted again for each row.
+  static constexpr int64_t kWindow = 512;
+  static_assert(kWindow >= kEdgesAtATime + kFarthestAhead);
+
+  GRAPHSHARD_INLINE void widen_from(int64_t first) {
+    begin_ = first;
+    end_ = std::min(first + kWindow, num_edges_);
+    const int64_t count = end_ - begin_;
+    if (const int32_t* narrow = ids_.narrow()) {
+      for (int64_t i = 0; i < count; ++i) buffer_[i] = narrow[first + i];
+    } else {
+      for (int64_t i = 0; i < count; ++i) buffer_[i] = first + i;
+    }
+  }
+
+  Ids ids_;
+  int64_t num_edges_;
+  int64_t ahead_;
+  const int64_t* at_ = nullptr;
+  int64_t last_ = 0;
+  int64_t begin_ = 0;  // positions that the buffer holds
+  int64_t end_ = 0;
+  int64_t buffer_[kWindow];
 };
+
+template <typename T>
+int64_t bytes_of(const Rows<T>& rows) {
+  return rows.width * static_cast<int64_t>(sizeof(T));
+}
 
 // Requests kColumns values.
 template <int kColumns, typename T>
@@ -55,21 +89,17 @@ template <typename T>
 struct CopiedRows {
   static constexpr bool kFrequent = true;
   Rows<T> rows;
-  Ids ids;
-  int64_t num_edges;
   RunIds run;
 
   CopiedRows(const SpmmArguments<T>& a, Op op)
       : rows(op == Op::kCopyLhs ? a.lhs : a.rhs),
-        ids(op == Op::kCopyLhs ? a.edges.indices : a.edges.eids),
-        num_edges(a.edges.num_edges) {}
+        run(op == Op::kCopyLhs ? a.edges.indices : a.edges.eids, a.edges.num_edges,
+            bytes_of(rows)) {}
 
   GRAPHSHARD_INLINE int64_t outer() const { return 1; }
   GRAPHSHARD_INLINE int64_t inner() const { return rows.width; }
   // Turns to the edges [first, last), which the functions below count from 0.
-  GRAPHSHARD_INLINE void load(int64_t first, int64_t last) {
-    run.load(ids, first, last, num_edges);
-  }
+  GRAPHSHARD_INLINE void load(int64_t first, int64_t last) { run.load(first, last); }
   // Requests kColumns values, from `column` on, of an edge soon after edge i.
   template <int kColumns>
   GRAPHSHARD_INLINE void prefetch(int64_t i, int64_t, int64_t column) const {
@@ -91,13 +121,16 @@ struct PairedRows {
   RunIds src;
   RunIds eids;
 
-  PairedRows(const SpmmArguments<T>& arguments) : a(arguments) {}
+  explicit PairedRows(const SpmmArguments<T>& arguments)
+      : a(arguments),
+        src(a.edges.indices, a.edges.num_edges, bytes_of(a.lhs)),
+        eids(a.edges.eids, a.edges.num_edges, bytes_of(a.lhs)) {}
 
   GRAPHSHARD_INLINE int64_t outer() const { return a.loop.outer; }
   GRAPHSHARD_INLINE int64_t inner() const { return a.loop.inner; }
   GRAPHSHARD_INLINE void load(int64_t first, int64_t last) {
-    src.load(a.edges.indices, first, last, a.edges.num_edges);
-    eids.load(a.edges.eids, first, last, a.edges.num_edges);
+    src.load(first, last);
+    eids.load(first, last);
   }
   GRAPHSHARD_INLINE const T* lhs(int64_t row, int64_t outer) const {
     return a.lhs[row] + a.loop.lhs_offsets[outer];
