@@ -16,6 +16,7 @@ in the same run, tell what this machine can do.
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import statistics
 import sys
@@ -23,6 +24,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +48,9 @@ except ImportError:
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 OPS = ("sum", "mean", "scaled", "heads", "dot", "add", "softmax")
 PASSES = ("forward", "backward")
+#: Measured at every width; the others, and all backward passes, at one, unless --full.
+PLAIN = ("sum", "mean")
+HIDDEN = 128
 HEADS = 4
 OURS = "graphshard"
 PEERS = ("DGL", "torch.sparse", "embedding_bag", "plain torch")
@@ -62,6 +67,7 @@ class Case:
         inputs: What to differentiate by.
         forward_bytes: Bytes that a forward pass moves if nothing is cached.
         backward_bytes: Likewise, a backward pass.
+        forward_only: Sides that differentiate by some of the inputs only.
     """
 
     name: str
@@ -69,6 +75,7 @@ class Case:
     inputs: tuple[Tensor, ...]
     forward_bytes: int
     backward_bytes: int
+    forward_only: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -157,7 +164,8 @@ def cases(graph: Graph, op: str, width: int, dtype: torch.dtype) -> Iterator[Cas
         }
         weights = edges * size
         bytes_back = 2 * gather + 2 * weights + 2 * rows
-        yield Case(f"u_mul_e sum, {width}", sides, (x, e), gather + rows + weights, bytes_back)
+        moved = gather + rows + weights
+        yield Case(f"u_mul_e sum, {width}", sides, (x, e), moved, bytes_back, ("torch.sparse",))
     elif op == "heads":
         x, e = leaf(nodes, HEADS, width // HEADS), leaf(edges, HEADS, 1)
         sides = {
@@ -201,77 +209,103 @@ def cases(graph: Graph, op: str, width: int, dtype: torch.dtype) -> Iterator[Cas
             yield Case(f"edge softmax, {heads} x 1", sides, (logits,), 2 * values, 3 * values)
 
 
-def time_in_turn(runs: dict[str, Run], rounds: int, budget: float) -> dict[str, float]:
-    """Median CPU seconds of each; who has used up the budget drops out, after two rounds."""
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for number in range(rounds + 1):
+def seconds_of(run: Run) -> float:
+    """CPU seconds of this thread."""
+    start = time.thread_time()
+    run()
+    return time.thread_time() - start
+
+
+def time_in_turn(runs: dict[str, Run], args: argparse.Namespace) -> dict[str, float]:
+    """Median CPU seconds of each; the first run counts only where there is no time for others."""
+    times = {name: [seconds_of(run)] for name, run in runs.items()}
+    for _ in range(args.rounds):
         for name, run in runs.items():
-            if len(times[name]) > 2 and sum(times[name]) > budget:
-                continue
-            start = time.thread_time()
-            run()
-            times[name].append(time.thread_time() - start)
-        if number == 0:  # warm up: formats are built, pages are touched
-            times = {name: [] for name in runs}
-    return {name: statistics.median(values) for name, values in times.items()}
+            if sum(times[name]) < args.budget:
+                times[name].append(seconds_of(run))
+    return {name: statistics.median(taken[1:] or taken) for name, taken in times.items()}
+
+
+def flat(result: Tensor) -> Tensor:
+    """The numbers of a result, whatever its form."""
+    values = result.values() if result.layout == torch.sparse_csr else result
+    return values.detach().reshape(-1).float()
 
 
 def runs_of(case: Case, part: str) -> dict[str, Run]:
-    """What to time: the sides that can do this operator in this dtype."""
+    """What to time: the sides that can do this operator in this dtype.
+
+    Raises:
+        RuntimeError: A side computes other numbers.
+    """
     runs: dict[str, Run] = {}
+    expected = None
     for name, side in case.sides.items():
-        if name == "DGL" and dgl is None:
+        if (name == "DGL" and dgl is None) or (part == "backward" and name in case.forward_only):
             continue
         try:
-            if part == "forward":
-                with torch.no_grad():
-                    side()
-                runs[name] = torch.no_grad()(side)
-                continue
-            out = side()
-            grad = torch.ones_like(out)
-
-            def backward(out: Tensor = out, grad: Tensor = grad) -> None:
-                torch.autograd.grad(out, case.inputs, grad, retain_graph=True)
-
-            backward()
-            runs[name] = backward
+            with torch.set_grad_enabled(part == "backward"):
+                out = side()
+            if part == "backward" and not out.requires_grad:
+                raise NotImplementedError("no gradient")
         except Exception as error:  # a peer lacks the operator, the dtype or the gradient
             if name == OURS:
                 raise
             sys.stderr.write(f"{name} cannot do {case.name} {part}: {str(error)[:80]!r}\n")
+            continue
+        expected = flat(out) if expected is None else expected
+        if (flat(out) - expected).abs().max() > 0.02 * expected.abs().max():
+            raise RuntimeError(f"{name} computes another {case.name} than {OURS}")
+        runs[name] = torch.no_grad()(side)
+        if part == "backward":
+            runs[name] = partial(gradients, out, case.inputs)
     return runs
+
+
+def gradients(out: Tensor, inputs: tuple[Tensor, ...]) -> None:
+    """One backward pass, which leaves ``out`` ready for the next."""
+    torch.autograd.grad(out, inputs, torch.ones_like(out), retain_graph=True)
 
 
 def memory_speed(width: int, nodes: int, dtype: torch.dtype, args: argparse.Namespace) -> list[str]:
     """Bytes per second of a copy and of a gather of random rows, reads and writes counted."""
     rows = torch.randn(nodes, width).to(dtype)
-    out, places = torch.empty_like(rows), torch.randint(0, nodes, (nodes,))
-    runs = {
-        "copy": lambda: out.copy_(rows),
-        "gather": lambda: torch.index_select(rows, 0, places, out=out),
+    out, places = torch.zeros_like(rows), torch.randint(0, nodes, (nodes,))
+    runs: dict[str, Run] = {
+        "copy": partial(out.copy_, rows),
+        "gather": partial(torch.index_select, rows, 0, places, out=out),
     }
     moved = 2 * rows.numel() * rows.element_size()
-    times = time_in_turn(runs, args.rounds, args.budget)
+    times = time_in_turn(runs, args)
     return [str(width), *(f"{moved / times[name] / 1e9:.1f}" for name in runs)]
 
 
-def table(graph: Graph, dtype: torch.dtype, args: argparse.Namespace) -> list[str]:
+def is_usual(order: str, dtype: torch.dtype, op: str, width: int, part: str) -> bool:
+    """Whether a short run, without --full, measures this."""
+    if part == "backward" and (order != "locality" or width != HIDDEN):
+        return False
+    if dtype != torch.float32:
+        return op == "sum" and order == "locality"
+    return width == HIDDEN or op in PLAIN
+
+
+def table(graph: Graph, order: str, dtype: torch.dtype, args: argparse.Namespace) -> list[str]:
     """Lines of the results for one order and dtype."""
     rows = []
-    for op in args.ops:
-        for width in args.widths if op not in ("add", "softmax") else args.widths[:1]:
-            for case in cases(graph, op, width, dtype):
-                for part in args.passes:
-                    times = time_in_turn(runs_of(case, part), args.rounds, args.budget)
-                    ours = times[OURS]
-                    moved = case.forward_bytes if part == "forward" else case.backward_bytes
-                    ratios = [f"{ours / times[peer]:.2f}" if peer in times else "" for peer in PEERS]
-                    rows.append(
-                        [case.name, part, f"{ours * 1e3:.1f}", f"{moved / ours / 1e9:.1f}", *ratios]
-                    )
-                    sys.stderr.write(" | ".join(rows[-1]) + "\n")
-    return markdown_table(["operator", "pass", "ms", "GB/s", *(f"/ {p}" for p in PEERS)], rows)
+    for op, width, part in itertools.product(args.ops, args.widths, args.passes):
+        if not args.full and not is_usual(order, dtype, op, width, part):
+            continue
+        for case in cases(graph, op, width, dtype):
+            times = time_in_turn(runs_of(case, part), args)
+            ours = times[OURS]
+            moved = case.forward_bytes if part == "forward" else case.backward_bytes
+            ratios = [f"{ours / times[peer]:.2f}" if peer in times else "" for peer in PEERS]
+            speed = f"{moved / ours / 1e9:.1f}"
+            rows.append([case.name, part, f"{ours * 1e3:.1f}", speed, *ratios])
+            sys.stderr.write(" | ".join(rows[-1]) + "\n")
+    return rows and markdown_table(
+        ["operator", "pass", "ms", "GB/s", *(f"/ {p}" for p in PEERS)], rows
+    )
 
 
 def main() -> None:
@@ -286,32 +320,38 @@ def main() -> None:
     parser.add_argument("--dtypes", nargs="+", choices=list(DTYPES), default=list(DTYPES))
     parser.add_argument("--orders", nargs="+", default=["locality", "original"])
     parser.add_argument("--ids", choices=("int32", "int64"), default="int64")
+    parser.add_argument("--full", action="store_true", help="every operator at every width, dtype")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--budget", type=float, default=2.0, help="seconds for one side of a case")
+    parser.add_argument("--budget", type=float, default=0.8, help="seconds for one side of a case")
     parser.add_argument("--write", action="store_true", help="write the results file")
     args = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     path = community_graph(args.graphs, args.nodes, args.edges)
-    body = [f"{__doc__.partition('writes')[0].splitlines()[0]}", ""]
+    body = []
     for order in args.orders:
         graph = load_graph(path, order, getattr(torch, args.ids))
-        body[1:1] = []
         for name in args.dtypes:
             sys.stderr.write(f"{order} {name}\n")
+            rows = table(graph, order, DTYPES[name], args)
+            if not rows:
+                continue
             speeds = [memory_speed(w, graph.num_nodes, DTYPES[name], args) for w in args.widths]
             body += [
                 f"## {order.capitalize()} order, {name}",
                 "",
                 *markdown_table(["width", "copy GB/s", "random rows GB/s"], speeds),
                 "",
-                *table(graph, DTYPES[name], args),
+                *rows,
                 "",
             ]
-    body[1] = (
-        f"\n{graph.num_nodes:,} nodes, {graph.num_edges:,} edges, {args.ids} ids, one thread; "
-        "median CPU time. `/ X`: time of graphshard over time of X.\n"
+    about = (
+        f"{graph.num_nodes:,} nodes, {graph.num_edges:,} edges, {args.ids} ids, one thread, median "
+        "CPU time. `/ X` is the time of graphshard over that of X. GB/s count what each edge reads "
+        "and each result takes as if no cache held anything; copy and random rows count what they "
+        "read and write."
     )
+    body[:0] = [about, ""]
     if args.write:
         write_result("kernels", "Sparse kernels", body)
     else:

@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,7 @@ def compare(src: Tensor, dst: Tensor, args: argparse.Namespace) -> list[str]:
     cells: dict[str, list[str]] = {}
     adjacencies: dict[str, Adjacency] = {}
     for name, make in ORDERS.items():
-        made = [seconds_of(lambda make=make: make(matrix)) for _ in range(3)]
+        made = [seconds_of(partial(make, matrix)) for _ in range(3)]
         order = made[0][1].astype(np.int64)
         seconds = statistics.median(s for s, _ in made)
         cells[name] = [name, f"{seconds:.2f}", f"{mean_log_gap(matrix, order, nodes):.1f}"]
@@ -87,7 +88,7 @@ def compare(src: Tensor, dst: Tensor, args: argparse.Namespace) -> list[str]:
         times: dict[str, list[float]] = {name: [] for name in ORDERS}
         for number in range(args.rounds + 1):
             for name, adjacency in adjacencies.items():
-                taken, _ = seconds_of(lambda adj=adjacency: gspmm(adj, "copy_lhs", "sum", rows))
+                taken, _ = seconds_of(partial(gspmm, adjacency, "copy_lhs", "sum", rows))
                 if number:  # the first touches pages
                     times[name].append(taken)
         medians = {name: statistics.median(values) for name, values in times.items()}
