@@ -15,6 +15,7 @@ namespace {
 
 constexpr int64_t kEdgesPerChunk = 256;
 constexpr int64_t kValuesPerBlock = 512;
+constexpr int64_t kFillStep = 16;     // values of a destination are laid out so many at a time
 constexpr int64_t kNarrowBytes = 32;  // rows of less are read without asking ahead
 
 // An operand, and where the row of each position is found: in an array of ids, by the position
@@ -76,21 +77,31 @@ GRAPHSHARD_INLINE void number_rows(const Operand<T>& operand, int64_t begin, int
   }
 }
 
-// Likewise, the value itself, of rows of one value.
-template <typename T>
-GRAPHSHARD_INLINE void read_column(const Operand<T>& operand, int64_t begin, int64_t end,
-                                   int64_t& row, wide_t<T>* to) {
-  const T* from = operand.rows.data;
+// Likewise, the rows themselves, of kWidth values. `to` has room for kFillStep values more, so that
+// short runs of equal rows take one step, whatever their length.
+template <int kWidth, typename T>
+GRAPHSHARD_INLINE void read_rows(const Operand<T>& operand, int64_t begin, int64_t end,
+                                 int64_t& row, wide_t<T>* to) {
+  const T* data = operand.rows.data;
+  const auto append = [&](const T* from) GRAPHSHARD_INLINE_LAMBDA {
+    for (int j = 0; j < kWidth; ++j) to[j] = widen(from[j]);
+    to += kWidth;
+  };
   if (const int64_t* ids = operand.ids.wide(); ids != nullptr) {
-    for (int64_t k = begin; k < end; ++k) *to++ = widen(from[ids[k]]);
+    for (int64_t k = begin; k < end; ++k) append(data + ids[k] * kWidth);
   } else if (const int32_t* ids = operand.ids.narrow(); ids != nullptr) {
-    for (int64_t k = begin; k < end; ++k) *to++ = widen(from[ids[k]]);
+    for (int64_t k = begin; k < end; ++k) append(data + int64_t{ids[k]} * kWidth);
   } else if (operand.indptr) {
     for_each_run(operand.indptr, begin, end, row, [&](int64_t count, int64_t number) {
-      to = std::fill_n(to, count, widen(from[number]));
+      wide_t<T> step[kFillStep];
+      for (int j = 0; j < kFillStep; ++j) step[j] = widen(data[number * kWidth + j % kWidth]);
+      for (int64_t i = 0; i < count * kWidth; i += kFillStep) {
+        for (int j = 0; j < kFillStep; ++j) to[i + j] = step[j];
+      }
+      to += count * kWidth;
     });
   } else {
-    for (int64_t k = begin; k < end; ++k) *to++ = widen(from[k]);
+    for (int64_t j = begin * kWidth; j < end * kWidth; ++j) *to++ = widen(data[j]);
   }
 }
 
@@ -218,24 +229,24 @@ GRAPHSHARD_CLONES void dot(const Chunk<T>& chunk) {
   }
 }
 
-// One value per edge, of two: no row is worth the numbering.
-template <typename T>
-GRAPHSHARD_CLONES void run_column(const SddmmArguments<T>& a, Op op, const Operand<T>& lhs,
+// Operands and result have rows of kWidth values: too short to be worth numbering them.
+template <int kWidth, typename T>
+GRAPHSHARD_CLONES void run_narrow(const SddmmArguments<T>& a, Op op, const Operand<T>& lhs,
                                   const Operand<T>& rhs, int64_t begin, int64_t end, int64_t row) {
-  wide_t<T> left[kValuesPerBlock];
-  wide_t<T> right[kValuesPerBlock];
+  wide_t<T> left[kValuesPerBlock + kFillStep];
+  wide_t<T> right[kValuesPerBlock + kFillStep];
   T result[kValuesPerBlock];
   int64_t rhs_row = row;
-  for (int64_t first = begin; first < end; first += kValuesPerBlock) {
-    const int64_t last = std::min(first + kValuesPerBlock, end);
-    read_column(lhs, first, last, row, left);
-    read_column(rhs, first, last, rhs_row, right);
-    if (!a.eids) {
-      combine_all(op, left, right, last - first, a.out + first);
-      continue;
+  for (int64_t first = begin; first < end; first += kValuesPerBlock / kWidth) {
+    const int64_t last = std::min(first + kValuesPerBlock / kWidth, end);
+    read_rows<kWidth>(lhs, first, last, row, left);
+    read_rows<kWidth>(rhs, first, last, rhs_row, right);
+    const int64_t size = (last - first) * kWidth;
+    combine_all(op, left, right, size, a.eids ? result : a.out + first * kWidth);
+    if (!a.eids) continue;
+    for (int64_t k = first; k < last; ++k) {
+      std::copy_n(result + (k - first) * kWidth, kWidth, a.out + a.eids[k] * kWidth);
     }
-    combine_all(op, left, right, last - first, result);
-    for (int64_t k = first; k < last; ++k) a.out[a.eids[k]] = result[k - first];
   }
 }
 
@@ -247,9 +258,10 @@ void run_part(const SddmmArguments<T>& a, Op op, int64_t begin, int64_t end) {
   int64_t lhs_row = a.indptr ? row_at(a.indptr, a.num_rows, begin) : 0;
   int64_t rhs_row = lhs_row;
   const int64_t width = a.loop.outer * a.loop.inner;
-  if (width == 1 && lhs.rows.width == 1 && rhs.rows.width == 1 && op != Op::kDot) {
-    run_column(a, op, lhs, rhs, begin, end, lhs_row);
-    return;
+  if (op != Op::kDot && lhs.rows.width == width && rhs.rows.width == width) {
+    if (width == 1) return run_narrow<1>(a, op, lhs, rhs, begin, end, lhs_row);
+    if (width == 4) return run_narrow<4>(a, op, lhs, rhs, begin, end, lhs_row);
+    if (width == 8) return run_narrow<8>(a, op, lhs, rhs, begin, end, lhs_row);
   }
   const int64_t block = std::max(kValuesPerBlock, width);
   const auto left = std::make_unique_for_overwrite<wide_t<T>[]>(block);
