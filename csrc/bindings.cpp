@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The only file that knows Python: converts and checks arguments, lets go of the interpreter lock,
-// and calls the kernels. Arrays are borrowed for the length of a call; results go into arrays that
-// the caller made. Kernels touch no Python object, so other threads may run meanwhile.
+// The files bindings*.cpp alone know Python: they convert and check arguments, let go of the
+// interpreter lock, and call the kernels. Arrays are borrowed for the length of a call; results go
+// into arrays that the caller made. Kernels touch no Python object, so other threads may run
+// meanwhile.
+
+#include "bindings.h"
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
@@ -25,30 +28,11 @@
 namespace nb = nanobind;
 using namespace nb::literals;
 
-template <>
-struct nb::detail::dtype_traits<graphshard::bfloat16> {
-  static constexpr dlpack::dtype value{static_cast<uint8_t>(dlpack::dtype_code::Bfloat), 16, 1};
-  static constexpr auto name = const_name("bfloat16");
-};
-
 namespace graphshard {
 namespace {
 
 // Goes up, here and in ops/_kernel.py, when a signature below changes.
-constexpr int kInterface = 1;
-
-template <typename T>
-using Matrix = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-template <typename T>
-using Vector = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-template <typename T>
-using MaybeMatrix = std::optional<Matrix<const T>>;
-template <typename I>
-using MaybeVector = std::optional<Vector<const I>>;
-
-void require(bool condition, const char* rule) {
-  if (!condition) throw std::invalid_argument(rule);
-}
+constexpr int kInterface = 3;
 
 template <typename E, size_t kSize>
 E parse(std::string_view name, const std::array<std::pair<std::string_view, E>, kSize>& known) {
@@ -307,6 +291,7 @@ NB_MODULE(_kernels, m) {
   bind_value_type<bfloat16>(m);
   bind_group_by_key<int32_t>(m);
   bind_group_by_key<int64_t>(m);
+  bind_attention(m);
   m.def(
       "expect_writes",
       [](uintptr_t address, size_t size) { expect_writes(reinterpret_cast<void*>(address), size); },

@@ -2,25 +2,35 @@
 """Sparse operators on the edges of one relation.
 
 `gspmm` sends messages along edges and reduces them at destinations, `gsddmm` computes a value per
-edge, `edge_softmax` normalizes edge values. All run in compiled kernels where those are installed
+edge, `edge_softmax` normalizes edge values, `attend` does all three for attention. All run in compiled kernels where those are installed
 and in plain torch where not; `reference` has the same operators in their simplest form.
 """
 
 from . import reference
 from ._adjacency import Adjacency, HasAdjacency, as_adjacency
+from ._attention import attend
+from ._attention_rule import Attention
+from ._edge_mask import EdgeMask, edge_keys, random_seed
 from ._edge_softmax import edge_softmax
 from ._gsddmm import gsddmm
 from ._gspmm import gspmm, gspmm_arg
+from ._head_products import head_products
 from ._kernel import extension_available
 
 __all__ = [
     "Adjacency",
+    "Attention",
+    "EdgeMask",
     "HasAdjacency",
     "as_adjacency",
+    "attend",
+    "edge_keys",
     "edge_softmax",
     "extension_available",
     "gsddmm",
     "gspmm",
     "gspmm_arg",
+    "head_products",
+    "random_seed",
     "reference",
 ]
