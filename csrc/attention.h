@@ -24,7 +24,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstdlib>
 
 #include "types.h"
 
@@ -157,7 +156,6 @@ inline int64_t heads_per_block(int64_t num_rows, int64_t num_edges, int64_t head
                                int64_t bytes_per_head) {
   constexpr int64_t kFits = int64_t{8} << 20;
   constexpr int64_t kHelps = int64_t{48} << 20;
-  if (getenv("STEP")) return atoi(getenv("STEP"));
   constexpr int64_t kLines = 128;  // fewer bytes of a row at a time waste half of what is read
   const int64_t per_head = std::max<int64_t>(num_rows * bytes_per_head, 1);
   if (heads <= 1 || per_head * heads <= kFits || num_edges < 4 * num_rows) return heads;

@@ -60,6 +60,8 @@ GRAPHSHARD_INLINE void take_edges(const Attention<T>& a, const EdgeGroups& in_ed
       }
       V highest = scores[0];
       for (int k = 0; k < portion.padded; ++k) highest = scores[k] > highest ? scores[k] : highest;
+      // Edges that are ruled out by an infinite term: there may be no peak to compare with yet.
+      if (highest == -std::numeric_limits<V>::infinity()) continue;
       V* sum = state.sum + h * a.dim;
       raise_peak(highest, a.dim, state.peak[h], state.total[h], sum);
       state.total[h] += exponentiate(state.peak[h], portion.padded, scores);
@@ -154,6 +156,7 @@ void join_slices(const Attention<T>& a, const AttentionState<T>& s, const Hub& h
   for (int64_t slice = hub.first_slice; slice < hub.last_slice; ++slice) {
     for (int64_t h = 0; h < a.heads; ++h) {
       const int64_t at = slice * a.heads + h;
+      if (slices.total[at] == 0) continue;
       V* sum = state.sum + h * a.dim;
       raise_peak(slices.peak[at], a.dim, state.peak[h], state.total[h], sum);
       const V scale = exp_nonpositive(slices.peak[at] - state.peak[h]);

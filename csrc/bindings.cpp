@@ -32,7 +32,7 @@ namespace graphshard {
 namespace {
 
 // Goes up, here and in ops/_kernel.py, when a signature below changes.
-constexpr int kInterface = 3;
+constexpr int kInterface = 4;
 
 template <typename E, size_t kSize>
 E parse(std::string_view name, const std::array<std::pair<std::string_view, E>, kSize>& known) {
@@ -292,6 +292,7 @@ NB_MODULE(_kernels, m) {
   bind_group_by_key<int32_t>(m);
   bind_group_by_key<int64_t>(m);
   bind_attention(m);
+  bind_sampling(m);
   m.def(
       "expect_writes",
       [](uintptr_t address, size_t size) { expect_writes(reinterpret_cast<void*>(address), size); },

@@ -34,5 +34,7 @@ inline void require(bool condition, const char* rule) {
 
 // Attention over in-edges.
 void bind_attention(nanobind::module_& m);
+// Drawing and renumbering.
+void bind_sampling(nanobind::module_& m);
 
 }  // namespace graphshard

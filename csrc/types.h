@@ -19,11 +19,14 @@
 #define GRAPHSHARD_INLINE_LAMBDA
 #define GRAPHSHARD_PREFETCH(address)
 #define GRAPHSHARD_PREFETCH_WRITE(address)
+#define GRAPHSHARD_PREFETCH_OUTER(address)
 #else
 #define GRAPHSHARD_INLINE inline __attribute__((always_inline))
 #define GRAPHSHARD_INLINE_LAMBDA __attribute__((always_inline))
 #define GRAPHSHARD_PREFETCH(address) __builtin_prefetch(address)
 #define GRAPHSHARD_PREFETCH_WRITE(address) __builtin_prefetch(address, 1)
+// To the outer caches only: a stream of these does not hold up the computation it runs beside.
+#define GRAPHSHARD_PREFETCH_OUTER(address) __builtin_prefetch(address, 0, 1)
 #endif
 
 namespace graphshard {

@@ -11,6 +11,7 @@ one process would compute. Read the file from top to bottom; `main` is at the en
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -19,12 +20,14 @@ from torch import Tensor, nn
 
 import graphshard as sar
 from graphshard.comm import all_reduce, barrier
+from graphshard.graph import MessagePassingGraph
 
 HIDDEN, DROPOUT, LEARNING_RATE, WEIGHT_DECAY, EPOCHS = 16, 0.5, 0.03, 5e-4, 40
 
 
-# The model is plain PyTorch. A layer takes any graph: a whole one, a block, or one part of a
-# sharded graph. Nothing in it knows how many workers there are.
+# The model is plain PyTorch. A layer takes any graph: a whole one, one part of a sharded graph, or
+# a sampled block, of which each layer needs its own. So the model takes a graph for each layer, and
+# the same class serves here and in sampled.py. Nothing in it knows how many workers there are.
 class GraphSAGE(nn.Module):
     """Two GraphSAGE layers that average over the neighbours."""
 
@@ -37,11 +40,11 @@ class GraphSAGE(nn.Module):
             ]
         )
 
-    def forward(self, graph: sar.GraphShardManager, features: Tensor) -> Tensor:
-        """Scores ``[num_nodes, num_classes]`` of this worker's nodes."""
+    def forward(self, graphs: Sequence[MessagePassingGraph], features: Tensor) -> Tensor:
+        """Scores ``[num_nodes, num_classes]`` of the nodes that the last layer's graph ends at."""
         h = features
         for index, conv in enumerate(self.convs):
-            h = conv(graph, F.dropout(h, DROPOUT, self.training))
+            h = conv(graphs[index], F.dropout(h, DROPOUT, self.training))
             if index < len(self.convs) - 1:
                 h = F.relu(h)
         return h
@@ -82,6 +85,7 @@ def main() -> None:
     #    them. construct_full_graph then tells every worker which of its rows the others need.
     data = sar.load_dgl_partition_data(parts, sar.rank())
     graph = sar.construct_full_graph(data)
+    graphs = [graph, graph]  # the whole graph for both layers
     features = sar.suffix_key_lookup(data.node_features, "feat")
     labels = sar.suffix_key_lookup(data.node_features, "label")
     masks = {
@@ -105,7 +109,7 @@ def main() -> None:
     #    loss, and the summed gradients are the gradients of that mean.
     for epoch in range(1, EPOCHS + 1):
         model.train()
-        scores = model(graph, features)
+        scores = model(graphs, features)
         mine = masks["train"]
         loss = F.cross_entropy(scores[mine], labels[mine], reduction="sum") / num_train
         optimizer.zero_grad()
@@ -120,7 +124,7 @@ def main() -> None:
     # 5. Inference is one more forward. Every worker must take part in it.
     model.eval()
     with torch.no_grad():
-        right = model(graph, features).argmax(dim=1) == labels
+        right = model(graphs, features).argmax(dim=1) == labels
     num_right, num_test = sum_over_workers(
         float(right[masks["test"]].sum()), float(masks["test"].sum())
     )

@@ -134,12 +134,13 @@ def run_page(rank: int, world_size: int, script: str, port: int) -> None:
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT=str(port),
     )
-    before = sys.argv
+    before = sys.argv, sys.path
     sys.argv = shlex.split(script)
+    sys.path = [str(Path(sys.argv[0]).parent), *sys.path]
     try:
         runpy.run_path(sys.argv[0], run_name="__main__")
     finally:
-        sys.argv = before
+        sys.argv, sys.path = before
         graphshard.shutdown_comms()
 
 
@@ -225,6 +226,20 @@ def check_full_batch(printed: str) -> None:
     assert float(accuracy) > 75.0
 
 
+def check_sampled(printed: str) -> None:
+    assert re.findall(r"^epoch +\d+: (\d) steps, loss [\d.]+$", printed, re.M) == ["3", "3"]
+    (accuracy,) = re.findall(r"test accuracy ([\d.]+) % on 1000 nodes", printed)
+    assert float(accuracy) > 75.0
+
+
+def check_link_prediction(printed: str) -> None:
+    losses = [float(x) for x in re.findall(r"^epoch \d+: loss ([\d.]+),", printed, re.M)]
+    assert len(losses) == 6
+    assert losses[-1] < losses[0] - 1
+    (rank,) = re.findall(r"^test, filtered: MRR ([\d.]+), Hits@1 [\d.]+, ", printed, re.M)
+    assert float(rank) > 0.07  # of 2708 papers; by chance it is 0.003
+
+
 def check_typed_graph(printed: str) -> None:
     (calls,) = re.findall(r"^(\d+) exchanges in an epoch, for 4 relations", printed, re.M)
     assert 2 <= int(calls) <= 3
@@ -240,7 +255,9 @@ def check_own_message_function(printed: str) -> None:
 
 CHECKS: dict[str, Callable[[str], None]] = {
     "full_batch": check_full_batch,
+    "link_prediction": check_link_prediction,
     "own_message_function": check_own_message_function,
+    "sampled": check_sampled,
     "typed_graph": check_typed_graph,
 }
 
@@ -248,10 +265,17 @@ CHECKS: dict[str, Callable[[str], None]] = {
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("example", [pytest.param(e, id=e.stem) for e in EXAMPLES])
 def test_examples_print_what_they_claim(
-    example: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    example: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if example.stem == "full_batch":  # one as its first lines say; the others on ranks kept warm
         printed = by_torchrun(example, tmp_path)
+    elif example.stem == "link_prediction":  # for one process
+        monkeypatch.setattr(sys, "argv", [str(example), "--epochs", "6", "--lr", "0.01"])
+        runpy.run_path(str(example), run_name="__main__")
+        printed = capsys.readouterr().out
     else:
         run_script_on_ranks(f"{shlex.quote(str(example))} --out {shlex.quote(str(tmp_path))}", 2)
         printed = capsys.readouterr().out

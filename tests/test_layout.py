@@ -39,6 +39,8 @@ ARROWS: dict[str, set[str]] = {
     "nn": BASE | {"function", "ops", "graph", "comm"},
     "partition": BASE | {"function", "ops", "graph", "comm"},
     "fullbatch": BASE | {"function", "ops", "graph", "comm", "partition"},
+    "sampling": BASE | {"function", "ops", "graph", "comm", "partition", "fullbatch"},
+    "dataloading": {"sampling"},
     "data": BASE | {"function", "ops", "graph"},
 }
 ARROWS["train"] = set(ARROWS)

@@ -7,7 +7,7 @@ of DGL's distributed training know. Importing starts nothing: no thread, no proc
 
 from importlib.metadata import PackageNotFoundError, version
 
-from . import data, distributed, function, nn, ops
+from . import data, dataloading, distributed, function, nn, ops, sampling
 from .comm import (
     gather_grads,
     initialize_comms,
@@ -69,6 +69,7 @@ from .graph import (
     to_scipy,
 )
 from .nn import DistributedBN1D
+from .sampling import DataLoader, DistNeighborSampler, global_mean, inference
 
 try:
     __version__ = version("graphshard")
@@ -83,6 +84,8 @@ __all__ = [
     "NTYPE",
     "Block",
     "CheckpointError",
+    "DataLoader",
+    "DistNeighborSampler",
     "DistributedBN1D",
     "Graph",
     "GraphShardError",
@@ -97,6 +100,7 @@ __all__ = [
     "construct_mfgs",
     "create_block",
     "data",
+    "dataloading",
     "distributed",
     "edge_softmax",
     "edge_subgraph",
@@ -107,9 +111,11 @@ __all__ = [
     "from_scipy",
     "function",
     "gather_grads",
+    "global_mean",
     "graph",
     "heterograph",
     "in_subgraph",
+    "inference",
     "initialize_comms",
     "load_dgl_partition_data",
     "message_has_parameters",
@@ -121,6 +127,7 @@ __all__ = [
     "rank",
     "remove_self_loop",
     "reverse",
+    "sampling",
     "shutdown_comms",
     "suffix_key_lookup",
     "sync_params",

@@ -180,6 +180,12 @@ WRONG_INPUTS = {
     "train --data CORA --heads 3": "heads is for the model gat",
     "train --data CORA --save-every 3": "save_every needs checkpoint_dir",
     "train --data CORA --timeout 0": "timeout must be a positive number of seconds",
+    "train --data CORA --fanouts 5,5": "fanouts is for mode sample (got fanouts=(5, 5), full)",
+    "train --data CORA --no-map-features": "map_features is for mode sample",
+    "train --data CORA --mode sample --no-rematerialize": "rematerialize is for mode full",
+    "train --data CORA --mode sample --fanouts 5;5": "whole numbers between commas",
+    "train --data CORA --mode sample --fanouts 5,5 --layers 3": "fanouts must hold one number per",
+    "train --data CORA --mode sample --sampler walk": "Invalid value for '--sampler'",
     "paint": "No such command",
 }
 
@@ -225,6 +231,27 @@ def test_train_partitions_a_data_set_first_and_shows_a_table(
     ):
         assert text in printed.out
     assert (tmp_path / "c" / "epoch-00000003" / "manifest.json").exists()
+
+
+def test_train_on_samples_shows_the_same_table_and_more(
+    capfd: pytest.CaptureFixture[str], cora: Path
+) -> None:
+    flags = "--mode sample --model sage --fanouts 5,5 --batch-size 20 --epochs 2 --timeout 60"
+    more = "--sampler labor --transport replicated --no-map-features --cache-bytes 1000000"
+    assert call(["train", "--data", str(cora), *flags.split(), *more.split()]) == 0
+    printed = capfd.readouterr()
+    assert "epoch 2/2 loss" in printed.err
+    assert "Traceback" not in printed.err
+    for text in (
+        "sage, 2 worker(s), sampled",
+        "test accuracy",
+        "bytes sent per epoch",
+        "steps per epoch",
+        "seconds waiting for data",
+        "edges sampled per second",
+        "cache hit rate",
+    ):
+        assert text in printed.out
 
 
 @pytest.mark.timeout(180)
@@ -295,6 +322,21 @@ def test_progress_off_a_terminal_is_ten_lines_and_the_notes(
         assert lines[0] == "resumed from epoch 0"
         assert len(lines) == (1 if quiet else 11)
     assert "epoch 4/40 loss 1.5000  valid 50.0  test 25.0" not in lines
+
+
+def test_steps_inside_an_epoch_move_the_bar_and_print_no_lines(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inside = EpochReport(epoch=1, epochs=4, loss=0.5, step=3, steps=4)
+    with ProgressDisplay() as display:
+        display.show(inside)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with ProgressDisplay() as display:
+        display.show(inside)
+        assert display._bar is not None
+        assert display._bar.tasks[0].completed == 1.75
+    assert "1/4" in capsys.readouterr().err
 
 
 def test_progress_on_a_terminal_is_a_bar(

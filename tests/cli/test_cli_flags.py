@@ -8,7 +8,7 @@ import dataclasses
 import typer
 
 from graphshard.cli import app
-from graphshard.train import FullBatchConfig
+from graphshard.train import FullBatchConfig, SampledConfig
 
 FLAGS = {
     "partition": """
@@ -20,9 +20,12 @@ FLAGS = {
     "inspect": "--help --plot partition",
     "verify": "--checksums --help --no-checksums partition",
     "train": """
-        --aggregation --checkpoint-dir --data --dropout --dtype --epochs --eval-every --heads
-        --help --hidden --layers --lr --mode --model --no-rematerialize --num-bases --patience
-        --quiet --rematerialize --resume --save-every --seed --timeout --weight-decay --workers
+        --aggregation --aggregator --batch-size --cache-bytes --checkpoint-dir --data --dropout
+        --dtype --epochs
+        --eval-every --fanouts --heads --help --hidden --layers --lr --map-features --mode --model
+        --no-map-features --no-rematerialize --num-bases --patience --prefetch --quiet
+        --rematerialize --replace --resume --sampler --save-every --seed --timeout --transport
+        --weight-decay --workers
     """,
 }
 
@@ -45,5 +48,5 @@ def test_these_are_the_commands_and_their_flags() -> None:
 
 def test_every_setting_of_a_run_has_a_flag() -> None:
     flags = set(FLAGS["train"].split())
-    for field in dataclasses.fields(FullBatchConfig):
+    for field in (*dataclasses.fields(FullBatchConfig), *dataclasses.fields(SampledConfig)):
         assert f"--{field.name.replace('_', '-')}" in flags

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 from comm_cases import make_exchange
@@ -72,6 +74,58 @@ def check_prefetch(rank, world_size):
 def test_several_in_flight():
     run_ranks(check_prefetch, 3)
     run_ranks(check_prefetch, 5)
+
+
+def check_own_messages(rank, world_size):
+    """Each tensor lands in memory of its own, whatever its dtype; what was sent is let go."""
+    case = make_exchange(rank, world_size)
+    plan = case.plan
+    shapes = {
+        torch.bool: (3,),
+        torch.bfloat16: (2, 2),
+        torch.float16: (),
+        torch.int16: (1,),
+        torch.uint8: (5,),
+        torch.float64: (0,),  # no bytes: no message, and nothing missing
+        torch.float32: (2, 1, 3),
+    }
+    values = [case.values(*shape, dtype=dtype) for dtype, shape in shapes.items()]
+    mine = [rows[rank] for rows in values]
+    alive = []
+    for step in [*range(1, world_size), 1]:
+        source = (rank - step) % world_size
+        pending = start_fetch(plan, step, mine)
+        alive += [weakref.ref(sent) for sent in pending._outgoing]
+        found = pending.wait()
+        for rows, got in zip(values, found, strict=True):
+            assert got.dtype == rows[source].dtype
+            assert torch.equal(got, rows[source][case.needed[rank][source]])
+            assert got.is_contiguous()
+            assert got.untyped_storage().nbytes() == got.numel() * got.element_size()
+    assert len(alive) == world_size * len(mine)
+    assert all(sent() is None for sent in alive)
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_each_tensor_travels_on_its_own(world_size):
+    run_ranks(check_own_messages, world_size)
+
+
+def check_columns(rank, world_size):
+    """Views of some columns, as full batch sends them."""
+    case = make_exchange(rank, world_size)
+    features = case.values(4, 6)
+    for step in range(1, world_size):
+        source, target = (rank - step) % world_size, (rank + step) % world_size
+        (rows,) = start_fetch(case.plan, step, [features[rank][:, 1:3]]).wait()
+        assert torch.equal(rows, features[source][case.needed[rank][source]][:, 1:3])
+        grads = features[source][case.needed[rank][source]][:, :, ::2]
+        (back,) = start_return(case.plan, step, [grads]).wait()
+        assert torch.equal(back, features[rank][case.needed[target][rank]][:, :, ::2])
+
+
+def test_columns_of_wide_rows():
+    run_ranks(check_columns, 3)
 
 
 def check_rules(rank, world_size):

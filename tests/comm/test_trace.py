@@ -49,3 +49,13 @@ def test_all_threads_are_counted():
             thread.join()
     assert counted.calls == {"send": 4000}
     assert counted.total_bytes == 12000
+
+
+def test_one_thread_can_be_counted_alone():
+    with trace(only_this_thread=True) as mine, trace() as everything:
+        thread = threading.Thread(target=count, args=("send", 5))
+        thread.start()
+        thread.join()
+        count("send", 7)
+    assert mine.bytes_sent == {"send": 7}
+    assert everything.bytes_sent == {"send": 12}

@@ -111,6 +111,25 @@ def test_waiting_is_followed_from_rank_to_rank(ranks):
     assert verdict.ranks == (2,)
 
 
+def test_what_threads_of_a_loader_wait_for_is_told_apart(ranks):
+    """A thread in its lane says nothing about the main thread, nor about the other lanes."""
+    peers = {rank: [r for r in range(4) if r != rank] for rank in range(4)}
+    elsewhere(ranks[1], "lane 7 for sampling", "draw", 3, peers[1])
+    verdict = ranks.ask(0, "all_reduce", 5, [1])  # of the main group
+    assert verdict.ranks == (1,)
+    assert verdict.text.startswith("rank 1 did not take part: ")
+
+
+def test_a_lane_that_waits_for_a_busy_rank(ranks):
+    elsewhere(ranks[1], "lane 7 for sampling", "draw", 3, [0, 2])
+    elsewhere(ranks[1], "lane 8 for features", "rows", 2, [0, 2])
+    elsewhere(ranks[2], "lane 7 for sampling", "draw", 3, [0, 1])
+    ranks[0].enter("lane 8 for features", "rows", 2, [1, 2])
+    verdict = ranks[0].diagnose("rows", [1, 2], True)
+    ranks[0].leave()
+    assert verdict.ranks == (2,)
+
+
 @pytest.mark.parametrize("number", [5, 6])
 def test_different_operations(ranks, number):
     name = "all_reduce" if number == 5 else "fetch_halo"

@@ -179,9 +179,7 @@ def test_n_ranks_equal_one_process(
     tmp_path: Path, num_ranks: int, how: str, kind: str, mode: str
 ) -> None:
     parts = write_parts(tmp_path, graph_of(kind), num_ranks, how)
-    # Steps of Adam follow from equal gradients; one way of cutting is enough to see it.
-    num_steps = NUM_STEPS if how in ("metis", "empty_part") and num_ranks < 5 else 1
-    arguments = (parts, kind, mode, num_steps)
+    arguments = (parts, kind, mode, NUM_STEPS)
     for problems in run_ranks(check_all_layers, num_ranks, *arguments, timeout=280.0):
         assert problems == []
 

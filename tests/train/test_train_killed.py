@@ -15,16 +15,23 @@ from pathlib import Path
 
 import pytest
 import torch
-from train_cases import as_values, config_of, train_on_rank, write_parts
+from train_cases import (
+    as_values,
+    config_of,
+    sampled_config_of,
+    train_on_rank,
+    train_sampled_on_rank,
+    write_parts,
+)
 
 from graphshard import RankError
 from graphshard.testing import run_ranks
-from graphshard.train import EpochReport, FullBatchConfig, launch_full_batch
+from graphshard.train import EpochReport, FullBatchConfig, SampledConfig, launch_training
 
 TIMEOUT = 60.0
 
 
-def start_and_kill(config: FullBatchConfig, after: int) -> None:
+def start_and_kill(config: FullBatchConfig | SampledConfig, after: int) -> None:
     """Launch two workers; kill the second as soon as the first reports an epoch."""
     pids: list[int] = []
 
@@ -32,21 +39,22 @@ def start_and_kill(config: FullBatchConfig, after: int) -> None:
         if report.epoch == after and report.note is None:
             os.kill(pids[1], signal.SIGKILL)
 
-    launch_full_batch(config, 2, progress=watch, on_start=pids.extend)
+    launch_training(config, 2, progress=watch, on_start=pids.extend)
 
 
 @pytest.mark.timeout(180)
+@pytest.mark.parametrize("mode", ["full", "sample"])
 def test_a_killed_worker_is_named_by_the_others_and_the_run_resumes_exactly(
-    tmp_path: Path,
+    mode: str, tmp_path: Path
 ) -> None:
-    config = config_of(
-        write_parts(tmp_path, "typed", 2),
-        model="rgcn",
-        dropout=0.5,
-        epochs=10,
-        timeout=TIMEOUT,
-    )
-    undisturbed = run_ranks(train_on_rank, 2, as_values(config))
+    data = write_parts(tmp_path, "typed", 2)
+    values = {"model": "rgcn", "dropout": 0.5, "epochs": 10, "timeout": TIMEOUT}
+    config: FullBatchConfig | SampledConfig = config_of(data, **values)
+    work = train_on_rank
+    if mode == "sample":
+        config = sampled_config_of(data, **values, fanouts=(2, 2), batch_size=2)
+        work = train_sampled_on_rank
+    undisturbed = run_ranks(work, 2, as_values(config))
 
     saving = dataclasses.replace(config, save_every=2, checkpoint_dir=str(tmp_path / "c"))
     start = time.monotonic()
@@ -60,7 +68,7 @@ def test_a_killed_worker_is_named_by_the_others_and_the_run_resumes_exactly(
     assert "rank 1" in report[-1].removeprefix("then rank 0")
 
     resuming = dataclasses.replace(saving, resume=True)
-    resumed = run_ranks(train_on_rank, 2, as_values(resuming))
+    resumed = run_ranks(work, 2, as_values(resuming))
     for found, expected in zip(resumed, undisturbed, strict=True):
         assert found["result"]["resumed_from"] in (4, 6)  # the victim may have gone on a little
         assert found["result"]["losses"] == expected["result"]["losses"]

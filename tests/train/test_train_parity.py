@@ -15,6 +15,7 @@ from graphshard.testing import RanksFailed, run_ranks
 CASES = {
     "gcn": ("plain", {"model": "gcn"}),
     "sage": ("plain", {"model": "sage", "layers": 3}),
+    "sage_gcn": ("plain", {"model": "sage", "aggregator": "gcn"}),
     "gat": ("plain", {"model": "gat", "heads": 2, "hidden": 3}),
     "rgcn": ("plain", {"model": "rgcn", "num_bases": 2}),
     "rgcn_one_hot": ("knowledge", {"model": "rgcn"}),

@@ -21,11 +21,13 @@ from graphshard.train import (
     Evaluation,
     FullBatchConfig,
     NodeEmbeddings,
+    SampledConfig,
     TypedRGCN,
 )
 from graphshard.train._config import MODEL_DEFAULTS
 from graphshard.train._embeddings import Table, uniform_rows
 from graphshard.train._input_dropout import InputDropout
+from graphshard.train._local import config_as_json, config_from_json
 from graphshard.train._one_hot import OneHotRelGraphConv
 
 WRONG_FIELDS: dict[str, dict[str, Any]] = {
@@ -43,6 +45,8 @@ WRONG_FIELDS: dict[str, dict[str, Any]] = {
     "seed must be below 2^63": {"seed": 2**63},
     "heads is for the model gat": {"heads": 2},
     "num_bases is for the model rgcn": {"num_bases": 2},
+    "aggregator must be one of mean, gcn, pool (got 'max')": {"aggregator": "max"},
+    "aggregator is for the model sage (got aggregator='pool', gcn)": {"aggregator": "pool"},
     "save_every needs checkpoint_dir": {"save_every": 1},
     "resume needs checkpoint_dir": {"resume": True},
 }
@@ -53,6 +57,57 @@ def test_wrong_fields_are_refused(message: str) -> None:
     with pytest.raises(ValueError) as error:
         FullBatchConfig(data="g.json", **WRONG_FIELDS[message])
     assert message in str(error.value)
+
+
+WRONG_SAMPLED_FIELDS: dict[str, dict[str, Any]] = {
+    "model must be one of": {"model": "mlp"},
+    "sampler must be one of neighbor, labor (got 'walk')": {"sampler": "walk"},
+    "transport must be one of": {"transport": "mail"},
+    "batch_size must be at least 0 (got -1)": {"batch_size": -1},
+    "prefetch must be at least 0 (got -1)": {"prefetch": -1},
+    "cache_bytes must be at least 0 (got -1)": {"cache_bytes": -1},
+    "fanouts must hold one number per layer (got none)": {"fanouts": ()},
+    "a fanout must be at least -1 (got -2)": {"fanouts": (3, -2)},
+    "(got 2 for layers=3)": {"fanouts": (3, 3), "layers": 3},
+    "(-1) cannot be drawn with replacement": {"fanouts": (3, -1), "replace": True},
+    "replace is for the sampler neighbor": {"sampler": "labor", "replace": True},
+}
+
+
+@pytest.mark.parametrize("message", list(WRONG_SAMPLED_FIELDS))
+def test_wrong_fields_of_a_sampled_run_are_refused(message: str) -> None:
+    with pytest.raises(ValueError) as error:
+        SampledConfig(data="g.json", **WRONG_SAMPLED_FIELDS[message])
+    assert message in str(error.value)
+
+
+def test_fanouts_and_layers_follow_from_each_other() -> None:
+    config = SampledConfig(data="g.json", fanouts=(5, 4, 3)).resolved()
+    assert (config.fanouts, config.layers) == ((5, 4, 3), 3)
+    config = SampledConfig(data="g.json", layers=3).resolved()
+    assert (config.fanouts, config.layers) == ((10, 10, 10), 3)
+    assert SampledConfig(data="g.json").resolved().fanouts == (10, 10)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        FullBatchConfig(data="g.json", rematerialize=False, lr=0.5),
+        SampledConfig(data="g.json", model="sage", fanouts=(5, -1), sampler="labor"),
+    ],
+)
+def test_workers_read_the_configuration_that_was_sent(config: Any) -> None:
+    assert config_from_json(config_as_json(config)) == config
+
+
+def test_runs_of_two_modes_never_agree() -> None:
+    full = FullBatchConfig(data="g.json").resolved()
+    sampled = SampledConfig(data="g.json").resolved()
+    assert full.to_json() != sampled.to_json()
+    free = {"transport", "map_features", "cache_bytes", "prefetch"}
+    assert not free & set(sampled.fixed_fields())
+    assert set(sampled.fixed_fields()) >= {"fanouts", "batch_size", "sampler", "replace"}
+    assert full.graph_options()["rematerialize"] is True
 
 
 @pytest.mark.parametrize("model", list(MODEL_DEFAULTS))

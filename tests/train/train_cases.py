@@ -12,7 +12,7 @@ from torch import Tensor
 
 import graphshard
 from graphshard.distributed import partition_graph
-from graphshard.train import FullBatchConfig, FullBatchRun
+from graphshard.train import FullBatchConfig, FullBatchRun, SampledConfig, SampledRun
 
 NUM_NODES = 40
 NUM_CLASSES = 3
@@ -130,5 +130,22 @@ def train_on_rank(rank: int, world_size: int, values: dict[str, Any]) -> dict[st
     }
 
 
-def as_values(config: FullBatchConfig) -> dict[str, Any]:
+def as_values(config: FullBatchConfig | SampledConfig) -> dict[str, Any]:
     return dataclasses.asdict(config)
+
+
+def sampled_config_of(data: str, **values: Any) -> SampledConfig:
+    """A short sampled run in float64, in which everything is drawn in one step."""
+    defaults = {"dtype": "float64", "epochs": 5, "hidden": 6, "timeout": 30.0, "batch_size": 0}
+    return SampledConfig(data=data, **{**defaults, **values})
+
+
+def train_sampled_on_rank(rank: int, world_size: int, values: dict[str, Any]) -> dict[str, Any]:
+    """As `train_on_rank`, on samples."""
+    run = SampledRun(SampledConfig(**values))
+    result = run.train()
+    return {
+        "result": result.as_dict(),
+        "shared": run._learner.shared_state(),
+        "local": run._learner.local_state(),
+    }

@@ -9,7 +9,6 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import (
     BarColumn,
-    MofNCompleteColumn,
     Progress,
     TaskID,
     TextColumn,
@@ -17,7 +16,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from ..train import EpochReport, TrainResult
+from ..train import EpochReport, SamplingReport, TrainResult
 
 _LINES = 10
 
@@ -26,6 +25,8 @@ SPLIT_NAMES = {"train": "train", "val": "valid", "test": "test"}
 
 class ProgressDisplay:
     """Shows `EpochReport` on standard error: a bar on a terminal, else a line now and then.
+
+    Steps inside an epoch move the bar by fractions.
 
     Args:
         quiet: Show notes alone.
@@ -42,7 +43,7 @@ class ProgressDisplay:
             self._bar = Progress(
                 TextColumn("training"),
                 BarColumn(),
-                MofNCompleteColumn(),
+                TextColumn("{task.fields[epoch]}/{task.total}"),
                 TextColumn("{task.description}"),
                 TimeRemainingColumn(),
                 console=self._console,
@@ -68,8 +69,16 @@ class ProgressDisplay:
             return
         if self._bar is not None:
             if self._task is None:
-                self._task = self._bar.add_task("", total=report.epochs)
-            self._bar.update(self._task, completed=report.epoch, description=_summary(report))
+                self._task = self._bar.add_task("", total=report.epochs, epoch=0)
+            part = report.step / report.steps if report.step and report.steps else 0.0
+            self._bar.update(
+                self._task,
+                completed=report.epoch + part,
+                description=_summary(report),
+                epoch=report.epoch,
+            )
+        elif report.step is not None:
+            return
         elif report.epoch % max(1, report.epochs // _LINES) == 0 or report.epoch == report.epochs:
             sys.stderr.write(f"epoch {report.epoch}/{report.epochs} {_summary(report)}\n")
 
@@ -80,6 +89,8 @@ class ProgressDisplay:
 
 def _summary(report: EpochReport) -> str:
     words = [] if report.loss is None else [f"loss {report.loss:.4f}"]
+    if report.step is not None:
+        words.append(f"step {report.step}/{report.steps}")
     if report.evaluation is not None:
         words += [
             f"{SPLIT_NAMES[split]} {100 * value:.1f}"
@@ -91,10 +102,8 @@ def _summary(report: EpochReport) -> str:
 def result_table(result: TrainResult, model: str) -> Table:
     """The end of a run: accuracy per split, then time, memory and bytes."""
     best, last = result.best, result.last
-    table = Table(
-        title=f"{model}, {result.world_size} worker(s), {result.aggregation} aggregation",
-        title_justify="left",
-    )
+    how = f"{result.aggregation} aggregation" if result.sampling is None else "sampled"
+    table = Table(title=f"{model}, {result.world_size} worker(s), {how}", title_justify="left")
     table.add_column("")
     table.add_column("nodes", justify="right")
     table.add_column(f"epoch {best.epoch} (chosen)", justify="right")
@@ -115,6 +124,8 @@ def result_table(result: TrainResult, model: str) -> Table:
         "bytes sent per epoch": " ".join(f"{n:,}" for n in result.bytes_per_epoch),
         "parameters": f"{result.num_parameters:,}",
     }
+    if result.sampling is not None:
+        facts.update(_sampling_facts(result.sampling))
     if result.num_embedding_parameters:
         facts["embedding parameters"] = f"{result.num_embedding_parameters:,}"
     if result.stopped_early:
@@ -124,6 +135,16 @@ def result_table(result: TrainResult, model: str) -> Table:
     for name, value in facts.items():
         table.add_row(name, "", value, "")
     return table
+
+
+def _sampling_facts(sampling: SamplingReport) -> dict[str, str]:
+    hit_rate = sampling.cache_hit_rate
+    return {
+        "steps per epoch": f"{sampling.steps_per_epoch:,}",
+        "seconds waiting for data": f"{sampling.seconds_waiting:.4f}",
+        "edges sampled per second": f"{sampling.edges_per_second:,.0f}",
+        "cache hit rate": "no cache" if hit_rate is None else f"{100 * hit_rate:.1f} %",
+    }
 
 
 def megabytes(num_bytes: int) -> str:

@@ -10,17 +10,25 @@ import tempfile
 from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
 from ..partition.format import read_config
-from ..train import FullBatchConfig, TrainResult, launch_full_batch, run_as_worker
+from ..train import (
+    FullBatchConfig,
+    SampledConfig,
+    TrainResult,
+    launch_training,
+    run_as_worker,
+)
 from ..train._local import rank_work
 from ..train._prepare import Preparation, has_relations, partition_dataset, read_dataset
 from ._paths import is_partition, partition_json
 from ._progress import ProgressDisplay, result_table
+
+Config = FullBatchConfig | SampledConfig
 
 
 class Model(str, Enum):
@@ -36,6 +44,30 @@ class Mode(str, Enum):
     """Values of ``--mode``."""
 
     full = "full"
+    sample = "sample"
+
+
+class Sampler(str, Enum):
+    """Values of ``--sampler``."""
+
+    neighbor = "neighbor"
+    labor = "labor"
+
+
+class Transport(str, Enum):
+    """Values of ``--transport``."""
+
+    auto = "auto"
+    collective = "collective"
+    replicated = "replicated"
+
+
+class Aggregator(str, Enum):
+    """Values of ``--aggregator``."""
+
+    mean = "mean"
+    gcn = "gcn"
+    pool = "pool"
 
 
 class Aggregation(str, Enum):
@@ -67,17 +99,58 @@ def train(
         int | None,
         typer.Option(help="Number of workers; default: one for each part, or under torchrun all."),
     ] = None,
-    mode: Annotated[Mode, typer.Option(help="full: the whole graph in every step.")] = Mode.full,
+    mode: Annotated[
+        Mode,
+        typer.Option(help="full: the whole graph in every step. sample: sampled blocks."),
+    ] = Mode.full,
+    aggregator: Annotated[
+        Aggregator, typer.Option(help="sage: how neighbours are put together.")
+    ] = Aggregator.mean,
     aggregation: Annotated[
         Aggregation, typer.Option(help="How rows of other workers are fetched.")
     ] = Aggregation.auto,
     rematerialize: Annotated[
-        bool,
+        bool | None,
         typer.Option(
             "--rematerialize/--no-rematerialize",
-            help="With sequential aggregation: fetch rows again in the backward.",
+            help="full, with sequential aggregation: fetch rows again in the backward.",
         ),
-    ] = True,
+    ] = None,
+    fanouts: Annotated[
+        str | None,
+        typer.Option(
+            help="sample: neighbours drawn per node and relation, one number per layer, the last "
+            "for the training nodes, such as 15,10; -1: all. Default: 10 in each."
+        ),
+    ] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help="sample: training nodes of a worker in a step; 0: all.")
+    ] = None,
+    sampler: Annotated[Sampler | None, typer.Option(help="sample: how to draw.")] = None,
+    replace: Annotated[
+        bool | None, typer.Option("--replace", help="sample: draw with replacement.")
+    ] = None,
+    transport: Annotated[
+        Transport | None,
+        typer.Option(
+            help="sample: where neighbours are drawn: at their owners, or everywhere from a copy "
+            "of the structure."
+        ),
+    ] = None,
+    map_features: Annotated[
+        bool | None,
+        typer.Option(
+            "--map-features/--no-map-features",
+            help="sample: workers on one host share the memory of features.",
+        ),
+    ] = None,
+    cache_bytes: Annotated[
+        int | None,
+        typer.Option(help="sample: memory of a worker for often used rows of others."),
+    ] = None,
+    prefetch: Annotated[
+        int | None, typer.Option(help="sample: batches made ready ahead; 0: none.")
+    ] = None,
     hidden: Annotated[
         int | None, typer.Option(help="Width of hidden layers; gat: of one head.")
     ] = None,
@@ -111,29 +184,45 @@ def train(
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print the final table alone.")] = False,
 ) -> None:
-    """Train a graph neural network in full batch, on local workers or under torchrun."""
-    config = FullBatchConfig(
-        data=data,
-        model=model.value,
-        aggregation=aggregation.value,
-        rematerialize=rematerialize,
-        hidden=hidden,
-        layers=layers,
-        heads=heads,
-        dropout=dropout,
-        lr=lr,
-        weight_decay=weight_decay,
-        epochs=epochs,
-        patience=patience,
-        seed=seed,
-        num_bases=num_bases,
-        dtype=dtype.value,
-        eval_every=eval_every,
-        timeout=timeout,
-        save_every=save_every,
-        checkpoint_dir=None if checkpoint_dir is None else str(checkpoint_dir),
-        resume=resume,
-    )
+    """Train a graph neural network in full batch or on samples, by local workers or torchrun's."""
+    common: dict[str, Any] = {
+        "data": data,
+        "model": model.value,
+        "aggregator": aggregator.value,
+        "aggregation": aggregation.value,
+        "hidden": hidden,
+        "layers": layers,
+        "heads": heads,
+        "dropout": dropout,
+        "lr": lr,
+        "weight_decay": weight_decay,
+        "epochs": epochs,
+        "patience": patience,
+        "seed": seed,
+        "num_bases": num_bases,
+        "dtype": dtype.value,
+        "eval_every": eval_every,
+        "timeout": timeout,
+        "save_every": save_every,
+        "checkpoint_dir": None if checkpoint_dir is None else str(checkpoint_dir),
+        "resume": resume,
+    }
+    full = {"rematerialize": rematerialize}
+    sample = {
+        "fanouts": None if fanouts is None else _numbers(fanouts),
+        "batch_size": batch_size,
+        "sampler": None if sampler is None else sampler.value,
+        "replace": replace,
+        "transport": None if transport is None else transport.value,
+        "map_features": map_features,
+        "cache_bytes": cache_bytes,
+        "prefetch": prefetch,
+    }
+    config: Config
+    if mode is Mode.full:
+        config = FullBatchConfig(**common, **_given(full, sample, mode))
+    else:
+        config = SampledConfig(**common, **_given(sample, full, mode))
     if workers is not None and workers < 1:
         raise ValueError(f"workers must be at least 1 (got {workers})")
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
@@ -143,13 +232,34 @@ def train(
         _partitioned(config, workers, quiet) as (ready, num_workers),
         ProgressDisplay(quiet) as display,
     ):
-        result = launch_full_batch(
-            ready, num_workers, progress=display.show, on_stderr=display.line
-        )
+        result = launch_training(ready, num_workers, progress=display.show, on_stderr=display.line)
     _show(result, config)
 
 
-def _run_rank(config: FullBatchConfig, workers: int | None, quiet: bool) -> None:
+def _given(own: dict[str, Any], others: dict[str, Any], mode: Mode) -> dict[str, Any]:
+    """What was given of a mode's own settings.
+
+    Raises:
+        ValueError: A setting of another mode was given.
+    """
+    for name, value in others.items():
+        if value is not None:
+            other = Mode.sample if mode is Mode.full else Mode.full
+            raise ValueError(f"{name} is for mode {other.value} (got {name}={value}, {mode.value})")
+    return {name: value for name, value in own.items() if value is not None}
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    """Whole numbers between commas."""
+    try:
+        return tuple(int(word) for word in text.split(","))
+    except ValueError:
+        raise ValueError(
+            f"fanouts must be whole numbers between commas, such as 15,10 (got {text!r})"
+        ) from None
+
+
+def _run_rank(config: Config, workers: int | None, quiet: bool) -> None:
     """This process is one rank of torchrun's."""
     world_size = int(os.environ["WORLD_SIZE"])
     path = Path(config.data)
@@ -175,9 +285,7 @@ def _run_rank(config: FullBatchConfig, workers: int | None, quiet: bool) -> None
 
 
 @contextlib.contextmanager
-def _partitioned(
-    config: FullBatchConfig, workers: int | None, quiet: bool
-) -> Iterator[tuple[FullBatchConfig, int]]:
+def _partitioned(config: Config, workers: int | None, quiet: bool) -> Iterator[tuple[Config, int]]:
     """The run on a partition, and its number of workers; a data set is partitioned for it."""
     path = Path(config.data)
     if is_partition(path):
@@ -196,9 +304,9 @@ def _partitioned(
         yield _with_data(config, json_path), num_workers
 
 
-def _with_data(config: FullBatchConfig, path: Path) -> FullBatchConfig:
+def _with_data(config: Config, path: Path) -> Config:
     return dataclasses.replace(config, data=str(path))
 
 
-def _show(result: TrainResult, config: FullBatchConfig) -> None:
+def _show(result: TrainResult, config: Config) -> None:
     Console().print(result_table(result, config.model))

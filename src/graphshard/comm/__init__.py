@@ -9,6 +9,7 @@ from ._address import nfs_ip_init
 from ._agree import agree, share_error
 from ._exchange import anchor, fetch_halo, return_halo
 from ._group import is_initialized, rank, world_size
+from ._lanes import Lanes
 from ._pairwise import Pending, start_fetch, start_return
 from ._plan import ExchangePlan
 from ._ragged import ragged_all_to_all
@@ -19,6 +20,7 @@ from ._trace import Trace, trace
 
 __all__ = [
     "ExchangePlan",
+    "Lanes",
     "Pending",
     "Trace",
     "agree",

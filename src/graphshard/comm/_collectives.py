@@ -23,6 +23,11 @@ from ._group import HOST_BACKENDS, GroupState
 from ._trace import Kind, count
 
 _SLICE = timedelta(seconds=1)
+_SHORT_SLICE = timedelta(seconds=0.2)
+
+
+class Cancelled(BaseException):
+    """A wait was ended from within this process, by `GroupState.cancelled`."""
 
 
 @contextmanager
@@ -39,7 +44,13 @@ def operation(
 
     Raises:
         RankError: Anything in the block raised a RuntimeError other than out of memory.
+        RuntimeError: The group has been shut down.
     """
+    if state.closed:
+        raise RuntimeError(
+            f"{name} needs the process group '{state.name}', which has been shut down; make what "
+            "uses it again after initialize_comms"
+        )
     others = [
         state.members[peer]
         for peer in (range(state.world_size) if peers is None else peers)
@@ -74,25 +85,35 @@ def wait(state: GroupState, work: dist.Work) -> None:
 
 
 def _wait_collective(state: GroupState, work: dist.Work | None) -> None:
-    """`wait` for a collective, which ends early once a rank has announced that it is out."""
+    """`wait` for a collective, by slices.
+
+    So it ends early once a rank has announced that it is out, or the group is cancelled; and the
+    interpreter gets to handle signals.
+    """
     if work is None:
         return
-    if state.watch is None or state.backend not in HOST_BACKENDS:
+    if state.backend not in HOST_BACKENDS or (state.watch is None and state.backend != "gloo"):
         wait(state, work)
         return
     deadline = time.monotonic() + state.timeout.total_seconds()
+    longest = _SLICE if state.cancelled is None else _SHORT_SLICE
+    state.unfinished = work
     while True:
         left = max(timedelta(milliseconds=1), timedelta(seconds=deadline - time.monotonic()))
         # A collective that is not complete may be waited for again. (A message may not.)
         try:
-            work.wait(min(_SLICE, left))
-            return
+            work.wait(min(longest, left))
+            break
         except RuntimeError:
             if work.is_completed():
                 work.wait(_SLICE)  # its own error, if it has one
-                return
-            if state.watch.given_up() or time.monotonic() >= deadline:
+                break
+            if state.cancelled is not None and state.cancelled.is_set():
+                raise Cancelled from None
+            given_up = state.watch is not None and state.watch.given_up()
+            if given_up or time.monotonic() >= deadline:
                 raise
+    state.unfinished = None
 
 
 def _run(state: GroupState, name: str, start: Callable[[], dist.Work | None]) -> None:
@@ -109,6 +130,7 @@ def all_to_all(
     recv_splits: Sequence[int],
     name: str = "all_to_all",
     kind: Kind = "all_to_all",
+    into: Tensor | None = None,
 ) -> Tensor:
     """Send slice ``r`` of a one-dimensional tensor to rank ``r``; returns what came, by rank.
 
@@ -119,15 +141,18 @@ def all_to_all(
         recv_splits: Elements from each rank.
         name: What error messages call the operation.
         kind: How a trace counts it.
+        into: Memory for what comes, of the payload's dtype and device; by default new memory.
     """
     own = state.rank
     if state.world_size == 1:
-        return payload.clone()
+        return payload.clone() if into is None else into.copy_(payload)
     sent = payload.numel() - send_splits[own]
     count(kind, sent * payload.element_size())
     device = state.payload_device(payload.device)
     outgoing = payload.contiguous().to(device)
-    incoming = torch.empty(sum(recv_splits), dtype=payload.dtype, device=device)
+    incoming = into
+    if incoming is None or incoming.device != device:
+        incoming = torch.empty(sum(recv_splits), dtype=payload.dtype, device=device)
     _run(
         state,
         name,
@@ -140,7 +165,8 @@ def all_to_all(
             async_op=True,
         ),
     )
-    return incoming.to(payload.device)
+    arrived = incoming.to(payload.device)
+    return arrived if into is None or arrived is into else into.copy_(arrived)
 
 
 def all_gather(

@@ -8,8 +8,10 @@ process-wide state of this package. A group that the user made gets its entry on
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
+import threading
 import weakref
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
     from ._watch import Watch
 
 DEFAULT_TIMEOUT = timedelta(seconds=300)
+
+LANE = "lane "
+"""How the names of groups begin that belong to a loader's threads; see `Lanes`."""
 
 HOST_BACKENDS = ("gloo", "mpi", "ucc")
 """Backends that move host memory, and whose waits block the host."""
@@ -44,6 +49,9 @@ class GroupState:
         num_operations: Operations started so far; equal on all ranks that are in step.
         num_plans: Exchange plans built so far.
         checked: Signatures of models that all ranks have found to be the same everywhere.
+        cancelled: Set to make waits in the group end with `Cancelled`; None where nobody can.
+        unfinished: A collective that was left before it was complete.
+        closed: The group has been shut down.
     """
 
     group: dist.ProcessGroup | None
@@ -58,6 +66,9 @@ class GroupState:
     num_operations: int = 0
     num_plans: int = 0
     checked: set[tuple[object, ...]] = field(default_factory=set)
+    cancelled: threading.Event | None = None
+    unfinished: dist.Work | None = None
+    closed: bool = False
 
     def payload_device(self, device: torch.device) -> torch.device:
         """Where data that lives on ``device`` must be copied before the backend can send it."""
@@ -99,7 +110,7 @@ def group_state(group: dist.ProcessGroup | None = None) -> GroupState:
         group = dist.group.WORLD
         assert group is not None
     state = _states.get(group) if isinstance(group, dist.ProcessGroup) else None
-    return _register(group) if state is None else state
+    return _of_users_group(group) if state is None else state
 
 
 def _alone() -> GroupState:
@@ -109,15 +120,40 @@ def _alone() -> GroupState:
             f"there is no process group, and this process is one of {expected}; call "
             "graphshard.initialize_comms() first"
         )
-    return _state_of_one()
+    return alone()
 
 
 @functools.cache
-def _state_of_one() -> GroupState:
+def alone() -> GroupState:
+    """The group of a process that is, or acts as if it were, the only one."""
     return GroupState(None, 0, 1, (0,), "alone", "none", DEFAULT_TIMEOUT)
 
 
-def _register(group: dist.ProcessGroup) -> GroupState:
+def register(state: GroupState) -> None:
+    """Say what is known about a group, before it is used."""
+    assert state.group is not None
+    _states[state.group] = state
+
+
+def forget(state: GroupState) -> None:
+    """Let go of a group that has been destroyed, so that its connections and threads end."""
+    assert state.group is not None
+    _states.pop(state.group, None)
+    if state.unfinished is not None and not state.unfinished.is_completed():
+        # The end of a gloo group waits for its operations, and this one waits for a rank that may
+        # never come. So the group stays as it is until the process has ended: nobody must wait
+        # for it, and least of all the interpreter at its end.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(state.group))
+    # Whatever still refers to the state must not keep the group, and its threads, alive.
+    state.group, state.closed = None, True
+
+
+def registered() -> list[GroupState]:
+    """What is known about any group."""
+    return list(_states.values())
+
+
+def _of_users_group(group: dist.ProcessGroup) -> GroupState:
     if not isinstance(group, dist.ProcessGroup):
         raise ValueError(
             "group must be a process group that this process is a member of, or None for the "
@@ -135,7 +171,7 @@ def _register(group: dist.ProcessGroup) -> GroupState:
         comm_device=default.comm_device if default is not None else None,
         watch=default.watch if default is not None else None,
     )
-    _states[group] = state
+    register(state)
     return state
 
 
@@ -151,7 +187,7 @@ def world_size(group: dist.ProcessGroup | None = None) -> int:
 
 def forget_watches() -> None:
     """In a forked child: close what it inherited of its parent's watches."""
-    for state in list(_states.values()):
+    for state in registered():
         if state.watch is not None:
             state.watch.forget()
             state.watch = None

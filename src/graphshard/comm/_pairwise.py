@@ -3,7 +3,10 @@
 
 In step ``k`` (1 to P - 1) every rank receives from ``rank - k`` and sends to ``rank + k`` (modulo
 P), so that no two ranks send to the same one, and P - 1 steps visit every pair once. All tensors
-of a call travel packed in one message; a message of no rows is not sent.
+of a call start at once, each as a message of its own, out of the memory that it is in and into the
+memory that it stays in: nothing is packed, so nothing is held twice. A message of no bytes is not
+sent. Messages are bytes, so dtypes that a backend refuses travel too. A trace counts a call once,
+with the bytes of all its messages.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from torch import Tensor
 
 from ._collectives import operation, wait
 from ._group import GroupState, group_state
-from ._pack import pack, row_bytes, unpack
+from ._pack import as_bytes
 from ._plan import ExchangePlan
 from ._signature import check_requests
 from ._trace import count
@@ -27,7 +30,7 @@ _NUM_TAGS = 1 << 20
 
 @dataclass(eq=False)
 class Pending:
-    """A message under way in each direction.
+    """Messages under way in both directions.
 
     Two may be in flight at once, if every rank starts and waits for them in the same order.
     """
@@ -36,20 +39,18 @@ class Pending:
     _name: str
     _number: int
     _works: list[tuple[int, dist.Work]]
-    _outgoing: Tensor | None
-    _incoming: Tensor
-    _likes: list[Tensor]
-    _rows: int
+    _outgoing: list[Tensor]
+    _incoming: list[Tensor]
+    _device: torch.device
     _done: list[Tensor] | None = None
 
     @classmethod
     def empty(cls, plan: ExchangePlan) -> Pending:
         """The exchange of no tensors."""
-        nothing = torch.empty(0, dtype=torch.uint8)
-        return cls(group_state(plan.group), "", 0, [], None, nothing, [], 0)
+        return cls(group_state(plan.group), "", 0, [], [], [], torch.device("cpu"))
 
     def wait(self) -> list[Tensor]:
-        """Wait for both messages; returns what was received, one tensor per tensor sent.
+        """Wait for all messages; returns what was received, one tensor per tensor sent.
 
         Raises:
             RankError: The peer failed, or did not answer within the group's timeout.
@@ -58,8 +59,9 @@ class Pending:
             for peer, work in self._works:
                 with operation(self._state, self._name, self._number, [peer]):
                     wait(self._state, work)
-            self._done = unpack(self._incoming, self._likes, [self._rows] * len(self._likes))
-            self._works, self._outgoing = [], None
+            self._works, self._outgoing = [], []  # what was sent goes first
+            self._done = [part.to(self._device) for part in self._incoming]
+            self._incoming = []
         return self._done
 
 
@@ -127,26 +129,30 @@ def _start(
 ) -> Pending:
     """Send ``parts`` to ``target``; receive ``num_rows`` rows like theirs from ``source``."""
     device = state.payload_device(parts[0].device)
-    outgoing = pack(parts, device)
-    size = num_rows * sum(row_bytes(part) for part in parts)
-    incoming = torch.empty(size, dtype=torch.uint8, device=device)
-    # Every rank starts the same operations in the same order, so this tag is the same on both
+    outgoing = [as_bytes(part).to(device) for part in parts]
+    incoming = [
+        torch.empty((num_rows, *part.shape[1:]), dtype=part.dtype, device=device) for part in parts
+    ]
+    # Every rank starts the same messages in the same order, so the tags are the same on both
     # ends, and messages of two operations in flight cannot be taken for each other.
     number = state.num_operations
-    state.num_operations += 1
-    tag = number % _NUM_TAGS
-    requests: list[tuple[int, dist.P2POp]] = []
+    state.num_operations += len(parts)
     to, frm = state.members[target], state.members[source]
-    if size:
-        requests.append((source, dist.P2POp(dist.irecv, incoming, frm, state.group, tag)))
-    if outgoing.numel():
-        requests.append((target, dist.P2POp(dist.isend, outgoing, to, state.group, tag)))
-        count("send", outgoing.numel())
+    requests: list[tuple[int, dist.P2POp]] = []
+    for i, (sent, received) in enumerate(zip(outgoing, incoming, strict=True)):
+        tag = (number + i) % _NUM_TAGS
+        if received.numel():
+            buffer = as_bytes(received)
+            requests.append((source, dist.P2POp(dist.irecv, buffer, frm, state.group, tag)))
+        if sent.numel():
+            requests.append((target, dist.P2POp(dist.isend, sent, to, state.group, tag)))
+    num_bytes = sum(sent.numel() for sent in outgoing)
+    if num_bytes:
+        count("send", num_bytes)
     works: list[tuple[int, dist.Work]] = []
     if requests:
         with operation(state, name, number, sorted({source, target})):
             started = dist.batch_isend_irecv([request for _, request in requests])
         # A backend that joins the requests gives one piece of work for all of them.
         works = [(peer, w) for (peer, _), w in zip(requests, started, strict=False)]
-    likes = [part.new_empty((0, *part.shape[1:])) for part in parts]
-    return Pending(state, name, number, works, outgoing, incoming, likes, num_rows)
+    return Pending(state, name, number, works, outgoing, incoming, parts[0].device)

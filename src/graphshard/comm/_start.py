@@ -33,7 +33,15 @@ import torch.distributed as dist
 from ..errors import RankError
 from ._address import own_address
 from ._failure import first_line
-from ._group import DEFAULT_TIMEOUT, GroupState, forget_watches, group_state, is_initialized
+from ._group import (
+    DEFAULT_TIMEOUT,
+    GroupState,
+    forget,
+    forget_watches,
+    group_state,
+    is_initialized,
+    registered,
+)
 from ._hub import Hub
 from ._watch import Watch
 
@@ -127,7 +135,10 @@ def shutdown_comms() -> None:
     watch, state.watch = state.watch, None
     if watch is not None:
         watch.close()
-    dist.destroy_process_group()
+    states = registered()
+    dist.destroy_process_group()  # and with it all others
+    for each in states:
+        forget(each)
 
 
 @contextmanager

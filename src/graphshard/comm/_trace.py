@@ -30,9 +30,10 @@ class Trace:
             an ``all_reduce`` counts its payload once, whatever algorithm the backend runs.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, thread: int | None = None) -> None:
         self.calls: dict[str, int] = {}
         self.bytes_sent: dict[str, int] = {}
+        self._thread = thread
         self._lock = threading.Lock()
 
     @property
@@ -44,6 +45,8 @@ class Trace:
         return sum(self.bytes_sent.values())
 
     def _add(self, kind: Kind, num_bytes: int) -> None:
+        if self._thread is not None and self._thread != threading.get_ident():
+            return
         with self._lock:
             self.calls[kind] = self.calls.get(kind, 0) + 1
             self.bytes_sent[kind] = self.bytes_sent.get(kind, 0) + num_bytes
@@ -59,8 +62,11 @@ _open_lock = threading.Lock()
 
 
 @contextmanager
-def trace() -> Iterator[Trace]:
+def trace(only_this_thread: bool = False) -> Iterator[Trace]:
     """Count the communication of this process while the block runs; traces may be nested.
+
+    Args:
+        only_this_thread: Leave out what other threads send. The backward pass may run in others.
 
     Example:
         >>> with trace() as counted:
@@ -69,7 +75,7 @@ def trace() -> Iterator[Trace]:
         (0, 0)
     """
     global _open
-    counted = Trace()
+    counted = Trace(threading.get_ident() if only_this_thread else None)
     with _open_lock:
         _open = (*_open, counted)
     try:

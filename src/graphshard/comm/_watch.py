@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ._group import LANE
 from ._hub import Hub, Lines, keep_alive, line
 
 _CONNECT_SECONDS = 20.0
@@ -177,7 +178,7 @@ class Watch:
             if peer in seen:
                 continue
             seen.add(peer)
-            found: list[Place] = states[peer]["places"] if peer in states else []
+            found = _relevant(states[peer]["places"], here[2]) if peer in states else []
             if peer in self._left or not found:
                 missing.append(peer)
                 continue
@@ -302,6 +303,15 @@ def _connect(addresses: Sequence[tuple[str, int]]) -> socket.socket:
         keep_alive(connection)
         return connection
     raise ConnectionError(f"rank 0 cannot be reached ({'; '.join(errors)})")
+
+
+def _relevant(places: list[Place], group: str) -> list[Place]:
+    """Those of a rank's operations, one per thread, that tell whether it takes part in a group.
+
+    What its other loader threads wait for says nothing about the thread that is missed.
+    """
+    same = [place for place in places if place[0] == group]
+    return same or [place for place in places if not place[0].startswith(LANE)]
 
 
 def _ranks(ranks: Sequence[int]) -> str:

@@ -17,7 +17,7 @@ from ..comm import ExchangePlan, fetch_halo, share_error
 from ..graph import EID, NID, Frame
 from ..graph._schema import Schema
 from ._data import PartitionData
-from ._manager import GraphShardManager
+from ._manager import GraphShardManager, OriginalIds
 from ._policy import AggregationMode, ModeName
 from ._structure import ShardStructure
 from ._topology import LocalEdges, needed_rows
@@ -71,6 +71,7 @@ def construct_full_graph(
         is_block=False,
         input_nodes={t: rows[t] for t in schema.srctypes},
         seeds={t: rows[t] for t in schema.dsttypes},
+        original=_original_ids(partition_data),
     )
 
 
@@ -224,6 +225,7 @@ def _layer(
         is_block=True,
         input_nodes=src_rows,
         seeds=dict(dst_rows),
+        original=_chosen(_original_ids(data), src_rows, edge_ids),
     )
     return manager, src_rows
 
@@ -314,3 +316,28 @@ def _frames(
         else [node_frame(t, dst_rows[t], "destination nodes") for t in schema.dsttypes]
     )
     return src, dst, [edge_frame(etype) for etype in schema.canonical_etypes]
+
+
+def _original_ids(data: PartitionData) -> OriginalIds:
+    """The ids before partitioning; global ids where the part does not know them."""
+    nodes, edges = {}, {}
+    for ntype in data.node_type_names:
+        known = data.node_features.get(f"{ntype}/orig_id")
+        ids = data.node_map(ntype).ids_of(data.rank) if known is None else known
+        nodes[ntype] = ids.to(data.device, torch.int64)
+    for etype in data.canonical_etypes:
+        known = data.edge_features.get(f"{':'.join(etype)}/orig_id")
+        ids = data.partition_book.partid2eids(data.rank, etype) if known is None else known
+        edges[etype] = ids.to(data.device, torch.int64)
+    return OriginalIds(nodes, edges)
+
+
+def _chosen(
+    original: OriginalIds,
+    rows: Mapping[str, Tensor],
+    edge_ids: Mapping[CanonicalEType, Tensor],
+) -> OriginalIds:
+    return OriginalIds(
+        {t: ids[rows[t]] for t, ids in original.nodes.items()},
+        {t: ids[edge_ids[t]] for t, ids in original.edges.items()},
+    )

@@ -28,16 +28,17 @@ from ._expressions import (
     Softmax,
 )
 
-_ROW_WISE = frozenset(
+ELEMENTWISE = frozenset(
     """abs add celu clamp clamp_max clamp_min cos detach div double elu exp expm1 float gelu
-    hardtanh half bfloat16 leaky_relu linear log log1p logsigmoid matmul maximum minimum mul
+    hardtanh half bfloat16 leaky_relu log log1p logsigmoid maximum minimum mul
     multiply neg negative pow reciprocal relu relu6 rsqrt rsub selu sigmoid silu sin softplus
     softsign sqrt square sub subtract tanh to true_divide type_as where
     __add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __div__ __rdiv__
-    __neg__ __pow__ __rpow__ __matmul__ __abs__""".split()
+    __neg__ __pow__ __rpow__ __abs__""".split()
 )
+_ROW_WISE = ELEMENTWISE | {"linear", "matmul", "__matmul__"}
 _RESHAPES = frozenset({"unsqueeze", "squeeze", "view", "reshape", "flatten", "contiguous"})
-_LAST_DIM_REDUCTIONS = frozenset({"sum", "mean", "amax", "amin", "softmax", "log_softmax"})
+LAST_DIM_REDUCTIONS = frozenset({"sum", "mean", "amax", "amin", "softmax", "log_softmax"})
 _DROPOUTS = frozenset({"dropout", "feature_dropout"})
 
 Materializer = Callable[[Expression], Tensor]
@@ -134,9 +135,9 @@ class DeferredEdges:
             return self._dropout(args, kwargs)
         if name in _RESHAPES:
             return self._reshape(name, func, args, kwargs)
-        if name in _LAST_DIM_REDUCTIONS and not self._keeps_edges(args, kwargs):
+        if name in LAST_DIM_REDUCTIONS and not self._keeps_edges(args, kwargs):
             return None
-        if name not in _ROW_WISE and name not in _LAST_DIM_REDUCTIONS:
+        if name not in _ROW_WISE and name not in LAST_DIM_REDUCTIONS:
             return None
         operands = [self._operand(a) for a in args]
         named = {k: self._operand(v) for k, v in kwargs.items()}

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from .._typing import Target
 from ..ops import gsddmm
+from ._columns import WHOLE, ColumnBlock
 from ._topology import Shard
 
 LeafKey: TypeAlias = tuple[str, int]
@@ -48,14 +49,30 @@ Substitution: TypeAlias = Mapping[LeafKey, Tensor]
 
 @dataclass
 class Evaluation:
-    """One evaluation on one shard: what stands for the leaves, and what is computed already."""
+    """One evaluation on one shard: what stands for the leaves, and what is computed already.
+
+    Args:
+        shard: The edges.
+        values: What they see of each leaf, cut to the block where the leaf is cut.
+        block: The columns to compute. See [Note: column blocks].
+        axes: By ``id``, the expressions that are cut to the block, and along which dimension.
+    """
 
     shard: Shard
     values: Substitution
+    block: ColumnBlock = WHOLE
+    axes: Mapping[int, int] = field(default_factory=dict)
     memo: dict[Any, Any] = field(default_factory=dict)
 
     def leaf(self, leaf: Leaf) -> Tensor:
         return self.values[leaf.key]
+
+    def is_cut(self, node: Expression) -> bool:
+        return id(node) in self.axes
+
+    def part_of(self, node: Expression, whole: Tensor) -> Tensor:
+        """What this evaluation sees of a tensor that has the whole rows of an expression."""
+        return self.block.of(whole, self.axes.get(id(node)))
 
 
 NUM_SAMPLE_ROWS = 2
@@ -241,10 +258,13 @@ class Reshape(Expression):
         return (self.child,)
 
     def compute(self, evaluation: Evaluation) -> Tensor:
-        return self.reshape_rows(self.child.evaluate(evaluation))
-
-    def reshape_rows(self, rows: Tensor) -> Tensor:
-        return rows.reshape(rows.shape[0], *self.shape[1:])
+        rows = self.child.evaluate(evaluation)
+        row = list(self.shape[1:])
+        if evaluation.is_cut(self):
+            axis = evaluation.axes[id(self)]
+            start, stop = evaluation.block.bounds(row[-axis])
+            row[-axis] = stop - start
+        return rows.reshape(rows.shape[0], *row)
 
 
 class Dropout(Expression):
@@ -264,8 +284,10 @@ class Dropout(Expression):
             return rows * 0.0
         generator = torch.Generator(device=rows.device)
         generator.manual_seed(self.seed * 65_537 + evaluation.shard.step)
-        kept = torch.rand(rows.shape, generator=generator, device=rows.device) >= self.p
-        return rows * kept.to(rows.dtype) / (1.0 - self.p)
+        # For whole rows even if this is a block of them: the same entries are dropped either way.
+        shape = (rows.shape[0], *self.shape[1:])
+        kept = torch.rand(shape, generator=generator, device=rows.device) >= self.p
+        return rows * evaluation.part_of(self, kept).to(rows.dtype) / (1.0 - self.p)
 
 
 class Softmax(Expression):
@@ -294,6 +316,28 @@ class Softmax(Expression):
             (Apply(torch.exp, (shifted,), {}), Endpoint("v", total, num_edges)),
             {},
         )
+
+
+class Shifted(Expression):
+    """exp(score - peak of its destination): a softmax before it is divided by its total.
+
+    Attributes:
+        peak: ``[num_dst, ...]``, for the whole of the scores; set before the first evaluation.
+    """
+
+    def __init__(self, softmax: Softmax) -> None:
+        self.scores = softmax.scores
+        self.like(softmax)
+        self.peak: Tensor | None = None
+
+    def children(self) -> Sequence[Expression]:
+        return (self.scores,)
+
+    def compute(self, evaluation: Evaluation) -> Tensor:
+        assert self.peak is not None
+        peak = evaluation.part_of(self, self.peak)
+        scores = self.scores.evaluate(evaluation)
+        return gsddmm(evaluation.shard.adjacency, "sub", scores, peak, "e", "v").exp()
 
 
 def substitute(root: Expression, replacements: Mapping[int, Expression]) -> Expression:

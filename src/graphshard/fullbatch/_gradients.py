@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from torch import Tensor, zeros_like
+from torch import Tensor, contiguous_format, zeros_like
 
 from ..comm import Pending, start_return
 from ._columns import ColumnBlock
@@ -24,79 +24,101 @@ class ShardGradients:
 
 
 class GradientSums:
-    """Gradients of whole leaves, added up shard by shard; those of remote rows travel home."""
+    """Gradients of whole leaves, added up shard by shard; those of remote rows travel home.
+
+    Args:
+        halo: The source rows.
+        wanted: Leaves whose gradients are wanted.
+        tensors: All leaves, whole.
+        axes: Dimension of each leaf that blocks are cut along; None or absent where every block
+            sees the whole leaf.
+    """
 
     def __init__(
-        self, halo: Halo, wanted: Sequence[Leaf], tensors: Mapping[LeafKey, Tensor]
-    ) -> None:
-        self.halo = halo
-        self.sources = [leaf for leaf in wanted if leaf.target == "u"]
-        self._dtypes = {leaf.key: tensors[leaf.key].dtype for leaf in wanted}
-        self._sums = {
-            leaf.key: zeros_like(
-                tensors[leaf.key],
-                dtype=accumulation_dtype(tensors[leaf.key].dtype),
-            )
-            for leaf in wanted
-        }
-        self._under_way: tuple[int, ColumnBlock, Pending] | None = None
-
-    def add(
         self,
-        shard: Shard,
-        found: ShardGradients,
-        sources: dict[LeafKey, Tensor | None],
+        halo: Halo,
+        wanted: Sequence[Leaf],
+        tensors: Mapping[LeafKey, Tensor],
+        axes: Mapping[LeafKey, int | None],
     ) -> None:
+        self.halo, self._axes = halo, axes
+        self.sources = [leaf for leaf in wanted if leaf.target == "u"]
+        self._tensors = {leaf.key: tensors[leaf.key] for leaf in wanted}
+        self._sums: dict[LeafKey, Tensor] = {}
+        self._from_shard: dict[LeafKey, Tensor] = {}
+        self._under_way: tuple[int, ColumnBlock, list[LeafKey], Pending] | None = None
+
+    def add(self, shard: Shard, found: ShardGradients, block: ColumnBlock) -> None:
+        """Take in what one reduction found on one block of a shard."""
         for key, grad in found.leaves.items():
             if grad is None:
                 continue
             if key[0] == "u":
-                before = sources[key]
-                sources[key] = grad if before is None else before + grad
-            elif key[0] == "e" and shard.eids is not None:
-                self._sums[key].index_add_(0, shard.eids, grad.to(self._sums[key].dtype))
+                before = self._from_shard.get(key)
+                self._from_shard[key] = grad if before is None else before + grad
+                continue
+            if key[0] == "e" and shard.eids is not None:
+                total = block.of(self._sum(key), self._axes.get(key))
+                total.index_add_(0, shard.eids, grad.to(total.dtype))
             else:
-                self._sums[key] += grad
+                self._add_whole(key, grad, block)
 
-    def send_home(
-        self, step: int, sources: Mapping[LeafKey, Tensor | None], block: ColumnBlock
-    ) -> None:
+    def send_home(self, step: int, block: ColumnBlock) -> None:
         """Add the own shard's source gradients, or start those of a remote shard on their way.
+
+        Those of a leaf that is cut go block by block, the others with the last block.
 
         Args:
             step: The step that the gradients are of.
-            sources: One per source leaf; None for zeros.
-            block: The columns that they are of.
+            block: The columns that were done last.
         """
         if not self.sources:
             return
         if step == 0:
-            for leaf in self.sources:
-                grad = sources[leaf.key]
-                if grad is not None:
-                    self._sums[leaf.key] += grad
+            while self._from_shard:
+                self._add_whole(*self._from_shard.popitem(), block)
             return
-        outgoing = []
+        keys, outgoing = [], []
         for leaf in self.sources:
-            grad = sources[leaf.key]
-            if grad is None:
-                empty = block.of(leaf.tensor[:0])
-                grad = empty.new_zeros((self.halo.num_rows(step), *empty.shape[1:]))
-            outgoing.append(grad.to(self._dtypes[leaf.key]))
+            axis = self._axes.get(leaf.key)
+            if axis is None and not block.is_last:
+                continue
+            found = self._from_shard.pop(leaf.key) if leaf.key in self._from_shard else None
+            if found is None:
+                empty = block.of(leaf.tensor[:0], axis)
+                found = empty.new_zeros((self.halo.num_rows(step), *empty.shape[1:]))
+            keys.append(leaf.key)
+            outgoing.append(found.to(self._tensors[leaf.key].dtype))
+            del found
         self.finish()
-        self._under_way = (step, block, start_return(self.halo.plan, step, outgoing))
+        self._under_way = (step, block, keys, start_return(self.halo.plan, step, outgoing))
 
     def finish(self) -> None:
         """Receive the gradients that other ranks computed for rows of this one."""
         if self._under_way is None:
             return
-        step, block, pending = self._under_way
+        step, block, keys, pending = self._under_way
         self._under_way = None
         plan = self.halo.plan
         rows = plan.send_rows((plan.rank + step) % plan.world_size)
-        for leaf, grad in zip(self.sources, pending.wait(), strict=True):
-            total = block.of(self._sums[leaf.key])
+        for key, grad in zip(keys, pending.wait(), strict=True):
+            total = block.of(self._sum(key), self._axes.get(key))
             total.index_add_(0, rows, grad.to(total.dtype))
 
     def result(self, leaf: Leaf) -> Tensor:
-        return self._sums[leaf.key].to(self._dtypes[leaf.key])
+        return self._sum(leaf.key).to(self._tensors[leaf.key].dtype)
+
+    def _sum(self, key: LeafKey) -> Tensor:
+        if key not in self._sums:
+            tensor = self._tensors[key]
+            self._sums[key] = zeros_like(tensor, dtype=accumulation_dtype(tensor.dtype))
+        return self._sums[key]
+
+    def _add_whole(self, key: LeafKey, grad: Tensor, block: ColumnBlock) -> None:
+        """Add to all rows of a leaf."""
+        if key in self._sums or block.count > 1:
+            total = block.of(self._sum(key), self._axes.get(key))
+            total += grad
+        else:  # a copy: autograd may have given the same tensor to two leaves
+            dtype = accumulation_dtype(grad.dtype)
+            self._sums[key] = grad.to(dtype, copy=True, memory_format=contiguous_format)

@@ -8,11 +8,13 @@ see `AggregationMode`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from .._typing import CanonicalEType
@@ -30,6 +32,19 @@ from ._together import Together
 T = TypeVar("T")
 
 
+@dataclass(frozen=True)
+class OriginalIds:
+    """What this rank's nodes and edges were called before the graph was partitioned.
+
+    Args:
+        nodes: Node type to int64 ``[num_src_nodes]``, one per row of the source frame.
+        edges: Relation to int64 ``[num_edges]``, one per row of the edge frame.
+    """
+
+    nodes: Mapping[str, Tensor]
+    edges: Mapping[CanonicalEType, Tensor]
+
+
 class GraphShardManager(MessagePassingGraph):
     """One rank's part of a sharded graph. Made by `construct_full_graph` and `construct_mfgs`.
 
@@ -45,6 +60,7 @@ class GraphShardManager(MessagePassingGraph):
         is_block: Whether sources and destinations are separate rows, as in an MFG.
         input_nodes: Source node type to the owned rows that the source frame stands for.
         seeds: Destination node type to the owned rows that the destination frame stands for.
+        original: Ids in the graph that was partitioned.
     """
 
     def __init__(
@@ -57,8 +73,10 @@ class GraphShardManager(MessagePassingGraph):
         is_block: bool,
         input_nodes: dict[str, Tensor],
         seeds: dict[str, Tensor],
+        original: OriginalIds,
     ) -> None:
         self._structure = structure
+        self._original = original
         self._mode = mode
         self._oneshot = OneShot(structure)
         self._sequential = Sequential(structure, keep_rows=not mode.rematerialize)
@@ -101,6 +119,21 @@ class GraphShardManager(MessagePassingGraph):
     def seeds(self) -> Any:
         """Owned rows that the destination frame stands for: a tensor, or one per type."""
         return _only_value(self._seeds)
+
+    @property
+    def group(self) -> dist.ProcessGroup | None:
+        """The ranks that share the graph; None for the default group."""
+        return self._structure.group
+
+    @property
+    def original_ids(self) -> dict[str, Tensor]:
+        """Node type to the ids that this rank's rows had before partitioning, int64."""
+        return {t: self._original.nodes[t] for t in self.srctypes}
+
+    @property
+    def original_edge_ids(self) -> dict[CanonicalEType, Tensor]:
+        """Relation to the ids that this rank's edges had before partitioning, int64."""
+        return {t: self._original.edges[t] for t in self.canonical_etypes}
 
     def to(self, device: torch.device | str) -> GraphShardManager:
         """This graph, if it is on ``device`` already.
@@ -173,6 +206,7 @@ class GraphShardManager(MessagePassingGraph):
             is_block=is_block,
             input_nodes={t: self._input_nodes[t] for t in schema.srctypes},
             seeds={t: self._seeds[t] for t in schema.dsttypes},
+            original=self._original,
         )
         if mode == self._mode:  # a view: what was fetched for the whole serves the part
             new._oneshot, new._sequential = self._oneshot, self._sequential
@@ -296,10 +330,17 @@ class GraphShardManager(MessagePassingGraph):
         return self._sequential.edge_values(self._fields(relation), func)
 
     def _edge_softmax(self, relation: int, logits: Any, norm_by: str) -> Any:
+        return self._edge_softmax_joint([relation], [logits], norm_by)[0]
+
+    def _edge_softmax_joint(
+        self, relations: list[int], logits: list[Any], norm_by: str
+    ) -> list[Any]:
         if self.mode == "oneshot":
-            whole = logits.materialize() if isinstance(logits, DeferredEdges) else logits
-            return self._oneshot.edge_softmax(self.canonical_etypes[relation], whole, norm_by)
-        return self._sequential.edge_softmax(self._fields(relation), logits, norm_by)
+            whole = [r.materialize() if isinstance(r, DeferredEdges) else r for r in logits]
+            etypes = [self.canonical_etypes[relation] for relation in relations]
+            return list(self._oneshot.edge_softmax(etypes, whole, norm_by))
+        fields = [self._fields(relation) for relation in relations]
+        return self._sequential.edge_softmax(fields, logits, norm_by)
 
 
 def _only_value(by_type: dict[str, Tensor]) -> Any:

@@ -8,12 +8,28 @@ and an edge value go straight into the SpMM kernel.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from ..ops import gsddmm, gspmm, gspmm_arg
-from ._expressions import Evaluation, Expression, Leaf, leaves_of
+from ._expressions import Evaluation, Expression, Leaf, LeafKey, leaves_of
+
+
+@dataclass(frozen=True)
+class Adjoint:
+    """How the gradients of one sum are found: what to differentiate, and what is known already.
+
+    Args:
+        output: Made with gradients enabled.
+        cotangent: What to start the backward at ``output`` with.
+        known: Gradients of leaves that came along; those from ``output`` are added to them.
+    """
+
+    output: Tensor
+    cotangent: Tensor
+    known: Mapping[LeafKey, Tensor] = field(default_factory=dict)
 
 
 class Message(ABC):
@@ -37,6 +53,10 @@ class Message(ABC):
     def reduce_sum(self, evaluation: Evaluation) -> Tensor:
         """Sum of the shard's messages at each destination: ``[num_dst, ...]``."""
         return gspmm(evaluation.shard.adjacency, "copy_rhs", "sum", None, self.rows(evaluation))
+
+    def sum_adjoint(self, evaluation: Evaluation, grad: Tensor) -> Adjoint:
+        """How to find the gradients of `reduce_sum`, given that of its result."""
+        return Adjoint(self.reduce_sum(evaluation), grad)
 
     def reduce_arg(self, evaluation: Evaluation, reduce: str) -> tuple[Tensor, Tensor]:
         """Extremum at each destination, and the position of the edge that won, -1 for none."""
@@ -93,6 +113,20 @@ class Weighted(Message):
 
     def reduce_arg(self, evaluation: Evaluation, reduce: str) -> tuple[Tensor, Tensor]:
         return gspmm_arg(evaluation.shard.adjacency, self.op, reduce, *self._operands(evaluation))
+
+    def sum_adjoint(self, evaluation: Evaluation, grad: Tensor) -> Adjoint:
+        """For a product, without computing the sum again.
+
+        ``sum_v g_v . sum_e w_e x_u`` is also ``sum_u x_u . y_u`` with ``y_u = sum_e w_e g_v``, a
+        sum over the edges reversed. So ``y`` is the gradient of the source rows ``x``, and those
+        of the weights are found by differentiating ``y`` with ``x`` as cotangent.
+        """
+        rows, value = self._operands(evaluation)
+        if self.op != "mul" or rows.shape[1:] != grad.shape[1:]:
+            return super().sum_adjoint(evaluation, grad)
+        reverse = evaluation.shard.adjacency.reverse()
+        output = gspmm(reverse, "mul", "sum", grad.contiguous(), value)
+        return Adjoint(output, rows.detach(), {self.source.key: output.detach()})
 
 
 class PerEdge(Message):

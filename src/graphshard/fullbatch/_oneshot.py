@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from .._typing import CanonicalEType
-from ..comm import fetch_halo, return_halo
+from ..comm import fetch_halo
 from ..graph import Frame
 from ..graph._relation import RelationData, edge_values, reduce_messages
-from ..ops import edge_softmax, gspmm, gspmm_arg
 from ._constants import ConstantCache
+from ._softmax_of_rows import softmax_over_in_edges, softmax_over_out_edges
 from ._structure import ShardStructure
 from ._topology import Halo
 
@@ -150,51 +150,10 @@ class OneShot:
     def edge_values(self, data: RelationData, func: Any) -> dict[str, Any]:
         return edge_values(data, func)
 
-    def edge_softmax(self, etype: CanonicalEType, logits: Tensor, norm_by: str) -> Tensor:
-        halo = self.structure.halo([etype])
-        if norm_by == "dst":
-            return edge_softmax(halo.adjacency(etype), logits, "dst")
-        return softmax_over_out_edges(halo, etype, logits)
-
-
-def softmax_over_out_edges(halo: Halo, etype: CanonicalEType, logits: Tensor) -> Tensor:
-    """Softmax over the out-edges of each source, which are spread over the ranks.
-
-    The peak and the total of each source are put together at its owner and fetched back.
-
-    Args:
-        halo: The halo of the relation.
-        etype: The relation.
-        logits: ``[num_edges, ...]``.
-
-    Returns:
-        Weights ``[num_edges, ...]``; those of one source add up to 1 over all ranks.
-    """
-    outgoing = halo.adjacency(etype).reverse()
-    src = halo.extended_src(etype)
-    with torch.no_grad():
-        peak, winner = gspmm_arg(outgoing, "copy_rhs", "max", None, logits)
-        peak = peak.masked_fill(winner < 0, float("-inf"))
-        own, remote = peak[: halo.num_owned], peak[halo.num_owned :]
-        own = torch.maximum(own, return_halo([(halo.plan, remote)], "max")[0])
-        peak = torch.cat([own, fetch_halo([(halo.plan, own)])[0]])
-        peak = peak.masked_fill(peak == float("-inf"), 0.0)
-    weights = (logits - peak.index_select(0, src)).exp()
-    total = gspmm(outgoing, "copy_rhs", "sum", None, weights)
-    own_total = total[: halo.num_owned] + _ReturnSum.apply(total[halo.num_owned :], halo)
-    total = torch.cat([own_total, fetch_halo([(halo.plan, own_total)])[0]])
-    return weights / total.index_select(0, src)
-
-
-class _ReturnSum(torch.autograd.Function):
-    """Halo rows added up at their owners; the gradient is fetched back."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, halo: Halo) -> Tensor:
-        ctx.halo = halo
-        return return_halo([(halo.plan, rows)], "sum")[0]
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return fetch_halo([(ctx.halo.plan, grad.contiguous())])[0], None
+    def edge_softmax(
+        self, etypes: Sequence[CanonicalEType], logits: Sequence[Tensor], norm_by: str
+    ) -> list[Tensor]:
+        """Weights of the edges of some relations that share an end type, normalised together."""
+        if norm_by == "src":
+            return softmax_over_out_edges(self.structure, etypes, logits)
+        return softmax_over_in_edges(self.structure, etypes, logits)

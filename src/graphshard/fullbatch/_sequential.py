@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from .._typing import CanonicalEType
 from ..function import MessageFunction, ReduceFunction
 from ..graph import Frame
-from ..ops import edge_softmax
 from ._constants import ConstantCache
 from ._deferred import DeferredEdges, expression_of
 from ._expressions import (
@@ -26,19 +26,11 @@ from ._expressions import (
     walk,
 )
 from ._messages import CopySource, Message, PerEdge, Weighted
-from ._oneshot import softmax_over_out_edges
 from ._passes import ShardPass
-from ._reductions import (
-    Extremum,
-    Reduction,
-    Rows,
-    SoftmaxSum,
-    Sum,
-    holds_softmax,
-    proportional_softmax,
-)
+from ._reductions import Extremum, Reduction, Rows, Sum
+from ._softmax import SoftmaxSum, holds_softmax, proportional_softmax
+from ._softmax_of_rows import softmax_over_in_edges, softmax_over_out_edges
 from ._structure import ShardStructure
-from ._topology import Halo
 from ._user import UserFunction, UserMessage
 
 
@@ -167,7 +159,7 @@ class Sequential:
 
     def _resolved_value(self, fields: RelationFields, value: Any) -> Any:
         if isinstance(value, DeferredEdges) and holds_softmax(value.expression):
-            return self._deferred(fields, self._resolve(fields, value.expression))
+            return self._deferred(fields, self._resolve(fields.etype, value.expression))
         return value
 
     def _own_shard(self, etype: CanonicalEType) -> Any:
@@ -179,12 +171,12 @@ class Sequential:
         value = _edge_value(message)
         if value is None or not holds_softmax(value):
             return message
-        resolved = self._resolve(fields, value)
+        resolved = self._resolve(fields.etype, value)
         if isinstance(message, Weighted):
             return Weighted(message.op, message.source.tensor, resolved)
         return PerEdge(resolved)
 
-    def _resolve(self, fields: RelationFields, root: Expression) -> Expression:
+    def _resolve(self, etype: CanonicalEType, root: Expression) -> Expression:
         """``root`` with each softmax turned into arithmetic, by a pass that finds its total."""
         while True:
             inner = next(
@@ -198,23 +190,55 @@ class Sequential:
             if inner is None:
                 return root
             reduction = SoftmaxSum(inner)
-            ((total,),) = self._run([(fields.etype, reduction)])
+            ((total,),) = self._run([(etype, reduction)])
             peak = reduction.shifted.peak
             assert peak is not None
             plain = inner.resolve(peak, total.masked_fill(total == 0, 1.0))
             root = substitute(root, {id(inner): plain})
 
-    def edge_softmax(self, fields: RelationFields, logits: Any, norm_by: str) -> Any:
-        """Weights of each edge: deferred as long as the logits are."""
+    def edge_softmax(
+        self, relations: Sequence[RelationFields], logits: Sequence[Any], norm_by: str
+    ) -> list[Any]:
+        """Weights of the edges of relations that share an end type; deferred as logits are."""
+        etypes = [fields.etype for fields in relations]
+        any_deferred = any(isinstance(rows, DeferredEdges) for rows in logits)
         if norm_by == "src":
-            whole = logits.materialize() if isinstance(logits, DeferredEdges) else logits
-            return softmax_over_out_edges(self._halo(fields), fields.etype, whole)
-        if isinstance(logits, DeferredEdges):
-            return logits.softmax_over_in_edges()
-        return edge_softmax(self._halo(fields).adjacency(fields.etype), logits, "dst")
+            whole = [r.materialize() if isinstance(r, DeferredEdges) else r for r in logits]
+            return list(softmax_over_out_edges(self.structure, etypes, whole))
+        if not any_deferred:
+            return list(softmax_over_in_edges(self.structure, etypes, logits))
+        if len(logits) == 1:
+            return [logits[0].softmax_over_in_edges()]
+        return self._joint_softmax(relations, [expression_of(rows) for rows in logits])
 
-    def _halo(self, fields: RelationFields) -> Halo:
-        return self.structure.halo([fields.etype])
+    def _joint_softmax(
+        self, relations: Sequence[RelationFields], scores: Sequence[Expression]
+    ) -> list[Any]:
+        """Softmax over the in-edges of several relations; no row per edge is kept.
+
+        A pass for each relation finds its peaks and totals; put together, they turn the scores
+        into weights by plain arithmetic.
+        """
+        softmaxes, peaks, totals = [], [], []
+        for fields, root in zip(relations, scores, strict=True):
+            softmax = Softmax(self._resolve(fields.etype, root))
+            reduction = SoftmaxSum(softmax)
+            ((total,),) = self._run([(fields.etype, reduction)])
+            assert reduction.shifted.peak is not None
+            has_edges = self.structure.in_degrees(fields.etype) > 0
+            has_edges = has_edges.view(-1, *[1] * (total.dim() - 1))
+            softmaxes.append(softmax)
+            peaks.append(reduction.shifted.peak.masked_fill(~has_edges, float("-inf")))
+            totals.append(total)
+        peak = torch.stack(peaks).amax(0)
+        peak = peak.masked_fill(peak == float("-inf"), 0.0)
+        shifted = [t * (p - peak).exp().to(t.dtype) for t, p in zip(totals, peaks, strict=True)]
+        total = torch.stack(shifted).sum(0)
+        total = total.masked_fill(total == 0, 1.0)
+        return [
+            self._deferred(fields, softmax.resolve(peak, total))
+            for fields, softmax in zip(relations, softmaxes, strict=True)
+        ]
 
     # ------------------------------------------------------------------ edge values
 
@@ -235,11 +259,15 @@ class Sequential:
         return {function.out_field: self._deferred(fields, value)}
 
     def _deferred(self, fields: RelationFields, value: Expression) -> DeferredEdges:
+        # Not the frames: the value will be in one of them, and a cycle would keep all of their
+        # tensors until the garbage collector comes by.
+        etype, num_edges = fields.etype, fields.num_edges
+
         def materialize(expression: Expression) -> Tensor:
             if isinstance(expression, EdgeRows):
                 return expression.leaf.tensor
-            message = PerEdge(self._resolve(fields, expression))
-            ((rows,),) = self._run([(fields.etype, Rows([message], fields.num_edges))])
+            message = PerEdge(self._resolve(etype, expression))
+            ((rows,),) = self._run([(etype, Rows([message], num_edges))])
             return rows
 
         return DeferredEdges(value, materialize, self.structure.device)

@@ -12,7 +12,7 @@ Row numbers are kept as int32 wherever they fit: structure, not features, then c
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -55,12 +55,20 @@ class Shard:
         step: 0 for this rank's own rows, else the pairwise step that brings them: the owner is
             ``(rank - step) % world_size``.
         adjacency: From the owner's rows, as they arrive, to this rank's destinations.
-        eids: ``[num_shard_edges]`` local edge ids, ascending; None for all of them in order.
+        find_eids: Finds `eids`; None where the shard has all local edges in order.
     """
 
     step: int
     adjacency: Adjacency
-    eids: Tensor | None
+    find_eids: Callable[[], Tensor] | None
+
+    @cached_property
+    def eids(self) -> Tensor | None:
+        """``[num_shard_edges]`` local edge ids, ascending; None for all of them in order.
+
+        Found on first use: messages that read no edge values never need them.
+        """
+        return None if self.find_eids is None else self.find_eids()
 
     def edge_rows(self, values: Tensor) -> Tensor:
         """The rows of ``values``, one per local edge, that belong to this shard."""
@@ -154,6 +162,8 @@ class Halo:
             self._shards[etype] = tuple(
                 self._make_shard(etype, step) for step in range(self.num_steps)
             )
+            if len(self._shards) == len(self._edges):
+                self.__dict__.pop("_needed", None)  # found again if somebody asks again
         return self._shards[etype]
 
     def _make_shard(self, etype: CanonicalEType, step: int) -> Shard:
@@ -162,7 +172,11 @@ class Halo:
             return Shard(0, self.adjacency(etype), None)
         edges = self._edges[etype]
         owner = (rank - step) % world_size
-        eids = (edges.src_part == owner).nonzero().view(-1)
+
+        def find_eids() -> Tensor:
+            return narrow((edges.src_part == owner).nonzero().view(-1), edges.num_edges)
+
+        eids = find_eids()
         src = edges.src[eids]
         num_src = self.num_owned
         if step:
@@ -170,7 +184,7 @@ class Halo:
             num_src = self._needed[owner].numel()
         src = narrow(src, max(num_src, edges.num_dst))
         adjacency = Adjacency(src, edges.dst[eids].to(src.dtype), num_src, edges.num_dst)
-        return Shard(step, adjacency, narrow(eids, edges.num_edges))
+        return Shard(step, adjacency, find_eids)
 
 
 def needed_rows(edges: Sequence[LocalEdges], rank: int, world_size: int) -> list[Tensor]:

@@ -225,7 +225,7 @@ def _head(shard: Shard) -> Shard:
     adjacency = Adjacency(
         src[:count], dst[:count], shard.adjacency.num_src, shard.adjacency.num_dst, check=False
     )
-    return Shard(0, adjacency, shard.edge_ids()[:count])
+    return Shard(0, adjacency, lambda: shard.edge_ids()[:count])
 
 
 def _probe_rows(probe: Shard, leaf: Leaf) -> Tensor:

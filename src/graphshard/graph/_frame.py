@@ -4,7 +4,8 @@
 A frame is a dictionary that checks what is put in: every column has ``num_rows`` rows and lives
 on the frame's device. Columns are stored by reference and never copied. A column need not be a
 tensor: a sharded graph stores edge values that are computed only when they are used; anything
-with ``.shape`` and ``.device`` is taken.
+with ``.shape`` and ``.device`` is taken. A column of `LazyRows` is gathered when it is read, so
+that readers see a tensor.
 
 Beside the values a frame remembers, per field, through which view it was set, and which fields
 were set since the innermost ``local_scope`` began. A sharded graph reads both when it decides
@@ -18,6 +19,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
+
+from ._lazy import LazyRows
 
 View: TypeAlias = Literal["src", "dst", "node", "edge"]
 """Through which view a field was set: ``srcdata``, ``dstdata``, ``ndata``, ``edata``."""
@@ -59,11 +62,12 @@ class Frame(MutableMapping[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         try:
-            return self._columns[name]
+            value = self._columns[name]
         except KeyError:
             raise KeyError(
                 f"no field {name!r} on {self.what}; there are {sorted(self._columns)}"
             ) from None
+        return value.gather() if isinstance(value, LazyRows) else value
 
     def __setitem__(self, name: str, value: Any) -> None:
         self.set(name, value, self.default_view)
@@ -104,6 +108,24 @@ class Frame(MutableMapping[str, Any]):
         self._views[name] = view
         self._recent[name] = None
 
+    def set_lazy(self, name: str, source: Tensor, index: Tensor | LazyRows) -> None:
+        """Store rows of a larger column, which are gathered when the field is first read.
+
+        Args:
+            name: Field name.
+            source: ``[any, ...]``.
+            index: ``[num_rows]`` row numbers of ``source``, in range; see `unread`.
+
+        Raises:
+            TypeError: as for `set`.
+            ValueError: as for `set`.
+        """
+        self.set(name, LazyRows(source, index), self.default_view)
+
+    def unread(self, name: str) -> Any:
+        """The column as it is stored: `LazyRows` where it is lazy and may not be gathered yet."""
+        return self._columns[name]
+
     def set_rows(self, name: str, rows: Tensor, values: Tensor, view: View) -> None:
         """Store values for some rows; the rest keep theirs, or are 0 where the field is new.
 
@@ -121,7 +143,7 @@ class Frame(MutableMapping[str, Any]):
             ValueError: as for `set`; or the column exists with another row shape or dtype.
         """
         self._check(name, values, rows.shape[0])
-        old = self._columns.get(name)
+        old = self.get(name)
         if old is None:
             old = values.new_zeros((self.num_rows, *values.shape[1:]))
         elif old.shape[1:] != values.shape[1:] or old.dtype != values.dtype:
@@ -191,7 +213,7 @@ class Frame(MutableMapping[str, Any]):
         new = self.scope()
         new.device = torch.device(device)
         for name, value in self._columns.items():
-            if not isinstance(value, Tensor):
+            if not isinstance(value, Tensor | LazyRows):
                 raise TypeError(f"field {name!r} is not a tensor yet and cannot move to {device}")
             moved = value.to(new.device, non_blocking=non_blocking)
             new._columns[name] = moved

@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sparse operators on the edges of one relation.
+"""Sparse operators on the edges of one relation, and what samples are made with.
 
 `gspmm` sends messages along edges and reduces them at destinations, `gsddmm` computes a value per
-edge, `edge_softmax` normalizes edge values, `attend` does all three for attention. All run in compiled kernels where those are installed
-and in plain torch where not; `reference` has the same operators in their simplest form.
+edge, `edge_softmax` normalizes edge values, `attend` does all three for attention; `draw_neighbors`
+draws edges at random, `IdTable` gives the nodes they reach consecutive ids. All run in compiled
+kernels where those are installed and in plain torch where not; `reference` has the same operators
+in their simplest form.
 """
 
 from . import reference
 from ._adjacency import Adjacency, HasAdjacency, as_adjacency
 from ._attention import attend
 from ._attention_rule import Attention
+from ._compact import IdTable
+from ._draw import draw_neighbors
 from ._edge_mask import EdgeMask, edge_keys, random_seed
 from ._edge_softmax import edge_softmax
 from ._gsddmm import gsddmm
@@ -22,8 +26,10 @@ __all__ = [
     "Attention",
     "EdgeMask",
     "HasAdjacency",
+    "IdTable",
     "as_adjacency",
     "attend",
+    "draw_neighbors",
     "edge_keys",
     "edge_softmax",
     "extension_available",

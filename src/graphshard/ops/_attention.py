@@ -65,8 +65,10 @@ class _Attend(Function):
         attention = ctx.rule.with_operands(operands)
         wanted = ctx.needs_input_grad[2:]
         if torch.is_grad_enabled():  # somebody will differentiate the gradient
-            again = reference.attend(ctx.adj, attention)
-            inputs = [t for t, w in zip(operands, wanted, strict=True) if w]
+            # Views: one tensor may have two places, and each place has a gradient of its own.
+            places = [t if t is None else t.view_as(t) for t in operands]
+            again = reference.attend(ctx.adj, attention.with_operands(places))
+            inputs = [t for t, w in zip(places, wanted, strict=True) if w]
             shares = iter(torch.autograd.grad(again, inputs, grad, create_graph=True))
             return (None, None, *(next(shares) if w else None for w in wanted))
         grad = grad.to(out.dtype)
@@ -101,7 +103,9 @@ def check_attention(
                 f"{tuple(value.shape)}); heads come second, their columns third"
             )
     if a.factor is not None:
-        _check.check_operand("attention", a.score, "factor", a.factor, "num_edges", num_edges, device)
+        _check.check_operand(
+            "attention", a.score, "factor", a.factor, "num_edges", num_edges, device
+        )
         if a.factor.dim() != 2 or a.factor.shape[1] not in (1, heads):
             raise ValueError(
                 f"factor of attention must have one column or one per head, {heads} (got shape "

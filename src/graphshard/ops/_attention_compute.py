@@ -130,10 +130,10 @@ def gradients(
     dtype = wide(a.dtype)
     dst_sum, vector_sum = sums
     if want_dst and dst_sum is None:
-        dst_sum = torch.zeros_like(a.dst, dtype=dtype)
+        dst_sum = torch.zeros(a.dst.shape, dtype=dtype, device=a.dst.device)
     if want_vector and vector_sum is None:
         assert a.vector is not None
-        vector_sum = torch.zeros_like(a.vector, dtype=dtype)
+        vector_sum = torch.zeros(a.vector.shape, dtype=dtype, device=a.vector.device)
     kernels = kernels_for(a.values.device, a.dtype)
     if 0 in (adj.num_edges, adj.num_dst, a.heads):
         found: list[Operand] = [

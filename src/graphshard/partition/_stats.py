@@ -151,7 +151,7 @@ class PartitionStats:
         }
         for name, values in columns.items():
             ratio = Balance(name, tuple(values)).ratio
-            table.add_column(name, f"{ratio:.3f}", justify="right")
+            table.add_column(name, f"{ratio:.3f}", justify="right", overflow="fold")
         for part in range(self.num_parts):
             table.add_row(str(part), *(f"{values[part]:,}" for values in columns.values()))
         return table

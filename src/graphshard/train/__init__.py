@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training runs: models, the full-batch loop, checkpoints, and workers on this machine."""
+"""Training runs, full-batch and sampled: models, loops, checkpoints, workers on this machine."""
 
 from ._checkpoint import load_model_state
-from ._config import MODELS, FullBatchConfig
+from ._config import MODELS, FullBatchConfig, RunConfig, SampledConfig
 from ._embeddings import NodeEmbeddings
 from ._full_batch import FullBatchRun, train_full_batch
 from ._launch import LaunchOutcome, WorkerExit, launch_workers
-from ._local import launch_full_batch
+from ._local import launch_training, start_run
 from ._models import GAT, GCN, RGCN, SAGE, TypedRGCN
-from ._result import EpochReport, Evaluation, TrainResult
+from ._result import EpochReport, Evaluation, SamplingReport, TrainResult
+from ._run import TrainingRun
+from ._sampled import SampledRun, train_sampled
 from ._shard import TrainingShard, load_shard
 from ._task import TaskInfo, read_task, write_task
 from ._worker import run_as_worker, send_event
@@ -25,18 +27,25 @@ __all__ = [
     "FullBatchRun",
     "LaunchOutcome",
     "NodeEmbeddings",
+    "RunConfig",
+    "SampledConfig",
+    "SampledRun",
+    "SamplingReport",
     "TaskInfo",
     "TrainResult",
+    "TrainingRun",
     "TrainingShard",
     "TypedRGCN",
     "WorkerExit",
-    "launch_full_batch",
+    "launch_training",
     "launch_workers",
     "load_model_state",
     "load_shard",
     "read_task",
     "run_as_worker",
     "send_event",
+    "start_run",
     "train_full_batch",
+    "train_sampled",
     "write_task",
 ]

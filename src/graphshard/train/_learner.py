@@ -51,19 +51,20 @@ class Learner:
         self.model: nn.Module = build_model(shard, config).to(config.torch_dtype)
         classifier: NodeClassifier = self.model  # type: ignore[assignment]
         width = classifier.exchanged_width()
-        graph = shard.graph(config, width)
-        self.aggregation = graph.mode
-        self.graphs: list[Any] = [graph] * config.layers
+        self.graph = shard.graph(config, width)
+        self.graphs: list[Any] = [self.graph] * config.layers
         tables = {
             t: Table(shard.original_ids[t], shard.num_all[t], config.hidden)
             for t in shard.data.node_type_names
             if t not in shard.features
         }
         first = self.model.one_hot if isinstance(self.model, RGCN) else None
+        #: The graph of the first layer, where its sources are pairs of a node and a relation.
+        self.pairs: PartitionData | None = None
         if first is not None:
-            tables, pairs = one_hot_tables(shard, first)
-            if pairs is not None:
-                self.graphs[0] = shard.graph_of(pairs, config, width)
+            tables, self.pairs = one_hot_tables(shard, first)
+            if self.pairs is not None:
+                self.graphs[0] = shard.graph_of(self.pairs, config, width)
         self.embeddings = NodeEmbeddings(tables, config.seed, config.torch_dtype)
         if is_initialized():
             sync_params(self.model)
@@ -81,6 +82,11 @@ class Learner:
         ]
         self.optimizer = torch.optim.Adam(groups, lr=config.lr)
         torch.manual_seed(dropout_seed(config.seed, rank()))
+
+    @property
+    def aggregation(self) -> str:
+        """How rows of other ranks are fetched on the whole graph."""
+        return self.graph.mode
 
     @property
     def num_parameters(self) -> int:
@@ -106,15 +112,19 @@ class Learner:
     def loss(self, scores: Tensor, split: str) -> Tensor:
         """This rank's share of the mean cross entropy over a split's nodes on all ranks."""
         rows = self._shard.rows[split]
-        wide = scores[rows].to(torch.promote_types(scores.dtype, torch.float32))
-        summed = F.cross_entropy(wide, self._shard.label[rows], reduction="sum")
-        return summed / self._shard.num_nodes[split]
+        return summed_loss(scores[rows], self._shard.label[rows]) / self._shard.num_nodes[split]
 
     def step(self) -> float:
-        """One epoch; returns this rank's share of the loss before the step. Collective."""
+        """One step on the whole graph; returns this rank's share of the loss before it.
+
+        Collective.
+        """
         self.model.train()
+        return self.descend(self.loss(self.scores(), "train"))
+
+    def descend(self, loss: Tensor) -> float:
+        """Step down the sum of all ranks' losses; returns this rank's. Collective."""
         self.optimizer.zero_grad(set_to_none=True)
-        loss = self.loss(self.scores(), "train")
         loss.backward()
         if is_initialized():
             gather_grads(self.model)
@@ -177,6 +187,12 @@ class Learner:
         torch.set_rng_state(local["random"].clone())
 
 
+def summed_loss(scores: Tensor, labels: Tensor) -> Tensor:
+    """Cross entropy, summed, in float32 at least."""
+    wide = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    return F.cross_entropy(wide, labels, reduction="sum")
+
+
 def _load_module(module: nn.Module, state: Mapping[str, Tensor], prefix: str) -> None:
     own = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
     try:
@@ -209,7 +225,9 @@ def build_model(shard: TrainingShard, config: ResolvedConfig) -> nn.Module:
     width = hidden if features is None else features.shape[1]
     if config.model == "gat":
         return GAT(width, hidden, classes, layers, config.heads, dropout)
-    return (GCN if config.model == "gcn" else SAGE)(width, hidden, classes, layers, dropout)
+    if config.model == "gcn":
+        return GCN(width, hidden, classes, layers, dropout)
+    return SAGE(width, hidden, classes, layers, dropout, config.aggregator)  # type: ignore[arg-type]
 
 
 def one_hot_tables(
@@ -227,7 +245,8 @@ def one_hot_tables(
     return {ROWS: Table(pair_ids, height, layer.in_width), SELF_ROWS: own}, data
 
 
-def dropout_seed(seed: int, of_rank: int) -> int:
-    """A seed for one rank's generator, unrelated to those of other ranks and other seeds."""
-    digest = hashlib.blake2b(f"dropout/{seed}/{of_rank}".encode(), digest_size=8).digest()
+def dropout_seed(seed: int, *places: int) -> int:
+    """A seed for one generator, such as a rank's, unrelated to those of others."""
+    name = "/".join(map(str, ("dropout", seed, *places)))
+    digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""launch_full_batch: a training run on N local workers, seen from outside; and seen from inside."""
+"""launch_training: a training run on N local workers, seen from outside; and seen from inside."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ from typing import Any
 from ..comm import initialize_comms, rank, shutdown_comms
 from ..errors import RankError
 from ..partition.format import read_config
-from ._config import FullBatchConfig
-from ._full_batch import FullBatchRun, Progress
+from ._config import CONFIGS, FullBatchConfig, SampledConfig
+from ._full_batch import FullBatchRun
 from ._launch import LaunchOutcome, launch_workers
 from ._result import EpochReport, Evaluation, TrainResult
+from ._run import Progress, TrainingRun
+from ._sampled import SampledRun
 from ._worker import ExitCode, send_event
 
 
-def launch_full_batch(
-    config: FullBatchConfig,
+def launch_training(
+    config: FullBatchConfig | SampledConfig,
     num_workers: int,
     *,
     progress: Progress | None = None,
@@ -33,7 +35,7 @@ def launch_full_batch(
     Args:
         config: The run.
         num_workers: Number of workers; as many as ``config.data`` has parts.
-        progress: Called after every epoch.
+        progress: Called after every epoch, and in longer ones during it.
         on_stderr: Called with each line that worker 0 prints.
         on_start: Called with the process ids of the workers, by rank.
 
@@ -57,7 +59,7 @@ def launch_full_batch(
             progress(report_from_dict(event["progress"]))
 
     outcome = launch_workers(
-        [sys.executable, "-m", "graphshard.train._rank_main", _as_json(config)],
+        [sys.executable, "-m", "graphshard.train._rank_main", config_as_json(config)],
         num_workers,
         timeout=config.timeout,
         on_event=on_event,
@@ -81,8 +83,17 @@ def raise_if_failed(outcome: LaunchOutcome) -> None:
         raise RankError(outcome.report().removeprefix("error: "), [outcome.failed[0].rank])
 
 
+def start_run(
+    config: FullBatchConfig | SampledConfig, progress: Progress | None = None
+) -> TrainingRun:
+    """Set up the run that a configuration describes; collective."""
+    if isinstance(config, SampledConfig):
+        return SampledRun(config, progress=progress)
+    return FullBatchRun(config, progress=progress)
+
+
 def rank_work(
-    config: FullBatchConfig,
+    config: FullBatchConfig | SampledConfig,
     progress: Progress | None = None,
     on_result: Callable[[TrainResult], None] | None = None,
 ) -> Callable[[], None]:
@@ -90,13 +101,13 @@ def rank_work(
 
     Args:
         config: The run.
-        progress: Called on rank 0 after every epoch; by default the launcher is told.
+        progress: Called on rank 0 with each report; by default the launcher is told.
         on_result: Called on rank 0 at the end; by default the launcher is told.
     """
     config.resolved()
     initialize_comms(timeout=config.timeout)
     first = rank() == 0
-    run = FullBatchRun(config, progress=(progress or _send_progress) if first else None)
+    run = start_run(config, (progress or _send_progress) if first else None)
 
     def work() -> None:
         result = run.train()
@@ -122,12 +133,16 @@ def report_from_dict(values: dict[str, Any]) -> EpochReport:
     return EpochReport(**{**values, "evaluation": made})
 
 
-def _as_json(config: FullBatchConfig) -> str:
+def config_from_json(text: str) -> FullBatchConfig | SampledConfig:
+    """Inverse of `config_as_json`."""
+    values = json.loads(text)
+    return CONFIGS[values.pop("mode")](**values)
+
+
+def config_as_json(config: FullBatchConfig | SampledConfig) -> str:
+    """A configuration that has not been resolved, as a worker reads it."""
     values = dataclasses.asdict(config)
     for name in ("data", "checkpoint_dir"):
         if values[name] is not None:
             values[name] = os.fspath(values[name])
-    return json.dumps({k: v for k, v in values.items() if k in _FIELDS})
-
-
-_FIELDS = {field.name for field in dataclasses.fields(FullBatchConfig)}
+    return json.dumps({"mode": config.mode, **values})

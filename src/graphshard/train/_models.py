@@ -12,7 +12,7 @@ type.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -41,6 +41,8 @@ class GCN(nn.Module):
     From Kipf and Welling, `Semi-Supervised Classification with Graph Convolutional Networks
     <https://arxiv.org/abs/1609.02907>`_: dropout on the input of each layer, L2 on the first.
 
+    Edges may have ``edata['weight']`` ``[num_edges]``, a further factor of each message.
+
     Args:
         in_feats: Width of the features.
         hidden: Width of the hidden layers.
@@ -65,7 +67,8 @@ class GCN(nn.Module):
         """Scores ``[num_dst, num_classes]``."""
         h = self.input_dropout(features)
         for index, (layer, graph) in enumerate(_pairs(self.layers, graphs)):
-            h = layer(graph, h if index == 0 else self.dropout(F.relu(h)))
+            inputs = h if index == 0 else self.dropout(F.relu(h))
+            h = layer(graph, inputs, edge_weight=graph.edata.get("weight"))
         return h
 
     def penalized_parameters(self) -> list[nn.Parameter]:
@@ -78,7 +81,7 @@ class GCN(nn.Module):
 
 
 class SAGE(nn.Module):
-    """GraphSAGE with the mean aggregator.
+    """GraphSAGE.
 
     From Hamilton et al., `Inductive Representation Learning on Large Graphs
     <https://arxiv.org/abs/1706.02216>`_.
@@ -89,19 +92,26 @@ class SAGE(nn.Module):
         num_classes: Width of the output.
         layers: Number of layers.
         dropout: Probability, on the input of each layer.
+        aggregator: ``"mean"``, ``"gcn"`` or ``"pool"``; see `graphshard.nn.SAGEConv`.
     """
 
     def __init__(
-        self, in_feats: int, hidden: int, num_classes: int, layers: int = 2, dropout: float = 0.5
+        self,
+        in_feats: int,
+        hidden: int,
+        num_classes: int,
+        layers: int = 2,
+        dropout: float = 0.5,
+        aggregator: Literal["mean", "gcn", "pool"] = "mean",
     ) -> None:
         super().__init__()
         widths = [in_feats, *[hidden] * (layers - 1), num_classes]
         self.layers = nn.ModuleList(
-            SAGEConv(widths[i], widths[i + 1], "mean") for i in range(len(widths) - 1)
+            SAGEConv(widths[i], widths[i + 1], aggregator) for i in range(len(widths) - 1)
         )
         self.input_dropout = InputDropout(dropout)
         self.dropout = nn.Dropout(dropout)
-        self._widths = widths
+        self._widths, self._pools = widths, aggregator == "pool"
 
     def forward(self, graphs: Sequence[MessagePassingGraph], features: Tensor) -> Tensor:
         """Scores ``[num_dst, num_classes]``."""
@@ -115,7 +125,9 @@ class SAGE(nn.Module):
         return list(self.parameters())
 
     def exchanged_width(self) -> int:
-        """As `GCN.exchanged_width`."""
+        """As `GCN.exchanged_width`; pooled rows are as wide as a layer's input."""
+        if self._pools:
+            return max(self._widths[:-1])
         return max(min(pair) for pair in zip(self._widths, self._widths[1:], strict=False))
 
 

@@ -3,12 +3,10 @@
 
 from __future__ import annotations
 
-import json
 import sys
 
-from ._config import FullBatchConfig
-from ._local import rank_work
+from ._local import config_from_json, rank_work
 from ._worker import run_as_worker
 
 if __name__ == "__main__":
-    run_as_worker(lambda: rank_work(FullBatchConfig(**json.loads(sys.argv[1]))))
+    run_as_worker(lambda: rank_work(config_from_json(sys.argv[1])))

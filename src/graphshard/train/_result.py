@@ -46,6 +46,9 @@ class EpochReport:
         loss: Mean cross entropy over all training nodes, before the step.
         evaluation: Results after the step, where the epoch was evaluated.
         note: Something the user should know once, such as where the run resumed.
+        step: In the middle of an epoch, the number of steps it has made; then ``loss`` is that of
+            those steps, on this rank.
+        steps: Number of steps of the epoch, where it has several.
     """
 
     epoch: int
@@ -53,6 +56,27 @@ class EpochReport:
     loss: float | None = None
     evaluation: Evaluation | None = None
     note: str | None = None
+    step: int | None = None
+    steps: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingReport:
+    """How sampling went in the epochs of a run; the same on every rank.
+
+    Args:
+        steps_per_epoch: Steps, the same on all ranks.
+        seconds_waiting: Of an epoch, spent waiting for data: the mean, on the slowest rank.
+        edges_per_second: Edges drawn by all ranks together per second of training.
+        cache_hit_rate: Fraction of the rows that would have come from other ranks (from other
+            hosts, where features are mapped) that the cache had in the last epoch, mean over the
+            ranks; None without a cache.
+    """
+
+    steps_per_epoch: int
+    seconds_waiting: float
+    edges_per_second: float
+    cache_hit_rate: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,13 +92,14 @@ class TrainResult:
         num_embedding_parameters: Parameters of node embeddings, on all ranks together.
         aggregation: ``"sequential"`` or ``"oneshot"``.
         world_size: Number of ranks.
-        seconds_per_epoch: Of a training step: the mean over those of this run, resumed ones
+        seconds_per_epoch: Of training in an epoch: the mean over those of this run, resumed ones
             excluded, on the slowest rank.
         seconds_per_evaluation: Likewise of an evaluation.
-        bytes_per_epoch: For each rank, bytes sent in the last training step.
+        bytes_per_epoch: For each rank, bytes sent for the training in the last epoch.
         peak_memory: For each rank, bytes above what it held before it read its part.
         resumed_from: Epoch of the checkpoint that the run started from, or None.
         stopped_early: Whether patience ended the run.
+        sampling: How sampling went; None of a full-batch run.
     """
 
     best: Evaluation
@@ -91,6 +116,7 @@ class TrainResult:
     peak_memory: list[int]
     resumed_from: int | None
     stopped_early: bool
+    sampling: SamplingReport | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON; `from_dict` is the way back."""
@@ -99,4 +125,6 @@ class TrainResult:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> TrainResult:
         best, last = Evaluation(**values["best"]), Evaluation(**values["last"])
-        return cls(**{**values, "best": best, "last": last})
+        sampling = values.get("sampling")
+        sampling = None if sampling is None else SamplingReport(**sampling)
+        return cls(**{**values, "best": best, "last": last, "sampling": sampling})

@@ -72,12 +72,7 @@ class TrainingShard:
         self, data: PartitionData, config: ResolvedConfig, row_width: int
     ) -> GraphShardManager:
         """A graph with this one's edges, in the same order; collective."""
-        graph = construct_full_graph(
-            data,
-            config.aggregation,  # type: ignore[arg-type]
-            rematerialize=config.rematerialize,
-            row_width=row_width,
-        )
+        graph = construct_full_graph(data, row_width=row_width, **config.graph_options())
         if self.relation is not None and config.model == "rgcn":
             graph.edata["etype"], graph.edata["norm"] = self.relation
         return graph

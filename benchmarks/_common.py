@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the benchmarks share: the graph, runs side by side, and files of results.
+
+A benchmark compares *sides*. Each side is a command in a process of its own that prints one line
+of JSON; the sides run in turn, several rounds of them, and ratios of medians are reported: on a
+noisy machine nothing else means much.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+PEERS = ROOT / "benchmarks" / "peers"
+#: Python of an environment with DGL 1.1.3; see benchmarks/README.md.
+PEER_PYTHON = os.environ.get("GRAPHSHARD_PEER_PYTHON", sys.executable)
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the programs that are compared.
+
+    Args:
+        name: What tables call it.
+        command: Program and arguments; its last line of JSON is the result.
+        environment: Variables to set, besides the caller's.
+        timeout: Seconds that it may take.
+    """
+
+    name: str
+    command: Sequence[str]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    timeout: float = 1200.0
+
+
+def run_side(side: Side) -> dict[str, Any]:
+    """Run a side once.
+
+    Raises:
+        RuntimeError: It failed or printed no result.
+    """
+    done = subprocess.run(
+        list(side.command),
+        capture_output=True,
+        text=True,
+        timeout=side.timeout,
+        env={**os.environ, **side.environment},
+        check=False,
+    )
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    if done.returncode or not lines:
+        raise RuntimeError(
+            f"{side.name} failed with {done.returncode}:\n"
+            f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+        )
+    result: dict[str, Any] = json.loads(lines[-1])
+    return result
+
+
+def run_in_turn(sides: Sequence[Side], rounds: int) -> dict[str, list[dict[str, Any]]]:
+    """Results of ``rounds`` rounds, in each of which every side runs once."""
+    results: dict[str, list[dict[str, Any]]] = {side.name: [] for side in sides}
+    for number in range(rounds):
+        for side in sides:
+            results[side.name].append(run_side(side))
+            sys.stderr.write(f"round {number + 1}/{rounds} {side.name}: {results[side.name][-1]}\n")
+    return results
+
+
+def median(results: Sequence[Mapping[str, Any]], key: str) -> float:
+    """Median of one number over the rounds."""
+    return statistics.median(float(r[key]) for r in results)
+
+
+def write_result(name: str, title: str, body: Sequence[str]) -> Path:
+    """Write ``results/<name>_cpu_<date>.md`` with command, versions and machine; print it too."""
+    import torch
+
+    text = "\n".join(
+        [
+            f"# {title}",
+            "",
+            *body,
+            "",
+            f"Command: `python benchmarks/{' '.join([Path(sys.argv[0]).name, *sys.argv[1:]])}`  ",
+            f"{datetime.date.today()}, Python {platform.python_version()}, "
+            f"torch {torch.__version__}, {os.cpu_count()} cores.",
+            "",
+        ]
+    )
+    sys.stdout.write(text)
+    path = RESULTS / f"{name}_cpu_{datetime.date.today()}.md"
+    path.write_text(text)
+    return path
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
+    """Lines of a Markdown table."""
+    lines = ["| " + " | ".join(header) + " |", "| " + " | ".join("---" for _ in header) + " |"]
+    return lines + ["| " + " | ".join(str(cell) for cell in row) + " |" for row in rows]
+
+
+def community_graph(folder: Path, nodes: int, edges: int) -> Path:
+    """A degree-corrected graph of 200 communities with features and labels, as an npz file.
+
+    ``edges`` pairs are drawn, made undirected and de-duplicated: of 2,100,000 pairs among 200,000
+    nodes 4.07 million directed edges remain. Degrees follow a power law; seven edges in ten stay
+    inside a community. 128 features, 40 classes; half of the nodes train.
+    """
+    path = folder / f"community-{nodes}-{edges}.npz"
+    if path.exists():
+        return path
+    rng = np.random.default_rng(0)
+    community = rng.integers(0, 200, nodes)
+    members = np.argsort(community, kind="stable")
+    begins = np.searchsorted(community[members], np.arange(201))
+    weights = rng.permutation(np.arange(1, nodes + 1) ** -0.6)
+    cumulative = np.cumsum(weights) / weights.sum()
+    src = np.searchsorted(cumulative, rng.random(edges)).clip(0, nodes - 1)
+    dst = np.searchsorted(cumulative, rng.random(edges)).clip(0, nodes - 1)
+    low, high = begins[community[src]], begins[community[src] + 1]
+    place = (low + (rng.random(edges) ** 2 * (high - low)).astype(np.int64)).clip(0, nodes - 1)
+    dst = np.where(rng.random(edges) < 0.7, members[place], dst)
+    src, dst = src[src != dst], dst[src != dst]
+    pairs = np.unique(np.concatenate([src * nodes + dst, dst * nodes + src]))
+    rng = np.random.default_rng(1)
+    centers = rng.standard_normal((200, 128)).astype(np.float32)
+    noise = rng.standard_normal((nodes, 128), dtype=np.float32)
+    split = rng.random(nodes)
+    folder.mkdir(parents=True, exist_ok=True)
+    np.savez(
+        path,
+        src=pairs // nodes,
+        dst=pairs % nodes,
+        x=(centers[community] * 0.3 + noise).astype(np.float32),
+        y=(community % 40).astype(np.int64),
+        train=split < 0.5,
+    )
+    return path

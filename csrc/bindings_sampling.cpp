@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+// Python's way to draw.h and compact.h; see bindings.cpp.
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+
+#include <optional>
+
+#include "bindings.h"
+#include "compact.h"
+#include "draw.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace graphshard {
+namespace {
+
+// Of one of two dtypes, told apart when it is used.
+using Array = nb::ndarray<nb::ro, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+Integers integers_of(const Array& array) {
+  const bool wide = array.dtype() == nb::dtype<int64_t>();
+  require(wide || array.dtype() == nb::dtype<int32_t>(), "ids must be int32 or int64");
+  return {array.data(), wide};
+}
+
+Weights weights_of(const std::optional<Array>& array, size_t num_edges) {
+  if (!array) return {nullptr, false};
+  const bool wide = array->dtype() == nb::dtype<double>();
+  require(wide || array->dtype() == nb::dtype<float>(), "weights must be float32 or float64");
+  require(array->shape(0) == num_edges, "weights must have num_edges entries");
+  return {array->data(), wide};
+}
+
+// One draw, in two calls, because the arrays it goes into are made in between. Holds on to the
+// arrays it was made of.
+class Drawing {
+ public:
+  Drawing(const Array& indptr, const Array& rows, const Array& row_ids, int64_t fanout,
+          uint64_t key, bool replace, const std::optional<Array>& prob,
+          const std::optional<Array>& labor_ids, const MaybeVector<uint8_t>& mask,
+          const MaybeVector<int64_t>& excluded, int64_t num_edges, const Vector<int64_t>& counts)
+      : indptr_(indptr),
+        rows_(rows),
+        row_ids_(row_ids),
+        prob_(prob),
+        labor_ids_(labor_ids),
+        mask_(mask),
+        excluded_(excluded),
+        counts_(counts),
+        by_edge_(prob || labor_ids),
+        arguments_{integers_of(indptr),
+                   static_cast<int64_t>(indptr.shape(0)) - 1,
+                   num_edges,
+                   integers_of(rows),
+                   integers_of(row_ids),
+                   static_cast<int64_t>(rows.shape(0)),
+                   fanout < 0 ? kNoLimit : fanout,
+                   key,
+                   replace && fanout >= 0,
+                   weights_of(prob, static_cast<size_t>(num_edges)),
+                   labor_ids ? integers_of(*labor_ids) : Integers{nullptr, false},
+                   Exclusions(mask ? mask->data() : nullptr, excluded ? excluded->data() : nullptr,
+                              excluded ? static_cast<int64_t>(excluded->shape(0)) : 0, num_edges)} {
+    const size_t edges = static_cast<size_t>(num_edges);
+    require(indptr.shape(0) > 0, "indptr must not be empty");
+    require(rows.shape(0) == row_ids.shape(0) && rows.shape(0) == counts.shape(0),
+            "rows, row_ids and counts must have one length");
+    require(!labor_ids || labor_ids->shape(0) == edges, "labor_ids must have num_edges entries");
+    require(!mask || mask->shape(0) == edges, "mask must have num_edges entries");
+  }
+
+  int64_t count(int num_threads) {
+    const nb::gil_scoped_release release;
+    if (!by_edge_) return total_ = count_uniform(arguments_, counts_.data(), num_threads);
+    draft_.emplace(arguments_, counts_.data(), num_threads);
+    return total_ = draft_->total();
+  }
+
+  template <typename I, typename J>
+  void write(const Vector<const J>& indices, const MaybeVector<I>& eids, const Vector<I>& edges,
+             const Vector<J>& picked, int num_threads) {
+    require(total_ >= 0, "count must come before write");
+    const size_t total = static_cast<size_t>(total_);
+    require(edges.shape(0) == total && picked.shape(0) == total,
+            "edges and picked must have as many entries as were counted");
+    require(static_cast<int64_t>(indices.shape(0)) == arguments_.num_edges &&
+                (!eids || eids->shape(0) == indices.shape(0)),
+            "indices and eids must have num_edges entries");
+    const I* ids = eids ? eids->data() : nullptr;
+    const nb::gil_scoped_release release;
+    if (draft_) {
+      draft_->write(indices.data(), ids, edges.data(), picked.data(), num_threads);
+    } else {
+      draw_uniform(arguments_, counts_.data(), indices.data(), ids, edges.data(), picked.data(),
+                   num_threads);
+    }
+  }
+
+ private:
+  Array indptr_;
+  Array rows_;
+  Array row_ids_;
+  std::optional<Array> prob_;
+  std::optional<Array> labor_ids_;
+  MaybeVector<uint8_t> mask_;
+  MaybeVector<int64_t> excluded_;
+  Vector<int64_t> counts_;
+  bool by_edge_;
+  DrawArguments arguments_;
+  std::optional<Draft> draft_;
+  int64_t total_ = -1;
+};
+
+template <typename I, typename J>
+void bind_write(nb::class_<Drawing>& drawing) {
+  drawing.def("write", &Drawing::write<I, J>, "indices"_a.noconvert(), "eids"_a.noconvert().none(),
+              "edges"_a.noconvert(), "picked"_a.noconvert(), "num_threads"_a);
+}
+
+void bind_drawing(nb::module_& m) {
+  nb::class_<Drawing> drawing(m, "Drawing");
+  drawing.def(nb::init<const Array&, const Array&, const Array&, int64_t, uint64_t, bool,
+                       const std::optional<Array>&, const std::optional<Array>&,
+                       const MaybeVector<uint8_t>&, const MaybeVector<int64_t>&, int64_t,
+                       const Vector<int64_t>&>(),
+              "indptr"_a.noconvert(), "rows"_a.noconvert(), "row_ids"_a.noconvert(), "fanout"_a,
+              "key"_a, "replace"_a, "prob"_a.noconvert().none(), "labor_ids"_a.noconvert().none(),
+              "mask"_a.noconvert().none(), "excluded"_a.noconvert().none(), "num_edges"_a,
+              "counts"_a.noconvert());
+  drawing.def("count", &Drawing::count, "num_threads"_a);
+  bind_write<int32_t, int32_t>(drawing);
+  bind_write<int32_t, int64_t>(drawing);
+  bind_write<int64_t, int32_t>(drawing);
+  bind_write<int64_t, int64_t>(drawing);
+}
+
+template <typename I>
+void bind_renumber(nb::class_<IdTable>& table) {
+  table.def(
+      "renumber",
+      [](IdTable& self, const Vector<const I>& first, const Vector<const I>& others,
+         const Vector<I>& ids, const Vector<I>& local) {
+        require(ids.shape(0) == first.shape(0) + others.shape(0),
+                "ids must have room for first and others");
+        require(local.shape(0) == others.shape(0), "local must have one entry per other");
+        const nb::gil_scoped_release release;
+        return self.renumber(first.data(), static_cast<int64_t>(first.shape(0)), others.data(),
+                             static_cast<int64_t>(others.shape(0)), ids.data(), local.data());
+      },
+      "first"_a.noconvert(), "others"_a.noconvert(), "ids"_a.noconvert(), "local"_a.noconvert());
+}
+
+}  // namespace
+
+void bind_sampling(nb::module_& m) {
+  bind_drawing(m);
+  nb::class_<IdTable> table(m, "IdTable");
+  table.def(nb::init<int64_t>(), "num_ids"_a);
+  bind_renumber<int32_t>(table);
+  bind_renumber<int64_t>(table);
+}
+
+}  // namespace graphshard

@@ -1,0 +1,320 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pipeline: a chain of stages over one batch value, each in a thread of its own.
+
+::
+
+    items ──> stage 0 ──> stage 1 ──> ... ──> the caller's loop
+      ^                                            │
+      └────────── permits: what may start ─────────┘
+
+[Note: permits]
+    A stage works on batch ``s`` only once the caller has asked for batch ``s - prefetch``. So at
+    most ``prefetch`` finished batches wait; and, which matters more, what has been permitted
+    depends on nothing but how many batches the caller has asked for. Where stages communicate and
+    all ranks leave their loops at the same batch, the threads of all ranks have permission for the
+    same batches. They finish those, and stop: none waits for a collective that another rank will
+    not make.
+
+[Note: stopping]
+    Everything travels in band: permits are the items themselves, put into the first queue, and the
+    last permit is a mark that each stage passes on before it ends. A stage that fails passes its
+    error on in the place of the batch, which the caller raises when it gets there, and starts
+    nothing any more. Whoever drops the iterator (a loop that ends, ``break``, an exception) puts
+    the mark and waits for the threads, but not long: a thread may have to wait for other ranks
+    that are late, and it does so on its own. Only `Run.cancel`, and the end of the interpreter,
+    cut such waits short; a thread of Python must not be inside a collective then.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from typing import Any, Generic, TypeVar
+
+import torch
+
+T = TypeVar("T")
+
+_DROP_SECONDS = 3.0
+_EXIT_SECONDS = 10.0
+_PREFIX = "graphshard-"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One step of the work on a batch.
+
+    Args:
+        name: For the name of its thread.
+        run: From the value of a batch to its next value; called from one thread at a time, in the
+            order of the batches, without recording gradients.
+    """
+
+    name: str
+    run: Callable[[Any], Any]
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """What takes the place of a batch that a stage failed on."""
+
+    error: BaseException
+
+
+class _End:
+    """The last thing in every queue."""
+
+
+_END = _End()
+
+
+class Pipeline:
+    """A chain of stages, to be run over any number of series of batches.
+
+    Args:
+        stages: In order.
+        prefetch: How many finished batches may wait for the caller. 0 runs all stages in the
+            caller's thread, when it asks for a batch; no thread is started.
+        cancelled: Set by `Run.cancel`, for what stages wait for; shared by all runs.
+
+    Raises:
+        ValueError: ``prefetch`` is negative.
+
+    Example:
+        >>> pipeline = Pipeline([Stage("square", lambda x: x * x)], prefetch=2)
+        >>> list(pipeline.run(range(4)))
+        [0, 1, 4, 9]
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        prefetch: int = 2,
+        cancelled: threading.Event | None = None,
+    ) -> None:
+        if not isinstance(prefetch, int) or isinstance(prefetch, bool) or prefetch < 0:
+            raise ValueError(f"prefetch must be a number of batches, 0 or more (got {prefetch!r})")
+        self.stages = tuple(stages)
+        self.prefetch = prefetch
+        self.cancelled = threading.Event() if cancelled is None else cancelled
+
+    def run(self, items: Iterable[Any]) -> Run[Any]:
+        """Start on a series of batches.
+
+        Args:
+            items: The first value of each batch. Iterated over in the caller's thread.
+        """
+        return Run(self, iter(items))
+
+
+class Run(Iterator[T], Generic[T]):
+    """What the caller iterates over; see [Note: stopping] for how it ends.
+
+    Attributes:
+        crew: The threads; None where there are none. They outlive the run if they must.
+        num_delivered: Batches given to the caller.
+        seconds_waited: How long the caller has waited for them.
+    """
+
+    def __init__(self, pipeline: Pipeline, items: Iterator[Any]) -> None:
+        self.num_delivered = 0
+        self.seconds_waited = 0.0
+        self._prefetch = pipeline.prefetch
+        self._items: Iterator[Any] | None = items
+        self._num_permitted = 0
+        self._is_over = False
+        self._stages = pipeline.stages
+        self.crew: Crew | None = None
+        if pipeline.prefetch and pipeline.stages:
+            self.crew = Crew.start(pipeline.stages, pipeline.cancelled)
+
+    def __iter__(self) -> Run[T]:
+        return self
+
+    def __next__(self) -> T:
+        if self._is_over:
+            raise StopIteration
+        try:
+            value = self._next()
+        except BaseException:
+            # Also Ctrl-C: then there is no time to wait for threads.
+            self._leave(0.0)
+            raise
+        if value is _END:
+            self.close()
+            raise StopIteration
+        if isinstance(value, _Failure):
+            error = value.error
+            self.close()
+            try:
+                raise error
+            finally:
+                del error, value  # the traceback refers to this frame
+        self.num_delivered += 1
+        return value
+
+    def _next(self) -> Any:
+        if self.crew is None:
+            item = self._item()
+            start = time.monotonic()
+            with torch.no_grad():
+                for stage in () if item is _END or isinstance(item, _Failure) else self._stages:
+                    item = stage.run(item)
+            self.seconds_waited += time.monotonic() - start
+            return item
+        last = self.num_delivered + self._prefetch
+        while self._items is not None and self._num_permitted <= last:
+            self.crew.incoming.put(self._item())
+            self._num_permitted += 1
+        start = time.monotonic()
+        value = self.crew.outgoing.get()  # signals are handled meanwhile
+        self.seconds_waited += time.monotonic() - start
+        return value
+
+    def _item(self) -> Any:
+        """The first value of the next batch, or what there is in place of it."""
+        if self._items is None:
+            return _END
+        try:
+            return next(self._items)
+        except StopIteration:
+            self._items = None
+            return _END
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                raise
+            self._items = None
+            return _Failure(error)
+
+    def close(self, seconds: float = _DROP_SECONDS) -> bool:
+        """Let the threads finish what has been permitted, and end.
+
+        Args:
+            seconds: How long to wait for that.
+
+        Returns:
+            Whether they have ended.
+        """
+        self._leave(seconds)
+        return self.crew is None or self.crew.join(0.0)
+
+    def cancel(self) -> bool:
+        """Make the threads end, whatever they are doing; see `close` for the result."""
+        self._leave(0.0)
+        return self.crew is None or self.crew.cancel()
+
+    def _leave(self, seconds: float) -> None:
+        if not self._is_over:
+            self._is_over = True
+            self._items = None
+            if self.crew is not None:
+                self.crew.incoming.put(_END)
+        if self.crew is not None:
+            self.crew.join(seconds)
+
+    def __del__(self) -> None:
+        if hasattr(self, "crew"):
+            self._leave(_DROP_SECONDS)
+
+
+@dataclass(eq=False)
+class Crew:
+    """The threads of one run. They refer to this, never to the run, so that it can be dropped.
+
+    Attributes:
+        failure: What a thread failed on, whether or not the caller has got that far. In words: the
+            error itself would keep alive everything that its traceback refers to.
+    """
+
+    cancelled: threading.Event
+    incoming: SimpleQueue[Any] = field(default_factory=SimpleQueue)
+    outgoing: SimpleQueue[Any] = field(default_factory=SimpleQueue)
+    threads: list[threading.Thread] = field(default_factory=list)
+    failure: str | None = None
+
+    @classmethod
+    def start(cls, stages: Sequence[Stage], cancelled: threading.Event) -> Crew:
+        crew = cls(cancelled)
+        source = crew.incoming
+        for number, stage in enumerate(stages):
+            last = number == len(stages) - 1
+            target: SimpleQueue[Any] = crew.outgoing if last else SimpleQueue()
+            # The interpreter does not wait for daemons by itself; `_stop_all` does, in its way.
+            thread = threading.Thread(
+                target=_work,
+                args=(stage, source, target, crew),
+                name=f"{_PREFIX}{stage.name}",
+                daemon=True,
+            )
+            crew.threads.append(thread)
+            source = target
+        _register()
+        _crews.difference_update([crew for crew in _crews if crew.has_ended])
+        _crews.add(crew)
+        for thread in crew.threads:
+            thread.start()
+        return crew
+
+    @property
+    def has_ended(self) -> bool:
+        return not any(thread.is_alive() for thread in self.threads)
+
+    def join(self, seconds: float) -> bool:
+        """Wait for the threads to end; whether they have."""
+        deadline = time.monotonic() + seconds
+        for thread in self.threads:
+            if thread is not threading.current_thread():  # where the last reference was dropped
+                thread.join(max(0.0, deadline - time.monotonic()))
+        return self.has_ended
+
+    def cancel(self, seconds: float = _EXIT_SECONDS) -> bool:
+        """Make the threads end, whatever they wait for; whether they have ended in time."""
+        if self.join(0.0):
+            return True
+        self.cancelled.set()
+        self.incoming.put(_END)
+        return self.join(seconds)
+
+
+def _work(stage: Stage, source: SimpleQueue[Any], target: SimpleQueue[Any], crew: Crew) -> None:
+    """A stage's thread."""
+    torch.set_grad_enabled(False)  # for this thread
+    failure: _Failure | None = None
+    while True:
+        value = source.get()
+        if value is _END:
+            break
+        if crew.cancelled.is_set():
+            continue
+        if failure is not None:
+            value = failure
+        elif not isinstance(value, _Failure):
+            try:
+                value = stage.run(value)
+            except BaseException as error:
+                crew.failure = crew.failure or f"{type(error).__name__}: {error}"
+                value = failure = _Failure(error)
+        target.put(value)
+        del value  # the batch is the caller's
+    failure = None  # its traceback refers to this frame
+    target.put(_END)
+
+
+_crews: set[Crew] = set()
+
+
+@functools.cache
+def _register() -> None:
+    atexit.register(_stop_all)
+
+
+def _stop_all() -> None:
+    """At the end of the interpreter, which no thread may meet inside a library."""
+    for crew in list(_crews):
+        crew.cancel()
+    _crews.clear()

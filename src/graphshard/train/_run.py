@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TrainingRun: epochs, evaluations and checkpoints, whatever an epoch is.
+
+Every rank makes one with the same configuration. An evaluation is always of the whole graph, exact.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..comm import is_initialized, share_error, trace, world_size
+from ._checkpoint import Checkpoint, CheckpointFolder
+from ._config import ResolvedConfig
+from ._counts import per_rank, reduced, summed
+from ._history import History
+from ._learner import Learner, Snapshot
+from ._memory import PeakMemory
+from ._result import SPLITS, EpochReport, Evaluation, SamplingReport, TrainResult
+from ._shard import TrainingShard, load_shard
+
+Progress = Callable[[EpochReport], None]
+
+
+class TrainingRun:
+    """A training run that has been set up and not yet started; collective.
+
+    Making one reads this rank's part, builds the model and finds the checkpoint to resume from, so
+    that everything the caller may have got wrong shows here, on every rank.
+
+    Args:
+        config: The run; the same on every rank.
+        shard: A part that `load_shard` has read before, to save reading it again.
+        progress: Called after every epoch, and in longer ones during it, on every rank.
+
+    Raises:
+        ValueError: Configuration and graph do not fit each other.
+        PartitionFormatError: The partition is missing or damaged.
+        CheckpointError: The checkpoint to resume from belongs to another run.
+    """
+
+    def __init__(
+        self,
+        config: ResolvedConfig,
+        shard: TrainingShard | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        self.config = config
+        self._progress = progress
+        self._memory = PeakMemory()
+        self._shard = load_shard(config) if shard is None else shard
+        self._learner = Learner(self._shard, config)
+        graph = self._learner.graph
+        if config.model in ("gcn", "gat") and graph.any_zero_in_degree():
+            raise ValueError(
+                f"{config.model} needs every node to have an in-edge, and some have none; "
+                "partition the graph again with self loops (graphshard partition --self-loops)"
+            )
+        self._splits = [s for s in SPLITS if self._shard.num_nodes[s]]
+        self._history = History()
+        self._best: Snapshot | None = None
+        self._set_up()
+        self._checkpoints = self._open_checkpoints()
+        self._resumed_from: int | None = None
+        if self._checkpoints is not None and config.resume:
+            self._resume(self._checkpoints)
+
+    # ------------------------------------------------------------------ left to subclasses
+
+    def _set_up(self) -> None:
+        """Make what epochs need, before anything is resumed."""
+
+    def _train_epoch(self, epoch: int) -> float:
+        """Train; returns this rank's share of the mean loss over all training nodes.
+
+        Args:
+            epoch: How many epochs have been trained before.
+        """
+        raise NotImplementedError
+
+    def _sampling(self) -> SamplingReport | None:
+        """What there is to say about sampling at the end; collective."""
+        return None
+
+    def _close(self) -> None:
+        """Give back what `_set_up` made."""
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def _open_checkpoints(self) -> CheckpointFolder | None:
+        if self.config.checkpoint_dir is None:
+            return None
+        identity = {
+            **self.config.fixed_fields(),
+            "aggregation": self._learner.aggregation,
+            "graph": self._shard.data.graph_name,
+            "parts": self._shard.data.num_parts,
+            "rows": [self._shard.num_all[t] for t in self._shard.data.node_type_names],
+        }
+        folder = CheckpointFolder(self.config.checkpoint_dir, identity)
+        folder.prepare(resume=self.config.resume, write=self.config.save_every > 0)
+        return folder
+
+    def _resume(self, checkpoints: CheckpointFolder) -> None:
+        found = checkpoints.newest()
+        if found is None:
+            self._report(note="no checkpoint yet: starting from the beginning")
+            return
+        error: Exception | None = None
+        try:
+            self._learner.load(found.shared, found.local)
+            self._history = History.from_dict(found.history)
+            if self._history.best is not None:
+                self._best = Snapshot(_taken(found.shared, "best/"), _taken(found.local, "best/"))
+        except (ValueError, KeyError, TypeError) as caught:
+            error = checkpoints.unusable(found, caught)
+        if is_initialized():
+            share_error(error)
+        elif error is not None:
+            raise error
+        self._resumed_from = self._history.epoch
+        self._history.stopped = 0 < self.config.patience <= self._history.waited
+        self._report(note=f"resumed from epoch {self._history.epoch}")
+
+    def _save(self) -> None:
+        every, history = self.config.save_every, self._history
+        if self._checkpoints is None or not every:
+            return
+        is_last = history.stopped or history.epoch == self.config.epochs
+        if history.epoch % every and not is_last:
+            return
+        shared, local = self._learner.shared_state(), self._learner.local_state()
+        if self._best is not None:
+            shared |= {f"best/{k}": v for k, v in self._best.shared.items()}
+            local |= {f"best/{k}": v for k, v in self._best.local.items()}
+        self._checkpoints.save(
+            Checkpoint(epoch=history.epoch, shared=shared, local=local, history=history.as_dict())
+        )
+
+    # ------------------------------------------------------------------ epochs
+
+    def _report(self, **values: Any) -> None:
+        if self._progress is not None:
+            epoch, epochs = self._history.epoch, self.config.epochs
+            self._progress(EpochReport(epoch=epoch, epochs=epochs, **values))
+
+    def train(self) -> TrainResult:
+        """Run the epochs; collective."""
+        try:
+            return self._train()
+        finally:
+            self._close()
+
+    def _train(self) -> TrainResult:
+        history, config = self._history, self.config
+        epoch_seconds: list[float] = []
+        evaluation_seconds: list[float] = []
+        bytes_sent = 0
+        while history.epoch < config.epochs and not history.stopped:
+            start = time.perf_counter()
+            with trace() as sent:
+                share = self._train_epoch(history.epoch)
+            epoch_seconds.append(time.perf_counter() - start)
+            bytes_sent = sent.total_bytes
+            history.epoch += 1
+            evaluation = None
+            if history.epoch % config.eval_every == 0 or history.epoch == config.epochs:
+                start = time.perf_counter()
+                loss, evaluation = self._evaluate(share)
+                evaluation_seconds.append(time.perf_counter() - start)
+            else:
+                (loss,) = summed([share])
+            history.losses.append(loss)
+            if evaluation is not None and history.note_evaluation(evaluation, config.patience):
+                self._best = self._learner.snapshot()
+            self._report(loss=loss, evaluation=evaluation)
+            self._save()
+        if history.last is None or history.last.epoch != history.epoch:
+            _, evaluation = self._evaluate(0.0)  # resumed past the end, at an epoch without one
+            history.note_evaluation(evaluation, config.patience)
+        return self._result(epoch_seconds, evaluation_seconds, bytes_sent)
+
+    def _evaluate(self, share: float) -> tuple[float, Evaluation]:
+        """Loss of the epoch, and the model's results; one collective beside the model's own."""
+        numbers = self._learner.evaluate(self._splits)
+        loss, *totals = summed([share, *numbers])
+        right, losses = totals[::2], totals[1::2]
+        counts = [self._shard.num_nodes[s] for s in self._splits]
+        accuracy = {s: r / n for s, r, n in zip(self._splits, right, counts, strict=True)}
+        val_loss = dict(zip(self._splits, losses, strict=True)).get("val")
+        return loss, Evaluation(epoch=self._history.epoch, accuracy=accuracy, val_loss=val_loss)
+
+    def _result(
+        self, epoch_seconds: list[float], evaluation_seconds: list[float], bytes_sent: int
+    ) -> TrainResult:
+        best, last = self._history.best, self._history.last
+        assert best is not None, "the last epoch is always evaluated"
+        assert last is not None, "the last epoch is always evaluated"
+        epoch, evaluation = summed([_mean(epoch_seconds), _mean(evaluation_seconds)], "max")
+        return TrainResult(
+            best=best,
+            last=last,
+            losses=list(self._history.losses),
+            num_nodes=dict(self._shard.num_nodes),
+            num_parameters=self._learner.num_parameters,
+            num_embedding_parameters=reduced([self._learner.num_embedding_parameters])[0],
+            aggregation=self._learner.aggregation,
+            world_size=world_size(),
+            seconds_per_epoch=epoch,
+            seconds_per_evaluation=evaluation,
+            bytes_per_epoch=per_rank(bytes_sent),
+            peak_memory=per_rank(self._memory.above_start()),
+            resumed_from=self._resumed_from,
+            stopped_early=self._history.stopped,
+            sampling=self._sampling(),
+        )
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+def _taken(tensors: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
+    return {k.removeprefix(prefix): v.clone() for k, v in tensors.items() if k.startswith(prefix)}

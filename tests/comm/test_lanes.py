@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lanes: groups for threads, beside the main one. 1 to 3 gloo ranks."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from graphshard.comm import Lanes, all_reduce
+from graphshard.comm._collectives import Cancelled, all_to_all
+from graphshard.comm._group import group_state
+from graphshard.testing import run_ranks
+
+
+def exchange(lanes: Lanes, purpose: str, rank: int, size: int) -> list[int]:
+    state = group_state(lanes.group(purpose))
+    ones = [1] * size
+    return all_to_all(state, torch.arange(size) + 10 * rank, ones, ones).tolist()
+
+
+def in_threads(rank, world_size):
+    """Two threads and the main one communicate at the same time, each in an order of its own."""
+    lanes = Lanes(["a", "b"])
+    found: dict[str, Any] = {"before": lanes.num_operations}
+
+    def work(purpose: str, count: int) -> None:
+        found[purpose] = [exchange(lanes, purpose, rank, world_size) for _ in range(count)]
+
+    threads = [threading.Thread(target=work, args=a) for a in (("a", 30), ("b", 20))]
+    for thread in threads:
+        thread.start()
+    total = [int(all_reduce(torch.ones(1, dtype=torch.int64))) for _ in range(25)]
+    for thread in threads:
+        thread.join()
+    names = [group_state(lanes.group(p)).name for p in ("a", "b")]
+    found |= {"total": total, "after": lanes.num_operations, "names": names}
+    lanes.close()
+    return found
+
+
+def test_threads_communicate_side_by_side():
+    results = run_ranks(in_threads, 3)
+    for rank, found in enumerate(results):
+        expected = [rank, 10 + rank, 20 + rank]
+        assert (found["before"], found["after"]) == ((0, 0), (30, 20))
+        assert found["a"] == [expected] * 30
+        assert found["b"] == [expected] * 20
+        assert found["total"] == [3] * 25
+        assert found["names"] == results[0]["names"]
+        assert found["names"][0].startswith("lane ")
+        assert found["names"][0].endswith(" for a")
+
+
+def cancelled(rank, world_size):
+    lanes = Lanes(["a"])
+    exchange(lanes, "a", rank, world_size)
+    found: dict[str, Any] = {"fine": not lanes.are_broken}
+    if rank == 0:
+        timer = threading.Timer(0.5, lanes.cancel)
+        timer.start()
+        start = time.monotonic()
+        with pytest.raises(Cancelled):
+            exchange(lanes, "a", rank, world_size)
+        found["seconds"] = time.monotonic() - start
+        timer.join()
+    found["broken"] = lanes.are_broken
+    all_reduce(torch.ones(1))  # the main group goes on
+    lanes.close()
+    again = Lanes(["a"])
+    found["again"] = exchange(again, "a", rank, world_size)
+    again.close()
+    return found
+
+
+def test_a_wait_can_be_cancelled():
+    for rank, found in enumerate(run_ranks(cancelled, 2)):
+        assert found["fine"]
+        assert found["broken"] == (rank == 0)
+        assert found["again"] == [rank, 10 + rank]
+        assert found.get("seconds", 0) < 3
+
+
+def over_some_ranks(rank, world_size):
+    members = [0, 2]
+    group = dist.new_group(members)
+    if rank not in members:
+        return None
+    lanes = Lanes(["a"], group)
+    found = exchange(lanes, "a", members.index(rank), 2)
+    lanes.close()
+    again = Lanes(["a"], group)
+    return [found, exchange(again, "a", members.index(rank), 2)]
+
+
+def test_over_some_of_the_ranks():
+    zero, one, two = run_ranks(over_some_ranks, 3)
+    assert zero == [[0, 10]] * 2
+    assert one is None
+    assert two == [[1, 11]] * 2
+
+
+def by_itself(rank, world_size):
+    lanes = Lanes(["a"])
+    return [lanes.group("a") is None, list(lanes.num_operations), exchange(lanes, "a", 0, 1)]
+
+
+def test_a_process_on_its_own_needs_none():
+    assert run_ranks(by_itself, 1) == [[True, [], [0]]]
+    lanes = Lanes(["a"])
+    assert lanes.group("a") is None
+    lanes.close()
+
+
+def descriptors(rank, world_size):
+    counts = []
+    for _ in range(4):
+        lanes = Lanes(["a", "b"])
+        exchange(lanes, "a", rank, world_size)
+        lanes.close()
+        del lanes
+        counts.append((len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))))
+    return counts
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts what /proc lists")
+def test_groups_are_given_back():
+    first = run_ranks(descriptors, 2)
+    second = run_ranks(descriptors, 2)  # the main group of the first call is gone too
+    for rank in range(2):
+        assert len(set(first[rank] + second[rank])) == 1, (first, second)

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What sequential aggregation lets go of, and when. 1 and 2 gloo ranks.
+
+Large tensors must go when their last user is done: the garbage collector, which would find them in
+a cycle, knows nothing of their size and may come much later.
+"""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from shards import graph_of, write_parts
+from torch import Tensor
+
+import graphshard
+from graphshard.nn import AGNNConv, DotGatConv, GATConv, GATv2Conv, SAGEConv
+from graphshard.testing import run_ranks
+
+WIDTH = 12
+LAYERS: dict[str, Any] = {
+    "gat": lambda: GATConv(WIDTH, 3, 4, attn_drop=0.2, allow_zero_in_degree=True),
+    "gatv2": lambda: GATv2Conv(WIDTH, 3, 4, allow_zero_in_degree=True),
+    "dot-gat": lambda: DotGatConv(WIDTH, 3, 4, allow_zero_in_degree=True),
+    "agnn": lambda: AGNNConv(allow_zero_in_degree=True),
+    "sage-mean": lambda: SAGEConv(WIDTH, WIDTH, "mean"),
+    "sage-pool": lambda: SAGEConv(WIDTH, WIDTH, "pool"),
+}
+
+
+def tensors() -> list[Tensor]:
+    """All that python objects hold."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # some objects warn when they are looked at
+        return [found for found in gc.get_objects() if isinstance(found, Tensor)]
+
+
+def sequential(parts: str, rank: int) -> tuple[graphshard.GraphShardManager, Tensor]:
+    data = graphshard.load_dgl_partition_data(parts, rank)
+    graph = graphshard.construct_full_graph(data, mode="sequential")
+    generator = torch.Generator().manual_seed(rank)
+    return graph, torch.randn(graph.num_nodes(), WIDTH, generator=generator, requires_grad=True)
+
+
+def count_after_epoch(rank: int, world_size: int, parts: str, name: str) -> tuple[int, int]:
+    graph, inputs = sequential(parts, rank)
+    layer = LAYERS[name]()
+
+    def epoch() -> None:
+        (layer(graph, inputs).flatten(1) ** 2).sum().backward()
+
+    epoch()  # structure is made on first use
+    epoch()
+    gc.collect()
+    before = len(tensors())
+    gc.disable()
+    try:
+        epoch()
+        return before, len(tensors())
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("name", list(LAYERS))
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_an_epoch_leaves_nothing_to_the_garbage_collector(
+    tmp_path: Path, num_ranks: int, name: str
+) -> None:
+    parts = write_parts(tmp_path, graph_of("plain"), num_ranks, "random")
+    for before, after in run_ranks(count_after_epoch, num_ranks, parts, name):
+        assert after == before
+
+
+def count_rows_of_heads(rank: int, world_size: int, parts: str) -> tuple[int, int]:
+    graph, inputs = sequential(parts, rank)
+    layer = LAYERS["gat"]()
+    gc.collect()
+
+    def alive() -> int:
+        return sum(t.shape[1:] == (4, 3) and t.shape[0] > 1 for t in tensors())
+
+    loss = (layer(graph, inputs).flatten(1) ** 2).sum()
+    during = alive()
+    loss.backward()
+    after = alive()
+    assert loss.requires_grad  # still here
+    return during, after
+
+
+def test_a_backward_frees_what_the_layer_kept_though_the_loss_lives_on(tmp_path: Path) -> None:
+    parts = write_parts(tmp_path, graph_of("plain"), 2, "random")
+    for during, after in run_ranks(count_rows_of_heads, 2, parts):
+        assert during > 0
+        assert after == 0
+
+
+def backward_twice(rank: int, world_size: int, parts: str) -> str:
+    graph, inputs = sequential(parts, rank)
+    loss = (LAYERS["gat"]()(graph, inputs) ** 2).sum()
+    loss.backward(retain_graph=True)
+    assert inputs.grad is not None
+    once = inputs.grad.clone()
+    loss.backward()
+    torch.testing.assert_close(inputs.grad, 2 * once)
+    try:
+        loss.backward()
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def test_a_graph_that_is_kept_can_be_used_again(tmp_path: Path) -> None:
+    parts = write_parts(tmp_path, graph_of("plain"), 2, "random")
+    for error in run_ranks(backward_twice, 2, parts):
+        assert "Trying to backward through the graph a second time" in error
