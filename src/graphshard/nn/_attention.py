@@ -37,6 +37,20 @@ def slope_of(activation: nn.Module) -> float:
     return activation.negative_slope
 
 
+def vector_of(parameter: Tensor, row: tuple[int, ...]) -> Tensor:
+    """A parameter ``[1, num_heads, dim]`` for heads flattened with what stands before them.
+
+    Args:
+        parameter: One vector per head.
+        row: Dimensions between nodes and the columns of a head, the heads last.
+
+    Returns:
+        ``[prod(row), dim]``.
+    """
+    dim = parameter.shape[-1]
+    return parameter[0].expand(*row, dim).reshape(-1, dim)
+
+
 def attention_factor(edge_weight: Any, row: tuple[int, ...]) -> Tensor | None:
     """Edge weights that multiply attention, as ``[num_edges, 1]`` or ``[num_edges, heads]``.
 

@@ -12,14 +12,8 @@ from torch import Tensor, nn
 from .. import function as fn
 from ..graph import MessagePassingGraph, attend, edge_softmax
 from ..ops import Attention, head_products
-from ._attention import Unfused, attention_factor, attention_mask, slope_of
-from ._inputs import (
-    Features,
-    Widths,
-    prepare_edge_weight,
-    split_features,
-    split_widths,
-)
+from ._attention import Unfused, attention_factor, attention_mask, slope_of, vector_of
+from ._inputs import Features, Widths, prepare_edge_weight, split_features, split_widths
 from ._zero_in_degree import ZeroInDegreeCheck
 
 
@@ -164,13 +158,9 @@ class GATConv(ZeroInDegreeCheck):
             mask = attention_mask(self.attn_drop)
         except Unfused:
             return None
-        left, right = (
-            vectors.expand(*row, self._out_feats).reshape(-1, self._out_feats)
-            for vectors in (self.attn_l[0], self.attn_r[0])
-        )
+        left, right = vector_of(self.attn_l, row), vector_of(self.attn_r, row)
         same = source is destination
-        source = source.flatten(1, -2)
-        source, src, dst = head_products(source, left, right)
+        source, src, dst = head_products(source.flatten(1, -2), left, right)
         if not same:
             _, _, dst = head_products(destination.flatten(1, -2), left, right)
         attention = Attention.additive(source, src, dst, slope=slope, factor=factor, mask=mask)
@@ -193,7 +183,7 @@ class GATConv(ZeroInDegreeCheck):
             scores = self.leaky_relu(graph.edata.pop("e"))
             attention = self.attn_drop(edge_softmax(graph, scores))
             if edge_weight is not None:
-                attention = attention * prepare_edge_weight(graph, edge_weight, source.dim())
+                attention = attention * edge_weight
             graph.edata["a"] = attention
             graph.update_all(fn.u_mul_e("ft", "a", "m"), fn.sum("m", "out"))
             return graph.dstdata["out"], graph.edata["a"]
@@ -213,6 +203,8 @@ class GATConv(ZeroInDegreeCheck):
         """
         self._check_in_degrees(graph)
         source, destination, inputs = self._project(graph, feat)
+        if edge_weight is not None:
+            edge_weight = prepare_edge_weight(graph, edge_weight, source.dim())
         result = attention = None
         if not get_attention:
             result = self._attend(graph, source, destination, edge_weight)
