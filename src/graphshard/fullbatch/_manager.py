@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
@@ -21,6 +21,8 @@ from .._typing import CanonicalEType
 from ..graph import ALL, Frame, MessagePassingGraph
 from ..graph._relation import RelationData
 from ..graph._schema import Schema, is_all
+from ..ops import Attention, edge_keys
+from ..ops._attention import check_attention
 from ._deferred import DeferredEdges
 from ._localized import LocalizedShards
 from ._oneshot import OneShot, extended_rows
@@ -43,6 +45,18 @@ class OriginalIds:
 
     nodes: Mapping[str, Tensor]
     edges: Mapping[CanonicalEType, Tensor]
+    _keys: dict[CanonicalEType, Tensor] = field(default_factory=dict, init=False, repr=False)
+
+    def keyed(self, etype: CanonicalEType, attention: Attention) -> Attention:
+        """The attention, its dropout mask going by original edge ids.
+
+        So the mask of an edge does not depend on the partition, if all ranks have one seed.
+        """
+        if attention.mask is None or attention.mask.keys is not None:
+            return attention
+        if etype not in self._keys:
+            self._keys[etype] = edge_keys(self.edges[etype])
+        return replace(attention, mask=replace(attention.mask, keys=self._keys[etype]))
 
 
 class GraphShardManager(MessagePassingGraph):
@@ -318,11 +332,25 @@ class GraphShardManager(MessagePassingGraph):
     def _reduce_many(self, calls: Sequence[tuple[int, Any, Any]]) -> list[dict[str, Any]]:
         if self.mode == "oneshot":
             return [self._oneshot.reduce(self._extended(r), m, f) for r, m, f in calls]
+        return self._sequential_results([(self._fields(r), m, f) for r, m, f in calls])
+
+    def _sequential_results(
+        self, requests: Sequence[tuple[RelationFields, Any, Any]]
+    ) -> list[dict[str, Any]]:
         coroutine = self._together.current()
-        requests = [(self._fields(relation), m, f) for relation, m, f in calls]
         if coroutine is None or len(requests) != 1:
             return [dict(fields) for fields in self._sequential.reduce_many(requests)]
         return [dict(coroutine.ask(requests[0]))]
+
+    def _attend(self, relation: int, attention: Attention) -> Tensor | None:
+        fields = self._fields(relation)
+        rows = (fields.src.num_rows, fields.dst.num_rows, fields.num_edges)
+        check_attention(*rows, self.device, attention)
+        attention = self._original.keyed(fields.etype, attention)
+        if self.mode == "oneshot":
+            return self._oneshot.attend(fields.etype, attention)
+        found: Tensor = self._sequential_results([(fields, attention, "out")])[0]["out"]
+        return found
 
     def _edge_values(self, relation: int, func: Any) -> dict[str, Any]:
         if self.mode == "oneshot":

@@ -27,11 +27,13 @@ class EdgeMask:
         probability: Of an entry to be dropped, in [0, 1].
         seed: Any integer; other seeds, other masks.
         keys: [num_edges] int32, what stands for each edge, by edge id; None: the edge's id.
+        first_head: Number of the first head, where heads are some of more.
     """
 
     probability: float
     seed: int
     keys: Tensor | None = None
+    first_head: int = 0
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.probability <= 1.0:
@@ -57,7 +59,7 @@ class EdgeMask:
     def head_seed(self) -> int:
         """Added to the number of a head."""
         low, high = self.seed & _MASK, self.seed >> 32 & _MASK
-        return _mixed(high ^ _mixed(low + 0x6A09E667))
+        return _mixed(high ^ _mixed(low + 0x6A09E667)) + self.first_head * _HEAD_STEP & _MASK
 
     def multipliers(self, edges: Tensor, num_heads: int) -> Tensor:
         """0 for entries that are dropped, else `kept`: float64 ``[len(edges), num_heads]``.

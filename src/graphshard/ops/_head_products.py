@@ -40,7 +40,8 @@ def head_products(rows: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, 
             f"{tuple(rows.shape)}, {tuple(first.shape)} and {tuple(second.shape)}); flatten what "
             "stands before the heads into them"
         )
-    if kernels_for(rows.device, rows.dtype) is None or rows.numel() == 0:
+    # Not asked of the number of rows: on a sharded graph all ranks must record the same steps.
+    if kernels_for(rows.device, rows.dtype) is None or 0 in row:
         return rows, *_products(rows, first, second)
     tensors = (rows, first, second)
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
