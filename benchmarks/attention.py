@@ -108,6 +108,7 @@ def compare(path: str, layer: str, threads: int, rounds: int, repeats: int) -> l
 
 
 def main() -> None:
+    """Run what the command line asks for."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--layer", action="append", choices=LAYERS, help="default: all")
     parser.add_argument("--threads", type=int, default=1)

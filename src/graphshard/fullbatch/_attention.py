@@ -165,10 +165,10 @@ class AttentionSum(Reduction):
             [leaf is not None and leaf.key in keys for leaf in self._leaves],
         )
         sums: dict[LeafKey, Tensor | None] = {}
-        for leaf, grad in zip(self._leaves, found, strict=True):
-            if leaf is not None and grad is not None:
+        for leaf, share in zip(self._leaves, found, strict=True):
+            if leaf is not None and share is not None:
                 before = sums.get(leaf.key)
-                sums[leaf.key] = grad if before is None else before + grad
+                sums[leaf.key] = share if before is None else before + share
         return sums
 
 

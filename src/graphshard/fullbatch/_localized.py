@@ -20,19 +20,16 @@ from ..graph import ALL, Frame, MessagePassingGraph
 from ..graph._relation import RelationData, edge_values, reduce_messages
 from ..graph._schema import Schema, is_all
 from ..ops import Attention, attend, edge_softmax
+from ._original import OriginalIds
 from ._structure import ShardStructure
 from ._topology import Halo
-
-
-class _Keys(Protocol):
-    def keyed(self, etype: CanonicalEType, attention: Attention) -> Attention: ...
 
 
 class _ShardedGraph(Protocol):
     _dst_frames: list[Frame]
     _edge_frames: list[Frame]
     _schema: Schema
-    _original: _Keys
+    _original: OriginalIds
 
 
 class LocalizedShards(MessagePassingGraph):

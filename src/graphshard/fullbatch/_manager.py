@@ -8,9 +8,8 @@ see `AggregationMode`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
@@ -21,42 +20,18 @@ from .._typing import CanonicalEType
 from ..graph import ALL, Frame, MessagePassingGraph
 from ..graph._relation import RelationData
 from ..graph._schema import Schema, is_all
-from ..ops import Attention, edge_keys
+from ..ops import Attention
 from ..ops._attention import check_attention
 from ._deferred import DeferredEdges
 from ._localized import LocalizedShards
 from ._oneshot import OneShot, extended_rows
+from ._original import OriginalIds
 from ._policy import AggregationMode
 from ._sequential import RelationFields, Sequential
 from ._structure import ShardStructure
 from ._together import Together
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class OriginalIds:
-    """What this rank's nodes and edges were called before the graph was partitioned.
-
-    Args:
-        nodes: Node type to int64 ``[num_src_nodes]``, one per row of the source frame.
-        edges: Relation to int64 ``[num_edges]``, one per row of the edge frame.
-    """
-
-    nodes: Mapping[str, Tensor]
-    edges: Mapping[CanonicalEType, Tensor]
-    _keys: dict[CanonicalEType, Tensor] = field(default_factory=dict, init=False, repr=False)
-
-    def keyed(self, etype: CanonicalEType, attention: Attention) -> Attention:
-        """The attention, its dropout mask going by original edge ids.
-
-        So the mask of an edge does not depend on the partition, if all ranks have one seed.
-        """
-        if attention.mask is None or attention.mask.keys is not None:
-            return attention
-        if etype not in self._keys:
-            self._keys[etype] = edge_keys(self.edges[etype])
-        return replace(attention, mask=replace(attention.mask, keys=self._keys[etype]))
 
 
 class GraphShardManager(MessagePassingGraph):

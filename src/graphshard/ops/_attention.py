@@ -68,7 +68,7 @@ class _Attend(Function):
             # Views: one tensor may have two places, and each place has a gradient of its own.
             places = [t if t is None else t.view_as(t) for t in operands]
             again = reference.attend(ctx.adj, attention.with_operands(places))
-            inputs = [t for t, w in zip(places, wanted, strict=True) if w]
+            inputs = [t for t, w in zip(places, wanted, strict=True) if w and t is not None]
             shares = iter(torch.autograd.grad(again, inputs, grad, create_graph=True))
             return (None, None, *(next(shares) if w else None for w in wanted))
         grad = grad.to(out.dtype)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -165,7 +166,8 @@ class Attention:
 
     def with_operands(self, operands: Sequence[Tensor | None]) -> Attention:
         """The same attention with other tensors, in the order of `OPERANDS`."""
-        return replace(self, **dict(zip(OPERANDS, operands, strict=True)))
+        changes: dict[str, Any] = dict(zip(OPERANDS, operands, strict=True))
+        return replace(self, **changes)
 
     def scores_of(self, u: Tensor, v: Tensor, e: Tensor) -> Tensor:
         """The scores of some edges, in the type of sums: ``[num, heads]``.
