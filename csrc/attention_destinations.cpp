@@ -19,8 +19,8 @@ struct RowSums {
   V* vector;  // joint: [heads * score_dim]
 };
 
-// Gradients of joint scores with respect to the features that the leaky ReLU joins, of kSize columns
-// from `first` on. kEdge: edges have features; `edge` is where their gradients go, or null.
+// Gradients of joint scores with respect to the features that the leaky ReLU joins, of kSize
+// columns from `first` on. kEdge: edges have features; `edge` is where their gradients go, or null.
 template <bool kEdge, int kSize, typename T>
 GRAPHSHARD_INLINE void add_joint_columns(const Attention<T>& a, const Portion& portion,
                                          int64_t first, const wide_t<T>* slope,

@@ -108,8 +108,7 @@ GRAPHSHARD_INLINE RowState<wide_t<T>> state_of(const Attention<T>& a, const Atte
 
 // What scores need of the destination: its terms or its row.
 template <typename Kind, typename T>
-GRAPHSHARD_INLINE const wide_t<T>* fixed_of(const Attention<T>& a, int64_t row,
-                                            wide_t<T>* buffer) {
+GRAPHSHARD_INLINE const wide_t<T>* fixed_of(const Attention<T>& a, int64_t row, wide_t<T>* buffer) {
   if constexpr (!Kind::kReadsRows) {
     return a.dst_terms + row * a.heads;
   } else {
@@ -175,7 +174,8 @@ void forward(const Attention<T>& a, const EdgeGroups& in_edges, const AttentionS
   const int64_t buffer_size = width + a.heads * a.score_dim;
   const Schedule schedule = fixed_schedule(in_edges, width);
   const int64_t num_spans = static_cast<int64_t>(schedule.spans.size());
-  const auto partial = std::make_unique_for_overwrite<V[]>(schedule.num_slices * (width + 2 * a.heads));
+  const auto partial =
+      std::make_unique_for_overwrite<V[]>(schedule.num_slices * (width + 2 * a.heads));
   const RowState<V> slices{partial.get(), partial.get() + schedule.num_slices * a.heads,
                            partial.get() + 2 * schedule.num_slices * a.heads};
   const int64_t columns = Kind::kReadsRows ? std::max(a.dim, a.score_dim) : a.dim;
@@ -213,9 +213,8 @@ GRAPHSHARD_CLONES void delta_rows(const T* grad, const T* out, int64_t begin, in
 template <typename T>
 void attention_forward(const Attention<T>& attention, const EdgeGroups& in_edges,
                        const AttentionState<T>& state, int num_threads) {
-  with_score(attention.score, [&](auto kind) {
-    forward<decltype(kind)>(attention, in_edges, state, num_threads);
-  });
+  with_score(attention.score,
+             [&](auto kind) { forward<decltype(kind)>(attention, in_edges, state, num_threads); });
 }
 
 template <typename T>
@@ -228,9 +227,9 @@ void attention_delta(const T* grad, const T* out, int64_t num_rows, int64_t dim,
   });
 }
 
-#define INSTANTIATE(T)                                                                            \
-  template void attention_forward(const Attention<T>&, const EdgeGroups&, const AttentionState<T>&, \
-                                  int);                                                           \
+#define INSTANTIATE(T)                                                    \
+  template void attention_forward(const Attention<T>&, const EdgeGroups&, \
+                                  const AttentionState<T>&, int);         \
   template void attention_delta(const T*, const T*, int64_t, int64_t, wide_t<T>*, int);
 INSTANTIATE(float)
 INSTANTIATE(double)

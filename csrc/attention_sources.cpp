@@ -350,8 +350,8 @@ void attention_sources(const Attention<T>& attention, const EdgeGroups& out_edge
   });
 }
 
-#define INSTANTIATE(T)                                                     \
-  template void attention_sources(const Attention<T>&, const EdgeGroups&,  \
+#define INSTANTIATE(T)                                                    \
+  template void attention_sources(const Attention<T>&, const EdgeGroups&, \
                                   const AttentionGradient<T>&, const SourceGradients<T>&, int);
 INSTANTIATE(float)
 INSTANTIATE(double)

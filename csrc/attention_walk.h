@@ -165,10 +165,10 @@ GRAPHSHARD_INLINE V leaky_relu(V z, V slope) {
 // One end of the edges as a walk sees it: the end that varies within a row.
 template <typename T>
 struct Varying {
-  const T* rows;             // [nodes, heads * score_dim]
-  const wide_t<T>* terms;    // a number per node and head
-  int64_t terms_per_node;    // distance between nodes
-  int64_t terms_per_head;    // distance between heads
+  const T* rows;           // [nodes, heads * score_dim]
+  const wide_t<T>* terms;  // a number per node and head
+  int64_t terms_per_node;  // distance between nodes
+  int64_t terms_per_head;  // distance between heads
 };
 
 // How each kind of score is computed: z[k] for the edges of a portion, from what the fixed end of

@@ -90,7 +90,8 @@ GRAPHSHARD_INLINE void store_edge_gradients(const Attention<T>& a, const Portion
 }
 
 // [Note: packed statistics] A walk over out-edges reads four numbers of each destination and head;
-// side by side, head after head, they are one access to a small array: term, peak, 1 / total, delta.
+// side by side, head after head, they are one access to a small array: term, peak, 1 / total,
+// delta.
 inline constexpr int64_t kPacked = 4;
 
 template <typename T>

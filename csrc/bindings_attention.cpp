@@ -44,8 +44,7 @@ Score parse_score(std::string_view name) {
 }
 
 template <typename A>
-void require_shape(const std::optional<A>& array, int64_t rows, int64_t columns,
-                   const char* rule) {
+void require_shape(const std::optional<A>& array, int64_t rows, int64_t columns, const char* rule) {
   if (!array) return;
   require(static_cast<int64_t>(array->shape(0)) == rows &&
               static_cast<int64_t>(array->shape(1)) == columns,
@@ -85,12 +84,8 @@ EdgeGroups groups_of(const Vector<const I>& indptr, const Vector<const I>& indic
   require(static_cast<int64_t>(indptr.shape(0)) == num_rows + 1,
           "indptr must have one entry more than there are rows");
   require(!eids || eids->shape(0) == indices.shape(0), "eids must have num_edges entries");
-  return {indptr.data(),
-          indices.data(),
-          eids ? eids->data() : nullptr,
-          sizeof(I) == 8,
-          num_rows,
-          static_cast<int64_t>(indices.shape(0))};
+  return {indptr.data(),  indices.data(), eids ? eids->data() : nullptr,
+          sizeof(I) == 8, num_rows,       static_cast<int64_t>(indices.shape(0))};
 }
 
 template <typename T>
@@ -151,9 +146,8 @@ void bind_walks(nb::class_<Operands<T>>& c) {
                       "the gradient of edge_terms has its shape");
         require_shape(factor, edges.num_edges, a.factor_width,
                       "the gradient of factor has its shape");
-        const SourceGradients<T> result{pointer(values),    pointer(src),
-                                        pointer(src_terms), pointer(dst_terms),
-                                        pointer(edge_terms), pointer(factor)};
+        const SourceGradients<T> result{pointer(values),    pointer(src),        pointer(src_terms),
+                                        pointer(dst_terms), pointer(edge_terms), pointer(factor)};
         const nb::gil_scoped_release release;
         attention_sources(a, edges, gradient, result, num_threads);
       },
@@ -226,8 +220,8 @@ void bind_operands(nb::module_& m, const char* name) {
                                      pointer(factor),
                                      factor ? static_cast<int64_t>(factor->shape(1)) : 0,
                                      {threshold, edge_seed, head_seed, kept, pointer(keys)}};
-        return Operands<T>{values,    src,        dst,    edge,   src_terms,
-                           dst_terms, edge_terms, factor, vector, keys, attention};
+        return Operands<T>{values,     src,    dst,    edge, src_terms, dst_terms,
+                           edge_terms, factor, vector, keys, attention};
       },
       "score"_a, "num_dst"_a, "heads"_a, "dim"_a, "score_dim"_a, "slope"_a, "scale"_a,
       "values"_a.noconvert(), "src"_a.noconvert().none(), "dst"_a.noconvert().none(),
@@ -275,14 +269,13 @@ void bind_head_products(nb::module_& m) {
         const nb::gil_scoped_release release;
         head_products(input, first.data(), second.data(), num_threads);
       },
-      "rows"_a.noconvert(), "vectors"_a.noconvert(), "first"_a.noconvert(),
-      "second"_a.noconvert(), "num_threads"_a);
+      "rows"_a.noconvert(), "vectors"_a.noconvert(), "first"_a.noconvert(), "second"_a.noconvert(),
+      "num_threads"_a);
   m.def(
       "head_products_backward",
-      [](const Matrix<const T>& rows, const Matrix<const V>& vectors,
-         const MaybeMatrix<T>& passed, const Matrix<const V>& first_grad,
-         const Matrix<const V>& second_grad, const Matrix<T>& rows_grad,
-         const Matrix<V>& vectors_grad, int num_threads) {
+      [](const Matrix<const T>& rows, const Matrix<const V>& vectors, const MaybeMatrix<T>& passed,
+         const Matrix<const V>& first_grad, const Matrix<const V>& second_grad,
+         const Matrix<T>& rows_grad, const Matrix<V>& vectors_grad, int num_threads) {
         const int64_t heads = static_cast<int64_t>(first_grad.shape(1));
         const HeadProducts<T> input = products_of<T>(rows, vectors, heads);
         const int64_t width = input.heads * input.dim;

@@ -87,19 +87,17 @@ void head_products(const HeadProducts<T>& input, wide_t<T>* first, wide_t<T>* se
 // Parts are the same for any number of threads, so that sums over rows are too.
 template <typename T>
 void head_products_backward(const HeadProducts<T>& input, const T* passed,
-                            const wide_t<T>* first_grad, const wide_t<T>* second_grad,
-                            T* rows_grad, wide_t<T>* vectors_grad, int num_threads) {
+                            const wide_t<T>* first_grad, const wide_t<T>* second_grad, T* rows_grad,
+                            wide_t<T>* vectors_grad, int num_threads) {
   using V = wide_t<T>;
   constexpr int kThreads = 16;
   const int64_t size = 2 * input.heads * input.dim;
-  const int64_t parts =
-      num_parts(input.num_rows, 65536 / std::max<int64_t>(size, 1), kThreads);
+  const int64_t parts = num_parts(input.num_rows, 65536 / std::max<int64_t>(size, 1), kThreads);
   const auto sums = std::make_unique<V[]>(parts * size);
   run_tasks(parts, num_threads, [&](int64_t part) {
-    backward_of_rows(input, passed, first_grad, second_grad,
-                     part_begin(input.num_rows, part, parts),
-                     part_begin(input.num_rows, part + 1, parts), rows_grad,
-                     sums.get() + part * size);
+    backward_of_rows(
+        input, passed, first_grad, second_grad, part_begin(input.num_rows, part, parts),
+        part_begin(input.num_rows, part + 1, parts), rows_grad, sums.get() + part * size);
   });
   for (int64_t j = 0; j < size; ++j) vectors_grad[j] = 0;
   for (int64_t part = 0; part < parts; ++part) {
@@ -107,9 +105,9 @@ void head_products_backward(const HeadProducts<T>& input, const T* passed,
   }
 }
 
-#define INSTANTIATE(T)                                                                          \
-  template void head_products(const HeadProducts<T>&, wide_t<T>*, wide_t<T>*, int);             \
-  template void head_products_backward(const HeadProducts<T>&, const T*, const wide_t<T>*,      \
+#define INSTANTIATE(T)                                                                     \
+  template void head_products(const HeadProducts<T>&, wide_t<T>*, wide_t<T>*, int);        \
+  template void head_products_backward(const HeadProducts<T>&, const T*, const wide_t<T>*, \
                                        const wide_t<T>*, T*, wide_t<T>*, int);
 INSTANTIATE(float)
 INSTANTIATE(double)
