@@ -32,7 +32,7 @@ namespace graphshard {
 namespace {
 
 // Goes up, here and in ops/_kernel.py, when a signature below changes.
-constexpr int kInterface = 4;
+constexpr int kInterface = 5;
 
 template <typename E, size_t kSize>
 E parse(std::string_view name, const std::array<std::pair<std::string_view, E>, kSize>& known) {
@@ -100,13 +100,10 @@ void bind_spmm(nb::module_& m) {
          int64_t inner, int64_t lhs_step, int64_t rhs_step, int num_threads) {
         const Op operation = parse_op(op);
         const Reduce reduction = parse_reduce(reduce);
-        const SpmmArguments<T, I> arguments{
-            csc_of<I>(indptr, indices.data(), eids, indices.shape(0)),
-            rows_of<T>(lhs),
-            rows_of<T>(rhs),
-            loop_of(lhs_offsets, rhs_offsets, inner, lhs_step, rhs_step),
-            out.data(),
-            arg ? arg->data() : nullptr};
+        const SpmmArguments<T> arguments{
+            Edges(csc_of<I>(indptr, indices.data(), eids, indices.shape(0))), rows_of<T>(lhs),
+            rows_of<T>(rhs), loop_of(lhs_offsets, rhs_offsets, inner, lhs_step, rhs_step),
+            out.data()};
         const bool sums = reduction == Reduce::kSum || reduction == Reduce::kMean;
         require(sums || arg, "max and min need arg");
         require(lhs || operation == Op::kCopyRhs, "this operator needs lhs");
@@ -117,7 +114,8 @@ void bind_spmm(nb::module_& m) {
         if (sums) {
           spmm_sum(arguments, operation, reduction == Reduce::kMean, num_threads);
         } else {
-          spmm_best(arguments, operation, reduction == Reduce::kMin, num_threads);
+          spmm_best(arguments, WritableIds(arg->data()), operation, reduction == Reduce::kMin,
+                    num_threads);
         }
       },
       "out"_a.noconvert(), "indptr"_a.noconvert(), "indices"_a.noconvert(),
@@ -126,8 +124,8 @@ void bind_spmm(nb::module_& m) {
       "rhs_offsets"_a.noconvert(), "inner"_a, "lhs_step"_a, "rhs_step"_a, "num_threads"_a);
 }
 
-template <typename T, typename I>
-void run_sddmm(SddmmArguments<T, I> arguments, const Matrix<T>& out, const Matrix<const T>& lhs,
+template <typename T>
+void run_sddmm(SddmmArguments<T> arguments, const Matrix<T>& out, const Matrix<const T>& lhs,
                const Matrix<const T>& rhs, std::string_view lhs_target, std::string_view rhs_target,
                std::string_view op, const RowLoop& loop, int num_threads) {
   const Op operation = parse_op(op);
@@ -154,8 +152,12 @@ void bind_sddmm(nb::module_& m) {
          const Vector<const int64_t>& lhs_offsets, const Vector<const int64_t>& rhs_offsets,
          int64_t inner, int64_t lhs_step, int64_t rhs_step, int num_threads) {
         require(indices.shape(0) == out.shape(0), "out must have one row per edge");
-        SddmmArguments<T, I> arguments{};
-        arguments.csc = csc_of<I>(indptr, indices.data(), eids, indices.shape(0));
+        const Csc<I> csc = csc_of<I>(indptr, indices.data(), eids, indices.shape(0));
+        SddmmArguments<T> arguments{};
+        arguments.indptr = Ids(csc.indptr);
+        arguments.eids = Ids(csc.eids);
+        arguments.src = Ids(csc.indices);
+        arguments.num_rows = csc.num_rows;
         run_sddmm(arguments, out, lhs, rhs, lhs_target, rhs_target, op,
                   loop_of(lhs_offsets, rhs_offsets, inner, lhs_step, rhs_step), num_threads);
       },
@@ -172,9 +174,9 @@ void bind_sddmm(nb::module_& m) {
          int64_t rhs_step, int num_threads) {
         require(src.shape(0) == out.shape(0) && dst.shape(0) == out.shape(0),
                 "out must have one row per edge");
-        SddmmArguments<T, I> arguments{};
-        arguments.src = src.data();
-        arguments.dst = dst.data();
+        SddmmArguments<T> arguments{};
+        arguments.src = Ids(src.data());
+        arguments.dst = Ids(dst.data());
         run_sddmm(arguments, out, lhs, rhs, lhs_target, rhs_target, op,
                   loop_of(lhs_offsets, rhs_offsets, inner, lhs_step, rhs_step), num_threads);
       },

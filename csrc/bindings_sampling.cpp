@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Python's way to draw.h and compact.h; see bindings.cpp.
+// Python's way to draw.h, compact.h, groups.h and rows.h; see bindings.cpp.
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
@@ -10,6 +10,8 @@
 #include "bindings.h"
 #include "compact.h"
 #include "draw.h"
+#include "groups.h"
+#include "rows.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -153,10 +155,81 @@ void bind_renumber(nb::class_<IdTable>& table) {
       "first"_a.noconvert(), "others"_a.noconvert(), "ids"_a.noconvert(), "local"_a.noconvert());
 }
 
+using Bytes = nb::ndarray<uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using ReadBytes = nb::ndarray<const uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+RowNumbers row_numbers_of(const std::optional<Array>& array) {
+  if (!array) return {nullptr, false};
+  const Integers numbers = integers_of(*array);
+  return {numbers.data, numbers.wide};
+}
+
+void bind_copy_rows(nb::module_& m) {
+  m.def(
+      "copy_rows",
+      [](const Bytes& out, const std::optional<Array>& places, const ReadBytes& table,
+         const std::optional<Array>& rows, int num_threads) {
+        require(out.shape(1) == table.shape(1), "rows of out and table must have one size");
+        require(!places || !rows || places->shape(0) == rows->shape(0),
+                "places and rows must have one length");
+        const size_t count = rows ? rows->shape(0) : places ? places->shape(0) : table.shape(0);
+        const RowNumbers to = row_numbers_of(places);
+        const RowNumbers from = row_numbers_of(rows);
+        const nb::gil_scoped_release release;
+        copy_rows(
+            {reinterpret_cast<char*>(out.data()), static_cast<int64_t>(out.shape(0))}, to,
+            {reinterpret_cast<const char*>(table.data()), static_cast<int64_t>(table.shape(0))},
+            from, static_cast<int64_t>(count), static_cast<int64_t>(out.shape(1)), num_threads);
+      },
+      "out"_a.noconvert(), "places"_a.noconvert().none(), "table"_a.noconvert(),
+      "rows"_a.noconvert().none(), "num_threads"_a);
+}
+
+template <typename I, typename R>
+void bind_groups(nb::module_& m) {
+  m.def(
+      "group_by_range",
+      [](const Vector<const I>& ids, const Vector<const int64_t>& starts, int64_t last,
+         const Vector<int64_t>& order, const Vector<R>& rows, const Vector<int64_t>& sizes) {
+        const int64_t num_ranges = static_cast<int64_t>(sizes.shape(0));
+        require(starts.shape(0) == sizes.shape(0) + 1, "starts must have one more than sizes");
+        require(num_ranges < 65536, "there must be less than 65536 ranges");
+        require(last >= 0 && last < num_ranges, "last must be a range");
+        require(order.shape(0) == ids.shape(0) && rows.shape(0) == ids.shape(0),
+                "ids, order and rows must have one length");
+        const nb::gil_scoped_release release;
+        return group_by_range(ids.data(), static_cast<int64_t>(ids.shape(0)), starts.data(),
+                              num_ranges, last, order.data(), rows.data(), sizes.data());
+      },
+      "ids"_a.noconvert(), "starts"_a.noconvert(), "last"_a, "order"_a.noconvert(),
+      "rows"_a.noconvert(), "sizes"_a.noconvert());
+  m.def(
+      "ungroup",
+      [](const Vector<const int64_t>& order, const Vector<const int64_t>& counts,
+         const Vector<const I>& values, const Vector<int64_t>& new_counts,
+         const Vector<R>& new_values) {
+        require(order.shape(0) == counts.shape(0) && order.shape(0) == new_counts.shape(0),
+                "order, counts and new_counts must have one length");
+        require(values.shape(0) == new_values.shape(0),
+                "values and new_values must have one length");
+        const nb::gil_scoped_release release;
+        return ungroup(order.data(), counts.data(), static_cast<int64_t>(order.shape(0)),
+                       values.data(), static_cast<int64_t>(values.shape(0)), new_counts.data(),
+                       new_values.data());
+      },
+      "order"_a.noconvert(), "counts"_a.noconvert(), "values"_a.noconvert(),
+      "new_counts"_a.noconvert(), "new_values"_a.noconvert());
+}
+
 }  // namespace
 
 void bind_sampling(nb::module_& m) {
   bind_drawing(m);
+  bind_copy_rows(m);
+  bind_groups<int32_t, int32_t>(m);
+  bind_groups<int32_t, int64_t>(m);
+  bind_groups<int64_t, int32_t>(m);
+  bind_groups<int64_t, int64_t>(m);
   nb::class_<IdTable> table(m, "IdTable");
   table.def(nb::init<int64_t>(), "num_ids"_a);
   bind_renumber<int32_t>(table);

@@ -20,7 +20,7 @@ namespace graphshard {
 inline constexpr int64_t kSliceEdges = 4096;
 
 // Edge positions ahead of the current one at which rows are requested from memory.
-inline constexpr int64_t kPrefetchAhead = 12;
+inline constexpr int64_t kPrefetchAhead = 24;
 
 // Calls task(i) for i in [0, num_tasks), on up to num_threads threads, in no particular order.
 // What a task throws is thrown here, after the others ended.
@@ -82,8 +82,8 @@ struct Schedule {
 
 // Cuts destinations into spans of about equal numbers of edges. Spans of whole rows may contain a
 // hub: whoever runs them skips rows of more than kSliceEdges edges.
-template <typename I>
-Schedule make_schedule(const I* indptr, int64_t num_rows, int64_t width, int num_threads) {
+template <typename Indptr>  // const I*, or Ids
+Schedule make_schedule(const Indptr& indptr, int64_t num_rows, int64_t width, int num_threads) {
   Schedule schedule;
   if (num_rows == 0) return schedule;
   const int64_t num_edges = static_cast<int64_t>(indptr[num_rows]);

@@ -7,12 +7,14 @@
 
 namespace graphshard {
 
-template <typename T, typename I>
+template <typename T>
 struct SddmmArguments {
   // Edges either grouped by destination, or one by one: position is then the id.
-  Csc<I> csc;    // null indptr for the second
-  const I* src;  // [num_edges], null for the first
-  const I* dst;
+  Ids indptr;  // [num_rows + 1], null for the second
+  Ids eids;    // [num_edges], null where position is the id
+  Ids src;     // [num_edges]
+  Ids dst;     // [num_edges], null for the first
+  int64_t num_rows;
   int64_t num_edges;
   Rows<T> lhs;
   Rows<T> rhs;
@@ -23,7 +25,7 @@ struct SddmmArguments {
 };
 
 // Writes every element of `out`. `op` is add, sub, mul, div or dot.
-template <typename T, typename I>
-void sddmm(const SddmmArguments<T, I>& arguments, Op op, int num_threads);
+template <typename T>
+void sddmm(const SddmmArguments<T>& arguments, Op op, int num_threads);
 
 }  // namespace graphshard

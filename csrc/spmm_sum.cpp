@@ -11,20 +11,23 @@ namespace graphshard {
 namespace {
 
 // Writes the sum of the messages of edges [begin, end), of which there is at least one.
-template <typename L, typename T, typename I>
-GRAPHSHARD_INLINE void sum_edges(const SpmmArguments<T, I>& a, int64_t begin, int64_t end,
-                                 wide_t<T>* total) {
+template <typename Messages, typename V>
+GRAPHSHARD_INLINE void sum_edges(Messages& messages, int64_t begin, int64_t end, V* total) {
   for (int64_t first = begin; first < end; first += kEdgesAtATime) {
-    const int64_t last = std::min(first + kEdgesAtATime, end);
-    for_each_block<L, 128, 64, 32, 16, 8, 4>(
-        a, [&](auto size, Columns<T> columns, int64_t at) GRAPHSHARD_INLINE_LAMBDA {
-          wide_t<T> sums[size];
-          wide_t<T>* to = total + at;
+    const int64_t count = std::min(kEdgesAtATime, end - first);
+    messages.load(first, first + count);
+    V* to = total;
+    for_each_block<128, 64, 32, 16, 8, 4>(
+        messages, [&](auto size, int64_t outer, int64_t column) GRAPHSHARD_INLINE_LAMBDA {
+          V sums[size];
           for (int j = 0; j < size; ++j) sums[j] = first == begin ? 0 : to[j];
-          for (int64_t k = first; k < last; ++k) {
-            message<L, size>(a, columns, k, [&](int64_t j, wide_t<T> value) { sums[j] += value; });
+          for (int64_t i = 0; i < count; ++i) {
+            messages.template prefetch<size>(i, outer, column);
+            messages.template message<size>(i, outer, column,
+                                            [&](int j, V value) { sums[j] += value; });
           }
           for (int j = 0; j < size; ++j) to[j] = sums[j];
+          to += size;
         });
   }
 }
@@ -41,16 +44,17 @@ GRAPHSHARD_INLINE void store(const wide_t<T>* total, int64_t width, int64_t degr
   }
 }
 
-template <typename L, typename T, typename I>
-GRAPHSHARD_CLONES void sum_span(const SpmmArguments<T, I>& a, const Span& span, bool mean,
-                                int64_t width, wide_t<T>* buffer) {
+// The rows of a span, or the slice that it is; `buffer` is one row wide.
+template <typename Messages, typename T>
+GRAPHSHARD_INLINE void sum_span(const SpmmArguments<T>& a, Messages messages, const Span& span,
+                                bool mean, int64_t width, wide_t<T>* buffer) {
   if (span.slice >= 0) {
-    sum_edges<L>(a, span.begin, span.end, buffer);
+    sum_edges(messages, span.begin, span.end, buffer);
     return;
   }
   for (int64_t row = span.first_row; row < span.last_row; ++row) {
-    const int64_t begin = a.csc.indptr[row];
-    const int64_t end = a.csc.indptr[row + 1];
+    const int64_t begin = a.edges.indptr[row];
+    const int64_t end = a.edges.indptr[row + 1];
     T* out = a.out + row * width;
     if (end - begin > kSliceEdges) continue;
     if (begin == end) {
@@ -59,24 +63,52 @@ GRAPHSHARD_CLONES void sum_span(const SpmmArguments<T, I>& a, const Span& span, 
     }
     wide_t<T>* total = buffer;
     if constexpr (std::is_same_v<T, wide_t<T>>) total = out;
-    sum_edges<L>(a, begin, end, total);
+    sum_edges(messages, begin, end, total);
     store(total, width, end - begin, mean, out);
   }
 }
 
-template <typename L, typename T, typename I>
-void run(const SpmmArguments<T, I>& a, bool mean, int num_threads) {
+template <typename T>
+GRAPHSHARD_HOT_CLONES void sum_copied(const SpmmArguments<T>& a, Op op, const Span& span, bool mean,
+                                      int64_t width, wide_t<T>* buffer) {
+  sum_span(a, CopiedRows<T>(a, op), span, mean, width, buffer);
+}
+
+template <typename T>
+GRAPHSHARD_HOT_CLONES void sum_scaled(const SpmmArguments<T>& a, Op, const Span& span, bool mean,
+                                      int64_t width, wide_t<T>* buffer) {
+  sum_span(a, ScaledRows<T>(a), span, mean, width, buffer);
+}
+
+template <typename T>
+void sum_others(const SpmmArguments<T>& a, Op op, const Span& span, bool mean, int64_t width,
+                wide_t<T>* buffer) {
+  sum_span(a, OtherMessages<T>(a, op), span, mean, width, buffer);
+}
+
+template <typename T>
+auto* choose(const SpmmArguments<T>& a, Op op) {
+  if (op == Op::kCopyLhs || op == Op::kCopyRhs) return sum_copied<T>;
+  if (op == Op::kMul && a.loop.lhs_step == 1 && a.loop.rhs_step == 0) return sum_scaled<T>;
+  return sum_others<T>;
+}
+
+}  // namespace
+
+template <typename T>
+void spmm_sum(const SpmmArguments<T>& a, Op op, bool mean, int num_threads) {
   using V = wide_t<T>;
+  const auto run_span = choose(a, op);
   const int64_t width = a.loop.outer * a.loop.inner;
-  const Schedule schedule = make_schedule(a.csc.indptr, a.csc.num_rows, width, num_threads);
+  const Schedule schedule = make_schedule(a.edges.indptr, a.edges.num_rows, width, num_threads);
   const auto partial = std::make_unique_for_overwrite<V[]>(schedule.num_slices * width);
   run_tasks(static_cast<int64_t>(schedule.spans.size()), num_threads, [&](int64_t i) {
     const Span& span = schedule.spans[i];
     if (span.slice >= 0) {
-      sum_span<L>(a, span, mean, width, partial.get() + span.slice * width);
+      run_span(a, op, span, mean, width, partial.get() + span.slice * width);
     } else {
       const auto buffer = std::make_unique_for_overwrite<V[]>(width);
-      sum_span<L>(a, span, mean, width, buffer.get());
+      run_span(a, op, span, mean, width, buffer.get());
     }
   });
   run_tasks(static_cast<int64_t>(schedule.hubs.size()), num_threads, [&](int64_t i) {
@@ -86,24 +118,13 @@ void run(const SpmmArguments<T, I>& a, bool mean, int num_threads) {
       const V* other = partial.get() + slice * width;
       for (int64_t j = 0; j < width; ++j) total[j] += other[j];
     }
-    const int64_t degree = a.csc.indptr[hub.row + 1] - a.csc.indptr[hub.row];
+    const int64_t degree = a.edges.indptr[hub.row + 1] - a.edges.indptr[hub.row];
     store(total, width, degree, mean, a.out + hub.row * width);
   });
 }
 
-}  // namespace
-
-template <typename T, typename I>
-void spmm_sum(const SpmmArguments<T, I>& arguments, Op op, bool mean, int num_threads) {
-  with_loop(op, arguments.loop,
-            [&](auto loop) { run<decltype(loop)>(arguments, mean, num_threads); });
-}
-
-template void spmm_sum(const SpmmArguments<float, int32_t>&, Op, bool, int);
-template void spmm_sum(const SpmmArguments<float, int64_t>&, Op, bool, int);
-template void spmm_sum(const SpmmArguments<double, int32_t>&, Op, bool, int);
-template void spmm_sum(const SpmmArguments<double, int64_t>&, Op, bool, int);
-template void spmm_sum(const SpmmArguments<bfloat16, int32_t>&, Op, bool, int);
-template void spmm_sum(const SpmmArguments<bfloat16, int64_t>&, Op, bool, int);
+template void spmm_sum(const SpmmArguments<float>&, Op, bool, int);
+template void spmm_sum(const SpmmArguments<double>&, Op, bool, int);
+template void spmm_sum(const SpmmArguments<bfloat16>&, Op, bool, int);
 
 }  // namespace graphshard

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // How a reduction walks over messages: a run of edges at a time, and for each run, blocks of
 // columns whose accumulators stay in registers while the run's edges pass.
+//
+// Two kinds of message have loops of their own: a row of one operand as it is, and a row of lhs
+// times one number per head of rhs. All other operators and broadcasts share one.
 
 #pragma once
 
@@ -12,72 +15,188 @@
 
 namespace graphshard {
 
-// So many edges are taken at a time that their rows stay in the first-level cache while blocks of
+// So many edges are taken at a time that their rows stay in the second-level cache while blocks of
 // columns pass over them.
 inline constexpr int64_t kEdgesAtATime = 64;
 
-// Where a block of columns begins in row 0 of each operand.
-template <typename T>
-struct Columns {
-  const T* lhs;
-  const T* rhs;
+// Positions ahead at which rows of so many bytes are requested: wide rows soon fill what the cache
+// can have on its way, of narrow ones more must be on their way.
+inline constexpr int64_t kFarthestAhead = 64;
+inline int64_t prefetch_distance(int64_t row_bytes) {
+  return std::clamp(12288 / std::max<int64_t>(row_bytes, 1), kPrefetchAhead, kFarthestAhead);
+}
+
+// What an array of ids says about the edges of a run, and about those that follow it soon enough to
+// be requested from memory: 64-bit numbers, whatever the array holds.
+class RunIds {
+ public:
+  RunIds(const Ids& ids, int64_t num_edges, int64_t row_bytes)
+      : ids_(ids), num_edges_(num_edges), ahead_(prefetch_distance(row_bytes)) {}
+
+  // Turns to positions [first, last). Null ids are the positions themselves.
+  GRAPHSHARD_INLINE void load(int64_t first, int64_t last) {
+    const int64_t stop = std::min(last + ahead_, num_edges_);
+    last_ = stop - first - 1;
+    if (const int64_t* wide = ids_.wide()) {
+      at_ = wide + first;
+      return;
+    }
+    if (first < begin_ || stop > end_) widen_from(first);
+    at_ = buffer_ + (first - begin_);
+  }
+  GRAPHSHARD_INLINE int64_t operator[](int64_t i) const { return at_[i]; }
+  GRAPHSHARD_INLINE int64_t ahead_of(int64_t i) const { return at_[std::min(i + ahead_, last_)]; }
+
+ private:
+  // Many rows' worth at a time, so that no position is converted again for each row.
+  static constexpr int64_t kWindow = 512;
+  static_assert(kWindow >= kEdgesAtATime + kFarthestAhead);
+
+  GRAPHSHARD_INLINE void widen_from(int64_t first) {
+    begin_ = first;
+    end_ = std::min(first + kWindow, num_edges_);
+    const int64_t count = end_ - begin_;
+    if (const int32_t* narrow = ids_.narrow()) {
+      for (int64_t i = 0; i < count; ++i) buffer_[i] = narrow[first + i];
+    } else {
+      for (int64_t i = 0; i < count; ++i) buffer_[i] = first + i;
+    }
+  }
+
+  Ids ids_;
+  int64_t num_edges_;
+  int64_t ahead_;
+  const int64_t* at_ = nullptr;
+  int64_t last_ = 0;
+  int64_t begin_ = 0;  // positions that the buffer holds
+  int64_t end_ = 0;
+  int64_t buffer_[kWindow];
 };
 
-template <typename L, typename T, typename I>
-GRAPHSHARD_INLINE Columns<T> columns_at(const SpmmArguments<T, I>& a, int64_t outer,
-                                        int64_t column) {
-  Columns<T> columns{nullptr, nullptr};
-  if constexpr (L::kLhs) {
-    columns.lhs = a.lhs.data + a.loop.lhs_offsets[outer] + column * L::lhs_step(a.loop);
-  }
-  if constexpr (L::kRhs) {
-    columns.rhs = a.rhs.data + a.loop.rhs_offsets[outer] + column * L::rhs_step(a.loop);
-  }
-  return columns;
+template <typename T>
+int64_t bytes_of(const Rows<T>& rows) {
+  return rows.width * static_cast<int64_t>(sizeof(T));
 }
 
-// Requests what a later edge reads of these columns.
-template <typename L, int kColumns, typename T, typename I>
-GRAPHSHARD_INLINE void prefetch(const SpmmArguments<T, I>& a, Columns<T> columns,
-                                int64_t position) {
-  constexpr int kLine = 64 / sizeof(T);
-  const int64_t ahead = std::min(position + kPrefetchAhead, a.csc.num_edges - 1);
-  if constexpr (L::kLhs) {
-    const T* row = columns.lhs + a.csc.indices[ahead] * a.lhs.width;
-    for (int64_t j = 0; j < (L::lhs_step(a.loop) ? kColumns : 1); j += kLine)
-      GRAPHSHARD_PREFETCH(row + j);
-  }
-  if constexpr (L::kRhs) {
-    const T* row = columns.rhs + a.csc.edge_id(ahead) * a.rhs.width;
-    for (int64_t j = 0; j < (L::rhs_step(a.loop) ? kColumns : 1); j += kLine)
-      GRAPHSHARD_PREFETCH(row + j);
-  }
+// Requests kColumns values.
+template <int kColumns, typename T>
+GRAPHSHARD_INLINE void prefetch_values(const T* begin) {
+  for (int j = 0; j < kColumns; j += 64 / sizeof(T)) GRAPHSHARD_PREFETCH(begin + j);
 }
 
-// Calls store(j, message) for kColumns elements of the message of the edge at `position`.
-template <typename L, int kColumns, typename T, typename I, typename Store>
-GRAPHSHARD_INLINE void message(const SpmmArguments<T, I>& a, Columns<T> columns, int64_t position,
-                               const Store& store) {
-  prefetch<L, kColumns>(a, columns, position);
-  const T* lhs = nullptr;
-  const T* rhs = nullptr;
-  if constexpr (L::kLhs) lhs = columns.lhs + a.csc.indices[position] * a.lhs.width;
-  if constexpr (L::kRhs) rhs = columns.rhs + a.csc.edge_id(position) * a.rhs.width;
-  L::run(a.loop, lhs, rhs, kColumns, store);
-}
+// Rows of one operand, each as it is.
+template <typename T>
+struct CopiedRows {
+  static constexpr bool kFrequent = true;
+  Rows<T> rows;
+  RunIds run;
 
-// Calls block(size, columns, at) for every block of columns of a message, where `at` is its place
-// in a row of the result. Blocks have the given lengths if L is frequent.
-template <typename L, int... kLengths, typename T, typename I, typename Block>
-GRAPHSHARD_INLINE void for_each_block(const SpmmArguments<T, I>& a, const Block& block) {
-  for (int64_t outer = 0; outer < a.loop.outer; ++outer) {
-    const auto run = [&](auto size, int64_t column) GRAPHSHARD_INLINE_LAMBDA {
-      block(size, columns_at<L>(a, outer, column), outer * a.loop.inner + column);
-    };
-    if constexpr (L::kFrequent) {
-      in_blocks<kLengths..., 1>(a.loop.inner, run);
+  CopiedRows(const SpmmArguments<T>& a, Op op)
+      : rows(op == Op::kCopyLhs ? a.lhs : a.rhs),
+        run(op == Op::kCopyLhs ? a.edges.indices : a.edges.eids, a.edges.num_edges,
+            bytes_of(rows)) {}
+
+  GRAPHSHARD_INLINE int64_t outer() const { return 1; }
+  GRAPHSHARD_INLINE int64_t inner() const { return rows.width; }
+  // Turns to the edges [first, last), which the functions below count from 0.
+  GRAPHSHARD_INLINE void load(int64_t first, int64_t last) { run.load(first, last); }
+  // Requests kColumns values, from `column` on, of an edge soon after edge i.
+  template <int kColumns>
+  GRAPHSHARD_INLINE void prefetch(int64_t i, int64_t, int64_t column) const {
+    prefetch_values<kColumns>(rows[run.ahead_of(i)] + column);
+  }
+  // Calls store(j, value) for kColumns values of edge i's message.
+  template <int kColumns, typename Store>
+  GRAPHSHARD_INLINE void message(int64_t i, int64_t, int64_t column, const Store& store) const {
+    const T* from = rows[run[i]] + column;
+#pragma omp simd
+    for (int j = 0; j < kColumns; ++j) store(j, widen(from[j]));
+  }
+};
+
+// What messages of two operands share.
+template <typename T>
+struct PairedRows {
+  const SpmmArguments<T>& a;
+  RunIds src;
+  RunIds eids;
+
+  explicit PairedRows(const SpmmArguments<T>& arguments)
+      : a(arguments),
+        src(a.edges.indices, a.edges.num_edges, bytes_of(a.lhs)),
+        eids(a.edges.eids, a.edges.num_edges, bytes_of(a.lhs)) {}
+
+  GRAPHSHARD_INLINE int64_t outer() const { return a.loop.outer; }
+  GRAPHSHARD_INLINE int64_t inner() const { return a.loop.inner; }
+  GRAPHSHARD_INLINE void load(int64_t first, int64_t last) {
+    src.load(first, last);
+    eids.load(first, last);
+  }
+  GRAPHSHARD_INLINE const T* lhs(int64_t row, int64_t outer) const {
+    return a.lhs[row] + a.loop.lhs_offsets[outer];
+  }
+  GRAPHSHARD_INLINE const T* rhs(int64_t row, int64_t outer) const {
+    return a.rhs[row] + a.loop.rhs_offsets[outer];
+  }
+};
+
+// Rows of lhs, times one number of rhs for each of `outer` heads.
+template <typename T>
+struct ScaledRows : PairedRows<T> {
+  static constexpr bool kFrequent = true;
+  using PairedRows<T>::PairedRows;
+
+  template <int kColumns>
+  GRAPHSHARD_INLINE void prefetch(int64_t i, int64_t head, int64_t column) const {
+    prefetch_values<kColumns>(this->lhs(this->src.ahead_of(i), head) + column);
+    GRAPHSHARD_PREFETCH(this->rhs(this->eids.ahead_of(i), head));
+  }
+  template <int kColumns, typename Store>
+  GRAPHSHARD_INLINE void message(int64_t i, int64_t head, int64_t column,
+                                 const Store& store) const {
+    const T* from = this->lhs(this->src[i], head) + column;
+    const auto scale = widen(*this->rhs(this->eids[i], head));
+#pragma omp simd
+    for (int j = 0; j < kColumns; ++j) store(j, widen(from[j]) * scale);
+  }
+};
+
+// Messages of any operator and any broadcast.
+template <typename T>
+struct OtherMessages : PairedRows<T> {
+  static constexpr bool kFrequent = false;
+  Op op;
+
+  OtherMessages(const SpmmArguments<T>& a, Op op) : PairedRows<T>(a), op(op) {}
+
+  template <int kColumns>
+  GRAPHSHARD_INLINE void prefetch(int64_t i, int64_t outer, int64_t column) const {
+    const RowLoop& loop = this->a.loop;
+    prefetch_values<kColumns>(this->lhs(this->src.ahead_of(i), outer) + column * loop.lhs_step);
+    prefetch_values<kColumns>(this->rhs(this->eids.ahead_of(i), outer) + column * loop.rhs_step);
+  }
+  template <int kColumns, typename Store>
+  GRAPHSHARD_INLINE void message(int64_t i, int64_t outer, int64_t column,
+                                 const Store& store) const {
+    wide_t<T> left[kColumns];
+    wide_t<T> right[kColumns];
+    take(this->lhs(this->src[i], outer), this->a.loop.lhs_step, column, left);
+    take(this->rhs(this->eids[i], outer), this->a.loop.rhs_step, column, right);
+    combine(op, left, right, store);
+  }
+};
+
+// Calls block(size, outer, column) for every block of columns of a message. Blocks have the given
+// lengths if messages are of a frequent kind.
+template <int... kLengths, typename Messages, typename Block>
+GRAPHSHARD_INLINE void for_each_block(const Messages& messages, const Block& block) {
+  for (int64_t outer = 0; outer < messages.outer(); ++outer) {
+    const auto run = [&](auto size, int64_t column)
+                         GRAPHSHARD_INLINE_LAMBDA { block(size, outer, column); };
+    if constexpr (Messages::kFrequent) {
+      in_blocks<kLengths..., 1>(messages.inner(), run);
     } else {
-      in_blocks<16, 1>(a.loop.inner, run);
+      in_blocks<16, 1>(messages.inner(), run);
     }
   }
 }

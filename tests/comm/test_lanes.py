@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from graphshard.comm import Lanes, all_reduce
+from graphshard.comm import Lanes, all_reduce, initialize_comms, shutdown_comms
 from graphshard.comm._collectives import Cancelled, all_to_all
 from graphshard.comm._group import group_state
 from graphshard.testing import run_ranks
@@ -135,3 +135,23 @@ def test_groups_are_given_back():
     second = run_ranks(descriptors, 2)  # the main group of the first call is gone too
     for rank in range(2):
         assert len(set(first[rank] + second[rank])) == 1, (first, second)
+
+
+def outlive(rank, world_size, path):
+    """Lanes that are closed when the default group has gone, and another one is there."""
+    totals = []
+    for start in range(2):
+        store = dist.FileStore(f"{path}{start}", world_size)
+        initialize_comms(rank, world_size, store=store, timeout=20)
+        if start == 0:
+            lanes = Lanes(["a"])
+            exchange(lanes, "a", rank, world_size)
+        else:
+            lanes.close()
+        totals.append(int(all_reduce(torch.ones(1))))
+        shutdown_comms()
+    return totals
+
+
+def test_lanes_that_outlive_their_group_leave_the_next_one_alone(tmp_path):
+    assert run_ranks(outlive, 2, str(tmp_path / "store"), group=False) == [[2, 2]] * 2

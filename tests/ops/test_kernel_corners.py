@@ -130,6 +130,25 @@ def gradients(run: Callable[[], Tensor], inputs: list[Tensor]) -> list[Tensor]:
     return [out, *torch.autograd.grad(out, inputs, weights)]
 
 
+@pytest.mark.parametrize("targets", ["uv", "vu", "ue", "ve", "eu", "uu", "vv"])
+@pytest.mark.parametrize("width", [1, 3, 4, 8])
+@pytest.mark.parametrize("grouped", [True, False], ids=["grouped", "mixed"])
+def test_narrow_rows_per_edge(width: int, targets: str, grouped: bool, way: str) -> None:
+    """Some destinations have no edge, one has many; ids of both widths; whole blocks and a rest."""
+    src, dst = hub_adjacency().coo()
+    dst = (dst.sort().values if grouped else dst) * 3
+    adj = ops.Adjacency(src, dst, NUM_SRC, 3 * NUM_DST)
+    count = {"u": NUM_SRC, "v": 3 * NUM_DST, "e": adj.num_edges}
+    lhs, rhs = (torch.randn(count[target], width) for target in targets)
+    for op in ("add", "sub", "mul", "div"):
+        expected = reference.gsddmm(adj, op, lhs, rhs, *targets)
+        for idtype in (torch.int32, torch.int64):
+            found = ops.gsddmm(adj.astype(idtype), op, lhs, rhs, *targets)
+            assert torch.equal(found, expected)
+            with threads(2):
+                assert torch.equal(ops.gsddmm(adj.astype(idtype), op, lhs, rhs, *targets), found)
+
+
 def test_two_threads_add_in_the_order_of_one() -> None:
     """Bit for bit, forward and backward, on hubs; in the kernels only."""
     if not ops.extension_available():

@@ -17,9 +17,11 @@ from partition_cases import assignment_of, plain, random_ids, typed
 from rich.console import Console
 from scipy.sparse import csgraph
 
+from graphshard.errors import MetisError
 from graphshard.graph import graph, heterograph
 from graphshard.partition import (
     PartitionStats,
+    _order,
     load_partition,
     load_partition_stats,
     partition_graph,
@@ -142,6 +144,47 @@ def test_a_good_order_is_left_alone() -> None:
     forward = np.arange(100)
     assert mean_log_gap(matrix, forward, forward) == 0.0
     assert mean_log_gap(matrix, np.random.default_rng(0).permutation(100), forward) > 3.0
+
+
+def communities(num_nodes: int, size: int) -> UndirectedGraph:
+    """Nine neighbours in ten have the same number modulo ``num_nodes // size``."""
+    count = num_nodes // size
+    src, step = random_ids(num_nodes, 9 * num_nodes, 0), random_ids(size, 9 * num_nodes, 1)
+    others = random_ids(num_nodes, num_nodes, 2), random_ids(num_nodes, num_nodes, 3)
+    return UndirectedGraph.from_edges([(src, (src + step * count) % num_nodes), others], num_nodes)
+
+
+def test_a_large_part_is_put_in_clusters(monkeypatch: pytest.MonkeyPatch) -> None:
+    size = 6 * _order.CLUSTER_NODES
+    g = communities(size, _order.CLUSTER_NODES)
+    parts, nodes, matrix = np.zeros(size, np.int64), np.arange(size), g.matrix()
+    order = order_nodes(parts, [0, size], 1, g)
+    assert sorted(order.tolist()) == nodes.tolist()
+    assert order.tolist() == order_nodes(parts, [0, size], 1, g).tolist()
+    walk = breadth_first_order(matrix)
+    assert mean_log_gap(matrix, order, nodes) < mean_log_gap(matrix, walk, nodes) - 1
+    src, dst = matrix.tocoo().coords
+    place = np.argsort(order)
+    far = np.abs(place[src] - place[dst]) > 1.1 * _order.CLUSTER_NODES
+    assert far.mean() < 0.15
+
+    two_types = order_nodes(parts, [0, size // 3, size], 1, g)
+    assert (np.diff(two_types >= size // 3) >= 0).all()
+    assert two_types[size // 3 :].tolist() == order[order >= size // 3].tolist()
+
+    def missing(*_: Any, **__: Any) -> Any:
+        raise MetisError("METIS is not there")
+
+    monkeypatch.setattr(_order, "metis_partition", missing)
+    assert _order.clustered_order(matrix).tolist() == walk.tolist()
+
+
+def test_a_small_part_needs_no_metis(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_order, "metis_partition", None)
+    g = communities(2 * _order.CLUSTER_NODES - 2, 2)
+    assert _order.clustered_order(g.matrix()).tolist() == breadth_first_order(g.matrix()).tolist()
+    empty = UndirectedGraph.from_edges([], 3 * _order.CLUSTER_NODES)
+    assert _order.clustered_order(empty.matrix()).tolist() == list(range(empty.num_nodes))
 
 
 def test_order_is_by_part_then_type_then_place() -> None:

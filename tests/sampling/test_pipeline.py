@@ -17,6 +17,7 @@ import traceback
 import pytest
 import torch
 
+from graphshard.ops._kernel import num_threads
 from graphshard.sampling._pipeline import _PREFIX, Pipeline, Run, Stage
 
 
@@ -53,6 +54,61 @@ def test_all_batches_come_in_order(prefetch, count):
         assert threads() == []
         with pytest.raises(StopIteration):
             next(run)
+
+
+@pytest.mark.parametrize("prefetch", [1, 4])
+@pytest.mark.parametrize("place", [0, 1])
+def test_workers_of_a_stage_work_side_by_side_and_deliver_in_order(prefetch, place):
+    together = threading.Barrier(2)
+
+    def work(x: int) -> int:
+        if prefetch > 1:
+            together.wait(20)  # nobody passes alone
+        time.sleep(0.01 * (x % 3))
+        return x + 1
+
+    stages = [Stage("plus", plus_one)]
+    stages.insert(place, Stage("slow", work, workers=2))
+    for count in (0, 10):
+        run = Pipeline(stages, prefetch).run(range(count))
+        assert list(run) == [i + 2 for i in range(count)]
+        assert threads() == []
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_the_first_error_of_several_workers_comes_at_its_batch(workers):
+    begun = []
+
+    def fail(x: int) -> int:
+        begun.append(x)
+        if x == 5:
+            raise ValueError("five")
+        if x == 4:
+            time.sleep(0.2)  # is behind the one that fails
+            raise ValueError("four")
+        return x
+
+    run = Pipeline([Stage("fail", fail, workers), Stage("plus", plus_one)], 3).run(range(100))
+    got = []
+    with pytest.raises(ValueError, match="four"):
+        got += run
+    got += run
+    assert threads() == []
+    assert max(begun) <= 4 + 3 + 1
+
+
+def test_workers_leave_threads_of_kernels_to_each_other():
+    def limit(_: int) -> int:
+        return num_threads()
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    try:
+        runs = {n: list(Pipeline([Stage("a", limit, n)], 2).run(range(3))) for n in (1, 2, 3)}
+        assert num_threads() == 4
+    finally:
+        torch.set_num_threads(before)
+    assert runs == {1: [4] * 3, 2: [2] * 3, 3: [1] * 3}
 
 
 def test_without_stages_items_go_through():
@@ -286,6 +342,7 @@ PROGRAMS = {
 
 HEAD = """
 import sys, time, torch
+from graphshard.ops._kernel import num_threads
 from graphshard.sampling._pipeline import Pipeline, Stage
 
 def busy(x):

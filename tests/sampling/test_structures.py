@@ -133,13 +133,13 @@ def test_ids_are_grouped_by_owner(world_size: int) -> None:
         for some in (ids, ids[:0]):
             grouped = ownership.by_owner("n", some)
             order = torch.arange(some.numel()) if grouped.order is None else grouped.order
-            assert torch.equal(some[order], grouped.ids)
-            remote, own = grouped.ids.tensor_split([grouped.num_remote])
-            assert torch.equal(grouped.remote_rows(torch.int32), ranges.local_of(remote).int())
-            assert torch.equal(grouped.own_rows() + ranges.starts[rank], own)
+            in_order = some[order]
+            remote, own = in_order.tensor_split([grouped.num_remote])
+            assert torch.equal(grouped.remote_rows, ranges.local_of(remote).int())
+            assert torch.equal(grouped.own_rows + ranges.starts[rank], own)
             counts = torch.bincount(ranges.part_of(some), minlength=world_size)
             counts[rank] = 0
             assert grouped.splits == counts.tolist()
-            owner = ranges.part_of(grouped.ids)
+            owner = ranges.part_of(in_order)
             assert torch.equal(owner[: remote.numel()], owner[: remote.numel()].sort().values)
             assert bool((owner[remote.numel() :] == rank).all())

@@ -105,16 +105,14 @@ class GivenSeeds:
 
 
 def train_noting_seeds(rank: int, world_size: int, values: dict[str, Any]) -> dict[str, Any]:
-    """Train, and return the original ids of the seeds of each step too."""
+    """Train, and return the seeds of each step and the original ids of this rank's nodes too."""
     run = SampledRun(SampledConfig(**values))
     target = run._shard.target
-    start = run._shard.data.node_map(target).starts[rank]
     seeds: list[torch.Tensor] = []
     step = run._step
 
     def noting(blocks: MiniBatch) -> tuple[float, int]:
-        ids = blocks[-1].dstnodes[target].data["_ID"] - start
-        seeds.append(run._shard.original_ids[target][ids])
+        seeds.append(blocks[-1].dstnodes[target].data["_ID"])
         return step(blocks)
 
     run._step = noting  # type: ignore[method-assign]
@@ -124,6 +122,7 @@ def train_noting_seeds(rank: int, world_size: int, values: dict[str, Any]) -> di
         "shared": run._learner.shared_state(),
         "local": run._learner.local_state(),
         "seeds": seeds,
+        "original": run._shard.original_ids[target],
     }
 
 
@@ -156,7 +155,9 @@ def test_small_batches_have_the_losses_of_one_process(
     several = run_ranks(train_noting_seeds, 3, as_values(config))
     steps = several[0]["result"]["sampling"]["steps_per_epoch"]
     assert steps > 1
-    union = [torch.cat(step) for step in zip(*(rank["seeds"] for rank in several), strict=True)]
+    original = torch.cat([rank["original"] for rank in several])
+    per_step = zip(*(rank["seeds"] for rank in several), strict=True)
+    union = [original[torch.cat(step)] for step in per_step]
     labelled = GRAPHS[kind]().nodes["paper" if kind == "typed" else "_N"].data
     num_train = int((labelled["train_mask"] & (labelled["label"] >= 0)).sum())
     assert all(

@@ -116,11 +116,25 @@ def _wait_collective(state: GroupState, work: dist.Work | None) -> None:
     state.unfinished = None
 
 
-def _run(state: GroupState, name: str, start: Callable[[], dist.Work | None]) -> None:
+def _run(
+    state: GroupState,
+    name: str,
+    start: Callable[[], dist.Work | None],
+    meanwhile: Callable[[], None] | None = None,
+) -> None:
     number = state.num_operations
     state.num_operations += 1
+    failure = None
     with operation(state, name, number):
-        _wait_collective(state, start())
+        work = start()
+        try:
+            if meanwhile is not None:
+                meanwhile()
+        except Exception as error:  # the operation ends all the same, or the others would wait
+            failure = error
+        _wait_collective(state, work)
+    if failure is not None:
+        raise failure
 
 
 def all_to_all(
@@ -131,6 +145,7 @@ def all_to_all(
     name: str = "all_to_all",
     kind: Kind = "all_to_all",
     into: Tensor | None = None,
+    meanwhile: Callable[[], None] | None = None,
 ) -> Tensor:
     """Send slice ``r`` of a one-dimensional tensor to rank ``r``; returns what came, by rank.
 
@@ -142,9 +157,12 @@ def all_to_all(
         name: What error messages call the operation.
         kind: How a trace counts it.
         into: Memory for what comes, of the payload's dtype and device; by default new memory.
+        meanwhile: Called while the payload is on its way, which it must not change.
     """
     own = state.rank
     if state.world_size == 1:
+        if meanwhile is not None:
+            meanwhile()
         return payload.clone() if into is None else into.copy_(payload)
     sent = payload.numel() - send_splits[own]
     count(kind, sent * payload.element_size())
@@ -164,6 +182,7 @@ def all_to_all(
             group=state.group,
             async_op=True,
         ),
+        meanwhile,
     )
     arrived = incoming.to(payload.device)
     return arrived if into is None or arrived is into else into.copy_(arrived)

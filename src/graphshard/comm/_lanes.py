@@ -74,6 +74,8 @@ class Lanes:
         self.cancel()
         states, self._states = self._states, {}
         for state in states.values() if self._closes else ():
+            if state.closed:  # together with the default group
+                continue
             with contextlib.suppress(ValueError, AssertionError):  # gone with the default group
                 dist.destroy_process_group(state.group)
             forget(state)

@@ -8,7 +8,7 @@ bytes are copied, so alignment does not matter, and dtypes that a backend refuse
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 
 import torch
@@ -63,6 +63,7 @@ def exchange_rows(
     recv_splits: Sequence[Sequence[int]],
     name: str,
     kind: Kind = "all_to_all",
+    meanwhile: Callable[[], None] | None = None,
 ) -> list[Tensor]:
     """Exchange rows of several tensors in one ``all_to_all_single``.
 
@@ -73,6 +74,7 @@ def exchange_rows(
         recv_splits: Rows of tensor ``i`` from each rank.
         name: What error messages call the operation.
         kind: How a trace counts it.
+        meanwhile: Called while the rows are on their way.
 
     Returns:
         For each tensor ``[sum(recv_splits[i]), *]``, rows grouped by source.
@@ -92,7 +94,7 @@ def exchange_rows(
         device = state.payload_device(tensors[0].device)
         outgoing = [stream.to(device) for stream in outgoing]
         outgoing = [_regroup(outgoing, send_splits, sizes)]
-    stream = all_to_all(state, outgoing[0], send_bytes, recv_bytes, name, kind)
+    stream = all_to_all(state, outgoing[0], send_bytes, recv_bytes, name, kind, meanwhile=meanwhile)
     streams = [stream] if len(tensors) == 1 else _split_by_tensor(stream, recv_splits, sizes)
     return [
         _from_bytes(part, tensor, sum(rows))

@@ -17,7 +17,7 @@ from torch import Tensor
 from graphshard._typing import INDEX_DTYPES
 
 from . import _check
-from ._kernel import kernels_for
+from ._kernel import kernels_for, num_threads
 
 Coo = tuple[Tensor, Tensor]
 Compressed = tuple[Tensor, Tensor, Tensor | None]
@@ -328,7 +328,7 @@ def _compress(keys: Tensor, others: Tensor, num_keys: int) -> Compressed:
     if kernels is not None:
         indptr = torch.empty(num_keys + 1, dtype=keys.dtype, device=keys.device)
         grouped, eids = torch.empty_like(others), torch.empty_like(keys)
-        kernels.group_by_key(keys, others, indptr, grouped, eids, torch.get_num_threads())
+        kernels.group_by_key(keys, others, indptr, grouped, eids, num_threads())
         return indptr, grouped, eids
     indptr = torch.zeros(num_keys + 1, dtype=keys.dtype, device=keys.device)
     if keys.numel():

@@ -18,7 +18,7 @@ from torch import Tensor
 from . import _fallback
 from ._adjacency import Adjacency
 from ._broadcast import RowLoop, Shape, copy_loop, dot_loop, row_loop, row_places, sum_to_row
-from ._kernel import kernels_for
+from ._kernel import kernels_for, num_threads
 
 Operand = Tensor | None
 
@@ -54,7 +54,7 @@ def spmm(
             op,
             reduce,
             *_loop_arguments(loop),
-            torch.get_num_threads(),
+            num_threads(),
         )
     return out, arg
 
@@ -78,10 +78,10 @@ def sddmm(
     if op == "dot" or adj.has_sequential_csc():
         # Rows of the destination are read once, and stay in the cache for all of its edges.
         indptr, indices, eids = adj.csc()
-        kernels.sddmm_csc(_rows(out), indptr, indices, eids, *arguments, torch.get_num_threads())
+        kernels.sddmm_csc(_rows(out), indptr, indices, eids, *arguments, num_threads())
     else:
         src, dst = adj.coo()
-        kernels.sddmm_coo(_rows(out), src, dst, *arguments, torch.get_num_threads())
+        kernels.sddmm_coo(_rows(out), src, dst, *arguments, num_threads())
     return out
 
 
@@ -105,7 +105,7 @@ def edge_softmax(adj: Adjacency, logits: Tensor) -> Tensor:
     out = _empty(kernels, logits.shape, logits.dtype)
     if out.numel():
         indptr, _, eids = adj.csc()
-        kernels.edge_softmax(_rows(out), indptr, eids, _rows(logits), torch.get_num_threads())
+        kernels.edge_softmax(_rows(out), indptr, eids, _rows(logits), num_threads())
     return out
 
 
@@ -119,7 +119,7 @@ def edge_softmax_backward(adj: Adjacency, out: Tensor, grad: Tensor) -> Tensor:
     if out.numel():
         indptr, _, eids = adj.csc()
         kernels.edge_softmax_backward(
-            _rows(result), indptr, eids, _rows(out), _rows(grad), torch.get_num_threads()
+            _rows(result), indptr, eids, _rows(out), _rows(grad), num_threads()
         )
     return result
 
@@ -172,7 +172,7 @@ def winners_backward(
             op,
             _rows(lhs_grad),
             _rows(rhs_grad),
-            torch.get_num_threads(),
+            num_threads(),
         )
     if lhs_grad is not None:
         assert rows[0] is not None

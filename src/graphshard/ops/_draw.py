@@ -9,7 +9,7 @@ from torch import Tensor
 from graphshard._typing import INDEX_DTYPES
 
 from . import _check, _draw_reference
-from ._kernel import kernels_for
+from ._kernel import kernels_for, num_threads
 
 _NO_LIMIT = 2**31 - 1
 """Degrees are below it; as a fanout it draws all edges."""
@@ -125,7 +125,7 @@ def draw_neighbors(
         )
         return counts, positions if eids is None else eids[positions], picked
     counts = torch.empty(rows.shape[0], dtype=torch.int64)
-    num_threads = torch.get_num_threads()
+    threads = num_threads()
     drawing = kernels.Drawing(
         indptr.contiguous(),
         rows.contiguous(),
@@ -140,12 +140,12 @@ def draw_neighbors(
         num_edges,
         counts,
     )
-    total = drawing.count(num_threads)
+    total = drawing.count(threads)
     if total < 0:
         _check_range(indptr, rows, num_edges)
     edges = torch.empty(total, dtype=indptr.dtype)
     picked = torch.empty(total, dtype=indices.dtype)
-    drawing.write(indices.contiguous(), eids, edges, picked, num_threads)
+    drawing.write(indices.contiguous(), eids, edges, picked, threads)
     return counts, edges, picked
 
 

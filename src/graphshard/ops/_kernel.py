@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,12 +18,13 @@ from types import ModuleType
 
 import torch
 
-INTERFACE = 4
+INTERFACE = 5
 """Goes up, here and in csrc/bindings.cpp, when a signature of the extension changes."""
 
 _NATIVE_DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 
 _forced: bool | None = None
+_limits = threading.local()
 
 
 @lru_cache(maxsize=1)
@@ -82,3 +84,18 @@ def kernels_for(device: torch.device, dtype: torch.dtype | None = None) -> Modul
     if device.type != "cpu" or (dtype is not None and dtype not in _NATIVE_DTYPES):
         return None
     return _load() if extension_available() else None
+
+
+def limit_threads(num_threads: int) -> None:
+    """Let kernels called from this thread use no more threads than these, from now on.
+
+    Meant for threads that work beside each other on one task. (``torch.set_num_threads`` would
+    change the number for threads of the user, too.)
+    """
+    _limits.num_threads = num_threads
+
+
+def num_threads() -> int:
+    """How many threads a kernel called from this thread may use."""
+    number = torch.get_num_threads()
+    return min(number, getattr(_limits, "num_threads", number))

@@ -1,11 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Order of the nodes inside a part, so that neighbours lie near each other in memory.
 
-Each part is walked breadth first, component by component, from a node of least degree (the first
-half of Cuthill and McKee, "Reducing the bandwidth of sparse symmetric matrices", 1969), neighbours
-in their original order. Linear in the edges of the part, whatever the degrees. Graphs often come
-in a good order already (a crawl, a mesh); a part keeps its order unless the walk shortens its
-edges, measured as the mean logarithm of the distance between the two ends.
+A part is cut by METIS into clusters of about 2000 nodes, whose rows of features fit the cache next
+to a core; METIS numbers clusters that it split late, and so are near each other, alike. Inside a
+cluster, nodes are in the order of a walk over the part: breadth first, component by component, from
+a node of least degree (the first half of Cuthill and McKee, "Reducing the bandwidth of sparse
+symmetric matrices", 1969), neighbours in their original order. A part of a few clusters' size, and
+any part where METIS is missing or refuses, is in the order of the walk alone. Both are linear in
+the edges of the part, whatever the degrees; benchmarks/locality.py compares them with others.
+
+Graphs often come in a good order already (a crawl, a mesh); a part keeps its order unless the new
+one shortens its edges, measured as the mean logarithm of the distance between the two ends.
 """
 
 from __future__ import annotations
@@ -17,7 +22,12 @@ import numpy.typing as npt
 import scipy.sparse
 from scipy.sparse import csgraph
 
+from ..errors import MetisError
+from ._metis import metis_partition
 from ._undirected import UndirectedGraph
+
+CLUSTER_NODES = 2000
+"""Nodes per cluster: with 128 columns of float32 their rows take 1 MB."""
 
 Order = npt.NDArray[np.int64]
 
@@ -34,7 +44,7 @@ def order_nodes(
         parts: ``[num_nodes]``, part of each node, in homogenised order.
         type_offsets: First homogenised id of each type, and the number of nodes at the end.
         num_parts: Number of parts.
-        undirected: The graph to walk; None keeps the original order inside part and type.
+        undirected: The graph to go by; None keeps the original order inside part and type.
 
     Returns:
         int64 ``[num_nodes]``: the old homogenised id of each new one.
@@ -48,11 +58,24 @@ def order_nodes(
         members = by_part[start:stop]
         types = np.searchsorted(type_offsets, members, side="right")
         inside = matrix[members][:, members]
-        walked = members[breadth_first_order(inside)]
-        walked = walked[np.argsort(types[np.searchsorted(members, walked)], kind="stable")]
-        if mean_log_gap(inside, walked, members) < mean_log_gap(inside, members, members):
-            by_part[start:stop] = walked
+        places = clustered_order(inside)
+        order = members[places[np.argsort(types[places], kind="stable")]]
+        if mean_log_gap(inside, order, members) < mean_log_gap(inside, members, members):
+            by_part[start:stop] = order
     return by_part
+
+
+def clustered_order(graph: scipy.sparse.csr_array) -> Order:
+    """Clusters of an undirected graph without loops one after another, each in walking order."""
+    walk = breadth_first_order(graph)
+    num_clusters = graph.shape[0] // CLUSTER_NODES
+    if num_clusters < 2 or graph.nnz == 0:
+        return walk
+    try:
+        clusters = metis_partition(UndirectedGraph(graph.indptr, graph.indices), num_clusters)
+    except MetisError:  # an order is no reason to fail
+        return walk
+    return walk[np.argsort(clusters[walk], kind="stable")]
 
 
 def breadth_first_order(graph: scipy.sparse.csr_array) -> Order:

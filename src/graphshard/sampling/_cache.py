@@ -13,9 +13,9 @@ from torch import Tensor
 
 from .._ranges import RangeMap
 from ..comm import all_reduce, share_error
+from ..ops import copy_rows
 from ._features import Rows, Wanted
 from ._ownership import Kind
-from ._row_exchange import write_rows
 
 _MESSAGE_BYTES = 1 << 26
 _SLOT_BYTES = 4
@@ -169,7 +169,7 @@ class CachedRows(Rows):
                 slot = slot.index_select(0, hit)
                 for name, out in rows.outs.items():
                     kept = self._store.tables[rows.kind, name]
-                    write_rows(out, places, kept, slot)
+                    copy_rows(out, places, kept, slot)
         remote = self._base.is_remote(missed.kind, missed.ids)
         self._store.num_hits += hits
         self._store.num_misses += 0 if remote is None else int(remote.sum())

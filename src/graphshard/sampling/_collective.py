@@ -91,7 +91,7 @@ class CollectiveStructure(ShardedStructure):
             lacking = self._edges.lacking(etypes, options)
         except ValueError as caught:
             error = caught
-        hop = Hop(self._edges, requests, options, excluded or {})
+        hop = Hop(self._edges, requests, options, excluded or {}, self.idtype)
         asked, lacking = announce(
             self._state,
             "what neighbours are drawn",
@@ -101,10 +101,7 @@ class CollectiveStructure(ShardedStructure):
             lacking,
         )
         self._edges.prepare(etypes, options, lacking)
-        return [
-            Drawn(d.counts, d.neighbors.to(self.idtype), self._as_ids(d.eids))
-            for d in hop.run(asked)
-        ]
+        return hop.run(asked)
 
     def prepare(self, options: DrawOptions) -> None:
         """Make now what draws of a kind need first, so that copies have it; every rank must call.

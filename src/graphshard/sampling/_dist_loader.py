@@ -26,6 +26,7 @@ from ..fullbatch import GraphShardManager
 from ..graph import Graph
 from ._choose import Transport
 from ._feature_plan import FeaturePlan
+from ._freed_memory import keep_freed_memory
 from ._ids import by_type
 from ._loader_resources import LoaderResources
 from ._loader_sources import check_options, describe, rows_for, share_sizes, structure_for
@@ -172,6 +173,7 @@ class DataLoader:
         self._work: Work | None = Work(sampling, rows, plan, prefetch, lanes)
         self._epoch = 0
         self._stats = LoaderStats()
+        keep_freed_memory()
 
     def __len__(self) -> int:
         """Steps of an epoch, the same on all ranks."""

@@ -96,7 +96,8 @@ class FeaturePlan:
         for columns in self._columns:
             names = tuple(columns.names.values())
             for _, frame, id_field in self._frames(columns, blocks):
-                found.append(RowRequest(columns.kind, names, frame[id_field]))
+                is_distinct = id_field == NID  # as in every block; an edge may be drawn again
+                found.append(RowRequest(columns.kind, names, frame[id_field], is_distinct))
         return found
 
     def attach(self, blocks: Sequence[Block], rows: Sequence[Mapping[str, Tensor]]) -> None:

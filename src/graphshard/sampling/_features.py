@@ -22,18 +22,16 @@ from ..comm import agree, share_error
 from ..comm._group import GroupState, group_state
 from ..comm._pack import row_bytes
 from ..fullbatch import GraphShardManager
-from ..ops import IdTable
+from ..ops import IdTable, copy_rows
 from ._announce import announce
 from ._ownership import ByOwner, Kind, Ownership
 from ._row_buffers import RowBuffers
-from ._row_exchange import RowExchange, write_rows
+from ._row_exchange import RowExchange
 
 Tables = Mapping[tuple[Kind, str], Tensor]
 """(node type or relation, feature name) to rows."""
 
 R = TypeVar("R", bound="Rows")
-
-_MANY = 0.25
 
 
 @dataclass(frozen=True)
@@ -189,7 +187,7 @@ class LocalRows(Rows):
     def fill(self, wanted: Sequence[Wanted]) -> None:
         for rows in wanted:
             for name, out in rows.outs.items():
-                write_rows(out, rows.places, self._tables[rows.kind, name], rows.ids)
+                copy_rows(out, rows.places, self._tables[rows.kind, name], rows.ids)
 
     def is_remote(self, kind: Kind, ids: Tensor) -> Tensor | None:
         return None
@@ -250,36 +248,30 @@ class CollectiveRows(Rows):
         if not wanted:
             return
         grouped = [self.ownership.by_owner(rows.kind, rows.ids) for rows in wanted]
-        splits = torch.tensor([g.splits for g in grouped], dtype=torch.int64)
-        sizes = splits.view(len(wanted), -1).t()
-        if self.state.world_size > 1:
-            asked_of_me, _ = announce(
-                self.state, "what rows are fetched", self._signature(wanted), None, sizes
-            )
-            exchange = RowExchange(
-                self.state, self.ownership.wire_dtype, grouped, asked_of_me, self._buffers
-            )
-        for rows, ids in zip(wanted, grouped, strict=True):
-            self._fill_own(rows, ids)
-        if self.state.world_size > 1:
-            tables = [[self._tables[r.kind, name] for name in r.outs] for r in wanted]
-            outs = [list(rows.outs.values()) for rows in wanted]
-            exchange.run(tables, outs, [rows.places for rows in wanted])
+        if self.state.world_size == 1:
+            self._fill_own(wanted, grouped)
+            return
+        splits = torch.tensor([ids.splits for ids in grouped], dtype=torch.int64)
+        asked_of_me, _ = announce(
+            self.state, "what rows are fetched", self._signature(wanted), None, splits.t()
+        )
+        exchange = RowExchange(self.state, grouped, asked_of_me, self._buffers)
+        exchange.run(
+            [[self._tables[rows.kind, name] for name in rows.outs] for rows in wanted],
+            [list(rows.outs.values()) for rows in wanted],
+            [rows.places for rows in wanted],
+            lambda: self._fill_own(wanted, grouped),
+        )
 
-    def _fill_own(self, rows: Wanted, ids: ByOwner) -> None:
-        _, own = ids.places()
-        index, places = ids.own_rows(), rows.places
-        if own is not None and places is not None:
-            places = places.index_select(0, own)
-        elif own is not None and own.numel() >= _MANY * rows.ids.numel() > 0:
-            # All of the output in order costs less than much of it out of order. What is not ours
-            # gets row 0, which is at hand, and in the end what belongs there.
-            index = rows.ids - self.ownership.first(rows.kind)
-            index.masked_fill_((index < 0) | (index >= self.ownership.num_owned(rows.kind)), 0)
-        else:
-            places = own
-        for name, out in rows.outs.items():
-            write_rows(out, places, self._tables[rows.kind, name], index)
+    def _fill_own(self, wanted: Sequence[Wanted], grouped: Sequence[ByOwner]) -> None:
+        """Write the rows that this rank has itself."""
+        for rows, ids in zip(wanted, grouped, strict=True):
+            _, own = ids.places()
+            index, places = ids.own_rows, own
+            if rows.places is not None:
+                places = rows.places if own is None else rows.places.index_select(0, own)
+            for name, out in rows.outs.items():
+                copy_rows(out, places, self._tables[rows.kind, name], index)
 
     def _signature(self, wanted: Sequence[Wanted]) -> str:
         return "; ".join(f"{rows.kind}: {list(rows.outs)}" for rows in wanted)

@@ -6,17 +6,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from .._typing import CanonicalEType
 from ..comm._pack import exchange_rows
-from ..ops import draw_neighbors
+from ..ops import draw_neighbors, ungroup
 from ._own_edges import OwnEdges, Side
 from ._structure import Drawn, DrawOptions, HopRequest
-
-_INT32_MAX = 2**31 - 1
 
 
 class Hop:
@@ -27,6 +24,7 @@ class Hop:
         requests: What this rank wants.
         options: How to draw.
         excluded: Edges that this rank does not want.
+        idtype: Of the ids in the answers.
     """
 
     def __init__(
@@ -35,9 +33,10 @@ class Hop:
         requests: Sequence[HopRequest],
         options: DrawOptions,
         excluded: Mapping[CanonicalEType, Tensor],
+        idtype: torch.dtype,
     ) -> None:
         self._edges, self._state = edges, edges.state
-        self._requests, self._options = requests, options
+        self._requests, self._options, self._idtype = requests, options, idtype
         self._wire = edges.ownership.wire_dtype
         self._near = [r.etype[2] if options.edge_dir == "in" else r.etype[0] for r in requests]
         self._rows = [
@@ -61,10 +60,10 @@ class Hop:
             splits[self._state.rank] = 0
             return _Excluded(eids.to(self._wire).repeat(ranks - 1), splits, eids)
         by_owner = self._edges.ownership.by_owner(request.etype, eids)
-        num_remote = by_owner.num_remote
-        return _Excluded(
-            by_owner.ids[:num_remote].to(self._wire), by_owner.splits, by_owner.ids[num_remote:]
-        )
+        remote, own = by_owner.places()
+        here = eids if own is None else eids.index_select(0, own)
+        there = eids[:0] if remote is None else eids.index_select(0, remote)
+        return _Excluded(there.to(self._wire), by_owner.splits, here)
 
     def sizes(self) -> Tensor:
         """int64 ``[world_size, 2 R]``: per request rows, then excluded edges, for each rank."""
@@ -77,43 +76,47 @@ class Hop:
         Args:
             asked: int64 ``[world_size, 2 R]``, the sizes that each rank announced.
         """
+        own: list[Drawn] = []
         if self._state.world_size == 1:
-            drawn = [
-                self._draw(r, [rows.own_rows()], [e.own])
-                for r, rows, e in zip(self._requests, self._rows, self._excluded, strict=True)
-            ]
-            return [self._arranged(i, d.counts, d.neighbors, d.eids) for i, d in enumerate(drawn)]
+            self._draw_own(own)
+            return [self._arranged(i, d) for i, d in enumerate(own)]
         num = len(self._requests)
         recv = asked.t().tolist()
         questions = exchange_rows(
             self._state,
-            [rows.remote_rows(self._wire) for rows in self._rows]
-            + [e.remote for e in self._excluded],
+            [rows.remote_rows for rows in self._rows] + [e.remote for e in self._excluded],
             [rows.splits for rows in self._rows] + [e.splits for e in self._excluded],
             recv,
             "rows to draw for",
+            meanwhile=lambda: self._draw_own(own),
         )
-        drawn = []
-        for i, request in enumerate(self._requests):
-            per_rank = [*questions[i].split(recv[i]), self._rows[i].own_rows().to(self._wire)]
-            absent: list[Tensor | None] = list(questions[num + i].split(recv[num + i]))
-            drawn.append(self._draw(request, per_rank, [*absent, self._excluded[i].own]))
-        return self._answer(drawn, recv[:num])
+        drawn = [
+            self._draw(request, rows.split(recv[i]), absent.split(recv[num + i]))
+            for i, (request, rows, absent) in enumerate(
+                zip(self._requests, questions[:num], questions[num:], strict=True)
+            )
+        ]
+        answers = self._answer(drawn, recv[:num])
+        return [
+            self._arranged(i, _joined([answer, here], self._options))
+            for i, (answer, here) in enumerate(zip(answers, own, strict=True))
+        ]
 
-    def _draw(
-        self, request: HopRequest, rows: Sequence[Tensor], absent: Sequence[Tensor | None]
-    ) -> Drawn:
+    def _draw_own(self, found: list[Drawn]) -> None:
+        """Add what is drawn for the rows that this rank has itself, for each request."""
+        found += [
+            self._draw_group(request, rows.own_rows, excluded.own)
+            for request, rows, excluded in zip(
+                self._requests, self._rows, self._excluded, strict=True
+            )
+        ]
+
+    def _draw(self, request: HopRequest, rows: Sequence[Tensor], absent: Sequence[Tensor]) -> Drawn:
         """Draw for groups of own rows, each group with its own excluded edges."""
-        if all(eids is None or eids.numel() == 0 for eids in absent):
+        if all(eids.numel() == 0 for eids in absent):
             return self._draw_group(request, torch.cat(list(rows)), None)
         groups = [self._draw_group(request, r, a) for r, a in zip(rows, absent, strict=True)]
-        return Drawn(
-            torch.cat([g.counts for g in groups]),
-            torch.cat([g.neighbors for g in groups]),
-            torch.cat([g.eids for g in groups if g.eids is not None])
-            if self._options.with_eids
-            else None,
-        )
+        return _joined(groups, self._options)
 
     def _draw_group(self, request: HopRequest, rows: Tensor, absent: Tensor | None) -> Drawn:
         etype, options = request.etype, self._options
@@ -134,18 +137,17 @@ class Hop:
         return Drawn(counts, picked, side.eids_at(positions) if options.with_eids else None)
 
     def _answer(self, drawn: Sequence[Drawn], asked: Sequence[Sequence[int]]) -> list[Drawn]:
-        """Send what was drawn for others; this rank's own answers, in the order of its rows.
+        """Send what was drawn for others; what others drew for this rank, by rank.
 
         Args:
-            drawn: For each request, drawn for the rows of each other rank, then for own ones.
+            drawn: For each request, what was drawn for the rows of each other rank.
             asked: For each request, rows that each rank asked for.
         """
-        num_asked = [sum(splits) for splits in asked]
         counts = exchange_rows(
             self._state,
             [
-                d.counts[:n].to(self._count_dtype(request))
-                for d, n, request in zip(drawn, num_asked, self._requests, strict=True)
+                d.counts.to(self._count_dtype(request))
+                for d, request in zip(drawn, self._requests, strict=True)
             ],
             asked,
             [rows.splits for rows in self._rows],
@@ -157,36 +159,27 @@ class Hop:
         if self._options.with_eids:
             columns += [d.eids for d in drawn if d.eids is not None]
             send, recv = send * 2, recv * 2
-        arrived = exchange_rows(
-            self._state,
-            [column[: sum(splits)] for column, splits in zip(columns, send, strict=True)],
-            send,
-            recv,
-            "neighbours",
-        )
-        whole = [
-            torch.cat([remote, column[sum(splits) :]])
-            for remote, column, splits in zip(arrived, columns, send, strict=True)
+        arrived = exchange_rows(self._state, columns, send, recv, "neighbours")
+        num = len(drawn)
+        with_eids = self._options.with_eids
+        return [
+            Drawn(count.to(torch.int64), neighbors, arrived[num + i] if with_eids else None)
+            for i, (count, neighbors) in enumerate(zip(counts, arrived[:num], strict=True))
         ]
-        found = []
-        for i, d in enumerate(drawn):
-            all_counts = torch.cat([counts[i].to(torch.int64), d.counts[num_asked[i] :]])
-            eids = whole[len(drawn) + i] if self._options.with_eids else None
-            found.append(self._arranged(i, all_counts, whole[i], eids))
-        return found
 
-    def _arranged(
-        self, number: int, counts: Tensor, neighbors: Tensor, eids: Tensor | None
-    ) -> Drawn:
+    def _arranged(self, number: int, drawn: Drawn) -> Drawn:
         """What was drawn for rows grouped by owner, in the order in which they were given."""
         request, order = self._requests[number], self._rows[number].order
+        counts, neighbors, eids = drawn.counts, drawn.neighbors, drawn.eids
         if request.fanout == 0:
             counts = torch.zeros(request.rows.numel(), dtype=torch.int64)
         elif order is not None:
-            counts, source = _in_order(order, counts, neighbors.numel())
-            neighbors = neighbors.index_select(0, source)
-            eids = None if eids is None else eids.index_select(0, source)
-        return Drawn(counts, neighbors, eids)
+            if eids is not None:
+                _, eids = ungroup(order, counts, eids, self._idtype)
+            counts, neighbors = ungroup(order, counts, neighbors, self._idtype)
+        if eids is not None:
+            eids = eids.to(self._idtype)
+        return Drawn(counts, neighbors.to(self._idtype), eids)
 
     def _count_dtype(self, request: HopRequest) -> torch.dtype:
         """The smallest integer that holds a count; the same on all ranks."""
@@ -216,30 +209,15 @@ class _Excluded:
     own: Tensor | None
 
 
-def _in_order(order: Tensor, counts: Tensor, total: int) -> tuple[Tensor, Tensor]:
-    """Put groups of consecutive elements back where they belong.
-
-    Args:
-        order: int64 ``[n]``, the place of each group.
-        counts: int64 ``[n]``, its size.
-        total: Number of elements.
-
-    Returns:
-        Sizes by place, and for each element by place where it stands now.
-    """
-    begins = counts.cumsum(0) - counts
-    by_place = torch.empty_like(counts)
-    by_place[order] = counts
-    shift = torch.empty_like(begins)
-    shift[order] = begins
-    shift -= by_place.cumsum(0) - by_place
-    dtype = torch.int32 if total <= _INT32_MAX else torch.int64
-    # numpy repeats in half of torch's time
-    source = torch.from_numpy(np.repeat(shift.to(dtype).numpy(), by_place.numpy()))
-    source += torch.arange(total, dtype=dtype)
-    return by_place, source
-
-
 def _sums(counts: Tensor, splits: Sequence[int]) -> list[int]:
     """Sum of each group of counts."""
     return [int(group.sum(dtype=torch.int64)) for group in counts[: sum(splits)].split(splits)]
+
+
+def _joined(groups: Sequence[Drawn], options: DrawOptions) -> Drawn:
+    """What was drawn for several groups of rows, as if it had been drawn at once."""
+    return Drawn(
+        torch.cat([g.counts for g in groups]),
+        torch.cat([g.neighbors for g in groups]),
+        torch.cat([g.eids for g in groups if g.eids is not None]) if options.with_eids else None,
+    )

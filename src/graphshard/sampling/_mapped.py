@@ -13,10 +13,10 @@ from torch import Tensor
 
 from ..comm._group import group_state
 from ..fullbatch import GraphShardManager
+from ..ops import copy_rows
 from ._features import CollectiveRows, Rows, Tables, Wanted, check_tables, same_ranks
 from ._hosts import Hosts
 from ._ownership import Kind, Ownership, owners
-from ._row_exchange import write_rows
 from ._shared_memory import SharedArray, share_arrays
 
 
@@ -82,7 +82,7 @@ class MappedRows(Rows):
                 far.append(rows.part(remote.nonzero().view(-1)))
                 near = rows.part((~remote).nonzero().view(-1))
             for name, out in rows.outs.items():
-                write_rows(out, near.places, self._tables[rows.kind, name], near.ids)
+                copy_rows(out, near.places, self._tables[rows.kind, name], near.ids)
         if self._far is not None:
             self._far.fill(far)
 

@@ -13,14 +13,19 @@ from ..comm import rank, world_size
 from ..fullbatch import GraphShardManager
 from ._block_sampler import takes
 from ._epochs import EpochOrder
+from ._freed_memory import keep_freed_memory
 from ._keys import DrawSeed
 from ._pipeline import Pipeline, Run, Stage
+from ._samplers import LaborSampler, MultiLayerFullNeighborSampler, NeighborSampler
 
 WITHOUT_EFFECT = frozenset(
     "multiprocessing_context persistent_workers pin_memory pin_prefetcher prefetch_factor timeout "
     "use_alternate_streams use_prefetch_thread worker_init_fn".split()
 )
 """Options of DGL's loader, and of torch's under it, that concern processes which are not used."""
+
+SIDE_BY_SIDE = (NeighborSampler, MultiLayerFullNeighborSampler, LaborSampler)
+"""Samplers that may be asked from several threads at a time, which a subclass may not bear."""
 
 
 class DataLoader:
@@ -129,6 +134,7 @@ class DataLoader:
         self.epoch = 0
         place = (rank(), world_size()) if use_ddp else (0, 1)
         self._order = EpochOrder(indices, batch_size, shuffle, drop_last, seed, *place)
+        keep_freed_memory()
 
     def __len__(self) -> int:
         """Batches in an epoch."""
@@ -146,9 +152,12 @@ class DataLoader:
             (self._order.batch(order, step), DrawSeed(self.seed, epoch, step))
             for step in range(len(self))
         )
-        return Pipeline(
-            [Stage("sample", self._sampled), Stage("fetch", self._fetched)], self.prefetch
-        ).run(items)
+        workers = 1
+        if type(self.graph_sampler) in SIDE_BY_SIDE:
+            # Renumbering takes one thread, so two batches side by side are faster than one in two.
+            workers = max(1, min(torch.get_num_threads(), self.prefetch))
+        stages = [Stage("sample", self._sampled, workers), Stage("fetch", self._fetched)]
+        return Pipeline(stages, self.prefetch).run(items)
 
     def enable_cpu_affinity(self, *args: Any, **kwargs: Any) -> AbstractContextManager[None]:
         """Accepted so that programs written for DGL run; does nothing."""

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -18,6 +17,7 @@ from ..comm import share_error
 from ..comm._collectives import all_gather
 from ..comm._group import group_state
 from ..fullbatch import GraphShardManager
+from ..ops import group_by_range
 
 Kind: TypeAlias = str | CanonicalEType
 """What rows stand for: nodes of a type, or edges of a relation."""
@@ -83,30 +83,13 @@ class Ownership:
         return self.ranges[kind].size(self.rank)
 
     def by_owner(self, kind: Kind, ids: Tensor) -> ByOwner:
-        """Group ids, on the CPU, by the rank that owns them."""
-        starts = self.ranges[kind].starts
+        """Group ids, on the CPU, by the rank that owns them: this rank's own ones last."""
         if self.world_size == 1:
-            return ByOwner(None, ids, [0], starts, 0)
-        owner = owners(self.ranges[kind], ids)
-        if self.world_size <= _FEW_RANKS:
-            # numpy finds where a mask is set several times faster than torch does, or a sort.
-            here = [np.flatnonzero(owner.numpy() == rank) for rank in self._own_last]
-            order = torch.from_numpy(np.concatenate(here))
-            sizes = [group.size for group in here]
-        else:
-            group_of_rank = torch.argsort(torch.tensor(self._own_last)).to(owner.dtype)
-            group = group_of_rank.index_select(0, owner.to(torch.int32))
-            order = torch.argsort(group, stable=True)
-            sizes = torch.bincount(group, minlength=self.world_size).tolist()
-        splits = [0] * self.world_size
-        for rank, size in zip(self._own_last[:-1], sizes, strict=False):
-            splits[rank] = size
-        return ByOwner(order, ids.index_select(0, order), splits, starts, self.rank)
-
-    @property
-    def _own_last(self) -> list[int]:
-        """Other ranks, ascending, then this one."""
-        return [r for r in range(self.world_size) if r != self.rank] + [self.rank]
+            return ByOwner(None, ids, [0])
+        starts = self.ranges[kind].starts
+        order, rows, splits = group_by_range(ids, starts, self.rank, self.wire_dtype)
+        splits[self.rank] = 0
+        return ByOwner(order, rows, splits)
 
 
 @dataclass(frozen=True)
@@ -115,36 +98,27 @@ class ByOwner:
 
     Args:
         order: int64 ``[n]``, the place that each grouped id had; None where nothing moved.
-        ids: ``[n]``, the ids, grouped.
+        rows: ``[n]``, row of each grouped id among those of its owner.
         splits: Number of ids of each rank; 0 in the own slot.
-        starts: First id of each rank.
-        rank: This process.
     """
 
     order: Tensor | None
-    ids: Tensor
+    rows: Tensor
     splits: list[int]
-    starts: tuple[int, ...]
-    rank: int
 
     @property
     def num_remote(self) -> int:
         return sum(self.splits)
 
-    def remote_rows(self, dtype: torch.dtype) -> Tensor:
+    @property
+    def remote_rows(self) -> Tensor:
         """``[num_remote]``: row of each id of others among those of its owner."""
-        rows = torch.empty(self.num_remote, dtype=dtype, device=self.ids.device)
-        start = 0
-        for owner, size in enumerate(self.splits):
-            if size:
-                stop = start + size
-                rows[start:stop] = self.ids[start:stop] - self.starts[owner]
-                start = stop
-        return rows
+        return self.rows[: self.num_remote]
 
+    @property
     def own_rows(self) -> Tensor:
         """Row of each own id among this rank's."""
-        return self.ids[self.num_remote :] - self.starts[self.rank]
+        return self.rows[self.num_remote :]
 
     def places(self) -> tuple[Tensor | None, Tensor | None]:
         """Where the ids of others, and the own ones, stood; None for everywhere."""

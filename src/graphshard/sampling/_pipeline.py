@@ -38,6 +38,8 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
+from ..ops._kernel import limit_threads
+
 T = TypeVar("T")
 
 _DROP_SECONDS = 3.0
@@ -52,11 +54,15 @@ class Stage:
     Args:
         name: For the name of its thread.
         run: From the value of a batch to its next value; called from one thread at a time, in the
-            order of the batches, without recording gradients.
+            order of the batches, without recording gradients. With several workers, from several
+            threads at a time.
+        workers: Threads of the stage, each with a batch of its own. What they make is passed on
+            in the order of the batches.
     """
 
     name: str
     run: Callable[[Any], Any]
+    workers: int = 1
 
 
 @dataclass(frozen=True)
@@ -64,6 +70,13 @@ class _Failure:
     """What takes the place of a batch that a stage failed on."""
 
     error: BaseException
+
+
+@dataclass(frozen=True)
+class _Promise:
+    """What takes the place of a batch that a worker has just begun."""
+
+    kept: SimpleQueue[Any] = field(default_factory=SimpleQueue)
 
 
 class _End:
@@ -172,7 +185,7 @@ class Run(Iterator[T], Generic[T]):
             self.crew.incoming.put(self._item())
             self._num_permitted += 1
         start = time.monotonic()
-        value = self.crew.outgoing.get()  # signals are handled meanwhile
+        value = _kept(self.crew.outgoing.get())  # signals are handled meanwhile
         self.seconds_waited += time.monotonic() - start
         return value
 
@@ -244,14 +257,13 @@ class Crew:
         for number, stage in enumerate(stages):
             last = number == len(stages) - 1
             target: SimpleQueue[Any] = crew.outgoing if last else SimpleQueue()
-            # The interpreter does not wait for daemons by itself; `_stop_all` does, in its way.
-            thread = threading.Thread(
-                target=_work,
-                args=(stage, source, target, crew),
-                name=f"{_PREFIX}{stage.name}",
-                daemon=True,
-            )
-            crew.threads.append(thread)
+            desk = _Desk(stage, source, target, crew)
+            for _ in range(stage.workers):
+                # The interpreter does not wait for daemons by itself; `_stop_all` does, in its way.
+                thread = threading.Thread(
+                    target=_work, args=(desk,), name=f"{_PREFIX}{stage.name}", daemon=True
+                )
+                crew.threads.append(thread)
             source = target
         _register()
         _crews.difference_update([crew for crew in _crews if crew.has_ended])
@@ -281,28 +293,90 @@ class Crew:
         return self.join(seconds)
 
 
-def _work(stage: Stage, source: SimpleQueue[Any], target: SimpleQueue[Any], crew: Crew) -> None:
+@dataclass(eq=False)
+class _Desk:
+    """What the threads of a stage share.
+
+    Args:
+        stage: What they do.
+        source: Batches to work on.
+        target: Where they go, in the same order.
+        crew: Of the whole run.
+        failure: The error of the earliest batch that has one; nothing later is started.
+        failed_at: The number of that batch.
+        num_taken: Batches taken so far.
+        num_ended: Threads that have ended.
+        lock: Held by whoever takes a batch, also while there is none.
+        failing: Held by whoever tells of an error.
+    """
+
+    stage: Stage
+    source: SimpleQueue[Any]
+    target: SimpleQueue[Any]
+    crew: Crew
+    failure: _Failure | None = None
+    failed_at: int = 0
+    num_taken: int = 0
+    num_ended: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    failing: threading.Lock = field(default_factory=threading.Lock)
+
+    def take(self) -> tuple[Any, int, SimpleQueue[Any]]:
+        """The next batch, its number, and where what becomes of it is put."""
+        with self.lock:
+            value, target = self.source.get(), self.target
+            if value is _END:
+                self.source.put(_END)  # for the next one
+            elif self.stage.workers > 1:
+                promise = _Promise()
+                self.target.put(promise)
+                target = promise.kept
+            self.num_taken += 1
+            number = self.num_taken
+        return _kept(value), number, target
+
+    def run(self, value: Any, number: int) -> Any:
+        """What the stage makes of a batch, or the error in its place."""
+        if self.failure is not None and self.failed_at < number:
+            return self.failure
+        if isinstance(value, _Failure):
+            return value
+        try:
+            return self.stage.run(value)
+        except BaseException as error:
+            failure = _Failure(error)
+            with self.failing:
+                self.crew.failure = self.crew.failure or f"{type(error).__name__}: {error}"
+                if self.failure is None or number < self.failed_at:
+                    self.failure, self.failed_at = failure, number
+            return failure
+
+
+def _kept(value: Any) -> Any:
+    return value.kept.get() if isinstance(value, _Promise) else value
+
+
+def _work(desk: _Desk) -> None:
     """A stage's thread."""
     torch.set_grad_enabled(False)  # for this thread
-    failure: _Failure | None = None
+    if desk.stage.workers > 1:
+        limit_threads(max(1, torch.get_num_threads() // desk.stage.workers))
     while True:
-        value = source.get()
+        value, number, target = desk.take()
         if value is _END:
             break
-        if crew.cancelled.is_set():
+        if not desk.crew.cancelled.is_set():
+            value = desk.run(value, number)
+        elif target is desk.target:
             continue
-        if failure is not None:
-            value = failure
-        elif not isinstance(value, _Failure):
-            try:
-                value = stage.run(value)
-            except BaseException as error:
-                crew.failure = crew.failure or f"{type(error).__name__}: {error}"
-                value = failure = _Failure(error)
         target.put(value)
         del value  # the batch is the caller's
-    failure = None  # its traceback refers to this frame
-    target.put(_END)
+    with desk.lock:
+        desk.num_ended += 1
+        is_last = desk.num_ended == desk.stage.workers
+    if is_last:
+        desk.failure = None  # its traceback refers to a frame
+        desk.target.put(_END)
 
 
 _crews: set[Crew] = set()

@@ -8,7 +8,7 @@ tensor in between, so that a row is read once and written once on either side.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 from ..comm._collectives import all_to_all
 from ..comm._group import GroupState
 from ..comm._pack import exchange_rows, row_bytes
+from ..ops import copy_rows
 from ._ownership import ByOwner
 from ._row_buffers import RowBuffers
 
@@ -26,7 +27,6 @@ class RowExchange:
 
     Args:
         state: The group.
-        wire_dtype: What row numbers travel as.
         grouped: For each request, the ids by owner.
         asked_of_me: int64 ``[world_size, num_requests]``, how many rows each rank asks for.
         buffers: Memory for messages.
@@ -35,7 +35,6 @@ class RowExchange:
     def __init__(
         self,
         state: GroupState,
-        wire_dtype: torch.dtype,
         grouped: Sequence[ByOwner],
         asked_of_me: Tensor,
         buffers: RowBuffers,
@@ -45,7 +44,7 @@ class RowExchange:
         self._counts = asked_of_me.t().tolist()  # by request, by rank
         self._asked = exchange_rows(
             state,
-            [ids.remote_rows(wire_dtype) for ids in grouped],
+            [ids.remote_rows for ids in grouped],
             [ids.splits for ids in grouped],
             self._counts,
             "ids of feature rows",
@@ -56,6 +55,7 @@ class RowExchange:
         tables: Sequence[Sequence[Tensor]],
         outs: Sequence[Sequence[Tensor]],
         places: Sequence[Tensor | None],
+        meanwhile: Callable[[], None],
     ) -> None:
         """Exchange the rows.
 
@@ -63,6 +63,7 @@ class RowExchange:
             tables: For each request, this rank's rows of the tables that it reads.
             outs: For each request, where rows of each table go.
             places: For each request, row of ``outs`` for each id; None for the i-th id's row i.
+            meanwhile: What this rank does while rows are on their way.
         """
         outgoing, send_bytes = self._outgoing(tables)
         widths = [[row_bytes(table) for table in per_request] for per_request in tables]
@@ -72,7 +73,15 @@ class RowExchange:
             for r in ranks
         ]
         incoming = self._buffers.empty([sum(recv_bytes)], torch.uint8)
-        all_to_all(self._state, outgoing, send_bytes, recv_bytes, "feature rows", into=incoming)
+        all_to_all(
+            self._state,
+            outgoing,
+            send_bytes,
+            recv_bytes,
+            "feature rows",
+            into=incoming,
+            meanwhile=meanwhile,
+        )
         offset = 0
         begins = [[0, *accumulate(ids.splits)] for ids in self._grouped]
         for rank in ranks:
@@ -86,7 +95,7 @@ class RowExchange:
                     stop = offset + (end - begin) * width
                     if end > begin:
                         rows = _as_rows(incoming[offset:stop], out, end - begin)
-                        place_rows(out, at, rows)
+                        copy_rows(out, at, rows, None)
                     offset = stop
 
     def _outgoing(self, tables: Sequence[Sequence[Tensor]]) -> tuple[Tensor, list[int]]:
@@ -112,32 +121,11 @@ class RowExchange:
         return message, send_bytes
 
 
-def write_rows(out: Tensor, places: Tensor | None, table: Tensor, rows: Tensor) -> None:
-    """``out[places] = table[rows]``; all of ``out`` where places are None."""
-    rows = rows.to(table.device)
-    if places is None:
-        torch.index_select(table, 0, rows, out=out)
-    elif rows.numel():
-        place_rows(out, places, table.index_select(0, rows))
-
-
-def place_rows(out: Tensor, places: Tensor, rows: Tensor) -> None:
-    """``out[places] = rows``, places being distinct."""
-    width = row_bytes(out)
-    if out.device.type == "cpu" and width and torch.get_num_threads() == 1:
-        # numpy moves a row as one element, in half of the time that torch takes for each of its
-        # numbers. With more threads torch shares the work.
-        whole, part = (t.view(-1).view(torch.uint8).numpy().view(f"V{width}") for t in (out, rows))
-        whole[places.numpy()] = part
-    else:
-        out.index_copy_(0, places.to(out.device), rows.to(out.device))
-
-
 def _gather_into(stream: Tensor, table: Tensor, index: Tensor) -> None:
     """Write rows of a table to a stretch of bytes."""
     if table.device.type == "cpu" and stream.storage_offset() % table.element_size() == 0:
         out = stream.view(table.dtype).view(index.numel(), *table.shape[1:])
-        torch.index_select(table, 0, index, out=out)
+        copy_rows(out, None, table, index)
         return
     rows = table.index_select(0, index.to(table.device)).contiguous()
     stream.copy_(rows.view(-1).view(torch.uint8))

@@ -21,6 +21,7 @@ from ..comm import anchor, rank, world_size
 from ..sampling import DataLoader, LaborSampler, MiniBatch, NeighborSampler
 from ._config import ResolvedSampledConfig, SampledConfig
 from ._counts import reduced, summed
+from ._even_seeds import shared_evenly
 from ._learner import dropout_seed, summed_loss
 from ._result import SamplingReport, TrainResult
 from ._run import Progress, TrainingRun
@@ -57,11 +58,12 @@ class SampledRun(TrainingRun):
             allow = getattr(module, "set_allow_zero_in_degree", None)
             if callable(allow):  # the graph was looked at; that nothing was drawn is no mistake
                 allow(True)
-        rows = shard.rows["train"]
-        most = reduced([rows.numel()], "max")[0]
+        first = shard.data.node_map(shard.target).starts[shard.data.rank]
+        seeds = shared_evenly(shard.rows["train"] + first)
+        most = reduced([seeds.numel()], "max")[0]
         self._loader = DataLoader(
             self._inputs.graph,
-            {shard.target: rows + shard.data.node_map(shard.target).starts[shard.data.rank]},
+            {shard.target: seeds},
             self._sampler(),
             config.batch_size or most,
             shuffle=True,

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copies whole rows between tables, whatever they hold.
+
+#pragma once
+
+#include <cstdint>
+
+namespace graphshard {
+
+// Row numbers of either width; none at all stand for 0, 1, 2, ...
+struct RowNumbers {
+  const void* data;
+  bool wide;
+
+  int64_t operator[](int64_t i) const {
+    if (data == nullptr) return i;
+    return wide ? static_cast<const int64_t*>(data)[i] : static_cast<const int32_t*>(data)[i];
+  }
+};
+
+// Rows back to back, to read or to write.
+template <typename Byte>
+struct RowTable {
+  Byte* data;
+  int64_t num_rows;
+};
+
+// Copies row rows[i], of `row_bytes` bytes, of `table` to row places[i] of `out`, for i in [0,
+// count). Places are distinct. Throws std::out_of_range where a row does not exist; other rows may
+// have been copied then.
+void copy_rows(const RowTable<char>& out, const RowNumbers& places,
+               const RowTable<const char>& table, const RowNumbers& rows, int64_t count,
+               int64_t row_bytes, int num_threads);
+
+}  // namespace graphshard

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""keep_freed_memory, by the page faults of a process of its own."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import resource, torch
+from graphshard.sampling._freed_memory import keep_freed_memory
+kept = keep_freed_memory()
+torch.empty(64 << 20, dtype=torch.uint8).fill_(1)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(10):
+    torch.empty(64 << 20, dtype=torch.uint8).fill_(1)
+print(kept, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+_ONCE = (64 << 20) // os.sysconf("SC_PAGE_SIZE")  # faults of one tensor that is new
+
+
+def run(**environment: str) -> tuple[bool, int]:
+    told = ("MALLOC_", "GLIBC_TUNABLES", "GRAPHSHARD_KEEP")
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(told)}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env={**inherited, **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    kept, faults = done.stdout.split()
+    return kept == "True", int(faults)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is not glibc")
+def test_blocks_are_used_again() -> None:
+    kept, faults = run()
+    assert kept
+    assert faults < 3 * _ONCE  # of ten
+
+
+@pytest.mark.parametrize(
+    "told", [{"GRAPHSHARD_KEEP_MEMORY": "0"}, {"MALLOC_ARENA_MAX": "4"}], ids=lambda d: next(iter(d))
+)
+def test_the_environment_decides(told: dict[str, str]) -> None:
+    kept, _ = run(**told)
+    assert not kept
