@@ -28,22 +28,11 @@
 namespace nb = nanobind;
 using namespace nb::literals;
 
-template <>
-struct nb::detail::dtype_traits<graphshard::bfloat16> {
-  static constexpr dlpack::dtype value{static_cast<uint8_t>(dlpack::dtype_code::Bfloat), 16, 1};
-  static constexpr auto name = const_name("bfloat16");
-};
-
 namespace graphshard {
 namespace {
 
 // Goes up, here and in ops/_kernel.py, when a signature below changes.
-constexpr int kInterface = 3;
-
-template <typename T>
-using Matrix = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-template <typename T>
-using MaybeMatrix = std::optional<Matrix<const T>>;
+constexpr int kInterface = 5;
 
 template <typename E, size_t kSize>
 E parse(std::string_view name, const std::array<std::pair<std::string_view, E>, kSize>& known) {
@@ -304,6 +293,7 @@ NB_MODULE(_kernels, m) {
   bind_value_type<bfloat16>(m);
   bind_group_by_key<int32_t>(m);
   bind_group_by_key<int64_t>(m);
+  bind_attention(m);
   bind_sampling(m);
   m.def(
       "expect_writes",

@@ -97,6 +97,102 @@ def group_by_key(
     positions: Tensor,  # [num_edges], written: where they stood
     num_threads: int,
 ) -> None: ...
+def attention(
+    score: str,
+    num_dst: int,
+    heads: int,
+    dim: int,
+    score_dim: int,
+    slope: float,
+    scale: float,
+    values: Tensor,  # [num_src, heads * dim]
+    src: Tensor | None,  # [num_src, heads * score_dim]; of joint scores the values
+    dst: Tensor | None,  # [num_dst, heads * score_dim]
+    edge: Tensor | None,  # [num_edges, heads * score_dim], of joint scores
+    src_terms: Tensor | None,  # [num_src, heads], as wide as sums: float32 for bfloat16
+    dst_terms: Tensor | None,  # [num_dst, heads], likewise
+    edge_terms: Tensor | None,  # [num_edges, heads], likewise
+    vector: Tensor | None,  # [heads * score_dim], likewise
+    factor: Tensor | None,  # [num_edges, 1 or heads], likewise
+    threshold: int,  # of the mask; 0 for none
+    edge_seed: int,
+    head_seed: int,
+    kept: float,
+    keys: Tensor | None,  # [num_edges] int32
+) -> AttentionOperands: ...
+
+class AttentionOperands:
+    """Borrows the operands of one dtype. Every method is for edges with either type of id."""
+
+    def forward(
+        self,
+        indptr: Tensor,  # of in-edges
+        indices: Tensor,
+        eids: Tensor | None,
+        peak: Tensor,  # [num_dst, heads], as wide as sums
+        total: Tensor,  # likewise
+        sum: Tensor | None,  # [num_dst, heads * dim], likewise: continue this state
+        out: Tensor | None,  # or write the result here
+        begin: bool,  # whether the state begins here
+        num_threads: int,
+    ) -> None: ...
+    def sources(
+        self,
+        indptr: Tensor,  # of out-edges
+        indices: Tensor,
+        eids: Tensor | None,
+        peak: Tensor,
+        total: Tensor,
+        delta: Tensor,  # [num_dst, heads]
+        grad: Tensor,  # [num_dst, heads * dim]
+        values: Tensor | None,  # gradients, each written where wanted
+        src: Tensor | None,
+        src_terms: Tensor | None,
+        dst_terms: Tensor | None,  # added to
+        edge_terms: Tensor | None,
+        factor: Tensor | None,
+        num_threads: int,
+    ) -> None: ...
+    def destinations(
+        self,
+        indptr: Tensor,  # of in-edges
+        indices: Tensor,
+        eids: Tensor | None,
+        peak: Tensor,
+        total: Tensor,
+        delta: Tensor,
+        grad: Tensor,
+        dst: Tensor | None,  # added to, as wide as sums
+        vector: Tensor | None,  # [1, heads * score_dim], likewise
+        edge: Tensor | None,  # written, as the rest
+        edge_terms: Tensor | None,
+        factor: Tensor | None,
+        num_threads: int,
+    ) -> None: ...
+
+def attention_delta(
+    delta: Tensor,  # [num_dst, heads], written
+    grad: Tensor,  # [num_dst * heads, dim]
+    out: Tensor,
+    num_threads: int,
+) -> None: ...
+def head_products(
+    rows: Tensor,  # [num_rows, heads * dim]
+    vectors: Tensor,  # [2, heads * dim], as wide as sums
+    first: Tensor,  # [num_rows, heads], written
+    second: Tensor,
+    num_threads: int,
+) -> None: ...
+def head_products_backward(
+    rows: Tensor,
+    vectors: Tensor,
+    passed: Tensor | None,  # added to rows_grad
+    first_grad: Tensor,
+    second_grad: Tensor,
+    rows_grad: Tensor,
+    vectors_grad: Tensor,
+    num_threads: int,
+) -> None: ...
 def expect_writes(address: int, size: int) -> None: ...
 
 class Drawing:

@@ -17,7 +17,8 @@ from ..comm import ExchangePlan, fetch_halo, share_error
 from ..graph import EID, NID, Frame
 from ..graph._schema import Schema
 from ._data import PartitionData
-from ._manager import GraphShardManager, OriginalIds
+from ._manager import GraphShardManager
+from ._original import OriginalIds
 from ._policy import AggregationMode, ModeName
 from ._structure import ShardStructure
 from ._topology import LocalEdges, needed_rows

@@ -19,7 +19,8 @@ from .._typing import CanonicalEType
 from ..graph import ALL, Frame, MessagePassingGraph
 from ..graph._relation import RelationData, edge_values, reduce_messages
 from ..graph._schema import Schema, is_all
-from ..ops import edge_softmax
+from ..ops import Attention, attend, edge_softmax
+from ._original import OriginalIds
 from ._structure import ShardStructure
 from ._topology import Halo
 
@@ -28,6 +29,7 @@ class _ShardedGraph(Protocol):
     _dst_frames: list[Frame]
     _edge_frames: list[Frame]
     _schema: Schema
+    _original: OriginalIds
 
 
 class LocalizedShards(MessagePassingGraph):
@@ -43,7 +45,7 @@ class LocalizedShards(MessagePassingGraph):
         self, graph: _ShardedGraph, structure: ShardStructure, inputs: Mapping[str, Tensor]
     ) -> None:
         schema = graph._schema
-        self._structure = structure
+        self._structure, self._original = structure, graph._original
         self._halos: dict[str, Halo] = {}
         frames = []
         for ntype in schema.srctypes:
@@ -80,6 +82,7 @@ class LocalizedShards(MessagePassingGraph):
         schema = self._schema
         view = object.__new__(LocalizedShards)
         view._structure, view._halos = self._structure, self._halos
+        view._original = self._original
         view._start(
             schema.single(relation),
             [self._src_frames[schema.src_of[relation]]],
@@ -126,6 +129,10 @@ class LocalizedShards(MessagePassingGraph):
 
     def _edge_values(self, relation: int, func: Any) -> dict[str, Any]:
         return edge_values(self._data(relation), func)
+
+    def _attend(self, relation: int, attention: Attention) -> Tensor | None:
+        etype = self._schema.canonical_etypes[relation]
+        return attend(self._data(relation).adj, self._original.keyed(etype, attention))
 
     def _edge_softmax(self, relation: int, logits: Any, norm_by: str) -> Any:
         if norm_by != "dst":

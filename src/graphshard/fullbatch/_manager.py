@@ -8,9 +8,8 @@ see `AggregationMode`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -21,28 +20,18 @@ from .._typing import CanonicalEType
 from ..graph import ALL, Frame, MessagePassingGraph
 from ..graph._relation import RelationData
 from ..graph._schema import Schema, is_all
+from ..ops import Attention
+from ..ops._attention import check_attention
 from ._deferred import DeferredEdges
 from ._localized import LocalizedShards
 from ._oneshot import OneShot, extended_rows
+from ._original import OriginalIds
 from ._policy import AggregationMode
 from ._sequential import RelationFields, Sequential
 from ._structure import ShardStructure
 from ._together import Together
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class OriginalIds:
-    """What this rank's nodes and edges were called before the graph was partitioned.
-
-    Args:
-        nodes: Node type to int64 ``[num_src_nodes]``, one per row of the source frame.
-        edges: Relation to int64 ``[num_edges]``, one per row of the edge frame.
-    """
-
-    nodes: Mapping[str, Tensor]
-    edges: Mapping[CanonicalEType, Tensor]
 
 
 class GraphShardManager(MessagePassingGraph):
@@ -318,11 +307,25 @@ class GraphShardManager(MessagePassingGraph):
     def _reduce_many(self, calls: Sequence[tuple[int, Any, Any]]) -> list[dict[str, Any]]:
         if self.mode == "oneshot":
             return [self._oneshot.reduce(self._extended(r), m, f) for r, m, f in calls]
+        return self._sequential_results([(self._fields(r), m, f) for r, m, f in calls])
+
+    def _sequential_results(
+        self, requests: Sequence[tuple[RelationFields, Any, Any]]
+    ) -> list[dict[str, Any]]:
         coroutine = self._together.current()
-        requests = [(self._fields(relation), m, f) for relation, m, f in calls]
         if coroutine is None or len(requests) != 1:
             return [dict(fields) for fields in self._sequential.reduce_many(requests)]
         return [dict(coroutine.ask(requests[0]))]
+
+    def _attend(self, relation: int, attention: Attention) -> Tensor | None:
+        fields = self._fields(relation)
+        rows = (fields.src.num_rows, fields.dst.num_rows, fields.num_edges)
+        check_attention(*rows, self.device, attention)
+        attention = self._original.keyed(fields.etype, attention)
+        if self.mode == "oneshot":
+            return self._oneshot.attend(fields.etype, attention)
+        found: Tensor = self._sequential_results([(fields, attention, "out")])[0]["out"]
+        return found
 
     def _edge_values(self, relation: int, func: Any) -> dict[str, Any]:
         if self.mode == "oneshot":

@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from .._typing import CanonicalEType
 from ..comm import fetch_halo
 from ..graph import Frame
 from ..graph._relation import RelationData, edge_values, reduce_messages
+from ..ops import Attention, attend
 from ._constants import ConstantCache
 from ._softmax_of_rows import softmax_over_in_edges, softmax_over_out_edges
 from ._structure import ShardStructure
@@ -149,6 +151,16 @@ class OneShot:
 
     def edge_values(self, data: RelationData, func: Any) -> dict[str, Any]:
         return edge_values(data, func)
+
+    def attend(self, etype: CanonicalEType, attention: Attention) -> Tensor:
+        """Fused attention; what it reads of sources comes in one exchange."""
+        halo = self.structure.halo([etype])
+        own = [attention.values]
+        if attention.src is not None and attention.src is not attention.values:
+            own.append(attention.src)
+        rows = extended_rows(self.structure.constants, [(halo, t) for t in own])
+        src = None if attention.src is None else rows[-1]
+        return attend(halo.adjacency(etype), replace(attention, values=rows[0], src=src))
 
     def edge_softmax(
         self, etypes: Sequence[CanonicalEType], logits: Sequence[Tensor], norm_by: str

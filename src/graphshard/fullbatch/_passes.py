@@ -189,6 +189,8 @@ class ShardPass:
         parameters = [p for p, need in zip(inputs[count:], needed[count:], strict=True) if need]
         parameter_grads = [torch.zeros_like(p) for p in parameters]
         grouped = _split(list(grads), self._output_counts)
+        for (_, reduction), outer in zip(self.reductions, grouped, strict=True):
+            reduction.begin_backward(outer)
         for step, block, rows in self._sources_again(tensors):
             with self._as_in_forward(step):
                 for (etype, reduction), outer in zip(self.reductions, grouped, strict=True):
@@ -246,10 +248,8 @@ def _shard_backward(
     own = {leaf.key for leaf in reduction.leaves()}
     mine = [leaf for leaf in wanted if leaf.key in own]
     grads = reduction.shard_gradients(evaluation, grads)
-    if not reduction.needs_sources:
-        direct: dict[LeafKey, Tensor | None] = {
-            leaf.key: reduction.source_gradient(evaluation, grads) for leaf in mine
-        }
+    direct = reduction.direct_gradients(evaluation, grads, mine)
+    if direct is not None:
         return ShardGradients(direct, [None] * len(parameters))
     values = dict(evaluation.values)
     for leaf in mine:

@@ -12,6 +12,7 @@ sum            add                                           the shard's sum
 softmax sum    rescale by exp(old peak - new peak), add      the shard's sum, at the final peak
 max, min       keep the better; ties: smaller edge id        the entries that won overall
 rows           write at the shard's edge ids                 the shard's rows
+attention      one walk over the shard's edges               by a kernel, see `_attention`
 =============  ============================================  ====================================
 
 The softmax sum is in `_softmax`. Those whose messages can be cut (`_cuts`) take remote shards block
@@ -29,7 +30,7 @@ from torch import Tensor
 
 from ..ops import gspmm
 from ._cuts import Cut, find_cut
-from ._expressions import Evaluation, Leaf
+from ._expressions import Evaluation, Leaf, LeafKey
 from ._messages import Adjoint, CopySource, Message, distinct_leaves
 
 _LOW_PRECISION = (torch.bfloat16, torch.float16)
@@ -96,6 +97,18 @@ class Reduction(ABC):
     def adjoints(self, evaluation: Evaluation, grads: Sequence[Tensor]) -> list[Adjoint]:
         """How to find the gradients of `partial`, given those of its results."""
         return [Adjoint(*pair) for pair in zip(self.partial(evaluation), grads, strict=True)]
+
+    def begin_backward(self, grads: Sequence[Tensor]) -> None:
+        """See the gradients of the whole outputs, once, before any shard."""
+        return
+
+    def direct_gradients(
+        self, evaluation: Evaluation, grads: Sequence[Tensor], wanted: Sequence[Leaf]
+    ) -> dict[LeafKey, Tensor | None] | None:
+        """Gradients of leaves, found without autograd; None where `adjoints` says how to."""
+        if self.needs_sources:
+            return None
+        return {leaf.key: self.source_gradient(evaluation, grads) for leaf in wanted}
 
     def source_gradient(self, evaluation: Evaluation, grads: Sequence[Tensor]) -> Tensor:
         """Gradient of the only leaf, a source leaf; for reductions without `needs_sources`."""

@@ -13,6 +13,8 @@ from torch import Tensor
 from .._typing import CanonicalEType
 from ..function import MessageFunction, ReduceFunction
 from ..graph import Frame
+from ..ops import Attention
+from ._attention import AttentionSum
 from ._constants import ConstantCache
 from ._deferred import DeferredEdges, expression_of
 from ._expressions import (
@@ -79,10 +81,16 @@ class Sequential:
     def reduce_many(
         self, calls: Sequence[tuple[RelationFields, Any, Any]]
     ) -> list[dict[str, Tensor]]:
-        """Results of several relations; each source type is exchanged once for all of them."""
+        """Results of several relations; each source type is exchanged once for all of them.
+
+        A call is (fields, message function, reduce function), or (fields, attention, field).
+        """
         results: list[Tensor | None] = [None] * len(calls)
         planned: dict[int, _Planned] = {}
         for index, (fields, message, reduce) in enumerate(calls):
+            if isinstance(message, Attention):
+                planned[index] = _Planned(fields.etype, AttentionSum(message), _only)
+                continue
             if not isinstance(reduce, ReduceFunction):
                 name = getattr(reduce, "__qualname__", repr(reduce))
                 raise NotImplementedError(
@@ -101,7 +109,7 @@ class Sequential:
             outputs = self._run([(p.etype, p.reduction) for p in group])
             for i, plan, output in zip(indices, group, outputs, strict=True):
                 results[i] = self._keep_result(plan, plan.finish(output))
-        names = [reduce.out_field for _, _, reduce in calls]
+        names = [r.out_field if isinstance(r, ReduceFunction) else r for _, _, r in calls]
         return [{name: r} for name, r in zip(names, results, strict=True) if r is not None]
 
     def _run(

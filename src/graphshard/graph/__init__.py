@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Graphs, their features, and the message-passing protocol that every layer is written against."""
 
+from ._attend import attend
 from ._block import Block, create_block, to_block
 from ._convert import (
     from_edge_index,
@@ -42,6 +43,7 @@ __all__ = [
     "Scheme",
     "add_reverse_edges",
     "add_self_loop",
+    "attend",
     "create_block",
     "edge_softmax",
     "edge_subgraph",

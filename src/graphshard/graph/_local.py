@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..ops import Adjacency, edge_softmax
+from ..ops import Adjacency, Attention, attend, edge_softmax
 from ._frame import Frame, OverlayView
 from ._moves import MovableGraph
 from ._protocol import ApplyFunction, checked_functions
@@ -125,6 +125,9 @@ class LocalGraph(MovableGraph):
 
     def _edge_softmax(self, relation: int, logits: Any, norm_by: str) -> Any:
         return edge_softmax(self.relations[relation], logits, norm_by)
+
+    def _attend(self, relation: int, attention: Attention) -> Tensor | None:
+        return attend(self.relations[relation], attention)
 
     def _edge_softmax_joint(
         self, relations: list[int], logits: list[Any], norm_by: str

@@ -10,6 +10,7 @@ one relation is left to a few hooks, which a subclass fills with kernels or with
     multi_update_all ---> _reduce_many([(relation, m, r), ...])   -> the same, several at once
     apply_edges --------> _edge_values(relation, func)            -> new edge fields
     edge_softmax -------> _edge_softmax(relation, logits, norm)   -> weights per edge
+    attend -------------> _attend(relation, attention)            -> rows per destination, or None
     g[etype] -----------> _relation_view(relations)               -> same class, shared frames
 
 The names and their meaning are DGL's, so that its users, and its own layers, find what they know.
@@ -24,6 +25,7 @@ import torch
 from torch import Tensor
 
 from ..function import MessageFunction, ReduceFunction, as_message, as_reduce
+from ..ops import Attention
 from ._cross import cross_reduce
 from ._frame import OverlayView, RowsView
 from ._schema import ALL, is_all
@@ -78,6 +80,10 @@ class MessagePassingGraph(TypedGraph):
             "edge_softmax over several relations that share a node type",
             "normalise each relation alone with edge_softmax(graph[etype], logits)",
         )
+
+    def _attend(self, relation: int, attention: Attention) -> Tensor | None:
+        """Attention in one go: ``[num_dst, heads, dim]``, or None where there is no such kernel."""
+        return None
 
     def any_zero_in_degree(self, etype: Any = None) -> bool:
         """Whether some destination has no in-edge; with no ``etype``, in any relation."""

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .. import function as fn
-from ..graph import MessagePassingGraph, edge_softmax
+from ..graph import MessagePassingGraph, attend, edge_softmax
+from ..ops import Attention
 from ._inputs import Features, split_features
 from ._zero_in_degree import ZeroInDegreeCheck
 
@@ -58,11 +59,20 @@ class AGNNConv(ZeroInDegreeCheck):
     def forward(self, graph: MessagePassingGraph, feat: Features) -> Tensor:
         """Apply the layer; see the class for shapes."""
         self._check_in_degrees(graph)
+        source, destination = split_features(graph, feat)
+        unit_src, unit_dst = (F.normalize(rows, dim=-1) for rows in (source, destination))
+        if source.dim() > 1:
+            row = (*source.shape[1:-1], 1)
+            values, keys, queries = (
+                rows.unsqueeze(-2).flatten(1, -2)
+                for rows in (source, unit_src, unit_dst * self.beta)
+            )
+            fused = attend(graph, Attention.dot(values, keys, queries))
+            if fused is not None:
+                return fused.unflatten(1, row).squeeze(-2)
         with graph.local_scope():
-            source, destination = split_features(graph, feat)
             graph.srcdata["h"] = source
-            graph.srcdata["unit_src"] = F.normalize(source, dim=-1)
-            graph.dstdata["unit_dst"] = F.normalize(destination, dim=-1)
+            graph.srcdata["unit_src"], graph.dstdata["unit_dst"] = unit_src, unit_dst
             graph.apply_edges(fn.u_dot_v("unit_src", "unit_dst", "cos"))
             graph.edata["p"] = edge_softmax(graph, graph.edata.pop("cos") * self.beta)
             graph.update_all(fn.u_mul_e("h", "p", "m"), fn.sum("m", "out"))

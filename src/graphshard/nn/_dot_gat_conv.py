@@ -8,7 +8,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from .. import function as fn
-from ..graph import MessagePassingGraph, edge_softmax
+from ..graph import MessagePassingGraph, attend, edge_softmax
+from ..ops import Attention
 from ._inputs import Features, Widths, split_features, split_widths
 from ._zero_in_degree import ZeroInDegreeCheck
 
@@ -91,11 +92,18 @@ class DotGatConv(ZeroInDegreeCheck):
             The output, or (output, attention) with ``get_attention``.
         """
         self._check_in_degrees(graph)
+        source, destination = self._project(graph, feat)
+        scale = self._out_feats**-0.5
+        if not get_attention:
+            row = tuple(source.shape[1:-1])
+            values, query = source.flatten(1, -2), destination.flatten(1, -2)
+            result = attend(graph, Attention.dot(values, values, query, scale=scale))
+            if result is not None:
+                return result.unflatten(1, row)
         with graph.local_scope():
-            graph.srcdata["ft"], graph.dstdata["query"] = self._project(graph, feat)
+            graph.srcdata["ft"], graph.dstdata["query"] = source, destination
             graph.apply_edges(fn.u_dot_v("ft", "query", "e"))
-            scores = graph.edata.pop("e") * self._out_feats**-0.5
-            graph.edata["a"] = edge_softmax(graph, scores)
+            graph.edata["a"] = edge_softmax(graph, graph.edata.pop("e") * scale)
             graph.update_all(fn.u_mul_e("ft", "a", "m"), fn.sum("m", "out"))
             result = graph.dstdata["out"]
             return (result, graph.edata["a"]) if get_attention else result

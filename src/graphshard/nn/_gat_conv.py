@@ -10,14 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from .. import function as fn
-from ..graph import MessagePassingGraph, edge_softmax
-from ._inputs import (
-    Features,
-    Widths,
-    prepare_edge_weight,
-    split_features,
-    split_widths,
-)
+from ..graph import MessagePassingGraph, attend, edge_softmax
+from ..ops import Attention, head_products
+from ._attention import Unfused, attention_factor, attention_mask, slope_of, vector_of
+from ._inputs import Features, Widths, prepare_edge_weight, split_features, split_widths
 from ._zero_in_degree import ZeroInDegreeCheck
 
 
@@ -147,6 +143,51 @@ class GATConv(ZeroInDegreeCheck):
         projected, projected_dst = split_features(graph, self.fc(source).unflatten(-1, heads))
         return projected, projected_dst, destination
 
+    def _attend(
+        self,
+        graph: MessagePassingGraph,
+        source: Tensor,
+        destination: Tensor,
+        edge_weight: Any,
+    ) -> Tensor | None:
+        """The result without bias and residual, in one go; None where that cannot be done."""
+        row = tuple(source.shape[1:-1])
+        try:
+            slope = slope_of(self.leaky_relu)
+            factor = attention_factor(edge_weight, row)
+            mask = attention_mask(self.attn_drop)
+        except Unfused:
+            return None
+        left, right = vector_of(self.attn_l, row), vector_of(self.attn_r, row)
+        same = source is destination
+        source, src, dst = head_products(source.flatten(1, -2), left, right)
+        if not same:
+            _, _, dst = head_products(destination.flatten(1, -2), left, right)
+        attention = Attention.additive(source, src, dst, slope=slope, factor=factor, mask=mask)
+        result = attend(graph, attention)
+        return None if result is None else result.unflatten(1, row)
+
+    def _by_edges(
+        self,
+        graph: MessagePassingGraph,
+        source: Tensor,
+        destination: Tensor,
+        edge_weight: Any,
+    ) -> tuple[Tensor, Any]:
+        """The same, and the attention, with a number per edge and head at every step."""
+        with graph.local_scope():
+            graph.srcdata["ft"] = source
+            graph.srcdata["el"] = (source * self.attn_l).sum(-1, keepdim=True)
+            graph.dstdata["er"] = (destination * self.attn_r).sum(-1, keepdim=True)
+            graph.apply_edges(fn.u_add_v("el", "er", "e"))
+            scores = self.leaky_relu(graph.edata.pop("e"))
+            attention = self.attn_drop(edge_softmax(graph, scores))
+            if edge_weight is not None:
+                attention = attention * edge_weight
+            graph.edata["a"] = attention
+            graph.update_all(fn.u_mul_e("ft", "a", "m"), fn.sum("m", "out"))
+            return graph.dstdata["out"], graph.edata["a"]
+
     def forward(
         self,
         graph: MessagePassingGraph,
@@ -161,20 +202,14 @@ class GATConv(ZeroInDegreeCheck):
             multiplied the messages: after dropout and edge weights.
         """
         self._check_in_degrees(graph)
-        with graph.local_scope():
-            source, destination, inputs = self._project(graph, feat)
-            graph.srcdata["ft"] = source
-            graph.srcdata["el"] = (source * self.attn_l).sum(-1, keepdim=True)
-            graph.dstdata["er"] = (destination * self.attn_r).sum(-1, keepdim=True)
-            graph.apply_edges(fn.u_add_v("el", "er", "e"))
-            scores = self.leaky_relu(graph.edata.pop("e"))
-            attention = self.attn_drop(edge_softmax(graph, scores))
-            if edge_weight is not None:
-                attention = attention * prepare_edge_weight(graph, edge_weight, source.dim())
-            graph.edata["a"] = attention
-            graph.update_all(fn.u_mul_e("ft", "a", "m"), fn.sum("m", "out"))
-            result = graph.dstdata["out"]
-            attention = graph.edata["a"] if get_attention else None
+        source, destination, inputs = self._project(graph, feat)
+        if edge_weight is not None:
+            edge_weight = prepare_edge_weight(graph, edge_weight, source.dim())
+        result = attention = None
+        if not get_attention:
+            result = self._attend(graph, source, destination, edge_weight)
+        if result is None:
+            result, attention = self._by_edges(graph, source, destination, edge_weight)
 
         if self.res_fc is not None:
             result = result + self.res_fc(inputs).unflatten(-1, (-1, self._out_feats))

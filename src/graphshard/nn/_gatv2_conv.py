@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from .. import function as fn
-from ..graph import MessagePassingGraph, edge_softmax
+from ..graph import MessagePassingGraph, attend, edge_softmax
+from ..ops import Attention
+from ._attention import Unfused, attention_mask, slope_of, vector_of
 from ._inputs import Features, Widths, split_features, split_widths
 from ._zero_in_degree import ZeroInDegreeCheck
 
@@ -111,6 +113,50 @@ class GATv2Conv(ZeroInDegreeCheck):
             if isinstance(linear, nn.Linear) and linear.bias is not None:
                 nn.init.zeros_(linear.bias)
 
+    def _project(self, graph: MessagePassingGraph, feat: Features) -> tuple[Tensor, Tensor, Tensor]:
+        """(projected sources, projected destinations, input of the destinations)."""
+        heads = (self._num_heads, self._out_feats)
+        if isinstance(feat, tuple):
+            source, destination = split_features(graph, feat)
+            source, destination = self.feat_drop(source), self.feat_drop(destination)
+        else:
+            source, destination = split_features(graph, self.feat_drop(feat))
+        projected = self.fc_src(source).unflatten(-1, heads)
+        if self.share_weights and not isinstance(feat, tuple):
+            _, projected_dst = split_features(graph, projected)
+        else:
+            projected_dst = self.fc_dst(destination).unflatten(-1, heads)
+        return projected, projected_dst, destination
+
+    def _attend(
+        self, graph: MessagePassingGraph, source: Tensor, destination: Tensor
+    ) -> Tensor | None:
+        """The result without residual, in one go; None where that cannot be done."""
+        row = tuple(source.shape[1:-1])
+        try:
+            slope = slope_of(self.leaky_relu)
+            mask = attention_mask(self.attn_drop)
+        except Unfused:
+            return None
+        vector = vector_of(self.attn, row)
+        values, dst = source.flatten(1, -2), destination.flatten(1, -2)
+        result = attend(graph, Attention.joint(values, dst, vector, slope=slope, mask=mask))
+        return None if result is None else result.unflatten(1, row)
+
+    def _by_edges(
+        self, graph: MessagePassingGraph, source: Tensor, destination: Tensor
+    ) -> tuple[Tensor, Any]:
+        """The same, and the attention, with numbers per edge at every step."""
+        with graph.local_scope():
+            graph.srcdata["el"] = source
+            graph.dstdata["er"] = destination
+            graph.apply_edges(fn.u_add_v("el", "er", "e"))
+            activated = self.leaky_relu(graph.edata.pop("e"))
+            scores = (activated * self.attn).sum(-1, keepdim=True)
+            graph.edata["a"] = self.attn_drop(edge_softmax(graph, scores))
+            graph.update_all(fn.u_mul_e("el", "a", "m"), fn.sum("m", "out"))
+            return graph.dstdata["out"], graph.edata["a"]
+
     def forward(
         self, graph: MessagePassingGraph, feat: Features, get_attention: bool = False
     ) -> Any:
@@ -120,27 +166,11 @@ class GATv2Conv(ZeroInDegreeCheck):
             The output, or (output, attention after dropout) with ``get_attention``.
         """
         self._check_in_degrees(graph)
-        heads = (self._num_heads, self._out_feats)
-        with graph.local_scope():
-            if isinstance(feat, tuple):
-                source, destination = split_features(graph, feat)
-                source, destination = self.feat_drop(source), self.feat_drop(destination)
-            else:
-                source, destination = split_features(graph, self.feat_drop(feat))
-            projected = self.fc_src(source).unflatten(-1, heads)
-            if self.share_weights and not isinstance(feat, tuple):
-                _, projected_dst = split_features(graph, projected)
-            else:
-                projected_dst = self.fc_dst(destination).unflatten(-1, heads)
-            graph.srcdata["el"] = projected
-            graph.dstdata["er"] = projected_dst
-            graph.apply_edges(fn.u_add_v("el", "er", "e"))
-            activated = self.leaky_relu(graph.edata.pop("e"))
-            scores = (activated * self.attn).sum(-1, keepdim=True)
-            graph.edata["a"] = self.attn_drop(edge_softmax(graph, scores))
-            graph.update_all(fn.u_mul_e("el", "a", "m"), fn.sum("m", "out"))
-            result = graph.dstdata["out"]
-            attention = graph.edata["a"] if get_attention else None
+        source, projected_dst, destination = self._project(graph, feat)
+        attention = None
+        result = None if get_attention else self._attend(graph, source, projected_dst)
+        if result is None:
+            result, attention = self._by_edges(graph, source, projected_dst)
 
         if self.res_fc is not None:
             result = result + self.res_fc(destination).unflatten(-1, (-1, self._out_feats))

@@ -2,37 +2,47 @@
 """Sparse operators on the edges of one relation, and what samples are made with.
 
 `gspmm` sends messages along edges and reduces them at destinations, `gsddmm` computes a value per
-edge, `edge_softmax` normalizes edge values. `draw_neighbors` draws edges at random, `IdTable` gives
-the nodes they reach consecutive ids, `copy_rows` collects their features, and `group_by_range` and
-`ungroup` sort what is asked of several owners. All run in compiled kernels where those are
-installed and in plain torch where not; `reference` has the operators on edges in their simplest
-form.
+edge, `edge_softmax` normalizes edge values, `attend` does all three for attention. `draw_neighbors`
+draws edges at random, `IdTable` gives the nodes they reach consecutive ids, `copy_rows` collects
+their features, and `group_by_range` and `ungroup` sort what is asked of several owners. All run in
+compiled kernels where those are installed and in plain torch where not; `reference` has the
+operators on edges in their simplest form.
 """
 
 from . import reference
 from ._adjacency import Adjacency, HasAdjacency, as_adjacency
+from ._attention import attend
+from ._attention_rule import Attention
 from ._compact import IdTable
 from ._copy_rows import copy_rows
 from ._draw import draw_neighbors
+from ._edge_mask import EdgeMask, edge_keys, random_seed
 from ._edge_softmax import edge_softmax
 from ._groups import group_by_range, ungroup
 from ._gsddmm import gsddmm
 from ._gspmm import gspmm, gspmm_arg
+from ._head_products import head_products
 from ._kernel import extension_available
 
 __all__ = [
     "Adjacency",
+    "Attention",
+    "EdgeMask",
     "HasAdjacency",
     "IdTable",
     "as_adjacency",
+    "attend",
     "copy_rows",
     "draw_neighbors",
+    "edge_keys",
     "edge_softmax",
     "extension_available",
     "group_by_range",
     "gsddmm",
     "gspmm",
     "gspmm_arg",
+    "head_products",
+    "random_seed",
     "reference",
     "ungroup",
 ]

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ._adjacency import Adjacency, HasAdjacency, as_adjacency
+from ._attention_rule import Attention
 
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -90,6 +91,19 @@ def edge_softmax(adj: Adjacency | HasAdjacency, logits: Tensor, norm_by: str = "
     shifted = torch.exp(wide - highest.index_select(0, dst))
     total = gspmm(adj, "copy_rhs", "sum", None, shifted)
     return (shifted / total.index_select(0, dst)).to(logits.dtype)
+
+
+def attend(adj: Adjacency | HasAdjacency, attention: Attention) -> Tensor:
+    """Attention over in-edges; see `graphshard.ops.attend`."""
+    adj = as_adjacency(adj)
+    src, dst = adj.coo()
+    edges = torch.arange(adj.num_edges, device=adj.device, dtype=adj.idtype)
+    weights = edge_softmax(adj, attention.scores_of(src, dst, edges))
+    multipliers = attention.multipliers_of(edges)
+    weights = weights if multipliers is None else weights * multipliers
+    messages = weights.unsqueeze(-1) * attention.values.index_select(0, src)
+    out = messages.new_zeros(adj.num_dst, *messages.shape[1:]).index_add(0, dst, messages)
+    return out.to(attention.dtype)
 
 
 def _gather(values: Tensor | None, index: Tensor, used: bool) -> Tensor | None:

@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+// Gradients that belong to destinations, to edges, and to the vector of joint scores: each
+// destination walks its in-edges, see [Note: backward] in attention.h.
+
+#include <memory>
+
+#include "attention.h"
+#include "attention_weights.h"
+
+namespace graphshard {
+namespace {
+
+// Rows of one destination in the type of sums, and what is summed for it.
+template <typename V>
+struct RowSums {
+  const V* scores;  // what its scores are made of
+  const V* grad;
+  V* dst;     // [heads * score_dim]
+  V* vector;  // joint: [heads * score_dim]
+};
+
+// Gradients of joint scores with respect to the features that the leaky ReLU joins, of kSize
+// columns from `first` on. kEdge: edges have features; `edge` is where their gradients go, or null.
+template <bool kEdge, int kSize, typename T>
+GRAPHSHARD_INLINE void add_joint_columns(const Attention<T>& a, const Portion& portion,
+                                         int64_t first, const wide_t<T>* slope,
+                                         const RowSums<wide_t<T>>& row, T* edge) {
+  using V = wide_t<T>;
+  const int64_t width = a.heads * a.score_dim;
+  const V* fixed = row.scores + first;
+  const V* coefficient = a.vector + first;
+  V dst[kSize];
+  V vector[kSize];
+  for (int j = 0; j < kSize; ++j) dst[j] = vector[j] = 0;
+  for (int k = 0; k < portion.count; ++k) {
+    const T* from = a.src + portion.nodes[k] * width + first;
+    const T* edge_row = kEdge ? a.edge + portion.edges[k] * width + first : nullptr;
+    const V high = slope[k];
+    const V low = high * a.slope;
+#pragma omp simd
+    for (int j = 0; j < kSize; ++j) {
+      V joined = fixed[j] + widen(from[j]);
+      if constexpr (kEdge) joined += widen(edge_row[j]);
+      const V passed = joined > 0 ? high : low;
+      dst[j] += passed;
+      vector[j] += passed * joined;
+    }
+    if constexpr (kEdge) {
+      if (edge == nullptr) continue;
+      T* to = edge + portion.edges[k] * width + first;
+      for (int j = 0; j < kSize; ++j) {
+        const V joined = fixed[j] + widen(from[j]) + widen(edge_row[j]);
+        narrow((joined > 0 ? high : low) * coefficient[j], to[j]);
+      }
+    }
+  }
+  for (int j = 0; j < kSize; ++j) {
+    row.dst[first + j] += dst[j] * coefficient[j];
+    row.vector[first + j] += vector[j];
+  }
+}
+
+template <typename T>
+GRAPHSHARD_INLINE void add_joint(const Attention<T>& a, const Portion& portion, int64_t head,
+                                 const wide_t<T>* slope, const RowSums<wide_t<T>>& row, T* edge) {
+  in_blocks<32, 16, 8, 4, 1>(a.score_dim, [&](auto size, int64_t at) GRAPHSHARD_INLINE_LAMBDA {
+    const int64_t first = head * a.score_dim + at;
+    if (a.edge == nullptr) {
+      add_joint_columns<false, size>(a, portion, first, slope, row, edge);
+    } else {
+      add_joint_columns<true, size>(a, portion, first, slope, row, edge);
+    }
+  });
+}
+
+// Takes the in-edges [begin, end) of destination `v` into its gradients.
+template <typename Kind, typename T>
+GRAPHSHARD_INLINE void take_edges(const Attention<T>& a, const EdgeGroups& in_edges,
+                                  const AttentionGradient<T>& gradient,
+                                  const DestinationGradients<T>& result, int64_t v, int64_t begin,
+                                  int64_t end, Heads heads, const RowSums<wide_t<T>>& row) {
+  using V = wide_t<T>;
+  Portion portion;
+  EdgeWeights<V> w;
+  alignas(64) V factor_grad[kPortion];
+  const Varying<T> varying{a.src, a.src_terms, a.heads, 1};
+  for (; begin < end; begin += kPortion) {
+    load_portion(a, in_edges, begin, end, portion);
+    for (int64_t h = heads.first; h < heads.last; ++h) {
+      const int64_t at = v * a.heads + h;
+      for (int k = 0; k < portion.count; ++k) {
+        w.peak[k] = gradient.peak[at];
+        w.scale[k] = 1 / gradient.total[at];
+        w.delta[k] = gradient.delta[at];
+      }
+      Kind::scores(a, row.scores, varying, portion, h, w.z);
+      dot_columns(row.grad + h * a.dim, a.values + h * a.dim, a.heads * a.dim, a.dim, portion,
+                  a.values != a.src, w.g);
+      weigh<Kind>(a, portion, h, w);
+      store_edge_gradients(a, portion, heads, h, w, factor_grad, result.edge_terms, result.factor);
+      if constexpr (Kind::kScore == Score::kDot) {
+        const int64_t first = h * a.score_dim;
+        for (int k = 0; k < portion.count; ++k) w.slope[k] *= a.scale;
+        add_columns(w.slope, a.src + first, a.heads * a.score_dim, a.score_dim, portion, false,
+                    row.dst + first);
+      } else {
+        add_joint(a, portion, h, w.slope, row, result.edge);
+      }
+    }
+  }
+}
+
+// Buffers of a task: a destination's rows in the type of sums, and the gradient of its row.
+template <typename T>
+int64_t buffer_size(const Attention<T>& a) {
+  return a.heads * (a.dim + 2 * a.score_dim);
+}
+
+template <typename Kind, typename T>
+GRAPHSHARD_CLONES void destination_span(const Attention<T>& a, const EdgeGroups& in_edges,
+                                        const AttentionGradient<T>& gradient,
+                                        const DestinationGradients<T>& result, const Span& span,
+                                        Heads heads, wide_t<T>* buffer, wide_t<T>* vector,
+                                        wide_t<T>* slice) {
+  using V = wide_t<T>;
+  const int64_t width = a.heads * a.dim;
+  const int64_t score_width = a.heads * a.score_dim;
+  const int64_t first = heads.first * a.score_dim;
+  const int64_t last = heads.last * a.score_dim;
+  V* own = buffer + width + score_width;
+  for (int64_t v = span.first_row; v < span.last_row; ++v) {
+    const bool is_slice = span.slice >= 0;
+    const int64_t begin = is_slice ? span.begin : in_edges.begin(v);
+    const int64_t end = is_slice ? span.end : in_edges.begin(v + 1);
+    if (begin == end || (!is_slice && end - begin > kSliceEdges)) continue;
+    V* dst = own;
+    if (is_slice) {
+      dst = slice;
+    } else if (result.dst != nullptr) {
+      dst = result.dst + v * score_width;
+    }
+    if (dst == slice || dst == own) {
+      for (int64_t j = first; j < last; ++j) dst[j] = 0;
+    }
+    const RowSums<V> row{widened(a.dst + v * score_width, score_width, buffer + width),
+                         widened(gradient.grad + v * width, width, buffer), dst, vector};
+    take_edges<Kind>(a, in_edges, gradient, result, v, begin, end, heads, row);
+  }
+}
+
+template <typename Kind, typename T>
+void destinations(const Attention<T>& a, const EdgeGroups& in_edges,
+                  const AttentionGradient<T>& gradient, const DestinationGradients<T>& result,
+                  int64_t step, int num_threads) {
+  using V = wide_t<T>;
+  const int64_t score_width = a.heads * a.score_dim;
+  const Schedule schedule = fixed_schedule(in_edges, score_width);
+  const int64_t num_spans = static_cast<int64_t>(schedule.spans.size());
+  const auto slices = std::make_unique_for_overwrite<V[]>(schedule.num_slices * score_width);
+  const auto vectors = std::make_unique<V[]>(a.vector == nullptr ? 0 : num_spans * score_width);
+  run_tasks(num_spans * ((a.heads + step - 1) / step), num_threads, [&](int64_t task) {
+    const int64_t at = task % num_spans;
+    const Span& span = schedule.spans[at];
+    const int64_t first = task / num_spans * step;
+    const auto buffer = std::make_unique_for_overwrite<V[]>(buffer_size(a));
+    destination_span<Kind>(a, in_edges, gradient, result, span,
+                           Heads{first, std::min(first + step, a.heads)}, buffer.get(),
+                           vectors.get() + (a.vector == nullptr ? 0 : at * score_width),
+                           slices.get() + std::max<int64_t>(span.slice, 0) * score_width);
+  });
+  if (result.dst != nullptr) {
+    for (const Hub& hub : schedule.hubs) {
+      V* to = result.dst + hub.row * score_width;
+      for (int64_t slice = hub.first_slice; slice < hub.last_slice; ++slice) {
+        for (int64_t j = 0; j < score_width; ++j) to[j] += slices[slice * score_width + j];
+      }
+    }
+  }
+  if (result.vector != nullptr) {
+    for (int64_t at = 0; at < num_spans; ++at) {
+      for (int64_t j = 0; j < score_width; ++j) {
+        result.vector[j] += vectors[at * score_width + j];
+      }
+    }
+  }
+}
+
+}  // namespace
+
+template <typename T>
+void attention_destinations(const Attention<T>& attention, const EdgeGroups& in_edges,
+                            const AttentionGradient<T>& gradient,
+                            const DestinationGradients<T>& result, int num_threads) {
+  const int64_t columns = std::max(attention.dim, attention.score_dim);
+  // A factor that all heads share has one gradient, which their tasks cannot add to side by side.
+  const int64_t step = result.factor != nullptr
+                           ? attention.heads
+                           : heads_per_block(attention.num_src, in_edges.num_edges, attention.heads,
+                                             columns * sizeof(T));
+  if (attention.score == Score::kJoint) {
+    destinations<JointScore>(attention, in_edges, gradient, result, step, num_threads);
+  } else {
+    destinations<DotScore>(attention, in_edges, gradient, result, step, num_threads);
+  }
+}
+
+#define INSTANTIATE(T)                                                         \
+  template void attention_destinations(const Attention<T>&, const EdgeGroups&, \
+                                       const AttentionGradient<T>&,            \
+                                       const DestinationGradients<T>&, int);
+INSTANTIATE(float)
+INSTANTIATE(double)
+INSTANTIATE(bfloat16)
+#undef INSTANTIATE
+
+}  // namespace graphshard

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""AttentionSum: fused attention that takes its in-edges one shard after the other.
+
+The state of a destination is (peak, total, sum) per head, which a kernel continues with the edges
+of each shard in place; nothing has a row per edge and head. Backward the kernel computes the
+weights of a shard again from the final peak and total. See csrc/attention.h.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from ..ops import Attention
+from ..ops import _attention_compute as compute
+from ._columns import ColumnBlock, most_blocks
+from ._cuts import Cut
+from ._expressions import Evaluation, Leaf, LeafKey
+from ._reductions import Reduction
+
+_HEADS, _COLUMNS = 2, 1  # dimensions of values and result, counted from the right
+_TARGETS = ("u", "u", "v", "e", "c", "e")  # of values, src, dst, edge, vector, factor
+
+
+class AttentionSum(Reduction):
+    """One relation's attention; its only output is the result, divided by the totals already.
+
+    Args:
+        attention: Operands of this rank's rows and edges; a mask has keys.
+    """
+
+    def __init__(self, attention: Attention) -> None:
+        self.messages = []
+        self._leaves = [
+            None if tensor is None else Leaf(target, tensor)
+            for target, tensor in zip(_TARGETS, attention.operands, strict=True)
+        ]
+        self._rule = attention.with_operands([None] * len(_TARGETS))
+        self._dtype, self._heads, self._dim = attention.dtype, attention.heads, attention.dim
+        self._states: list[compute.AttentionState] = []  # of each block, once there are blocks
+        self._out, self._version = torch.empty(0), 0
+        self._statistics = compute.AttentionState(self._out, self._out, self._out)
+        self._deltas: dict[ColumnBlock, Tensor] = {}
+
+    def leaves(self) -> list[Leaf]:
+        return list({leaf.key: leaf for leaf in self._leaves if leaf is not None}.values())
+
+    @cached_property
+    def cut(self) -> Cut | None:
+        """Between heads; or between columns of the values, where scores do not read them."""
+        cuts = [self._cut_of(_HEADS), self._cut_of(_COLUMNS)]
+        return max((c for c in cuts if c is not None), key=lambda cut: cut.most, default=None)
+
+    def _cut_of(self, axis: int) -> Cut | None:
+        values = self._leaves[0]
+        assert values is not None
+        leaves = self.leaves()
+        axes: dict[LeafKey, int | None] = {leaf.key: None for leaf in leaves}
+        if axis == _HEADS:
+            for leaf in leaves:
+                row = leaf.tensor.shape if leaf.target == "c" else leaf.tensor.shape[1:]
+                if row[0] == self._heads:  # not one factor for all
+                    axes[leaf.key] = len(row)
+        elif self._rule.score == "joint" or self._leaves[1] is None or self._reads_values:
+            return None
+        else:
+            axes[values.key] = _COLUMNS
+        columns = [leaf.tensor.shape[1:].numel() for leaf in leaves if leaf.target == "u"]
+        columns = columns if axis == _HEADS else [values.tensor.shape[1:].numel()]
+        most = most_blocks(values.tensor.shape[-axis], sum(columns))
+        return Cut(axis, axes, {}, most) if most > 1 else None
+
+    @property
+    def _reads_values(self) -> bool:
+        values, src, *_ = self._leaves
+        return src is None or values is None or src.key == values.key
+
+    @property
+    def _is_cut_by_heads(self) -> bool:
+        return self.cut is not None and self.cut.axis == _HEADS
+
+    def _seen(self, evaluation: Evaluation) -> Attention:
+        """The attention as one shard and block has it."""
+        mask = self._rule.mask
+        if mask is not None:
+            assert mask.keys is not None
+            first = evaluation.block.bounds(self._heads)[0] if self._is_cut_by_heads else 0
+            mask = replace(mask, keys=evaluation.shard.edge_rows(mask.keys), first_head=first)
+        operands = [None if leaf is None else evaluation.leaf(leaf) for leaf in self._leaves]
+        return replace(self._rule, mask=mask).with_operands(operands)
+
+    def merge(self, evaluation: Evaluation) -> None:
+        seen, block = self._seen(evaluation), evaluation.block
+        if not self._states:
+            self._states = [compute.begin(evaluation.shard.adjacency, seen)]
+        if len(self._states) != block.count:
+            self._states = self._split(self._states[0], block.count)
+        compute.take(evaluation.shard.adjacency, seen, self._states[block.index])
+
+    def _split(self, state: compute.AttentionState, count: int) -> list[compute.AttentionState]:
+        """The state of each block in memory of its own; blocks of columns have equal peaks."""
+        assert self.cut is not None
+        axis = self.cut.axis
+        states = []
+        for index in range(count):
+            block = ColumnBlock(index, count)
+            sums = block.of(state.sums, axis).contiguous()
+            states.append(compute.AttentionState(*self._of_heads(block, state), sums))
+        return states
+
+    def _of_heads(self, block: ColumnBlock, state: compute.AttentionState) -> tuple[Tensor, Tensor]:
+        """Peak and total of a block, in memory of their own."""
+        axis = 1 if self._is_cut_by_heads else None
+        return block.of(state.peak, axis).clone(), block.of(state.total, axis).clone()
+
+    def finish(self) -> tuple[Tensor, ...]:
+        parts = self._states if self._is_cut_by_heads else self._states[:1]
+        self._statistics = compute.AttentionState(
+            torch.cat([s.peak for s in parts], 1), torch.cat([s.total for s in parts], 1), self._out
+        )
+        del parts
+        if len(self._states) == 1:
+            result = compute.finish(self._states.pop(), self._dtype)
+        else:
+            assert self.cut is not None
+            axis, count = self.cut.axis, len(self._states)
+            like = self._states[0].sums
+            shape = [like.shape[0], self._heads, self._dim]
+            result = torch.empty(shape, dtype=self._dtype, device=like.device)
+            del like
+            for index in range(count):
+                part = compute.finish(self._states.pop(0), self._dtype)
+                ColumnBlock(index, count).of(result, axis).copy_(part)
+        self._out, self._version = result.detach(), _version(result)
+        return (result,)
+
+    def begin_backward(self, grads: Sequence[Tensor]) -> None:
+        if _version(self._out) != self._version:
+            raise RuntimeError(
+                "the result of an attention layer was changed in place, and its gradient needs the "
+                "values as they were; use an operation that makes a new tensor, such as relu "
+                "instead of relu_"
+            )
+        self._deltas = {}
+
+    def partial(self, evaluation: Evaluation) -> tuple[Tensor, ...]:
+        raise AssertionError("attention finds its gradients directly")
+
+    def direct_gradients(
+        self, evaluation: Evaluation, grads: Sequence[Tensor], wanted: Sequence[Leaf]
+    ) -> dict[LeafKey, Tensor | None]:
+        keys, block = {leaf.key for leaf in wanted}, evaluation.block
+        grad = grads[0].to(self._dtype).contiguous()
+        if block not in self._deltas:  # gradients are linear in it, so blocks of columns add up
+            self._deltas[block] = compute.delta(grad, self.block_of(evaluation, self._out))
+        found = compute.gradients(
+            evaluation.shard.adjacency,
+            self._seen(evaluation),
+            (*self._of_heads(block, self._statistics), self._deltas[block]),
+            grad,
+            [leaf is not None and leaf.key in keys for leaf in self._leaves],
+        )
+        sums: dict[LeafKey, Tensor | None] = {}
+        for leaf, share in zip(self._leaves, found, strict=True):
+            if leaf is not None and share is not None:
+                before = sums.get(leaf.key)
+                sums[leaf.key] = share if before is None else before + share
+        return sums
+
+
+def _version(tensor: Tensor) -> int:
+    """How often a tensor was changed in place; inference tensors do not say."""
+    return 0 if tensor.is_inference() else tensor._version

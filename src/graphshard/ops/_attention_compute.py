@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs attention without autograd: in the compiled kernels where they can, else in plain torch.
+
+A result can come in one go (`whole`), or from a state that takes the edges of one shard after
+another (`AttentionState`). Either way the gradient needs three numbers per destination and head:
+peak, total, and delta.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import _attention_fallback as fallback
+from ._adjacency import Adjacency
+from ._attention_rule import Attention, wide
+from ._compute import _empty, _rows
+from ._kernel import kernels_for
+
+Operand = Tensor | None
+
+
+@dataclass
+class AttentionState:
+    """What destinations know of their in-edges so far, in the type of sums.
+
+    Args:
+        peak: ``[num_dst, heads]`` the highest score, -inf before the first.
+        total: ``[num_dst, heads]`` sum of ``exp(score - peak)``.
+        sums: ``[num_dst, heads, dim]`` sum of weighted values at that peak.
+    """
+
+    peak: Tensor
+    total: Tensor
+    sums: Tensor
+
+
+def whole(adj: Adjacency, a: Attention) -> tuple[Tensor, Tensor, Tensor]:
+    """(result ``[num_dst, heads, dim]``, peak, total), all edges being those of ``adj``."""
+    a = _detached(a)
+    kernels = kernels_for(a.values.device, a.dtype)
+    shape = (adj.num_dst, a.heads, a.dim)
+    if kernels is None or 0 in (*shape, adj.num_edges):
+        state = begin(adj, a)
+        take(adj, a, state)
+        return finish(state, a.dtype), state.peak, state.total
+    operands = _KernelOperands(kernels, adj, a)
+    out = _empty(kernels, shape, a.dtype)
+    peak = torch.empty(shape[:2], dtype=wide(a.dtype))
+    total = torch.empty_like(peak)
+    operands.forward(adj, peak, total, None, out, True)
+    return out, peak, total
+
+
+def begin(adj: Adjacency, a: Attention) -> AttentionState:
+    """The state before the first edge."""
+    dtype, device = wide(a.dtype), a.values.device
+    peak = torch.full((adj.num_dst, a.heads), -torch.inf, dtype=dtype, device=device)
+    sums = torch.zeros((adj.num_dst, a.heads, a.dim), dtype=dtype, device=device)
+    return AttentionState(peak, torch.zeros_like(peak), sums)
+
+
+def take(adj: Adjacency, a: Attention, state: AttentionState) -> None:
+    """Take the edges of ``adj`` into the state of their destinations, in place."""
+    a = _detached(a)
+    if 0 in (adj.num_edges, adj.num_dst, a.heads):
+        return
+    kernels = kernels_for(a.values.device, a.dtype)
+    if kernels is None or a.dim == 0:
+        fallback.take(adj, a, state.peak, state.total, state.sums)
+        return
+    operands = _KernelOperands(kernels, adj, a)
+    operands.forward(adj, state.peak, state.total, state.sums, None, False)
+
+
+def finish(state: AttentionState, dtype: torch.dtype) -> Tensor:
+    """The result, of ``dtype``; uses up ``state.sums``. Rows without in-edges are 0."""
+    total = state.total.masked_fill(state.total == 0, 1.0)
+    return state.sums.div_(total.unsqueeze(-1)).to(dtype)
+
+
+def delta(grad: Tensor, out: Tensor) -> Tensor:
+    """``<grad, out>`` of each destination and head, in the type of sums: ``[num_dst, heads]``."""
+    kernels = kernels_for(out.device, out.dtype)
+    dtype = wide(out.dtype)
+    if kernels is None or out.numel() == 0:
+        return (grad.to(dtype) * out.to(dtype)).sum(-1)
+    found = torch.empty(out.shape[:2], dtype=dtype)
+    rows = (math.prod(out.shape[:2]), out.shape[2])
+    kernels.attention_delta(
+        found,
+        grad.detach().contiguous().view(rows),
+        out.detach().contiguous().view(rows),
+        torch.get_num_threads(),
+    )
+    return found
+
+
+def gradients(
+    adj: Adjacency,
+    a: Attention,
+    statistics: tuple[Tensor, Tensor, Tensor],
+    grad: Tensor,
+    wanted: Sequence[bool],
+    sums: tuple[Operand, Operand] = (None, None),
+) -> list[Operand]:
+    """Gradients of the operands, of those edges that ``adj`` has.
+
+    Args:
+        adj: All edges, or those of a shard.
+        a: The attention, with what ``adj`` sees of its operands.
+        statistics: Peak, total and delta of each destination and head, over all edges.
+        grad: ``[num_dst, heads, dim]`` gradient of the result, of the dtype of ``a``.
+        wanted: Which gradients to compute, in the order of `OPERANDS`.
+        sums: Where to add the gradients of ``dst`` and of ``vector``, in the type of sums, with
+            the shape of the operand; new zeros by default.
+
+    Returns:
+        A gradient, in the operand's shape, for each operand that is wanted. Of the dtype of ``a``
+        for what has a row of columns per source or edge, else in the type of sums.
+    """
+    a = _detached(a)
+    _, _, want_dst, _, want_vector, _ = wanted
+    dtype = wide(a.dtype)
+    dst_sum, vector_sum = sums
+    if want_dst and dst_sum is None:
+        dst_sum = torch.zeros(a.dst.shape, dtype=dtype, device=a.dst.device)
+    if want_vector and vector_sum is None:
+        assert a.vector is not None
+        vector_sum = torch.zeros(a.vector.shape, dtype=dtype, device=a.vector.device)
+    kernels = kernels_for(a.values.device, a.dtype)
+    if 0 in (adj.num_edges, adj.num_dst, a.heads):
+        found: list[Operand] = [
+            torch.zeros_like(t) if w and t is not None else None
+            for t, w in zip(a.operands, wanted, strict=True)
+        ]
+    elif kernels is None or 0 in (a.dim, a.score_dim if a.score != "additive" else 1):
+        found = fallback.gradients(adj, a, statistics, grad.detach(), wanted)
+        for total, place in ((dst_sum, 2), (vector_sum, 4)):
+            share = found[place]
+            if total is not None and share is not None:
+                total += share
+    else:
+        operands = _KernelOperands(kernels, adj, a)
+        found = operands.gradients(
+            adj, statistics, grad.detach().contiguous(), wanted, dst_sum, vector_sum
+        )
+    found[2] = dst_sum if want_dst else None
+    found[4] = vector_sum if want_vector else None
+    return found
+
+
+def _detached(a: Attention) -> Attention:
+    return a.with_operands([None if t is None else t.detach() for t in a.operands])
+
+
+class _KernelOperands:
+    """The operands as the kernels want them: contiguous rows in one type, numbers in the wide one.
+
+    Rows that are gathered, and what is added to them, keep the dtype of the attention; numbers per
+    head are as wide as sums are.
+    """
+
+    def __init__(self, kernels: ModuleType, adj: Adjacency, a: Attention) -> None:
+        self.kernels, self.a = kernels, a
+        self.dtype, self.wide = a.dtype, wide(a.dtype)
+        values = self._gathered(a.values)
+        additive = a.score == "additive"
+        src = values if a.src is None or a.src is a.values else self._gathered(a.src)
+        edges = None if a.edge is None else a.edge
+        by_columns = a.score == "joint"
+        mask = a.mask
+        self.bound: Any = kernels.attention(
+            a.score,
+            adj.num_dst,
+            a.heads,
+            a.dim,
+            a.score_dim,
+            a.slope,
+            a.scale,
+            values,
+            None if additive else src,
+            None if additive else self._gathered(a.dst),
+            self._gathered(edges) if by_columns and edges is not None else None,
+            self._numbers(a.src) if additive else None,
+            self._numbers(a.dst) if additive else None,
+            None if by_columns else self._numbers(edges),
+            None if a.vector is None else a.vector.to(self.wide).contiguous().view(-1),
+            self._numbers(a.factor),
+            0 if mask is None else mask.threshold,
+            0 if mask is None else mask.edge_seed,
+            0 if mask is None else mask.head_seed,
+            1.0 if mask is None else mask.kept,
+            None if mask is None else mask.keys,
+        )
+
+    def _gathered(self, rows: Tensor) -> Tensor:
+        found = _rows(rows.to(self.dtype))
+        assert found is not None
+        return found
+
+    def _numbers(self, numbers: Operand) -> Operand:
+        return None if numbers is None else _rows(numbers.to(self.wide))
+
+    def forward(
+        self, adj: Adjacency, peak: Tensor, total: Tensor, sums: Operand, out: Operand, begin: bool
+    ) -> None:
+        threads = torch.get_num_threads()
+        self.bound.forward(*adj.csc(), peak, total, _rows(sums), _rows(out), begin, threads)
+
+    def gradients(
+        self,
+        adj: Adjacency,
+        statistics: tuple[Tensor, Tensor, Tensor],
+        grad: Tensor,
+        wanted: Sequence[bool],
+        dst_sum: Operand,
+        vector_sum: Operand,
+    ) -> list[Operand]:
+        a, threads = self.a, torch.get_num_threads()
+        additive = a.score == "additive"
+        values, src, _, edge, _, factor = wanted
+        edge_dtype = self.dtype if a.score == "joint" else self.wide
+        found: list[Operand] = [
+            self._result(a.values, self.dtype, values),
+            self._result(a.src, self.wide if additive else self.dtype, src),
+            None,
+            self._result(a.edge, edge_dtype, edge),
+            None,
+            self._result(a.factor, self.wide, factor),
+        ]
+        common = (*statistics, _rows(grad))
+        if additive:
+            self.bound.sources(
+                *adj.csr(),
+                *common,
+                _rows(found[0]),
+                None,
+                _rows(found[1]),
+                _rows(dst_sum),
+                _rows(found[3]),
+                _rows(found[5]),
+                threads,
+            )
+            return found
+        if values or src:
+            outputs = (_rows(found[0]), _rows(found[1]))
+            self.bound.sources(*adj.csr(), *common, *outputs, None, None, None, None, threads)
+        if any(wanted[2:]):
+            edge_rows = _rows(found[3])
+            by_columns = a.score == "joint"
+            self.bound.destinations(
+                *adj.csc(),
+                *common,
+                _rows(dst_sum),
+                None if vector_sum is None else vector_sum.view(1, -1),
+                edge_rows if by_columns else None,
+                None if by_columns else edge_rows,
+                _rows(found[5]),
+                threads,
+            )
+        return found
+
+    def _result(self, like: Operand, dtype: torch.dtype, wanted: bool) -> Operand:
+        if like is None or not wanted:
+            return None
+        return _empty(self.kernels, like.shape, dtype)
