@@ -46,7 +46,9 @@ def test_blocks_are_used_again() -> None:
 
 
 @pytest.mark.parametrize(
-    "told", [{"GRAPHSHARD_KEEP_MEMORY": "0"}, {"MALLOC_ARENA_MAX": "4"}], ids=lambda d: next(iter(d))
+    "told",
+    [{"GRAPHSHARD_KEEP_MEMORY": "0"}, {"MALLOC_ARENA_MAX": "4"}],
+    ids=lambda d: next(iter(d)),
 )
 def test_the_environment_decides(told: dict[str, str]) -> None:
     kept, _ = run(**told)

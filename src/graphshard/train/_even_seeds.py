@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""shared_evenly: as many seeds for every rank, so that a step means the same for any number of them.
+"""shared_evenly: as many seeds for every rank, and steps that mean the same for any number of them.
 
 Labelled nodes are rarely spread evenly over parts. If each rank trained on those of its own part,
 the ranks with few of them would be idle for the last steps of an epoch, and those steps would be
