@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import random
+import signal
 import sys
 
 import numpy as np
@@ -13,6 +14,9 @@ import torch
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     torch.set_num_threads(1)
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        # A shell starts background jobs so, and their children would ignore Ctrl-C, too.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
