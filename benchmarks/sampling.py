@@ -274,8 +274,8 @@ def epoch(graph: Path, rounds: int, hidden: int) -> list[str]:
     ]
     header = ["", "s per epoch", "against DGL", "against DistDGL", "waiting for data"]
     note = (
-        "The loaders of graphshard let glibc keep freed memory (GRAPHSHARD_KEEP_MEMORY=0 does not); "
-        "the peers run as they come."
+        "The loaders of graphshard let glibc keep freed memory (GRAPHSHARD_KEEP_MEMORY=0 does "
+        "not); the peers run as they come."
     )
     title = f"## Training epoch, hidden {hidden}"
     return [title, "", *markdown_table(header, rows), "", note, ""]
