@@ -8,7 +8,7 @@ gradient of the whole:
 =============  ============================================  ====================================
 reduction      merge                                         partial
 =============  ============================================  ====================================
-sum            add                                           the shard's sum
+sum, mean      add; a mean divides at the end                the shard's sum
 softmax sum    rescale by exp(old peak - new peak), add      the shard's sum, at the final peak
 max, min       keep the better; ties: smaller edge id        the entries that won overall
 rows           write at the shard's edge ids                 the shard's rows
@@ -28,7 +28,6 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ..ops import gspmm
 from ._cuts import Cut, find_cut
 from ._expressions import Evaluation, Leaf, LeafKey
 from ._messages import Adjoint, CopySource, Message, distinct_leaves
@@ -50,6 +49,10 @@ class Reduction(ABC):
     messages: list[Message]
     #: Whether blocks of the messages are enough for blocks of the result.
     can_be_cut = True
+    #: Shards that will be merged; set by the pass.
+    num_shards = 1
+    #: Whether 16-bit sums are kept in float32 until the last shard is in; set by the pass.
+    widens = True
 
     @property
     def is_random(self) -> bool:
@@ -94,12 +97,20 @@ class Reduction(ABC):
         """The part of the outputs' gradients that concerns this shard and block."""
         return [self.block_of(evaluation, grad) for grad in grads]
 
+    def _kept_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """In which sums of ``dtype`` wait for the next shard."""
+        return accumulation_dtype(dtype) if self.widens else dtype
+
     def adjoints(self, evaluation: Evaluation, grads: Sequence[Tensor]) -> list[Adjoint]:
         """How to find the gradients of `partial`, given those of its results."""
         return [Adjoint(*pair) for pair in zip(self.partial(evaluation), grads, strict=True)]
 
-    def begin_backward(self, grads: Sequence[Tensor]) -> None:
-        """See the gradients of the whole outputs, once, before any shard."""
+    def begin_backward(self, grads: Sequence[Tensor]) -> Sequence[Tensor]:
+        """See the gradients of the whole outputs, once; returns those that the shards get."""
+        return grads
+
+    def release(self) -> None:
+        """Let go of what the backward does not need, once the forward is over."""
         return
 
     def direct_gradients(
@@ -116,26 +127,55 @@ class Reduction(ABC):
 
 
 class Sum(Reduction):
-    """Sum of messages at each destination."""
+    """Sum of messages at each destination, or their mean.
 
-    def __init__(self, message: Message) -> None:
-        self.message, self.messages = message, [message]
-        self.needs_sources = not isinstance(message, CopySource)
+    Args:
+        message: What to add up.
+        counts: ``[num_dst]`` messages at each destination over all shards, at least 1, to divide
+            by; None for the sum.
+    """
+
+    def __init__(self, message: Message, counts: Tensor | None = None) -> None:
+        self.message, self.messages, self.counts = message, [message], counts
+        self.needs_sources = not message.is_linear
         self._sum: Tensor | None = None
         self._dtype = torch.float32
 
+    @property
+    def _divides_at_once(self) -> bool:
+        """Whether the kernel can divide, because it sees all messages."""
+        return self.counts is not None and self.num_shards == 1
+
     def merge(self, evaluation: Evaluation) -> None:
-        part = self.message.reduce_sum(evaluation)
-        self._dtype = part.dtype
         if self._sum is None:
-            self._sum = part.to(accumulation_dtype(part.dtype))
+            part = self.message.reduce_sum(evaluation, mean=self._divides_at_once)
+            self._dtype = part.dtype
+            self._sum = part.to(self._kept_dtype(part.dtype))
+            return
+        total, reached = self.block_of(evaluation, self._sum), evaluation.shard.reached
+        if reached is None:
+            total.add_(self.message.reduce_sum(evaluation))
         else:
-            self.block_of(evaluation, self._sum).add_(part)
+            rows, adjacency = reached
+            part = self.message.reduce_sum(evaluation, adjacency)
+            total.index_add_(0, rows, part.to(total.dtype))
 
     def finish(self) -> tuple[Tensor, ...]:
         assert self._sum is not None
-        result, self._sum = self._sum.to(self._dtype), None
-        return (result,)
+        total, self._sum = self._sum, None
+        if self.counts is not None and not self._divides_at_once:
+            total.div_(_as_column(self.counts, total))
+        return (total.to(self._dtype),)
+
+    def begin_backward(self, grads: Sequence[Tensor]) -> Sequence[Tensor]:
+        if self.counts is None:
+            return grads
+        return [_divided(grad, _as_column(self.counts, grad)) for grad in grads]
+
+    def release(self) -> None:
+        if not self.needs_sources:
+            self.message = self.message.released()
+            self.messages = [self.message]
 
     def partial(self, evaluation: Evaluation) -> tuple[Tensor, ...]:
         return (self.message.reduce_sum(evaluation),)
@@ -144,7 +184,18 @@ class Sum(Reduction):
         return [self.message.sum_adjoint(evaluation, grads[0])]
 
     def source_gradient(self, evaluation: Evaluation, grads: Sequence[Tensor]) -> Tensor:
-        return gspmm(evaluation.shard.adjacency.reverse(), "copy_lhs", "sum", grads[0], None)
+        return self.message.source_gradient(evaluation, grads[0])
+
+
+def _as_column(counts: Tensor, like: Tensor) -> Tensor:
+    """To divide ``like`` by; wide, because 16-bit numbers do not count far."""
+    return counts.to(accumulation_dtype(like.dtype)).view(-1, *[1] * (like.dim() - 1))
+
+
+def _divided(rows: Tensor, divisor: Tensor) -> Tensor:
+    if rows.dtype == divisor.dtype:
+        return rows / divisor
+    return (rows / divisor).to(rows.dtype)
 
 
 class Extremum(Reduction):
