@@ -12,7 +12,7 @@ from ._group import is_initialized, rank, world_size
 from ._lanes import Lanes
 from ._overlapped import start_fetch_all, start_return_all
 from ._pairwise import start_fetch, start_return
-from ._pending import Arrived, Pending
+from ._pending import Pending
 from ._plan import ExchangePlan
 from ._ragged import ragged_all_to_all
 from ._reduce import all_reduce, barrier
@@ -21,7 +21,6 @@ from ._sync import gather_grads, sync_params
 from ._trace import Trace, trace
 
 __all__ = [
-    "Arrived",
     "ExchangePlan",
     "Lanes",
     "Pending",

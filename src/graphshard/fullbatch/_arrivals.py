@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import TypeAlias
 
 from torch import Tensor
@@ -21,6 +21,9 @@ SourceRows: TypeAlias = dict[LeafKey, Tensor]
 
 Visit: TypeAlias = tuple[int, ColumnBlock]
 """A step of a pass, and the columns to take in it."""
+
+Arrival: TypeAlias = tuple[int, ColumnBlock, SourceRows]
+"""A visit whose rows are here."""
 
 
 class Arrivals:
@@ -45,10 +48,8 @@ class Arrivals:
         self._transport, self._whole, self._axes = transport, whole, axes
         self._needs_grad, self._known = needs_grad, known
 
-    def walk(
-        self, visits: Sequence[Visit], prefetch: int
-    ) -> Iterator[tuple[int, ColumnBlock, SourceRows]]:
-        """Each visit with its source rows.
+    def walk(self, visits: Sequence[Visit], prefetch: int) -> Generator[Arrival, None, None]:
+        """Each visit with its source rows. Close it after an error, for what is under way.
 
         Args:
             visits: The own shard first, then remote ones, each in all its blocks.

@@ -21,8 +21,8 @@ fixed order is what makes runs repeatable to the bit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing
 from dataclasses import replace
 from typing import Any
 
@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from .._typing import CanonicalEType
-from ._arrivals import Arrivals, SourceRows
+from ._arrivals import Arrival, Arrivals, SourceRows
 from ._columns import WHOLE, ColumnBlock, column_blocks
 from ._cuts import Cut
 from ._expressions import Evaluation, Leaf, LeafKey
@@ -136,17 +136,18 @@ class ShardPass:
         needs_grad = self._sources_need_grad()
         with torch.no_grad():
             tensors = {leaf.key: leaf.tensor.detach() for leaf in self.leaves}
-            for step, block, rows in self._fetched(tensors, needs_grad):
-                if keep_rows and step:
-                    self._kept[step, block] = rows
-                if self.again is not None and step:
-                    self._remote = dict(rows)
-                if is_random:
-                    self._random.append(RandomState.capture(self.device))
-                for etype, reduction in self.reductions:
-                    shard = self.transport.shards(etype)[step]
-                    reduction.merge(self._evaluation(reduction, shard, block, rows, tensors))
-                del rows
+            with closing(self._fetched(tensors, needs_grad)) as visits:
+                for step, block, rows in visits:
+                    if keep_rows and step:
+                        self._kept[step, block] = rows
+                    if self.again is not None and step:
+                        self._remote = dict(rows)
+                    if is_random:
+                        self._random.append(RandomState.capture(self.device))
+                    for etype, reduction in self.reductions:
+                        shard = self.transport.shards(etype)[step]
+                        reduction.merge(self._evaluation(reduction, shard, block, rows, tensors))
+                    del rows
             return [reduction.finish() for _, reduction in self.reductions]
 
     def _release(self) -> None:
@@ -172,7 +173,7 @@ class ShardPass:
 
     def _fetched(
         self, tensors: Mapping[LeafKey, Tensor], needs_grad: Sequence[bool]
-    ) -> Iterator[tuple[int, ColumnBlock, SourceRows]]:
+    ) -> Generator[Arrival, None, None]:
         """Each visit with its source rows; those of the next visits are under way meanwhile."""
         whole = {leaf.key: tensors[leaf.key] for leaf in self.sources}
         gradients = dict(zip(whole, needs_grad, strict=True))
@@ -219,22 +220,23 @@ class ShardPass:
         pairs = zip(self.reductions, given, strict=True)
         grouped = [reduction.begin_backward(group) for (_, reduction), group in pairs]
         try:
-            for step, block, rows in self._sources_again(tensors):
-                with self._as_in_forward(step):
-                    for (etype, reduction), outer in zip(self.reductions, grouped, strict=True):
-                        shard = self.transport.shards(etype)[step]
-                        evaluation = self._evaluation(reduction, shard, block, rows, tensors)
-                        found = _shard_backward(reduction, evaluation, outer, wanted, parameters)
-                        del evaluation
-                        sums.add(shard, found, block)
-                        for total, grad in zip(parameter_grads, found.parameters, strict=True):
-                            if grad is not None:
-                                total += grad
-                        del found
-                del rows
-                if step:
-                    self._add_outer_gradients(sums, outer_grads)
-                sums.send_home(step, block)
+            with closing(self._sources_again(tensors)) as visits:
+                for step, block, rows in visits:
+                    with self._as_in_forward(step):
+                        for (etype, reduction), outer in zip(self.reductions, grouped, strict=True):
+                            shard = self.transport.shards(etype)[step]
+                            evaluation = self._evaluation(reduction, shard, block, rows, tensors)
+                            found = _shard_backward(
+                                reduction, evaluation, outer, wanted, parameters
+                            )
+                            del evaluation
+                            sums.add(shard, found, block)
+                            _add_up(parameter_grads, found.parameters)
+                            del found
+                    del rows
+                    if step:
+                        self._add_outer_gradients(sums, outer_grads)
+                    sums.send_home(step, block)
             sums.finish()
         except BaseException:
             sums.abandon()
@@ -249,9 +251,7 @@ class ShardPass:
             if grad is not None and key in wanted:
                 sums.add_to_rows(key, grad)
 
-    def _sources_again(
-        self, tensors: Mapping[LeafKey, Tensor]
-    ) -> Iterator[tuple[int, ColumnBlock, SourceRows]]:
+    def _sources_again(self, tensors: Mapping[LeafKey, Tensor]) -> Generator[Arrival, None, None]:
         """Source rows of each visit: kept, fetched again, or stand-ins where no value is read."""
         if self._needs_sources and not self.keep_rows:
             yield from self._fetched(tensors, [False] * len(self.sources))
@@ -405,6 +405,12 @@ def _is_graph_kept() -> bool:
     """Whether the backward that is running was called with ``retain_graph``."""
     ask = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
     return True if ask is None else bool(ask())
+
+
+def _add_up(totals: Sequence[Tensor], parts: Sequence[Tensor | None]) -> None:
+    for total, part in zip(totals, parts, strict=True):
+        if part is not None:
+            total += part
 
 
 def _agreed_axes(cuts: Sequence[Cut | None]) -> dict[LeafKey, int | None] | None:

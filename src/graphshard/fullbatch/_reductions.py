@@ -28,6 +28,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from ..ops._compute import _empty
+from ..ops._kernel import kernels_for
 from ._cuts import Cut, find_cut
 from ._expressions import Evaluation, Leaf, LeafKey
 from ._messages import Adjoint, CopySource, Message, distinct_leaves
@@ -158,7 +160,7 @@ class Sum(Reduction):
         else:
             rows, adjacency = reached
             part = self.message.reduce_sum(evaluation, adjacency)
-            total.index_add_(0, rows, part.to(total.dtype))
+            total.index_add_(0, rows.to(torch.int64), part.to(total.dtype))
 
     def finish(self) -> tuple[Tensor, ...]:
         assert self._sum is not None
@@ -193,9 +195,11 @@ def _as_column(counts: Tensor, like: Tensor) -> Tensor:
 
 
 def _divided(rows: Tensor, divisor: Tensor) -> Tensor:
-    if rows.dtype == divisor.dtype:
-        return rows / divisor
-    return (rows / divisor).to(rows.dtype)
+    """A quotient in the dtype of ``rows``, in the memory that large results get."""
+    kernels = kernels_for(rows.device, rows.dtype)
+    if kernels is None:
+        return (rows / divisor).to(rows.dtype)
+    return torch.div(rows, divisor, out=_empty(kernels, rows.shape, rows.dtype))
 
 
 class Extremum(Reduction):

@@ -80,8 +80,8 @@ class Shard:
         result that it is added to. Found on first use; shares the arrays of `adjacency`.
 
         Returns:
-            ``[num_reached]`` int64 rows, ascending, and their adjacency; None where nearly all
-            destinations have one.
+            ``[num_reached]`` rows, ascending, of the adjacency's id type, and their adjacency; None
+            where nearly all destinations have one.
         """
         indptr, indices, eids = self.adjacency.csc()
         rows = indptr.diff().nonzero().view(-1)
@@ -89,7 +89,7 @@ class Shard:
             return None
         ends = torch.cat([indptr[:1], indptr[rows + 1]])
         sizes = self.adjacency.num_src, rows.numel()
-        return rows, Adjacency.from_csc(ends, indices, eids, *sizes, check=False)
+        return rows.to(indptr.dtype), Adjacency.from_csc(ends, indices, eids, *sizes, check=False)
 
     def edge_rows(self, values: Tensor) -> Tensor:
         """The rows of ``values``, one per local edge, that belong to this shard."""
