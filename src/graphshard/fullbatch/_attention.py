@@ -138,7 +138,7 @@ class AttentionSum(Reduction):
         self._out, self._version = result.detach(), _version(result)
         return (result,)
 
-    def begin_backward(self, grads: Sequence[Tensor]) -> None:
+    def begin_backward(self, grads: Sequence[Tensor]) -> list[Tensor]:
         if _version(self._out) != self._version:
             raise RuntimeError(
                 "the result of an attention layer was changed in place, and its gradient needs the "
@@ -146,6 +146,7 @@ class AttentionSum(Reduction):
                 "instead of relu_"
             )
         self._deltas = {}
+        return list(grads)
 
     def partial(self, evaluation: Evaluation) -> tuple[Tensor, ...]:
         raise AssertionError("attention finds its gradients directly")

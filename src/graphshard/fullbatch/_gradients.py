@@ -6,9 +6,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from torch import Tensor, contiguous_format, zeros_like
+from torch import Tensor
 
 from ..comm import Pending, start_return
+from ..ops import add_rows, empty
 from ._columns import ColumnBlock
 from ._expressions import Leaf, LeafKey
 from ._reductions import accumulation_dtype
@@ -17,10 +18,17 @@ from ._topology import Halo, Shard
 
 @dataclass
 class ShardGradients:
-    """Gradients of one reduction with respect to what one shard saw; None where unused."""
+    """Gradients of one reduction with respect to what one shard saw; None where unused.
+
+    Args:
+        leaves: Leaf to its gradient.
+        parameters: Gradients of parameters that the messages use.
+        is_fresh: Whether each gradient of a leaf is a tensor of its own, which may be changed.
+    """
 
     leaves: dict[LeafKey, Tensor | None]
     parameters: list[Tensor | None]
+    is_fresh: bool
 
 
 class GradientSums:
@@ -46,6 +54,7 @@ class GradientSums:
         self._tensors = {leaf.key: tensors[leaf.key] for leaf in wanted}
         self._sums: dict[LeafKey, Tensor] = {}
         self._from_shard: dict[LeafKey, Tensor] = {}
+        self._fresh: set[LeafKey] = set()  # of those from the shard
         self._under_way: tuple[int, ColumnBlock, list[LeafKey], Pending] | None = None
 
     def add(self, shard: Shard, found: ShardGradients, block: ColumnBlock) -> None:
@@ -56,12 +65,14 @@ class GradientSums:
             if key[0] == "u":
                 before = self._from_shard.get(key)
                 self._from_shard[key] = grad if before is None else before + grad
+                if before is not None or found.is_fresh:
+                    self._fresh.add(key)
                 continue
             if key[0] == "e" and shard.eids is not None:
                 total = block.of(self._sum(key), self._axes.get(key))
                 total.index_add_(0, shard.eids, grad.to(total.dtype))
             else:
-                self._add_whole(key, grad, block)
+                self._add_whole(key, grad, block, found.is_fresh)
 
     def send_home(self, step: int, block: ColumnBlock) -> None:
         """Add the own shard's source gradients, or start those of a remote shard on their way.
@@ -76,8 +87,11 @@ class GradientSums:
             return
         if step == 0:
             while self._from_shard:
-                self._add_whole(*self._from_shard.popitem(), block)
+                key, grad = self._from_shard.popitem()
+                self._add_whole(key, grad, block, key in self._fresh)
+            self._fresh.clear()
             return
+        self._fresh.clear()
         keys, outgoing = [], []
         for leaf in self.sources:
             axis = self._axes.get(leaf.key)
@@ -103,7 +117,7 @@ class GradientSums:
         rows = plan.send_rows((plan.rank + step) % plan.world_size)
         for key, grad in zip(keys, pending.wait(), strict=True):
             total = block.of(self._sum(key), self._axes.get(key))
-            total.index_add_(0, rows, grad.to(total.dtype))
+            add_rows(total, rows, grad)
 
     def result(self, leaf: Leaf) -> Tensor:
         return self._sum(leaf.key).to(self._tensors[leaf.key].dtype)
@@ -111,14 +125,18 @@ class GradientSums:
     def _sum(self, key: LeafKey) -> Tensor:
         if key not in self._sums:
             tensor = self._tensors[key]
-            self._sums[key] = zeros_like(tensor, dtype=accumulation_dtype(tensor.dtype))
+            dtype = accumulation_dtype(tensor.dtype)
+            self._sums[key] = empty(tensor.shape, dtype, tensor.device).zero_()
         return self._sums[key]
 
-    def _add_whole(self, key: LeafKey, grad: Tensor, block: ColumnBlock) -> None:
+    def _add_whole(self, key: LeafKey, grad: Tensor, block: ColumnBlock, is_fresh: bool) -> None:
         """Add to all rows of a leaf."""
         if key in self._sums or block.count > 1:
             total = block.of(self._sum(key), self._axes.get(key))
             total += grad
+            return
+        dtype = accumulation_dtype(grad.dtype)
+        if is_fresh and grad.dtype == dtype and grad.is_contiguous():
+            self._sums[key] = grad
         else:  # a copy: autograd may have given the same tensor to two leaves
-            dtype = accumulation_dtype(grad.dtype)
-            self._sums[key] = grad.to(dtype, copy=True, memory_format=contiguous_format)
+            self._sums[key] = empty(grad.shape, dtype, grad.device).copy_(grad)

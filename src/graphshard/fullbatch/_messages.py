@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from ..ops import gsddmm, gspmm, gspmm_arg
+from ..ops import gsddmm, gspmm, gspmm_add, gspmm_arg
 from ._expressions import Evaluation, Expression, Leaf, LeafKey, leaves_of
 
 
@@ -54,6 +54,10 @@ class Message(ABC):
         """Sum of the shard's messages at each destination: ``[num_dst, ...]``."""
         return gspmm(evaluation.shard.adjacency, "copy_rhs", "sum", None, self.rows(evaluation))
 
+    def add_sum(self, evaluation: Evaluation, total: Tensor) -> None:
+        """Add `reduce_sum` to ``total``, in place; no gradient."""
+        total.add_(self.reduce_sum(evaluation))
+
     def sum_adjoint(self, evaluation: Evaluation, grad: Tensor) -> Adjoint:
         """How to find the gradients of `reduce_sum`, given that of its result."""
         return Adjoint(self.reduce_sum(evaluation), grad)
@@ -86,6 +90,13 @@ class CopySource(Message):
         rows = evaluation.leaf(self.source)
         return gspmm(evaluation.shard.adjacency, "copy_lhs", "sum", rows, None)
 
+    def add_sum(self, evaluation: Evaluation, total: Tensor) -> None:
+        rows = evaluation.leaf(self.source)
+        if rows.dtype != total.dtype:
+            super().add_sum(evaluation, total)
+        else:
+            gspmm_add(total, evaluation.shard.adjacency, "copy_lhs", rows, None)
+
     def reduce_arg(self, evaluation: Evaluation, reduce: str) -> tuple[Tensor, Tensor]:
         rows = evaluation.leaf(self.source)
         return gspmm_arg(evaluation.shard.adjacency, "copy_lhs", reduce, rows, None)
@@ -110,6 +121,13 @@ class Weighted(Message):
 
     def reduce_sum(self, evaluation: Evaluation) -> Tensor:
         return gspmm(evaluation.shard.adjacency, self.op, "sum", *self._operands(evaluation))
+
+    def add_sum(self, evaluation: Evaluation, total: Tensor) -> None:
+        operands = self._operands(evaluation)
+        if any(t.dtype != total.dtype for t in operands):
+            super().add_sum(evaluation, total)
+        else:
+            gspmm_add(total, evaluation.shard.adjacency, self.op, *operands)
 
     def reduce_arg(self, evaluation: Evaluation, reduce: str) -> tuple[Tensor, Tensor]:
         return gspmm_arg(evaluation.shard.adjacency, self.op, reduce, *self._operands(evaluation))

@@ -189,8 +189,8 @@ class ShardPass:
         parameters = [p for p, need in zip(inputs[count:], needed[count:], strict=True) if need]
         parameter_grads = [torch.zeros_like(p) for p in parameters]
         grouped = _split(list(grads), self._output_counts)
-        for (_, reduction), outer in zip(self.reductions, grouped, strict=True):
-            reduction.begin_backward(outer)
+        pairs = zip(self.reductions, grouped, strict=True)
+        grouped = [reduction.begin_backward(outer) for (_, reduction), outer in pairs]
         for step, block, rows in self._sources_again(tensors):
             with self._as_in_forward(step):
                 for (etype, reduction), outer in zip(self.reductions, grouped, strict=True):
@@ -250,7 +250,7 @@ def _shard_backward(
     grads = reduction.shard_gradients(evaluation, grads)
     direct = reduction.direct_gradients(evaluation, grads, mine)
     if direct is not None:
-        return ShardGradients(direct, [None] * len(parameters))
+        return ShardGradients(direct, [None] * len(parameters), is_fresh=True)
     values = dict(evaluation.values)
     for leaf in mine:
         values[leaf.key] = values[leaf.key].detach().requires_grad_()
@@ -267,7 +267,7 @@ def _shard_backward(
         for key in by_leaf.keys() & adjoint.known.keys():
             before, known = by_leaf[key], adjoint.known[key]
             by_leaf[key] = known if before is None else before + known
-    return ShardGradients(by_leaf, found[len(mine) :])
+    return ShardGradients(by_leaf, found[len(mine) :], is_fresh=False)
 
 
 class _Rematerialize(torch.autograd.Function):

@@ -28,7 +28,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ..ops import gspmm
+from ..ops import empty_like, gspmm
 from ._cuts import Cut, find_cut
 from ._expressions import Evaluation, Leaf, LeafKey
 from ._messages import Adjoint, CopySource, Message, distinct_leaves
@@ -98,14 +98,21 @@ class Reduction(ABC):
         """How to find the gradients of `partial`, given those of its results."""
         return [Adjoint(*pair) for pair in zip(self.partial(evaluation), grads, strict=True)]
 
-    def begin_backward(self, grads: Sequence[Tensor]) -> None:
-        """See the gradients of the whole outputs, once, before any shard."""
-        return
+    def begin_backward(self, grads: Sequence[Tensor]) -> list[Tensor]:
+        """Called once, before any shard, with the gradients of the whole outputs.
+
+        Returns:
+            What `shard_gradients` takes its part of.
+        """
+        return list(grads)
 
     def direct_gradients(
         self, evaluation: Evaluation, grads: Sequence[Tensor], wanted: Sequence[Leaf]
     ) -> dict[LeafKey, Tensor | None] | None:
-        """Gradients of leaves, found without autograd; None where `adjoints` says how to."""
+        """Gradients of leaves, found without autograd; None where `adjoints` says how to.
+
+        Each is a new tensor.
+        """
         if self.needs_sources:
             return None
         return {leaf.key: self.source_gradient(evaluation, grads) for leaf in wanted}
@@ -116,26 +123,42 @@ class Reduction(ABC):
 
 
 class Sum(Reduction):
-    """Sum of messages at each destination."""
+    """Sum of messages at each destination, or what it is divided by a number for each.
 
-    def __init__(self, message: Message) -> None:
-        self.message, self.messages = message, [message]
+    Args:
+        message: What is summed.
+        divisor: ``[num_dst]`` for means: the number of messages, at least 1.
+    """
+
+    def __init__(self, message: Message, divisor: Tensor | None = None) -> None:
+        self.message, self.messages, self._divisor = message, [message], divisor
         self.needs_sources = not isinstance(message, CopySource)
         self._sum: Tensor | None = None
         self._dtype = torch.float32
 
     def merge(self, evaluation: Evaluation) -> None:
+        if self._sum is not None:
+            self.message.add_sum(evaluation, self.block_of(evaluation, self._sum))
+            return
         part = self.message.reduce_sum(evaluation)
         self._dtype = part.dtype
-        if self._sum is None:
-            self._sum = part.to(accumulation_dtype(part.dtype))
-        else:
-            self.block_of(evaluation, self._sum).add_(part)
+        self._sum = part.to(accumulation_dtype(part.dtype))
 
     def finish(self) -> tuple[Tensor, ...]:
         assert self._sum is not None
-        result, self._sum = self._sum.to(self._dtype), None
-        return (result,)
+        whole, self._sum = self._sum, None
+        if self._divisor is not None:
+            whole.div_(self._per_row(whole))
+        return (whole.to(self._dtype),)
+
+    def _per_row(self, like: Tensor) -> Tensor:
+        assert self._divisor is not None
+        return self._divisor.to(like.dtype).view(-1, *[1] * (like.dim() - 1))
+
+    def begin_backward(self, grads: Sequence[Tensor]) -> list[Tensor]:
+        if self._divisor is None:
+            return list(grads)
+        return [torch.div(g, self._per_row(g), out=empty_like(g)) for g in grads]
 
     def partial(self, evaluation: Evaluation) -> tuple[Tensor, ...]:
         return (self.message.reduce_sum(evaluation),)

@@ -132,7 +132,7 @@ class Sequential:
             proportional = proportional_softmax(weights)
         if proportional is None:
             resolved = self._without_softmax(fields, found)
-            return _Planned(etype, Sum(resolved), lambda out: _scaled(out[0], scale), what)
+            return _Planned(etype, Sum(resolved, scale), _only, what)
         softmax_sum = SoftmaxSum(proportional[0], found, proportional[1])
         return _Planned(etype, softmax_sum, lambda out: _scaled(softmax_sum.normalize(*out), scale))
 

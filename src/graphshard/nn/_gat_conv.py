@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from .. import function as fn
 from ..graph import MessagePassingGraph, attend, edge_softmax
-from ..ops import Attention, head_products
+from ..ops import Attention, head_products, linear
 from ._attention import Unfused, attention_factor, attention_mask, slope_of, vector_of
 from ._inputs import Features, Widths, prepare_edge_weight, split_features, split_widths
 from ._zero_in_degree import ZeroInDegreeCheck
@@ -130,8 +130,8 @@ class GATConv(ZeroInDegreeCheck):
             source, destination = self.feat_drop(source), self.feat_drop(destination)
             fc_src, fc_dst = (self.fc_src, self.fc_dst) if self._separate else (self.fc, self.fc)
             return (
-                fc_src(source).unflatten(-1, heads),
-                fc_dst(destination).unflatten(-1, heads),
+                linear(source, fc_src).unflatten(-1, heads),
+                linear(destination, fc_dst).unflatten(-1, heads),
                 destination,
             )
         if self._separate:
@@ -140,7 +140,7 @@ class GATConv(ZeroInDegreeCheck):
                 f"destination (got one tensor of shape {tuple(feat.shape)})"
             )
         source, destination = split_features(graph, self.feat_drop(feat))
-        projected, projected_dst = split_features(graph, self.fc(source).unflatten(-1, heads))
+        projected, projected_dst = split_features(graph, linear(source, self.fc).unflatten(-1, heads))
         return projected, projected_dst, destination
 
     def _attend(

@@ -20,8 +20,9 @@ from torch import Tensor
 from . import _attention_fallback as fallback
 from ._adjacency import Adjacency
 from ._attention_rule import Attention, wide
-from ._compute import _empty, _rows
+from ._compute import _rows
 from ._kernel import kernels_for
+from ._memory import empty
 
 Operand = Tensor | None
 
@@ -51,7 +52,7 @@ def whole(adj: Adjacency, a: Attention) -> tuple[Tensor, Tensor, Tensor]:
         take(adj, a, state)
         return finish(state, a.dtype), state.peak, state.total
     operands = _KernelOperands(kernels, adj, a)
-    out = _empty(kernels, shape, a.dtype)
+    out = empty(shape, a.dtype)
     peak = torch.empty(shape[:2], dtype=wide(a.dtype))
     total = torch.empty_like(peak)
     operands.forward(adj, peak, total, None, out, True)
@@ -270,4 +271,4 @@ class _KernelOperands:
     def _result(self, like: Operand, dtype: torch.dtype, wanted: bool) -> Operand:
         if like is None or not wanted:
             return None
-        return _empty(self.kernels, like.shape, dtype)
+        return empty(like.shape, dtype)
