@@ -52,20 +52,16 @@ void end_of_stream() {}
 #endif
 
 template <typename T>
-GRAPHSHARD_HOT_CLONES void add_span(wide_t<T>* out, int64_t num_out, int64_t out_stride,
-                                    const RowNumbers& places, const T* rows, int64_t first,
-                                    int64_t last, int64_t width) {
+GRAPHSHARD_HOT_CLONES void add_span(wide_t<T>* out, int64_t out_stride, const RowNumbers& places,
+                                    const T* rows, int64_t first, int64_t last, int64_t width) {
   constexpr int64_t kColumns = kLine / static_cast<int64_t>(sizeof(wide_t<T>));
   for (int64_t i = first; i < last; ++i) {
     if (i + kAhead < last) {
       const int64_t next = places[i + kAhead];
-      check(next >= 0 && next < num_out);
       const wide_t<T>* address = out + next * out_stride;
       for (int64_t j = 0; j < width; j += kColumns) GRAPHSHARD_PREFETCH(address + j);
     }
-    const int64_t place = places[i];
-    check(place >= 0 && place < num_out);
-    wide_t<T>* to = out + place * out_stride;
+    wide_t<T>* to = out + places[i] * out_stride;
     const T* from = rows + i * width;
 #pragma omp simd
     for (int64_t j = 0; j < width; ++j) to[j] += widen(from[j]);
@@ -114,8 +110,9 @@ void add_rows(wide_t<T>* out, int64_t num_out, int64_t out_stride, const RowNumb
   const int64_t row_bytes = width * static_cast<int64_t>(sizeof(T));
   const int64_t parts =
       num_parts(count, kTaskBytes / std::max<int64_t>(row_bytes, 1) + 1, num_threads);
+  for (int64_t i = 0; i < count; ++i) check(places[i] >= 0 && places[i] < num_out);
   run_tasks(parts, num_threads, [&](int64_t part) {
-    add_span(out, num_out, out_stride, places, rows, part_begin(count, part, parts),
+    add_span(out, out_stride, places, rows, part_begin(count, part, parts),
              part_begin(count, part + 1, parts), width);
   });
 }

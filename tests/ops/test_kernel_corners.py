@@ -19,7 +19,7 @@ from ops_cases import adjacency
 from torch import Tensor
 
 from graphshard import ops
-from graphshard.ops import _compute, _fallback, reference
+from graphshard.ops import _fallback, _memory, reference
 
 HUB = 3
 NUM_SRC, NUM_DST = 300, 40

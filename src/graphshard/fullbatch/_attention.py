@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..ops import Attention
 from ..ops import _attention_compute as compute
+from ..ops._attention_finish import begin_backward, delta, finish_
 from ._columns import ColumnBlock, most_blocks
 from ._cuts import Cut
 from ._expressions import Evaluation, Leaf, LeafKey
@@ -39,7 +40,8 @@ class AttentionSum(Reduction):
             None if tensor is None else Leaf(target, tensor)
             for target, tensor in zip(_TARGETS, attention.operands, strict=True)
         ]
-        self._rule = attention.with_operands([None] * len(_TARGETS))
+        self._bias = None if attention.bias is None else Leaf("c", attention.bias)
+        self._rule = attention.with_operands([None] * len(_TARGETS)).finished(None, attention.relu)
         self._dtype, self._heads, self._dim = attention.dtype, attention.heads, attention.dim
         self._states: list[compute.AttentionState] = []  # of each block, once there are blocks
         self._out, self._version = torch.empty(0), 0
@@ -47,7 +49,8 @@ class AttentionSum(Reduction):
         self._deltas: dict[ColumnBlock, Tensor] = {}
 
     def leaves(self) -> list[Leaf]:
-        return list({leaf.key: leaf for leaf in self._leaves if leaf is not None}.values())
+        leaves = [*self._leaves, self._bias]
+        return list({leaf.key: leaf for leaf in leaves if leaf is not None}.values())
 
     @cached_property
     def cut(self) -> Cut | None:
@@ -135,6 +138,7 @@ class AttentionSum(Reduction):
             for index in range(count):
                 part = compute.finish(self._states.pop(0), self._dtype)
                 ColumnBlock(index, count).of(result, axis).copy_(part)
+        finish_(result, None if self._bias is None else self._bias.tensor, self._rule.relu)
         self._out, self._version = result.detach(), _version(result)
         return (result,)
 
@@ -146,7 +150,7 @@ class AttentionSum(Reduction):
                 "instead of relu_"
             )
         self._deltas = {}
-        return list(grads)
+        return [begin_backward(grad, self._out, self._rule.relu) for grad in grads]
 
     def partial(self, evaluation: Evaluation) -> tuple[Tensor, ...]:
         raise AssertionError("attention finds its gradients directly")
@@ -155,9 +159,11 @@ class AttentionSum(Reduction):
         self, evaluation: Evaluation, grads: Sequence[Tensor], wanted: Sequence[Leaf]
     ) -> dict[LeafKey, Tensor | None]:
         keys, block = {leaf.key for leaf in wanted}, evaluation.block
-        grad = grads[0].to(self._dtype).contiguous()
+        grad = grads[0].contiguous()
+        bias = None if self._bias is None else self._bias.tensor
         if block not in self._deltas:  # gradients are linear in it, so blocks of columns add up
-            self._deltas[block] = compute.delta(grad, self.block_of(evaluation, self._out))
+            seen = None if bias is None else self._block_of_bias(evaluation, bias)
+            self._deltas[block] = delta(grad, self.block_of(evaluation, self._out), seen)
         found = compute.gradients(
             evaluation.shard.adjacency,
             self._seen(evaluation),
@@ -170,7 +176,12 @@ class AttentionSum(Reduction):
             if leaf is not None and share is not None:
                 before = sums.get(leaf.key)
                 sums[leaf.key] = share if before is None else before + share
+        if self._bias is not None and self._bias.key in keys and evaluation.shard.step == 0:
+            sums[self._bias.key] = grad.sum(0)  # the own shard comes whole
         return sums
+
+    def _block_of_bias(self, evaluation: Evaluation, bias: Tensor) -> Tensor:
+        return self.block_of(evaluation, bias.unsqueeze(0)).squeeze(0)
 
 
 def _version(tensor: Tensor) -> int:

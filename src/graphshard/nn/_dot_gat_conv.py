@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from .. import function as fn
 from ..graph import MessagePassingGraph, attend, edge_softmax
-from ..ops import Attention
+from ..ops import Attention, linear
 from ._inputs import Features, Widths, split_features, split_widths
 from ._zero_in_degree import ZeroInDegreeCheck
 
@@ -75,13 +75,16 @@ class DotGatConv(ZeroInDegreeCheck):
         if isinstance(feat, tuple):
             source, destination = split_features(graph, feat)
             fc_src, fc_dst = (self.fc_src, self.fc_dst) if self._separate else (self.fc, self.fc)
-            return fc_src(source).unflatten(-1, heads), fc_dst(destination).unflatten(-1, heads)
+            return (
+                linear(source, fc_src).unflatten(-1, heads),
+                linear(destination, fc_dst).unflatten(-1, heads),
+            )
         if self._separate:
             raise ValueError(
                 "a layer built with a pair of in_feats needs a pair of inputs, source and "
                 f"destination (got one tensor of shape {tuple(feat.shape)})"
             )
-        return split_features(graph, self.fc(feat).unflatten(-1, heads))
+        return split_features(graph, linear(feat, self.fc).unflatten(-1, heads))
 
     def forward(
         self, graph: MessagePassingGraph, feat: Features, get_attention: bool = False

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from .. import function as fn
 from ..graph import MessagePassingGraph, attend, edge_softmax
-from ..ops import Attention, head_products, linear
+from ..ops import Attention, head_products, is_relu, linear
 from ._attention import Unfused, attention_factor, attention_mask, slope_of, vector_of
 from ._inputs import Features, Widths, prepare_edge_weight, split_features, split_widths
 from ._zero_in_degree import ZeroInDegreeCheck
@@ -111,8 +111,8 @@ class GATConv(ZeroInDegreeCheck):
     def reset_parameters(self) -> None:
         """Draw the weights anew (Xavier normal, gain of ReLU); biases become zero."""
         gain = nn.init.calculate_gain("relu")
-        for linear in (self.fc_src, self.fc_dst) if self._separate else (self.fc,):
-            nn.init.xavier_normal_(linear.weight, gain=gain)
+        for layer in (self.fc_src, self.fc_dst) if self._separate else (self.fc,):
+            nn.init.xavier_normal_(layer.weight, gain=gain)
         nn.init.xavier_normal_(self.attn_l, gain=gain)
         nn.init.xavier_normal_(self.attn_r, gain=gain)
         if self.bias is not None:
@@ -140,7 +140,8 @@ class GATConv(ZeroInDegreeCheck):
                 f"destination (got one tensor of shape {tuple(feat.shape)})"
             )
         source, destination = split_features(graph, self.feat_drop(feat))
-        projected, projected_dst = split_features(graph, linear(source, self.fc).unflatten(-1, heads))
+        rows = linear(source, self.fc).unflatten(-1, heads)
+        projected, projected_dst = split_features(graph, rows)
         return projected, projected_dst, destination
 
     def _attend(
@@ -150,7 +151,7 @@ class GATConv(ZeroInDegreeCheck):
         destination: Tensor,
         edge_weight: Any,
     ) -> Tensor | None:
-        """The result without bias and residual, in one go; None where that cannot be done."""
+        """The result in one go, finished unless there is a residual; None if it cannot be done."""
         row = tuple(source.shape[1:-1])
         try:
             slope = slope_of(self.leaky_relu)
@@ -164,6 +165,11 @@ class GATConv(ZeroInDegreeCheck):
         if not same:
             _, _, dst = head_products(destination.flatten(1, -2), left, right)
         attention = Attention.additive(source, src, dst, slope=slope, factor=factor, mask=mask)
+        if self.res_fc is None:  # else the residual comes between
+            bias = self.bias
+            if bias is not None:
+                bias = vector_of(bias.view(1, self._num_heads, self._out_feats), row)
+            attention = attention.finished(bias, is_relu(self.activation))
         result = attend(graph, attention)
         return None if result is None else result.unflatten(1, row)
 
@@ -205,17 +211,18 @@ class GATConv(ZeroInDegreeCheck):
         source, destination, inputs = self._project(graph, feat)
         if edge_weight is not None:
             edge_weight = prepare_edge_weight(graph, edge_weight, source.dim())
-        result = attention = None
-        if not get_attention:
-            result = self._attend(graph, source, destination, edge_weight)
+        attention = None
+        result = None if get_attention else self._attend(graph, source, destination, edge_weight)
+        # Without a residual in between, the bias and a ReLU are in it already.
+        is_finished = result is not None and self.res_fc is None
         if result is None:
             result, attention = self._by_edges(graph, source, destination, edge_weight)
 
         if self.res_fc is not None:
             result = result + self.res_fc(inputs).unflatten(-1, (-1, self._out_feats))
-        if self.bias is not None:
+        if self.bias is not None and not is_finished:
             result = result + self.bias.view(self._num_heads, self._out_feats)
-        if self.activation is not None:
+        if self.activation is not None and not (is_finished and is_relu(self.activation)):
             result = self.activation(result)
         return (result, attention) if get_attention else result
 

@@ -63,7 +63,7 @@ def begin(adj: Adjacency, a: Attention) -> AttentionState:
     """The state before the first edge."""
     dtype, device = wide(a.dtype), a.values.device
     peak = torch.full((adj.num_dst, a.heads), -torch.inf, dtype=dtype, device=device)
-    sums = torch.zeros((adj.num_dst, a.heads, a.dim), dtype=dtype, device=device)
+    sums = empty((adj.num_dst, a.heads, a.dim), dtype, device).zero_()
     return AttentionState(peak, torch.zeros_like(peak), sums)
 
 

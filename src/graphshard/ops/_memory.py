@@ -37,9 +37,7 @@ _TYPES = {
 }
 
 
-def empty(
-    shape: Sequence[int], dtype: torch.dtype, device: torch.device | str = _CPU
-) -> Tensor:
+def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device | str = _CPU) -> Tensor:
     """A tensor with any values, for a result.
 
     Args:
