@@ -10,15 +10,20 @@ from ._agree import agree, share_error
 from ._exchange import anchor, fetch_halo, return_halo
 from ._group import is_initialized, rank, world_size
 from ._lanes import Lanes
-from ._pairwise import Pending, start_fetch, start_return
+from ._overlapped import start_fetch_all, start_return_all
+from ._pairwise import start_fetch, start_return
+from ._pending import Arrived, Pending
 from ._plan import ExchangePlan
 from ._ragged import ragged_all_to_all
 from ._reduce import all_reduce, barrier
 from ._start import guard, initialize_comms, report_failure, shutdown_comms
 from ._sync import gather_grads, sync_params
 from ._trace import Trace, trace
+from ._wire import WIRE_DTYPES
 
 __all__ = [
+    "WIRE_DTYPES",
+    "Arrived",
     "ExchangePlan",
     "Lanes",
     "Pending",
@@ -40,7 +45,9 @@ __all__ = [
     "share_error",
     "shutdown_comms",
     "start_fetch",
+    "start_fetch_all",
     "start_return",
+    "start_return_all",
     "sync_params",
     "trace",
     "world_size",

@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
@@ -186,6 +187,61 @@ def all_to_all(
     )
     arrived = incoming.to(payload.device)
     return arrived if into is None or arrived is into else into.copy_(arrived)
+
+
+@dataclass(eq=False)
+class AllToAll:
+    """An `all_to_all` under way; every rank must wait for it. See `start_all_to_all`."""
+
+    _state: GroupState
+    _name: str
+    _number: int
+    _work: dist.Work | None
+    _outgoing: Tensor | None
+    _incoming: Tensor
+    _device: torch.device
+
+    def wait(self) -> Tensor:
+        """What came, by rank, once all of it is here."""
+        if self._outgoing is not None:
+            with operation(self._state, self._name, self._number):
+                _wait_collective(self._state, self._work)
+            self._work = self._outgoing = None
+            self._incoming = self._incoming.to(self._device)
+        return self._incoming
+
+
+def start_all_to_all(
+    state: GroupState,
+    payload: Tensor,
+    send_splits: Sequence[int],
+    recv_splits: Sequence[int],
+    name: str,
+    kind: Kind = "all_to_all",
+) -> AllToAll:
+    """As `all_to_all`, but returns as soon as the payload is on its way.
+
+    The backend's own threads move it (gloo), or a stream of the device (NCCL); this one is free.
+    The payload must not change before the wait is over.
+    """
+    if state.world_size == 1:
+        return AllToAll(state, name, 0, None, None, payload.clone(), payload.device)
+    count(kind, (payload.numel() - send_splits[state.rank]) * payload.element_size())
+    device = state.payload_device(payload.device)
+    outgoing = payload.contiguous().to(device)
+    incoming = torch.empty(sum(recv_splits), dtype=payload.dtype, device=device)
+    number = state.num_operations
+    state.num_operations += 1
+    with operation(state, name, number):
+        work = dist.all_to_all_single(
+            incoming,
+            outgoing,
+            list(recv_splits),
+            list(send_splits),
+            group=state.group,
+            async_op=True,
+        )
+    return AllToAll(state, name, number, work, outgoing, incoming, payload.device)
 
 
 def all_gather(

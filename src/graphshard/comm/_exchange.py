@@ -20,12 +20,13 @@ from torch.nn import functional
 from ._group import GroupState, group_state
 from ._pack import exchange_rows
 from ._plan import ExchangePlan
-from ._signature import check_requests
+from ._signature import check_requests, needs_grad_now
+from ._wire import narrowed, widened
 
 Request = tuple[ExchangePlan, Tensor]
 
 
-def fetch_halo(requests: Sequence[Request]) -> list[Tensor]:
+def fetch_halo(requests: Sequence[Request], wire: torch.dtype | None = None) -> list[Tensor]:
     """Fetch the halo rows of each tensor from their owners; every rank must call.
 
     Every rank must pass as many requests, on the same plans in the same order, with equal
@@ -38,6 +39,8 @@ def fetch_halo(requests: Sequence[Request]) -> list[Tensor]:
 
     Args:
         requests: Pairs of a plan and a tensor ``[plan.num_rows, *]`` of own rows.
+        wire: In which dtype wider floating-point rows travel, and their gradients: bfloat16 or
+            float16, which round them; None is their own. Equal on all ranks.
 
     Returns:
         For each request ``[plan.num_halo, *]``: others' rows, grouped by owner.
@@ -51,10 +54,10 @@ def fetch_halo(requests: Sequence[Request]) -> list[Tensor]:
         return []
     plans = [plan for plan, _ in requests]
     tensors = [tensor for _, tensor in requests]
-    check_requests(
-        "fetch_halo", plans, tensors, [plan.num_rows for plan in plans], differentiable=True
-    )
-    return list(_Fetch.apply(plans, *tensors))
+    rows = [plan.num_rows for plan in plans]
+    needs = [needs_grad_now(tensor) for tensor in tensors]
+    check_requests("fetch_halo", plans, tensors, rows, needs, wire)
+    return list(_Fetch.apply(plans, wire, *tensors))
 
 
 def return_halo(
@@ -89,7 +92,7 @@ def return_halo(
     plans = [plan for plan, _ in requests]
     tensors = [tensor for _, tensor in requests]
     check_requests(f"return_halo({reduce})", plans, tensors, [plan.num_halo for plan in plans])
-    return _return(plans, tensors, reduce)
+    return _return(plans, tensors, reduce, None)
 
 
 def anchor(output: Tensor, *tensors: Tensor) -> Tensor:
@@ -107,12 +110,14 @@ class _Fetch(torch.autograd.Function):
     """Forward: rows to their readers. Backward: gradients of those rows, home and summed."""
 
     @staticmethod
-    def forward(ctx: Any, plans: list[ExchangePlan], *tensors: Tensor) -> tuple[Tensor, ...]:
-        out = _fetch(plans, tensors)
+    def forward(
+        ctx: Any, plans: list[ExchangePlan], wire: torch.dtype | None, *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
+        out = _fetch(plans, tensors, wire)
         # What needs a gradient is settled here and not from ``needs_input_grad`` in the backward
         # pass, which depends on the inputs that the user asks gradients for.
         ctx.needs = [tensor.requires_grad for tensor in tensors]
-        ctx.plans = plans
+        ctx.plans, ctx.wire = plans, wire
         ctx.likes = [(part.shape, part.dtype, part.device) for part in out]
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(
@@ -128,24 +133,26 @@ class _Fetch(torch.autograd.Function):
             grad = grads[number]
             shape, dtype, device = ctx.likes[number]
             full.append(torch.zeros(shape, dtype=dtype, device=device) if grad is None else grad)
-        back = _Return.apply([ctx.plans[number] for number in chosen], *full)
+        back = _Return.apply([ctx.plans[number] for number in chosen], ctx.wire, *full)
         out: list[Tensor | None] = [None] * len(grads)
         for number, part in zip(chosen, back, strict=True):
             out[number] = part
-        return None, *out
+        return None, None, *out
 
 
 class _Return(torch.autograd.Function):
     """Forward: halo rows home, summed. Backward: the fetch of their gradients."""
 
     @staticmethod
-    def forward(ctx: Any, plans: list[ExchangePlan], *tensors: Tensor) -> tuple[Tensor, ...]:
-        ctx.plans = plans
-        return tuple(_return(plans, tensors, "sum"))
+    def forward(
+        ctx: Any, plans: list[ExchangePlan], wire: torch.dtype | None, *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
+        ctx.plans, ctx.wire = plans, wire
+        return tuple(_return(plans, tensors, "sum", wire))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        return None, *_Fetch.apply(ctx.plans, *grads)
+        return None, None, *_Fetch.apply(ctx.plans, ctx.wire, *grads)
 
 
 class _Anchor(torch.autograd.Function):
@@ -159,35 +166,44 @@ class _Anchor(torch.autograd.Function):
         return grad, *([None] * ctx.num_tensors)
 
 
-def _fetch(plans: Sequence[ExchangePlan], tensors: Sequence[Tensor]) -> list[Tensor]:
+def _fetch(
+    plans: Sequence[ExchangePlan], tensors: Sequence[Tensor], wire: torch.dtype | None
+) -> list[Tensor]:
     state = group_state(plans[0].group)
     if state.world_size == 1:
         return [tensor.new_empty((0, *tensor.shape[1:])) for tensor in tensors]
     rows = [
-        tensor.detach().index_select(0, plan.index_on(tensor.device))
+        narrowed(tensor.detach().index_select(0, plan.index_on(tensor.device)), wire)
         for plan, tensor in zip(plans, tensors, strict=True)
     ]
-    return exchange_rows(
+    arrived = exchange_rows(
         state,
         rows,
         [plan.send_splits for plan in plans],
         [plan.recv_splits for plan in plans],
         "fetch_halo",
     )
+    return widened(arrived, [tensor.dtype for tensor in tensors])
 
 
-def _return(plans: Sequence[ExchangePlan], tensors: Sequence[Tensor], reduce: str) -> list[Tensor]:
+def _return(
+    plans: Sequence[ExchangePlan],
+    tensors: Sequence[Tensor],
+    reduce: str,
+    wire: torch.dtype | None,
+) -> list[Tensor]:
     state: GroupState = group_state(plans[0].group)
     if state.world_size == 1:
         arrived = [tensor.detach() for tensor in tensors]
     else:
         arrived = exchange_rows(
             state,
-            [tensor.detach() for tensor in tensors],
+            [narrowed(tensor.detach(), wire) for tensor in tensors],
             [plan.recv_splits for plan in plans],
             [plan.send_splits for plan in plans],
             "return_halo",
         )
+        arrived = widened(arrived, [tensor.dtype for tensor in tensors])
     combine = _sum_rows if reduce == "sum" else _extreme_rows
     return [combine(plan, part, reduce) for plan, part in zip(plans, arrived, strict=True)]
 

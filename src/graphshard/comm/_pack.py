@@ -89,25 +89,47 @@ def exchange_rows(
         sum(rows[r] * size for rows, size in zip(recv_splits, sizes, strict=True))
         for r in num_ranks
     ]
-    outgoing = [as_bytes(tensor) for tensor in tensors]
-    if len(tensors) > 1:
+    if len(tensors) == 1:
+        outgoing = as_bytes(tensors[0])
+    else:
         device = state.payload_device(tensors[0].device)
-        outgoing = [stream.to(device) for stream in outgoing]
-        outgoing = [_regroup(outgoing, send_splits, sizes)]
-    stream = all_to_all(state, outgoing[0], send_bytes, recv_bytes, name, kind, meanwhile=meanwhile)
-    streams = [stream] if len(tensors) == 1 else _split_by_tensor(stream, recv_splits, sizes)
+        outgoing = joined([tensor.to(device) for tensor in tensors], send_splits)
+    stream = all_to_all(state, outgoing, send_bytes, recv_bytes, name, kind, meanwhile=meanwhile)
+    return parted(stream, tensors, recv_splits)
+
+
+def joined(tensors: Sequence[Tensor], splits: Sequence[Sequence[int]]) -> Tensor:
+    """The bytes of tensors that are grouped by rank, by rank and then by tensor."""
+    return _regroup([as_bytes(t) for t in tensors], splits, [row_bytes(t) for t in tensors])
+
+
+def parted(
+    stream: Tensor, likes: Sequence[Tensor], splits: Sequence[Sequence[int]]
+) -> list[Tensor]:
+    """Undo `joined`: tensors shaped like ``likes`` but with ``sum(splits[i])`` rows.
+
+    Args:
+        stream: Bytes that start their own memory; a result may be a view of it.
+        likes: Their shapes without the first extent, dtypes and devices.
+        splits: Rows of tensor ``i`` from each rank.
+    """
+    sizes = [row_bytes(like) for like in likes]
+    streams = [stream] if len(likes) == 1 else _split_by_tensor(stream, splits, sizes)
     return [
-        _from_bytes(part, tensor, sum(rows))
-        for part, tensor, rows in zip(streams, tensors, recv_splits, strict=True)
+        _from_bytes(part, like, sum(rows))
+        for part, like, rows in zip(streams, likes, splits, strict=True)
     ]
 
 
 def _from_bytes(stream: Tensor, like: Tensor, num_rows: int) -> Tensor:
-    """A stream of bytes that starts its own memory, seen as ``num_rows`` rows like ``like``'s."""
+    """A stream of bytes, seen as ``num_rows`` rows like ``like``'s; copied if it is not aligned."""
     shape = (num_rows, *like.shape[1:])
     if stream.numel() == 0:
         return torch.empty(shape, dtype=like.dtype, device=like.device)
-    return stream.to(like.device).view(like.dtype).view(shape)
+    stream = stream.to(like.device)
+    if stream.storage_offset() % like.element_size():
+        stream = stream.clone()
+    return stream.view(like.dtype).view(shape)
 
 
 def _regroup(
@@ -132,8 +154,14 @@ def _split_by_tensor(
     starts = [0, *accumulate(lengths)]
     count = len(splits)
     return [
-        torch.cat(
+        _joined_runs(
             [stream[starts[r * count + i] : starts[r * count + i + 1]] for r in range(num_ranks)]
         )
         for i in range(count)
     ]
+
+
+def _joined_runs(runs: Sequence[Tensor]) -> Tensor:
+    """One run alone, as where there are two ranks, stays where it is."""
+    filled = [run for run in runs if run.numel()]
+    return filled[0] if len(filled) == 1 else torch.cat(list(runs))

@@ -19,21 +19,20 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ._collectives import operation, wait
-from ._group import GroupState, group_state
+from ._group import GroupState
 from ._pack import as_bytes
+from ._pending import Arrived, Pending
 from ._plan import ExchangePlan
 from ._signature import check_requests
 from ._trace import count
+from ._wire import narrowed
 
 _NUM_TAGS = 1 << 20
 
 
 @dataclass(eq=False)
-class Pending:
-    """Messages under way in both directions.
-
-    Two may be in flight at once, if every rank starts and waits for them in the same order.
-    """
+class Messages:
+    """One message per tensor and direction, under way; see `Pending`."""
 
     _state: GroupState
     _name: str
@@ -41,37 +40,34 @@ class Pending:
     _works: list[tuple[int, dist.Work]]
     _outgoing: list[Tensor]
     _incoming: list[Tensor]
-    _device: torch.device
+    _likes: list[tuple[torch.device, torch.dtype]]
     _done: list[Tensor] | None = None
 
-    @classmethod
-    def empty(cls, plan: ExchangePlan) -> Pending:
-        """The exchange of no tensors."""
-        return cls(group_state(plan.group), "", 0, [], [], [], torch.device("cpu"))
-
     def wait(self) -> list[Tensor]:
-        """Wait for all messages; returns what was received, one tensor per tensor sent.
-
-        Raises:
-            RankError: The peer failed, or did not answer within the group's timeout.
-        """
+        """What was received, one tensor per tensor sent."""
         if self._done is None:
             for peer, work in self._works:
                 with operation(self._state, self._name, self._number, [peer]):
                     wait(self._state, work)
             self._works, self._outgoing = [], []  # what was sent goes first
-            self._done = [part.to(self._device) for part in self._incoming]
+            self._done = [
+                part.to(device).to(dtype)
+                for part, (device, dtype) in zip(self._incoming, self._likes, strict=True)
+            ]
             self._incoming = []
         return self._done
 
 
-def start_fetch(plan: ExchangePlan, step: int, tensors: Sequence[Tensor]) -> Pending:
+def start_fetch(
+    plan: ExchangePlan, step: int, tensors: Sequence[Tensor], wire: torch.dtype | None = None
+) -> Pending:
     """Start to fetch the rows of one remote shard; every rank must call, with the same step.
 
     Args:
         plan: Who reads which rows.
         step: 1 to ``world_size - 1``; rows come from ``(rank - step) % world_size``.
         tensors: Own rows, each ``[num_rows, *]``; dtypes and trailing shapes equal on all ranks.
+        wire: In which dtype wider floating-point rows travel; None is their own.
 
     Returns:
         A `Pending` whose ``wait()`` gives ``[recv_splits[source], *]`` for each tensor.
@@ -83,14 +79,17 @@ def start_fetch(plan: ExchangePlan, step: int, tensors: Sequence[Tensor]) -> Pen
     """
     source, target = _pair(plan, step)
     if not tensors:
-        return Pending.empty(plan)
+        return Arrived([])
     plans = [plan] * len(tensors)
-    state = check_requests("start_fetch", plans, tensors, [plan.num_rows] * len(tensors))
+    num_rows = [plan.num_rows] * len(tensors)
+    state = check_requests("start_fetch", plans, tensors, num_rows, wire=wire)
     rows = [t.detach().index_select(0, plan.send_rows(target, t.device)) for t in tensors]
-    return _start(state, "start_fetch", rows, source, plan.recv_splits[source], target)
+    return _start(state, "start_fetch", rows, source, plan.recv_splits[source], target, wire)
 
 
-def start_return(plan: ExchangePlan, step: int, grads: Sequence[Tensor]) -> Pending:
+def start_return(
+    plan: ExchangePlan, step: int, grads: Sequence[Tensor], wire: torch.dtype | None = None
+) -> Pending:
     """Start to send home the gradients of the rows received in a step; every rank must call.
 
     Args:
@@ -98,6 +97,7 @@ def start_return(plan: ExchangePlan, step: int, grads: Sequence[Tensor]) -> Pend
         step: The step of `start_fetch` that fetched the rows.
         grads: Each ``[recv_splits[(rank - step) % world_size], *]``; dtypes and trailing shapes
             equal on all ranks.
+        wire: As for `start_fetch`.
 
     Returns:
         A `Pending` whose ``wait()`` gives, for each tensor, the gradients of
@@ -109,11 +109,12 @@ def start_return(plan: ExchangePlan, step: int, grads: Sequence[Tensor]) -> Pend
     """
     owner, reader = _pair(plan, step)
     if not grads:
-        return Pending.empty(plan)
+        return Arrived([])
     plans = [plan] * len(grads)
-    state = check_requests("start_return", plans, grads, [plan.recv_splits[owner]] * len(grads))
+    num_rows = [plan.recv_splits[owner]] * len(grads)
+    state = check_requests("start_return", plans, grads, num_rows, wire=wire)
     parts = [grad.detach() for grad in grads]
-    return _start(state, "start_return", parts, reader, plan.send_splits[reader], owner)
+    return _start(state, "start_return", parts, reader, plan.send_splits[reader], owner, wire)
 
 
 def _pair(plan: ExchangePlan, step: int) -> tuple[int, int]:
@@ -125,9 +126,17 @@ def _pair(plan: ExchangePlan, step: int) -> tuple[int, int]:
 
 
 def _start(
-    state: GroupState, name: str, parts: list[Tensor], source: int, num_rows: int, target: int
-) -> Pending:
+    state: GroupState,
+    name: str,
+    parts: list[Tensor],
+    source: int,
+    num_rows: int,
+    target: int,
+    wire: torch.dtype | None,
+) -> Messages:
     """Send ``parts`` to ``target``; receive ``num_rows`` rows like theirs from ``source``."""
+    likes = [(part.device, part.dtype) for part in parts]
+    parts = [narrowed(part, wire) for part in parts]
     device = state.payload_device(parts[0].device)
     outgoing = [as_bytes(part).to(device) for part in parts]
     incoming = [
@@ -155,4 +164,4 @@ def _start(
             started = dist.batch_isend_irecv([request for _, request in requests])
         # A backend that joins the requests gives one piece of work for all of them.
         works = [(peer, w) for (peer, _), w in zip(requests, started, strict=False)]
-    return Pending(state, name, number, works, outgoing, incoming, parts[0].device)
+    return Messages(state, name, number, works, outgoing, incoming, likes)

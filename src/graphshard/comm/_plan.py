@@ -22,6 +22,7 @@ from itertools import accumulate
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn import functional
 
 from ._agree import verify
 from ._group import GroupState, group_state
@@ -57,6 +58,9 @@ class ExchangePlan:
     checked: set[tuple[object, ...]] = field(default_factory=set, repr=False)
     _sums: dict[torch.device, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
     _indices: dict[torch.device, Tensor] = field(default_factory=dict, repr=False)
+    _homes: dict[torch.device, tuple[Tensor, Tensor, Tensor] | None] = field(
+        default_factory=dict, repr=False
+    )
 
     @classmethod
     def build(
@@ -160,6 +164,50 @@ class ExchangePlan:
             torch.cumsum(torch.bincount(index, minlength=self.num_rows), 0, out=starts[1:])
             self._sums[device] = (order.to(device), starts.to(device))
         return self._sums[device]
+
+    def add_returned(self, total: Tensor, arrived: Tensor) -> None:
+        """Add what came back for rows of this rank, in place, by ascending rank within a row.
+
+        Args:
+            total: ``[num_rows, *]``, floating point.
+            arrived: ``[sum(send_splits), *]``, a row for each entry of ``send_index``.
+        """
+        if arrived.numel() == 0:
+            return
+        homes = self._home_rows(total.device)
+        if homes is None:
+            total.index_add_(0, self.index_on(total.device), arrived.to(total.dtype))
+            return
+        rows, order, starts = homes
+        wide = torch.float64 if total.dtype == torch.float64 else torch.float32
+        summed = functional.embedding_bag(
+            order,
+            arrived.to(wide).reshape(arrived.shape[0], -1),
+            starts,
+            mode="sum",
+            include_last_offset=True,
+        ).view(rows.shape[0], *arrived.shape[1:])
+        if total.dtype == wide:
+            total.index_add_(0, rows, summed)
+        else:  # rounded once
+            total.index_copy_(0, rows, summed.add_(total.index_select(0, rows)).to(total.dtype))
+
+    def _home_rows(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Distinct rows that others read, and how to sum what comes back for each; kept.
+
+        Returns:
+            (rows, order, starts): positions ``order[starts[i]:starts[i + 1]]`` are of ``rows[i]``.
+            None where no row is read twice, so that there is nothing to sum.
+        """
+        if device in self._homes:
+            return self._homes[device]
+        self._homes[device] = None
+        rows, counts = torch.unique(self.send_index.cpu(), return_counts=True)
+        if rows.numel() < self.send_index.numel():
+            order = torch.argsort(self.send_index.cpu(), stable=True)
+            starts = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+            self._homes[device] = rows.to(device), order.to(device), starts.to(device)
+        return self._homes[device]
 
 
 def _check_needed(needed: Sequence[Tensor], num_rows: int, state: GroupState) -> Exception | None:

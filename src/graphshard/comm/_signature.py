@@ -25,7 +25,8 @@ def check_requests(
     plans: Sequence[ExchangePlan],
     tensors: Sequence[Tensor],
     num_rows: Sequence[int],
-    differentiable: bool = False,
+    needs_grad: Sequence[bool] = (),
+    wire: torch.dtype | None = None,
 ) -> GroupState:
     """Check a list of requests here, and with the other ranks where it is new.
 
@@ -34,7 +35,8 @@ def check_requests(
         plans: One per request, all of one group.
         tensors: One per request.
         num_rows: Rows that each tensor must have.
-        differentiable: Whether it matters which tensors need a gradient.
+        needs_grad: Which tensors will get a gradient; empty where it does not matter.
+        wire: In which dtype wider rows travel; None is their own.
 
     Returns:
         The state of the plans' group.
@@ -48,14 +50,17 @@ def check_requests(
     error = _check(name, plans, tensors, num_rows, state)
     signature: tuple[object, ...] = (
         name,
+        wire,
         *(
             (
                 plan.serial,
                 getattr(tensor, "dtype", None),
                 tuple(getattr(tensor, "shape", (0,))[1:]),
-                differentiable and _needs_grad(tensor),
+                needs,
             )
-            for plan, tensor in zip(plans, tensors, strict=True)
+            for plan, tensor, needs in zip(
+                plans, tensors, needs_grad or [False] * len(plans), strict=True
+            )
         ),
     )
     checked = plans[0].checked  # not the group's: plans may be many, and end
@@ -67,7 +72,8 @@ def check_requests(
     return state
 
 
-def _needs_grad(tensor: Tensor) -> bool:
+def needs_grad_now(tensor: Tensor) -> bool:
+    """Whether autograd records what is done with the tensor."""
     return torch.is_grad_enabled() and bool(getattr(tensor, "requires_grad", False))
 
 
@@ -102,14 +108,19 @@ def _check(
 
 
 def _describe(signature: tuple[object, ...]) -> str:
-    name, *requests = signature
+    name, wire, *requests = signature
     lines = []
     for request in requests:
         assert isinstance(request, tuple)
         serial, dtype, shape, grad = request
-        short = str(dtype).removeprefix("torch.")
+        short = _short(dtype)
         lines.append(
             f"plan {serial} {short}[rows{''.join(f', {n}' for n in shape)}]"
             f"{' with gradient' if grad else ''}"
         )
-    return f"{name}: " + "; ".join(lines)
+    narrow = "" if wire is None else f", as {_short(wire)}"
+    return f"{name}: " + "; ".join(lines) + narrow
+
+
+def _short(dtype: object) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -24,7 +24,7 @@ from ._expressions import Evaluation, Leaf, LeafKey
 from ._reductions import Reduction
 
 _HEADS, _COLUMNS = 2, 1  # dimensions of values and result, counted from the right
-_TARGETS = ("u", "u", "v", "e", "c", "e")  # of values, src, dst, edge, vector, factor
+TARGETS = ("u", "u", "v", "e", "c", "e")  # of values, src, dst, edge, vector, factor
 
 
 class AttentionSum(Reduction):
@@ -38,10 +38,10 @@ class AttentionSum(Reduction):
         self.messages = []
         self._leaves = [
             None if tensor is None else Leaf(target, tensor)
-            for target, tensor in zip(_TARGETS, attention.operands, strict=True)
+            for target, tensor in zip(TARGETS, attention.operands, strict=True)
         ]
         self._bias = None if attention.bias is None else Leaf("c", attention.bias)
-        self._rule = attention.with_operands([None] * len(_TARGETS)).finished(None, attention.relu)
+        self._rule = attention.with_operands([None] * len(TARGETS)).finished(None, attention.relu)
         self._dtype, self._heads, self._dim = attention.dtype, attention.heads, attention.dim
         self._states: list[compute.AttentionState] = []  # of each block, once there are blocks
         self._out, self._version = torch.empty(0), 0
@@ -99,7 +99,8 @@ class AttentionSum(Reduction):
     def merge(self, evaluation: Evaluation) -> None:
         seen, block = self._seen(evaluation), evaluation.block
         if not self._states:
-            self._states = [compute.begin(evaluation.shard.adjacency, seen)]
+            self._states = [compute.start(evaluation.shard.adjacency, seen)]
+            return
         if len(self._states) != block.count:
             self._states = self._split(self._states[0], block.count)
         compute.take(evaluation.shard.adjacency, seen, self._states[block.index])
@@ -142,7 +143,7 @@ class AttentionSum(Reduction):
         self._out, self._version = result.detach(), _version(result)
         return (result,)
 
-    def begin_backward(self, grads: Sequence[Tensor]) -> list[Tensor]:
+    def begin_backward(self, grads: Sequence[Tensor]) -> Sequence[Tensor]:
         if _version(self._out) != self._version:
             raise RuntimeError(
                 "the result of an attention layer was changed in place, and its gradient needs the "
@@ -150,7 +151,7 @@ class AttentionSum(Reduction):
                 "instead of relu_"
             )
         self._deltas = {}
-        return [begin_backward(grad, self._out, self._rule.relu) for grad in grads]
+        return [begin_backward(grads[0], self._out, self._rule.relu)]
 
     def partial(self, evaluation: Evaluation) -> tuple[Tensor, ...]:
         raise AssertionError("attention finds its gradients directly")

@@ -7,6 +7,7 @@ Both are collective: every rank passes its own part, and they agree on who needs
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -31,6 +32,8 @@ def construct_full_graph(
     rematerialize: bool = True,
     memory_budget: int | None = None,
     row_width: int = 256,
+    prefetch: int = 1,
+    halo_dtype: torch.dtype | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> GraphShardManager:
     """The whole graph, of which this rank holds one part. Collective.
@@ -41,6 +44,8 @@ def construct_full_graph(
         rematerialize: With sequential aggregation, fetch remote rows again in the backward.
         memory_budget: For ``"auto"``: bytes that one rank's halo rows may take.
         row_width: For ``"auto"``: columns of the widest row that will be exchanged.
+        prefetch: Remote shards under way while another one is computed; see `AggregationMode`.
+        halo_dtype: The dtype in which wider remote rows travel; see `AggregationMode`.
         group: The ranks that share the graph; None for the default group, or for no group at
             all when the graph has one part.
 
@@ -49,12 +54,18 @@ def construct_full_graph(
 
     Raises:
         ValueError: The number of parts is not the number of ranks, or a part is on the wrong
-            rank; raised on every rank.
+            rank, or the ranks chose different modes; raised on every rank.
     """
     policy = AggregationMode(
-        mode=mode, rematerialize=rematerialize, memory_budget=memory_budget, row_width=row_width
+        mode=mode,
+        rematerialize=rematerialize,
+        memory_budget=memory_budget,
+        row_width=row_width,
+        prefetch=prefetch,
+        halo_dtype=halo_dtype,
     )
     _check_ranks(partition_data, group)
+    policy.agree(group)
     schema = Schema.of_graph(partition_data.node_type_names, partition_data.canonical_etypes)
     owned = {t: partition_data.num_owned(t) for t in partition_data.node_type_names}
     edges = {
@@ -86,6 +97,8 @@ def construct_mfgs(
     rematerialize: bool = True,
     memory_budget: int | None = None,
     row_width: int = 256,
+    prefetch: int = 1,
+    halo_dtype: torch.dtype | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> list[GraphShardManager]:
     """One graph per layer, holding only what the outputs at ``seeds`` depend on. Collective.
@@ -104,6 +117,8 @@ def construct_mfgs(
         rematerialize: As for `construct_full_graph`.
         memory_budget: As for `construct_full_graph`.
         row_width: As for `construct_full_graph`.
+        prefetch: As for `construct_full_graph`.
+        halo_dtype: As for `construct_full_graph`.
         group: As for `construct_full_graph`.
 
     Raises:
@@ -112,9 +127,15 @@ def construct_mfgs(
     if n_layers < 1:
         raise ValueError(f"n_layers must be at least 1 (got {n_layers})")
     policy = AggregationMode(
-        mode=mode, rematerialize=rematerialize, memory_budget=memory_budget, row_width=row_width
+        mode=mode,
+        rematerialize=rematerialize,
+        memory_budget=memory_budget,
+        row_width=row_width,
+        prefetch=prefetch,
+        halo_dtype=halo_dtype,
     )
     _check_ranks(partition_data, group)
+    policy.agree(group)
     error, rows = None, {}
     try:
         rows = _seed_rows(partition_data, seeds)
@@ -156,7 +177,7 @@ def _resolved(
         return policy
     halos = [structure.union_halo(t) for t in schema.srctypes]
     rows = sum(halo.num_halo for halo in halos if halo is not None)
-    return AggregationMode(mode=policy.resolve(rows, group), rematerialize=policy.rematerialize)
+    return replace(policy, mode=policy.resolve(rows, group))
 
 
 def _seed_rows(data: PartitionData, seeds: Tensor | Mapping[str, Tensor]) -> dict[str, Tensor]:

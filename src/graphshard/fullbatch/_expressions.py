@@ -32,15 +32,22 @@ class Leaf:
         target: 'u' rows of the source frame, 'v' rows of the destination frame, 'e' one row per
             local edge, 'c' the same value for every edge.
         tensor: The whole tensor as this rank holds it.
+        identity: The ``id`` of the tensor that this one stands for; None: it is the one.
     """
 
     target: str
     tensor: Tensor
+    identity: int | None = None
 
     @property
     def key(self) -> LeafKey:
         """What tells leaves apart: the same tensor may be read at several ends of an edge."""
-        return self.target, id(self.tensor)
+        return self.target, id(self.tensor) if self.identity is None else self.identity
+
+    def released(self) -> Leaf:
+        """The same leaf without its values: shape, dtype and device alone."""
+        empty = self.tensor.detach().new_zeros(()).expand(self.tensor.shape)
+        return Leaf(self.target, empty, self.key[1])
 
 
 Substitution: TypeAlias = Mapping[LeafKey, Tensor]

@@ -3,17 +3,22 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from ..comm import Pending, start_return
-from ..ops import add_rows, empty
+from ..comm import Pending
+from ..errors import RankError
+from ..ops import empty
 from ._columns import ColumnBlock
 from ._expressions import Leaf, LeafKey
 from ._reductions import accumulation_dtype
-from ._topology import Halo, Shard
+from ._topology import Shard
+from ._transport import Transport
 
 
 @dataclass
@@ -21,41 +26,46 @@ class ShardGradients:
     """Gradients of one reduction with respect to what one shard saw; None where unused.
 
     Args:
-        leaves: Leaf to its gradient.
-        parameters: Gradients of parameters that the messages use.
-        is_fresh: Whether each gradient of a leaf is a tensor of its own, which may be changed.
+        leaves: By leaf.
+        parameters: In the order of the pass.
+        are_new: Whether nobody else holds the tensors, so that they may be written to.
     """
 
     leaves: dict[LeafKey, Tensor | None]
     parameters: list[Tensor | None]
-    is_fresh: bool
+    are_new: bool = False
 
 
 class GradientSums:
     """Gradients of whole leaves, added up shard by shard; those of remote rows travel home.
 
     Args:
-        halo: The source rows.
+        transport: How they travel.
         wanted: Leaves whose gradients are wanted.
-        tensors: All leaves, whole.
+        tensors: All leaves, whole; of those whose values no gradient needs, stand-ins.
         axes: Dimension of each leaf that blocks are cut along; None or absent where every block
             sees the whole leaf.
+        under_way: Most shards whose gradients travel at once.
+        widens: Whether sums of 16-bit source rows are kept in float32; all others are.
     """
 
     def __init__(
         self,
-        halo: Halo,
+        transport: Transport,
         wanted: Sequence[Leaf],
         tensors: Mapping[LeafKey, Tensor],
         axes: Mapping[LeafKey, int | None],
+        under_way: int,
+        widens: bool,
     ) -> None:
-        self.halo, self._axes = halo, axes
+        self._transport, self._axes = transport, axes
+        self._most_under_way, self._widens = under_way, widens
         self.sources = [leaf for leaf in wanted if leaf.target == "u"]
         self._tensors = {leaf.key: tensors[leaf.key] for leaf in wanted}
         self._sums: dict[LeafKey, Tensor] = {}
         self._from_shard: dict[LeafKey, Tensor] = {}
-        self._fresh: set[LeafKey] = set()  # of those from the shard
-        self._under_way: tuple[int, ColumnBlock, list[LeafKey], Pending] | None = None
+        self._new_rows: set[LeafKey] = set()
+        self._under_way: deque[tuple[int, ColumnBlock, list[LeafKey], Pending]] = deque()
 
     def add(self, shard: Shard, found: ShardGradients, block: ColumnBlock) -> None:
         """Take in what one reduction found on one block of a shard."""
@@ -63,16 +73,19 @@ class GradientSums:
             if grad is None:
                 continue
             if key[0] == "u":
-                before = self._from_shard.get(key)
-                self._from_shard[key] = grad if before is None else before + grad
-                if before is not None or found.is_fresh:
-                    self._fresh.add(key)
-                continue
-            if key[0] == "e" and shard.eids is not None:
+                self.add_to_rows(key, grad, found.are_new)
+            elif key[0] == "e" and shard.eids is not None:
                 total = block.of(self._sum(key), self._axes.get(key))
-                total.index_add_(0, shard.eids, grad.to(total.dtype))
+                total.index_add_(0, shard.eids.to(torch.int64), grad.to(total.dtype))
             else:
-                self._add_whole(key, grad, block, found.is_fresh)
+                self._add_whole(key, grad, block, found.are_new)
+
+    def add_to_rows(self, key: LeafKey, grad: Tensor, is_new: bool = False) -> None:
+        """Take in a gradient of the source rows of the shard that is worked on."""
+        before = self._from_shard.get(key)
+        self._from_shard[key] = grad if before is None else before + grad
+        if is_new or before is not None:
+            self._new_rows.add(key)
 
     def send_home(self, step: int, block: ColumnBlock) -> None:
         """Add the own shard's source gradients, or start those of a remote shard on their way.
@@ -88,55 +101,69 @@ class GradientSums:
         if step == 0:
             while self._from_shard:
                 key, grad = self._from_shard.popitem()
-                self._add_whole(key, grad, block, key in self._fresh)
-            self._fresh.clear()
+                self._add_whole(key, grad, block, key in self._new_rows)
+            self._new_rows.clear()
             return
-        self._fresh.clear()
+        self._new_rows.clear()
         keys, outgoing = [], []
         for leaf in self.sources:
             axis = self._axes.get(leaf.key)
             if axis is None and not block.is_last:
                 continue
+            tensor = self._tensors[leaf.key]
             found = self._from_shard.pop(leaf.key) if leaf.key in self._from_shard else None
             if found is None:
-                empty = block.of(leaf.tensor[:0], axis)
-                found = empty.new_zeros((self.halo.num_rows(step), *empty.shape[1:]))
+                empty = block.of(tensor[:0], axis)
+                found = empty.new_zeros((self._transport.num_rows(step), *empty.shape[1:]))
             keys.append(leaf.key)
-            outgoing.append(found.to(self._tensors[leaf.key].dtype))
+            outgoing.append(found.to(tensor.dtype))
             del found
-        self.finish()
-        self._under_way = (step, block, keys, start_return(self.halo.plan, step, outgoing))
+        while self._under_way and len(self._under_way) >= self._most_under_way:
+            self._receive()
+        pending = self._transport.start_return(step, outgoing)
+        self._under_way.append((step, block, keys, pending))
+        if self._most_under_way == 0:
+            self._receive()
 
     def finish(self) -> None:
-        """Receive the gradients that other ranks computed for rows of this one."""
-        if self._under_way is None:
-            return
-        step, block, keys, pending = self._under_way
-        self._under_way = None
-        plan = self.halo.plan
-        rows = plan.send_rows((plan.rank + step) % plan.world_size)
+        """Receive all gradients that other ranks computed for rows of this one."""
+        while self._under_way:
+            self._receive()
+
+    def abandon(self) -> None:
+        """After an error: no message of this pass may meet those of a later one."""
+        while self._under_way:
+            with contextlib.suppress(RankError):
+                self._under_way.popleft()[-1].wait()
+
+    def _receive(self) -> None:
+        step, block, keys, pending = self._under_way.popleft()
         for key, grad in zip(keys, pending.wait(), strict=True):
             total = block.of(self._sum(key), self._axes.get(key))
-            add_rows(total, rows, grad)
+            self._transport.add_returned(step, total, grad)
 
     def result(self, leaf: Leaf) -> Tensor:
         return self._sum(leaf.key).to(self._tensors[leaf.key].dtype)
 
+    def _dtype(self, key: LeafKey) -> torch.dtype:
+        dtype = self._tensors[key].dtype
+        return accumulation_dtype(dtype) if self._widens or key[0] != "u" else dtype
+
     def _sum(self, key: LeafKey) -> Tensor:
         if key not in self._sums:
             tensor = self._tensors[key]
-            dtype = accumulation_dtype(tensor.dtype)
-            self._sums[key] = empty(tensor.shape, dtype, tensor.device).zero_()
+            self._sums[key] = empty(tensor.shape, self._dtype(key), tensor.device).zero_()
         return self._sums[key]
 
-    def _add_whole(self, key: LeafKey, grad: Tensor, block: ColumnBlock, is_fresh: bool) -> None:
+    def _add_whole(self, key: LeafKey, grad: Tensor, block: ColumnBlock, is_new: bool) -> None:
         """Add to all rows of a leaf."""
         if key in self._sums or block.count > 1:
             total = block.of(self._sum(key), self._axes.get(key))
             total += grad
             return
-        dtype = accumulation_dtype(grad.dtype)
-        if is_fresh and grad.dtype == dtype and grad.is_contiguous():
+        # A copy, unless it is new: autograd may have given the same tensor to two leaves.
+        dtype = self._dtype(key)
+        if is_new and grad.dtype == dtype and grad.is_contiguous():
             self._sums[key] = grad
-        else:  # a copy: autograd may have given the same tensor to two leaves
+        else:
             self._sums[key] = empty(grad.shape, dtype, grad.device).copy_(grad)

@@ -18,13 +18,12 @@ from torch import Tensor
 
 from .._typing import CanonicalEType
 from ..graph import ALL, Frame, MessagePassingGraph
-from ..graph._relation import RelationData
 from ..graph._schema import Schema, is_all
 from ..ops import Attention
 from ..ops._attention import check_attention
 from ._deferred import DeferredEdges
 from ._localized import LocalizedShards
-from ._oneshot import OneShot, extended_rows
+from ._oneshot import OneShot
 from ._original import OriginalIds
 from ._policy import AggregationMode
 from ._sequential import RelationFields, Sequential
@@ -67,8 +66,8 @@ class GraphShardManager(MessagePassingGraph):
         self._structure = structure
         self._original = original
         self._mode = mode
-        self._oneshot = OneShot(structure)
-        self._sequential = Sequential(structure, keep_rows=not mode.rematerialize)
+        self._oneshot = OneShot(structure, mode)
+        self._sequential = Sequential(structure, mode)
         self._together = Together(self._sequential.reduce_many, structure.device)
         self._input_nodes, self._seeds = input_nodes, seeds
         self._init_protocol(
@@ -165,16 +164,30 @@ class GraphShardManager(MessagePassingGraph):
         """
         return self.with_mode("oneshot")
 
-    def with_mode(self, mode: str, rematerialize: bool = True) -> GraphShardManager:
-        """The same graph and features with another way of fetching rows.
+    def with_mode(
+        self,
+        mode: str,
+        rematerialize: bool = True,
+        *,
+        prefetch: int = 1,
+        halo_dtype: torch.dtype | None = None,
+    ) -> GraphShardManager:
+        """The same graph and features with another way of fetching rows, the same on all ranks.
 
         Args:
             mode: ``"sequential"`` or ``"oneshot"``.
             rematerialize: As for `AggregationMode`.
+            prefetch: As for `AggregationMode`.
+            halo_dtype: As for `AggregationMode`.
         """
         if mode == "auto":
             raise ValueError("name 'sequential' or 'oneshot' (got 'auto'); 'auto' is resolved once")
-        policy = AggregationMode(mode=mode, rematerialize=rematerialize)  # type: ignore[arg-type]
+        policy = AggregationMode(
+            mode=mode,  # type: ignore[arg-type]
+            rematerialize=rematerialize,
+            prefetch=prefetch,
+            halo_dtype=halo_dtype,
+        )
         return self._sibling(self._schema, policy, self._all_frames(), self.is_block)
 
     def _all_frames(self) -> tuple[list[Frame], list[Frame], list[Frame]]:
@@ -258,9 +271,7 @@ class GraphShardManager(MessagePassingGraph):
             return self, inputs
         found = {t: self._structure.union_halo(t) for t in self.srctypes if t in inputs}
         halos = {t: halo for t, halo in found.items() if halo is not None}
-        rows = extended_rows(
-            self._structure.constants, [(halo, inputs[t]) for t, halo in halos.items()]
-        )
+        rows = self._oneshot.fetch([(halo, inputs[t]) for t, halo in halos.items()])
         extended = {**inputs, **dict(zip(halos, rows, strict=True))}
         return LocalizedShards(self, self._structure, extended), extended
 
@@ -297,16 +308,14 @@ class GraphShardManager(MessagePassingGraph):
             self._edge_frames[relation],
         )
 
-    def _extended(self, relation: int) -> RelationData:
-        f = self._fields(relation)
-        return self._oneshot.data(f.etype, f.src, f.dst, f.edge, self._src_frames)
-
     def _reduce(self, relation: int, message_func: Any, reduce_func: Any) -> dict[str, Any]:
         return self._reduce_many([(relation, message_func, reduce_func)])[0]
 
     def _reduce_many(self, calls: Sequence[tuple[int, Any, Any]]) -> list[dict[str, Any]]:
         if self.mode == "oneshot":
-            return [self._oneshot.reduce(self._extended(r), m, f) for r, m, f in calls]
+            return [
+                self._oneshot.reduce(self._fields(r), self._src_frames, m, f) for r, m, f in calls
+            ]
         return self._sequential_results([(self._fields(r), m, f) for r, m, f in calls])
 
     def _sequential_results(
@@ -329,7 +338,7 @@ class GraphShardManager(MessagePassingGraph):
 
     def _edge_values(self, relation: int, func: Any) -> dict[str, Any]:
         if self.mode == "oneshot":
-            return self._oneshot.edge_values(self._extended(relation), func)
+            return self._oneshot.edge_values(self._fields(relation), self._src_frames, func)
         return self._sequential.edge_values(self._fields(relation), func)
 
     def _edge_softmax(self, relation: int, logits: Any, norm_by: str) -> Any:

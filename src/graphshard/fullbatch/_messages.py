@@ -11,9 +11,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
-from ..ops import gsddmm, gspmm, gspmm_add, gspmm_arg
+from ..ops import Adjacency, gsddmm, gspmm, gspmm_add, gspmm_arg
 from ._expressions import Evaluation, Expression, Leaf, LeafKey, leaves_of
 
 
@@ -50,13 +51,45 @@ class Message(ABC):
     def rows(self, evaluation: Evaluation) -> Tensor:
         """Message of each edge of the shard: ``[num_shard_edges, ...]``."""
 
-    def reduce_sum(self, evaluation: Evaluation) -> Tensor:
-        """Sum of the shard's messages at each destination: ``[num_dst, ...]``."""
-        return gspmm(evaluation.shard.adjacency, "copy_rhs", "sum", None, self.rows(evaluation))
+    @property
+    def is_linear(self) -> bool:
+        """Whether gradients of the sum are those of one source leaf, and need not read it."""
+        return False
 
-    def add_sum(self, evaluation: Evaluation, total: Tensor) -> None:
-        """Add `reduce_sum` to ``total``, in place; no gradient."""
-        total.add_(self.reduce_sum(evaluation))
+    def source_gradient(self, evaluation: Evaluation, grad: Tensor) -> Tensor:
+        """Gradient of that leaf's rows, given the gradient of the sum; if `is_linear`."""
+        raise AssertionError(f"{type(self).__name__} has no direct source gradient")
+
+    def released(self) -> Message:
+        """The same message without the values of that leaf; if `is_linear`."""
+        raise AssertionError(f"{type(self).__name__} needs its sources")
+
+    def reduce_sum(
+        self, evaluation: Evaluation, over: Adjacency | None = None, mean: bool = False
+    ) -> Tensor:
+        """Sum of the shard's messages at each destination: ``[num_dst, ...]``.
+
+        Args:
+            evaluation: The shard.
+            over: The shard's edges into some destinations alone; all of them by default.
+            mean: Divide by the number of the shard's messages.
+        """
+        adjacency = evaluation.shard.adjacency if over is None else over
+        return gspmm(adjacency, *self._operator(evaluation, "mean" if mean else "sum"))
+
+    def _operator(
+        self, evaluation: Evaluation, reduce: str
+    ) -> tuple[str, str, Tensor | None, Tensor | None]:
+        return "copy_rhs", reduce, None, self.rows(evaluation)
+
+    def add_sum(self, evaluation: Evaluation, total: Tensor) -> bool:
+        """Add `reduce_sum` to ``total`` in place, if a kernel can; returns whether it did."""
+        op, _, lhs, rhs = self._operator(evaluation, "sum")
+        given = [t for t in (lhs, rhs) if t is not None]
+        if not total.is_contiguous() or any(t.dtype != total.dtype for t in given):
+            return False
+        gspmm_add(total, evaluation.shard.adjacency, op, lhs, rhs)
+        return True
 
     def sum_adjoint(self, evaluation: Evaluation, grad: Tensor) -> Adjoint:
         """How to find the gradients of `reduce_sum`, given that of its result."""
@@ -76,8 +109,8 @@ class Message(ABC):
 class CopySource(Message):
     """Each edge carries its source's row."""
 
-    def __init__(self, tensor: Tensor) -> None:
-        self.source = Leaf("u", tensor)
+    def __init__(self, source: Tensor | Leaf) -> None:
+        self.source = source if isinstance(source, Leaf) else Leaf("u", source)
 
     def leaves(self) -> list[Leaf]:
         return [self.source]
@@ -86,16 +119,20 @@ class CopySource(Message):
         src, _ = evaluation.shard.adjacency.coo()
         return evaluation.leaf(self.source).index_select(0, src)
 
-    def reduce_sum(self, evaluation: Evaluation) -> Tensor:
-        rows = evaluation.leaf(self.source)
-        return gspmm(evaluation.shard.adjacency, "copy_lhs", "sum", rows, None)
+    @property
+    def is_linear(self) -> bool:
+        return True
 
-    def add_sum(self, evaluation: Evaluation, total: Tensor) -> None:
-        rows = evaluation.leaf(self.source)
-        if rows.dtype != total.dtype:
-            super().add_sum(evaluation, total)
-        else:
-            gspmm_add(total, evaluation.shard.adjacency, "copy_lhs", rows, None)
+    def released(self) -> Message:
+        return CopySource(self.source.released())
+
+    def source_gradient(self, evaluation: Evaluation, grad: Tensor) -> Tensor:
+        return gspmm(evaluation.shard.adjacency.reverse(), "copy_lhs", "sum", grad, None)
+
+    def _operator(
+        self, evaluation: Evaluation, reduce: str
+    ) -> tuple[str, str, Tensor | None, Tensor | None]:
+        return "copy_lhs", reduce, evaluation.leaf(self.source), None
 
     def reduce_arg(self, evaluation: Evaluation, reduce: str) -> tuple[Tensor, Tensor]:
         rows = evaluation.leaf(self.source)
@@ -105,8 +142,9 @@ class CopySource(Message):
 class Weighted(Message):
     """Each edge carries ``source row <op> edge value``."""
 
-    def __init__(self, op: str, tensor: Tensor, value: Expression) -> None:
-        self.op, self.source, self.value = op, Leaf("u", tensor), value
+    def __init__(self, op: str, source: Tensor | Leaf, value: Expression) -> None:
+        self.op, self.value = op, value
+        self.source = source if isinstance(source, Leaf) else Leaf("u", source)
 
     def leaves(self) -> list[Leaf]:
         found = {leaf.key: leaf for leaf in [self.source, *leaves_of([self.value])]}
@@ -119,15 +157,34 @@ class Weighted(Message):
         left, right = self._operands(evaluation)
         return gsddmm(evaluation.shard.adjacency, self.op, left, right, "u", "e")
 
-    def reduce_sum(self, evaluation: Evaluation) -> Tensor:
-        return gspmm(evaluation.shard.adjacency, self.op, "sum", *self._operands(evaluation))
+    @property
+    def is_linear(self) -> bool:
+        """Whether the weights are fixed numbers that are here."""
+        leaves = leaves_of([self.value])
+        fixed = all(leaf.target != "u" and not leaf.tensor.requires_grad for leaf in leaves)
+        return self.op == "mul" and fixed
 
-    def add_sum(self, evaluation: Evaluation, total: Tensor) -> None:
-        operands = self._operands(evaluation)
-        if any(t.dtype != total.dtype for t in operands):
-            super().add_sum(evaluation, total)
-        else:
-            gspmm_add(total, evaluation.shard.adjacency, self.op, *operands)
+    def released(self) -> Message:
+        return Weighted(self.op, self.source.released(), self.value)
+
+    def source_gradient(self, evaluation: Evaluation, grad: Tensor) -> Tensor:
+        value = self.value.evaluate(evaluation)
+        return self._onto_sources(evaluation, grad, value, evaluation.leaf(self.source))
+
+    def _onto_sources(
+        self, evaluation: Evaluation, grad: Tensor, value: Tensor, rows: Tensor
+    ) -> Tensor:
+        """``sum_e w_e g_v`` for each source, summed over what its row is repeated along."""
+        reverse = evaluation.shard.adjacency.reverse()
+        output = gspmm(reverse, "mul", "sum", grad.contiguous(), value)
+        return output.sum_to_size(output.shape[0], *_padded(rows.shape[1:], output)).reshape(
+            output.shape[0], *rows.shape[1:]
+        )
+
+    def _operator(
+        self, evaluation: Evaluation, reduce: str
+    ) -> tuple[str, str, Tensor | None, Tensor | None]:
+        return self.op, reduce, *self._operands(evaluation)
 
     def reduce_arg(self, evaluation: Evaluation, reduce: str) -> tuple[Tensor, Tensor]:
         return gspmm_arg(evaluation.shard.adjacency, self.op, reduce, *self._operands(evaluation))
@@ -139,11 +196,10 @@ class Weighted(Message):
         sum over the edges reversed. So ``y`` is the gradient of the source rows ``x``, and those
         of the weights are found by differentiating ``y`` with ``x`` as cotangent.
         """
-        rows, value = self._operands(evaluation)
-        if self.op != "mul" or rows.shape[1:] != grad.shape[1:]:
+        if self.op != "mul":
             return super().sum_adjoint(evaluation, grad)
-        reverse = evaluation.shard.adjacency.reverse()
-        output = gspmm(reverse, "mul", "sum", grad.contiguous(), value)
+        rows, value = self._operands(evaluation)
+        output = self._onto_sources(evaluation, grad, value, rows)
         return Adjoint(output, rows.detach(), {self.source.key: output.detach()})
 
 
@@ -158,6 +214,11 @@ class PerEdge(Message):
 
     def rows(self, evaluation: Evaluation) -> Tensor:
         return self.value.evaluate(evaluation)
+
+
+def _padded(row: torch.Size, like: Tensor) -> list[int]:
+    """A row's shape with extents of 1 in front, to have as many as ``like``'s rows."""
+    return [1] * (like.dim() - 1 - len(row)) + list(row)
 
 
 def distinct_leaves(messages: Sequence[Message]) -> list[Leaf]:

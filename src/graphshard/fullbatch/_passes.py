@@ -21,56 +21,72 @@ fixed order is what makes runs repeatable to the bit.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .._typing import CanonicalEType
-from ..comm import Pending, start_fetch
-from ..errors import RankError
+from ._arrivals import Arrivals, SourceRows
 from ._columns import WHOLE, ColumnBlock, column_blocks
 from ._cuts import Cut
 from ._expressions import Evaluation, Leaf, LeafKey
 from ._gradients import GradientSums, ShardGradients
 from ._reductions import Reduction
 from ._replay import RandomState, Replay, autocast_state
-from ._topology import Halo, Shard
+from ._topology import Shard
+from ._transport import Transport
 
-SourceRows: TypeAlias = dict[LeafKey, Tensor]
-"""What a visit has of each source leaf."""
+Again = Callable[[Mapping[LeafKey, Tensor]], Sequence[Tensor]]
+"""From the tensors of a pass to its results, and then to those of its remote rows that anybody may
+use, by autograd alone."""
 
 
 class ShardPass:
     """One walk over the shards of a halo, for one or more relations that share it.
 
     Args:
-        halo: The source rows; every relation's sources are among them.
+        transport: The source rows, and how they come; every relation's sources are among them.
         reductions: What to compute for which relation, in an order equal on all ranks.
         keep_rows: Keep what was fetched for the backward, instead of fetching it again.
+        prefetch: Shards that are under way while another is computed.
         device: Where rows are computed.
+        known: Remote rows of the only remote shard that are here already, by source leaf.
+        again: For gradients of gradients, which a pass cannot take; None refuses them. With it
+            the remote rows that need a gradient are results, too: see `take_remote`.
+
     """
 
     def __init__(
         self,
-        halo: Halo,
+        transport: Transport,
         reductions: Sequence[tuple[CanonicalEType, Reduction]],
         keep_rows: bool,
+        prefetch: int,
         device: torch.device,
+        known: Mapping[LeafKey, Tensor] | None = None,
+        again: Again | None = None,
     ) -> None:
-        self.halo = halo
+        self.transport = transport
         self.reductions = list(reductions)
         self.keep_rows = keep_rows
+        self.prefetch = prefetch
         self.device = device
+        self.again = again
+        self._remote: SourceRows = {}
         self.leaves = _distinct([leaf for _, r in reductions for leaf in r.leaves()])
         self.sources = [leaf for leaf in self.leaves if leaf.target == "u"]
         self.blocks, self._axes = [WHOLE], dict[LeafKey, int | None]()
-        if self.sources and halo.num_steps > 1:
+        for _, reduction in self.reductions:
+            reduction.num_shards = transport.num_steps
+            # With the whole halo at once a row is added to once: there is nothing to keep wide.
+            reduction.widens = transport.by_columns
+        if self.sources and transport.num_steps > 1 and transport.by_columns:
             self._cut_into_blocks()
+        self._known = dict(known or {})
         self._kept: dict[tuple[int, ColumnBlock], SourceRows] = {}
         self._random: list[RandomState] = []
         self._autocast = autocast_state(device)
@@ -87,7 +103,7 @@ class ShardPass:
             return
         most = min(cut.most for cut in cuts if cut is not None)
         sources = [leaf.tensor for leaf in self.sources]
-        self.blocks = column_blocks(self.halo.longest_message, sources, most)
+        self.blocks = column_blocks(self.transport.halo.longest_message, sources, most)
         self._axes = agreed
 
     def run(self) -> list[tuple[Tensor, ...]]:
@@ -95,67 +111,73 @@ class ShardPass:
         outputs = self._forward()
         parameters = _unique([p for _, r in self.reductions for p in r.parameters()])
         inputs = [*(leaf.tensor for leaf in self.leaves), *parameters]
-        if torch.is_grad_enabled() and any(t.requires_grad for t in inputs):
-            flat = _Rematerialize.apply(self, outputs, len(parameters), *inputs)
-        else:
-            flat = tuple(t for group in outputs for t in group)
-        sizes = [len(group) for group in outputs]
-        return [tuple(part) for part in _split(list(flat), sizes)]
+        if not (torch.is_grad_enabled() and any(t.requires_grad for t in inputs)):
+            return outputs
+        keys = [leaf.key for leaf in self.sources if leaf.tensor.requires_grad]
+        self._outer = [key for key in keys if key in self._remote]
+        # Other objects than those that the backward keeps, which would hold on to its node.
+        groups = [*outputs, tuple(self._remote[key].detach() for key in self._outer)]
+        self._output_counts = [len(group) for group in groups]
+        self._release()
+        function = _Rematerialize if self.again is None else _Overlapped
+        flat = function.apply(self, [t for group in groups for t in group], *inputs)
+        *results, remote = [tuple(part) for part in _split(list(flat), self._output_counts)]
+        self._remote |= zip(self._outer, remote, strict=True)
+        return results
+
+    def take_remote(self) -> SourceRows:
+        """What came of each source leaf in `run`, for others to use; once, and with ``again``."""
+        found, self._remote = self._remote, {}
+        return found
 
     def _forward(self) -> list[tuple[Tensor, ...]]:
         is_random = any(r.is_random for _, r in self.reductions)
         keep_rows = self.keep_rows and self._needs_sources and torch.is_grad_enabled()
+        needs_grad = self._sources_need_grad()
         with torch.no_grad():
             tensors = {leaf.key: leaf.tensor.detach() for leaf in self.leaves}
-            for step, block, rows in self._fetched(tensors):
+            for step, block, rows in self._fetched(tensors, needs_grad):
                 if keep_rows and step:
                     self._kept[step, block] = rows
+                if self.again is not None and step:
+                    self._remote = dict(rows)
                 if is_random:
                     self._random.append(RandomState.capture(self.device))
                 for etype, reduction in self.reductions:
-                    shard = self.halo.shards(etype)[step]
+                    shard = self.transport.shards(etype)[step]
                     reduction.merge(self._evaluation(reduction, shard, block, rows, tensors))
                 del rows
             return [reduction.finish() for _, reduction in self.reductions]
 
+    def _release(self) -> None:
+        """Keep no values for the backward that it will not read."""
+        if self._needs_sources:
+            return
+        self.leaves = [leaf.released() if leaf.target == "u" else leaf for leaf in self.leaves]
+        self.sources = [leaf for leaf in self.leaves if leaf.target == "u"]
+        self._known = {}
+        for _, reduction in self.reductions:
+            reduction.release()
+
+    def _sources_need_grad(self) -> list[bool]:
+        is_on = torch.is_grad_enabled()
+        return [is_on and leaf.tensor.requires_grad for leaf in self.sources]
+
     def _visits(self) -> list[tuple[int, ColumnBlock]]:
         """What the walk goes through: the own shard, then the others, block by block."""
-        remote = range(1, self.halo.num_steps) if self.sources else ()
-        local = [(step, WHOLE) for step in range(self.halo.num_steps) if step not in remote]
+        remote = range(1, self.transport.num_steps) if self.sources else ()
+        steps = range(self.transport.num_steps)
+        local = [(step, WHOLE) for step in steps if step not in remote]
         return local + [(step, block) for step in remote for block in self.blocks]
 
     def _fetched(
-        self, tensors: Mapping[LeafKey, Tensor]
+        self, tensors: Mapping[LeafKey, Tensor], needs_grad: Sequence[bool]
     ) -> Iterator[tuple[int, ColumnBlock, SourceRows]]:
-        """Each visit with its source rows; those of the next visit are under way meanwhile."""
+        """Each visit with its source rows; those of the next visits are under way meanwhile."""
         whole = {leaf.key: tensors[leaf.key] for leaf in self.sources}
-        rows, arriving = dict(whole), list[LeafKey]()
-        visits = self._visits()
-        pending: Pending | None = None
-        try:
-            for number, (step, block) in enumerate(visits):
-                if pending is not None:
-                    rows |= zip(arriving, pending.wait(), strict=True)
-                pending, arriving = None, []
-                if whole and number + 1 < len(visits):
-                    next_step, next_block = visits[number + 1]
-                    arriving = self._fetched_with(next_block)
-                    parts = [next_block.of(whole[key], self._axes.get(key)) for key in arriving]
-                    pending = start_fetch(self.halo.plan, next_step, parts)
-                yield step, block, rows
-                # Before the next ones are waited for. What is not cut came with the first block
-                # of its shard, and stays for the others.
-                rows = {key: t for key, t in rows.items() if key not in arriving}
-        finally:
-            # After an error in the middle: no message of this pass may meet those of a later one.
-            if pending is not None:
-                with contextlib.suppress(RankError):
-                    pending.wait()
-
-    def _fetched_with(self, block: ColumnBlock) -> list[LeafKey]:
-        """Source leaves that travel with a block: all with the first one, then those cut."""
-        keys = [leaf.key for leaf in self.sources]
-        return [key for key in keys if block.is_first or self._axes.get(key) is not None]
+        gradients = dict(zip(whole, needs_grad, strict=True))
+        arrivals = Arrivals(self.transport, whole, self._axes, gradients, self._known)
+        return arrivals.walk(self._visits(), self.prefetch)
 
     def _evaluation(
         self,
@@ -179,47 +201,65 @@ class ShardPass:
         return Evaluation(shard, values, block, {} if cut is None else cut.nodes)
 
     def backward(
-        self, grads: Sequence[Tensor], inputs: Sequence[Tensor], needed: Sequence[bool]
+        self,
+        grads: Sequence[Tensor | None],
+        inputs: Sequence[Tensor],
+        needed: Sequence[bool],
     ) -> list[Tensor | None]:
         """Gradients of ``inputs`` (leaves, then parameters), computed shard by shard."""
         count = len(self.leaves)
         tensors = {leaf.key: t.detach() for leaf, t in zip(self.leaves, inputs, strict=False)}
         wanted = [leaf for leaf, need in zip(self.leaves, needed, strict=False) if need]
-        sums = GradientSums(self.halo, wanted, tensors, self._axes)
+        sums = GradientSums(
+            self.transport, wanted, tensors, self._axes, self.prefetch, self.transport.by_columns
+        )
         parameters = [p for p, need in zip(inputs[count:], needed[count:], strict=True) if need]
         parameter_grads = [torch.zeros_like(p) for p in parameters]
-        grouped = _split(list(grads), self._output_counts)
-        pairs = zip(self.reductions, grouped, strict=True)
-        grouped = [reduction.begin_backward(outer) for (_, reduction), outer in pairs]
-        for step, block, rows in self._sources_again(tensors):
-            with self._as_in_forward(step):
-                for (etype, reduction), outer in zip(self.reductions, grouped, strict=True):
-                    shard = self.halo.shards(etype)[step]
-                    evaluation = self._evaluation(reduction, shard, block, rows, tensors)
-                    found = _shard_backward(reduction, evaluation, outer, wanted, parameters)
-                    del evaluation
-                    sums.add(shard, found, block)
-                    for total, grad in zip(parameter_grads, found.parameters, strict=True):
-                        if grad is not None:
-                            total += grad
-                    del found
-            del rows
-            sums.send_home(step, block)
-        sums.finish()
+        *given, outer_grads = _split(list(grads), self._output_counts)
+        pairs = zip(self.reductions, given, strict=True)
+        grouped = [reduction.begin_backward(group) for (_, reduction), group in pairs]
+        try:
+            for step, block, rows in self._sources_again(tensors):
+                with self._as_in_forward(step):
+                    for (etype, reduction), outer in zip(self.reductions, grouped, strict=True):
+                        shard = self.transport.shards(etype)[step]
+                        evaluation = self._evaluation(reduction, shard, block, rows, tensors)
+                        found = _shard_backward(reduction, evaluation, outer, wanted, parameters)
+                        del evaluation
+                        sums.add(shard, found, block)
+                        for total, grad in zip(parameter_grads, found.parameters, strict=True):
+                            if grad is not None:
+                                total += grad
+                        del found
+                del rows
+                if step:
+                    self._add_outer_gradients(sums, outer_grads)
+                sums.send_home(step, block)
+            sums.finish()
+        except BaseException:
+            sums.abandon()
+            raise
         found_grads = iter([*(sums.result(leaf) for leaf in wanted), *parameter_grads])
         return [next(found_grads) if need else None for need in needed]
 
-    def remember_outputs(self, counts: Sequence[int]) -> None:
-        self._output_counts = list(counts)
+    def _add_outer_gradients(self, sums: GradientSums, grads: Sequence[Tensor | None]) -> None:
+        """Gradients of remote rows that somebody else has used as well."""
+        wanted = {leaf.key for leaf in sums.sources}
+        for key, grad in zip(self._outer, grads, strict=True):
+            if grad is not None and key in wanted:
+                sums.add_to_rows(key, grad)
 
     def _sources_again(
         self, tensors: Mapping[LeafKey, Tensor]
     ) -> Iterator[tuple[int, ColumnBlock, SourceRows]]:
         """Source rows of each visit: kept, fetched again, or stand-ins where no value is read."""
         if self._needs_sources and not self.keep_rows:
-            yield from self._fetched(tensors)
+            yield from self._fetched(tensors, [False] * len(self.sources))
             return
-        for step, block in self._visits():
+        visits = self._visits()
+        if len(visits) == 2 and self.sources:
+            visits.reverse()  # gradients of remote rows travel while those of own rows are found
+        for step, block in visits:
             if step == 0 or not self.sources:
                 yield step, block, {leaf.key: tensors[leaf.key] for leaf in self.sources}
             elif (step, block) in self._kept:
@@ -230,11 +270,43 @@ class ShardPass:
 
     def _stand_in(self, leaf: Leaf, step: int, block: ColumnBlock) -> Tensor:
         empty = block.of(leaf.tensor.detach()[:0], self._axes.get(leaf.key))
-        return empty.new_zeros(()).expand(self.halo.num_rows(step), *empty.shape[1:])
+        return empty.new_zeros(()).expand(self.transport.num_rows(step), *empty.shape[1:])
 
     def _as_in_forward(self, step: int) -> AbstractContextManager[Any]:
         random = self._random[step] if self._random else None
         return Replay(random, self._autocast, self.device)
+
+    def differentiated(
+        self, grads: Sequence[Tensor | None], inputs: Sequence[Tensor], needed: Sequence[bool]
+    ) -> list[Tensor | None]:
+        """`backward`, differentiable itself: everything is computed again, by autograd."""
+        assert self.again is not None
+        # Views: a tensor may be read at two ends of an edge, and has a gradient at each.
+        places = [
+            t.view_as(t) if t.requires_grad or not need else t.detach().requires_grad_()
+            for t, need in zip(inputs, needed, strict=True)
+        ]
+        with self._as_in_forward(0):
+            by_key = {leaf.key: t for leaf, t in zip(self.leaves, places, strict=True)}
+            outputs = self.again(by_key)
+        pairs = [
+            (out, grad)
+            for out, grad in zip(outputs, grads, strict=False)
+            if grad is not None and out.requires_grad
+        ]
+        targets = [t for t, need in zip(places, needed, strict=True) if need]
+        outs, cotangents = zip(*pairs, strict=True)
+        found = iter(
+            torch.autograd.grad(outs, targets, cotangents, create_graph=True, allow_unused=True)
+        )
+        return [next(found) if need else None for need in needed]
+
+    def restored(self, saved: Sequence[Tensor | None]) -> list[Tensor]:
+        """Inputs, with stand-ins for those whose values were let go."""
+        count = len(self.leaves)
+        stand_ins = [*(leaf.tensor for leaf in self.leaves), *saved[count:]]
+        pairs = zip(saved, stand_ins, strict=True)
+        return [other if t is None else t for t, other in pairs]  # type: ignore[misc]
 
 
 def _shard_backward(
@@ -250,7 +322,7 @@ def _shard_backward(
     grads = reduction.shard_gradients(evaluation, grads)
     direct = reduction.direct_gradients(evaluation, grads, mine)
     if direct is not None:
-        return ShardGradients(direct, [None] * len(parameters), is_fresh=True)
+        return ShardGradients(direct, [None] * len(parameters), are_new=True)
     values = dict(evaluation.values)
     for leaf in mine:
         values[leaf.key] = values[leaf.key].detach().requires_grad_()
@@ -267,7 +339,7 @@ def _shard_backward(
         for key in by_leaf.keys() & adjoint.known.keys():
             before, known = by_leaf[key], adjoint.known[key]
             by_leaf[key] = known if before is None else before + known
-    return ShardGradients(by_leaf, found[len(mine) :], is_fresh=False)
+    return ShardGradients(by_leaf, found[len(mine) :])
 
 
 class _Rematerialize(torch.autograd.Function):
@@ -275,25 +347,58 @@ class _Rematerialize(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        walk: ShardPass,
-        outputs: list[tuple[Tensor, ...]],
-        num_parameters: int,
-        *inputs: Tensor,
+        ctx: Any, walk: ShardPass, outputs: list[Tensor], *inputs: Tensor
     ) -> tuple[Tensor, ...]:
-        ctx.walk = walk
-        walk.remember_outputs([len(group) for group in outputs])
-        ctx.save_for_backward(*inputs)
-        return tuple(t for group in outputs for t in group)
+        return _tie(ctx, walk, outputs, inputs)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        inputs = ctx.saved_tensors  # raises if an earlier backward has freed them
-        found = ctx.walk.backward(grads, inputs, ctx.needs_input_grad[3:])
-        if not _is_graph_kept():
-            ctx.walk = None  # it holds the inputs, too; this node lives as long as the loss does
-        return (None, None, None, *found)
+        return (None, None, *_gradients(ctx, grads))
+
+
+class _Overlapped(torch.autograd.Function):
+    """The same for a pass that knows another way to its outputs, and returns remote rows, too."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, walk: ShardPass, outputs: list[Tensor], *inputs: Tensor
+    ) -> tuple[Tensor, ...]:
+        flat = _tie(ctx, walk, outputs, inputs)
+        ctx.set_materialize_grads(False)  # remote rows are hardly ever used by somebody else
+        num_results = sum(walk._output_counts[:-1])
+        ctx.likes = [(out.shape, out.dtype, out.device) for out in flat[:num_results]]
+        return flat
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        full = list(grads)
+        for place, (shape, dtype, device) in enumerate(ctx.likes):
+            if full[place] is None:
+                full[place] = torch.zeros(shape, dtype=dtype, device=device)
+        if torch.is_grad_enabled():  # somebody will differentiate the gradient
+            inputs = ctx.walk.restored(ctx.saved_tensors)
+            return (None, None, *ctx.walk.differentiated(full, inputs, ctx.needs_input_grad[2:]))
+        return (None, None, *_gradients(ctx, full))
+
+
+def _tie(
+    ctx: Any, walk: ShardPass, outputs: Sequence[Tensor], inputs: Sequence[Tensor]
+) -> tuple[Tensor, ...]:
+    ctx.walk = walk
+    released = {place for place, leaf in enumerate(walk.leaves) if leaf.identity is not None}
+    ctx.save_for_backward(*(None if i in released else t for i, t in enumerate(inputs)))
+    return tuple(outputs)
+
+
+def _gradients(ctx: Any, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
+    saved = ctx.saved_tensors  # raises if an earlier backward has freed them
+    walk: ShardPass = ctx.walk
+    num_others = len(ctx.needs_input_grad) - len(saved)
+    found = walk.backward(grads, walk.restored(saved), ctx.needs_input_grad[num_others:])
+    if not _is_graph_kept():
+        ctx.walk = None  # it holds the inputs, too; this node lives as long as the loss does
+    return found
 
 
 def _is_graph_kept() -> bool:

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 
-from ..comm import all_reduce
+from ..comm import WIRE_DTYPES, agree, all_reduce
 
 ModeName = Literal["sequential", "oneshot", "auto"]
 
@@ -32,12 +32,22 @@ class AggregationMode:
         memory_budget: Bytes that the halo rows of one rank may take, for ``"auto"``; None: a
             quarter of the free memory of the machine, shared by the ranks on it.
         row_width: Columns of the widest float32 row that will be exchanged, for ``"auto"``.
+        prefetch: With sequential aggregation, remote shards that are under way while another one
+            is computed (blocks of them, where wide rows are taken block by block): the memory of
+            that many shards is added. 0 is none: each shard is waited for. With one-shot
+            aggregation the halo is one; it is under way while the own shard is computed, unless
+            this is 0. Threads of the communication backend move the rows, not those that compute.
+        halo_dtype: ``torch.bfloat16`` or ``torch.float16``: wider floating-point rows of remote
+            nodes, and their gradients on the way home, travel in it and are rounded to it; a
+            rank's own rows are not. None sends them as they are.
     """
 
     mode: ModeName = "auto"
     rematerialize: bool = True
     memory_budget: int | None = None
     row_width: int = 256
+    prefetch: int = 1
+    halo_dtype: torch.dtype | None = None
 
     def __post_init__(self) -> None:
         if self.mode not in _MODES:
@@ -48,6 +58,23 @@ class AggregationMode:
             )
         if self.row_width < 1:
             raise ValueError(f"row_width must be at least 1 (got {self.row_width})")
+        if self.prefetch < 0:
+            raise ValueError(f"prefetch must be at least 0 (got {self.prefetch})")
+        if self.halo_dtype is not None and self.halo_dtype not in WIRE_DTYPES:
+            raise ValueError(
+                "halo_dtype must be None or one of "
+                f"{', '.join(map(str, WIRE_DTYPES))} (got {self.halo_dtype})"
+            )
+
+    def agree(self, group: dist.ProcessGroup | None) -> None:
+        """Check that all ranks chose alike; collective. The budget may differ.
+
+        Raises:
+            ValueError: On every rank, if they did not.
+        """
+        value = f"mode={self.mode}, rematerialize={self.rematerialize}, "
+        value += f"prefetch={self.prefetch}, halo_dtype={self.halo_dtype}"
+        agree(value, "how remote rows are fetched", group)
 
     def resolve(self, num_halo_rows: int, group: dist.ProcessGroup | None) -> ModeName:
         """``"sequential"`` or ``"oneshot"``, the same on every rank; collective for ``"auto"``.

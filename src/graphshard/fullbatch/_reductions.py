@@ -8,7 +8,7 @@ gradient of the whole:
 =============  ============================================  ====================================
 reduction      merge                                         partial
 =============  ============================================  ====================================
-sum            add                                           the shard's sum
+sum, mean      add; a mean divides at the end                the shard's sum
 softmax sum    rescale by exp(old peak - new peak), add      the shard's sum, at the final peak
 max, min       keep the better; ties: smaller edge id        the entries that won overall
 rows           write at the shard's edge ids                 the shard's rows
@@ -28,7 +28,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ..ops import empty_like, gspmm
+from ..ops import add_rows, empty_like
 from ._cuts import Cut, find_cut
 from ._expressions import Evaluation, Leaf, LeafKey
 from ._messages import Adjoint, CopySource, Message, distinct_leaves
@@ -50,6 +50,10 @@ class Reduction(ABC):
     messages: list[Message]
     #: Whether blocks of the messages are enough for blocks of the result.
     can_be_cut = True
+    #: Shards that will be merged; set by the pass.
+    num_shards = 1
+    #: Whether 16-bit sums are kept in float32 until the last shard is in; set by the pass.
+    widens = True
 
     @property
     def is_random(self) -> bool:
@@ -94,25 +98,26 @@ class Reduction(ABC):
         """The part of the outputs' gradients that concerns this shard and block."""
         return [self.block_of(evaluation, grad) for grad in grads]
 
+    def _kept_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """In which sums of ``dtype`` wait for the next shard."""
+        return accumulation_dtype(dtype) if self.widens else dtype
+
     def adjoints(self, evaluation: Evaluation, grads: Sequence[Tensor]) -> list[Adjoint]:
         """How to find the gradients of `partial`, given those of its results."""
         return [Adjoint(*pair) for pair in zip(self.partial(evaluation), grads, strict=True)]
 
-    def begin_backward(self, grads: Sequence[Tensor]) -> list[Tensor]:
-        """Called once, before any shard, with the gradients of the whole outputs.
+    def begin_backward(self, grads: Sequence[Tensor]) -> Sequence[Tensor]:
+        """See the gradients of the whole outputs, once; returns those that the shards get."""
+        return grads
 
-        Returns:
-            What `shard_gradients` takes its part of.
-        """
-        return list(grads)
+    def release(self) -> None:
+        """Let go of what the backward does not need, once the forward is over."""
+        return
 
     def direct_gradients(
         self, evaluation: Evaluation, grads: Sequence[Tensor], wanted: Sequence[Leaf]
     ) -> dict[LeafKey, Tensor | None] | None:
-        """Gradients of leaves, found without autograd; None where `adjoints` says how to.
-
-        Each is a new tensor.
-        """
+        """Gradients of leaves, found without autograd; None where `adjoints` says how to."""
         if self.needs_sources:
             return None
         return {leaf.key: self.source_gradient(evaluation, grads) for leaf in wanted}
@@ -123,42 +128,57 @@ class Reduction(ABC):
 
 
 class Sum(Reduction):
-    """Sum of messages at each destination, or what it is divided by a number for each.
+    """Sum of messages at each destination, or their mean.
 
     Args:
-        message: What is summed.
-        divisor: ``[num_dst]`` for means: the number of messages, at least 1.
+        message: What to add up.
+        counts: ``[num_dst]`` messages at each destination over all shards, at least 1, to divide
+            by; None for the sum.
     """
 
-    def __init__(self, message: Message, divisor: Tensor | None = None) -> None:
-        self.message, self.messages, self._divisor = message, [message], divisor
-        self.needs_sources = not isinstance(message, CopySource)
+    def __init__(self, message: Message, counts: Tensor | None = None) -> None:
+        self.message, self.messages, self.counts = message, [message], counts
+        self.needs_sources = not message.is_linear
         self._sum: Tensor | None = None
         self._dtype = torch.float32
 
+    @property
+    def _divides_at_once(self) -> bool:
+        """Whether the kernel can divide, because it sees all messages."""
+        return self.counts is not None and self.num_shards == 1
+
     def merge(self, evaluation: Evaluation) -> None:
-        if self._sum is not None:
-            self.message.add_sum(evaluation, self.block_of(evaluation, self._sum))
+        if self._sum is None:
+            part = self.message.reduce_sum(evaluation, mean=self._divides_at_once)
+            self._dtype = part.dtype
+            self._sum = part.to(self._kept_dtype(part.dtype))
             return
-        part = self.message.reduce_sum(evaluation)
-        self._dtype = part.dtype
-        self._sum = part.to(accumulation_dtype(part.dtype))
+        total, reached = self.block_of(evaluation, self._sum), evaluation.shard.reached
+        if self.message.add_sum(evaluation, total):
+            return
+        if reached is None:
+            total.add_(self.message.reduce_sum(evaluation))
+        else:
+            rows, adjacency = reached
+            part = self.message.reduce_sum(evaluation, adjacency)
+            add_rows(total, rows, part)
 
     def finish(self) -> tuple[Tensor, ...]:
         assert self._sum is not None
-        whole, self._sum = self._sum, None
-        if self._divisor is not None:
-            whole.div_(self._per_row(whole))
-        return (whole.to(self._dtype),)
+        total, self._sum = self._sum, None
+        if self.counts is not None and not self._divides_at_once:
+            total.div_(_as_column(self.counts, total))
+        return (total.to(self._dtype),)
 
-    def _per_row(self, like: Tensor) -> Tensor:
-        assert self._divisor is not None
-        return self._divisor.to(like.dtype).view(-1, *[1] * (like.dim() - 1))
+    def begin_backward(self, grads: Sequence[Tensor]) -> Sequence[Tensor]:
+        if self.counts is None:
+            return grads
+        return [_divided(grad, _as_column(self.counts, grad)) for grad in grads]
 
-    def begin_backward(self, grads: Sequence[Tensor]) -> list[Tensor]:
-        if self._divisor is None:
-            return list(grads)
-        return [torch.div(g, self._per_row(g), out=empty_like(g)) for g in grads]
+    def release(self) -> None:
+        if not self.needs_sources:
+            self.message = self.message.released()
+            self.messages = [self.message]
 
     def partial(self, evaluation: Evaluation) -> tuple[Tensor, ...]:
         return (self.message.reduce_sum(evaluation),)
@@ -167,7 +187,18 @@ class Sum(Reduction):
         return [self.message.sum_adjoint(evaluation, grads[0])]
 
     def source_gradient(self, evaluation: Evaluation, grads: Sequence[Tensor]) -> Tensor:
-        return gspmm(evaluation.shard.adjacency.reverse(), "copy_lhs", "sum", grads[0], None)
+        return self.message.source_gradient(evaluation, grads[0])
+
+
+def _as_column(counts: Tensor, like: Tensor) -> Tensor:
+    """To divide ``like`` by; wide, because 16-bit numbers do not count far."""
+    return counts.to(accumulation_dtype(like.dtype)).view(-1, *[1] * (like.dim() - 1))
+
+
+def _divided(rows: Tensor, divisor: Tensor) -> Tensor:
+    if rows.dtype == divisor.dtype:
+        return torch.div(rows, divisor, out=empty_like(rows))
+    return (rows / divisor).to(rows.dtype)
 
 
 class Extremum(Reduction):

@@ -29,10 +29,12 @@ from ._expressions import (
 )
 from ._messages import CopySource, Message, PerEdge, Weighted
 from ._passes import ShardPass
+from ._policy import AggregationMode
 from ._reductions import Extremum, Reduction, Rows, Sum
 from ._softmax import SoftmaxSum, holds_softmax, proportional_softmax
 from ._softmax_of_rows import softmax_over_in_edges, softmax_over_out_edges
 from ._structure import ShardStructure
+from ._transport import ByRank
 from ._user import UserFunction, UserMessage
 
 
@@ -71,12 +73,12 @@ class Sequential:
 
     Args:
         structure: The rank's rows and edges.
-        keep_rows: Keep fetched rows for the backward instead of fetching them again.
+        mode: Whether to keep fetched rows, how many shards are under way, and in which dtype.
     """
 
-    def __init__(self, structure: ShardStructure, keep_rows: bool) -> None:
+    def __init__(self, structure: ShardStructure, mode: AggregationMode) -> None:
         self.structure = structure
-        self.keep_rows = keep_rows
+        self.mode = mode
 
     def reduce_many(
         self, calls: Sequence[tuple[RelationFields, Any, Any]]
@@ -116,25 +118,33 @@ class Sequential:
         self, reductions: Sequence[tuple[CanonicalEType, Reduction]]
     ) -> list[tuple[Tensor, ...]]:
         halo = self.structure.halo([etype for etype, _ in reductions])
-        return ShardPass(halo, reductions, self.keep_rows, self.structure.device).run()
+        return ShardPass(
+            ByRank(halo, self.mode.halo_dtype),
+            reductions,
+            not self.mode.rematerialize,
+            self.mode.prefetch,
+            self.structure.device,
+        ).run()
 
     def _plan(self, fields: RelationFields, message: Any, reduce: ReduceFunction) -> _Planned:
         etype = fields.etype
         found = self._message(fields, message, reduce)
-        what = _constant_key(etype, message, reduce, found)
+        what = constant_key(etype, message, reduce, found)
         if reduce.op in ("max", "min"):
             resolved = self._without_softmax(fields, found)
             return _Planned(etype, Extremum(resolved, reduce.op), _only, what)
-        scale = self._mean_scale(etype) if reduce.op == "mean" else None
+        counts = mean_counts(self.structure, etype) if reduce.op == "mean" else None
         weights = _edge_value(found)
         proportional = None
         if weights is not None and not (isinstance(found, Weighted) and found.op != "mul"):
             proportional = proportional_softmax(weights)
         if proportional is None:
             resolved = self._without_softmax(fields, found)
-            return _Planned(etype, Sum(resolved, scale), _only, what)
+            return _Planned(etype, Sum(resolved, counts), _only, what)
         softmax_sum = SoftmaxSum(proportional[0], found, proportional[1])
-        return _Planned(etype, softmax_sum, lambda out: _scaled(softmax_sum.normalize(*out), scale))
+        return _Planned(
+            etype, softmax_sum, lambda out: _scaled(softmax_sum.normalize(*out), counts)
+        )
 
     def _message(self, fields: RelationFields, message: Any, reduce: ReduceFunction) -> Message:
         if not isinstance(message, MessageFunction):
@@ -282,9 +292,6 @@ class Sequential:
 
     # ------------------------------------------------------------------ constants
 
-    def _mean_scale(self, etype: CanonicalEType) -> Tensor:
-        return self.structure.in_degrees(etype).clamp(min=1)
-
     def _kept_result(self, plan: _Planned) -> Tensor | None:
         return None if plan.constant is None else self.structure.constants.get(*plan.constant)
 
@@ -292,6 +299,11 @@ class Sequential:
         if plan.constant is not None:
             self.structure.constants.put(*plan.constant, result)
         return result
+
+
+def mean_counts(structure: ShardStructure, etype: CanonicalEType) -> Tensor:
+    """What the sum of a relation's messages is divided by: ``[num_dst]``, at least 1."""
+    return structure.in_degrees(etype).clamp(min=1)
 
 
 def _edge_value(message: Message) -> Expression | None:
@@ -308,7 +320,7 @@ def _scaled(total: Tensor, degrees: Tensor | None) -> Tensor:
     return total / degrees.to(total.dtype).view(-1, *[1] * (total.dim() - 1))
 
 
-def _constant_key(
+def constant_key(
     etype: CanonicalEType, message: Any, reduce: ReduceFunction, found: Message
 ) -> tuple[Any, list[Tensor]] | None:
     """Under what a result may be kept for the run, or None if it depends on what changes.

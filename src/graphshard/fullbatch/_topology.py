@@ -5,7 +5,8 @@
     The sources of a relation are numbered on each rank as *extended rows*: first the
     ``num_owned`` rows of the rank's own source frame, then the ``num_halo`` rows that it reads
     from other ranks, grouped by owner in rank order and de-duplicated. One-shot aggregation
-    works on extended rows as they are; sequential aggregation takes them one owner at a time.
+    works on extended rows as they are, or on own and halo rows one after the other; sequential
+    aggregation takes them one owner at a time.
 
 Row numbers are kept as int32 wherever they fit: structure, not features, then costs half.
 """
@@ -24,6 +25,7 @@ from ..comm import ExchangePlan
 from ..ops import Adjacency
 
 _INT32_MAX = 2**31 - 1
+_NEARLY_ALL = 0.9
 
 
 @dataclass(frozen=True)
@@ -49,12 +51,12 @@ class LocalEdges:
 
 @dataclass(frozen=True)
 class Shard:
-    """The edges whose sources one rank owns.
+    """The edges whose sources one rank owns, or all ranks but this one.
 
     Args:
-        step: 0 for this rank's own rows, else the pairwise step that brings them: the owner is
-            ``(rank - step) % world_size``.
-        adjacency: From the owner's rows, as they arrive, to this rank's destinations.
+        step: 0 for this rank's own rows, else the step of a pass that brings them: the pairwise
+            one, where the owner is ``(rank - step) % world_size``; or 1 for all remote rows.
+        adjacency: From the sources' rows, as they arrive, to this rank's destinations.
         find_eids: Finds `eids`; None where the shard has all local edges in order.
     """
 
@@ -69,6 +71,25 @@ class Shard:
         Found on first use: messages that read no edge values never need them.
         """
         return None if self.find_eids is None else self.find_eids()
+
+    @cached_property
+    def reached(self) -> tuple[Tensor, Adjacency] | None:
+        """The destinations that have an edge here, and the same edges into these alone.
+
+        Few of a rank's rows have remote in-edges, so a sum over those need not be as tall as the
+        result that it is added to. Found on first use; shares the arrays of `adjacency`.
+
+        Returns:
+            ``[num_reached]`` int64 rows, ascending, and their adjacency; None where nearly all
+            destinations have one.
+        """
+        indptr, indices, eids = self.adjacency.csc()
+        rows = indptr.diff().nonzero().view(-1)
+        if rows.numel() > _NEARLY_ALL * self.adjacency.num_dst:
+            return None
+        ends = torch.cat([indptr[:1], indptr[rows + 1]])
+        sizes = self.adjacency.num_src, rows.numel()
+        return rows, Adjacency.from_csc(ends, indices, eids, *sizes, check=False)
 
     def edge_rows(self, values: Tensor) -> Tensor:
         """The rows of ``values``, one per local edge, that belong to this shard."""
@@ -107,6 +128,7 @@ class Halo:
         self._extended: dict[CanonicalEType, Tensor] = {}
         self._adjacency: dict[CanonicalEType, Adjacency] = {}
         self._shards: dict[CanonicalEType, tuple[Shard, ...]] = {}
+        self._halves: dict[CanonicalEType, tuple[Shard, ...]] = {}
 
     @property
     def num_halo(self) -> int:
@@ -116,21 +138,9 @@ class Halo:
     def num_extended(self) -> int:
         return self.num_owned + self.plan.num_halo
 
-    @property
-    def num_steps(self) -> int:
-        """Passes of a sequential aggregation, the own shard included: the number of ranks."""
-        return self.plan.world_size
-
     @cached_property
     def _needed(self) -> list[Tensor]:
         return needed_rows(list(self._edges.values()), self.plan.rank, self.plan.world_size)
-
-    def num_rows(self, step: int) -> int:
-        """Source rows of a step's shard."""
-        if step == 0:
-            return self.num_owned
-        start, stop = self.plan.halo_range((self.plan.rank - step) % self.plan.world_size)
-        return stop - start
 
     def extended_src(self, etype: CanonicalEType) -> Tensor:
         """``[num_edges]`` extended row of each local edge's source."""
@@ -159,29 +169,55 @@ class Halo:
     def shards(self, etype: CanonicalEType) -> tuple[Shard, ...]:
         """One shard per rank, in the order in which sequential aggregation merges them."""
         if etype not in self._shards:
-            self._shards[etype] = tuple(
-                self._make_shard(etype, step) for step in range(self.num_steps)
+            own = self._halves[etype][:1] if etype in self._halves else ()
+            rank, world_size = self.plan.rank, self.plan.world_size
+            self._shards[etype] = own + tuple(
+                self._make_shard(etype, step, [(rank - step) % world_size])
+                for step in range(len(own), world_size)
             )
-            if len(self._shards) == len(self._edges):
-                self.__dict__.pop("_needed", None)  # found again if somebody asks again
+            self._forget_needed()
         return self._shards[etype]
 
-    def _make_shard(self, etype: CanonicalEType, step: int) -> Shard:
-        rank, world_size = self.plan.rank, self.plan.world_size
-        if world_size == 1:
+    def halves(self, etype: CanonicalEType) -> tuple[Shard, ...]:
+        """The own shard, and one of all remote rows in halo order where there are other ranks."""
+        if self.plan.world_size <= 2:
+            return self.shards(etype)
+        if etype not in self._halves:
+            rank, world_size = self.plan.rank, self.plan.world_size
+            owners = [owner for owner in range(world_size) if owner != rank]
+            known = self._shards.get(etype)
+            own = known[0] if known is not None else self._make_shard(etype, 0, [rank])
+            self._halves[etype] = own, self._make_shard(etype, 1, owners)
+            self._forget_needed()
+        return self._halves[etype]
+
+    def _forget_needed(self) -> None:
+        """Once all relations have what they are used in; found again if somebody asks again."""
+        if len(self._edges) in (len(self._shards), len(self._halves)):
+            self.__dict__.pop("_needed", None)
+
+    def _make_shard(self, etype: CanonicalEType, step: int, owners: Sequence[int]) -> Shard:
+        if self.plan.world_size == 1:
             return Shard(0, self.adjacency(etype), None)
-        edges = self._edges[etype]
-        owner = (rank - step) % world_size
+        edges, rank = self._edges[etype], self.plan.rank
 
         def find_eids() -> Tensor:
-            return narrow((edges.src_part == owner).nonzero().view(-1), edges.num_edges)
+            is_here = edges.src_part == owners[0]
+            if len(owners) > 1:  # all but this rank
+                is_here = edges.src_part != rank
+            return narrow(is_here.nonzero().view(-1), edges.num_edges)
 
         eids = find_eids()
         src = edges.src[eids]
         num_src = self.num_owned
         if step:
-            src = torch.searchsorted(self._needed[owner], src.to(self._needed[owner].dtype))
-            num_src = self._needed[owner].numel()
+            src, part = src.to(torch.int64), edges.src_part[eids]
+            first = num_src = 0
+            for owner in owners:
+                needed, of_owner = self._needed[owner], part == owner
+                position = torch.searchsorted(needed, src[of_owner].to(needed.dtype))
+                src[of_owner] = position + first
+                first = num_src = first + needed.numel()
         src = narrow(src, max(num_src, edges.num_dst))
         adjacency = Adjacency(src, edges.dst[eids].to(src.dtype), num_src, edges.num_dst)
         return Shard(step, adjacency, find_eids)

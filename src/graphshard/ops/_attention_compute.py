@@ -67,6 +67,23 @@ def begin(adj: Adjacency, a: Attention) -> AttentionState:
     return AttentionState(peak, torch.zeros_like(peak), sums)
 
 
+def start(adj: Adjacency, a: Attention) -> AttentionState:
+    """`begin` and `take` in one: the kernel writes the first state instead of adding to zeros."""
+    a = _detached(a)
+    kernels = kernels_for(a.values.device, a.dtype)
+    shape = (adj.num_dst, a.heads, a.dim)
+    if kernels is None or 0 in (*shape, adj.num_edges):
+        state = begin(adj, a)
+        take(adj, a, state)
+        return state
+    dtype = wide(a.dtype)
+    peak = torch.empty(shape[:2], dtype=dtype)
+    state = AttentionState(peak, torch.empty_like(peak), empty(shape, dtype))
+    operands = _KernelOperands(kernels, adj, a)
+    operands.forward(adj, state.peak, state.total, state.sums, None, True)
+    return state
+
+
 def take(adj: Adjacency, a: Attention, state: AttentionState) -> None:
     """Take the edges of ``adj`` into the state of their destinations, in place."""
     a = _detached(a)

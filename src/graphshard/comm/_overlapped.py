@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""start_fetch_all, start_return_all: the whole halo in one collective, while something else runs.
+
+They send what `fetch_halo` and its backward send, in as many operations, but return at once; so
+the caller can compute on its own rows until `wait`. They know nothing of autograd.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ._collectives import AllToAll, start_all_to_all
+from ._exchange import Request
+from ._group import GroupState
+from ._pack import as_bytes, joined, parted, row_bytes
+from ._pending import Arrived, Pending
+from ._signature import check_requests
+from ._wire import narrowed, widened, wire_dtype
+
+Splits = list[list[int]]
+
+
+def start_fetch_all(
+    requests: Sequence[Request], wire: torch.dtype | None = None, needs_grad: Sequence[bool] = ()
+) -> Pending:
+    """Start to fetch the halo rows of each tensor; every rank must call, and must wait.
+
+    Args:
+        requests: As for `fetch_halo`.
+        wire: In which dtype wider floating-point rows travel; None is their own.
+        needs_grad: Which requests will have gradients to return, equal on all ranks; for the
+            check alone. None of them by default.
+
+    Returns:
+        A `Pending` whose ``wait()`` gives ``[plan.num_halo, *]`` for each request.
+
+    Raises:
+        ValueError: As `fetch_halo`.
+        RankError: Another rank failed.
+    """
+    if not requests:
+        return Arrived([])
+    plans = [plan for plan, _ in requests]
+    tensors = [tensor for _, tensor in requests]
+    rows = [plan.num_rows for plan in plans]
+    needs = list(needs_grad) or [False] * len(plans)
+    state = check_requests("fetch_halo", plans, tensors, rows, needs, wire)
+    if state.world_size == 1:
+        return Arrived([t.detach().new_empty((0, *t.shape[1:])) for t in tensors])
+    send, recv = [p.send_splits for p in plans], [p.recv_splits for p in plans]
+    return _Exchange(state, _gathered(requests, wire), tensors, send, recv, wire, "fetch_halo")
+
+
+def start_return_all(requests: Sequence[Request], wire: torch.dtype | None = None) -> Pending:
+    """Start to send halo rows home; every rank must call, and must wait.
+
+    Args:
+        requests: Pairs of a plan and a tensor ``[plan.num_halo, *]``.
+        wire: As for `start_fetch_all`.
+
+    Returns:
+        A `Pending` whose ``wait()`` gives ``[sum(plan.send_splits), *]`` for each request: what
+        came for the rows ``plan.send_index``, in that order. `ExchangePlan.add_returned` adds it.
+
+    Raises:
+        ValueError: As `return_halo`.
+        RankError: Another rank failed.
+    """
+    if not requests:
+        return Arrived([])
+    plans = [plan for plan, _ in requests]
+    tensors = [tensor.detach() for _, tensor in requests]
+    rows = [plan.num_halo for plan in plans]
+    state = check_requests("return_halo(sum)", plans, tensors, rows, wire=wire)
+    if state.world_size == 1:
+        return Arrived(tensors)
+    send, recv = [p.recv_splits for p in plans], [p.send_splits for p in plans]
+    parts = [narrowed(tensor, wire) for tensor in tensors]
+    stream = as_bytes(parts[0]) if len(parts) == 1 else joined(parts, send)
+    return _Exchange(state, stream, tensors, send, recv, wire, "return_halo")
+
+
+class _Exchange:
+    """One all-to-all of bytes, and how to read what comes."""
+
+    def __init__(
+        self,
+        state: GroupState,
+        stream: Tensor,
+        likes: Sequence[Tensor],
+        send: Splits,
+        recv: Splits,
+        wire: torch.dtype | None,
+        name: str,
+    ) -> None:
+        self._dtypes = [like.dtype for like in likes]
+        # Only shape and dtype of what travels are needed from here on: the rows may be let go.
+        self._likes = [like.detach()[:0].to(wire_dtype(like.dtype, wire)).clone() for like in likes]
+        self._recv = recv
+        sizes = [row_bytes(like) for like in self._likes]
+        send_bytes, recv_bytes = (
+            [
+                sum(rows[r] * size for rows, size in zip(splits, sizes, strict=True))
+                for r in range(state.world_size)
+            ]
+            for splits in (send, recv)
+        )
+        self._work: AllToAll | None = start_all_to_all(state, stream, send_bytes, recv_bytes, name)
+        self._done: list[Tensor] = []
+
+    def wait(self) -> list[Tensor]:
+        if self._work is not None:
+            stream, self._work = self._work.wait(), None
+            self._done = widened(parted(stream, self._likes, self._recv), self._dtypes)
+        return self._done
+
+
+def _gathered(requests: Sequence[Request], wire: torch.dtype | None) -> Tensor:
+    """The bytes that every rank reads of each tensor, by rank and then by tensor.
+
+    Rows go from the tensor straight to their place, so that they are copied once.
+    """
+    tensors = [tensor.detach() for _, tensor in requests]
+    device = tensors[0].device
+    if len(tensors) == 1:
+        rows = tensors[0].index_select(0, requests[0][0].index_on(device))
+        return as_bytes(narrowed(rows, wire))
+    likes = [narrowed(tensor[:0], wire) for tensor in tensors]
+    sizes = [row_bytes(like) for like in likes]
+    plans = [plan for plan, _ in requests]
+    total = sum(sum(p.send_splits) * size for p, size in zip(plans, sizes, strict=True))
+    stream = torch.empty(total, dtype=torch.uint8, device=device)
+    start = 0
+    for reader in range(plans[0].world_size):
+        for plan, tensor, like, size in zip(plans, tensors, likes, sizes, strict=True):
+            index = plan.send_rows(reader, tensor.device)
+            run = stream[start : start + index.numel() * size]
+            start += run.numel()
+            if run.numel() == 0:
+                continue
+            is_aligned = run.storage_offset() % like.element_size() == 0
+            if is_aligned and like.dtype == tensor.dtype and tensor.device == device:
+                place = run.view(like.dtype).view(-1, *tensor.shape[1:])
+                torch.index_select(tensor, 0, index, out=place)
+            else:
+                run.copy_(as_bytes(narrowed(tensor.index_select(0, index), wire)))
+    return stream
