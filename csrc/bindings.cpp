@@ -30,7 +30,7 @@ using namespace nb::literals;
 namespace graphshard {
 namespace {
 
-// Goes up, here and in ops/_kernel.py, when a signature below changes.
+// Goes up, here and in _kernel.py, when a signature below changes.
 constexpr int kInterface = 6;
 
 template <typename E, size_t kSize>

@@ -9,6 +9,8 @@ compiled kernels where those are installed and in plain torch where not; `refere
 operators on edges in their simplest form.
 """
 
+from .._kernel import extension_available
+from .._memory import empty, empty_like, release_memory
 from . import reference
 from ._add_rows import add_rows
 from ._adjacency import Adjacency, HasAdjacency, as_adjacency
@@ -24,8 +26,6 @@ from ._groups import group_by_range, ungroup
 from ._gsddmm import gsddmm
 from ._gspmm import gspmm, gspmm_add, gspmm_arg
 from ._head_products import head_products
-from ._kernel import extension_available
-from ._memory import empty, empty_like, release_memory
 
 __all__ = [
     "Adjacency",

@@ -7,7 +7,7 @@ import math
 
 from torch import Tensor, float32, int64
 
-from ._kernel import kernels_for, num_threads
+from .._kernel import kernels_for, num_threads
 
 
 def add_rows(out: Tensor, places: Tensor, rows: Tensor) -> None:

@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._kernel import kernels_for
+from .._memory import empty
 from . import _attention_fallback as fallback
 from ._adjacency import Adjacency
 from ._attention_rule import Attention, wide
 from ._compute import _rows
-from ._kernel import kernels_for
-from ._memory import empty
 
 Operand = Tensor | None
 

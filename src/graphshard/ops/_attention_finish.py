@@ -10,9 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .._memory import empty
 from . import _attention_compute as compute
 from ._attention_rule import wide
-from ._memory import empty
 
 
 def finish_(out: Tensor, bias: Tensor | None, relu: bool) -> Tensor:

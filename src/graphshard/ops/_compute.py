@@ -14,11 +14,11 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+from .._kernel import kernels_for, num_threads
+from .._memory import empty
 from . import _fallback
 from ._adjacency import Adjacency
 from ._broadcast import RowLoop, Shape, copy_loop, dot_loop, row_loop, row_places, sum_to_row
-from ._kernel import kernels_for, num_threads
-from ._memory import empty
 
 Operand = Tensor | None
 

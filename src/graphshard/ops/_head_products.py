@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from .._kernel import kernels_for
+from .._memory import empty
 from ._attention_rule import wide
 from ._compute import _rows
-from ._kernel import kernels_for
-from ._memory import empty
 
 
 def head_products(rows: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -34,6 +34,7 @@ _TYPES = {
     torch.bfloat16: (4, 16),
     torch.int32: (0, 32),
     torch.int64: (0, 64),
+    torch.uint8: (1, 8),
 }
 
 

@@ -9,8 +9,8 @@ import threading
 import pytest
 import torch
 
+from graphshard._kernel import _load
 from graphshard.ops import empty, empty_like, extension_available, release_memory
-from graphshard.ops._kernel import _load
 
 pytestmark = pytest.mark.skipif(not extension_available(), reason="blocks are of the extension")
 
