@@ -140,9 +140,7 @@ def _start(
     parts = [narrowed(part, wire) for part in parts]
     device = state.payload_device(parts[0].device)
     outgoing = [as_bytes(part).to(device) for part in parts]
-    incoming = [
-        empty((num_rows, *part.shape[1:]), part.dtype, device) for part in parts
-    ]
+    incoming = [empty((num_rows, *part.shape[1:]), part.dtype, device) for part in parts]
     # Every rank starts the same messages in the same order, so the tags are the same on both
     # ends, and messages of two operations in flight cannot be taken for each other.
     number = state.num_operations

@@ -15,12 +15,14 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from .._memory import empty, empty_like
 from ..ops import Attention
 from ..ops import _attention_compute as compute
 from ..ops._attention_finish import begin_backward, delta, finish_
 from ._columns import ColumnBlock, most_blocks
 from ._cuts import Cut
 from ._expressions import Evaluation, Leaf, LeafKey
+from ._gradients import is_graph_kept
 from ._reductions import Reduction
 
 _HEADS, _COLUMNS = 2, 1  # dimensions of values and result, counted from the right
@@ -46,7 +48,7 @@ class AttentionSum(Reduction):
         self._states: list[compute.AttentionState] = []  # of each block, once there are blocks
         self._out, self._version = torch.empty(0), 0
         self._statistics = compute.AttentionState(self._out, self._out, self._out)
-        self._deltas: dict[ColumnBlock, Tensor] = {}
+        self._delta = self._out
 
     def leaves(self) -> list[Leaf]:
         leaves = [*self._leaves, self._bias]
@@ -112,7 +114,8 @@ class AttentionSum(Reduction):
         states = []
         for index in range(count):
             block = ColumnBlock(index, count)
-            sums = block.of(state.sums, axis).contiguous()
+            part = block.of(state.sums, axis)
+            sums = empty_like(part).copy_(part)
             states.append(compute.AttentionState(*self._of_heads(block, state), sums))
         return states
 
@@ -134,7 +137,7 @@ class AttentionSum(Reduction):
             axis, count = self.cut.axis, len(self._states)
             like = self._states[0].sums
             shape = [like.shape[0], self._heads, self._dim]
-            result = torch.empty(shape, dtype=self._dtype, device=like.device)
+            result = empty(shape, self._dtype, like.device)
             del like
             for index in range(count):
                 part = compute.finish(self._states.pop(0), self._dtype)
@@ -150,8 +153,15 @@ class AttentionSum(Reduction):
                 "values as they were; use an operation that makes a new tensor, such as relu "
                 "instead of relu_"
             )
-        self._deltas = {}
-        return [begin_backward(grads[0], self._out, self._rule.relu)]
+        grad = begin_backward(grads[0], self._out, self._rule.relu)
+        self._delta = delta(grad, self._out, None if self._bias is None else self._bias.tensor)
+        if not is_graph_kept():
+            self._out = self._out[:0]  # it is as large as the result, and not needed any more
+            self._version = 0
+        return [grad]
+
+    def release(self) -> None:
+        self._leaves = [None if leaf is None else leaf.released() for leaf in self._leaves]
 
     def partial(self, evaluation: Evaluation) -> tuple[Tensor, ...]:
         raise AssertionError("attention finds its gradients directly")
@@ -161,14 +171,10 @@ class AttentionSum(Reduction):
     ) -> dict[LeafKey, Tensor | None]:
         keys, block = {leaf.key for leaf in wanted}, evaluation.block
         grad = grads[0].contiguous()
-        bias = None if self._bias is None else self._bias.tensor
-        if block not in self._deltas:  # gradients are linear in it, so blocks of columns add up
-            seen = None if bias is None else self._block_of_bias(evaluation, bias)
-            self._deltas[block] = delta(grad, self.block_of(evaluation, self._out), seen)
         found = compute.gradients(
             evaluation.shard.adjacency,
             self._seen(evaluation),
-            (*self._of_heads(block, self._statistics), self._deltas[block]),
+            (*self._of_heads(block, self._statistics), self._delta_of(block)),
             grad,
             [leaf is not None and leaf.key in keys for leaf in self._leaves],
         )
@@ -181,8 +187,11 @@ class AttentionSum(Reduction):
             sums[self._bias.key] = grad.sum(0)  # the own shard comes whole
         return sums
 
-    def _block_of_bias(self, evaluation: Evaluation, bias: Tensor) -> Tensor:
-        return self.block_of(evaluation, bias.unsqueeze(0)).squeeze(0)
+    def _delta_of(self, block: ColumnBlock) -> Tensor:
+        """Delta of some heads; gradients are linear in it, so one block of columns has it all."""
+        if self._is_cut_by_heads:
+            return block.of(self._delta, 1).contiguous()
+        return self._delta if block.is_first else torch.zeros_like(self._delta)
 
 
 def _version(tensor: Tensor) -> int:

@@ -36,6 +36,12 @@ class ShardGradients:
     are_new: bool = False
 
 
+def is_graph_kept() -> bool:
+    """Whether the backward that is running was called with ``retain_graph``."""
+    ask = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
+    return True if ask is None else bool(ask())
+
+
 class GradientSums:
     """Gradients of whole leaves, added up shard by shard; those of remote rows travel home.
 

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from .. import function as fn
 from ..graph import MessagePassingGraph, attend, edge_softmax
-from ..ops import Attention, head_products, is_relu, linear
+from ..ops import Attention, head_products, is_relu
 from ._attention import Unfused, attention_factor, attention_mask, slope_of, vector_of
 from ._inputs import Features, Widths, prepare_edge_weight, split_features, split_widths
+from ._recompute import Projections
 from ._zero_in_degree import ZeroInDegreeCheck
 
 
@@ -122,7 +123,9 @@ class GATConv(ZeroInDegreeCheck):
             if self.res_fc.bias is not None:
                 nn.init.zeros_(self.res_fc.bias)
 
-    def _project(self, graph: MessagePassingGraph, feat: Features) -> tuple[Tensor, Tensor, Tensor]:
+    def _project(
+        self, graph: MessagePassingGraph, feat: Features, projections: Projections
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """(``W h`` of the sources, ``W h`` of the destinations, input of the destinations)."""
         heads = (self._num_heads, self._out_feats)
         if isinstance(feat, tuple):
@@ -130,8 +133,8 @@ class GATConv(ZeroInDegreeCheck):
             source, destination = self.feat_drop(source), self.feat_drop(destination)
             fc_src, fc_dst = (self.fc_src, self.fc_dst) if self._separate else (self.fc, self.fc)
             return (
-                linear(source, fc_src).unflatten(-1, heads),
-                linear(destination, fc_dst).unflatten(-1, heads),
+                projections.project(source, fc_src, heads),
+                projections.project(destination, fc_dst, heads),
                 destination,
             )
         if self._separate:
@@ -140,7 +143,7 @@ class GATConv(ZeroInDegreeCheck):
                 f"destination (got one tensor of shape {tuple(feat.shape)})"
             )
         source, destination = split_features(graph, self.feat_drop(feat))
-        rows = linear(source, self.fc).unflatten(-1, heads)
+        rows = projections.project(source, self.fc, heads)
         projected, projected_dst = split_features(graph, rows)
         return projected, projected_dst, destination
 
@@ -208,11 +211,14 @@ class GATConv(ZeroInDegreeCheck):
             multiplied the messages: after dropout and edge weights.
         """
         self._check_in_degrees(graph)
-        source, destination, inputs = self._project(graph, feat)
+        projections = Projections(graph)
+        source, destination, inputs = self._project(graph, feat, projections)
         if edge_weight is not None:
             edge_weight = prepare_edge_weight(graph, edge_weight, source.dim())
-        attention = None
-        result = None if get_attention else self._attend(graph, source, destination, edge_weight)
+        result = attention = None
+        if not get_attention:
+            with projections.recomputed():
+                result = self._attend(graph, source, destination, edge_weight)
         # Without a residual in between, the bias and a ReLU are in it already.
         is_finished = result is not None and self.res_fc is None
         if result is None:

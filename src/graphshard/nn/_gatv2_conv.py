@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from .. import function as fn
 from ..graph import MessagePassingGraph, attend, edge_softmax
-from ..ops import Attention, is_relu, linear
+from ..ops import Attention, is_relu
 from ._attention import Unfused, attention_mask, slope_of, vector_of
 from ._inputs import Features, Widths, split_features, split_widths
+from ._recompute import Projections
 from ._zero_in_degree import ZeroInDegreeCheck
 
 
@@ -113,7 +114,9 @@ class GATv2Conv(ZeroInDegreeCheck):
             if isinstance(layer, nn.Linear) and layer.bias is not None:
                 nn.init.zeros_(layer.bias)
 
-    def _project(self, graph: MessagePassingGraph, feat: Features) -> tuple[Tensor, Tensor, Tensor]:
+    def _project(
+        self, graph: MessagePassingGraph, feat: Features, projections: Projections
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """(projected sources, projected destinations, input of the destinations)."""
         heads = (self._num_heads, self._out_feats)
         if isinstance(feat, tuple):
@@ -121,11 +124,11 @@ class GATv2Conv(ZeroInDegreeCheck):
             source, destination = self.feat_drop(source), self.feat_drop(destination)
         else:
             source, destination = split_features(graph, self.feat_drop(feat))
-        projected = linear(source, self.fc_src).unflatten(-1, heads)
+        projected = projections.project(source, self.fc_src, heads)
         if self.share_weights and not isinstance(feat, tuple):
             _, projected_dst = split_features(graph, projected)
         else:
-            projected_dst = linear(destination, self.fc_dst).unflatten(-1, heads)
+            projected_dst = projections.project(destination, self.fc_dst, heads)
         return projected, projected_dst, destination
 
     def _attend(
@@ -169,9 +172,12 @@ class GATv2Conv(ZeroInDegreeCheck):
             The output, or (output, attention after dropout) with ``get_attention``.
         """
         self._check_in_degrees(graph)
-        source, projected_dst, destination = self._project(graph, feat)
-        attention = None
-        result = None if get_attention else self._attend(graph, source, projected_dst)
+        projections = Projections(graph)
+        source, projected_dst, destination = self._project(graph, feat, projections)
+        result = attention = None
+        if not get_attention:
+            with projections.recomputed():
+                result = self._attend(graph, source, projected_dst)
         is_finished = result is not None and self.res_fc is None and is_relu(self.activation)
         if result is None:
             result, attention = self._by_edges(graph, source, projected_dst)
