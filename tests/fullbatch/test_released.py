@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What sequential aggregation lets go of, and when. 1 and 2 gloo ranks.
+"""What an aggregation lets go of, and when. 1 and 2 gloo ranks.
 
 Large tensors must go when their last user is done: the garbage collector, which would find them in
 a cycle, knows nothing of their size and may come much later.
@@ -22,6 +22,7 @@ from graphshard.nn import AGNNConv, DotGatConv, GATConv, GATv2Conv, SAGEConv
 from graphshard.testing import run_ranks
 
 WIDTH = 12
+MODES = ("oneshot", "sequential")
 LAYERS: dict[str, Any] = {
     "gat": lambda: GATConv(WIDTH, 3, 4, attn_drop=0.2, allow_zero_in_degree=True),
     "gatv2": lambda: GATv2Conv(WIDTH, 3, 4, allow_zero_in_degree=True),
@@ -39,15 +40,17 @@ def tensors() -> list[Tensor]:
         return [found for found in gc.get_objects() if isinstance(found, Tensor)]
 
 
-def sequential(parts: str, rank: int) -> tuple[graphshard.GraphShardManager, Tensor]:
+def construct(parts: str, rank: int, mode: Any) -> tuple[graphshard.GraphShardManager, Tensor]:
     data = graphshard.load_dgl_partition_data(parts, rank)
-    graph = graphshard.construct_full_graph(data, mode="sequential")
+    graph = graphshard.construct_full_graph(data, mode=mode)
     generator = torch.Generator().manual_seed(rank)
     return graph, torch.randn(graph.num_nodes(), WIDTH, generator=generator, requires_grad=True)
 
 
-def count_after_epoch(rank: int, world_size: int, parts: str, name: str) -> tuple[int, int]:
-    graph, inputs = sequential(parts, rank)
+def count_after_epoch(
+    rank: int, world_size: int, parts: str, mode: str, name: str
+) -> tuple[int, int]:
+    graph, inputs = construct(parts, rank, mode)
     layer = LAYERS[name]()
 
     def epoch() -> None:
@@ -66,17 +69,18 @@ def count_after_epoch(rank: int, world_size: int, parts: str, name: str) -> tupl
 
 
 @pytest.mark.parametrize("name", list(LAYERS))
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_an_epoch_leaves_nothing_to_the_garbage_collector(
-    tmp_path: Path, num_ranks: int, name: str
+    tmp_path: Path, num_ranks: int, mode: str, name: str
 ) -> None:
     parts = write_parts(tmp_path, graph_of("plain"), num_ranks, "random")
-    for before, after in run_ranks(count_after_epoch, num_ranks, parts, name):
+    for before, after in run_ranks(count_after_epoch, num_ranks, parts, mode, name):
         assert after == before
 
 
-def count_rows_of_heads(rank: int, world_size: int, parts: str) -> tuple[int, int]:
-    graph, inputs = sequential(parts, rank)
+def count_rows_of_heads(rank: int, world_size: int, parts: str, mode: str) -> tuple[int, int]:
+    graph, inputs = construct(parts, rank, mode)
     layer = LAYERS["gat"]()
     gc.collect()
 
@@ -91,16 +95,19 @@ def count_rows_of_heads(rank: int, world_size: int, parts: str) -> tuple[int, in
     return during, after
 
 
-def test_a_backward_frees_what_the_layer_kept_though_the_loss_lives_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", MODES)
+def test_a_backward_frees_what_the_layer_kept_though_the_loss_lives_on(
+    tmp_path: Path, mode: str
+) -> None:
     parts = write_parts(tmp_path, graph_of("plain"), 2, "random")
-    for during, after in run_ranks(count_rows_of_heads, 2, parts):
+    for during, after in run_ranks(count_rows_of_heads, 2, parts, mode):
         assert during > 0
         assert after == 0
 
 
-def backward_twice(rank: int, world_size: int, parts: str) -> str:
-    graph, inputs = sequential(parts, rank)
-    loss = (LAYERS["gat"]()(graph, inputs) ** 2).sum()
+def backward_twice(rank: int, world_size: int, parts: str, mode: str, name: str) -> str:
+    graph, inputs = construct(parts, rank, mode)
+    loss = (LAYERS[name]()(graph, inputs) ** 2).sum()
     loss.backward(retain_graph=True)
     assert inputs.grad is not None
     once = inputs.grad.clone()
@@ -113,7 +120,9 @@ def backward_twice(rank: int, world_size: int, parts: str) -> str:
     return ""
 
 
-def test_a_graph_that_is_kept_can_be_used_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["gat", "sage-mean"])
+@pytest.mark.parametrize("mode", MODES)
+def test_a_graph_that_is_kept_can_be_used_again(tmp_path: Path, mode: str, name: str) -> None:
     parts = write_parts(tmp_path, graph_of("plain"), 2, "random")
-    for error in run_ranks(backward_twice, 2, parts):
+    for error in run_ranks(backward_twice, 2, parts, mode, name):
         assert "Trying to backward through the graph a second time" in error
