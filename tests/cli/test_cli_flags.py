@@ -21,11 +21,10 @@ FLAGS = {
     "verify": "--checksums --help --no-checksums partition",
     "train": """
         --aggregation --aggregator --batch-size --cache-bytes --checkpoint-dir --data --dropout
-        --dtype --epochs
-        --eval-every --fanouts --heads --help --hidden --layers --lr --map-features --mode --model
-        --no-map-features --no-rematerialize --num-bases --patience --prefetch --quiet
-        --rematerialize --replace --resume --sampler --save-every --seed --timeout --transport
-        --weight-decay --workers
+        --dtype --epochs --eval-every --fanouts --halo-dtype --heads --help --hidden --layers --lr
+        --map-features --mode --model --no-map-features --no-rematerialize --num-bases --patience
+        --prefetch --quiet --rematerialize --replace --resume --sampler --save-every --seed
+        --timeout --transport --weight-decay --workers
     """,
 }
 

@@ -77,6 +77,18 @@ def test_sequential_aggregation_trains_the_same(
     )
 
 
+@pytest.mark.parametrize("aggregation", ["sequential", "oneshot"])
+def test_depth_changes_nothing_and_narrow_rows_little(aggregation: str, tmp_path: Path) -> None:
+    options = {"aggregation": aggregation}
+    exact = run(tmp_path, "gat", 3, "random", **options)[0]["result"]["losses"]
+    deep = run(tmp_path, "gat", 3, "random", **options, prefetch=2)[0]["result"]["losses"]
+    assert deep == exact
+    narrow = run(tmp_path, "gat", 3, "random", **options, halo_dtype="bfloat16")
+    losses = narrow[0]["result"]["losses"]
+    assert losses != exact
+    torch.testing.assert_close(losses, exact, rtol=2**-6, atol=0)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_other_dtypes_train(dtype: str, tmp_path: Path) -> None:
     two = run(tmp_path, "gcn", 2, "random", dtype=dtype)

@@ -43,6 +43,8 @@ WRONG_FIELDS: dict[str, dict[str, Any]] = {
     "timeout must be a positive number of seconds (got 0)": {"timeout": 0},
     "seed must be at least 0 (got -3)": {"seed": -3},
     "seed must be below 2^63": {"seed": 2**63},
+    "prefetch must be at least 0 (got -1)": {"prefetch": -1},
+    "halo_dtype must be one of bfloat16, float16 (got 'float8')": {"halo_dtype": "float8"},
     "heads is for the model gat": {"heads": 2},
     "num_bases is for the model rgcn": {"num_bases": 2},
     "aggregator must be one of mean, gcn, pool (got 'max')": {"aggregator": "max"},
@@ -108,6 +110,11 @@ def test_runs_of_two_modes_never_agree() -> None:
     assert not free & set(sampled.fixed_fields())
     assert set(sampled.fixed_fields()) >= {"fanouts", "batch_size", "sampler", "replace"}
     assert full.graph_options()["rematerialize"] is True
+    assert full.graph_options()["prefetch"] == 1
+    assert full.graph_options()["halo_dtype"] is None
+    narrow = FullBatchConfig(data="g.json", halo_dtype="bfloat16", prefetch=3).resolved()
+    assert narrow.graph_options()["halo_dtype"] is torch.bfloat16
+    assert narrow.fixed_fields() != full.fixed_fields()
 
 
 @pytest.mark.parametrize("model", list(MODEL_DEFAULTS))

@@ -78,6 +78,13 @@ class Aggregation(str, Enum):
     oneshot = "oneshot"
 
 
+class HaloDType(str, Enum):
+    """Values of ``--halo-dtype``."""
+
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+
+
 class DType(str, Enum):
     """Values of ``--dtype``."""
 
@@ -116,6 +123,10 @@ def train(
             help="full, with sequential aggregation: fetch rows again in the backward.",
         ),
     ] = None,
+    halo_dtype: Annotated[
+        HaloDType | None,
+        typer.Option(help="full: rows of other workers travel in it, rounded; default: as is."),
+    ] = None,
     fanouts: Annotated[
         str | None,
         typer.Option(
@@ -149,7 +160,11 @@ def train(
         typer.Option(help="sample: memory of a worker for often used rows of others."),
     ] = None,
     prefetch: Annotated[
-        int | None, typer.Option(help="sample: batches made ready ahead; 0: none.")
+        int | None,
+        typer.Option(
+            help="sample: batches made ready ahead; full: parts of other workers whose rows are "
+            "under way while one is computed; 0: none."
+        ),
     ] = None,
     hidden: Annotated[
         int | None, typer.Option(help="Width of hidden layers; gat: of one head.")
@@ -207,7 +222,11 @@ def train(
         "checkpoint_dir": None if checkpoint_dir is None else str(checkpoint_dir),
         "resume": resume,
     }
-    full = {"rematerialize": rematerialize}
+    full = {
+        "rematerialize": rematerialize,
+        "prefetch": prefetch,
+        "halo_dtype": None if halo_dtype is None else halo_dtype.value,
+    }
     sample = {
         "fanouts": None if fanouts is None else _numbers(fanouts),
         "batch_size": batch_size,
@@ -243,7 +262,7 @@ def _given(own: dict[str, Any], others: dict[str, Any], mode: Mode) -> dict[str,
         ValueError: A setting of another mode was given.
     """
     for name, value in others.items():
-        if value is not None:
+        if value is not None and name not in own:
             other = Mode.sample if mode is Mode.full else Mode.full
             raise ValueError(f"{name} is for mode {other.value} (got {name}={value}, {mode.value})")
     return {name: value for name, value in own.items() if value is not None}

@@ -19,10 +19,8 @@ from ._reduce import all_reduce, barrier
 from ._start import guard, initialize_comms, report_failure, shutdown_comms
 from ._sync import gather_grads, sync_params
 from ._trace import Trace, trace
-from ._wire import WIRE_DTYPES
 
 __all__ = [
-    "WIRE_DTYPES",
     "Arrived",
     "ExchangePlan",
     "Lanes",

@@ -10,7 +10,8 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 
-from ..comm import WIRE_DTYPES, agree, all_reduce
+from ..comm import agree, all_reduce
+from ..comm._wire import WIRE_DTYPES
 
 ModeName = Literal["sequential", "oneshot", "auto"]
 

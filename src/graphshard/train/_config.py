@@ -21,6 +21,7 @@ AGGREGATORS = ("mean", "gcn", "pool")
 SAMPLERS = ("neighbor", "labor")
 TRANSPORTS = ("auto", "collective", "replicated")
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
+HALO_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 MODEL_DEFAULTS: dict[str, dict[str, Any]] = {
     # Kipf and Welling, ICLR 2017: Cora and Citeseer.
@@ -83,7 +84,7 @@ FREE_FIELDS = frozenset(
         "save_every",
         "checkpoint_dir",
         "resume",
-        # how samples are brought about, not what they are
+        # how rows and samples are brought about, not what they are
         "transport",
         "map_features",
         "cache_bytes",
@@ -227,14 +228,31 @@ class FullBatchConfig(RunConfig):
 
     Args:
         rematerialize: With sequential aggregation, fetch remote rows again in the backward.
+        prefetch: Remote shards that are under way while another is computed; 0: none. See
+            `graphshard.fullbatch.AggregationMode`.
+        halo_dtype: ``"bfloat16"`` or ``"float16"``: remote rows and their gradients travel in it;
+            None: in the dtype of the run.
     """
 
     mode: ClassVar[str] = "full"
 
     rematerialize: bool = True
+    prefetch: int = 1
+    halo_dtype: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _at_least("prefetch", self.prefetch, 0)
+        if self.halo_dtype is not None:
+            _one_of("halo_dtype", self.halo_dtype, tuple(HALO_DTYPES))
 
     def graph_options(self) -> dict[str, Any]:
-        return {**super().graph_options(), "rematerialize": self.rematerialize}
+        return {
+            **super().graph_options(),
+            "rematerialize": self.rematerialize,
+            "prefetch": self.prefetch,
+            "halo_dtype": None if self.halo_dtype is None else HALO_DTYPES[self.halo_dtype],
+        }
 
     def resolved(self) -> ResolvedFullBatchConfig:
         """The same run with the model's own values where a field was None."""
