@@ -16,7 +16,9 @@ order of their new ids, then halo nodes in the order of theirs; edges likewise.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -91,13 +93,15 @@ def find_cut_edges(relabeling: Relabeling) -> tuple[list[CutEdges], npt.NDArray[
         positions, owners = [_NO_IDS], [_NO_IDS]
         for part in range(num_parts):
             start, stop = relabeling.edge_range(part, relation)
-            src = _sources(relabeling, relation, np.arange(start, stop))
+            src = relabeling.relations[relation].sources[start:stop]
             first, last = relabeling.node_range(part)
             foreign = np.flatnonzero((src < first) | (src >= last))
             entering[part] += foreign.shape[0]
             positions.append(foreign + start)
             owners.append(np.searchsorted(ends, src[foreign], side="right"))
         all_owners = np.concatenate(owners)
+        if num_parts < 2**15:  # then sorting takes linear time
+            all_owners = all_owners.astype(np.int16)
         order = np.argsort(all_owners, kind="stable")
         counts = np.bincount(all_owners, minlength=num_parts)
         starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
@@ -119,11 +123,8 @@ def cut_part(
     book = relabeling.book
     num_relations = len(relabeling.relations)
     first, last = relabeling.node_range(part)
-    inner = [
-        np.arange(*relabeling.edge_range(part, relation), dtype=np.int64)
-        for relation in range(num_relations)
-    ]
-    sources = [_sources(relabeling, relation, inner[relation]) for relation in range(num_relations)]
+    inner = [slice(*relabeling.edge_range(part, relation)) for relation in range(num_relations)]
+    sources = [edges.sources[own] for edges, own in zip(relabeling.relations, inner, strict=True)]
     halo_mark = np.zeros(relabeling.source.num_nodes, dtype=bool)
     frontier = _mark_new(halo_mark, sources, first, last)
     outer = [_NO_IDS] * num_relations
@@ -143,8 +144,8 @@ def cut_part(
 
     outer_ids = [_homogenised_edges(relabeling, r, outer[r]) for r in range(num_relations)]
     order = np.argsort(_join(outer_ids), kind="stable")
-    sizes = np.array([ids.shape[0] for ids in inner] + [ids.shape[0] for ids in outer])
-    inner_dst = [_destinations(relabeling, r, inner[r]) for r in range(num_relations)]
+    inner_dst = [_inner_destinations(relabeling, part, r) for r in range(num_relations)]
+    sizes = np.array([ids.shape[0] for ids in sources] + [ids.shape[0] for ids in outer])
     num_inner_edges = int(sizes[:num_relations].sum())
     relation_ids = np.arange(num_relations, dtype=np.int32)
     edge_start = sum(map(sum, relabeling.edge_sizes[:part]))
@@ -164,8 +165,8 @@ def cut_part(
             ]
         ),
         num_inner_edges=num_inner_edges,
-        src=local[np.concatenate([_join(sources), _join(outer_src)[order]])],
-        dst=local[np.concatenate([_join(inner_dst), _join(outer_dst)[order]])],
+        src=_join([*(local[ids] for ids in sources), local[_join(outer_src)[order]]]),
+        dst=_join([*inner_dst, local[_join(outer_dst)[order]]]),
     )
 
 
@@ -175,11 +176,18 @@ def _join(pieces: list[Ids]) -> Ids:
 
 def _sources(relabeling: Relabeling, relation: int, positions: Ids) -> Ids:
     """New homogenised source of edges given by new per-type id."""
-    source = relabeling.source
-    old_ids = relabeling.relations[relation].old_ids.numpy()[positions]
-    src, _ = source.edges(relation)
-    new_src: Ids = relabeling.new_node_ids[source.src_type[relation]][src.numpy()[old_ids]]
-    return new_src
+    ids: Ids = relabeling.relations[relation].sources[positions].astype(np.int64)
+    return ids
+
+
+def _inner_destinations(relabeling: Relabeling, part: int, relation: int) -> Ids:
+    """Local id of the destination of each edge of one relation that a part owns."""
+    sizes, type_id = relabeling.node_sizes, relabeling.source.dst_type[relation]
+    start = sum(row[type_id] for row in sizes[:part])
+    stop = start + sizes[part][type_id]
+    before = sum(sizes[part][:type_id])
+    in_degrees = np.diff(relabeling.relations[relation].indptr[start : stop + 1])
+    return np.repeat(np.arange(before, before + stop - start, dtype=np.int64), in_degrees)
 
 
 def _destinations(relabeling: Relabeling, relation: int, positions: Ids) -> Ids:
@@ -209,7 +217,9 @@ def _in_edges(relabeling: Relabeling, nodes: Ids) -> list[Ids]:
     return found
 
 
-def _mark_new(mark: npt.NDArray[np.bool_], ids: list[Ids], first: int, last: int) -> Ids:
+def _mark_new(
+    mark: npt.NDArray[np.bool_], ids: Sequence[npt.NDArray[np.integer[Any]]], first: int, last: int
+) -> Ids:
     """Mark ids outside ``[first, last)``; those that were not marked before, ascending."""
     found = np.zeros_like(mark)
     for some in ids:
