@@ -206,15 +206,15 @@ def _write_parts(plan: _Plan, writer: PartitionWriter, num_hops: int) -> tuple[P
 def _graph_tensors(
     local: LocalPart, formats: tuple[str, ...], idtype: torch.dtype
 ) -> dict[str, Tensor | Rows]:
-    src, dst = (torch.from_numpy(ids).to(idtype) for ids in (local.src, local.dst))
+    src, dst = local.src.to(idtype), local.dst.to(idtype)
     tensors: dict[str, Tensor | Rows] = {
-        "node/_ID": torch.from_numpy(local.node_ids),
-        "node/_TYPE": torch.from_numpy(local.node_types),
-        "node/part_id": torch.from_numpy(local.node_parts),
-        "node/inner_node": torch.arange(local.num_nodes) < local.num_inner_nodes,
-        "edge/_ID": torch.from_numpy(local.edge_ids),
-        "edge/_TYPE": torch.from_numpy(local.edge_types),
-        "edge/inner_edge": torch.arange(local.num_edges) < local.num_inner_edges,
+        "node/_ID": local.node_ids,
+        "node/_TYPE": local.node_types,
+        "node/part_id": local.node_parts,
+        "node/inner_node": _first(local.num_inner_nodes, local.num_nodes),
+        "edge/_ID": local.edge_ids,
+        "edge/_TYPE": local.edge_types,
+        "edge/inner_edge": _first(local.num_inner_edges, local.num_edges),
     }
     adjacency = Adjacency(src, dst, local.num_nodes, local.num_nodes, check=False)
     if "coo" in formats:
@@ -226,6 +226,12 @@ def _graph_tensors(
             if eids is not None:
                 tensors[f"{name}/eids"] = eids
     return tensors
+
+
+def _first(count: int, total: int) -> Tensor:
+    mask = torch.zeros(total, dtype=torch.bool)
+    mask[:count] = True
+    return mask
 
 
 def _node_tensors(plan: _Plan, part: int) -> dict[str, Tensor | Rows]:
