@@ -5,8 +5,10 @@ PYTHON ?= python3
 VENV ?= .venv
 # Where the demonstration writes its partition.
 DEMO ?= build/demo/cora
-# Which of benchmarks/*.py `make bench` runs.
-BENCH ?= memory
+# Which of benchmarks/*.py `make bench` runs: all of them on small graphs.
+BENCH ?= short
+# An environment for the programs that benchmarks compare with.
+PEER ?= .venv-peer
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input -q
@@ -16,7 +18,7 @@ NATIVE := $(wildcard CMakeLists.txt cmake/*.cmake csrc/*.cpp csrc/*.h)
 CXX_FILES := $(wildcard csrc/*.cpp csrc/*.h)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format bench clean
+.PHONY: help install demo test lint format peer bench clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -64,10 +66,20 @@ format: $(VENV)/.dev  ## put every file into the house format
 	$(BIN)/ruff format .
 	$(if $(CXX_FILES),$(BIN)/clang-format -i $(CXX_FILES))
 
-bench: $(VENV)/.test  ## run a benchmark: BENCH=memory, BENCH_ARGS="--write" for a result file
-	$(BIN)/python benchmarks/$(BENCH).py $(BENCH_ARGS)
+$(PEER)/.made: benchmarks/peers/requirements.txt constraints.txt
+	@echo "making $(PEER) with DGL"
+	@$(PYTHON) -m venv $(PEER)
+	@$(PEER)/bin/python -m pip --disable-pip-version-check --no-input -q install \
+		-c constraints.txt -r benchmarks/peers/requirements.txt
+	@touch $@
+
+peer: $(PEER)/.made  ## make .venv-peer, with the DGL that benchmarks compare with
+
+bench: $(VENV)/.test  ## run the short benchmarks, or one: BENCH=memory BENCH_ARGS="--write"
+	GRAPHSHARD_PEER_PYTHON=$(if $(wildcard $(PEER)/.made),$(abspath $(PEER)/bin/python),$${GRAPHSHARD_PEER_PYTHON:-python3}) \
+		$(BIN)/python benchmarks/$(BENCH).py $(BENCH_ARGS)
 
 clean:  ## remove .venv and everything that was built
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(PEER) build dist .pytest_cache .mypy_cache .ruff_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 	find src -name '_kernels*.so' -delete

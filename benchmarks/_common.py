@@ -25,7 +25,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 PEERS = ROOT / "benchmarks" / "peers"
-#: Python of an environment with DGL 1.1.3; see benchmarks/README.md.
+#: Python of an environment with DGL 1.1.3, such as `make peer` makes.
 PEER_PYTHON = os.environ.get("GRAPHSHARD_PEER_PYTHON", sys.executable)
 
 

@@ -114,6 +114,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=3, help="timed runs in each process")
+    parser.add_argument("--nodes", type=int, default=200_000)
+    parser.add_argument("--edges", type=int, default=2_100_000, help="pairs drawn")
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "bench")
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--work", help=argparse.SUPPRESS)
@@ -123,13 +125,13 @@ def main() -> None:
     if args.work:
         work(args.work, args.layer[0], args.threads, args.repeats, args.dtype, args.by_edges)
         return
-    path = str(community_graph(args.folder, 200_000, 2_100_000))
+    path = str(community_graph(args.folder, args.nodes, args.edges))
     rows = []
     for layer in args.layer or LAYERS:
         rows += compare(path, layer, args.threads, args.rounds, args.repeats)
     header = ["layer", "side", "CPU seconds", "against DGL", "peak MB", "against DGL"]
     body = [
-        "Forward and backward of one layer, 200,000 nodes, 4.07 million edges, 128 features, "
+        f"Forward and backward of one layer, {args.nodes:,} nodes, 128 features, "
         f"4 heads of 32, {args.threads} thread(s); medians of {args.rounds} rounds in which the "
         "sides run in turn. Peaks are above graph and input.",
         "",

@@ -44,12 +44,12 @@ def make_layers(model: str, width: int, classes: int) -> torch.nn.ModuleList:
     from graphshard.nn import GATConv, SAGEConv
 
     widths = [width, 128, 128, classes]
-    pairs = list(zip(widths, widths[1:], strict=False))
+    pairs = list(zip(widths, widths[1:], [F.relu, F.relu, None], strict=False))
     if model == "sage":
-        return torch.nn.ModuleList(SAGEConv(a, b, "mean") for a, b in pairs)
+        return torch.nn.ModuleList(SAGEConv(a, b, "mean", activation=act) for a, b, act in pairs)
     return torch.nn.ModuleList(
-        GATConv(a, b // 4 if i < 2 else b, 4, allow_zero_in_degree=True)
-        for i, (a, b) in enumerate(pairs)
+        GATConv(a, b // 4 if act else b, 4, activation=act, allow_zero_in_degree=True)
+        for a, b, act in pairs
     )
 
 
@@ -59,7 +59,6 @@ def forward(model: str, layers: Any, graph: Any, h: torch.Tensor) -> torch.Tenso
         h = layer(graph, h)
         if model == "gat":
             h = h.flatten(1) if i < 2 else h.mean(1)
-        h = F.relu(h) if i < 2 else h
     return h
 
 

@@ -19,7 +19,6 @@
 #include <utility>
 
 #include "convert.h"
-#include "memory.h"
 #include "sddmm.h"
 #include "segment.h"
 #include "spmm.h"
@@ -31,8 +30,8 @@ using namespace nb::literals;
 namespace graphshard {
 namespace {
 
-// Goes up, here and in ops/_kernel.py, when a signature below changes.
-constexpr int kInterface = 5;
+// Goes up, here and in _kernel.py, when a signature below changes.
+constexpr int kInterface = 6;
 
 template <typename E, size_t kSize>
 E parse(std::string_view name, const std::array<std::pair<std::string_view, E>, kSize>& known) {
@@ -52,11 +51,18 @@ Op parse_op(std::string_view name) {
                               {"copy_rhs", Op::kCopyRhs}}});
 }
 
+// "add" is the sum, added to what is there.
 Reduce parse_reduce(std::string_view name) {
-  return parse<Reduce, 4>(name, {{{"sum", Reduce::kSum},
+  return parse<Reduce, 5>(name, {{{"sum", Reduce::kSum},
+                                  {"add", Reduce::kAdd},
                                   {"mean", Reduce::kMean},
                                   {"max", Reduce::kMax},
                                   {"min", Reduce::kMin}}});
+}
+
+SumResult sum_result(Reduce reduce) {
+  if (reduce == Reduce::kAdd) return SumResult::kAdded;
+  return reduce == Reduce::kMean ? SumResult::kMean : SumResult::kSum;
 }
 
 Target parse_target(std::string_view name) {
@@ -104,7 +110,7 @@ void bind_spmm(nb::module_& m) {
             Edges(csc_of<I>(indptr, indices.data(), eids, indices.shape(0))), rows_of<T>(lhs),
             rows_of<T>(rhs), loop_of(lhs_offsets, rhs_offsets, inner, lhs_step, rhs_step),
             out.data()};
-        const bool sums = reduction == Reduce::kSum || reduction == Reduce::kMean;
+        const bool sums = reduction != Reduce::kMax && reduction != Reduce::kMin;
         require(sums || arg, "max and min need arg");
         require(lhs || operation == Op::kCopyRhs, "this operator needs lhs");
         require(rhs || operation == Op::kCopyLhs, "this operator needs rhs");
@@ -112,7 +118,7 @@ void bind_spmm(nb::module_& m) {
                 "out must have outer * inner columns");
         const nb::gil_scoped_release release;
         if (sums) {
-          spmm_sum(arguments, operation, reduction == Reduce::kMean, num_threads);
+          spmm_sum(arguments, operation, sum_result(reduction), num_threads);
         } else {
           spmm_best(arguments, WritableIds(arg->data()), operation, reduction == Reduce::kMin,
                     num_threads);
@@ -293,12 +299,9 @@ NB_MODULE(_kernels, m) {
   bind_value_type<bfloat16>(m);
   bind_group_by_key<int32_t>(m);
   bind_group_by_key<int64_t>(m);
+  bind_memory(m);
   bind_attention(m);
   bind_sampling(m);
-  m.def(
-      "expect_writes",
-      [](uintptr_t address, size_t size) { expect_writes(reinterpret_cast<void*>(address), size); },
-      "address"_a, "size"_a, nb::call_guard<nb::gil_scoped_release>());
 }
 
 }  // namespace graphshard

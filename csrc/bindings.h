@@ -32,6 +32,8 @@ inline void require(bool condition, const char* rule) {
   if (!condition) throw std::invalid_argument(rule);
 }
 
+// Blocks for large results.
+void bind_memory(nanobind::module_& m);
 // Attention over in-edges.
 void bind_attention(nanobind::module_& m);
 // Drawing and renumbering.

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies whole rows between tables, whatever they hold.
+// Whole rows from one table to places of another: copied, whatever they hold, or added.
 
 #pragma once
 
 #include <cstdint>
+
+#include "types.h"
 
 namespace graphshard {
 
@@ -31,5 +33,12 @@ struct RowTable {
 void copy_rows(const RowTable<char>& out, const RowNumbers& places,
                const RowTable<const char>& table, const RowNumbers& rows, int64_t count,
                int64_t row_bytes, int num_threads);
+
+// Adds row i of `rows`, which has `width` columns, to the columns that begin at out + places[i] *
+// out_stride, for i in [0, count). Places are distinct. Throws std::out_of_range, before anything is
+// added, where a row does not exist.
+template <typename T>
+void add_rows(wide_t<T>* out, int64_t num_out, int64_t out_stride, const RowNumbers& places,
+              const T* rows, int64_t count, int64_t width, int num_threads);
 
 }  // namespace graphshard

@@ -37,9 +37,13 @@ struct SpmmArguments {
   T* out;  // [num_rows, outer * inner]
 };
 
-// Writes the sum or mean of each row's messages into every element of `out`.
+// What becomes of the sum of a row's messages.
+enum class SumResult { kSum, kMean, kAdded };
+
+// Writes the sum or mean of each row's messages into every element of `out`, or adds the sum to
+// what is there.
 template <typename T>
-void spmm_sum(const SpmmArguments<T>& arguments, Op op, bool mean, int num_threads);
+void spmm_sum(const SpmmArguments<T>& arguments, Op op, SumResult result, int num_threads);
 
 // Writes the maximum or minimum into every element of `out`, and into `arg`, of that shape, the id
 // of the edge that won, or -1 where there is none. Among equals the edge that comes first wins; a

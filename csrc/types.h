@@ -51,7 +51,7 @@ struct bfloat16 {
 };
 
 enum class Op { kAdd, kSub, kMul, kDiv, kDot, kCopyLhs, kCopyRhs };
-enum class Reduce { kSum, kMean, kMax, kMin };
+enum class Reduce { kSum, kAdd, kMean, kMax, kMin };
 enum class Target { kSrc, kDst, kEdge };
 
 // How one row of lhs and one row of rhs combine: `outer` times a loop of `inner` steps, in which an

@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "graphshard"
 MAX_LINES = 650
 
-BASE = {"errors", "_typing", "_ranges"}
+BASE = {"errors", "_typing", "_ranges", "_kernel", "_memory"}
 KERNELS = {"_kernels"}
 
 # What each part of the package may import, besides itself. This is the picture in the design notes:
@@ -32,6 +32,8 @@ ARROWS: dict[str, set[str]] = {
     "errors": set(),
     "_typing": set(),
     "_ranges": {"errors", "_typing"},
+    "_kernel": KERNELS,
+    "_memory": {"_kernel"} | KERNELS,
     "function": set(),
     "ops": BASE | KERNELS,
     "graph": BASE | {"function", "ops"},

@@ -28,13 +28,15 @@ features, labels = torch.from_numpy(arrays["x"]), torch.from_numpy(arrays["y"])
 train = torch.from_numpy(arrays["train"]).nonzero().view(-1)
 torch.manual_seed(0)
 widths = [features.shape[1], 128, 128, int(labels.max()) + 1]
-pairs = list(zip(widths, widths[1:], strict=False))
+pairs = list(zip(widths, widths[1:], [F.relu, F.relu, None], strict=False))
 if model == "sage":
-    layers = torch.nn.ModuleList(dgl.nn.SAGEConv(a, b, "mean") for a, b in pairs)
+    layers = torch.nn.ModuleList(
+        dgl.nn.SAGEConv(a, b, "mean", activation=act) for a, b, act in pairs
+    )
 else:
     layers = torch.nn.ModuleList(
-        dgl.nn.GATConv(a, b // 4 if i < 2 else b, 4, allow_zero_in_degree=True)
-        for i, (a, b) in enumerate(pairs)
+        dgl.nn.GATConv(a, b // 4 if act else b, 4, activation=act, allow_zero_in_degree=True)
+        for a, b, act in pairs
     )
 optimizer = torch.optim.Adam(layers.parameters(), lr=1e-2)
 seconds, losses = [], []
@@ -45,7 +47,6 @@ for _ in range(0 if idle else epochs):
         h = layer(graph, h)
         if model == "gat":
             h = h.flatten(1) if i < 2 else h.mean(1)
-        h = F.relu(h) if i < 2 else h
     loss = F.cross_entropy(h[train], labels[train])
     optimizer.zero_grad()
     loss.backward()

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from graphshard.ops._kernel import extension_available, force_extension
+from graphshard._kernel import extension_available, force_extension
 
 
 @pytest.fixture(params=["kernels", "torch"])

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from graphshard._kernel import extension_available, force_extension
 from graphshard.ops import IdTable
-from graphshard.ops._kernel import extension_available, force_extension
 
 
 def by_dictionary(first: Tensor, others: Tensor) -> tuple[list[int], list[int]]:

@@ -12,8 +12,8 @@ import torch
 from draw_cases import KINDS, Rows, options, structure
 from torch import Tensor
 
+from graphshard._kernel import extension_available, force_extension
 from graphshard.ops import draw_neighbors
-from graphshard.ops._kernel import extension_available, force_extension
 
 CASE = structure()
 Drawn = tuple[Tensor, Tensor, Tensor]

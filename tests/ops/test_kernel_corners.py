@@ -19,7 +19,8 @@ from ops_cases import adjacency
 from torch import Tensor
 
 from graphshard import ops
-from graphshard.ops import _compute, _fallback, reference
+from graphshard._memory import LARGE_BYTES
+from graphshard.ops import _fallback, reference
 
 HUB = 3
 NUM_SRC, NUM_DST = 300, 40
@@ -249,7 +250,7 @@ def test_softmax_is_accurate_to_a_few_units_in_the_last_place(dtype: torch.dtype
 
 
 def test_a_result_large_enough_for_large_pages(way: str) -> None:
-    count = _compute.LARGE_BYTES // 16 + 5
+    count = LARGE_BYTES // 16 + 5
     ids = torch.arange(count)
     adj = ops.Adjacency(ids, ids.flip(0), count, count)
     rows = torch.randn(count, 4)

@@ -14,8 +14,8 @@ from ops_cases import GRAPHS, SHAPES, adjacency, num_rows, values
 from torch import Tensor
 
 from graphshard import ops
+from graphshard._kernel import extension_available, force_extension
 from graphshard.ops import reference
-from graphshard.ops._kernel import extension_available, force_extension
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16]
 IDTYPES = [torch.int32, torch.int64]

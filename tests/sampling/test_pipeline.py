@@ -17,7 +17,7 @@ import traceback
 import pytest
 import torch
 
-from graphshard.ops._kernel import num_threads
+from graphshard._kernel import num_threads
 from graphshard.sampling._pipeline import _PREFIX, Pipeline, Run, Stage
 
 
@@ -342,7 +342,7 @@ PROGRAMS = {
 
 HEAD = """
 import sys, time, torch
-from graphshard.ops._kernel import num_threads
+from graphshard._kernel import num_threads
 from graphshard.sampling._pipeline import Pipeline, Stage
 
 def busy(x):

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from .._memory import empty
 from ._failure import rank_error
 from ._group import HOST_BACKENDS, GroupState
 from ._trace import Kind, count
@@ -171,7 +172,7 @@ def all_to_all(
     outgoing = payload.contiguous().to(device)
     incoming = into
     if incoming is None or incoming.device != device:
-        incoming = torch.empty(sum(recv_splits), dtype=payload.dtype, device=device)
+        incoming = empty((sum(recv_splits),), payload.dtype, device)
     _run(
         state,
         name,
@@ -229,7 +230,7 @@ def start_all_to_all(
     count(kind, (payload.numel() - send_splits[state.rank]) * payload.element_size())
     device = state.payload_device(payload.device)
     outgoing = payload.contiguous().to(device)
-    incoming = torch.empty(sum(recv_splits), dtype=payload.dtype, device=device)
+    incoming = empty((sum(recv_splits),), payload.dtype, device)
     number = state.num_operations
     state.num_operations += 1
     with operation(state, name, number):

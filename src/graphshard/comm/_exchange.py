@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ._group import GroupState, group_state
-from ._pack import exchange_rows
+from ._pack import exchange_rows, rows_at
 from ._plan import ExchangePlan
 from ._signature import check_requests, needs_grad_now
 from ._wire import narrowed, widened
@@ -173,7 +173,7 @@ def _fetch(
     if state.world_size == 1:
         return [tensor.new_empty((0, *tensor.shape[1:])) for tensor in tensors]
     rows = [
-        narrowed(tensor.detach().index_select(0, plan.index_on(tensor.device)), wire)
+        narrowed(rows_at(tensor.detach(), plan.index_on(tensor.device)), wire)
         for plan, tensor in zip(plans, tensors, strict=True)
     ]
     arrived = exchange_rows(

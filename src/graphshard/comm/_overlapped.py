@@ -12,10 +12,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from .._memory import empty
 from ._collectives import AllToAll, start_all_to_all
 from ._exchange import Request
 from ._group import GroupState
-from ._pack import as_bytes, joined, parted, row_bytes
+from ._pack import as_bytes, joined, parted, row_bytes, rows_at
 from ._pending import Arrived, Pending
 from ._signature import check_requests
 from ._wire import narrowed, widened, wire_dtype
@@ -126,13 +127,13 @@ def _gathered(requests: Sequence[Request], wire: torch.dtype | None) -> Tensor:
     tensors = [tensor.detach() for _, tensor in requests]
     device = tensors[0].device
     if len(tensors) == 1:
-        rows = tensors[0].index_select(0, requests[0][0].index_on(device))
+        rows = rows_at(tensors[0], requests[0][0].index_on(device))
         return as_bytes(narrowed(rows, wire))
     likes = [narrowed(tensor[:0], wire) for tensor in tensors]
     sizes = [row_bytes(like) for like in likes]
     plans = [plan for plan, _ in requests]
     total = sum(sum(p.send_splits) * size for p, size in zip(plans, sizes, strict=True))
-    stream = torch.empty(total, dtype=torch.uint8, device=device)
+    stream = empty((total,), torch.uint8, device)
     start = 0
     for reader in range(plans[0].world_size):
         for plan, tensor, like, size in zip(plans, tensors, likes, sizes, strict=True):
@@ -146,5 +147,5 @@ def _gathered(requests: Sequence[Request], wire: torch.dtype | None) -> Tensor:
                 place = run.view(like.dtype).view(-1, *tensor.shape[1:])
                 torch.index_select(tensor, 0, index, out=place)
             else:
-                run.copy_(as_bytes(narrowed(tensor.index_select(0, index), wire)))
+                run.copy_(as_bytes(narrowed(rows_at(tensor, index), wire)))
     return stream

@@ -14,6 +14,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from .._memory import empty
 from ._collectives import all_to_all
 from ._group import GroupState
 from ._trace import Kind
@@ -25,6 +26,12 @@ def row_bytes(tensor: Tensor) -> int:
     for extent in tensor.shape[1:]:
         size *= extent
     return size
+
+
+def rows_at(tensor: Tensor, index: Tensor) -> Tensor:
+    """``tensor[index]``: rows to send, in memory that is used again for the next message."""
+    out = empty((index.numel(), *tensor.shape[1:]), tensor.dtype, tensor.device)
+    return torch.index_select(tensor, 0, index, out=out)
 
 
 def as_bytes(tensor: Tensor) -> Tensor:
@@ -140,7 +147,7 @@ def _regroup(
         stream.split([rows * size for rows in per_rank])
         for stream, per_rank, size in zip(streams, splits, sizes, strict=True)
     ]
-    return torch.cat([run for by_rank in zip(*runs, strict=True) for run in by_rank])
+    return _joined([run for by_rank in zip(*runs, strict=True) for run in by_rank])
 
 
 def _split_by_tensor(
@@ -164,4 +171,10 @@ def _split_by_tensor(
 def _joined_runs(runs: Sequence[Tensor]) -> Tensor:
     """One run alone, as where there are two ranks, stays where it is."""
     filled = [run for run in runs if run.numel()]
-    return filled[0] if len(filled) == 1 else torch.cat(list(runs))
+    return filled[0] if len(filled) == 1 else _joined(runs)
+
+
+def _joined(runs: Sequence[Tensor]) -> Tensor:
+    """Bytes one after the other."""
+    whole = empty((sum(run.numel() for run in runs),), torch.uint8, runs[0].device)
+    return torch.cat(list(runs), out=whole)

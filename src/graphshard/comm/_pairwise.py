@@ -18,9 +18,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from .._memory import empty
 from ._collectives import operation, wait
 from ._group import GroupState
-from ._pack import as_bytes
+from ._pack import as_bytes, rows_at
 from ._pending import Arrived, Pending
 from ._plan import ExchangePlan
 from ._signature import check_requests
@@ -83,7 +84,7 @@ def start_fetch(
     plans = [plan] * len(tensors)
     num_rows = [plan.num_rows] * len(tensors)
     state = check_requests("start_fetch", plans, tensors, num_rows, wire=wire)
-    rows = [t.detach().index_select(0, plan.send_rows(target, t.device)) for t in tensors]
+    rows = [rows_at(t.detach(), plan.send_rows(target, t.device)) for t in tensors]
     return _start(state, "start_fetch", rows, source, plan.recv_splits[source], target, wire)
 
 
@@ -139,9 +140,7 @@ def _start(
     parts = [narrowed(part, wire) for part in parts]
     device = state.payload_device(parts[0].device)
     outgoing = [as_bytes(part).to(device) for part in parts]
-    incoming = [
-        torch.empty((num_rows, *part.shape[1:]), dtype=part.dtype, device=device) for part in parts
-    ]
+    incoming = [empty((num_rows, *part.shape[1:]), part.dtype, device) for part in parts]
     # Every rank starts the same messages in the same order, so the tags are the same on both
     # ends, and messages of two operations in flight cannot be taken for each other.
     number = state.num_operations

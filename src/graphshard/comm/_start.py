@@ -30,6 +30,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from .._memory import release_memory
 from ..errors import RankError
 from ._address import own_address
 from ._failure import first_line
@@ -128,7 +129,10 @@ def initialize_comms(
 
 
 def shutdown_comms() -> None:
-    """Leave the process group and stop the watch; nothing happens where there is no group."""
+    """Leave the process group and stop the watch; nothing happens where there is no group.
+
+    Memory that was kept for messages and results goes back to the system.
+    """
     if not is_initialized():
         return
     state = group_state()
@@ -139,6 +143,7 @@ def shutdown_comms() -> None:
     dist.destroy_process_group()  # and with it all others
     for each in states:
         forget(each)
+    release_memory()
 
 
 @contextmanager

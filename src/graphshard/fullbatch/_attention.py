@@ -15,11 +15,14 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from .._memory import empty, empty_like
 from ..ops import Attention
 from ..ops import _attention_compute as compute
+from ..ops._attention_finish import begin_backward, delta, finish_
 from ._columns import ColumnBlock, most_blocks
 from ._cuts import Cut
 from ._expressions import Evaluation, Leaf, LeafKey
+from ._gradients import is_graph_kept
 from ._reductions import Reduction
 
 _HEADS, _COLUMNS = 2, 1  # dimensions of values and result, counted from the right
@@ -39,15 +42,17 @@ class AttentionSum(Reduction):
             None if tensor is None else Leaf(target, tensor)
             for target, tensor in zip(TARGETS, attention.operands, strict=True)
         ]
-        self._rule = attention.with_operands([None] * len(TARGETS))
+        self._bias = None if attention.bias is None else Leaf("c", attention.bias)
+        self._rule = attention.with_operands([None] * len(TARGETS)).finished(None, attention.relu)
         self._dtype, self._heads, self._dim = attention.dtype, attention.heads, attention.dim
         self._states: list[compute.AttentionState] = []  # of each block, once there are blocks
         self._out, self._version = torch.empty(0), 0
         self._statistics = compute.AttentionState(self._out, self._out, self._out)
-        self._deltas: dict[ColumnBlock, Tensor] = {}
+        self._delta = self._out
 
     def leaves(self) -> list[Leaf]:
-        return list({leaf.key: leaf for leaf in self._leaves if leaf is not None}.values())
+        leaves = [*self._leaves, self._bias]
+        return list({leaf.key: leaf for leaf in leaves if leaf is not None}.values())
 
     @cached_property
     def cut(self) -> Cut | None:
@@ -109,7 +114,8 @@ class AttentionSum(Reduction):
         states = []
         for index in range(count):
             block = ColumnBlock(index, count)
-            sums = block.of(state.sums, axis).contiguous()
+            part = block.of(state.sums, axis)
+            sums = empty_like(part).copy_(part)
             states.append(compute.AttentionState(*self._of_heads(block, state), sums))
         return states
 
@@ -131,11 +137,12 @@ class AttentionSum(Reduction):
             axis, count = self.cut.axis, len(self._states)
             like = self._states[0].sums
             shape = [like.shape[0], self._heads, self._dim]
-            result = torch.empty(shape, dtype=self._dtype, device=like.device)
+            result = empty(shape, self._dtype, like.device)
             del like
             for index in range(count):
                 part = compute.finish(self._states.pop(0), self._dtype)
                 ColumnBlock(index, count).of(result, axis).copy_(part)
+        finish_(result, None if self._bias is None else self._bias.tensor, self._rule.relu)
         self._out, self._version = result.detach(), _version(result)
         return (result,)
 
@@ -146,8 +153,15 @@ class AttentionSum(Reduction):
                 "values as they were; use an operation that makes a new tensor, such as relu "
                 "instead of relu_"
             )
-        self._deltas = {}
-        return [grads[0].to(self._dtype).contiguous()]
+        grad = begin_backward(grads[0], self._out, self._rule.relu)
+        self._delta = delta(grad, self._out, None if self._bias is None else self._bias.tensor)
+        if not is_graph_kept():
+            self._out = self._out[:0]  # it is as large as the result, and not needed any more
+            self._version = 0
+        return [grad]
+
+    def release(self) -> None:
+        self._leaves = [None if leaf is None else leaf.released() for leaf in self._leaves]
 
     def partial(self, evaluation: Evaluation) -> tuple[Tensor, ...]:
         raise AssertionError("attention finds its gradients directly")
@@ -157,12 +171,10 @@ class AttentionSum(Reduction):
     ) -> dict[LeafKey, Tensor | None]:
         keys, block = {leaf.key for leaf in wanted}, evaluation.block
         grad = grads[0].contiguous()
-        if block not in self._deltas:  # gradients are linear in it, so blocks of columns add up
-            self._deltas[block] = compute.delta(grad, self.block_of(evaluation, self._out))
         found = compute.gradients(
             evaluation.shard.adjacency,
             self._seen(evaluation),
-            (*self._of_heads(block, self._statistics), self._deltas[block]),
+            (*self._of_heads(block, self._statistics), self._delta_of(block)),
             grad,
             [leaf is not None and leaf.key in keys for leaf in self._leaves],
         )
@@ -171,7 +183,15 @@ class AttentionSum(Reduction):
             if leaf is not None and share is not None:
                 before = sums.get(leaf.key)
                 sums[leaf.key] = share if before is None else before + share
+        if self._bias is not None and self._bias.key in keys and evaluation.shard.step == 0:
+            sums[self._bias.key] = grad.sum(0)  # the own shard comes whole
         return sums
+
+    def _delta_of(self, block: ColumnBlock) -> Tensor:
+        """Delta of some heads; gradients are linear in it, so one block of columns has it all."""
+        if self._is_cut_by_heads:
+            return block.of(self._delta, 1).contiguous()
+        return self._delta if block.is_first else torch.zeros_like(self._delta)
 
 
 def _version(tensor: Tensor) -> int:

@@ -9,10 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, contiguous_format
+from torch import Tensor
 
 from ..comm import Pending
 from ..errors import RankError
+from ..ops import empty
 from ._columns import ColumnBlock
 from ._expressions import Leaf, LeafKey
 from ._reductions import accumulation_dtype
@@ -33,6 +34,12 @@ class ShardGradients:
     leaves: dict[LeafKey, Tensor | None]
     parameters: list[Tensor | None]
     are_new: bool = False
+
+
+def is_graph_kept() -> bool:
+    """Whether the backward that is running was called with ``retain_graph``."""
+    ask = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
+    return True if ask is None else bool(ask())
 
 
 class GradientSums:
@@ -151,8 +158,7 @@ class GradientSums:
     def _sum(self, key: LeafKey) -> Tensor:
         if key not in self._sums:
             tensor = self._tensors[key]
-            shape, dtype = tensor.shape, self._dtype(key)
-            self._sums[key] = torch.zeros(shape, dtype=dtype, device=tensor.device)
+            self._sums[key] = empty(tensor.shape, self._dtype(key), tensor.device).zero_()
         return self._sums[key]
 
     def _add_whole(self, key: LeafKey, grad: Tensor, block: ColumnBlock, is_new: bool) -> None:
@@ -166,4 +172,4 @@ class GradientSums:
         if is_new and grad.dtype == dtype and grad.is_contiguous():
             self._sums[key] = grad
         else:
-            self._sums[key] = grad.to(dtype, copy=True, memory_format=contiguous_format)
+            self._sums[key] = empty(grad.shape, dtype, grad.device).copy_(grad)

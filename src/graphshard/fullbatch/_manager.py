@@ -89,6 +89,11 @@ class GraphShardManager(MessagePassingGraph):
         return self._mode.mode
 
     @property
+    def rematerializes(self) -> bool:  # type: ignore[override]
+        """Whether the backward computes again what it can: in sequential mode, unless told not."""
+        return self.mode == "sequential" and self._mode.rematerialize
+
+    @property
     def rank(self) -> int:
         """This process among those that share the graph."""
         return self._structure.rank

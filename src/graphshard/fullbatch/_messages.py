@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ..ops import Adjacency, gsddmm, gspmm, gspmm_arg
+from ..ops import Adjacency, gsddmm, gspmm, gspmm_add, gspmm_arg
 from ._expressions import Evaluation, Expression, Leaf, LeafKey, leaves_of
 
 
@@ -81,6 +81,15 @@ class Message(ABC):
         self, evaluation: Evaluation, reduce: str
     ) -> tuple[str, str, Tensor | None, Tensor | None]:
         return "copy_rhs", reduce, None, self.rows(evaluation)
+
+    def add_sum(self, evaluation: Evaluation, total: Tensor) -> bool:
+        """Add `reduce_sum` to ``total`` in place, if a kernel can; returns whether it did."""
+        op, _, lhs, rhs = self._operator(evaluation, "sum")
+        given = [t for t in (lhs, rhs) if t is not None]
+        if not total.is_contiguous() or any(t.dtype != total.dtype for t in given):
+            return False
+        gspmm_add(total, evaluation.shard.adjacency, op, lhs, rhs)
+        return True
 
     def sum_adjoint(self, evaluation: Evaluation, grad: Tensor) -> Adjoint:
         """How to find the gradients of `reduce_sum`, given that of its result."""

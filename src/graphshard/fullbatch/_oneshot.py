@@ -258,7 +258,9 @@ class OneShot:
             by_id = dict(zip(own, rows, strict=True))
             for i in read:
                 places[i] = by_id[id(places[i])]
-            return [attend(halo.adjacency(etype), attention.with_operands(places))]
+            bias = None if attention.bias is None else by_key["c", id(attention.bias)]
+            whole = attention.with_operands(places).finished(bias, attention.relu)
+            return [attend(halo.adjacency(etype), whole)]
 
         result, _ = self._overlapped(halo, etype, AttentionSum(attention), again, True)
         return result

@@ -34,7 +34,7 @@ from ._arrivals import Arrival, Arrivals, SourceRows
 from ._columns import WHOLE, ColumnBlock, column_blocks
 from ._cuts import Cut
 from ._expressions import Evaluation, Leaf, LeafKey
-from ._gradients import GradientSums, ShardGradients
+from ._gradients import GradientSums, ShardGradients, is_graph_kept
 from ._reductions import Reduction
 from ._replay import RandomState, Replay, autocast_state
 from ._topology import Shard
@@ -77,6 +77,7 @@ class ShardPass:
         self.device = device
         self.again = again
         self._remote: SourceRows = {}
+        self.unread: set[int] = set()  # leaves whose values the backward does not read
         self.leaves = _distinct([leaf for _, r in reductions for leaf in r.leaves()])
         self.sources = [leaf for leaf in self.leaves if leaf.target == "u"]
         self.blocks, self._axes = [WHOLE], dict[LeafKey, int | None]()
@@ -89,6 +90,8 @@ class ShardPass:
         self._known = dict(known or {})
         self._kept: dict[tuple[int, ColumnBlock], SourceRows] = {}
         self._random: list[RandomState] = []
+        self._grouped: list[Sequence[Tensor]] = []
+        self._outer_grads: list[Tensor | None] = []
         self._autocast = autocast_state(device)
 
     @property
@@ -151,12 +154,12 @@ class ShardPass:
             return [reduction.finish() for _, reduction in self.reductions]
 
     def _release(self) -> None:
-        """Keep no values for the backward that it will not read."""
-        if self._needs_sources:
-            return
-        self.leaves = [leaf.released() if leaf.target == "u" else leaf for leaf in self.leaves]
+        """Keep no values for the backward that it will not read, and none besides autograd."""
+        if not self._needs_sources:
+            self.unread = {i for i, leaf in enumerate(self.leaves) if leaf.target == "u"}
+            self._known = {}
+        self.leaves = [leaf.released() for leaf in self.leaves]
         self.sources = [leaf for leaf in self.leaves if leaf.target == "u"]
-        self._known = {}
         for _, reduction in self.reductions:
             reduction.release()
 
@@ -201,12 +204,16 @@ class ShardPass:
         cut = reduction.cut if block.count > 1 else None
         return Evaluation(shard, values, block, {} if cut is None else cut.nodes)
 
-    def backward(
-        self,
-        grads: Sequence[Tensor | None],
-        inputs: Sequence[Tensor],
-        needed: Sequence[bool],
-    ) -> list[Tensor | None]:
+    def begin_backward(self, grads: Sequence[Tensor | None]) -> None:
+        """Take in the gradients of the outputs; what only they need is let go after it.
+
+        Before the inputs are asked for, which may have to be computed again.
+        """
+        *given, self._outer_grads = _split(list(grads), self._output_counts)
+        pairs = zip(self.reductions, given, strict=True)
+        self._grouped = [reduction.begin_backward(group) for (_, reduction), group in pairs]
+
+    def backward(self, inputs: Sequence[Tensor], needed: Sequence[bool]) -> list[Tensor | None]:
         """Gradients of ``inputs`` (leaves, then parameters), computed shard by shard."""
         count = len(self.leaves)
         tensors = {leaf.key: t.detach() for leaf, t in zip(self.leaves, inputs, strict=False)}
@@ -216,9 +223,8 @@ class ShardPass:
         )
         parameters = [p for p, need in zip(inputs[count:], needed[count:], strict=True) if need]
         parameter_grads = [torch.zeros_like(p) for p in parameters]
-        *given, outer_grads = _split(list(grads), self._output_counts)
-        pairs = zip(self.reductions, given, strict=True)
-        grouped = [reduction.begin_backward(group) for (_, reduction), group in pairs]
+        grouped, self._grouped = self._grouped, []
+        outer_grads, self._outer_grads = self._outer_grads, []
         try:
             with closing(self._sources_again(tensors)) as visits:
                 for step, block, rows in visits:
@@ -386,25 +392,21 @@ def _tie(
     ctx: Any, walk: ShardPass, outputs: Sequence[Tensor], inputs: Sequence[Tensor]
 ) -> tuple[Tensor, ...]:
     ctx.walk = walk
-    released = {place for place, leaf in enumerate(walk.leaves) if leaf.identity is not None}
-    ctx.save_for_backward(*(None if i in released else t for i, t in enumerate(inputs)))
+    ctx.save_for_backward(*(None if i in walk.unread else t for i, t in enumerate(inputs)))
     return tuple(outputs)
 
 
 def _gradients(ctx: Any, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
+    walk: ShardPass | None = ctx.walk
+    if walk is not None:
+        walk.begin_backward(grads)
     saved = ctx.saved_tensors  # raises if an earlier backward has freed them
-    walk: ShardPass = ctx.walk
+    assert walk is not None
     num_others = len(ctx.needs_input_grad) - len(saved)
-    found = walk.backward(grads, walk.restored(saved), ctx.needs_input_grad[num_others:])
-    if not _is_graph_kept():
+    found = walk.backward(walk.restored(saved), ctx.needs_input_grad[num_others:])
+    if not is_graph_kept():
         ctx.walk = None  # it holds the inputs, too; this node lives as long as the loss does
     return found
-
-
-def _is_graph_kept() -> bool:
-    """Whether the backward that is running was called with ``retain_graph``."""
-    ask = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
-    return True if ask is None else bool(ask())
 
 
 def _add_up(totals: Sequence[Tensor], parts: Sequence[Tensor | None]) -> None:

@@ -28,8 +28,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ..ops._compute import _empty
-from ..ops._kernel import kernels_for
+from ..ops import add_rows, empty_like
 from ._cuts import Cut, find_cut
 from ._expressions import Evaluation, Leaf, LeafKey
 from ._messages import Adjoint, CopySource, Message, distinct_leaves
@@ -154,13 +153,16 @@ class Sum(Reduction):
             self._dtype = part.dtype
             self._sum = part.to(self._kept_dtype(part.dtype))
             return
-        total, reached = self.block_of(evaluation, self._sum), evaluation.shard.reached
+        total = self.block_of(evaluation, self._sum)
+        if self.message.add_sum(evaluation, total):
+            return
+        reached = evaluation.shard.reached
         if reached is None:
             total.add_(self.message.reduce_sum(evaluation))
         else:
             rows, adjacency = reached
             part = self.message.reduce_sum(evaluation, adjacency)
-            total.index_add_(0, rows.to(torch.int64), part.to(total.dtype))
+            add_rows(total, rows, part)
 
     def finish(self) -> tuple[Tensor, ...]:
         assert self._sum is not None
@@ -195,11 +197,9 @@ def _as_column(counts: Tensor, like: Tensor) -> Tensor:
 
 
 def _divided(rows: Tensor, divisor: Tensor) -> Tensor:
-    """A quotient in the dtype of ``rows``, in the memory that large results get."""
-    kernels = kernels_for(rows.device, rows.dtype)
-    if kernels is None:
-        return (rows / divisor).to(rows.dtype)
-    return torch.div(rows, divisor, out=_empty(kernels, rows.shape, rows.dtype))
+    if rows.dtype == divisor.dtype:
+        return torch.div(rows, divisor, out=empty_like(rows))
+    return (rows / divisor).to(rows.dtype)
 
 
 class Extremum(Reduction):

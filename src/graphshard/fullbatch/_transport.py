@@ -28,6 +28,7 @@ from ..comm import (
     start_return,
     start_return_all,
 )
+from ..ops import add_rows
 from ._topology import Halo, Shard
 
 
@@ -97,7 +98,7 @@ class ByRank(Transport):
 
     def add_returned(self, step: int, total: Tensor, arrived: Tensor) -> None:
         rows = self.plan.send_rows((self.plan.rank + step) % self.plan.world_size, total.device)
-        total.index_add_(0, rows, arrived.to(total.dtype))
+        add_rows(total, rows, arrived)
 
 
 class Whole(Transport):
@@ -124,4 +125,11 @@ class Whole(Transport):
         return start_return_all([(self.plan, grad) for grad in grads], self.wire)
 
     def add_returned(self, step: int, total: Tensor, arrived: Tensor) -> None:
-        self.plan.add_returned(total, arrived)
+        if total.dtype.itemsize == 2:
+            self.plan.add_returned(total, arrived)
+            return
+        start = 0
+        for reader, count in enumerate(self.plan.send_splits):  # a rank reads no row twice
+            rows = self.plan.send_rows(reader, total.device)
+            add_rows(total, rows, arrived[start : start + count])
+            start += count

@@ -40,6 +40,9 @@ ApplyFunction = Callable[[NodeBatch], Mapping[str, Any]]
 class MessagePassingGraph(TypedGraph):
     """Base of all graphs. Subclasses call `_init_protocol` and implement the hooks."""
 
+    #: Whether layers should compute again in the backward what they can, instead of keeping it.
+    rematerializes: bool = False
+
     # ------------------------------------------------------------------ hooks
 
     def _reduce(self, relation: int, message_func: Any, reduce_func: Any) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from .. import function as fn
 from ..graph import MessagePassingGraph, attend, edge_softmax
 from ..ops import Attention
 from ._inputs import Features, Widths, split_features, split_widths
+from ._recompute import Projections
 from ._zero_in_degree import ZeroInDegreeCheck
 
 
@@ -69,19 +70,24 @@ class DotGatConv(ZeroInDegreeCheck):
         else:
             self.fc = nn.Linear(self._in_src_feats, width, bias=False)
 
-    def _project(self, graph: MessagePassingGraph, feat: Features) -> tuple[Tensor, Tensor]:
+    def _project(
+        self, graph: MessagePassingGraph, feat: Features, projections: Projections
+    ) -> tuple[Tensor, Tensor]:
         """(``W h`` of the sources, ``W h`` of the destinations), ``[rows, heads, out_feats]``."""
         heads = (self._num_heads, self._out_feats)
         if isinstance(feat, tuple):
             source, destination = split_features(graph, feat)
             fc_src, fc_dst = (self.fc_src, self.fc_dst) if self._separate else (self.fc, self.fc)
-            return fc_src(source).unflatten(-1, heads), fc_dst(destination).unflatten(-1, heads)
+            return (
+                projections.project(source, fc_src, heads),
+                projections.project(destination, fc_dst, heads),
+            )
         if self._separate:
             raise ValueError(
                 "a layer built with a pair of in_feats needs a pair of inputs, source and "
                 f"destination (got one tensor of shape {tuple(feat.shape)})"
             )
-        return split_features(graph, self.fc(feat).unflatten(-1, heads))
+        return split_features(graph, projections.project(feat, self.fc, heads))
 
     def forward(
         self, graph: MessagePassingGraph, feat: Features, get_attention: bool = False
@@ -92,12 +98,14 @@ class DotGatConv(ZeroInDegreeCheck):
             The output, or (output, attention) with ``get_attention``.
         """
         self._check_in_degrees(graph)
-        source, destination = self._project(graph, feat)
+        projections = Projections(graph)
+        source, destination = self._project(graph, feat, projections)
         scale = self._out_feats**-0.5
         if not get_attention:
             row = tuple(source.shape[1:-1])
             values, query = source.flatten(1, -2), destination.flatten(1, -2)
-            result = attend(graph, Attention.dot(values, values, query, scale=scale))
+            with projections.recomputed():
+                result = attend(graph, Attention.dot(values, values, query, scale=scale))
             if result is not None:
                 return result.unflatten(1, row)
         with graph.local_scope():

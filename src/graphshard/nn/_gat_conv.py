@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from .. import function as fn
 from ..graph import MessagePassingGraph, attend, edge_softmax
-from ..ops import Attention, head_products
+from ..ops import Attention, head_products, is_relu
 from ._attention import Unfused, attention_factor, attention_mask, slope_of, vector_of
 from ._inputs import Features, Widths, prepare_edge_weight, split_features, split_widths
+from ._recompute import Projections
 from ._zero_in_degree import ZeroInDegreeCheck
 
 
@@ -111,8 +112,8 @@ class GATConv(ZeroInDegreeCheck):
     def reset_parameters(self) -> None:
         """Draw the weights anew (Xavier normal, gain of ReLU); biases become zero."""
         gain = nn.init.calculate_gain("relu")
-        for linear in (self.fc_src, self.fc_dst) if self._separate else (self.fc,):
-            nn.init.xavier_normal_(linear.weight, gain=gain)
+        for layer in (self.fc_src, self.fc_dst) if self._separate else (self.fc,):
+            nn.init.xavier_normal_(layer.weight, gain=gain)
         nn.init.xavier_normal_(self.attn_l, gain=gain)
         nn.init.xavier_normal_(self.attn_r, gain=gain)
         if self.bias is not None:
@@ -122,7 +123,9 @@ class GATConv(ZeroInDegreeCheck):
             if self.res_fc.bias is not None:
                 nn.init.zeros_(self.res_fc.bias)
 
-    def _project(self, graph: MessagePassingGraph, feat: Features) -> tuple[Tensor, Tensor, Tensor]:
+    def _project(
+        self, graph: MessagePassingGraph, feat: Features, projections: Projections
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """(``W h`` of the sources, ``W h`` of the destinations, input of the destinations)."""
         heads = (self._num_heads, self._out_feats)
         if isinstance(feat, tuple):
@@ -130,8 +133,8 @@ class GATConv(ZeroInDegreeCheck):
             source, destination = self.feat_drop(source), self.feat_drop(destination)
             fc_src, fc_dst = (self.fc_src, self.fc_dst) if self._separate else (self.fc, self.fc)
             return (
-                fc_src(source).unflatten(-1, heads),
-                fc_dst(destination).unflatten(-1, heads),
+                projections.project(source, fc_src, heads),
+                projections.project(destination, fc_dst, heads),
                 destination,
             )
         if self._separate:
@@ -140,7 +143,8 @@ class GATConv(ZeroInDegreeCheck):
                 f"destination (got one tensor of shape {tuple(feat.shape)})"
             )
         source, destination = split_features(graph, self.feat_drop(feat))
-        projected, projected_dst = split_features(graph, self.fc(source).unflatten(-1, heads))
+        rows = projections.project(source, self.fc, heads)
+        projected, projected_dst = split_features(graph, rows)
         return projected, projected_dst, destination
 
     def _attend(
@@ -150,7 +154,7 @@ class GATConv(ZeroInDegreeCheck):
         destination: Tensor,
         edge_weight: Any,
     ) -> Tensor | None:
-        """The result without bias and residual, in one go; None where that cannot be done."""
+        """The result in one go, finished unless there is a residual; None if it cannot be done."""
         row = tuple(source.shape[1:-1])
         try:
             slope = slope_of(self.leaky_relu)
@@ -164,6 +168,11 @@ class GATConv(ZeroInDegreeCheck):
         if not same:
             _, _, dst = head_products(destination.flatten(1, -2), left, right)
         attention = Attention.additive(source, src, dst, slope=slope, factor=factor, mask=mask)
+        if self.res_fc is None:  # else the residual comes between
+            bias = self.bias
+            if bias is not None:
+                bias = vector_of(bias.view(1, self._num_heads, self._out_feats), row)
+            attention = attention.finished(bias, is_relu(self.activation))
         result = attend(graph, attention)
         return None if result is None else result.unflatten(1, row)
 
@@ -202,20 +211,24 @@ class GATConv(ZeroInDegreeCheck):
             multiplied the messages: after dropout and edge weights.
         """
         self._check_in_degrees(graph)
-        source, destination, inputs = self._project(graph, feat)
+        projections = Projections(graph)
+        source, destination, inputs = self._project(graph, feat, projections)
         if edge_weight is not None:
             edge_weight = prepare_edge_weight(graph, edge_weight, source.dim())
         result = attention = None
         if not get_attention:
-            result = self._attend(graph, source, destination, edge_weight)
+            with projections.recomputed():
+                result = self._attend(graph, source, destination, edge_weight)
+        # Without a residual in between, the bias and a ReLU are in it already.
+        is_finished = result is not None and self.res_fc is None
         if result is None:
             result, attention = self._by_edges(graph, source, destination, edge_weight)
 
         if self.res_fc is not None:
             result = result + self.res_fc(inputs).unflatten(-1, (-1, self._out_feats))
-        if self.bias is not None:
+        if self.bias is not None and not is_finished:
             result = result + self.bias.view(self._num_heads, self._out_feats)
-        if self.activation is not None:
+        if self.activation is not None and not (is_finished and is_relu(self.activation)):
             result = self.activation(result)
         return (result, attention) if get_attention else result
 

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from .. import function as fn
 from ..graph import MessagePassingGraph, attend, edge_softmax
-from ..ops import Attention
+from ..ops import Attention, is_relu
 from ._attention import Unfused, attention_mask, slope_of, vector_of
 from ._inputs import Features, Widths, split_features, split_widths
+from ._recompute import Projections
 from ._zero_in_degree import ZeroInDegreeCheck
 
 
@@ -109,11 +110,13 @@ class GATv2Conv(ZeroInDegreeCheck):
         nn.init.xavier_normal_(self.attn, gain=gain)
         if isinstance(self.res_fc, nn.Linear):
             nn.init.xavier_normal_(self.res_fc.weight, gain=gain)
-        for linear in (self.fc_src, self.fc_dst, self.res_fc):
-            if isinstance(linear, nn.Linear) and linear.bias is not None:
-                nn.init.zeros_(linear.bias)
+        for layer in (self.fc_src, self.fc_dst, self.res_fc):
+            if isinstance(layer, nn.Linear) and layer.bias is not None:
+                nn.init.zeros_(layer.bias)
 
-    def _project(self, graph: MessagePassingGraph, feat: Features) -> tuple[Tensor, Tensor, Tensor]:
+    def _project(
+        self, graph: MessagePassingGraph, feat: Features, projections: Projections
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """(projected sources, projected destinations, input of the destinations)."""
         heads = (self._num_heads, self._out_feats)
         if isinstance(feat, tuple):
@@ -121,17 +124,17 @@ class GATv2Conv(ZeroInDegreeCheck):
             source, destination = self.feat_drop(source), self.feat_drop(destination)
         else:
             source, destination = split_features(graph, self.feat_drop(feat))
-        projected = self.fc_src(source).unflatten(-1, heads)
+        projected = projections.project(source, self.fc_src, heads)
         if self.share_weights and not isinstance(feat, tuple):
             _, projected_dst = split_features(graph, projected)
         else:
-            projected_dst = self.fc_dst(destination).unflatten(-1, heads)
+            projected_dst = projections.project(destination, self.fc_dst, heads)
         return projected, projected_dst, destination
 
     def _attend(
         self, graph: MessagePassingGraph, source: Tensor, destination: Tensor
     ) -> Tensor | None:
-        """The result without residual, in one go; None where that cannot be done."""
+        """The result in one go, activated unless there is a residual; None if it cannot be done."""
         row = tuple(source.shape[1:-1])
         try:
             slope = slope_of(self.leaky_relu)
@@ -140,7 +143,10 @@ class GATv2Conv(ZeroInDegreeCheck):
             return None
         vector = vector_of(self.attn, row)
         values, dst = source.flatten(1, -2), destination.flatten(1, -2)
-        result = attend(graph, Attention.joint(values, dst, vector, slope=slope, mask=mask))
+        attention = Attention.joint(values, dst, vector, slope=slope, mask=mask)
+        if self.res_fc is None:  # else the residual comes between
+            attention = attention.finished(None, is_relu(self.activation))
+        result = attend(graph, attention)
         return None if result is None else result.unflatten(1, row)
 
     def _by_edges(
@@ -166,15 +172,19 @@ class GATv2Conv(ZeroInDegreeCheck):
             The output, or (output, attention after dropout) with ``get_attention``.
         """
         self._check_in_degrees(graph)
-        source, projected_dst, destination = self._project(graph, feat)
-        attention = None
-        result = None if get_attention else self._attend(graph, source, projected_dst)
+        projections = Projections(graph)
+        source, projected_dst, destination = self._project(graph, feat, projections)
+        result = attention = None
+        if not get_attention:
+            with projections.recomputed():
+                result = self._attend(graph, source, projected_dst)
+        is_finished = result is not None and self.res_fc is None and is_relu(self.activation)
         if result is None:
             result, attention = self._by_edges(graph, source, projected_dst)
 
         if self.res_fc is not None:
             result = result + self.res_fc(destination).unflatten(-1, (-1, self._out_feats))
-        if self.activation is not None:
+        if self.activation is not None and not is_finished:
             result = self.activation(result)
         return (result, attention) if get_attention else result
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from .. import function as fn
 from ..graph import MessagePassingGraph
+from ..ops import affine, is_relu
 from ._inputs import Features, degree_scale, prepare_edge_weight
 from ._zero_in_degree import ZeroInDegreeCheck
 
@@ -118,19 +119,20 @@ class GraphConv(ZeroInDegreeCheck):
 
             transform_first = self._in_feats > self._out_feats
             if weight is not None and transform_first:
-                source = source @ weight
+                source = affine([(source, weight)])
             graph.srcdata["h"] = source
             graph.update_all(message, fn.sum("m", "out"))
             result: Tensor = graph.dstdata["out"]
-            if weight is not None and not transform_first:
-                result = result @ weight
-
             if self._norm in ("right", "both"):
                 power = -0.5 if self._norm == "both" else -1.0
                 result = result * degree_scale(graph.in_degrees(), power, result)
-        if self.bias is not None:
-            result = result + self.bias
-        if self._activation is not None:
+        relu = is_relu(self._activation)
+        if weight is not None and not transform_first:
+            result = affine([(result, weight)], self.bias, relu=relu)
+        else:
+            result = result if self.bias is None else result + self.bias
+            result = result.relu() if relu else result
+        if self._activation is not None and not relu:
             result = self._activation(result)
         return result
 

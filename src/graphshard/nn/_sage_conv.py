@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from .. import function as fn
 from ..graph import MessagePassingGraph
+from ..ops import affine, is_relu, linear
 from ._inputs import (
     Features,
     Widths,
@@ -138,42 +139,55 @@ class SAGEConv(nn.Module):
                 graph.edata["_edge_weight"] = prepare_edge_weight(graph, edge_weight, source.dim())
                 message = fn.u_mul_e("h", "_edge_weight", "m")
 
+            # Multiplied by W_neigh already, or still to be.
+            is_done = self._aggre_type in ("mean", "gcn") and self._in_src_feats > self._out_feats
             if self._aggre_type in ("mean", "gcn"):
-                result = self._average(graph, message, source, destination)
+                neigh = self._average(graph, message, source, destination, is_done)
             elif self._aggre_type == "pool":
-                graph.srcdata["h"] = torch.relu(self.fc_pool(source))
+                pool = self.fc_pool
+                graph.srcdata["h"] = affine([(source, pool.weight.t())], pool.bias, relu=True)
                 graph.update_all(message, fn.max("m", "neigh"))
-                result = self.fc_neigh(graph.dstdata["neigh"])
+                neigh = graph.dstdata["neigh"]
             else:
                 graph.srcdata["h"] = source
                 graph.update_all(message, self._lstm_reducer)
-                result = self.fc_neigh(graph.dstdata["neigh"])
-
-        if self._aggre_type != "gcn":
-            result = self.fc_self(destination) + result
-        elif self.bias is not None:
-            result = result + self.bias
-        if self.activation is not None:
-            result = self.activation(result)
-        if self.norm is not None:
-            result = self.norm(result)
-        return result
+                neigh = graph.dstdata["neigh"]
+        return self._finish(neigh, destination, is_done)
 
     def _average(
-        self, graph: MessagePassingGraph, message: Any, source: Tensor, destination: Tensor
+        self,
+        graph: MessagePassingGraph,
+        message: Any,
+        source: Tensor,
+        destination: Tensor,
+        transform_first: bool,
     ) -> Tensor:
-        """``W_neigh`` times the mean of the neighbours, and for ``gcn`` of the node itself too."""
-        transform_first = self._in_src_feats > self._out_feats
-        graph.srcdata["h"] = self.fc_neigh(source) if transform_first else source
+        """The mean of the neighbours, and for ``gcn`` of the node itself too."""
+        graph.srcdata["h"] = linear(source, self.fc_neigh) if transform_first else source
         if self._aggre_type == "mean":
             graph.update_all(message, fn.mean("m", "neigh"))
-            result = graph.dstdata["neigh"]
+            found: Tensor = graph.dstdata["neigh"]
+            return found
+        own = linear(destination, self.fc_neigh) if transform_first else destination
+        graph.update_all(message, fn.sum("m", "neigh"))
+        degrees = graph.in_degrees().to(own.device) + 1
+        return (graph.dstdata["neigh"] + own) / degrees.to(own.dtype).unsqueeze(-1)
+
+    def _finish(self, neigh: Tensor, destination: Tensor, is_done: bool) -> Tensor:
+        """The sum of both terms and the bias, activated."""
+        products = [] if is_done else [(neigh, self.fc_neigh.weight.t())]
+        bias = self.bias if self._aggre_type == "gcn" else self.fc_self.bias
+        if self._aggre_type != "gcn":
+            products.insert(0, (destination, self.fc_self.weight.t()))
+        relu = is_relu(self.activation)
+        if products:
+            result = affine(products, bias, neigh if is_done else None, relu)
         else:
-            own = self.fc_neigh(destination) if transform_first else destination
-            graph.update_all(message, fn.sum("m", "neigh"))
-            degrees = graph.in_degrees().to(own.device) + 1
-            result = (graph.dstdata["neigh"] + own) / degrees.to(own.dtype).unsqueeze(-1)
-        return result if transform_first else self.fc_neigh(result)
+            result = neigh if bias is None else neigh + bias
+            result = result.relu() if relu else result
+        if self.activation is not None and not relu:
+            result = self.activation(result)
+        return result if self.norm is None else self.norm(result)
 
     def extra_repr(self) -> str:
         return (

@@ -9,8 +9,12 @@ compiled kernels where those are installed and in plain torch where not; `refere
 operators on edges in their simplest form.
 """
 
+from .._kernel import extension_available
+from .._memory import empty, empty_like, release_memory
 from . import reference
+from ._add_rows import add_rows
 from ._adjacency import Adjacency, HasAdjacency, as_adjacency
+from ._affine import affine, is_relu, linear
 from ._attention import attend
 from ._attention_rule import Attention
 from ._compact import IdTable
@@ -20,9 +24,8 @@ from ._edge_mask import EdgeMask, edge_keys, random_seed
 from ._edge_softmax import edge_softmax
 from ._groups import group_by_range, ungroup
 from ._gsddmm import gsddmm
-from ._gspmm import gspmm, gspmm_arg
+from ._gspmm import gspmm, gspmm_add, gspmm_arg
 from ._head_products import head_products
-from ._kernel import extension_available
 
 __all__ = [
     "Adjacency",
@@ -30,19 +33,27 @@ __all__ = [
     "EdgeMask",
     "HasAdjacency",
     "IdTable",
+    "add_rows",
+    "affine",
     "as_adjacency",
     "attend",
     "copy_rows",
     "draw_neighbors",
     "edge_keys",
     "edge_softmax",
+    "empty",
+    "empty_like",
     "extension_available",
     "group_by_range",
     "gsddmm",
     "gspmm",
+    "gspmm_add",
     "gspmm_arg",
     "head_products",
+    "is_relu",
+    "linear",
     "random_seed",
     "reference",
+    "release_memory",
     "ungroup",
 ]

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from graphshard._typing import INDEX_DTYPES
 
+from .._kernel import kernels_for, num_threads
 from . import _check
-from ._kernel import kernels_for, num_threads
 
 Coo = tuple[Tensor, Tensor]
 Compressed = tuple[Tensor, Tensor, Tensor | None]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch.autograd import Function
 from . import _attention_compute as compute
 from . import _check, reference
 from ._adjacency import Adjacency, HasAdjacency, as_adjacency
+from ._attention_finish import begin_backward, delta, finish_
 from ._attention_rule import SCORES, Attention
 
 
@@ -42,39 +44,44 @@ def attend(adj: Adjacency | HasAdjacency, attention: Attention) -> Tensor:
     """
     adj = as_adjacency(adj)
     check_attention(adj.num_src, adj.num_dst, adj.num_edges, adj.device, attention)
-    operands = attention.operands
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in operands):
-        bare = attention.with_operands([t if t is None else t.detach() for t in operands])
-        result: Tensor = _Attend.apply(adj, bare, *operands)
+    tensors = (*attention.operands, attention.bias)
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
+        result: Tensor = _Attend.apply(adj, _with_tensors(attention, [None] * 7), *tensors)
         return result
-    return compute.whole(adj, attention)[0]
+    return finish_(compute.whole(adj, attention)[0], attention.bias, attention.relu)
+
+
+def _with_tensors(rule: Attention, tensors: Sequence[Tensor | None]) -> Attention:
+    *operands, bias = tensors
+    return rule.with_operands(operands).finished(bias, rule.relu)
 
 
 class _Attend(Function):
     @staticmethod
-    def forward(ctx: Any, adj: Adjacency, attention: Attention, *operands: Tensor | None) -> Tensor:
+    def forward(ctx: Any, adj: Adjacency, rule: Attention, *tensors: Tensor | None) -> Tensor:
+        attention = _with_tensors(rule, [t if t is None else t.detach() for t in tensors])
         out, peak, total = compute.whole(adj, attention)
-        ctx.adj = adj
-        ctx.rule = attention.with_operands([None] * len(operands))
-        ctx.save_for_backward(*operands, peak, total, out)
+        finish_(out, attention.bias, rule.relu)
+        ctx.adj, ctx.rule = adj, rule
+        ctx.save_for_backward(*tensors, peak, total, out)
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        *operands, peak, total, out = ctx.saved_tensors
-        attention = ctx.rule.with_operands(operands)
+        *tensors, peak, total, out = ctx.saved_tensors
         wanted = ctx.needs_input_grad[2:]
         if torch.is_grad_enabled():  # somebody will differentiate the gradient
             # Views: one tensor may have two places, and each place has a gradient of its own.
-            places = [t if t is None else t.view_as(t) for t in operands]
-            again = reference.attend(ctx.adj, attention.with_operands(places))
+            places = [t if t is None else t.view_as(t) for t in tensors]
+            again = reference.attend(ctx.adj, _with_tensors(ctx.rule, places))
             inputs = [t for t, w in zip(places, wanted, strict=True) if w and t is not None]
             shares = iter(torch.autograd.grad(again, inputs, grad, create_graph=True))
             return (None, None, *(next(shares) if w else None for w in wanted))
-        grad = grad.to(out.dtype)
-        statistics = (peak, total, compute.delta(grad, out))
-        found = compute.gradients(ctx.adj, attention, statistics, grad, wanted)
-        return (None, None, *found)
+        attention, bias = _with_tensors(ctx.rule, tensors), tensors[-1]
+        grad = begin_backward(grad, out, ctx.rule.relu)
+        statistics = (peak, total, delta(grad, out, bias))
+        found = compute.gradients(ctx.adj, attention, statistics, grad, wanted[:-1])
+        return (None, None, *found, grad.sum(0).to(bias.dtype) if wanted[-1] else None)
 
 
 def check_attention(
@@ -117,6 +124,11 @@ def check_attention(
         raise ValueError(
             f"vector of attention must be [heads, dim] = {list(row)} (got shape "
             f"{tuple(a.vector.shape)})"
+        )
+    if a.bias is not None and a.bias.shape != a.values.shape[1:]:
+        raise ValueError(
+            f"bias of attention must be [heads, dim] = {list(a.values.shape[1:])} (got shape "
+            f"{tuple(a.bias.shape)})"
         )
     keys = None if a.mask is None else a.mask.keys
     if keys is not None and (keys.dtype != torch.int32 or keys.shape != (num_edges,)):

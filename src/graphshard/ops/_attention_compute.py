@@ -17,11 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._kernel import kernels_for
+from .._memory import empty
 from . import _attention_fallback as fallback
 from ._adjacency import Adjacency
 from ._attention_rule import Attention, wide
-from ._compute import _empty, _rows
-from ._kernel import kernels_for
+from ._compute import _rows
 
 Operand = Tensor | None
 
@@ -51,7 +52,7 @@ def whole(adj: Adjacency, a: Attention) -> tuple[Tensor, Tensor, Tensor]:
         take(adj, a, state)
         return finish(state, a.dtype), state.peak, state.total
     operands = _KernelOperands(kernels, adj, a)
-    out = _empty(kernels, shape, a.dtype)
+    out = empty(shape, a.dtype)
     peak = torch.empty(shape[:2], dtype=wide(a.dtype))
     total = torch.empty_like(peak)
     operands.forward(adj, peak, total, None, out, True)
@@ -62,7 +63,7 @@ def begin(adj: Adjacency, a: Attention) -> AttentionState:
     """The state before the first edge."""
     dtype, device = wide(a.dtype), a.values.device
     peak = torch.full((adj.num_dst, a.heads), -torch.inf, dtype=dtype, device=device)
-    sums = torch.zeros((adj.num_dst, a.heads, a.dim), dtype=dtype, device=device)
+    sums = empty((adj.num_dst, a.heads, a.dim), dtype, device).zero_()
     return AttentionState(peak, torch.zeros_like(peak), sums)
 
 
@@ -77,7 +78,7 @@ def start(adj: Adjacency, a: Attention) -> AttentionState:
         return state
     dtype = wide(a.dtype)
     peak = torch.empty(shape[:2], dtype=dtype)
-    state = AttentionState(peak, torch.empty_like(peak), _empty(kernels, shape, dtype))
+    state = AttentionState(peak, torch.empty_like(peak), empty(shape, dtype))
     operands = _KernelOperands(kernels, adj, a)
     operands.forward(adj, state.peak, state.total, state.sums, None, True)
     return state
@@ -287,4 +288,4 @@ class _KernelOperands:
     def _result(self, like: Operand, dtype: torch.dtype, wanted: bool) -> Operand:
         if like is None or not wanted:
             return None
-        return _empty(self.kernels, like.shape, dtype)
+        return empty(like.shape, dtype)

@@ -44,6 +44,8 @@ class Attention:
         slope: Of the leaky ReLU.
         scale: Of dot products.
         mask: Dropout of the weights, or None.
+        bias: ``[heads, dim]``, added to the result; or None. See `finished`.
+        relu: Whether the result is activated, last.
     """
 
     score: str
@@ -56,6 +58,8 @@ class Attention:
     slope: float = 0.2
     scale: float = 1.0
     mask: EdgeMask | None = None
+    bias: Tensor | None = None
+    relu: bool = False
 
     @classmethod
     def additive(
@@ -168,6 +172,15 @@ class Attention:
         """The same attention with other tensors, in the order of `OPERANDS`."""
         changes: dict[str, Any] = dict(zip(OPERANDS, operands, strict=True))
         return replace(self, **changes)
+
+    def finished(self, bias: Tensor | None, relu: bool) -> Attention:
+        """The same attention, followed by a bias and a ReLU: ``relu(out + bias)``.
+
+        Args:
+            bias: ``[heads, dim]``, or None.
+            relu: Whether there is a ReLU.
+        """
+        return replace(self, bias=bias, relu=relu)
 
     def scores_of(self, u: Tensor, v: Tensor, e: Tensor) -> Tensor:
         """The scores of some edges, in the type of sums: ``[num, heads]``.

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._kernel import kernels_for
 from . import _check
-from ._kernel import kernels_for
 
 
 class IdTable:

@@ -9,21 +9,18 @@ requires grad without a word.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from types import ModuleType
 
 import torch
 from torch import Tensor
 
+from .._kernel import kernels_for, num_threads
+from .._memory import empty
 from . import _fallback
 from ._adjacency import Adjacency
 from ._broadcast import RowLoop, Shape, copy_loop, dot_loop, row_loop, row_places, sum_to_row
-from ._kernel import kernels_for, num_threads
 
 Operand = Tensor | None
-
-LARGE_BYTES = 1 << 22
-"""Results of this size and more get large pages; smaller ones come from memory used before."""
 
 
 def spmm(
@@ -38,25 +35,57 @@ def spmm(
     if kernels is None:
         return _fallback.spmm(adj, op, reduce, lhs, rhs)
     loop = _spmm_loop(lhs, rhs)
-    out = _empty(kernels, (adj.num_dst, *loop.shape), like.dtype)
+    out = empty((adj.num_dst, *loop.shape), like.dtype)
     has_arg = reduce in ("max", "min")
-    arg = _empty(kernels, out.shape, adj.idtype) if has_arg else None
-    if out.numel():
-        indptr, indices, eids = adj.csc()
-        kernels.spmm(
-            _rows(out),
-            indptr,
-            indices,
-            eids,
-            _rows(lhs),
-            _rows(rhs),
-            None if arg is None else _rows(arg),
-            op,
-            reduce,
-            *_loop_arguments(loop),
-            num_threads(),
-        )
+    arg = empty(out.shape, adj.idtype) if has_arg else None
+    _run_spmm(kernels, out, arg, adj, op, reduce, lhs, rhs, loop)
     return out, arg
+
+
+def spmm_add(out: Tensor, adj: Adjacency, op: str, lhs: Operand, rhs: Operand) -> None:
+    """Add the sums of messages to ``out`` [num_dst, ...], in place."""
+    lhs = None if lhs is None or op == "copy_rhs" else lhs.detach()
+    rhs = None if rhs is None or op == "copy_lhs" else rhs.detach()
+    like = lhs if lhs is not None else rhs
+    assert like is not None
+    loop = _spmm_loop(lhs, rhs)
+    if out.shape != (adj.num_dst, *loop.shape) or out.dtype != like.dtype:
+        raise ValueError(
+            "out must have the shape and dtype of the sums, "
+            f"{(adj.num_dst, *loop.shape)} and {like.dtype} (got {tuple(out.shape)} and "
+            f"{out.dtype})"
+        )
+    kernels = kernels_for(like.device, like.dtype) if out.is_contiguous() else None
+    if kernels is None:
+        out += spmm(adj, op, "sum", lhs, rhs)[0]
+    else:
+        _run_spmm(kernels, out.detach(), None, adj, op, "add", lhs, rhs, loop)
+
+
+def _run_spmm(
+    kernels: ModuleType,
+    out: Tensor,
+    arg: Operand,
+    adj: Adjacency,
+    op: str,
+    reduce: str,
+    lhs: Operand,
+    rhs: Operand,
+    loop: RowLoop,
+) -> None:
+    if out.numel() == 0:
+        return
+    kernels.spmm(
+        _rows(out),
+        *adj.csc(),
+        _rows(lhs),
+        _rows(rhs),
+        _rows(arg),
+        op,
+        reduce,
+        *_loop_arguments(loop),
+        num_threads(),
+    )
 
 
 def sddmm(
@@ -69,7 +98,7 @@ def sddmm(
         return _fallback.sddmm(adj, op, lhs, rhs, lhs_target, rhs_target)
     make_loop = dot_loop if op == "dot" else row_loop
     loop = make_loop(tuple(lhs.shape[1:]), tuple(rhs.shape[1:]))
-    out = _empty(kernels, (adj.num_edges, *loop.shape), lhs.dtype)
+    out = empty((adj.num_edges, *loop.shape), lhs.dtype)
     if not out.numel():
         return out
     if loop.inner == 0:
@@ -92,7 +121,7 @@ def gather(adj: Adjacency, values: Tensor, target: str) -> Tensor:
     kernels = kernels_for(values.device)
     if kernels is None:
         return values.index_select(0, index)
-    out = _empty(kernels, (adj.num_edges, *values.shape[1:]), values.dtype)
+    out = empty((adj.num_edges, *values.shape[1:]), values.dtype)
     return torch.index_select(values, 0, index, out=out)
 
 
@@ -102,7 +131,7 @@ def edge_softmax(adj: Adjacency, logits: Tensor) -> Tensor:
     kernels = kernels_for(logits.device, logits.dtype)
     if kernels is None:
         return _fallback.edge_softmax(adj, logits)
-    out = _empty(kernels, logits.shape, logits.dtype)
+    out = empty(logits.shape, logits.dtype)
     if out.numel():
         indptr, _, eids = adj.csc()
         kernels.edge_softmax(_rows(out), indptr, eids, _rows(logits), num_threads())
@@ -115,7 +144,7 @@ def edge_softmax_backward(adj: Adjacency, out: Tensor, grad: Tensor) -> Tensor:
     kernels = kernels_for(out.device, out.dtype)
     if kernels is None:
         return _fallback.edge_softmax_backward(adj, out, grad)
-    result = _empty(kernels, out.shape, out.dtype)
+    result = empty(out.shape, out.dtype)
     if out.numel():
         indptr, _, eids = adj.csc()
         kernels.edge_softmax_backward(
@@ -156,10 +185,10 @@ def winners_backward(
     )
     lhs_grad = rhs_grad = None
     if wanted[0]:
-        lhs_grad = _empty(kernels, (adj.num_src, *shape), wide).zero_()
+        lhs_grad = empty((adj.num_src, *shape), wide).zero_()
     if wanted[1]:
         assert rows[1] is not None
-        rhs_grad = _empty(kernels, (adj.num_edges, *rows[1]), wide).zero_()
+        rhs_grad = empty((adj.num_edges, *rows[1]), wide).zero_()
     if arg.numel():
         kernels.winners_backward(
             _rows(grad.detach()),
@@ -178,14 +207,6 @@ def winners_backward(
         assert rows[0] is not None
         lhs_grad = sum_to_row(lhs_grad, rows[0]).to(grad.dtype)
     return lhs_grad, None if rhs_grad is None else rhs_grad.to(grad.dtype)
-
-
-def _empty(kernels: ModuleType, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    out = torch.empty(shape, dtype=dtype, device="cpu")
-    size = out.numel() * out.element_size()
-    if size >= LARGE_BYTES:
-        kernels.expect_writes(out.data_ptr(), size)
-    return out
 
 
 def _spmm_loop(lhs: Operand, rhs: Operand) -> RowLoop:

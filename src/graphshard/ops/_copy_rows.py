@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._kernel import kernels_for, num_threads
+from .._kernel import kernels_for, num_threads
 
 
 def copy_rows(out: Tensor, places: Tensor | None, table: Tensor, rows: Tensor | None) -> None:

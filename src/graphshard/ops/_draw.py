@@ -8,8 +8,8 @@ from torch import Tensor
 
 from graphshard._typing import INDEX_DTYPES
 
+from .._kernel import kernels_for, num_threads
 from . import _check, _draw_reference
-from ._kernel import kernels_for, num_threads
 
 _NO_LIMIT = 2**31 - 1
 """Degrees are below it; as a fanout it draws all edges."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ._kernel import kernels_for
+from .._kernel import kernels_for
 
 
 def group_by_range(

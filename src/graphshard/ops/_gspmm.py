@@ -52,6 +52,33 @@ def gspmm(
     return _autograd.spmm(adj, op, reduce, lhs, rhs)
 
 
+def gspmm_add(
+    out: Tensor,
+    adj: Adjacency | HasAdjacency,
+    op: str,
+    lhs: Tensor | None = None,
+    rhs: Tensor | None = None,
+) -> None:
+    """Add the sums of `gspmm` to ``out``, in place; no gradient.
+
+    Destinations without edges are not touched. That is how a sum over many edges is made of sums
+    over some of them, without a tensor for each.
+
+    Args:
+        out: [num_dst, ...] of the shape and dtype that `gspmm` would return.
+        adj: The edges, or a graph with one relation.
+        op: As in `gspmm`.
+        lhs: [num_src, ...] source rows.
+        rhs: [num_edges, ...] edge rows.
+
+    Raises:
+        TypeError: As in `gspmm`.
+        ValueError: As in `gspmm`, and where ``out`` has another shape or dtype.
+    """
+    adj, lhs, rhs = _checked("gspmm_add", adj, op, "sum", ("sum",), lhs, rhs)
+    _compute.spmm_add(out, adj, op, lhs, rhs)
+
+
 def gspmm_arg(
     adj: Adjacency | HasAdjacency,
     op: str,

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from .._kernel import kernels_for
+from .._memory import empty
 from ._attention_rule import wide
-from ._compute import _empty, _rows
-from ._kernel import kernels_for
+from ._compute import _rows
 
 
 def head_products(rows: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -93,7 +94,7 @@ class _HeadProducts(Function):
             return rows_grad, (one * values).sum(0), (two * values).sum(0)
         kernels = kernels_for(rows.device, rows.dtype)
         assert kernels is not None
-        rows_grad = _empty(kernels, rows.shape, rows.dtype)
+        rows_grad = empty(rows.shape, rows.dtype)
         vectors_grad = torch.empty((2, math.prod(rows.shape[1:])), dtype=dtype)
         kernels.head_products_backward(
             _rows(rows),

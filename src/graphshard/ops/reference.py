@@ -103,7 +103,10 @@ def attend(adj: Adjacency | HasAdjacency, attention: Attention) -> Tensor:
     weights = weights if multipliers is None else weights * multipliers
     messages = weights.unsqueeze(-1) * attention.values.index_select(0, src)
     out = messages.new_zeros(adj.num_dst, *messages.shape[1:]).index_add(0, dst, messages)
-    return out.to(attention.dtype)
+    out = out.to(attention.dtype)
+    if attention.bias is not None:
+        out = out + attention.bias.to(out.dtype)
+    return out.relu() if attention.relu else out
 
 
 def _gather(values: Tensor | None, index: Tensor, used: bool) -> Tensor | None:

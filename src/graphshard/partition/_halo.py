@@ -16,10 +16,14 @@ order of their new ids, then halo nodes in the order of theirs; edges likewise.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
 from ._relabel import Ids, Relabeling
 
@@ -42,15 +46,15 @@ class LocalPart:
         dst: Local id of each edge's destination.
     """
 
-    node_ids: Ids
-    node_types: npt.NDArray[np.int32]
-    node_parts: Ids
+    node_ids: Tensor
+    node_types: Tensor
+    node_parts: Tensor
     num_inner_nodes: int
-    edge_ids: Ids
-    edge_types: npt.NDArray[np.int32]
+    edge_ids: Tensor
+    edge_types: Tensor
     num_inner_edges: int
-    src: Ids
-    dst: Ids
+    src: Tensor
+    dst: Tensor
 
     @property
     def num_nodes(self) -> int:
@@ -88,15 +92,17 @@ def find_cut_edges(relabeling: Relabeling) -> tuple[list[CutEdges], npt.NDArray[
     ends = np.array([relabeling.node_range(part)[1] for part in range(num_parts)])
     cuts = []
     for relation in range(len(relabeling.relations)):
-        positions, owners = [_NO_IDS], [_NO_IDS]
+        positions, owners = [], []
         for part in range(num_parts):
             start, stop = relabeling.edge_range(part, relation)
-            src = _sources(relabeling, relation, np.arange(start, stop))
+            src = relabeling.relations[relation].sources[start:stop]
             first, last = relabeling.node_range(part)
             foreign = np.flatnonzero((src < first) | (src >= last))
             entering[part] += foreign.shape[0]
             positions.append(foreign + start)
-            owners.append(np.searchsorted(ends, src[foreign], side="right"))
+            # Sorting numbers of 16 bits takes linear time.
+            small = np.int16 if num_parts < 2**15 else np.int64
+            owners.append(np.searchsorted(ends, src[foreign], side="right").astype(small))
         all_owners = np.concatenate(owners)
         order = np.argsort(all_owners, kind="stable")
         counts = np.bincount(all_owners, minlength=num_parts)
@@ -119,11 +125,8 @@ def cut_part(
     book = relabeling.book
     num_relations = len(relabeling.relations)
     first, last = relabeling.node_range(part)
-    inner = [
-        np.arange(*relabeling.edge_range(part, relation), dtype=np.int64)
-        for relation in range(num_relations)
-    ]
-    sources = [_sources(relabeling, relation, inner[relation]) for relation in range(num_relations)]
+    inner = [slice(*relabeling.edge_range(part, relation)) for relation in range(num_relations)]
+    sources = [edges.sources[own] for edges, own in zip(relabeling.relations, inner, strict=True)]
     halo_mark = np.zeros(relabeling.source.num_nodes, dtype=bool)
     frontier = _mark_new(halo_mark, sources, first, last)
     outer = [_NO_IDS] * num_relations
@@ -138,34 +141,45 @@ def cut_part(
     outer_dst = [_destinations(relabeling, r, outer[r]) for r in range(num_relations)]
     _mark_new(halo_mark, outer_src + outer_dst, first, last)
     node_ids = np.concatenate([np.arange(first, last), np.flatnonzero(halo_mark)])
-    local = np.empty(relabeling.source.num_nodes, dtype=np.int64)
-    local[node_ids] = np.arange(node_ids.shape[0])
+    local = torch.empty(relabeling.source.num_nodes, dtype=torch.int64)
+    local[torch.from_numpy(node_ids)] = torch.arange(node_ids.shape[0])
 
     outer_ids = [_homogenised_edges(relabeling, r, outer[r]) for r in range(num_relations)]
     order = np.argsort(_join(outer_ids), kind="stable")
-    sizes = np.array([ids.shape[0] for ids in inner] + [ids.shape[0] for ids in outer])
-    inner_dst = [_destinations(relabeling, r, inner[r]) for r in range(num_relations)]
-    num_inner_edges = int(sizes[:num_relations].sum())
-    relation_ids = np.arange(num_relations, dtype=np.int32)
+    num_inner_edges = sum(ids.shape[0] for ids in sources)
+    num_edges = num_inner_edges + order.shape[0]
+    edge_ids, edge_types, src, dst = (
+        torch.empty(num_edges, dtype=dtype)
+        for dtype in (torch.int64, torch.int32, torch.int64, torch.int64)
+    )
+    # Each column of the edges is as large as all else together, so it is filled in place.
     edge_start = sum(map(sum, relabeling.edge_sizes[:part]))
+    torch.arange(edge_start, edge_start + num_inner_edges, out=edge_ids[:num_inner_edges])
+    stop = 0
+    for relation, ids in enumerate(sources):
+        place = slice(stop, stop := stop + ids.shape[0])
+        edge_types[place] = relation
+        torch.index_select(local, 0, torch.from_numpy(ids), out=src[place])
+        dst[place] = _inner_destinations(relabeling, part, relation)
+    outer_types = np.repeat(np.arange(num_relations), [ids.shape[0] for ids in outer])
+    for column, outer_column in (
+        (edge_ids, _join(outer_ids)),
+        (edge_types, outer_types),
+        (src, local.numpy()[_join(outer_src)]),
+        (dst, local.numpy()[_join(outer_dst)]),
+    ):
+        column[num_inner_edges:] = torch.from_numpy(outer_column[order])
     node_types, _ = book.map_to_per_ntype(node_ids)
     return LocalPart(
-        node_ids=node_ids,
-        node_types=node_types.numpy().astype(np.int32),
-        node_parts=book.nid2partid(node_ids).numpy(),
+        node_ids=torch.from_numpy(node_ids),
+        node_types=node_types.to(torch.int32),
+        node_parts=book.nid2partid(node_ids),
         num_inner_nodes=last - first,
-        edge_ids=np.concatenate(
-            [np.arange(edge_start, edge_start + num_inner_edges), _join(outer_ids)[order]]
-        ),
-        edge_types=np.concatenate(
-            [
-                np.repeat(relation_ids, sizes[:num_relations]),
-                np.repeat(relation_ids, sizes[num_relations:])[order],
-            ]
-        ),
+        edge_ids=edge_ids,
+        edge_types=edge_types,
         num_inner_edges=num_inner_edges,
-        src=local[np.concatenate([_join(sources), _join(outer_src)[order]])],
-        dst=local[np.concatenate([_join(inner_dst), _join(outer_dst)[order]])],
+        src=src,
+        dst=dst,
     )
 
 
@@ -175,11 +189,19 @@ def _join(pieces: list[Ids]) -> Ids:
 
 def _sources(relabeling: Relabeling, relation: int, positions: Ids) -> Ids:
     """New homogenised source of edges given by new per-type id."""
-    source = relabeling.source
-    old_ids = relabeling.relations[relation].old_ids.numpy()[positions]
-    src, _ = source.edges(relation)
-    new_src: Ids = relabeling.new_node_ids[source.src_type[relation]][src.numpy()[old_ids]]
-    return new_src
+    ids: Ids = relabeling.relations[relation].sources[positions].astype(np.int64)
+    return ids
+
+
+def _inner_destinations(relabeling: Relabeling, part: int, relation: int) -> Tensor:
+    """Local id of the destination of each edge of one relation that a part owns."""
+    sizes, type_id = relabeling.node_sizes, relabeling.source.dst_type[relation]
+    start = sum(row[type_id] for row in sizes[:part])
+    stop = start + sizes[part][type_id]
+    before = sum(sizes[part][:type_id])
+    in_degrees = np.diff(relabeling.relations[relation].indptr[start : stop + 1])
+    local = torch.arange(before, before + stop - start)
+    return local.repeat_interleave(torch.from_numpy(in_degrees))
 
 
 def _destinations(relabeling: Relabeling, relation: int, positions: Ids) -> Ids:
@@ -209,7 +231,9 @@ def _in_edges(relabeling: Relabeling, nodes: Ids) -> list[Ids]:
     return found
 
 
-def _mark_new(mark: npt.NDArray[np.bool_], ids: list[Ids], first: int, last: int) -> Ids:
+def _mark_new(
+    mark: npt.NDArray[np.bool_], ids: Sequence[npt.NDArray[np.integer[Any]]], first: int, last: int
+) -> Ids:
     """Mark ids outside ``[first, last)``; those that were not marked before, ascending."""
     found = np.zeros_like(mark)
     for some in ids:

@@ -5,8 +5,8 @@ Karypis and Kumar, "A fast and high quality multilevel scheme for partitioning i
 (1998) and "Multilevel algorithms for multi-constraint graph partitioning" (1998); time and memory
 grow linearly with the edges. The popular Python wrapper, pymetis, knows one balance constraint
 only, so it serves as the fallback and the library itself is called through ctypes. Nothing is
-loaded before the first call. METIS keeps no state between calls, and other Python threads run
-while it works.
+loaded before the first call. METIS keeps no state between calls but the C library's random
+numbers, so it is called by one thread at a time; other Python threads run while it works.
 
 METIS trusts its input: what it does not like it prints, or worse. So everything is checked here
 first, and the one line that it may still print (a bisection ran out of nodes) is caught.
@@ -42,6 +42,8 @@ INSTALL_METIS = "install it with `pip install cmeel-metis`"
 
 _STATUS = {-2: "METIS refused the input", -3: "METIS ran out of memory", -4: "METIS failed"}
 _stdout_lock = threading.Lock()
+# METIS draws from the C library's one generator: two calls at once would not repeat.
+_metis_lock = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -142,6 +144,7 @@ def metis_partition(
     weigh_edges: bool = False,
     seed: int = 0,
     num_iterations: int = 10,
+    num_trials: int | None = None,
 ) -> npt.NDArray[np.int64]:
     """Assign nodes to parts with one call of METIS.
 
@@ -160,6 +163,8 @@ def metis_partition(
         weigh_edges: Count an edge as often as the graph had it.
         seed: Of METIS's own generator; the same seed gives the same parts.
         num_iterations: Refinement passes per level.
+        num_trials: First partitions of the coarsest graph of which METIS keeps the best; by default
+            as many as METIS likes.
 
     Returns:
         ``[num_nodes]``, the part of each node. Parts can come out empty.
@@ -187,6 +192,8 @@ def metis_partition(
     options[library.options["OBJTYPE"]] = ("cut", "vol").index(objective)
     options[library.options["SEED"]] = seed
     options[library.options["NITER"]] = num_iterations
+    if num_trials is not None:
+        options[library.options["NIPARTS"]] = num_trials
     options[library.options["NUMBERING"]] = 0
     indptr = np.ascontiguousarray(graph.indptr, dtype=index)
     indices = np.ascontiguousarray(graph.indices, dtype=index)
@@ -200,7 +207,7 @@ def metis_partition(
     )
     node_array = None if weights is None else np.ascontiguousarray(weights, dtype=index)
     edge_array = None if edge_weights is None else np.ascontiguousarray(edge_weights, dtype=index)
-    with _quiet(_may_print(graph, num_parts, weights)):
+    with _metis_lock, _quiet(_may_print(graph, num_parts, weights)):
         status = call(
             _pointer(np.array([graph.num_nodes], dtype=index)),
             _pointer(np.array([num_constraints], dtype=index)),

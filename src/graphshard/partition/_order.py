@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Order of the nodes inside a part, so that neighbours lie near each other in memory.
 
-A part is cut by METIS into clusters of about 2000 nodes, whose rows of features fit the cache next
-to a core; METIS numbers clusters that it split late, and so are near each other, alike. Inside a
-cluster, nodes are in the order of a walk over the part: breadth first, component by component, from
-a node of least degree (the first half of Cuthill and McKee, "Reducing the bandwidth of sparse
-symmetric matrices", 1969), neighbours in their original order. A part of a few clusters' size, and
-any part where METIS is missing or refuses, is in the order of the walk alone. Both are linear in
-the edges of the part, whatever the degrees; benchmarks/locality.py compares them with others.
+A part is cut by METIS into clusters of about 4000 nodes, whose rows of features fit the cache next
+to a core; METIS numbers clusters that it split late, and so are near each other, alike. They need
+be neither equal nor the best, so METIS gets by with a third of its usual time. Inside a cluster,
+nodes are in the order of a walk over the part: breadth first, component by component, from a node
+of least degree (the first half of Cuthill and McKee, "Reducing the bandwidth of sparse symmetric
+matrices", 1969), neighbours in their original order. A part of a few clusters' size, and any part
+where METIS is missing or refuses, is in the order of the walk alone. Both are linear in the edges
+of the part, whatever the degrees; benchmarks/locality.py compares them with others. METIS runs in
+the caller's thread; what comes before and after it is done for other parts meanwhile.
 
 Graphs often come in a good order already (a crawl, a mesh); a part keeps its order unless the new
 one shortens its edges, measured as the mean logarithm of the distance between the two ends.
@@ -15,6 +17,7 @@ one shortens its edges, measured as the mean logarithm of the distance between t
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -26,8 +29,10 @@ from ..errors import MetisError
 from ._metis import metis_partition
 from ._undirected import UndirectedGraph
 
-CLUSTER_NODES = 2000
-"""Nodes per cluster: with 128 columns of float32 their rows take 1 MB."""
+CLUSTER_NODES = 4000
+"""Nodes per cluster: with 128 columns of float32 their rows take 2 MB."""
+
+_CLUSTER_TOLERANCE = 1.3
 
 Order = npt.NDArray[np.int64]
 
@@ -54,28 +59,68 @@ def order_nodes(
         return by_part
     matrix = undirected.matrix()
     ends = np.cumsum(np.bincount(parts, minlength=num_parts))
-    for start, stop in zip(ends - np.diff(ends, prepend=0), ends, strict=True):
-        members = by_part[start:stop]
-        types = np.searchsorted(type_offsets, members, side="right")
-        inside = matrix[members][:, members]
-        places = clustered_order(inside)
-        order = members[places[np.argsort(types[places], kind="stable")]]
-        if mean_log_gap(inside, order, members) < mean_log_gap(inside, members, members):
-            by_part[start:stop] = order
+    blocks = [by_part[start:stop] for start, stop in zip(np.append(0, ends), ends, strict=False)]
+    with ThreadPoolExecutor(max_workers=1) as helper:
+        coming = helper.submit(_prepare, matrix, blocks[0])
+        placing = []
+        for part, members in enumerate(blocks):
+            inside, walk = coming.result()
+            if part + 1 < num_parts:
+                coming = helper.submit(_prepare, matrix, blocks[part + 1])
+            clusters = _find_clusters(inside)
+            placing.append(helper.submit(_place, inside, walk, clusters, type_offsets, members))
+        for block, order in zip(blocks, placing, strict=True):
+            block[:] = order.result()
     return by_part
+
+
+def _prepare(
+    matrix: scipy.sparse.csr_array, members: Order
+) -> tuple[scipy.sparse.csr_array, Order]:
+    """The graph inside a part, and the walk over it."""
+    inside = matrix[members][:, members]
+    return inside, breadth_first_order(inside)
+
+
+def _place(
+    inside: scipy.sparse.csr_array,
+    walk: Order,
+    clusters: Order | None,
+    type_offsets: list[int],
+    members: Order,
+) -> Order:
+    """``members`` by type, then cluster, then walk; or as they are, where that is no worse."""
+    places = _by_cluster(walk, clusters)
+    types = np.searchsorted(type_offsets, members, side="right")
+    order: Order = members[places[np.argsort(types[places], kind="stable")]]
+    better = mean_log_gap(inside, order, members) < mean_log_gap(inside, members, members)
+    return order if better else members.copy()
 
 
 def clustered_order(graph: scipy.sparse.csr_array) -> Order:
     """Clusters of an undirected graph without loops one after another, each in walking order."""
-    walk = breadth_first_order(graph)
+    return _by_cluster(breadth_first_order(graph), _find_clusters(graph))
+
+
+def _by_cluster(walk: Order, clusters: Order | None) -> Order:
+    return walk if clusters is None else walk[np.argsort(clusters[walk], kind="stable")]
+
+
+def _find_clusters(graph: scipy.sparse.csr_array) -> Order | None:
+    """The cluster of each node; None if all are one."""
     num_clusters = graph.shape[0] // CLUSTER_NODES
     if num_clusters < 2 or graph.nnz == 0:
-        return walk
+        return None
     try:
-        clusters = metis_partition(UndirectedGraph(graph.indptr, graph.indices), num_clusters)
+        return metis_partition(
+            UndirectedGraph(graph.indptr, graph.indices, check=False),
+            num_clusters,
+            tolerances=[_CLUSTER_TOLERANCE],
+            num_iterations=1,
+            num_trials=1,
+        )
     except MetisError:  # an order is no reason to fail
-        return walk
-    return walk[np.argsort(clusters[walk], kind="stable")]
+        return None
 
 
 def breadth_first_order(graph: scipy.sparse.csr_array) -> Order:

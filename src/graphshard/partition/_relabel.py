@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import scipy.sparse
 import torch
 from torch import Tensor
 
+from ..ops import Adjacency
 from ._book import RangePartitionBook
 from ._source import GraphSource
 
@@ -30,10 +30,12 @@ class Relation:
 
     Args:
         old_ids: Tensor ``[num_edges]``: the original id of each new per-type edge id.
+        sources: ``[num_edges]``: the new homogenised id of each edge's source.
         indptr: ``[num_dst + 1]``: where the in-edges of each new per-type destination begin.
     """
 
     old_ids: Tensor
+    sources: npt.NDArray[np.integer[Any]]
     indptr: Ids
 
 
@@ -47,7 +49,6 @@ class Relabeling:
         node_sizes: Nodes ``[part][type]``.
         edge_sizes: Edges ``[part][relation]``.
         old_node_ids: Per type, tensor ``[num_nodes]``: original id of each new per-type id.
-        new_node_ids: Per type, ``[num_nodes]``: new homogenised id of each original id.
         relations: The edges.
         book: The partition book (of part 0; the maps are the same for all).
     """
@@ -57,7 +58,6 @@ class Relabeling:
     node_sizes: list[list[int]]
     edge_sizes: list[list[int]]
     old_node_ids: list[Tensor]
-    new_node_ids: list[Ids]
     relations: list[Relation]
     book: RangePartitionBook
 
@@ -89,9 +89,6 @@ def relabel(
     for type_id in range(num_types):
         mine = parts[offsets[type_id] : offsets[type_id + 1]]
         node_sizes[:, type_id] = np.bincount(mine, minlength=num_parts)
-    new_of_old = np.empty(source.num_nodes, dtype=np.int64)
-    new_of_old[order] = np.arange(source.num_nodes)
-    new_node_ids = [new_of_old[offsets[t] : offsets[t + 1]] for t in range(num_types)]
     starts = _block_starts(node_sizes)
     old_node_ids = []
     for type_id in range(num_types):
@@ -100,15 +97,20 @@ def relabel(
             for part in range(num_parts)
         ]
         old_node_ids.append(torch.from_numpy(np.concatenate(blocks) - offsets[type_id]))
-    num_relations = len(source.canonical_etypes)
-    edge_sizes = np.zeros((num_parts, num_relations), dtype=np.int64)
+    # 32 bits where they do: half the memory, and twice as many ids in a cache.
+    largest = max(source.num_nodes, source.num_edges)
+    dtype = torch.int32 if largest < 2**31 else torch.int64
+    new_of_old = torch.empty(source.num_nodes, dtype=dtype)
+    new_of_old[torch.from_numpy(order)] = torch.arange(source.num_nodes, dtype=dtype)
+    edge_sizes = np.zeros((num_parts, len(source.canonical_etypes)), dtype=np.int64)
     relations = []
-    for relation in range(num_relations):
-        type_id = source.dst_type[relation]
-        per_type = np.empty(source.node_counts[type_id], dtype=np.int64)
-        per_type[old_node_ids[type_id].numpy()] = np.arange(per_type.shape[0])
-        _, dst = source.edges(relation)
-        made = _group_by_destination(per_type[dst.numpy()], per_type.shape[0])
+    for relation, type_id in enumerate(source.dst_type):
+        per_type = torch.empty(source.node_counts[type_id], dtype=dtype)
+        per_type[old_node_ids[type_id]] = torch.arange(per_type.shape[0], dtype=dtype)
+        src, dst = source.edges(relation)
+        new_src = new_of_old[offsets[source.src_type[relation]] :][src]
+        made = _by_destination(new_src, per_type[dst], source.num_nodes, per_type.shape[0])
+        del src, dst, new_src
         ends = np.cumsum(node_sizes[:, type_id])
         edge_sizes[:, relation] = np.diff(made.indptr[ends], prepend=0)
         relations.append(made)
@@ -118,7 +120,6 @@ def relabel(
         node_sizes.tolist(),
         edge_sizes.tolist(),
         old_node_ids,
-        new_node_ids,
         relations,
         RangePartitionBook(
             0,
@@ -146,14 +147,9 @@ def _block_starts(sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     return ends - sizes
 
 
-def _group_by_destination(new_dst: Ids, num_dst: int) -> Relation:
-    """Sort edges by new destination, stably, in time linear in nodes and edges."""
-    num_edges = new_dst.shape[0]
-    # Row = destination, column = edge id: compressing the rows is a stable counting sort, and no
-    # two entries fall together.
-    matrix = scipy.sparse.coo_array(
-        (np.ones(num_edges, dtype=np.int8), (new_dst, np.arange(num_edges))),
-        shape=(num_dst, num_edges),
-    ).tocsr()
-    matrix.sort_indices()
-    return Relation(torch.from_numpy(matrix.indices), matrix.indptr.astype(np.int64))
+def _by_destination(src: Tensor, dst: Tensor, num_nodes: int, num_dst: int) -> Relation:
+    """Group edges by new destination, by original id within one; linear in nodes and edges."""
+    indptr, sources, old_ids = Adjacency(src, dst, num_nodes, num_dst, check=False).csc()
+    if old_ids is None:
+        old_ids = torch.arange(src.shape[0], dtype=src.dtype)
+    return Relation(old_ids, sources.numpy(), indptr.numpy().astype(np.int64))

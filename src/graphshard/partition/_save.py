@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import torch
@@ -172,40 +173,48 @@ def partition_graph(
 def _write_parts(plan: _Plan, writer: PartitionWriter, num_hops: int) -> tuple[PartSizes, ...]:
     cut_edges, entering = find_cut_edges(plan.relabeling)
     sizes = []
-    for part in range(plan.relabeling.num_parts):
-        local = cut_part(plan.relabeling, part, num_hops, cut_edges)
-        written = writer.write_part(
-            {
+    with ThreadPoolExecutor(max_workers=1) as helper:  # one part is written while the next is cut
+        writing: list[Future[int]] = []
+        for part in range(plan.relabeling.num_parts):
+            local = cut_part(plan.relabeling, part, num_hops, cut_edges)
+            tensors: dict[str, dict[str, Tensor | Rows]] = {
                 "part_graph": _graph_tensors(local, plan.formats, plan.source.idtype),
                 "node_feats": _node_tensors(plan, part),
                 "edge_feats": _edge_tensors(plan, part),
             }
-        )
-        sizes.append(
-            PartSizes(
-                inner_nodes=local.num_inner_nodes,
-                halo_nodes=local.num_nodes - local.num_inner_nodes,
-                inner_edges=local.num_inner_edges,
-                outer_edges=local.num_edges - local.num_inner_edges,
-                cut_edges=int(entering[part]),
-                bytes=written,
+            sizes.append(
+                PartSizes(
+                    inner_nodes=local.num_inner_nodes,
+                    halo_nodes=local.num_nodes - local.num_inner_nodes,
+                    inner_edges=local.num_inner_edges,
+                    outer_edges=local.num_edges - local.num_inner_edges,
+                    cut_edges=int(entering[part]),
+                    bytes=0,
+                )
             )
+            del local
+            if writing:
+                writing[-1].result()  # no more than two parts in memory; and no more work in vain
+            writing.append(helper.submit(writer.write_part, tensors))
+            del tensors
+        return tuple(
+            replace(size, bytes=written.result())
+            for size, written in zip(sizes, writing, strict=True)
         )
-    return tuple(sizes)
 
 
 def _graph_tensors(
     local: LocalPart, formats: tuple[str, ...], idtype: torch.dtype
-) -> dict[str, Tensor]:
-    src, dst = (torch.from_numpy(ids).to(idtype) for ids in (local.src, local.dst))
-    tensors: dict[str, Tensor] = {
-        "node/_ID": torch.from_numpy(local.node_ids),
-        "node/_TYPE": torch.from_numpy(local.node_types),
-        "node/part_id": torch.from_numpy(local.node_parts),
-        "node/inner_node": torch.arange(local.num_nodes) < local.num_inner_nodes,
-        "edge/_ID": torch.from_numpy(local.edge_ids),
-        "edge/_TYPE": torch.from_numpy(local.edge_types),
-        "edge/inner_edge": torch.arange(local.num_edges) < local.num_inner_edges,
+) -> dict[str, Tensor | Rows]:
+    src, dst = local.src.to(idtype), local.dst.to(idtype)
+    tensors: dict[str, Tensor | Rows] = {
+        "node/_ID": local.node_ids,
+        "node/_TYPE": local.node_types,
+        "node/part_id": local.node_parts,
+        "node/inner_node": _first(local.num_inner_nodes, local.num_nodes),
+        "edge/_ID": local.edge_ids,
+        "edge/_TYPE": local.edge_types,
+        "edge/inner_edge": _first(local.num_inner_edges, local.num_edges),
     }
     adjacency = Adjacency(src, dst, local.num_nodes, local.num_nodes, check=False)
     if "coo" in formats:
@@ -217,6 +226,12 @@ def _graph_tensors(
             if eids is not None:
                 tensors[f"{name}/eids"] = eids
     return tensors
+
+
+def _first(count: int, total: int) -> Tensor:
+    mask = torch.zeros(total, dtype=torch.bool)
+    mask[:count] = True
+    return mask
 
 
 def _node_tensors(plan: _Plan, part: int) -> dict[str, Tensor | Rows]:

@@ -70,8 +70,8 @@ class GraphSource:
         for relation in range(len(self.canonical_etypes)):
             src, dst = self.edges(relation)
             yield (
-                src.long() + self.offsets[self.src_type[relation]],
-                dst.long() + self.offsets[self.dst_type[relation]],
+                _shifted(src, self.offsets[self.src_type[relation]]),
+                _shifted(dst, self.offsets[self.dst_type[relation]]),
             )
 
     def in_degrees(self) -> Tensor:
@@ -90,6 +90,10 @@ class GraphSource:
     def edge_features(self, relation: int) -> dict[str, Tensor]:
         data = self.graph.edges[self.canonical_etypes[relation]].data
         return {name: data[name] for name in data.keys() if name not in STRUCTURE_FIELDS}  # noqa: SIM118
+
+
+def _shifted(ids: Tensor, offset: int) -> Tensor:
+    return ids.long() + offset if offset else ids
 
 
 def _check_names(ntypes: list[str], canonical_etypes: list[CanonicalEType]) -> None:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..errors import MetisError
+from ..ops import Adjacency
 
 IndexArray = npt.NDArray[np.integer[Any]]
 
@@ -27,11 +28,16 @@ class UndirectedGraph:
         indices: ``[2 * num_edges]``, each edge once from either end.
         counts: As ``indices``: how many directed edges, in both directions, became this one.
             None where nobody asked.
+        check: Look at every number; pass False only for arrays that are known to be right.
+
+    Raises:
+        ValueError: The arrays are not those of such a graph.
     """
 
     indptr: IndexArray
     indices: IndexArray
     counts: IndexArray | None = None
+    check: InitVar[bool] = True
 
     @property
     def num_nodes(self) -> int:
@@ -41,8 +47,10 @@ class UndirectedGraph:
     def num_edges(self) -> int:
         return len(self.indices) // 2
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, check: bool) -> None:
         """Check everything that METIS would not survive."""
+        if not check:
+            return
         indptr, indices = self.indptr, self.indices
         if indptr.shape[0] == 0 or indptr[0] != 0 or indptr[-1] != indices.shape[0]:
             raise ValueError("indptr must begin with 0 and end with the length of indices")
@@ -94,17 +102,36 @@ class UndirectedGraph:
                 f"METIS and the node order use 32-bit ids: the graph must have fewer than 2**31 "
                 f"nodes (got {num_nodes}); bring an assignment as part_method, and reorder=False"
             )
-        sources: list[npt.NDArray[np.int32]] = []
-        targets: list[npt.NDArray[np.int32]] = []
-        for src, dst in edges:
-            proper = src != dst
-            sources.append(src[proper].to(torch.int32).cpu().numpy())
-            targets.append(dst[proper].to(torch.int32).cpu().numpy())
-        rows = np.concatenate([*sources, *targets, np.zeros(0, np.int32)])
-        columns = np.concatenate([*targets, *sources, np.zeros(0, np.int32)])
-        del sources, targets
-        values = np.ones(rows.shape[0], dtype=np.int32 if count else np.int8)
-        matrix = scipy.sparse.coo_array((values, (rows, columns)), shape=(num_nodes, num_nodes))
-        del rows, columns
-        compressed = matrix.tocsr()  # adds up parallel edges and sorts each row
-        return cls(compressed.indptr, compressed.indices, compressed.data if count else None)
+        both = [_proper(src, dst) for src, dst in edges]
+        src, dst = (
+            ends[0] if len(ends) == 1 else torch.cat([torch.zeros(0, dtype=torch.int32), *ends])
+            for ends in ([src for src, _ in both], [dst for _, dst in both])
+        )
+        del both
+        dtype = torch.int32 if src.shape[0] < 2**31 else torch.int64
+        grouped = Adjacency(src.to(dtype), dst.to(dtype), num_nodes, num_nodes, check=False).csr()
+        del src, dst
+        indptr, indices = (ids.numpy() for ids in grouped[:2])
+        del grouped
+        ones = np.ones(indices.shape[0], dtype=np.int32 if count else np.int8)
+        out = scipy.sparse.csr_array((ones, indices, indptr), shape=(num_nodes, num_nodes))
+        del ones, indptr, indices
+        # Turning a matrix round takes linear time and leaves its rows ascending.
+        into = out.T.tocsr()
+        if not out.has_canonical_format:
+            into.sum_duplicates()
+            out = into.T.tocsr()
+        if not count:
+            out.data[:], into.data[:] = 1, 1  # a sum of 256 would be none at all
+        if np.array_equal(out.indptr, into.indptr) and np.array_equal(out.indices, into.indices):
+            out.data += into.data
+        else:
+            out = out + into
+        return cls(out.indptr, out.indices, out.data if count else None, check=False)
+
+
+def _proper(src: Tensor, dst: Tensor) -> tuple[Tensor, Tensor]:
+    """Ends of the edges that are no loops, as 32-bit numbers."""
+    src, dst = src.to(torch.int32).cpu(), dst.to(torch.int32).cpu()
+    loops = src == dst
+    return (src[~loops], dst[~loops]) if bool(loops.any()) else (src, dst)

@@ -38,7 +38,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from ..ops._kernel import limit_threads
+from .._kernel import limit_threads
 
 T = TypeVar("T")
 

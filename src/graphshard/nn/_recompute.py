@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Projections: projected rows that are computed again in the backward, instead of kept.
+
+Sequential aggregation rematerializes: it fetches remote rows twice and keeps none. What attention
+reads of own rows, ``x W``, is as large as the input, which is kept anyway for the gradient of
+``W``; so it is let go, too, for a matrix product in the backward. As in SAR,
+https://arxiv.org/abs/2111.06483.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ..graph import MessagePassingGraph
+from ..ops import linear
+
+
+class _Projection:
+    """``layer(x)``, computed again on demand; the same bits, for nothing in it is random."""
+
+    def __init__(self, x: Tensor, layer: nn.Linear, like: Tensor) -> None:
+        self._x, self._layer = x.detach(), layer
+        self._tensors = [x, layer.weight, *([] if layer.bias is None else [layer.bias])]
+        self._versions = [_version(t) for t in self._tensors]
+        self._autocast = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+        self._storage, self._numel = like.untyped_storage().data_ptr(), like.numel()
+        self._users = 0  # saved by so many operations, each of which asks for it once
+        self._found: Tensor | None = None
+
+    def stands_for(self, tensor: Tensor) -> bool:
+        is_same = tensor.untyped_storage().data_ptr() == self._storage
+        return is_same and tensor.numel() == self._numel and tensor.is_contiguous()
+
+    def save(self) -> None:
+        self._users += 1
+
+    def rows(self) -> Tensor:
+        """The rows, kept until the last operation that saved them has asked."""
+        if [_version(t) for t in self._tensors] != self._versions:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an "
+                "inplace operation: the input or the weight of a layer that is computed again in "
+                "the backward; change it after the backward, or construct the graph with "
+                "rematerialize=False"
+            )
+        enabled, dtype = self._autocast
+        found = self._found
+        if found is None:
+            with torch.no_grad(), torch.autocast("cpu", dtype, enabled=enabled):
+                found = linear(self._x, self._layer)
+        self._users -= 1
+        self._found = found if self._users > 0 else None
+        return found
+
+
+@dataclass
+class _Saved:
+    projection: _Projection
+    shape: torch.Size
+
+
+class Projections:
+    """The projected rows of one call of a layer.
+
+    Args:
+        graph: Where they are used.
+    """
+
+    def __init__(self, graph: MessagePassingGraph) -> None:
+        self._wanted = graph.rematerializes and torch.is_grad_enabled()
+        self._made: list[_Projection] = []
+
+    def project(self, x: Tensor, layer: nn.Linear, heads: tuple[int, ...]) -> Tensor:
+        """``layer(x)``, its columns split up: ``[num_nodes, ..., *heads]``.
+
+        Args:
+            x: ``[num_nodes, ..., in]``, dropped out already.
+            layer: A linear layer.
+            heads: Extents whose product is the width of the layer.
+        """
+        rows = linear(x, layer)
+        if self._wanted and type(layer) is nn.Linear and rows.requires_grad:
+            self._made.append(_Projection(x, layer, rows))
+        return rows.unflatten(-1, heads)
+
+    @contextmanager
+    def recomputed(self) -> Iterator[None]:
+        """Operations inside do not keep the rows for the backward, if the graph rematerializes."""
+        if not self._made:
+            yield
+            return
+        with torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack):
+            yield
+
+    def _pack(self, tensor: Tensor) -> Tensor | _Saved:
+        for projection in self._made:
+            if projection.stands_for(tensor):
+                projection.save()
+                return _Saved(projection, tensor.shape)
+        return tensor
+
+
+def _unpack(saved: Tensor | _Saved) -> Tensor:
+    return saved.projection.rows().view(saved.shape) if isinstance(saved, _Saved) else saved
+
+
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
