@@ -40,7 +40,7 @@ from ._group import GroupState, registered
 from ._shared_blocks import Peer, SharedBlocks
 from ._trace import Kind, count
 
-LARGE_BYTES = 1
+LARGE_BYTES = 1 << 20
 """Exchanges of which some rank receives this much, and more, go through shared memory."""
 
 _SMALL_SHARE = 16

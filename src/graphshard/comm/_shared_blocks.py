@@ -170,13 +170,22 @@ class SharedBlocks:
         return done
 
     def _take(self, size: int) -> _Block:
+        """The smallest free block that is large enough, else the largest, which grows.
+
+        A block keeps its pages either way: to clear and map new ones would cost three times what
+        is saved.
+        """
         size = -(-size // _STEP) * _STEP
         free = [b for b in self._blocks if not b.is_held() and self._is_read(b)]
-        fitting = [b for b in free if size <= b.size <= size + max(size // 8, _STEP)]
-        best = min(fitting, key=lambda b: b.size, default=None)
-        used = sum(b.size for b in self._blocks) - sum(b.size for b in free)
-        used += size if best is None else best.size
+        enough = [b for b in free if b.size >= size]
+        best = (
+            min(enough, key=lambda b: b.size)
+            if enough
+            else max(free, key=lambda b: b.size, default=None)
+        )
         waiting = [b for b in free if b is not best]
+        used = sum(b.size for b in self._blocks) - sum(b.size for b in free)
+        used += size if best is None else max(size, best.size)
         self._peak = max(self._peak, used)
         while used + sum(b.size for b in waiting) > self._peak:
             self._drop(waiting.pop(0))
@@ -184,6 +193,10 @@ class SharedBlocks:
             best = self._make(size)
         else:
             self._blocks.remove(best)
+            if best.size < size:
+                os.ftruncate(best.descriptor, self._header + size)
+                best.memory, best.address = self._map(best.descriptor, size)
+                best.size = size
         self._blocks.append(best)
         return best
 
@@ -191,14 +204,17 @@ class SharedBlocks:
         descriptor = os.memfd_create("graphshard", os.MFD_CLOEXEC)
         try:
             os.ftruncate(descriptor, self._header + size)
-            # All pages at once: a trap for each costs more than to clear it.
-            flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
-            memory = mmap.mmap(descriptor, self._header + size, flags)
+            memory, address = self._map(descriptor, size)
         except BaseException:
             os.close(descriptor)
             raise
-        address = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
         return _Block(descriptor, memory, address, size)
+
+    def _map(self, descriptor: int, size: int) -> tuple[mmap.mmap, int]:
+        # All pages at once: a trap for each costs more than to clear it.
+        flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
+        memory = mmap.mmap(descriptor, self._header + size, flags)
+        return memory, torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
 
     def _drop(self, block: _Block) -> None:
         self._blocks.remove(block)
