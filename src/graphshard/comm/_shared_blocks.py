@@ -11,6 +11,7 @@ what was in use at once before. See csrc/shared.h.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import secrets
@@ -218,7 +219,7 @@ class SharedBlocks:
 
     def _drop(self, block: _Block) -> None:
         self._blocks.remove(block)
-        os.close(block.descriptor)
+        _close([block])
 
     # -- what this rank reads ------------------------------------------------------------------
 
@@ -277,15 +278,15 @@ class SharedBlocks:
         Args:
             seconds: Wait for them no longer than this; for those that are gone not at all.
         """
-        self._end.detach()
-        self._end = self._when_it_ends(0.0 if self._is_broken else seconds)
-        self._end()
+        if self._end.detach() is not None:
+            self._end = self._when_it_ends(0.0 if self._is_broken else seconds)
+            self._end()
 
     def fail(self) -> None:
         """An exchange has failed: from now on nobody is expected to read what this rank wrote."""
         self._is_broken = True
-        self._end.detach()
-        self._end = self._when_it_ends(0.0)
+        if self._end.detach() is not None:
+            self._end = self._when_it_ends(0.0)
 
     def forget(self) -> None:
         """In a forked child: let go of what it inherited."""
@@ -327,3 +328,5 @@ def _has_left(kernels: ModuleType, peer: Peer) -> bool:
 def _close(blocks: Sequence[_Block]) -> None:
     for block in blocks:
         os.close(block.descriptor)
+        with contextlib.suppress(BufferError):  # a tensor keeps what it is in
+            block.memory.close()
