@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Hands blocks of memory over as DLPack tensors, which give them back by themselves, in whatever
-// thread they end and without the interpreter's lock.
+// thread they end and without the interpreter's lock. And: reads what other processes share.
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/vector.h>
@@ -11,6 +11,7 @@
 
 #include "bindings.h"
 #include "memory.h"
+#include "shared.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -80,6 +81,52 @@ nb::object empty(const std::vector<int64_t>& shape, int code, int bits) {
   return nb::steal(capsule);
 }
 
+SharedPlace place_of(int process, int descriptor, uint64_t token, uint64_t use) {
+  return {process, descriptor, token, use};
+}
+
+// Headers are given by their address: their memory is a map, which Python holds.
+void bind_shared(nb::module_& m) {
+  m.attr("shared_header") = kSharedHeader;
+  m.attr("shared_readers") = kSharedReaders;
+  m.def(
+      "begin_use",
+      [](uintptr_t header, uint64_t token, uint64_t use) {
+        begin_use(reinterpret_cast<void*>(header), token, use);
+      },
+      "header"_a, "token"_a, "use"_a);
+  m.def(
+      "is_read",
+      [](uintptr_t header, uint64_t use, const std::vector<int64_t>& readers) {
+        for (const int64_t reader : readers) {
+          require(reader >= 0 && reader < static_cast<int64_t>(kSharedReaders),
+                  "a reader must be in the header");
+        }
+        return is_read(reinterpret_cast<void*>(header), use, readers.data(), readers.size());
+      },
+      "header"_a, "use"_a, "readers"_a);
+  m.def(
+      "mark_left", [](uintptr_t header) { mark_left(reinterpret_cast<void*>(header)); },
+      "header"_a);
+  m.def(
+      "read_shared",
+      [](int process, int descriptor, uint64_t token, uint64_t use, int reader, size_t offset,
+         uintptr_t to, size_t size) {
+        require(reader >= 0 && reader < static_cast<int>(kSharedReaders),
+                "a reader must be in the header");
+        const nb::gil_scoped_release release;
+        return read_shared(place_of(process, descriptor, token, use), reader, offset,
+                           reinterpret_cast<void*>(to), size);
+      },
+      "process"_a, "descriptor"_a, "token"_a, "use"_a, "reader"_a, "offset"_a, "to"_a, "size"_a);
+  m.def(
+      "has_left",
+      [](int process, int descriptor, uint64_t token) {
+        return has_left(place_of(process, descriptor, token, 0));
+      },
+      "process"_a, "descriptor"_a, "token"_a);
+}
+
 }  // namespace
 
 void bind_memory(nb::module_& m) {
@@ -93,6 +140,7 @@ void bind_memory(nb::module_& m) {
     const BlockCounts counts = block_counts();
     return nb::make_tuple(counts.used, counts.waiting, counts.peak);
   });
+  bind_shared(m);
 }
 
 }  // namespace graphshard

@@ -199,6 +199,25 @@ def empty(shape: list[int], code: int, bits: int) -> object: ...  # a DLPack cap
 def release_blocks() -> None: ...
 def block_counts() -> tuple[int, int, int]: ...  # bytes in use, waiting, and the peak of use
 
+# Blocks that ranks on one machine share, see csrc/shared.h. A header is an address.
+shared_header: int  # bytes before the contents
+shared_readers: int  # most ranks that can read a block
+
+def begin_use(header: int, token: int, use: int) -> None: ...
+def is_read(header: int, use: int, readers: list[int]) -> bool: ...
+def mark_left(header: int) -> None: ...
+def read_shared(
+    process: int,
+    descriptor: int,
+    token: int,
+    use: int,
+    reader: int,
+    offset: int,
+    to: int,  # an address
+    size: int,
+) -> int: ...  # 0, or an error number
+def has_left(process: int, descriptor: int, token: int) -> bool: ...
+
 class Drawing:
     """One draw: `count`, then `write` into arrays of that many. Weights and ids are by position."""
 

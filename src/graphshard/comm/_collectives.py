@@ -68,6 +68,8 @@ def operation(
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
+        if state.shared is not None:
+            state.shared.fail()
         raise rank_error(state, name, others, error, time.monotonic() - start) from error
     finally:
         if state.watch is not None:

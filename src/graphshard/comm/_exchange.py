@@ -19,9 +19,10 @@ from torch.nn import functional
 
 from ._group import GroupState, group_state
 from ._pack import exchange_rows, rows_at
-from ._plan import ExchangePlan
+from ._plan import ExchangePlan, most_bytes
+from ._shared import allocator, shared_blocks
 from ._signature import check_requests, needs_grad_now
-from ._wire import narrowed, widened
+from ._wire import narrowed, widened, wire_dtype
 
 Request = tuple[ExchangePlan, Tensor]
 
@@ -172,8 +173,12 @@ def _fetch(
     state = group_state(plans[0].group)
     if state.world_size == 1:
         return [tensor.new_empty((0, *tensor.shape[1:])) for tensor in tensors]
+    blocks = shared_blocks(state, most_bytes(plans, tensors, wire))
+    # Several are joined, and what is narrowed is copied, into what is sent.
+    as_is = len(tensors) == 1 and wire_dtype(tensors[0].dtype, wire) == tensors[0].dtype
+    allocate = allocator(blocks if as_is else None)
     rows = [
-        narrowed(rows_at(tensor.detach(), plan.index_on(tensor.device)), wire)
+        narrowed(rows_at(tensor.detach(), plan.index_on(tensor.device), allocate), wire)
         for plan, tensor in zip(plans, tensors, strict=True)
     ]
     arrived = exchange_rows(
@@ -182,6 +187,7 @@ def _fetch(
         [plan.send_splits for plan in plans],
         [plan.recv_splits for plan in plans],
         "fetch_halo",
+        blocks=blocks,
     )
     return widened(arrived, [tensor.dtype for tensor in tensors])
 
@@ -196,12 +202,14 @@ def _return(
     if state.world_size == 1:
         arrived = [tensor.detach() for tensor in tensors]
     else:
+        blocks = shared_blocks(state, most_bytes(plans, tensors, wire))
         arrived = exchange_rows(
             state,
             [narrowed(tensor.detach(), wire) for tensor in tensors],
             [plan.recv_splits for plan in plans],
             [plan.send_splits for plan in plans],
             "return_halo",
+            blocks=blocks,
         )
         arrived = widened(arrived, [tensor.dtype for tensor in tensors])
     combine = _sum_rows if reduce == "sum" else _extreme_rows

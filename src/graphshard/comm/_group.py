@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 if TYPE_CHECKING:
+    from ._shared_blocks import SharedBlocks
     from ._watch import Watch
 
 DEFAULT_TIMEOUT = timedelta(seconds=300)
@@ -52,6 +53,8 @@ class GroupState:
         cancelled: Set to make waits in the group end with `Cancelled`; None where nobody can.
         unfinished: A collective that was left before it was complete.
         closed: The group has been shut down.
+        shared: Memory through which the ranks exchange large payloads; None without any.
+        tried_shared: The ranks have found out whether they can have such memory.
     """
 
     group: dist.ProcessGroup | None
@@ -69,6 +72,8 @@ class GroupState:
     cancelled: threading.Event | None = None
     unfinished: dist.Work | None = None
     closed: bool = False
+    shared: SharedBlocks | None = None
+    tried_shared: bool = False
 
     def payload_device(self, device: torch.device) -> torch.device:
         """Where data that lives on ``device`` must be copied before the backend can send it."""
@@ -145,7 +150,7 @@ def forget(state: GroupState) -> None:
         # for it, and least of all the interpreter at its end.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(state.group))
     # Whatever still refers to the state must not keep the group, and its threads, alive.
-    state.group, state.closed = None, True
+    state.group, state.closed, state.shared = None, True, None
 
 
 def registered() -> list[GroupState]:

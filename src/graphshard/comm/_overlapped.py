@@ -13,11 +13,14 @@ import torch
 from torch import Tensor
 
 from .._memory import empty
-from ._collectives import AllToAll, start_all_to_all
+from ._collectives import AllToAll
 from ._exchange import Request
 from ._group import GroupState
 from ._pack import as_bytes, joined, parted, row_bytes, rows_at
 from ._pending import Arrived, Pending
+from ._plan import most_bytes
+from ._shared import Allocate, SharedAllToAll, allocator, shared_blocks, start_exchange
+from ._shared_blocks import SharedBlocks
 from ._signature import check_requests
 from ._wire import narrowed, widened, wire_dtype
 
@@ -52,7 +55,9 @@ def start_fetch_all(
     if state.world_size == 1:
         return Arrived([t.detach().new_empty((0, *t.shape[1:])) for t in tensors])
     send, recv = [p.send_splits for p in plans], [p.recv_splits for p in plans]
-    return _Exchange(state, _gathered(requests, wire), tensors, send, recv, wire, "fetch_halo")
+    blocks = shared_blocks(state, most_bytes(plans, tensors, wire))
+    stream = _gathered(requests, wire, allocator(blocks))
+    return _Exchange(state, blocks, stream, tensors, send, recv, wire, "fetch_halo")
 
 
 def start_return_all(requests: Sequence[Request], wire: torch.dtype | None = None) -> Pending:
@@ -80,8 +85,9 @@ def start_return_all(requests: Sequence[Request], wire: torch.dtype | None = Non
         return Arrived(tensors)
     send, recv = [p.recv_splits for p in plans], [p.send_splits for p in plans]
     parts = [narrowed(tensor, wire) for tensor in tensors]
-    stream = as_bytes(parts[0]) if len(parts) == 1 else joined(parts, send)
-    return _Exchange(state, stream, tensors, send, recv, wire, "return_halo")
+    blocks = shared_blocks(state, most_bytes(plans, tensors, wire))
+    stream = as_bytes(parts[0]) if len(parts) == 1 else joined(parts, send, allocator(blocks))
+    return _Exchange(state, blocks, stream, tensors, send, recv, wire, "return_halo")
 
 
 class _Exchange:
@@ -90,6 +96,7 @@ class _Exchange:
     def __init__(
         self,
         state: GroupState,
+        blocks: SharedBlocks | None,
         stream: Tensor,
         likes: Sequence[Tensor],
         send: Splits,
@@ -109,7 +116,9 @@ class _Exchange:
             ]
             for splits in (send, recv)
         )
-        self._work: AllToAll | None = start_all_to_all(state, stream, send_bytes, recv_bytes, name)
+        self._work: AllToAll | SharedAllToAll | None = start_exchange(
+            state, blocks, stream, send_bytes, recv_bytes, name
+        )
         self._done: list[Tensor] = []
 
     def wait(self) -> list[Tensor]:
@@ -119,7 +128,7 @@ class _Exchange:
         return self._done
 
 
-def _gathered(requests: Sequence[Request], wire: torch.dtype | None) -> Tensor:
+def _gathered(requests: Sequence[Request], wire: torch.dtype | None, allocate: Allocate) -> Tensor:
     """The bytes that every rank reads of each tensor, by rank and then by tensor.
 
     Rows go from the tensor straight to their place, so that they are copied once.
@@ -127,13 +136,15 @@ def _gathered(requests: Sequence[Request], wire: torch.dtype | None) -> Tensor:
     tensors = [tensor.detach() for _, tensor in requests]
     device = tensors[0].device
     if len(tensors) == 1:
-        rows = rows_at(tensors[0], requests[0][0].index_on(device))
+        as_is = wire_dtype(tensors[0].dtype, wire) == tensors[0].dtype
+        index = requests[0][0].index_on(device)
+        rows = rows_at(tensors[0], index, allocate if as_is else empty)
         return as_bytes(narrowed(rows, wire))
     likes = [narrowed(tensor[:0], wire) for tensor in tensors]
     sizes = [row_bytes(like) for like in likes]
     plans = [plan for plan, _ in requests]
     total = sum(sum(p.send_splits) * size for p, size in zip(plans, sizes, strict=True))
-    stream = empty((total,), torch.uint8, device)
+    stream = allocate((total,), torch.uint8, device)
     start = 0
     for reader in range(plans[0].world_size):
         for plan, tensor, like, size in zip(plans, tensors, likes, sizes, strict=True):

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from .._memory import empty
-from ._collectives import all_to_all
 from ._group import GroupState
+from ._shared import Allocate, allocator, exchange
+from ._shared_blocks import SharedBlocks
 from ._trace import Kind
 
 
@@ -28,9 +29,9 @@ def row_bytes(tensor: Tensor) -> int:
     return size
 
 
-def rows_at(tensor: Tensor, index: Tensor) -> Tensor:
+def rows_at(tensor: Tensor, index: Tensor, allocate: Allocate = empty) -> Tensor:
     """``tensor[index]``: rows to send, in memory that is used again for the next message."""
-    out = empty((index.numel(), *tensor.shape[1:]), tensor.dtype, tensor.device)
+    out = allocate((index.numel(), *tensor.shape[1:]), tensor.dtype, tensor.device)
     return torch.index_select(tensor, 0, index, out=out)
 
 
@@ -71,6 +72,7 @@ def exchange_rows(
     name: str,
     kind: Kind = "all_to_all",
     meanwhile: Callable[[], None] | None = None,
+    blocks: SharedBlocks | None = None,
 ) -> list[Tensor]:
     """Exchange rows of several tensors in one ``all_to_all_single``.
 
@@ -82,6 +84,7 @@ def exchange_rows(
         name: What error messages call the operation.
         kind: How a trace counts it.
         meanwhile: Called while the rows are on their way.
+        blocks: Through which memory, see `shared_blocks`; None leaves it to the backend.
 
     Returns:
         For each tensor ``[sum(recv_splits[i]), *]``, rows grouped by source.
@@ -100,14 +103,19 @@ def exchange_rows(
         outgoing = as_bytes(tensors[0])
     else:
         device = state.payload_device(tensors[0].device)
-        outgoing = joined([tensor.to(device) for tensor in tensors], send_splits)
-    stream = all_to_all(state, outgoing, send_bytes, recv_bytes, name, kind, meanwhile=meanwhile)
+        staged = [tensor.to(device) for tensor in tensors]
+        outgoing = joined(staged, send_splits, allocator(blocks))
+        del staged
+    stream = exchange(state, blocks, outgoing, send_bytes, recv_bytes, name, kind, meanwhile)
     return parted(stream, tensors, recv_splits)
 
 
-def joined(tensors: Sequence[Tensor], splits: Sequence[Sequence[int]]) -> Tensor:
+def joined(
+    tensors: Sequence[Tensor], splits: Sequence[Sequence[int]], allocate: Allocate = empty
+) -> Tensor:
     """The bytes of tensors that are grouped by rank, by rank and then by tensor."""
-    return _regroup([as_bytes(t) for t in tensors], splits, [row_bytes(t) for t in tensors])
+    sizes = [row_bytes(tensor) for tensor in tensors]
+    return _regroup([as_bytes(tensor) for tensor in tensors], splits, sizes, allocate)
 
 
 def parted(
@@ -140,14 +148,17 @@ def _from_bytes(stream: Tensor, like: Tensor, num_rows: int) -> Tensor:
 
 
 def _regroup(
-    streams: Sequence[Tensor], splits: Sequence[Sequence[int]], sizes: Sequence[int]
+    streams: Sequence[Tensor],
+    splits: Sequence[Sequence[int]],
+    sizes: Sequence[int],
+    allocate: Allocate,
 ) -> Tensor:
     """[tensor, rank] order of the byte runs -> [rank, tensor] order."""
     runs = [
         stream.split([rows * size for rows in per_rank])
         for stream, per_rank, size in zip(streams, splits, sizes, strict=True)
     ]
-    return _joined([run for by_rank in zip(*runs, strict=True) for run in by_rank])
+    return _joined([run for by_rank in zip(*runs, strict=True) for run in by_rank], allocate)
 
 
 def _split_by_tensor(
@@ -174,7 +185,7 @@ def _joined_runs(runs: Sequence[Tensor]) -> Tensor:
     return filled[0] if len(filled) == 1 else _joined(runs)
 
 
-def _joined(runs: Sequence[Tensor]) -> Tensor:
+def _joined(runs: Sequence[Tensor], allocate: Allocate = empty) -> Tensor:
     """Bytes one after the other."""
-    whole = empty((sum(run.numel() for run in runs),), torch.uint8, runs[0].device)
+    whole = allocate((sum(run.numel() for run in runs),), torch.uint8, runs[0].device)
     return torch.cat(list(runs), out=whole)

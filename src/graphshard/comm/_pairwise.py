@@ -21,12 +21,14 @@ from torch import Tensor
 from .._memory import empty
 from ._collectives import operation, wait
 from ._group import GroupState
-from ._pack import as_bytes, rows_at
+from ._pack import as_bytes, row_bytes, rows_at
 from ._pending import Arrived, Pending
-from ._plan import ExchangePlan
+from ._plan import ExchangePlan, most_bytes
+from ._shared import Letter, allocator, is_message_shared, shared_blocks, told
+from ._shared_blocks import SharedBlocks
 from ._signature import check_requests
 from ._trace import count
-from ._wire import narrowed
+from ._wire import narrowed, wire_dtype
 
 _NUM_TAGS = 1 << 20
 
@@ -40,7 +42,7 @@ class Messages:
     _number: int
     _works: list[tuple[int, dist.Work]]
     _outgoing: list[Tensor]
-    _incoming: list[Tensor]
+    _incoming: list[Tensor | Letter]
     _likes: list[tuple[torch.device, torch.dtype]]
     _done: list[Tensor] | None = None
 
@@ -51,9 +53,15 @@ class Messages:
                 with operation(self._state, self._name, self._number, [peer]):
                     wait(self._state, work)
             self._works, self._outgoing = [], []  # what was sent goes first
+            here = [
+                part.rows(self._state, self._name, self._number)
+                if isinstance(part, Letter)
+                else part
+                for part in self._incoming
+            ]
             self._done = [
                 part.to(device).to(dtype)
-                for part, (device, dtype) in zip(self._incoming, self._likes, strict=True)
+                for part, (device, dtype) in zip(here, self._likes, strict=True)
             ]
             self._incoming = []
         return self._done
@@ -82,10 +90,12 @@ def start_fetch(
     if not tensors:
         return Arrived([])
     plans = [plan] * len(tensors)
-    num_rows = [plan.num_rows] * len(tensors)
-    state = check_requests("start_fetch", plans, tensors, num_rows, wire=wire)
-    rows = [rows_at(t.detach(), plan.send_rows(target, t.device)) for t in tensors]
-    return _start(state, "start_fetch", rows, source, plan.recv_splits[source], target, wire)
+    own = [plan.num_rows] * len(tensors)
+    state = check_requests("start_fetch", plans, tensors, own, wire=wire)
+    blocks = shared_blocks(state, most_bytes(plans, tensors, wire))
+    rows = [_rows(blocks, t.detach(), plan.send_rows(target, t.device), wire) for t in tensors]
+    num_rows = plan.recv_splits[source]
+    return _start(state, blocks, "start_fetch", rows, source, num_rows, target, wire)
 
 
 def start_return(
@@ -112,10 +122,12 @@ def start_return(
     if not grads:
         return Arrived([])
     plans = [plan] * len(grads)
-    num_rows = [plan.recv_splits[owner]] * len(grads)
-    state = check_requests("start_return", plans, grads, num_rows, wire=wire)
+    fetched = [plan.recv_splits[owner]] * len(grads)
+    state = check_requests("start_return", plans, grads, fetched, wire=wire)
     parts = [grad.detach() for grad in grads]
-    return _start(state, "start_return", parts, reader, plan.send_splits[reader], owner, wire)
+    blocks = shared_blocks(state, most_bytes(plans, grads, wire))
+    num_rows = plan.send_splits[reader]
+    return _start(state, blocks, "start_return", parts, reader, num_rows, owner, wire)
 
 
 def _pair(plan: ExchangePlan, step: int) -> tuple[int, int]:
@@ -126,8 +138,18 @@ def _pair(plan: ExchangePlan, step: int) -> tuple[int, int]:
     return (plan.rank - step) % plan.world_size, (plan.rank + step) % plan.world_size
 
 
+def _rows(
+    blocks: SharedBlocks | None, tensor: Tensor, index: Tensor, wire: torch.dtype | None
+) -> Tensor:
+    """``tensor[index]``, where the reader can see it if it goes as it is."""
+    as_is = wire_dtype(tensor.dtype, wire) == tensor.dtype
+    is_shared = as_is and is_message_shared(blocks, index.numel() * row_bytes(tensor))
+    return rows_at(tensor, index, allocator(blocks if is_shared else None))
+
+
 def _start(
     state: GroupState,
+    blocks: SharedBlocks | None,
     name: str,
     parts: list[Tensor],
     source: int,
@@ -140,21 +162,31 @@ def _start(
     parts = [narrowed(part, wire) for part in parts]
     device = state.payload_device(parts[0].device)
     outgoing = [as_bytes(part).to(device) for part in parts]
-    incoming = [empty((num_rows, *part.shape[1:]), part.dtype, device) for part in parts]
+    num_bytes = sum(sent.numel() for sent in outgoing)
+    incoming: list[Tensor | Letter] = []
+    for i, part in enumerate(parts):
+        shape, size = (num_rows, *part.shape[1:]), num_rows * row_bytes(part)
+        # Both ends know how long a message is.
+        if blocks is not None and is_message_shared(blocks, outgoing[i].numel()):
+            outgoing[i] = told(blocks.publish(outgoing[i], [target]))
+        if blocks is not None and is_message_shared(blocks, size):
+            incoming.append(Letter(blocks, [source], [size], shape, part.dtype))
+        else:
+            incoming.append(empty(shape, part.dtype, device))
+    del parts
     # Every rank starts the same messages in the same order, so the tags are the same on both
     # ends, and messages of two operations in flight cannot be taken for each other.
     number = state.num_operations
-    state.num_operations += len(parts)
+    state.num_operations += len(outgoing)
     to, frm = state.members[target], state.members[source]
     requests: list[tuple[int, dist.P2POp]] = []
     for i, (sent, received) in enumerate(zip(outgoing, incoming, strict=True)):
         tag = (number + i) % _NUM_TAGS
-        if received.numel():
-            buffer = as_bytes(received)
+        buffer = received.where if isinstance(received, Letter) else as_bytes(received)
+        if buffer.numel():
             requests.append((source, dist.P2POp(dist.irecv, buffer, frm, state.group, tag)))
         if sent.numel():
             requests.append((target, dist.P2POp(dist.isend, sent, to, state.group, tag)))
-    num_bytes = sum(sent.numel() for sent in outgoing)
     if num_bytes:
         count("send", num_bytes)
     works: list[tuple[int, dist.Work]] = []

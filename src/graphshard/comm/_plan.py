@@ -26,7 +26,8 @@ from torch.nn import functional
 
 from ._agree import verify
 from ._group import GroupState, group_state
-from ._pack import exchange_rows
+from ._pack import exchange_rows, row_bytes
+from ._wire import wire_dtype
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +45,7 @@ class ExchangePlan:
         send_splits: Rows that each rank reads from here; 0 in the own slot.
         recv_splits: Rows that this rank reads from each; 0 in the own slot.
         serial: The plan's number in its group, equal on all ranks.
+        most_rows: The most rows that any rank reads; equal on all ranks.
         checked: Signatures of exchanges that all ranks have found to be the same everywhere.
     """
 
@@ -55,6 +57,7 @@ class ExchangePlan:
     send_splits: list[int]
     recv_splits: list[int]
     serial: int
+    most_rows: int = 0
     checked: set[tuple[object, ...]] = field(default_factory=set, repr=False)
     _sums: dict[torch.device, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
     _indices: dict[torch.device, Tensor] = field(default_factory=dict, repr=False)
@@ -95,8 +98,10 @@ class ExchangePlan:
             wanted = [torch.empty(0, dtype=torch.int64)] * state.world_size
         recv_splits = [rows.numel() for rows in wanted]
         ones = [1] * state.world_size
-        counts = torch.tensor(recv_splits, dtype=torch.int64)
-        send_splits = exchange_rows(state, [counts], [ones], [ones], "ExchangePlan.build")[0]
+        # Each owner learns how many rows a rank wants of it, and how many of all.
+        counts = torch.tensor([[n, sum(recv_splits)] for n in recv_splits], dtype=torch.int64)
+        counts = exchange_rows(state, [counts], [ones], [ones], "ExchangePlan.build")[0]
+        send_splits = counts[:, 0]
         send_index = exchange_rows(
             state, [torch.cat(wanted)], [recv_splits], [send_splits.tolist()], "ExchangePlan.build"
         )[0]
@@ -114,6 +119,7 @@ class ExchangePlan:
             send_splits=send_splits.tolist(),
             recv_splits=recv_splits,
             serial=serial,
+            most_rows=int(counts[:, 1].max()),
         )
 
     @property
@@ -208,6 +214,18 @@ class ExchangePlan:
             starts = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
             self._homes[device] = rows.to(device), order.to(device), starts.to(device)
         return self._homes[device]
+
+
+def most_bytes(
+    plans: Sequence[ExchangePlan], tensors: Sequence[Tensor], wire: torch.dtype | None = None
+) -> int:
+    """The most bytes that any rank receives when it fetches such rows; equal on all ranks."""
+    return sum(
+        plan.most_rows
+        * (row_bytes(tensor) // tensor.element_size())
+        * wire_dtype(tensor.dtype, wire).itemsize
+        for plan, tensor in zip(plans, tensors, strict=True)
+    )
 
 
 def _check_needed(needed: Sequence[Tensor], num_rows: int, state: GroupState) -> Exception | None:

@@ -136,10 +136,14 @@ def shutdown_comms() -> None:
     if not is_initialized():
         return
     state = group_state()
+    states = registered()
+    for each in states:
+        if each.shared is not None:
+            failed = each.watch is not None and each.watch.given_up()
+            each.shared.leave(0.0 if failed else each.timeout.total_seconds())
     watch, state.watch = state.watch, None
     if watch is not None:
         watch.close()
-    states = registered()
     dist.destroy_process_group()  # and with it all others
     for each in states:
         forget(each)
