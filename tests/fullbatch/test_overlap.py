@@ -31,13 +31,16 @@ WIDTH = 6
 
 
 class _Watched:
-    """A `Pending` that says when it is waited for."""
+    """A `Pending` that says when it is first waited for."""
 
     def __init__(self, pending: Any, name: str, events: list[str]) -> None:
         self._pending, self._name, self._events = pending, name, events
+        self._is_here = False
 
     def wait(self) -> list[Tensor]:
-        self._events.append(f"wait {self._name}")
+        if not self._is_here:
+            self._events.append(f"wait {self._name}")
+        self._is_here = True
         rows: list[Tensor] = self._pending.wait()
         return rows
 

@@ -129,7 +129,7 @@ class GradientSums:
         pending = self._transport.start_return(step, outgoing)
         self._under_way.append((step, block, keys, pending))
         if self._most_under_way == 0:
-            self._receive()
+            pending.wait()  # and added when it would be otherwise: the same sums to the bit
 
     def finish(self) -> None:
         """Receive all gradients that other ranks computed for rows of this one."""
