@@ -6,6 +6,7 @@
 
 #include "attention.h"
 #include "attention_weights.h"
+#include "elementwise.h"
 
 namespace graphshard {
 namespace {
@@ -22,11 +23,12 @@ struct RowSums {
 // Gradients of joint scores with respect to the features that the leaky ReLU joins, of kSize
 // columns from `first` on. kEdge: edges have features; `edge` is where their gradients go, or null.
 template <bool kEdge, int kSize, typename T>
-GRAPHSHARD_INLINE void add_joint_columns(const Attention<T>& a, const Portion& portion,
+GRAPHSHARD_INLINE void add_joint_columns(const Attention<T>& a, const Portion<T>& portion,
                                          int64_t first, const wide_t<T>* slope,
                                          const RowSums<wide_t<T>>& row, T* edge) {
   using V = wide_t<T>;
   const int64_t width = a.heads * a.score_dim;
+  const int64_t heads = portion.heads.count();
   const V* fixed = row.scores + first;
   const V* coefficient = a.vector + first;
   V dst[kSize];
@@ -35,7 +37,7 @@ GRAPHSHARD_INLINE void add_joint_columns(const Attention<T>& a, const Portion& p
   for (int k = 0; k < portion.count; ++k) {
     const T* from = a.src + portion.nodes[k] * width + first;
     const T* edge_row = kEdge ? a.edge + portion.edges[k] * width + first : nullptr;
-    const V high = slope[k];
+    const V high = slope[k * heads];
     const V low = high * a.slope;
 #pragma omp simd
     for (int j = 0; j < kSize; ++j) {
@@ -61,73 +63,71 @@ GRAPHSHARD_INLINE void add_joint_columns(const Attention<T>& a, const Portion& p
 }
 
 template <typename T>
-GRAPHSHARD_INLINE void add_joint(const Attention<T>& a, const Portion& portion, int64_t head,
+GRAPHSHARD_INLINE void add_joint(const Attention<T>& a, const Portion<T>& portion,
                                  const wide_t<T>* slope, const RowSums<wide_t<T>>& row, T* edge) {
-  in_blocks<32, 16, 8, 4, 1>(a.score_dim, [&](auto size, int64_t at) GRAPHSHARD_INLINE_LAMBDA {
-    const int64_t first = head * a.score_dim + at;
-    if (a.edge == nullptr) {
-      add_joint_columns<false, size>(a, portion, first, slope, row, edge);
-    } else {
-      add_joint_columns<true, size>(a, portion, first, slope, row, edge);
-    }
-  });
+  for (int64_t h = 0; h < portion.heads.count(); ++h) {
+    in_blocks<32, 16, 8, 4, 1>(a.score_dim, [&](auto size, int64_t at) GRAPHSHARD_INLINE_LAMBDA {
+      const int64_t first = (portion.heads.first + h) * a.score_dim + at;
+      if (a.edge == nullptr) {
+        add_joint_columns<false, size>(a, portion, first, slope + h, row, edge);
+      } else {
+        add_joint_columns<true, size>(a, portion, first, slope + h, row, edge);
+      }
+    });
+  }
 }
 
 // Takes the in-edges [begin, end) of destination `v` into its gradients.
 template <typename Kind, typename T>
-GRAPHSHARD_INLINE void take_edges(const Attention<T>& a, const EdgeGroups& in_edges,
-                                  const AttentionGradient<T>& gradient,
+GRAPHSHARD_INLINE void take_edges(const Attention<T>& a, const AttentionGradient<T>& gradient,
                                   const DestinationGradients<T>& result, int64_t v, int64_t begin,
-                                  int64_t end, Heads heads, const RowSums<wide_t<T>>& row) {
-  using V = wide_t<T>;
-  Portion portion;
-  EdgeWeights<V> w;
-  alignas(64) V factor_grad[kPortion];
-  const Varying<T> varying{a.src, a.src_terms, a.heads, 1};
+                                  int64_t end, Portion<T>& portion,
+                                  const EdgeWeights<wide_t<T>>& w,
+                                  const RowSums<wide_t<T>>& row) {
+  const Varying<T> varying{a.src, a.src_terms, a.heads};
+  const int64_t first = portion.heads.first;
   for (; begin < end; begin += kPortion) {
-    load_portion(a, in_edges, begin, end, portion);
-    for (int64_t h = heads.first; h < heads.last; ++h) {
-      const int64_t at = v * a.heads + h;
-      for (int k = 0; k < portion.count; ++k) {
-        w.peak[k] = gradient.peak[at];
-        w.scale[k] = 1 / gradient.total[at];
-        w.delta[k] = gradient.delta[at];
-      }
-      Kind::scores(a, row.scores, varying, portion, h, w.z);
-      dot_columns(row.grad + h * a.dim, a.values + h * a.dim, a.heads * a.dim, a.dim, portion,
-                  a.values != a.src, w.g);
-      weigh<Kind>(a, portion, h, w);
-      store_edge_gradients(a, portion, heads, h, w, factor_grad, result.edge_terms, result.factor);
-      if constexpr (Kind::kScore == Score::kDot) {
-        const int64_t first = h * a.score_dim;
-        for (int k = 0; k < portion.count; ++k) w.slope[k] *= a.scale;
-        add_columns(w.slope, a.src + first, a.heads * a.score_dim, a.score_dim, portion, false,
-                    row.dst + first);
-      } else {
-        add_joint(a, portion, h, w.slope, row, result.edge);
-      }
+    portion.load(a, begin, end);
+    for_each_entry(portion, [&](int, int h, int entry) GRAPHSHARD_INLINE_LAMBDA {
+      const int64_t at = v * a.heads + first + h;
+      w.peak[entry] = gradient.peak[at];
+      w.scale[entry] = 1 / gradient.total[at];
+      w.delta[entry] = gradient.delta[at];
+    });
+    Kind::scores(a, row.scores, varying, portion, w.z);
+    dot_rows(portion.rows(a.values, a.heads, a.dim, a.values != a.src), row.grad + first * a.dim,
+             w.g);
+    weigh<Kind>(a, portion, w);
+    store_edge_gradients(a, portion, w, result.edge_terms, result.factor);
+    if constexpr (Kind::kScore == Score::kDot) {
+      for (int i = 0; i < portion.entries; ++i) w.slope[i] *= a.scale;
+      add_rows(portion.rows(a.src, a.heads, a.score_dim, false), w.slope,
+               row.dst + first * a.score_dim);
+    } else {
+      add_joint(a, portion, w.slope, row, result.edge);
     }
   }
 }
 
-// Buffers of a task: a destination's rows in the type of sums, and the gradient of its row.
-template <typename T>
-int64_t buffer_size(const Attention<T>& a) {
-  return a.heads * (a.dim + 2 * a.score_dim);
-}
-
 template <typename Kind, typename T>
-GRAPHSHARD_CLONES void destination_span(const Attention<T>& a, const EdgeGroups& in_edges,
-                                        const AttentionGradient<T>& gradient,
-                                        const DestinationGradients<T>& result, const Span& span,
-                                        Heads heads, wide_t<T>* buffer, wide_t<T>* vector,
-                                        wide_t<T>* slice) {
+GRAPHSHARD_HOT_CLONES void destination_span(const Attention<T>& a, const EdgeGroups& in_edges,
+                                            const AttentionGradient<T>& gradient,
+                                            const DestinationGradients<T>& result,
+                                            const Span& span, Heads heads, wide_t<T>* vector,
+                                            wide_t<T>* slice) {
   using V = wide_t<T>;
   const int64_t width = a.heads * a.dim;
   const int64_t score_width = a.heads * a.score_dim;
   const int64_t first = heads.first * a.score_dim;
   const int64_t last = heads.last * a.score_dim;
-  V* own = buffer + width + score_width;
+  // A destination's rows in the type of sums, and the gradient of its row.
+  Workspace<V> memory(Workspace<V>::size_of(width) + 2 * Workspace<V>::size_of(score_width));
+  V* grad_buffer = memory.take(width);
+  V* row_buffer = memory.take(score_width);
+  V* own = memory.take(score_width);
+  WeightsMemory<V> weights_memory(heads.count());
+  const EdgeWeights<V> weights = weights_memory.weights();
+  Portion<T> portion(a, in_edges, heads, heads.count() * a.dim * sizeof(T));
   for (int64_t v = span.first_row; v < span.last_row; ++v) {
     const bool is_slice = span.slice >= 0;
     const int64_t begin = is_slice ? span.begin : in_edges.begin(v);
@@ -142,9 +142,9 @@ GRAPHSHARD_CLONES void destination_span(const Attention<T>& a, const EdgeGroups&
     if (dst == slice || dst == own) {
       for (int64_t j = first; j < last; ++j) dst[j] = 0;
     }
-    const RowSums<V> row{widened(a.dst + v * score_width, score_width, buffer + width),
-                         widened(gradient.grad + v * width, width, buffer), dst, vector};
-    take_edges<Kind>(a, in_edges, gradient, result, v, begin, end, heads, row);
+    const RowSums<V> row{widened(a.dst + v * score_width, score_width, row_buffer),
+                         widened(gradient.grad + v * width, width, grad_buffer), dst, vector};
+    take_edges<Kind>(a, gradient, result, v, begin, end, portion, weights, row);
   }
 }
 
@@ -162,9 +162,8 @@ void destinations(const Attention<T>& a, const EdgeGroups& in_edges,
     const int64_t at = task % num_spans;
     const Span& span = schedule.spans[at];
     const int64_t first = task / num_spans * step;
-    const auto buffer = std::make_unique_for_overwrite<V[]>(buffer_size(a));
     destination_span<Kind>(a, in_edges, gradient, result, span,
-                           Heads{first, std::min(first + step, a.heads)}, buffer.get(),
+                           Heads{first, std::min(first + step, a.heads)},
                            vectors.get() + (a.vector == nullptr ? 0 : at * score_width),
                            slices.get() + std::max<int64_t>(span.slice, 0) * score_width);
   });

@@ -10,6 +10,7 @@
 
 #include "attention.h"
 #include "attention_weights.h"
+#include "elementwise.h"
 
 namespace graphshard {
 namespace {
@@ -22,24 +23,25 @@ struct RowResult {
   V* values;     // [heads * dim]
   V* src;        // dot: [heads * score_dim]
   V* src_terms;  // additive: [heads]
-  V* dst_terms;  // additive: [heads of the block, num_dst]
+  V* dst_terms;  // additive: [num_dst, heads of the block]
 };
 
-// sum[j] += sum over k of weight[k] * leaky_relu'(joined features), times vector[j], for kSize
+// sum[j] += sum over k of weight[k, head] * leaky_relu'(joined features), times vector[j], for kSize
 // columns from `first` on. kEdge: edges have features.
 template <bool kEdge, int kSize, typename T>
 GRAPHSHARD_INLINE void add_joint_columns(const Attention<T>& a, const wide_t<T>* fixed,
-                                         const Portion& portion, int64_t first,
+                                         const Portion<T>& portion, int64_t first,
                                          const wide_t<T>* weight, wide_t<T>* sum) {
   using V = wide_t<T>;
   const int64_t width = a.heads * a.score_dim;
+  const int64_t heads = portion.heads.count();
   const V* own = fixed + first;
   V sums[kSize];
   for (int j = 0; j < kSize; ++j) sums[j] = 0;
   for (int k = 0; k < portion.count; ++k) {
     const T* row = a.dst + portion.nodes[k] * width + first;
     const T* edge = kEdge ? a.edge + portion.edges[k] * width + first : nullptr;
-    const V high = weight[k];
+    const V high = weight[k * heads];
     const V low = high * a.slope;
 #pragma omp simd
     for (int j = 0; j < kSize; ++j) {
@@ -53,68 +55,83 @@ GRAPHSHARD_INLINE void add_joint_columns(const Attention<T>& a, const wide_t<T>*
 
 template <typename T>
 GRAPHSHARD_INLINE void add_joint(const Attention<T>& a, const wide_t<T>* fixed,
-                                 const Portion& portion, int64_t head, const wide_t<T>* weight,
+                                 const Portion<T>& portion, const wide_t<T>* weight,
                                  wide_t<T>* sum) {
-  in_blocks<32, 16, 8, 4, 1>(a.score_dim, [&](auto size, int64_t at) GRAPHSHARD_INLINE_LAMBDA {
-    const int64_t first = head * a.score_dim + at;
-    if (a.edge == nullptr) {
-      add_joint_columns<false, size>(a, fixed, portion, first, weight, sum);
-    } else {
-      add_joint_columns<true, size>(a, fixed, portion, first, weight, sum);
+  for (int64_t h = 0; h < portion.heads.count(); ++h) {
+    in_blocks<32, 16, 8, 4, 1>(a.score_dim, [&](auto size, int64_t at) GRAPHSHARD_INLINE_LAMBDA {
+      const int64_t first = (portion.heads.first + h) * a.score_dim + at;
+      if (a.edge == nullptr) {
+        add_joint_columns<false, size>(a, fixed, portion, first, weight + h, sum);
+      } else {
+        add_joint_columns<true, size>(a, fixed, portion, first, weight + h, sum);
+      }
+    });
+  }
+}
+
+// Adds the slopes of the edges to what their nodes have in `sums`, [nodes, heads of the block].
+template <typename T>
+GRAPHSHARD_INLINE void add_slopes(const Portion<T>& portion, const wide_t<T>* slope,
+                                  wide_t<T>* sums) {
+  with_heads(portion.heads.count(), [&](auto heads) GRAPHSHARD_INLINE_LAMBDA {
+    for (int k = 0; k < portion.count; ++k) {
+      GRAPHSHARD_PREFETCH_WRITE(sums + portion.nodes.ahead_of(k) * heads);
+      wide_t<T>* to = sums + portion.nodes[k] * heads;
+#pragma omp simd
+      for (int h = 0; h < heads; ++h) to[h] += slope[k * heads + h];
     }
   });
 }
 
+// What a walk over out-edges reads and writes besides the row that it is at.
+template <typename T>
+struct Walk {
+  const AttentionGradient<T>& gradient;
+  const SourceGradients<T>& result;
+  const wide_t<T>* packed;
+};
+
+// What scores and weights need of a source: its terms or its key, and its values.
+template <typename V>
+struct Fixed {
+  const V* scores;
+  const V* values;
+};
+
 // Takes the out-edges [begin, end) of a source into its gradients.
 template <typename Kind, typename T>
-GRAPHSHARD_INLINE void take_edges(const Attention<T>& a, const EdgeGroups& out_edges,
-                                  const AttentionGradient<T>& gradient,
-                                  const SourceGradients<T>& result, const wide_t<T>* packed,
-                                  const wide_t<T>* fixed, const wide_t<T>* values, int64_t begin,
-                                  int64_t end, Heads heads, const RowResult<wide_t<T>>& row) {
+GRAPHSHARD_INLINE void take_edges(const Attention<T>& a, const Walk<T>& walk,
+                                  const Fixed<wide_t<T>>& fixed, int64_t begin, int64_t end,
+                                  Portion<T>& portion, const EdgeWeights<wide_t<T>>& w,
+                                  const RowResult<wide_t<T>>& row) {
   using V = wide_t<T>;
-  Portion portion;
-  EdgeWeights<V> w;
-  alignas(64) V factor_grad[kPortion];
-  const Varying<T> varying{a.dst, packed, kPacked, a.num_dst * kPacked};
-  const int64_t width = a.heads * a.dim;
+  const Varying<T> varying{a.dst, walk.packed, kPacked * a.heads};
+  const int64_t first = portion.heads.first;
+  const int64_t heads = portion.heads.count();
   for (; begin < end; begin += kPortion) {
-    load_portion(a, out_edges, begin, end, portion);
-    for (int64_t h = heads.first; h < heads.last; ++h) {
-      if (Kind::kScore == Score::kAdditive && result.dst_terms != nullptr) {
-        const V* sums = row.dst_terms + (h - heads.first) * a.num_dst;
-        for (int k = 0; k < portion.count; ++k) {
-          GRAPHSHARD_PREFETCH_WRITE(sums + portion.nodes[k + kAhead]);
-        }
+    portion.load(a, begin, end);
+    Kind::scores(a, fixed.scores, varying, portion, w.z);
+    gather_statistics(a, walk.packed, portion, w);
+    dot_rows(portion.rows(walk.gradient.grad, a.heads, a.dim, true), fixed.values + first * a.dim,
+             w.g);
+    weigh<Kind>(a, portion, w);
+    if (walk.result.values != nullptr) {
+      add_rows(portion.rows(walk.gradient.grad, a.heads, a.dim, false), w.weight,
+               row.values + first * a.dim);
+    }
+    if constexpr (Kind::kScore == Score::kAdditive) {
+      fold_entries(portion, w.slope, V{0}, w.folded, add<V>);
+      for (int64_t h = 0; h < heads; ++h) row.src_terms[first + h] += w.folded[h];
+      if (row.dst_terms != nullptr) add_slopes(portion, w.slope, row.dst_terms);
+      store_edge_gradients(a, portion, w, walk.result.edge_terms, walk.result.factor);
+    } else if constexpr (Kind::kScore == Score::kDot) {
+      if (walk.result.src != nullptr) {
+        for (int i = 0; i < portion.entries; ++i) w.slope[i] *= a.scale;
+        add_rows(portion.rows(a.dst, a.heads, a.score_dim, false), w.slope,
+                 row.src + first * a.score_dim);
       }
-      Kind::scores(a, fixed, varying, portion, h, w.z);
-      gather_statistics(packed + h * a.num_dst * kPacked, portion, w);
-      dot_columns(values + h * a.dim, gradient.grad + h * a.dim, width, a.dim, portion, true, w.g);
-      weigh<Kind>(a, portion, h, w);
-      if (result.values != nullptr) {
-        add_columns(w.weight, gradient.grad + h * a.dim, width, a.dim, portion, false,
-                    row.values + h * a.dim);
-      }
-      if constexpr (Kind::kScore == Score::kAdditive) {
-        V total = 0;
-        for (int k = 0; k < portion.count; ++k) total += w.slope[k];
-        row.src_terms[h] += total;
-        if (result.dst_terms != nullptr) {
-          V* sums = row.dst_terms + (h - heads.first) * a.num_dst;
-          for (int k = 0; k < portion.count; ++k) sums[portion.nodes[k]] += w.slope[k];
-        }
-        store_edge_gradients(a, portion, heads, h, w, factor_grad, result.edge_terms,
-                             result.factor);
-      } else if constexpr (Kind::kScore == Score::kDot) {
-        if (result.src != nullptr) {
-          const int64_t first = h * a.score_dim;
-          for (int k = 0; k < portion.count; ++k) w.slope[k] *= a.scale;
-          add_columns(w.slope, a.dst + first, a.heads * a.score_dim, a.score_dim, portion, false,
-                      row.src + first);
-        }
-      } else if (result.values != nullptr) {
-        add_joint(a, fixed, portion, h, w.slope, row.values);
-      }
+    } else if (walk.result.values != nullptr) {
+      add_joint(a, fixed.scores, portion, w.slope, row.values);
     }
   }
 }
@@ -166,62 +183,52 @@ GRAPHSHARD_INLINE void store(const Attention<T>& a, const SourceGradients<T>& re
   }
 }
 
-// What scores and weights need of a source: its terms or its key, and its values.
 template <typename Kind, typename T>
-struct Fixed {
-  const wide_t<T>* scores;
-  const wide_t<T>* values;
-
-  GRAPHSHARD_INLINE Fixed(const Attention<T>& a, int64_t row, wide_t<T>* buffer) {
-    const int64_t width = a.heads * a.dim;
-    const int64_t score_width = a.heads * a.score_dim;
-    values = widened(a.values + row * width, width, buffer);
-    if constexpr (Kind::kScore == Score::kAdditive) {
-      scores = a.src_terms + row * a.heads;
-    } else if constexpr (Kind::kScore == Score::kJoint) {
-      scores = values;
-    } else {
-      scores = widened(a.src + row * score_width, score_width, buffer + width);
-    }
+GRAPHSHARD_INLINE Fixed<wide_t<T>> fixed_of(const Attention<T>& a, int64_t row,
+                                            wide_t<T>* buffer) {
+  const int64_t width = a.heads * a.dim;
+  const int64_t score_width = a.heads * a.score_dim;
+  const wide_t<T>* values = widened(a.values + row * width, width, buffer);
+  if constexpr (Kind::kScore == Score::kAdditive) {
+    return {a.src_terms + row * a.heads, values};
+  } else if constexpr (Kind::kScore == Score::kJoint) {
+    return {values, values};
+  } else {
+    return {widened(a.src + row * score_width, score_width, buffer + width), values};
   }
-};
+}
 
 template <typename Kind, typename T>
-GRAPHSHARD_CLONES void source_span(const Attention<T>& a, const EdgeGroups& out_edges,
-                                   const AttentionGradient<T>& gradient,
-                                   const SourceGradients<T>& result, const wide_t<T>* packed,
-                                   const Span& span, Heads heads, wide_t<T>* buffer,
-                                   wide_t<T>* dst_terms, wide_t<T>* slice) {
+GRAPHSHARD_HOT_CLONES void source_span(const Attention<T>& a, const EdgeGroups& out_edges,
+                                       const Walk<T>& walk, const Span& span, Heads heads,
+                                       wide_t<T>* dst_terms, wide_t<T>* slice) {
+  using V = wide_t<T>;
+  // Results of a row, then a source's row in the type of sums.
   const int64_t half = a.heads * (a.dim + std::max<int64_t>(a.score_dim, 1));
+  Workspace<V> memory(2 * half);
+  WeightsMemory<V> weights_memory(heads.count());
+  const EdgeWeights<V> weights = weights_memory.weights();
+  Portion<T> portion(a, out_edges, heads, heads.count() * a.dim * sizeof(T));
+  V* buffer = memory.take(2 * half);
   if (span.slice >= 0) {
-    const RowResult<wide_t<T>> row{slice, slice + a.heads * a.dim, slice + a.heads * a.dim,
-                                   dst_terms};
-    const Fixed<Kind, T> fixed(a, span.first_row, buffer + half);
+    const RowResult<V> row{slice, slice + a.heads * a.dim, slice + a.heads * a.dim, dst_terms};
+    const Fixed<V> fixed = fixed_of<Kind>(a, span.first_row, buffer + half);
     clear<Kind>(a, heads, row);
-    take_edges<Kind>(a, out_edges, gradient, result, packed, fixed.scores, fixed.values, span.begin,
-                     span.end, heads, row);
+    take_edges<Kind>(a, walk, fixed, span.begin, span.end, portion, weights, row);
     return;
   }
   for (int64_t at = span.first_row; at < span.last_row; ++at) {
     const int64_t begin = out_edges.begin(at);
     const int64_t end = out_edges.begin(at + 1);
     if (Kind::kScore != Score::kAdditive && end - begin > kSliceEdges) continue;
-    const RowResult<wide_t<T>> row = row_result<Kind>(a, result, at, buffer, dst_terms);
+    const RowResult<V> row = row_result<Kind>(a, walk.result, at, buffer, dst_terms);
     clear<Kind>(a, heads, row);
     if (begin < end) {
-      const Fixed<Kind, T> fixed(a, at, buffer + half);
-      take_edges<Kind>(a, out_edges, gradient, result, packed, fixed.scores, fixed.values, begin,
-                       end, heads, row);
+      const Fixed<V> fixed = fixed_of<Kind>(a, at, buffer + half);
+      take_edges<Kind>(a, walk, fixed, begin, end, portion, weights, row);
     }
-    store(a, result, at, heads, row);
+    store(a, walk.result, at, heads, row);
   }
-}
-
-// Buffers of a task: results of a row, then a source's row in the type of sums.
-template <typename T>
-std::unique_ptr<wide_t<T>[]> row_buffer(const Attention<T>& a) {
-  const int64_t half = a.heads * (a.dim + std::max<int64_t>(a.score_dim, 1));
-  return std::make_unique_for_overwrite<wide_t<T>[]>(2 * half);
 }
 
 // Parts of the sources with about equal numbers of edges, the same for any number of threads.
@@ -251,19 +258,24 @@ std::vector<Span> source_parts(const EdgeGroups& out_edges, int64_t num_dst) {
 }
 
 template <typename V>
-GRAPHSHARD_CLONES void add_terms(const V* sums, int64_t num_dst, int64_t begin, int64_t end,
-                                 Heads heads, int64_t num_heads, V* result) {
-  for (int64_t h = heads.first; h < heads.last; ++h) {
-    const V* from = sums + (h - heads.first) * num_dst;
-    for (int64_t v = begin; v < end; ++v) result[v * num_heads + h] += from[v];
+GRAPHSHARD_CLONES void add_terms(const V* sums, int64_t begin, int64_t end, Heads heads,
+                                 int64_t num_heads, V* result) {
+  const int64_t heads_here = heads.count();
+  if (heads_here == num_heads) {
+    for (int64_t i = begin * num_heads; i < end * num_heads; ++i) result[i] += sums[i];
+    return;
+  }
+  for (int64_t v = begin; v < end; ++v) {
+    V* to = result + v * num_heads + heads.first;
+    for (int64_t h = 0; h < heads_here; ++h) to[h] += sums[v * heads_here + h];
   }
 }
 
 template <typename T>
-void additive(const Attention<T>& a, const EdgeGroups& out_edges,
-              const AttentionGradient<T>& gradient, const SourceGradients<T>& result,
-              const wide_t<T>* packed, int64_t step, int num_threads) {
+void additive(const Attention<T>& a, const EdgeGroups& out_edges, const Walk<T>& walk, int64_t step,
+              int num_threads) {
   using V = wide_t<T>;
+  const SourceGradients<T>& result = walk.result;
   const std::vector<Span> parts = source_parts(out_edges, a.num_dst);
   const int64_t num_parts = static_cast<int64_t>(parts.size());
   const int64_t num_tasks = num_parts * ((a.heads + step - 1) / step);
@@ -280,16 +292,14 @@ void additive(const Attention<T>& a, const EdgeGroups& out_edges,
     run_tasks(end - begin, num_threads, [&](int64_t i) {
       V* own = sums.get() + i * terms;
       std::fill(own, own + terms, V{0});
-      const auto buffer = row_buffer(a);
-      source_span<AdditiveScore>(a, out_edges, gradient, result, packed,
-                                 parts[(begin + i) % num_parts], heads_of(begin + i), buffer.get(),
-                                 own, static_cast<V*>(nullptr));
+      source_span<AdditiveScore>(a, out_edges, walk, parts[(begin + i) % num_parts],
+                                 heads_of(begin + i), sums_terms ? own : nullptr,
+                                 static_cast<V*>(nullptr));
     });
     if (!sums_terms) continue;
     run_tasks(wave, num_threads, [&](int64_t share) {
       for (int64_t task = begin; task < end; ++task) {
-        add_terms(sums.get() + (task - begin) * terms, a.num_dst,
-                  part_begin(a.num_dst, share, wave), part_begin(a.num_dst, share + 1, wave),
+        add_terms(sums.get() + (task - begin) * terms, part_begin(a.num_dst, share, wave), part_begin(a.num_dst, share + 1, wave),
                   heads_of(task), a.heads, result.dst_terms);
       }
     });
@@ -297,9 +307,8 @@ void additive(const Attention<T>& a, const EdgeGroups& out_edges,
 }
 
 template <typename Kind, typename T>
-void by_rows(const Attention<T>& a, const EdgeGroups& out_edges,
-             const AttentionGradient<T>& gradient, const SourceGradients<T>& result,
-             const wide_t<T>* packed, int64_t step, int num_threads) {
+void by_rows(const Attention<T>& a, const EdgeGroups& out_edges, const Walk<T>& walk, int64_t step,
+             int num_threads) {
   using V = wide_t<T>;
   const Schedule schedule = fixed_schedule(out_edges, a.heads * a.dim);
   const int64_t num_spans = static_cast<int64_t>(schedule.spans.size());
@@ -308,9 +317,7 @@ void by_rows(const Attention<T>& a, const EdgeGroups& out_edges,
   run_tasks(num_spans * ((a.heads + step - 1) / step), num_threads, [&](int64_t task) {
     const Span& span = schedule.spans[task % num_spans];
     const int64_t first = task / num_spans * step;
-    const auto buffer = row_buffer(a);
-    source_span<Kind>(a, out_edges, gradient, result, packed, span,
-                      Heads{first, std::min(first + step, a.heads)}, buffer.get(),
+    source_span<Kind>(a, out_edges, walk, span, Heads{first, std::min(first + step, a.heads)},
                       static_cast<V*>(nullptr),
                       slices.get() + std::max<int64_t>(span.slice, 0) * slice_size);
   });
@@ -321,7 +328,7 @@ void by_rows(const Attention<T>& a, const EdgeGroups& out_edges,
       for (int64_t j = 0; j < slice_size; ++j) total[j] += other[j];
     }
     const RowResult<V> row{total, total + a.heads * a.dim, nullptr, nullptr};
-    store(a, result, hub.row, Heads{0, a.heads}, row);
+    store(a, walk.result, hub.row, Heads{0, a.heads}, row);
   }
 }
 
@@ -331,7 +338,11 @@ template <typename T>
 void attention_sources(const Attention<T>& attention, const EdgeGroups& out_edges,
                        const AttentionGradient<T>& gradient, const SourceGradients<T>& result,
                        int num_threads) {
-  const auto packed = pack_statistics(attention, gradient, num_threads);
+  const int64_t size = kPacked * attention.heads * attention.num_dst;
+  Workspace<wide_t<T>> memory(size);
+  wide_t<T>* packed = memory.take(size);
+  pack_statistics(attention, gradient, num_threads, packed);
+  const Walk<T> walk{gradient, result, packed};
   const int64_t columns = attention.score == Score::kAdditive
                               ? attention.dim
                               : std::max(attention.dim, attention.score_dim);
@@ -343,9 +354,9 @@ void attention_sources(const Attention<T>& attention, const EdgeGroups& out_edge
   with_score(attention.score, [&](auto kind) {
     using Kind = decltype(kind);
     if constexpr (Kind::kScore == Score::kAdditive) {
-      additive(attention, out_edges, gradient, result, packed.get(), step, num_threads);
+      additive(attention, out_edges, walk, step, num_threads);
     } else {
-      by_rows<Kind>(attention, out_edges, gradient, result, packed.get(), step, num_threads);
+      by_rows<Kind>(attention, out_edges, walk, step, num_threads);
     }
   });
 }
