@@ -34,65 +34,87 @@ template <typename V>
 struct Scratch {
   V* scores;
   V* multiplier;
-  V* peak;  // of each entry
-  V* folded;
+  V* peak;    // of each entry
+  V* folded;  // a number per head
+  V* row;     // a destination's row in the type of sums
   uint32_t* words;
 };
 
-// Takes the edges [begin, end) of a destination into its state.
-template <typename Kind, typename T>
-GRAPHSHARD_INLINE void take_edges(const Attention<T>& a, const Varying<T>& varying,
-                                  const wide_t<T>* fixed, int64_t begin, int64_t end,
-                                  Portion<T>& portion, const Scratch<wide_t<T>>& scratch,
-                                  const RowState<wide_t<T>>& state) {
-  using V = wide_t<T>;
-  constexpr V kNone = -std::numeric_limits<V>::infinity();
-  const int64_t first = portion.heads.first;
-  const int64_t heads = portion.heads.count();
-  V* scores = scratch.scores;
-  for (; begin < end; begin += kPortion) {
-    portion.load(a, begin, end);
-    Kind::scores(a, fixed, varying, portion, scores);
-    for (int i = portion.entries; i < portion.padded; ++i) scores[i] = kNone;
-    if constexpr (Kind::kScore == Score::kAdditive) {
-      for_lanes(portion, [&](int i) GRAPHSHARD_INLINE_LAMBDA {
-        scores[i] = leaky_relu(scores[i], a.slope);
-      });
-    }
-    fold_entries(portion, scores, kNone, scratch.folded,
-                 [](V x, V y) GRAPHSHARD_INLINE_LAMBDA { return y > x ? y : x; });
-    for (int64_t h = 0; h < heads; ++h) {
-      const int64_t at = first + h;
-      raise_peak(scratch.folded[h], a.dim, state.peak[at], state.total[at], state.sum + at * a.dim);
-      // Of edges that are all ruled out by infinite terms there is no peak to compare with.
-      scratch.folded[h] = state.peak[at] == kNone ? 0 : state.peak[at];
-    }
-    repeat(portion, scratch.folded, scratch.peak);
-    for_lanes(portion, [&](int i) GRAPHSHARD_INLINE_LAMBDA {
-      scores[i] = exp_nonpositive(scores[i] - scratch.peak[i]);
-    });
-    fold_entries(portion, scores, V{0}, scratch.folded, add<V>);
-    for (int64_t h = 0; h < heads; ++h) state.total[first + h] += scratch.folded[h];
-    if (a.mask.threshold != 0) {
-      load_mask(a, portion, scratch.words, scratch.multiplier);
-      for_lanes(portion, [&](int i) GRAPHSHARD_INLINE_LAMBDA {
-        scores[i] *= scratch.multiplier[i];
-      });
-    }
-    if (a.factor != nullptr) multiply_by_factor(a, portion, scores);
-    const bool values_are_new = !Kind::kReadsRows || a.values != a.src;
-    add_rows(portion.rows(a.values, a.heads, a.dim, values_are_new), scores,
-             state.sum + first * a.dim);
-  }
-}
-
 template <typename V>
-GRAPHSHARD_INLINE void begin_state(const RowState<V>& state, Heads heads, int64_t dim) {
+GRAPHSHARD_INLINE void begin_state(const RowState<V>& state, Heads heads) {
   for (int64_t h = heads.first; h < heads.last; ++h) {
     state.peak[h] = -std::numeric_limits<V>::infinity();
     state.total[h] = 0;
   }
-  for (int64_t j = heads.first * dim; j < heads.last * dim; ++j) state.sum[j] = 0;
+}
+
+// What scores need of the destination: its terms or its row.
+template <typename Kind, typename T>
+GRAPHSHARD_INLINE const wide_t<T>* fixed_of(const Attention<T>& a, int64_t row, wide_t<T>* buffer) {
+  if constexpr (!Kind::kReadsRows) {
+    return a.dst_terms + row * a.heads;
+  } else {
+    const int64_t width = a.heads * a.score_dim;
+    return widened(a.dst + row * width, width, buffer);
+  }
+}
+
+// Raises the peaks of a piece's destination to the piece's scores, and leaves them with each entry.
+template <typename T, typename V>
+GRAPHSHARD_INLINE void raise_peaks(const Attention<T>& a, Heads heads, const Piece& piece,
+                                   const Scratch<V>& scratch, const RowState<V>& state) {
+  constexpr V kNone = -std::numeric_limits<V>::infinity();
+  V* folded = scratch.folded;
+  for (int64_t h = 0; h < heads.count(); ++h) folded[h] = kNone;
+  fold_entries(heads, piece, scratch.scores, folded,
+               [](V x, V y) GRAPHSHARD_INLINE_LAMBDA { return y > x ? y : x; });
+  for (int64_t h = 0; h < heads.count(); ++h) {
+    const int64_t at = heads.first + h;
+    raise_peak(folded[h], a.dim, state.peak[at], state.total[at], state.sum + at * a.dim);
+    // Of edges that are all ruled out by infinite terms there is no peak to compare with.
+    folded[h] = state.peak[at] == kNone ? 0 : state.peak[at];
+  }
+  repeat(heads, piece, folded, scratch.peak);
+}
+
+// scores[entry] = exp(score - peak), times its multiplier; raises peaks and totals of the portion's
+// destinations. state_of_row(row) finds their states.
+template <typename Kind, typename T, typename States>
+GRAPHSHARD_INLINE void weigh_edges(const Attention<T>& a, const Portion<T>& portion, bool begin,
+                                   const Scratch<wide_t<T>>& scratch, const States& state_of_row) {
+  using V = wide_t<T>;
+  const Heads heads = portion.heads;
+  const Varying<T> varying{a.src, a.src_terms, a.heads};
+  V* scores = scratch.scores;
+  for (int p = 0; p < portion.num_pieces; ++p) {
+    const Piece& piece = portion.pieces[p];
+    Kind::scores(a, fixed_of<Kind>(a, piece.row, scratch.row), varying, portion, piece, scores);
+  }
+  for (int i = portion.entries; i < portion.padded; ++i) scores[i] = scratch.peak[i] = 0;
+  if constexpr (Kind::kScore == Score::kAdditive) {
+    for_lanes(portion, [&](int i) GRAPHSHARD_INLINE_LAMBDA {
+      scores[i] = leaky_relu(scores[i], a.slope);
+    });
+  }
+  for (int p = 0; p < portion.num_pieces; ++p) {
+    const Piece& piece = portion.pieces[p];
+    const RowState<V> state = state_of_row(piece.row);
+    if (begin && piece.begins) begin_state(state, heads);
+    raise_peaks(a, heads, piece, scratch, state);
+  }
+  for_lanes(portion, [&](int i) GRAPHSHARD_INLINE_LAMBDA {
+    scores[i] = exp_nonpositive(scores[i] - scratch.peak[i]);
+  });
+  for (int p = 0; p < portion.num_pieces; ++p) {
+    const Piece& piece = portion.pieces[p];
+    fold_entries(heads, piece, scores, state_of_row(piece.row).total + heads.first, add<V>);
+  }
+  if (a.mask.threshold != 0) {
+    load_mask(a, portion, scratch.words, scratch.multiplier);
+    for_lanes(portion,
+              [&](int i) GRAPHSHARD_INLINE_LAMBDA { scores[i] *= scratch.multiplier[i]; });
+  }
+  if (a.factor != nullptr) multiply_by_factor(a, portion, scores);
 }
 
 // out = sum / total; `sum` may be `out` itself.
@@ -117,17 +139,6 @@ GRAPHSHARD_INLINE RowState<wide_t<T>> state_of(const Attention<T>& a, const Atte
   return {s.peak + row * a.heads, s.total + row * a.heads, sum};
 }
 
-// What scores need of the destination: its terms or its row.
-template <typename Kind, typename T>
-GRAPHSHARD_INLINE const wide_t<T>* fixed_of(const Attention<T>& a, int64_t row, wide_t<T>* buffer) {
-  if constexpr (!Kind::kReadsRows) {
-    return a.dst_terms + row * a.heads;
-  } else {
-    const int64_t width = a.heads * a.score_dim;
-    return widened(a.dst + row * width, width, buffer);
-  }
-}
-
 // `slice` is the state of a slice.
 template <typename Kind, typename T>
 GRAPHSHARD_HOT_CLONES void forward_span(const Attention<T>& a, const EdgeGroups& in_edges,
@@ -140,29 +151,30 @@ GRAPHSHARD_HOT_CLONES void forward_span(const Attention<T>& a, const EdgeGroups&
   Workspace<V> memory(3 * Workspace<V>::size_of(entries) + Workspace<V>::size_of(heads.count()) +
                       Workspace<V>::size_of(width) + Workspace<V>::size_of(score_width));
   const auto words = std::make_unique_for_overwrite<uint32_t[]>(entries + heads.count());
-  const Scratch<V> scratch{memory.take(entries), memory.take(entries), memory.take(entries),
-                           memory.take(heads.count()), words.get()};
+  const Scratch<V> scratch{memory.take(entries),       memory.take(entries),     memory.take(entries),
+                           memory.take(heads.count()), memory.take(score_width), words.get()};
   V* buffer = memory.take(width);
-  V* row_buffer = memory.take(score_width);
-  const Varying<T> varying{a.src, a.src_terms, a.heads};
-  Portion<T> portion(a, in_edges, heads, heads.count() * a.dim * sizeof(T));
-  if (span.slice >= 0) {
-    begin_state(slice, heads, a.dim);
-    take_edges<Kind>(a, varying, fixed_of<Kind>(a, span.first_row, row_buffer), span.begin,
-                     span.end, portion, scratch, slice);
-    return;
-  }
-  for (int64_t row = span.first_row; row < span.last_row; ++row) {
-    const int64_t begin = in_edges.begin(row);
-    const int64_t end = in_edges.begin(row + 1);
-    if (end - begin > kSliceEdges) continue;
-    const RowState<V> state = state_of(a, s, row, buffer);
-    if (s.begin) begin_state(state, heads, a.dim);
-    if (begin < end) {
-      take_edges<Kind>(a, varying, fixed_of<Kind>(a, row, row_buffer), begin, end, portion, scratch,
-                       state);
+  const bool is_slice = span.slice >= 0;
+  const bool begin = is_slice || s.begin;
+  const bool values_are_new = !Kind::kReadsRows || a.values != a.src;
+  const auto state_of_row = [&](int64_t row) GRAPHSHARD_INLINE_LAMBDA {
+    return is_slice ? slice : state_of(a, s, row, buffer);
+  };
+  Portion<T> portion(a, in_edges, span, heads, heads.count() * a.dim * sizeof(T), true);
+  while (portion.next()) {
+    weigh_edges<Kind>(a, portion, begin, scratch, state_of_row);
+    for (int p = 0; p < portion.num_pieces; ++p) {
+      const Piece& piece = portion.pieces[p];
+      const RowState<V> state = state_of_row(piece.row);
+      V* sum = state.sum + heads.first * a.dim;
+      if (begin && piece.begins) {
+        for (int64_t j = 0; j < heads.count() * a.dim; ++j) sum[j] = 0;
+      }
+      add_rows(portion.rows(piece, a.values, a.dim, values_are_new), scratch.scores, sum);
+      if (piece.ends && !is_slice && s.out != nullptr) {
+        divide(state, heads, a.dim, s.out + piece.row * width);
+      }
     }
-    if (s.out != nullptr) divide(state, heads, a.dim, s.out + row * width);
   }
 }
 
@@ -173,7 +185,10 @@ void join_slices(const Attention<T>& a, const AttentionState<T>& s, const Hub& h
   using V = wide_t<T>;
   const Heads heads{0, a.heads};
   const RowState<V> state = state_of(a, s, hub.row, buffer);
-  if (s.begin) begin_state(state, heads, a.dim);
+  if (s.begin) {
+    begin_state(state, heads);
+    for (int64_t j = 0; j < a.heads * a.dim; ++j) state.sum[j] = 0;
+  }
   for (int64_t slice = hub.first_slice; slice < hub.last_slice; ++slice) {
     for (int64_t h = 0; h < a.heads; ++h) {
       const int64_t at = slice * a.heads + h;

@@ -2,6 +2,9 @@
 
 #include "attention_rows.h"
 
+#include <algorithm>
+#include <bit>
+#include <cstring>
 #include <type_traits>
 
 #include "elementwise.h"
@@ -10,119 +13,213 @@ namespace graphshard {
 namespace {
 
 template <typename T>
-GRAPHSHARD_INLINE void prefetch_row(const RunRows<T>& run, int64_t k, int64_t bytes) {
-  const char* row = reinterpret_cast<const char*>(run.ahead_of(k));
-  for (int64_t at = 0; at < bytes; at += 64) GRAPHSHARD_PREFETCH(row + at);
-}
-
-template <typename T>
 GRAPHSHARD_INLINE int64_t bytes_of(const HeadRows<T>& rows) {
   return rows.heads * rows.dim * static_cast<int64_t>(sizeof(T));
 }
 
-// Sums of kColumns columns of kHeads heads, in registers while the edges pass.
+// Columns [column, column + kColumns) of kHeads heads from `head` on, with the rows that are asked
+// for. The passes below keep so many sums in registers while the edges of a run go by.
 template <int kHeads, int kColumns, typename T>
-GRAPHSHARD_INLINE void add_block(const RunRows<T>& run, bool prefetch, int64_t head, int64_t column,
-                                 const wide_t<T>* weight, wide_t<T>* sum) {
+struct Block {
+  const RunRows<T>& run;
+  bool prefetch;
+  int64_t head;
+  int64_t column;
+
+  GRAPHSHARD_INLINE int64_t at(int h) const { return (head + h) * run.rows.dim + column; }
+  GRAPHSHARD_INLINE void request(int64_t k) const {
+    if (!prefetch) return;
+    const T* later = run.ahead_of(k);
+    for (int h = 0; h < kHeads; ++h) prefetch_values<kColumns>(later + at(h));
+  }
+};
+
+// Calls pass(block) for all columns of all heads.
+template <typename T, typename Pass>
+GRAPHSHARD_INLINE void in_passes(const RunRows<T>& run, const Pass& pass) {
+  in_blocks<4, 1>(run.rows.heads, [&](auto heads, int64_t head) GRAPHSHARD_INLINE_LAMBDA {
+    in_blocks<32, 16, 8, 4, 1>(
+        run.rows.dim, [&](auto columns, int64_t column) GRAPHSHARD_INLINE_LAMBDA {
+          pass(Block<heads, columns, T>{run, run.prefetch, head, column});
+        });
+  });
+}
+
+template <typename T>
+GRAPHSHARD_INLINE void clear(const RunRows<T>& run, wide_t<T>* out) {
+  const int64_t heads = run.rows.heads;
+  for (int64_t i = run.first * heads; i < run.last * heads; ++i) out[i] = 0;
+}
+
+// [Note: pairs of columns] Two bfloat16 side by side are the halves of a word: one shift and one mask
+// make floats of whole vectors of them, but those of even columns come together, and those of odd
+// ones. So sums and factors of a block of columns are kept in this order, as lanes, while edges pass.
+template <typename T, int kColumns>
+inline constexpr bool kInPairs = std::is_same_v<T, bfloat16> && kColumns % 2 == 0 &&
+                                 std::endian::native == std::endian::little;
+
+// lanes[lane] = columns[column] for all of them, and the other way.
+template <typename T, int kColumns>
+GRAPHSHARD_INLINE void load_lanes(const wide_t<T>* columns, wide_t<T>* lanes) {
+  if constexpr (kInPairs<T, kColumns>) {
+    for (int j = 0; j < kColumns / 2; ++j) {
+      lanes[j] = columns[2 * j];
+      lanes[kColumns / 2 + j] = columns[2 * j + 1];
+    }
+  } else {
+    for (int j = 0; j < kColumns; ++j) lanes[j] = columns[j];
+  }
+}
+template <typename T, int kColumns>
+GRAPHSHARD_INLINE void store_lanes(const wide_t<T>* lanes, wide_t<T>* columns) {
+  if constexpr (kInPairs<T, kColumns>) {
+    for (int j = 0; j < kColumns / 2; ++j) {
+      columns[2 * j] = lanes[j];
+      columns[2 * j + 1] = lanes[kColumns / 2 + j];
+    }
+  } else {
+    for (int j = 0; j < kColumns; ++j) columns[j] = lanes[j];
+  }
+}
+
+GRAPHSHARD_INLINE uint32_t word_of(const bfloat16* pair) {
+  uint32_t word;
+  std::memcpy(&word, pair, sizeof(word));
+  return word;
+}
+GRAPHSHARD_INLINE float lower(uint32_t word) { return std::bit_cast<float>(word << 16); }
+GRAPHSHARD_INLINE float upper(uint32_t word) { return std::bit_cast<float>(word & 0xffff0000u); }
+
+// sums[lane] += by * columns.
+template <int kColumns, typename T>
+GRAPHSHARD_INLINE void add_lanes(wide_t<T> by, const T* from, wide_t<T>* sums) {
+  if constexpr (kInPairs<T, kColumns>) {
+#pragma omp simd
+    for (int j = 0; j < kColumns / 2; ++j) {
+      const uint32_t word = word_of(from + 2 * j);
+      sums[j] += by * lower(word);
+      sums[kColumns / 2 + j] += by * upper(word);
+    }
+  } else {
+#pragma omp simd
+    for (int j = 0; j < kColumns; ++j) sums[j] += by * widen(from[j]);
+  }
+}
+
+// <own, columns>, `own` by lane.
+template <int kColumns, typename T>
+GRAPHSHARD_INLINE wide_t<T> dot_lanes(const wide_t<T>* own, const T* from) {
+  wide_t<T> total = 0;
+  if constexpr (kInPairs<T, kColumns>) {
+#pragma omp simd reduction(+ : total)
+    for (int j = 0; j < kColumns / 2; ++j) {
+      const uint32_t word = word_of(from + 2 * j);
+      total += own[j] * lower(word) + own[kColumns / 2 + j] * upper(word);
+    }
+  } else {
+#pragma omp simd reduction(+ : total)
+    for (int j = 0; j < kColumns; ++j) total += own[j] * widen(from[j]);
+  }
+  return total;
+}
+
+template <int kHeads, int kColumns, typename T>
+GRAPHSHARD_INLINE void add_block(const Block<kHeads, kColumns, T>& block, const wide_t<T>* weight,
+                                 wide_t<T>* sum) {
   using V = wide_t<T>;
-  const int64_t dim = run.rows.dim;
-  const int64_t bytes = prefetch ? bytes_of(run.rows) : 0;
-  const int64_t first = head * dim + column;
+  const RunRows<T>& run = block.run;
   V sums[kHeads * kColumns];
   for (int h = 0; h < kHeads; ++h) {
-    for (int j = 0; j < kColumns; ++j) sums[h * kColumns + j] = sum[first + h * dim + j];
+    load_lanes<T, kColumns>(sum + block.at(h), sums + h * kColumns);
   }
-  for (int k = 0; k < run.count; ++k) {
-    prefetch_row(run, k, bytes);
-    const T* row = run[k] + first;
-    const V* weights = weight + k * run.rows.heads + head;
+  for (int k = run.first; k < run.last; ++k) {
+    block.request(k);
+    const T* row = run[k];
+    const V* weights = weight + k * run.rows.heads + block.head;
     for (int h = 0; h < kHeads; ++h) {
-      const V by = weights[h];
-#pragma omp simd
-      for (int j = 0; j < kColumns; ++j) sums[h * kColumns + j] += by * widen(row[h * dim + j]);
+      add_lanes<kColumns>(weights[h], row + block.at(h), sums + h * kColumns);
     }
   }
   for (int h = 0; h < kHeads; ++h) {
-    for (int j = 0; j < kColumns; ++j) sum[first + h * dim + j] = sums[h * kColumns + j];
+    store_lanes<T, kColumns>(sums + h * kColumns, sum + block.at(h));
   }
+}
+
+template <int kHeads, int kColumns, typename T>
+GRAPHSHARD_INLINE void dot_block(const Block<kHeads, kColumns, T>& block, const wide_t<T>* fixed,
+                                 wide_t<T>* out) {
+  using V = wide_t<T>;
+  const RunRows<T>& run = block.run;
+  V own[kHeads * kColumns];
+  for (int h = 0; h < kHeads; ++h) {
+    load_lanes<T, kColumns>(fixed + block.at(h), own + h * kColumns);
+  }
+  for (int k = run.first; k < run.last; ++k) {
+    block.request(k);
+    const T* row = run[k];
+    V* to = out + k * run.rows.heads + block.head;
+    for (int h = 0; h < kHeads; ++h) {
+      to[h] += dot_lanes<kColumns>(own + h * kColumns, row + block.at(h));
+    }
+  }
+}
+
+template <typename T>
+GRAPHSHARD_INLINE void dot(const RunRows<T>& run, const wide_t<T>* fixed, wide_t<T>* out) {
+  clear(run, out);
+  in_passes(run, [&](const auto& block)
+                     GRAPHSHARD_INLINE_LAMBDA { dot_block(block, fixed, out); });
+}
+
+template <typename T>
+GRAPHSHARD_INLINE void add(const RunRows<T>& run, const wide_t<T>* weight, wide_t<T>* sum) {
+  in_passes(run, [&](const auto& block)
+                     GRAPHSHARD_INLINE_LAMBDA { add_block(block, weight, sum); });
 }
 
 template <typename T>
 GRAPHSHARD_HOT_CLONES void add_clones(const RunRows<T>& run, const wide_t<T>* weight,
                                       wide_t<T>* sum) {
-  bool prefetch = run.prefetch;
-  in_blocks<4, 1>(run.rows.heads, [&](auto heads, int64_t head) GRAPHSHARD_INLINE_LAMBDA {
-    const auto block = [&](auto columns, int64_t column) GRAPHSHARD_INLINE_LAMBDA {
-      add_block<heads, columns>(run, prefetch, head, column, weight, sum);
-      prefetch = false;
-    };
-    if constexpr (heads == 1) {
-      in_blocks<128, 32, 16, 8, 4, 1>(run.rows.dim, block);
-    } else {
-      in_blocks<32, 16, 8, 4, 1>(run.rows.dim, block);
-    }
-  });
+  add(run, weight, sum);
 }
 
-// Calls function(n) where n is `dim`, known to the compiler if it is a frequent one, else 0.
-template <typename Function>
-GRAPHSHARD_INLINE void with_dim(int64_t dim, const Function& function) {
-  if (dim == 32) return function(std::integral_constant<int, 32>{});
-  if (dim == 64) return function(std::integral_constant<int, 64>{});
-  if (dim == 16) return function(std::integral_constant<int, 16>{});
-  if (dim == 8) return function(std::integral_constant<int, 8>{});
-  function(std::integral_constant<int, 0>{});
-}
-
-// Sum of term(j) over `dim` columns from `first`. Lengths are constants, so that what is left over
-// after whole vectors is not summed up column by column.
-template <int kDim, typename V, typename Term>
-GRAPHSHARD_INLINE V sum_columns(int64_t first, int64_t dim, const Term& term) {
-  if constexpr (kDim > 0) {
-    V total = 0;
-#pragma omp simd reduction(+ : total)
-    for (int j = 0; j < kDim; ++j) total += term(first + j);
-    return total;
-  } else {
-    V total = 0;
-    in_blocks<32, 8, 1>(dim, [&](auto size, int64_t at) GRAPHSHARD_INLINE_LAMBDA {
-      total += sum_columns<size, V>(first + at, size, term);
-    });
-    return total;
+// As many edges at a time as have rows that stay in the first-level cache between the two.
+template <typename T>
+GRAPHSHARD_HOT_CLONES void dot_and_add_clones(const RunRows<T>& run, const wide_t<T>* fixed,
+                                              const wide_t<T>* weight, wide_t<T>* out,
+                                              wide_t<T>* sum) {
+  const int few = static_cast<int>(8192 / std::clamp<int64_t>(bytes_of(run.rows), 1, 2048));
+  for (int first = run.first; first < run.last; first += few) {
+    const int last = std::min(first + few, run.last);
+    dot(RunRows<T>{run.rows, run.nodes, first, last, run.prefetch}, fixed, out);
+    add(RunRows<T>{run.rows, run.nodes, first, last, false}, weight, sum);
   }
-}
-
-// out[k, h] = sum over the columns j of head h of term(h * dim + j, row k, k).
-template <typename T, typename Term>
-GRAPHSHARD_INLINE void reduce_rows(const RunRows<T>& run, wide_t<T>* out, const Term& term) {
-  using V = wide_t<T>;
-  const int64_t heads = run.rows.heads;
-  const int64_t dim = run.rows.dim;
-  with_dim(dim, [&](auto known) GRAPHSHARD_INLINE_LAMBDA {
-    bool prefetch = run.prefetch;
-    in_blocks<4, 1>(heads, [&](auto block, int64_t head) GRAPHSHARD_INLINE_LAMBDA {
-      const int64_t bytes = prefetch ? bytes_of(run.rows) : 0;
-      prefetch = false;
-      for (int k = 0; k < run.count; ++k) {
-        prefetch_row(run, k, bytes);
-        const T* row = run[k];
-        V totals[block];
-        for (int h = 0; h < block; ++h) {
-          totals[h] = sum_columns<known, V>(
-              (head + h) * dim, dim,
-              [&](int64_t j) GRAPHSHARD_INLINE_LAMBDA { return term(j, row, k); });
-        }
-        for (int h = 0; h < block; ++h) out[k * heads + head + h] = totals[h];
-      }
-    });
-  });
 }
 
 template <typename T>
 GRAPHSHARD_HOT_CLONES void dot_clones(const RunRows<T>& run, const wide_t<T>* fixed,
                                       wide_t<T>* out) {
-  reduce_rows(run, out, [&](int64_t j, const T* row, int) GRAPHSHARD_INLINE_LAMBDA {
-    return fixed[j] * widen(row[j]);
+  dot(run, fixed, out);
+}
+
+// out[k, h] = sum over the columns j of head h of term(h * dim + j, row k, k).
+template <typename T, typename Term>
+GRAPHSHARD_INLINE void reduce_rows(const RunRows<T>& run, wide_t<T>* out, const Term& term) {
+  clear(run, out);
+  in_passes(run, [&]<int kHeads, int kColumns>(const Block<kHeads, kColumns, T>& block)
+                     GRAPHSHARD_INLINE_LAMBDA {
+    for (int k = run.first; k < run.last; ++k) {
+      block.request(k);
+      const T* row = run[k];
+      wide_t<T>* to = out + k * run.rows.heads + block.head;
+      for (int h = 0; h < kHeads; ++h) {
+        const int64_t first = block.at(h);
+        wide_t<T> total = 0;
+#pragma omp simd reduction(+ : total)
+        for (int j = 0; j < kColumns; ++j) total += term(first + j, row, k);
+        to[h] += total;
+      }
+    }
   });
 }
 
@@ -155,6 +252,12 @@ void add_rows(const RunRows<T>& run, const wide_t<T>* weight, wide_t<T>* sum) {
 }
 
 template <typename T>
+void dot_and_add_rows(const RunRows<T>& run, const wide_t<T>* fixed, const wide_t<T>* weight,
+                      wide_t<T>* out, wide_t<T>* sum) {
+  dot_and_add_clones(run, fixed, weight, out, sum);
+}
+
+template <typename T>
 void joint_rows(const RunRows<T>& run, const EdgeRows<T>& edges, const wide_t<T>* fixed,
                 const wide_t<T>* vector, wide_t<T> slope, wide_t<T>* out) {
   joint_clones(run, edges, fixed, vector, slope, out);
@@ -163,6 +266,8 @@ void joint_rows(const RunRows<T>& run, const EdgeRows<T>& edges, const wide_t<T>
 #define INSTANTIATE(T)                                                                  \
   template void dot_rows(const RunRows<T>&, const wide_t<T>*, wide_t<T>*);              \
   template void add_rows(const RunRows<T>&, const wide_t<T>*, wide_t<T>*);              \
+  template void dot_and_add_rows(const RunRows<T>&, const wide_t<T>*, const wide_t<T>*, \
+                                 wide_t<T>*, wide_t<T>*);                               \
   template void joint_rows(const RunRows<T>&, const EdgeRows<T>&, const wide_t<T>*,     \
                            const wide_t<T>*, wide_t<T>, wide_t<T>*);
 INSTANTIATE(float)

@@ -25,12 +25,14 @@ struct HeadRows {
   int64_t dim;
 };
 
-// The rows at the other end of `count` edges. The first to read them requests those of later edges.
+// The rows at the other end of the edges [first, last) of a run. The first to read them requests
+// those of later edges.
 template <typename T>
 struct RunRows {
   HeadRows<T> rows;
   const RunIds& nodes;
-  int count;
+  int first;
+  int last;
   bool prefetch;
 
   GRAPHSHARD_INLINE const T* operator[](int64_t k) const {
@@ -48,7 +50,8 @@ struct EdgeRows {
   const RunIds* ids;
 };
 
-// Numbers per edge and head are entries: edge k has its heads' at [k * heads, (k + 1) * heads).
+// Numbers per edge and head are entries: edge k of a run has its heads' at [k * heads, (k + 1) *
+// heads) of an array.
 
 // out[k, h] = <fixed[h], row k[h]>.
 template <typename T>
@@ -57,6 +60,11 @@ void dot_rows(const RunRows<T>& run, const wide_t<T>* fixed, wide_t<T>* out);
 // sum[h] += sum over k of weight[k, h] * row k[h].
 template <typename T>
 void add_rows(const RunRows<T>& run, const wide_t<T>* weight, wide_t<T>* sum);
+
+// Both, of rows that are read once.
+template <typename T>
+void dot_and_add_rows(const RunRows<T>& run, const wide_t<T>* fixed, const wide_t<T>* weight,
+                      wide_t<T>* out, wide_t<T>* sum);
 
 // out[k, h] = <vector[h], leaky_relu(fixed[h] + row k[h] (+ edge row k[h]))>.
 template <typename T>

@@ -15,7 +15,7 @@
 
 namespace graphshard {
 
-inline constexpr int kPortion = 32;  // edges at a time: their rows stay in the cache meanwhile
+inline constexpr int kPortion = 64;  // edges at a time: their rows stay in the cache meanwhile
 inline constexpr int kLanes = 16;    // entries are computed so many at a time
 static_assert(kPortion <= kLongestRun && kPortion % kLanes == 0);
 
@@ -35,40 +35,84 @@ GRAPHSHARD_INLINE uint32_t mixed(uint32_t x) {
   return x ^ (x >> 16);
 }
 
-// Some consecutive edges of one row: the nodes at their other end, and what tells them apart.
+// The edges [first, last) of a portion, those of `row` or a part of them.
+struct Piece {
+  int64_t row;
+  int first;
+  int last;
+  bool begins;  // with the row's first edge
+  bool ends;    // with its last
+};
+
+// [Note: portions] A walk takes some consecutive edges at a time: those of a few rows, or a part of
+// those of one row. So the loops over entries are long though most rows are short, and what they
+// write is read well after.
 template <typename T>
 struct Portion {
-  RunIds nodes;
-  RunIds edges;  // loaded only where something is read by edge
-  bool reads_edges;
+  RunIds nodes;  // at the other end of the edges
+  RunIds edges;  // ids; loaded only where something is read by edge
   Heads heads;
   int count = 0;
   int entries = 0;  // edges times heads
   int padded = 0;   // entries, up to a multiple of kLanes
+  int num_pieces = 0;
+  Piece pieces[kPortion];  // in the order of rows, each row once
   uint32_t words[kPortion];
 
-  Portion(const Attention<T>& a, const EdgeGroups& groups, Heads heads, int64_t row_bytes)
+  Portion(const Attention<T>& attention, const EdgeGroups& groups, const Span& span, Heads heads,
+          int64_t row_bytes, bool skips_hubs)
       : nodes(groups.indices, groups.num_edges, row_bytes),
         edges(groups.eids, groups.num_edges, row_bytes),
-        reads_edges(a.edge != nullptr || a.edge_terms != nullptr || a.factor != nullptr ||
-                    a.mask.threshold != 0),
-        heads(heads) {}
+        heads(heads),
+        a_(attention),
+        groups_(groups),
+        span_(span),
+        row_(span.first_row),
+        position_(span.slice >= 0 ? span.begin : groups.begin(span.first_row)),
+        skips_hubs_(skips_hubs && span.slice < 0),
+        reads_edges_(a_.edge != nullptr || a_.edge_terms != nullptr || a_.factor != nullptr ||
+                     a_.mask.threshold != 0) {}
 
-  // Turns to the edges from `begin` on, at most kPortion of them.
-  GRAPHSHARD_INLINE void load(const Attention<T>& a, int64_t begin, int64_t end) {
-    count = static_cast<int>(std::min<int64_t>(end - begin, kPortion));
+  // Turns to the next edges of the span; false if there are none.
+  GRAPHSHARD_INLINE bool next() {
+    num_pieces = 0;
+    count = 0;
+    int64_t begin = position_;
+    while (row_ < span_.last_row && num_pieces < kPortion) {
+      const int64_t end = span_.slice >= 0 ? span_.end : groups_.begin(row_ + 1);
+      const int64_t rest = end - position_;
+      if (skips_hubs_ && is_new_ && rest > kSliceEdges) {
+        if (num_pieces > 0) break;
+        begin = position_ = end;
+        ++row_;
+        continue;
+      }
+      if (count > 0 && count + rest > kPortion) break;
+      const int taken = static_cast<int>(std::min<int64_t>(rest, kPortion));
+      pieces[num_pieces++] = {row_, count, count + taken, is_new_, taken == rest};
+      count += taken;
+      position_ += taken;
+      is_new_ = taken == rest;
+      if (!is_new_) break;
+      ++row_;
+    }
+    if (num_pieces == 0) return false;
     entries = count * static_cast<int>(heads.count());
     padded = (entries + kLanes - 1) / kLanes * kLanes;
-    nodes.load(begin, begin + count);
-    if (!reads_edges) return;
-    edges.load(begin, begin + count);
-    if (a.mask.threshold != 0) load_words(a.mask);
+    if (count == 0) return true;
+    nodes.load(begin, position_);
+    if (reads_edges_) edges.load(begin, position_);
+    if (a_.mask.threshold != 0) load_words(a_.mask);
+    return true;
   }
 
-  // Columns of the heads of the nodes, from an array of rows as long as all heads'.
-  GRAPHSHARD_INLINE RunRows<T> rows(const T* data, int64_t all_heads, int64_t dim,
+  // Columns of the heads of the nodes of a piece, from an array of rows as long as all heads'.
+  GRAPHSHARD_INLINE RunRows<T> rows(const Piece& piece, const T* data, int64_t dim,
                                     bool prefetch) const {
-    return {{data + heads.first * dim, all_heads * dim, heads.count(), dim}, nodes, count,
+    return {{data + heads.first * dim, a_.heads * dim, heads.count(), dim},
+            nodes,
+            piece.first,
+            piece.last,
             prefetch};
   }
 
@@ -85,6 +129,15 @@ struct Portion {
       words[k] = mixed(key + mask.edge_seed);
     }
   }
+
+  const Attention<T>& a_;
+  const EdgeGroups& groups_;
+  const Span& span_;
+  int64_t row_;
+  int64_t position_;  // of the first edge that was not taken
+  bool skips_hubs_;
+  bool reads_edges_;
+  bool is_new_ = true;  // nothing of row_ was taken
 };
 
 // Calls function(n) where n is the number of heads, known to the compiler if it is a frequent one.
@@ -96,15 +149,25 @@ GRAPHSHARD_INLINE void with_heads(int64_t heads, const Function& function) {
   function(static_cast<int>(heads));
 }
 
-// Calls function(k, h, entry) for each edge and head of a portion; for the heads of an edge at once.
-template <typename T, typename Function>
-GRAPHSHARD_INLINE void for_each_entry(const Portion<T>& portion, const Function& function) {
-  with_heads(portion.heads.count(), [&](auto heads) GRAPHSHARD_INLINE_LAMBDA {
-    for (int k = 0; k < portion.count; ++k) {
+// Calls function(k, h, entry) for each edge in [first, last) and head; the heads of an edge at once
+// where their number is known.
+template <typename Function>
+GRAPHSHARD_INLINE void for_each_entry(Heads of, int first, int last, const Function& function) {
+  with_heads(of.count(), [&](auto heads) GRAPHSHARD_INLINE_LAMBDA {
+    for (int k = first; k < last; ++k) {
+      if constexpr (std::is_same_v<decltype(heads), int>) {
+        for (int h = 0; h < heads; ++h) function(k, h, k * heads + h);
+      } else {
 #pragma omp simd
-      for (int h = 0; h < heads; ++h) function(k, h, k * heads + h);
+        for (int h = 0; h < heads; ++h) function(k, h, k * heads + h);
+      }
     }
   });
+}
+
+template <typename T, typename Function>
+GRAPHSHARD_INLINE void for_each_entry(const Portion<T>& portion, const Function& function) {
+  for_each_entry(portion.heads, 0, portion.count, function);
 }
 
 // Calls function(i) for entries [0, padded), in vectors.
@@ -116,37 +179,33 @@ GRAPHSHARD_INLINE void for_lanes(const Portion<T>& portion, const Function& func
   }
 }
 
-// out[h] = the entries of head h joined by `join`, beginning with `start`. What is beyond the
-// entries must not matter to it.
-template <typename T, typename V, typename Join>
-GRAPHSHARD_INLINE void fold_entries(const Portion<T>& portion, const V* entries, V start, V* out,
+// out[h] = join(... join(out[h], first entry of head h in the piece) ..., last).
+template <typename V, typename Join>
+GRAPHSHARD_INLINE void fold_entries(Heads of, const Piece& piece, const V* entries, V* out,
                                     const Join& join) {
-  with_heads(portion.heads.count(), [&](auto heads) GRAPHSHARD_INLINE_LAMBDA {
+  with_heads(of.count(), [&](auto heads) GRAPHSHARD_INLINE_LAMBDA {
     if constexpr (std::is_same_v<decltype(heads), int>) {
-      for (int h = 0; h < heads; ++h) out[h] = start;
-      for (int k = 0; k < portion.count; ++k) {
+      for (int k = piece.first; k < piece.last; ++k) {
         for (int h = 0; h < heads; ++h) out[h] = join(out[h], entries[k * heads + h]);
       }
     } else {
-      V lanes[kLanes];
-      for (int j = 0; j < kLanes; ++j) lanes[j] = start;
-      for (int i = 0; i < portion.padded; i += kLanes) {
+      V folded[heads];
+      for (int h = 0; h < heads; ++h) folded[h] = out[h];
+      for (int k = piece.first; k < piece.last; ++k) {
 #pragma omp simd
-        for (int j = 0; j < kLanes; ++j) lanes[j] = join(lanes[j], entries[i + j]);
+        for (int h = 0; h < heads; ++h) folded[h] = join(folded[h], entries[k * heads + h]);
       }
-      for (int half = kLanes / 2; half >= heads; half /= 2) {
-        for (int j = 0; j < half; ++j) lanes[j] = join(lanes[j], lanes[j + half]);
-      }
-      for (int h = 0; h < heads; ++h) out[h] = lanes[h];
+      for (int h = 0; h < heads; ++h) out[h] = folded[h];
     }
   });
 }
 
-// to[entry] = from[h].
-template <typename T, typename V>
-GRAPHSHARD_INLINE void repeat(const Portion<T>& portion, const V* from, V* to) {
-  for_each_entry(portion, [&](int, int h, int entry)
-                              GRAPHSHARD_INLINE_LAMBDA { to[entry] = from[h]; });
+// to[entry] = from[h] for the edges of the piece.
+template <typename V>
+GRAPHSHARD_INLINE void repeat(Heads heads, const Piece& piece, const V* from, V* to) {
+  for_each_entry(heads, piece.first, piece.last,
+                 [&](int, int h, int entry)
+                     GRAPHSHARD_INLINE_LAMBDA { to[entry] = from[h]; });
 }
 
 template <typename V>
@@ -194,16 +253,17 @@ struct Varying {
 
 template <typename T>
 GRAPHSHARD_INLINE void add_edge_terms(const Attention<T>& a, const Portion<T>& portion,
-                                      wide_t<T>* z) {
+                                      const Piece& piece, wide_t<T>* z) {
   if (a.edge_terms == nullptr) return;
-  for_each_entry(portion, [&](int k, int h, int entry) GRAPHSHARD_INLINE_LAMBDA {
-    z[entry] += a.edge_terms[portion.edges[k] * a.heads + portion.heads.first + h];
-  });
+  for_each_entry(portion.heads, piece.first, piece.last,
+                 [&](int k, int h, int entry) GRAPHSHARD_INLINE_LAMBDA {
+                   z[entry] += a.edge_terms[portion.edges[k] * a.heads + portion.heads.first + h];
+                 });
 }
 
-// How each kind of score is computed: an entry z per edge and head of a portion, from what the
-// fixed end of the edges has (a number per head, or a row) and the varying one. `z` of additive
-// scores still has to go through the leaky ReLU.
+// How each kind of score is computed: an entry z per edge and head of a piece, from what the fixed
+// end of the edges has (a number per head, or a row) and the varying one. `z` of additive scores
+// still has to go through the leaky ReLU.
 struct AdditiveScore {
   static constexpr Score kScore = Score::kAdditive;
   static constexpr bool kReadsRows = false;
@@ -211,16 +271,17 @@ struct AdditiveScore {
   template <typename T>
   static GRAPHSHARD_INLINE void scores(const Attention<T>& a, const wide_t<T>* fixed,
                                        const Varying<T>& varying, const Portion<T>& portion,
-                                       wide_t<T>* z) {
+                                       const Piece& piece, wide_t<T>* z) {
     const wide_t<T>* own = fixed + portion.heads.first;
     const wide_t<T>* terms = varying.terms + portion.heads.first;
-    for (int k = 0; k < portion.count; ++k) {
-      GRAPHSHARD_PREFETCH(terms + portion.nodes.ahead_of(k) * varying.terms_per_node);
+    for (int k = piece.first; k < piece.last; ++k) {
+      GRAPHSHARD_PREFETCH(terms + portion.nodes.far_ahead_of(k) * varying.terms_per_node);
     }
-    for_each_entry(portion, [&](int k, int h, int entry) GRAPHSHARD_INLINE_LAMBDA {
-      z[entry] = own[h] + terms[portion.nodes[k] * varying.terms_per_node + h];
-    });
-    add_edge_terms(a, portion, z);
+    for_each_entry(portion.heads, piece.first, piece.last,
+                   [&](int k, int h, int entry) GRAPHSHARD_INLINE_LAMBDA {
+                     z[entry] = own[h] + terms[portion.nodes[k] * varying.terms_per_node + h];
+                   });
+    add_edge_terms(a, portion, piece, z);
   }
 };
 
@@ -231,9 +292,9 @@ struct JointScore {
   template <typename T>
   static GRAPHSHARD_INLINE void scores(const Attention<T>& a, const wide_t<T>* fixed,
                                        const Varying<T>& varying, const Portion<T>& portion,
-                                       wide_t<T>* z) {
+                                       const Piece& piece, wide_t<T>* z) {
     const int64_t first = portion.heads.first * a.score_dim;
-    joint_rows(portion.rows(varying.rows, a.heads, a.score_dim, true),
+    joint_rows(portion.rows(piece, varying.rows, a.score_dim, true),
                {a.edge == nullptr ? nullptr : a.edge + first, &portion.edges}, fixed + first,
                a.vector + first, a.slope, z);
   }
@@ -246,11 +307,12 @@ struct DotScore {
   template <typename T>
   static GRAPHSHARD_INLINE void scores(const Attention<T>& a, const wide_t<T>* fixed,
                                        const Varying<T>& varying, const Portion<T>& portion,
-                                       wide_t<T>* z) {
-    dot_rows(portion.rows(varying.rows, a.heads, a.score_dim, true),
+                                       const Piece& piece, wide_t<T>* z) {
+    dot_rows(portion.rows(piece, varying.rows, a.score_dim, true),
              fixed + portion.heads.first * a.score_dim, z);
-    for (int i = 0; i < portion.entries; ++i) z[i] *= a.scale;
-    add_edge_terms(a, portion, z);
+    const int64_t heads = portion.heads.count();
+    for (int64_t i = piece.first * heads; i < piece.last * heads; ++i) z[i] *= a.scale;
+    add_edge_terms(a, portion, piece, z);
   }
 };
 
@@ -265,12 +327,12 @@ GRAPHSHARD_INLINE const wide_t<T>* widened(const T* row, int64_t width, wide_t<T
   }
 }
 
-// Memory of a task, taken piece by piece, each on a line of its own.
+// Memory of a task, zeros at first, taken piece by piece, each on a line of its own.
 template <typename V>
 class Workspace {
  public:
   explicit Workspace(int64_t size)
-      : memory_(std::make_unique_for_overwrite<V[]>(size + kLine)), next_(memory_.get()) {
+      : memory_(std::make_unique<V[]>(size + kLine)), next_(memory_.get()) {
     const uintptr_t beyond = reinterpret_cast<uintptr_t>(next_) % 64;
     if (beyond != 0) next_ += (64 - beyond) / sizeof(V);
   }

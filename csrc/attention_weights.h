@@ -17,10 +17,11 @@ struct EdgeWeights {
   V* peak;        // of the edge's destination
   V* scale;       // 1 / total of it
   V* delta;       // of it
+  V* softmax;     // a
   V* g;           // <grad, values>
-  V* weight;      // a m c
-  V* slope;       // gradient of z; 0 beyond the entries
-  V* kept;        // a m; only where there is a mask or a factor
+  V* slope;       // gradient of z
+  V* weight;      // a m c; `softmax` itself where there is neither mask nor factor
+  V* kept;        // a m; this and the next only where there is either
   V* multiplier;  // m c
   V* folded;      // a number per head
   uint32_t* words;
@@ -34,53 +35,68 @@ class WeightsMemory {
         memory_(kArrays * Workspace<V>::size_of(kPortion * heads) + Workspace<V>::size_of(heads)),
         words_(std::make_unique_for_overwrite<uint32_t[]>((kPortion + 1) * heads)) {}
 
-  EdgeWeights<V> weights() {
+  // `multiplies`: there is a mask or a factor.
+  EdgeWeights<V> weights(bool multiplies) {
     V* arrays[kArrays];
     for (V*& array : arrays) array = memory_.take(kPortion * heads_);
-    return {arrays[0], arrays[1], arrays[2], arrays[3], arrays[4],           arrays[5],
-            arrays[6], arrays[7], arrays[8], memory_.take(heads_), words_.get()};
+    return {arrays[0], arrays[1], arrays[2], arrays[3],
+            arrays[4], arrays[5], arrays[6], multiplies ? arrays[7] : arrays[4],
+            arrays[8], arrays[9], memory_.take(heads_), words_.get()};
   }
 
  private:
-  static constexpr int kArrays = 9;
+  static constexpr int kArrays = 10;
   int64_t heads_;
   Workspace<V> memory_;
   std::unique_ptr<uint32_t[]> words_;
 };
 
-// Turns scores, g and what belongs to the destination into weights and the gradient of z.
+template <typename T>
+bool multiplies(const Attention<T>& a) {
+  return a.mask.threshold != 0 || a.factor != nullptr;
+}
+
+// Turns scores and what belongs to the destination into weights.
 template <typename Kind, typename T>
 GRAPHSHARD_INLINE void weigh(const Attention<T>& a, const Portion<T>& portion,
                              const EdgeWeights<wide_t<T>>& w) {
   using V = wide_t<T>;
-  const auto score = [&](V z) GRAPHSHARD_INLINE_LAMBDA {
-    return Kind::kScore == Score::kAdditive ? leaky_relu(z, a.slope) : z;
-  };
-  const auto slope_of_z = [&](V slope, V z) GRAPHSHARD_INLINE_LAMBDA {
-    return Kind::kScore == Score::kAdditive && !(z > 0) ? slope * a.slope : slope;
-  };
-  if (a.mask.threshold == 0 && a.factor == nullptr) {
+  for_lanes(portion, [&](int i) GRAPHSHARD_INLINE_LAMBDA {
+    const V z = w.z[i];
+    const V score = Kind::kScore == Score::kAdditive ? leaky_relu(z, a.slope) : z;
+    w.softmax[i] = exp_nonpositive(score - w.peak[i]) * w.scale[i];
+  });
+  if (w.weight == w.softmax) return;
+  if (a.mask.threshold != 0) {
+    load_mask(a, portion, w.words, w.kept);
+  } else {
+    for (int i = 0; i < portion.padded; ++i) w.kept[i] = 1;
+  }
+  for (int i = 0; i < portion.padded; ++i) w.multiplier[i] = w.kept[i];
+  if (a.factor != nullptr) multiply_by_factor(a, portion, w.multiplier);
+  for_lanes(portion, [&](int i) GRAPHSHARD_INLINE_LAMBDA {
+    w.kept[i] *= w.softmax[i];
+    w.weight[i] = w.softmax[i] * w.multiplier[i];
+  });
+}
+
+// Turns weights and g into the gradient of z.
+template <typename Kind, typename T>
+GRAPHSHARD_INLINE void find_slopes(const Attention<T>& a, const Portion<T>& portion,
+                                   const EdgeWeights<wide_t<T>>& w) {
+  using V = wide_t<T>;
+  const V below = Kind::kScore == Score::kAdditive ? a.slope : V{1};  // where z is not positive
+  if (w.weight == w.softmax) {
     for_lanes(portion, [&](int i) GRAPHSHARD_INLINE_LAMBDA {
-      const V weight = exp_nonpositive(score(w.z[i]) - w.peak[i]) * w.scale[i];
-      w.weight[i] = weight;
-      w.slope[i] = slope_of_z(weight * (w.g[i] - w.delta[i]), w.z[i]);
+      const V slope = w.softmax[i] * (w.g[i] - w.delta[i]);
+      w.slope[i] = w.z[i] > 0 ? slope : slope * below;
     });
   } else {
-    if (a.mask.threshold != 0) {
-      load_mask(a, portion, w.words, w.kept);
-    } else {
-      for (int i = 0; i < portion.padded; ++i) w.kept[i] = 1;
-    }
-    for (int i = 0; i < portion.padded; ++i) w.multiplier[i] = w.kept[i];
-    if (a.factor != nullptr) multiply_by_factor(a, portion, w.multiplier);
     for_lanes(portion, [&](int i) GRAPHSHARD_INLINE_LAMBDA {
-      const V weight = exp_nonpositive(score(w.z[i]) - w.peak[i]) * w.scale[i];
-      w.kept[i] *= weight;
-      w.weight[i] = weight * w.multiplier[i];
-      w.slope[i] = slope_of_z(weight * (w.multiplier[i] * w.g[i] - w.delta[i]), w.z[i]);
+      const V slope = w.softmax[i] * (w.multiplier[i] * w.g[i] - w.delta[i]);
+      w.slope[i] = w.z[i] > 0 ? slope : slope * below;
     });
   }
-  for (int i = portion.entries; i < portion.padded; ++i) w.slope[i] = 0;
 }
 
 // Writes the gradients of edge terms and of the factor, each where it is wanted.

@@ -29,7 +29,7 @@ class RunIds {
 
   // Turns to positions [first, last). Null ids are the positions themselves.
   GRAPHSHARD_INLINE void load(int64_t first, int64_t last) {
-    const int64_t stop = std::min(last + ahead_, num_edges_);
+    const int64_t stop = std::min(last + kFarthestAhead, num_edges_);
     last_ = stop - first - 1;
     if (const int64_t* wide = ids_.wide()) {
       at_ = wide + first;
@@ -40,6 +40,10 @@ class RunIds {
   }
   GRAPHSHARD_INLINE int64_t operator[](int64_t i) const { return at_[i]; }
   GRAPHSHARD_INLINE int64_t ahead_of(int64_t i) const { return at_[std::min(i + ahead_, last_)]; }
+  // As far ahead as there are ids: for what is read for all edges of a run before their rows are.
+  GRAPHSHARD_INLINE int64_t far_ahead_of(int64_t i) const {
+    return at_[std::min(i + kFarthestAhead, last_)];
+  }
 
  private:
   // Many rows' worth at a time, so that no position is converted again for each row.
