@@ -31,23 +31,15 @@ namespace graphshard {
 
 enum class Score { kAdditive, kJoint, kDot };
 
-// Edges grouped by one end, with either type of id: see Csc.
+// Edges grouped by one end: see Csc.
 struct EdgeGroups {
-  const void* indptr;
-  const void* indices;
-  const void* eids;  // null where an edge's position is its id
-  bool has_wide_ids;
+  Ids indptr;
+  Ids indices;
+  Ids eids;  // none where an edge's position is its id
   int64_t num_rows;
   int64_t num_edges;
 
-  GRAPHSHARD_INLINE int64_t at(const void* array, int64_t position) const {
-    return has_wide_ids ? static_cast<const int64_t*>(array)[position]
-                        : static_cast<const int32_t*>(array)[position];
-  }
-  GRAPHSHARD_INLINE int64_t begin(int64_t row) const { return at(indptr, row); }
-  GRAPHSHARD_INLINE int64_t edge_id(int64_t position) const {
-    return eids == nullptr ? position : at(eids, position);
-  }
+  GRAPHSHARD_INLINE int64_t begin(int64_t row) const { return indptr[row]; }
 };
 
 // Which entries are dropped is a function of (seed, key of the edge, head): see ops/_edge_mask.py,
@@ -158,6 +150,7 @@ inline int64_t heads_per_block(int64_t num_rows, int64_t num_edges, int64_t head
   constexpr int64_t kHelps = int64_t{48} << 20;
   constexpr int64_t kLines = 128;  // fewer bytes of a row at a time waste half of what is read
   const int64_t per_head = std::max<int64_t>(num_rows * bytes_per_head, 1);
+  return heads;
   if (heads <= 1 || per_head * heads <= kFits || num_edges < 4 * num_rows) return heads;
   const int64_t fewest =
       std::clamp<int64_t>(kLines / std::max<int64_t>(bytes_per_head, 1), 1, heads);

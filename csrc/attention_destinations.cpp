@@ -6,6 +6,7 @@
 
 #include "attention.h"
 #include "attention_weights.h"
+#include "elementwise.h"
 
 namespace graphshard {
 namespace {
@@ -14,7 +15,6 @@ namespace {
 template <typename V>
 struct RowSums {
   const V* scores;  // what its scores are made of
-  const V* grad;
   V* dst;     // [heads * score_dim]
   V* vector;  // joint: [heads * score_dim]
 };
@@ -22,20 +22,21 @@ struct RowSums {
 // Gradients of joint scores with respect to the features that the leaky ReLU joins, of kSize
 // columns from `first` on. kEdge: edges have features; `edge` is where their gradients go, or null.
 template <bool kEdge, int kSize, typename T>
-GRAPHSHARD_INLINE void add_joint_columns(const Attention<T>& a, const Portion& portion,
-                                         int64_t first, const wide_t<T>* slope,
+GRAPHSHARD_INLINE void add_joint_columns(const Attention<T>& a, const Portion<T>& portion,
+                                         const Piece& piece, int64_t first, const wide_t<T>* slope,
                                          const RowSums<wide_t<T>>& row, T* edge) {
   using V = wide_t<T>;
   const int64_t width = a.heads * a.score_dim;
+  const int64_t heads = portion.heads.count();
   const V* fixed = row.scores + first;
   const V* coefficient = a.vector + first;
   V dst[kSize];
   V vector[kSize];
   for (int j = 0; j < kSize; ++j) dst[j] = vector[j] = 0;
-  for (int k = 0; k < portion.count; ++k) {
+  for (int k = piece.first; k < piece.last; ++k) {
     const T* from = a.src + portion.nodes[k] * width + first;
     const T* edge_row = kEdge ? a.edge + portion.edges[k] * width + first : nullptr;
-    const V high = slope[k];
+    const V high = slope[k * heads];
     const V low = high * a.slope;
 #pragma omp simd
     for (int j = 0; j < kSize; ++j) {
@@ -61,90 +62,93 @@ GRAPHSHARD_INLINE void add_joint_columns(const Attention<T>& a, const Portion& p
 }
 
 template <typename T>
-GRAPHSHARD_INLINE void add_joint(const Attention<T>& a, const Portion& portion, int64_t head,
-                                 const wide_t<T>* slope, const RowSums<wide_t<T>>& row, T* edge) {
-  in_blocks<32, 16, 8, 4, 1>(a.score_dim, [&](auto size, int64_t at) GRAPHSHARD_INLINE_LAMBDA {
-    const int64_t first = head * a.score_dim + at;
-    if (a.edge == nullptr) {
-      add_joint_columns<false, size>(a, portion, first, slope, row, edge);
-    } else {
-      add_joint_columns<true, size>(a, portion, first, slope, row, edge);
-    }
-  });
-}
-
-// Takes the in-edges [begin, end) of destination `v` into its gradients.
-template <typename Kind, typename T>
-GRAPHSHARD_INLINE void take_edges(const Attention<T>& a, const EdgeGroups& in_edges,
-                                  const AttentionGradient<T>& gradient,
-                                  const DestinationGradients<T>& result, int64_t v, int64_t begin,
-                                  int64_t end, Heads heads, const RowSums<wide_t<T>>& row) {
-  using V = wide_t<T>;
-  Portion portion;
-  EdgeWeights<V> w;
-  alignas(64) V factor_grad[kPortion];
-  const Varying<T> varying{a.src, a.src_terms, a.heads, 1};
-  for (; begin < end; begin += kPortion) {
-    load_portion(a, in_edges, begin, end, portion);
-    for (int64_t h = heads.first; h < heads.last; ++h) {
-      const int64_t at = v * a.heads + h;
-      for (int k = 0; k < portion.count; ++k) {
-        w.peak[k] = gradient.peak[at];
-        w.scale[k] = 1 / gradient.total[at];
-        w.delta[k] = gradient.delta[at];
-      }
-      Kind::scores(a, row.scores, varying, portion, h, w.z);
-      dot_columns(row.grad + h * a.dim, a.values + h * a.dim, a.heads * a.dim, a.dim, portion,
-                  a.values != a.src, w.g);
-      weigh<Kind>(a, portion, h, w);
-      store_edge_gradients(a, portion, heads, h, w, factor_grad, result.edge_terms, result.factor);
-      if constexpr (Kind::kScore == Score::kDot) {
-        const int64_t first = h * a.score_dim;
-        for (int k = 0; k < portion.count; ++k) w.slope[k] *= a.scale;
-        add_columns(w.slope, a.src + first, a.heads * a.score_dim, a.score_dim, portion, false,
-                    row.dst + first);
+GRAPHSHARD_INLINE void add_joint(const Attention<T>& a, const Portion<T>& portion,
+                                 const Piece& piece, const wide_t<T>* slope, const RowSums<wide_t<T>>& row, T* edge) {
+  for (int64_t h = 0; h < portion.heads.count(); ++h) {
+    in_blocks<32, 16, 8, 4, 1>(a.score_dim, [&](auto size, int64_t at) GRAPHSHARD_INLINE_LAMBDA {
+      const int64_t first = (portion.heads.first + h) * a.score_dim + at;
+      if (a.edge == nullptr) {
+        add_joint_columns<false, size>(a, portion, piece, first, slope + h, row, edge);
       } else {
-        add_joint(a, portion, h, w.slope, row, result.edge);
+        add_joint_columns<true, size>(a, portion, piece, first, slope + h, row, edge);
       }
-    }
+    });
   }
 }
 
-// Buffers of a task: a destination's rows in the type of sums, and the gradient of its row.
-template <typename T>
-int64_t buffer_size(const Attention<T>& a) {
-  return a.heads * (a.dim + 2 * a.score_dim);
+// Weights and gradients of scores of a portion. The buffers have room for a destination's rows in
+// the type of sums.
+template <typename Kind, typename T>
+GRAPHSHARD_INLINE void weigh_edges(const Attention<T>& a, const AttentionGradient<T>& gradient,
+                                   const Portion<T>& portion, const EdgeWeights<wide_t<T>>& w,
+                                   wide_t<T>* grad_buffer, wide_t<T>* row_buffer) {
+  const Varying<T> varying{a.src, a.src_terms, a.heads};
+  const Heads heads = portion.heads;
+  const int64_t width = a.heads * a.dim;
+  const int64_t score_width = a.heads * a.score_dim;
+  for (int p = 0; p < portion.num_pieces; ++p) {
+    const Piece& piece = portion.pieces[p];
+    if (piece.first == piece.last) continue;
+    const int64_t at = piece.row * a.heads + heads.first;
+    repeat(heads, piece, gradient.peak + at, w.peak);
+    repeat(heads, piece, gradient.delta + at, w.delta);
+    for (int64_t h = 0; h < heads.count(); ++h) w.folded[h] = 1 / gradient.total[at + h];
+    repeat(heads, piece, w.folded, w.scale);
+    Kind::scores(a, widened(a.dst + piece.row * score_width, score_width, row_buffer), varying,
+                 portion, piece, w.z);
+    dot_rows(portion.rows(piece, a.values, a.dim, a.values != a.src),
+             widened(gradient.grad + piece.row * width, width, grad_buffer) + heads.first * a.dim,
+             w.g);
+  }
+  weigh<Kind>(a, portion, w);
+  find_slopes<Kind>(a, portion, w);
 }
 
 template <typename Kind, typename T>
-GRAPHSHARD_CLONES void destination_span(const Attention<T>& a, const EdgeGroups& in_edges,
-                                        const AttentionGradient<T>& gradient,
-                                        const DestinationGradients<T>& result, const Span& span,
-                                        Heads heads, wide_t<T>* buffer, wide_t<T>* vector,
-                                        wide_t<T>* slice) {
+GRAPHSHARD_HOT_CLONES void destination_span(const Attention<T>& a, const EdgeGroups& in_edges,
+                                            const AttentionGradient<T>& gradient,
+                                            const DestinationGradients<T>& result,
+                                            const Span& span, Heads heads, wide_t<T>* vector,
+                                            wide_t<T>* slice) {
   using V = wide_t<T>;
   const int64_t width = a.heads * a.dim;
   const int64_t score_width = a.heads * a.score_dim;
   const int64_t first = heads.first * a.score_dim;
   const int64_t last = heads.last * a.score_dim;
-  V* own = buffer + width + score_width;
-  for (int64_t v = span.first_row; v < span.last_row; ++v) {
-    const bool is_slice = span.slice >= 0;
-    const int64_t begin = is_slice ? span.begin : in_edges.begin(v);
-    const int64_t end = is_slice ? span.end : in_edges.begin(v + 1);
-    if (begin == end || (!is_slice && end - begin > kSliceEdges)) continue;
-    V* dst = own;
-    if (is_slice) {
-      dst = slice;
-    } else if (result.dst != nullptr) {
-      dst = result.dst + v * score_width;
+  // A destination's rows in the type of sums, and the gradient of its row.
+  Workspace<V> memory(Workspace<V>::size_of(width) + 2 * Workspace<V>::size_of(score_width));
+  V* grad_buffer = memory.take(width);
+  V* row_buffer = memory.take(score_width);
+  V* own = memory.take(score_width);
+  WeightsMemory<V> weights_memory(heads.count());
+  const EdgeWeights<V> w = weights_memory.weights(multiplies(a));
+  Portion<T> portion(a, in_edges, span, heads, heads.count() * a.dim * sizeof(T), true);
+  while (portion.next()) {
+    weigh_edges<Kind>(a, gradient, portion, w, grad_buffer, row_buffer);
+    store_edge_gradients(a, portion, w, result.edge_terms, result.factor);
+    if constexpr (Kind::kScore == Score::kDot) {
+      for (int i = 0; i < portion.entries; ++i) w.slope[i] *= a.scale;
     }
-    if (dst == slice || dst == own) {
-      for (int64_t j = first; j < last; ++j) dst[j] = 0;
+    for (int p = 0; p < portion.num_pieces; ++p) {
+      const Piece& piece = portion.pieces[p];
+      if (piece.first == piece.last) continue;
+      V* dst = own;
+      if (span.slice >= 0) {
+        dst = slice;
+      } else if (result.dst != nullptr) {
+        dst = result.dst + piece.row * score_width;
+      }
+      if (piece.begins && (dst == slice || dst == own)) {
+        for (int64_t j = first; j < last; ++j) dst[j] = 0;
+      }
+      if constexpr (Kind::kScore == Score::kDot) {
+        add_rows(portion.rows(piece, a.src, a.score_dim, false), w.slope, dst + first);
+      } else {
+        const RowSums<V> row{
+            widened(a.dst + piece.row * score_width, score_width, row_buffer), dst, vector};
+        add_joint(a, portion, piece, w.slope, row, result.edge);
+      }
     }
-    const RowSums<V> row{widened(a.dst + v * score_width, score_width, buffer + width),
-                         widened(gradient.grad + v * width, width, buffer), dst, vector};
-    take_edges<Kind>(a, in_edges, gradient, result, v, begin, end, heads, row);
   }
 }
 
@@ -162,9 +166,8 @@ void destinations(const Attention<T>& a, const EdgeGroups& in_edges,
     const int64_t at = task % num_spans;
     const Span& span = schedule.spans[at];
     const int64_t first = task / num_spans * step;
-    const auto buffer = std::make_unique_for_overwrite<V[]>(buffer_size(a));
     destination_span<Kind>(a, in_edges, gradient, result, span,
-                           Heads{first, std::min(first + step, a.heads)}, buffer.get(),
+                           Heads{first, std::min(first + step, a.heads)},
                            vectors.get() + (a.vector == nullptr ? 0 : at * score_width),
                            slices.get() + std::max<int64_t>(span.slice, 0) * score_width);
   });

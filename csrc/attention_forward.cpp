@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
+#include <limits>
 #include <memory>
 
 #include "attention.h"
@@ -20,68 +21,100 @@ struct RowState {
 template <typename V>
 GRAPHSHARD_INLINE void raise_peak(V highest, int64_t dim, V& peak, V& total, V* sum) {
   if (!(highest > peak)) return;
-  const V scale = exp_nonpositive(peak - highest);
+  const V before = peak;
   peak = highest;
+  if (before == -std::numeric_limits<V>::infinity()) return;  // nothing was summed up
+  const V scale = exp_nonpositive(before - highest);
   total *= scale;
   for (int64_t j = 0; j < dim; ++j) sum[j] *= scale;
 }
 
-// scores[k] = exp(scores[k] - peak), and their sum. Beyond the portion's count scores are -inf.
+// What a task computes in: entries of a portion, and numbers per head.
 template <typename V>
-GRAPHSHARD_INLINE V exponentiate(V peak, int padded, V* scores) {
-#pragma omp simd
-  for (int k = 0; k < padded; ++k) scores[k] = exp_nonpositive(scores[k] - peak);
-  V total = 0;
-#pragma omp simd reduction(+ : total)
-  for (int k = 0; k < padded; ++k) total += scores[k];
-  return total;
-}
-
-// Takes the edges [begin, end) of a destination into its state.
-template <typename Kind, typename T>
-GRAPHSHARD_INLINE void take_edges(const Attention<T>& a, const EdgeGroups& in_edges,
-                                  const Varying<T>& varying, const wide_t<T>* fixed, int64_t begin,
-                                  int64_t end, Heads heads, const RowState<wide_t<T>>& state) {
-  using V = wide_t<T>;
-  Portion portion;
-  alignas(64) V scores[kPortion];
-  alignas(64) V multiplier[kPortion];
-  const bool multiplies = a.mask.threshold != 0 || a.factor != nullptr;
-  const bool values_are_new = !Kind::kReadsRows || a.values != a.src;
-  for (; begin < end; begin += kPortion) {
-    load_portion(a, in_edges, begin, end, portion);
-    for (int64_t h = heads.first; h < heads.last; ++h) {
-      Kind::scores(a, fixed, varying, portion, h, scores);
-      if constexpr (Kind::kScore == Score::kAdditive) {
-        for (int k = 0; k < portion.count; ++k) scores[k] = leaky_relu(scores[k], a.slope);
-      }
-      for (int k = portion.count; k < portion.padded; ++k) {
-        scores[k] = -std::numeric_limits<V>::infinity();
-      }
-      V highest = scores[0];
-      for (int k = 0; k < portion.padded; ++k) highest = scores[k] > highest ? scores[k] : highest;
-      // Edges that are ruled out by an infinite term: there may be no peak to compare with yet.
-      if (highest == -std::numeric_limits<V>::infinity()) continue;
-      V* sum = state.sum + h * a.dim;
-      raise_peak(highest, a.dim, state.peak[h], state.total[h], sum);
-      state.total[h] += exponentiate(state.peak[h], portion.padded, scores);
-      if (multiplies) {
-        load_multipliers(a, portion, h, true, multiplier);
-        for (int k = 0; k < portion.count; ++k) scores[k] *= multiplier[k];
-      }
-      add_columns(scores, a.values + h * a.dim, a.heads * a.dim, a.dim, portion, values_are_new,
-                  sum);
-    }
-  }
-}
+struct Scratch {
+  V* scores;
+  V* multiplier;
+  V* peak;    // of each entry
+  V* folded;  // a number per head
+  V* row;     // a destination's row in the type of sums
+  uint32_t* words;
+};
 
 template <typename V>
-GRAPHSHARD_INLINE void begin_state(const RowState<V>& state, Heads heads, int64_t dim) {
+GRAPHSHARD_INLINE void begin_state(const RowState<V>& state, Heads heads) {
   for (int64_t h = heads.first; h < heads.last; ++h) {
     state.peak[h] = -std::numeric_limits<V>::infinity();
     state.total[h] = 0;
   }
-  for (int64_t j = heads.first * dim; j < heads.last * dim; ++j) state.sum[j] = 0;
+}
+
+// What scores need of the destination: its terms or its row.
+template <typename Kind, typename T>
+GRAPHSHARD_INLINE const wide_t<T>* fixed_of(const Attention<T>& a, int64_t row, wide_t<T>* buffer) {
+  if constexpr (!Kind::kReadsRows) {
+    return a.dst_terms + row * a.heads;
+  } else {
+    const int64_t width = a.heads * a.score_dim;
+    return widened(a.dst + row * width, width, buffer);
+  }
+}
+
+// Raises the peaks of a piece's destination to the piece's scores, and leaves them with each entry.
+template <typename T, typename V>
+GRAPHSHARD_INLINE void raise_peaks(const Attention<T>& a, Heads heads, const Piece& piece,
+                                   const Scratch<V>& scratch, const RowState<V>& state) {
+  constexpr V kNone = -std::numeric_limits<V>::infinity();
+  V* folded = scratch.folded;
+  for (int64_t h = 0; h < heads.count(); ++h) folded[h] = kNone;
+  fold_entries(heads, piece, scratch.scores, folded,
+               [](V x, V y) GRAPHSHARD_INLINE_LAMBDA { return y > x ? y : x; });
+  for (int64_t h = 0; h < heads.count(); ++h) {
+    const int64_t at = heads.first + h;
+    raise_peak(folded[h], a.dim, state.peak[at], state.total[at], state.sum + at * a.dim);
+    // Of edges that are all ruled out by infinite terms there is no peak to compare with.
+    folded[h] = state.peak[at] == kNone ? 0 : state.peak[at];
+  }
+  repeat(heads, piece, folded, scratch.peak);
+}
+
+// scores[entry] = exp(score - peak), times its multiplier; raises peaks and totals of the portion's
+// destinations. state_of_row(row) finds their states.
+template <typename Kind, typename T, typename States>
+GRAPHSHARD_INLINE void weigh_edges(const Attention<T>& a, const Portion<T>& portion, bool begin,
+                                   const Scratch<wide_t<T>>& scratch, const States& state_of_row) {
+  using V = wide_t<T>;
+  const Heads heads = portion.heads;
+  const Varying<T> varying{a.src, a.src_terms, a.heads};
+  V* scores = scratch.scores;
+  for (int p = 0; p < portion.num_pieces; ++p) {
+    const Piece& piece = portion.pieces[p];
+    Kind::scores(a, fixed_of<Kind>(a, piece.row, scratch.row), varying, portion, piece, scores);
+  }
+  for (int i = portion.entries; i < portion.padded; ++i) scores[i] = scratch.peak[i] = 0;
+  if constexpr (Kind::kScore == Score::kAdditive) {
+    for_lanes(portion, [&](int i) GRAPHSHARD_INLINE_LAMBDA {
+      scores[i] = leaky_relu(scores[i], a.slope);
+    });
+  }
+  for (int p = 0; p < portion.num_pieces; ++p) {
+    const Piece& piece = portion.pieces[p];
+    const RowState<V> state = state_of_row(piece.row);
+    if (begin && piece.begins) begin_state(state, heads);
+    raise_peaks(a, heads, piece, scratch, state);
+  }
+  for_lanes(portion, [&](int i) GRAPHSHARD_INLINE_LAMBDA {
+    scores[i] = exp_nonpositive(scores[i] - scratch.peak[i]);
+  });
+  for (int p = 0; p < portion.num_pieces; ++p) {
+    const Piece& piece = portion.pieces[p];
+    fold_entries(heads, piece, scores, state_of_row(piece.row).total + heads.first, add<V>);
+  }
+  if (a.mask.threshold != 0) {
+    load_mask(a, portion, scratch.words, scratch.multiplier);
+    for_lanes(portion,
+              [&](int i) GRAPHSHARD_INLINE_LAMBDA { scores[i] *= scratch.multiplier[i]; });
+  }
+  if (a.factor != nullptr) multiply_by_factor(a, portion, scores);
 }
 
 // out = sum / total; `sum` may be `out` itself.
@@ -106,41 +139,42 @@ GRAPHSHARD_INLINE RowState<wide_t<T>> state_of(const Attention<T>& a, const Atte
   return {s.peak + row * a.heads, s.total + row * a.heads, sum};
 }
 
-// What scores need of the destination: its terms or its row.
+// `slice` is the state of a slice.
 template <typename Kind, typename T>
-GRAPHSHARD_INLINE const wide_t<T>* fixed_of(const Attention<T>& a, int64_t row, wide_t<T>* buffer) {
-  if constexpr (!Kind::kReadsRows) {
-    return a.dst_terms + row * a.heads;
-  } else {
-    const int64_t width = a.heads * a.score_dim;
-    return widened(a.dst + row * width, width, buffer);
-  }
-}
-
-// `buffer` has a row of values and a row of scores; `slice` the state of a slice.
-template <typename Kind, typename T>
-GRAPHSHARD_CLONES void forward_span(const Attention<T>& a, const EdgeGroups& in_edges,
-                                    const AttentionState<T>& s, const Span& span, Heads heads,
-                                    wide_t<T>* buffer, const RowState<wide_t<T>>& slice) {
-  const Varying<T> varying{a.src, a.src_terms, a.heads, 1};
-  wide_t<T>* row_buffer = buffer + a.heads * a.dim;
-  if (span.slice >= 0) {
-    begin_state(slice, heads, a.dim);
-    take_edges<Kind>(a, in_edges, varying, fixed_of<Kind>(a, span.first_row, row_buffer),
-                     span.begin, span.end, heads, slice);
-    return;
-  }
-  for (int64_t row = span.first_row; row < span.last_row; ++row) {
-    const int64_t begin = in_edges.begin(row);
-    const int64_t end = in_edges.begin(row + 1);
-    if (end - begin > kSliceEdges) continue;
-    const RowState<wide_t<T>> state = state_of(a, s, row, buffer);
-    if (s.begin) begin_state(state, heads, a.dim);
-    if (begin < end) {
-      take_edges<Kind>(a, in_edges, varying, fixed_of<Kind>(a, row, row_buffer), begin, end, heads,
-                       state);
+GRAPHSHARD_HOT_CLONES void forward_span(const Attention<T>& a, const EdgeGroups& in_edges,
+                                        const AttentionState<T>& s, const Span& span, Heads heads,
+                                        const RowState<wide_t<T>>& slice) {
+  using V = wide_t<T>;
+  const int64_t width = a.heads * a.dim;
+  const int64_t score_width = a.heads * a.score_dim;
+  const int64_t entries = kPortion * heads.count();
+  Workspace<V> memory(3 * Workspace<V>::size_of(entries) + Workspace<V>::size_of(heads.count()) +
+                      Workspace<V>::size_of(width) + Workspace<V>::size_of(score_width));
+  const auto words = std::make_unique_for_overwrite<uint32_t[]>(entries + heads.count());
+  const Scratch<V> scratch{memory.take(entries),       memory.take(entries),     memory.take(entries),
+                           memory.take(heads.count()), memory.take(score_width), words.get()};
+  V* buffer = memory.take(width);
+  const bool is_slice = span.slice >= 0;
+  const bool begin = is_slice || s.begin;
+  const bool values_are_new = !Kind::kReadsRows || a.values != a.src;
+  const auto state_of_row = [&](int64_t row) GRAPHSHARD_INLINE_LAMBDA {
+    return is_slice ? slice : state_of(a, s, row, buffer);
+  };
+  Portion<T> portion(a, in_edges, span, heads, heads.count() * a.dim * sizeof(T), true);
+  while (portion.next()) {
+    weigh_edges<Kind>(a, portion, begin, scratch, state_of_row);
+    for (int p = 0; p < portion.num_pieces; ++p) {
+      const Piece& piece = portion.pieces[p];
+      const RowState<V> state = state_of_row(piece.row);
+      V* sum = state.sum + heads.first * a.dim;
+      if (begin && piece.begins) {
+        for (int64_t j = 0; j < heads.count() * a.dim; ++j) sum[j] = 0;
+      }
+      add_rows(portion.rows(piece, a.values, a.dim, values_are_new), scratch.scores, sum);
+      if (piece.ends && !is_slice && s.out != nullptr) {
+        divide(state, heads, a.dim, s.out + piece.row * width);
+      }
     }
-    if (s.out != nullptr) divide(state, heads, a.dim, s.out + row * a.heads * a.dim);
   }
 }
 
@@ -151,7 +185,10 @@ void join_slices(const Attention<T>& a, const AttentionState<T>& s, const Hub& h
   using V = wide_t<T>;
   const Heads heads{0, a.heads};
   const RowState<V> state = state_of(a, s, hub.row, buffer);
-  if (s.begin) begin_state(state, heads, a.dim);
+  if (s.begin) {
+    begin_state(state, heads);
+    for (int64_t j = 0; j < a.heads * a.dim; ++j) state.sum[j] = 0;
+  }
   for (int64_t slice = hub.first_slice; slice < hub.last_slice; ++slice) {
     for (int64_t h = 0; h < a.heads; ++h) {
       const int64_t at = slice * a.heads + h;
@@ -171,7 +208,6 @@ void forward(const Attention<T>& a, const EdgeGroups& in_edges, const AttentionS
              int num_threads) {
   using V = wide_t<T>;
   const int64_t width = a.heads * a.dim;
-  const int64_t buffer_size = width + a.heads * a.score_dim;
   const Schedule schedule = fixed_schedule(in_edges, width);
   const int64_t num_spans = static_cast<int64_t>(schedule.spans.size());
   const auto partial =
@@ -185,9 +221,8 @@ void forward(const Attention<T>& a, const EdgeGroups& in_edges, const AttentionS
     const int64_t first = task / num_spans * step;
     const Heads heads{first, std::min(first + step, a.heads)};
     const Span& span = schedule.spans[task % num_spans];
-    const auto buffer = std::make_unique_for_overwrite<V[]>(buffer_size);
     const int64_t slice = std::max<int64_t>(span.slice, 0);
-    forward_span<Kind>(a, in_edges, s, span, heads, buffer.get(),
+    forward_span<Kind>(a, in_edges, s, span, heads,
                        {slices.peak + slice * a.heads, slices.total + slice * a.heads,
                         slices.sum + slice * width});
   });

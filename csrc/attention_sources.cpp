@@ -10,36 +10,29 @@
 
 #include "attention.h"
 #include "attention_weights.h"
+#include "elementwise.h"
 
 namespace graphshard {
 namespace {
 
 constexpr int64_t kMaxParts = 16;
 
-// Results of one source, in the type of sums, and where its destinations' gradients go.
-template <typename V>
-struct RowResult {
-  V* values;     // [heads * dim]
-  V* src;        // dot: [heads * score_dim]
-  V* src_terms;  // additive: [heads]
-  V* dst_terms;  // additive: [heads of the block, num_dst]
-};
-
-// sum[j] += sum over k of weight[k] * leaky_relu'(joined features), times vector[j], for kSize
+// sum[j] += sum over k of weight[k, head] * leaky_relu'(joined features), times vector[j], for kSize
 // columns from `first` on. kEdge: edges have features.
 template <bool kEdge, int kSize, typename T>
 GRAPHSHARD_INLINE void add_joint_columns(const Attention<T>& a, const wide_t<T>* fixed,
-                                         const Portion& portion, int64_t first,
-                                         const wide_t<T>* weight, wide_t<T>* sum) {
+                                         const Portion<T>& portion, const Piece& piece,
+                                         int64_t first, const wide_t<T>* weight, wide_t<T>* sum) {
   using V = wide_t<T>;
   const int64_t width = a.heads * a.score_dim;
+  const int64_t heads = portion.heads.count();
   const V* own = fixed + first;
   V sums[kSize];
   for (int j = 0; j < kSize; ++j) sums[j] = 0;
-  for (int k = 0; k < portion.count; ++k) {
+  for (int k = piece.first; k < piece.last; ++k) {
     const T* row = a.dst + portion.nodes[k] * width + first;
     const T* edge = kEdge ? a.edge + portion.edges[k] * width + first : nullptr;
-    const V high = weight[k];
+    const V high = weight[k * heads];
     const V low = high * a.slope;
 #pragma omp simd
     for (int j = 0; j < kSize; ++j) {
@@ -53,175 +46,205 @@ GRAPHSHARD_INLINE void add_joint_columns(const Attention<T>& a, const wide_t<T>*
 
 template <typename T>
 GRAPHSHARD_INLINE void add_joint(const Attention<T>& a, const wide_t<T>* fixed,
-                                 const Portion& portion, int64_t head, const wide_t<T>* weight,
-                                 wide_t<T>* sum) {
-  in_blocks<32, 16, 8, 4, 1>(a.score_dim, [&](auto size, int64_t at) GRAPHSHARD_INLINE_LAMBDA {
-    const int64_t first = head * a.score_dim + at;
-    if (a.edge == nullptr) {
-      add_joint_columns<false, size>(a, fixed, portion, first, weight, sum);
-    } else {
-      add_joint_columns<true, size>(a, fixed, portion, first, weight, sum);
+                                 const Portion<T>& portion, const Piece& piece,
+                                 const wide_t<T>* weight, wide_t<T>* sum) {
+  for (int64_t h = 0; h < portion.heads.count(); ++h) {
+    in_blocks<32, 16, 8, 4, 1>(a.score_dim, [&](auto size, int64_t at) GRAPHSHARD_INLINE_LAMBDA {
+      const int64_t first = (portion.heads.first + h) * a.score_dim + at;
+      if (a.edge == nullptr) {
+        add_joint_columns<false, size>(a, fixed, portion, piece, first, weight + h, sum);
+      } else {
+        add_joint_columns<true, size>(a, fixed, portion, piece, first, weight + h, sum);
+      }
+    });
+  }
+}
+
+// Adds the slopes of the edges to what their nodes have in `sums`, [nodes, heads of the block].
+template <typename T>
+GRAPHSHARD_INLINE void add_slopes(const Portion<T>& portion, const wide_t<T>* slope,
+                                  wide_t<T>* sums) {
+  with_heads(portion.heads.count(), [&](auto heads) GRAPHSHARD_INLINE_LAMBDA {
+    for (int k = 0; k < portion.count; ++k) {
+      GRAPHSHARD_PREFETCH_WRITE(sums + portion.nodes.far_ahead_of(k) * heads);
+      wide_t<T>* to = sums + portion.nodes[k] * heads;
+#pragma omp simd
+      for (int h = 0; h < heads; ++h) to[h] += slope[k * heads + h];
     }
   });
 }
 
-// Takes the out-edges [begin, end) of a source into its gradients.
-template <typename Kind, typename T>
-GRAPHSHARD_INLINE void take_edges(const Attention<T>& a, const EdgeGroups& out_edges,
-                                  const AttentionGradient<T>& gradient,
-                                  const SourceGradients<T>& result, const wide_t<T>* packed,
-                                  const wide_t<T>* fixed, const wide_t<T>* values, int64_t begin,
-                                  int64_t end, Heads heads, const RowResult<wide_t<T>>& row) {
-  using V = wide_t<T>;
-  Portion portion;
-  EdgeWeights<V> w;
-  alignas(64) V factor_grad[kPortion];
-  const Varying<T> varying{a.dst, packed, kPacked, a.num_dst * kPacked};
-  const int64_t width = a.heads * a.dim;
-  for (; begin < end; begin += kPortion) {
-    load_portion(a, out_edges, begin, end, portion);
-    for (int64_t h = heads.first; h < heads.last; ++h) {
-      if (Kind::kScore == Score::kAdditive && result.dst_terms != nullptr) {
-        const V* sums = row.dst_terms + (h - heads.first) * a.num_dst;
-        for (int k = 0; k < portion.count; ++k) {
-          GRAPHSHARD_PREFETCH_WRITE(sums + portion.nodes[k + kAhead]);
-        }
-      }
-      Kind::scores(a, fixed, varying, portion, h, w.z);
-      gather_statistics(packed + h * a.num_dst * kPacked, portion, w);
-      dot_columns(values + h * a.dim, gradient.grad + h * a.dim, width, a.dim, portion, true, w.g);
-      weigh<Kind>(a, portion, h, w);
-      if (result.values != nullptr) {
-        add_columns(w.weight, gradient.grad + h * a.dim, width, a.dim, portion, false,
-                    row.values + h * a.dim);
-      }
-      if constexpr (Kind::kScore == Score::kAdditive) {
-        V total = 0;
-        for (int k = 0; k < portion.count; ++k) total += w.slope[k];
-        row.src_terms[h] += total;
-        if (result.dst_terms != nullptr) {
-          V* sums = row.dst_terms + (h - heads.first) * a.num_dst;
-          for (int k = 0; k < portion.count; ++k) sums[portion.nodes[k]] += w.slope[k];
-        }
-        store_edge_gradients(a, portion, heads, h, w, factor_grad, result.edge_terms,
-                             result.factor);
-      } else if constexpr (Kind::kScore == Score::kDot) {
-        if (result.src != nullptr) {
-          const int64_t first = h * a.score_dim;
-          for (int k = 0; k < portion.count; ++k) w.slope[k] *= a.scale;
-          add_columns(w.slope, a.dst + first, a.heads * a.score_dim, a.score_dim, portion, false,
-                      row.src + first);
-        }
-      } else if (result.values != nullptr) {
-        add_joint(a, fixed, portion, h, w.slope, row.values);
-      }
-    }
-  }
-}
-
-// Where the gradients of a source are summed: at their place, or in a buffer if that is narrower.
-template <typename Kind, typename T>
-GRAPHSHARD_INLINE RowResult<wide_t<T>> row_result(const Attention<T>& a,
-                                                  const SourceGradients<T>& result, int64_t row,
-                                                  wide_t<T>* buffer, wide_t<T>* dst_terms) {
-  using V = wide_t<T>;
-  const int64_t width = a.heads * a.dim;
-  const int64_t score_width = a.heads * a.score_dim;
-  RowResult<V> found{buffer, buffer + width, buffer + width, dst_terms};
-  if constexpr (std::is_same_v<T, V>) {
-    if (result.values != nullptr) found.values = result.values + row * width;
-    if (result.src != nullptr) found.src = result.src + row * score_width;
-  }
-  if constexpr (Kind::kScore == Score::kAdditive) {
-    if (result.src_terms != nullptr) found.src_terms = result.src_terms + row * a.heads;
-  }
-  return found;
-}
-
-template <typename Kind, typename T>
-GRAPHSHARD_INLINE void clear(const Attention<T>& a, Heads heads, const RowResult<wide_t<T>>& row) {
-  for (int64_t j = heads.first * a.dim; j < heads.last * a.dim; ++j) row.values[j] = 0;
-  if constexpr (Kind::kScore == Score::kAdditive) {
-    for (int64_t h = heads.first; h < heads.last; ++h) row.src_terms[h] = 0;
-  } else if constexpr (Kind::kScore == Score::kDot) {
-    for (int64_t j = heads.first * a.score_dim; j < heads.last * a.score_dim; ++j) row.src[j] = 0;
-  }
-}
-
-// Moves what was summed in a buffer to its place.
+// What a walk over out-edges reads and writes besides its rows.
 template <typename T>
-GRAPHSHARD_INLINE void store(const Attention<T>& a, const SourceGradients<T>& result, int64_t row,
-                             Heads heads, const RowResult<wide_t<T>>& from) {
-  T* values = result.values == nullptr ? nullptr : result.values + row * a.heads * a.dim;
-  if (values != nullptr && static_cast<const void*>(values) != from.values) {
-    for (int64_t j = heads.first * a.dim; j < heads.last * a.dim; ++j) {
-      narrow(from.values[j], values[j]);
-    }
-  }
-  T* src = result.src == nullptr ? nullptr : result.src + row * a.heads * a.score_dim;
-  if (src != nullptr && static_cast<const void*>(src) != from.src) {
-    for (int64_t j = heads.first * a.score_dim; j < heads.last * a.score_dim; ++j) {
-      narrow(from.src[j], src[j]);
-    }
-  }
+struct Walk {
+  const AttentionGradient<T>& gradient;
+  const SourceGradients<T>& result;
+  const wide_t<T>* packed;
+};
+
+template <typename V>
+GRAPHSHARD_INLINE void clear(V* row, int64_t first, int64_t last) {
+  for (int64_t j = first; j < last; ++j) row[j] = 0;
 }
 
-// What scores and weights need of a source: its terms or its key, and its values.
-template <typename Kind, typename T>
-struct Fixed {
-  const wide_t<T>* scores;
-  const wide_t<T>* values;
+// Moves columns of a row that were summed in a buffer to their place in `rows`, if that is not
+// where they were summed.
+template <typename T>
+GRAPHSHARD_INLINE void store(const wide_t<T>* from, int64_t first, int64_t last, T* to) {
+  if (static_cast<const void*>(to) == from) return;
+  for (int64_t j = first; j < last; ++j) narrow(from[j], to[j]);
+}
 
-  GRAPHSHARD_INLINE Fixed(const Attention<T>& a, int64_t row, wide_t<T>* buffer) {
-    const int64_t width = a.heads * a.dim;
-    const int64_t score_width = a.heads * a.score_dim;
-    values = widened(a.values + row * width, width, buffer);
+// One span, or slice, of sources: what is read, where sums of a row go, and the entries.
+template <typename Kind, typename T>
+class SourceSpan {
+  using V = wide_t<T>;
+
+ public:
+  GRAPHSHARD_INLINE SourceSpan(const Attention<T>& a, const Walk<T>& walk, Heads heads, V* slice)
+      : a_(a),
+        walk_(walk),
+        heads_(heads),
+        width_(a.heads * a.dim),
+        score_width_(a.heads * a.score_dim),
+        slice_(slice),
+        memory_(2 * Workspace<V>::size_of(width_ + score_width_)),
+        weights_memory_(heads.count()),
+        w_(weights_memory_.weights(multiplies(a))),
+        buffer_(memory_.take(width_ + score_width_)),
+        row_buffer_(memory_.take(std::max(width_, score_width_))) {}
+
+  GRAPHSHARD_INLINE void take(const Portion<T>& portion, V* dst_terms) {
+    weigh_values(portion);
+    find_slopes<Kind>(a_, portion, w_);
     if constexpr (Kind::kScore == Score::kAdditive) {
-      scores = a.src_terms + row * a.heads;
+      if (dst_terms != nullptr) add_slopes(portion, w_.slope, dst_terms);
+      store_edge_gradients(a_, portion, w_, walk_.result.edge_terms, walk_.result.factor);
+      for (int p = 0; p < portion.num_pieces; ++p) {
+        const Piece& piece = portion.pieces[p];
+        V* sum = walk_.result.src_terms == nullptr
+                     ? buffer_ + width_
+                     : walk_.result.src_terms + piece.row * a_.heads;
+        if (piece.begins) clear(sum, heads_.first, heads_.last);
+        fold_entries(heads_, piece, w_.slope, sum + heads_.first, add<V>);
+      }
     } else if constexpr (Kind::kScore == Score::kJoint) {
-      scores = values;
+      if (walk_.result.values != nullptr) add_joint_values(portion);
     } else {
-      scores = widened(a.src + row * score_width, score_width, buffer + width);
+      if (walk_.result.src != nullptr) add_keys(portion);
     }
   }
+
+ private:
+  // Weights and g, and what weighted gradients add to those of values: but of joint scores, to
+  // which more is added when slopes are known.
+  GRAPHSHARD_INLINE void weigh_values(const Portion<T>& portion) {
+    const Varying<T> varying{a_.dst, walk_.packed, kPacked * a_.heads};
+    for (int p = 0; p < portion.num_pieces; ++p) {
+      const Piece& piece = portion.pieces[p];
+      Kind::scores(a_, scored(piece.row), varying, portion, piece, w_.z);
+    }
+    gather_statistics(a_, walk_.packed, portion, w_);
+    weigh<Kind>(a_, portion, w_);
+    const int64_t first = heads_.first * a_.dim;
+    const int64_t last = heads_.last * a_.dim;
+    const bool adds = walk_.result.values != nullptr && Kind::kScore != Score::kJoint;
+    for (int p = 0; p < portion.num_pieces; ++p) {
+      const Piece& piece = portion.pieces[p];
+      const V* fixed = values(piece.row) + first;
+      const RunRows<T> rows = portion.rows(piece, walk_.gradient.grad, a_.dim, true);
+      if (!adds) {
+        dot_rows(rows, fixed, w_.g);
+        continue;
+      }
+      V* sum = place(walk_.result.values, piece.row, width_, slice_, buffer_);
+      if (piece.begins) clear(sum, first, last);
+      dot_and_add_rows(rows, fixed, w_.weight, w_.g, sum + first);
+      if (piece.ends && slice_ == nullptr) {
+        store(sum, first, last, walk_.result.values + piece.row * width_);
+      }
+    }
+  }
+
+  GRAPHSHARD_INLINE void add_joint_values(const Portion<T>& portion) {
+    const int64_t first = heads_.first * a_.dim;
+    const int64_t last = heads_.last * a_.dim;
+    for (int p = 0; p < portion.num_pieces; ++p) {
+      const Piece& piece = portion.pieces[p];
+      V* sum = place(walk_.result.values, piece.row, width_, slice_, buffer_);
+      if (piece.begins) clear(sum, first, last);
+      add_rows(portion.rows(piece, walk_.gradient.grad, a_.dim, false), w_.weight, sum + first);
+      add_joint(a_, values(piece.row), portion, piece, w_.slope, sum);
+      if (piece.ends && slice_ == nullptr) {
+        store(sum, first, last, walk_.result.values + piece.row * width_);
+      }
+    }
+  }
+
+  GRAPHSHARD_INLINE void add_keys(const Portion<T>& portion) {
+    const int64_t first = heads_.first * a_.score_dim;
+    const int64_t last = heads_.last * a_.score_dim;
+    for (int i = 0; i < portion.entries; ++i) w_.slope[i] *= a_.scale;
+    for (int p = 0; p < portion.num_pieces; ++p) {
+      const Piece& piece = portion.pieces[p];
+      V* slice = slice_ == nullptr ? nullptr : slice_ + width_;
+      V* sum = place(walk_.result.src, piece.row, score_width_, slice, buffer_ + width_);
+      if (piece.begins) clear(sum, first, last);
+      add_rows(portion.rows(piece, a_.dst, a_.score_dim, false), w_.slope, sum + first);
+      if (piece.ends && slice_ == nullptr) {
+        store(sum, first, last, walk_.result.src + piece.row * score_width_);
+      }
+    }
+  }
+
+  // A source's values in the type of sums, until the next row is asked for.
+  GRAPHSHARD_INLINE const V* values(int64_t row) {
+    return widened(a_.values + row * width_, width_, row_buffer_);
+  }
+
+  // What its scores are made of: its terms, its values or its key.
+  GRAPHSHARD_INLINE const V* scored(int64_t row) {
+    if constexpr (Kind::kScore == Score::kAdditive) {
+      return a_.src_terms + row * a_.heads;
+    } else if constexpr (Kind::kScore == Score::kJoint) {
+      return values(row);
+    } else {
+      return widened(a_.src + row * score_width_, score_width_, row_buffer_);
+    }
+  }
+
+  // Where a row is summed: of a slice, in its own; else at its place, or in a buffer if rows are
+  // stored narrower than sums.
+  static GRAPHSHARD_INLINE V* place(T* rows, int64_t row, int64_t width, V* slice, V* buffer) {
+    if (slice != nullptr) return slice;
+    if constexpr (std::is_same_v<T, V>) {
+      return rows + row * width;
+    } else {
+      return buffer;
+    }
+  }
+
+  const Attention<T>& a_;
+  const Walk<T>& walk_;
+  Heads heads_;
+  int64_t width_;
+  int64_t score_width_;
+  V* slice_;  // sums of the slice, null for whole rows
+  Workspace<V> memory_;
+  WeightsMemory<V> weights_memory_;
+  EdgeWeights<V> w_;
+  V* buffer_;
+  V* row_buffer_;
 };
 
 template <typename Kind, typename T>
-GRAPHSHARD_CLONES void source_span(const Attention<T>& a, const EdgeGroups& out_edges,
-                                   const AttentionGradient<T>& gradient,
-                                   const SourceGradients<T>& result, const wide_t<T>* packed,
-                                   const Span& span, Heads heads, wide_t<T>* buffer,
-                                   wide_t<T>* dst_terms, wide_t<T>* slice) {
-  const int64_t half = a.heads * (a.dim + std::max<int64_t>(a.score_dim, 1));
-  if (span.slice >= 0) {
-    const RowResult<wide_t<T>> row{slice, slice + a.heads * a.dim, slice + a.heads * a.dim,
-                                   dst_terms};
-    const Fixed<Kind, T> fixed(a, span.first_row, buffer + half);
-    clear<Kind>(a, heads, row);
-    take_edges<Kind>(a, out_edges, gradient, result, packed, fixed.scores, fixed.values, span.begin,
-                     span.end, heads, row);
-    return;
-  }
-  for (int64_t at = span.first_row; at < span.last_row; ++at) {
-    const int64_t begin = out_edges.begin(at);
-    const int64_t end = out_edges.begin(at + 1);
-    if (Kind::kScore != Score::kAdditive && end - begin > kSliceEdges) continue;
-    const RowResult<wide_t<T>> row = row_result<Kind>(a, result, at, buffer, dst_terms);
-    clear<Kind>(a, heads, row);
-    if (begin < end) {
-      const Fixed<Kind, T> fixed(a, at, buffer + half);
-      take_edges<Kind>(a, out_edges, gradient, result, packed, fixed.scores, fixed.values, begin,
-                       end, heads, row);
-    }
-    store(a, result, at, heads, row);
-  }
-}
-
-// Buffers of a task: results of a row, then a source's row in the type of sums.
-template <typename T>
-std::unique_ptr<wide_t<T>[]> row_buffer(const Attention<T>& a) {
-  const int64_t half = a.heads * (a.dim + std::max<int64_t>(a.score_dim, 1));
-  return std::make_unique_for_overwrite<wide_t<T>[]>(2 * half);
+GRAPHSHARD_HOT_CLONES void source_span(const Attention<T>& a, const EdgeGroups& out_edges,
+                                       const Walk<T>& walk, const Span& span, Heads heads,
+                                       wide_t<T>* dst_terms, wide_t<T>* slice) {
+  SourceSpan<Kind, T> sources(a, walk, heads, span.slice >= 0 ? slice : nullptr);
+  Portion<T> portion(a, out_edges, span, heads, heads.count() * a.dim * sizeof(T),
+                     Kind::kScore != Score::kAdditive);
+  while (portion.next()) sources.take(portion, dst_terms);
 }
 
 // Parts of the sources with about equal numbers of edges, the same for any number of threads.
@@ -251,19 +274,24 @@ std::vector<Span> source_parts(const EdgeGroups& out_edges, int64_t num_dst) {
 }
 
 template <typename V>
-GRAPHSHARD_CLONES void add_terms(const V* sums, int64_t num_dst, int64_t begin, int64_t end,
-                                 Heads heads, int64_t num_heads, V* result) {
-  for (int64_t h = heads.first; h < heads.last; ++h) {
-    const V* from = sums + (h - heads.first) * num_dst;
-    for (int64_t v = begin; v < end; ++v) result[v * num_heads + h] += from[v];
+GRAPHSHARD_CLONES void add_terms(const V* sums, int64_t begin, int64_t end, Heads heads,
+                                 int64_t num_heads, V* result) {
+  const int64_t heads_here = heads.count();
+  if (heads_here == num_heads) {
+    for (int64_t i = begin * num_heads; i < end * num_heads; ++i) result[i] += sums[i];
+    return;
+  }
+  for (int64_t v = begin; v < end; ++v) {
+    V* to = result + v * num_heads + heads.first;
+    for (int64_t h = 0; h < heads_here; ++h) to[h] += sums[v * heads_here + h];
   }
 }
 
 template <typename T>
-void additive(const Attention<T>& a, const EdgeGroups& out_edges,
-              const AttentionGradient<T>& gradient, const SourceGradients<T>& result,
-              const wide_t<T>* packed, int64_t step, int num_threads) {
+void additive(const Attention<T>& a, const EdgeGroups& out_edges, const Walk<T>& walk, int64_t step,
+              int num_threads) {
   using V = wide_t<T>;
+  const SourceGradients<T>& result = walk.result;
   const std::vector<Span> parts = source_parts(out_edges, a.num_dst);
   const int64_t num_parts = static_cast<int64_t>(parts.size());
   const int64_t num_tasks = num_parts * ((a.heads + step - 1) / step);
@@ -280,16 +308,14 @@ void additive(const Attention<T>& a, const EdgeGroups& out_edges,
     run_tasks(end - begin, num_threads, [&](int64_t i) {
       V* own = sums.get() + i * terms;
       std::fill(own, own + terms, V{0});
-      const auto buffer = row_buffer(a);
-      source_span<AdditiveScore>(a, out_edges, gradient, result, packed,
-                                 parts[(begin + i) % num_parts], heads_of(begin + i), buffer.get(),
-                                 own, static_cast<V*>(nullptr));
+      source_span<AdditiveScore>(a, out_edges, walk, parts[(begin + i) % num_parts],
+                                 heads_of(begin + i), sums_terms ? own : nullptr,
+                                 static_cast<V*>(nullptr));
     });
     if (!sums_terms) continue;
     run_tasks(wave, num_threads, [&](int64_t share) {
       for (int64_t task = begin; task < end; ++task) {
-        add_terms(sums.get() + (task - begin) * terms, a.num_dst,
-                  part_begin(a.num_dst, share, wave), part_begin(a.num_dst, share + 1, wave),
+        add_terms(sums.get() + (task - begin) * terms, part_begin(a.num_dst, share, wave), part_begin(a.num_dst, share + 1, wave),
                   heads_of(task), a.heads, result.dst_terms);
       }
     });
@@ -297,9 +323,8 @@ void additive(const Attention<T>& a, const EdgeGroups& out_edges,
 }
 
 template <typename Kind, typename T>
-void by_rows(const Attention<T>& a, const EdgeGroups& out_edges,
-             const AttentionGradient<T>& gradient, const SourceGradients<T>& result,
-             const wide_t<T>* packed, int64_t step, int num_threads) {
+void by_rows(const Attention<T>& a, const EdgeGroups& out_edges, const Walk<T>& walk, int64_t step,
+             int num_threads) {
   using V = wide_t<T>;
   const Schedule schedule = fixed_schedule(out_edges, a.heads * a.dim);
   const int64_t num_spans = static_cast<int64_t>(schedule.spans.size());
@@ -308,9 +333,7 @@ void by_rows(const Attention<T>& a, const EdgeGroups& out_edges,
   run_tasks(num_spans * ((a.heads + step - 1) / step), num_threads, [&](int64_t task) {
     const Span& span = schedule.spans[task % num_spans];
     const int64_t first = task / num_spans * step;
-    const auto buffer = row_buffer(a);
-    source_span<Kind>(a, out_edges, gradient, result, packed, span,
-                      Heads{first, std::min(first + step, a.heads)}, buffer.get(),
+    source_span<Kind>(a, out_edges, walk, span, Heads{first, std::min(first + step, a.heads)},
                       static_cast<V*>(nullptr),
                       slices.get() + std::max<int64_t>(span.slice, 0) * slice_size);
   });
@@ -320,8 +343,14 @@ void by_rows(const Attention<T>& a, const EdgeGroups& out_edges,
       const V* other = slices.get() + slice * slice_size;
       for (int64_t j = 0; j < slice_size; ++j) total[j] += other[j];
     }
-    const RowResult<V> row{total, total + a.heads * a.dim, nullptr, nullptr};
-    store(a, result, hub.row, Heads{0, a.heads}, row);
+    const int64_t width = a.heads * a.dim;
+    const int64_t score_width = a.heads * a.score_dim;
+    if (walk.result.values != nullptr) {
+      store(total, 0, width, walk.result.values + hub.row * width);
+    }
+    if (walk.result.src != nullptr) {
+      store(total + width, 0, score_width, walk.result.src + hub.row * score_width);
+    }
   }
 }
 
@@ -331,7 +360,11 @@ template <typename T>
 void attention_sources(const Attention<T>& attention, const EdgeGroups& out_edges,
                        const AttentionGradient<T>& gradient, const SourceGradients<T>& result,
                        int num_threads) {
-  const auto packed = pack_statistics(attention, gradient, num_threads);
+  const int64_t size = kPacked * attention.heads * attention.num_dst;
+  Workspace<wide_t<T>> memory(size);
+  wide_t<T>* packed = memory.take(size);
+  pack_statistics(attention, gradient, num_threads, packed);
+  const Walk<T> walk{gradient, result, packed};
   const int64_t columns = attention.score == Score::kAdditive
                               ? attention.dim
                               : std::max(attention.dim, attention.score_dim);
@@ -343,9 +376,9 @@ void attention_sources(const Attention<T>& attention, const EdgeGroups& out_edge
   with_score(attention.score, [&](auto kind) {
     using Kind = decltype(kind);
     if constexpr (Kind::kScore == Score::kAdditive) {
-      additive(attention, out_edges, gradient, result, packed.get(), step, num_threads);
+      additive(attention, out_edges, walk, step, num_threads);
     } else {
-      by_rows<Kind>(attention, out_edges, gradient, result, packed.get(), step, num_threads);
+      by_rows<Kind>(attention, out_edges, walk, step, num_threads);
     }
   });
 }

@@ -3,33 +3,28 @@
 
 #pragma once
 
-#include <limits>
+#include <algorithm>
+#include <memory>
 #include <type_traits>
 
 #include "attention.h"
-#include "elementwise.h"
+#include "attention_rows.h"
 #include "exponential.h"
 #include "parallel.h"
+#include "run_ids.h"
 
 namespace graphshard {
 
 inline constexpr int kPortion = 64;  // edges at a time: their rows stay in the cache meanwhile
-inline constexpr int kAhead = 32;    // edges ahead of the current one whose rows are requested
-inline constexpr int kLanes = 8;     // arrays of a portion are filled up to a multiple of it
+inline constexpr int kLanes = 16;    // entries are computed so many at a time
+static_assert(kPortion <= kLongestRun && kPortion % kLanes == 0);
 
 // The heads [first, last) that a walk is about.
 struct Heads {
   int64_t first;
   int64_t last;
-};
 
-// Some consecutive edges of one row: the node at their other end, and what tells them apart.
-struct Portion {
-  int count;
-  int padded;
-  int64_t nodes[kPortion + kAhead];  // also of the edges that follow
-  int64_t edges[kPortion];
-  uint32_t words[kPortion];
+  GRAPHSHARD_INLINE int64_t count() const { return last - first; }
 };
 
 GRAPHSHARD_INLINE uint32_t mixed(uint32_t x) {
@@ -40,157 +35,253 @@ GRAPHSHARD_INLINE uint32_t mixed(uint32_t x) {
   return x ^ (x >> 16);
 }
 
+// The edges [first, last) of a portion, those of `row` or a part of them.
+struct Piece {
+  int64_t row;
+  int first;
+  int last;
+  bool begins;  // with the row's first edge
+  bool ends;    // with its last
+};
+
+// [Note: portions] A walk takes some consecutive edges at a time: those of a few rows, or a part of
+// those of one row. So the loops over entries are long though most rows are short, and what they
+// write is read well after.
 template <typename T>
-GRAPHSHARD_INLINE bool reads_edges(const Attention<T>& a) {
-  return a.edge != nullptr || a.edge_terms != nullptr || a.factor != nullptr ||
-         a.mask.threshold != 0;
-}
+struct Portion {
+  RunIds nodes;  // at the other end of the edges
+  RunIds edges;  // ids; loaded only where something is read by edge
+  Heads heads;
+  int count = 0;
+  int entries = 0;  // edges times heads
+  int padded = 0;   // entries, up to a multiple of kLanes
+  int num_pieces = 0;
+  Piece pieces[kPortion];  // in the order of rows, each row once
+  uint32_t words[kPortion];
 
-template <typename I>
-GRAPHSHARD_INLINE void load_nodes(const I* indices, int64_t size, Portion& portion) {
-  for (int64_t k = 0; k < size; ++k) portion.nodes[k] = indices[k];
-}
+  Portion(const Attention<T>& attention, const EdgeGroups& groups, const Span& span, Heads heads,
+          int64_t row_bytes, bool skips_hubs)
+      : nodes(groups.indices, groups.num_edges, row_bytes),
+        edges(groups.eids, groups.num_edges, row_bytes),
+        heads(heads),
+        a_(attention),
+        groups_(groups),
+        span_(span),
+        row_(span.first_row),
+        position_(span.slice >= 0 ? span.begin : groups.begin(span.first_row)),
+        skips_hubs_(skips_hubs && span.slice < 0),
+        reads_edges_(a_.edge != nullptr || a_.edge_terms != nullptr || a_.factor != nullptr ||
+                     a_.mask.threshold != 0) {}
 
-template <typename T>
-GRAPHSHARD_INLINE void load_portion(const Attention<T>& a, const EdgeGroups& edges, int64_t begin,
-                                    int64_t end, Portion& portion) {
-  portion.count = static_cast<int>(std::min<int64_t>(end - begin, kPortion));
-  portion.padded = (portion.count + kLanes - 1) / kLanes * kLanes;
-  const int64_t loaded = std::min<int64_t>(portion.count + kAhead, edges.num_edges - begin);
-  if (edges.has_wide_ids) {
-    load_nodes(static_cast<const int64_t*>(edges.indices) + begin, loaded, portion);
-  } else {
-    load_nodes(static_cast<const int32_t*>(edges.indices) + begin, loaded, portion);
-  }
-  for (int64_t k = loaded; k < portion.count + kAhead; ++k) {
-    portion.nodes[k] = portion.nodes[loaded - 1];
-  }
-  if (!reads_edges(a)) return;
-  for (int k = 0; k < portion.count; ++k) portion.edges[k] = edges.edge_id(begin + k);
-  if (a.mask.threshold == 0) return;
-  for (int k = 0; k < portion.count; ++k) {
-    uint32_t key;
-    if (a.mask.keys != nullptr) {
-      key = static_cast<uint32_t>(a.mask.keys[portion.edges[k]]);
-    } else {
-      const uint64_t id = static_cast<uint64_t>(portion.edges[k]);
-      key = static_cast<uint32_t>(id) ^ mixed(static_cast<uint32_t>(id >> 32));
-    }
-    portion.words[k] = mixed(key + a.mask.edge_seed);
-  }
-}
-
-// m * c of each edge for one head; call only where there is a mask or a factor.
-template <typename T>
-GRAPHSHARD_INLINE void load_multipliers(const Attention<T>& a, const Portion& portion, int64_t head,
-                                        bool with_factor, wide_t<T>* multiplier) {
-  using V = wide_t<T>;
-  const V kept = a.mask.threshold == 0 ? V{1} : static_cast<V>(a.mask.kept);
-  for (int k = 0; k < portion.count; ++k) multiplier[k] = kept;
-  if (a.mask.threshold != 0) {
-    const uint32_t word = mixed(a.mask.head_seed + static_cast<uint32_t>(head) * 0x9e3779b9u);
-    const uint64_t threshold = a.mask.threshold;
-    for (int k = 0; k < portion.count; ++k) {
-      if (mixed(portion.words[k] ^ word) < threshold) multiplier[k] = 0;
-    }
-  }
-  if (with_factor && a.factor != nullptr) {
-    const V* factor = a.factor + (a.factor_width == 1 ? 0 : head);
-    for (int k = 0; k < portion.count; ++k) {
-      multiplier[k] *= factor[portion.edges[k] * a.factor_width];
-    }
-  }
-}
-
-// Calls function(n) where n is `dim`, known to the compiler if it is a frequent one, else 0.
-template <typename Function>
-GRAPHSHARD_INLINE void with_dim(int64_t dim, const Function& function) {
-  if (dim == 32) return function(std::integral_constant<int, 32>{});
-  if (dim == 64) return function(std::integral_constant<int, 64>{});
-  if (dim == 16) return function(std::integral_constant<int, 16>{});
-  if (dim == 8) return function(std::integral_constant<int, 8>{});
-  function(std::integral_constant<int, 0>{});
-}
-
-template <typename T>
-GRAPHSHARD_INLINE void prefetch_columns(const T* columns, int64_t dim) {
-  constexpr int64_t kLine = 64 / sizeof(T);
-  for (int64_t j = 0; j < dim; j += kLine) GRAPHSHARD_PREFETCH(columns + j);
-}
-
-// out[k] = <fixed, columns of the k-th node>.
-template <typename T>
-GRAPHSHARD_INLINE void dot_columns(const wide_t<T>* fixed, const T* columns, int64_t width,
-                                   int64_t dim, const Portion& portion, bool prefetch,
-                                   wide_t<T>* out) {
-  with_dim(dim, [&](auto known) GRAPHSHARD_INLINE_LAMBDA {
-    const int64_t size = known > 0 ? known : dim;
-    for (int k = 0; k < portion.count; ++k) {
-      if (prefetch) prefetch_columns(columns + portion.nodes[k + kAhead] * width, size);
-      const T* row = columns + portion.nodes[k] * width;
-      wide_t<T> total = 0;
-#pragma omp simd reduction(+ : total)
-      for (int64_t j = 0; j < size; ++j) total += fixed[j] * widen(row[j]);
-      out[k] = total;
-    }
-  });
-}
-
-// sum[j] += sum over k of weight[k] * columns of the k-th node[j].
-template <typename T>
-GRAPHSHARD_INLINE void add_columns(const wide_t<T>* weight, const T* columns, int64_t width,
-                                   int64_t dim, const Portion& portion, bool prefetch,
-                                   wide_t<T>* sum) {
-  in_blocks<64, 32, 16, 8, 4, 1>(dim, [&](auto size, int64_t first) GRAPHSHARD_INLINE_LAMBDA {
-    wide_t<T> sums[size];
-    for (int j = 0; j < size; ++j) sums[j] = sum[first + j];
-    for (int k = 0; k < portion.count; ++k) {
-      const T* row = columns + portion.nodes[k] * width + first;
-      if (prefetch) {
-        const T* later = columns + portion.nodes[k + kAhead] * width + first;
-        prefetch_columns(later, size);
+  // Turns to the next edges of the span; false if there are none.
+  GRAPHSHARD_INLINE bool next() {
+    num_pieces = 0;
+    count = 0;
+    int64_t begin = position_;
+    while (row_ < span_.last_row && num_pieces < kPortion) {
+      const int64_t end = span_.slice >= 0 ? span_.end : groups_.begin(row_ + 1);
+      const int64_t rest = end - position_;
+      if (skips_hubs_ && is_new_ && rest > kSliceEdges) {
+        if (num_pieces > 0) break;
+        begin = position_ = end;
+        ++row_;
+        continue;
       }
-#pragma omp simd
-      for (int j = 0; j < size; ++j) sums[j] += weight[k] * widen(row[j]);
+      if (count > 0 && count + rest > kPortion) break;
+      const int taken = static_cast<int>(std::min<int64_t>(rest, kPortion));
+      pieces[num_pieces++] = {row_, count, count + taken, is_new_, taken == rest};
+      count += taken;
+      position_ += taken;
+      is_new_ = taken == rest;
+      if (!is_new_) break;
+      ++row_;
     }
-    for (int j = 0; j < size; ++j) sum[first + j] = sums[j];
+    if (num_pieces == 0) return false;
+    entries = count * static_cast<int>(heads.count());
+    padded = (entries + kLanes - 1) / kLanes * kLanes;
+    if (count == 0) return true;
+    nodes.load(begin, position_);
+    if (reads_edges_) edges.load(begin, position_);
+    if (a_.mask.threshold != 0) load_words(a_.mask);
+    return true;
+  }
+
+  // Columns of the heads of the nodes of a piece, from an array of rows as long as all heads'.
+  GRAPHSHARD_INLINE RunRows<T> rows(const Piece& piece, const T* data, int64_t dim,
+                                    bool prefetch) const {
+    return {{data + heads.first * dim, a_.heads * dim, heads.count(), dim},
+            nodes,
+            piece.first,
+            piece.last,
+            prefetch};
+  }
+
+ private:
+  GRAPHSHARD_INLINE void load_words(const EdgeMask& mask) {
+    for (int k = 0; k < count; ++k) {
+      uint32_t key;
+      if (mask.keys != nullptr) {
+        key = static_cast<uint32_t>(mask.keys[edges[k]]);
+      } else {
+        const uint64_t id = static_cast<uint64_t>(edges[k]);
+        key = static_cast<uint32_t>(id) ^ mixed(static_cast<uint32_t>(id >> 32));
+      }
+      words[k] = mixed(key + mask.edge_seed);
+    }
+  }
+
+  const Attention<T>& a_;
+  const EdgeGroups& groups_;
+  const Span& span_;
+  int64_t row_;
+  int64_t position_;  // of the first edge that was not taken
+  bool skips_hubs_;
+  bool reads_edges_;
+  bool is_new_ = true;  // nothing of row_ was taken
+};
+
+// Calls function(n) where n is the number of heads, known to the compiler if it is a frequent one.
+template <typename Function>
+GRAPHSHARD_INLINE void with_heads(int64_t heads, const Function& function) {
+  if (heads == 4) return function(std::integral_constant<int, 4>{});
+  if (heads == 1) return function(std::integral_constant<int, 1>{});
+  if (heads == 8) return function(std::integral_constant<int, 8>{});
+  function(static_cast<int>(heads));
+}
+
+// Calls function(k, h, entry) for each edge in [first, last) and head; the heads of an edge at once
+// where their number is known.
+template <typename Function>
+GRAPHSHARD_INLINE void for_each_entry(Heads of, int first, int last, const Function& function) {
+  with_heads(of.count(), [&](auto heads) GRAPHSHARD_INLINE_LAMBDA {
+    for (int k = first; k < last; ++k) {
+      if constexpr (std::is_same_v<decltype(heads), int>) {
+        for (int h = 0; h < heads; ++h) function(k, h, k * heads + h);
+      } else {
+#pragma omp simd
+        for (int h = 0; h < heads; ++h) function(k, h, k * heads + h);
+      }
+    }
   });
+}
+
+template <typename T, typename Function>
+GRAPHSHARD_INLINE void for_each_entry(const Portion<T>& portion, const Function& function) {
+  for_each_entry(portion.heads, 0, portion.count, function);
+}
+
+// Calls function(i) for entries [0, padded), in vectors.
+template <typename T, typename Function>
+GRAPHSHARD_INLINE void for_lanes(const Portion<T>& portion, const Function& function) {
+  for (int i = 0; i < portion.padded; i += kLanes) {
+#pragma omp simd
+    for (int j = 0; j < kLanes; ++j) function(i + j);
+  }
+}
+
+// out[h] = join(... join(out[h], first entry of head h in the piece) ..., last).
+template <typename V, typename Join>
+GRAPHSHARD_INLINE void fold_entries(Heads of, const Piece& piece, const V* entries, V* out,
+                                    const Join& join) {
+  with_heads(of.count(), [&](auto heads) GRAPHSHARD_INLINE_LAMBDA {
+    if constexpr (std::is_same_v<decltype(heads), int>) {
+      for (int k = piece.first; k < piece.last; ++k) {
+        for (int h = 0; h < heads; ++h) out[h] = join(out[h], entries[k * heads + h]);
+      }
+    } else {
+      V folded[heads];
+      for (int h = 0; h < heads; ++h) folded[h] = out[h];
+      for (int k = piece.first; k < piece.last; ++k) {
+#pragma omp simd
+        for (int h = 0; h < heads; ++h) folded[h] = join(folded[h], entries[k * heads + h]);
+      }
+      for (int h = 0; h < heads; ++h) out[h] = folded[h];
+    }
+  });
+}
+
+// to[entry] = from[h] for the edges of the piece.
+template <typename V>
+GRAPHSHARD_INLINE void repeat(Heads heads, const Piece& piece, const V* from, V* to) {
+  for_each_entry(heads, piece.first, piece.last,
+                 [&](int, int h, int entry)
+                     GRAPHSHARD_INLINE_LAMBDA { to[entry] = from[h]; });
 }
 
 template <typename V>
-GRAPHSHARD_INLINE V leaky_relu(V z, V slope) {
-  return z > 0 ? z : slope * z;
+GRAPHSHARD_INLINE V add(V a, V b) {
+  return a + b;
+}
+
+// m of each entry, without its c; call only where there is a mask.
+template <typename T>
+GRAPHSHARD_INLINE void load_mask(const Attention<T>& a, const Portion<T>& portion,
+                                 uint32_t* buffer, wide_t<T>* multiplier) {
+  const uint32_t last_dropped = static_cast<uint32_t>(a.mask.threshold - 1);
+  const wide_t<T> kept = static_cast<wide_t<T>>(a.mask.kept);
+  for (int64_t h = 0; h < portion.heads.count(); ++h) {
+    const uint32_t head = static_cast<uint32_t>(portion.heads.first + h);
+    buffer[portion.entries + h] = mixed(a.mask.head_seed + head * 0x9e3779b9u);
+  }
+  const uint32_t* words = buffer + portion.entries;
+  for_each_entry(portion, [&](int k, int h, int entry) GRAPHSHARD_INLINE_LAMBDA {
+    buffer[entry] = portion.words[k] ^ words[h];
+  });
+  for_lanes(portion, [&](int i) GRAPHSHARD_INLINE_LAMBDA {
+    multiplier[i] = mixed(buffer[i]) <= last_dropped ? 0 : kept;
+  });
+}
+
+// Multiplies each entry by its c.
+template <typename T>
+GRAPHSHARD_INLINE void multiply_by_factor(const Attention<T>& a, const Portion<T>& portion,
+                                          wide_t<T>* entries) {
+  const int64_t first = a.factor_width == 1 ? 0 : portion.heads.first;
+  const int64_t step = a.factor_width == 1 ? 0 : 1;
+  for_each_entry(portion, [&](int k, int h, int entry) GRAPHSHARD_INLINE_LAMBDA {
+    entries[entry] *= a.factor[portion.edges[k] * a.factor_width + first + h * step];
+  });
 }
 
 // One end of the edges as a walk sees it: the end that varies within a row.
 template <typename T>
 struct Varying {
   const T* rows;           // [nodes, heads * score_dim]
-  const wide_t<T>* terms;  // a number per node and head
+  const wide_t<T>* terms;  // a number per node and head, of additive scores
   int64_t terms_per_node;  // distance between nodes
-  int64_t terms_per_head;  // distance between heads
 };
 
-// How each kind of score is computed: z[k] for the edges of a portion, from what the fixed end of
-// the edges has (a number per head, or a row) and the varying one. `z` of additive scores still
-// has to go through the leaky ReLU.
+template <typename T>
+GRAPHSHARD_INLINE void add_edge_terms(const Attention<T>& a, const Portion<T>& portion,
+                                      const Piece& piece, wide_t<T>* z) {
+  if (a.edge_terms == nullptr) return;
+  for_each_entry(portion.heads, piece.first, piece.last,
+                 [&](int k, int h, int entry) GRAPHSHARD_INLINE_LAMBDA {
+                   z[entry] += a.edge_terms[portion.edges[k] * a.heads + portion.heads.first + h];
+                 });
+}
+
+// How each kind of score is computed: an entry z per edge and head of a piece, from what the fixed
+// end of the edges has (a number per head, or a row) and the varying one. `z` of additive scores
+// still has to go through the leaky ReLU.
 struct AdditiveScore {
   static constexpr Score kScore = Score::kAdditive;
   static constexpr bool kReadsRows = false;
 
   template <typename T>
   static GRAPHSHARD_INLINE void scores(const Attention<T>& a, const wide_t<T>* fixed,
-                                       const Varying<T>& varying, const Portion& portion,
-                                       int64_t head, wide_t<T>* z) {
-    const wide_t<T>* terms = varying.terms + head * varying.terms_per_head;
-    for (int k = 0; k < portion.count; ++k) {
-      GRAPHSHARD_PREFETCH(terms + portion.nodes[k + kAhead] * varying.terms_per_node);
-      z[k] = fixed[head] + terms[portion.nodes[k] * varying.terms_per_node];
+                                       const Varying<T>& varying, const Portion<T>& portion,
+                                       const Piece& piece, wide_t<T>* z) {
+    const wide_t<T>* own = fixed + portion.heads.first;
+    const wide_t<T>* terms = varying.terms + portion.heads.first;
+    for (int k = piece.first; k < piece.last; ++k) {
+      GRAPHSHARD_PREFETCH(terms + portion.nodes.far_ahead_of(k) * varying.terms_per_node);
     }
-    if (a.edge_terms == nullptr) return;
-    for (int k = 0; k < portion.count; ++k) {
-      z[k] += a.edge_terms[portion.edges[k] * a.heads + head];
-    }
+    for_each_entry(portion.heads, piece.first, piece.last,
+                   [&](int k, int h, int entry) GRAPHSHARD_INLINE_LAMBDA {
+                     z[entry] = own[h] + terms[portion.nodes[k] * varying.terms_per_node + h];
+                   });
+    add_edge_terms(a, portion, piece, z);
   }
 };
 
@@ -200,36 +291,12 @@ struct JointScore {
 
   template <typename T>
   static GRAPHSHARD_INLINE void scores(const Attention<T>& a, const wide_t<T>* fixed,
-                                       const Varying<T>& varying, const Portion& portion,
-                                       int64_t head, wide_t<T>* z) {
-    using V = wide_t<T>;
-    const int64_t width = a.heads * a.score_dim;
-    const int64_t first = head * a.score_dim;
-    with_dim(a.score_dim, [&](auto known) GRAPHSHARD_INLINE_LAMBDA {
-      const int64_t size = known > 0 ? known : a.score_dim;
-      const V* own = fixed + first;
-      const V* vector = a.vector + first;
-      for (int k = 0; k < portion.count; ++k) {
-        const T* later = varying.rows + portion.nodes[k + kAhead] * width + first;
-        prefetch_columns(later, size);
-        const T* row = varying.rows + portion.nodes[k] * width + first;
-        V total = 0;
-        if (a.edge == nullptr) {
-#pragma omp simd reduction(+ : total)
-          for (int64_t j = 0; j < size; ++j) {
-            total += vector[j] * leaky_relu(own[j] + widen(row[j]), a.slope);
-          }
-        } else {
-          const T* edge = a.edge + portion.edges[k] * width + first;
-#pragma omp simd reduction(+ : total)
-          for (int64_t j = 0; j < size; ++j) {
-            const V joined = own[j] + widen(row[j]) + widen(edge[j]);
-            total += vector[j] * leaky_relu(joined, a.slope);
-          }
-        }
-        z[k] = total;
-      }
-    });
+                                       const Varying<T>& varying, const Portion<T>& portion,
+                                       const Piece& piece, wide_t<T>* z) {
+    const int64_t first = portion.heads.first * a.score_dim;
+    joint_rows(portion.rows(piece, varying.rows, a.score_dim, true),
+               {a.edge == nullptr ? nullptr : a.edge + first, &portion.edges}, fixed + first,
+               a.vector + first, a.slope, z);
   }
 };
 
@@ -239,16 +306,13 @@ struct DotScore {
 
   template <typename T>
   static GRAPHSHARD_INLINE void scores(const Attention<T>& a, const wide_t<T>* fixed,
-                                       const Varying<T>& varying, const Portion& portion,
-                                       int64_t head, wide_t<T>* z) {
-    const int64_t first = head * a.score_dim;
-    dot_columns(fixed + first, varying.rows + first, a.heads * a.score_dim, a.score_dim, portion,
-                true, z);
-    for (int k = 0; k < portion.count; ++k) z[k] *= a.scale;
-    if (a.edge_terms == nullptr) return;
-    for (int k = 0; k < portion.count; ++k) {
-      z[k] += a.edge_terms[portion.edges[k] * a.heads + head];
-    }
+                                       const Varying<T>& varying, const Portion<T>& portion,
+                                       const Piece& piece, wide_t<T>* z) {
+    dot_rows(portion.rows(piece, varying.rows, a.score_dim, true),
+             fixed + portion.heads.first * a.score_dim, z);
+    const int64_t heads = portion.heads.count();
+    for (int64_t i = piece.first * heads; i < piece.last * heads; ++i) z[i] *= a.scale;
+    add_edge_terms(a, portion, piece, z);
   }
 };
 
@@ -262,6 +326,29 @@ GRAPHSHARD_INLINE const wide_t<T>* widened(const T* row, int64_t width, wide_t<T
     return buffer;
   }
 }
+
+// Memory of a task, zeros at first, taken piece by piece, each on a line of its own.
+template <typename V>
+class Workspace {
+ public:
+  explicit Workspace(int64_t size)
+      : memory_(std::make_unique<V[]>(size + kLine)), next_(memory_.get()) {
+    const uintptr_t beyond = reinterpret_cast<uintptr_t>(next_) % 64;
+    if (beyond != 0) next_ += (64 - beyond) / sizeof(V);
+  }
+  static int64_t size_of(int64_t piece) { return (piece + kLine - 1) / kLine * kLine; }
+
+  V* take(int64_t piece) {
+    V* taken = next_;
+    next_ += size_of(piece);
+    return taken;
+  }
+
+ private:
+  static constexpr int64_t kLine = 64 / sizeof(V);
+  std::unique_ptr<V[]> memory_;
+  V* next_;
+};
 
 template <typename Function>
 void with_score(Score score, const Function& function) {
@@ -279,11 +366,7 @@ void with_score(Score score, const Function& function) {
 // is too.
 inline Schedule fixed_schedule(const EdgeGroups& edges, int64_t width) {
   constexpr int kThreads = 16;
-  if (edges.has_wide_ids) {
-    return make_schedule(static_cast<const int64_t*>(edges.indptr), edges.num_rows, width,
-                         kThreads);
-  }
-  return make_schedule(static_cast<const int32_t*>(edges.indptr), edges.num_rows, width, kThreads);
+  return make_schedule(edges.indptr, edges.num_rows, width, kThreads);
 }
 
 }  // namespace graphshard

@@ -84,8 +84,8 @@ EdgeGroups groups_of(const Vector<const I>& indptr, const Vector<const I>& indic
   require(static_cast<int64_t>(indptr.shape(0)) == num_rows + 1,
           "indptr must have one entry more than there are rows");
   require(!eids || eids->shape(0) == indices.shape(0), "eids must have num_edges entries");
-  return {indptr.data(),  indices.data(), eids ? eids->data() : nullptr,
-          sizeof(I) == 8, num_rows,       static_cast<int64_t>(indices.shape(0))};
+  return {Ids(indptr.data()), Ids(indices.data()), eids ? Ids(eids->data()) : Ids(), num_rows,
+          static_cast<int64_t>(indices.shape(0))};
 }
 
 template <typename T>
