@@ -77,7 +77,8 @@ struct Attention {
 };
 
 // Where a walk over in-edges leaves its result. Either everything ends here: `out` is written, and
-// `sum` may be null. Or `out` is null, and the state of each destination is begun or continued.
+// `sum` may be null. Or `out` is null, and the state of each destination is begun or continued. The
+// state may be that of some heads of more: its rows lie apart by the steps.
 template <typename T>
 struct AttentionState {
   using V = wide_t<T>;
@@ -86,6 +87,9 @@ struct AttentionState {
   V* sum;    // [num_dst, heads * dim]
   T* out;    // [num_dst, heads * dim]
   bool begin;
+  int64_t peak_step;
+  int64_t total_step;
+  int64_t sum_step;
 };
 
 // What the gradients of one or more shards are computed from.

@@ -92,9 +92,8 @@ GRAPHSHARD_INLINE void weigh_edges(const Attention<T>& a, const Portion<T>& port
   }
   for (int i = portion.entries; i < portion.padded; ++i) scores[i] = scratch.peak[i] = 0;
   if constexpr (Kind::kScore == Score::kAdditive) {
-    for_lanes(portion, [&](int i) GRAPHSHARD_INLINE_LAMBDA {
-      scores[i] = leaky_relu(scores[i], a.slope);
-    });
+    for_lanes(portion,
+              [&](int i) GRAPHSHARD_INLINE_LAMBDA { scores[i] = leaky_relu(scores[i], a.slope); });
   }
   for (int p = 0; p < portion.num_pieces; ++p) {
     const Piece& piece = portion.pieces[p];
@@ -111,8 +110,7 @@ GRAPHSHARD_INLINE void weigh_edges(const Attention<T>& a, const Portion<T>& port
   }
   if (a.mask.threshold != 0) {
     load_mask(a, portion, scratch.words, scratch.multiplier);
-    for_lanes(portion,
-              [&](int i) GRAPHSHARD_INLINE_LAMBDA { scores[i] *= scratch.multiplier[i]; });
+    for_lanes(portion, [&](int i) GRAPHSHARD_INLINE_LAMBDA { scores[i] *= scratch.multiplier[i]; });
   }
   if (a.factor != nullptr) multiply_by_factor(a, portion, scores);
 }
@@ -130,13 +128,12 @@ GRAPHSHARD_INLINE void divide(const RowState<wide_t<T>>& state, Heads heads, int
 template <typename T>
 GRAPHSHARD_INLINE RowState<wide_t<T>> state_of(const Attention<T>& a, const AttentionState<T>& s,
                                                int64_t row, wide_t<T>* buffer) {
-  const int64_t width = a.heads * a.dim;
-  wide_t<T>* sum = s.sum + row * width;
+  wide_t<T>* sum = s.sum + row * s.sum_step;
   if (s.out != nullptr) {
     sum = buffer;
-    if constexpr (std::is_same_v<T, wide_t<T>>) sum = s.out + row * width;
+    if constexpr (std::is_same_v<T, wide_t<T>>) sum = s.out + row * a.heads * a.dim;
   }
-  return {s.peak + row * a.heads, s.total + row * a.heads, sum};
+  return {s.peak + row * s.peak_step, s.total + row * s.total_step, sum};
 }
 
 // `slice` is the state of a slice.
@@ -151,8 +148,9 @@ GRAPHSHARD_HOT_CLONES void forward_span(const Attention<T>& a, const EdgeGroups&
   Workspace<V> memory(3 * Workspace<V>::size_of(entries) + Workspace<V>::size_of(heads.count()) +
                       Workspace<V>::size_of(width) + Workspace<V>::size_of(score_width));
   const auto words = std::make_unique_for_overwrite<uint32_t[]>(entries + heads.count());
-  const Scratch<V> scratch{memory.take(entries),       memory.take(entries),     memory.take(entries),
-                           memory.take(heads.count()), memory.take(score_width), words.get()};
+  const Scratch<V> scratch{memory.take(entries),     memory.take(entries),
+                           memory.take(entries),     memory.take(heads.count()),
+                           memory.take(score_width), words.get()};
   V* buffer = memory.take(width);
   const bool is_slice = span.slice >= 0;
   const bool begin = is_slice || s.begin;

@@ -103,14 +103,23 @@ AttentionGradient<T> gradient_of(const Attention<T>& a, const Matrix<const wide_
   return {peak.data(), total.data(), delta.data(), grad.data()};
 }
 
+// Rows that may lie apart.
+template <typename V>
+using Steps = nb::ndarray<V, nb::ndim<2>, nb::device::cpu>;
+
+template <typename V>
+bool has_rows(const Steps<V>& array) {
+  return array.shape(1) <= 1 || array.stride(1) == 1;
+}
+
 template <typename T, typename I>
 void bind_walks(nb::class_<Operands<T>>& c) {
   using V = wide_t<T>;
   c.def(
       "forward",
       [](const Operands<T>& o, const Vector<const I>& indptr, const Vector<const I>& indices,
-         const MaybeVector<I>& eids, const Matrix<V>& peak, const Matrix<V>& total,
-         const Output<V>& sum, const Output<T>& out, bool begin, int num_threads) {
+         const MaybeVector<I>& eids, const Steps<V>& peak, const Steps<V>& total,
+         const std::optional<Steps<V>>& sum, const Output<T>& out, bool begin, int num_threads) {
         const Attention<T>& a = o.attention;
         const EdgeGroups edges = groups_of<I>(indptr, indices, eids, a.num_dst);
         check(o, edges.num_edges);
@@ -120,7 +129,11 @@ void bind_walks(nb::class_<Operands<T>>& c) {
         require_shape(std::optional(total), a.num_dst, a.heads, "total must be [num_dst, heads]");
         require_shape(sum, a.num_dst, a.heads * a.dim, "sum must be [num_dst, heads * dim]");
         require_shape(out, a.num_dst, a.heads * a.dim, "out must be [num_dst, heads * dim]");
-        const AttentionState<T> state{peak.data(), total.data(), pointer(sum), pointer(out), begin};
+        require(has_rows(peak) && has_rows(total) && (!sum || has_rows(*sum)),
+                "the numbers of a state's row must be side by side");
+        const AttentionState<T> state{
+            peak.data(),    total.data(),    sum ? sum->data() : nullptr, pointer(out), begin,
+            peak.stride(0), total.stride(0), sum ? sum->stride(0) : 0};
         const nb::gil_scoped_release release;
         attention_forward(a, edges, state, num_threads);
       },

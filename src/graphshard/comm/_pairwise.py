@@ -68,7 +68,11 @@ class Messages:
 
 
 def start_fetch(
-    plan: ExchangePlan, step: int, tensors: Sequence[Tensor], wire: torch.dtype | None = None
+    plan: ExchangePlan,
+    step: int,
+    tensors: Sequence[Tensor],
+    wire: torch.dtype | None = None,
+    share: bool = True,
 ) -> Pending:
     """Start to fetch the rows of one remote shard; every rank must call, with the same step.
 
@@ -77,6 +81,7 @@ def start_fetch(
         step: 1 to ``world_size - 1``; rows come from ``(rank - step) % world_size``.
         tensors: Own rows, each ``[num_rows, *]``; dtypes and trailing shapes equal on all ranks.
         wire: In which dtype wider floating-point rows travel; None is their own.
+        share: Whether large messages may go through shared memory; the same on all ranks.
 
     Returns:
         A `Pending` whose ``wait()`` gives ``[recv_splits[source], *]`` for each tensor.
@@ -92,14 +97,18 @@ def start_fetch(
     plans = [plan] * len(tensors)
     own = [plan.num_rows] * len(tensors)
     state = check_requests("start_fetch", plans, tensors, own, wire=wire)
-    blocks = shared_blocks(state, most_bytes(plans, tensors, wire))
+    blocks = shared_blocks(state, most_bytes(plans, tensors, wire)) if share else None
     rows = [_rows(blocks, t.detach(), plan.send_rows(target, t.device), wire) for t in tensors]
     num_rows = plan.recv_splits[source]
     return _start(state, blocks, "start_fetch", rows, source, num_rows, target, wire)
 
 
 def start_return(
-    plan: ExchangePlan, step: int, grads: Sequence[Tensor], wire: torch.dtype | None = None
+    plan: ExchangePlan,
+    step: int,
+    grads: Sequence[Tensor],
+    wire: torch.dtype | None = None,
+    share: bool = True,
 ) -> Pending:
     """Start to send home the gradients of the rows received in a step; every rank must call.
 
@@ -109,6 +118,7 @@ def start_return(
         grads: Each ``[recv_splits[(rank - step) % world_size], *]``; dtypes and trailing shapes
             equal on all ranks.
         wire: As for `start_fetch`.
+        share: As for `start_fetch`.
 
     Returns:
         A `Pending` whose ``wait()`` gives, for each tensor, the gradients of
@@ -125,7 +135,7 @@ def start_return(
     fetched = [plan.recv_splits[owner]] * len(grads)
     state = check_requests("start_return", plans, grads, fetched, wire=wire)
     parts = [grad.detach() for grad in grads]
-    blocks = shared_blocks(state, most_bytes(plans, grads, wire))
+    blocks = shared_blocks(state, most_bytes(plans, grads, wire)) if share else None
     num_rows = plan.send_splits[reader]
     return _start(state, blocks, "start_return", parts, reader, num_rows, owner, wire)
 

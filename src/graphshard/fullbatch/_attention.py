@@ -103,20 +103,23 @@ class AttentionSum(Reduction):
         if not self._states:
             self._states = [compute.start(evaluation.shard.adjacency, seen)]
             return
-        if len(self._states) != block.count:
-            self._states = self._split(self._states[0], block.count)
-        compute.take(evaluation.shard.adjacency, seen, self._states[block.index])
+        if self._is_cut_by_heads:  # a part of the state, in its place
+            whole = self._states[0]
+            peak, total = block.of(whole.peak, 1), block.of(whole.total, 1)
+            state = compute.AttentionState(peak, total, block.of(whole.sums, _HEADS))
+        else:
+            if len(self._states) != block.count:
+                self._states = self._split(self._states[0], block.count)
+            state = self._states[block.index]
+        compute.take(evaluation.shard.adjacency, seen, state)
 
     def _split(self, state: compute.AttentionState, count: int) -> list[compute.AttentionState]:
-        """The state of each block in memory of its own; blocks of columns have equal peaks."""
-        assert self.cut is not None
-        axis = self.cut.axis
+        """The state of each block of columns in memory of its own; all have the same peaks."""
         states = []
         for index in range(count):
-            block = ColumnBlock(index, count)
-            part = block.of(state.sums, axis)
+            part = ColumnBlock(index, count).of(state.sums, _COLUMNS)
             sums = empty_like(part).copy_(part)
-            states.append(compute.AttentionState(*self._of_heads(block, state), sums))
+            states.append(compute.AttentionState(state.peak.clone(), state.total.clone(), sums))
         return states
 
     def _of_heads(self, block: ColumnBlock, state: compute.AttentionState) -> tuple[Tensor, Tensor]:
@@ -125,23 +128,20 @@ class AttentionSum(Reduction):
         return block.of(state.peak, axis).clone(), block.of(state.total, axis).clone()
 
     def finish(self) -> tuple[Tensor, ...]:
-        parts = self._states if self._is_cut_by_heads else self._states[:1]
-        self._statistics = compute.AttentionState(
-            torch.cat([s.peak for s in parts], 1), torch.cat([s.total for s in parts], 1), self._out
-        )
-        del parts
+        first = self._states[0]
+        self._statistics = compute.AttentionState(first.peak, first.total, self._out)
+        del first
         if len(self._states) == 1:
             result = compute.finish(self._states.pop(), self._dtype)
         else:
-            assert self.cut is not None
-            axis, count = self.cut.axis, len(self._states)
+            count = len(self._states)
             like = self._states[0].sums
             shape = [like.shape[0], self._heads, self._dim]
             result = empty(shape, self._dtype, like.device)
             del like
             for index in range(count):
                 part = compute.finish(self._states.pop(0), self._dtype)
-                ColumnBlock(index, count).of(result, axis).copy_(part)
+                ColumnBlock(index, count).of(result, _COLUMNS).copy_(part)
         finish_(result, None if self._bias is None else self._bias.tensor, self._rule.relu)
         self._out, self._version = result.detach(), _version(result)
         return (result,)

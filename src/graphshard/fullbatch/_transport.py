@@ -75,7 +75,10 @@ class Transport(ABC):
 
 
 class ByRank(Transport):
-    """One remote rank at a time: the memory of a shard, whatever the halo."""
+    """One remote rank at a time: the memory of a shard, whatever the halo.
+
+    Messages do not go through shared memory: its blocks are memory that nothing else can use.
+    """
 
     @property
     def num_steps(self) -> int:
@@ -91,10 +94,10 @@ class ByRank(Transport):
     def start_fetch(
         self, step: int, tensors: Sequence[Tensor], needs_grad: Sequence[bool]
     ) -> Pending:
-        return start_fetch(self.plan, step, tensors, self.wire)
+        return start_fetch(self.plan, step, tensors, self.wire, share=False)
 
     def start_return(self, step: int, grads: Sequence[Tensor]) -> Pending:
-        return start_return(self.plan, step, grads, self.wire)
+        return start_return(self.plan, step, grads, self.wire, share=False)
 
     def add_returned(self, step: int, total: Tensor, arrived: Tensor) -> None:
         rows = self.plan.send_rows((self.plan.rank + step) % self.plan.world_size, total.device)

@@ -85,7 +85,10 @@ def start(adj: Adjacency, a: Attention) -> AttentionState:
 
 
 def take(adj: Adjacency, a: Attention, state: AttentionState) -> None:
-    """Take the edges of ``adj`` into the state of their destinations, in place."""
+    """Take the edges of ``adj`` into the state of their destinations, in place.
+
+    The state may be that of some heads of more: the numbers of each row are side by side.
+    """
     a = _detached(a)
     if 0 in (adj.num_edges, adj.num_dst, a.heads):
         return
@@ -230,7 +233,9 @@ class _KernelOperands:
         self, adj: Adjacency, peak: Tensor, total: Tensor, sums: Operand, out: Operand, begin: bool
     ) -> None:
         threads = torch.get_num_threads()
-        self.bound.forward(*adj.csc(), peak, total, _rows(sums), _rows(out), begin, threads)
+        if sums is not None:
+            sums = sums.as_strided((sums.shape[0], sums[:1].numel()), (sums.stride(0), 1))
+        self.bound.forward(*adj.csc(), peak, total, sums, _rows(out), begin, threads)
 
     def gradients(
         self,
