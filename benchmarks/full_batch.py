@@ -132,7 +132,7 @@ def ours(
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     options = ["--work", our_parts(graph, workers), "--model", model, "--mode", mode]
     options += ["--threads", str(threads), "--epochs", str(epochs)]
-    kind = ", bfloat16 autocast" if bfloat16 else ""
+    kind = (", bfloat16 autocast" if bfloat16 else "") + ("" if mode == "auto" else f", {mode}")
     return Side(
         f"graphshard, {workers} x {threads} thread(s){kind}{'' if epochs else ', idle'}",
         [*launch, f"--nproc-per-node={workers}", HERE, *options, *["--bfloat16"] * bfloat16],
@@ -155,8 +155,9 @@ def compare(graph: Path, model: str, rounds: int, epochs: int) -> list[str]:
     peer, alone = dgl(graph, model, epochs), ours(graph, model, 1, 2, epochs)
     two, eight = ours(graph, model, 2, 1, epochs), ours(graph, model, 8, 1, epochs)
     low = ours(graph, model, 2, 1, epochs, bfloat16=True)
+    thrifty = ours(graph, model, 2, 1, epochs, mode="sequential")
     no_dgl, no_two = dgl(graph, model, 0), ours(graph, model, 2, 1, 0)
-    sides = [peer, alone, two, eight, low]
+    sides = [peer, alone, two, eight, low, thrifty]
     results = run_in_turn([*sides, no_dgl, no_two], rounds)
     seconds = {s.name: median(results[s.name], "seconds") for s in sides}
     peak = {name: median(runs, "peak_mb") for name, runs in results.items()}
@@ -174,11 +175,12 @@ def compare(graph: Path, model: str, rounds: int, epochs: int) -> list[str]:
         for s in sides
     ]
     header = ["", "s per epoch", "of DGL", "of 2 workers", "peak MB of a process", "last loss"]
-    ratio = (peak[two.name] - peak[no_two.name]) / (peak[peer.name] - peak[no_dgl.name])
+    above = peak[peer.name] - peak[no_dgl.name]
+    ours_above = [peak[side.name] - peak[no_two.name] for side in (two, thrifty)]
     note = (
-        f"Peak memory above an idle process, one of 2 workers against DGL: {ratio:.2f}x "
-        f"({peak[two.name] - peak[no_two.name]:.0f} and "
-        f"{peak[peer.name] - peak[no_dgl.name]:.0f} MB)."
+        f"Peak memory above an idle process, one of 2 workers against DGL ({above:.0f} MB): "
+        f"{ours_above[0] / above:.2f}x ({ours_above[0]:.0f} MB), in sequential mode "
+        f"{ours_above[1] / above:.2f}x ({ours_above[1]:.0f} MB)."
     )
     cost = f"2 workers cost {ours_two / seconds[alone.name]:.2f}x of one process with 2 threads."
     return [f"## {model}", "", *markdown_table(header, rows), "", note, "", cost, ""]
