@@ -22,7 +22,6 @@
 
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 
 #include "types.h"
@@ -144,22 +143,5 @@ template <typename T>
 void attention_destinations(const Attention<T>& attention, const EdgeGroups& in_edges,
                             const AttentionGradient<T>& gradient,
                             const DestinationGradients<T>& result, int num_threads);
-
-// [Note: blocks of heads] Rows of a large array are gathered many times each, in no order. Where
-// the columns of some heads fit in the cache though whole rows do not, all edges are walked once
-// per block of heads, so that memory is read about once. Returns heads per block.
-inline int64_t heads_per_block(int64_t num_rows, int64_t num_edges, int64_t heads,
-                               int64_t bytes_per_head) {
-  constexpr int64_t kFits = int64_t{8} << 20;
-  constexpr int64_t kHelps = int64_t{48} << 20;
-  constexpr int64_t kLines = 128;  // fewer bytes of a row at a time waste half of what is read
-  const int64_t per_head = std::max<int64_t>(num_rows * bytes_per_head, 1);
-  return heads;
-  if (heads <= 1 || per_head * heads <= kFits || num_edges < 4 * num_rows) return heads;
-  const int64_t fewest =
-      std::clamp<int64_t>(kLines / std::max<int64_t>(bytes_per_head, 1), 1, heads);
-  if (per_head * fewest > kHelps) return heads;
-  return std::clamp<int64_t>(kFits / per_head, fewest, heads);
-}
 
 }  // namespace graphshard

@@ -15,8 +15,8 @@ namespace {
 template <typename V>
 struct RowSums {
   const V* scores;  // what its scores are made of
-  V* dst;     // [heads * score_dim]
-  V* vector;  // joint: [heads * score_dim]
+  V* dst;           // [heads * score_dim]
+  V* vector;        // joint: [heads * score_dim]
 };
 
 // Gradients of joint scores with respect to the features that the leaky ReLU joins, of kSize
@@ -27,7 +27,6 @@ GRAPHSHARD_INLINE void add_joint_columns(const Attention<T>& a, const Portion<T>
                                          const RowSums<wide_t<T>>& row, T* edge) {
   using V = wide_t<T>;
   const int64_t width = a.heads * a.score_dim;
-  const int64_t heads = portion.heads.count();
   const V* fixed = row.scores + first;
   const V* coefficient = a.vector + first;
   V dst[kSize];
@@ -36,7 +35,7 @@ GRAPHSHARD_INLINE void add_joint_columns(const Attention<T>& a, const Portion<T>
   for (int k = piece.first; k < piece.last; ++k) {
     const T* from = a.src + portion.nodes[k] * width + first;
     const T* edge_row = kEdge ? a.edge + portion.edges[k] * width + first : nullptr;
-    const V high = slope[k * heads];
+    const V high = slope[k * a.heads];
     const V low = high * a.slope;
 #pragma omp simd
     for (int j = 0; j < kSize; ++j) {
@@ -63,10 +62,11 @@ GRAPHSHARD_INLINE void add_joint_columns(const Attention<T>& a, const Portion<T>
 
 template <typename T>
 GRAPHSHARD_INLINE void add_joint(const Attention<T>& a, const Portion<T>& portion,
-                                 const Piece& piece, const wide_t<T>* slope, const RowSums<wide_t<T>>& row, T* edge) {
-  for (int64_t h = 0; h < portion.heads.count(); ++h) {
+                                 const Piece& piece, const wide_t<T>* slope,
+                                 const RowSums<wide_t<T>>& row, T* edge) {
+  for (int64_t h = 0; h < a.heads; ++h) {
     in_blocks<32, 16, 8, 4, 1>(a.score_dim, [&](auto size, int64_t at) GRAPHSHARD_INLINE_LAMBDA {
-      const int64_t first = (portion.heads.first + h) * a.score_dim + at;
+      const int64_t first = h * a.score_dim + at;
       if (a.edge == nullptr) {
         add_joint_columns<false, size>(a, portion, piece, first, slope + h, row, edge);
       } else {
@@ -83,22 +83,20 @@ GRAPHSHARD_INLINE void weigh_edges(const Attention<T>& a, const AttentionGradien
                                    const Portion<T>& portion, const EdgeWeights<wide_t<T>>& w,
                                    wide_t<T>* grad_buffer, wide_t<T>* row_buffer) {
   const Varying<T> varying{a.src, a.src_terms, a.heads};
-  const Heads heads = portion.heads;
   const int64_t width = a.heads * a.dim;
   const int64_t score_width = a.heads * a.score_dim;
   for (int p = 0; p < portion.num_pieces; ++p) {
     const Piece& piece = portion.pieces[p];
     if (piece.first == piece.last) continue;
-    const int64_t at = piece.row * a.heads + heads.first;
-    repeat(heads, piece, gradient.peak + at, w.peak);
-    repeat(heads, piece, gradient.delta + at, w.delta);
-    for (int64_t h = 0; h < heads.count(); ++h) w.folded[h] = 1 / gradient.total[at + h];
-    repeat(heads, piece, w.folded, w.scale);
+    const int64_t at = piece.row * a.heads;
+    repeat(a.heads, piece, gradient.peak + at, w.peak);
+    repeat(a.heads, piece, gradient.delta + at, w.delta);
+    for (int64_t h = 0; h < a.heads; ++h) w.folded[h] = 1 / gradient.total[at + h];
+    repeat(a.heads, piece, w.folded, w.scale);
     Kind::scores(a, widened(a.dst + piece.row * score_width, score_width, row_buffer), varying,
                  portion, piece, w.z);
     dot_rows(portion.rows(piece, a.values, a.dim, a.values != a.src),
-             widened(gradient.grad + piece.row * width, width, grad_buffer) + heads.first * a.dim,
-             w.g);
+             widened(gradient.grad + piece.row * width, width, grad_buffer), w.g);
   }
   weigh<Kind>(a, portion, w);
   find_slopes<Kind>(a, portion, w);
@@ -107,22 +105,19 @@ GRAPHSHARD_INLINE void weigh_edges(const Attention<T>& a, const AttentionGradien
 template <typename Kind, typename T>
 GRAPHSHARD_HOT_CLONES void destination_span(const Attention<T>& a, const EdgeGroups& in_edges,
                                             const AttentionGradient<T>& gradient,
-                                            const DestinationGradients<T>& result,
-                                            const Span& span, Heads heads, wide_t<T>* vector,
-                                            wide_t<T>* slice) {
+                                            const DestinationGradients<T>& result, const Span& span,
+                                            wide_t<T>* vector, wide_t<T>* slice) {
   using V = wide_t<T>;
   const int64_t width = a.heads * a.dim;
   const int64_t score_width = a.heads * a.score_dim;
-  const int64_t first = heads.first * a.score_dim;
-  const int64_t last = heads.last * a.score_dim;
   // A destination's rows in the type of sums, and the gradient of its row.
   Workspace<V> memory(Workspace<V>::size_of(width) + 2 * Workspace<V>::size_of(score_width));
   V* grad_buffer = memory.take(width);
   V* row_buffer = memory.take(score_width);
   V* own = memory.take(score_width);
-  WeightsMemory<V> weights_memory(heads.count());
+  WeightsMemory<V> weights_memory(a.heads);
   const EdgeWeights<V> w = weights_memory.weights(multiplies(a));
-  Portion<T> portion(a, in_edges, span, heads, heads.count() * a.dim * sizeof(T), true);
+  Portion<T> portion(a, in_edges, span, true);
   while (portion.next()) {
     weigh_edges<Kind>(a, gradient, portion, w, grad_buffer, row_buffer);
     store_edge_gradients(a, portion, w, result.edge_terms, result.factor);
@@ -139,13 +134,13 @@ GRAPHSHARD_HOT_CLONES void destination_span(const Attention<T>& a, const EdgeGro
         dst = result.dst + piece.row * score_width;
       }
       if (piece.begins && (dst == slice || dst == own)) {
-        for (int64_t j = first; j < last; ++j) dst[j] = 0;
+        for (int64_t j = 0; j < score_width; ++j) dst[j] = 0;
       }
       if constexpr (Kind::kScore == Score::kDot) {
-        add_rows(portion.rows(piece, a.src, a.score_dim, false), w.slope, dst + first);
+        add_rows(portion.rows(piece, a.src, a.score_dim, false), w.slope, dst);
       } else {
-        const RowSums<V> row{
-            widened(a.dst + piece.row * score_width, score_width, row_buffer), dst, vector};
+        const RowSums<V> row{widened(a.dst + piece.row * score_width, score_width, row_buffer), dst,
+                             vector};
         add_joint(a, portion, piece, w.slope, row, result.edge);
       }
     }
@@ -155,19 +150,16 @@ GRAPHSHARD_HOT_CLONES void destination_span(const Attention<T>& a, const EdgeGro
 template <typename Kind, typename T>
 void destinations(const Attention<T>& a, const EdgeGroups& in_edges,
                   const AttentionGradient<T>& gradient, const DestinationGradients<T>& result,
-                  int64_t step, int num_threads) {
+                  int num_threads) {
   using V = wide_t<T>;
   const int64_t score_width = a.heads * a.score_dim;
   const Schedule schedule = fixed_schedule(in_edges, score_width);
   const int64_t num_spans = static_cast<int64_t>(schedule.spans.size());
   const auto slices = std::make_unique_for_overwrite<V[]>(schedule.num_slices * score_width);
   const auto vectors = std::make_unique<V[]>(a.vector == nullptr ? 0 : num_spans * score_width);
-  run_tasks(num_spans * ((a.heads + step - 1) / step), num_threads, [&](int64_t task) {
-    const int64_t at = task % num_spans;
+  run_tasks(num_spans, num_threads, [&](int64_t at) {
     const Span& span = schedule.spans[at];
-    const int64_t first = task / num_spans * step;
     destination_span<Kind>(a, in_edges, gradient, result, span,
-                           Heads{first, std::min(first + step, a.heads)},
                            vectors.get() + (a.vector == nullptr ? 0 : at * score_width),
                            slices.get() + std::max<int64_t>(span.slice, 0) * score_width);
   });
@@ -194,16 +186,10 @@ template <typename T>
 void attention_destinations(const Attention<T>& attention, const EdgeGroups& in_edges,
                             const AttentionGradient<T>& gradient,
                             const DestinationGradients<T>& result, int num_threads) {
-  const int64_t columns = std::max(attention.dim, attention.score_dim);
-  // A factor that all heads share has one gradient, which their tasks cannot add to side by side.
-  const int64_t step = result.factor != nullptr
-                           ? attention.heads
-                           : heads_per_block(attention.num_src, in_edges.num_edges, attention.heads,
-                                             columns * sizeof(T));
   if (attention.score == Score::kJoint) {
-    destinations<JointScore>(attention, in_edges, gradient, result, step, num_threads);
+    destinations<JointScore>(attention, in_edges, gradient, result, num_threads);
   } else {
-    destinations<DotScore>(attention, in_edges, gradient, result, step, num_threads);
+    destinations<DotScore>(attention, in_edges, gradient, result, num_threads);
   }
 }
 

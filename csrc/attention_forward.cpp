@@ -41,8 +41,8 @@ struct Scratch {
 };
 
 template <typename V>
-GRAPHSHARD_INLINE void begin_state(const RowState<V>& state, Heads heads) {
-  for (int64_t h = heads.first; h < heads.last; ++h) {
+GRAPHSHARD_INLINE void begin_state(const RowState<V>& state, int64_t heads) {
+  for (int64_t h = 0; h < heads; ++h) {
     state.peak[h] = -std::numeric_limits<V>::infinity();
     state.total[h] = 0;
   }
@@ -61,20 +61,19 @@ GRAPHSHARD_INLINE const wide_t<T>* fixed_of(const Attention<T>& a, int64_t row, 
 
 // Raises the peaks of a piece's destination to the piece's scores, and leaves them with each entry.
 template <typename T, typename V>
-GRAPHSHARD_INLINE void raise_peaks(const Attention<T>& a, Heads heads, const Piece& piece,
+GRAPHSHARD_INLINE void raise_peaks(const Attention<T>& a, const Piece& piece,
                                    const Scratch<V>& scratch, const RowState<V>& state) {
   constexpr V kNone = -std::numeric_limits<V>::infinity();
   V* folded = scratch.folded;
-  for (int64_t h = 0; h < heads.count(); ++h) folded[h] = kNone;
-  fold_entries(heads, piece, scratch.scores, folded,
+  for (int64_t h = 0; h < a.heads; ++h) folded[h] = kNone;
+  fold_entries(a.heads, piece, scratch.scores, folded,
                [](V x, V y) GRAPHSHARD_INLINE_LAMBDA { return y > x ? y : x; });
-  for (int64_t h = 0; h < heads.count(); ++h) {
-    const int64_t at = heads.first + h;
-    raise_peak(folded[h], a.dim, state.peak[at], state.total[at], state.sum + at * a.dim);
+  for (int64_t h = 0; h < a.heads; ++h) {
+    raise_peak(folded[h], a.dim, state.peak[h], state.total[h], state.sum + h * a.dim);
     // Of edges that are all ruled out by infinite terms there is no peak to compare with.
-    folded[h] = state.peak[at] == kNone ? 0 : state.peak[at];
+    folded[h] = state.peak[h] == kNone ? 0 : state.peak[h];
   }
-  repeat(heads, piece, folded, scratch.peak);
+  repeat(a.heads, piece, folded, scratch.peak);
 }
 
 // scores[entry] = exp(score - peak), times its multiplier; raises peaks and totals of the portion's
@@ -83,7 +82,6 @@ template <typename Kind, typename T, typename States>
 GRAPHSHARD_INLINE void weigh_edges(const Attention<T>& a, const Portion<T>& portion, bool begin,
                                    const Scratch<wide_t<T>>& scratch, const States& state_of_row) {
   using V = wide_t<T>;
-  const Heads heads = portion.heads;
   const Varying<T> varying{a.src, a.src_terms, a.heads};
   V* scores = scratch.scores;
   for (int p = 0; p < portion.num_pieces; ++p) {
@@ -98,15 +96,15 @@ GRAPHSHARD_INLINE void weigh_edges(const Attention<T>& a, const Portion<T>& port
   for (int p = 0; p < portion.num_pieces; ++p) {
     const Piece& piece = portion.pieces[p];
     const RowState<V> state = state_of_row(piece.row);
-    if (begin && piece.begins) begin_state(state, heads);
-    raise_peaks(a, heads, piece, scratch, state);
+    if (begin && piece.begins) begin_state(state, a.heads);
+    raise_peaks(a, piece, scratch, state);
   }
   for_lanes(portion, [&](int i) GRAPHSHARD_INLINE_LAMBDA {
     scores[i] = exp_nonpositive(scores[i] - scratch.peak[i]);
   });
   for (int p = 0; p < portion.num_pieces; ++p) {
     const Piece& piece = portion.pieces[p];
-    fold_entries(heads, piece, scores, state_of_row(piece.row).total + heads.first, add<V>);
+    fold_entries(a.heads, piece, scores, state_of_row(piece.row).total, add<V>);
   }
   if (a.mask.threshold != 0) {
     load_mask(a, portion, scratch.words, scratch.multiplier);
@@ -117,8 +115,9 @@ GRAPHSHARD_INLINE void weigh_edges(const Attention<T>& a, const Portion<T>& port
 
 // out = sum / total; `sum` may be `out` itself.
 template <typename T>
-GRAPHSHARD_INLINE void divide(const RowState<wide_t<T>>& state, Heads heads, int64_t dim, T* out) {
-  for (int64_t h = heads.first; h < heads.last; ++h) {
+GRAPHSHARD_INLINE void divide(const RowState<wide_t<T>>& state, int64_t heads, int64_t dim,
+                              T* out) {
+  for (int64_t h = 0; h < heads; ++h) {
     const wide_t<T> total = state.total[h];
     const wide_t<T> scale = total == 0 ? 0 : 1 / total;
     for (int64_t j = h * dim; j < (h + 1) * dim; ++j) narrow(state.sum[j] * scale, out[j]);
@@ -139,18 +138,17 @@ GRAPHSHARD_INLINE RowState<wide_t<T>> state_of(const Attention<T>& a, const Atte
 // `slice` is the state of a slice.
 template <typename Kind, typename T>
 GRAPHSHARD_HOT_CLONES void forward_span(const Attention<T>& a, const EdgeGroups& in_edges,
-                                        const AttentionState<T>& s, const Span& span, Heads heads,
+                                        const AttentionState<T>& s, const Span& span,
                                         const RowState<wide_t<T>>& slice) {
   using V = wide_t<T>;
   const int64_t width = a.heads * a.dim;
   const int64_t score_width = a.heads * a.score_dim;
-  const int64_t entries = kPortion * heads.count();
-  Workspace<V> memory(3 * Workspace<V>::size_of(entries) + Workspace<V>::size_of(heads.count()) +
+  const int64_t entries = kPortion * a.heads;
+  Workspace<V> memory(3 * Workspace<V>::size_of(entries) + Workspace<V>::size_of(a.heads) +
                       Workspace<V>::size_of(width) + Workspace<V>::size_of(score_width));
-  const auto words = std::make_unique_for_overwrite<uint32_t[]>(entries + heads.count());
-  const Scratch<V> scratch{memory.take(entries),     memory.take(entries),
-                           memory.take(entries),     memory.take(heads.count()),
-                           memory.take(score_width), words.get()};
+  const auto words = std::make_unique_for_overwrite<uint32_t[]>(entries + a.heads);
+  const Scratch<V> scratch{memory.take(entries), memory.take(entries),     memory.take(entries),
+                           memory.take(a.heads), memory.take(score_width), words.get()};
   V* buffer = memory.take(width);
   const bool is_slice = span.slice >= 0;
   const bool begin = is_slice || s.begin;
@@ -158,19 +156,18 @@ GRAPHSHARD_HOT_CLONES void forward_span(const Attention<T>& a, const EdgeGroups&
   const auto state_of_row = [&](int64_t row) GRAPHSHARD_INLINE_LAMBDA {
     return is_slice ? slice : state_of(a, s, row, buffer);
   };
-  Portion<T> portion(a, in_edges, span, heads, heads.count() * a.dim * sizeof(T), true);
+  Portion<T> portion(a, in_edges, span, true);
   while (portion.next()) {
     weigh_edges<Kind>(a, portion, begin, scratch, state_of_row);
     for (int p = 0; p < portion.num_pieces; ++p) {
       const Piece& piece = portion.pieces[p];
       const RowState<V> state = state_of_row(piece.row);
-      V* sum = state.sum + heads.first * a.dim;
       if (begin && piece.begins) {
-        for (int64_t j = 0; j < heads.count() * a.dim; ++j) sum[j] = 0;
+        for (int64_t j = 0; j < width; ++j) state.sum[j] = 0;
       }
-      add_rows(portion.rows(piece, a.values, a.dim, values_are_new), scratch.scores, sum);
+      add_rows(portion.rows(piece, a.values, a.dim, values_are_new), scratch.scores, state.sum);
       if (piece.ends && !is_slice && s.out != nullptr) {
-        divide(state, heads, a.dim, s.out + piece.row * width);
+        divide(state, a.heads, a.dim, s.out + piece.row * width);
       }
     }
   }
@@ -181,10 +178,9 @@ template <typename T>
 void join_slices(const Attention<T>& a, const AttentionState<T>& s, const Hub& hub,
                  const RowState<wide_t<T>>& slices, wide_t<T>* buffer) {
   using V = wide_t<T>;
-  const Heads heads{0, a.heads};
   const RowState<V> state = state_of(a, s, hub.row, buffer);
   if (s.begin) {
-    begin_state(state, heads);
+    begin_state(state, a.heads);
     for (int64_t j = 0; j < a.heads * a.dim; ++j) state.sum[j] = 0;
   }
   for (int64_t slice = hub.first_slice; slice < hub.last_slice; ++slice) {
@@ -198,7 +194,7 @@ void join_slices(const Attention<T>& a, const AttentionState<T>& s, const Hub& h
       for (int64_t j = 0; j < a.dim; ++j) sum[j] += scale * slices.sum[at * a.dim + j];
     }
   }
-  if (s.out != nullptr) divide(state, heads, a.dim, s.out + hub.row * a.heads * a.dim);
+  if (s.out != nullptr) divide(state, a.heads, a.dim, s.out + hub.row * a.heads * a.dim);
 }
 
 template <typename Kind, typename T>
@@ -212,15 +208,10 @@ void forward(const Attention<T>& a, const EdgeGroups& in_edges, const AttentionS
       std::make_unique_for_overwrite<V[]>(schedule.num_slices * (width + 2 * a.heads));
   const RowState<V> slices{partial.get(), partial.get() + schedule.num_slices * a.heads,
                            partial.get() + 2 * schedule.num_slices * a.heads};
-  const int64_t columns = Kind::kReadsRows ? std::max(a.dim, a.score_dim) : a.dim;
-  const int64_t step = heads_per_block(a.num_src, in_edges.num_edges, a.heads, columns * sizeof(T));
-  const int64_t num_blocks = (a.heads + step - 1) / step;
-  run_tasks(num_blocks * num_spans, num_threads, [&](int64_t task) {
-    const int64_t first = task / num_spans * step;
-    const Heads heads{first, std::min(first + step, a.heads)};
-    const Span& span = schedule.spans[task % num_spans];
+  run_tasks(num_spans, num_threads, [&](int64_t task) {
+    const Span& span = schedule.spans[task];
     const int64_t slice = std::max<int64_t>(span.slice, 0);
-    forward_span<Kind>(a, in_edges, s, span, heads,
+    forward_span<Kind>(a, in_edges, s, span,
                        {slices.peak + slice * a.heads, slices.total + slice * a.heads,
                         slices.sum + slice * width});
   });

@@ -12,11 +12,6 @@
 namespace graphshard {
 namespace {
 
-template <typename T>
-GRAPHSHARD_INLINE int64_t bytes_of(const HeadRows<T>& rows) {
-  return rows.heads * rows.dim * static_cast<int64_t>(sizeof(T));
-}
-
 // Columns [column, column + kColumns) of kHeads heads from `head` on, with the rows that are asked
 // for. The passes below keep so many sums in registers while the edges of a run go by.
 template <int kHeads, int kColumns, typename T>
@@ -38,10 +33,10 @@ struct Block {
 template <typename T, typename Pass>
 GRAPHSHARD_INLINE void in_passes(const RunRows<T>& run, const Pass& pass) {
   in_blocks<4, 1>(run.rows.heads, [&](auto heads, int64_t head) GRAPHSHARD_INLINE_LAMBDA {
-    in_blocks<32, 16, 8, 4, 1>(
-        run.rows.dim, [&](auto columns, int64_t column) GRAPHSHARD_INLINE_LAMBDA {
-          pass(Block<heads, columns, T>{run, run.prefetch, head, column});
-        });
+    in_blocks<32, 16, 8, 4, 1>(run.rows.dim,
+                               [&](auto columns, int64_t column) GRAPHSHARD_INLINE_LAMBDA {
+                                 pass(Block<heads, columns, T>{run, run.prefetch, head, column});
+                               });
   });
 }
 
@@ -51,12 +46,13 @@ GRAPHSHARD_INLINE void clear(const RunRows<T>& run, wide_t<T>* out) {
   for (int64_t i = run.first * heads; i < run.last * heads; ++i) out[i] = 0;
 }
 
-// [Note: pairs of columns] Two bfloat16 side by side are the halves of a word: one shift and one mask
-// make floats of whole vectors of them, but those of even columns come together, and those of odd
-// ones. So sums and factors of a block of columns are kept in this order, as lanes, while edges pass.
+// [Note: pairs of columns] Two bfloat16 side by side are the halves of a word: one shift and one
+// mask make floats of whole vectors of them, but those of even columns come together, and those of
+// odd ones. So sums and factors of a block of columns are kept in this order, as lanes, while edges
+// pass.
 template <typename T, int kColumns>
-inline constexpr bool kInPairs = std::is_same_v<T, bfloat16> && kColumns % 2 == 0 &&
-                                 std::endian::native == std::endian::little;
+inline constexpr bool kInPairs =
+    std::is_same_v<T, bfloat16> && kColumns % 2 == 0 && std::endian::native == std::endian::little;
 
 // lanes[lane] = columns[column] for all of them, and the other way.
 template <typename T, int kColumns>
@@ -167,14 +163,13 @@ GRAPHSHARD_INLINE void dot_block(const Block<kHeads, kColumns, T>& block, const 
 template <typename T>
 GRAPHSHARD_INLINE void dot(const RunRows<T>& run, const wide_t<T>* fixed, wide_t<T>* out) {
   clear(run, out);
-  in_passes(run, [&](const auto& block)
-                     GRAPHSHARD_INLINE_LAMBDA { dot_block(block, fixed, out); });
+  in_passes(run, [&](const auto& block) GRAPHSHARD_INLINE_LAMBDA { dot_block(block, fixed, out); });
 }
 
 template <typename T>
 GRAPHSHARD_INLINE void add(const RunRows<T>& run, const wide_t<T>* weight, wide_t<T>* sum) {
-  in_passes(run, [&](const auto& block)
-                     GRAPHSHARD_INLINE_LAMBDA { add_block(block, weight, sum); });
+  in_passes(run,
+            [&](const auto& block) GRAPHSHARD_INLINE_LAMBDA { add_block(block, weight, sum); });
 }
 
 template <typename T>
@@ -188,7 +183,9 @@ template <typename T>
 GRAPHSHARD_HOT_CLONES void dot_and_add_clones(const RunRows<T>& run, const wide_t<T>* fixed,
                                               const wide_t<T>* weight, wide_t<T>* out,
                                               wide_t<T>* sum) {
-  const int few = static_cast<int>(8192 / std::clamp<int64_t>(bytes_of(run.rows), 1, 2048));
+  constexpr int64_t kBytes = 8192;
+  const int64_t row_bytes = run.rows.width() * static_cast<int64_t>(sizeof(T));
+  const int few = static_cast<int>(kBytes / std::clamp<int64_t>(row_bytes, 1, kBytes / 4));
   for (int first = run.first; first < run.last; first += few) {
     const int last = std::min(first + few, run.last);
     dot(RunRows<T>{run.rows, run.nodes, first, last, run.prefetch}, fixed, out);
@@ -208,19 +205,19 @@ GRAPHSHARD_INLINE void reduce_rows(const RunRows<T>& run, wide_t<T>* out, const 
   clear(run, out);
   in_passes(run, [&]<int kHeads, int kColumns>(const Block<kHeads, kColumns, T>& block)
                      GRAPHSHARD_INLINE_LAMBDA {
-    for (int k = run.first; k < run.last; ++k) {
-      block.request(k);
-      const T* row = run[k];
-      wide_t<T>* to = out + k * run.rows.heads + block.head;
-      for (int h = 0; h < kHeads; ++h) {
-        const int64_t first = block.at(h);
-        wide_t<T> total = 0;
+                       for (int k = run.first; k < run.last; ++k) {
+                         block.request(k);
+                         const T* row = run[k];
+                         wide_t<T>* to = out + k * run.rows.heads + block.head;
+                         for (int h = 0; h < kHeads; ++h) {
+                           const int64_t first = block.at(h);
+                           wide_t<T> total = 0;
 #pragma omp simd reduction(+ : total)
-        for (int j = 0; j < kColumns; ++j) total += term(first + j, row, k);
-        to[h] += total;
-      }
-    }
-  });
+                           for (int j = 0; j < kColumns; ++j) total += term(first + j, row, k);
+                           to[h] += total;
+                         }
+                       }
+                     });
 }
 
 template <typename T>
@@ -234,7 +231,7 @@ GRAPHSHARD_HOT_CLONES void joint_clones(const RunRows<T>& run, const EdgeRows<T>
     return;
   }
   reduce_rows(run, out, [&](int64_t j, const T* row, int k) GRAPHSHARD_INLINE_LAMBDA {
-    const T* edge = edges.data + (*edges.ids)[k] * run.rows.width;
+    const T* edge = edges.data + (*edges.ids)[k] * run.rows.width();
     return vector[j] * leaky_relu(fixed[j] + widen(row[j]) + widen(edge[j]), slope);
   });
 }

@@ -16,13 +16,14 @@ GRAPHSHARD_INLINE V leaky_relu(V z, V slope) {
   return z > 0 ? z : slope * z;
 }
 
-// The columns of some heads, side by side, of an array whose rows are `width` apart.
+// Rows of `dim` columns for each of some heads.
 template <typename T>
 struct HeadRows {
   const T* data;
-  int64_t width;
   int64_t heads;
   int64_t dim;
+
+  GRAPHSHARD_INLINE int64_t width() const { return heads * dim; }
 };
 
 // The rows at the other end of the edges [first, last) of a run. The first to read them requests
@@ -36,10 +37,10 @@ struct RunRows {
   bool prefetch;
 
   GRAPHSHARD_INLINE const T* operator[](int64_t k) const {
-    return rows.data + nodes[k] * rows.width;
+    return rows.data + nodes[k] * rows.width();
   }
   GRAPHSHARD_INLINE const T* ahead_of(int64_t k) const {
-    return rows.data + nodes.ahead_of(k) * rows.width;
+    return rows.data + nodes.ahead_of(k) * rows.width();
   }
 };
 

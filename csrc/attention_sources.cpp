@@ -17,22 +17,21 @@ namespace {
 
 constexpr int64_t kMaxParts = 16;
 
-// sum[j] += sum over k of weight[k, head] * leaky_relu'(joined features), times vector[j], for kSize
-// columns from `first` on. kEdge: edges have features.
+// sum[j] += sum over k of weight[k, head] * leaky_relu'(joined features), times vector[j], for
+// kSize columns from `first` on. kEdge: edges have features.
 template <bool kEdge, int kSize, typename T>
 GRAPHSHARD_INLINE void add_joint_columns(const Attention<T>& a, const wide_t<T>* fixed,
                                          const Portion<T>& portion, const Piece& piece,
                                          int64_t first, const wide_t<T>* weight, wide_t<T>* sum) {
   using V = wide_t<T>;
   const int64_t width = a.heads * a.score_dim;
-  const int64_t heads = portion.heads.count();
   const V* own = fixed + first;
   V sums[kSize];
   for (int j = 0; j < kSize; ++j) sums[j] = 0;
   for (int k = piece.first; k < piece.last; ++k) {
     const T* row = a.dst + portion.nodes[k] * width + first;
     const T* edge = kEdge ? a.edge + portion.edges[k] * width + first : nullptr;
-    const V high = weight[k * heads];
+    const V high = weight[k * a.heads];
     const V low = high * a.slope;
 #pragma omp simd
     for (int j = 0; j < kSize; ++j) {
@@ -48,9 +47,9 @@ template <typename T>
 GRAPHSHARD_INLINE void add_joint(const Attention<T>& a, const wide_t<T>* fixed,
                                  const Portion<T>& portion, const Piece& piece,
                                  const wide_t<T>* weight, wide_t<T>* sum) {
-  for (int64_t h = 0; h < portion.heads.count(); ++h) {
+  for (int64_t h = 0; h < a.heads; ++h) {
     in_blocks<32, 16, 8, 4, 1>(a.score_dim, [&](auto size, int64_t at) GRAPHSHARD_INLINE_LAMBDA {
-      const int64_t first = (portion.heads.first + h) * a.score_dim + at;
+      const int64_t first = h * a.score_dim + at;
       if (a.edge == nullptr) {
         add_joint_columns<false, size>(a, fixed, portion, piece, first, weight + h, sum);
       } else {
@@ -60,11 +59,11 @@ GRAPHSHARD_INLINE void add_joint(const Attention<T>& a, const wide_t<T>* fixed,
   }
 }
 
-// Adds the slopes of the edges to what their nodes have in `sums`, [nodes, heads of the block].
+// Adds the slopes of the edges to what their nodes have in `sums`, [nodes, heads].
 template <typename T>
 GRAPHSHARD_INLINE void add_slopes(const Portion<T>& portion, const wide_t<T>* slope,
                                   wide_t<T>* sums) {
-  with_heads(portion.heads.count(), [&](auto heads) GRAPHSHARD_INLINE_LAMBDA {
+  with_heads(portion.heads, [&](auto heads) GRAPHSHARD_INLINE_LAMBDA {
     for (int k = 0; k < portion.count; ++k) {
       GRAPHSHARD_PREFETCH_WRITE(sums + portion.nodes.far_ahead_of(k) * heads);
       wide_t<T>* to = sums + portion.nodes[k] * heads;
@@ -83,16 +82,15 @@ struct Walk {
 };
 
 template <typename V>
-GRAPHSHARD_INLINE void clear(V* row, int64_t first, int64_t last) {
-  for (int64_t j = first; j < last; ++j) row[j] = 0;
+GRAPHSHARD_INLINE void clear(V* row, int64_t width) {
+  for (int64_t j = 0; j < width; ++j) row[j] = 0;
 }
 
-// Moves columns of a row that were summed in a buffer to their place in `rows`, if that is not
-// where they were summed.
+// Moves a row that was summed in a buffer to its place, if that is not where it was summed.
 template <typename T>
-GRAPHSHARD_INLINE void store(const wide_t<T>* from, int64_t first, int64_t last, T* to) {
+GRAPHSHARD_INLINE void store(const wide_t<T>* from, int64_t width, T* to) {
   if (static_cast<const void*>(to) == from) return;
-  for (int64_t j = first; j < last; ++j) narrow(from[j], to[j]);
+  for (int64_t j = 0; j < width; ++j) narrow(from[j], to[j]);
 }
 
 // One span, or slice, of sources: what is read, where sums of a row go, and the entries.
@@ -101,17 +99,16 @@ class SourceSpan {
   using V = wide_t<T>;
 
  public:
-  GRAPHSHARD_INLINE SourceSpan(const Attention<T>& a, const Walk<T>& walk, Heads heads, V* slice)
+  GRAPHSHARD_INLINE SourceSpan(const Attention<T>& a, const Walk<T>& walk, V* slice)
       : a_(a),
         walk_(walk),
-        heads_(heads),
         width_(a.heads * a.dim),
         score_width_(a.heads * a.score_dim),
         slice_(slice),
-        memory_(2 * Workspace<V>::size_of(width_ + score_width_)),
-        weights_memory_(heads.count()),
+        memory_(2 * Workspace<V>::size_of(width_ + score_width_ + a.heads)),
+        weights_memory_(a.heads),
         w_(weights_memory_.weights(multiplies(a))),
-        buffer_(memory_.take(width_ + score_width_)),
+        buffer_(memory_.take(width_ + score_width_ + a.heads)),
         row_buffer_(memory_.take(std::max(width_, score_width_))) {}
 
   GRAPHSHARD_INLINE void take(const Portion<T>& portion, V* dst_terms) {
@@ -122,11 +119,10 @@ class SourceSpan {
       store_edge_gradients(a_, portion, w_, walk_.result.edge_terms, walk_.result.factor);
       for (int p = 0; p < portion.num_pieces; ++p) {
         const Piece& piece = portion.pieces[p];
-        V* sum = walk_.result.src_terms == nullptr
-                     ? buffer_ + width_
-                     : walk_.result.src_terms + piece.row * a_.heads;
-        if (piece.begins) clear(sum, heads_.first, heads_.last);
-        fold_entries(heads_, piece, w_.slope, sum + heads_.first, add<V>);
+        V* sum = walk_.result.src_terms == nullptr ? buffer_ + width_
+                                                   : walk_.result.src_terms + piece.row * a_.heads;
+        if (piece.begins) clear(sum, a_.heads);
+        fold_entries(a_.heads, piece, w_.slope, sum, add<V>);
       }
     } else if constexpr (Kind::kScore == Score::kJoint) {
       if (walk_.result.values != nullptr) add_joint_values(portion);
@@ -146,53 +142,47 @@ class SourceSpan {
     }
     gather_statistics(a_, walk_.packed, portion, w_);
     weigh<Kind>(a_, portion, w_);
-    const int64_t first = heads_.first * a_.dim;
-    const int64_t last = heads_.last * a_.dim;
     const bool adds = walk_.result.values != nullptr && Kind::kScore != Score::kJoint;
     for (int p = 0; p < portion.num_pieces; ++p) {
       const Piece& piece = portion.pieces[p];
-      const V* fixed = values(piece.row) + first;
+      const V* fixed = values(piece.row);
       const RunRows<T> rows = portion.rows(piece, walk_.gradient.grad, a_.dim, true);
       if (!adds) {
         dot_rows(rows, fixed, w_.g);
         continue;
       }
       V* sum = place(walk_.result.values, piece.row, width_, slice_, buffer_);
-      if (piece.begins) clear(sum, first, last);
-      dot_and_add_rows(rows, fixed, w_.weight, w_.g, sum + first);
+      if (piece.begins) clear(sum, width_);
+      dot_and_add_rows(rows, fixed, w_.weight, w_.g, sum);
       if (piece.ends && slice_ == nullptr) {
-        store(sum, first, last, walk_.result.values + piece.row * width_);
+        store(sum, width_, walk_.result.values + piece.row * width_);
       }
     }
   }
 
   GRAPHSHARD_INLINE void add_joint_values(const Portion<T>& portion) {
-    const int64_t first = heads_.first * a_.dim;
-    const int64_t last = heads_.last * a_.dim;
     for (int p = 0; p < portion.num_pieces; ++p) {
       const Piece& piece = portion.pieces[p];
       V* sum = place(walk_.result.values, piece.row, width_, slice_, buffer_);
-      if (piece.begins) clear(sum, first, last);
-      add_rows(portion.rows(piece, walk_.gradient.grad, a_.dim, false), w_.weight, sum + first);
+      if (piece.begins) clear(sum, width_);
+      add_rows(portion.rows(piece, walk_.gradient.grad, a_.dim, false), w_.weight, sum);
       add_joint(a_, values(piece.row), portion, piece, w_.slope, sum);
       if (piece.ends && slice_ == nullptr) {
-        store(sum, first, last, walk_.result.values + piece.row * width_);
+        store(sum, width_, walk_.result.values + piece.row * width_);
       }
     }
   }
 
   GRAPHSHARD_INLINE void add_keys(const Portion<T>& portion) {
-    const int64_t first = heads_.first * a_.score_dim;
-    const int64_t last = heads_.last * a_.score_dim;
     for (int i = 0; i < portion.entries; ++i) w_.slope[i] *= a_.scale;
     for (int p = 0; p < portion.num_pieces; ++p) {
       const Piece& piece = portion.pieces[p];
       V* slice = slice_ == nullptr ? nullptr : slice_ + width_;
       V* sum = place(walk_.result.src, piece.row, score_width_, slice, buffer_ + width_);
-      if (piece.begins) clear(sum, first, last);
-      add_rows(portion.rows(piece, a_.dst, a_.score_dim, false), w_.slope, sum + first);
+      if (piece.begins) clear(sum, score_width_);
+      add_rows(portion.rows(piece, a_.dst, a_.score_dim, false), w_.slope, sum);
       if (piece.ends && slice_ == nullptr) {
-        store(sum, first, last, walk_.result.src + piece.row * score_width_);
+        store(sum, score_width_, walk_.result.src + piece.row * score_width_);
       }
     }
   }
@@ -226,7 +216,6 @@ class SourceSpan {
 
   const Attention<T>& a_;
   const Walk<T>& walk_;
-  Heads heads_;
   int64_t width_;
   int64_t score_width_;
   V* slice_;  // sums of the slice, null for whole rows
@@ -239,11 +228,10 @@ class SourceSpan {
 
 template <typename Kind, typename T>
 GRAPHSHARD_HOT_CLONES void source_span(const Attention<T>& a, const EdgeGroups& out_edges,
-                                       const Walk<T>& walk, const Span& span, Heads heads,
-                                       wide_t<T>* dst_terms, wide_t<T>* slice) {
-  SourceSpan<Kind, T> sources(a, walk, heads, span.slice >= 0 ? slice : nullptr);
-  Portion<T> portion(a, out_edges, span, heads, heads.count() * a.dim * sizeof(T),
-                     Kind::kScore != Score::kAdditive);
+                                       const Walk<T>& walk, const Span& span, wide_t<T>* dst_terms,
+                                       wide_t<T>* slice) {
+  SourceSpan<Kind, T> sources(a, walk, span.slice >= 0 ? slice : nullptr);
+  Portion<T> portion(a, out_edges, span, Kind::kScore != Score::kAdditive);
   while (portion.next()) sources.take(portion, dst_terms);
 }
 
@@ -274,67 +262,50 @@ std::vector<Span> source_parts(const EdgeGroups& out_edges, int64_t num_dst) {
 }
 
 template <typename V>
-GRAPHSHARD_CLONES void add_terms(const V* sums, int64_t begin, int64_t end, Heads heads,
-                                 int64_t num_heads, V* result) {
-  const int64_t heads_here = heads.count();
-  if (heads_here == num_heads) {
-    for (int64_t i = begin * num_heads; i < end * num_heads; ++i) result[i] += sums[i];
-    return;
-  }
-  for (int64_t v = begin; v < end; ++v) {
-    V* to = result + v * num_heads + heads.first;
-    for (int64_t h = 0; h < heads_here; ++h) to[h] += sums[v * heads_here + h];
-  }
+GRAPHSHARD_CLONES void add_terms(const V* sums, int64_t begin, int64_t end, V* result) {
+  for (int64_t i = begin; i < end; ++i) result[i] += sums[i];
 }
 
 template <typename T>
-void additive(const Attention<T>& a, const EdgeGroups& out_edges, const Walk<T>& walk, int64_t step,
+void additive(const Attention<T>& a, const EdgeGroups& out_edges, const Walk<T>& walk,
               int num_threads) {
   using V = wide_t<T>;
   const SourceGradients<T>& result = walk.result;
   const std::vector<Span> parts = source_parts(out_edges, a.num_dst);
   const int64_t num_parts = static_cast<int64_t>(parts.size());
-  const int64_t num_tasks = num_parts * ((a.heads + step - 1) / step);
   const bool sums_terms = result.dst_terms != nullptr;
-  const int64_t terms = sums_terms ? step * a.num_dst : 0;
-  const int64_t wave = std::clamp<int64_t>(num_threads, 1, std::max<int64_t>(num_tasks, 1));
+  const int64_t terms = sums_terms ? a.heads * a.num_dst : 0;
+  const int64_t wave = std::clamp<int64_t>(num_threads, 1, std::max<int64_t>(num_parts, 1));
   const auto sums = std::make_unique_for_overwrite<V[]>(wave * terms);
-  const auto heads_of = [&](int64_t task) {
-    const int64_t first = task / num_parts * step;
-    return Heads{first, std::min(first + step, a.heads)};
-  };
-  for (int64_t begin = 0; begin < num_tasks; begin += wave) {
-    const int64_t end = std::min(begin + wave, num_tasks);
+  for (int64_t begin = 0; begin < num_parts; begin += wave) {
+    const int64_t end = std::min(begin + wave, num_parts);
     run_tasks(end - begin, num_threads, [&](int64_t i) {
       V* own = sums.get() + i * terms;
       std::fill(own, own + terms, V{0});
-      source_span<AdditiveScore>(a, out_edges, walk, parts[(begin + i) % num_parts],
-                                 heads_of(begin + i), sums_terms ? own : nullptr,
+      source_span<AdditiveScore>(a, out_edges, walk, parts[begin + i], sums_terms ? own : nullptr,
                                  static_cast<V*>(nullptr));
     });
     if (!sums_terms) continue;
     run_tasks(wave, num_threads, [&](int64_t share) {
       for (int64_t task = begin; task < end; ++task) {
-        add_terms(sums.get() + (task - begin) * terms, part_begin(a.num_dst, share, wave), part_begin(a.num_dst, share + 1, wave),
-                  heads_of(task), a.heads, result.dst_terms);
+        add_terms(sums.get() + (task - begin) * terms, part_begin(terms, share, wave),
+                  part_begin(terms, share + 1, wave), result.dst_terms);
       }
     });
   }
 }
 
 template <typename Kind, typename T>
-void by_rows(const Attention<T>& a, const EdgeGroups& out_edges, const Walk<T>& walk, int64_t step,
+void by_rows(const Attention<T>& a, const EdgeGroups& out_edges, const Walk<T>& walk,
              int num_threads) {
   using V = wide_t<T>;
   const Schedule schedule = fixed_schedule(out_edges, a.heads * a.dim);
   const int64_t num_spans = static_cast<int64_t>(schedule.spans.size());
   const int64_t slice_size = a.heads * (a.dim + a.score_dim);
-  const auto slices = std::make_unique_for_overwrite<V[]>(schedule.num_slices * slice_size);
-  run_tasks(num_spans * ((a.heads + step - 1) / step), num_threads, [&](int64_t task) {
-    const Span& span = schedule.spans[task % num_spans];
-    const int64_t first = task / num_spans * step;
-    source_span<Kind>(a, out_edges, walk, span, Heads{first, std::min(first + step, a.heads)},
-                      static_cast<V*>(nullptr),
+  const auto slices = std::make_unique<V[]>(schedule.num_slices * slice_size);
+  run_tasks(num_spans, num_threads, [&](int64_t task) {
+    const Span& span = schedule.spans[task];
+    source_span<Kind>(a, out_edges, walk, span, static_cast<V*>(nullptr),
                       slices.get() + std::max<int64_t>(span.slice, 0) * slice_size);
   });
   for (const Hub& hub : schedule.hubs) {
@@ -346,10 +317,10 @@ void by_rows(const Attention<T>& a, const EdgeGroups& out_edges, const Walk<T>& 
     const int64_t width = a.heads * a.dim;
     const int64_t score_width = a.heads * a.score_dim;
     if (walk.result.values != nullptr) {
-      store(total, 0, width, walk.result.values + hub.row * width);
+      store(total, width, walk.result.values + hub.row * width);
     }
     if (walk.result.src != nullptr) {
-      store(total + width, 0, score_width, walk.result.src + hub.row * score_width);
+      store(total + width, score_width, walk.result.src + hub.row * score_width);
     }
   }
 }
@@ -365,20 +336,12 @@ void attention_sources(const Attention<T>& attention, const EdgeGroups& out_edge
   wide_t<T>* packed = memory.take(size);
   pack_statistics(attention, gradient, num_threads, packed);
   const Walk<T> walk{gradient, result, packed};
-  const int64_t columns = attention.score == Score::kAdditive
-                              ? attention.dim
-                              : std::max(attention.dim, attention.score_dim);
-  // A factor that all heads share has one gradient, which their tasks cannot add to side by side.
-  const int64_t step = result.factor != nullptr
-                           ? attention.heads
-                           : heads_per_block(attention.num_dst, out_edges.num_edges,
-                                             attention.heads, columns * sizeof(T));
   with_score(attention.score, [&](auto kind) {
     using Kind = decltype(kind);
     if constexpr (Kind::kScore == Score::kAdditive) {
-      additive(attention, out_edges, walk, step, num_threads);
+      additive(attention, out_edges, walk, num_threads);
     } else {
-      by_rows<Kind>(attention, out_edges, walk, step, num_threads);
+      by_rows<Kind>(attention, out_edges, walk, num_threads);
     }
   });
 }

@@ -19,14 +19,6 @@ inline constexpr int kPortion = 64;  // edges at a time: their rows stay in the 
 inline constexpr int kLanes = 16;    // entries are computed so many at a time
 static_assert(kPortion <= kLongestRun && kPortion % kLanes == 0);
 
-// The heads [first, last) that a walk is about.
-struct Heads {
-  int64_t first;
-  int64_t last;
-
-  GRAPHSHARD_INLINE int64_t count() const { return last - first; }
-};
-
 GRAPHSHARD_INLINE uint32_t mixed(uint32_t x) {
   x ^= x >> 16;
   x *= 0x7feb352du;
@@ -51,7 +43,7 @@ template <typename T>
 struct Portion {
   RunIds nodes;  // at the other end of the edges
   RunIds edges;  // ids; loaded only where something is read by edge
-  Heads heads;
+  int64_t heads;
   int count = 0;
   int entries = 0;  // edges times heads
   int padded = 0;   // entries, up to a multiple of kLanes
@@ -59,11 +51,11 @@ struct Portion {
   Piece pieces[kPortion];  // in the order of rows, each row once
   uint32_t words[kPortion];
 
-  Portion(const Attention<T>& attention, const EdgeGroups& groups, const Span& span, Heads heads,
-          int64_t row_bytes, bool skips_hubs)
-      : nodes(groups.indices, groups.num_edges, row_bytes),
-        edges(groups.eids, groups.num_edges, row_bytes),
-        heads(heads),
+  Portion(const Attention<T>& attention, const EdgeGroups& groups, const Span& span,
+          bool skips_hubs)
+      : nodes(groups.indices, groups.num_edges, row_bytes(attention)),
+        edges(groups.eids, groups.num_edges, row_bytes(attention)),
+        heads(attention.heads),
         a_(attention),
         groups_(groups),
         span_(span),
@@ -97,7 +89,7 @@ struct Portion {
       ++row_;
     }
     if (num_pieces == 0) return false;
-    entries = count * static_cast<int>(heads.count());
+    entries = count * static_cast<int>(heads);
     padded = (entries + kLanes - 1) / kLanes * kLanes;
     if (count == 0) return true;
     nodes.load(begin, position_);
@@ -106,17 +98,17 @@ struct Portion {
     return true;
   }
 
-  // Columns of the heads of the nodes of a piece, from an array of rows as long as all heads'.
+  // Rows of the nodes of a piece, of `dim` columns per head.
   GRAPHSHARD_INLINE RunRows<T> rows(const Piece& piece, const T* data, int64_t dim,
                                     bool prefetch) const {
-    return {{data + heads.first * dim, a_.heads * dim, heads.count(), dim},
-            nodes,
-            piece.first,
-            piece.last,
-            prefetch};
+    return {{data, heads, dim}, nodes, piece.first, piece.last, prefetch};
   }
 
  private:
+  static int64_t row_bytes(const Attention<T>& a) {
+    return a.heads * a.dim * static_cast<int64_t>(sizeof(T));
+  }
+
   GRAPHSHARD_INLINE void load_words(const EdgeMask& mask) {
     for (int k = 0; k < count; ++k) {
       uint32_t key;
@@ -152,8 +144,9 @@ GRAPHSHARD_INLINE void with_heads(int64_t heads, const Function& function) {
 // Calls function(k, h, entry) for each edge in [first, last) and head; the heads of an edge at once
 // where their number is known.
 template <typename Function>
-GRAPHSHARD_INLINE void for_each_entry(Heads of, int first, int last, const Function& function) {
-  with_heads(of.count(), [&](auto heads) GRAPHSHARD_INLINE_LAMBDA {
+GRAPHSHARD_INLINE void for_each_entry(int64_t num_heads, int first, int last,
+                                      const Function& function) {
+  with_heads(num_heads, [&](auto heads) GRAPHSHARD_INLINE_LAMBDA {
     for (int k = first; k < last; ++k) {
       if constexpr (std::is_same_v<decltype(heads), int>) {
         for (int h = 0; h < heads; ++h) function(k, h, k * heads + h);
@@ -181,9 +174,9 @@ GRAPHSHARD_INLINE void for_lanes(const Portion<T>& portion, const Function& func
 
 // out[h] = join(... join(out[h], first entry of head h in the piece) ..., last).
 template <typename V, typename Join>
-GRAPHSHARD_INLINE void fold_entries(Heads of, const Piece& piece, const V* entries, V* out,
+GRAPHSHARD_INLINE void fold_entries(int64_t num_heads, const Piece& piece, const V* entries, V* out,
                                     const Join& join) {
-  with_heads(of.count(), [&](auto heads) GRAPHSHARD_INLINE_LAMBDA {
+  with_heads(num_heads, [&](auto heads) GRAPHSHARD_INLINE_LAMBDA {
     if constexpr (std::is_same_v<decltype(heads), int>) {
       for (int k = piece.first; k < piece.last; ++k) {
         for (int h = 0; h < heads; ++h) out[h] = join(out[h], entries[k * heads + h]);
@@ -202,10 +195,9 @@ GRAPHSHARD_INLINE void fold_entries(Heads of, const Piece& piece, const V* entri
 
 // to[entry] = from[h] for the edges of the piece.
 template <typename V>
-GRAPHSHARD_INLINE void repeat(Heads heads, const Piece& piece, const V* from, V* to) {
+GRAPHSHARD_INLINE void repeat(int64_t heads, const Piece& piece, const V* from, V* to) {
   for_each_entry(heads, piece.first, piece.last,
-                 [&](int, int h, int entry)
-                     GRAPHSHARD_INLINE_LAMBDA { to[entry] = from[h]; });
+                 [&](int, int h, int entry) GRAPHSHARD_INLINE_LAMBDA { to[entry] = from[h]; });
 }
 
 template <typename V>
@@ -215,12 +207,12 @@ GRAPHSHARD_INLINE V add(V a, V b) {
 
 // m of each entry, without its c; call only where there is a mask.
 template <typename T>
-GRAPHSHARD_INLINE void load_mask(const Attention<T>& a, const Portion<T>& portion,
-                                 uint32_t* buffer, wide_t<T>* multiplier) {
+GRAPHSHARD_INLINE void load_mask(const Attention<T>& a, const Portion<T>& portion, uint32_t* buffer,
+                                 wide_t<T>* multiplier) {
   const uint32_t last_dropped = static_cast<uint32_t>(a.mask.threshold - 1);
   const wide_t<T> kept = static_cast<wide_t<T>>(a.mask.kept);
-  for (int64_t h = 0; h < portion.heads.count(); ++h) {
-    const uint32_t head = static_cast<uint32_t>(portion.heads.first + h);
+  for (int64_t h = 0; h < portion.heads; ++h) {
+    const uint32_t head = static_cast<uint32_t>(h);
     buffer[portion.entries + h] = mixed(a.mask.head_seed + head * 0x9e3779b9u);
   }
   const uint32_t* words = buffer + portion.entries;
@@ -236,10 +228,9 @@ GRAPHSHARD_INLINE void load_mask(const Attention<T>& a, const Portion<T>& portio
 template <typename T>
 GRAPHSHARD_INLINE void multiply_by_factor(const Attention<T>& a, const Portion<T>& portion,
                                           wide_t<T>* entries) {
-  const int64_t first = a.factor_width == 1 ? 0 : portion.heads.first;
   const int64_t step = a.factor_width == 1 ? 0 : 1;
   for_each_entry(portion, [&](int k, int h, int entry) GRAPHSHARD_INLINE_LAMBDA {
-    entries[entry] *= a.factor[portion.edges[k] * a.factor_width + first + h * step];
+    entries[entry] *= a.factor[portion.edges[k] * a.factor_width + h * step];
   });
 }
 
@@ -257,7 +248,7 @@ GRAPHSHARD_INLINE void add_edge_terms(const Attention<T>& a, const Portion<T>& p
   if (a.edge_terms == nullptr) return;
   for_each_entry(portion.heads, piece.first, piece.last,
                  [&](int k, int h, int entry) GRAPHSHARD_INLINE_LAMBDA {
-                   z[entry] += a.edge_terms[portion.edges[k] * a.heads + portion.heads.first + h];
+                   z[entry] += a.edge_terms[portion.edges[k] * a.heads + h];
                  });
 }
 
@@ -272,14 +263,13 @@ struct AdditiveScore {
   static GRAPHSHARD_INLINE void scores(const Attention<T>& a, const wide_t<T>* fixed,
                                        const Varying<T>& varying, const Portion<T>& portion,
                                        const Piece& piece, wide_t<T>* z) {
-    const wide_t<T>* own = fixed + portion.heads.first;
-    const wide_t<T>* terms = varying.terms + portion.heads.first;
+    const wide_t<T>* terms = varying.terms;
     for (int k = piece.first; k < piece.last; ++k) {
       GRAPHSHARD_PREFETCH(terms + portion.nodes.far_ahead_of(k) * varying.terms_per_node);
     }
     for_each_entry(portion.heads, piece.first, piece.last,
                    [&](int k, int h, int entry) GRAPHSHARD_INLINE_LAMBDA {
-                     z[entry] = own[h] + terms[portion.nodes[k] * varying.terms_per_node + h];
+                     z[entry] = fixed[h] + terms[portion.nodes[k] * varying.terms_per_node + h];
                    });
     add_edge_terms(a, portion, piece, z);
   }
@@ -293,10 +283,8 @@ struct JointScore {
   static GRAPHSHARD_INLINE void scores(const Attention<T>& a, const wide_t<T>* fixed,
                                        const Varying<T>& varying, const Portion<T>& portion,
                                        const Piece& piece, wide_t<T>* z) {
-    const int64_t first = portion.heads.first * a.score_dim;
-    joint_rows(portion.rows(piece, varying.rows, a.score_dim, true),
-               {a.edge == nullptr ? nullptr : a.edge + first, &portion.edges}, fixed + first,
-               a.vector + first, a.slope, z);
+    joint_rows(portion.rows(piece, varying.rows, a.score_dim, true), {a.edge, &portion.edges},
+               fixed, a.vector, a.slope, z);
   }
 };
 
@@ -308,10 +296,8 @@ struct DotScore {
   static GRAPHSHARD_INLINE void scores(const Attention<T>& a, const wide_t<T>* fixed,
                                        const Varying<T>& varying, const Portion<T>& portion,
                                        const Piece& piece, wide_t<T>* z) {
-    dot_rows(portion.rows(piece, varying.rows, a.score_dim, true),
-             fixed + portion.heads.first * a.score_dim, z);
-    const int64_t heads = portion.heads.count();
-    for (int64_t i = piece.first * heads; i < piece.last * heads; ++i) z[i] *= a.scale;
+    dot_rows(portion.rows(piece, varying.rows, a.score_dim, true), fixed, z);
+    for (int64_t i = piece.first * a.heads; i < piece.last * a.heads; ++i) z[i] *= a.scale;
     add_edge_terms(a, portion, piece, z);
   }
 };

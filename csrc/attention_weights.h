@@ -39,9 +39,18 @@ class WeightsMemory {
   EdgeWeights<V> weights(bool multiplies) {
     V* arrays[kArrays];
     for (V*& array : arrays) array = memory_.take(kPortion * heads_);
-    return {arrays[0], arrays[1], arrays[2], arrays[3],
-            arrays[4], arrays[5], arrays[6], multiplies ? arrays[7] : arrays[4],
-            arrays[8], arrays[9], memory_.take(heads_), words_.get()};
+    return {arrays[0],
+            arrays[1],
+            arrays[2],
+            arrays[3],
+            arrays[4],
+            arrays[5],
+            arrays[6],
+            multiplies ? arrays[7] : arrays[4],
+            arrays[8],
+            arrays[9],
+            memory_.take(heads_),
+            words_.get()};
   }
 
  private:
@@ -104,17 +113,16 @@ template <typename T>
 GRAPHSHARD_INLINE void store_edge_gradients(const Attention<T>& a, const Portion<T>& portion,
                                             const EdgeWeights<wide_t<T>>& w, wide_t<T>* edge_terms,
                                             wide_t<T>* factor) {
-  const Heads heads = portion.heads;
   if (edge_terms != nullptr) {
     for_each_entry(portion, [&](int k, int h, int entry) GRAPHSHARD_INLINE_LAMBDA {
-      edge_terms[portion.edges[k] * a.heads + heads.first + h] = w.slope[entry];
+      edge_terms[portion.edges[k] * a.heads + h] = w.slope[entry];
     });
   }
   if (factor == nullptr) return;
   if (a.factor_width == 1) {
     for (int k = 0; k < portion.count; ++k) {
       wide_t<T> grad = 0;
-      for (int64_t i = k * heads.count(); i < (k + 1) * heads.count(); ++i) {
+      for (int64_t i = k * a.heads; i < (k + 1) * a.heads; ++i) {
         grad += w.kept[i] * w.g[i];
       }
       factor[portion.edges[k]] = grad;
@@ -122,7 +130,7 @@ GRAPHSHARD_INLINE void store_edge_gradients(const Attention<T>& a, const Portion
     return;
   }
   for_each_entry(portion, [&](int k, int h, int entry) GRAPHSHARD_INLINE_LAMBDA {
-    factor[portion.edges[k] * a.factor_width + heads.first + h] = w.kept[entry] * w.g[entry];
+    factor[portion.edges[k] * a.factor_width + h] = w.kept[entry] * w.g[entry];
   });
 }
 
@@ -155,9 +163,8 @@ template <typename T>
 GRAPHSHARD_INLINE void gather_statistics(const Attention<T>& a, const wide_t<T>* packed,
                                          const Portion<T>& portion,
                                          const EdgeWeights<wide_t<T>>& w) {
-  const wide_t<T>* first = packed + portion.heads.first;
   for_each_entry(portion, [&](int k, int h, int entry) GRAPHSHARD_INLINE_LAMBDA {
-    const wide_t<T>* of = first + portion.nodes[k] * kPacked * a.heads;
+    const wide_t<T>* of = packed + portion.nodes[k] * kPacked * a.heads;
     w.peak[entry] = of[a.heads + h];
     w.scale[entry] = of[2 * a.heads + h];
     w.delta[entry] = of[3 * a.heads + h];
