@@ -103,10 +103,10 @@ GRAPHSHARD_INLINE void weigh_edges(const Attention<T>& a, const AttentionGradien
 }
 
 template <typename Kind, typename T>
-GRAPHSHARD_HOT_CLONES void destination_span(const Attention<T>& a, const EdgeGroups& in_edges,
-                                            const AttentionGradient<T>& gradient,
-                                            const DestinationGradients<T>& result, const Span& span,
-                                            wide_t<T>* vector, wide_t<T>* slice) {
+GRAPHSHARD_CLONES void destination_span(const Attention<T>& a, const EdgeGroups& in_edges,
+                                        const AttentionGradient<T>& gradient,
+                                        const DestinationGradients<T>& result, const Span& span,
+                                        wide_t<T>* vector, wide_t<T>* slice) {
   using V = wide_t<T>;
   const int64_t width = a.heads * a.dim;
   const int64_t score_width = a.heads * a.score_dim;

@@ -137,9 +137,9 @@ GRAPHSHARD_INLINE RowState<wide_t<T>> state_of(const Attention<T>& a, const Atte
 
 // `slice` is the state of a slice.
 template <typename Kind, typename T>
-GRAPHSHARD_HOT_CLONES void forward_span(const Attention<T>& a, const EdgeGroups& in_edges,
-                                        const AttentionState<T>& s, const Span& span,
-                                        const RowState<wide_t<T>>& slice) {
+GRAPHSHARD_CLONES void forward_span(const Attention<T>& a, const EdgeGroups& in_edges,
+                                    const AttentionState<T>& s, const Span& span,
+                                    const RowState<wide_t<T>>& slice) {
   using V = wide_t<T>;
   const int64_t width = a.heads * a.dim;
   const int64_t score_width = a.heads * a.score_dim;

@@ -33,10 +33,12 @@ struct Block {
 template <typename T, typename Pass>
 GRAPHSHARD_INLINE void in_passes(const RunRows<T>& run, const Pass& pass) {
   in_blocks<4, 1>(run.rows.heads, [&](auto heads, int64_t head) GRAPHSHARD_INLINE_LAMBDA {
-    in_blocks<32, 16, 8, 4, 1>(run.rows.dim,
-                               [&](auto columns, int64_t column) GRAPHSHARD_INLINE_LAMBDA {
-                                 pass(Block<heads, columns, T>{run, run.prefetch, head, column});
-                               });
+    in_blocks<32, 16, 8, 4, 1>(
+        run.rows.dim, [&](auto columns, int64_t column) GRAPHSHARD_INLINE_LAMBDA {
+          // The last few columns mostly lie on a line with those before them.
+          const bool prefetch = run.prefetch && (columns >= 8 || column == 0);
+          pass(Block<heads, columns, T>{run, prefetch, head, column});
+        });
   });
 }
 

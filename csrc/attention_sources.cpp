@@ -227,9 +227,9 @@ class SourceSpan {
 };
 
 template <typename Kind, typename T>
-GRAPHSHARD_HOT_CLONES void source_span(const Attention<T>& a, const EdgeGroups& out_edges,
-                                       const Walk<T>& walk, const Span& span, wide_t<T>* dst_terms,
-                                       wide_t<T>* slice) {
+GRAPHSHARD_CLONES void source_span(const Attention<T>& a, const EdgeGroups& out_edges,
+                                   const Walk<T>& walk, const Span& span, wide_t<T>* dst_terms,
+                                   wide_t<T>* slice) {
   SourceSpan<Kind, T> sources(a, walk, span.slice >= 0 ? slice : nullptr);
   Portion<T> portion(a, out_edges, span, Kind::kScore != Score::kAdditive);
   while (portion.next()) sources.take(portion, dst_terms);
