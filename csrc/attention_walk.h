@@ -15,7 +15,7 @@
 
 namespace graphshard {
 
-inline constexpr int kPortion = 64;  // edges at a time: their rows stay in the cache meanwhile
+inline constexpr int kPortion = 64;  // edges at a time
 inline constexpr int kLanes = 16;    // entries are computed so many at a time
 static_assert(kPortion <= kLongestRun && kPortion % kLanes == 0);
 
