@@ -98,7 +98,8 @@ struct AttentionGradient {
   const V* peak;   // [num_dst, heads], over all edges
   const V* total;  // [num_dst, heads]
   const V* delta;  // [num_dst, heads]
-  const T* grad;   // [num_dst, heads * dim]
+  const T* grad;   // [num_dst, heads * dim], rows `grad_step` apart
+  int64_t grad_step;
 };
 
 // Each may be null where nobody wants it. `dst_terms` is added to, the others are written.

@@ -96,7 +96,7 @@ GRAPHSHARD_INLINE void weigh_edges(const Attention<T>& a, const AttentionGradien
     Kind::scores(a, widened(a.dst + piece.row * score_width, score_width, row_buffer), varying,
                  portion, piece, w.z);
     dot_rows(portion.rows(piece, a.values, a.dim, a.values != a.src),
-             widened(gradient.grad + piece.row * width, width, grad_buffer), w.g);
+             widened(gradient.grad + piece.row * gradient.grad_step, width, grad_buffer), w.g);
   }
   weigh<Kind>(a, portion, w);
   find_slopes<Kind>(a, portion, w);

@@ -16,12 +16,13 @@ GRAPHSHARD_INLINE V leaky_relu(V z, V slope) {
   return z > 0 ? z : slope * z;
 }
 
-// Rows of `dim` columns for each of some heads.
+// Rows of `dim` columns for each of some heads; one begins `step` numbers after the one before.
 template <typename T>
 struct HeadRows {
   const T* data;
   int64_t heads;
   int64_t dim;
+  int64_t step;
 
   GRAPHSHARD_INLINE int64_t width() const { return heads * dim; }
 };
@@ -37,10 +38,10 @@ struct RunRows {
   bool prefetch;
 
   GRAPHSHARD_INLINE const T* operator[](int64_t k) const {
-    return rows.data + nodes[k] * rows.width();
+    return rows.data + nodes[k] * rows.step;
   }
   GRAPHSHARD_INLINE const T* ahead_of(int64_t k) const {
-    return rows.data + nodes.ahead_of(k) * rows.width();
+    return rows.data + nodes.ahead_of(k) * rows.step;
   }
 };
 

@@ -146,7 +146,8 @@ class SourceSpan {
     for (int p = 0; p < portion.num_pieces; ++p) {
       const Piece& piece = portion.pieces[p];
       const V* fixed = values(piece.row);
-      const RunRows<T> rows = portion.rows(piece, walk_.gradient.grad, a_.dim, true);
+      const RunRows<T> rows =
+          portion.rows(piece, walk_.gradient.grad, a_.dim, true, walk_.gradient.grad_step);
       if (!adds) {
         dot_rows(rows, fixed, w_.g);
         continue;
@@ -165,7 +166,8 @@ class SourceSpan {
       const Piece& piece = portion.pieces[p];
       V* sum = place(walk_.result.values, piece.row, width_, slice_, buffer_);
       if (piece.begins) clear(sum, width_);
-      add_rows(portion.rows(piece, walk_.gradient.grad, a_.dim, false), w_.weight, sum);
+      add_rows(portion.rows(piece, walk_.gradient.grad, a_.dim, false, walk_.gradient.grad_step),
+               w_.weight, sum);
       add_joint(a_, values(piece.row), portion, piece, w_.slope, sum);
       if (piece.ends && slice_ == nullptr) {
         store(sum, width_, walk_.result.values + piece.row * width_);

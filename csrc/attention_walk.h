@@ -98,10 +98,14 @@ struct Portion {
     return true;
   }
 
-  // Rows of the nodes of a piece, of `dim` columns per head.
+  // Rows of the nodes of a piece, of `dim` columns per head, side by side or `step` apart.
   GRAPHSHARD_INLINE RunRows<T> rows(const Piece& piece, const T* data, int64_t dim,
                                     bool prefetch) const {
-    return {{data, heads, dim}, nodes, piece.first, piece.last, prefetch};
+    return rows(piece, data, dim, prefetch, heads * dim);
+  }
+  GRAPHSHARD_INLINE RunRows<T> rows(const Piece& piece, const T* data, int64_t dim, bool prefetch,
+                                    int64_t step) const {
+    return {{data, heads, dim, step}, nodes, piece.first, piece.last, prefetch};
   }
 
  private:

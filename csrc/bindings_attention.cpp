@@ -88,21 +88,6 @@ EdgeGroups groups_of(const Vector<const I>& indptr, const Vector<const I>& indic
           static_cast<int64_t>(indices.shape(0))};
 }
 
-template <typename T>
-AttentionGradient<T> gradient_of(const Attention<T>& a, const Matrix<const wide_t<T>>& peak,
-                                 const Matrix<const wide_t<T>>& total,
-                                 const Matrix<const wide_t<T>>& delta,
-                                 const Matrix<const T>& grad) {
-  const auto has_shape = [&](const auto& array, int64_t columns) {
-    return static_cast<int64_t>(array.shape(0)) == a.num_dst &&
-           static_cast<int64_t>(array.shape(1)) == columns;
-  };
-  require(has_shape(peak, a.heads) && has_shape(total, a.heads) && has_shape(delta, a.heads),
-          "peak, total and delta must be [num_dst, heads]");
-  require(has_shape(grad, a.heads * a.dim), "grad must be [num_dst, heads * dim]");
-  return {peak.data(), total.data(), delta.data(), grad.data()};
-}
-
 // Rows that may lie apart.
 template <typename V>
 using Steps = nb::ndarray<V, nb::ndim<2>, nb::device::cpu>;
@@ -110,6 +95,21 @@ using Steps = nb::ndarray<V, nb::ndim<2>, nb::device::cpu>;
 template <typename V>
 bool has_rows(const Steps<V>& array) {
   return array.shape(1) <= 1 || array.stride(1) == 1;
+}
+
+template <typename T>
+AttentionGradient<T> gradient_of(const Attention<T>& a, const Matrix<const wide_t<T>>& peak,
+                                 const Matrix<const wide_t<T>>& total,
+                                 const Matrix<const wide_t<T>>& delta, const Steps<const T>& grad) {
+  const auto has_shape = [&](const auto& array, int64_t columns) {
+    return static_cast<int64_t>(array.shape(0)) == a.num_dst &&
+           static_cast<int64_t>(array.shape(1)) == columns;
+  };
+  require(has_shape(peak, a.heads) && has_shape(total, a.heads) && has_shape(delta, a.heads),
+          "peak, total and delta must be [num_dst, heads]");
+  require(has_shape(grad, a.heads * a.dim) && has_rows(grad),
+          "grad must be [num_dst, heads * dim], the numbers of a row side by side");
+  return {peak.data(), total.data(), delta.data(), grad.data(), grad.stride(0)};
 }
 
 template <typename T, typename I>
@@ -144,7 +144,7 @@ void bind_walks(nb::class_<Operands<T>>& c) {
       "sources",
       [](const Operands<T>& o, const Vector<const I>& indptr, const Vector<const I>& indices,
          const MaybeVector<I>& eids, const Matrix<const V>& peak, const Matrix<const V>& total,
-         const Matrix<const V>& delta, const Matrix<const T>& grad, const Output<T>& values,
+         const Matrix<const V>& delta, const Steps<const T>& grad, const Output<T>& values,
          const Output<T>& src, const Output<V>& src_terms, const Output<V>& dst_terms,
          const Output<V>& edge_terms, const Output<V>& factor, int num_threads) {
         const Attention<T>& a = o.attention;
@@ -173,7 +173,7 @@ void bind_walks(nb::class_<Operands<T>>& c) {
       "destinations",
       [](const Operands<T>& o, const Vector<const I>& indptr, const Vector<const I>& indices,
          const MaybeVector<I>& eids, const Matrix<const V>& peak, const Matrix<const V>& total,
-         const Matrix<const V>& delta, const Matrix<const T>& grad, const Output<V>& dst,
+         const Matrix<const V>& delta, const Steps<const T>& grad, const Output<V>& dst,
          const Output<V>& vector, const Output<T>& edge, const Output<V>& edge_terms,
          const Output<V>& factor, int num_threads) {
         const Attention<T>& a = o.attention;

@@ -8,6 +8,7 @@ weights of a shard again from the final peak and total. See csrc/attention.h.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -18,7 +19,7 @@ from torch import Tensor
 from .._memory import empty, empty_like
 from ..ops import Attention
 from ..ops import _attention_compute as compute
-from ..ops._attention_finish import begin_backward, delta, finish_
+from ..ops._attention_finish import delta, finish_, where_positive
 from ._columns import ColumnBlock, most_blocks
 from ._cuts import Cut
 from ._expressions import Evaluation, Leaf, LeafKey
@@ -146,19 +147,45 @@ class AttentionSum(Reduction):
         self._out, self._version = result.detach(), _version(result)
         return (result,)
 
+    def tie(self, outputs: Sequence[Tensor]) -> None:
+        """Take gradients through the ReLU before the backward begins.
+
+        The gradient of the result would live as long as the backward, beside what the ReLU makes
+        of it: two tensors as large as the result. A hook hands on the second alone.
+        """
+        (result,) = outputs
+        node, place = result.grad_fn, result.output_nr
+        if node is None or not self._rule.relu:
+            return
+        this = weakref.ref(self)  # gone once there is nothing left to differentiate
+
+        def activate(grads: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+            reduction, found, grad = this(), list(grads), grads[place]
+            if reduction is not None and grad is not None:
+                found[place] = reduction._activated(grad)
+            return tuple(found)
+
+        node.register_prehook(activate)
+
+    def _activated(self, grad: Tensor) -> Tensor:
+        self._check_unchanged()
+        return where_positive(grad, self._out)
+
     def begin_backward(self, grads: Sequence[Tensor]) -> Sequence[Tensor]:
+        self._check_unchanged()
+        grad = grads[0].to(self._dtype).contiguous()
+        self._delta = delta(grad, self._out, None if self._bias is None else self._bias.tensor)
+        if not is_graph_kept():  # it is as large as the result, and not needed any more
+            self._out, self._version = torch.empty(0), 0
+        return [grad]
+
+    def _check_unchanged(self) -> None:
         if _version(self._out) != self._version:
             raise RuntimeError(
                 "the result of an attention layer was changed in place, and its gradient needs the "
                 "values as they were; use an operation that makes a new tensor, such as relu "
                 "instead of relu_"
             )
-        grad = begin_backward(grads[0], self._out, self._rule.relu)
-        self._delta = delta(grad, self._out, None if self._bias is None else self._bias.tensor)
-        if not is_graph_kept():
-            self._out = self._out[:0]  # it is as large as the result, and not needed any more
-            self._version = 0
-        return [grad]
 
     def release(self) -> None:
         self._leaves = [None if leaf is None else leaf.released() for leaf in self._leaves]
@@ -170,7 +197,7 @@ class AttentionSum(Reduction):
         self, evaluation: Evaluation, grads: Sequence[Tensor], wanted: Sequence[Leaf]
     ) -> dict[LeafKey, Tensor | None]:
         keys, block = {leaf.key for leaf in wanted}, evaluation.block
-        grad = grads[0].contiguous()
+        (grad,) = grads
         found = compute.gradients(
             evaluation.shard.adjacency,
             self._seen(evaluation),

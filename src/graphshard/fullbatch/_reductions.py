@@ -106,6 +106,10 @@ class Reduction(ABC):
         """How to find the gradients of `partial`, given those of its results."""
         return [Adjoint(*pair) for pair in zip(self.partial(evaluation), grads, strict=True)]
 
+    def tie(self, outputs: Sequence[Tensor]) -> None:
+        """See the outputs once autograd knows where they are from."""
+        return
+
     def begin_backward(self, grads: Sequence[Tensor]) -> Sequence[Tensor]:
         """See the gradients of the whole outputs, once; returns those that the shards get."""
         return grads

@@ -219,8 +219,17 @@ class Halo:
                 src[of_owner] = position + first
                 first = num_src = first + needed.numel()
         src = narrow(src, max(num_src, edges.num_dst))
-        adjacency = Adjacency(src, edges.dst[eids].to(src.dtype), num_src, edges.num_dst)
-        return Shard(step, adjacency, find_eids)
+        dst = edges.dst[eids].to(src.dtype)
+        return Shard(step, _by_destination(src, dst, num_src, edges.num_dst), find_eids)
+
+
+def _by_destination(src: Tensor, dst: Tensor, num_src: int, num_dst: int) -> Adjacency:
+    """These edges, without ``dst`` where it ascends and a pointer into ``src`` says as much."""
+    adjacency = Adjacency(src, dst, num_src, num_dst)
+    indptr, indices, eids = adjacency.csc()
+    if eids is not None:
+        return adjacency
+    return Adjacency.from_csc(indptr, indices, None, num_src, num_dst, check=False)
 
 
 def needed_rows(edges: Sequence[LocalEdges], rank: int, world_size: int) -> list[Tensor]:

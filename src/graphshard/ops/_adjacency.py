@@ -150,15 +150,7 @@ class Adjacency:
 
     def coo(self) -> Coo:
         """Source and destination of each edge, both [num_edges], in edge id order."""
-        formats = self._formats
-        if formats.coo is None:
-            if formats.csc is not None:
-                formats.coo = _coo_from_compressed(formats.csc)
-            else:
-                assert formats.csr is not None
-                dst, src = _coo_from_compressed(formats.csr)
-                formats.coo = (src, dst)
-        src, dst = formats.coo
+        src, dst = self._formats.coo = self._stored_coo()
         return (dst, src) if self._transposed else (src, dst)
 
     def csc(self) -> Compressed:
@@ -190,8 +182,15 @@ class Adjacency:
         return formats.csr
 
     def _stored_coo(self) -> Coo:
-        first, second = self.coo()
-        return (second, first) if self._transposed else (first, second)
+        """As the store has it; what is made for it here is not kept."""
+        formats = self._formats
+        if formats.coo is not None:
+            return formats.coo
+        if formats.csc is not None:
+            return _coo_from_compressed(formats.csc)
+        assert formats.csr is not None
+        dst, src = _coo_from_compressed(formats.csr)
+        return src, dst
 
     def has_sequential_csc(self) -> bool:
         """Whether edges were given sorted by destination, so that position is the edge id."""

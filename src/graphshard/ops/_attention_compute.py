@@ -137,7 +137,8 @@ def gradients(
         adj: All edges, or those of a shard.
         a: The attention, with what ``adj`` sees of its operands.
         statistics: Peak, total and delta of each destination and head, over all edges.
-        grad: ``[num_dst, heads, dim]`` gradient of the result, of the dtype of ``a``.
+        grad: ``[num_dst, heads, dim]`` gradient of the result, of the dtype of ``a``. It may be
+            that of some heads of more.
         wanted: Which gradients to compute, in the order of `OPERANDS`.
         sums: Where to add the gradients of ``dst`` and of ``vector``, in the type of sums, with
             the shape of the operand; new zeros by default.
@@ -170,7 +171,7 @@ def gradients(
     else:
         operands = _KernelOperands(kernels, adj, a)
         found = operands.gradients(
-            adj, statistics, grad.detach().contiguous(), wanted, dst_sum, vector_sum
+            adj, statistics, _spread_rows(grad.detach()), wanted, dst_sum, vector_sum
         )
     found[2] = dst_sum if want_dst else None
     found[4] = vector_sum if want_vector else None
@@ -234,7 +235,7 @@ class _KernelOperands:
     ) -> None:
         threads = torch.get_num_threads()
         if sums is not None:
-            sums = sums.as_strided((sums.shape[0], sums[:1].numel()), (sums.stride(0), 1))
+            sums = _spread_rows(sums)
         self.bound.forward(*adj.csc(), peak, total, sums, _rows(out), begin, threads)
 
     def gradients(
@@ -258,7 +259,7 @@ class _KernelOperands:
             None,
             self._result(a.factor, self.wide, factor),
         ]
-        common = (*statistics, _rows(grad))
+        common = (*statistics, grad)
         if additive:
             self.bound.sources(
                 *adj.csr(),
@@ -294,3 +295,11 @@ class _KernelOperands:
         if like is None or not wanted:
             return None
         return empty(like.shape, dtype)
+
+
+def _spread_rows(values: Tensor) -> Tensor:
+    """Two-dimensional, the numbers of a row side by side; a view where they are so already."""
+    shape = values.shape[0], math.prod(values.shape[1:])
+    if not values[:1].is_contiguous() or (shape[0] > 1 and values.stride(0) < shape[1]):
+        values = values.contiguous()
+    return values.as_strided(shape, (max(values.stride(0), shape[1]), 1))

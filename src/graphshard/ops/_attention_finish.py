@@ -34,10 +34,16 @@ def begin_backward(grad: Tensor, out: Tensor, relu: bool) -> Tensor:
         ``[num_dst, heads, dim]``, contiguous, of the dtype of ``out``. It is the gradient of the
         bias, too, summed over destinations.
     """
-    if not relu:
-        return grad.to(out.dtype).contiguous()
+    return where_positive(grad, out) if relu else grad.to(out.dtype).contiguous()
+
+
+def where_positive(grad: Tensor, out: Tensor) -> Tensor:
+    """``grad`` where the result ``out`` of a ReLU is positive, else 0; of the dtype of ``out``."""
+    grad = grad.to(out.dtype)
+    if torch.is_grad_enabled():  # of a gradient that will be differentiated again
+        return grad * (out > 0)
     found = empty(out.shape, out.dtype, out.device)
-    torch.ops.aten.threshold_backward.grad_input(grad.to(out.dtype), out, 0, grad_input=found)
+    torch.ops.aten.threshold_backward.grad_input(grad, out, 0, grad_input=found)
     return found
 
 
