@@ -263,18 +263,19 @@ void bind_group_by_key(nb::module_& m) {
   m.def(
       "group_by_key",
       [](const Vector<const I>& keys, const Vector<const I>& others, const Vector<I>& indptr,
-         const Vector<I>& grouped, const Vector<I>& positions, int num_threads) {
+         const Vector<I>& grouped, const std::optional<Vector<I>>& positions, int num_threads) {
         const size_t size = keys.shape(0);
-        require(others.shape(0) == size && grouped.shape(0) == size && positions.shape(0) == size,
+        require(others.shape(0) == size && grouped.shape(0) == size &&
+                    (!positions || positions->shape(0) == size),
                 "keys, others, grouped and positions must have one length");
         require(indptr.shape(0) > 0, "indptr must not be empty");
         const nb::gil_scoped_release release;
         group_by_key(keys.data(), others.data(), static_cast<int64_t>(size),
                      static_cast<int64_t>(indptr.shape(0)) - 1, indptr.data(), grouped.data(),
-                     positions.data(), num_threads);
+                     positions ? positions->data() : nullptr, num_threads);
       },
       "keys"_a.noconvert(), "others"_a.noconvert(), "indptr"_a.noconvert(), "grouped"_a.noconvert(),
-      "positions"_a.noconvert(), "num_threads"_a);
+      "positions"_a.noconvert().none(), "num_threads"_a);
 }
 
 template <typename T>

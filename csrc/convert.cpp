@@ -17,7 +17,7 @@ void group_by_key(const I* keys, const I* others, int64_t num_edges, int64_t num
                   I* grouped, I* positions, int num_threads) {
   // Rows of the result are read at random later on: fewer pages, fewer misses of their addresses.
   expect_writes(grouped, static_cast<size_t>(num_edges) * sizeof(I));
-  expect_writes(positions, static_cast<size_t>(num_edges) * sizeof(I));
+  if (positions) expect_writes(positions, static_cast<size_t>(num_edges) * sizeof(I));
   // Counters take parts * num_keys numbers: no more of them than there are edges.
   const int64_t most = num_edges / std::max<int64_t>(num_keys, 1 << 14);
   const int64_t parts = std::clamp<int64_t>(std::min<int64_t>(num_threads, most), 1, 64);
@@ -44,7 +44,7 @@ void group_by_key(const I* keys, const I* others, int64_t num_edges, int64_t num
     for (int64_t i = part_begin(num_edges, part, parts); i < end; ++i) {
       const I at = place[keys[i]]++;
       grouped[at] = others[i];
-      positions[at] = static_cast<I>(i);
+      if (positions) positions[at] = static_cast<I>(i);
     }
   });
 }

@@ -8,7 +8,7 @@ backward pass finds what the forward pass built.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -30,6 +30,7 @@ class _Formats:
     coo: Coo | None = None
     csc: Compressed | None = None
     csr: Compressed | None = None
+    without_ids: set[str] = field(default_factory=set)  # "csc", "csr": of edges in another order
     in_degrees: Tensor | None = None
     out_degrees: Tensor | None = None
 
@@ -153,50 +154,65 @@ class Adjacency:
         src, dst = self._formats.coo = self._stored_coo()
         return (dst, src) if self._transposed else (src, dst)
 
-    def csc(self) -> Compressed:
+    def csc(self, ids: bool = True) -> Compressed:
         """In-edges grouped by destination: ``(indptr, src, eids)``.
 
         ``indptr`` is [num_dst + 1], ``src`` and ``eids`` are [num_edges]. Within one destination
         edges come by ascending edge id. ``eids`` is None where every edge is at its own id.
+
+        Args:
+            ids: False if nothing is read or written by edge: they may then be None in any case,
+                and take neither time nor memory.
         """
-        return self._out_of_src() if self._transposed else self._into_dst()
+        return self._out_of_src(ids) if self._transposed else self._into_dst(ids)
 
-    def csr(self) -> Compressed:
+    def csr(self, ids: bool = True) -> Compressed:
         """Out-edges grouped by source: ``(indptr, dst, eids)``, ordered as in `csc`."""
-        return self._into_dst() if self._transposed else self._out_of_src()
+        return self._into_dst(ids) if self._transposed else self._out_of_src(ids)
 
-    def _into_dst(self) -> Compressed:
+    def _into_dst(self, ids: bool) -> Compressed:
         formats = self._formats
-        if formats.csc is None:
+        if formats.csc is None or (ids and "csc" in formats.without_ids):
             src, dst = self._stored_coo()
             num_keys = self.num_src if self._transposed else self.num_dst
-            formats.csc = _compress(dst, src, num_keys)
+            formats.csc = self._compress("csc", dst, src, num_keys, ids)
         return formats.csc
 
-    def _out_of_src(self) -> Compressed:
+    def _out_of_src(self, ids: bool) -> Compressed:
         formats = self._formats
-        if formats.csr is None:
+        if formats.csr is None or (ids and "csr" in formats.without_ids):
             src, dst = self._stored_coo()
             num_keys = self.num_dst if self._transposed else self.num_src
-            formats.csr = _compress(src, dst, num_keys)
+            formats.csr = self._compress("csr", src, dst, num_keys, ids)
         return formats.csr
+
+    def _compress(
+        self, name: str, keys: Tensor, others: Tensor, num_keys: int, ids: bool
+    ) -> Compressed:
+        is_sorted = bool((keys[1:] >= keys[:-1]).all())
+        if ids or is_sorted:
+            self._formats.without_ids.discard(name)
+        else:
+            self._formats.without_ids.add(name)
+        return _compress(keys, others, num_keys, is_sorted, ids)
 
     def _stored_coo(self) -> Coo:
         """As the store has it; what is made for it here is not kept."""
         formats = self._formats
         if formats.coo is not None:
             return formats.coo
-        if formats.csc is not None:
+        if formats.csc is not None and "csc" not in formats.without_ids:
             return _coo_from_compressed(formats.csc)
-        assert formats.csr is not None
+        assert formats.csr is not None and "csr" not in formats.without_ids
         dst, src = _coo_from_compressed(formats.csr)
         return src, dst
 
     def has_sequential_csc(self) -> bool:
         """Whether edges were given sorted by destination, so that position is the edge id."""
         formats = self._formats
+        name = "csr" if self._transposed else "csc"
         compressed = formats.csr if self._transposed else formats.csc
-        return compressed is not None and compressed[2] is None
+        return compressed is not None and compressed[2] is None and name not in formats.without_ids
 
     def reverse(self) -> Adjacency:
         """The same edges in the other direction, with the same ids; shares every array."""
@@ -273,6 +289,7 @@ class Adjacency:
             coo=None if old.coo is None else (once(old.coo[0]), once(old.coo[1])),
             csc=compressed(old.csc),
             csr=compressed(old.csr),
+            without_ids=set(old.without_ids),
         )
         like = formats.arrays()[0]
         adj = Adjacency.__new__(Adjacency)
@@ -320,13 +337,14 @@ def as_adjacency(graph: Adjacency | HasAdjacency) -> Adjacency:
     return graph._single_adjacency()
 
 
-def _compress(keys: Tensor, others: Tensor, num_keys: int) -> Compressed:
-    """Group edges by key, within one key by ascending position."""
-    sorted_already = bool((keys[1:] >= keys[:-1]).all())
+def _compress(
+    keys: Tensor, others: Tensor, num_keys: int, sorted_already: bool, ids: bool
+) -> Compressed:
+    """Group edges by key, within one key by ascending position; positions only if wanted."""
     kernels = None if sorted_already else kernels_for(keys.device)
     if kernels is not None:
         indptr = torch.empty(num_keys + 1, dtype=keys.dtype, device=keys.device)
-        grouped, eids = torch.empty_like(others), torch.empty_like(keys)
+        grouped, eids = torch.empty_like(others), torch.empty_like(keys) if ids else None
         kernels.group_by_key(keys, others, indptr, grouped, eids, num_threads())
         return indptr, grouped, eids
     indptr = torch.zeros(num_keys + 1, dtype=keys.dtype, device=keys.device)
@@ -336,7 +354,7 @@ def _compress(keys: Tensor, others: Tensor, num_keys: int) -> Compressed:
     if sorted_already:
         return indptr, others, None
     order = torch.sort(keys, stable=True).indices
-    return indptr, others.index_select(0, order), order.to(keys.dtype)
+    return indptr, others.index_select(0, order), order.to(keys.dtype) if ids else None
 
 
 def _coo_from_compressed(arrays: Compressed) -> Coo:

@@ -194,6 +194,7 @@ class _KernelOperands:
         self.dtype, self.wide = a.dtype, wide(a.dtype)
         values = self._gathered(a.values)
         additive = a.score == "additive"
+        self._reads_edges = a.mask is not None or a.edge is not None or a.factor is not None
         src = values if a.src is None or a.src is a.values else self._gathered(a.src)
         edges = None if a.edge is None else a.edge
         by_columns = a.score == "joint"
@@ -236,7 +237,7 @@ class _KernelOperands:
         threads = torch.get_num_threads()
         if sums is not None:
             sums = _spread_rows(sums)
-        self.bound.forward(*adj.csc(), peak, total, sums, _rows(out), begin, threads)
+        self.bound.forward(*adj.csc(ids=self._reads_edges), peak, total, sums, _rows(out), begin, threads)
 
     def gradients(
         self,
@@ -260,9 +261,10 @@ class _KernelOperands:
             self._result(a.factor, self.wide, factor),
         ]
         common = (*statistics, grad)
+        out_edges = adj.csr(ids=self._reads_edges)
         if additive:
             self.bound.sources(
-                *adj.csr(),
+                *out_edges,
                 *common,
                 _rows(found[0]),
                 None,
@@ -275,12 +277,12 @@ class _KernelOperands:
             return found
         if values or src:
             outputs = (_rows(found[0]), _rows(found[1]))
-            self.bound.sources(*adj.csr(), *common, *outputs, None, None, None, None, threads)
+            self.bound.sources(*out_edges, *common, *outputs, None, None, None, None, threads)
         if any(wanted[2:]):
             edge_rows = _rows(found[3])
             by_columns = a.score == "joint"
             self.bound.destinations(
-                *adj.csc(),
+                *adj.csc(ids=self._reads_edges),
                 *common,
                 _rows(dst_sum),
                 None if vector_sum is None else vector_sum.view(1, -1),

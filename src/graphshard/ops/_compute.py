@@ -75,9 +75,10 @@ def _run_spmm(
 ) -> None:
     if out.numel() == 0:
         return
+    reads_edges = op != "copy_lhs" or reduce in ("max", "min")
     kernels.spmm(
         _rows(out),
-        *adj.csc(),
+        *adj.csc(ids=reads_edges),
         _rows(lhs),
         _rows(rhs),
         _rows(arg),
