@@ -130,11 +130,6 @@ template <typename T>
 void attention_forward(const Attention<T>& attention, const EdgeGroups& in_edges,
                        const AttentionState<T>& state, int num_threads);
 
-// delta[v, h] = <grad[v, h], out[v, h]>, for rows of `dim` columns: `num_rows` is nodes * heads.
-template <typename T>
-void attention_delta(const T* grad, const T* out, int64_t num_rows, int64_t dim, wide_t<T>* delta,
-                     int num_threads);
-
 template <typename T>
 void attention_sources(const Attention<T>& attention, const EdgeGroups& out_edges,
                        const AttentionGradient<T>& gradient, const SourceGradients<T>& result,

@@ -221,17 +221,6 @@ void forward(const Attention<T>& a, const EdgeGroups& in_edges, const AttentionS
   });
 }
 
-template <typename T>
-GRAPHSHARD_CLONES void delta_rows(const T* grad, const T* out, int64_t begin, int64_t end,
-                                  int64_t dim, wide_t<T>* delta) {
-  for (int64_t row = begin; row < end; ++row) {
-    wide_t<T> total = 0;
-#pragma omp simd reduction(+ : total)
-    for (int64_t j = row * dim; j < (row + 1) * dim; ++j) total += widen(grad[j]) * widen(out[j]);
-    delta[row] = total;
-  }
-}
-
 }  // namespace
 
 template <typename T>
@@ -241,20 +230,9 @@ void attention_forward(const Attention<T>& attention, const EdgeGroups& in_edges
              [&](auto kind) { forward<decltype(kind)>(attention, in_edges, state, num_threads); });
 }
 
-template <typename T>
-void attention_delta(const T* grad, const T* out, int64_t num_rows, int64_t dim, wide_t<T>* delta,
-                     int num_threads) {
-  const int64_t parts = num_parts(num_rows, 65536 / std::max<int64_t>(dim, 1), num_threads);
-  run_tasks(parts, num_threads, [&](int64_t part) {
-    delta_rows(grad, out, part_begin(num_rows, part, parts), part_begin(num_rows, part + 1, parts),
-               dim, delta);
-  });
-}
-
 #define INSTANTIATE(T)                                                    \
   template void attention_forward(const Attention<T>&, const EdgeGroups&, \
-                                  const AttentionState<T>&, int);         \
-  template void attention_delta(const T*, const T*, int64_t, int64_t, wide_t<T>*, int);
+                                  const AttentionState<T>&, int);
 INSTANTIATE(float)
 INSTANTIATE(double)
 INSTANTIATE(bfloat16)

@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "attention.h"
+#include "attention_finish.h"
 #include "bindings.h"
 #include "head_products.h"
 
@@ -242,18 +243,55 @@ void bind_operands(nb::module_& m, const char* name) {
       "dst_terms"_a.noconvert().none(), "edge_terms"_a.noconvert().none(),
       "vector"_a.noconvert().none(), "factor"_a.noconvert().none(), "threshold"_a, "edge_seed"_a,
       "head_seed"_a, "kept"_a, "keys"_a.noconvert().none());
+}
+
+template <typename T>
+AttentionFinish<T> finish_of(const Matrix<T>& out, int64_t heads,
+                             const MaybeVector<wide_t<T>>& bias, bool relu) {
+  const int64_t width = static_cast<int64_t>(out.shape(1));
+  require(heads > 0 && width % heads == 0, "out must be [num_rows, heads * dim]");
+  require(!bias || static_cast<int64_t>(bias->shape(0)) == width,
+          "bias must have an entry for each column");
+  return {static_cast<int64_t>(out.shape(0)), heads, width / heads, nullptr, pointer(bias), relu};
+}
+
+template <typename T>
+void bind_finish(nb::module_& m) {
+  using V = wide_t<T>;
+  m.def(
+      "attention_finish",
+      [](const Matrix<T>& out, int64_t heads, const MaybeMatrix<V>& sums,
+         const MaybeMatrix<V>& total, const MaybeVector<V>& bias, bool relu, int num_threads) {
+        AttentionFinish<T> finish = finish_of<T>(out, heads, bias, relu);
+        require_shape(sums, finish.num_rows, heads * finish.dim, "sums must be as out is");
+        require_shape(total, finish.num_rows, heads, "total must be [num_rows, heads]");
+        finish.total = pointer(total);
+        const nb::gil_scoped_release release;
+        if (sums) {
+          attention_finish(finish, sums->data(), out.data(), num_threads);
+        } else {
+          attention_finish_again(finish, out.data(), num_threads);
+        }
+      },
+      "out"_a.noconvert(), "heads"_a, "sums"_a.noconvert().none(), "total"_a.noconvert().none(),
+      "bias"_a.noconvert().none(), "relu"_a, "num_threads"_a);
   m.def(
       "attention_delta",
-      [](const Matrix<V>& delta, const Matrix<const T>& grad, const Matrix<const T>& out,
-         int num_threads) {
-        const size_t size = delta.shape(0) * delta.shape(1);
-        require(grad.shape(0) == size && out.shape(0) == size && grad.shape(1) == out.shape(1),
-                "grad and out must have a row for each entry of delta");
+      [](const Matrix<V>& delta, const Matrix<const T>& grad, const Matrix<T>& out,
+         const MaybeVector<V>& bias, const Output<T>& passed, int num_threads) {
+        const int64_t heads = static_cast<int64_t>(delta.shape(1));
+        const AttentionFinish<T> finish = finish_of<T>(out, heads, bias, passed.has_value());
+        const int64_t width = heads * finish.dim;
+        require_shape(std::optional(delta), finish.num_rows, heads,
+                      "delta must be [num_rows, heads]");
+        require_shape(std::optional(grad), finish.num_rows, width, "grad must be as out is");
+        require_shape(passed, finish.num_rows, width, "passed must be as out is");
         const nb::gil_scoped_release release;
-        attention_delta(grad.data(), out.data(), static_cast<int64_t>(size),
-                        static_cast<int64_t>(grad.shape(1)), delta.data(), num_threads);
+        attention_delta(finish, grad.data(), out.data(), pointer(passed), delta.data(),
+                        num_threads);
       },
-      "delta"_a.noconvert(), "grad"_a.noconvert(), "out"_a.noconvert(), "num_threads"_a);
+      "delta"_a.noconvert(), "grad"_a.noconvert(), "out"_a.noconvert(), "bias"_a.noconvert().none(),
+      "passed"_a.noconvert().none(), "num_threads"_a);
 }
 
 template <typename T>
@@ -316,6 +354,9 @@ void bind_attention(nb::module_& m) {
   bind_operands<float>(m, "AttentionFloat32");
   bind_operands<double>(m, "AttentionFloat64");
   bind_operands<bfloat16>(m, "AttentionBFloat16");
+  bind_finish<float>(m);
+  bind_finish<double>(m);
+  bind_finish<bfloat16>(m);
   bind_head_products<float>(m);
   bind_head_products<double>(m);
   bind_head_products<bfloat16>(m);

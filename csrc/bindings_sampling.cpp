@@ -185,21 +185,20 @@ void bind_copy_rows(nb::module_& m) {
       "rows"_a.noconvert().none(), "num_threads"_a);
 }
 
-template <typename T>
+template <typename S, typename T>
 void bind_add_rows(nb::module_& m) {
-  using V = wide_t<T>;
   m.def(
       "add_rows",
-      [](const nb::ndarray<V, nb::ndim<2>, nb::device::cpu>& out, const Array& places,
+      [](const nb::ndarray<S, nb::ndim<2>, nb::device::cpu>& out, const Array& places,
          const Matrix<const T>& rows, int num_threads) {
         require(out.shape(1) == rows.shape(1) && (out.stride(1) == 1 || out.shape(1) == 1),
                 "out must have the columns of rows, side by side");
         require(places.shape(0) == rows.shape(0), "places and rows must have one length");
         const RowNumbers to = row_numbers_of(places);
         const nb::gil_scoped_release release;
-        add_rows<T>(out.data(), static_cast<int64_t>(out.shape(0)), out.stride(0), to, rows.data(),
-                    static_cast<int64_t>(rows.shape(0)), static_cast<int64_t>(rows.shape(1)),
-                    num_threads);
+        add_rows(out.data(), static_cast<int64_t>(out.shape(0)), out.stride(0), to, rows.data(),
+                 static_cast<int64_t>(rows.shape(0)), static_cast<int64_t>(rows.shape(1)),
+                 num_threads);
       },
       "out"_a.noconvert(), "places"_a.noconvert(), "rows"_a.noconvert(), "num_threads"_a);
 }
@@ -245,9 +244,10 @@ void bind_groups(nb::module_& m) {
 void bind_sampling(nb::module_& m) {
   bind_drawing(m);
   bind_copy_rows(m);
-  bind_add_rows<float>(m);
-  bind_add_rows<double>(m);
-  bind_add_rows<bfloat16>(m);
+  bind_add_rows<float, float>(m);
+  bind_add_rows<double, double>(m);
+  bind_add_rows<float, bfloat16>(m);
+  bind_add_rows<bfloat16, bfloat16>(m);
   bind_groups<int32_t, int32_t>(m);
   bind_groups<int32_t, int64_t>(m);
   bind_groups<int64_t, int32_t>(m);

@@ -51,20 +51,20 @@ bool streams(const RowTable<char>&, int64_t, int64_t) { return false; }
 void end_of_stream() {}
 #endif
 
-template <typename T>
-GRAPHSHARD_HOT_CLONES void add_span(wide_t<T>* out, int64_t out_stride, const RowNumbers& places,
+template <typename S, typename T>
+GRAPHSHARD_HOT_CLONES void add_span(S* out, int64_t out_stride, const RowNumbers& places,
                                     const T* rows, int64_t first, int64_t last, int64_t width) {
-  constexpr int64_t kColumns = kLine / static_cast<int64_t>(sizeof(wide_t<T>));
+  constexpr int64_t kColumns = kLine / static_cast<int64_t>(sizeof(S));
   for (int64_t i = first; i < last; ++i) {
     if (i + kAhead < last) {
       const int64_t next = places[i + kAhead];
-      const wide_t<T>* address = out + next * out_stride;
+      const S* address = out + next * out_stride;
       for (int64_t j = 0; j < width; j += kColumns) GRAPHSHARD_PREFETCH(address + j);
     }
-    wide_t<T>* to = out + places[i] * out_stride;
+    S* to = out + places[i] * out_stride;
     const T* from = rows + i * width;
 #pragma omp simd
-    for (int64_t j = 0; j < width; ++j) to[j] += widen(from[j]);
+    for (int64_t j = 0; j < width; ++j) narrow(widen(to[j]) + widen(from[j]), to[j]);
   }
 }
 
@@ -104,9 +104,9 @@ void copy_rows(const RowTable<char>& out, const RowNumbers& places,
   });
 }
 
-template <typename T>
-void add_rows(wide_t<T>* out, int64_t num_out, int64_t out_stride, const RowNumbers& places,
-              const T* rows, int64_t count, int64_t width, int num_threads) {
+template <typename S, typename T>
+void add_rows(S* out, int64_t num_out, int64_t out_stride, const RowNumbers& places, const T* rows,
+              int64_t count, int64_t width, int num_threads) {
   const int64_t row_bytes = width * static_cast<int64_t>(sizeof(T));
   const int64_t parts =
       num_parts(count, kTaskBytes / std::max<int64_t>(row_bytes, 1) + 1, num_threads);
@@ -117,12 +117,12 @@ void add_rows(wide_t<T>* out, int64_t num_out, int64_t out_stride, const RowNumb
   });
 }
 
-#define INSTANTIATE(T)                                                                       \
-  template void add_rows(wide_t<T>*, int64_t, int64_t, const RowNumbers&, const T*, int64_t, \
-                         int64_t, int);
-INSTANTIATE(float)
-INSTANTIATE(double)
-INSTANTIATE(bfloat16)
+#define INSTANTIATE(S, T) \
+  template void add_rows(S*, int64_t, int64_t, const RowNumbers&, const T*, int64_t, int64_t, int);
+INSTANTIATE(float, float)
+INSTANTIATE(double, double)
+INSTANTIATE(float, bfloat16)
+INSTANTIATE(bfloat16, bfloat16)
 #undef INSTANTIATE
 
 }  // namespace graphshard

@@ -37,8 +37,8 @@ void copy_rows(const RowTable<char>& out, const RowNumbers& places,
 // Adds row i of `rows`, which has `width` columns, to the columns that begin at out + places[i] *
 // out_stride, for i in [0, count). Places are distinct. Throws std::out_of_range, before anything
 // is added, where a row does not exist.
-template <typename T>
-void add_rows(wide_t<T>* out, int64_t num_out, int64_t out_stride, const RowNumbers& places,
-              const T* rows, int64_t count, int64_t width, int num_threads);
+template <typename S, typename T>
+void add_rows(S* out, int64_t num_out, int64_t out_stride, const RowNumbers& places, const T* rows,
+              int64_t count, int64_t width, int num_threads);
 
 }  // namespace graphshard

@@ -19,7 +19,7 @@ from torch import Tensor
 from .._memory import empty, empty_like
 from ..ops import Attention
 from ..ops import _attention_compute as compute
-from ..ops._attention_finish import delta, finish_, where_positive
+from ..ops._attention_finish import begin_backward, finish, finish_
 from ._columns import ColumnBlock, most_blocks
 from ._cuts import Cut
 from ._expressions import Evaluation, Leaf, LeafKey
@@ -50,6 +50,7 @@ class AttentionSum(Reduction):
         self._out, self._version = torch.empty(0), 0
         self._statistics = compute.AttentionState(self._out, self._out, self._out)
         self._delta = self._out
+        self._has_begun = False  # the backward, before the pass
 
     def leaves(self) -> list[Leaf]:
         leaves = [*self._leaves, self._bias]
@@ -132,8 +133,9 @@ class AttentionSum(Reduction):
         first = self._states[0]
         self._statistics = compute.AttentionState(first.peak, first.total, self._out)
         del first
+        bias = None if self._bias is None else self._bias.tensor
         if len(self._states) == 1:
-            result = compute.finish(self._states.pop(), self._dtype)
+            result = finish(self._states.pop(), self._dtype, bias, self._rule.relu)
         else:
             count = len(self._states)
             like = self._states[0].sums
@@ -141,9 +143,9 @@ class AttentionSum(Reduction):
             result = empty(shape, self._dtype, like.device)
             del like
             for index in range(count):
-                part = compute.finish(self._states.pop(0), self._dtype)
+                part = finish(self._states.pop(0), self._dtype)
                 ColumnBlock(index, count).of(result, _COLUMNS).copy_(part)
-        finish_(result, None if self._bias is None else self._bias.tensor, self._rule.relu)
+            finish_(result, bias, self._rule.relu)
         self._out, self._version = result.detach(), _version(result)
         return (result,)
 
@@ -168,24 +170,32 @@ class AttentionSum(Reduction):
         node.register_prehook(activate)
 
     def _activated(self, grad: Tensor) -> Tensor:
-        self._check_unchanged()
-        return where_positive(grad, self._out)
+        if torch.is_grad_enabled():  # somebody will differentiate the gradient
+            return grad * (self._out > 0)
+        return self._begin(grad, self._rule.relu)
 
-    def begin_backward(self, grads: Sequence[Tensor]) -> Sequence[Tensor]:
-        self._check_unchanged()
-        grad = grads[0].to(self._dtype).contiguous()
-        self._delta = delta(grad, self._out, None if self._bias is None else self._bias.tensor)
-        if not is_graph_kept():  # it is as large as the result, and not needed any more
-            self._out, self._version = torch.empty(0), 0
-        return [grad]
-
-    def _check_unchanged(self) -> None:
+    def _begin(self, grad: Tensor, relu: bool) -> Tensor:
+        """Gradient of the attention itself; finds delta, after which the result may go."""
         if _version(self._out) != self._version:
             raise RuntimeError(
                 "the result of an attention layer was changed in place, and its gradient needs the "
                 "values as they were; use an operation that makes a new tensor, such as relu "
                 "instead of relu_"
             )
+        bias = None if self._bias is None else self._bias.tensor
+        grad, self._delta = begin_backward(grad, self._out, bias, relu)
+        self._has_begun = True
+        if not is_graph_kept():  # it is as large as the result, and not needed any more
+            self._out, self._version = torch.empty(0), 0
+        return grad
+
+    def begin_backward(self, grads: Sequence[Tensor]) -> Sequence[Tensor]:
+        if self._has_begun:
+            self._has_begun = False
+            return grads
+        found = self._begin(grads[0], relu=False)
+        self._has_begun = False
+        return [found]
 
     def release(self) -> None:
         self._leaves = [None if leaf is None else leaf.released() for leaf in self._leaves]

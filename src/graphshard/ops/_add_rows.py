@@ -32,7 +32,7 @@ def add_rows(out: Tensor, places: Tensor, rows: Tensor) -> None:
         return
     kernels = kernels_for(out.device, rows.dtype) if rows.device == out.device else None
     wide = float32 if rows.dtype.itemsize == 2 else rows.dtype
-    if kernels is None or out.dtype != wide or not _has_whole_rows(out):
+    if kernels is None or out.dtype not in (wide, rows.dtype) or not _has_whole_rows(out):
         out.index_add_(0, places.to(out.device, int64), rows.to(out.device, out.dtype))
         return
     width = math.prod(out.shape[1:])

@@ -12,8 +12,7 @@ from torch.autograd import Function
 from torch.nn import functional
 
 from .._kernel import kernels_for
-from .._memory import LARGE_BYTES, empty
-from ._attention_finish import where_positive
+from .._memory import LARGE_BYTES, empty, empty_like
 
 Product = tuple[Tensor, Tensor]
 
@@ -96,7 +95,10 @@ def _is_transformed() -> bool:
 def _cast(tensor: Tensor) -> Tensor:
     if not torch.is_autocast_enabled("cpu") or tensor.dtype == torch.float64:
         return tensor
-    return tensor.to(torch.get_autocast_dtype("cpu"))
+    dtype = torch.get_autocast_dtype("cpu")
+    if tensor.requires_grad or tensor.dtype == dtype or tensor.numel() * 2 < LARGE_BYTES:
+        return tensor.to(dtype)
+    return empty(tensor.shape, dtype).copy_(tensor)  # input features: a large copy per epoch
 
 
 def _plain(
@@ -140,7 +142,7 @@ class _Affine(Function):
         saved = list(ctx.saved_tensors)
         _, want_bias, want_plus, *wanted = ctx.needs_input_grad
         if ctx.relu:
-            grad = where_positive(grad, saved.pop())
+            grad = _where_positive(grad, saved.pop())
         grads: list[Tensor | None] = []
         for x, w, want_x, want_w in zip(
             saved[::2], saved[1::2], wanted[::2], wanted[1::2], strict=True
@@ -148,6 +150,14 @@ class _Affine(Function):
             grads.append(_product(grad, w.t()) if want_x else None)
             grads.append(x.t() @ grad if want_w else None)
         return None, grad.sum(0) if want_bias else None, grad if want_plus else None, *grads
+
+
+def _where_positive(grad: Tensor, result: Tensor) -> Tensor:
+    if torch.is_grad_enabled():
+        return grad * (result > 0)
+    found = empty_like(grad)
+    torch.ops.aten.threshold_backward.grad_input(grad, result, 0, grad_input=found)
+    return found
 
 
 def _product(rows: Tensor, matrix: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from torch.autograd import Function
 from . import _attention_compute as compute
 from . import _check, reference
 from ._adjacency import Adjacency, HasAdjacency, as_adjacency
-from ._attention_finish import begin_backward, delta, finish_
+from ._attention_finish import begin_backward, finish_
 from ._attention_rule import SCORES, Attention
 
 
@@ -78,9 +78,8 @@ class _Attend(Function):
             shares = iter(torch.autograd.grad(again, inputs, grad, create_graph=True))
             return (None, None, *(next(shares) if w else None for w in wanted))
         attention, bias = _with_tensors(ctx.rule, tensors), tensors[-1]
-        grad = begin_backward(grad, out, ctx.rule.relu)
-        statistics = (peak, total, delta(grad, out, bias))
-        found = compute.gradients(ctx.adj, attention, statistics, grad, wanted[:-1])
+        grad, delta = begin_backward(grad, out, bias, ctx.rule.relu)
+        found = compute.gradients(ctx.adj, attention, (peak, total, delta), grad, wanted[:-1])
         return (None, None, *found, grad.sum(0).to(bias.dtype) if wanted[-1] else None)
 
 

@@ -50,7 +50,8 @@ def whole(adj: Adjacency, a: Attention) -> tuple[Tensor, Tensor, Tensor]:
     if kernels is None or 0 in (*shape, adj.num_edges):
         state = begin(adj, a)
         take(adj, a, state)
-        return finish(state, a.dtype), state.peak, state.total
+        state.sums.div_(state.total.masked_fill(state.total == 0, 1.0).unsqueeze(-1))
+        return state.sums.to(a.dtype), state.peak, state.total
     operands = _KernelOperands(kernels, adj, a)
     out = empty(shape, a.dtype)
     peak = torch.empty(shape[:2], dtype=wide(a.dtype))
@@ -98,29 +99,6 @@ def take(adj: Adjacency, a: Attention, state: AttentionState) -> None:
         return
     operands = _KernelOperands(kernels, adj, a)
     operands.forward(adj, state.peak, state.total, state.sums, None, False)
-
-
-def finish(state: AttentionState, dtype: torch.dtype) -> Tensor:
-    """The result, of ``dtype``; uses up ``state.sums``. Rows without in-edges are 0."""
-    total = state.total.masked_fill(state.total == 0, 1.0)
-    return state.sums.div_(total.unsqueeze(-1)).to(dtype)
-
-
-def delta(grad: Tensor, out: Tensor) -> Tensor:
-    """``<grad, out>`` of each destination and head, in the type of sums: ``[num_dst, heads]``."""
-    kernels = kernels_for(out.device, out.dtype)
-    dtype = wide(out.dtype)
-    if kernels is None or out.numel() == 0:
-        return (grad.to(dtype) * out.to(dtype)).sum(-1)
-    found = torch.empty(out.shape[:2], dtype=dtype)
-    rows = (math.prod(out.shape[:2]), out.shape[2])
-    kernels.attention_delta(
-        found,
-        grad.detach().contiguous().view(rows),
-        out.detach().contiguous().view(rows),
-        torch.get_num_threads(),
-    )
-    return found
 
 
 def gradients(
