@@ -7,7 +7,7 @@ the caller can compute on its own rows until `wait`. They know nothing of autogr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from ._signature import check_requests
 from ._wire import narrowed, widened, wire_dtype
 
 Splits = list[list[int]]
+_WIDE = 4  # times the bytes of all other rows
 
 
 def start_fetch_all(
@@ -56,8 +57,13 @@ def start_fetch_all(
         return Arrived([t.detach().new_empty((0, *t.shape[1:])) for t in tensors])
     send, recv = [p.send_splits for p in plans], [p.recv_splits for p in plans]
     blocks = shared_blocks(state, most_bytes(plans, tensors, wire))
-    stream = _gathered(requests, wire, allocator(blocks))
-    return _Exchange(state, blocks, stream, tensors, send, recv, wire, "fetch_halo")
+
+    def start(chosen: Sequence[int]) -> Pending:
+        stream = _gathered([requests[i] for i in chosen], wire, allocator(blocks))
+        likes, out, back = ([of[i] for i in chosen] for of in (tensors, send, recv))
+        return _Exchange(state, blocks, stream, likes, out, back, wire, "fetch_halo")
+
+    return _Together.start(start, _companies(tensors, blocks))
 
 
 def start_return_all(requests: Sequence[Request], wire: torch.dtype | None = None) -> Pending:
@@ -86,8 +92,50 @@ def start_return_all(requests: Sequence[Request], wire: torch.dtype | None = Non
     send, recv = [p.recv_splits for p in plans], [p.send_splits for p in plans]
     parts = [narrowed(tensor, wire) for tensor in tensors]
     blocks = shared_blocks(state, most_bytes(plans, tensors, wire))
-    stream = as_bytes(parts[0]) if len(parts) == 1 else joined(parts, send, allocator(blocks))
-    return _Exchange(state, blocks, stream, tensors, send, recv, wire, "return_halo")
+
+    def start(chosen: Sequence[int]) -> Pending:
+        likes, out, back = ([of[i] for i in chosen] for of in (tensors, send, recv))
+        leaving = [parts[i] for i in chosen]
+        alone = len(leaving) == 1
+        stream = as_bytes(leaving[0]) if alone else joined(leaving, out, allocator(blocks))
+        return _Exchange(state, blocks, stream, likes, out, back, wire, "return_halo")
+
+    return _Together.start(start, _companies(tensors, blocks))
+
+
+def _companies(tensors: Sequence[Tensor], blocks: SharedBlocks | None) -> list[list[int]]:
+    """Which tensors travel in one stream; the same on all ranks.
+
+    Each stream costs a message to every rank, but tensors in one stream cost a copy at either end.
+    Where messages only tell of shared memory, wide rows travel without the narrow ones.
+    """
+    everything = list(range(len(tensors)))
+    sizes = [row_bytes(tensor) for tensor in tensors]
+    widest = max(everything, key=lambda i: sizes[i])
+    if blocks is None or len(tensors) == 1 or sizes[widest] < _WIDE * (sum(sizes) - sizes[widest]):
+        return [everything]
+    return [[widest], [i for i in everything if i != widest]]
+
+
+class _Together:
+    """Exchanges of some tensors each, as one of all."""
+
+    def __init__(self, parts: Sequence[Pending], places: Sequence[Sequence[int]]) -> None:
+        self._parts, self._places = parts, places
+
+    @classmethod
+    def start(
+        cls, start: Callable[[Sequence[int]], Pending], places: Sequence[Sequence[int]]
+    ) -> Pending:
+        """``start`` of each group of tensors, which stand at ``places``."""
+        parts = [start(chosen) for chosen in places]
+        return parts[0] if len(parts) == 1 else cls(parts, places)
+
+    def wait(self) -> list[Tensor]:
+        found: dict[int, Tensor] = {}
+        for part, chosen in zip(self._parts, self._places, strict=True):
+            found |= zip(chosen, part.wait(), strict=True)
+        return [found[place] for place in sorted(found)]
 
 
 class _Exchange:
