@@ -141,6 +141,28 @@ def turned_off(rank, world_size):
     return state.tried_shared, state.shared is None
 
 
+def check_company(rank, world_size):
+    """Wide rows beside narrow ones: the same rows, in streams of their own."""
+    case = make_exchange(rank, world_size)
+    plan, wide, narrow = case.plan, case.values(64), case.values(2)
+    requests = [(plan, narrow[rank].bool()), (plan, wide[rank]), (plan, narrow[rank].float())]
+    start_fetch_all(requests).wait()  # the first use is checked
+    with trace() as seen:
+        rows = start_fetch_all(requests).wait()
+    assert seen.calls == {"all_to_all": 2}
+    halos = case.halo_of(rank, wide), case.halo_of(rank, narrow)
+    for found, expected in zip(rows, (halos[1].bool(), halos[0], halos[1].float()), strict=True):
+        assert torch.equal(found, expected)
+    grads = [(plan, halos[0]), (plan, halos[1])]
+    for found, (_, grad) in zip(start_return_all(grads).wait(), grads, strict=True):
+        (alone,) = start_return_all([(plan, grad)]).wait()
+        assert torch.equal(found, alone)
+
+
+def test_wide_rows_travel_alone():
+    run_shared(check_company, 3)
+
+
 def test_off_on_one_rank_is_off_for_all():
     assert run_ranks(with_threshold, 2, "turned_off") == [(True, True)] * 2
 

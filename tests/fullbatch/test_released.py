@@ -12,13 +12,16 @@ import time
 import warnings
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from shards import graph_of, write_parts
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 import graphshard
+from graphshard.fullbatch._attention import AttentionSum
 from graphshard.nn import AGNNConv, DotGatConv, GATConv, GATv2Conv, SAGEConv
 from graphshard.testing import run_ranks
 
@@ -26,6 +29,7 @@ WIDTH = 12
 MODES = ("oneshot", "sequential")
 LAYERS: dict[str, Any] = {
     "gat": lambda: GATConv(WIDTH, 3, 4, attn_drop=0.2, allow_zero_in_degree=True),
+    "gat-relu": lambda: GATConv(WIDTH, 3, 4, activation=torch.relu, allow_zero_in_degree=True),
     "gatv2": lambda: GATv2Conv(WIDTH, 3, 4, allow_zero_in_degree=True),
     "dot-gat": lambda: DotGatConv(WIDTH, 3, 4, allow_zero_in_degree=True),
     "agnn": lambda: AGNNConv(allow_zero_in_degree=True),
@@ -115,6 +119,36 @@ def test_a_backward_frees_what_the_layer_kept_though_the_loss_lives_on(
         assert after == 0
 
 
+def watch_a_pass(rank: int, world_size: int, parts: str, mode: str) -> list[tuple[bool, bool]]:
+    """Whether result and gradient of a layer are gone, each time that a shard is worked on."""
+    graph, inputs = construct(parts, rank, mode)
+    layer = GATConv(WIDTH, 3, 4, activation=torch.relu, allow_zero_in_degree=True)
+    found, watched = [], []
+    work = AttentionSum.direct_gradients
+
+    def watching(*arguments: Any) -> Any:
+        found.append(tuple(ref.expired() for ref in watched))
+        return work(*arguments)
+
+    result = layer(graph, inputs)
+    watched.append(StorageWeakRef(result.untyped_storage()))
+    result.register_hook(lambda g: watched.append(StorageWeakRef(g.untyped_storage())))
+    loss = (result * torch.rand(result.shape)).sum()  # which keeps no result
+    del result
+    with mock.patch.object(AttentionSum, "direct_gradients", watching):
+        loss.backward()
+    return found  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_pass_of_attention_begins_without_result_and_gradient(tmp_path: Path, mode: str) -> None:
+    """Each is as large as the memory that a pass works in."""
+    parts = write_parts(tmp_path, graph_of("plain"), 2, "random")
+    for found in run_ranks(watch_a_pass, 2, parts, mode):
+        assert found
+        assert set(found) == {(True, True)}
+
+
 def backward_twice(rank: int, world_size: int, parts: str, mode: str, name: str) -> str:
     graph, inputs = construct(parts, rank, mode)
     loss = (LAYERS[name]()(graph, inputs) ** 2).sum()
@@ -130,7 +164,7 @@ def backward_twice(rank: int, world_size: int, parts: str, mode: str, name: str)
     return ""
 
 
-@pytest.mark.parametrize("name", ["gat", "sage-mean"])
+@pytest.mark.parametrize("name", ["gat", "gat-relu", "sage-mean"])
 @pytest.mark.parametrize("mode", MODES)
 def test_a_graph_that_is_kept_can_be_used_again(tmp_path: Path, mode: str, name: str) -> None:
     parts = write_parts(tmp_path, graph_of("plain"), 2, "random")

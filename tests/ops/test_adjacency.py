@@ -45,6 +45,34 @@ def test_reverse_shares_what_is_built(way: str) -> None:
     assert [t.tolist() for t in back.reverse().coo()] == [t.tolist() for t in adj.coo()]
 
 
+def test_ids_come_when_somebody_reads_them(way: str) -> None:
+    adj = adjacency("odd")
+    whole = adjacency("odd")
+    for form in ("csc", "csr"):
+        indptr, others, _ = getattr(whole, form)()
+        short = getattr(adj, form)(ids=False)
+        assert torch.equal(short[0], indptr)
+        assert torch.equal(short[1], others)
+    if way == "kernels":
+        assert adj.memory_bytes() < whole.memory_bytes()
+        assert not adj.has_sequential_csc()
+    back = adj.reverse().astype(torch.int32).astype(torch.int64).reverse()
+    for found in (adj, back):
+        for form in ("csr", "csc"):
+            for mine, theirs in zip(getattr(found, form)(), getattr(whole, form)(), strict=True):
+                assert torch.equal(mine, theirs)
+    assert adj.memory_bytes() == whole.memory_bytes()
+
+
+def test_edges_without_destinations_know_them_all_the_same(way: str) -> None:
+    """What from_csc was given is enough for every other format, and stays all that is kept."""
+    indptr, indices = torch.tensor([0, 2, 2, 4]), torch.tensor([3, 1, 0, 2])
+    adj = Adjacency.from_csc(indptr, indices, None, 4, 3)
+    assert adj.csr()[1].tolist() == [2, 0, 2, 0]
+    assert not adj.formats()["coo"]
+    assert adj.coo()[1].tolist() == [0, 0, 2, 2]
+
+
 def test_from_csc_keeps_ids_and_sorts_within_rows(way: str) -> None:
     indptr, indices = torch.tensor([0, 2, 2, 4]), torch.tensor([3, 1, 0, 2])
     adj = Adjacency.from_csc(indptr, indices, torch.tensor([3, 1, 0, 2]), 4, 3)

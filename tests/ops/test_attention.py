@@ -25,7 +25,7 @@ from torch import Tensor
 from graphshard import ops
 from graphshard.ops import Adjacency, Attention, EdgeMask, reference
 from graphshard.ops import _attention_compute as compute
-from graphshard.ops._attention_finish import begin_backward, finish
+from graphshard.ops._attention_finish import begin_backward, finish, finish_
 from graphshard.ops._attention_rule import OPERANDS
 
 ANY = pytest.mark.parametrize("case", CASES, ids=str)
@@ -169,6 +169,68 @@ def test_portions_add_up_to_the_whole(case: AttentionCase, way: str) -> None:
             if found[place] is not None:
                 sums[place][where] += found[place]  # type: ignore[index]
     torch.testing.assert_close(sums, expected)
+
+
+@ANY
+def test_gradients_of_some_heads_of_more(case: AttentionCase, way: str) -> None:
+    """A gradient whose rows lie apart gives what a copy of it does; so does one for all rows."""
+    adj = random_adjacency(23, 11, 140)
+    attention = case.make(adj)
+    out, peak, total = compute.whole(adj, attention)
+    wider = torch.randn(11, attention.heads + 2, attention.dim, dtype=out.dtype)
+    wanted = [t is not None for t in attention.operands]
+    for grad in (wider[:, 1:-1], wider[:1, 1:-1].expand(out.shape)):
+        statistics = (peak, total, begin_backward(grad, out)[1])
+        found, expected = (
+            compute.gradients(adj, attention, statistics, g, wanted)
+            for g in (grad, grad.contiguous())
+        )
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("shape", [(70, 4, 32), (33, 3, 5), (9, 1, 40), (0, 2, 3)])
+def test_what_follows_an_attention(
+    shape: tuple[int, ...], biased: bool, relu: bool, dtype: torch.dtype, way: str
+) -> None:
+    """Against plain torch in float64: the division, the bias, the ReLU and its gradient."""
+    generator = torch.Generator().manual_seed(3)
+
+    def normal(*extents: int) -> torch.Tensor:
+        return torch.randn(*extents, generator=generator, dtype=torch.float64)
+
+    wide = torch.float32 if dtype == torch.bfloat16 else dtype
+    sums, total = normal(*shape).to(wide), normal(*shape[:2]).abs().add(0.5).to(wide)
+    total[3:5], sums[3:5] = 0, 0  # no in-edges
+    bias = normal(*shape[1:]).to(dtype) if biased else None
+    grad = normal(*shape).to(dtype)
+
+    whole = sums.double() / total.double().masked_fill(total == 0, 1).unsqueeze(-1)
+    expected = whole if bias is None else whole + bias.double()
+    expected = expected.relu() if relu else expected
+    state = compute.AttentionState(total, total, sums.clone())
+    out = finish(state, dtype, bias, relu)
+    close = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2**-7}[dtype]
+    torch.testing.assert_close(out.double(), expected, rtol=close, atol=close)
+    again = finish_(finish(compute.AttentionState(total, total, sums), dtype), bias, relu)
+    torch.testing.assert_close(again.double(), expected, rtol=close, atol=2 * close)
+
+    passed, delta = begin_backward(grad, out, bias, relu)
+    leaf = out.double().requires_grad_()  # rounded: its sign may be another than that of `expected`
+    (leaf.relu() if relu else leaf * 1).backward(grad.double())
+    torch.testing.assert_close(passed.double(), leaf.grad, rtol=0, atol=0)
+    inner = (passed.double() * whole).sum(-1)
+    torch.testing.assert_close(delta.double(), inner, rtol=close, atol=40 * close)
+
+
+def test_a_result_that_is_not_a_number_stays_so(way: str) -> None:
+    out = torch.tensor([[[torch.nan, -1.0, 2.0]]])
+    passed, delta = begin_backward(torch.ones(1, 1, 3), out, None, True)
+    assert passed.flatten().tolist() == [1, 0, 1]  # as torch's relu
+    assert delta.isnan().all()
+    assert finish_(out, torch.zeros(1, 3), True).flatten()[0].isnan()
 
 
 @pytest.mark.parametrize("keyed", [False, True])

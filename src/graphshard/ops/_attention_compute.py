@@ -215,7 +215,9 @@ class _KernelOperands:
         threads = torch.get_num_threads()
         if sums is not None:
             sums = _spread_rows(sums)
-        self.bound.forward(*adj.csc(ids=self._reads_edges), peak, total, sums, _rows(out), begin, threads)
+        self.bound.forward(
+            *adj.csc(ids=self._reads_edges), peak, total, sums, _rows(out), begin, threads
+        )
 
     def gradients(
         self,
