@@ -154,24 +154,25 @@ def no_thread_left() -> Iterator[None]:
     assert set(threading.enumerate()) <= before
 
 
+@pytest.mark.parametrize("kind", ["part_graph", "node_feats", "edge_feats"])
 @pytest.mark.parametrize("bad", [0, 1, 3])
-def test_an_error_in_the_writing_thread_is_told(
-    bad: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_error_in_a_writing_thread_is_told(
+    bad: int, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = PartitionWriter.write_part
+    write = PartitionWriter.write_file
 
-    def broken(self: PartitionWriter, tensors: Any) -> int:
-        if len(self._files) == bad:
+    def broken(self: PartitionWriter, part: int, what: str, tensors: Any) -> None:
+        if (part, what) == (bad, kind):
             raise OSError("disk full")
-        return write(self, tensors)
+        write(self, part, what, tensors)
 
-    monkeypatch.setattr(PartitionWriter, "write_part", broken)
+    monkeypatch.setattr(PartitionWriter, "write_file", broken)
     with no_thread_left(), pytest.raises(OSError, match="disk full"):
         partition_graph(plain(), "g", 4, tmp_path, quiet=True)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_error_while_cutting_stops_the_writing_thread(
+def test_an_error_while_cutting_stops_the_writing_threads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cut = _save.cut_part

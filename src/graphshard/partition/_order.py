@@ -17,6 +17,7 @@ one shortens its edges, measured as the mean logarithm of the distance between t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -42,6 +43,8 @@ def order_nodes(
     type_offsets: list[int],
     num_parts: int,
     undirected: UndirectedGraph | None,
+    *,
+    ready: Callable[[int, Order], None] | None = None,
 ) -> Order:
     """All nodes, by part, then type, then place: the new order of the homogenised ids.
 
@@ -50,27 +53,43 @@ def order_nodes(
         type_offsets: First homogenised id of each type, and the number of nodes at the end.
         num_parts: Number of parts.
         undirected: The graph to go by; None keeps the original order inside part and type.
+        ready: Called with the number of each part and its nodes in their order, part after part,
+            as soon as that is known; from another thread.
 
     Returns:
         int64 ``[num_nodes]``: the old homogenised id of each new one.
     """
     by_part = np.argsort(parts, kind="stable").astype(np.int64, copy=False)
-    if undirected is None:  # original order is by type already
-        return by_part
-    matrix = undirected.matrix()
     ends = np.cumsum(np.bincount(parts, minlength=num_parts))
     blocks = [by_part[start:stop] for start, stop in zip(np.append(0, ends), ends, strict=False)]
+
+    def settle(part: int, order: Order) -> None:
+        blocks[part][:] = order
+        if ready is not None:
+            ready(part, blocks[part])
+
+    if undirected is None:  # original order is by type already
+        for part, members in enumerate(blocks):
+            settle(part, members)
+        return by_part
+    matrix = undirected.matrix()
+
+    def place(
+        part: int, inside: scipy.sparse.csr_array, walk: Order, clusters: Order | None
+    ) -> None:
+        settle(part, _place(inside, walk, clusters, type_offsets, blocks[part]))
+
     with ThreadPoolExecutor(max_workers=1) as helper:
         coming = helper.submit(_prepare, matrix, blocks[0])
         placing = []
-        for part, members in enumerate(blocks):
+        for part in range(num_parts):
             inside, walk = coming.result()
             if part + 1 < num_parts:
                 coming = helper.submit(_prepare, matrix, blocks[part + 1])
             clusters = _find_clusters(inside)
-            placing.append(helper.submit(_place, inside, walk, clusters, type_offsets, members))
-        for block, order in zip(blocks, placing, strict=True):
-            block[:] = order.result()
+            placing.append(helper.submit(place, part, inside, walk, clusters))
+        for placed in placing:
+            placed.result()
     return by_part
 
 
