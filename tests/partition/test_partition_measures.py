@@ -135,6 +135,17 @@ def test_components_and_isolated_nodes_keep_their_order() -> None:
     assert breadth_first_order(lonely.matrix()).tolist() == list(range(5))
 
 
+def test_a_walk_over_one_component_is_that_over_many() -> None:
+    """Isolated nodes lie between its nodes, and before the first and after the last."""
+    src, dst = 2 * random_ids(200, 900, 0) + 10, 2 * random_ids(200, 900, 1) + 10
+    matrix = UndirectedGraph.from_edges([(src, dst)], 500).matrix()
+    degrees = np.diff(matrix.indptr)
+    num_components, _ = csgraph.connected_components(matrix, directed=False)
+    assert num_components == 1 + (degrees == 0).sum() > 300
+    expected = _order._walk_over_components(matrix, degrees)
+    assert breadth_first_order(matrix).tolist() == expected.tolist()
+
+
 def test_a_good_order_is_left_alone() -> None:
     nodes = torch.arange(99)
     path = UndirectedGraph.from_edges([(nodes, nodes + 1)], 100)

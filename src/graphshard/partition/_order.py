@@ -151,8 +151,26 @@ def breadth_first_order(graph: scipy.sparse.csr_array) -> Order:
     if not 0 < graph.nnz < 2**31 - num_nodes:  # csgraph counts edges in 32 bits
         return np.arange(num_nodes, dtype=np.int64)
     graph = _with_int32(graph)
-    num_components, component = csgraph.connected_components(graph, directed=False)
     degrees = np.diff(graph.indptr)
+    linked = np.flatnonzero(degrees)
+    # Mostly there is but one component besides isolated nodes: no need to look for components.
+    walk = _walk_from(graph, int(linked[degrees[linked].argmin()]))
+    if walk.shape[0] < linked.shape[0]:
+        return _walk_over_components(graph, degrees)
+    isolated = np.flatnonzero(degrees == 0)
+    return np.concatenate([isolated[: linked[0]], walk, isolated[linked[0] :]])
+
+
+def _walk_from(graph: scipy.sparse.csr_array, start: int) -> Order:
+    walk: Order = csgraph.breadth_first_order(graph, start, return_predecessors=False)
+    return walk.astype(np.int64)
+
+
+def _walk_over_components(
+    graph: scipy.sparse.csr_array, degrees: npt.NDArray[np.integer[Any]]
+) -> Order:
+    num_nodes = graph.shape[0]
+    num_components, component = csgraph.connected_components(graph, directed=False)
     # The first node of least degree in each component, in the order of the components' labels.
     by_component = np.lexsort((np.arange(num_nodes), degrees, component))
     starts = by_component[np.searchsorted(component[by_component], np.arange(num_components))]
@@ -163,13 +181,11 @@ def breadth_first_order(graph: scipy.sparse.csr_array) -> Order:
     )
     column = scipy.sparse.csr_array((num_nodes + 1, 1), dtype=np.uint8)
     rooted = scipy.sparse.hstack([scipy.sparse.vstack([graph, root]), column], format="csr")
-    walk: Order = csgraph.breadth_first_order(
-        _with_int32(rooted), num_nodes, return_predecessors=False
-    )
-    walk = walk[1:].astype(np.int64)
+    walk = _walk_from(_with_int32(rooted), num_nodes)[1:]
     first = np.full(num_components, num_nodes, dtype=np.int64)
     np.minimum.at(first, component, np.arange(num_nodes))
-    return walk[np.argsort(first[component[walk]], kind="stable")]
+    ordered: Order = walk[np.argsort(first[component[walk]], kind="stable")]
+    return ordered
 
 
 def _with_int32(graph: scipy.sparse.csr_array) -> scipy.sparse.csr_array:
