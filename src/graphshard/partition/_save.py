@@ -190,11 +190,11 @@ def _write_parts(
     plan: _Plan, writer: PartitionWriter, jobs: Jobs, num_hops: int
 ) -> tuple[PartSizes, ...]:
     """Write all that is not written yet, and wait for it."""
-    cut_edges, entering = find_cut_edges(plan.relabeling)
     parts = range(plan.relabeling.num_parts)
-    cutting = [jobs.start(_write_graph, plan, writer, part, num_hops, cut_edges) for part in parts]
     for part in parts:
         jobs.start(_write_edges, plan, writer, part)
+    cut_edges, entering = find_cut_edges(plan.relabeling)
+    cutting = [jobs.start(_write_graph, plan, writer, part, num_hops, cut_edges) for part in parts]
     jobs.finish()
     return tuple(
         replace(cut.result(), cut_edges=int(entering[part]), bytes=writer.part_bytes(part))
