@@ -348,3 +348,26 @@ def test_objectives_differ_in_what_they_save(objtype: Any, tmp_path: Path) -> No
     g = graph((src, dst), num_nodes=200)
     partition_graph(g, "g", 4, tmp_path, objtype=objtype, quiet=True)
     assert load_partition_stats(tmp_path / "g.json").edge_cut == 0
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        torch.randn(40, 3, 2),
+        torch.randn(40, 5).to(torch.bfloat16),
+        torch.randn(40, 6, dtype=torch.float64)[:, ::2],
+        torch.randn(3, 40).T,
+        torch.randn(40, 4, requires_grad=True),
+        torch.arange(40),
+        torch.arange(40) % 3 == 0,
+        torch.zeros(40, 0),
+    ],
+    ids=lambda source: f"{source.dtype}-{tuple(source.shape)}-{tuple(source.stride())}",
+)
+def test_rows_of_any_form_are_gathered(source: torch.Tensor) -> None:
+    for count in (0, 33):
+        index = random_ids(40, count, 0)
+        pieces = list(Rows(source, index).slices())
+        assert all(piece.dtype == source.dtype for piece in pieces)
+        assert torch.equal(torch.cat(pieces), source.detach()[index])
+    assert next(Rows(source[:0], index[:0]).slices()).shape == source[:0].shape

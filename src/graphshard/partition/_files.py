@@ -24,7 +24,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -43,6 +42,8 @@ DTYPE_NAMES: dict[torch.dtype, str] = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
+
+_WHOLE_NUMBERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 _DIGEST_KEY = "blake2b"
 _DIGEST_BYTES = 16
@@ -83,14 +84,17 @@ def _gather(source: Tensor) -> Callable[[Tensor], Tensor]:
     Others write and work meanwhile, and torch's threads wait for each other by spinning: a small
     gather can take a hundred times its time where they are more than the cores.
     """
-    if source.device.type != "cpu" or source.numel() == 0 or not source.is_contiguous():
+    if source.device.type != "cpu" or source.numel() == 0:
         return lambda index: source.index_select(0, index.to(source.device))
-    rows = source.view(source.shape[0], -1).view(torch.uint8).numpy()
-    rows = rows.view(f"V{rows.shape[1]}")[:, 0]
+    numbers = source.view(_WHOLE_NUMBERS[source.dtype.itemsize]).numpy()
+    if not source.is_contiguous():
+        return lambda index: torch.from_numpy(numbers[index.numpy()]).view(source.dtype)
+    rows = numbers.reshape(numbers.shape[0], -1)
+    rows = rows.view(f"V{rows[0].nbytes}")[:, 0]
 
     def gather(index: Tensor) -> Tensor:
-        taken = torch.from_numpy(rows.take(index.numpy()).view(np.uint8)).view(source.dtype)
-        return taken.view(index.shape[0], *source.shape[1:])
+        taken = rows.take(index.numpy()).view(numbers.dtype)
+        return torch.from_numpy(taken).view(source.dtype).view(-1, *source.shape[1:])
 
     return gather
 
