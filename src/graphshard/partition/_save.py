@@ -206,8 +206,8 @@ def _write_graph(
     plan: _Plan, writer: PartitionWriter, part: int, num_hops: int, cut_edges: list[CutEdges]
 ) -> PartSizes:
     local = cut_part(plan.relabeling, part, num_hops, cut_edges)
-    writer.write_file(part, "part_graph", graph_tensors(local, plan.formats, plan.source.idtype))
-    return PartSizes(
+    tensors = graph_tensors(local, plan.formats, plan.source.idtype)
+    sizes = PartSizes(
         inner_nodes=local.num_inner_nodes,
         halo_nodes=local.num_nodes - local.num_inner_nodes,
         inner_edges=local.num_inner_edges,
@@ -215,6 +215,9 @@ def _write_graph(
         cut_edges=0,
         bytes=0,
     )
+    del local  # what the files hold in another dtype is not needed twice
+    writer.write_file(part, "part_graph", tensors)
+    return sizes
 
 
 def _write_edges(plan: _Plan, writer: PartitionWriter, part: int) -> None:
