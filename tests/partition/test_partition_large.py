@@ -26,6 +26,8 @@ from graphshard.partition import (
     metis_partition,
     partition_graph,
 )
+from graphshard.partition._jobs import Jobs
+from graphshard.partition._undirected import _is_symmetric
 from graphshard.partition._writer import PartitionWriter
 
 
@@ -154,24 +156,25 @@ def no_thread_left() -> Iterator[None]:
     assert set(threading.enumerate()) <= before
 
 
+@pytest.mark.parametrize("kind", ["part_graph", "node_feats", "edge_feats"])
 @pytest.mark.parametrize("bad", [0, 1, 3])
-def test_an_error_in_the_writing_thread_is_told(
-    bad: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_error_in_a_writing_thread_is_told(
+    bad: int, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = PartitionWriter.write_part
+    write = PartitionWriter.write_file
 
-    def broken(self: PartitionWriter, tensors: Any) -> int:
-        if len(self._files) == bad:
+    def broken(self: PartitionWriter, part: int, what: str, tensors: Any) -> None:
+        if (part, what) == (bad, kind):
             raise OSError("disk full")
-        return write(self, tensors)
+        write(self, part, what, tensors)
 
-    monkeypatch.setattr(PartitionWriter, "write_part", broken)
+    monkeypatch.setattr(PartitionWriter, "write_file", broken)
     with no_thread_left(), pytest.raises(OSError, match="disk full"):
         partition_graph(plain(), "g", 4, tmp_path, quiet=True)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_error_while_cutting_stops_the_writing_thread(
+def test_an_error_while_cutting_stops_the_writing_threads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cut = _save.cut_part
@@ -185,3 +188,38 @@ def test_an_error_while_cutting_stops_the_writing_thread(
     with no_thread_left(), pytest.raises(MemoryError, match="part 2"):
         partition_graph(plain(), "g", 4, tmp_path, quiet=True)
     assert list(tmp_path.iterdir()) == []
+
+
+def fail() -> None:
+    raise OSError("disk full")
+
+
+def test_jobs_that_have_not_begun_are_dropped_after_an_error() -> None:
+    dropped = threading.Event()
+    with no_thread_left(), pytest.raises(ValueError, match="here"), Jobs(1) as jobs:
+        jobs.start(dropped.wait)
+        later = jobs.start(fail)
+        later.add_done_callback(lambda _: dropped.set())
+        raise ValueError("here")
+    assert later.cancelled()
+
+
+def test_no_error_of_a_job_is_lost() -> None:
+    with pytest.raises(OSError, match="disk full"), Jobs(1) as jobs:
+        jobs.start(fail)
+    with pytest.raises(OSError, match="disk full"), Jobs(1) as jobs:
+        while True:  # sooner or later
+            jobs.start(fail)
+
+
+def test_a_graph_with_an_edge_turned_round_is_not_taken_for_undirected() -> None:
+    src, dst = grouped(*directed(*communities(200, 20, 12)))
+    pairs = torch.unique(torch.stack([src[src != dst], dst[src != dst]]), dim=1)
+    both = torch.unique(torch.cat([pairs, pairs.flip(0)], dim=1), dim=1)
+    assert _is_symmetric(both[0], both[1], 200)
+    for place in range(0, both.shape[1], 50):
+        kept = torch.arange(both.shape[1]) != place
+        assert not _is_symmetric(both[0][kept], both[1][kept], 200)
+        made = UndirectedGraph.from_edges([(both[0][kept], both[1][kept])], 200)
+        assert made.num_edges == pairs.shape[1]
+    assert not _is_symmetric(pairs[0], pairs[1], 200)

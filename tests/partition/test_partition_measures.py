@@ -135,6 +135,17 @@ def test_components_and_isolated_nodes_keep_their_order() -> None:
     assert breadth_first_order(lonely.matrix()).tolist() == list(range(5))
 
 
+def test_a_walk_over_one_component_is_that_over_many() -> None:
+    """Isolated nodes lie between its nodes, and before the first and after the last."""
+    src, dst = 2 * random_ids(200, 900, 0) + 10, 2 * random_ids(200, 900, 1) + 10
+    matrix = UndirectedGraph.from_edges([(src, dst)], 500).matrix()
+    degrees = np.diff(matrix.indptr)
+    num_components, _ = csgraph.connected_components(matrix, directed=False)
+    assert num_components == 1 + (degrees == 0).sum() > 300
+    expected = _order._walk_over_components(matrix, degrees)
+    assert breadth_first_order(matrix).tolist() == expected.tolist()
+
+
 def test_a_good_order_is_left_alone() -> None:
     nodes = torch.arange(99)
     path = UndirectedGraph.from_edges([(nodes, nodes + 1)], 100)
@@ -337,3 +348,26 @@ def test_objectives_differ_in_what_they_save(objtype: Any, tmp_path: Path) -> No
     g = graph((src, dst), num_nodes=200)
     partition_graph(g, "g", 4, tmp_path, objtype=objtype, quiet=True)
     assert load_partition_stats(tmp_path / "g.json").edge_cut == 0
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        torch.randn(40, 3, 2),
+        torch.randn(40, 5).to(torch.bfloat16),
+        torch.randn(40, 6, dtype=torch.float64)[:, ::2],
+        torch.randn(3, 40).T,
+        torch.randn(40, 4, requires_grad=True),
+        torch.arange(40),
+        torch.arange(40) % 3 == 0,
+        torch.zeros(40, 0),
+    ],
+    ids=lambda source: f"{source.dtype}-{tuple(source.shape)}-{tuple(source.stride())}",
+)
+def test_rows_of_any_form_are_gathered(source: torch.Tensor) -> None:
+    for count in (0, 33):
+        index = random_ids(40, count, 0)
+        pieces = list(Rows(source, index).slices())
+        assert all(piece.dtype == source.dtype for piece in pieces)
+        assert torch.equal(torch.cat(pieces), source.detach()[index])
+    assert next(Rows(source[:0], index[:0]).slices()).shape == source[:0].shape

@@ -176,7 +176,7 @@ def metis_assignment(
         parts = metis_partition(
             graph,
             num_parts,
-            node_weights=weights[:, coarse],
+            node_weights=weights if coarse.all() else weights[:, coarse],
             tolerances=[
                 1.0 + share * max(limit / mean - 1.0, 1e-3)
                 for limit, mean in zip(limits[coarse], means[coarse], strict=True)

@@ -17,6 +17,7 @@ one shortens its edges, measured as the mean logarithm of the distance between t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -42,6 +43,8 @@ def order_nodes(
     type_offsets: list[int],
     num_parts: int,
     undirected: UndirectedGraph | None,
+    *,
+    ready: Callable[[int, Order], None] | None = None,
 ) -> Order:
     """All nodes, by part, then type, then place: the new order of the homogenised ids.
 
@@ -50,27 +53,43 @@ def order_nodes(
         type_offsets: First homogenised id of each type, and the number of nodes at the end.
         num_parts: Number of parts.
         undirected: The graph to go by; None keeps the original order inside part and type.
+        ready: Called with the number of each part and its nodes in their order, part after part,
+            as soon as that is known; from another thread.
 
     Returns:
         int64 ``[num_nodes]``: the old homogenised id of each new one.
     """
     by_part = np.argsort(parts, kind="stable").astype(np.int64, copy=False)
-    if undirected is None:  # original order is by type already
-        return by_part
-    matrix = undirected.matrix()
     ends = np.cumsum(np.bincount(parts, minlength=num_parts))
     blocks = [by_part[start:stop] for start, stop in zip(np.append(0, ends), ends, strict=False)]
+
+    def settle(part: int, order: Order) -> None:
+        blocks[part][:] = order
+        if ready is not None:
+            ready(part, blocks[part])
+
+    if undirected is None:  # original order is by type already
+        for part, members in enumerate(blocks):
+            settle(part, members)
+        return by_part
+    matrix = undirected.matrix()
+
+    def place(
+        part: int, inside: scipy.sparse.csr_array, walk: Order, clusters: Order | None
+    ) -> None:
+        settle(part, _place(inside, walk, clusters, type_offsets, blocks[part]))
+
     with ThreadPoolExecutor(max_workers=1) as helper:
         coming = helper.submit(_prepare, matrix, blocks[0])
         placing = []
-        for part, members in enumerate(blocks):
+        for part in range(num_parts):
             inside, walk = coming.result()
             if part + 1 < num_parts:
                 coming = helper.submit(_prepare, matrix, blocks[part + 1])
             clusters = _find_clusters(inside)
-            placing.append(helper.submit(_place, inside, walk, clusters, type_offsets, members))
-        for block, order in zip(blocks, placing, strict=True):
-            block[:] = order.result()
+            placing.append(helper.submit(place, part, inside, walk, clusters))
+        for placed in placing:
+            placed.result()
     return by_part
 
 
@@ -132,8 +151,26 @@ def breadth_first_order(graph: scipy.sparse.csr_array) -> Order:
     if not 0 < graph.nnz < 2**31 - num_nodes:  # csgraph counts edges in 32 bits
         return np.arange(num_nodes, dtype=np.int64)
     graph = _with_int32(graph)
-    num_components, component = csgraph.connected_components(graph, directed=False)
     degrees = np.diff(graph.indptr)
+    linked = np.flatnonzero(degrees)
+    # Mostly there is but one component besides isolated nodes: no need to look for components.
+    walk = _walk_from(graph, int(linked[degrees[linked].argmin()]))
+    if walk.shape[0] < linked.shape[0]:
+        return _walk_over_components(graph, degrees)
+    isolated = np.flatnonzero(degrees == 0)
+    return np.concatenate([isolated[: linked[0]], walk, isolated[linked[0] :]])
+
+
+def _walk_from(graph: scipy.sparse.csr_array, start: int) -> Order:
+    walk: Order = csgraph.breadth_first_order(graph, start, return_predecessors=False)
+    return walk.astype(np.int64)
+
+
+def _walk_over_components(
+    graph: scipy.sparse.csr_array, degrees: npt.NDArray[np.integer[Any]]
+) -> Order:
+    num_nodes = graph.shape[0]
+    num_components, component = csgraph.connected_components(graph, directed=False)
     # The first node of least degree in each component, in the order of the components' labels.
     by_component = np.lexsort((np.arange(num_nodes), degrees, component))
     starts = by_component[np.searchsorted(component[by_component], np.arange(num_components))]
@@ -144,13 +181,11 @@ def breadth_first_order(graph: scipy.sparse.csr_array) -> Order:
     )
     column = scipy.sparse.csr_array((num_nodes + 1, 1), dtype=np.uint8)
     rooted = scipy.sparse.hstack([scipy.sparse.vstack([graph, root]), column], format="csr")
-    walk: Order = csgraph.breadth_first_order(
-        _with_int32(rooted), num_nodes, return_predecessors=False
-    )
-    walk = walk[1:].astype(np.int64)
+    walk = _walk_from(_with_int32(rooted), num_nodes)[1:]
     first = np.full(num_components, num_nodes, dtype=np.int64)
     np.minimum.at(first, component, np.arange(num_nodes))
-    return walk[np.argsort(first[component[walk]], kind="stable")]
+    ordered: Order = walk[np.argsort(first[component[walk]], kind="stable")]
+    return ordered
 
 
 def _with_int32(graph: scipy.sparse.csr_array) -> scipy.sparse.csr_array:

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""partition_graph: assign, relabel, cut and write, one part after another."""
+"""partition_graph: assign, order, relabel, cut and write.
+
+Every file is written as soon as what it holds is known, by threads in the background: the features
+of the nodes of a part while the nodes of other parts are put in order, the rest at the end.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -15,14 +18,15 @@ from torch import Tensor
 
 from .._typing import CanonicalEType
 from ..graph import Graph
-from ..ops import Adjacency
 from ._assign import Assignment, PartMethod, assign_nodes
 from ._constraints import BalanceNTypes, build_constraints
-from ._files import DTYPE_NAMES, Rows
-from ._halo import LocalPart, cut_part, find_cut_edges
+from ._contents import edge_tensors, graph_tensors, node_tensors
+from ._files import DTYPE_NAMES
+from ._halo import CutEdges, cut_part, find_cut_edges
+from ._jobs import Jobs
 from ._metis import Objective
 from ._order import order_nodes
-from ._relabel import Relabeling, relabel
+from ._relabel import Ids, Relabeling, relabel
 from ._source import GraphSource
 from ._stats import PartitionStats, PartSizes, measure_balance
 from ._undirected import UndirectedGraph
@@ -33,6 +37,9 @@ NodeMapping: TypeAlias = Tensor | dict[str, Tensor]
 EdgeMapping: TypeAlias = Tensor | dict[CanonicalEType, Tensor]
 
 GRAPH_FORMATS = ("coo", "csc", "csr")
+
+# Each holds the structure of a part in memory.
+_WRITING_THREADS = 2
 
 
 @dataclass(frozen=True)
@@ -133,7 +140,7 @@ def partition_graph(
     undirected = None
     if reorder or (needs_metis and num_parts * num_trainers_per_machine > 1):
         undirected = UndirectedGraph.from_edges(source.homogenised_edges(), source.num_nodes)
-    with PartitionWriter(out_path, graph_name) as writer:
+    with PartitionWriter(out_path, graph_name) as writer, Jobs(_WRITING_THREADS) as jobs:
         assignment = assign_nodes(
             source,
             num_parts,
@@ -147,8 +154,17 @@ def partition_graph(
         )
         balances = measure_balance(constraints, assignment.parts, num_parts)
         del constraints
+
+        def write_nodes(part: int, members: Ids) -> None:
+            tensors = node_tensors(source, assignment.trainers, members)
+            jobs.start(writer.write_file, part, "node_feats", tensors)
+
         order = order_nodes(
-            assignment.parts, source.offsets, num_parts, undirected if reorder else None
+            assignment.parts,
+            source.offsets,
+            num_parts,
+            undirected if reorder else None,
+            ready=write_nodes,
         )
         del undirected
         relabeling = relabel(source, assignment.parts, order, num_parts)
@@ -160,7 +176,7 @@ def partition_graph(
             num_edges=source.num_edges,
             part_method=assignment.method,
             tolerance=tolerance,
-            parts=_write_parts(plan, writer, num_hops),
+            parts=_write_parts(plan, writer, jobs, num_hops),
             balances=balances,
         )
         content = _json_content(plan, stats, num_hops, num_trainers_per_machine)
@@ -170,100 +186,43 @@ def partition_graph(
     return _mapping(relabeling) if return_mapping else None
 
 
-def _write_parts(plan: _Plan, writer: PartitionWriter, num_hops: int) -> tuple[PartSizes, ...]:
+def _write_parts(
+    plan: _Plan, writer: PartitionWriter, jobs: Jobs, num_hops: int
+) -> tuple[PartSizes, ...]:
+    """Write all that is not written yet, and wait for it."""
+    parts = range(plan.relabeling.num_parts)
+    for part in parts:
+        jobs.start(_write_edges, plan, writer, part)
     cut_edges, entering = find_cut_edges(plan.relabeling)
-    sizes = []
-    with ThreadPoolExecutor(max_workers=1) as helper:  # one part is written while the next is cut
-        writing: list[Future[int]] = []
-        for part in range(plan.relabeling.num_parts):
-            local = cut_part(plan.relabeling, part, num_hops, cut_edges)
-            tensors: dict[str, dict[str, Tensor | Rows]] = {
-                "part_graph": _graph_tensors(local, plan.formats, plan.source.idtype),
-                "node_feats": _node_tensors(plan, part),
-                "edge_feats": _edge_tensors(plan, part),
-            }
-            sizes.append(
-                PartSizes(
-                    inner_nodes=local.num_inner_nodes,
-                    halo_nodes=local.num_nodes - local.num_inner_nodes,
-                    inner_edges=local.num_inner_edges,
-                    outer_edges=local.num_edges - local.num_inner_edges,
-                    cut_edges=int(entering[part]),
-                    bytes=0,
-                )
-            )
-            del local
-            if writing:
-                writing[-1].result()  # no more than two parts in memory; and no more work in vain
-            writing.append(helper.submit(writer.write_part, tensors))
-            del tensors
-        return tuple(
-            replace(size, bytes=written.result())
-            for size, written in zip(sizes, writing, strict=True)
-        )
+    cutting = [jobs.start(_write_graph, plan, writer, part, num_hops, cut_edges) for part in parts]
+    jobs.finish()
+    return tuple(
+        replace(cut.result(), cut_edges=int(entering[part]), bytes=writer.part_bytes(part))
+        for part, cut in enumerate(cutting)
+    )
 
 
-def _graph_tensors(
-    local: LocalPart, formats: tuple[str, ...], idtype: torch.dtype
-) -> dict[str, Tensor | Rows]:
-    src, dst = local.src.to(idtype), local.dst.to(idtype)
-    tensors: dict[str, Tensor | Rows] = {
-        "node/_ID": local.node_ids,
-        "node/_TYPE": local.node_types,
-        "node/part_id": local.node_parts,
-        "node/inner_node": _first(local.num_inner_nodes, local.num_nodes),
-        "edge/_ID": local.edge_ids,
-        "edge/_TYPE": local.edge_types,
-        "edge/inner_edge": _first(local.num_inner_edges, local.num_edges),
-    }
-    adjacency = Adjacency(src, dst, local.num_nodes, local.num_nodes, check=False)
-    if "coo" in formats:
-        tensors |= {"coo/src": src, "coo/dst": dst}
-    for name, grouped in (("csc", adjacency.csc), ("csr", adjacency.csr)):
-        if name in formats:
-            indptr, indices, eids = grouped()
-            tensors |= {f"{name}/indptr": indptr, f"{name}/indices": indices}
-            if eids is not None:
-                tensors[f"{name}/eids"] = eids
-    return tensors
+def _write_graph(
+    plan: _Plan, writer: PartitionWriter, part: int, num_hops: int, cut_edges: list[CutEdges]
+) -> PartSizes:
+    local = cut_part(plan.relabeling, part, num_hops, cut_edges)
+    tensors = graph_tensors(local, plan.formats, plan.source.idtype)
+    sizes = PartSizes(
+        inner_nodes=local.num_inner_nodes,
+        halo_nodes=local.num_nodes - local.num_inner_nodes,
+        inner_edges=local.num_inner_edges,
+        outer_edges=local.num_edges - local.num_inner_edges,
+        cut_edges=0,
+        bytes=0,
+    )
+    del local  # what the files hold in another dtype is not needed twice
+    writer.write_file(part, "part_graph", tensors)
+    return sizes
 
 
-def _first(count: int, total: int) -> Tensor:
-    mask = torch.zeros(total, dtype=torch.bool)
-    mask[:count] = True
-    return mask
-
-
-def _node_tensors(plan: _Plan, part: int) -> dict[str, Tensor | Rows]:
-    tensors: dict[str, Tensor | Rows] = {}
-    for type_id, ntype in enumerate(plan.source.ntypes):
-        start = sum(row[type_id] for row in plan.relabeling.node_sizes[:part])
-        stop = start + plan.relabeling.node_sizes[part][type_id]
-        old_ids = plan.relabeling.old_node_ids[type_id][start:stop]
-        for name, feature in plan.source.node_features(type_id).items():
-            tensors[f"{ntype}/{name}"] = Rows(feature, old_ids)
-        tensors[f"{ntype}/orig_id"] = old_ids
-        if plan.assignment.trainers is not None:
-            trainers = torch.from_numpy(plan.assignment.trainers)
-            tensors[f"{ntype}/trainer_id"] = trainers[old_ids + plan.source.offsets[type_id]]
-    return tensors
-
-
-def _edge_tensors(plan: _Plan, part: int) -> dict[str, Tensor | Rows]:
-    tensors: dict[str, Tensor | Rows] = {}
-    for relation, etype in enumerate(plan.source.canonical_etypes):
-        start, stop = plan.relabeling.edge_range(part, relation)
-        old_ids = plan.relabeling.relations[relation].old_ids[start:stop]
-        key = etype_key(etype)
-        for name, feature in plan.source.edge_features(relation).items():
-            tensors[f"{key}/{name}"] = Rows(feature, old_ids)
-        tensors[f"{key}/orig_id"] = old_ids.to(torch.int64)
-        if plan.assignment.trainers is not None:
-            _, dst = plan.source.edges(relation)
-            offset = plan.source.offsets[plan.source.dst_type[relation]]
-            trainers = torch.from_numpy(plan.assignment.trainers)
-            tensors[f"{key}/trainer_id"] = trainers[dst[old_ids].long() + offset]
-    return tensors
+def _write_edges(plan: _Plan, writer: PartitionWriter, part: int) -> None:
+    tensors = edge_tensors(plan.source, plan.relabeling, plan.assignment.trainers, part)
+    writer.write_file(part, "edge_feats", tensors)
 
 
 def _json_content(

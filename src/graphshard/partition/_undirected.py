@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import InitVar, dataclass
 from typing import Any
 
@@ -15,6 +16,9 @@ from torch import Tensor
 
 from ..errors import MetisError
 from ..ops import Adjacency
+
+# Edges whose numbers fit the cache next to a core.
+_SLICE = 1 << 15
 
 IndexArray = npt.NDArray[np.integer[Any]]
 
@@ -109,13 +113,16 @@ class UndirectedGraph:
         )
         del both
         dtype = torch.int32 if src.shape[0] < 2**31 else torch.int64
-        grouped = Adjacency(src.to(dtype), dst.to(dtype), num_nodes, num_nodes, check=False).csr()
-        del src, dst
-        indptr, indices = (ids.numpy() for ids in grouped[:2])
-        del grouped
-        ones = np.ones(indices.shape[0], dtype=np.int32 if count else np.int8)
-        out = scipy.sparse.csr_array((ones, indices, indptr), shape=(num_nodes, num_nodes))
-        del ones, indptr, indices
+        src, dst = src.to(dtype), dst.to(dtype)
+        indptr, indices, eids = Adjacency(src, dst, num_nodes, num_nodes, check=False).csr()
+        ones = np.ones(dst.shape[0], dtype=np.int32 if count else np.int8)
+        out = scipy.sparse.csr_array(
+            (ones, indices.numpy(), indptr.numpy()), shape=(num_nodes, num_nodes)
+        )
+        whole = eids is None and out.has_canonical_format and _is_symmetric(src, dst, num_nodes)
+        del src, dst, ones, indptr, indices, eids
+        if whole:
+            return cls(out.indptr, out.indices, 2 * out.data if count else None, check=False)
         # Turning a matrix round takes linear time and leaves its rows ascending.
         into = out.T.tocsr()
         if not out.has_canonical_format:
@@ -135,3 +142,22 @@ def _proper(src: Tensor, dst: Tensor) -> tuple[Tensor, Tensor]:
     src, dst = src.to(torch.int32).cpu(), dst.to(torch.int32).cpu()
     loops = src == dst
     return (src[~loops], dst[~loops]) if bool(loops.any()) else (src, dst)
+
+
+def _is_symmetric(src: Tensor, dst: Tensor, num_nodes: int) -> bool:
+    """Whether every edge is there in both directions, where none is there twice.
+
+    By the sums that `UndirectedGraph` checks, in half of the time that turning the matrix takes.
+    """
+    generator = np.random.default_rng(0)
+    a, b = torch.from_numpy(generator.integers(-(2**63), 2**63, (2, num_nodes)))
+
+    def difference(some: tuple[Tensor, Tensor]) -> int:
+        src, dst = some
+        there = a.index_select(0, src).dot(b.index_select(0, dst))
+        back = b.index_select(0, src).dot(a.index_select(0, dst))
+        return int(there) - int(back)
+
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        total = sum(pool.map(difference, zip(src.split(_SLICE), dst.split(_SLICE), strict=True)))
+    return total % 2**64 == 0

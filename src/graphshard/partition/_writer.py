@@ -26,7 +26,7 @@ from typing import Any
 from torch import Tensor
 
 from ..errors import PartitionFormatError
-from ._files import Rows, write_tensors
+from ._files import FileRecord, Rows, write_tensors
 from .format import (
     FORMAT,
     FORMAT_VERSION,
@@ -58,7 +58,7 @@ class PartitionWriter:
         self.root = Path(os.path.abspath(out_path))
         self.graph_name = graph_name
         self.json_path = self.root / f"{graph_name}.json"
-        self._files: list[dict[str, Any]] = []
+        self._records: dict[tuple[int, str], FileRecord] = {}
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> PartitionWriter:
@@ -77,24 +77,21 @@ class PartitionWriter:
     def __exit__(self, *error: object) -> None:
         self._stack.close()
 
-    def write_part(self, tensors: Mapping[str, Mapping[str, Tensor | Rows]]) -> int:
-        """Write the next part; returns the bytes written.
+    def write_file(self, part: int, kind: str, tensors: Mapping[str, Tensor | Rows]) -> None:
+        """Write one file of a part. Several threads may write, each a file of its own.
 
         Args:
-            tensors: For "part_graph", "node_feats" and "edge_feats", what goes in.
+            part: The part; in the end, those from 0 up must have all their files.
+            kind: "part_graph", "node_feats" or "edge_feats".
+            tensors: What goes in.
         """
-        part = len(self._files)
         folder = self._staging / f"part{part}"
-        folder.mkdir()
-        entry: dict[str, Any] = {kind: f"part{part}/{name}" for kind, name in PART_FILES.items()}
-        records = {
-            entry[kind]: write_tensors(folder / name, tensors[kind])
-            for kind, name in PART_FILES.items()
-        }
-        entry["files"] = {name: record.as_dict() for name, record in records.items()}
-        _sync_folder(folder)
-        self._files.append(entry)
-        return sum(record.bytes for record in records.values())
+        folder.mkdir(exist_ok=True)
+        self._records[part, kind] = write_tensors(folder / PART_FILES[kind], tensors)
+
+    def part_bytes(self, part: int) -> int:
+        """Bytes of the files of a part that have been written."""
+        return sum(record.bytes for (owner, _), record in self._records.items() if owner == part)
 
     def commit(self, content: Mapping[str, Any]) -> Path:
         """Put everything in place; returns the path of the JSON.
@@ -102,9 +99,10 @@ class PartitionWriter:
         Args:
             content: The JSON without what this class knows: format, files, build.
         """
+        num_parts = 1 + max(part for part, _ in self._records)
         full = {
             **content,
-            **{f"part-{part}": entry for part, entry in enumerate(self._files)},
+            **{f"part-{part}": self._entry(part) for part in range(num_parts)},
             "format": FORMAT,
             "format_version": FORMAT_VERSION,
         }
@@ -115,13 +113,15 @@ class PartitionWriter:
             file.write("\n")
             file.flush()
             os.fsync(file.fileno())
+        for part in range(num_parts):
+            _sync_folder(self._staging / f"part{part}")
         _sync_folder(self._staging)
         discarded = self._staging / "discarded"
         aside = discarded if self._old is None else displaced_folder(self.json_path, self._old)
         aside.mkdir()
         _sync_folder(self.root)
         names = {folder.name for folder in self._part_folders()}
-        names |= {f"part{part}" for part in range(len(self._files))}
+        names |= {f"part{part}" for part in range(num_parts)}
         for name in sorted(names):
             if (self.root / name).exists():
                 os.rename(self.root / name, aside / name)
@@ -133,6 +133,12 @@ class PartitionWriter:
         if aside != discarded:  # in one step, lest a reader or a later writer find half of it
             os.rename(aside, discarded)
         return self.json_path
+
+    def _entry(self, part: int) -> dict[str, Any]:
+        """What the JSON says of a part."""
+        paths = {kind: f"part{part}/{name}" for kind, name in PART_FILES.items()}
+        files = {paths[kind]: self._records[part, kind].as_dict() for kind in PART_FILES}
+        return {**paths, "files": files}
 
     def _existing(self) -> dict[str, Any] | None:
         """The JSON that is there already, if it is one of ours."""
