@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """start_fetch_all, start_return_all: the whole halo in one collective, while something else runs.
 
-They send what `fetch_halo` and its backward send, in as many operations, but return at once; so
-the caller can compute on its own rows until `wait`. They know nothing of autograd.
+They send what `fetch_halo` and its backward send, but return at once; so the caller can compute on
+its own rows until `wait`. They know nothing of autograd.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ from ._shared_blocks import SharedBlocks
 from ._signature import check_requests
 from ._wire import narrowed, widened, wire_dtype
 
+Item = TypeVar("Item")
 Splits = list[list[int]]
 _WIDE = 4  # times the bytes of all other rows
 
@@ -59,9 +61,9 @@ def start_fetch_all(
     blocks = shared_blocks(state, most_bytes(plans, tensors, wire))
 
     def start(chosen: Sequence[int]) -> Pending:
-        stream = _gathered([requests[i] for i in chosen], wire, allocator(blocks))
-        likes, out, back = ([of[i] for i in chosen] for of in (tensors, send, recv))
-        return _Exchange(state, blocks, stream, likes, out, back, wire, "fetch_halo")
+        stream = _gathered(_at(requests, chosen), wire, allocator(blocks))
+        splits = _at(send, chosen), _at(recv, chosen)
+        return _Exchange(state, blocks, stream, _at(tensors, chosen), *splits, wire, "fetch_halo")
 
     return _Together.start(start, _companies(tensors, blocks))
 
@@ -94,13 +96,16 @@ def start_return_all(requests: Sequence[Request], wire: torch.dtype | None = Non
     blocks = shared_blocks(state, most_bytes(plans, tensors, wire))
 
     def start(chosen: Sequence[int]) -> Pending:
-        likes, out, back = ([of[i] for i in chosen] for of in (tensors, send, recv))
-        leaving = [parts[i] for i in chosen]
+        leaving, splits = _at(parts, chosen), (_at(send, chosen), _at(recv, chosen))
         alone = len(leaving) == 1
-        stream = as_bytes(leaving[0]) if alone else joined(leaving, out, allocator(blocks))
-        return _Exchange(state, blocks, stream, likes, out, back, wire, "return_halo")
+        stream = as_bytes(leaving[0]) if alone else joined(leaving, splits[0], allocator(blocks))
+        return _Exchange(state, blocks, stream, _at(tensors, chosen), *splits, wire, "return_halo")
 
     return _Together.start(start, _companies(tensors, blocks))
+
+
+def _at(items: Sequence[Item], places: Sequence[int]) -> list[Item]:
+    return [items[place] for place in places]
 
 
 def _companies(tensors: Sequence[Tensor], blocks: SharedBlocks | None) -> list[list[int]]:

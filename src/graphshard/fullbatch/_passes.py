@@ -126,8 +126,8 @@ class ShardPass:
         flat = function.apply(self, [t for group in groups for t in group], *inputs)
         *results, remote = [tuple(part) for part in _split(list(flat), self._output_counts)]
         self._remote |= zip(self._outer, remote, strict=True)
-        for (_, reduction), outputs in zip(self.reductions, results, strict=True):
-            reduction.tie(outputs)
+        for (_, reduction), result in zip(self.reductions, results, strict=True):
+            reduction.tie(result)
         return results
 
     def take_remote(self) -> SourceRows:
