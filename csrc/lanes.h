@@ -10,15 +10,42 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "types.h"
 
 namespace graphshard {
 
-#if defined(__GNUC__)
-
+// One number, or as many where the compiler has no vectors.
 template <typename V, int kCount>
-class Lanes {
+class PlainLanes {
+ public:
+  template <typename T>
+  GRAPHSHARD_INLINE void load(const T* from) {
+    for (int j = 0; j < kCount; ++j) values_[j] = widen(from[j]);
+  }
+  template <typename T>
+  GRAPHSHARD_INLINE void store(T* out) const {
+    for (int j = 0; j < kCount; ++j) narrow(values_[j], out[j]);
+  }
+
+  GRAPHSHARD_INLINE void add(const PlainLanes& other) {
+    for (int j = 0; j < kCount; ++j) values_[j] += other.values_[j];
+  }
+  GRAPHSHARD_INLINE void add_product(const PlainLanes& other, V factor) {
+    for (int j = 0; j < kCount; ++j) values_[j] += other.values_[j] * factor;
+  }
+  GRAPHSHARD_INLINE void divide(V divisor) {
+    for (int j = 0; j < kCount; ++j) values_[j] /= divisor;
+  }
+
+ private:
+  V values_[kCount] = {};
+};
+
+#if defined(__GNUC__)
+template <typename V, int kCount>
+class VectorLanes {
   template <typename E>
   struct Of {
     typedef E Type __attribute__((vector_size(sizeof(E) * kCount)));
@@ -28,7 +55,7 @@ class Lanes {
   typedef typename Of<uint32_t>::Type Words;
 
  public:
-  GRAPHSHARD_INLINE Lanes() : values_{} {}  // zeros
+  GRAPHSHARD_INLINE VectorLanes() : values_{} {}  // zeros
 
   GRAPHSHARD_INLINE void load(const V* from) { std::memcpy(&values_, from, sizeof(values_)); }
   GRAPHSHARD_INLINE void load(const bfloat16* from) {
@@ -48,8 +75,8 @@ class Lanes {
     std::memcpy(out, &halves, sizeof(halves));
   }
 
-  GRAPHSHARD_INLINE void add(const Lanes& other) { values_ += other.values_; }
-  GRAPHSHARD_INLINE void add_product(const Lanes& other, V factor) {
+  GRAPHSHARD_INLINE void add(const VectorLanes& other) { values_ += other.values_; }
+  GRAPHSHARD_INLINE void add_product(const VectorLanes& other, V factor) {
     values_ += other.values_ * factor;
   }
   GRAPHSHARD_INLINE void divide(V divisor) { values_ /= divisor; }
@@ -58,34 +85,11 @@ class Lanes {
   Vector values_;
 };
 
-#else
-
 template <typename V, int kCount>
-class Lanes {
- public:
-  template <typename T>
-  GRAPHSHARD_INLINE void load(const T* from) {
-    for (int j = 0; j < kCount; ++j) values_[j] = widen(from[j]);
-  }
-  template <typename T>
-  GRAPHSHARD_INLINE void store(T* out) const {
-    for (int j = 0; j < kCount; ++j) narrow(values_[j], out[j]);
-  }
-
-  GRAPHSHARD_INLINE void add(const Lanes& other) {
-    for (int j = 0; j < kCount; ++j) values_[j] += other.values_[j];
-  }
-  GRAPHSHARD_INLINE void add_product(const Lanes& other, V factor) {
-    for (int j = 0; j < kCount; ++j) values_[j] += other.values_[j] * factor;
-  }
-  GRAPHSHARD_INLINE void divide(V divisor) {
-    for (int j = 0; j < kCount; ++j) values_[j] /= divisor;
-  }
-
- private:
-  V values_[kCount] = {};
-};
-
+using Lanes = std::conditional_t<kCount == 1, PlainLanes<V, 1>, VectorLanes<V, kCount>>;
+#else
+template <typename V, int kCount>
+using Lanes = PlainLanes<V, kCount>;
 #endif
 
 // A block of kColumns numbers, as registers' worth of them.
