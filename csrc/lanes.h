@@ -16,7 +16,8 @@
 
 namespace graphshard {
 
-// One number, or as many where the compiler has no vectors.
+// An array: for one number, for bfloat16, whose widening compilers do best in loops over whole
+// blocks, and where the compiler has no vectors.
 template <typename V, int kCount>
 class PlainLanes {
  public:
@@ -28,12 +29,15 @@ class PlainLanes {
   GRAPHSHARD_INLINE void store(T* out) const {
     for (int j = 0; j < kCount; ++j) narrow(values_[j], out[j]);
   }
-
-  GRAPHSHARD_INLINE void add(const PlainLanes& other) {
-    for (int j = 0; j < kCount; ++j) values_[j] += other.values_[j];
+  template <typename T>
+  GRAPHSHARD_INLINE void add(const T* from) {
+#pragma omp simd
+    for (int j = 0; j < kCount; ++j) values_[j] += widen(from[j]);
   }
-  GRAPHSHARD_INLINE void add_product(const PlainLanes& other, V factor) {
-    for (int j = 0; j < kCount; ++j) values_[j] += other.values_[j] * factor;
+  template <typename T>
+  GRAPHSHARD_INLINE void add_product(const T* from, V factor) {
+#pragma omp simd
+    for (int j = 0; j < kCount; ++j) values_[j] += widen(from[j]) * factor;
   }
   GRAPHSHARD_INLINE void divide(V divisor) {
     for (int j = 0; j < kCount; ++j) values_[j] /= divisor;
@@ -46,60 +50,49 @@ class PlainLanes {
 #if defined(__GNUC__)
 template <typename V, int kCount>
 class VectorLanes {
-  template <typename E>
-  struct Of {
-    typedef E Type __attribute__((vector_size(sizeof(E) * kCount)));
-  };
-  typedef typename Of<V>::Type Vector;
-  typedef typename Of<uint16_t>::Type Halves;
-  typedef typename Of<uint32_t>::Type Words;
+  typedef V Vector __attribute__((vector_size(sizeof(V) * kCount)));
 
  public:
   GRAPHSHARD_INLINE VectorLanes() : values_{} {}  // zeros
 
   GRAPHSHARD_INLINE void load(const V* from) { std::memcpy(&values_, from, sizeof(values_)); }
-  GRAPHSHARD_INLINE void load(const bfloat16* from) {
-    Halves halves;
-    std::memcpy(&halves, from, sizeof(halves));
-    const Words words = __builtin_convertvector(halves, Words) << 16;
-    std::memcpy(&values_, &words, sizeof(words));
-  }
   GRAPHSHARD_INLINE void store(V* out) const { std::memcpy(out, &values_, sizeof(values_)); }
-  // As `narrow` rounds.
-  GRAPHSHARD_INLINE void store(bfloat16* out) const {
-    Words words;
-    std::memcpy(&words, &values_, sizeof(words));
-    const Words rounded = (words + 0x7fffu + ((words >> 16) & 1u)) >> 16;
-    const Words is_nan = reinterpret_cast<Words>(values_ != values_);
-    const Halves halves = __builtin_convertvector((rounded & ~is_nan) | (is_nan & 0x7fc0u), Halves);
-    std::memcpy(out, &halves, sizeof(halves));
+  GRAPHSHARD_INLINE void add(const V* from) {
+    Vector values;
+    std::memcpy(&values, from, sizeof(values));
+    values_ += values;
   }
-
-  GRAPHSHARD_INLINE void add(const VectorLanes& other) { values_ += other.values_; }
-  GRAPHSHARD_INLINE void add_product(const VectorLanes& other, V factor) {
-    values_ += other.values_ * factor;
+  GRAPHSHARD_INLINE void add_product(const V* from, V factor) {
+    Vector values;
+    std::memcpy(&values, from, sizeof(values));
+    values_ += values * factor;
   }
   GRAPHSHARD_INLINE void divide(V divisor) { values_ /= divisor; }
 
  private:
   Vector values_;
 };
-
-template <typename V, int kCount>
-using Lanes = std::conditional_t<kCount == 1, PlainLanes<V, 1>, VectorLanes<V, kCount>>;
+template <typename T, int kCount>
+inline constexpr bool kHasVector = kCount > 1 && std::is_same_v<T, wide_t<T>>;
 #else
 template <typename V, int kCount>
-using Lanes = PlainLanes<V, kCount>;
+using VectorLanes = PlainLanes<V, kCount>;
+template <typename T, int kCount>
+inline constexpr bool kHasVector = false;
 #endif
 
-// A block of kColumns numbers, as registers' worth of them.
-template <typename V, int kColumns>
+// Sums of kColumns numbers of type T: as many registers' worth as they take, or one array.
+template <typename T, int kColumns>
 struct LaneBlock {
-  static constexpr int kWidth = std::min<int>(kColumns, 64 / sizeof(V));
+  using V = wide_t<T>;
+  static constexpr int kWidth =
+      kHasVector<T, kColumns> ? std::min<int>(kColumns, 64 / sizeof(V)) : kColumns;
   static constexpr int kParts = kColumns / kWidth;
   static_assert(kParts * kWidth == kColumns);
+  using Part =
+      std::conditional_t<kHasVector<T, kColumns>, VectorLanes<V, kWidth>, PlainLanes<V, kWidth>>;
 
-  Lanes<V, kWidth> parts[kParts];
+  Part parts[kParts];
 
   // Calls visit(lanes, first column) for each.
   template <typename Visit>

@@ -23,7 +23,7 @@ GRAPHSHARD_INLINE bool continues(SumResult result) {
 // Writes the result of kColumns columns of a row, given the sums of its `degree` messages. `adds`
 // tells that what is at `out` is not among the sums and belongs to them.
 template <int kColumns, typename T>
-GRAPHSHARD_INLINE void write(LaneBlock<wide_t<T>, kColumns>& sums, int64_t degree, SumResult result,
+GRAPHSHARD_INLINE void write(LaneBlock<T, kColumns>& sums, int64_t degree, SumResult result,
                              bool adds, T* out) {
   using V = wide_t<T>;
   if (result == SumResult::kMean) {
@@ -31,11 +31,7 @@ GRAPHSHARD_INLINE void write(LaneBlock<wide_t<T>, kColumns>& sums, int64_t degre
     sums.for_each([&](auto& sum, int) GRAPHSHARD_INLINE_LAMBDA { sum.divide(divisor); });
   }
   if (adds) {
-    sums.for_each([&](auto& sum, int first) GRAPHSHARD_INLINE_LAMBDA {
-      std::remove_reference_t<decltype(sum)> before;
-      before.load(out + first);
-      sum.add(before);
-    });
+    sums.for_each([&](auto& sum, int first) GRAPHSHARD_INLINE_LAMBDA { sum.add(out + first); });
   }
   sums.for_each([&](auto& sum, int first) GRAPHSHARD_INLINE_LAMBDA { sum.store(out + first); });
 }

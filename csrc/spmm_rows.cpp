@@ -24,15 +24,11 @@ struct RowsOfEdges {
 // Adds kColumns columns, from `column` on, of the rows of edges [begin, end).
 template <int kWidth, int kColumns, typename T, typename I>
 GRAPHSHARD_INLINE void add_rows(const RowsOfEdges<T, I>& rows, int64_t begin, int64_t end,
-                                int column, LaneBlock<wide_t<T>, kColumns>& sums) {
+                                int column, LaneBlock<T, kColumns>& sums) {
   constexpr int64_t kAhead = prefetch_distance(kWidth * sizeof(T));
   const auto add = [&](int64_t i) GRAPHSHARD_INLINE_LAMBDA {
     const T* from = rows.data + static_cast<int64_t>(rows.ids[i]) * kWidth + column;
-    sums.for_each([&](auto& sum, int first) GRAPHSHARD_INLINE_LAMBDA {
-      std::remove_reference_t<decltype(sum)> values;
-      values.load(from + first);
-      sum.add(values);
-    });
+    sums.for_each([&](auto& sum, int first) GRAPHSHARD_INLINE_LAMBDA { sum.add(from + first); });
   };
   int64_t i = begin;
   for (const int64_t stop = std::min(end, rows.num_edges - kAhead); i < stop; ++i) {
@@ -62,14 +58,14 @@ GRAPHSHARD_INLINE void sum_rows(const SpmmArguments<T>& a, const RowsOfEdges<T, 
     do {
       const int64_t last = std::min(first + kEdgesAtATime, end);
       for (int column = 0; column < kWidth; column += kColumns) {
-        LaneBlock<V, kColumns> sums;
+        LaneBlock<T, kColumns> sums;
         if (start != nullptr) {
           sums.for_each([&](auto& sum, int j)
                             GRAPHSHARD_INLINE_LAMBDA { sum.load(start + column + j); });
         }
         add_rows<kWidth>(rows, first, last, column, sums);
         if (last == end) {
-          write<kColumns, T>(sums, degree, result, adds, out + column);
+          write(sums, degree, result, adds, out + column);
         } else {
           sums.for_each([&](auto& sum, int j)
                             GRAPHSHARD_INLINE_LAMBDA { sum.store(buffer + column + j); });

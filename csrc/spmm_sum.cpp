@@ -27,7 +27,7 @@ GRAPHSHARD_INLINE void sum_edges(Messages& messages, int64_t begin, int64_t end,
     int64_t at = 0;
     for_each_block<128, 64, 32, 16, 8, 4>(messages, [&](auto size, int64_t outer,
                                                         int64_t column) GRAPHSHARD_INLINE_LAMBDA {
-      LaneBlock<V, size> sums;
+      LaneBlock<typename Messages::Value, size> sums;
       if (from != nullptr) {
         sums.for_each([&](auto& sum, int j) GRAPHSHARD_INLINE_LAMBDA { sum.load(from + at + j); });
       }
@@ -74,9 +74,8 @@ GRAPHSHARD_INLINE void sum_span(const SpmmArguments<T>& a, Messages messages, co
     if constexpr (std::is_same_v<T, V>) start = continues<T>(result) ? out : zero;
     const bool adds = result == SumResult::kAdded && !continues<T>(result);
     sum_edges(messages, begin, end, start, buffer,
-              [&](auto size, int64_t at, auto& sums) GRAPHSHARD_INLINE_LAMBDA {
-                write<size, T>(sums, end - begin, result, adds, out + at);
-              });
+              [&](auto, int64_t at, auto& sums)
+                  GRAPHSHARD_INLINE_LAMBDA { write(sums, end - begin, result, adds, out + at); });
   }
 }
 
@@ -138,9 +137,9 @@ void spmm_sum(const SpmmArguments<T>& a, Op op, SumResult result, int num_thread
     const int64_t degree = a.edges.indptr[hub.row + 1] - a.edges.indptr[hub.row];
     T* out = a.out + hub.row * width;
     in_blocks<16, 1>(width, [&](auto size, int64_t at) {
-      LaneBlock<V, size> sums;
+      LaneBlock<T, size> sums;
       sums.for_each([&](auto& sum, int j) { sum.load(total + at + j); });
-      write<size, T>(sums, degree, result, result == SumResult::kAdded, out + at);
+      write(sums, degree, result, result == SumResult::kAdded, out + at);
     });
   });
 }

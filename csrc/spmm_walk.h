@@ -8,7 +8,6 @@
 #pragma once
 
 #include <algorithm>
-#include <type_traits>
 
 #include "elementwise.h"
 #include "lanes.h"
@@ -26,6 +25,7 @@ int64_t bytes_of(const Rows<T>& rows) {
 // Rows of one operand, each as it is.
 template <typename T>
 struct CopiedRows {
+  using Value = T;
   static constexpr bool kFrequent = true;
   Rows<T> rows;
   RunIds run;
@@ -53,20 +53,17 @@ struct CopiedRows {
   }
   // Adds kColumns values of edge i's message.
   template <int kColumns>
-  GRAPHSHARD_INLINE void add_to(LaneBlock<wide_t<T>, kColumns>& sums, int64_t i, int64_t,
+  GRAPHSHARD_INLINE void add_to(LaneBlock<T, kColumns>& sums, int64_t i, int64_t,
                                 int64_t column) const {
     const T* from = rows[run[i]] + column;
-    sums.for_each([&](auto& sum, int first) GRAPHSHARD_INLINE_LAMBDA {
-      std::remove_reference_t<decltype(sum)> values;
-      values.load(from + first);
-      sum.add(values);
-    });
+    sums.for_each([&](auto& sum, int first) GRAPHSHARD_INLINE_LAMBDA { sum.add(from + first); });
   }
 };
 
 // What messages of two operands share.
 template <typename T>
 struct PairedRows {
+  using Value = T;
   const SpmmArguments<T>& a;
   RunIds src;
   RunIds eids;
@@ -110,15 +107,12 @@ struct ScaledRows : PairedRows<T> {
     for (int j = 0; j < kColumns; ++j) store(j, widen(from[j]) * scale);
   }
   template <int kColumns>
-  GRAPHSHARD_INLINE void add_to(LaneBlock<wide_t<T>, kColumns>& sums, int64_t i, int64_t head,
+  GRAPHSHARD_INLINE void add_to(LaneBlock<T, kColumns>& sums, int64_t i, int64_t head,
                                 int64_t column) const {
     const T* from = this->lhs(this->src[i], head) + column;
     const auto scale = widen(*this->rhs(this->eids[i], head));
-    sums.for_each([&](auto& sum, int first) GRAPHSHARD_INLINE_LAMBDA {
-      std::remove_reference_t<decltype(sum)> values;
-      values.load(from + first);
-      sum.add_product(values, scale);
-    });
+    sums.for_each([&](auto& sum, int first)
+                      GRAPHSHARD_INLINE_LAMBDA { sum.add_product(from + first, scale); });
   }
 };
 
@@ -146,15 +140,12 @@ struct OtherMessages : PairedRows<T> {
     combine(op, left, right, store);
   }
   template <int kColumns>
-  GRAPHSHARD_INLINE void add_to(LaneBlock<wide_t<T>, kColumns>& sums, int64_t i, int64_t outer,
+  GRAPHSHARD_INLINE void add_to(LaneBlock<T, kColumns>& sums, int64_t i, int64_t outer,
                                 int64_t column) const {
     wide_t<T> messages[kColumns];
     message<kColumns>(i, outer, column, [&](int j, wide_t<T> value) { messages[j] = value; });
-    sums.for_each([&](auto& sum, int first) GRAPHSHARD_INLINE_LAMBDA {
-      std::remove_reference_t<decltype(sum)> values;
-      values.load(messages + first);
-      sum.add(values);
-    });
+    sums.for_each([&](auto& sum, int first)
+                      GRAPHSHARD_INLINE_LAMBDA { sum.add(messages + first); });
   }
 };
 
