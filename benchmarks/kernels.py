@@ -3,14 +3,17 @@
 
 Everything runs in one process, in turn, several rounds of it, and is measured in CPU seconds of
 that one thread, so that other programs on the machine hardly count. Run it in an environment that
-has DGL 1.1.3 too; without DGL its column stays empty.
+has DGL 1.1.3 too; without DGL its columns stay empty.
 
     python benchmarks/kernels.py --write
 
 writes benchmarks/results/kernels_cpu_<date>.md. A ratio is the time of graphshard over that of the
-other, below 1 where graphshard is faster. Bytes per second count what each edge reads and each
-result takes, as if nothing were ever found in a cache; a copy and a gather of random rows, measured
-in the same run, tell what this machine can do.
+other, below 1 where graphshard is faster. Each is taken as it comes: graphshard puts large results
+where earlier ones were, the others get new memory from the system for each. A second process
+measures graphshard and DGL again with freed memory kept by the C library, for both of them: kernel
+against kernel. Bytes per second count what each edge reads and each result takes, as if nothing
+were ever found in a cache; a copy and a gather of random rows, measured in the same run, tell what
+this machine can do. The gradient that a backward pass begins with is made before the clock starts.
 """
 
 from __future__ import annotations
@@ -18,12 +21,13 @@ from __future__ import annotations
 import argparse
 import ctypes
 import itertools
+import json
 import os
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -34,7 +38,7 @@ os.environ.setdefault("DGLBACKEND", "pytorch")
 import numpy as np
 import torch
 import torch.nn.functional as F
-from _common import community_graph, markdown_table, write_result
+from _common import Side, community_graph, markdown_table, run_side, write_result
 from torch import Tensor
 
 from graphshard.ops import Adjacency, edge_softmax, gsddmm, gspmm
@@ -55,6 +59,8 @@ HIDDEN = 128
 HEADS = 4
 OURS = "graphshard"
 PEERS = ("DGL", "torch.sparse", "embedding_bag", "plain torch")
+KEPT = "DGL, memory kept"
+COLUMNS = ("DGL", KEPT, *PEERS[1:])
 Run = Callable[[], Any]
 
 
@@ -243,8 +249,8 @@ def flat(result: Tensor) -> Tensor:
     return values.detach().reshape(-1).float()
 
 
-def runs_of(case: Case, part: str) -> dict[str, Run]:
-    """What to time: the sides that can do this operator in this dtype.
+def runs_of(case: Case, part: str, peers: Sequence[str]) -> dict[str, Run]:
+    """What to time: graphshard, and those of the peers that can do this operator in this dtype.
 
     Raises:
         RuntimeError: A side computes other numbers.
@@ -252,7 +258,7 @@ def runs_of(case: Case, part: str) -> dict[str, Run]:
     runs: dict[str, Run] = {}
     expected = None
     for name, side in case.sides.items():
-        if (name == "DGL" and dgl is None) or (part == "backward" and name in case.forward_only):
+        if name not in (OURS, *peers) or (part == "backward" and name in case.forward_only):
             continue
         try:
             with torch.set_grad_enabled(part == "backward"):
@@ -269,13 +275,13 @@ def runs_of(case: Case, part: str) -> dict[str, Run]:
             raise RuntimeError(f"{name} computes another {case.name} than {OURS}")
         runs[name] = torch.no_grad()(side)
         if part == "backward":
-            runs[name] = partial(gradients, out, case.inputs)
+            runs[name] = partial(gradients, out, case.inputs, torch.ones_like(out))
     return runs
 
 
-def gradients(out: Tensor, inputs: tuple[Tensor, ...]) -> None:
+def gradients(out: Tensor, inputs: tuple[Tensor, ...], grad: Tensor) -> None:
     """One backward pass, which leaves ``out`` ready for the next."""
-    torch.autograd.grad(out, inputs, torch.ones_like(out), retain_graph=True)
+    torch.autograd.grad(out, inputs, grad, retain_graph=True)
 
 
 def memory_speed(width: int, nodes: int, dtype: torch.dtype, args: argparse.Namespace) -> list[str]:
@@ -294,8 +300,8 @@ def memory_speed(width: int, nodes: int, dtype: torch.dtype, args: argparse.Name
 def keep_memory() -> None:
     """Have freed memory used again, by every side, instead of handed back to the system.
 
-    New pages cost as much as a kernel, and on a virtual machine at times several times that; they
-    would be all that is compared.
+    New pages cost as much as a kernel, and on a virtual machine at times several times that. There
+    is no way back: this is for a process of its own.
     """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
@@ -312,20 +318,72 @@ def is_usual(order: str, dtype: torch.dtype, op: str, width: int, part: str) -> 
     return width == HIDDEN or op in PLAIN
 
 
-def table(graph: Graph, order: str, dtype: torch.dtype, args: argparse.Namespace) -> list[str]:
-    """Lines of the results for one order and dtype."""
-    rows = []
+@dataclass(frozen=True)
+class Measured:
+    """What was found for one pass of one case.
+
+    Args:
+        case: The operator.
+        part: The pass.
+        seconds: Of graphshard.
+        ratios: Of that over the seconds of each peer.
+    """
+
+    case: Case
+    part: str
+    seconds: float
+    ratios: dict[str, float]
+
+
+def measure(
+    graph: Graph, order: str, name: str, peers: Sequence[str], args: argparse.Namespace
+) -> Iterator[Measured]:
+    """All that is asked for, for one order and dtype."""
+    dtype = DTYPES[name]
     for op, width, part in itertools.product(args.ops, args.widths, args.passes):
         if not args.full and not is_usual(order, dtype, op, width, part):
             continue
         for case in cases(graph, op, width, dtype):
-            ours, ratio = compare(runs_of(case, part), args)
-            moved = case.forward_bytes if part == "forward" else case.backward_bytes
-            ratios = [f"{ratio[peer]:.2f}" if peer in ratio else "" for peer in PEERS]
-            speed = f"{moved / ours / 1e9:.1f}"
-            rows.append([case.name, part, f"{ours * 1e3:.1f}", speed, *ratios])
-            sys.stderr.write(" | ".join(rows[-1]) + "\n")
-    header = ["operator", "pass", "ms", "GB/s", *(f"/ {peer}" for peer in PEERS)]
+            seconds, ratios = compare(runs_of(case, part, peers), args)
+            found = " | ".join(f"/ {peer} {ratio:.2f}" for peer, ratio in ratios.items())
+            sys.stderr.write(f"{case.name} {part} | {seconds * 1e3:.1f} ms | {found}\n")
+            yield Measured(case, part, seconds, ratios)
+
+
+def ratios_with_memory_kept(
+    graphs: Iterable[tuple[str, Graph]], args: argparse.Namespace
+) -> dict[str, float]:
+    """Ratios to DGL, by order, dtype, case and pass; in a process that called `keep_memory`."""
+    return {
+        f"{order} {name} {found.case.name} {found.part}": found.ratios["DGL"]
+        for order, graph in graphs
+        for name in args.dtypes
+        for found in measure(graph, order, name, ["DGL"], args)
+        if "DGL" in found.ratios
+    }
+
+
+def table(
+    graph: Graph, order: str, name: str, kept: dict[str, float], args: argparse.Namespace
+) -> list[str]:
+    """Lines of the results for one order and dtype."""
+    peers = [peer for peer in PEERS if peer != "DGL" or dgl is not None]
+    rows = []
+    for found in measure(graph, order, name, peers, args):
+        case, part = found.case, found.part
+        moved = case.forward_bytes if part == "forward" else case.backward_bytes
+        ratios = {**found.ratios, KEPT: kept.get(f"{order} {name} {case.name} {part}")}
+        cells = [ratios.get(peer) for peer in COLUMNS]
+        rows.append(
+            [
+                case.name,
+                part,
+                f"{found.seconds * 1e3:.1f}",
+                f"{moved / found.seconds / 1e9:.1f}",
+                *("" if ratio is None else f"{ratio:.2f}" for ratio in cells),
+            ]
+        )
+    header = ["operator", "pass", "ms", "GB/s", *(f"/ {peer}" for peer in COLUMNS)]
     return markdown_table(header, rows) if rows else []
 
 
@@ -345,17 +403,26 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--budget", type=float, default=0.5, help="seconds for one side of a case")
     parser.add_argument("--write", action="store_true", help="write the results file")
+    parser.add_argument("--kept", action="store_true", help="only what the second process does")
     args = parser.parse_args()
-    keep_memory()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     path = community_graph(args.graphs, args.nodes, args.edges)
+    graphs = ((order, load_graph(path, order, getattr(torch, args.ids))) for order in args.orders)
+    if args.kept:
+        keep_memory()
+        sys.stdout.write(json.dumps(ratios_with_memory_kept(graphs, args)) + "\n")
+        return
+    kept: dict[str, float] = {}
+    if dgl is not None:
+        asked = [word for word in sys.argv[1:] if word != "--write"]
+        sys.stderr.write("with memory kept, in another process\n")
+        kept = run_side(Side(KEPT, [sys.executable, __file__, *asked, "--kept"]))
     body = []
-    for order in args.orders:
-        graph = load_graph(path, order, getattr(torch, args.ids))
+    for order, graph in graphs:
         for name in args.dtypes:
             sys.stderr.write(f"{order} {name}\n")
-            rows = table(graph, order, DTYPES[name], args)
+            rows = table(graph, order, name, kept, args)
             if not rows:
                 continue
             speeds = [memory_speed(w, graph.num_nodes, DTYPES[name], args) for w in args.widths]
@@ -369,9 +436,11 @@ def main() -> None:
             ]
     about = (
         f"{graph.num_nodes:,} nodes, {graph.num_edges:,} edges, {args.ids} ids, one thread, median "
-        "CPU time, freed memory used again. `/ X` is the time of graphshard over that of X. GB/s "
-        "count what each edge reads and each result takes as if no cache held anything; copy and "
-        "random rows count what they read and write."
+        "CPU time. `/ X` is the time of graphshard over that of X, each as it comes: graphshard "
+        "puts large results where earlier ones were, the others get new pages from the system. "
+        f"`/ {KEPT}` was measured in a second process in which the C library keeps freed memory "
+        "for both. GB/s count what each edge reads and each result takes as if no cache held "
+        "anything; copy and random rows count what they read and write."
     )
     body[:0] = [about, ""]
     if args.write:

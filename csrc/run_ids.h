@@ -13,7 +13,7 @@ namespace graphshard {
 // Positions ahead at which rows of so many bytes are requested: wide rows soon fill what the cache
 // can have on its way, of narrow ones more must be on their way.
 inline constexpr int64_t kFarthestAhead = 64;
-inline int64_t prefetch_distance(int64_t row_bytes) {
+constexpr int64_t prefetch_distance(int64_t row_bytes) {
   return std::clamp(12288 / std::max<int64_t>(row_bytes, 1), kPrefetchAhead, kFarthestAhead);
 }
 

@@ -14,18 +14,40 @@
 namespace graphshard {
 namespace {
 
-// The four steps below work on edge positions [begin, end) and `width` columns. `shifted` holds one
-// row per position, contiguous, in the order of positions. What a later step will write is
-// requested along with what the first one reads.
+// The steps below work on edge positions [begin, end) and `width` columns. `shifted` holds one row
+// per position, contiguous, in the order of positions. What a later step will write is requested
+// along with what the first one reads, unless positions are ids: then memory is read and written
+// from one end to the other.
+//
+// [Note: one column] Edges that lie side by side, each with one number, are taken several at a
+// time, as lanes. Their sums are added in another order than one edge after the other, but always
+// in the same: it depends on the number of edges alone.
+
+template <typename I>
+GRAPHSHARD_INLINE bool one_column(const Csc<I>& csc, int64_t width) {
+  return width == 1 && csc.eids == nullptr;
+}
 
 template <typename T, typename I>
 GRAPHSHARD_INLINE void load(const Csc<I>& csc, const T* logits, int64_t begin, int64_t end,
                             int64_t width, const T* out, wide_t<T>* __restrict shifted,
                             wide_t<T>* __restrict highest) {
-  for (int64_t h = 0; h < width; ++h) highest[h] = -std::numeric_limits<wide_t<T>>::infinity();
+  using V = wide_t<T>;
+  if (one_column(csc, width)) {
+    const T* from = logits + begin;
+    V best = -std::numeric_limits<V>::infinity();
+#pragma omp simd reduction(max : best)
+    for (int64_t i = 0; i < end - begin; ++i) {
+      shifted[i] = widen(from[i]);
+      best = shifted[i] > best ? shifted[i] : best;
+    }
+    highest[0] = best;
+    return;
+  }
+  for (int64_t h = 0; h < width; ++h) highest[h] = -std::numeric_limits<V>::infinity();
   for (int64_t k = begin; k < end; ++k) {
     const int64_t ahead = k + kPrefetchAhead;
-    if (ahead < csc.num_edges) {
+    if (csc.eids != nullptr && ahead < csc.num_edges) {
       GRAPHSHARD_PREFETCH(logits + csc.edge_id(ahead) * width);
       GRAPHSHARD_PREFETCH_WRITE(out + csc.edge_id(ahead) * width);
     }
@@ -42,6 +64,17 @@ GRAPHSHARD_INLINE void load(const Csc<I>& csc, const T* logits, int64_t begin, i
 template <typename V>
 GRAPHSHARD_INLINE void exponentiate(int64_t count, int64_t width, const V* __restrict highest,
                                     V* __restrict shifted, V* __restrict total) {
+  if (width == 1) {
+    const V best = highest[0];
+    V sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = 0; i < count; ++i) {
+      shifted[i] = exp_nonpositive(shifted[i] - best);
+      sum += shifted[i];
+    }
+    total[0] = sum;
+    return;
+  }
   for (int64_t h = 0; h < width; ++h) total[h] = 0;
   for (int64_t k = 0; k < count; ++k) {
     V* row = shifted + k * width;
@@ -57,7 +90,14 @@ GRAPHSHARD_INLINE void exponentiate(int64_t count, int64_t width, const V* __res
 
 template <typename T, typename I>
 GRAPHSHARD_INLINE void store(const Csc<I>& csc, int64_t begin, int64_t end, int64_t width,
-                             const wide_t<T>* shifted, const wide_t<T>* total, T* out) {
+                             const wide_t<T>* __restrict shifted, const wide_t<T>* __restrict total,
+                             T* __restrict out) {
+  if (one_column(csc, width)) {
+    const wide_t<T> sum = total[0];
+    T* to = out + begin;
+    for (int64_t i = 0; i < end - begin; ++i) narrow(shifted[i] / sum, to[i]);
+    return;
+  }
   for (int64_t k = begin; k < end; ++k) {
     const wide_t<T>* from = shifted + (k - begin) * width;
     T* to = out + csc.edge_id(k) * width;
@@ -69,10 +109,17 @@ template <typename T, typename I>
 GRAPHSHARD_INLINE void dot(const Csc<I>& csc, const T* out, const T* grad, int64_t begin,
                            int64_t end, int64_t width, const T* result,
                            wide_t<T>* __restrict total) {
+  if (one_column(csc, width)) {
+    wide_t<T> sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t k = begin; k < end; ++k) sum += widen(out[k]) * widen(grad[k]);
+    total[0] = sum;
+    return;
+  }
   for (int64_t h = 0; h < width; ++h) total[h] = 0;
   for (int64_t k = begin; k < end; ++k) {
     const int64_t ahead = k + kPrefetchAhead;
-    if (ahead < csc.num_edges) {
+    if (csc.eids != nullptr && ahead < csc.num_edges) {
       GRAPHSHARD_PREFETCH(out + csc.edge_id(ahead) * width);
       GRAPHSHARD_PREFETCH(grad + csc.edge_id(ahead) * width);
       GRAPHSHARD_PREFETCH_WRITE(result + csc.edge_id(ahead) * width);
@@ -84,7 +131,13 @@ GRAPHSHARD_INLINE void dot(const Csc<I>& csc, const T* out, const T* grad, int64
 
 template <typename T, typename I>
 GRAPHSHARD_INLINE void subtract(const Csc<I>& csc, const T* out, const T* grad, int64_t begin,
-                                int64_t end, int64_t width, const wide_t<T>* total, T* result) {
+                                int64_t end, int64_t width, const wide_t<T>* total,
+                                T* __restrict result) {
+  if (one_column(csc, width)) {
+    const wide_t<T> sum = total[0];
+    for (int64_t k = begin; k < end; ++k) narrow(widen(out[k]) * (widen(grad[k]) - sum), result[k]);
+    return;
+  }
   for (int64_t k = begin; k < end; ++k) {
     const int64_t at = csc.edge_id(k) * width;
     for (int64_t h = 0; h < width; ++h) {

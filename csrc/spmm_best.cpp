@@ -6,6 +6,7 @@
 
 #include "parallel.h"
 #include "spmm.h"
+#include "spmm_finish.h"
 #include "spmm_walk.h"
 
 namespace graphshard {

@@ -1,49 +1,48 @@
 // SPDX-License-Identifier: Apache-2.0
 
+#include <algorithm>
 #include <memory>
 #include <type_traits>
 
 #include "parallel.h"
 #include "spmm.h"
+#include "spmm_finish.h"
+#include "spmm_rows.h"
 #include "spmm_walk.h"
 
 namespace graphshard {
 namespace {
 
-// Writes the sum of the messages of edges [begin, end), of which there is at least one; or adds it
-// to what is there.
-template <typename Messages, typename V>
-GRAPHSHARD_INLINE void sum_edges(Messages& messages, int64_t begin, int64_t end, bool adds,
-                                 V* total) {
+// Sums the messages of edges [begin, end), of which there is at least one, to what is at `start`,
+// or to zero where that is null. Calls finish(size, column, sums) for each block of columns.
+// `partial` has room for a row.
+template <typename Messages, typename V, typename Finisher>
+GRAPHSHARD_INLINE void sum_edges(Messages& messages, int64_t begin, int64_t end, const V* start,
+                                 V* partial, const Finisher& finish) {
   for (int64_t first = begin; first < end; first += kEdgesAtATime) {
     const int64_t count = std::min(kEdgesAtATime, end - first);
+    const bool is_last = first + count == end;
+    const V* from = first == begin ? start : partial;
     messages.load(first, first + count);
-    V* to = total;
-    for_each_block<128, 64, 32, 16, 8, 4>(
-        messages, [&](auto size, int64_t outer, int64_t column) GRAPHSHARD_INLINE_LAMBDA {
-          V sums[size];
-          for (int j = 0; j < size; ++j) sums[j] = first == begin && !adds ? 0 : to[j];
-          for (int64_t i = 0; i < count; ++i) {
-            messages.template prefetch<size>(i, outer, column);
-            messages.template message<size>(i, outer, column,
-                                            [&](int j, V value) { sums[j] += value; });
-          }
-          for (int j = 0; j < size; ++j) to[j] = sums[j];
-          to += size;
-        });
-  }
-}
-
-// Writes the result of one row; `total` may be `out` itself.
-template <typename T>
-GRAPHSHARD_INLINE void store(const wide_t<T>* total, int64_t width, int64_t degree,
-                             SumResult result, T* out) {
-  if (result == SumResult::kMean) {
-    const wide_t<T> divisor = static_cast<wide_t<T>>(degree);
-    for (int64_t j = 0; j < width; ++j) narrow(total[j] / divisor, out[j]);
-  } else if (static_cast<const void*>(total) != out) {
-    const bool adds = result == SumResult::kAdded;
-    for (int64_t j = 0; j < width; ++j) narrow(total[j] + (adds ? widen(out[j]) : 0), out[j]);
+    int64_t at = 0;
+    for_each_block<128, 64, 32, 16, 8, 4>(messages, [&](auto size, int64_t outer,
+                                                        int64_t column) GRAPHSHARD_INLINE_LAMBDA {
+      LaneBlock<typename Messages::Value, size> sums;
+      if (from != nullptr) {
+        sums.for_each([&](auto& sum, int j) GRAPHSHARD_INLINE_LAMBDA { sum.load(from + at + j); });
+      }
+      for (int64_t i = 0; i < count; ++i) {
+        messages.template prefetch<size>(i, outer, column);
+        messages.template add_to<size>(sums, i, outer, column);
+      }
+      if (is_last) {
+        finish(size, at, sums);
+      } else {
+        sums.for_each([&](auto& sum, int j)
+                          GRAPHSHARD_INLINE_LAMBDA { sum.store(partial + at + j); });
+      }
+      at += size;
+    });
   }
 }
 
@@ -51,8 +50,14 @@ GRAPHSHARD_INLINE void store(const wide_t<T>* total, int64_t width, int64_t degr
 template <typename Messages, typename T>
 GRAPHSHARD_INLINE void sum_span(const SpmmArguments<T>& a, Messages messages, const Span& span,
                                 SumResult result, int64_t width, wide_t<T>* buffer) {
+  using V = wide_t<T>;
+  const V* const zero = nullptr;
   if (span.slice >= 0) {
-    sum_edges(messages, span.begin, span.end, false, buffer);
+    sum_edges(messages, span.begin, span.end, zero, buffer,
+              [&](auto, int64_t at, auto& sums) GRAPHSHARD_INLINE_LAMBDA {
+                sums.for_each([&](auto& sum, int j)
+                                  GRAPHSHARD_INLINE_LAMBDA { sum.store(buffer + at + j); });
+              });
     return;
   }
   for (int64_t row = span.first_row; row < span.last_row; ++row) {
@@ -62,13 +67,15 @@ GRAPHSHARD_INLINE void sum_span(const SpmmArguments<T>& a, Messages messages, co
     if (end - begin > kSliceEdges) continue;
     if (begin == end) {
       if (result == SumResult::kAdded) continue;
-      for (int64_t j = 0; j < width; ++j) narrow(wide_t<T>{0}, out[j]);
+      for (int64_t j = 0; j < width; ++j) narrow(V{0}, out[j]);
       continue;
     }
-    wide_t<T>* total = buffer;
-    if constexpr (std::is_same_v<T, wide_t<T>>) total = out;
-    sum_edges(messages, begin, end, result == SumResult::kAdded && total != buffer, total);
-    store(total, width, end - begin, result, out);
+    const V* start = zero;
+    if constexpr (std::is_same_v<T, V>) start = continues<T>(result) ? out : zero;
+    const bool adds = result == SumResult::kAdded && !continues<T>(result);
+    sum_edges(messages, begin, end, start, buffer,
+              [&](auto, int64_t at, auto& sums)
+                  GRAPHSHARD_INLINE_LAMBDA { write(sums, end - begin, result, adds, out + at); });
   }
 }
 
@@ -91,8 +98,12 @@ void sum_others(const SpmmArguments<T>& a, Op op, const Span& span, SumResult re
 }
 
 template <typename T>
-auto* choose(const SpmmArguments<T>& a, Op op) {
-  if (op == Op::kCopyLhs || op == Op::kCopyRhs) return sum_copied<T>;
+auto* choose(const SpmmArguments<T>& a, Op op, int64_t width) {
+  if (op == Op::kCopyLhs || op == Op::kCopyRhs) {
+    const auto sum_known = sum_rows_of_width<T>(width);
+    const bool has_ids = op == Op::kCopyLhs || a.edges.eids;
+    return sum_known != nullptr && has_ids ? sum_known : sum_copied<T>;
+  }
   if (op == Op::kMul && a.loop.lhs_step == 1 && a.loop.rhs_step == 0) return sum_scaled<T>;
   return sum_others<T>;
 }
@@ -102,17 +113,18 @@ auto* choose(const SpmmArguments<T>& a, Op op) {
 template <typename T>
 void spmm_sum(const SpmmArguments<T>& a, Op op, SumResult result, int num_threads) {
   using V = wide_t<T>;
-  const auto run_span = choose(a, op);
   const int64_t width = a.loop.outer * a.loop.inner;
+  const auto run_rows = choose(a, op, width);
+  const auto run_slice = choose(a, op, 0);
   const Schedule schedule = make_schedule(a.edges.indptr, a.edges.num_rows, width, num_threads);
   const auto partial = std::make_unique_for_overwrite<V[]>(schedule.num_slices * width);
   run_tasks(static_cast<int64_t>(schedule.spans.size()), num_threads, [&](int64_t i) {
     const Span& span = schedule.spans[i];
     if (span.slice >= 0) {
-      run_span(a, op, span, result, width, partial.get() + span.slice * width);
+      run_slice(a, op, span, result, width, partial.get() + span.slice * width);
     } else {
       const auto buffer = std::make_unique_for_overwrite<V[]>(width);
-      run_span(a, op, span, result, width, buffer.get());
+      run_rows(a, op, span, result, width, buffer.get());
     }
   });
   run_tasks(static_cast<int64_t>(schedule.hubs.size()), num_threads, [&](int64_t i) {
@@ -123,7 +135,12 @@ void spmm_sum(const SpmmArguments<T>& a, Op op, SumResult result, int num_thread
       for (int64_t j = 0; j < width; ++j) total[j] += other[j];
     }
     const int64_t degree = a.edges.indptr[hub.row + 1] - a.edges.indptr[hub.row];
-    store(total, width, degree, result, a.out + hub.row * width);
+    T* out = a.out + hub.row * width;
+    in_blocks<16, 1>(width, [&](auto size, int64_t at) {
+      LaneBlock<T, size> sums;
+      sums.for_each([&](auto& sum, int j) { sum.load(total + at + j); });
+      write(sums, degree, result, result == SumResult::kAdded, out + at);
+    });
   });
 }
 

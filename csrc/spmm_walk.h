@@ -10,16 +10,12 @@
 #include <algorithm>
 
 #include "elementwise.h"
+#include "lanes.h"
 #include "parallel.h"
 #include "run_ids.h"
 #include "spmm.h"
 
 namespace graphshard {
-
-// So many edges are taken at a time that their rows stay in the second-level cache while blocks of
-// columns pass over them.
-inline constexpr int64_t kEdgesAtATime = 64;
-static_assert(kEdgesAtATime <= kLongestRun);
 
 template <typename T>
 int64_t bytes_of(const Rows<T>& rows) {
@@ -29,6 +25,7 @@ int64_t bytes_of(const Rows<T>& rows) {
 // Rows of one operand, each as it is.
 template <typename T>
 struct CopiedRows {
+  using Value = T;
   static constexpr bool kFrequent = true;
   Rows<T> rows;
   RunIds run;
@@ -54,11 +51,19 @@ struct CopiedRows {
 #pragma omp simd
     for (int j = 0; j < kColumns; ++j) store(j, widen(from[j]));
   }
+  // Adds kColumns values of edge i's message.
+  template <int kColumns>
+  GRAPHSHARD_INLINE void add_to(LaneBlock<T, kColumns>& sums, int64_t i, int64_t,
+                                int64_t column) const {
+    const T* from = rows[run[i]] + column;
+    sums.for_each([&](auto& sum, int first) GRAPHSHARD_INLINE_LAMBDA { sum.add(from + first); });
+  }
 };
 
 // What messages of two operands share.
 template <typename T>
 struct PairedRows {
+  using Value = T;
   const SpmmArguments<T>& a;
   RunIds src;
   RunIds eids;
@@ -101,6 +106,14 @@ struct ScaledRows : PairedRows<T> {
 #pragma omp simd
     for (int j = 0; j < kColumns; ++j) store(j, widen(from[j]) * scale);
   }
+  template <int kColumns>
+  GRAPHSHARD_INLINE void add_to(LaneBlock<T, kColumns>& sums, int64_t i, int64_t head,
+                                int64_t column) const {
+    const T* from = this->lhs(this->src[i], head) + column;
+    const auto scale = widen(*this->rhs(this->eids[i], head));
+    sums.for_each([&](auto& sum, int first)
+                      GRAPHSHARD_INLINE_LAMBDA { sum.add_product(from + first, scale); });
+  }
 };
 
 // Messages of any operator and any broadcast.
@@ -125,6 +138,14 @@ struct OtherMessages : PairedRows<T> {
     take(this->lhs(this->src[i], outer), this->a.loop.lhs_step, column, left);
     take(this->rhs(this->eids[i], outer), this->a.loop.rhs_step, column, right);
     combine(op, left, right, store);
+  }
+  template <int kColumns>
+  GRAPHSHARD_INLINE void add_to(LaneBlock<T, kColumns>& sums, int64_t i, int64_t outer,
+                                int64_t column) const {
+    wide_t<T> messages[kColumns];
+    message<kColumns>(i, outer, column, [&](int j, wide_t<T> value) { messages[j] = value; });
+    sums.for_each([&](auto& sum, int first)
+                      GRAPHSHARD_INLINE_LAMBDA { sum.add(messages + first); });
   }
 };
 
