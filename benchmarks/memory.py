@@ -8,7 +8,12 @@ cut, and only the order of work can keep memory down.
 
     python benchmarks/memory.py --nodes 100000 --degree 20 --write
 
-writes benchmarks/results/memory_<model>_cpu_<date>.md.
+writes benchmarks/results/memory_<model>_cpu_<date>.md. And does it depend on edges x heads?
+
+    python benchmarks/memory.py --question edges --model gat --write
+
+trains 2 workers on graphs of as many nodes and more and more edges. What a worker takes there above
+one that has the same graph and does not train must not grow by a number per edge and head.
 """
 
 from __future__ import annotations
@@ -28,6 +33,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+HEADS = 4
 RESULTS = Path(__file__).parent / "results"
 WORKERS = (1, 2, 4, 8)
 ROUNDS = 2
@@ -54,7 +60,7 @@ def make_model(model: str, width: int, hidden: int, classes: int) -> torch.nn.Mo
     if model == "sage":
         return torch.nn.ModuleList(SAGEConv(a, b, "mean") for a, b in pairs)
     return torch.nn.ModuleList(
-        GATConv(a, b // 4 if i < 2 else b, 4, allow_zero_in_degree=True)
+        GATConv(a, b // HEADS if i < 2 else b, HEADS, allow_zero_in_degree=True)
         for i, (a, b) in enumerate(pairs)
     )
 
@@ -80,8 +86,16 @@ def epoch(graph: Any, layers: Any, x: torch.Tensor, y: torch.Tensor, model: str)
     return float(loss.detach())
 
 
-def work(parts: str, tiny: str, model: str, mode: str, idle: bool) -> None:
-    """One worker: prints a line of JSON with its peak above nothing, in bytes."""
+def work(parts: str, tiny: str, model: str, mode: str, epochs: int) -> None:
+    """One worker: prints a line of JSON with its peak above nothing, in bytes.
+
+    Args:
+        parts: The graph; "" for none.
+        tiny: A small graph, that is trained on first.
+        model: Kind of layers.
+        mode: Kind of aggregation.
+        epochs: On the graph.
+    """
     import graphshard
 
     torch.set_num_threads(1)
@@ -98,8 +112,8 @@ def work(parts: str, tiny: str, model: str, mode: str, idle: bool) -> None:
             epoch(graph, layers, x, y, model)
 
     train(tiny, 1)
-    if not idle:
-        train(parts, 2)
+    if parts:
+        train(parts, epochs)
     sys.stdout.write(json.dumps({"rank": rank, "peak": peak_bytes()}) + "\n")
     sys.stdout.flush()
     graphshard.shutdown_comms()
@@ -133,33 +147,65 @@ def partition(nodes: int, edges: int, num_parts: int, folder: Path) -> str:
     return str(folder / "g.json")
 
 
-def measure(nodes: int, degree: int, model: str, mode: str) -> list[dict[str, Any]]:
-    """Peak of the largest worker for each number of workers."""
+def measure(
+    nodes: int, degree: int, model: str, mode: str, workers: int, has_graph: bool
+) -> tuple[int, int]:
+    """Peak of an idle worker, and of the largest busy one above an idle one.
+
+    Args:
+        nodes: In the graph.
+        degree: Edges, by node.
+        model: Kind of layers.
+        mode: Kind of aggregation.
+        workers: How many.
+        has_graph: Whether idle workers have the graph, too.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        # In processes of their own, so that partitioning leaves nothing behind here.
+        parts = str(Path(folder) / "parts" / "g.json")
+        tiny = str(Path(folder) / "tiny" / "g.json")
+        for path, n in ((parts, nodes), (tiny, 64)):
+            subprocess.run(
+                [sys.executable, __file__, "--partition", str(Path(path).parent),
+                 "--nodes", str(n), "--degree", str(degree), "--parts", str(workers)],
+                check=True, timeout=1800,
+            )  # fmt: skip
+        peaks = []
+        common = ["--tiny", tiny, "--model", model, "--mode", mode, "--work"]
+        for _ in range(ROUNDS):
+            idle = launch(workers, [*common, parts if has_graph else "", "--epochs", "0"])
+            busy = launch(workers, [*common, parts, "--epochs", "2"])
+            peaks.append(max(b - i for b, i in zip(busy, idle, strict=True)))
+    sys.stderr.write(f"P={workers}, degree {degree}: {min(peaks) / 2**20:.0f} MiB above idle\n")
+    return max(idle), min(peaks)
+
+
+def by_edges(args: argparse.Namespace) -> list[str]:
+    """Lines of a table: peaks for more and more edges."""
+    lines = [
+        "| edges | peak above idle, MiB | more than with half of them | "
+        f"a number per edge and each of {HEADS} heads would be |",
+        "| --- | --- | --- | --- |",
+    ]
+    before = 0
+    for degree in (args.degree, 2 * args.degree, 4 * args.degree):
+        _, peak = measure(args.nodes, degree, args.model, args.mode, 2, True)
+        more = f"{(peak - before) / 2**20:.0f}" if before else ""
+        added = args.nodes * degree // 2 // 2 * HEADS * 4 / 2**20  # those of one of two workers
+        lines.append(
+            f"| {args.nodes * degree:,} | {peak / 2**20:.0f} | {more} | "
+            f"{f'{added:.0f} more' if before else ''} |"
+        )
+        before = peak
+    return lines
+
+
+def by_workers(args: argparse.Namespace) -> list[str]:
+    """Lines of a table: peaks for more and more workers."""
     rows = []
     for workers in WORKERS:
-        with tempfile.TemporaryDirectory() as folder:
-            # In processes of their own, so that partitioning leaves nothing behind here.
-            parts = str(Path(folder) / "parts" / "g.json")
-            tiny = str(Path(folder) / "tiny" / "g.json")
-            for path, n in ((parts, nodes), (tiny, 64)):
-                subprocess.run(
-                    [sys.executable, __file__, "--partition", str(Path(path).parent),
-                     "--nodes", str(n), "--degree", str(degree), "--parts", str(workers)],
-                    check=True, timeout=1800,
-                )  # fmt: skip
-            peaks = []
-            for _ in range(ROUNDS):
-                common = ["--work", parts, "--tiny", tiny, "--model", model, "--mode", mode]
-                idle = launch(workers, [*common, "--idle"])
-                busy = launch(workers, common)
-                peaks.append(max(b - i for b, i in zip(busy, idle, strict=True)))
-            rows.append({"workers": workers, "idle": max(idle), "peak": min(peaks)})
-            sys.stderr.write(f"P={workers}: {rows[-1]['peak'] / 2**20:.0f} MiB above idle\n")
-    return rows
-
-
-def table(rows: list[dict[str, Any]]) -> str:
-    """The result as Markdown."""
+        idle, peak = measure(args.nodes, args.degree, args.model, args.mode, workers, False)
+        rows.append({"workers": workers, "idle": idle, "peak": peak})
     first = rows[0]["peak"]
     lines = [
         "| workers | idle worker, MiB | peak above idle, MiB | times P, against P = 1 |",
@@ -170,7 +216,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         f"{r['peak'] * r['workers'] / first:.2f} |"
         for r in rows
     ]
-    return "\n".join(lines)
+    return lines
 
 
 def main() -> None:
@@ -180,28 +226,34 @@ def main() -> None:
     parser.add_argument("--degree", type=int, default=20)
     parser.add_argument("--model", choices=["sage", "gat"], default="sage")
     parser.add_argument("--mode", choices=["sequential", "oneshot"], default="sequential")
+    parser.add_argument("--question", choices=["workers", "edges"], default="workers")
     parser.add_argument("--write", action="store_true", help="write a file under results/")
     parser.add_argument("--work", help=argparse.SUPPRESS)
     parser.add_argument("--tiny", help=argparse.SUPPRESS)
-    parser.add_argument("--idle", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--epochs", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--partition", help=argparse.SUPPRESS)
     parser.add_argument("--parts", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.partition:
         partition(args.nodes, args.nodes * args.degree, args.parts, Path(args.partition))
         return
-    if args.work:
-        work(args.work, args.tiny, args.model, args.mode, args.idle)
+    if args.work is not None:
+        work(args.work, args.tiny, args.model, args.mode, args.epochs)
         return
-    found = table(measure(args.nodes, args.degree, args.model, args.mode))
+    found = "\n".join(by_edges(args) if args.question == "edges" else by_workers(args))
+    by_edge = args.question == "edges"
+    size = (
+        "2 workers, which have the graph when idle, too"
+        if by_edge
+        else (f"{args.nodes * args.degree:,} edges")
+    )
     settings = " ".join(f"{name}={value}" for name, value in ALLOCATOR.items())
     text = "\n".join(
         [
             f"# Memory per worker, full batch, {args.model}, {args.mode} aggregation",
             "",
-            f"Dense random graph, {args.nodes:,} nodes, {args.nodes * args.degree:,} edges, random "
-            "parts, 128 features, 3 layers, hidden 128, float32. Smallest of "
-            f"{ROUNDS} runs; the largest worker of each.",
+            f"Dense random graph, {args.nodes:,} nodes, {size}, random parts, 128 features, 3 "
+            f"layers, hidden 128, float32. Smallest of {ROUNDS} runs; the largest worker of each.",
             "",
             found,
             "",
@@ -215,7 +267,8 @@ def main() -> None:
     )
     sys.stdout.write(text)
     if args.write:
-        name = f"memory_{args.model}_{args.mode}_cpu_{datetime.date.today()}.md"
+        name = f"memory_{args.model}_{args.mode}{'_edges' if by_edge else ''}_cpu"
+        name = f"{name}_{datetime.date.today()}.md"
         (RESULTS / name).write_text(text)
 
 
