@@ -21,10 +21,24 @@ namespace {
 constexpr size_t kLargePage = size_t{1} << 21;
 constexpr size_t kPage = size_t{1} << 12;
 
+#ifdef GRAPHSHARD_HAS_MMAP
+// Addresses that begin at a large page, for which the system may then use one.
+char* reserve(size_t size, int protection) {
+  const size_t total = size + kLargePage;
+  void* const data = mmap(nullptr, total, protection, MAP_PRIVATE | MAP_ANON, -1, 0);
+  if (data == MAP_FAILED) return nullptr;
+  char* const start = static_cast<char*>(data);
+  const size_t skipped = -reinterpret_cast<uintptr_t>(start) & (kLargePage - 1);
+  if (skipped > 0) munmap(start, skipped);
+  munmap(start + skipped + size, kLargePage - skipped);
+  return start + skipped;
+}
+#endif
+
 Block map_block(size_t size) {
 #ifdef GRAPHSHARD_HAS_MMAP
-  void* data = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANON, -1, 0);
-  if (data == MAP_FAILED) return {nullptr, 0};
+  void* const data = reserve(size, PROT_READ | PROT_WRITE);
+  if (data == nullptr) return {nullptr, 0};
   expect_writes(data, size);
 #else
   void* data = ::operator new(size, std::align_val_t{kPage}, std::nothrow);
@@ -41,15 +55,43 @@ void unmap_block(const Block& block) {
 #endif
 }
 
-// Waiting blocks, the one that was freed first in front.
+#if defined(__linux__)
+#define GRAPHSHARD_CAN_JOIN
+// One block of the pages of some, which are `size` bytes together and end here; {nullptr, 0}, and
+// the pages gone, if the system refuses.
+Block join_blocks(const std::vector<Block>& pieces, size_t size) {
+  char* const start = reserve(size, PROT_NONE);
+  bool moved = start != nullptr;
+  char* to = start;
+  for (const Block& piece : pieces) {
+    // Page by page: one call must not go across what the system takes for two mappings.
+    for (size_t at = 0; at < piece.size; at += kLargePage) {
+      char* const from = static_cast<char*>(piece.data) + at;
+      moved =
+          moved && mremap(from, kLargePage, kLargePage, MREMAP_MAYMOVE | MREMAP_FIXED, to) == to;
+      if (!moved) munmap(from, kLargePage);
+      to += kLargePage;
+    }
+  }
+  if (moved) return {start, size};
+  if (start != nullptr) munmap(start, size);
+  return {nullptr, 0};
+}
+#endif
+
+// Waiting blocks, the one that was freed first in front. All sizes are multiples of kLargePage.
 class Pool {
  public:
   Block take(size_t size) {
     std::vector<Block> given_up;
+    std::vector<Block> pieces;
     Block found{nullptr, 0};
     {
       const std::lock_guard lock(mutex_);
       found = pick(size);
+#ifdef GRAPHSHARD_CAN_JOIN
+      if (found.data == nullptr && counts_.waiting >= size) pieces = gather(size);
+#endif
       counts_.used += found.data != nullptr ? found.size : size;
       counts_.peak = std::max(counts_.peak, counts_.used);
       while (counts_.used + counts_.waiting > counts_.peak) {
@@ -60,6 +102,11 @@ class Pool {
     }
     for (const Block& block : given_up) unmap_block(block);
     if (found.data != nullptr) return found;
+#ifdef GRAPHSHARD_CAN_JOIN
+    if (pieces.size() == 1) return pieces.front();
+    if (!pieces.empty()) found = join_blocks(pieces, size);
+    if (found.data != nullptr) return found;
+#endif
     found = map_block(size);
     if (found.data == nullptr) {
       const std::lock_guard lock(mutex_);
@@ -114,6 +161,29 @@ class Pool {
     counts_.waiting -= found.size;
     return found;
   }
+
+#ifdef GRAPHSHARD_CAN_JOIN
+  // Pieces of waiting blocks, `size` bytes together: of the smallest that is large enough, or of
+  // those freed first.
+  std::vector<Block> gather(size_t size) {
+    auto whole = waiting_.end();
+    for (auto at = waiting_.begin(); at != waiting_.end(); ++at) {
+      if (at->size >= size && (whole == waiting_.end() || at->size < whole->size)) whole = at;
+    }
+    if (whole != waiting_.end()) std::rotate(waiting_.begin(), whole, whole + 1);
+    std::vector<Block> pieces;
+    counts_.waiting -= size;
+    while (size > 0) {
+      Block& first = waiting_.front();
+      const size_t taken = std::min(size, first.size);
+      pieces.push_back({first.data, taken});
+      size -= taken;
+      first = {static_cast<char*>(first.data) + taken, first.size - taken};
+      if (first.size == 0) waiting_.erase(waiting_.begin());
+    }
+    return pieces;
+  }
+#endif
 
   std::mutex mutex_;
   std::vector<Block> waiting_;

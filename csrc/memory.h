@@ -18,7 +18,8 @@ void expect_writes(void* address, size_t size);
 // it fits aligned blocks badly into the holes that they left, and memory grows by half. So large
 // results live in blocks of their own, which are used again for results of about their size. Blocks
 // that wait and blocks in use together are never more than what was in use at once before: keeping
-// them raises no peak.
+// them raises no peak. Where no block that waits has the right size, Linux can move pages: a block
+// is cut, or several become one, for a hundredth of what new pages cost.
 
 struct Block {
   void* data;

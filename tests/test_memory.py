@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 
 import pytest
@@ -59,6 +60,40 @@ def test_a_block_is_used_again():
     again = empty((ROWS - 100, 8), torch.float32)
     assert again.data_ptr() == address
     assert counts()["waiting"] == 0
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="moving pages is Linux's")
+def test_blocks_are_cut_and_joined():
+    first, second = (empty((n << 20, 2), torch.float32).fill_(n) for n in (2, 3))
+    del first, second
+    before = counts()
+    assert before["waiting"] == 40 << 20
+    joined = empty((10 << 20,), torch.float32)
+    # What was there is there still: these are the pages of both, not new ones.
+    assert joined[[0, -1]].tolist() == [2, 3]
+    assert counts() == {"used": 40 << 20, "waiting": 0, "peak": before["peak"]}
+    joined.fill_(4)
+    del joined
+    pieces = [empty((5 << 19,), torch.float32) for _ in range(4)]
+    for number, piece in enumerate(pieces):
+        assert float(piece[0]) == 4
+        piece.fill_(number)
+    assert [float(piece.mean()) for piece in pieces] == [0, 1, 2, 3]
+    assert counts()["peak"] == before["peak"]
+
+
+def test_cut_and_joined_blocks_hold_what_is_written():
+    """Tensors of random sizes come and go; each has its own memory, whatever it is made of."""
+    generator = torch.Generator().manual_seed(1)
+    live: list[tuple[int, torch.Tensor]] = []
+    for number in range(150):
+        if len(live) > 5:
+            value, tensor = live.pop(int(torch.randint(len(live), (), generator=generator)))
+            assert bool((tensor == value).all())
+        rows = int(torch.randint(1 << 18, 1 << 20, (), generator=generator))
+        live.append((number, empty((rows, 8), torch.float32).fill_(number)))
+    for value, tensor in live:
+        assert bool((tensor == value).all())
 
 
 def test_a_view_keeps_the_block():

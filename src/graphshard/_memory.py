@@ -5,8 +5,9 @@
     The C library gives a block of some 10 MB and more back to the system as soon as it is freed,
     and the next one of that size has all its pages mapped and cleared anew: 25 ms for 50 MB, where
     adding two such tensors takes 5. Results of this package therefore live in blocks that are kept
-    when they are freed, for results of about their size. What waits and what is in use together
-    never exceed what was in use at once before, so a peak does not rise. See csrc/memory.h.
+    when they are freed; on Linux they are cut and joined as later results need it. What waits and
+    what is in use together never exceed what was in use at once before, so a peak does not rise.
+    See csrc/memory.h.
 
     The environment variable GRAPHSHARD_KEEP_MEMORY=0 turns this off.
 """
