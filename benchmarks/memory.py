@@ -37,12 +37,13 @@ HEADS = 4
 RESULTS = Path(__file__).parent / "results"
 WORKERS = (1, 2, 4, 8)
 ROUNDS = 2
-# glibc keeps freed blocks of up to 32 MiB for later; a fixed threshold gives them back at once, so
-# that resident memory is what is in use.
+# glibc keeps freed blocks of up to 32 MiB for later, and this package large ones; so that resident
+# memory is what is in use, both give them back at once here.
 ALLOCATOR = {
     "MALLOC_ARENA_MAX": "2",
     "MALLOC_MMAP_THRESHOLD_": str(1 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(1 << 20),
+    "GRAPHSHARD_KEEP_MEMORY": "0",
 }
 
 
