@@ -2,7 +2,8 @@
 """start_fetch_all, start_return_all: the whole halo in one collective, while something else runs.
 
 They send what `fetch_halo` and its backward send, but return at once; so the caller can compute on
-its own rows until `wait`. They know nothing of autograd.
+its own rows until `wait`. Through shared memory wide rows have a collective of their own. They know
+nothing of autograd.
 """
 
 from __future__ import annotations
