@@ -16,6 +16,7 @@ from ._pending import Pending
 from ._plan import ExchangePlan
 from ._ragged import ragged_all_to_all
 from ._reduce import all_reduce, barrier
+from ._sent_rows import SentRows
 from ._start import guard, initialize_comms, report_failure, shutdown_comms
 from ._sync import gather_grads, sync_params
 from ._trace import Trace, trace
@@ -24,6 +25,7 @@ __all__ = [
     "ExchangePlan",
     "Lanes",
     "Pending",
+    "SentRows",
     "Trace",
     "agree",
     "all_reduce",

@@ -18,9 +18,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from ._group import GroupState, group_state
-from ._pack import exchange_rows, rows_at
+from ._pack import exchange_rows
 from ._plan import ExchangePlan, most_bytes
-from ._shared import allocator, shared_blocks
+from ._shared import shared_blocks
 from ._signature import check_requests, needs_grad_now
 from ._wire import narrowed, widened, wire_dtype
 
@@ -176,9 +176,9 @@ def _fetch(
     blocks = shared_blocks(state, most_bytes(plans, tensors, wire))
     # Several are joined, and what is narrowed is copied, into what is sent.
     as_is = len(tensors) == 1 and wire_dtype(tensors[0].dtype, wire) == tensors[0].dtype
-    allocate = allocator(blocks if as_is else None)
+    allocate = blocks.empty if blocks is not None and as_is else None
     rows = [
-        narrowed(rows_at(tensor.detach(), plan.index_on(tensor.device), allocate), wire)
+        narrowed(plan.all_sent.of(tensor.detach(), allocate), wire)
         for plan, tensor in zip(plans, tensors, strict=True)
     ]
     arrived = exchange_rows(

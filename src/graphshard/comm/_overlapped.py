@@ -14,14 +14,13 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from .._memory import empty
 from ._collectives import AllToAll
 from ._exchange import Request
 from ._group import GroupState
-from ._pack import as_bytes, joined, parted, row_bytes, rows_at
+from ._pack import as_bytes, joined, parted, row_bytes
 from ._pending import Arrived, Pending
 from ._plan import most_bytes
-from ._shared import Allocate, SharedAllToAll, allocator, shared_blocks, start_exchange
+from ._shared import SharedAllToAll, allocator, shared_blocks, start_exchange
 from ._shared_blocks import SharedBlocks
 from ._signature import check_requests
 from ._wire import narrowed, widened, wire_dtype
@@ -37,7 +36,7 @@ def start_fetch_all(
     """Start to fetch the halo rows of each tensor; every rank must call, and must wait.
 
     Args:
-        requests: As for `fetch_halo`.
+        requests: As for `fetch_halo`. The tensors must not change before the rows are waited for.
         wire: In which dtype wider floating-point rows travel; None is their own.
         needs_grad: Which requests will have gradients to return, equal on all ranks; for the
             check alone. None of them by default.
@@ -62,7 +61,7 @@ def start_fetch_all(
     blocks = shared_blocks(state, most_bytes(plans, tensors, wire))
 
     def start(chosen: Sequence[int]) -> Pending:
-        stream = _gathered(_at(requests, chosen), wire, allocator(blocks))
+        stream = _gathered(_at(requests, chosen), wire, blocks)
         splits = _at(send, chosen), _at(recv, chosen)
         return _Exchange(state, blocks, stream, _at(tensors, chosen), *splits, wire, "fetch_halo")
 
@@ -182,35 +181,35 @@ class _Exchange:
         return self._done
 
 
-def _gathered(requests: Sequence[Request], wire: torch.dtype | None, allocate: Allocate) -> Tensor:
+def _gathered(
+    requests: Sequence[Request], wire: torch.dtype | None, blocks: SharedBlocks | None
+) -> Tensor:
     """The bytes that every rank reads of each tensor, by rank and then by tensor.
 
-    Rows go from the tensor straight to their place, so that they are copied once.
+    Rows go from the tensor straight to their place, so that they are copied once, or not at all.
     """
     tensors = [tensor.detach() for _, tensor in requests]
+    plans = [plan for plan, _ in requests]
     device = tensors[0].device
     if len(tensors) == 1:
         as_is = wire_dtype(tensors[0].dtype, wire) == tensors[0].dtype
-        index = requests[0][0].index_on(device)
-        rows = rows_at(tensors[0], index, allocate if as_is else empty)
-        return as_bytes(narrowed(rows, wire))
+        allocate = blocks.empty if blocks is not None and as_is else None
+        return as_bytes(narrowed(plans[0].all_sent.of(tensors[0], allocate), wire))
     likes = [narrowed(tensor[:0], wire) for tensor in tensors]
     sizes = [row_bytes(like) for like in likes]
-    plans = [plan for plan, _ in requests]
     total = sum(sum(p.send_splits) * size for p, size in zip(plans, sizes, strict=True))
-    stream = allocate((total,), torch.uint8, device)
+    stream = allocator(blocks)((total,), torch.uint8, device)
     start = 0
     for reader in range(plans[0].world_size):
         for plan, tensor, like, size in zip(plans, tensors, likes, sizes, strict=True):
-            index = plan.send_rows(reader, tensor.device)
-            run = stream[start : start + index.numel() * size]
+            sent = plan.sent[reader]
+            run = stream[start : start + len(sent) * size]
             start += run.numel()
             if run.numel() == 0:
                 continue
             is_aligned = run.storage_offset() % like.element_size() == 0
             if is_aligned and like.dtype == tensor.dtype and tensor.device == device:
-                place = run.view(like.dtype).view(-1, *tensor.shape[1:])
-                torch.index_select(tensor, 0, index, out=place)
+                sent.copy_to(run.view(like.dtype).view(-1, *tensor.shape[1:]), tensor)
             else:
-                run.copy_(as_bytes(narrowed(rows_at(tensor, index), wire)))
+                run.copy_(as_bytes(narrowed(sent.of(tensor), wire)))
     return stream

@@ -29,12 +29,6 @@ def row_bytes(tensor: Tensor) -> int:
     return size
 
 
-def rows_at(tensor: Tensor, index: Tensor, allocate: Allocate = empty) -> Tensor:
-    """``tensor[index]``: rows to send, in memory that is used again for the next message."""
-    out = allocate((index.numel(), *tensor.shape[1:]), tensor.dtype, tensor.device)
-    return torch.index_select(tensor, 0, index, out=out)
-
-
 def as_bytes(tensor: Tensor) -> Tensor:
     """One-dimensional uint8 view of a tensor (of a copy, where it is not contiguous)."""
     return tensor.detach().contiguous().view(-1).view(torch.uint8)

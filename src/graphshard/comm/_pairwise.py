@@ -21,10 +21,11 @@ from torch import Tensor
 from .._memory import empty
 from ._collectives import operation, wait
 from ._group import GroupState
-from ._pack import as_bytes, row_bytes, rows_at
+from ._pack import as_bytes, row_bytes
 from ._pending import Arrived, Pending
 from ._plan import ExchangePlan, most_bytes
-from ._shared import Letter, allocator, is_message_shared, shared_blocks, told
+from ._sent_rows import SentRows
+from ._shared import Letter, is_message_shared, shared_blocks, told
 from ._shared_blocks import SharedBlocks
 from ._signature import check_requests
 from ._trace import count
@@ -80,6 +81,7 @@ def start_fetch(
         plan: Who reads which rows.
         step: 1 to ``world_size - 1``; rows come from ``(rank - step) % world_size``.
         tensors: Own rows, each ``[num_rows, *]``; dtypes and trailing shapes equal on all ranks.
+            They must not change before the `Pending` is waited for.
         wire: In which dtype wider floating-point rows travel; None is their own.
         share: Whether large messages may go through shared memory; the same on all ranks.
 
@@ -98,7 +100,7 @@ def start_fetch(
     own = [plan.num_rows] * len(tensors)
     state = check_requests("start_fetch", plans, tensors, own, wire=wire)
     blocks = shared_blocks(state, most_bytes(plans, tensors, wire)) if share else None
-    rows = [_rows(blocks, t.detach(), plan.send_rows(target, t.device), wire) for t in tensors]
+    rows = [_rows(blocks, t.detach(), plan.sent[target], wire) for t in tensors]
     num_rows = plan.recv_splits[source]
     return _start(state, blocks, "start_fetch", rows, source, num_rows, target, wire)
 
@@ -149,12 +151,12 @@ def _pair(plan: ExchangePlan, step: int) -> tuple[int, int]:
 
 
 def _rows(
-    blocks: SharedBlocks | None, tensor: Tensor, index: Tensor, wire: torch.dtype | None
+    blocks: SharedBlocks | None, tensor: Tensor, sent: SentRows, wire: torch.dtype | None
 ) -> Tensor:
-    """``tensor[index]``, where the reader can see it if it goes as it is."""
+    """The rows that are sent, where the reader can see them if they go as they are."""
     as_is = wire_dtype(tensor.dtype, wire) == tensor.dtype
-    is_shared = as_is and is_message_shared(blocks, index.numel() * row_bytes(tensor))
-    return rows_at(tensor, index, allocator(blocks if is_shared else None))
+    is_shared = as_is and is_message_shared(blocks, len(sent) * row_bytes(tensor))
+    return sent.of(tensor, blocks.empty if blocks is not None and is_shared else None)
 
 
 def _start(

@@ -27,6 +27,7 @@ from torch.nn import functional
 from ._agree import verify
 from ._group import GroupState, group_state
 from ._pack import exchange_rows, row_bytes
+from ._sent_rows import SentRows
 from ._wire import wire_dtype
 
 
@@ -60,7 +61,6 @@ class ExchangePlan:
     most_rows: int = 0
     checked: set[tuple[object, ...]] = field(default_factory=set, repr=False)
     _sums: dict[torch.device, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
-    _indices: dict[torch.device, Tensor] = field(default_factory=dict, repr=False)
     _homes: dict[torch.device, tuple[Tensor, Tensor, Tensor] | None] = field(
         default_factory=dict, repr=False
     )
@@ -130,19 +130,24 @@ class ExchangePlan:
     def _halo_starts(self) -> list[int]:
         return [0, *accumulate(self.recv_splits)]
 
-    @cached_property
-    def _send_starts(self) -> list[int]:
-        return [0, *accumulate(self.send_splits)]
-
     def halo_range(self, peer: int) -> tuple[int, int]:
         """(start, stop) of the halo rows that ``peer`` owns."""
         return self._halo_starts[peer], self._halo_starts[peer + 1]
 
-    def send_rows(self, peer: int, device: torch.device | None = None) -> Tensor:
+    @cached_property
+    def sent(self) -> list[SentRows]:
+        """The own rows that each rank reads, in its order."""
+        return [SentRows(rows) for rows in self.send_index.cpu().split(self.send_splits)]
+
+    def send_rows(self, peer: int) -> Tensor:
         """int64 numbers of the own rows that ``peer`` reads, in its order."""
-        start, stop = self._send_starts[peer], self._send_starts[peer + 1]
-        index = self.send_index if device is None else self.index_on(device)
-        return index[start:stop]
+        return self.send_index.split(self.send_splits)[peer]
+
+    @cached_property
+    def all_sent(self) -> SentRows:
+        """The own rows that others read, grouped by reader."""
+        readers = [rows for rows in self.sent if len(rows)]
+        return readers[0] if len(readers) == 1 else SentRows(self.send_index.cpu())
 
     def bytes_per_gather(self, row_bytes: int) -> int:
         """Bytes that this rank sends in one gather of rows of ``row_bytes`` bytes."""
@@ -150,11 +155,7 @@ class ExchangePlan:
 
     def index_on(self, device: torch.device) -> Tensor:
         """``send_index`` on a device; the copy is kept."""
-        if device == self.send_index.device:
-            return self.send_index
-        if device not in self._indices:
-            self._indices[device] = self.send_index.to(device)
-        return self._indices[device]
+        return self.all_sent.index_on(device)
 
     def sum_order(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """How to sum what comes back to one's own rows, in a fixed order.

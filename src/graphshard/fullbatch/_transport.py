@@ -23,6 +23,7 @@ from torch import Tensor
 from .._typing import CanonicalEType
 from ..comm import (
     Pending,
+    SentRows,
     start_fetch,
     start_fetch_all,
     start_return,
@@ -100,8 +101,8 @@ class ByRank(Transport):
         return start_return(self.plan, step, grads, self.wire, share=False)
 
     def add_returned(self, step: int, total: Tensor, arrived: Tensor) -> None:
-        rows = self.plan.send_rows((self.plan.rank + step) % self.plan.world_size, total.device)
-        add_rows(total, rows, arrived)
+        reader = (self.plan.rank + step) % self.plan.world_size
+        _add_at(total, self.plan.sent[reader], arrived)
 
 
 class Whole(Transport):
@@ -132,8 +133,16 @@ class Whole(Transport):
         if total.dtype.itemsize == 2 and num_readers > 1:  # rounded once for all of them
             self.plan.add_returned(total, arrived)
             return
-        start = 0
-        for reader, count in enumerate(self.plan.send_splits):  # a rank reads no row twice
-            rows = self.plan.send_rows(reader, total.device)
-            add_rows(total, rows, arrived[start : start + count])
-            start += count
+        parts = arrived.split(self.plan.send_splits)
+        for sent, part in zip(self.plan.sent, parts, strict=True):
+            _add_at(total, sent, part)
+
+
+def _add_at(total: Tensor, sent: SentRows, rows: Tensor) -> None:
+    """Add ``rows`` where those that were sent lie, in place; a rank reads no row twice."""
+    if not sent.runs:
+        add_rows(total, sent.index_on(total.device), rows)
+        return
+    lengths = [stop - start for start, stop in sent.runs]
+    for (start, stop), some in zip(sent.runs, rows.split(lengths), strict=True):
+        total[start:stop].add_(some)

@@ -11,6 +11,9 @@ where METIS is missing or refuses, is in the order of the walk alone. Both are l
 of the part, whatever the degrees; benchmarks/locality.py compares them with others. METIS runs in
 the caller's thread; what comes before and after it is done for other parts meanwhile.
 
+Nodes that other parts read come after the others, so that their rows are sent as they lie; see
+`_readers`. Inside either group everything is as above.
+
 Graphs often come in a good order already (a crawl, a mesh); a part keeps its order unless the new
 one shortens its edges, measured as the mean logarithm of the distance between the two ends.
 """
@@ -44,15 +47,18 @@ def order_nodes(
     num_parts: int,
     undirected: UndirectedGraph | None,
     *,
+    find_places: Callable[[], npt.NDArray[np.integer[Any]]] | None = None,
     ready: Callable[[int, Order], None] | None = None,
 ) -> Order:
-    """All nodes, by part, then type, then place: the new order of the homogenised ids.
+    """All nodes, by part, type, and place: the new order of the homogenised ids.
 
     Args:
         parts: ``[num_nodes]``, part of each node, in homogenised order.
         type_offsets: First homogenised id of each type, and the number of nodes at the end.
         num_parts: Number of parts.
         undirected: The graph to go by; None keeps the original order inside part and type.
+        find_places: Finds by what nodes of one part and type are sorted first, see
+            `places_by_readers`; None for nothing. Called from another thread, if at all.
         ready: Called with the number of each part and its nodes in their order, part after part,
             as soon as that is known; from another thread.
 
@@ -77,10 +83,12 @@ def order_nodes(
     def place(
         part: int, inside: scipy.sparse.csr_array, walk: Order, clusters: Order | None
     ) -> None:
-        settle(part, _place(inside, walk, clusters, type_offsets, blocks[part]))
+        order = _place(inside, walk, clusters, type_offsets, blocks[part])
+        settle(part, order if found is None else _sorted(order, found.result(), type_offsets))
 
     with ThreadPoolExecutor(max_workers=1) as helper:
         coming = helper.submit(_prepare, matrix, blocks[0])
+        found = None if find_places is None else helper.submit(find_places)  # before `place`
         placing = []
         for part in range(num_parts):
             inside, walk = coming.result()
@@ -114,6 +122,13 @@ def _place(
     order: Order = members[places[np.argsort(types[places], kind="stable")]]
     better = mean_log_gap(inside, order, members) < mean_log_gap(inside, members, members)
     return order if better else members.copy()
+
+
+def _sorted(order: Order, places: npt.NDArray[np.integer[Any]], type_offsets: list[int]) -> Order:
+    """``order``, which is by type, by type and then by ``places``."""
+    types = np.searchsorted(type_offsets, order, side="right")
+    by_place: Order = order[np.lexsort((places[order], types))]
+    return by_place
 
 
 def clustered_order(graph: scipy.sparse.csr_array) -> Order:

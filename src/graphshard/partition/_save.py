@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -26,6 +27,7 @@ from ._halo import CutEdges, cut_part, find_cut_edges
 from ._jobs import Jobs
 from ._metis import Objective
 from ._order import order_nodes
+from ._readers import places_by_readers
 from ._relabel import Ids, Relabeling, relabel
 from ._source import GraphSource
 from ._stats import PartitionStats, PartSizes, measure_balance
@@ -164,6 +166,7 @@ def partition_graph(
             source.offsets,
             num_parts,
             undirected if reorder else None,
+            find_places=partial(places_by_readers, source, assignment.parts, num_parts),
             ready=write_nodes,
         )
         del undirected
