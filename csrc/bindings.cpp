@@ -31,7 +31,7 @@ namespace graphshard {
 namespace {
 
 // Goes up, here and in _kernel.py, when a signature below changes.
-constexpr int kInterface = 9;
+constexpr int kInterface = 10;
 
 template <typename E, size_t kSize>
 E parse(std::string_view name, const std::array<std::pair<std::string_view, E>, kSize>& known) {
@@ -258,6 +258,25 @@ void bind_winners_backward(nb::module_& m) {
       "lhs_grad"_a.noconvert().none(), "rhs_grad"_a.noconvert().none(), "num_threads"_a);
 }
 
+template <typename T, typename I, typename E>
+void bind_merge_best(nb::module_& m) {
+  m.def(
+      "merge_best",
+      [](const Vector<T>& best, const Vector<E>& edge, const Vector<const T>& value,
+         const Vector<const I>& arg, const std::optional<Vector<const E>>& ids, int64_t none,
+         bool smallest, int num_threads) {
+        const size_t size = best.shape(0);
+        require(edge.shape(0) == size && value.shape(0) == size && arg.shape(0) == size,
+                "best, edge, value and arg must have one length");
+        const Candidates<T, I, E> candidates{value.data(), arg.data(), ids ? ids->data() : nullptr};
+        const nb::gil_scoped_release release;
+        merge_best(candidates, static_cast<int64_t>(size), smallest, none, best.data(), edge.data(),
+                   num_threads);
+      },
+      "best"_a.noconvert(), "edge"_a.noconvert(), "value"_a.noconvert(), "arg"_a.noconvert(),
+      "ids"_a.noconvert().none(), "none"_a, "smallest"_a, "num_threads"_a);
+}
+
 template <typename I>
 void bind_group_by_key(nb::module_& m) {
   m.def(
@@ -287,6 +306,10 @@ void bind_value_type(nb::module_& m) {
   bind_edge_softmax<T, int32_t>(m);
   bind_edge_softmax<T, int64_t>(m);
   bind_winners_backward<T, int32_t>(m);
+  bind_merge_best<T, int32_t, int32_t>(m);
+  bind_merge_best<T, int32_t, int64_t>(m);
+  bind_merge_best<T, int64_t, int32_t>(m);
+  bind_merge_best<T, int64_t, int64_t>(m);
   bind_winners_backward<T, int64_t>(m);
 }
 

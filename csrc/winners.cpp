@@ -87,17 +87,44 @@ void winners_backward(const WinnersArguments<T, I>& a, Op op, wide_t<T>* lhs_gra
   }
 }
 
-template void winners_backward(const WinnersArguments<float, int32_t>&, Op, float*, float*, int64_t,
-                               int);
-template void winners_backward(const WinnersArguments<float, int64_t>&, Op, float*, float*, int64_t,
-                               int);
-template void winners_backward(const WinnersArguments<double, int32_t>&, Op, double*, double*,
-                               int64_t, int);
-template void winners_backward(const WinnersArguments<double, int64_t>&, Op, double*, double*,
-                               int64_t, int);
-template void winners_backward(const WinnersArguments<bfloat16, int32_t>&, Op, float*, float*,
-                               int64_t, int);
-template void winners_backward(const WinnersArguments<bfloat16, int64_t>&, Op, float*, float*,
-                               int64_t, int);
+template <typename T, typename I, typename E>
+void merge_best(const Candidates<T, I, E>& a, int64_t size, bool smallest, int64_t none, T* best,
+                E* edge, int num_threads) {
+  using V = wide_t<T>;
+  constexpr int64_t kGrain = 16384;
+  const V sign = smallest ? -1 : 1;
+  const int64_t parts = num_parts(size, kGrain, num_threads);
+  run_tasks(parts, num_threads, [&](int64_t part) {
+    const int64_t last = part_begin(size, part + 1, parts);
+    for (int64_t i = part_begin(size, part, parts); i < last; ++i) {
+      if (a.arg[i] < 0) continue;
+      const V candidate = sign * widen(a.value[i]);
+      const V before = sign * widen(best[i]);
+      if (edge[i] != none && (candidate < before || (before != before && candidate == candidate))) {
+        continue;
+      }
+      const E id = a.ids == nullptr ? static_cast<E>(a.arg[i]) : a.ids[a.arg[i]];
+      const bool is_tie = candidate == before || (candidate != candidate && before != before);
+      if (edge[i] != none && is_tie && id > edge[i]) continue;
+      best[i] = a.value[i];
+      edge[i] = id;
+    }
+  });
+}
+
+#define GRAPHSHARD_WINNERS(T, I)                                                                   \
+  template void winners_backward(const WinnersArguments<T, I>&, Op, wide_t<T>*, wide_t<T>*,        \
+                                 int64_t, int);                                                    \
+  template void merge_best(const Candidates<T, I, int32_t>&, int64_t, bool, int64_t, T*, int32_t*, \
+                           int);                                                                   \
+  template void merge_best(const Candidates<T, I, int64_t>&, int64_t, bool, int64_t, T*, int64_t*, \
+                           int);
+GRAPHSHARD_WINNERS(float, int32_t)
+GRAPHSHARD_WINNERS(float, int64_t)
+GRAPHSHARD_WINNERS(double, int32_t)
+GRAPHSHARD_WINNERS(double, int64_t)
+GRAPHSHARD_WINNERS(bfloat16, int32_t)
+GRAPHSHARD_WINNERS(bfloat16, int64_t)
+#undef GRAPHSHARD_WINNERS
 
 }  // namespace graphshard

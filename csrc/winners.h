@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gradient of max and min: each element goes to the edge that won it.
+// Max and min over several sets of edges, and their gradient: each element goes to the edge that
+// won.
 
 #pragma once
 
@@ -25,5 +26,19 @@ struct WinnersArguments {
 template <typename T, typename I>
 void winners_backward(const WinnersArguments<T, I>& arguments, Op op, wide_t<T>* lhs_grad,
                       wide_t<T>* rhs_grad, int64_t rhs_width, int num_threads);
+
+// What one set of edges contributes to a maximum or minimum over several.
+template <typename T, typename I, typename E>
+struct Candidates {
+  const T* value;  // [size] its own maximum or minimum
+  const I* arg;    // [size] which of its edges won, -1 where there is none
+  const E* ids;    // the ids of its edges among those of all sets; null where they are the same
+};
+
+// Takes over into best [size] and edge [size] each candidate that is better, or equal and of a
+// smaller id; edge holds `none` where there is nothing yet.
+template <typename T, typename I, typename E>
+void merge_best(const Candidates<T, I, E>& candidates, int64_t size, bool smallest, int64_t none,
+                T* best, E* edge, int num_threads);
 
 }  // namespace graphshard

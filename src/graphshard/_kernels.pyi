@@ -41,6 +41,16 @@ def winners_backward(
     rhs_grad: Tensor | None,  # [num_edges, rhs_width], likewise
     num_threads: int,
 ) -> None: ...
+def merge_best(
+    best: Tensor,  # [size]
+    edge: Tensor,
+    value: Tensor,
+    arg: Tensor,
+    ids: Tensor | None,  # of the dtype of edge
+    none: int,
+    smallest: bool,
+    num_threads: int,
+) -> None: ...
 def sddmm_csc(
     out: Tensor,  # [num_edges, width]
     indptr: Tensor,

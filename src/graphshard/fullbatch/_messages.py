@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ..ops import Adjacency, gsddmm, gspmm, gspmm_add, gspmm_arg
+from ..ops import Adjacency, gsddmm, gspmm, gspmm_add, gspmm_arg, gspmm_arg_backward
 from ._expressions import Evaluation, Expression, Leaf, LeafKey, leaves_of
 
 
@@ -100,10 +100,22 @@ class Message(ABC):
         adjacency = evaluation.shard.adjacency
         return gspmm_arg(adjacency, "copy_rhs", reduce, None, self.rows(evaluation))
 
-    def winners(self, evaluation: Evaluation, position: Tensor) -> Tensor:
-        """Entries of `rows` at an edge position per destination and column; differentiable."""
-        rows = self.rows(evaluation)
-        return rows.expand(rows.shape[0], *position.shape[1:]).gather(0, position)
+    def best_adjoint(self, evaluation: Evaluation, grad: Tensor, arg: Tensor) -> Adjoint:
+        """How to find the gradients of an extremum over several shards.
+
+        Args:
+            evaluation: The shard.
+            grad: ``[num_dst, ...]`` gradient of the extremum.
+            arg: As ``grad``: the shard's edge that won, -1 where none of it did.
+        """
+        rows, adjacency = self.rows(evaluation), evaluation.shard.adjacency
+        _, cotangent = gspmm_arg_backward(adjacency, "copy_rhs", grad, arg, None, rows.detach())
+        assert cotangent is not None
+        return Adjoint(rows, cotangent)
+
+    def best_gradient(self, evaluation: Evaluation, grad: Tensor, arg: Tensor) -> Tensor:
+        """Likewise for messages that `is_linear` in one source leaf: its gradient."""
+        raise AssertionError(f"{type(self).__name__} has no direct source gradient")
 
 
 class CopySource(Message):
@@ -137,6 +149,14 @@ class CopySource(Message):
     def reduce_arg(self, evaluation: Evaluation, reduce: str) -> tuple[Tensor, Tensor]:
         rows = evaluation.leaf(self.source)
         return gspmm_arg(evaluation.shard.adjacency, "copy_lhs", reduce, rows, None)
+
+    def best_gradient(self, evaluation: Evaluation, grad: Tensor, arg: Tensor) -> Tensor:
+        adjacency = evaluation.shard.adjacency
+        # Not the rows themselves, which nobody may have: only how many there are.
+        rows = grad.new_zeros(()).expand(adjacency.num_src, *grad.shape[1:])
+        found, _ = gspmm_arg_backward(adjacency, "copy_lhs", grad, arg, rows)
+        assert found is not None
+        return found
 
 
 class Weighted(Message):
@@ -188,6 +208,21 @@ class Weighted(Message):
 
     def reduce_arg(self, evaluation: Evaluation, reduce: str) -> tuple[Tensor, Tensor]:
         return gspmm_arg(evaluation.shard.adjacency, self.op, reduce, *self._operands(evaluation))
+
+    def best_adjoint(self, evaluation: Evaluation, grad: Tensor, arg: Tensor) -> Adjoint:
+        rows, value = self._operands(evaluation)
+        by_rows, by_value = gspmm_arg_backward(
+            evaluation.shard.adjacency,
+            self.op,
+            grad,
+            arg,
+            rows.detach(),
+            value.detach(),
+            (True, value.requires_grad),
+        )
+        assert by_rows is not None
+        cotangent = torch.zeros_like(value) if by_value is None else by_value
+        return Adjoint(value, cotangent, {self.source.key: by_rows})
 
     def sum_adjoint(self, evaluation: Evaluation, grad: Tensor) -> Adjoint:
         """For a product, without computing the sum again.

@@ -2,15 +2,15 @@
 """How partial results of shards become one: sum, online softmax, maximum, or rows side by side.
 
 Each reduction knows two things. Forward, how to merge a shard into what it has (without
-gradients). Backward, a differentiable *partial* of one shard whose sum over the shards has the
-gradient of the whole:
+gradients). Backward, how to differentiate one shard: most often by a *partial* result whose sum
+over the shards has the gradient of the whole:
 
 =============  ============================================  ====================================
-reduction      merge                                         partial
+reduction      merge                                         backward
 =============  ============================================  ====================================
 sum, mean      add; a mean divides at the end                the shard's sum
 softmax sum    rescale by exp(old peak - new peak), add      the shard's sum, at the final peak
-max, min       keep the better; ties: smaller edge id        the entries that won overall
+max, min       keep the better; ties: smaller edge id        by the edges that won overall
 rows           write at the shard's edge ids                 the shard's rows
 attention      one walk over the shard's edges               by a kernel, see `_attention`
 =============  ============================================  ====================================
@@ -28,7 +28,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ..ops import add_rows, empty_like
+from ..ops import add_rows, empty, empty_like, merge_best
 from ._cuts import Cut, find_cut
 from ._expressions import Evaluation, Leaf, LeafKey
 from ._messages import Adjoint, CopySource, Message, distinct_leaves
@@ -91,8 +91,9 @@ class Reduction(ABC):
     @abstractmethod
     def finish(self) -> tuple[Tensor, ...]: ...
 
-    @abstractmethod
-    def partial(self, evaluation: Evaluation) -> tuple[Tensor, ...]: ...
+    def partial(self, evaluation: Evaluation) -> tuple[Tensor, ...]:
+        """The shard's partial results, differentiable; where `adjoints` starts from them."""
+        raise AssertionError(f"{type(self).__name__} has no partial result")
 
     def shard_gradients(self, evaluation: Evaluation, grads: Sequence[Tensor]) -> list[Tensor]:
         """The part of the outputs' gradients that concerns this shard and block."""
@@ -213,61 +214,49 @@ class Extremum(Reduction):
     when a graph is partitioned, so the winner is the same however many parts there are.
     """
 
-    def __init__(self, message: Message, reduce: str) -> None:
+    def __init__(self, message: Message, reduce: str, num_edges: int) -> None:
         self.message, self.messages, self.reduce = message, [message], reduce
         self.needs_sources = not isinstance(message, CopySource)
+        self._num_edges = num_edges
         self._best: Tensor | None = None
-        self._edge: Tensor | None = None
+        self._edge: Tensor | None = None  # local edge ids; num_edges where there is none
 
     def merge(self, evaluation: Evaluation) -> None:
         value, position = self.message.reduce_arg(evaluation, self.reduce)
-        eids = evaluation.shard.edge_ids()
-        present = position >= 0
-        edge = torch.full_like(position, -1, dtype=eids.dtype)
-        edge[present] = eids[position[present].to(torch.int64)]
-        del position
+        eids = evaluation.shard.eids
         if self._best is None or self._edge is None:
-            self._best, self._edge = value, edge
-            return
-        best, before = (self.block_of(evaluation, whole) for whole in (self._best, self._edge))
-        takes = value > best if self.reduce == "max" else value < best
-        takes |= (value == best) & (edge < before)
-        takes |= before < 0
-        takes &= present
-        best.copy_(torch.where(takes, value, best))
-        before.copy_(torch.where(takes, edge, before))
+            dtype = position.dtype if eids is None else eids.dtype
+            self._best = empty_like(value).zero_()
+            self._edge = empty(value.shape, dtype, value.device).fill_(self._num_edges)
+        best, edge = (self.block_of(evaluation, whole) for whole in (self._best, self._edge))
+        merge_best(best, edge, value, position, eids, self._num_edges, self.reduce)
 
     def finish(self) -> tuple[Tensor, ...]:
-        assert self._best is not None and self._edge is not None
+        assert self._best is not None
         best, self._best = self._best, None
-        return (torch.where(self._edge >= 0, best, torch.zeros_like(best)),)
+        return (best,)
 
-    def _positions(self, evaluation: Evaluation) -> tuple[Tensor, Tensor]:
-        """Where this shard's edges won: the shard's edge positions (0 elsewhere), and a mask."""
+    def release(self) -> None:
+        if not self.needs_sources:
+            self.message = self.message.released()
+            self.messages = [self.message]
+
+    def _positions(self, evaluation: Evaluation) -> Tensor:
+        """Which of the shard's edges won, -1 where none did."""
         assert self._edge is not None
-        eids, edge = evaluation.shard.edge_ids(), self.block_of(evaluation, self._edge)
-        if eids.numel() == 0:
-            none = torch.zeros_like(edge, dtype=torch.int64)
-            return none, none.to(torch.bool)
-        position = torch.searchsorted(eids, edge.contiguous()).clamp_(max=eids.numel() - 1)
-        won = eids[position] == edge
-        return position.masked_fill_(~won, 0), won
+        edge, shard = self.block_of(evaluation, self._edge), evaluation.shard
+        places = torch.full((self._num_edges + 1,), -1, dtype=shard.adjacency.idtype)
+        places = places.to(edge.device)
+        count = shard.adjacency.num_edges
+        ids = slice(count) if shard.eids is None else shard.eids.to(torch.int64)
+        places[ids] = torch.arange(count, dtype=places.dtype, device=places.device)
+        return places.index_select(0, edge.reshape(-1)).view(edge.shape)
 
-    def partial(self, evaluation: Evaluation) -> tuple[Tensor, ...]:
-        position, won = self._positions(evaluation)
-        if evaluation.shard.adjacency.num_edges == 0:
-            rows = self.message.rows(evaluation)
-            return (rows.sum() * 0 + torch.zeros(won.shape, dtype=rows.dtype, device=won.device),)
-        return (self.message.winners(evaluation, position) * won,)
+    def adjoints(self, evaluation: Evaluation, grads: Sequence[Tensor]) -> list[Adjoint]:
+        return [self.message.best_adjoint(evaluation, grads[0], self._positions(evaluation))]
 
     def source_gradient(self, evaluation: Evaluation, grads: Sequence[Tensor]) -> Tensor:
-        position, won = self._positions(evaluation)
-        adjacency, grad = evaluation.shard.adjacency, grads[0]
-        result = grad.new_zeros((adjacency.num_src, *grad.shape[1:]))
-        if adjacency.num_edges == 0:
-            return result
-        src = adjacency.coo()[0].to(torch.int64)[position]
-        return result.scatter_add_(0, src, grad * won)
+        return self.message.best_gradient(evaluation, grads[0], self._positions(evaluation))
 
 
 class Rows(Reduction):

@@ -132,7 +132,7 @@ class Sequential:
         what = constant_key(etype, message, reduce, found)
         if reduce.op in ("max", "min"):
             resolved = self._without_softmax(fields, found)
-            return _Planned(etype, Extremum(resolved, reduce.op), _only, what)
+            return _Planned(etype, Extremum(resolved, reduce.op, fields.num_edges), _only, what)
         counts = mean_counts(self.structure, etype) if reduce.op == "mean" else None
         weights = _edge_value(found)
         proportional = None

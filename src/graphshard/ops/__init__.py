@@ -24,8 +24,9 @@ from ._edge_mask import EdgeMask, edge_keys, random_seed
 from ._edge_softmax import edge_softmax
 from ._groups import group_by_range, ungroup
 from ._gsddmm import gsddmm
-from ._gspmm import gspmm, gspmm_add, gspmm_arg
+from ._gspmm import gspmm, gspmm_add, gspmm_arg, gspmm_arg_backward
 from ._head_products import head_products
+from ._winners import merge_best
 
 __all__ = [
     "Adjacency",
@@ -49,9 +50,11 @@ __all__ = [
     "gspmm",
     "gspmm_add",
     "gspmm_arg",
+    "gspmm_arg_backward",
     "head_products",
     "is_relu",
     "linear",
+    "merge_best",
     "random_seed",
     "reference",
     "release_memory",

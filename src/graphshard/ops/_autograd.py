@@ -18,10 +18,10 @@ from torch.autograd import Function
 
 from . import _compute
 from ._adjacency import Adjacency
-from ._broadcast import row_places, sum_to_row
+from ._broadcast import sum_to_row
+from ._winners import winners_backward
 
 Operand = Tensor | None
-_HALF = (torch.float16, torch.bfloat16)
 
 
 def _tracked(*values: Operand) -> bool:
@@ -104,7 +104,8 @@ class _SpMM(Function):
         lhs, rhs, arg = ctx.saved_tensors
         _, _, _, lhs_wanted, rhs_wanted = ctx.needs_input_grad
         if arg is not None:
-            grads = _winners_backward(ctx, grad, lhs, rhs, arg)
+            shapes, wanted = (ctx.lhs_shape, ctx.rhs_shape), (lhs_wanted, rhs_wanted)
+            grads = winners_backward(adj, op, grad, arg, (lhs, rhs), shapes, wanted)
             return (None, None, None, *grads)
         if ctx.reduce == "mean":
             degrees = adj.in_degrees().clamp(min=1).to(grad.dtype)
@@ -277,62 +278,3 @@ def _align(lhs: Tensor, rhs: Tensor) -> tuple[Tensor, Tensor]:
     dim = max(lhs.dim(), rhs.dim())
     lhs = lhs.reshape(lhs.shape[0], *[1] * (dim - lhs.dim()), *lhs.shape[1:])
     return lhs, rhs.reshape(rhs.shape[0], *[1] * (dim - rhs.dim()), *rhs.shape[1:])
-
-
-def _winners_backward(
-    ctx: Any, grad: Tensor, lhs: Operand, rhs: Operand, arg: Tensor
-) -> tuple[Operand, Operand]:
-    """Gradient of max or min: each element goes to the edge that won it, and to no other."""
-    adj, op = ctx.adj, ctx.op
-    _, _, _, lhs_wanted, rhs_wanted = ctx.needs_input_grad
-    if not torch.is_grad_enabled():  # nobody will differentiate the gradient
-        lhs_row = None if ctx.lhs_shape is None else tuple(ctx.lhs_shape[1:])
-        rhs_row = None if ctx.rhs_shape is None else tuple(ctx.rhs_shape[1:])
-        grads = _compute.winners_backward(
-            adj, op, grad, arg, (lhs, rhs), (lhs_row, rhs_row), (lhs_wanted, rhs_wanted)
-        )
-        if grads is not None:
-            return grads
-    if adj.num_edges == 0:
-        lhs_grad = grad.new_zeros(ctx.lhs_shape) if lhs_wanted else None
-        return lhs_grad, grad.new_zeros(ctx.rhs_shape) if rhs_wanted else None
-    present = arg >= 0
-    edge = arg.clamp(min=0).long()
-    grad = torch.where(present, grad, 0.0)
-    shape = tuple(arg.shape[1:])
-
-    def places(row: tuple[int, ...], owner: Tensor) -> Tensor:
-        return owner * math.prod(row) + row_places(row, shape, arg.device)
-
-    lhs_places = rhs_places = edge
-    if ctx.lhs_shape is not None:
-        lhs_places = places(tuple(ctx.lhs_shape[1:]), adj.coo()[0].long()[edge])
-    if ctx.rhs_shape is not None:
-        rhs_places = places(tuple(ctx.rhs_shape[1:]), edge)
-    # Where no edge won, a stand-in of 1: whatever is stored there must not turn 0 into NaN.
-    lhs_won = None if lhs is None else torch.where(present, lhs.reshape(-1)[lhs_places], 1.0)
-    rhs_won = None if rhs is None else torch.where(present, rhs.reshape(-1)[rhs_places], 1.0)
-    lhs_grad = rhs_grad = None
-    if lhs_wanted:
-        share = grad
-        if rhs_won is not None:
-            share = grad * rhs_won if op == "mul" else grad / rhs_won
-        lhs_grad = _put(share, lhs_places, ctx.lhs_shape)
-    if rhs_wanted:
-        share = -grad if op == "sub" else grad
-        if op == "mul":
-            assert lhs_won is not None
-            share = grad * lhs_won
-        elif op == "div":
-            assert lhs_won is not None
-            assert rhs_won is not None
-            share = -grad * lhs_won / (rhs_won * rhs_won)
-        rhs_grad = _put(share, rhs_places, ctx.rhs_shape)
-    return lhs_grad, rhs_grad
-
-
-def _put(values: Tensor, places: Tensor, shape: torch.Size) -> Tensor:
-    """Sum ``values`` into zeros of ``shape`` at flat ``places``, in order."""
-    wide = values.float() if values.dtype in _HALF else values
-    out = wide.new_zeros(math.prod(shape)).scatter_add(0, places.reshape(-1), wide.reshape(-1))
-    return out.reshape(shape).to(values.dtype)

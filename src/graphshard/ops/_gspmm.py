@@ -8,6 +8,7 @@ from torch import Tensor
 
 from . import _autograd, _check, _compute
 from ._adjacency import Adjacency, HasAdjacency, as_adjacency
+from ._winners import winners_backward
 
 OPS = ("add", "sub", "mul", "div", "copy_lhs", "copy_rhs")
 REDUCES = ("sum", "mean", "max", "min")
@@ -107,6 +108,56 @@ def gspmm_arg(
     out, arg = _compute.spmm(adj, op, reduce, lhs, rhs)
     assert arg is not None
     return out, arg
+
+
+def gspmm_arg_backward(
+    adj: Adjacency | HasAdjacency,
+    op: str,
+    grad: Tensor,
+    arg: Tensor,
+    lhs: Tensor | None = None,
+    rhs: Tensor | None = None,
+    wanted: tuple[bool, bool] = (True, True),
+) -> tuple[Tensor | None, Tensor | None]:
+    """Gradients of max and min, each element's to the edge that won it; no gradient is recorded.
+
+    The winners need not be those of `gspmm_arg` over these edges: where an element was won by none
+    of them, ``arg`` is -1.
+
+    Args:
+        adj: The edges, or a graph with one relation.
+        op: As in `gspmm`.
+        grad: [num_dst, ...] gradient of the result.
+        arg: As ``grad``, of ``adj.idtype``: the ids of the edges that won.
+        lhs: [num_src, ...] source rows.
+        rhs: [num_edges, ...] edge rows.
+        wanted: Whether to compute the gradient of ``lhs``, and of ``rhs``.
+
+    Returns:
+        The gradients of ``lhs`` and ``rhs`` in their shapes and dtypes; None for what ``op`` does
+        not look at, or nobody wants.
+
+    Raises:
+        TypeError: As in `gspmm`.
+        ValueError: As in `gspmm`.
+    """
+    dtypes = [None if side is None else side.dtype for side in (lhs, rhs)]
+    adj, lhs, rhs = _checked("gspmm_arg_backward", adj, op, "max", ("max",), lhs, rhs)
+    shapes = tuple(None if side is None else side.shape for side in (lhs, rhs))
+    scales = op in ("mul", "div")
+    with torch.no_grad():
+        found = winners_backward(
+            adj,
+            op,
+            grad.contiguous(),
+            arg.contiguous(),
+            (lhs if scales else None, rhs if scales else None),
+            (shapes[0], shapes[1]),
+            (wanted[0] and lhs is not None, wanted[1] and rhs is not None),
+        )
+    pairs = zip(found, dtypes, strict=True)
+    lhs_grad, rhs_grad = (None if side is None else side.to(dtype) for side, dtype in pairs)
+    return lhs_grad, rhs_grad
 
 
 def _checked(
