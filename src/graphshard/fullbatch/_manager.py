@@ -21,12 +21,13 @@ from ..graph import ALL, Frame, MessagePassingGraph
 from ..graph._schema import Schema, is_all
 from ..ops import Attention
 from ..ops._attention import check_attention
+from ._calls import RelationFields
 from ._deferred import DeferredEdges
 from ._localized import LocalizedShards
 from ._oneshot import OneShot
 from ._original import OriginalIds
 from ._policy import AggregationMode
-from ._sequential import RelationFields, Sequential
+from ._sequential import Sequential
 from ._structure import ShardStructure
 from ._together import Together
 
@@ -68,7 +69,9 @@ class GraphShardManager(MessagePassingGraph):
         self._mode = mode
         self._oneshot = OneShot(structure, mode)
         self._sequential = Sequential(structure, mode)
-        self._together = Together(self._sequential.reduce_many, structure.device)
+        engine = self._oneshot if mode.mode == "oneshot" else self._sequential
+        self._reduce_together = engine.reduce_many
+        self._together = Together(engine.reduce_many, structure.device)
         self._input_nodes, self._seeds = input_nodes, seeds
         self._init_protocol(
             schema.srctypes,
@@ -217,7 +220,7 @@ class GraphShardManager(MessagePassingGraph):
         )
         if mode == self._mode:  # a view: what was fetched for the whole serves the part
             new._oneshot, new._sequential = self._oneshot, self._sequential
-            new._together = self._together
+            new._together, new._reduce_together = self._together, self._reduce_together
         return new
 
     def _relation_view(self, relations: list[int]) -> GraphShardManager:
@@ -317,18 +320,16 @@ class GraphShardManager(MessagePassingGraph):
         return self._reduce_many([(relation, message_func, reduce_func)])[0]
 
     def _reduce_many(self, calls: Sequence[tuple[int, Any, Any]]) -> list[dict[str, Any]]:
-        if self.mode == "oneshot":
-            return [
-                self._oneshot.reduce(self._fields(r), self._src_frames, m, f) for r, m, f in calls
-            ]
-        return self._sequential_results([(self._fields(r), m, f) for r, m, f in calls])
+        if self.mode == "oneshot" and len(calls) == 1 and self._together.current() is None:
+            ((relation, message, reduce),) = calls
+            fields = self._fields(relation)
+            return [self._oneshot.reduce(fields, self._src_frames, message, reduce)]
+        return self._results([(self._fields(r), m, f) for r, m, f in calls])
 
-    def _sequential_results(
-        self, requests: Sequence[tuple[RelationFields, Any, Any]]
-    ) -> list[dict[str, Any]]:
+    def _results(self, requests: Sequence[tuple[RelationFields, Any, Any]]) -> list[dict[str, Any]]:
         coroutine = self._together.current()
         if coroutine is None or len(requests) != 1:
-            return [dict(fields) for fields in self._sequential.reduce_many(requests)]
+            return [dict(fields) for fields in self._reduce_together(requests)]
         return [dict(coroutine.ask(requests[0]))]
 
     def _attend(self, relation: int, attention: Attention) -> Tensor | None:
@@ -336,9 +337,7 @@ class GraphShardManager(MessagePassingGraph):
         rows = (fields.src.num_rows, fields.dst.num_rows, fields.num_edges)
         check_attention(*rows, self.device, attention)
         attention = self._original.keyed(fields.etype, attention)
-        if self.mode == "oneshot":
-            return self._oneshot.attend(fields.etype, attention)
-        found: Tensor = self._sequential_results([(fields, attention, "out")])[0]["out"]
+        found: Tensor = self._results([(fields, attention, "out")])[0]["out"]
         return found
 
     def _edge_values(self, relation: int, func: Any) -> dict[str, Any]:

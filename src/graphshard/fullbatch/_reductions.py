@@ -285,3 +285,35 @@ class Rows(Reduction):
 
     def shard_gradients(self, evaluation: Evaluation, grads: Sequence[Tensor]) -> list[Tensor]:
         return [evaluation.shard.edge_rows(grad) for grad in grads]
+
+
+class Passengers(Reduction):
+    """Source rows that travel with a pass for others to use; there is no result.
+
+    Args:
+        tensors: Whole source rows.
+    """
+
+    can_be_cut = False
+    needs_sources = False
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self.messages = []
+        self._leaves = [Leaf("u", tensor) for tensor in tensors]
+
+    def leaves(self) -> list[Leaf]:
+        return self._leaves
+
+    def merge(self, evaluation: Evaluation) -> None:
+        return
+
+    def finish(self) -> tuple[Tensor, ...]:
+        return ()
+
+    def release(self) -> None:
+        self._leaves = [leaf.released() for leaf in self._leaves]
+
+    def direct_gradients(
+        self, evaluation: Evaluation, grads: Sequence[Tensor], wanted: Sequence[Leaf]
+    ) -> dict[LeafKey, Tensor | None]:
+        return {}

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,22 +12,20 @@ from torch import Tensor
 
 from .._typing import CanonicalEType
 from ..function import MessageFunction, ReduceFunction
-from ..graph import Frame
 from ..ops import Attention
 from ._attention import AttentionSum
-from ._constants import ConstantCache
-from ._deferred import DeferredEdges, expression_of
-from ._expressions import (
-    EdgeRows,
-    Endpoint,
-    Expression,
-    Sddmm,
-    Softmax,
-    leaves_of,
-    substitute,
-    walk,
+from ._calls import (
+    RelationFields,
+    by_source_type,
+    constant_key,
+    edge_value,
+    mean_counts,
+    message_of,
+    value_of,
 )
-from ._messages import CopySource, Message, PerEdge, Weighted
+from ._deferred import DeferredEdges, expression_of
+from ._expressions import EdgeRows, Expression, Softmax, substitute, walk
+from ._messages import Message, PerEdge, Weighted
 from ._passes import ShardPass
 from ._policy import AggregationMode
 from ._reductions import Extremum, Reduction, Rows, Sum
@@ -36,26 +34,6 @@ from ._softmax_of_rows import softmax_over_in_edges, softmax_over_out_edges
 from ._structure import ShardStructure
 from ._transport import ByRank
 from ._user import UserFunction, UserMessage
-
-
-@dataclass(frozen=True)
-class RelationFields:
-    """One relation and the frames at its ends."""
-
-    etype: CanonicalEType
-    src: Frame
-    dst: Frame
-    edge: Frame
-
-    @property
-    def num_edges(self) -> int:
-        return self.edge.num_rows
-
-    def endpoint_or_edge(self, target: str, field: str) -> Expression:
-        if target == "e":
-            return expression_of(self.edge[field])
-        frame = self.src if target == "u" else self.dst
-        return Endpoint("u" if target == "u" else "v", frame[field], self.num_edges)
 
 
 @dataclass
@@ -106,7 +84,7 @@ class Sequential:
                 planned[index] = plan
             else:
                 results[index] = kept
-        for indices in _by_source_type(planned):
+        for indices in by_source_type(planned):
             group = [planned[i] for i in indices]
             outputs = self._run([(p.etype, p.reduction) for p in group])
             for i, plan, output in zip(indices, group, outputs, strict=True):
@@ -134,7 +112,7 @@ class Sequential:
             resolved = self._without_softmax(fields, found)
             return _Planned(etype, Extremum(resolved, reduce.op, fields.num_edges), _only, what)
         counts = mean_counts(self.structure, etype) if reduce.op == "mean" else None
-        weights = _edge_value(found)
+        weights = edge_value(found)
         proportional = None
         if weights is not None and not (isinstance(found, Weighted) and found.op != "mul"):
             proportional = proportional_softmax(weights)
@@ -151,25 +129,7 @@ class Sequential:
             function = self._user_function(fields, message)
             function.discover(self._own_shard(fields.etype))
             return UserMessage(function, reduce.msg_field)
-        left, right = message.lhs_target, message.rhs_target
-        if right is None or message.rhs_field is None:
-            if left == "u":
-                return CopySource(fields.src[message.lhs_field])
-            return PerEdge(fields.endpoint_or_edge(left, message.lhs_field))
-        if message.op != "dot" and {left, right} == {"u", "e"}:
-            if left == "u":
-                value = fields.endpoint_or_edge("e", message.rhs_field)
-                return Weighted(message.op, fields.src[message.lhs_field], value)
-            if message.op in ("add", "mul"):
-                value = fields.endpoint_or_edge("e", message.lhs_field)
-                return Weighted(message.op, fields.src[message.rhs_field], value)
-        return PerEdge(self._binary(fields, message))
-
-    def _binary(self, fields: RelationFields, message: MessageFunction) -> Expression:
-        assert message.rhs_target is not None and message.rhs_field is not None
-        left = fields.endpoint_or_edge(message.lhs_target, message.lhs_field)
-        right = fields.endpoint_or_edge(message.rhs_target, message.rhs_field)
-        return Sddmm(message.op, left, right)
+        return message_of(fields, message)
 
     def _user_function(self, fields: RelationFields, function: Any) -> UserFunction:
         edge = {name: self._resolved_value(fields, value) for name, value in fields.edge.items()}
@@ -186,7 +146,7 @@ class Sequential:
     # ------------------------------------------------------------------ softmax
 
     def _without_softmax(self, fields: RelationFields, message: Message) -> Message:
-        value = _edge_value(message)
+        value = edge_value(message)
         if value is None or not holds_softmax(value):
             return message
         resolved = self._resolve(fields.etype, value)
@@ -268,13 +228,9 @@ class Sequential:
             reduction = Rows([UserMessage(user, name) for name in names], fields.num_edges)
             (rows,) = self._run([(fields.etype, reduction)])
             return dict(zip(names, rows, strict=True))
-        if function.rhs_target is None:
-            if function.lhs_target == "e":
-                return {function.out_field: fields.edge[function.lhs_field]}
-            value = fields.endpoint_or_edge(function.lhs_target, function.lhs_field)
-        else:
-            value = self._binary(fields, function)
-        return {function.out_field: self._deferred(fields, value)}
+        if function.rhs_target is None and function.lhs_target == "e":
+            return {function.out_field: fields.edge[function.lhs_field]}
+        return {function.out_field: self._deferred(fields, value_of(fields, function))}
 
     def _deferred(self, fields: RelationFields, value: Expression) -> DeferredEdges:
         # Not the frames: the value will be in one of them, and a cycle would keep all of their
@@ -301,15 +257,6 @@ class Sequential:
         return result
 
 
-def mean_counts(structure: ShardStructure, etype: CanonicalEType) -> Tensor:
-    """What the sum of a relation's messages is divided by: ``[num_dst]``, at least 1."""
-    return structure.in_degrees(etype).clamp(min=1)
-
-
-def _edge_value(message: Message) -> Expression | None:
-    return message.value if isinstance(message, Weighted | PerEdge) else None
-
-
 def _only(outputs: tuple[Tensor, ...]) -> Tensor:
     return outputs[0]
 
@@ -318,30 +265,3 @@ def _scaled(total: Tensor, degrees: Tensor | None) -> Tensor:
     if degrees is None:
         return total
     return total / degrees.to(total.dtype).view(-1, *[1] * (total.dim() - 1))
-
-
-def constant_key(
-    etype: CanonicalEType, message: Any, reduce: ReduceFunction, found: Message
-) -> tuple[Any, list[Tensor]] | None:
-    """Under what a result may be kept for the run, or None if it depends on what changes.
-
-    Only aggregates of stored tensors qualify: deferred values may hold dropout.
-    """
-    if not isinstance(message, MessageFunction):
-        return None
-    value = _edge_value(found)
-    if value is not None and not isinstance(value, EdgeRows | Endpoint):
-        return None
-    leaves = found.leaves() if value is None else [*found.leaves(), *leaves_of([value])]
-    tensors = [leaf.tensor for leaf in leaves]
-    if not ConstantCache.is_constant(tensors):
-        return None
-    targets = tuple(leaf.target for leaf in leaves)
-    return ("aggregate", etype, message.name, reduce.op, targets), tensors
-
-
-def _by_source_type(planned: Mapping[int, _Planned]) -> list[list[int]]:
-    groups: dict[str, list[int]] = {}
-    for index, plan in planned.items():
-        groups.setdefault(plan.etype[0], []).append(index)
-    return list(groups.values())
