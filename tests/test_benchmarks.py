@@ -58,7 +58,7 @@ def run_peer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 @pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad")
 @pytest.mark.parametrize("model", ["sage", "gat"])
 def test_pyg_trains_as_dgl(model: str, common: ModuleType, run_peer: Run, tmp_path: Path) -> None:
-    # Not more epochs: where a gradient is 0 but for rounding, Adam takes a full step to either side.
+    # Not more epochs: where a gradient is 0 but for rounding, Adam makes a whole step of the rest.
     graph = common.community_graph(tmp_path, 2000, 20000)
     dgl, pyg = (run_peer(f"{peer}_full", graph, model, 1, 3)["losses"] for peer in ("dgl", "pyg"))
     assert dgl[-1] < dgl[0]
