@@ -29,6 +29,8 @@ PEERS = ROOT / "benchmarks" / "peers"
 #: Python of an environment with DGL 1.1.3 and PyG, such as `make peer` makes.
 PEER_PYTHON = os.environ.get("GRAPHSHARD_PEER_PYTHON", sys.executable)
 
+NO_PYG = "PyG is left out: the peers' environment has none; `make peer` makes one that has."
+
 
 @dataclass(frozen=True)
 class Side:
@@ -116,9 +118,12 @@ def run_in_turn(sides: Sequence[Side], rounds: int) -> dict[str, list[dict[str, 
     return results
 
 
-def failure(results: Sequence[Mapping[str, Any]]) -> str:
-    """Why a side has no numbers; empty where it has."""
-    return str(results[0].get("failed", ""))
+def split_failed(
+    results: Mapping[str, list[dict[str, Any]]],
+) -> tuple[dict[str, list[dict[str, Any]]], dict[str, str]]:
+    """Results of the sides that have numbers, and for each of the others the reason."""
+    failed = {name: str(runs[0]["failed"]) for name, runs in results.items() if "failed" in runs[0]}
+    return {name: runs for name, runs in results.items() if name not in failed}, failed
 
 
 def median(results: Sequence[Mapping[str, Any]], key: str) -> float:

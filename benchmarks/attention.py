@@ -27,16 +27,17 @@ from typing import Any
 import numpy as np
 import torch
 from _common import (
+    NO_PYG,
     PEER_PYTHON,
     PEERS,
     ROOT,
     Side,
     community_graph,
-    failure,
     markdown_table,
     median,
     peer_has,
     run_in_turn,
+    split_failed,
     write_result,
 )
 
@@ -104,8 +105,7 @@ def compare(
         command = [PEER_PYTHON, str(PEERS / "pyg_attention.py"), *numbers]
         sides.insert(1, Side("PyG", command, environment, may_fail=True))
     results = run_in_turn(sides, rounds)
-    failed = {name: why for name, runs in results.items() if (why := failure(runs))}
-    done = {name: runs for name, runs in results.items() if name not in failed}
+    done, failed = split_failed(results)
     sums = [median(runs, "sum") for name, runs in done.items() if "bfloat16" not in name]
     if max(sums) > 1.001 * min(sums):
         raise RuntimeError(f"the sides compute different outputs of {layer}: {sums}")
@@ -153,7 +153,7 @@ def main() -> None:
         rows += found[0]
         notes += found[1]
     if not have_pyg:
-        notes.append("PyG is left out: the peers' environment has none; `make peer` makes one.")
+        notes.append(NO_PYG)
     header = ["layer", "side", "CPU seconds", "against DGL", "peak MB", "against DGL"]
     body = [
         f"Forward and backward of one layer, {args.nodes:,} nodes, 128 features, "

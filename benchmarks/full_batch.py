@@ -26,16 +26,17 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from _common import (
+    NO_PYG,
     PEER_PYTHON,
     PEERS,
     ROOT,
     Side,
     community_graph,
-    failure,
     markdown_table,
     median,
     peer_has,
     run_in_turn,
+    split_failed,
     write_result,
 )
 
@@ -154,7 +155,7 @@ def dgl(graph: Path, model: str, epochs: int) -> Side:
 
 
 def pyg(graph: Path, model: str, epochs: int) -> Side:
-    """PyG, one process with two threads; without epochs, an idle one."""
+    """PyG, likewise; it may lack the memory for a message per edge."""
     command = [PEER_PYTHON, str(PEERS / "pyg_full.py"), str(graph), model, "2", str(epochs)]
     name = "PyG, 1 x 2 threads" if epochs else "PyG, idle"
     more = [] if epochs else ["idle"]
@@ -164,20 +165,20 @@ def pyg(graph: Path, model: str, epochs: int) -> Side:
 def compare(graph: Path, model: str, rounds: int, epochs: int) -> list[str]:
     """All sides of one model."""
     peer, alone = dgl(graph, model, epochs), ours(graph, model, 1, 2, epochs)
-    other, no_other = pyg(graph, model, epochs), pyg(graph, model, 0)
     two, eight = ours(graph, model, 2, 1, epochs), ours(graph, model, 8, 1, epochs)
     low = ours(graph, model, 2, 1, epochs, bfloat16=True)
     thrifty = ours(graph, model, 2, 1, epochs, mode="sequential")
     no_dgl, no_two = dgl(graph, model, 0), ours(graph, model, 2, 1, 0)
+    sides, idle = [peer, alone, two, eight, low, thrifty], [no_dgl, no_two]
+    others = [(peer, no_dgl)]
     have_pyg = peer_has("torch_geometric")
-    asked = [peer, *[other] * have_pyg, alone, two, eight, low, thrifty]
-    idle = [no_dgl, *[no_other] * have_pyg, no_two]
-    results = run_in_turn([*asked, *idle], rounds)
-    failed = {name: why for name, runs in results.items() if (why := failure(runs))}
-    sides = [side for side in asked if side.name not in failed]
-    seconds = {s.name: median(results[s.name], "seconds") for s in sides}
-    peak = {name: median(runs, "peak_mb") for name, runs in results.items() if name not in failed}
-    last = {s.name: results[s.name][0]["losses"][-1] for s in sides}
+    if have_pyg:
+        others.append((pyg(graph, model, epochs), pyg(graph, model, 0)))
+        sides.insert(1, others[1][0])
+        idle.append(others[1][1])
+    done, failed = split_failed(run_in_turn([*sides, *idle], rounds))
+    seconds = {s.name: median(done[s.name], "seconds") for s in sides if s.name in done}
+    peak = {name: median(runs, "peak_mb") for name, runs in done.items()}
     base, ours_two = seconds[peer.name], seconds[two.name]
     rows = [
         [
@@ -186,34 +187,28 @@ def compare(graph: Path, model: str, rounds: int, epochs: int) -> list[str]:
             f"{seconds[s.name] / base:.2f}x",
             f"{seconds[s.name] / ours_two:.2f}x",
             f"{peak[s.name]:.0f}",
-            f"{last[s.name]:.4f}",
+            f"{done[s.name][0]['losses'][-1]:.4f}",
         ]
-        if s.name not in failed
+        if s.name in done
         else [s.name, "cannot run", "", "", "", ""]
-        for s in asked
+        for s in sides
     ]
     header = ["", "s per epoch", "of DGL", "of 2 workers", "peak MB of a process", "last loss"]
     ours_above = [peak[side.name] - peak[no_two.name] for side in (two, thrifty)]
-    above = {
-        name: peak[side] - peak[idle_side]
-        for name, side, idle_side in (
-            ("DGL", peer.name, no_dgl.name),
-            ("PyG", other.name, no_other.name),
-        )
-        if side in peak and idle_side in peak
-    }
-    notes = [
-        f"Peak memory above an idle process, one of 2 workers against {name} ({theirs:.0f} MB): "
-        f"{ours_above[0] / theirs:.2f}x ({ours_above[0]:.0f} MB), in sequential mode "
-        f"{ours_above[1] / theirs:.2f}x ({ours_above[1]:.0f} MB)."
-        for name, theirs in above.items()
-    ]
-    notes.append(
-        f"2 workers cost {ours_two / seconds[alone.name]:.2f}x of one process with 2 threads."
-    )
+    notes = []
+    for side, no_side in others:
+        if side.name in peak and no_side.name in peak:
+            above = peak[side.name] - peak[no_side.name]
+            notes.append(
+                f"Peak memory above an idle process, one of 2 workers against {side.name[:3]} "
+                f"({above:.0f} MB): {ours_above[0] / above:.2f}x ({ours_above[0]:.0f} MB), in "
+                f"sequential mode {ours_above[1] / above:.2f}x ({ours_above[1]:.0f} MB)."
+            )
+    cost = ours_two / seconds[alone.name]
+    notes.append(f"2 workers cost {cost:.2f}x of one process with 2 threads.")
     notes += [f"{name} cannot run: {why}" for name, why in failed.items()]
     if not have_pyg:
-        notes.append("PyG is left out: the peers' environment has none; `make peer` makes one.")
+        notes.append(NO_PYG)
     lines = [f"## {model}", "", *markdown_table(header, rows), ""]
     return lines + [line for note in notes for line in (note, "")]
 

@@ -29,7 +29,10 @@ def limit_memory() -> None:
         return
     lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
     free = int(lines["MemAvailable"].split()[0]) * 1024
-    resource.setrlimit(resource.RLIMIT_DATA, (free, resource.RLIM_INFINITY))
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    if hard != resource.RLIM_INFINITY:
+        free = min(free, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (free, hard))
 
 
 def sage(width: int, out: int) -> SAGEConv:
