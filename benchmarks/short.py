@@ -23,7 +23,7 @@ SIZE = ["--nodes", "20000", "--edges", "210000"]
 ONCE = ["--rounds", "1"]
 #: Script, its arguments, and whether it needs DGL in the peers' environment.
 SHORT: dict[str, tuple[list[str], bool]] = {
-    "kernels": ([*SIZE, *ONCE, "--widths", "64", "--dtypes", "float32"], False),
+    "kernels": ([*SIZE, *ONCE, "--widths", "128", "--dtypes", "float32"], False),
     "locality": ([*SIZE, *ONCE, "--widths", "64"], False),
     "memory": (["--nodes", "10000", "--degree", "20"], False),
     "attention": ([*SIZE, *ONCE, "--repeats", "1", "--layer", "gat"], True),
