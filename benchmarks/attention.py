@@ -10,7 +10,7 @@ included. All sides have the same parameters, and their outputs are compared. Ti
 the processor, which other programs on the machine disturb less. DGL 1.1.3 and PyG run in the
 environment that GRAPHSHARD_PEER_PYTHON names; without PyG its rows are left out. PyG has no layer
 of dotgat's mathematics: its TransformerConv projects three times. It stores messages edge by edge,
-up to 14 GB of them here, and where they are missing its row says so.
+up to 13 GB of them here, and where they are missing its row says so.
 """
 
 from __future__ import annotations
