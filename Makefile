@@ -67,13 +67,13 @@ format: $(VENV)/.dev  ## put every file into the house format
 	$(if $(CXX_FILES),$(BIN)/clang-format -i $(CXX_FILES))
 
 $(PEER)/.made: benchmarks/peers/requirements.txt constraints.txt
-	@echo "making $(PEER) with DGL"
+	@echo "making $(PEER) with DGL and PyG"
 	@$(PYTHON) -m venv $(PEER)
 	@$(PEER)/bin/python -m pip --disable-pip-version-check --no-input -q install \
 		-c constraints.txt -r benchmarks/peers/requirements.txt
 	@touch $@
 
-peer: $(PEER)/.made  ## make .venv-peer, with the DGL that benchmarks compare with
+peer: $(PEER)/.made  ## make .venv-peer, with the DGL and PyG that benchmarks compare with
 
 bench: $(VENV)/.test  ## run the short benchmarks, or one: BENCH=memory BENCH_ARGS="--write"
 	GRAPHSHARD_PEER_PYTHON=$(if $(wildcard $(PEER)/.made),$(abspath $(PEER)/bin/python),$${GRAPHSHARD_PEER_PYTHON:-python3}) \

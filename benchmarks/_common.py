@@ -12,6 +12,7 @@ import datetime
 import json
 import os
 import platform
+import signal
 import statistics
 import subprocess
 import sys
@@ -25,8 +26,10 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 PEERS = ROOT / "benchmarks" / "peers"
-#: Python of an environment with DGL 1.1.3, such as `make peer` makes.
+#: Python of an environment with DGL 1.1.3 and PyG, such as `make peer` makes.
 PEER_PYTHON = os.environ.get("GRAPHSHARD_PEER_PYTHON", sys.executable)
+
+NO_PYG = "PyG is left out: the peers' environment has none; `make peer` makes one that has."
 
 
 @dataclass(frozen=True)
@@ -38,30 +41,49 @@ class Side:
         command: Program and arguments; its last line of JSON is the result.
         environment: Variables to set, besides the caller's.
         timeout: Seconds that it may take.
+        may_fail: Whether a run that fails is a result too, ``{"failed": reason}``: that a program
+            cannot do this on this machine is an answer.
     """
 
     name: str
     command: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict)
     timeout: float = 1200.0
+    may_fail: bool = False
+
+
+def peer_has(module: str) -> bool:
+    """Whether the peers' environment has a module."""
+    found = subprocess.run(
+        [PEER_PYTHON, "-c", f"import {module}"], capture_output=True, check=False
+    )
+    return found.returncode == 0
 
 
 def run_side(side: Side) -> dict[str, Any]:
     """Run a side once.
 
     Raises:
-        RuntimeError: It failed or printed no result.
+        RuntimeError: It failed or printed no result, and must not.
+        subprocess.TimeoutExpired: It took too long, and must not.
     """
-    done = subprocess.run(
-        list(side.command),
-        capture_output=True,
-        text=True,
-        timeout=side.timeout,
-        env={**os.environ, **side.environment},
-        check=False,
-    )
+    try:
+        done = subprocess.run(
+            list(side.command),
+            capture_output=True,
+            text=True,
+            timeout=side.timeout,
+            env={**os.environ, **side.environment},
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        if side.may_fail:
+            return {"failed": f"took longer than {side.timeout:.0f} s"}
+        raise
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode or not lines:
+        if side.may_fail:
+            return {"failed": reason(done)}
         raise RuntimeError(
             f"{side.name} failed with {done.returncode}:\n"
             f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
@@ -70,14 +92,38 @@ def run_side(side: Side) -> dict[str, Any]:
     return result
 
 
+def reason(done: subprocess.CompletedProcess[str]) -> str:
+    """Why a program failed, in one line."""
+    if done.returncode < 0:
+        return f"ended by {signal.Signals(-done.returncode).name}"
+    said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    return said[-1][:200] if said else f"exit status {done.returncode}, no result"
+
+
 def run_in_turn(sides: Sequence[Side], rounds: int) -> dict[str, list[dict[str, Any]]]:
-    """Results of ``rounds`` rounds, in each of which every side runs once."""
+    """Results of ``rounds`` rounds, in each of which every side runs once.
+
+    A side that failed, and may, has no further run: its only result says why.
+    """
     results: dict[str, list[dict[str, Any]]] = {side.name: [] for side in sides}
     for number in range(rounds):
         for side in sides:
-            results[side.name].append(run_side(side))
-            sys.stderr.write(f"round {number + 1}/{rounds} {side.name}: {results[side.name][-1]}\n")
+            runs = results[side.name]
+            if any("failed" in run for run in runs):
+                continue
+            runs.append(run_side(side))
+            if "failed" in runs[-1]:
+                del runs[:-1]
+            sys.stderr.write(f"round {number + 1}/{rounds} {side.name}: {runs[-1]}\n")
     return results
+
+
+def split_failed(
+    results: Mapping[str, list[dict[str, Any]]],
+) -> tuple[dict[str, list[dict[str, Any]]], dict[str, str]]:
+    """Results of the sides that have numbers, and for each of the others the reason."""
+    failed = {name: str(runs[0]["failed"]) for name, runs in results.items() if "failed" in runs[0]}
+    return {name: runs for name, runs in results.items() if name not in failed}, failed
 
 
 def median(results: Sequence[Mapping[str, Any]], key: str) -> float:

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One attention layer, forward and backward, against DGL on the same graph: time and memory.
+"""One attention layer, forward and backward, against DGL and PyG on one graph: time and memory.
 
     python benchmarks/attention.py                    # gat, gatv2, dotgat, agnn; prints a table
     python benchmarks/attention.py --layer gat --rounds 5
     python benchmarks/attention.py --write            # and a file of results
 
 200,000 nodes, 4.07 million edges, 128 features, 4 heads of 32 (AGNN: one of 128), projections
-included. Both sides have the same parameters, and their outputs are compared. Times are those of
-the processor, which other programs on the machine disturb less. DGL 1.1.3 runs in the environment
-that GRAPHSHARD_PEER_PYTHON names.
+included. All sides have the same parameters, and their outputs are compared. Times are those of
+the processor, which other programs on the machine disturb less. DGL 1.1.3 and PyG run in the
+environment that GRAPHSHARD_PEER_PYTHON names; without PyG its rows are left out. PyG has no layer
+of dotgat's mathematics: its TransformerConv projects three times. It stores messages edge by edge,
+up to 13 GB of them here, and where they are missing its row says so.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 from _common import (
+    NO_PYG,
     PEER_PYTHON,
     PEERS,
     ROOT,
@@ -32,12 +35,16 @@ from _common import (
     community_graph,
     markdown_table,
     median,
+    peer_has,
     run_in_turn,
+    split_failed,
     write_result,
 )
 
 HERE = str(Path(__file__).resolve())
 LAYERS = ("gat", "gatv2", "dotgat", "agnn")
+#: Layers that PyG has, too.
+IN_PYG = ("gat", "gatv2", "agnn")
 
 
 def work(path: str, layer: str, threads: int, repeats: int, dtype: str, by_edges: bool) -> None:
@@ -76,25 +83,35 @@ def work(path: str, layer: str, threads: int, repeats: int, dtype: str, by_edges
     sys.stdout.write(json.dumps(result | {"sum": total}) + "\n")
 
 
-def compare(path: str, layer: str, threads: int, rounds: int, repeats: int) -> list[list[Any]]:
-    """Rows of the table for one layer."""
+def compare(
+    path: str, layer: str, threads: int, rounds: int, repeats: int, have_pyg: bool
+) -> tuple[list[list[Any]], list[str]]:
+    """Rows of the table for one layer, and what to say of those without numbers.
+
+    Raises:
+        RuntimeError: The sides compute different outputs.
+    """
     ours = [sys.executable, HERE, "--work", path, "--layer", layer]
     ours += ["--threads", str(threads), "--repeats", str(repeats)]
-    peer = [PEER_PYTHON, str(PEERS / "dgl_attention.py"), path, layer, str(threads), str(repeats)]
+    numbers = [path, layer, str(threads), str(repeats)]
     environment = {"OMP_NUM_THREADS": str(threads)}
     sides = [
-        Side("DGL", peer, environment),
+        Side("DGL", [PEER_PYTHON, str(PEERS / "dgl_attention.py"), *numbers], environment),
         Side("graphshard", ours, environment),
         Side("graphshard, by edges", [*ours, "--by-edges"], environment),
         Side("graphshard, autocast bfloat16", [*ours, "--dtype", "bfloat16"], environment),
     ]
+    if have_pyg and layer in IN_PYG:
+        command = [PEER_PYTHON, str(PEERS / "pyg_attention.py"), *numbers]
+        sides.insert(1, Side("PyG", command, environment, may_fail=True))
     results = run_in_turn(sides, rounds)
-    sums = [median(results[side.name], "sum") for side in sides[:3]]
+    done, failed = split_failed(results)
+    sums = [median(runs, "sum") for name, runs in done.items() if "bfloat16" not in name]
     if max(sums) > 1.001 * min(sums):
         raise RuntimeError(f"the sides compute different outputs of {layer}: {sums}")
-    seconds = {side.name: median(results[side.name], "seconds") for side in sides}
-    peaks = {side.name: median(results[side.name], "peak_mb") for side in sides}
-    return [
+    seconds = {name: median(runs, "seconds") for name, runs in done.items()}
+    peaks = {name: median(runs, "peak_mb") for name, runs in done.items()}
+    rows = [
         [
             layer,
             name,
@@ -103,8 +120,11 @@ def compare(path: str, layer: str, threads: int, rounds: int, repeats: int) -> l
             f"{peaks[name]:.0f}",
             f"{peaks[name] / peaks['DGL']:.2f}x",
         ]
-        for name in seconds
+        if name in done
+        else [layer, name, "cannot run", "", "", ""]
+        for name in results
     ]
+    return rows, [f"{name} cannot run {layer}: {why}" for name, why in failed.items()]
 
 
 def main() -> None:
@@ -126,9 +146,14 @@ def main() -> None:
         work(args.work, args.layer[0], args.threads, args.repeats, args.dtype, args.by_edges)
         return
     path = str(community_graph(args.folder, args.nodes, args.edges))
-    rows = []
+    have_pyg = peer_has("torch_geometric")
+    rows, notes = [], []
     for layer in args.layer or LAYERS:
-        rows += compare(path, layer, args.threads, args.rounds, args.repeats)
+        found = compare(path, layer, args.threads, args.rounds, args.repeats, have_pyg)
+        rows += found[0]
+        notes += found[1]
+    if not have_pyg:
+        notes.append(NO_PYG)
     header = ["layer", "side", "CPU seconds", "against DGL", "peak MB", "against DGL"]
     body = [
         f"Forward and backward of one layer, {args.nodes:,} nodes, 128 features, "
@@ -136,9 +161,10 @@ def main() -> None:
         "sides run in turn. Peaks are above graph and input.",
         "",
         *markdown_table(header, rows),
+        *(line for note in notes for line in ("", note)),
     ]
     if args.write:
-        write_result("attention", "Attention layers against DGL 1.1.3", body)
+        write_result("attention", "Attention layers against DGL 1.1.3 and PyG", body)
     else:
         sys.stdout.write("\n".join(body) + "\n")
 

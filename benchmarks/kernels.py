@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Are the sparse kernels as fast as memory lets them be? One thread, beside DGL and torch.
+"""Are the sparse kernels as fast as memory lets them be? One thread, beside DGL, PyG and torch.
 
 Everything runs in one process, in turn, several rounds of it, and is measured in CPU seconds of
 that one thread, so that other programs on the machine hardly count. Run it in an environment that
-has DGL 1.1.3 too; without DGL its columns stay empty.
+has DGL 1.1.3 and PyG too; where one is missing its columns stay empty. PyG stands where it has an
+operator of its own: EdgeIndex.matmul, which keeps the matrix in both orders; utils.scatter of
+messages that were gathered edge by edge, as its attention layers do, for several heads; and
+utils.softmax over sorted edges.
 
     python benchmarks/kernels.py --write
 
@@ -49,6 +52,10 @@ try:
     import dgl
 except ImportError:
     dgl = None
+try:
+    import torch_geometric as pyg
+except ImportError:
+    pyg = None
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 OPS = ("sum", "mean", "scaled", "heads", "dot", "add", "softmax")
@@ -58,7 +65,7 @@ PLAIN = ("sum", "mean")
 HIDDEN = 128
 HEADS = 4
 OURS = "graphshard"
-PEERS = ("DGL", "torch.sparse", "embedding_bag", "plain torch")
+PEERS = ("DGL", "PyG", "torch.sparse", "embedding_bag", "plain torch")
 KEPT = "DGL, memory kept"
 COLUMNS = ("DGL", KEPT, *PEERS[1:])
 Run = Callable[[], Any]
@@ -94,6 +101,7 @@ class Graph:
     num_nodes: int
     adjacency: Adjacency = field(init=False)
     peer: Any = field(init=False)
+    pyg: Any = field(init=False)
 
     def __post_init__(self) -> None:
         adjacency = Adjacency(self.src, self.dst, self.num_nodes, self.num_nodes)
@@ -103,8 +111,16 @@ class Graph:
         if dgl is not None:
             peer = dgl.graph((self.src, self.dst), num_nodes=self.num_nodes)
             peer.create_formats_()
+        edge_index = None
+        if pyg is not None:
+            edge_index = pyg.EdgeIndex(
+                torch.stack([self.src, self.dst]),
+                sparse_size=(self.num_nodes, self.num_nodes),
+                sort_order="col",
+            ).fill_cache_()
         object.__setattr__(self, "adjacency", adjacency)
         object.__setattr__(self, "peer", peer)
+        object.__setattr__(self, "pyg", edge_index)
 
     @property
     def num_edges(self) -> int:
@@ -152,10 +168,13 @@ def cases(graph: Graph, op: str, width: int, dtype: torch.dtype) -> Iterator[Cas
 
     if op in ("sum", "mean"):
         x = leaf(nodes, width)
-        matrix = sparse_matrix(graph, torch.ones(edges, dtype=dtype))
+        ones = torch.ones(edges, dtype=dtype)
+        matrix = sparse_matrix(graph, ones)
+        values = None if dtype == torch.float32 else ones  # what PyG puts there is float32
         sides = {
             OURS: lambda: gspmm(adj, "copy_lhs", op, x),
             "DGL": lambda: getattr(dgl.ops, f"copy_u_{op}")(peer, x),
+            "PyG": lambda: graph.pyg.matmul(x, values, reduce=op, transpose=True),
             "torch.sparse": lambda: torch.sparse.mm(matrix, x, op) if op == "mean" else matrix @ x,
             "embedding_bag": lambda: bag(graph, x, op),
         }
@@ -166,6 +185,7 @@ def cases(graph: Graph, op: str, width: int, dtype: torch.dtype) -> Iterator[Cas
         sides = {
             OURS: lambda: gspmm(adj, "mul", "sum", x, e),
             "DGL": lambda: dgl.ops.u_mul_e_sum(peer, x, e),
+            "PyG": lambda: graph.pyg.matmul(x, e.view(-1), transpose=True),
             "torch.sparse": lambda: matrix @ x,
             "embedding_bag": lambda: bag(graph, x, "sum", e.view(-1)),
         }
@@ -178,6 +198,7 @@ def cases(graph: Graph, op: str, width: int, dtype: torch.dtype) -> Iterator[Cas
         sides = {
             OURS: lambda: gspmm(adj, "mul", "sum", x, e),
             "DGL": lambda: dgl.ops.u_mul_e_sum(peer, x, e),
+            "PyG": lambda: pyg.utils.scatter(x[graph.src] * e, graph.dst, dim_size=nodes),
         }
         weights = edges * HEADS * size
         bytes_back = 2 * gather + 2 * weights + 2 * rows
@@ -206,11 +227,13 @@ def cases(graph: Graph, op: str, width: int, dtype: torch.dtype) -> Iterator[Cas
             bytes_back = 2 * values + 2 * nodes * heads * size
             yield Case(f"u_add_v, {heads} x 1", sides, (x, y), 2 * ids + 3 * values, bytes_back)
     else:
+        indptr = adj.csc()[0]
         for heads in (1, HEADS, 8):
             logits = leaf(edges, heads, 1)
             sides = {
                 OURS: lambda logits=logits: edge_softmax(adj, logits),
                 "DGL": lambda logits=logits: dgl.ops.edge_softmax(peer, logits),
+                "PyG": lambda logits=logits: pyg.utils.softmax(logits, ptr=indptr),
             }
             values = edges * heads * size
             yield Case(f"edge softmax, {heads} x 1", sides, (logits,), 2 * values, 3 * values)
@@ -367,7 +390,8 @@ def table(
     graph: Graph, order: str, name: str, kept: dict[str, float], args: argparse.Namespace
 ) -> list[str]:
     """Lines of the results for one order and dtype."""
-    peers = [peer for peer in PEERS if peer != "DGL" or dgl is not None]
+    missing = {name for name, module in (("DGL", dgl), ("PyG", pyg)) if module is None}
+    peers = [peer for peer in PEERS if peer not in missing]
     rows = []
     for found in measure(graph, order, name, peers, args):
         case, part = found.case, found.part
@@ -439,8 +463,9 @@ def main() -> None:
         "CPU time. `/ X` is the time of graphshard over that of X, each as it comes: graphshard "
         "puts large results where earlier ones were, the others get new pages from the system. "
         f"`/ {KEPT}` was measured in a second process in which the C library keeps freed memory "
-        "for both. GB/s count what each edge reads and each result takes as if no cache held "
-        "anything; copy and random rows count what they read and write."
+        "for both. PyG runs its EdgeIndex.matmul, utils.scatter and utils.softmax. GB/s count what "
+        "each edge reads and each result takes as if no cache held anything; copy and random rows "
+        "count what they read and write."
     )
     body[:0] = [about, ""]
     if args.write:

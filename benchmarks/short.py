@@ -16,14 +16,14 @@ import sys
 import tempfile
 from pathlib import Path
 
-from _common import PEER_PYTHON
+from _common import PEER_PYTHON, peer_has
 
 HERE = Path(__file__).resolve().parent
 SIZE = ["--nodes", "20000", "--edges", "210000"]
 ONCE = ["--rounds", "1"]
 #: Script, its arguments, and whether it needs DGL in the peers' environment.
 SHORT: dict[str, tuple[list[str], bool]] = {
-    "kernels": ([*SIZE, *ONCE, "--widths", "64", "--dtypes", "float32"], False),
+    "kernels": ([*SIZE, *ONCE, "--widths", "128", "--dtypes", "float32"], False),
     "locality": ([*SIZE, *ONCE, "--widths", "64"], False),
     "memory": (["--nodes", "10000", "--degree", "20"], False),
     "attention": ([*SIZE, *ONCE, "--repeats", "1", "--layer", "gat"], True),
@@ -33,18 +33,12 @@ SHORT: dict[str, tuple[list[str], bool]] = {
 }
 
 
-def has_dgl() -> bool:
-    """Whether the peers' environment has DGL."""
-    found = subprocess.run([PEER_PYTHON, "-c", "import dgl"], capture_output=True, check=False)
-    return found.returncode == 0
-
-
 def main() -> int:
     """Run them all, or those that are named; returns how many failed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", choices=SHORT, action="append")
     args = parser.parse_args()
-    with_dgl, failed = has_dgl(), 0
+    with_dgl, failed = peer_has("dgl"), 0
     for name in args.only or SHORT:
         options, needs_dgl = SHORT[name]
         sys.stdout.write(f"\n===== {name} {' '.join(options)}\n")
