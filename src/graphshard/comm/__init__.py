@@ -7,6 +7,7 @@ failures of other ranks arrive as `graphshard.errors.RankError`.
 
 from ._address import nfs_ip_init
 from ._agree import agree, share_error
+from ._arriving import HaloUnderWay
 from ._exchange import anchor, fetch_halo, return_halo
 from ._group import is_initialized, rank, world_size
 from ._lanes import Lanes
@@ -23,6 +24,7 @@ from ._trace import Trace, trace
 
 __all__ = [
     "ExchangePlan",
+    "HaloUnderWay",
     "Lanes",
     "Pending",
     "SentRows",

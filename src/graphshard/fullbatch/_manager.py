@@ -69,9 +69,7 @@ class GraphShardManager(MessagePassingGraph):
         self._mode = mode
         self._oneshot = OneShot(structure, mode)
         self._sequential = Sequential(structure, mode)
-        engine = self._oneshot if mode.mode == "oneshot" else self._sequential
-        self._reduce_together = engine.reduce_many
-        self._together = Together(engine.reduce_many, structure.device)
+        self._together = Together(self._sequential.reduce_many, structure.device)
         self._input_nodes, self._seeds = input_nodes, seeds
         self._init_protocol(
             schema.srctypes,
@@ -220,7 +218,7 @@ class GraphShardManager(MessagePassingGraph):
         )
         if mode == self._mode:  # a view: what was fetched for the whole serves the part
             new._oneshot, new._sequential = self._oneshot, self._sequential
-            new._together, new._reduce_together = self._together, self._reduce_together
+            new._together = self._together
         return new
 
     def _relation_view(self, relations: list[int]) -> GraphShardManager:
@@ -265,23 +263,25 @@ class GraphShardManager(MessagePassingGraph):
         """Number of out-edges, on all ranks, of this rank's source rows; collective at first."""
         return _picked(self._structure.out_degrees(self.to_canonical_etype(etype)), u)
 
-    def localize(self, inputs: dict[str, Tensor]) -> tuple[Any, dict[str, Tensor]]:
+    def localize(self, inputs: dict[str, Tensor]) -> tuple[Any, dict[str, Any]]:
         """In one-shot mode, fetch the halo rows of all source types in one exchange.
 
         Args:
             inputs: Source type to ``[num_src_nodes, ...]``.
 
         Returns:
-            A graph whose sources are own and halo rows, and the inputs with halo rows appended.
-            In sequential mode this graph and the inputs as they are.
+            A graph whose sources are own and halo rows, and the inputs with halo rows appended:
+            tensors, or `RowsUnderWay` where the halo rows are still coming. In sequential mode this
+            graph and the inputs as they are.
         """
         if self.mode != "oneshot":
             return self, inputs
         found = {t: self._structure.union_halo(t) for t in self.srctypes if t in inputs}
         halos = {t: halo for t, halo in found.items() if halo is not None}
-        rows = self._oneshot.fetch([(halo, inputs[t]) for t, halo in halos.items()])
+        requests = [(halo, inputs[t]) for t, halo in halos.items()]
+        rows, arrive = self._oneshot.start_fetch(requests)
         extended = {**inputs, **dict(zip(halos, rows, strict=True))}
-        return LocalizedShards(self, self._structure, extended), extended
+        return LocalizedShards(self, self._structure, extended, arrive), extended
 
     def together(self, calls: Sequence[Callable[[], T]]) -> list[T]:
         """Run the calls; in sequential mode their aggregations share passes over the shards.
@@ -320,16 +320,18 @@ class GraphShardManager(MessagePassingGraph):
         return self._reduce_many([(relation, message_func, reduce_func)])[0]
 
     def _reduce_many(self, calls: Sequence[tuple[int, Any, Any]]) -> list[dict[str, Any]]:
-        if self.mode == "oneshot" and len(calls) == 1 and self._together.current() is None:
+        if self.mode == "oneshot" and len(calls) == 1:
             ((relation, message, reduce),) = calls
             fields = self._fields(relation)
             return [self._oneshot.reduce(fields, self._src_frames, message, reduce)]
         return self._results([(self._fields(r), m, f) for r, m, f in calls])
 
     def _results(self, requests: Sequence[tuple[RelationFields, Any, Any]]) -> list[dict[str, Any]]:
+        if self.mode == "oneshot":
+            return self._oneshot.reduce_many(requests)
         coroutine = self._together.current()
         if coroutine is None or len(requests) != 1:
-            return [dict(fields) for fields in self._reduce_together(requests)]
+            return [dict(fields) for fields in self._sequential.reduce_many(requests)]
         return [dict(coroutine.ask(requests[0]))]
 
     def _attend(self, relation: int, attention: Attention) -> Tensor | None:

@@ -52,6 +52,8 @@ class GINConv(nn.Module):
 
     eps: Tensor
 
+    takes_rows_under_way = True
+
     def __init__(
         self,
         apply_func: Callable[[Tensor], Tensor] | None = None,

@@ -62,6 +62,8 @@ class GraphConv(ZeroInDegreeCheck):
     weight: Tensor | None
     bias: Tensor | None
 
+    takes_rows_under_way = True
+
     def __init__(
         self,
         in_feats: int,

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from .._typing import CanonicalEType, EType, TensorDict, TensorMapping
 from ..graph import MessagePassingGraph
+from ..ops import is_hooked
 
 Aggregate: TypeAlias = Callable[[list[Tensor], str], Tensor]
 
@@ -45,6 +46,21 @@ AGGREGATES: dict[str, Aggregate] = {
 }
 
 
+def _apply(
+    layer: nn.Module,
+    graph: MessagePassingGraph,
+    rows: Any,
+    destination: Tensor | None,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> Tensor:
+    """Call a layer; with a tensor, unless it takes rows of which some are still coming."""
+    takes = "takes_rows_under_way" in vars(type(layer)) and not is_hooked(layer)
+    source = rows if takes or isinstance(rows, Tensor) else rows.whole()
+    result: Tensor = layer(graph, (source, destination), *args, **kwargs)
+    return result
+
+
 class HeteroGraphConv(nn.Module):
     r"""Applies a layer to each relation of a typed graph.
 
@@ -57,7 +73,8 @@ class HeteroGraphConv(nn.Module):
     over the relations whose destination type is :math:`T`, in the order of
     ``graph.canonical_etypes``. The layer of a relation without edges is called too, so that what
     it computes from the destination nodes alone is there whether or not edges were sampled. On a
-    sharded graph in one-shot mode each source type is fetched once, for all its relations.
+    sharded graph in one-shot mode each source type is fetched once, for all its relations; layers
+    with ``takes_rows_under_way`` work on own rows meanwhile.
 
     Args:
         mods: The layer of each relation, by relation name or canonical triple. A layer is called
@@ -155,8 +172,8 @@ class HeteroGraphConv(nn.Module):
         for relation, layer in zip(relations, layers, strict=True):
             args = mod_args.get(relation, mod_args.get(relation[1], ()))
             kwargs = mod_kwargs.get(relation, mod_kwargs.get(relation[1], {}))
-            features = (rows[relation[0]], destination.get(relation[2]))
-            calls.append(partial(layer, local[relation], features, *args, **kwargs))
+            ends = rows[relation[0]], destination.get(relation[2])
+            calls.append(partial(_apply, layer, local[relation], *ends, args, kwargs))
         outputs: dict[str, list[Tensor]] = {ntype: [] for ntype in g.dsttypes}
         for relation, result in zip(relations, local.together(calls), strict=True):
             outputs[relation[2]].append(result)

@@ -68,6 +68,8 @@ class SAGEConv(nn.Module):
 
     bias: Tensor | None
 
+    takes_rows_under_way = True
+
     def __init__(
         self,
         in_feats: Widths,

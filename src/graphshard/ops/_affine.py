@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn import functional
+from torch.overrides import handle_torch_function
 
 from .._kernel import kernels_for
 from .._memory import LARGE_BYTES, empty, empty_like
@@ -31,7 +32,8 @@ def affine(
 
     Args:
         products: At least one pair of rows :math:`x_i` ``[*, in_i]``, whose leading dimensions
-            are equal, and a matrix :math:`w_i` ``[in_i, out]``.
+            are equal, and a matrix :math:`w_i` ``[in_i, out]``. Rows may be anything that has
+            ``__torch_function__``.
         bias: :math:`b` ``[out]``.
         plus: :math:`p` ``[*, out]``.
         relu: Whether :math:`\sigma` is the ReLU; else there is none.
@@ -39,7 +41,11 @@ def affine(
     Returns:
         ``[*, out]``.
     """
-    leading = products[0][0].shape[:-1]
+    rows = [x for x, _ in products]
+    if not all(isinstance(x, Tensor) for x in rows):
+        stood_in: Tensor = handle_torch_function(affine, rows, products, bias, plus, relu)
+        return stood_in
+    leading = rows[0].shape[:-1]
     if not _gains(products):
         return _plain(products, bias, plus, relu)
     flat = []
@@ -54,7 +60,7 @@ def affine(
 
 def linear(x: Tensor, layer: nn.Linear) -> Tensor:
     """What ``layer`` makes of ``x``; see `affine`. A subclass of `torch.nn.Linear` is called."""
-    if type(layer) is not nn.Linear or _is_hooked(layer):
+    if type(layer) is not nn.Linear or is_hooked(layer):
         found: Tensor = layer(x)
         return found
     return affine([(x, layer.weight.t())], layer.bias)
@@ -63,10 +69,11 @@ def linear(x: Tensor, layer: nn.Linear) -> Tensor:
 def is_relu(activation: Callable[[Tensor], Tensor] | None) -> bool:
     """Whether an activation is torch's ReLU."""
     known: tuple[Any, ...] = (functional.relu, torch.relu)
-    return activation in known or (type(activation) is nn.ReLU and not _is_hooked(activation))
+    return activation in known or (type(activation) is nn.ReLU and not is_hooked(activation))
 
 
-def _is_hooked(module: nn.Module) -> bool:
+def is_hooked(module: nn.Module) -> bool:
+    """Whether somebody else looks at what goes into a module, or out of it."""
     return bool(
         module._forward_hooks
         or module._forward_pre_hooks

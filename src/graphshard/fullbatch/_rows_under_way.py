@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""RowsUnderWay: extended source rows of which the own ones are here and the others are coming.
+
+It stands for a tensor of own rows followed by halo rows. Functions that treat each row by itself
+are applied to the own rows at once, and to the others when these are asked for; whatever else is
+done with it waits for them and works on the whole tensor. So a layer's projection of own rows, and
+their sum at the destinations, are computed while the halo is in flight.
+
+Layers that are written for it say so (``takes_rows_under_way = True`` in the class): one that hands
+its input to a function which only knows tensors would lose the gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._deferred import ELEMENTWISE
+from ._replay import autocast_state
+
+_PRODUCTS = frozenset({"linear", "matmul", "__matmul__"})
+_DROPOUTS = frozenset({"dropout", "feature_dropout"})
+_ROW_WISE = ELEMENTWISE | _PRODUCTS | _DROPOUTS | {"affine", "contiguous"}
+
+
+class RowsUnderWay:
+    """Own rows, and how to get the others.
+
+    Args:
+        own: ``[num_own, ...]``.
+        num_remote: Rows that are coming.
+        arrive: Waits for them: ``[num_remote, ...]``. Called once at most.
+    """
+
+    def __init__(self, own: Tensor, num_remote: int, arrive: Callable[[], Tensor]) -> None:
+        self.own, self._num_remote = own, num_remote
+        self._arrive: Callable[[], Tensor] | None = arrive
+        self._remote: Tensor | None = None
+        self._whole: Tensor | None = None
+
+    @property
+    def remote(self) -> Tensor:
+        """The other rows; waits for them."""
+        if self._arrive is not None:
+            self._remote, self._arrive = self._arrive(), None
+        assert self._remote is not None
+        return self._remote
+
+    def whole(self) -> Tensor:
+        """Own rows and then the others, ``[num_own + num_remote, ...]``; waits for them."""
+        if self._whole is None:
+            self._whole = torch.cat([self.own, self.remote])
+        return self._whole
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((self.own.shape[0] + self._num_remote, *self.own.shape[1:]))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.own.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.own.device
+
+    @property
+    def ndim(self) -> int:
+        return self.own.dim()
+
+    @property
+    def requires_grad(self) -> bool:
+        return self.own.requires_grad
+
+    def dim(self) -> int:
+        return self.own.dim()
+
+    def size(self, dim: int | None = None) -> torch.Size | int:
+        return self.shape if dim is None else self.shape[dim]
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __repr__(self) -> str:
+        return f"RowsUnderWay(shape={tuple(self.shape)}, dtype={self.dtype})"
+
+    def __getitem__(self, item: Any) -> Tensor:
+        rows: Tensor = self.whole()[item]
+        return rows
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        call = _Call(func, args, dict(kwargs or {}))
+        found = call.by_rows()
+        return call.on_whole() if found is None else found
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(Tensor, name, None)
+        if name.startswith("__") or not callable(method):
+            raise AttributeError(f"rows under way have no attribute '{name}'")
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return RowsUnderWay.__torch_function__(method, (), (self, *args), kwargs)
+
+        return call
+
+
+class _Call:
+    """A function of torch, or of this package, that was given rows under way."""
+
+    def __init__(
+        self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> None:
+        self._func, self._args, self._kwargs = func, args, kwargs
+        self._name = getattr(func, "__name__", "")
+        self._found: list[RowsUnderWay] = []
+        self._others: list[Tensor] = []
+        _visit((args, kwargs), self._found, self._others)
+
+    def on_whole(self) -> Any:
+        return self._with(RowsUnderWay.whole, lambda tensor: tensor)
+
+    def by_rows(self) -> RowsUnderWay | None:
+        """The result on each row by itself; None where rows may be mixed."""
+        first = self._found[0]
+        if self._name not in _ROW_WISE or self._kwargs.get("inplace"):
+            return None
+        num_own, num_rows = len(first.own), len(first)
+        if any((len(rows.own), len(rows)) != (num_own, num_rows) for rows in self._found):
+            return None
+        if self._name in ELEMENTWISE:
+            most = max(rows.dim() for rows in self._found)
+            if any(rows.dim() != most for rows in self._found):
+                return None
+            full = [tensor for tensor in self._others if tensor.dim() >= most]
+            if any(t.dim() > most or t.shape[0] not in (1, num_rows) for t in full):
+                return None
+
+            def part_of(tensor: Tensor, part: slice) -> Tensor:
+                has_rows = tensor.dim() == most and tensor.shape[0] == num_rows
+                return tensor[part] if has_rows else tensor
+
+        else:
+            # Products: rows on the left, matrices and biases as they are.
+            if self._name in _PRODUCTS and not isinstance(self._args[0], RowsUnderWay):
+                return None
+            if self._name in _PRODUCTS and (len(self._found) > 1 or first.dim() < 2):
+                return None
+
+            def part_of(tensor: Tensor, part: slice) -> Tensor:
+                return tensor
+
+        own_part, rest = slice(0, num_own), slice(num_own, num_rows)
+        grad, autocast = torch.is_grad_enabled(), autocast_state(first.device)
+        own = self._with(lambda rows: rows.own, lambda tensor: part_of(tensor, own_part))
+        if not isinstance(own, Tensor) or own.shape[:1] != (num_own,):
+            return None
+
+        def arrive() -> Tensor:
+            with torch.set_grad_enabled(grad), autocast():
+                remote: Tensor = self._with(
+                    lambda rows: rows.remote, lambda tensor: part_of(tensor, rest)
+                )
+            return remote
+
+        return RowsUnderWay(own, num_rows - num_own, arrive)
+
+    def _with(
+        self, rows: Callable[[RowsUnderWay], Tensor], tensor: Callable[[Tensor], Tensor]
+    ) -> Any:
+        args, kwargs = _replaced((list(self._args), self._kwargs), rows, tensor)
+        return self._func(*args, **kwargs)
+
+
+def _visit(value: Any, rows: list[RowsUnderWay], others: list[Tensor]) -> None:
+    """Collect what a call was given."""
+    if isinstance(value, RowsUnderWay):
+        rows.append(value)
+    elif isinstance(value, Tensor):
+        others.append(value)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            _visit(item, rows, others)
+    elif isinstance(value, dict):
+        _visit(list(value.values()), rows, others)
+
+
+def _replaced(
+    value: Any, rows: Callable[[RowsUnderWay], Tensor], tensor: Callable[[Tensor], Tensor]
+) -> Any:
+    """The same with other tensors."""
+    if isinstance(value, RowsUnderWay):
+        return rows(value)
+    if isinstance(value, Tensor):
+        return tensor(value)
+    if isinstance(value, list | tuple):
+        return type(value)(_replaced(item, rows, tensor) for item in value)
+    if isinstance(value, dict):
+        return {key: _replaced(item, rows, tensor) for key, item in value.items()}
+    return value
+
+
+def _operator(name: str) -> Callable[..., Any]:
+    method = getattr(Tensor, name)
+
+    def call(self: RowsUnderWay, *args: Any) -> Any:
+        return RowsUnderWay.__torch_function__(method, (), (self, *args), {})
+
+    call.__name__ = name
+    return call
+
+
+for _name in """__add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__
+    __neg__ __pow__ __rpow__ __matmul__ __abs__ __eq__ __ne__ __lt__ __le__ __gt__
+    __ge__""".split():
+    setattr(RowsUnderWay, _name, _operator(_name))
+RowsUnderWay.__hash__ = object.__hash__  # type: ignore[method-assign]
