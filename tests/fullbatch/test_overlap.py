@@ -22,7 +22,7 @@ import graphshard
 from graphshard import comm
 from graphshard import function as fn
 from graphshard.fullbatch._attention import AttentionSum
-from graphshard.fullbatch._reductions import Reduction, Sum
+from graphshard.fullbatch._reductions import Extremum, Reduction, Rows, Sum
 from graphshard.fullbatch._transport import ByRank, Transport, Whole
 from graphshard.nn import GATConv, GATv2Conv, GraphConv, SAGEConv
 from graphshard.testing import run_ranks
@@ -65,11 +65,33 @@ def record(monkeypatch: pytest.MonkeyPatch, kind: type[Transport]) -> list[str]:
 
     monkeypatch.setattr(kind, "start_fetch", watched("fetch", kind.start_fetch))
     monkeypatch.setattr(kind, "start_return", watched("return", kind.start_return))
-    for reduction in (Sum, AttentionSum):
+    for reduction in (Sum, AttentionSum, Extremum, Rows):
         monkeypatch.setattr(reduction, "merge", computed("merge", reduction.merge))
         gradients = computed("gradient", reduction.direct_gradients)
         monkeypatch.setattr(reduction, "direct_gradients", gradients)
     return events
+
+
+class ByEdges(nn.Module):
+    """A value per edge, and a field that waits for the same exchange."""
+
+    def forward(self, graph: Any, h: Tensor) -> Tensor:
+        with graph.local_scope():
+            graph.srcdata["h"], graph.srcdata["s"] = h, h[:, :1].sin()
+            graph.dstdata["h"] = h.cos()
+            graph.apply_edges(fn.u_mul_v("h", "h", "e"))
+            graph.update_all(fn.u_sub_v("s", "h", "m"), fn.min("m", "least"))
+            graph.update_all(fn.copy_e("e", "m"), fn.sum("m", "total"))
+            found: Tensor = graph.dstdata["least"] + graph.dstdata["total"]
+            return found
+
+
+OVERLAPPED: dict[str, Callable[[], nn.Module]] = {
+    "sage": lambda: SAGEConv(WIDTH, 4, "mean"),
+    "pool": lambda: SAGEConv(WIDTH, 4, "pool"),
+    "gat": lambda: GATConv(WIDTH, 4, 2, allow_zero_in_degree=True),
+    "edges": ByEdges,
+}
 
 
 def events_of(
@@ -78,11 +100,7 @@ def events_of(
     data = graphshard.load_dgl_partition_data(parts, rank)
     graph = graphshard.construct_full_graph(data, mode=mode, prefetch=prefetch)
     torch.manual_seed(0)
-    conv = (
-        SAGEConv(WIDTH, 4, "mean")
-        if layer == "sage"
-        else GATConv(WIDTH, 4, 2, allow_zero_in_degree=True)
-    )
+    conv = OVERLAPPED[layer]()
     h = torch.randn(graph.num_nodes(), WIDTH, requires_grad=True)
     conv(graph, h).sum().backward()  # what is made or checked on first use
     with pytest.MonkeyPatch.context() as patch:
@@ -95,7 +113,7 @@ def events_of(
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3])
-@pytest.mark.parametrize("layer", ["sage", "gat"])
+@pytest.mark.parametrize("layer", OVERLAPPED)
 def test_one_shot_computes_own_rows_while_others_travel(
     tmp_path: Path, layer: str, num_ranks: int
 ) -> None:
@@ -232,6 +250,8 @@ DIFFERENTIABLE: dict[str, Callable[[Tensor], nn.Module]] = {
     "weighted": Weighted,
     "gat": lambda eids: GATConv(WIDTH, 3, 2, allow_zero_in_degree=True),
     "gatv2": lambda eids: GATv2Conv(WIDTH, 3, 2, allow_zero_in_degree=True),
+    "pool": lambda eids: SAGEConv(WIDTH, 3, "pool"),
+    "edges": lambda eids: ByEdges(),
 }
 
 
@@ -328,8 +348,8 @@ def one_worker(rank: int, world_size: int, parts: str) -> bool:
     data = graphshard.load_dgl_partition_data(parts, rank)
     graph = graphshard.construct_full_graph(data, mode="oneshot")
     h = torch.randn(graph.num_nodes(), WIDTH)
-    ((rows),) = graph._oneshot.fetch([(graph._structure.halo([PLAIN]), h)])
-    return rows is h
+    _, rows = graph.localize({"_N": h})
+    return rows["_N"] is h
 
 
 def test_one_worker_copies_nothing(tmp_path: Path) -> None:

@@ -253,8 +253,13 @@ class OneShot:
         if source is None or not isinstance(reduce, ReduceFunction):
             return None
         found, etype = message_of(fields, message), fields.etype
+        constant = constant_key(etype, message, reduce, found)
         if reduce.op in ("max", "min"):
-            reduction: Reduction = Extremum(found, reduce.op, fields.num_edges)
+            best = Extremum(found, reduce.op, fields.num_edges)
+            if not best.needs_sources:
+                by_winners = _by_winners(best, ("u", id(source[1])))
+                return _Planned(etype, best, by_winners, source, constant)
+            reduction: Reduction = best
         else:
             counts = mean_counts(self.structure, etype) if reduce.op == "mean" else None
             reduction = Sum(found, counts)
@@ -265,7 +270,6 @@ class OneShot:
             result: Tensor = reduce_messages(data, message, reduce)[reduce.out_field]
             return result
 
-        constant = constant_key(etype, message, reduce, found)
         return _Planned(etype, reduction, again, source, constant)
 
     def _planned_attention(self, etype: CanonicalEType, attention: Attention) -> _Planned:
@@ -356,6 +360,11 @@ class OneShot:
             if key in read_again and key not in known:
                 keep_rows(constants, halo, own, remote[key])
         return results, remote
+
+
+def _by_winners(best: Extremum, key: LeafKey) -> Callable[[Adjacency, Seen], Tensor]:
+    """How to get at an extremum of copies again: not by their values, which nobody keeps."""
+    return lambda adjacency, seen: best.of_winners(adjacency, seen[key])
 
 
 def _name(reduce: ReduceFunction | str) -> str:

@@ -28,7 +28,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ..ops import add_rows, empty, empty_like, merge_best
+from ..ops import Adjacency, add_rows, empty, empty_like, merge_best
 from ._cuts import Cut, find_cut
 from ._expressions import Evaluation, Leaf, LeafKey
 from ._messages import Adjoint, CopySource, Message, distinct_leaves
@@ -251,6 +251,20 @@ class Extremum(Reduction):
         ids = slice(count) if shard.eids is None else shard.eids.to(torch.int64)
         places[ids] = torch.arange(count, dtype=places.dtype, device=places.device)
         return places.index_select(0, edge.reshape(-1)).view(edge.shape)
+
+    def of_winners(self, adjacency: Adjacency, rows: Tensor) -> Tensor:
+        """The result by its winners: what they copied of ``rows``, differentiable.
+
+        Args:
+            adjacency: All local edges.
+            rows: ``[adjacency.num_src, ...]``; zeros do where only gradients are asked for.
+        """
+        assert self._edge is not None
+        if adjacency.num_edges == 0:
+            return rows.sum() * 0 + torch.zeros(self._edge.shape, dtype=rows.dtype)
+        source = adjacency.coo()[0].long()[self._edge.clamp(max=self._num_edges - 1).long()]
+        found = rows.gather(0, source)
+        return torch.where(self._edge < self._num_edges, found, 0.0)
 
     def adjoints(self, evaluation: Evaluation, grads: Sequence[Tensor]) -> list[Adjoint]:
         return [self.message.best_adjoint(evaluation, grads[0], self._positions(evaluation))]
