@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import statistics
 import sys
 import time
@@ -40,6 +39,7 @@ from _common import (
     split_failed,
     write_result,
 )
+from peers._peak import peak_mb
 
 HERE = str(Path(__file__).resolve())
 LAYERS = ("gat", "gatv2", "dotgat", "agnn")
@@ -69,7 +69,7 @@ def work(path: str, layer: str, threads: int, repeats: int, dtype: str, by_edges
     }[layer]()
     if by_edges:
         graph._attend = lambda relation, attention: None  # type: ignore[method-assign]
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = peak_mb()
     seconds, total = [], 0.0
     for _ in range(repeats + 1):
         start = time.process_time()
@@ -78,8 +78,8 @@ def work(path: str, layer: str, threads: int, repeats: int, dtype: str, by_edges
         out.backward(torch.ones_like(out))
         seconds.append(time.process_time() - start)
         total = float(out.detach().double().abs().sum())
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    result = {"seconds": statistics.median(seconds[1:]), "peak_mb": (peak - before) / 1024}
+    peak = peak_mb()
+    result = {"seconds": statistics.median(seconds[1:]), "peak_mb": peak - before}
     sys.stdout.write(json.dumps(result | {"sum": total}) + "\n")
 
 

@@ -16,7 +16,6 @@ import argparse
 import contextlib
 import json
 import os
-import resource
 import sys
 import time
 from pathlib import Path
@@ -39,6 +38,7 @@ from _common import (
     split_failed,
     write_result,
 )
+from peers._peak import peak_mb
 
 HERE = str(Path(__file__).resolve())
 
@@ -95,7 +95,7 @@ def work(parts: str, model: str, mode: str, threads: int, epochs: int, bfloat16:
         optimizer.step()
         seconds.append(time.perf_counter() - start)
         losses.append(float(sar.comm.all_reduce(loss.detach().view(1))))
-    peak = torch.tensor([resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024])
+    peak = torch.tensor([peak_mb()])
     middle = torch.tensor([sorted(seconds)[len(seconds) // 2] if seconds else 0.0])
     peak, middle = sar.comm.all_reduce(peak, "max"), sar.comm.all_reduce(middle, "max")
     if sar.rank() == 0:

@@ -23,7 +23,6 @@ import datetime
 import json
 import os
 import platform
-import resource
 import subprocess
 import sys
 import tempfile
@@ -32,6 +31,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from peers._peak import peak_mb
 
 HEADS = 4
 RESULTS = Path(__file__).parent / "results"
@@ -49,7 +49,7 @@ ALLOCATOR = {
 
 def peak_bytes() -> int:
     """Largest resident size of this process so far."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return int(peak_mb() * 2**20)
 
 
 def make_model(model: str, width: int, hidden: int, classes: int) -> torch.nn.ModuleList:

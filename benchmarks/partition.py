@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import shutil
 import sys
 import time
@@ -36,6 +35,7 @@ from _common import (
     run_side,
     write_result,
 )
+from peers._peak import peak_mb
 
 HERE = str(Path(__file__).resolve())
 #: The layers of each model: hidden columns, and the heads that they are divided among.
@@ -57,7 +57,7 @@ def partition(graph: Path, num_parts: int, folder: str) -> None:
     result = {
         "seconds": time.perf_counter() - start,
         "cpu": time.process_time(),
-        "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "peak_mb": peak_mb(),
         "cut": load_partition_stats(f"{folder}/g.json").edge_cut,
     }
     sys.stdout.write(json.dumps(result) + "\n")
@@ -114,7 +114,7 @@ def train(parts: str, model: str, epochs: int) -> None:
         optimizer.step()
         seconds.append(time.perf_counter() - start)
         losses.append(float(sar.comm.all_reduce(loss.detach().view(1))))
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    peak = peak_mb()
     mine = torch.tensor([peak, sorted(seconds)[len(seconds) // 2], loading, time.process_time()])
     largest = sar.comm.all_reduce(mine, "max").tolist()
     result = dict(zip(("peak_mb", "seconds", "loading", "cpu"), largest, strict=True))

@@ -6,7 +6,6 @@ Prints one line of JSON: median CPU seconds, peak of memory above the graph.
 """
 
 import json
-import resource
 import statistics
 import sys
 import time
@@ -14,6 +13,7 @@ import time
 import dgl
 import numpy as np
 import torch
+from _peak import peak_mb
 
 path, layer, threads, repeats = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 torch.set_num_threads(threads)
@@ -29,13 +29,13 @@ made = {
     "dotgat": lambda: dgl.nn.DotGatConv(128, 32, 4, allow_zero_in_degree=True),
     "agnn": lambda: dgl.nn.AGNNConv(allow_zero_in_degree=True),
 }[layer]()
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+before = peak_mb()
 seconds = []
 for _ in range(repeats + 1):
     start = time.process_time()
     out = made(graph, x)
     out.backward(torch.ones_like(out))
     seconds.append(time.process_time() - start)
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-result = {"seconds": statistics.median(seconds[1:]), "peak_mb": (peak - before) / 1024}
+peak = peak_mb()
+result = {"seconds": statistics.median(seconds[1:]), "peak_mb": peak - before}
 print(json.dumps(result | {"sum": float(out.detach().double().abs().sum())}))

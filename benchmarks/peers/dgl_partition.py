@@ -5,13 +5,13 @@ usage: dgl_partition.py GRAPH.npz PARTS FOLDER
 """
 
 import json
-import resource
 import sys
 import time
 
 import dgl
 import numpy as np
 import torch
+from _peak import peak_mb
 
 arrays = np.load(sys.argv[1])
 graph = dgl.graph(
@@ -26,7 +26,7 @@ dgl.distributed.partition_graph(
 result = {
     "seconds": time.perf_counter() - start,
     "cpu": time.process_time(),
-    "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    "peak_mb": peak_mb(),
 }
 del graph, arrays
 cut = 0

@@ -9,7 +9,6 @@ Prints one line of JSON: median CPU seconds, peak of memory above the graph.
 """
 
 import json
-import resource
 import statistics
 import sys
 import time
@@ -17,6 +16,7 @@ import time
 import _pyg
 import numpy as np
 import torch
+from _peak import peak_mb
 from torch_geometric.utils import sort_edge_index
 
 path, layer, threads, repeats = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
@@ -32,13 +32,13 @@ made = {
     "gatv2": lambda: _pyg.gatv2(128, 32, 4),
     "agnn": lambda: _pyg.agnn(),
 }[layer]()
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+before = peak_mb()
 seconds = []
 for _ in range(repeats + 1):
     start = time.process_time()
     out = made(x, graph)
     out.backward(torch.ones_like(out))
     seconds.append(time.process_time() - start)
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-result = {"seconds": statistics.median(seconds[1:]), "peak_mb": (peak - before) / 1024}
+peak = peak_mb()
+result = {"seconds": statistics.median(seconds[1:]), "peak_mb": peak - before}
 print(json.dumps(result | {"sum": float(out.detach().double().abs().sum())}))

@@ -10,7 +10,6 @@ Prints one line of JSON.
 """
 
 import json
-import resource
 import sys
 import time
 
@@ -18,6 +17,7 @@ import _pyg
 import numpy as np
 import torch
 import torch.nn.functional as F
+from _peak import peak_mb
 from torch_geometric.utils import sort_edge_index, to_torch_csr_tensor
 
 path, model, threads, epochs = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
@@ -64,7 +64,7 @@ print(
     json.dumps(
         {
             "seconds": sorted(seconds)[len(seconds) // 2] if seconds else 0.0,
-            "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+            "peak_mb": peak_mb(),
             "losses": losses,
         }
     )

@@ -62,14 +62,16 @@ class SentRows:
         return self._indices[device]
 
     def of(self, tensor: Tensor, allocate: Allocate | None = None) -> Tensor:
-        """``tensor[index]``: a view where that is a slice and no memory is asked for.
+        """``tensor[index]``: a view where that is one piece of memory and no other is asked for.
 
         Args:
             tensor: ``[num_rows, *]``.
             allocate: Makes the memory for a copy; None leaves it to us.
         """
         if self.is_slice and allocate is None:
-            return tensor[slice(*self.runs[0])]
+            rows = tensor[slice(*self.runs[0])]
+            if rows.is_contiguous():
+                return rows
         shape = (len(self), *tensor.shape[1:])
         out = (allocate or empty)(shape, tensor.dtype, tensor.device)
         self.copy_to(out, tensor)
@@ -77,7 +79,9 @@ class SentRows:
 
     def copy_to(self, out: Tensor, tensor: Tensor) -> None:
         """Write ``tensor[index]`` to ``out``, which has its shape and dtype."""
-        if self.runs:
+        if self.is_slice:
+            out.copy_(tensor[slice(*self.runs[0])])
+        elif self.runs:
             torch.cat([tensor[start:stop] for start, stop in self.runs], out=out)
         else:
             torch.index_select(tensor, 0, self.index_on(tensor.device), out=out)
