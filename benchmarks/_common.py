@@ -43,6 +43,7 @@ class Side:
         timeout: Seconds that it may take.
         may_fail: Whether a run that fails is a result too, ``{"failed": reason}``: that a program
             cannot do this on this machine is an answer.
+        once: Whether it takes so long that it runs in the first round alone.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Side:
     environment: Mapping[str, str] = field(default_factory=dict)
     timeout: float = 1200.0
     may_fail: bool = False
+    once: bool = False
 
 
 def peer_has(module: str) -> bool:
@@ -103,13 +105,14 @@ def reason(done: subprocess.CompletedProcess[str]) -> str:
 def run_in_turn(sides: Sequence[Side], rounds: int) -> dict[str, list[dict[str, Any]]]:
     """Results of ``rounds`` rounds, in each of which every side runs once.
 
-    A side that failed, and may, has no further run: its only result says why.
+    A side that failed, and may, has no further run: its only result says why. Nor has one that runs
+    once.
     """
     results: dict[str, list[dict[str, Any]]] = {side.name: [] for side in sides}
     for number in range(rounds):
         for side in sides:
             runs = results[side.name]
-            if any("failed" in run for run in runs):
+            if any("failed" in run for run in runs) or (side.once and number):
                 continue
             runs.append(run_side(side))
             if "failed" in runs[-1]:

@@ -341,3 +341,23 @@ def hooked(rank: int, world_size: int, parts: str) -> bool:
         module.register_forward_pre_hook(lambda _, given: kinds.append(type(given[1][0])))
     layer(graph, {t: x.requires_grad_() for t, x in inputs_of(graph).items()})
     return len(kinds) == len(graph.etypes) and set(kinds) == {Tensor}
+
+
+def read_by_an_author(rank: int, world_size: int, parts: str) -> bool:
+    """Layers of others that localize get tensors; nothing is left under way."""
+    data = graphshard.load_dgl_partition_data(parts, rank)
+    graph = graphshard.construct_full_graph(data, mode="oneshot")
+    inputs = {t: x.requires_grad_() for t, x in inputs_of(graph).items()}
+    local, rows = graph.localize(inputs)
+    assert set(rows) == set(inputs)
+    for ntype, x in rows.items():
+        assert type(x) is Tensor
+        assert len(x) == local.num_src_nodes(ntype)
+        assert torch.equal(x[: len(inputs[ntype])], inputs[ntype])
+    torch.autograd.grad(sum(x.sum() for x in rows.values()), list(inputs.values()))
+    return True
+
+
+def test_localized_inputs_are_tensors(tmp_path: Path) -> None:
+    parts = write_parts(tmp_path, graph_of("typed"), 3, "random")
+    assert all(run_ranks(read_by_an_author, 3, parts))

@@ -27,6 +27,7 @@ from ._localized import LocalizedShards
 from ._oneshot import OneShot
 from ._original import OriginalIds
 from ._policy import AggregationMode
+from ._rows_under_way import ArrivingInputs
 from ._sequential import Sequential
 from ._structure import ShardStructure
 from ._together import Together
@@ -263,16 +264,16 @@ class GraphShardManager(MessagePassingGraph):
         """Number of out-edges, on all ranks, of this rank's source rows; collective at first."""
         return _picked(self._structure.out_degrees(self.to_canonical_etype(etype)), u)
 
-    def localize(self, inputs: dict[str, Tensor]) -> tuple[Any, dict[str, Any]]:
+    def localize(self, inputs: dict[str, Tensor]) -> tuple[Any, Any]:
         """In one-shot mode, fetch the halo rows of all source types in one exchange.
 
         Args:
             inputs: Source type to ``[num_src_nodes, ...]``.
 
         Returns:
-            A graph whose sources are own and halo rows, and the inputs with halo rows appended:
-            tensors, or `RowsUnderWay` where the halo rows are still coming. In sequential mode this
-            graph and the inputs as they are.
+            A graph whose sources are own and halo rows, and the inputs with halo rows appended,
+            which are waited for when one is read. In sequential mode this graph and the inputs as
+            they are.
         """
         if self.mode != "oneshot":
             return self, inputs
@@ -281,7 +282,7 @@ class GraphShardManager(MessagePassingGraph):
         requests = [(halo, inputs[t]) for t, halo in halos.items()]
         rows, arrive = self._oneshot.start_fetch(requests)
         extended = {**inputs, **dict(zip(halos, rows, strict=True))}
-        return LocalizedShards(self, self._structure, extended, arrive), extended
+        return LocalizedShards(self, self._structure, extended, arrive), ArrivingInputs(extended)
 
     def together(self, calls: Sequence[Callable[[], T]]) -> list[T]:
         """Run the calls; in sequential mode their aggregations share passes over the shards.

@@ -12,7 +12,7 @@ its input to a function which only knows tensors would lose the gradient.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -112,6 +112,31 @@ class RowsUnderWay:
             return RowsUnderWay.__torch_function__(method, (), (self, *args), kwargs)
 
         return call
+
+
+class ArrivingInputs(Mapping[str, Tensor]):
+    """Extended rows by source type: tensors, for which reading one waits.
+
+    Args:
+        rows: By source type.
+    """
+
+    def __init__(self, rows: Mapping[str, Tensor | RowsUnderWay]) -> None:
+        self._rows = dict(rows)
+
+    def __getitem__(self, ntype: str) -> Tensor:
+        rows = self._rows[ntype]
+        return rows.whole() if isinstance(rows, RowsUnderWay) else rows
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def under_way(self, ntype: str) -> Tensor | RowsUnderWay:
+        """The same without waiting."""
+        return self._rows[ntype]
 
 
 class _Call:

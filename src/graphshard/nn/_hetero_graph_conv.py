@@ -167,12 +167,13 @@ class HeteroGraphConv(nn.Module):
         layers = [self._layer(relation) for relation in relations]
         used = {relation[0] for relation in relations}
         local, rows = g.localize({ntype: x for ntype, x in source.items() if ntype in used})
+        rows_of = getattr(rows, "under_way", rows.__getitem__)  # without waiting for any
 
         calls = []
         for relation, layer in zip(relations, layers, strict=True):
             args = mod_args.get(relation, mod_args.get(relation[1], ()))
             kwargs = mod_kwargs.get(relation, mod_kwargs.get(relation[1], {}))
-            ends = rows[relation[0]], destination.get(relation[2])
+            ends = rows_of(relation[0]), destination.get(relation[2])
             calls.append(partial(_apply, layer, local[relation], *ends, args, kwargs))
         outputs: dict[str, list[Tensor]] = {ntype: [] for ntype in g.dsttypes}
         for relation, result in zip(relations, local.together(calls), strict=True):
