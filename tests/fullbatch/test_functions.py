@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every built-in function and reduction on a sharded graph, against plain torch edge by edge.
 
-Results and gradients, in both modes, with 1, 2, 3 and 5 ranks, in float64 and bfloat16.
+Results and gradients, in both modes, with 1, 2, 3 and 5 ranks, in float64.
 """
 
 from __future__ import annotations

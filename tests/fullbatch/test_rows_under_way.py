@@ -117,6 +117,16 @@ def test_modes_are_those_of_the_call() -> None:
     torch.testing.assert_close(frozen.whole(), 2 * whole.detach())
 
 
+def test_a_first_look_without_gradients_loses_none() -> None:
+    whole, rows, _ = both(needs_grad=True)
+    twice = rows * 2
+    with torch.no_grad():
+        assert rows.whole().requires_grad
+        assert twice.whole().requires_grad
+    (grad,) = torch.autograd.grad(twice.whole().sum(), whole)
+    assert torch.equal(grad, torch.full_like(whole, 2.0))
+
+
 def plan_of(rank: int, world_size: int) -> ExchangePlan:
     wanted = [torch.arange(0, 6, 2 if o % 2 else 3) for o in range(world_size)]
     wanted[rank] = wanted[rank][:0]
@@ -143,6 +153,10 @@ def same_as_fetch(rank: int, world_size: int) -> None:
         torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
     with torch.no_grad():
         assert not HaloUnderWay(requests).wait()[0].requires_grad
+    halo = HaloUnderWay(requests)
+    with torch.no_grad():
+        halo.wait()
+    assert halo.wait()[0].requires_grad
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 5])

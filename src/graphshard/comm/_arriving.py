@@ -59,7 +59,8 @@ class HaloUnderWay:
             rows = list(self._pending.wait())
             if self._ticket is not None:
                 chosen = [i for i, needs in enumerate(self.needs) if needs]
-                arrived = _Arrive.apply(self, self._ticket, *(rows[i] for i in chosen))
+                with torch.enable_grad():  # whoever asks first
+                    arrived = _Arrive.apply(self, self._ticket, *(rows[i] for i in chosen))
                 for i, part in zip(chosen, arrived, strict=True):
                     rows[i] = part
             self._rows, self._ticket = rows, None

@@ -27,6 +27,7 @@ from ._expressions import (
     Reshape,
     Softmax,
 )
+from ._stand_in import StandIn
 
 ELEMENTWISE = frozenset(
     """abs add celu clamp clamp_max clamp_min cos detach div double elu exp expm1 float gelu
@@ -44,7 +45,7 @@ _DROPOUTS = frozenset({"dropout", "feature_dropout"})
 Materializer = Callable[[Expression], Tensor]
 
 
-class DeferredEdges:
+class DeferredEdges(StandIn):
     """One value per local edge, computed when and where it is needed.
 
     Args:
@@ -52,6 +53,8 @@ class DeferredEdges:
         materializer: Makes the whole tensor; collective, like every use of remote rows.
         device: Where the rows are computed.
     """
+
+    what = "deferred edge values"
 
     def __init__(
         self, expression: Expression, materializer: Materializer, device: torch.device
@@ -68,22 +71,6 @@ class DeferredEdges:
     @property
     def dtype(self) -> torch.dtype:
         return self.expression.dtype
-
-    @property
-    def ndim(self) -> int:
-        return len(self.shape)
-
-    def dim(self) -> int:
-        return len(self.shape)
-
-    def size(self, dim: int | None = None) -> torch.Size | int:
-        return self.shape if dim is None else self.shape[dim]
-
-    def numel(self) -> int:
-        return self.shape.numel()
-
-    def __len__(self) -> int:
-        return self.shape[0]
 
     def __repr__(self) -> str:
         return f"DeferredEdges(shape={tuple(self.shape)}, dtype={self.dtype})"
@@ -193,16 +180,6 @@ class DeferredEdges:
             return EdgeRows(operand)
         return Leaf("c", operand)
 
-    def __getattr__(self, name: str) -> Any:
-        method = getattr(Tensor, name, None)
-        if name.startswith("__") or not callable(method):
-            raise AttributeError(f"deferred edge values have no attribute '{name}'")
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            return DeferredEdges.__torch_function__(method, (), (self, *args), kwargs)
-
-        return call
-
 
 def _materialized(value: Any) -> Any:
     if isinstance(value, DeferredEdges):
@@ -210,23 +187,6 @@ def _materialized(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return type(value)(_materialized(v) for v in value)
     return value
-
-
-def _operator(name: str) -> Callable[..., Any]:
-    method = getattr(Tensor, name)
-
-    def call(self: DeferredEdges, *args: Any) -> Any:
-        return DeferredEdges.__torch_function__(method, (), (self, *args), {})
-
-    call.__name__ = name
-    return call
-
-
-for _name in """__add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__
-    __neg__ __pow__ __rpow__ __matmul__ __abs__ __getitem__ __eq__ __ne__ __lt__ __le__ __gt__
-    __ge__""".split():
-    setattr(DeferredEdges, _name, _operator(_name))
-DeferredEdges.__hash__ = object.__hash__  # type: ignore[method-assign]
 
 
 def expression_of(value: Tensor | DeferredEdges) -> Expression:

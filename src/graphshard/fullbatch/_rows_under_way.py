@@ -20,13 +20,14 @@ from torch import Tensor
 
 from ._deferred import ELEMENTWISE
 from ._replay import autocast_state
+from ._stand_in import StandIn
 
 _PRODUCTS = frozenset({"linear", "matmul", "__matmul__"})
 _DROPOUTS = frozenset({"dropout", "feature_dropout"})
 _ROW_WISE = ELEMENTWISE | _PRODUCTS | _DROPOUTS | {"affine", "contiguous"}
 
 
-class RowsUnderWay:
+class RowsUnderWay(StandIn):
     """Own rows, and how to get the others.
 
     Args:
@@ -35,24 +36,29 @@ class RowsUnderWay:
         arrive: Waits for them: ``[num_remote, ...]``. Called once at most.
     """
 
+    what = "rows under way"
+
     def __init__(self, own: Tensor, num_remote: int, arrive: Callable[[], Tensor]) -> None:
         self.own, self._num_remote = own, num_remote
         self._arrive: Callable[[], Tensor] | None = arrive
         self._remote: Tensor | None = None
         self._whole: Tensor | None = None
+        self._grad = torch.is_grad_enabled()  # whoever reads the rows first
 
     @property
     def remote(self) -> Tensor:
         """The other rows; waits for them."""
         if self._arrive is not None:
-            self._remote, self._arrive = self._arrive(), None
+            with torch.set_grad_enabled(self._grad):
+                self._remote, self._arrive = self._arrive(), None
         assert self._remote is not None
         return self._remote
 
     def whole(self) -> Tensor:
         """Own rows and then the others, ``[num_own + num_remote, ...]``; waits for them."""
         if self._whole is None:
-            self._whole = torch.cat([self.own, self.remote])
+            with torch.set_grad_enabled(self._grad):
+                self._whole = torch.cat([self.own, self.remote])
         return self._whole
 
     @property
@@ -68,28 +74,11 @@ class RowsUnderWay:
         return self.own.device
 
     @property
-    def ndim(self) -> int:
-        return self.own.dim()
-
-    @property
     def requires_grad(self) -> bool:
         return self.own.requires_grad
 
-    def dim(self) -> int:
-        return self.own.dim()
-
-    def size(self, dim: int | None = None) -> torch.Size | int:
-        return self.shape if dim is None else self.shape[dim]
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
     def __repr__(self) -> str:
         return f"RowsUnderWay(shape={tuple(self.shape)}, dtype={self.dtype})"
-
-    def __getitem__(self, item: Any) -> Tensor:
-        rows: Tensor = self.whole()[item]
-        return rows
 
     @classmethod
     def __torch_function__(
@@ -102,16 +91,6 @@ class RowsUnderWay:
         call = _Call(func, args, dict(kwargs or {}))
         found = call.by_rows()
         return call.on_whole() if found is None else found
-
-    def __getattr__(self, name: str) -> Any:
-        method = getattr(Tensor, name, None)
-        if name.startswith("__") or not callable(method):
-            raise AttributeError(f"rows under way have no attribute '{name}'")
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            return RowsUnderWay.__torch_function__(method, (), (self, *args), kwargs)
-
-        return call
 
 
 class ArrivingInputs(Mapping[str, Tensor]):
@@ -185,13 +164,13 @@ class _Call:
                 return tensor
 
         own_part, rest = slice(0, num_own), slice(num_own, num_rows)
-        grad, autocast = torch.is_grad_enabled(), autocast_state(first.device)
+        autocast = autocast_state(first.device)
         own = self._with(lambda rows: rows.own, lambda tensor: part_of(tensor, own_part))
         if not isinstance(own, Tensor) or own.shape[:1] != (num_own,):
             return None
 
         def arrive() -> Tensor:
-            with torch.set_grad_enabled(grad), autocast():
+            with autocast():
                 remote: Tensor = self._with(
                     lambda rows: rows.remote, lambda tensor: part_of(tensor, rest)
                 )
@@ -232,20 +211,3 @@ def _replaced(
     if isinstance(value, dict):
         return {key: _replaced(item, rows, tensor) for key, item in value.items()}
     return value
-
-
-def _operator(name: str) -> Callable[..., Any]:
-    method = getattr(Tensor, name)
-
-    def call(self: RowsUnderWay, *args: Any) -> Any:
-        return RowsUnderWay.__torch_function__(method, (), (self, *args), {})
-
-    call.__name__ = name
-    return call
-
-
-for _name in """__add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__
-    __neg__ __pow__ __rpow__ __matmul__ __abs__ __eq__ __ne__ __lt__ __le__ __gt__
-    __ge__""".split():
-    setattr(RowsUnderWay, _name, _operator(_name))
-RowsUnderWay.__hash__ = object.__hash__  # type: ignore[method-assign]
