@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every built-in function and reduction on a sharded graph, against plain torch edge by edge.
 
-Results and gradients, in both modes, with 1, 2, 3 and 5 ranks, in float64.
+Results and gradients, in both modes, with 1, 3 and 5 ranks, in float64.
 """
 
 from __future__ import annotations
@@ -61,16 +61,10 @@ def by_hand(name: str, reduce: str, fields: dict[str, Tensor]) -> tuple[Tensor, 
             "div": lambda: a / b,
             "dot": lambda: (a * b).sum(-1, keepdim=True),
         }[op]()
-    rows = []
-    for node in range(graph_of("plain").num_nodes()):
-        mine = message[dst == node]
-        if len(mine) == 0:
-            rows.append(message.new_zeros(message.shape[1:]))
-        elif reduce in ("max", "min"):
-            rows.append(getattr(mine, f"a{reduce}")(0))
-        else:
-            rows.append(getattr(mine, reduce)(0))
-    return message, torch.stack(rows)
+    kind = f"a{reduce}" if reduce in ("max", "min") else reduce
+    zeros = message.new_zeros(graph_of("plain").num_nodes(), *message.shape[1:])
+    index = dst.view(-1, 1).expand_as(message)
+    return message, zeros.scatter_reduce(0, index, message, kind, include_self=False)
 
 
 def gaps(rank: int, world_size: int, parts: str, mode: str, dtype: torch.dtype) -> dict[str, float]:
@@ -114,9 +108,7 @@ def gaps(rank: int, world_size: int, parts: str, mode: str, dtype: torch.dtype) 
 
 
 @pytest.mark.parametrize("mode", ["oneshot", "sequential"])
-@pytest.mark.parametrize(
-    ("num_ranks", "how"), [(1, "random"), (2, "random"), (3, "empty_part"), (5, "random")]
-)
+@pytest.mark.parametrize(("num_ranks", "how"), [(1, "random"), (3, "empty_part"), (5, "random")])
 def test_every_function_and_reduction(tmp_path: Path, mode: str, num_ranks: int, how: str) -> None:
     parts = write_parts(tmp_path, graph_of("plain"), num_ranks, how)
     for worst in run_ranks(gaps, num_ranks, parts, mode, torch.float64):
