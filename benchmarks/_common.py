@@ -43,7 +43,7 @@ class Side:
         timeout: Seconds that it may take.
         may_fail: Whether a run that fails is a result too, ``{"failed": reason}``: that a program
             cannot do this on this machine is an answer.
-        once: Whether it takes so long that it runs in the first round alone.
+        once: Whether it takes so long, or so much, that it runs in the last round alone.
     """
 
     name: str
@@ -112,7 +112,7 @@ def run_in_turn(sides: Sequence[Side], rounds: int) -> dict[str, list[dict[str, 
     for number in range(rounds):
         for side in sides:
             runs = results[side.name]
-            if any("failed" in run for run in runs) or (side.once and number):
+            if any("failed" in run for run in runs) or (side.once and number + 1 < rounds):
                 continue
             runs.append(run_side(side))
             if "failed" in runs[-1]:

@@ -175,7 +175,7 @@ def compare(graph: Path, model: str, rounds: int, epochs: int) -> list[str]:
     have_pyg = peer_has("torch_geometric")
     if have_pyg:
         others.append((pyg(graph, model, epochs), pyg(graph, model, 0)))
-        # Last: it leaves the system few large pages for who comes next.
+        # Last: after 16 GB of it the system has few large pages for who comes next.
         sides.append(others[1][0])
         idle.append(others[1][1])
     done, failed = split_failed(run_in_turn([*idle, *sides], rounds))
