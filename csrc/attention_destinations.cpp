@@ -76,15 +76,13 @@ GRAPHSHARD_INLINE void add_joint(const Attention<T>& a, const Portion<T>& portio
   }
 }
 
-// Weights and gradients of scores of a portion. The buffers have room for a destination's rows in
-// the type of sums.
+// Weights and gradients of scores of a portion. The buffer has room for a destination's row in the
+// type of sums.
 template <typename Kind, typename T>
 GRAPHSHARD_INLINE void weigh_edges(const Attention<T>& a, const AttentionGradient<T>& gradient,
                                    const Portion<T>& portion, const EdgeWeights<wide_t<T>>& w,
-                                   wide_t<T>* grad_buffer, wide_t<T>* row_buffer) {
+                                   wide_t<T>* buffer) {
   const Varying<T> varying{a.src, a.src_terms, a.heads};
-  const int64_t width = a.heads * a.dim;
-  const int64_t score_width = a.heads * a.score_dim;
   for (int p = 0; p < portion.num_pieces; ++p) {
     const Piece& piece = portion.pieces[p];
     if (piece.first == piece.last) continue;
@@ -93,10 +91,10 @@ GRAPHSHARD_INLINE void weigh_edges(const Attention<T>& a, const AttentionGradien
     repeat(a.heads, piece, gradient.delta + at, w.delta);
     for (int64_t h = 0; h < a.heads; ++h) w.folded[h] = 1 / gradient.total[at + h];
     repeat(a.heads, piece, w.folded, w.scale);
-    Kind::scores(a, widened(a.dst + piece.row * score_width, score_width, row_buffer), varying,
-                 portion, piece, w.z);
+    Kind::scores(a, Kind::fixed(a, a.dst, a.dst_terms, piece.row, buffer), varying, portion, piece,
+                 w.z);
     dot_rows(portion.rows(piece, a.values, a.dim, a.values != a.src),
-             widened(gradient.grad + piece.row * gradient.grad_step, width, grad_buffer), w.g);
+             gradient.grad + piece.row * gradient.grad_step, w.g);
   }
   weigh<Kind>(a, portion, w);
   find_slopes<Kind>(a, portion, w);
@@ -108,18 +106,16 @@ GRAPHSHARD_CLONES void destination_span(const Attention<T>& a, const EdgeGroups&
                                         const DestinationGradients<T>& result, const Span& span,
                                         wide_t<T>* vector, wide_t<T>* slice) {
   using V = wide_t<T>;
-  const int64_t width = a.heads * a.dim;
   const int64_t score_width = a.heads * a.score_dim;
-  // A destination's rows in the type of sums, and the gradient of its row.
-  Workspace<V> memory(Workspace<V>::size_of(width) + 2 * Workspace<V>::size_of(score_width));
-  V* grad_buffer = memory.take(width);
+  // A destination's row in the type of sums, and the gradient of it.
+  Workspace<V> memory(2 * Workspace<V>::size_of(score_width));
   V* row_buffer = memory.take(score_width);
   V* own = memory.take(score_width);
   WeightsMemory<V> weights_memory(a.heads);
   const EdgeWeights<V> w = weights_memory.weights(multiplies(a));
   Portion<T> portion(a, in_edges, span, true);
   while (portion.next()) {
-    weigh_edges<Kind>(a, gradient, portion, w, grad_buffer, row_buffer);
+    weigh_edges<Kind>(a, gradient, portion, w, row_buffer);
     store_edge_gradients(a, portion, w, result.edge_terms, result.factor);
     if constexpr (Kind::kScore == Score::kDot) {
       for (int i = 0; i < portion.entries; ++i) w.slope[i] *= a.scale;
@@ -133,12 +129,12 @@ GRAPHSHARD_CLONES void destination_span(const Attention<T>& a, const EdgeGroups&
       } else if (result.dst != nullptr) {
         dst = result.dst + piece.row * score_width;
       }
-      if (piece.begins && (dst == slice || dst == own)) {
-        for (int64_t j = 0; j < score_width; ++j) dst[j] = 0;
-      }
+      const bool begins = piece.begins && (dst == slice || dst == own);  // else it is added to
       if constexpr (Kind::kScore == Score::kDot) {
-        add_rows(portion.rows(piece, a.src, a.score_dim, false), w.slope, dst);
+        add_rows(portion.rows(piece, a.src, a.score_dim, false), w.slope,
+                 RowSum<T>{dst, begins, nullptr, nullptr});
       } else {
+        if (begins) std::fill(dst, dst + score_width, V{0});
         const RowSums<V> row{widened(a.dst + piece.row * score_width, score_width, row_buffer), dst,
                              vector};
         add_joint(a, portion, piece, w.slope, row, result.edge);

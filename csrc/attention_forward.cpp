@@ -48,17 +48,6 @@ GRAPHSHARD_INLINE void begin_state(const RowState<V>& state, int64_t heads) {
   }
 }
 
-// What scores need of the destination: its terms or its row.
-template <typename Kind, typename T>
-GRAPHSHARD_INLINE const wide_t<T>* fixed_of(const Attention<T>& a, int64_t row, wide_t<T>* buffer) {
-  if constexpr (!Kind::kReadsRows) {
-    return a.dst_terms + row * a.heads;
-  } else {
-    const int64_t width = a.heads * a.score_dim;
-    return widened(a.dst + row * width, width, buffer);
-  }
-}
-
 // Raises the peaks of a piece's destination to the piece's scores, and leaves them with each entry.
 template <typename T, typename V>
 GRAPHSHARD_INLINE void raise_peaks(const Attention<T>& a, const Piece& piece,
@@ -86,7 +75,8 @@ GRAPHSHARD_INLINE void weigh_edges(const Attention<T>& a, const Portion<T>& port
   V* scores = scratch.scores;
   for (int p = 0; p < portion.num_pieces; ++p) {
     const Piece& piece = portion.pieces[p];
-    Kind::scores(a, fixed_of<Kind>(a, piece.row, scratch.row), varying, portion, piece, scores);
+    Kind::scores(a, Kind::fixed(a, a.dst, a.dst_terms, piece.row, scratch.row), varying, portion,
+                 piece, scores);
   }
   for (int i = portion.entries; i < portion.padded; ++i) scores[i] = scratch.peak[i] = 0;
   if constexpr (Kind::kScore == Score::kAdditive) {
@@ -113,13 +103,18 @@ GRAPHSHARD_INLINE void weigh_edges(const Attention<T>& a, const Portion<T>& port
   if (a.factor != nullptr) multiply_by_factor(a, portion, scores);
 }
 
+// What sums of weighted values are multiplied by in the end; without any weight they stay zero.
+template <typename V>
+GRAPHSHARD_INLINE V scale_of(V total) {
+  return total == 0 ? 0 : 1 / total;
+}
+
 // out = sum / total; `sum` may be `out` itself.
 template <typename T>
 GRAPHSHARD_INLINE void divide(const RowState<wide_t<T>>& state, int64_t heads, int64_t dim,
                               T* out) {
   for (int64_t h = 0; h < heads; ++h) {
-    const wide_t<T> total = state.total[h];
-    const wide_t<T> scale = total == 0 ? 0 : 1 / total;
+    const wide_t<T> scale = scale_of(state.total[h]);
     for (int64_t j = h * dim; j < (h + 1) * dim; ++j) narrow(state.sum[j] * scale, out[j]);
   }
 }
@@ -162,13 +157,13 @@ GRAPHSHARD_CLONES void forward_span(const Attention<T>& a, const EdgeGroups& in_
     for (int p = 0; p < portion.num_pieces; ++p) {
       const Piece& piece = portion.pieces[p];
       const RowState<V> state = state_of_row(piece.row);
-      if (begin && piece.begins) {
-        for (int64_t j = 0; j < width; ++j) state.sum[j] = 0;
-      }
-      add_rows(portion.rows(piece, a.values, a.dim, values_are_new), scratch.scores, state.sum);
+      RowSum<T> to{state.sum, begin && piece.begins, nullptr, nullptr};
       if (piece.ends && !is_slice && s.out != nullptr) {
-        divide(state, a.heads, a.dim, s.out + piece.row * width);
+        for (int64_t h = 0; h < a.heads; ++h) scratch.folded[h] = scale_of(state.total[h]);
+        to.out = s.out + piece.row * width;
+        to.scale = scratch.folded;
       }
+      add_rows(portion.rows(piece, a.values, a.dim, values_are_new), scratch.scores, to);
     }
   }
 }

@@ -52,21 +52,32 @@ struct EdgeRows {
   const RunIds* ids;
 };
 
+// Where weighted rows are summed: `sum` holds the sum so far unless it begins here, and the sum
+// from here on; if `out` is not null, this is the end, and `out` gets it instead, each head
+// multiplied by its scale if that is not null.
+template <typename T>
+struct RowSum {
+  wide_t<T>* sum;
+  bool begins;
+  T* out;
+  const wide_t<T>* scale;
+};
+
 // Numbers per edge and head are entries: edge k of a run has its heads' at [k * heads, (k + 1) *
 // heads) of an array.
 
 // out[k, h] = <fixed[h], row k[h]>.
 template <typename T>
-void dot_rows(const RunRows<T>& run, const wide_t<T>* fixed, wide_t<T>* out);
+void dot_rows(const RunRows<T>& run, const T* fixed, wide_t<T>* out);
 
 // sum[h] += sum over k of weight[k, h] * row k[h].
 template <typename T>
-void add_rows(const RunRows<T>& run, const wide_t<T>* weight, wide_t<T>* sum);
+void add_rows(const RunRows<T>& run, const wide_t<T>* weight, const RowSum<T>& to);
 
 // Both, of rows that are read once.
 template <typename T>
-void dot_and_add_rows(const RunRows<T>& run, const wide_t<T>* fixed, const wide_t<T>* weight,
-                      wide_t<T>* out, wide_t<T>* sum);
+void dot_and_add_rows(const RunRows<T>& run, const T* fixed, const wide_t<T>* weight,
+                      wide_t<T>* out, const RowSum<T>& to);
 
 // out[k, h] = <vector[h], leaky_relu(fixed[h] + row k[h] (+ edge row k[h]))>.
 template <typename T>

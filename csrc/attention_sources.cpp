@@ -81,11 +81,6 @@ struct Walk {
   const wide_t<T>* packed;
 };
 
-template <typename V>
-GRAPHSHARD_INLINE void clear(V* row, int64_t width) {
-  for (int64_t j = 0; j < width; ++j) row[j] = 0;
-}
-
 // Moves a row that was summed in a buffer to its place, if that is not where it was summed.
 template <typename T>
 GRAPHSHARD_INLINE void store(const wide_t<T>* from, int64_t width, T* to) {
@@ -105,11 +100,12 @@ class SourceSpan {
         width_(a.heads * a.dim),
         score_width_(a.heads * a.score_dim),
         slice_(slice),
-        memory_(2 * Workspace<V>::size_of(width_ + score_width_ + a.heads)),
+        memory_(Workspace<V>::size_of(width_ + score_width_ + a.heads) +
+                Workspace<V>::size_of(score_width_)),
         weights_memory_(a.heads),
         w_(weights_memory_.weights(multiplies(a))),
         buffer_(memory_.take(width_ + score_width_ + a.heads)),
-        row_buffer_(memory_.take(std::max(width_, score_width_))) {}
+        row_buffer_(memory_.take(score_width_)) {}
 
   GRAPHSHARD_INLINE void take(const Portion<T>& portion, V* dst_terms) {
     weigh_values(portion);
@@ -121,7 +117,7 @@ class SourceSpan {
         const Piece& piece = portion.pieces[p];
         V* sum = walk_.result.src_terms == nullptr ? buffer_ + width_
                                                    : walk_.result.src_terms + piece.row * a_.heads;
-        if (piece.begins) clear(sum, a_.heads);
+        if (piece.begins) std::fill(sum, sum + a_.heads, V{0});
         fold_entries(a_.heads, piece, w_.slope, sum, add<V>);
       }
     } else if constexpr (Kind::kScore == Score::kJoint) {
@@ -138,40 +134,37 @@ class SourceSpan {
     const Varying<T> varying{a_.dst, walk_.packed, kPacked * a_.heads};
     for (int p = 0; p < portion.num_pieces; ++p) {
       const Piece& piece = portion.pieces[p];
-      Kind::scores(a_, scored(piece.row), varying, portion, piece, w_.z);
+      Kind::scores(a_, Kind::fixed(a_, scored(), a_.src_terms, piece.row, row_buffer_), varying,
+                   portion, piece, w_.z);
     }
     gather_statistics(a_, walk_.packed, portion, w_);
     weigh<Kind>(a_, portion, w_);
     const bool adds = walk_.result.values != nullptr && Kind::kScore != Score::kJoint;
     for (int p = 0; p < portion.num_pieces; ++p) {
       const Piece& piece = portion.pieces[p];
-      const V* fixed = values(piece.row);
+      const T* fixed = a_.values + piece.row * width_;
       const RunRows<T> rows =
           portion.rows(piece, walk_.gradient.grad, a_.dim, true, walk_.gradient.grad_step);
       if (!adds) {
         dot_rows(rows, fixed, w_.g);
         continue;
       }
-      V* sum = place(walk_.result.values, piece.row, width_, slice_, buffer_);
-      if (piece.begins) clear(sum, width_);
-      dot_and_add_rows(rows, fixed, w_.weight, w_.g, sum);
-      if (piece.ends && slice_ == nullptr) {
-        store(sum, width_, walk_.result.values + piece.row * width_);
-      }
+      dot_and_add_rows(rows, fixed, w_.weight, w_.g,
+                       sum_of(walk_.result.values, piece, width_, slice_, buffer_));
     }
   }
 
   GRAPHSHARD_INLINE void add_joint_values(const Portion<T>& portion) {
     for (int p = 0; p < portion.num_pieces; ++p) {
       const Piece& piece = portion.pieces[p];
-      V* sum = place(walk_.result.values, piece.row, width_, slice_, buffer_);
-      if (piece.begins) clear(sum, width_);
+      T* out = walk_.result.values + piece.row * width_;
+      RowSum<T> to = sum_of(walk_.result.values, piece, width_, slice_, buffer_);
+      to.out = nullptr;  // not yet
       add_rows(portion.rows(piece, walk_.gradient.grad, a_.dim, false, walk_.gradient.grad_step),
-               w_.weight, sum);
-      add_joint(a_, values(piece.row), portion, piece, w_.slope, sum);
-      if (piece.ends && slice_ == nullptr) {
-        store(sum, width_, walk_.result.values + piece.row * width_);
-      }
+               w_.weight, to);
+      add_joint(a_, JointScore::fixed(a_, a_.values, a_.src_terms, piece.row, row_buffer_), portion,
+                piece, w_.slope, to.sum);
+      if (piece.ends && slice_ == nullptr) store(to.sum, width_, out);
     }
   }
 
@@ -180,40 +173,24 @@ class SourceSpan {
     for (int p = 0; p < portion.num_pieces; ++p) {
       const Piece& piece = portion.pieces[p];
       V* slice = slice_ == nullptr ? nullptr : slice_ + width_;
-      V* sum = place(walk_.result.src, piece.row, score_width_, slice, buffer_ + width_);
-      if (piece.begins) clear(sum, score_width_);
-      add_rows(portion.rows(piece, a_.dst, a_.score_dim, false), w_.slope, sum);
-      if (piece.ends && slice_ == nullptr) {
-        store(sum, score_width_, walk_.result.src + piece.row * score_width_);
-      }
+      add_rows(portion.rows(piece, a_.dst, a_.score_dim, false), w_.slope,
+               sum_of(walk_.result.src, piece, score_width_, slice, buffer_ + width_));
     }
   }
 
-  // A source's values in the type of sums, until the next row is asked for.
-  GRAPHSHARD_INLINE const V* values(int64_t row) {
-    return widened(a_.values + row * width_, width_, row_buffer_);
+  // Rows that scores are made of, if they are: values or keys.
+  GRAPHSHARD_INLINE const T* scored() const {
+    return Kind::kScore == Score::kJoint ? a_.values : a_.src;
   }
 
-  // What its scores are made of: its terms, its values or its key.
-  GRAPHSHARD_INLINE const V* scored(int64_t row) {
-    if constexpr (Kind::kScore == Score::kAdditive) {
-      return a_.src_terms + row * a_.heads;
-    } else if constexpr (Kind::kScore == Score::kJoint) {
-      return values(row);
-    } else {
-      return widened(a_.src + row * score_width_, score_width_, row_buffer_);
-    }
-  }
-
-  // Where a row is summed: of a slice, in its own; else at its place, or in a buffer if rows are
-  // stored narrower than sums.
-  static GRAPHSHARD_INLINE V* place(T* rows, int64_t row, int64_t width, V* slice, V* buffer) {
-    if (slice != nullptr) return slice;
-    if constexpr (std::is_same_v<T, V>) {
-      return rows + row * width;
-    } else {
-      return buffer;
-    }
+  // Where a row of `rows` is summed: of a slice, in its own; else at its place, or in a buffer
+  // until its end if rows are stored narrower than sums.
+  static GRAPHSHARD_INLINE RowSum<T> sum_of(T* rows, const Piece& piece, int64_t width, V* slice,
+                                            V* buffer) {
+    T* row = rows + piece.row * width;
+    if (slice != nullptr) return {slice, piece.begins, nullptr, nullptr};
+    if constexpr (std::is_same_v<T, V>) buffer = row;
+    return {buffer, piece.begins, piece.ends ? row : nullptr, nullptr};
   }
 
   const Attention<T>& a_;

@@ -256,12 +256,29 @@ GRAPHSHARD_INLINE void add_edge_terms(const Attention<T>& a, const Portion<T>& p
                  });
 }
 
+// A row in the type of sums: itself if that is its type, else a copy in `buffer`.
+template <typename T>
+GRAPHSHARD_INLINE const wide_t<T>* widened(const T* row, int64_t width, wide_t<T>* buffer) {
+  if constexpr (std::is_same_v<T, wide_t<T>>) {
+    return row;
+  } else {
+    for (int64_t j = 0; j < width; ++j) buffer[j] = widen(row[j]);
+    return buffer;
+  }
+}
+
 // How each kind of score is computed: an entry z per edge and head of a piece, from what the fixed
 // end of the edges has (a number per head, or a row) and the varying one. `z` of additive scores
-// still has to go through the leaky ReLU.
+// still has to go through the leaky ReLU. The buffer of `fixed` has room for a row.
 struct AdditiveScore {
   static constexpr Score kScore = Score::kAdditive;
   static constexpr bool kReadsRows = false;
+
+  template <typename T>
+  static GRAPHSHARD_INLINE const wide_t<T>* fixed(const Attention<T>& a, const T*,
+                                                  const wide_t<T>* terms, int64_t row, wide_t<T>*) {
+    return terms + row * a.heads;
+  }
 
   template <typename T>
   static GRAPHSHARD_INLINE void scores(const Attention<T>& a, const wide_t<T>* fixed,
@@ -284,6 +301,14 @@ struct JointScore {
   static constexpr bool kReadsRows = true;
 
   template <typename T>
+  static GRAPHSHARD_INLINE const wide_t<T>* fixed(const Attention<T>& a, const T* rows,
+                                                  const wide_t<T>*, int64_t row,
+                                                  wide_t<T>* buffer) {
+    const int64_t width = a.heads * a.score_dim;
+    return widened(rows + row * width, width, buffer);
+  }
+
+  template <typename T>
   static GRAPHSHARD_INLINE void scores(const Attention<T>& a, const wide_t<T>* fixed,
                                        const Varying<T>& varying, const Portion<T>& portion,
                                        const Piece& piece, wide_t<T>* z) {
@@ -297,7 +322,13 @@ struct DotScore {
   static constexpr bool kReadsRows = true;
 
   template <typename T>
-  static GRAPHSHARD_INLINE void scores(const Attention<T>& a, const wide_t<T>* fixed,
+  static GRAPHSHARD_INLINE const T* fixed(const Attention<T>& a, const T* rows, const wide_t<T>*,
+                                          int64_t row, wide_t<T>*) {
+    return rows + row * a.heads * a.score_dim;
+  }
+
+  template <typename T>
+  static GRAPHSHARD_INLINE void scores(const Attention<T>& a, const T* fixed,
                                        const Varying<T>& varying, const Portion<T>& portion,
                                        const Piece& piece, wide_t<T>* z) {
     dot_rows(portion.rows(piece, varying.rows, a.score_dim, true), fixed, z);
@@ -305,17 +336,6 @@ struct DotScore {
     add_edge_terms(a, portion, piece, z);
   }
 };
-
-// A row in the type of sums: itself if that is its type, else a copy in `buffer`.
-template <typename T>
-GRAPHSHARD_INLINE const wide_t<T>* widened(const T* row, int64_t width, wide_t<T>* buffer) {
-  if constexpr (std::is_same_v<T, wide_t<T>>) {
-    return row;
-  } else {
-    for (int64_t j = 0; j < width; ++j) buffer[j] = widen(row[j]);
-    return buffer;
-  }
-}
 
 // Memory of a task, zeros at first, taken piece by piece, each on a line of its own.
 template <typename V>

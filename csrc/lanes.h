@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
+#include <utility>
 
 #include "types.h"
 
@@ -81,12 +82,20 @@ template <typename T, int kCount>
 inline constexpr bool kHasVector = false;
 #endif
 
-// Sums of kColumns numbers of type T: as many registers' worth as they take, or one array.
-template <typename T, int kColumns>
+// Calls function(i) for i in [0, kCount), each a constant.
+template <int kCount, typename Function>
+GRAPHSHARD_INLINE void each(const Function& function) {
+  [&]<int... kIndices>(std::integer_sequence<int, kIndices...>) GRAPHSHARD_INLINE_LAMBDA {
+    (function(std::integral_constant<int, kIndices>{}), ...);
+  }(std::make_integer_sequence<int, kCount>{});
+}
+
+// Sums of kColumns numbers of type T: as many registers of kBytes as they take, or one array.
+template <typename T, int kColumns, int kBytes>
 struct LaneBlock {
   using V = wide_t<T>;
   static constexpr int kWidth =
-      kHasVector<T, kColumns> ? std::min<int>(kColumns, 64 / sizeof(V)) : kColumns;
+      kHasVector<T, kColumns> ? std::min<int>(kColumns, kBytes / sizeof(V)) : kColumns;
   static constexpr int kParts = kColumns / kWidth;
   static_assert(kParts * kWidth == kColumns);
   using Part =
@@ -97,10 +106,7 @@ struct LaneBlock {
   // Calls visit(lanes, first column) for each.
   template <typename Visit>
   GRAPHSHARD_INLINE void for_each(const Visit& visit) {
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC unroll 16
-#endif
-    for (int part = 0; part < kParts; ++part) visit(parts[part], part * kWidth);
+    each<kParts>([&](auto part) GRAPHSHARD_INLINE_LAMBDA { visit(parts[part], part * kWidth); });
   }
 };
 

@@ -22,8 +22,8 @@ GRAPHSHARD_INLINE bool continues(SumResult result) {
 
 // Writes the result of kColumns columns of a row, given the sums of its `degree` messages. `adds`
 // tells that what is at `out` is not among the sums and belongs to them.
-template <int kColumns, typename T>
-GRAPHSHARD_INLINE void write(LaneBlock<T, kColumns>& sums, int64_t degree, SumResult result,
+template <int kColumns, int kBytes, typename T>
+GRAPHSHARD_INLINE void write(LaneBlock<T, kColumns, kBytes>& sums, int64_t degree, SumResult result,
                              bool adds, T* out) {
   using V = wide_t<T>;
   if (result == SumResult::kMean) {

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "registers.h"
 #include "run_ids.h"
 
 namespace graphshard {
@@ -22,9 +23,9 @@ struct RowsOfEdges {
 };
 
 // Adds kColumns columns, from `column` on, of the rows of edges [begin, end).
-template <int kWidth, int kColumns, typename T, typename I>
+template <int kWidth, int kColumns, int kBytes, typename T, typename I>
 GRAPHSHARD_INLINE void add_rows(const RowsOfEdges<T, I>& rows, int64_t begin, int64_t end,
-                                int column, LaneBlock<T, kColumns>& sums) {
+                                int column, LaneBlock<T, kColumns, kBytes>& sums) {
   constexpr int64_t kAhead = prefetch_distance(kWidth * sizeof(T));
   const auto add = [&](int64_t i) GRAPHSHARD_INLINE_LAMBDA {
     const T* from = rows.data + static_cast<int64_t>(rows.ids[i]) * kWidth + column;
@@ -39,7 +40,7 @@ GRAPHSHARD_INLINE void add_rows(const RowsOfEdges<T, I>& rows, int64_t begin, in
   for (; i < end; ++i) add(i);
 }
 
-template <int kWidth, typename T, typename I>
+template <int kWidth, int kBytes, typename T, typename I>
 GRAPHSHARD_INLINE void sum_rows(const SpmmArguments<T>& a, const RowsOfEdges<T, I>& rows,
                                 const Span& span, SumResult result, wide_t<T>* buffer) {
   using V = wide_t<T>;
@@ -58,7 +59,7 @@ GRAPHSHARD_INLINE void sum_rows(const SpmmArguments<T>& a, const RowsOfEdges<T, 
     do {
       const int64_t last = std::min(first + kEdgesAtATime, end);
       for (int column = 0; column < kWidth; column += kColumns) {
-        LaneBlock<T, kColumns> sums;
+        LaneBlock<T, kColumns, kBytes> sums;
         if (start != nullptr) {
           sums.for_each([&](auto& sum, int j)
                             GRAPHSHARD_INLINE_LAMBDA { sum.load(start + column + j); });
@@ -78,16 +79,20 @@ GRAPHSHARD_INLINE void sum_rows(const SpmmArguments<T>& a, const RowsOfEdges<T, 
 }
 
 template <int kWidth, typename T>
-GRAPHSHARD_HOT_CLONES void sum_known(const SpmmArguments<T>& a, Op op, const Span& span,
-                                     SumResult result, int64_t, wide_t<T>* buffer) {
+void sum_known(const SpmmArguments<T>& a, Op op, const Span& span, SumResult result, int64_t,
+               wide_t<T>* buffer) {
   const Ids& ids = op == Op::kCopyLhs ? a.edges.indices : a.edges.eids;
   const T* data = (op == Op::kCopyLhs ? a.lhs : a.rhs).data;
   if (const int64_t* wide = ids.wide()) {
-    sum_rows<kWidth>(a, RowsOfEdges<T, int64_t>{wide, data, a.edges.num_edges}, span, result,
-                     buffer);
+    const RowsOfEdges<T, int64_t> rows{wide, data, a.edges.num_edges};
+    in_registers([&](auto bytes) GRAPHSHARD_INLINE_LAMBDA {
+      sum_rows<kWidth, bytes>(a, rows, span, result, buffer);
+    });
   } else {
-    sum_rows<kWidth>(a, RowsOfEdges<T, int32_t>{ids.narrow(), data, a.edges.num_edges}, span,
-                     result, buffer);
+    const RowsOfEdges<T, int32_t> rows{ids.narrow(), data, a.edges.num_edges};
+    in_registers([&](auto bytes) GRAPHSHARD_INLINE_LAMBDA {
+      sum_rows<kWidth, bytes>(a, rows, span, result, buffer);
+    });
   }
 }
 

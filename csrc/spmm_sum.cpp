@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "parallel.h"
+#include "registers.h"
 #include "spmm.h"
 #include "spmm_finish.h"
 #include "spmm_rows.h"
@@ -16,7 +17,7 @@ namespace {
 // Sums the messages of edges [begin, end), of which there is at least one, to what is at `start`,
 // or to zero where that is null. Calls finish(size, column, sums) for each block of columns.
 // `partial` has room for a row.
-template <typename Messages, typename V, typename Finisher>
+template <int kBytes, typename Messages, typename V, typename Finisher>
 GRAPHSHARD_INLINE void sum_edges(Messages& messages, int64_t begin, int64_t end, const V* start,
                                  V* partial, const Finisher& finish) {
   for (int64_t first = begin; first < end; first += kEdgesAtATime) {
@@ -27,7 +28,7 @@ GRAPHSHARD_INLINE void sum_edges(Messages& messages, int64_t begin, int64_t end,
     int64_t at = 0;
     for_each_block<128, 64, 32, 16, 8, 4>(messages, [&](auto size, int64_t outer,
                                                         int64_t column) GRAPHSHARD_INLINE_LAMBDA {
-      LaneBlock<typename Messages::Value, size> sums;
+      LaneBlock<typename Messages::Value, size, kBytes> sums;
       if (from != nullptr) {
         sums.for_each([&](auto& sum, int j) GRAPHSHARD_INLINE_LAMBDA { sum.load(from + at + j); });
       }
@@ -47,17 +48,17 @@ GRAPHSHARD_INLINE void sum_edges(Messages& messages, int64_t begin, int64_t end,
 }
 
 // The rows of a span, or the slice that it is; `buffer` is one row wide.
-template <typename Messages, typename T>
+template <int kBytes, typename Messages, typename T>
 GRAPHSHARD_INLINE void sum_span(const SpmmArguments<T>& a, Messages messages, const Span& span,
                                 SumResult result, int64_t width, wide_t<T>* buffer) {
   using V = wide_t<T>;
   const V* const zero = nullptr;
   if (span.slice >= 0) {
-    sum_edges(messages, span.begin, span.end, zero, buffer,
-              [&](auto, int64_t at, auto& sums) GRAPHSHARD_INLINE_LAMBDA {
-                sums.for_each([&](auto& sum, int j)
-                                  GRAPHSHARD_INLINE_LAMBDA { sum.store(buffer + at + j); });
-              });
+    sum_edges<kBytes>(messages, span.begin, span.end, zero, buffer,
+                      [&](auto, int64_t at, auto& sums) GRAPHSHARD_INLINE_LAMBDA {
+                        sums.for_each([&](auto& sum, int j)
+                                          GRAPHSHARD_INLINE_LAMBDA { sum.store(buffer + at + j); });
+                      });
     return;
   }
   for (int64_t row = span.first_row; row < span.last_row; ++row) {
@@ -73,28 +74,33 @@ GRAPHSHARD_INLINE void sum_span(const SpmmArguments<T>& a, Messages messages, co
     const V* start = zero;
     if constexpr (std::is_same_v<T, V>) start = continues<T>(result) ? out : zero;
     const bool adds = result == SumResult::kAdded && !continues<T>(result);
-    sum_edges(messages, begin, end, start, buffer,
-              [&](auto, int64_t at, auto& sums)
-                  GRAPHSHARD_INLINE_LAMBDA { write(sums, end - begin, result, adds, out + at); });
+    sum_edges<kBytes>(messages, begin, end, start, buffer,
+                      [&](auto, int64_t at, auto& sums) GRAPHSHARD_INLINE_LAMBDA {
+                        write(sums, end - begin, result, adds, out + at);
+                      });
   }
 }
 
 template <typename T>
-GRAPHSHARD_HOT_CLONES void sum_copied(const SpmmArguments<T>& a, Op op, const Span& span,
-                                      SumResult result, int64_t width, wide_t<T>* buffer) {
-  sum_span(a, CopiedRows<T>(a, op), span, result, width, buffer);
+void sum_copied(const SpmmArguments<T>& a, Op op, const Span& span, SumResult result, int64_t width,
+                wide_t<T>* buffer) {
+  in_registers([&](auto bytes) GRAPHSHARD_INLINE_LAMBDA {
+    sum_span<bytes>(a, CopiedRows<T>(a, op), span, result, width, buffer);
+  });
 }
 
 template <typename T>
-GRAPHSHARD_HOT_CLONES void sum_scaled(const SpmmArguments<T>& a, Op, const Span& span,
-                                      SumResult result, int64_t width, wide_t<T>* buffer) {
-  sum_span(a, ScaledRows<T>(a), span, result, width, buffer);
+void sum_scaled(const SpmmArguments<T>& a, Op, const Span& span, SumResult result, int64_t width,
+                wide_t<T>* buffer) {
+  in_registers([&](auto bytes) GRAPHSHARD_INLINE_LAMBDA {
+    sum_span<bytes>(a, ScaledRows<T>(a), span, result, width, buffer);
+  });
 }
 
 template <typename T>
 void sum_others(const SpmmArguments<T>& a, Op op, const Span& span, SumResult result, int64_t width,
                 wide_t<T>* buffer) {
-  sum_span(a, OtherMessages<T>(a, op), span, result, width, buffer);
+  sum_span<kLeastRegisterBytes>(a, OtherMessages<T>(a, op), span, result, width, buffer);
 }
 
 template <typename T>
@@ -137,7 +143,7 @@ void spmm_sum(const SpmmArguments<T>& a, Op op, SumResult result, int num_thread
     const int64_t degree = a.edges.indptr[hub.row + 1] - a.edges.indptr[hub.row];
     T* out = a.out + hub.row * width;
     in_blocks<16, 1>(width, [&](auto size, int64_t at) {
-      LaneBlock<T, size> sums;
+      LaneBlock<T, size, kLeastRegisterBytes> sums;
       sums.for_each([&](auto& sum, int j) { sum.load(total + at + j); });
       write(sums, degree, result, result == SumResult::kAdded, out + at);
     });

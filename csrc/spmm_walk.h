@@ -52,8 +52,8 @@ struct CopiedRows {
     for (int j = 0; j < kColumns; ++j) store(j, widen(from[j]));
   }
   // Adds kColumns values of edge i's message.
-  template <int kColumns>
-  GRAPHSHARD_INLINE void add_to(LaneBlock<T, kColumns>& sums, int64_t i, int64_t,
+  template <int kColumns, int kBytes>
+  GRAPHSHARD_INLINE void add_to(LaneBlock<T, kColumns, kBytes>& sums, int64_t i, int64_t,
                                 int64_t column) const {
     const T* from = rows[run[i]] + column;
     sums.for_each([&](auto& sum, int first) GRAPHSHARD_INLINE_LAMBDA { sum.add(from + first); });
@@ -106,8 +106,8 @@ struct ScaledRows : PairedRows<T> {
 #pragma omp simd
     for (int j = 0; j < kColumns; ++j) store(j, widen(from[j]) * scale);
   }
-  template <int kColumns>
-  GRAPHSHARD_INLINE void add_to(LaneBlock<T, kColumns>& sums, int64_t i, int64_t head,
+  template <int kColumns, int kBytes>
+  GRAPHSHARD_INLINE void add_to(LaneBlock<T, kColumns, kBytes>& sums, int64_t i, int64_t head,
                                 int64_t column) const {
     const T* from = this->lhs(this->src[i], head) + column;
     const auto scale = widen(*this->rhs(this->eids[i], head));
@@ -139,8 +139,8 @@ struct OtherMessages : PairedRows<T> {
     take(this->rhs(this->eids[i], outer), this->a.loop.rhs_step, column, right);
     combine(op, left, right, store);
   }
-  template <int kColumns>
-  GRAPHSHARD_INLINE void add_to(LaneBlock<T, kColumns>& sums, int64_t i, int64_t outer,
+  template <int kColumns, int kBytes>
+  GRAPHSHARD_INLINE void add_to(LaneBlock<T, kColumns, kBytes>& sums, int64_t i, int64_t outer,
                                 int64_t column) const {
     wide_t<T> messages[kColumns];
     message<kColumns>(i, outer, column, [&](int j, wide_t<T> value) { messages[j] = value; });

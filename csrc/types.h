@@ -9,6 +9,7 @@
 // A hot function is compiled once per instruction set and chosen when the library is loaded, so one
 // binary runs on any x86-64 and uses what the machine has. It must live in an unnamed namespace.
 #if defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__) && __GNUC__ >= 12
+#define GRAPHSHARD_HAS_CLONES
 #define GRAPHSHARD_CLONES __attribute__((target_clones("arch=x86-64-v3", "default")))
 #define GRAPHSHARD_HOT_CLONES \
   __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
