@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """N ranks equal one process: every layer, mode, number of ranks and way of cutting the graph.
 
-Each rank computes the single-process result on the whole graph and compares its own rows with it,
-in float64, to 1e-10: outputs, loss, gradients of inputs and parameters, and the parameters after
-steps of Adam. Uses 1, 2, 3 and 5 gloo ranks.
+Each rank computes the single-process result on the whole graph once, and compares its own rows with
+it, in float64, to 1e-10: outputs, loss, gradients of inputs and parameters, and the parameters
+after steps of Adam. Uses 1, 2, 3 and 5 gloo ranks.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -73,71 +75,135 @@ def grad_of(tensor: Tensor) -> Tensor:
     return torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
 
 
-def summed_over_ranks(tensor: Tensor | None, like: Tensor) -> Tensor:
-    total = torch.zeros_like(like) if tensor is None else tensor.detach().clone()
-    dist.all_reduce(total)
-    return total
-
-
-def compare(
-    case: LayerCase,
-    whole: graphshard.Graph,
-    sharded: graphshard.GraphShardManager,
-    data: graphshard.PartitionData,
-    num_steps: int,
-) -> dict[str, float]:
-    """Largest differences between this rank's rows and one process's."""
-    nodes, edges = own_nodes(data), own_edges(data)
-    ties = "max" in case.name or "pool" in case.name
-    inputs = features(whole, IN_FEATS, ties)
-    torch.manual_seed(0)
-    reference = case.make(whole.canonical_etypes)
+def prepare(
+    case: LayerCase, whole: graphshard.Graph
+) -> tuple[nn.Module, dict[str, Tensor], torch.optim.Optimizer | None]:
+    """The layer, the input rows of all nodes, and the optimizer; the same whenever it is called."""
     torch.manual_seed(0)
     layer = case.make(whole.canonical_etypes)
+    ties = "max" in case.name or "pool" in case.name
+    parameters = list(layer.parameters())
+    optimizer = torch.optim.Adam(parameters, lr=LEARNING_RATE) if parameters else None
+    return layer, features(whole, IN_FEATS, ties), optimizer
+
+
+def advance(optimizer: torch.optim.Optimizer | None) -> None:
+    if optimizer is not None:
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@dataclass
+class Expected:
+    """What one process finds: of the first step, and the parameters after all of them."""
+
+    outputs: Rows
+    weights: Rows
+    loss: Tensor
+    input_gradients: Rows
+    parameter_gradients: list[Tensor]
+    parameters: list[Tensor]
+
+
+def expect(case: LayerCase, whole: graphshard.Graph, num_steps: int) -> Expected:
+    layer, rows, optimizer = prepare(case, whole)
     if case.kind == "plain":
-        all_edges: Any = torch.arange(whole.num_edges())
-        my_edges: Any = edges[PLAIN]
+        edges: Any = torch.arange(whole.num_edges())
     else:
-        all_edges = {t: torch.arange(whole.num_edges(t)) for t in whole.canonical_etypes}
-        my_edges = edges
-    all_keywords, my_keywords = case.keywords(all_edges), case.keywords(my_edges)
-    all_inputs = {t: x.clone().requires_grad_() for t, x in inputs.items()}
-    my_inputs = {t: x[nodes[t]].clone().requires_grad_() for t, x in inputs.items()}
+        edges = {t: torch.arange(whole.num_edges(t)) for t in whole.canonical_etypes}
+    keywords = case.keywords(edges)
+    inputs = {t: x.requires_grad_() for t, x in rows.items()}
     generator = torch.Generator().manual_seed(4)
-    errors: dict[str, float] = {}
-    optimizers = [
-        torch.optim.Adam(list(m.parameters()), lr=LEARNING_RATE) if list(m.parameters()) else None
-        for m in (reference, layer)
-    ]
     for step in range(num_steps):
-        expected = forward(reference, whole, case.kind, all_inputs, all_keywords)
-        found = forward(layer, sharded, case.kind, my_inputs, my_keywords)
+        outputs = forward(layer, whole, case.kind, inputs, keywords)
         if step == 0:
-            weights = {
-                t: torch.randn(out.shape, generator=generator) for t, out in expected.items()
-            }
-            my_weights = {t: w[nodes[t]] for t, w in weights.items()}
-            errors["output"] = max(gap(found[t], expected[t][nodes[t]]) for t in expected)
-        loss, my_loss = weighted_sum(expected, weights), weighted_sum(found, my_weights)
+            weights = {t: torch.randn(out.shape, generator=generator) for t, out in outputs.items()}
+        loss = weighted_sum(outputs, weights)
         loss.backward()
-        my_loss.backward()
-        graphshard.gather_grads(layer)
         if step == 0:
-            errors["loss"] = gap(summed_over_ranks(my_loss, my_loss), loss.detach())
-            errors["input gradient"] = max(
-                gap(grad_of(my_inputs[t]), grad_of(x)[nodes[t]]) for t, x in all_inputs.items()
+            first = Expected(
+                {t: out.detach() for t, out in outputs.items()},
+                weights,
+                loss.detach(),
+                {t: grad_of(x).clone() for t, x in inputs.items()},
+                [grad_of(p).clone() for p in layer.parameters()],
+                [],
             )
-            pairs = zip(reference.parameters(), layer.parameters(), strict=True)
-            errors["parameter gradient"] = max(
-                (gap(grad_of(q), grad_of(p)) for p, q in pairs), default=0.0
+        advance(optimizer)
+    first.parameters = [p.detach() for p in layer.parameters()]
+    return first
+
+
+@cache
+def expected_of(kind: str, name: str, num_steps: int) -> Expected:
+    """`expect`, once in the life of a rank."""
+    case = next(c for c in nn_layer_cases(kind) if c.name == name)  # type: ignore[arg-type]
+    return expect(case, graph_of(kind), num_steps)
+
+
+class Trial:
+    """A layer on this rank's part, beside what one process finds."""
+
+    def __init__(
+        self,
+        case: LayerCase,
+        expected: Expected,
+        whole: graphshard.Graph,
+        data: graphshard.PartitionData,
+    ) -> None:
+        self.case, self.expected = case, expected
+        self.nodes, edges = own_nodes(data), own_edges(data)
+        self.layer, rows, self.optimizer = prepare(case, whole)
+        self.keywords = case.keywords(edges[PLAIN] if case.kind == "plain" else edges)
+        self.inputs = {t: x[self.nodes[t]].requires_grad_() for t, x in rows.items()}
+        self.weights = {t: w[self.nodes[t]] for t, w in expected.weights.items()}
+        self.loss = torch.zeros(())
+        self.errors: dict[str, float] = {}
+
+    def differentiate(self, sharded: graphshard.GraphShardManager, step: int) -> None:
+        found = forward(self.layer, sharded, self.case.kind, self.inputs, self.keywords)
+        loss = weighted_sum(found, self.weights)
+        loss.backward()
+        if step == 0:
+            self.loss = loss.detach()
+            outputs = self.expected.outputs
+            self.errors["output"] = max(gap(found[t], outputs[t][self.nodes[t]]) for t in outputs)
+            self.errors["input gradient"] = max(
+                gap(grad_of(self.inputs[t]), x[self.nodes[t]])
+                for t, x in self.expected.input_gradients.items()
             )
-        for optimizer in optimizers:
-            if optimizer is not None:
-                optimizer.step()
-                optimizer.zero_grad()
-    pairs = zip(reference.parameters(), layer.parameters(), strict=True)
-    errors["parameters after Adam"] = max((gap(q, p) for p, q in pairs), default=0.0)
-    return errors
+
+    def advance(self, step: int) -> None:
+        """With the gradients of all ranks."""
+        if step == 0:
+            pairs = zip(self.expected.parameter_gradients, self.layer.parameters(), strict=True)
+            self.errors["parameter gradient"] = max(
+                (gap(grad_of(q), p) for p, q in pairs), default=0.0
+            )
+        advance(self.optimizer)
+
+    def finish(self, total_loss: Tensor) -> None:
+        pairs = zip(self.expected.parameters, self.layer.parameters(), strict=True)
+        self.errors["parameters after Adam"] = max((gap(q, p) for p, q in pairs), default=0.0)
+        self.errors["loss"] = gap(total_loss, self.expected.loss)
+
+
+def compare(trials: list[Trial], sharded: graphshard.GraphShardManager, num_steps: int) -> Tensor:
+    """Largest differences on any rank, a row per layer; the layers take their steps together."""
+    layers = nn.ModuleList(trial.layer for trial in trials)
+    for step in range(num_steps):
+        for trial in trials:
+            trial.differentiate(sharded, step)
+        graphshard.gather_grads(layers)
+        for trial in trials:
+            trial.advance(step)
+    losses = torch.stack([trial.loss for trial in trials])
+    dist.all_reduce(losses)
+    for trial, loss in zip(trials, losses, strict=True):
+        trial.finish(loss)
+    largest = torch.tensor([list(trial.errors.values()) for trial in trials])
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+    return largest
 
 
 def check_all_layers(
@@ -148,17 +214,17 @@ def check_all_layers(
     try:
         whole = graph_of(kind)
         data = graphshard.load_dgl_partition_data(parts, rank)
-        sharded = construct(data, mode)
+        trials = [
+            Trial(case, expected_of(kind, case.name, num_steps), whole, data)
+            for case in nn_layer_cases(kind)  # type: ignore[arg-type]
+            if mode == "oneshot" or not case.oneshot_only
+        ]
         problems = []
-        for case in nn_layer_cases(kind):  # type: ignore[arg-type]
-            if case.oneshot_only and mode != "oneshot":
-                continue
-            errors = compare(case, whole, sharded, data, num_steps)
-            largest = torch.tensor(list(errors.values()))
-            dist.all_reduce(largest, op=dist.ReduceOp.MAX)
-            wrong = {k: float(v) for k, v in zip(errors, largest, strict=True) if not v < TOLERANCE}
+        largest = compare(trials, construct(data, mode), num_steps)
+        for trial, errors in zip(trials, largest.tolist(), strict=True):
+            wrong = {k: v for k, v in zip(trial.errors, errors, strict=True) if not v < TOLERANCE}
             if wrong:
-                problems.append(f"{case.name}: {wrong}")
+                problems.append(f"{trial.case.name}: {wrong}")
         return problems
     finally:
         torch.set_default_dtype(torch.float32)
@@ -200,9 +266,7 @@ def check_against_a_changed_graph(rank: int, world_size: int, parts: str) -> flo
         changed = graphshard.graph((src, dst), num_nodes=25)
         data = graphshard.load_dgl_partition_data(parts, rank)
         case = next(c for c in nn_layer_cases("plain") if c.name == "gcn-none-3")
-        errors = compare(case, changed, construct(data, "oneshot"), data, 1)
-        worst = torch.tensor(max(errors.values()))
-        dist.all_reduce(worst, op=dist.ReduceOp.MAX)
-        return float(worst)
+        trial = Trial(case, expect(case, changed, 1), changed, data)
+        return float(compare([trial], construct(data, "oneshot"), 1).max())
     finally:
         torch.set_default_dtype(torch.float32)

@@ -19,6 +19,7 @@ becomes the first rank itself: where forking a process that has loaded torch is 
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import select
@@ -42,6 +43,9 @@ def main() -> None:
     # Whoever stops the parent with Ctrl-C wants the parent's report, not one from each rank.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _load()
+    # For the garbage collector of a rank this is not garbage, nor worth a walk over all of it.
+    gc.collect()
+    gc.freeze()
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake)
