@@ -286,8 +286,12 @@ def runs_of(case: Case, part: str, peers: Sequence[str]) -> dict[str, Run]:
         try:
             with torch.set_grad_enabled(part == "backward"):
                 out = side()
-            if part == "backward" and not out.requires_grad:
-                raise NotImplementedError("no gradient")
+            run = torch.no_grad()(side)
+            if part == "backward":
+                if not out.requires_grad:
+                    raise NotImplementedError("no gradient")
+                run = partial(gradients, out, case.inputs, torch.ones_like(out))
+                run()  # which may lack the dtype, though the operator has it
         except Exception as error:  # a peer lacks the operator, the dtype or the gradient
             if name == OURS:
                 raise
@@ -296,9 +300,7 @@ def runs_of(case: Case, part: str, peers: Sequence[str]) -> dict[str, Run]:
         expected = flat(out) if expected is None else expected
         if (flat(out) - expected).abs().max() > 0.02 * expected.abs().max():
             raise RuntimeError(f"{name} computes another {case.name} than {OURS}")
-        runs[name] = torch.no_grad()(side)
-        if part == "backward":
-            runs[name] = partial(gradients, out, case.inputs, torch.ones_like(out))
+        runs[name] = run
     return runs
 
 
