@@ -46,7 +46,6 @@ class Ranks:
 
 @pytest.fixture
 def ranks(monkeypatch):
-    monkeypatch.setattr(_watch, "_ANSWER_SECONDS", 1.0)
     monkeypatch.setattr(_watch, "_NEWS_SECONDS", 1.0)
     made = Ranks(4)
     yield made
@@ -159,6 +158,7 @@ def test_a_rank_that_left_in_good_order(ranks):
 
 
 def test_a_rank_that_does_not_answer(ranks, monkeypatch):
+    monkeypatch.setattr(_watch, "_ANSWER_SECONDS", 1.0)
     monkeypatch.setattr(ranks[2], "_take", lambda message: None)
     verdict = ranks.ask(0, "start_fetch", 5, [2])
     assert verdict.ranks == (2,)
