@@ -18,10 +18,10 @@ NATIVE := $(wildcard CMakeLists.txt cmake/*.cmake csrc/*.cpp csrc/*.h)
 CXX_FILES := $(wildcard csrc/*.cpp csrc/*.h)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format peer bench clean
+.PHONY: help install demo test test-all lint format peer bench clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 $(BIN)/python:
 	@echo "making $(VENV) with $$($(PYTHON) --version)"
@@ -53,6 +53,9 @@ demo: $(VENV)/.run  ## partition Cora in two, train a GCN and a GAT on it with t
 
 test: $(VENV)/.test  ## run the tests (PYTEST_ARGS="tests/ops -x" narrows them)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-all: $(VENV)/.test  ## run the tests with every case and whole campaigns: hours, before a release
+	$(BIN)/python -m pytest --all $(PYTEST_ARGS)
 
 lint: $(VENV)/.dev  ## ruff, mypy, clang-format, codespell: what CI runs
 	$(BIN)/ruff check .

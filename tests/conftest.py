@@ -12,6 +12,14 @@ import pytest
 import torch
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--all",
+        action="store_true",
+        help="run every case and whole campaigns, not a sample of them (make test-all)",
+    )
+
+
 def pytest_sessionstart(session: pytest.Session) -> None:
     torch.set_num_threads(1)
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
@@ -30,3 +38,9 @@ def _fixed_seeds() -> None:
     torch.manual_seed(0)
     np.random.seed(0)
     random.seed(0)
+
+
+@pytest.fixture(scope="session")
+def run_all(request: pytest.FixtureRequest) -> bool:
+    """Whether every case is wanted (``make test-all``), and not a sample."""
+    return bool(request.config.getoption("--all"))
