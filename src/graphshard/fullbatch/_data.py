@@ -17,7 +17,9 @@ from torch import Tensor
 from .._ranges import RangeMap
 from .._typing import CanonicalEType
 from ..graph import Graph
-from ..partition import RangePartitionBook, load_partition
+from ..partition import RangePartitionBook
+from ..partition._load import load_part
+from ..partition.format import read_config
 from ._topology import narrow
 
 _INT16_MAX = 2**15 - 1
@@ -61,6 +63,8 @@ class PartitionData:
         edge_features: ``"src:relation:dst/name"`` to a tensor whose rows are the owned edges.
         edges: Per relation, the in-edges of the owned nodes.
         device: Where the tensors live.
+        build: Digest that names the partition, the same for all its parts; None if what was read
+            carries none. Ranks whose parts have different builds are refused.
     """
 
     graph_name: str
@@ -72,6 +76,7 @@ class PartitionData:
     edge_features: Mapping[str, Tensor]
     edges: Mapping[CanonicalEType, RelationEdges]
     device: torch.device
+    build: str | None = None
 
     @property
     def num_parts(self) -> int:
@@ -179,9 +184,8 @@ def load_dgl_partition_data(
         PartitionFormatError: The folder is missing, incomplete or damaged.
         ValueError: ``rank`` is not one of its parts.
     """
-    graph, node_feats, edge_feats, book, name, ntypes, etypes = load_partition(
-        str(partitioning_json_file), rank
-    )
+    config = read_config(partitioning_json_file)
+    graph, node_feats, edge_feats, book, name, ntypes, etypes = load_part(config, rank)
     data = PartitionData(
         graph_name=name,
         rank=rank,
@@ -192,6 +196,7 @@ def load_dgl_partition_data(
         edge_features=edge_feats,
         edges={},
         device=torch.device("cpu"),
+        build=config.build,
     )
     return replace(data, edges=_relation_edges(data, graph)).to(device)
 

@@ -57,7 +57,13 @@ def load_partition(
         PartitionFormatError: A file is missing, truncated, or belongs to another partition.
         ValueError: There is no such part.
     """
-    config = read_config(part_config)
+    return load_part(read_config(part_config), part_id, load_feats)
+
+
+def load_part(
+    config: PartitionConfig, part_id: int, load_feats: bool = True
+) -> tuple[Graph, Features, Features, RangePartitionBook, str, list[str], list[CanonicalEType]]:
+    """`load_partition` from a JSON that has been read."""
     book = _book(config, config.check_part(part_id))
     graph = _load_graph(config.open_part(part_id, "part_graph"), book)
     node_feats, edge_feats = {}, {}

@@ -75,6 +75,12 @@ class PartitionConfig:
     node_map: dict[str, list[list[int]]]
     edge_map: dict[CanonicalEType, list[list[int]]]
 
+    @property
+    def build(self) -> str | None:
+        """Digest that names the partition; None in DGL's JSON."""
+        build = self.content.get("build")
+        return None if build is None else str(build)
+
     def check_part(self, part_id: int) -> int:
         """``part_id``, if there is such a part.
 
