@@ -28,6 +28,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from .._written_files import writing
 from ..errors import PartitionFormatError
 
 DTYPE_NAMES: dict[torch.dtype, str] = {
@@ -119,6 +120,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor | Rows]) -> FileRecor
 
     Raises:
         TypeError: A dtype has no name in safetensors.
+        OSError: The file cannot be written, such as on a full disk; names it.
     """
     for name, tensor in tensors.items():
         if tensor.dtype not in DTYPE_NAMES:
@@ -130,7 +132,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor | Rows]) -> FileRecor
     header = _header({name: tensors[name] for name in names})
     digest = _new_digest()
     digest.update(header)
-    with open(path, "xb") as file:
+    with writing(path), open(path, "xb") as file:
         file.write(header)
         for name in names:
             tensor = tensors[name]

@@ -25,6 +25,7 @@ from typing import Any
 
 from torch import Tensor
 
+from .._written_files import writing
 from ..errors import PartitionFormatError
 from ._files import FileRecord, Rows, write_tensors
 from .format import (
@@ -108,7 +109,7 @@ class PartitionWriter:
         }
         full["build"] = build_of(full)
         staged_json = self._staging / self.json_path.name
-        with open(staged_json, "x", encoding="utf-8") as file:
+        with writing(staged_json), open(staged_json, "x", encoding="utf-8") as file:
             json.dump(full, file, indent=1)
             file.write("\n")
             file.flush()

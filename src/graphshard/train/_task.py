@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from .._written_files import writing
 from ..data import NodeDataset
 from ..errors import PartitionFormatError
 
@@ -76,7 +77,7 @@ def write_task(partition_json: str | os.PathLike[str], task: TaskInfo) -> None:
     }
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with open(partial, "w", encoding="utf-8") as file:
+        with writing(path), open(partial, "w", encoding="utf-8") as file:
             json.dump(content, file, indent=1)
             file.write("\n")
             file.flush()
