@@ -8,13 +8,11 @@ here, or checked here before a library opens it.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import math
 import os
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -115,17 +113,6 @@ def parse_json(text: str | bytes) -> Any:
         )
     except RecursionError:
         raise ValueError("it nests too deeply") from None
-
-
-@contextlib.contextmanager
-def naming(path: PathLike) -> Iterator[None]:
-    """Have errors of the system, such as a full disk, name the file that they came upon."""
-    try:
-        yield
-    except OSError as error:
-        if error.filename is None and error.errno is not None:
-            raise OSError(error.errno, os.strerror(error.errno), str(Path(path))) from error
-        raise
 
 
 def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

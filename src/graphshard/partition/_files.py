@@ -29,7 +29,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from .._regular_files import check_regular, naming, open_regular, parse_json
+from .._regular_files import check_regular, open_regular, parse_json
+from .._written_files import writing
 from ..errors import PartitionFormatError
 
 DTYPE_NAMES: dict[torch.dtype, str] = {
@@ -124,6 +125,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor | Rows]) -> FileRecor
 
     Raises:
         TypeError: A dtype has no name in safetensors.
+        OSError: The file cannot be written, such as on a full disk; names it.
     """
     for name, tensor in tensors.items():
         if tensor.dtype not in DTYPE_NAMES:
@@ -135,7 +137,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor | Rows]) -> FileRecor
     header = _header({name: tensors[name] for name in names})
     digest = _new_digest()
     digest.update(header)
-    with naming(path), open(path, "xb") as file:
+    with writing(path), open(path, "xb") as file:
         file.write(header)
         for name in names:
             tensor = tensors[name]

@@ -25,7 +25,8 @@ from typing import Any
 
 from torch import Tensor
 
-from .._regular_files import naming, read_text_regular
+from .._regular_files import read_text_regular
+from .._written_files import writing
 from ..errors import PartitionFormatError
 from ._files import FileRecord, Rows, write_tensors
 from .format import (
@@ -109,7 +110,7 @@ class PartitionWriter:
         }
         full["build"] = build_of(full)
         staged_json = self._staging / self.json_path.name
-        with naming(staged_json), open(staged_json, "x", encoding="utf-8") as file:
+        with writing(staged_json), open(staged_json, "x", encoding="utf-8") as file:
             json.dump(full, file, indent=1, allow_nan=False)
             file.write("\n")
             file.flush()

@@ -17,7 +17,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from .._regular_files import naming, read_json_regular
+from .._regular_files import read_json_regular
+from .._written_files import writing
 from ..data import NodeDataset
 from ..errors import PartitionFormatError
 from ..partition._schema import listing, mapping, required, shown, text, whole_number
@@ -83,7 +84,7 @@ def write_task(partition_json: str | os.PathLike[str], task: TaskInfo) -> None:
     content["digest"] = _digest_of(content)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with naming(partial), open(partial, "w", encoding="utf-8") as file:
+        with writing(path), open(partial, "w", encoding="utf-8") as file:
             json.dump(content, file, indent=1)
             file.write("\n")
             file.flush()
