@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Opening files that others wrote: regular files only, and never waiting.
+"""Opening files that others wrote: regular files only, never waiting, JSON without surprises.
 
 A named pipe in place of a file blocks whoever opens it, a device may never end, and a folder gives
 an error that names no cure. Whatever is read from a partition, a checkpoint or a data set is opened
@@ -9,6 +9,8 @@ here, or checked here before a library opens it.
 from __future__ import annotations
 
 import errno
+import json
+import math
 import os
 import stat
 from pathlib import Path
@@ -83,6 +85,54 @@ def read_text_regular(path: PathLike) -> str:
     with open_regular(path, "r") as file:
         text: str = file.read()
     return text
+
+
+def read_json_regular(path: PathLike) -> Any:
+    """What a JSON file in UTF-8 holds; stricter than the standard library.
+
+    Raises:
+        ValueError: As for `parse_json`.
+        OSError: As for `open_regular`.
+    """
+    return parse_json(read_text_regular(path))
+
+
+def parse_json(text: str | bytes) -> Any:
+    """What a JSON text in UTF-8 says, if it says one thing only and in numbers that exist.
+
+    Raises:
+        ValueError: It is not JSON, or names a key twice, nests too deeply, or has a number that is
+            none or has thousands of digits.
+    """
+    try:
+        return json.loads(
+            text if isinstance(text, str) else text.decode("utf-8"),
+            object_pairs_hook=_without_repetition,
+            parse_constant=_no_number,
+            parse_float=_finite,
+        )
+    except RecursionError:
+        raise ValueError("it nests too deeply") from None
+
+
+def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    if len(content) != len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for place, key in enumerate(keys) if key in keys[:place])
+        raise ValueError(f"it has the key {twice[:80]!r} twice")
+    return content
+
+
+def _no_number(text: str) -> Any:
+    raise ValueError(f"{text} is not a number of JSON")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"the number {text[:80]} is out of range")
+    return value
 
 
 def _check(found: os.stat_result, path: PathLike) -> None:
