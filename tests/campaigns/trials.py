@@ -255,6 +255,7 @@ def _child(
         with open(os.devnull, "r+b") as null:
             for standard in (0, 1, 2):
                 os.dup2(null.fileno(), standard)
+        sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
         _try_all(use, original, scratch, numbers, damage, write)
         status = 0
     except BaseException:

@@ -30,15 +30,21 @@ class RunLock:
         folder: The folder; it exists.
 
     Raises:
-        CheckpointError: Another process holds it; names that one.
-        OSError: The file of the lock cannot be made.
+        CheckpointError: Another process holds it; names that one. Or the file of the lock cannot
+            be opened or made.
     """
 
     def __init__(self, folder: Path) -> None:
         path = folder / LOCK_FILE
         # No link is followed and nothing is waited for, whatever stands in place of the file.
         flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-        descriptor = os.open(path, flags, 0o644)
+        try:
+            descriptor = os.open(path, flags, 0o644)
+        except OSError as error:
+            raise CheckpointError(
+                f"{path} must be a plain file that this process may write ({error.strerror}), to "
+                "hold the folder with; remove what is there, or give another checkpoint_dir"
+            ) from None
         self._end = weakref.finalize(self, os.close, descriptor)
         try:
             _lock(descriptor, folder)
