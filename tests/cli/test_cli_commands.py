@@ -349,3 +349,24 @@ def test_progress_on_a_terminal_is_a_bar(
     printed = capsys.readouterr().err
     assert "40/40" in printed
     assert "valid 50.0" in printed
+
+
+def test_a_disk_without_room_is_one_line_that_names_the_file(tmp_path: Path) -> None:
+    """A limit on the size of files stands in for a full disk: what the system says differs."""
+    code = (
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000)); "
+        "from graphshard.cli import run; sys.exit(run(sys.argv[1:]))"
+    )
+    arguments = f"partition --data cora --parts 2 --method random --quiet --out {tmp_path / 'p'}"
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments.split()],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+    )
+    assert done.returncode == 2, done.stderr
+    assert "safetensors cannot be written (File too large); raise the limit" in done.stderr
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert not list((tmp_path / "p").iterdir())

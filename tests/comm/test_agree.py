@@ -43,7 +43,7 @@ def test_equal_values_pass(size):
 def test_the_ranks_that_differ_are_named():
     text = (
         "the format version must be the same on all ranks, but ranks [2, 4] differ from rank 0: "
-        "rank 0 has 'v1', rank 2 has 'v2'"
+        "ranks [0, 1, 3] have 'v1', rank 2 has 'v2', rank 4 has 'v3'"
     )
     assert run_ranks(agree_on, 5, ["v1", "v1", "v2", "v1", "v3"]) == [text] * 5
 

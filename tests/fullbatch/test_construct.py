@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from torch import Tensor
 
 import graphshard
 from graphshard import function as fn
+from graphshard.distributed import partition_graph
 from graphshard.fullbatch import AggregationMode
 from graphshard.testing import RanksFailed, run_ranks
 
@@ -273,3 +276,40 @@ def test_a_sharded_graph_stays_on_its_device(tmp_path: Path) -> None:
     assert graph.to("cpu") is graph
     with pytest.raises(NotImplementedError, match=r"load_dgl_partition_data\(json, rank, device="):
         graph.to("meta")
+
+
+def other_builds(rank: int, world_size: int, parts: list[str | None], how: str) -> str:
+    """What a rank is told whose part is of the given partition; "" of none, made by hand."""
+    data = graphshard.load_dgl_partition_data(parts[rank] or str(parts[-1]), rank)
+    if parts[rank] is None:
+        data = dataclasses.replace(data, build=None)
+    try:
+        if how == "full graph":
+            graphshard.construct_full_graph(data)
+        else:
+            graphshard.construct_mfgs(data, torch.empty(0, dtype=torch.int64), 2)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("how", ["full graph", "blocks"])
+def test_ranks_with_parts_of_different_partitions_are_told(how: str, tmp_path: Path) -> None:
+    """Two partitions of one graph, of equal part sizes: nothing else would tell them apart."""
+    graph = graphshard.add_self_loop(graphshard.graph((torch.arange(30), torch.arange(30))))
+    paths, builds = [], []
+    for seed in range(2):
+        folder = tmp_path / str(seed)
+        partition_graph(graph, "g", 3, folder, part_method="random", seed=seed, quiet=True)
+        paths.append(str(folder / "g.json"))
+        builds.append(json.loads((folder / "g.json").read_text())["build"])
+    assert builds[0] != builds[1]
+    one, two = paths
+    assert run_ranks(other_builds, 3, [one, one, one], how) == [""] * 3
+    (text,) = set(run_ranks(other_builds, 3, [one, two, one], how))
+    assert "must be the same on all ranks, but rank 1 differs from rank 0" in text
+    assert f"ranks [0, 2] have '{builds[0]}', rank 1 has '{builds[1]}'" in text
+    assert text.endswith("copy one partition's folder to every host and load it everywhere")
+    (text,) = set(run_ranks(other_builds, 3, [None, one, one], how))
+    assert f"rank 0 has 'no build', ranks [1, 2] have '{builds[0]}'" in text
+    assert run_ranks(other_builds, 3, [None, None, None, one], how) == [""] * 3

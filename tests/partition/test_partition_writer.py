@@ -456,7 +456,10 @@ def test_wrong_features_are_told(folder: Path) -> None:
     assert problem == "the original ids of the nodes of type paper are not a permutation"
     rewrite(folder, 0, "node_feats", lambda tensors: tensors.pop("paper/orig_id"))
     (problem,) = verify_partition(folder / "g.json")
-    assert problem == "part 0: the nodes of type paper have no orig_id"
+    assert problem.startswith(f"part 0: file {folder / 'part0/node_feats.safetensors'} must hold")
+    assert "orig_id, one int64 for each of the nodes of type paper (got none)" in problem
+    with pytest.raises(PartitionFormatError, match="must hold orig_id"):
+        load_partition(folder / "g.json", 0)
     rewrite(folder, 0, "node_feats", lambda tensors: tensors.update({"paper/x": torch.ones(2)}))
     with pytest.raises(PartitionFormatError, match=r"'paper/x' in .* has shape \(2,\), but part 0"):
         load_partition(folder / "g.json", 0)

@@ -14,6 +14,7 @@ from train_cases import as_values, config_of, train_on_rank, write_parts
 from graphshard import CheckpointError
 from graphshard.testing import RanksFailed, run_ranks
 from graphshard.train import TypedRGCN, load_model_state
+from graphshard.train._manifest import digest_of_content
 
 # Dropout on, embeddings, a typed graph: everything that a checkpoint has to hold.
 SETTINGS = {"model": "rgcn", "dropout": 0.4, "patience": 50}
@@ -39,6 +40,13 @@ def assert_same(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> 
                 assert torch.equal(mine[part][name], value), name
 
 
+def rewrite_manifest(folder: Path, **changes: Any) -> None:
+    """Change what a manifest says, and have its digest be right."""
+    path = folder / "manifest.json"
+    content = {**json.loads(path.read_text()), **changes}
+    path.write_text(json.dumps({**content, "blake2b": digest_of_content(content)}))
+
+
 @pytest.mark.parametrize("kind", ["typed", "knowledge"])
 @pytest.mark.parametrize("aggregation", ["sequential", "oneshot"])
 def test_a_resumed_run_is_the_undisturbed_one(kind: str, aggregation: str, tmp_path: Path) -> None:
@@ -54,6 +62,7 @@ def test_two_checkpoints_are_kept_and_a_finished_run_resumes_to_itself(tmp_path:
     data = write_parts(tmp_path, "typed", 2)
     first = train(data, tmp_path / "c", epochs=6, save_every=1)
     names = sorted(p.name for p in (tmp_path / "c").iterdir())
+    assert names.pop(0) == ".lock"
     assert names == ["epoch-00000005", "epoch-00000006"]
     files = sorted(p.name for p in (tmp_path / "c" / names[1]).iterdir())
     assert files == [
@@ -159,9 +168,7 @@ def test_other_numbers_of_workers_and_other_formats_are_refused(tmp_path: Path) 
     )
     with pytest.raises(RanksFailed, match="was written by 2 workers"):
         run_ranks(train_on_rank, 3, as_values(three))
-    manifest = tmp_path / "c" / "epoch-00000002" / "manifest.json"
-    content = json.loads(manifest.read_text())
-    manifest.write_text(json.dumps({**content, "format_version": 99}))
+    rewrite_manifest(tmp_path / "c" / "epoch-00000002", format_version=99)
     with pytest.raises(RanksFailed, match="resume with the graphshard that wrote it"):
         train(data, tmp_path / "c", epochs=4, resume=True, aggregation="oneshot")
 

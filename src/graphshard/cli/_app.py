@@ -70,8 +70,10 @@ def run(arguments: Sequence[str]) -> int:
 
 def _explained(error: Exception) -> int:
     """Show an error as its kind deserves; returns the exit code."""
-    if type(error).__name__ == "Abort":  # typer's word for Ctrl-C
-        return _interrupted()
+    if type(error).__name__ == "Abort":  # typer's word for Ctrl-C, and for any EOFError
+        if not isinstance(error.__cause__, EOFError):
+            return _interrupted()
+        error = error.__cause__
     if os.environ.get("GRAPHSHARD_TRACEBACK"):
         raise error
     usage = getattr(error, "format_message", None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from .._written_files import writing
 from ..partition import PartitionStats
 
 
@@ -61,4 +62,5 @@ def plot_partition(stats: PartitionStats, path: Path) -> None:
         axes.set_xlabel("part")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     figure.suptitle(f"{stats.graph_name}, {stats.num_parts} parts ({stats.part_method})")
-    figure.savefig(path, dpi=120)
+    with writing(path):
+        figure.savefig(path, dpi=120)

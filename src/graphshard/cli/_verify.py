@@ -8,8 +8,10 @@ from typing import Annotated
 
 import typer
 
+from ..errors import PartitionFormatError
 from ..partition import verify_partition
-from ..partition.format import read_config
+from ..partition.format import read_content
+from ..train import read_task
 from ._paths import partition_json
 
 
@@ -24,8 +26,13 @@ def verify(
 ) -> None:
     """Check a partition from end to end; exit code 1 if anything is wrong with it."""
     path = partition_json(partition)
-    read_config(path)  # a wrong path is wrong input, not a damaged partition
+    read_content(path)  # a wrong path is wrong input, not a damaged partition
     problems = verify_partition(path, checksums=checksums)
+    try:
+        read_task(path)  # the description of the task, which verify_partition knows nothing of
+    except PartitionFormatError as error:
+        if str(error) not in problems:  # that of the partition, told already
+            problems.append(str(error))
     for problem in problems:
         print(problem)
     if problems:

@@ -21,6 +21,7 @@ from ._group import GroupState, group_state
 _DIGEST_BYTES = 32
 _MAX_TEXT_BYTES = 8192
 _SHOWN = 300
+_SHORT, _FEW = 40, 8  # characters, and different values, up to which each is shown with its ranks
 
 _KNOWN_ERRORS: dict[str, type[Exception]] = {
     kind.__name__: kind
@@ -70,8 +71,22 @@ def share_error(error: BaseException | None, group: dist.ProcessGroup | None = N
     verify(group_state(group), b"", "", error)
 
 
-def verify(state: GroupState, value: str | bytes, what: str, error: BaseException | None) -> None:
-    """`share_error`, then `agree`, in the same single round."""
+def verify(
+    state: GroupState,
+    value: str | bytes,
+    what: str,
+    error: BaseException | None,
+    cure: str = "",
+) -> None:
+    """`share_error`, then `agree`, in the same single round.
+
+    Args:
+        state: Who takes part.
+        value: As for `agree`.
+        what: As for `agree`.
+        error: As for `share_error`.
+        cure: What to do when the values differ, for the message.
+    """
     if state.world_size == 1:
         if error is not None:
             raise error
@@ -83,7 +98,7 @@ def verify(state: GroupState, value: str | bytes, what: str, error: BaseExceptio
     if failed:
         _raise_shared(state, failed, error)
     if any(verdict != verdicts[0] for verdict in verdicts):
-        _raise_different(state, verdicts, data, what)
+        _raise_different(state, verdicts, data, what, cure)
 
 
 def _raise_shared(state: GroupState, failed: list[int], error: BaseException | None) -> None:
@@ -103,16 +118,29 @@ def _raise_shared(state: GroupState, failed: list[int], error: BaseException | N
     raise shared
 
 
-def _raise_different(state: GroupState, verdicts: list[bytes], value: bytes, what: str) -> None:
+def _raise_different(
+    state: GroupState, verdicts: list[bytes], value: bytes, what: str, cure: str
+) -> None:
     texts = _gather_texts(state, value.decode(errors="backslashreplace"))
     different = [r for r, verdict in enumerate(verdicts) if verdict != verdicts[0]]
     ranks = [state.members[r] for r in different]
     one, other = _around_difference(texts[0], texts[different[0]])
+    found = f"rank {state.members[0]} has {one!r}, rank {ranks[0]} has {other!r}"
+    if max(map(len, texts)) <= _SHORT and len(set(texts)) <= _FEW:
+        holders = {text: [state.members[r] for r in _places(texts, text)] for text in texts}
+        found = ", ".join(
+            f"{_name(who)} {'has' if len(who) == 1 else 'have'} {text!r}"
+            for text, who in holders.items()
+        )
     raise ValueError(
         f"{what} must be the same on all ranks, but {_name(ranks)} "
         f"{'differs' if len(ranks) == 1 else 'differ'} from rank {state.members[0]}: "
-        f"rank {state.members[0]} has {one!r}, rank {ranks[0]} has {other!r}"
+        f"{found}{'; ' if cure else ''}{cure}"
     )
+
+
+def _places(texts: list[str], text: str) -> list[int]:
+    return [place for place, other in enumerate(texts) if other == text]
 
 
 def _name(ranks: Sequence[int]) -> str:

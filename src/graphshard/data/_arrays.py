@@ -7,6 +7,7 @@ Features are a dense ``feat.npy``, or a ``feat.npz`` that holds a CSR matrix as 
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ._npy import read_npy, read_npz
+
 _KINDS = {"i": "integers", "f": "real numbers", "b": "bool"}
+_ALLOWED = {"i": "iu", "f": "fiu", "b": "b"}
+_CSR = {"data": "f", "indices": "i", "indptr": "i", "shape": "i"}
+"""The arrays of a CSR matrix and their kinds."""
 
 
 @dataclass(frozen=True)
@@ -45,18 +51,35 @@ def read_array(path: Path, ndim: int, kind: str) -> np.ndarray:
     Raises:
         ValueError: It is no such array, or would need pickle to be read.
     """
-    try:
-        array = np.load(path, allow_pickle=False)
-    except (ValueError, EOFError) as error:
+    array = read_npy(path)
+    if array.ndim != ndim or array.dtype.kind not in _ALLOWED[kind]:
         raise ValueError(
-            f"{path} cannot be read as a plain array ({error}); write it with numpy.save from a "
-            "numeric array"
-        ) from error
-    allowed = {"i": "iu", "f": "fiu", "b": "b"}[kind]
-    if not isinstance(array, np.ndarray) or array.ndim != ndim or array.dtype.kind not in allowed:
-        got = f"{array.dtype} {array.shape}" if isinstance(array, np.ndarray) else "an archive"
-        raise ValueError(f"{path} must hold {_KINDS[kind]} in {ndim} dimension(s) (got {got})")
-    return array.astype(np.int64) if kind == "i" else array
+            f"{path} must hold {_KINDS[kind]} in {ndim} dimension(s) (got {array.dtype} "
+            f"{array.shape})"
+        )
+    return plain_numbers(path, array, kind)
+
+
+def plain_numbers(path: Path, array: np.ndarray, kind: str) -> np.ndarray:
+    """An array in this machine's order of bytes and in a dtype that torch has.
+
+    Args:
+        path: Where it is from, for errors.
+        array: Integers, real numbers or bool.
+        kind: As for `read_array`.
+
+    Raises:
+        ValueError: An integer does not fit int64.
+    """
+    if kind == "i":
+        if array.dtype == np.uint64 and array.size and array.max() > np.iinfo(np.int64).max:
+            raise ValueError(f"{path} must hold integers below 2^63 (got {array.max()})")
+        return array.astype(np.int64, copy=False)
+    if array.dtype.kind == "u" and array.dtype.itemsize > 1:
+        return array.astype(np.float64)
+    if array.dtype.kind == "f" and array.dtype.itemsize > 8:
+        return array.astype(np.float64)
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
 def read_features(folder: Path, stem: str) -> np.ndarray | SparseRows | None:
@@ -65,34 +88,48 @@ def read_features(folder: Path, stem: str) -> np.ndarray | SparseRows | None:
     Raises:
         ValueError: The file is not of either form, or its numbers do not fit each other.
     """
-    if (folder / f"{stem}.npy").is_file():
+    if is_there(folder / f"{stem}.npy"):
         return read_array(folder / f"{stem}.npy", 2, "f")
     path = folder / f"{stem}.npz"
-    if not path.is_file():
+    if not is_there(path):
         return None
-    with np.load(path, allow_pickle=False) as archive:
-        wanted = ["data", "indices", "indptr", "shape"]
-        missing = [name for name in wanted if name not in archive.files]
-        if missing:
+    archive = read_npz(path, _CSR.__contains__)
+    missing = [name for name in _CSR if name not in archive]
+    if missing:
+        raise ValueError(
+            f"{path} must hold the arrays {list(_CSR)} of a CSR matrix (missing: {missing}); "
+            "scipy.sparse.save_npz writes them"
+        )
+    for name, kind in _CSR.items():
+        allowed = _ALLOWED[kind] + ("b" if name == "data" else "")
+        if archive[name].ndim != 1 or archive[name].dtype.kind not in allowed:
             raise ValueError(
-                f"{path} must hold the arrays {wanted} of a CSR matrix (missing: {missing}); "
-                "scipy.sparse.save_npz writes them"
+                f"{path} is no CSR matrix: {name} must hold {_KINDS[kind]} in one dimension (got "
+                f"{archive[name].dtype} {archive[name].shape})"
             )
-        data, indices, indptr, shape = (archive[name] for name in wanted)
+    data, indices, indptr, shape = (
+        plain_numbers(path, archive[name], kind) for name, kind in _CSR.items()
+    )
     if shape.shape != (2,) or indptr.shape != (shape[0] + 1,) or data.shape != indices.shape:
         raise ValueError(
             f"{path} is no CSR matrix: shape {shape.tolist()}, {indptr.shape[0]} row pointers, "
             f"{data.shape[0]} values, {indices.shape[0]} columns"
         )
-    ascending = bool((np.diff(indptr) >= 0).all())
+    ascending = bool((indptr[1:] >= indptr[:-1]).all())
     if not ascending or indptr[0] != 0 or indptr[-1] != len(data):
         raise ValueError(f"{path} is no CSR matrix: indptr must ascend from 0 to {len(data)}")
-    if indices.size and not 0 <= indices.min() <= indices.max() < shape[1]:
-        raise ValueError(
-            f"{path} is no CSR matrix: columns must be in [0, {shape[1]}) "
-            f"(got {indices.min()} to {indices.max()})"
-        )
+    if shape[1] < 0 or (indices.size and not 0 <= indices.min() <= indices.max() < shape[1]):
+        got = f"{indices.min()} to {indices.max()}" if indices.size else "none"
+        raise ValueError(f"{path} is no CSR matrix: columns must be in [0, {shape[1]}) (got {got})")
     return SparseRows(data, indices, indptr, (int(shape[0]), int(shape[1])))
+
+
+def is_there(path: Path) -> bool:
+    """Whether there is anything of this name; that it is a file is checked when it is opened.
+
+    A pipe, a folder or a broken link in place of a file is damage, and no absent file.
+    """
+    return os.path.lexists(path)
 
 
 def dense_features(

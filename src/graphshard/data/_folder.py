@@ -22,17 +22,24 @@ Everything but the edges may be absent.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from .._regular_files import read_text_regular
 from .._typing import DEFAULT_CANONICAL_ETYPE, DEFAULT_NTYPE, CanonicalEType
-from ._arrays import SparseRows, read_array, read_features
+from ._arrays import SparseRows, is_there, read_array, read_features
 
 FILE_NAMES = {"train": "train", "val": "valid", "test": "test"}
 """Name of each set of nodes here, and in file names."""
+
+_FREE_NODES = 1 << 20
+_NODES_PER_END = 64
+_FREE_RELATIONS = 1 << 16
+_FREE_CLASSES = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +99,7 @@ def read_folder(folder: Path, split: int | None, features: bool) -> FolderArrays
     num_nodes = {
         ntype: _count_nodes(folder, ntype, counts, labels, matrices, edges) for ntype in ntypes
     }
+    _check_labels(folder, labels)
     target = label_type if label_type is not None else _only(ntypes, folder)
     edge_type = None if typed else _read_edge_type(folder, edges[DEFAULT_CANONICAL_ETYPE].shape[1])
     names = _lines(folder / "relations.txt") if edge_type is not None else []
@@ -114,7 +122,7 @@ def read_folder(folder: Path, split: int | None, features: bool) -> FolderArrays
 
 def _edge_files(folder: Path) -> dict[CanonicalEType, Path]:
     plain = folder / "edge_index.npy"
-    if plain.is_file():
+    if is_there(plain):
         return {DEFAULT_CANONICAL_ETYPE: plain}
     files = {}
     for path in sorted(folder.glob("edge_index__*.npy")):
@@ -145,7 +153,7 @@ def _read_labels(
 ) -> tuple[str | None, dict[str, np.ndarray]]:
     if not typed:
         path = folder / "label.npy"
-        return DEFAULT_NTYPE, ({DEFAULT_NTYPE: read_array(path, 1, "i")} if path.is_file() else {})
+        return DEFAULT_NTYPE, ({DEFAULT_NTYPE: read_array(path, 1, "i")} if is_there(path) else {})
     paths = sorted(folder.glob("label__*.npy"))
     if len(paths) > 1:
         raise ValueError(
@@ -158,11 +166,21 @@ def _read_labels(
     return ntype, {ntype: read_array(paths[0], 1, "i")}
 
 
+def _check_labels(folder: Path, labels: dict[str, np.ndarray]) -> None:
+    for label in labels.values():
+        most = max(len(label), _FREE_CLASSES)
+        if label.size and label.max() >= most:
+            raise ValueError(
+                f"{folder}: a label must be below {most} (got {label.max()}); number the classes "
+                "without gaps"
+            )
+
+
 def _read_counts(folder: Path) -> dict[str, int]:
     counts = {}
     for line in _lines(folder / "node_types.txt"):
         name, _, count = line.partition("\t")
-        if not count.strip().isdigit():
+        if not re.fullmatch("[0-9]{1,18}", count.strip()):
             raise ValueError(
                 f"{folder / 'node_types.txt'}: a line must be a node type, a tab and a number of "
                 f"nodes (got {line!r})"
@@ -202,21 +220,56 @@ def _count_nodes(
             f"{folder}: an edge names node {needed - 1} of type {ntype!r}, but there are only as "
             f"many as {said}"
         )
-    return next(iter(said.values()), needed)
+    count = next(iter(said.values()), needed)
+    if ntype not in labels and ntype not in matrices:
+        check_node_count(folder, ntype, count, sum(len(side) for side in ids))
+    return count
+
+
+def check_node_count(source: Path, ntype: str, count: int, num_ends: int) -> None:
+    """Refuse a number of nodes that no file bears out: one damaged number can fill the memory.
+
+    Args:
+        source: File or folder, for the error.
+        ntype: Node type.
+        count: Number of nodes that an id or a line of text calls for.
+        num_ends: Ends of edges at nodes of this type.
+
+    Raises:
+        ValueError: There are more than a million nodes, and more than 64 for each end of an edge.
+    """
+    most = max(_FREE_NODES, _NODES_PER_END * num_ends)
+    if count > most:
+        raise ValueError(
+            f"{source} calls for {count} nodes of type {ntype!r}, more than the {most} that its "
+            f"edges ({num_ends} ends at such nodes) bear out; correct the number, number the nodes "
+            "without gaps, or store their labels or features"
+        )
 
 
 def _read_edge_type(folder: Path, num_edges: int) -> np.ndarray | None:
     path = folder / "edge_type.npy"
-    if not path.is_file():
+    if not is_there(path):
         return None
     edge_type = read_array(path, 1, "i")
     if len(edge_type) != num_edges or (edge_type.size and edge_type.min() < 0):
         raise ValueError(f"{path} must hold a relation id from 0 for each of the {num_edges} edges")
+    most = max(num_edges, _FREE_RELATIONS)
+    if edge_type.size and edge_type.max() >= most:
+        raise ValueError(
+            f"{path} must hold relation ids below {most} (got {edge_type.max()}); number the "
+            "relations without gaps"
+        )
     pointer_path = folder / "relation_ptr.npy"
-    if pointer_path.is_file():
+    if is_there(pointer_path):
         pointer = read_array(pointer_path, 1, "i")
-        expected = np.repeat(np.arange(len(pointer) - 1), np.diff(pointer).clip(0))
-        if not np.array_equal(expected, edge_type):
+        edges = np.arange(num_edges)
+        sizes_fit = pointer.size > 0 and pointer[0] == 0 and pointer[-1] == num_edges
+        ascending = bool((pointer[1:] >= pointer[:-1]).all())
+        if (
+            not (sizes_fit and ascending)
+            or not (np.searchsorted(pointer, edges, side="right") - 1 == edge_type).all()
+        ):
             raise ValueError(
                 f"{pointer_path} does not fit {path}: edges must be sorted by relation"
             )
@@ -229,9 +282,9 @@ def _read_masks(folder: Path, num_nodes: int, split: int | None) -> dict[str, np
         many = folder / f"{in_file}_masks.npy"
         number = "" if split is None else f"_{split}"
         one = folder / f"{in_file}_idx{number}.npy"
-        if split is not None and many.is_file():
+        if split is not None and is_there(many):
             masks[name] = _mask_of_split(many, num_nodes, split)
-        elif one.is_file():
+        elif is_there(one):
             ids = read_array(one, 1, "i")
             if ids.size and not 0 <= ids.min() <= ids.max() < num_nodes:
                 raise ValueError(
@@ -264,6 +317,10 @@ def _only(ntypes: list[str], folder: Path) -> str:
 
 
 def _lines(path: Path) -> list[str]:
-    if not path.is_file():
+    if not is_there(path):
         return []
-    return path.read_text(encoding="utf-8").splitlines()
+    try:
+        return read_text_regular(path).splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ValueError(f"{path} must be text in UTF-8 ({reason}); write it again") from None

@@ -22,20 +22,27 @@ are the compressed CSV files (for the largest data set, plain ``.npz`` arrays) u
 from __future__ import annotations
 
 import os
+import zlib
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from .._regular_files import check_regular, open_regular
 from .._typing import CanonicalEType
 from ..graph import Graph, graph, heterograph
 from ..graph._optional import require
+from ._arrays import is_there, plain_numbers
 from ._dataset import NodeDataset, count_classes
-from ._folder import FILE_NAMES
+from ._folder import FILE_NAMES, check_node_count
+from ._npy import read_npz
 
 _UNDIRECTED = ("ogbn-proteins", "ogbn-products")
 """Data sets whose files hold each edge once: OGB gives each its reverse, right behind it."""
+
+_MAX_TEXT = 1 << 20
+"""Bytes of a table of type names; the real ones have some hundred."""
 
 _SPLIT_NAMES = ("time", "sales_ranking", "species")
 
@@ -70,11 +77,24 @@ def from_ogb(
     folder = Path(root) / name.replace("-", "_")
     if not (folder / "raw").is_dir():
         _download(name, root)
+    try:
+        return _read(name, folder, idtype)
+    except (ValueError, TypeError, KeyError, IndexError) as error:
+        text = str(error)
+        if str(folder) in text:
+            raise
+        kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+        raise ValueError(
+            f"{folder} is damaged or not laid out as OGB's {name} ({kind}{text}); download it again"
+        ) from error
+
+
+def _read(name: str, folder: Path, idtype: torch.dtype) -> NodeDataset:
     raw = folder / "raw"
     twice = name in _UNDIRECTED
-    if (raw / "triplet-type-list.csv.gz").is_file():
+    if is_there(raw / "triplet-type-list.csv.gz"):
         g, target = _read_typed(raw, idtype)
-    elif (raw / "data.npz").is_file():
+    elif is_there(raw / "data.npz"):
         g, target = _read_npz(raw, idtype), "_N"
     else:
         g, target = _read_csv(raw, twice, idtype), "_N"
@@ -97,6 +117,7 @@ def _download(name: str, root: str | os.PathLike[str]) -> None:
 def _read_csv(raw: Path, twice: bool, idtype: torch.dtype) -> Graph:
     num_nodes = int(_table(raw / "num-node-list.csv.gz")[0, 0])
     src, dst = _edges(raw / "edge.csv.gz", idtype)
+    check_node_count(raw, "_N", num_nodes, 2 * len(src))
     if twice:
         src, dst = torch.stack([src, dst], 1).reshape(-1), torch.stack([dst, src], 1).reshape(-1)
     g = graph((src, dst), num_nodes=num_nodes)
@@ -113,16 +134,20 @@ def _read_csv(raw: Path, twice: bool, idtype: torch.dtype) -> Graph:
 
 
 def _read_npz(raw: Path, idtype: torch.dtype) -> Graph:
-    with np.load(raw / "data.npz", allow_pickle=False) as arrays:
-        src, dst = (torch.from_numpy(side).to(idtype) for side in arrays["edge_index"])
-        g = graph((src, dst), num_nodes=int(arrays["num_nodes_list"][0]))
-        for field in arrays.files:
-            if field.startswith("node_"):
-                g.ndata[_field_name(field)] = _values(arrays[field], field)
-            elif field.startswith("edge_") and field != "edge_index":
-                g.edata[_field_name(field)] = _values(arrays[field], field)
-    with np.load(raw / "node-label.npz", allow_pickle=False) as arrays:
-        g.ndata["label"] = _labels(arrays["node_label"])
+    arrays = read_npz(raw / "data.npz", lambda field: field.startswith(("node_", "edge_", "num_")))
+    ends = plain_numbers(raw / "data.npz", arrays.pop("edge_index"), "i")
+    src, dst = (torch.from_numpy(side).to(idtype) for side in ends)
+    num_nodes = int(arrays["num_nodes_list"][0])
+    check_node_count(raw, "_N", num_nodes, 2 * len(src))
+    g = graph((src, dst), num_nodes=num_nodes)
+    for field, array in arrays.items():
+        if field.startswith("num_"):
+            continue
+        kind = "i" if array.dtype.kind in "iu" else "f"
+        values = _values(plain_numbers(raw / "data.npz", array, kind), field)
+        (g.ndata if field.startswith("node_") else g.edata)[_field_name(field)] = values
+    label = read_npz(raw / "node-label.npz", lambda field: field == "node_label")["node_label"]
+    g.ndata["label"] = _labels(plain_numbers(raw / "node-label.npz", label, "f"))
     return g
 
 
@@ -135,6 +160,9 @@ def _read_typed(raw: Path, idtype: torch.dtype) -> tuple[Graph, str]:
         etype = (source, relation, destination)
         folders[etype] = raw / "relations" / "___".join(etype)
         edges[etype] = _edges(folders[etype] / "edge.csv.gz", idtype)
+    for ntype, count in num_nodes.items():
+        ends = [pair[i] for e, pair in edges.items() for i in (0, 1) if e[2 * i] == ntype]
+        check_node_count(raw, ntype, count, sum(map(len, ends)))
     g = heterograph(edges, num_nodes_dict=num_nodes, idtype=idtype)
     for etype, folder in folders.items():
         for path in sorted(folder.glob("edge[-_]*.csv.gz")):
@@ -168,12 +196,17 @@ def _read_masks(folder: Path, target: str, num_nodes: int) -> dict[str, Tensor]:
 
 def _table(path: Path) -> np.ndarray:
     """[num_rows, num_columns] numbers of a CSV file without header; float32 unless all integers."""
+    import pyarrow
     from pyarrow import csv
 
-    if not path.is_file():
+    if not is_there(path):
         raise ValueError(f"{path} is missing from this OGB data set; download it again")
     options = csv.ReadOptions(autogenerate_column_names=True)
-    table = csv.read_csv(path, read_options=options)
+    try:
+        check_regular(path)
+        table = csv.read_csv(path, read_options=options)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise _unreadable(path, error) from error
     columns = [column.to_numpy() for column in table.columns]
     integral = all(column.dtype.kind in "iu" for column in columns)
     if not integral and any(column.dtype.kind not in "iuf" for column in columns):
@@ -187,8 +220,20 @@ def _table(path: Path) -> np.ndarray:
 def _text_table(path: Path) -> list[list[str]]:
     import gzip
 
-    with gzip.open(path, "rt", encoding="utf-8") as file:
-        return [line.strip().split(",") for line in file if line.strip()]
+    try:
+        with open_regular(path) as compressed, gzip.open(compressed, "rb") as file:
+            text = file.read(_MAX_TEXT + 1)
+        if len(text) > _MAX_TEXT:
+            raise ValueError(f"more than {_MAX_TEXT} bytes of text")
+        lines = text.decode("utf-8").splitlines()
+    except (OSError, EOFError, zlib.error, ValueError) as error:
+        raise _unreadable(path, error) from None
+    return [line.strip().split(",") for line in lines if line.strip()]
+
+
+def _unreadable(path: Path, error: Exception) -> ValueError:
+    reason = " ".join(str(error).split()) or type(error).__name__
+    return ValueError(f"{path} cannot be read ({reason}); download the data set again")
 
 
 def _edges(path: Path, idtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from .._typing import CanonicalEType
 from ..comm import ExchangePlan, fetch_halo, share_error
+from ..comm._agree import verify
+from ..comm._group import group_state
 from ..graph import EID, NID, Frame
 from ..graph._schema import Schema
 from ._data import PartitionData
@@ -54,7 +56,8 @@ def construct_full_graph(
 
     Raises:
         ValueError: The number of parts is not the number of ranks, or a part is on the wrong
-            rank, or the ranks chose different modes; raised on every rank.
+            rank, or the ranks have parts of different partitions, or chose different modes; raised
+            on every rank.
     """
     policy = AggregationMode(
         mode=mode,
@@ -122,7 +125,8 @@ def construct_mfgs(
         group: As for `construct_full_graph`.
 
     Raises:
-        ValueError: Wrong seeds on some rank, or ``n_layers`` below 1; raised on every rank.
+        ValueError: Wrong seeds on some rank, or ``n_layers`` below 1, or as for
+            `construct_full_graph`; raised on every rank.
     """
     if n_layers < 1:
         raise ValueError(f"n_layers must be at least 1 (got {n_layers})")
@@ -149,6 +153,28 @@ def construct_mfgs(
     return layers[::-1]
 
 
+def agree_on_build(
+    data: PartitionData | None, error: Exception | None, group: dist.ProcessGroup | None
+) -> None:
+    """Check that all ranks have parts of one partition, in the round in which an error is shared.
+
+    Args:
+        data: This rank's part; ignored where there is an error.
+        error: What this rank has found wrong, if anything.
+        group: The ranks.
+
+    Raises:
+        ValueError: On every rank, if parts of different builds came together; or the error.
+    """
+    verify(
+        group_state(group),
+        "no build" if data is None or data.build is None else data.build,
+        "the partition that parts are from, as its build names it,",
+        error,
+        "copy one partition's folder to every host and load it everywhere",
+    )
+
+
 def _check_ranks(data: PartitionData, group: dist.ProcessGroup | None) -> None:
     error = None
     rank = dist.get_rank(group) if dist.is_initialized() else 0
@@ -164,7 +190,7 @@ def _check_ranks(data: PartitionData, group: dist.ProcessGroup | None) -> None:
             f"part r belongs to rank r (got part {data.rank} on rank {rank}); pass "
             "load_dgl_partition_data the rank of this process"
         )
-    share_error(error, group)
+    agree_on_build(data, error, group)
 
 
 def _resolved(

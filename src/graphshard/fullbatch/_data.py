@@ -16,8 +16,11 @@ from torch import Tensor
 
 from .._ranges import RangeMap
 from .._typing import CanonicalEType
+from ..errors import PartitionFormatError
 from ..graph import Graph
-from ..partition import RangePartitionBook, load_partition
+from ..partition import RangePartitionBook
+from ..partition._load import load_part
+from ..partition.format import read_config
 from ._topology import narrow
 
 _INT16_MAX = 2**15 - 1
@@ -61,6 +64,8 @@ class PartitionData:
         edge_features: ``"src:relation:dst/name"`` to a tensor whose rows are the owned edges.
         edges: Per relation, the in-edges of the owned nodes.
         device: Where the tensors live.
+        build: Digest that names the partition, the same for all its parts; None if what was read
+            carries none. Ranks whose parts have different builds are refused.
     """
 
     graph_name: str
@@ -72,6 +77,7 @@ class PartitionData:
     edge_features: Mapping[str, Tensor]
     edges: Mapping[CanonicalEType, RelationEdges]
     device: torch.device
+    build: str | None = None
 
     @property
     def num_parts(self) -> int:
@@ -141,8 +147,7 @@ class PartitionData:
 
 def typewise_ranges(book: RangePartitionBook, ntype: str) -> RangeMap:
     """Per-type node ids owned by each part."""
-    sizes = [book.partid2nids(part, ntype).numel() for part in range(book.num_partitions())]
-    return RangeMap.from_sizes(sizes)
+    return RangeMap.from_sizes([stop - start for start, stop in book.node_map()[ntype]])
 
 
 def suffix_key_lookup(features: Mapping[str, Tensor], key: str, ntype: str | None = None) -> Tensor:
@@ -166,21 +171,31 @@ def suffix_key_lookup(features: Mapping[str, Tensor], key: str, ntype: str | Non
 
 
 def load_dgl_partition_data(
-    partitioning_json_file: str | Path, rank: int, device: torch.device | str = "cpu"
+    partitioning_json_file: str | Path,
+    rank: int,
+    device: torch.device | str = "cpu",
+    *,
+    checksums: bool = False,
 ) -> PartitionData:
     """Read one part of a partition folder. Needs no process group.
+
+    The JSON and the structure are checked as a whole. That all ranks read the same partition is
+    checked where they meet: in `construct_full_graph` and `construct_mfgs`.
 
     Args:
         partitioning_json_file: The JSON that `graphshard.distributed.partition_graph` wrote.
         rank: Part to read.
         device: Where to put its tensors.
+        checksums: Read every byte of the features, too, and compare digests; ``graphshard train``
+            does so, and ``graphshard verify`` does it once for all parts.
 
     Raises:
         PartitionFormatError: The folder is missing, incomplete or damaged.
         ValueError: ``rank`` is not one of its parts.
     """
-    graph, node_feats, edge_feats, book, name, ntypes, etypes = load_partition(
-        str(partitioning_json_file), rank
+    config = read_config(partitioning_json_file)
+    graph, node_feats, edge_feats, book, name, ntypes, etypes = load_part(
+        config, rank, feature_digests=checksums
     )
     data = PartitionData(
         graph_name=name,
@@ -192,12 +207,23 @@ def load_dgl_partition_data(
         edge_features=edge_feats,
         edges={},
         device=torch.device("cpu"),
+        build=config.build,
     )
-    return replace(data, edges=_relation_edges(data, graph)).to(device)
+    try:
+        edges = _relation_edges(data, graph)
+    except ValueError as error:
+        raise PartitionFormatError(
+            f"part {rank} of {config.path} contradicts itself ({error}); partition the graph again"
+        ) from None
+    return replace(data, edges=edges).to(device)
 
 
 def _relation_edges(data: PartitionData, graph: Graph) -> dict[CanonicalEType, RelationEdges]:
-    """The edges of each relation, from the homogenised local graph; inner edges come first."""
+    """The edges of each relation, from the homogenised local graph; inner edges come first.
+
+    Raises:
+        ValueError: An inner edge ends at another part's node, or at one of another type.
+    """
     book = data.partition_book
     num_inner = int(book.metadata()[data.rank]["num_edges"])
     src, dst = (ends[:num_inner] for ends in graph.adjacency().coo())
@@ -215,6 +241,21 @@ def _relation_edges(data: PartitionData, graph: Graph) -> dict[CanonicalEType, R
     for index, etype in enumerate(data.canonical_etypes):  # inner edges are sorted by relation
         stop = start + int((edge_type == index).sum())
         ends = src[start:stop], dst[start:stop]
+        _check_ends(ends, node_type, data, etype)
         edges[etype] = RelationEdges(owner[ends[0]], rows[ends[0]], rows[ends[1]])
         start = stop
     return edges
+
+
+def _check_ends(
+    ends: tuple[Tensor, Tensor], node_type: Tensor, data: PartitionData, etype: CanonicalEType
+) -> None:
+    """Kernels take rows for ids of the relation's types: so the ends must be of these types."""
+    num_inner = data.partition_book.metadata()[data.rank]["num_nodes"]
+    if ends[1].numel() and int(ends[1].max()) >= num_inner:
+        raise ValueError(f"an edge of {etype} that the part owns ends at a node of another part")
+    if len(data.node_type_names) == 1:
+        return
+    for nodes, ntype in zip(ends, (etype[0], etype[2]), strict=True):
+        if bool((node_type[nodes] != data.node_type_names.index(ntype)).any()):
+            raise ValueError(f"an edge of {etype} ends at a node that is not of type {ntype}")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .._regular_files import check_regular
 from ._columns import NamedColumn
 
 
@@ -43,11 +44,13 @@ def read_csv_file(
     Node ids are read as integers, or as text where that fails or names are wanted.
 
     Raises:
-        ValueError: A column is missing, or the file is no CSV.
+        FileNotFoundError: No such file.
+        ValueError: A column is missing, or the file is no CSV or damaged.
     """
     import pyarrow
     from pyarrow import csv
 
+    _check_regular(path)
     parsing = csv.ParseOptions(delimiter=delimiter)
     reading = csv.ReadOptions(
         skip_rows=skip_rows, column_names=None if column_names is None else list(column_names)
@@ -78,8 +81,8 @@ def read_csv_file(
                 table = read(wanted, pyarrow.int64())
             except pyarrow.ArrowInvalid:  # some cell is no integer: as text, it can be shown
                 table = read(wanted, pyarrow.large_string())
-    except pyarrow.ArrowInvalid as error:
-        raise ValueError(f"{path} cannot be read as CSV: {error}") from error
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise _unreadable(path, "CSV", error) from error
     return _edge_table(path, table, src, dst, fields)
 
 
@@ -87,18 +90,35 @@ def read_parquet_file(path: Path, src: str, dst: str, fields: list[str]) -> Edge
     """Read the columns of one Parquet file.
 
     Raises:
-        ValueError: A column is missing, or the file is no Parquet.
+        FileNotFoundError: No such file.
+        ValueError: A column is missing, or the file is no Parquet or damaged.
     """
     import pyarrow
     from pyarrow import parquet
 
+    _check_regular(path)
     wanted = list(dict.fromkeys([src, dst, *fields]))
     try:
         _check_header(path, parquet.read_schema(path).names, wanted)
         table = parquet.read_table(path, columns=wanted, partitioning=None)
-    except pyarrow.ArrowInvalid as error:
-        raise ValueError(f"{path} cannot be read as Parquet: {error}") from error
+        table.validate(full=True)
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise _unreadable(path, "Parquet", error) from error
     return _edge_table(path, table, src, dst, fields)
+
+
+def _check_regular(path: Path) -> None:
+    try:
+        check_regular(path)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise ValueError(f"{path} must be a regular file ({error.strerror})") from None
+
+
+def _unreadable(path: Path, kind: str, error: Exception) -> ValueError:
+    reason = " ".join(str(error).split())
+    return ValueError(f"{path} cannot be read as {kind}: {reason}; write it again")
 
 
 def _check_header(path: Path, there: Sequence[str], wanted: Sequence[str]) -> None:

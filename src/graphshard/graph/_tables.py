@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from .._typing import DEFAULT_CANONICAL_ETYPE, DEFAULT_NTYPE, INDEX_DTYPES, CanonicalEType
+from .._written_files import writing
 from ._columns import NameTable, integer_ids, names_column, tensor_column
 from ._graph import Graph, graph, heterograph
 from ._table_files import EdgeTable, read_csv_file, read_parquet_file
@@ -355,8 +356,9 @@ def _whole_or_nothing(file: Path) -> Iterator[str]:
     """Where to write a file so that its own name never stands for half of it."""
     partial = file.with_name(f".partial-{file.name}")
     try:
-        yield str(partial)
-        partial.replace(file)
+        with writing(file):
+            yield str(partial)
+            partial.replace(file)
     finally:
         partial.unlink(missing_ok=True)
 

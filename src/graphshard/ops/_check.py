@@ -129,7 +129,7 @@ def check_csc(
             f"indptr must have num_dst + 1 = {num_dst + 1} entries (got {indptr.shape[0]})"
         )
     ends = int(indptr[0]), int(indptr[-1])
-    if ends != (0, num_edges) or bool((indptr.diff() < 0).any()):
+    if ends != (0, num_edges) or bool((indptr[1:] < indptr[:-1]).any()):
         raise ValueError(
             f"indptr must ascend from 0 to len(indices) = {num_edges} "
             f"(it runs from {ends[0]} to {ends[1]}); build it from in-degrees with cumsum"

@@ -18,16 +18,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from .._regular_files import check_regular, open_regular, parse_json
+from .._written_files import writing
 from ..errors import PartitionFormatError
 
 DTYPE_NAMES: dict[torch.dtype, str] = {
@@ -43,11 +46,14 @@ DTYPE_NAMES: dict[torch.dtype, str] = {
     torch.bool: "BOOL",
 }
 
+_DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 _WHOLE_NUMBERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 _DIGEST_KEY = "blake2b"
 _DIGEST_BYTES = 16
 _NO_DIGEST = "0" * (2 * _DIGEST_BYTES)
+_LARGEST = 2**62
+_MOST_DIMENSIONS = 64  # as many as numpy takes
 _SLICE_BYTES = 1 << 20  # which fits the cache next to a core, from gathering to the digest
 
 
@@ -119,6 +125,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor | Rows]) -> FileRecor
 
     Raises:
         TypeError: A dtype has no name in safetensors.
+        OSError: The file cannot be written, such as on a full disk; names it.
     """
     for name, tensor in tensors.items():
         if tensor.dtype not in DTYPE_NAMES:
@@ -130,7 +137,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor | Rows]) -> FileRecor
     header = _header({name: tensors[name] for name in names})
     digest = _new_digest()
     digest.update(header)
-    with open(path, "xb") as file:
+    with writing(path), open(path, "xb") as file:
         file.write(header)
         for name in names:
             tensor = tensors[name]
@@ -182,11 +189,13 @@ class TensorFile:
         path: The file.
         shapes: Shape of each tensor.
         blake2b: The digest that the header carries.
+        bytes: Size of the file.
     """
 
     path: Path
     shapes: dict[str, tuple[int, ...]]
     blake2b: str
+    bytes: int
 
     @classmethod
     def open(cls, path: Path) -> TensorFile:
@@ -196,42 +205,151 @@ class TensorFile:
             PartitionFormatError: The file is missing, truncated, or not a tensor file of ours.
         """
         try:
-            with safe_open(path, framework="pt") as file:
-                metadata = file.metadata() or {}
-                shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+            with open_regular(path) as file:
+                size = os.fstat(file.fileno()).st_size
+                _, header = _read_header(file, size)
+            metadata, shapes = _checked_header(header, size - 8 - len(header))
         except FileNotFoundError:
             raise PartitionFormatError(
                 f"file {path} is missing; copy the part again, or partition the graph again"
             ) from None
-        except (SafetensorError, OSError) as error:
+        except OSError as error:
             raise PartitionFormatError(
-                f"file {path} is damaged or incomplete ({error}); copy the part again, or "
+                f"file {path} cannot be read ({error.strerror or error}); copy the part again, or "
                 "partition the graph again"
             ) from error
+        except ValueError as error:
+            raise _damaged(path, error) from None
         if _DIGEST_KEY not in metadata:
             raise PartitionFormatError(
                 f"file {path} carries no {_DIGEST_KEY} digest, so graphshard did not write it; "
                 "partition the graph again"
             )
-        return cls(path, shapes, metadata[_DIGEST_KEY])
+        return cls(path, shapes, metadata[_DIGEST_KEY], size)
+
+    def check_digest(self) -> None:
+        """Read every byte, and compare their digest with the one that the header carries.
+
+        Raises:
+            PartitionFormatError: They differ.
+        """
+        if digest_of(self.path) != self.blake2b:
+            raise PartitionFormatError(
+                f"file {self.path} is damaged (its checksum differs); copy the part again, or "
+                "partition the graph again"
+            )
 
     def read(self) -> dict[str, Tensor]:
-        """All tensors, mapped from the file: pages are read when touched.
+        """All tensors, mapped from the file: pages are read when touched, those of bools at once.
 
         Writing to a tensor changes this process's copy only, never the file.
+
+        Raises:
+            PartitionFormatError: The file is another than when it was opened, or a bool in it is
+                neither true nor false.
         """
-        with safe_open(self.path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in self.shapes}
+        try:
+            check_regular(self.path)
+            with safe_open(self.path, framework="pt") as file:
+                tensors = {name: file.get_tensor(name) for name in self.shapes}
+        except (SafetensorError, OSError, RuntimeError, ValueError) as error:
+            raise _damaged(self.path, error) from error
+        for name, tensor in tensors.items():
+            if tuple(tensor.shape) != self.shapes[name]:
+                raise _damaged(self.path, f"'{name}' has changed its shape")
+            # C++ may do anything with a bool of another value, such as count it several times
+            if tensor.dtype == torch.bool and bool((tensor.view(torch.uint8) > 1).any()):
+                raise _damaged(self.path, f"a bool of '{name}' is neither 0 nor 1")
+        return tensors
 
 
 def digest_of(path: Path) -> str:
-    """Compute the digest of a whole tensor file, to be compared with the one it carries."""
+    """Compute the digest of a whole tensor file, to be compared with the one it carries.
+
+    Raises:
+        PartitionFormatError: It cannot be read.
+    """
     digest = _new_digest()
-    with open(path, "rb") as file:
-        prefix = file.read(8)
-        header = file.read(int.from_bytes(prefix, "little"))
-        carried = json.loads(header)["__metadata__"][_DIGEST_KEY]
-        digest.update(prefix + header.replace(carried.encode(), _NO_DIGEST.encode(), 1))
-        while data := file.read(_SLICE_BYTES):
-            digest.update(data)
+    try:
+        with open_regular(path) as file:
+            prefix, header = _read_header(file, os.fstat(file.fileno()).st_size)
+            carried = str(parse_json(header)["__metadata__"][_DIGEST_KEY])
+            digest.update(prefix + header.replace(carried.encode(), _NO_DIGEST.encode(), 1))
+            while data := file.read(_SLICE_BYTES):
+                digest.update(data)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _damaged(path, error) from error
     return digest.hexdigest()
+
+
+def _damaged(path: Path, what: object) -> PartitionFormatError:
+    return PartitionFormatError(
+        f"file {path} is damaged or incomplete ({what}); copy the part again, or partition the "
+        "graph again"
+    )
+
+
+def _read_header(file: IO[bytes], size: int) -> tuple[bytes, bytes]:
+    """The length in front of the header, and the header, of a file of ``size`` bytes."""
+    prefix = file.read(8)
+    length = int.from_bytes(prefix, "little")
+    if len(prefix) < 8 or length > size - 8:
+        raise ValueError(f"it has {size} bytes, too few for its header")
+    if length % 8:
+        raise ValueError(f"its header must take a multiple of 8 bytes (got {length})")
+    header = file.read(length)
+    if len(header) != length:
+        raise ValueError("it became shorter while it was read")
+    return prefix, header
+
+
+def _checked_header(
+    header: bytes, data_bytes: int
+) -> tuple[dict[str, str], dict[str, tuple[int, ...]]]:
+    """Metadata and shapes, after checking that the tensors fill the data without gaps.
+
+    Raises:
+        ValueError: They do not, or it is no header.
+    """
+    entries = parse_json(header.rstrip(b" "))
+    if not isinstance(entries, dict):
+        raise ValueError("its header is not an object")
+    metadata = entries.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        raise ValueError("its metadata are not texts")
+    places = []
+    shapes = {}
+    for name, entry in entries.items():
+        dtype, shape, (start, stop) = _checked_entry(name, entry)
+        shapes[name] = shape
+        places.append((start, stop))
+        if stop - start != math.prod(shape) * dtype.itemsize or start % dtype.itemsize:
+            raise ValueError(f"the shape and the place of '{name}' contradict each other")
+    end = 0
+    for start, stop in sorted(places):
+        if start != end:
+            raise ValueError(f"its tensors leave a gap or overlap at byte {end} of the data")
+        end = stop
+    if end != data_bytes:
+        raise ValueError(f"its tensors take {end} bytes, and it has {data_bytes} for them")
+    return metadata, shapes
+
+
+def _checked_entry(name: str, entry: Any) -> tuple[torch.dtype, tuple[int, ...], tuple[int, int]]:
+    if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
+        raise ValueError(f"its header says of '{name}' what tensors do not have")
+    dtype = _DTYPES.get(entry["dtype"]) if isinstance(entry["dtype"], str) else None
+    if dtype is None:
+        raise ValueError(f"'{name}' has the unknown dtype {entry['dtype']!r:.40}")
+    numbers = []
+    for key in ("shape", "data_offsets"):
+        values = entry[key]
+        if not isinstance(values, list) or not all(
+            type(n) is int and 0 <= n < _LARGEST for n in values
+        ):
+            raise ValueError(f"the {key} of '{name}' must be whole numbers")
+        numbers.append(tuple(values))
+    shape, offsets = numbers
+    if len(offsets) != 2 or len(shape) > _MOST_DIMENSIONS:
+        raise ValueError(f"the shape or the place of '{name}' has too many numbers, or too few")
+    return dtype, shape, (offsets[0], offsets[1])

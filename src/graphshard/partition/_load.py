@@ -11,9 +11,9 @@ from torch import Tensor
 from .._typing import DEFAULT_CANONICAL_ETYPE, DEFAULT_NTYPE, CanonicalEType
 from ..errors import PartitionFormatError
 from ..graph import Graph
-from ..ops import Adjacency
 from ._book import RangePartitionBook
 from ._files import TensorFile
+from ._part_check import checked_adjacency
 from ._stats import PartitionStats
 from .format import PartitionConfig, etype_key, read_config
 
@@ -22,9 +22,13 @@ Features = dict[str, Tensor]
 
 
 def load_partition(
-    part_config: Path, part_id: int, load_feats: bool = True
+    part_config: Path, part_id: int, load_feats: bool = True, *, checksums: bool = False
 ) -> tuple[Graph, Features, Features, RangePartitionBook, str, list[str], list[CanonicalEType]]:
     """Load one part. Needs no process group.
+
+    The JSON and the structure are read and checked as a whole, digest and all, before anything
+    computes with them. Features are mapped; their digest, which needs all their bytes, is computed
+    only if asked for.
 
     The graph has one node type and one relation; types are numbers in its data, and ids are local:
     inner nodes come first, by type, then halo nodes; inner edges first, by (relation,
@@ -47,6 +51,7 @@ def load_partition(
         part_config: Path of the JSON that `partition_graph` wrote.
         part_id: The part.
         load_feats: False leaves the two dicts of features empty.
+        checksums: Read every byte of the features, too, and compare their digests.
 
     Returns:
         ``(graph, node_feats, edge_feats, book, graph_name, ntypes, etypes)``. Features are keyed
@@ -54,22 +59,49 @@ def load_partition(
         of the type in local order. ``etypes`` are canonical.
 
     Raises:
-        PartitionFormatError: A file is missing, truncated, or belongs to another partition.
+        PartitionFormatError: A file is missing, damaged, or belongs to another partition.
         ValueError: There is no such part.
     """
-    config = read_config(part_config)
-    book = _book(config, config.check_part(part_id))
-    graph = _load_graph(config.open_part(part_id, "part_graph"), book)
+    return load_part(read_config(part_config), part_id, load_feats, feature_digests=checksums)
+
+
+def load_part(
+    config: PartitionConfig,
+    part_id: int,
+    load_feats: bool = True,
+    *,
+    feature_digests: bool = False,
+    structure_digest: bool = True,
+) -> tuple[Graph, Features, Features, RangePartitionBook, str, list[str], list[CanonicalEType]]:
+    """`load_partition` from a JSON that has been read.
+
+    Args:
+        config: The JSON.
+        part_id: The part.
+        load_feats: Whether to load features.
+        feature_digests: Compare the digests of the features.
+        structure_digest: Compare the digest of the structure; False where that has been done.
+    """
+    book = config.book(part_id)
+    file = config.open_part(part_id, "part_graph")
+    if structure_digest:
+        file.check_digest()
+    graph = _load_graph(file, book)
     node_feats, edge_feats = {}, {}
     if load_feats:
-        node_feats = _load_features(config, book, "node_feats")
-        edge_feats = _load_features(config, book, "edge_feats")
+        node_feats = _load_features(config, book, "node_feats", feature_digests)
+        edge_feats = _load_features(config, book, "edge_feats", feature_digests)
     names = config.graph_name, book.ntypes, book.canonical_etypes
     return graph, node_feats, edge_feats, book, *names
 
 
 def load_partition_feats(
-    part_config: Path, part_id: int, load_nodes: bool = True, load_edges: bool = True
+    part_config: Path,
+    part_id: int,
+    load_nodes: bool = True,
+    load_edges: bool = True,
+    *,
+    checksums: bool = False,
 ) -> tuple[Features | None, Features | None]:
     """Load the features of one part alone.
 
@@ -78,19 +110,20 @@ def load_partition_feats(
         part_id: The part.
         load_nodes: Whether to load node features; None is returned instead.
         load_edges: Whether to load edge features; None is returned instead.
+        checksums: Read every byte and compare digests.
 
     Returns:
         Node features by "type/name" and edge features by "source:relation:destination/name".
 
     Raises:
-        PartitionFormatError: A file is missing, truncated, or belongs to another partition.
+        PartitionFormatError: A file is missing, damaged, or belongs to another partition.
         ValueError: There is no such part.
     """
     config = read_config(part_config)
-    book = _book(config, config.check_part(part_id))
+    book = config.book(part_id)
     return (
-        _load_features(config, book, "node_feats") if load_nodes else None,
-        _load_features(config, book, "edge_feats") if load_edges else None,
+        _load_features(config, book, "node_feats", checksums) if load_nodes else None,
+        _load_features(config, book, "edge_feats", checksums) if load_edges else None,
     )
 
 
@@ -111,7 +144,7 @@ def load_partition_book(
         ValueError: There is no such part.
     """
     config = read_config(part_config)
-    book = _book(config, config.check_part(part_id))
+    book = config.book(part_id)
     return book, config.graph_name, config.ntypes, config.etypes
 
 
@@ -123,77 +156,30 @@ def load_partition_stats(part_config: Path) -> PartitionStats:
     """
     config = read_config(part_config)
     config.check_format()
-    try:
-        return PartitionStats.from_dict(config.content["stats"])
-    except (KeyError, TypeError) as error:
-        raise PartitionFormatError(
-            f"the statistics in {config.path} are incomplete ({error!r}); partition again"
-        ) from None
-
-
-def _book(config: PartitionConfig, part_id: int) -> RangePartitionBook:
-    try:
-        book = RangePartitionBook(
-            part_id,
-            config.num_parts,
-            config.node_map,
-            config.edge_map,
-            config.ntypes,
-            config.etypes,
-        )
-        for what, count in (("nodes", book.num_nodes()), ("edges", book.num_edges())):
-            if count != config.content.get(f"num_{what}", count):
-                raise ValueError(
-                    f"its maps hold {count} {what}, not {config.content[f'num_{what}']}"
-                )
-    except ValueError as error:
-        raise PartitionFormatError(
-            f"partition config {config.path} is inconsistent: {error}; copy it again, or "
-            "partition the graph again"
-        ) from None
-    return book
+    assert config.stats is not None
+    return config.stats
 
 
 def _load_graph(file: TensorFile, book: RangePartitionBook) -> Graph:
     tensors = file.read()
     try:
-        num_nodes = tensors["node/_ID"].shape[0]
-        adjacency = _adjacency(tensors, num_nodes)
-        graph = Graph({DEFAULT_NTYPE: num_nodes}, {DEFAULT_CANONICAL_ETYPE: adjacency})
-        for name in ("_ID", "_TYPE", "part_id", "inner_node"):
-            graph.ndata[name] = tensors[f"node/{name}"]
-        for name in ("_ID", "_TYPE", "inner_edge"):
-            graph.edata[name] = tensors[f"edge/{name}"]
-    except (KeyError, ValueError) as error:
+        adjacency = checked_adjacency(tensors, book)
+    except (ValueError, TypeError) as error:
         raise PartitionFormatError(
-            f"file {file.path} is not the structure of a part ({error}); partition again"
+            f"file {file.path} is not the structure of a part ({error}); copy part {book.partid} "
+            "again, or partition the graph again"
         ) from None
-    expected = book.metadata()[book.partid]["num_nodes"]
-    if num_nodes < expected:
-        raise PartitionFormatError(
-            f"file {file.path} holds {num_nodes} nodes, fewer than the {expected} that part "
-            f"{book.partid} owns; partition again"
-        )
+    graph = Graph({DEFAULT_NTYPE: adjacency.num_dst}, {DEFAULT_CANONICAL_ETYPE: adjacency})
+    for name in ("_ID", "_TYPE", "part_id", "inner_node"):
+        graph.ndata[name] = tensors[f"node/{name}"]
+    for name in ("_ID", "_TYPE", "inner_edge"):
+        graph.edata[name] = tensors[f"edge/{name}"]
     return graph
 
 
-def _adjacency(tensors: Features, num_nodes: int) -> Adjacency:
-    """The edges, from the stored format that would cost most to make from the others."""
-    for name in ("csc", "csr"):
-        if f"{name}/indptr" in tensors:
-            adjacency = Adjacency.from_csc(
-                tensors[f"{name}/indptr"],
-                tensors[f"{name}/indices"],
-                tensors.get(f"{name}/eids"),
-                num_nodes,
-                num_nodes,
-                check=False,
-            )
-            return adjacency if name == "csc" else adjacency.reverse()
-    return Adjacency(tensors["coo/src"], tensors["coo/dst"], num_nodes, num_nodes, check=False)
-
-
-def _load_features(config: PartitionConfig, book: RangePartitionBook, kind: str) -> Features:
+def _load_features(
+    config: PartitionConfig, book: RangePartitionBook, kind: str, checksums: bool
+) -> Features:
     file = config.open_part(book.partid, kind)
     offsets = book.local_ntype_offset if kind == "node_feats" else book.local_etype_offset
     names = book.ntypes
@@ -207,4 +193,16 @@ def _load_features(config: PartitionConfig, book: RangePartitionBook, kind: str)
                 f"feature '{key}' in {file.path} has shape {shape}, but part {book.partid} owns "
                 f"{rows.get(owner, 'nothing')} of that type; partition again"
             )
-    return file.read()
+    if checksums:
+        file.check_digest()
+    features = file.read()
+    for owner in rows:
+        ids = features.get(f"{owner}/orig_id")
+        if ids is None or ids.dtype != torch.int64 or ids.dim() != 1:
+            found = "none" if ids is None else f"{ids.dtype} of shape {tuple(ids.shape)}"
+            what = "nodes of type" if kind == "node_feats" else "edges of"
+            raise PartitionFormatError(
+                f"file {file.path} must hold orig_id, one int64 for each of the {what} {owner} "
+                f"(got {found}); partition again"
+            )
+    return features

@@ -7,6 +7,7 @@ of the nodes of a part while the nodes of other parts are put in order, the rest
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -282,7 +283,7 @@ def _check_arguments(
             raise ValueError(f"{name} must be a whole number from {least} up (got {value!r})")
     if seed >= 2**31:
         raise ValueError(f"seed must be below 2**31 (got {seed})")
-    if not tolerance >= 1.0:
+    if not 1.0 <= tolerance < math.inf:
         raise ValueError(
             f"tolerance must be at least 1: heaviest part over mean (got {tolerance!r}); for 5 % "
             "above the mean pass 1.05"

@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from rich.table import Table
 
+from . import _schema
 from ._constraints import Constraint
 from ._repair import part_loads
 
@@ -112,18 +114,19 @@ class PartitionStats:
         """Inverse of `as_dict`.
 
         Raises:
-            KeyError: Something is missing.
+            ValueError: Something is missing, or of another form.
         """
+        content = _schema.mapping(content, "stats")
+        parts = _schema.listing(_schema.required(content, "parts"), "parts")
+        balances = _schema.listing(_schema.required(content, "balances"), "balances")
         return cls(
-            graph_name=content["graph_name"],
-            num_nodes=content["num_nodes"],
-            num_edges=content["num_edges"],
-            part_method=content["part_method"],
-            tolerance=content["tolerance"],
-            parts=tuple(PartSizes(**part) for part in content["parts"]),
-            balances=tuple(
-                Balance(item["name"], tuple(item["loads"])) for item in content["balances"]
-            ),
+            graph_name=_schema.text(_schema.required(content, "graph_name"), "graph_name"),
+            num_nodes=_schema.whole_number(_schema.required(content, "num_nodes"), "num_nodes"),
+            num_edges=_schema.whole_number(_schema.required(content, "num_edges"), "num_edges"),
+            part_method=_schema.text(_schema.required(content, "part_method"), "part_method"),
+            tolerance=_ratio(_schema.required(content, "tolerance")),
+            parts=tuple(_sizes(part) for part in parts),
+            balances=tuple(_balance(item, len(parts)) for item in balances),
         )
 
     def table(self) -> Table:
@@ -173,3 +176,25 @@ def measure_balance(
         )
         for constraint in constraints
     )
+
+
+def _ratio(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value < math.inf:
+        raise ValueError(f"tolerance must be a number from 1 up (got {_schema.shown(value)})")
+    return value
+
+
+def _sizes(content: Any) -> PartSizes:
+    names = [field.name for field in fields(PartSizes)]
+    _schema.only_keys(_schema.mapping(content, "the sizes of a part"), names, "the sizes of a part")
+    return PartSizes(**{name: _schema.whole_number(content[name], name) for name in names})
+
+
+def _balance(content: Any, num_parts: int) -> Balance:
+    item = _schema.mapping(content, "a balance")
+    name, loads = _schema.required(item, "name"), _schema.required(item, "loads")
+    if not isinstance(name, str):
+        raise ValueError(f"the name of a balance must be a text (got {_schema.shown(name)})")
+    if len(_schema.listing(loads, "loads")) != num_parts or not loads:
+        raise ValueError(f"loads must hold a number for each of the {num_parts} parts")
+    return Balance(name, tuple(_schema.whole_number(load, "a load") for load in loads))

@@ -14,8 +14,9 @@ from ..errors import PartitionFormatError
 from ..graph import Graph
 from ._book import RangePartitionBook
 from ._files import digest_of
-from ._load import Features, load_partition, load_partition_stats
-from .format import PART_FILES, PartitionConfig, build_of, etype_key, read_config
+from ._load import Features, load_part
+from ._part_check import check_formats_agree
+from .format import PART_FILES, PartitionConfig, etype_key, read_config
 
 Ids = npt.NDArray[np.int64]
 
@@ -23,10 +24,11 @@ Ids = npt.NDArray[np.int64]
 def verify_partition(part_config: str | os.PathLike[str], *, checksums: bool = True) -> list[str]:
     """Check a partition thoroughly.
 
-    Loading checks what a header tells; this reads every byte. Checked are the JSON against itself,
-    the checksum of every file, that every part holds the nodes and edges that the maps say, each
-    edge of the graph once as an inner edge, that copies of foreign nodes and edges agree with
-    their owners', that the original ids are a permutation, and the statistics.
+    Loading checks the JSON and the structure of a part; this reads every byte of every file.
+    Checked are the JSON against itself, the checksum of every file, that every part holds the
+    nodes and edges that the maps say, each edge of the graph once as an inner edge, that copies of
+    foreign nodes and edges agree with their owners', that the original ids are a permutation, and
+    the statistics. ``graphshard verify`` also checks the description of the task beside the JSON.
 
     Args:
         part_config: Path of the JSON that `partition_graph` wrote.
@@ -41,20 +43,22 @@ def verify_partition(part_config: str | os.PathLike[str], *, checksums: bool = T
         config.check_format()
     except PartitionFormatError as error:
         return [str(error)]
-    if build_of(config.content) != config.content.get("build"):
-        problems.append(f"{config.path} was changed after it was written (its digest differs)")
     if checksums:
         problems += _check_digests(config)
     check = _Checker(config, problems)
     for part in range(config.num_parts):
         try:
-            graph, node_feats, edge_feats, book, *_ = load_partition(part_config, part)
-        except PartitionFormatError as error:
+            graph, node_feats, edge_feats, book, *_ = load_part(
+                config, part, structure_digest=False
+            )
+            tensors = config.open_part(part, "part_graph").read()
+            check_formats_agree(tensors, graph.adjacency())
+        except ValueError as error:  # of which PartitionFormatError is one
             problems.append(f"part {part}: {error}")
             continue
         check.part(part, graph, book, node_feats, edge_feats)
     if not problems:  # these compare parts, so every part must make sense by itself
-        check.copies(part_config)
+        check.copies()
         check.whole()
     return problems
 
@@ -97,43 +101,36 @@ class _Checker:
                 self.problems.append(f"part {part}: {sentence}")
             return holds
 
-        sizes = book.metadata()[part]
         nodes, edges = _columns(graph, "n"), _columns(graph, "e")
-        ok = _check_ids(expect, "node", nodes, sizes["num_nodes"], book.num_nodes())
-        ok &= _check_ids(expect, "edge", edges, sizes["num_edges"], book.num_edges())
-        if not ok:
-            return
-        expect(
-            np.array_equal(nodes["_ID"][: sizes["num_nodes"]], book.partid2nids(part).numpy()),
-            "its inner nodes are not those of node_map",
-        )
-        expect(
-            np.array_equal(edges["_ID"][: sizes["num_edges"]], book.partid2eids(part).numpy()),
-            "its inner edges are not those of edge_map",
-        )
-        node_types, _ = book.map_to_per_ntype(torch.from_numpy(nodes["_ID"]))
-        edge_types, _ = book.map_to_per_etype(torch.from_numpy(edges["_ID"]))
-        owners = book.nid2partid(torch.from_numpy(nodes["_ID"])).numpy()
-        expect(np.array_equal(node_types.numpy(), nodes["_TYPE"]), "node types contradict node_map")
-        expect(np.array_equal(edge_types.numpy(), edges["_TYPE"]), "edge types contradict edge_map")
-        expect(np.array_equal(owners, nodes["part_id"]), "part_id contradicts node_map")
-        expect(
-            bool((owners[sizes["num_nodes"] :] != part).all()), "a halo node belongs to the part"
-        )
         src, dst = (ids.numpy().astype(np.int64) for ids in graph.edges())
-        ends = np.concatenate([src, dst])
-        inside = bool(((ends >= 0) & (ends < owners.shape[0])).all())
-        if not expect(inside, "an edge ends outside the part"):
-            return
-        self._check_edges(expect, book, nodes, edges, src, dst, owners, part)
+        self._check_edges(expect, book, nodes, edges, src, dst, nodes["part_id"], part)
+        self._check_sizes(expect, part, nodes, edges)
         for kind, names, feats in (
             ("nodes of type", book.ntypes, node_feats),
             ("edges of", [etype_key(etype) for etype in book.canonical_etypes], edge_feats),
         ):
             for name in names:
-                if expect(f"{name}/orig_id" in feats, f"the {kind} {name} have no orig_id"):
-                    ids = feats[f"{name}/orig_id"].numpy()
-                    self.orig_ids.setdefault(f"{kind} {name}", []).append(ids)
+                ids = feats[f"{name}/orig_id"].numpy()
+                self.orig_ids.setdefault(f"{kind} {name}", []).append(ids)
+
+    def _check_sizes(
+        self,
+        expect: Callable[[object, str], bool],
+        part: int,
+        nodes: dict[str, Ids],
+        edges: dict[str, Ids],
+    ) -> None:
+        assert self.config.stats is not None
+        said = self.config.stats.parts[part]
+        inner_nodes, inner_edges = int(nodes["inner_node"].sum()), int(edges["inner_edge"].sum())
+        for what, number, actual in (
+            ("inner nodes", said.inner_nodes, inner_nodes),
+            ("halo nodes", said.halo_nodes, nodes["_ID"].size - inner_nodes),
+            ("inner edges", said.inner_edges, inner_edges),
+            ("outer edges", said.outer_edges, edges["_ID"].size - inner_edges),
+            ("bytes", said.bytes, sum(file.bytes for file in self.config.files[part].values())),
+        ):
+            expect(number == actual, f"the statistics say {number} {what}, but it has {actual}")
 
     def _check_edges(
         self,
@@ -170,7 +167,7 @@ class _Checker:
         )
         self.cut_edges += int((owners[src[:inner]] != part).sum())
 
-    def copies(self, part_config: str | os.PathLike[str]) -> None:
+    def copies(self) -> None:
         """Check that outer edges join the nodes that their owner says, and that none is missing."""
         num_edges = int(self.config.content["num_edges"])
         src_of = np.full(num_edges, -1, dtype=np.int64)
@@ -178,7 +175,7 @@ class _Checker:
         leaving = np.zeros(self.config.num_parts, dtype=np.int64)
         for inner in (True, False):
             for part in range(self.config.num_parts):
-                graph, *_ = load_partition(part_config, part, load_feats=False)
+                graph, *_ = load_part(self.config, part, load_feats=False, structure_digest=False)
                 nodes, edges = _columns(graph, "n"), _columns(graph, "e")
                 mine = (edges["inner_edge"] == 1) == inner
                 ends = [ids.numpy()[mine] for ids in graph.edges()]
@@ -203,11 +200,8 @@ class _Checker:
             in_range = bool(((ids >= 0) & (ids < ids.shape[0])).all())
             if not in_range or bool((np.bincount(ids, minlength=ids.shape[0]) != 1).any()):
                 self.problems.append(f"the original ids of the {what} are not a permutation")
-        try:
-            stats = load_partition_stats(self.config.path)
-        except PartitionFormatError as error:
-            self.problems.append(str(error))
-            return
+        stats = self.config.stats
+        assert stats is not None
         if stats.edge_cut != self.cut_edges:
             self.problems.append(
                 f"the statistics say that {stats.edge_cut} edges are cut, but {self.cut_edges} are"
@@ -217,28 +211,3 @@ class _Checker:
 def _columns(graph: Graph, side: str) -> dict[str, Ids]:
     data = graph.ndata if side == "n" else graph.edata
     return {name: data[name].numpy().astype(np.int64) for name in data.keys()}  # noqa: SIM118
-
-
-def _check_ids(
-    expect: Callable[[object, str], bool],
-    what: str,
-    columns: dict[str, Ids],
-    num_inner: int,
-    num_ids: int,
-) -> bool:
-    """Inner flags and range of the global ids of nodes or edges."""
-    ids, inner = columns["_ID"], columns[f"inner_{what}"]
-    good = expect(
-        bool((inner[:num_inner] == 1).all() and not inner[num_inner:].any())
-        and inner.shape[0] >= num_inner,
-        f"inner_{what} does not mark exactly the first {num_inner} {what}s",
-    )
-    good &= expect(
-        not ids.size or (ids.min() >= 0 and ids.max() < num_ids),
-        f"a global {what} id is not in [0, {num_ids})",
-    )
-    outer = ids[num_inner:]
-    good &= expect(
-        bool((np.diff(outer) > 0).all()), f"the foreign {what}s are not in ascending order"
-    )
-    return good

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import glob
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -25,6 +25,8 @@ from typing import Any
 
 from torch import Tensor
 
+from .._regular_files import read_text_regular
+from .._written_files import writing
 from ..errors import PartitionFormatError
 from ._files import FileRecord, Rows, write_tensors
 from .format import (
@@ -108,8 +110,8 @@ class PartitionWriter:
         }
         full["build"] = build_of(full)
         staged_json = self._staging / self.json_path.name
-        with open(staged_json, "x", encoding="utf-8") as file:
-            json.dump(full, file, indent=1)
+        with writing(staged_json), open(staged_json, "x", encoding="utf-8") as file:
+            json.dump(full, file, indent=1, allow_nan=False)
             file.write("\n")
             file.flush()
             os.fsync(file.fileno())
@@ -117,7 +119,7 @@ class PartitionWriter:
             _sync_folder(self._staging / f"part{part}")
         _sync_folder(self._staging)
         discarded = self._staging / "discarded"
-        aside = discarded if self._old is None else displaced_folder(self.json_path, self._old)
+        aside = discarded if self._old is None else self._aside(self._old)
         aside.mkdir()
         _sync_folder(self.root)
         names = {folder.name for folder in self._part_folders()}
@@ -140,56 +142,104 @@ class PartitionWriter:
         files = {paths[kind]: self._records[part, kind].as_dict() for kind in PART_FILES}
         return {**paths, "files": files}
 
-    def _existing(self) -> dict[str, Any] | None:
-        """The JSON that is there already, if it is one of ours."""
+    def _existing(self) -> str | None:
+        """The build of the JSON that is there already, if it is one of ours."""
         if not self.json_path.exists():
             return None
-        content: dict[str, Any] = {}
-        with contextlib.suppress(PartitionFormatError):
-            content = read_config(self.json_path).content
-        if content.get("format") != FORMAT:
-            raise ValueError(
-                f"{self.json_path} exists and is not a partition that graphshard wrote; choose "
-                "another out_path or graph_name, or move it away"
-            )
-        return content
+        why = "it is of another format"
+        try:
+            config = read_config(self.json_path)
+            if config.build is not None:
+                return config.build
+        except PartitionFormatError as error:
+            why = str(error)
+        raise ValueError(
+            f"{self.json_path} exists and is not a partition that graphshard wrote ({why}); choose "
+            "another out_path or graph_name, or move it away"
+        )
+
+    def _aside(self, build: str) -> Path:
+        """Where the parts of a JSON step aside; it lies directly in the folder."""
+        aside = displaced_folder(self.json_path, build)
+        assert aside.parent == self.root, "a build is checked when it is read"
+        return aside
 
     def _part_folders(self) -> list[Path]:
-        return sorted(
-            item for item in self.root.glob("part*") if item.name.removeprefix("part").isdigit()
-        )
+        return sorted(item for item in self.root.iterdir() if _PART_FOLDER.fullmatch(item.name))
 
     def _check_folder(self) -> None:
         """Refuse to touch part folders of another graph, or files of another program."""
         for other in sorted(self.root.glob("*.json")):
-            if other == self.json_path:
-                continue
-            with contextlib.suppress(PartitionFormatError):
-                if "part-0" in read_config(other).content:
-                    raise ValueError(
-                        f"out_path {self.root} holds the partition of another graph "
-                        f"({other.name}), whose part folders would be replaced; choose another "
-                        "out_path"
-                    )
-        for folder in self._part_folders():
-            inside = sorted(item.name for item in folder.iterdir())
-            strange = [name for name in inside if name not in PART_FILES.values()]
-            if strange:
+            if other != self.json_path and _has_parts(other):
                 raise ValueError(
-                    f"{folder} holds files that graphshard did not write (such as {strange[0]}); "
-                    "choose another out_path, or move them away"
+                    f"out_path {self.root} holds the partition of another graph ({other.name}), "
+                    "whose part folders would be replaced; choose another out_path"
                 )
+        for folder in self._part_folders():
+            _check_ours(folder, _IN_PART)
+
+    def _leftovers(self) -> list[Path]:
+        """What earlier writers left, after checking that nothing else is in it."""
+        name = re.escape(self.graph_name)
+        ours = re.compile(rf"\.{name}-(staging-[a-z0-9_]+|[0-9a-f]{{16}})")
+        found = sorted(item for item in self.root.iterdir() if ours.fullmatch(item.name))
+        of_writer = re.compile(rf"{_PART_FOLDER.pattern}|discarded|{name}\.json")
+        for leftover in found:
+            _check_ours(leftover, of_writer)
+            for inside in (leftover, leftover / "discarded"):
+                for folder in sorted(inside.glob("part*")):
+                    _check_ours(folder, _IN_PART)
+        return found
 
     def _recover(self) -> None:
         """Put back the parts of the JSON that is there; drop what belongs to no JSON."""
-        current = None if self._old is None else displaced_folder(self.json_path, self._old)
-        if current is not None and current.exists():
-            for part in sorted(current.iterdir()):
-                shutil.rmtree(self.root / part.name, ignore_errors=True)
-                os.rename(part, self.root / part.name)
-            current.rmdir()
-        for leftover in self.root.glob(f".{glob.escape(self.graph_name)}-*"):
+        leftovers = self._leftovers()
+        current = None if self._old is None else self._aside(self._old)
+        for leftover in leftovers:
+            if leftover == current:
+                for part in sorted(leftover.glob("part*")):
+                    _remove(self.root / part.name)
+                    os.rename(part, self.root / part.name)
             shutil.rmtree(leftover)
+
+
+_PART_FOLDER = re.compile(r"part[0-9]+")
+_IN_PART = re.compile("|".join(re.escape(name) for name in PART_FILES.values()))
+
+
+def _has_parts(path: Path) -> bool:
+    """Whether a JSON speaks of parts; one that is damaged may, too."""
+    try:
+        return "part-0" in read_config(path).content
+    except PartitionFormatError:
+        with contextlib.suppress(OSError, ValueError):
+            return '"part-0"' in read_text_regular(path)
+    return False
+
+
+def _check_ours(folder: Path, names: re.Pattern[str]) -> None:
+    """Raise unless a folder, if it is there, is one and holds only what writers put into it."""
+    if not os.path.lexists(folder):
+        return
+    if not folder.is_dir():
+        raise ValueError(
+            f"{folder} is not a folder that graphshard wrote; choose another out_path, or move it "
+            "away"
+        )
+    strange = sorted(item.name for item in folder.iterdir() if not names.fullmatch(item.name))
+    if strange:
+        raise ValueError(
+            f"{folder} holds files that graphshard did not write (such as {strange[0]}); choose "
+            "another out_path, or move them away"
+        )
+
+
+def _remove(path: Path) -> None:
+    """Remove a folder, or a link to one and not what it leads to."""
+    if path.is_symlink():
+        path.unlink()
+    else:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -33,27 +33,34 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .._typing import DEFAULT_CANONICAL_ETYPE, DEFAULT_NTYPE, CanonicalEType
+from .._regular_files import NotRegularFileError, read_json_regular
+from .._typing import CanonicalEType
 from ..errors import PartitionFormatError
+from . import _schema
+from ._book import RangePartitionBook
 from ._files import TensorFile
+from ._schema import PART_FILES, PartFile, etype_key
+from ._stats import PartitionStats
+
+__all__ = [
+    "FORMAT",
+    "FORMAT_VERSION",
+    "PART_FILES",
+    "PartitionConfig",
+    "build_of",
+    "displaced_folder",
+    "etype_key",
+    "read_config",
+    "read_content",
+]
 
 FORMAT = "graphshard-partition"
 FORMAT_VERSION = 1
-PART_FILES = {
-    "part_graph": "graph.safetensors",
-    "node_feats": "node_feats.safetensors",
-    "edge_feats": "edge_feats.safetensors",
-}
-
-
-def etype_key(etype: CanonicalEType) -> str:
-    """The name of a relation in files: "src:relation:dst"."""
-    return ":".join(etype)
 
 
 @dataclass(frozen=True)
 class PartitionConfig:
-    """A partition's JSON, checked.
+    """A partition's JSON, checked: what is in here agrees with itself.
 
     Args:
         path: The file.
@@ -64,6 +71,11 @@ class PartitionConfig:
         etypes: Canonical edge type to its number.
         node_map: Per node type, the block of each part.
         edge_map: Per edge type, the block of each part.
+        build: Digest of everything else in the JSON, which names the partition; None where the
+            JSON is not ours.
+        files: Part to the kinds of its files to what the JSON says of them; empty where the JSON
+            is not ours.
+        stats: The statistics; None where the JSON is not ours.
     """
 
     path: Path
@@ -74,6 +86,9 @@ class PartitionConfig:
     etypes: dict[CanonicalEType, int]
     node_map: dict[str, list[list[int]]]
     edge_map: dict[CanonicalEType, list[list[int]]]
+    build: str | None = None
+    files: tuple[dict[str, PartFile], ...] = ()
+    stats: PartitionStats | None = None
 
     def check_part(self, part_id: int) -> int:
         """``part_id``, if there is such a part.
@@ -85,6 +100,21 @@ class PartitionConfig:
             raise ValueError(f"part_id must be in [0, {self.num_parts}) (got {part_id})")
         return int(part_id)
 
+    def book(self, part_id: int) -> RangePartitionBook:
+        """Who owns what, seen from one part.
+
+        Raises:
+            ValueError: There is no such part.
+        """
+        return RangePartitionBook(
+            self.check_part(part_id),
+            self.num_parts,
+            self.node_map,
+            self.edge_map,
+            self.ntypes,
+            self.etypes,
+        )
+
     def open_part(self, part_id: int, kind: str) -> TensorFile:
         """Open one file of one part, after checking that it is the one this JSON speaks of.
 
@@ -93,32 +123,27 @@ class PartitionConfig:
             kind: "part_graph", "node_feats" or "edge_feats".
 
         Raises:
-            PartitionFormatError: It is missing, damaged, or belongs to another partition.
+            PartitionFormatError: It is missing, damaged, lies outside the folder, or belongs to
+                another partition.
         """
         self.check_format()
-        try:
-            name = self.content[f"part-{part_id}"][kind]
-            record = self.content[f"part-{part_id}"]["files"][name]
-            size, digest = int(record["bytes"]), str(record["blake2b"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise PartitionFormatError(
-                f"{self.path} says nothing about the {kind} of part {part_id} (missing {error}); "
-                "partition the graph again"
-            ) from None
+        assert self.build is not None
+        expected = self.files[part_id][kind]
         folder = self.path.parent
-        displaced = displaced_folder(self.path, self.content)
         problem: PartitionFormatError | None = None
-        for path in (folder / name, displaced / name):
+        for base in (folder, displaced_folder(self.path, self.build)):
+            path = base / expected.name
             try:
+                _check_inside(path, folder)
                 file = TensorFile.open(path)
             except PartitionFormatError as error:
                 problem = problem or error
                 continue
-            if path.stat().st_size == size and file.blake2b == digest:
+            if file.bytes == expected.bytes and file.blake2b == expected.blake2b:
                 return file
             problem = problem or PartitionFormatError(
-                f"file {path} is not the one that {self.path.name} describes (size "
-                f"{path.stat().st_size} and digest {file.blake2b}, expected {size} and {digest}); "
+                f"file {path} is not the one that {self.path.name} describes (size {file.bytes} "
+                f"and digest {file.blake2b}, expected {expected.bytes} and {expected.blake2b}); "
                 "copy the whole partition again, or partition the graph again"
             )
         assert problem is not None
@@ -133,25 +158,71 @@ class PartitionConfig:
         found, version = self.content.get("format"), self.content.get("format_version")
         if found != FORMAT:
             raise PartitionFormatError(
-                f"{self.path} does not describe a graphshard partition (format {found!r}, "
-                f"expected {FORMAT!r}); partition the graph with graphshard's partition_graph"
+                f"{self.path} does not describe a graphshard partition (format "
+                f"{_schema.shown(found)}, expected {FORMAT!r}); partition the graph with "
+                "graphshard's partition_graph"
             )
-        if version != FORMAT_VERSION:
+        if not _is_read(self.content):
             raise PartitionFormatError(
-                f"{self.path} has format version {version!r}, and this graphshard reads "
-                f"{FORMAT_VERSION}; use the graphshard that wrote it, or partition again"
+                f"{self.path} has format version {_schema.shown(version)}, and this graphshard "
+                f"reads {FORMAT_VERSION}; use the graphshard that wrote it, or partition again"
             )
 
 
 def read_config(part_config: str | os.PathLike[str]) -> PartitionConfig:
     """Read a partition's JSON: ours, or DGL's (whose parts cannot be opened, but whose maps can).
 
+    All of it is checked, and of ours the digest too, so that what comes later need not look again.
+
     Raises:
-        PartitionFormatError: It is missing, not JSON, incomplete or inconsistent.
+        PartitionFormatError: It is missing, not JSON, incomplete or inconsistent, or was changed
+            after it was written.
     """
     path = Path(part_config)
+    content = read_content(path)
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = _schema.mapping(content, "the JSON")
+        num_parts = _schema.whole_number(_schema.required(content, "num_parts"), "num_parts", 1)
+        ntypes = _schema.read_ntypes(content)
+        config = PartitionConfig(
+            path=path,
+            content=content,
+            graph_name=_schema.text(_schema.required(content, "graph_name"), "graph_name"),
+            num_parts=num_parts,
+            ntypes=ntypes,
+            etypes=_schema.read_etypes(content, ntypes),
+            node_map=_schema.read_node_map(content, num_parts),
+            edge_map=_schema.read_edge_map(content, num_parts),
+            **(_read_ours(path, content, num_parts) if _is_read(content) else {}),
+        )
+        book = config.book(0)
+        for what, count in (("nodes", book.num_nodes()), ("edges", book.num_edges())):
+            said = content.get(f"num_{what}", count)
+            if said != count or isinstance(said, bool):
+                raise ValueError(f"its maps hold {count} {what}, not {_schema.shown(said)}")
+    except PartitionFormatError:
+        raise
+    except ValueError as error:
+        raise PartitionFormatError(
+            f"partition config {path} is incomplete or of an unknown form ({error}); copy it "
+            "again, or partition the graph again"
+        ) from None
+    if config.build is not None and build_of(content) != config.build:
+        raise PartitionFormatError(
+            f"{path} was changed after it was written (its digest differs); copy it again, or "
+            "partition the graph again"
+        )
+    return config
+
+
+def read_content(path: Path) -> Any:
+    """What the file says, whatever it is.
+
+    Raises:
+        PartitionFormatError: It is missing, no regular file, or not JSON.
+    """
+    try:
+        return read_json_regular(path)
     except FileNotFoundError:
         raise PartitionFormatError(
             f"partition config {path} does not exist; pass the path of the JSON file that "
@@ -161,67 +232,66 @@ def read_config(part_config: str | os.PathLike[str]) -> PartitionConfig:
         raise PartitionFormatError(
             f"partition config {path} is a folder; pass the path of the JSON file in it"
         ) from None
+    except NotRegularFileError as error:
+        raise PartitionFormatError(
+            f"partition config {path} is {error.strerror}; pass the path of the JSON file that "
+            "partition_graph wrote"
+        ) from None
+    except OSError as error:
+        raise PartitionFormatError(
+            f"partition config {path} cannot be read ({error.strerror}); check the path and its "
+            "permissions"
+        ) from error
     except ValueError as error:
         raise PartitionFormatError(
             f"partition config {path} is not JSON ({error}); copy it again, or partition again"
         ) from None
+
+
+def _is_read(content: Mapping[str, Any]) -> bool:
+    """Whether a JSON is of our format, in the version that is read."""
+    version = content.get("format_version")
+    return content.get("format") == FORMAT and type(version) is int and version == FORMAT_VERSION
+
+
+def _read_ours(path: Path, content: dict[str, Any], num_parts: int) -> dict[str, Any]:
+    """What our JSON says beyond DGL's."""
+    for key, least in (("halo_hops", 0), ("num_trainers_per_machine", 1)):
+        _schema.whole_number(_schema.required(content, key), key, least)
+    for key in ("num_nodes", "num_edges"):
+        _schema.whole_number(_schema.required(content, key), key)
+    for key in ("ntypes", "etypes", "part_method", "graph_formats"):
+        _schema.required(content, key)
+    files = _schema.read_part_files(content, num_parts)
     try:
-        num_parts = int(content["num_parts"])
-        ntypes = {name: int(n) for name, n in content.get("ntypes", {DEFAULT_NTYPE: 0}).items()}
-        default_etypes = {etype_key(DEFAULT_CANONICAL_ETYPE): 0}
-        etypes = {
-            _read_etype(key): int(n) for key, n in content.get("etypes", default_etypes).items()
-        }
-        config = PartitionConfig(
-            path=path,
-            content=content,
-            graph_name=str(content["graph_name"]),
-            num_parts=num_parts,
-            ntypes=ntypes,
-            etypes=etypes,
-            node_map=_read_map(content["node_map"], DEFAULT_NTYPE),
-            edge_map={
-                _read_etype(key): blocks
-                for key, blocks in _read_map(
-                    content["edge_map"], etype_key(DEFAULT_CANONICAL_ETYPE)
-                ).items()
-            },
-        )
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        what = f"'{error.args[0]}' is missing" if isinstance(error, KeyError) else str(error)
+        stats = PartitionStats.from_dict(_schema.required(content, "stats"))
+        if stats.num_parts != num_parts:
+            raise ValueError(f"they are of {stats.num_parts} parts, not of {num_parts}")
+    except ValueError as error:
         raise PartitionFormatError(
-            f"partition config {path} is incomplete or of an unknown form ({what}); "
-            "partition the graph again"
+            f"the statistics in {path} are incomplete ({error}); partition again"
         ) from None
-    return config
+    return {"build": _schema.read_build(content), "files": files, "stats": stats}
 
 
-def _read_etype(key: str) -> CanonicalEType:
-    names = key.split(":")
-    if len(names) != 3:
-        raise ValueError(f"edge type {key!r} is not of the form 'source:relation:destination'")
-    return names[0], names[1], names[2]
-
-
-def _read_map(blocks: Any, only_type: str) -> dict[str, list[list[int]]]:
-    """Blocks per type; DGL once wrote the ends of the blocks alone, and no types."""
-    if isinstance(blocks, str):
-        raise ValueError(
-            "a map with one number per node is not supported, only ranges of relabelled ids"
+def _check_inside(path: Path, folder: Path) -> None:
+    """Raise if a link leads out of the partition's folder."""
+    root, real = os.path.realpath(folder), os.path.realpath(path)
+    if os.path.commonpath([root, real]) != root:
+        raise PartitionFormatError(
+            f"file {path} must lie inside the partition's folder (it is a link to {real}); put "
+            "the file itself there"
         )
-    if isinstance(blocks, list):
-        blocks = {only_type: blocks}
-    found = {}
-    for name, rows in blocks.items():
-        if all(isinstance(row, int) for row in rows):
-            rows = [[start, stop] for start, stop in zip([0, *rows], rows, strict=False)]
-        found[name] = [[int(start), int(stop)] for start, stop in rows]
-    return found
 
 
-def displaced_folder(json_path: Path, content: Mapping[str, Any]) -> Path:
-    """Where the parts of a JSON step aside while they are being replaced."""
-    build = str(content.get("build", "none"))
+def displaced_folder(json_path: Path, build: str) -> Path:
+    """Where the parts of a JSON step aside while they are being replaced.
+
+    Args:
+        json_path: The JSON.
+        build: What `PartitionConfig.build` says: 16 hexadecimal digits, so that no path comes of
+            it that leads elsewhere.
+    """
     return json_path.parent / f".{json_path.stem}-{build}"
 
 

@@ -5,15 +5,19 @@
 
     checkpoint_dir/
     ├── epoch-00000020/
-    │   ├── manifest.json          format, identity of the run, history, size and digest of files
+    │   ├── manifest.json          identity of the run, history, digests: see ``_manifest.py``
     │   ├── shared.safetensors     what all ranks hold alike: model, its moments, best model
     │   ├── rank-0.safetensors     what rank 0 alone holds: embeddings, their moments, generator
     │   └── rank-1.safetensors ...
     ├── epoch-00000010/            the one before; older ones are removed
-    └── epoch-00000030.partial/    being written, or left by a run that was killed: never read
+    ├── epoch-00000030.partial/    being written, or left by a run that was killed: never read
+    └── .lock                      held by rank 0 of the run that writes here: see ``_run_lock.py``
 
 A checkpoint is written under its partial name, the manifest last, and then renamed, which is one
 atomic step. All ranks must see one folder. Tensors are safetensors, the rest is JSON.
+
+A run that only reads takes no lock. If the one that writes removes a checkpoint meanwhile, the
+reader finds it damaged and takes the one before, or says that none is whole.
 """
 
 from __future__ import annotations
@@ -21,7 +25,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import shutil
 import warnings
 from collections.abc import Callable, Mapping
@@ -32,19 +35,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._regular_files import check_regular
 from ..comm import agree, is_initialized, rank, share_error, world_size
 from ..errors import CheckpointError, PartitionFormatError
-from ..partition._files import TensorFile, digest_of, write_tensors
+from ..partition._files import FileRecord, TensorFile, digest_of, write_tensors
 from ._counts import reduced
+from ._history import History
+from ._manifest import (
+    SHARED,
+    DamagedError,
+    Manifest,
+    checkpoint_name,
+    epoch_of,
+    rank_file,
+    read_manifest,
+    write_manifest,
+)
+from ._run_lock import RunLock
 
-FORMAT = "graphshard-checkpoint"
-FORMAT_VERSION = 1
 KEPT = 2
 """Checkpoints that are kept: the newest, and one more in case its files get damaged."""
 
-_NAME = re.compile(r"epoch-(\d{8,})")
-_MANIFEST = "manifest.json"
-_SHARED = "shared.safetensors"
 _PARTIAL = ".partial"
 
 
@@ -56,13 +67,13 @@ class Checkpoint:
         epoch: Epochs trained.
         shared: What all ranks hold alike.
         local: What this rank alone holds.
-        history: Plain values, the same on all ranks.
+        history: The run so far, the same on all ranks.
     """
 
     epoch: int
     shared: dict[str, Tensor]
     local: dict[str, Tensor]
-    history: dict[str, Any]
+    history: History
 
 
 class CheckpointFolder:
@@ -76,14 +87,17 @@ class CheckpointFolder:
 
     def __init__(self, path: str | os.PathLike[str], identity: Mapping[str, Any]) -> None:
         self.path = Path(path)
-        self._identity = json.loads(json.dumps(dict(identity)))
+        self._identity: dict[str, Any] = json.loads(json.dumps(dict(identity)))
+        self._lock: RunLock | None = None
 
     def prepare(self, *, resume: bool, write: bool) -> None:
-        """Check the folder before anything is trained, and make it if it is to be written.
+        """Check the folder before anything is trained; to write, make it and hold it: see `close`.
+
+        What killed runs left half written is removed.
 
         Raises:
-            CheckpointError: To resume, and there is no folder; or to start afresh in a folder that
-                holds checkpoints.
+            CheckpointError: To resume, and there is no folder; to start afresh in a folder that
+                holds checkpoints; or to write where another run does.
         """
 
         def check() -> None:
@@ -92,16 +106,34 @@ class CheckpointFolder:
                     f"there is no folder of checkpoints at {self.path} to resume from; give the "
                     "checkpoint_dir of the run, or do not resume"
                 )
+            if write:
+                self.path.mkdir(parents=True, exist_ok=True)
+                self._lock = RunLock(self.path)
             if not resume and self._names():
                 raise CheckpointError(
                     f"{self.path} holds checkpoints of an earlier run ({self._names()[0]}); resume "
                     "that run, or give another checkpoint_dir"
                 )
             if write:
-                self.path.mkdir(parents=True, exist_ok=True)
+                self._sweep()
 
-        _on_rank_0(check)
-        _everywhere(self._check_visible if write else _nothing)
+        try:
+            _on_rank_0(check)
+            _everywhere(self._check_visible if write else _nothing)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Let other runs write to the folder; a second call does nothing. Not collective."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def _sweep(self) -> None:
+        for item in self.path.iterdir():
+            if item.name.endswith(_PARTIAL) and epoch_of(item.name.removesuffix(_PARTIAL)):
+                _remove(item)
 
     def _check_visible(self) -> None:
         if not self.path.is_dir():
@@ -116,42 +148,39 @@ class CheckpointFolder:
         Raises:
             OSError: A rank could not write; raised on every rank.
         """
-        name = f"epoch-{checkpoint.epoch:08d}"
+        name = checkpoint_name(checkpoint.epoch)
         partial = self.path / f"{name}{_PARTIAL}"
-        _on_rank_0(lambda: _fresh_folder(partial))
+        try:
+            _on_rank_0(lambda: _fresh_folder(partial))
+            _everywhere(lambda: _write_own(partial, checkpoint))
+            _on_rank_0(lambda: self._finish(partial, self.path / name, checkpoint))
+        except (OSError, ValueError):
+            if rank() == 0:  # a disk that is full needs the room
+                shutil.rmtree(partial, ignore_errors=True)
+            raise
 
-        def write() -> None:
-            write_tensors(partial / _rank_file(rank()), checkpoint.local)
-            if rank() == 0:
-                write_tensors(partial / _SHARED, checkpoint.shared)
-
-        _everywhere(write)
-
-        def finish() -> None:
-            written = [partial / name for name in (_SHARED, *map(_rank_file, range(world_size())))]
-            files = {
-                path.name: {"bytes": path.stat().st_size, "blake2b": TensorFile.open(path).blake2b}
+    def _finish(self, partial: Path, final: Path, checkpoint: Checkpoint) -> None:
+        """Write the manifest over what all ranks wrote, and put the checkpoint in its place."""
+        written = [partial / name for name in (SHARED, *map(rank_file, range(world_size())))]
+        write_manifest(
+            partial,
+            epoch=checkpoint.epoch,
+            world_size=world_size(),
+            identity=self._identity,
+            history=checkpoint.history,
+            files={
+                path.name: FileRecord(path.stat().st_size, TensorFile.open(path).blake2b)
                 for path in written
-            }
-            content = {
-                "format": FORMAT,
-                "format_version": FORMAT_VERSION,
-                "epoch": checkpoint.epoch,
-                "world_size": world_size(),
-                "identity": self._identity,
-                "history": checkpoint.history,
-                "files": files,
-            }
-            _write_json(partial / _MANIFEST, content)
-            final = self.path / name
-            if final.exists():  # found damaged when the run was resumed
-                shutil.rmtree(final)
-            os.rename(partial, final)
-            _sync(self.path)
-            for old in self._names()[KEPT:]:
-                shutil.rmtree(self.path / old, ignore_errors=True)
-
-        _on_rank_0(finish)
+            },
+        )
+        _sync(partial)
+        if os.path.lexists(final):  # found damaged when the run was resumed
+            _remove(final)
+        os.rename(partial, final)
+        _sync(self.path)
+        for old in self._names()[KEPT:]:
+            with contextlib.suppress(OSError):
+                _remove(self.path / old)
 
     def newest(self) -> Checkpoint | None:
         """Read the newest checkpoint that is whole; None if there is none.
@@ -176,17 +205,23 @@ class CheckpointFolder:
         return None
 
     def _try(self, folder: Path) -> tuple[Checkpoint | None, str | None]:
-        """The checkpoint, or what is damaged."""
+        """The checkpoint, or what is damaged. All ranks read the same manifest."""
         found: list[Checkpoint] = []
         damage: list[str] = []
+        digests: list[str] = []
 
         def read() -> None:
             try:
-                found.append(self._read(folder))
-            except _Damaged as error:
+                manifest = read_manifest(folder)
+                digests.append(manifest.digest)
+                self._check_identity(folder, manifest)
+                found.append(self._read(folder, manifest))
+            except DamagedError as error:
                 damage.append(str(error))
 
         _everywhere(read)
+        if is_initialized() and not reduced([int(not digests)], "max")[0]:
+            agree(digests[0], f"the manifest of {folder}")
         return (found[0], None) if found else (None, damage[0])
 
     def unusable(self, found: Checkpoint, error: Exception) -> CheckpointError:
@@ -200,72 +235,58 @@ class CheckpointFolder:
         """Finished checkpoints, newest first."""
         if not self.path.is_dir():
             return []
-        names = [item.name for item in self.path.iterdir() if _NAME.fullmatch(item.name)]
-        return sorted(names, key=lambda name: -int(name.removeprefix("epoch-")))
+        epochs = [epoch_of(item.name) for item in self.path.iterdir()]
+        return [checkpoint_name(epoch) for epoch in sorted(filter(None, epochs), reverse=True)]
 
-    def _read(self, folder: Path) -> Checkpoint:
-        try:
-            content = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
-            version = content["format"], content["format_version"]
-            epoch, files = int(content["epoch"]), content["files"]
-            identity, history = content["identity"], content["history"]
-            writers = int(content["world_size"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise _Damaged(f"{folder / _MANIFEST} is missing or damaged ({error})") from None
-        if version != (FORMAT, FORMAT_VERSION):
-            raise CheckpointError(
-                f"{folder} has the format {version}, and this graphshard reads "
-                f"{(FORMAT, FORMAT_VERSION)}; resume with the graphshard that wrote it"
-            )
-        self._check_identity(folder, identity, writers)
+    def _read(self, folder: Path, manifest: Manifest) -> Checkpoint:
         return Checkpoint(
-            epoch=epoch,
-            shared=_read_file(folder / _SHARED, files),
-            local=_read_file(folder / _rank_file(rank()), files),
-            history=history,
+            epoch=manifest.epoch,
+            shared=_read_file(folder / SHARED, manifest),
+            local=_read_file(folder / rank_file(rank()), manifest),
+            history=manifest.history,
         )
 
-    def _check_identity(self, folder: Path, identity: Any, writers: int) -> None:
-        if writers != world_size():
+    def _check_identity(self, folder: Path, manifest: Manifest) -> None:
+        if manifest.world_size != world_size():
             raise CheckpointError(
-                f"{folder} was written by {writers} workers (got {world_size()}); resume with as "
-                "many"
+                f"{folder} was written by {manifest.world_size} workers (got {world_size()}); "
+                "resume with as many"
             )
-        if identity != self._identity:
-            identity = identity if isinstance(identity, dict) else {}
-            different = [
-                f"{key} was {identity.get(key)!r} and is {self._identity.get(key)!r}"
-                for key in sorted({*identity, *self._identity})
-                if identity.get(key) != self._identity.get(key)
-            ]
+        theirs, mine = manifest.identity, self._identity
+        different = [
+            f"{key} was {theirs.get(key)!r} and is {mine.get(key)!r}"
+            for key in sorted({*theirs, *mine})
+            if theirs.get(key) != mine.get(key)
+        ]
+        if different:
             raise CheckpointError(
                 f"{folder} belongs to another run: {'; '.join(different)}; resume with the same "
-                "settings, or start afresh in another checkpoint_dir"
+                "settings and the same partition, or start afresh in another checkpoint_dir"
             )
-
-
-class _Damaged(Exception):
-    """A checkpoint is not whole; the one before may be."""
 
 
 def _nothing() -> None:
     return None
 
 
-def _rank_file(of_rank: int) -> str:
-    return f"rank-{of_rank}.safetensors"
+def _write_own(folder: Path, checkpoint: Checkpoint) -> None:
+    write_tensors(folder / rank_file(rank()), checkpoint.local)
+    if rank() == 0:
+        write_tensors(folder / SHARED, checkpoint.shared)
 
 
-def _read_file(path: Path, files: Mapping[str, Any]) -> dict[str, Tensor]:
+def _read_file(path: Path, manifest: Manifest) -> dict[str, Tensor]:
+    record = manifest.files[path.name]
     try:
-        record = files[path.name]
+        size = check_regular(path).st_size
+        if size != record.bytes:
+            raise DamagedError(f"{path} is damaged: it has {size} bytes and not {record.bytes}")
         file = TensorFile.open(path)
-        whole = path.stat().st_size == record["bytes"] and file.blake2b == record["blake2b"]
-        if not whole or digest_of(path) != record["blake2b"]:
-            raise _Damaged(f"{path} is damaged: its digest is not that of the manifest")
+        if file.blake2b != record.blake2b or digest_of(path) != record.blake2b:
+            raise DamagedError(f"{path} is damaged: its digest is not that of the manifest")
         return file.read()
-    except (PartitionFormatError, OSError, KeyError, TypeError) as error:
-        raise _Damaged(f"{path} is missing or damaged ({error})") from None
+    except (PartitionFormatError, OSError) as error:
+        raise DamagedError(f"{path} is missing or damaged ({error})") from None
 
 
 def _everywhere(action: Callable[[], None]) -> None:
@@ -287,18 +308,17 @@ def _on_rank_0(action: Callable[[], None]) -> None:
 
 
 def _fresh_folder(path: Path) -> None:
-    if path.exists():
-        shutil.rmtree(path)
+    if os.path.lexists(path):
+        _remove(path)
     path.mkdir()
 
 
-def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    with open(path, "w", encoding="utf-8") as file:
-        json.dump(content, file, indent=1)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    _sync(path.parent)
+def _remove(path: Path) -> None:
+    """Remove a folder with all in it, or whatever else has its name."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 def _sync(folder: Path) -> None:
@@ -316,14 +336,27 @@ def load_model_state(checkpoint: str | os.PathLike[str]) -> dict[str, Tensor]:
     Embeddings of nodes are not in it: each rank wrote those of its own nodes.
 
     Raises:
-        CheckpointError: It is missing or damaged.
+        CheckpointError: It is missing or damaged, of another format version, or of an epoch before
+            the first evaluation.
     """
     folder = Path(checkpoint)
     try:
-        files = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))["files"]
-        shared = _read_file(folder / _SHARED, files)
-    except (_Damaged, OSError, ValueError, KeyError, TypeError) as error:
+        shared = _read_file(folder / SHARED, read_manifest(folder))
+    except DamagedError as error:
         raise CheckpointError(f"{folder} is not a whole checkpoint ({error})") from None
+    state = tensors_under(shared, "best/")
+    if not state:
+        raise CheckpointError(
+            f"{folder} holds no best model: nothing had been evaluated by then; take a later "
+            "checkpoint"
+        )
+    return state
+
+
+def tensors_under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Copies of the tensors whose names begin with ``prefix``, under the rest of their names."""
     return {
-        k.removeprefix("best/"): torch.clone(v) for k, v in shared.items() if k.startswith("best/")
+        name.removeprefix(prefix): torch.clone(tensor)
+        for name, tensor in tensors.items()
+        if name.startswith(prefix)
     }

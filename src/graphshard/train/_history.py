@@ -3,10 +3,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ._result import Evaluation
+from ._result import SPLITS, Evaluation
+
+_EVALUATION_FIELDS = {"epoch", "accuracy", "val_loss"}
 
 
 @dataclass
@@ -40,11 +44,33 @@ class History:
         return values
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> History:
-        values = dict(values)
-        for name in ("best", "last"):
-            values[name] = None if values[name] is None else Evaluation(**values[name])
-        return cls(**values)
+    def from_dict(cls, values: Mapping[str, Any]) -> History:
+        """The history that `as_dict` gave the values of.
+
+        Raises:
+            ValueError: A value is missing, is of another kind, or does not fit the others.
+        """
+        fields = {item.name for item in dataclasses.fields(cls)}
+        if set(values) != fields:
+            raise ValueError(f"a history must have {sorted(fields)} (got {sorted(values)!r:.200})")
+        for name in ("epoch", "waited"):
+            _check(name, values[name], type(values[name]) is int and values[name] >= 0)
+        for name in ("top_accuracy", "low_loss"):
+            _check(name, values[name], type(values[name]) is float)
+        _check("stopped", values["stopped"], type(values["stopped"]) is bool)
+        losses = values["losses"]
+        _check("losses", losses, isinstance(losses, list) and all(type(x) is float for x in losses))
+        if len(losses) != values["epoch"]:
+            raise ValueError(
+                f"losses must be one of each of {values['epoch']} epochs (got {len(losses)})"
+            )
+        evaluations = {name: _evaluation(name, values[name]) for name in ("best", "last")}
+        for name, evaluation in evaluations.items():
+            if evaluation is not None and evaluation.epoch > values["epoch"]:
+                raise ValueError(
+                    f"{name} must be of an epoch up to {values['epoch']} (got {evaluation.epoch})"
+                )
+        return cls(**{**values, "losses": list(losses), **evaluations})
 
     def note_evaluation(self, evaluation: Evaluation, patience: int) -> bool:
         """Take an evaluation in; returns whether it is the best so far."""
@@ -61,3 +87,21 @@ class History:
             return False
         self.best = evaluation
         return True
+
+
+def _evaluation(name: str, value: Any) -> Evaluation | None:
+    if value is None:
+        return None
+    _check(name, value, isinstance(value, dict) and set(value) == _EVALUATION_FIELDS)
+    epoch, accuracy, val_loss = value["epoch"], value["accuracy"], value["val_loss"]
+    _check(f"{name}.epoch", epoch, type(epoch) is int and epoch >= 0)
+    known = isinstance(accuracy, dict) and set(accuracy) <= set(SPLITS)
+    known = known and all(type(fraction) is float for fraction in accuracy.values())
+    _check(f"{name}.accuracy", accuracy, known)
+    _check(f"{name}.val_loss", val_loss, val_loss is None or type(val_loss) is float)
+    return Evaluation(epoch=epoch, accuracy=dict(accuracy), val_loss=val_loss)
+
+
+def _check(name: str, value: Any, is_right: bool) -> None:
+    if not is_right:
+        raise ValueError(f"the history's {name} is not what a run writes (got {value!r:.80})")

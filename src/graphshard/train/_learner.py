@@ -168,37 +168,67 @@ class Learner:
         }
 
     def load(self, shared: Mapping[str, Tensor], local: Mapping[str, Tensor]) -> None:
-        """Take back what `shared_state` and `local_state` gave.
+        """Take back what `shared_state` and `local_state` gave; nothing changes on an error.
 
         Raises:
-            ValueError: A tensor is missing or has another shape.
+            ValueError: A tensor is missing, is unknown, or has another shape or dtype.
         """
-        _load_module(self.model, shared, "model/")
-        _load_module(self.embeddings, local, "embeddings/")
+        for found, now, prefix in (
+            (shared, self.shared_state(), "model/"),
+            (local, self.local_state(), "embeddings/"),
+        ):
+            state = {k: v for k, v in now.items() if not k.startswith("optimizer/")}
+            moments = self._optimizer_shapes(found, prefix)
+            _check_tensors(found, {**state, **moments})
+        self.model.load_state_dict(_under(shared, "model/"))
+        self.embeddings.load_state_dict(_under(local, "embeddings/"))
         self.optimizer.state.clear()
-        for source in (shared, local):
-            for name, value in source.items():
-                kind, _, rest = name.partition("/")
-                if kind == "optimizer":
-                    of_parameter, _, key = rest.rpartition("/")
-                    if of_parameter not in self._named:
-                        raise ValueError(f"the model has no parameter '{of_parameter}'")
-                    self.optimizer.state[self._named[of_parameter]][key] = value.clone()
+        for name, value in {**_under(shared, "optimizer/"), **_under(local, "optimizer/")}.items():
+            of_parameter, _, key = name.rpartition("/")
+            self.optimizer.state[self._named[of_parameter]][key] = value.clone()
         torch.set_rng_state(local["random"].clone())
+
+    def check_snapshot(self, snapshot: Snapshot) -> None:
+        """Check that a snapshot is of this model and these embeddings.
+
+        Raises:
+            ValueError: A tensor is missing, is unknown, or has another shape or dtype.
+        """
+        _check_tensors(snapshot.shared, self.model.state_dict())
+        _check_tensors(snapshot.local, self.embeddings.state_dict())
+
+    def _optimizer_shapes(self, found: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+        """Tensors like the moments there must be for those parameters that have any."""
+        moments: dict[str, Tensor] = {}
+        for name, parameter in self._named.items():
+            keys = [f"optimizer/{name}/{key}" for key in ("step", "exp_avg", "exp_avg_sq")]
+            if name.startswith(prefix) and any(key in found for key in keys):
+                moments |= dict(zip(keys, (torch.empty(()), parameter, parameter), strict=True))
+        return moments
+
+
+def _under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+
+
+def _check_tensors(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
+    for name in sorted({*found, *wanted}):
+        if name not in found:
+            raise ValueError(f"tensor '{name}' is missing")
+        if name not in wanted:
+            raise ValueError(f"the model has no '{name}'")
+        mine, theirs = wanted[name], found[name]
+        if mine.shape != theirs.shape or mine.dtype != theirs.dtype:
+            raise ValueError(
+                f"'{name}' must be {mine.dtype} {list(mine.shape)} (got {theirs.dtype} "
+                f"{list(theirs.shape)})"
+            )
 
 
 def summed_loss(scores: Tensor, labels: Tensor) -> Tensor:
     """Cross entropy, summed, in float32 at least."""
     wide = scores.to(torch.promote_types(scores.dtype, torch.float32))
     return F.cross_entropy(wide, labels, reduction="sum")
-
-
-def _load_module(module: nn.Module, state: Mapping[str, Tensor], prefix: str) -> None:
-    own = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
-    try:
-        module.load_state_dict(own)
-    except RuntimeError as error:
-        raise ValueError(str(error)) from None
 
 
 def build_model(shard: TrainingShard, config: ResolvedConfig) -> nn.Module:

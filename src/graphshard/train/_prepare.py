@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from ..data import NodeDataset, load_dataset
+from ..data._folder import check_node_count
 from ..graph import add_self_loop, from_csv, from_parquet, remove_self_loop, to_bidirected
 from ..partition import partition_graph
 from ._task import TaskInfo, write_task
@@ -103,7 +104,7 @@ def _folder(name: str) -> str:
 
 
 def _read_table(path: Path, preparation: Preparation) -> NodeDataset:
-    if not path.is_file():
+    if not os.path.lexists(path):
         raise FileNotFoundError(f"there is no edge list {path}")
     if preparation.inverse or preparation.row_normalize:
         raise ValueError(
@@ -111,6 +112,7 @@ def _read_table(path: Path, preparation: Preparation) -> NodeDataset:
             "neither"
         )
     graph = from_csv(path) if path.suffix == ".csv" else from_parquet(path)
+    check_node_count(path, "_N", graph.num_nodes(), 2 * graph.num_edges())
     if preparation.bidirected:
         graph = to_bidirected(graph)
     if preparation.self_loops:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ..comm import is_initialized, share_error, trace, world_size
-from ._checkpoint import Checkpoint, CheckpointFolder
+from ._checkpoint import Checkpoint, CheckpointFolder, tensors_under
 from ._config import ResolvedConfig
 from ._counts import per_rank, reduced, summed
 from ._history import History
@@ -39,7 +39,8 @@ class TrainingRun:
     Raises:
         ValueError: Configuration and graph do not fit each other.
         PartitionFormatError: The partition is missing or damaged.
-        CheckpointError: The checkpoint to resume from belongs to another run.
+        CheckpointError: The checkpoint to resume from belongs to another run, or another run is
+            writing to ``checkpoint_dir``.
     """
 
     def __init__(
@@ -66,7 +67,11 @@ class TrainingRun:
         self._checkpoints = self._open_checkpoints()
         self._resumed_from: int | None = None
         if self._checkpoints is not None and config.resume:
-            self._resume(self._checkpoints)
+            try:
+                self._resume(self._checkpoints)
+            except BaseException:
+                self._checkpoints.close()
+                raise
 
     # ------------------------------------------------------------------ left to subclasses
 
@@ -97,6 +102,7 @@ class TrainingRun:
             **self.config.fixed_fields(),
             "aggregation": self._learner.aggregation,
             "graph": self._shard.data.graph_name,
+            "build": self._shard.data.build,
             "parts": self._shard.data.num_parts,
             "rows": [self._shard.num_all[t] for t in self._shard.data.node_type_names],
         }
@@ -111,11 +117,13 @@ class TrainingRun:
             return
         error: Exception | None = None
         try:
-            self._learner.load(found.shared, found.local)
-            self._history = History.from_dict(found.history)
-            if self._history.best is not None:
-                self._best = Snapshot(_taken(found.shared, "best/"), _taken(found.local, "best/"))
-        except (ValueError, KeyError, TypeError) as caught:
+            best = [tensors_under(state, "best/") for state in (found.shared, found.local)]
+            if found.history.best is not None:
+                self._best = Snapshot(*best)
+                self._learner.check_snapshot(self._best)
+            self._learner.load(*(_without_best(state) for state in (found.shared, found.local)))
+            self._history = found.history
+        except ValueError as caught:
             error = checkpoints.unusable(found, caught)
         if is_initialized():
             share_error(error)
@@ -137,7 +145,7 @@ class TrainingRun:
             shared |= {f"best/{k}": v for k, v in self._best.shared.items()}
             local |= {f"best/{k}": v for k, v in self._best.local.items()}
         self._checkpoints.save(
-            Checkpoint(epoch=history.epoch, shared=shared, local=local, history=history.as_dict())
+            Checkpoint(epoch=history.epoch, shared=shared, local=local, history=history)
         )
 
     # ------------------------------------------------------------------ epochs
@@ -153,6 +161,8 @@ class TrainingRun:
             return self._train()
         finally:
             self._close()
+            if self._checkpoints is not None:
+                self._checkpoints.close()
 
     def _train(self) -> TrainResult:
         history, config = self._history, self.config
@@ -223,5 +233,5 @@ def _mean(values: list[float]) -> float:
     return sum(values) / len(values) if values else 0.0
 
 
-def _taken(tensors: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
-    return {k.removeprefix(prefix): v.clone() for k, v in tensors.items() if k.startswith(prefix)}
+def _without_best(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: tensor for name, tensor in tensors.items() if not name.startswith("best/")}

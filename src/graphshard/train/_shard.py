@@ -11,13 +11,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .._typing import CanonicalEType
-from ..comm import agree, is_initialized, rank, share_error
+from ..comm import agree, is_initialized, rank
 from ..fullbatch import (
     GraphShardManager,
     PartitionData,
     construct_full_graph,
     load_dgl_partition_data,
 )
+from ..fullbatch._construct import agree_on_build
 from ._config import ResolvedConfig
 from ._counts import reduced
 from ._result import SPLITS
@@ -79,7 +80,9 @@ class TrainingShard:
 
 
 def load_shard(config: ResolvedConfig) -> TrainingShard:
-    """Read this rank's part; collective.
+    """Read this rank's part, every byte of it, and check that all ranks read one partition.
+
+    Collective.
 
     Raises:
         PartitionFormatError: A part or its description is missing or damaged.
@@ -90,10 +93,10 @@ def load_shard(config: ResolvedConfig) -> TrainingShard:
     shard: TrainingShard | None = None
     try:
         shard = _read(config)
-    except (ValueError, TypeError, KeyError, NotImplementedError, OSError) as caught:
+    except Exception as caught:
         error = caught
     if is_initialized():
-        share_error(error)
+        agree_on_build(None if shard is None else shard.data, error, None)
         agree(config.to_json(), "the configuration of the run")
     elif error is not None:
         raise error
@@ -105,7 +108,7 @@ def load_shard(config: ResolvedConfig) -> TrainingShard:
 
 def _read(config: ResolvedConfig) -> TrainingShard:
     """What this rank can say alone; counts are its own, or 0 where nothing is known."""
-    data = load_dgl_partition_data(config.data, rank())
+    data = load_dgl_partition_data(config.data, rank(), checksums=True)
     task = read_task(config.data)
     world_size = dist.get_world_size() if is_initialized() else 1
     if data.num_parts != world_size:

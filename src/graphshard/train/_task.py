@@ -9,19 +9,25 @@ relations are counted.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from .._regular_files import read_json_regular
+from .._written_files import writing
 from ..data import NodeDataset
 from ..errors import PartitionFormatError
+from ..partition._schema import listing, mapping, required, shown, text, whole_number
+from ..partition.format import read_config
 
 FORMAT = "graphshard-dataset"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 TASK = "node classification"
+_MOST_CLASSES = 2**31
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,12 +77,14 @@ def write_task(partition_json: str | os.PathLike[str], task: TaskInfo) -> None:
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
         "task": TASK,
-        "build": _build(partition_json),
+        "build": read_config(partition_json).build,
         **asdict(task),
     }
+    content = json.loads(json.dumps(content, allow_nan=False))  # tuples have become lists
+    content["digest"] = _digest_of(content)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with open(partial, "w", encoding="utf-8") as file:
+        with writing(path), open(partial, "w", encoding="utf-8") as file:
             json.dump(content, file, indent=1)
             file.write("\n")
             file.flush()
@@ -95,33 +103,49 @@ def read_task(partition_json: str | os.PathLike[str]) -> TaskInfo:
     path = task_path(partition_json)
     unknown = TaskInfo(name=Path(partition_json).stem)
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if content["format"] != FORMAT or content["format_version"] != FORMAT_VERSION:
-            raise ValueError(f"format {content['format']!r} {content['format_version']!r}")
-        if content["build"] != _build(partition_json):
+        content = mapping(read_json_regular(path), "the JSON")
+        found = required(content, "format"), required(content, "format_version")
+        if found != (FORMAT, FORMAT_VERSION):
+            raise ValueError(f"format {shown(found[0])} {shown(found[1])}")
+        if required(content, "digest") != _digest_of(content):
+            raise ValueError("it was changed after it was written: its digest differs")
+        if required(content, "build") != read_config(partition_json).build:
             return unknown  # left over from another partition of the same name
-        return TaskInfo(
-            name=str(content["name"]),
-            target=content["target"],
-            num_classes=content["num_classes"],
-            num_relations=content["num_relations"],
-            class_names=_names(content["class_names"]),
-            options=content["options"],
-        )
+        return _read(content)
+    except PartitionFormatError:
+        raise
     except FileNotFoundError:
         return unknown
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, OSError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
         raise PartitionFormatError(
-            f"{path} does not describe a task ({type(error).__name__}: {error}); partition the "
-            "graph again, or remove the file to have the task derived from the features"
+            f"{path} does not describe a task ({why}); partition the graph again, or remove the "
+            "file to have the task derived from the features"
         ) from None
 
 
-def _names(names: Sequence[str]) -> tuple[str, ...]:
-    return tuple(str(name) for name in names)
+def _read(content: Mapping[str, Any]) -> TaskInfo:
+    target, names = required(content, "target"), listing(required(content, "class_names"), "names")
+    options = required(content, "options")
+    return TaskInfo(
+        name=text(required(content, "name"), "name"),
+        target=None if target is None else text(target, "target"),
+        num_classes=_count(content, "num_classes"),
+        num_relations=_count(content, "num_relations"),
+        class_names=tuple(text(name, "the name of a class") for name in names),
+        options=None if options is None else mapping(options, "options"),
+    )
 
 
-def _build(partition_json: str | os.PathLike[str]) -> str | None:
-    content = json.loads(Path(partition_json).read_text(encoding="utf-8"))
-    build = content.get("build")
-    return None if build is None else str(build)
+def _count(content: Mapping[str, Any], key: str) -> int | None:
+    count = required(content, key)
+    if count is not None and whole_number(count, key) > _MOST_CLASSES:
+        raise ValueError(f"{key} must be at most {_MOST_CLASSES} (got {count})")
+    return count if count is None else int(count)
+
+
+def _digest_of(content: Mapping[str, Any]) -> str:
+    """Digest of everything else in the file."""
+    rest = {key: value for key, value in content.items() if key != "digest"}
+    plain = json.dumps(rest, sort_keys=True, separators=(",", ":"))
+    return hashlib.blake2b(plain.encode(), digest_size=16).hexdigest()

@@ -64,6 +64,9 @@ def run_as_worker(prepare: Callable[[], Callable[[], None]]) -> NoReturn:
     except RankError as error:
         explain(error)
         code = ExitCode.OTHER_RANK
+    except OSError as error:  # such as a full disk: it names the file and the cure
+        explain(error)
+        code = ExitCode.FAILED
     except KeyboardInterrupt:
         code = ExitCode.INTERRUPTED
     except SystemExit as error:
