@@ -247,12 +247,22 @@ def train(
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         _run_rank(config, workers, quiet)
         return
-    with (
-        _partitioned(config, workers, quiet) as (ready, num_workers),
-        ProgressDisplay(quiet) as display,
-    ):
-        result = launch_training(ready, num_workers, progress=display.show, on_stderr=display.line)
-    _show(result, config)
+    results: list[TrainResult] = []
+    try:
+        with (
+            _partitioned(config, workers, quiet) as (ready, num_workers),
+            ProgressDisplay(quiet) as display,
+        ):
+            launch_training(
+                ready,
+                num_workers,
+                progress=display.show,
+                on_stderr=display.line,
+                on_result=results.append,
+            )
+    finally:  # a worker that fails after the result spoils the run, but not the result
+        if results:
+            _show(results[0], config)
 
 
 def _given(own: dict[str, Any], others: dict[str, Any], mode: Mode) -> dict[str, Any]:

@@ -22,9 +22,9 @@ from ._group import LANE
 from ._hub import Hub, Lines, keep_alive, line
 
 _CONNECT_SECONDS = 20.0
-_NEWS_SECONDS = 3.0
+_NEWS_SECONDS = 1.0
 _JOIN_SECONDS = 5.0
-_ANSWER_SECONDS = 5.0
+_ANSWER_SECONDS = 3.0
 _GOODBYE_SECONDS = 2.0
 
 Place = tuple[str, str, int, list[int], float]
