@@ -132,15 +132,23 @@ def shutdown_comms() -> None:
     """Leave the process group and stop the watch; nothing happens where there is no group.
 
     Memory that was kept for messages and results goes back to the system.
+
+    Raises:
+        RankError: A rank did not take in time what it had been sent. The group is gone all the
+            same.
     """
     if not is_initialized():
         return
     state = group_state()
     states = registered()
+    late: set[int] = set()
+    deadline = time.monotonic() + state.timeout.total_seconds()
     for each in states:
         if each.shared is not None:
             failed = each.watch is not None and each.watch.given_up()
-            each.shared.leave(0.0 if failed else each.timeout.total_seconds())
+            unread = each.shared.leave(0.0 if failed else deadline - time.monotonic())
+            late |= set() if failed else {each.members[reader] for reader in unread}
+    me, seconds = state.members[state.rank], state.timeout.total_seconds()
     watch, state.watch = state.watch, None
     if watch is not None:
         watch.close()
@@ -148,6 +156,12 @@ def shutdown_comms() -> None:
     for each in states:
         forget(each)
     release_memory()
+    if late:
+        raise RankError(
+            f"rank {me}: shutdown_comms waited {seconds:g} s for ranks {sorted(late)} to take what "
+            "they had been sent: they are stopped, or have ended without shutdown_comms()",
+            sorted(late),
+        )
 
 
 @contextmanager
