@@ -35,7 +35,7 @@ _JOIN_SECONDS = 5.0
 _ANSWER_SECONDS = 3.0
 _GOODBYE_SECONDS = 2.0
 _CHECK_SECONDS = 0.5
-_DRAIN_SECONDS = 2.0
+_DRAIN_SECONDS = 5.0
 
 Place = tuple[str, str, int, list[int], float]
 """An operation under way: group, name, number in the group, peers, seconds so far."""
@@ -122,7 +122,8 @@ class Watch:
     def has_lost(self, peers: Sequence[int]) -> bool:
         """Whether one of some ranks is gone, and for so long that nothing it sent is under way.
 
-        Its connections need not be broken: a child that it forked may hold copies of them.
+        Its connections need not be broken: a child that it forked may hold copies of them, or, if
+        it left in good order, it may itself.
         """
         latest = time.monotonic() - _DRAIN_SECONDS
         return any(self._gone.get(peer, math.inf) < latest for peer in peers)
@@ -357,6 +358,7 @@ class Watch:
                     self._gone.setdefault(event["rank"], time.monotonic())
             elif "left" in message:
                 self._left.add(message["left"])
+                self._gone.setdefault(message["left"], time.monotonic())
             elif "here" in message:
                 _, question, rank, state = message["here"]
                 if question in self._answers:
