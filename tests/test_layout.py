@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "graphshard"
 MAX_LINES = 650
 
-BASE = {"errors", "_typing", "_ranges", "_kernel", "_memory"}
+BASE = {"errors", "_typing", "_ranges", "_kernel", "_memory", "_temporary"}
 KERNELS = {"_kernels"}
 
 # What each part of the package may import, besides itself. This is the picture in the design notes:
@@ -34,6 +34,7 @@ ARROWS: dict[str, set[str]] = {
     "_ranges": {"errors", "_typing"},
     "_kernel": KERNELS,
     "_memory": {"_kernel"} | KERNELS,
+    "_temporary": set(),
     "function": set(),
     "ops": BASE | KERNELS,
     "graph": BASE | {"function", "ops"},

@@ -66,6 +66,8 @@ def run(arguments: Sequence[str]) -> int:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
             result = app(args=list(arguments), prog_name="graphshard", standalone_mode=False)
+        if result == ExitCode.INTERRUPTED:  # typer's way to say so
+            return _interrupted()
         return result if isinstance(result, int) else 0
     except KeyboardInterrupt:
         return _interrupted()

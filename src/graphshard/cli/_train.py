@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import tempfile
 from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from .._temporary import TemporaryFolder
 from ..partition.format import read_config
 from ..train import (
     FullBatchConfig,
@@ -324,7 +324,7 @@ def _partitioned(config: Config, workers: int | None, quiet: bool) -> Iterator[t
     wants_loops = config.model in ("gcn", "gat") and not has_relations(config.data)
     dataset = read_dataset(config.data, Preparation(self_loops=True if wants_loops else None))
     num_workers = workers or 1
-    with tempfile.TemporaryDirectory(prefix="graphshard-") as folder:
+    with TemporaryFolder() as folder:
         json_path = partition_dataset(dataset, num_workers, folder)
         if not quiet:
             Console(stderr=True).print(
