@@ -32,7 +32,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +51,7 @@ FINE = "as it should"
 ENDED = "had ended before"
 # If the others have ended in good order it does so for ever.
 WAITS = "torchrun waited for a stopped worker after the result"
+RESULT = "bytes sent per epoch"
 EXPECTED = (FINE, ENDED, WAITS)
 _SHARED_MEMORY = Path("/dev/shm")
 _GIVE_UP_SECONDS = 120.0
@@ -324,14 +324,14 @@ class Job:
             time.sleep(0.02)
         if not processes(self._mark):
             return None
-        if self.case.starter == "torchrun" and "training loss, last epoch" in self.printed():
+        if self.case.starter == "torchrun" and RESULT in self.printed():
             return WAITS
         return f"the launcher, or the target, still ran after {bound:.0f} s"
 
     def check_words(self, text: str) -> str | None:
         """What is wrong with what the job said, and with its exit code."""
         case, code = self.case, self._process.poll()
-        has_result = "training loss, last epoch" in text
+        has_result = RESULT in text
         if case.action == "pause":
             return None if code == 0 and has_result else f"a pause ended it with {code}"
         if case.target < 0:
@@ -451,12 +451,11 @@ def in_use(names: set[str]) -> set[str]:
 
 
 def run_cases(
-    campaign: Campaign, numbers: Sequence[int], side_by_side: int = 1
+    campaign: Campaign, cases: Sequence[Case], side_by_side: int = 1
 ) -> Iterator[Finding]:
-    """Run cases; findings come in the order of the numbers."""
-    cases = [Case.draw(number, campaign.seed) for number in numbers]
+    """Run cases; findings come in their order."""
     with ThreadPoolExecutor(side_by_side) as pool:
-        yield from pool.map(partial(Campaign.run, campaign), cases)
+        yield from pool.map(campaign.run, cases)
 
 
 def main() -> None:
@@ -472,7 +471,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="kill-cases-") as folder:
         campaign = Campaign(Path(folder), options.seed)
         numbers = range(options.first, options.first + options.count)
-        for finding in run_cases(campaign, numbers, options.side_by_side):
+        cases = [Case.draw(number, options.seed) for number in numbers]
+        for finding in run_cases(campaign, cases, options.side_by_side):
             case = finding.case
             print(f"{finding.outcome} after {finding.seconds:.1f} s: {case}", flush=True)
             if finding.outcome not in EXPECTED:
