@@ -20,8 +20,8 @@ class Ranks:
     """A hub and the watches of all ranks; `end` makes one disappear without a word."""
 
     def __init__(self, world_size: int) -> None:
-        self.hub = Hub(True, "secret", world_size)
-        address = [("127.0.0.1", self.hub.port)]
+        self.hub = Hub("127.0.0.1", "secret", world_size)
+        address = [self.hub.address]
         self.watches = [
             Watch(address, "secret", r, world_size, self.hub if r == 0 else None)
             for r in range(world_size)
@@ -223,7 +223,7 @@ def test_after_an_orderly_end_of_rank_0_nothing_is_known(ranks):
     ],
 )
 def test_strangers_are_turned_away(ranks, line):
-    with socket.create_connection(("127.0.0.1", ranks.hub.port), 5) as stranger:
+    with socket.create_connection(ranks.hub.address, 5) as stranger:
         stranger.sendall(line + b"\n" + b'{"event": {"kind": "raised", "rank": 1, "ranks": [1]}}\n')
         stranger.settimeout(5)
         with contextlib.suppress(ConnectionResetError):

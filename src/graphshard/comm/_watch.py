@@ -332,11 +332,10 @@ class Watch:
                 if not data:
                     break
                 try:
-                    messages = lines.feed(data)
-                except ValueError:
+                    for message in lines.feed(data):
+                        self._take(message)
+                except Exception:  # not the hub's words; nothing more is to be learnt from them
                     break
-                for message in messages:
-                    self._take(message)
         with self._changed:
             self._connected = False
             if not self._closing and 0 not in self._left:

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from .._temporary import TemporaryFolder
+from ..comm._address import loopback_interface
 
 MAX_KEPT = 5
 """Ranks that stay alive between calls."""
@@ -265,8 +266,7 @@ class Pool:
 def rank_environment() -> dict[str, str]:
     """The caller's environment, with the settings that local ranks need."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    names = [name for _, name in socket.if_nameindex()]
-    loopback = next((name for name in ("lo", "lo0") if name in names), None)
+    loopback = loopback_interface()
     if loopback is not None:
         # Without it gloo looks up the host's name, which need not lead anywhere.
         environment.setdefault("GLOO_SOCKET_IFNAME", loopback)

@@ -22,6 +22,7 @@ import json
 import math
 import os
 import random
+import secrets
 import selectors
 import signal
 import socket
@@ -35,6 +36,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import IO, Any
 
+from ..comm._address import JOB_VARIABLE, loopback_interface
 from ..comm._failure import NOTICE
 from ._worker import EVENTS_VARIABLE, FAILURE_MARK, PARENT_VARIABLE, ExitCode
 
@@ -157,7 +159,8 @@ def launch_workers(
 
     Args:
         command: What each worker runs. It gets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE,
-            MASTER_ADDR and MASTER_PORT, as from torchrun, and OMP_NUM_THREADS unless that is set.
+            MASTER_ADDR and MASTER_PORT, as from torchrun, GRAPHSHARD_JOB_ID, and OMP_NUM_THREADS
+            unless that is set.
         num_workers: Number of ranks.
         timeout: Seconds that workers have to end after one has ended with 0; give what they wait
             for each other. After one has failed the others have a few seconds.
@@ -180,8 +183,9 @@ def launch_workers(
         workers: list[_Worker] = []
         try:
             port = _free_port()
+            common = {JOB_VARIABLE: secrets.token_hex(8), **(environment or {})}
             for rank in range(num_workers):
-                variables = {**_variables(rank, num_workers, port), **(environment or {})}
+                variables = {**_variables(rank, num_workers, port), **common}
                 workers.append(_Worker.start(command, rank, variables))
             if on_start is not None:
                 on_start([worker.process.pid for worker in workers])
@@ -394,7 +398,7 @@ def _variables(rank: int, num_workers: int, port: int) -> dict[str, str]:
         PARENT_VARIABLE: str(os.getpid()),
     }
     variables.setdefault("OMP_NUM_THREADS", str(max(1, _num_cores() // num_workers)))
-    loopback = _loopback()
+    loopback = loopback_interface()
     if loopback is not None:
         # Without it gloo looks up the host's name, which need not lead anywhere.
         variables.setdefault("GLOO_SOCKET_IFNAME", loopback)
@@ -405,11 +409,6 @@ def _num_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def _loopback() -> str | None:
-    names = [name for _, name in socket.if_nameindex()]
-    return next((name for name in ("lo", "lo0") if name in names), None)
 
 
 def _free_port() -> int:
