@@ -338,7 +338,9 @@ class Job:
             if case.action == "kill":
                 return None
             words = "interrupted" in text and code == 130
-            return None if words or (has_result and code == 0) else f"ended with {code}"
+            early = code == -SIGNALS[case.action] and not text  # Python was still starting
+            fine = words or early or (has_result and code == 0)
+            return None if fine else f"ended with {code}"
         if code == 0:  # the signal came when it was done
             return None if has_result else "ended with 0 and has no result"
         if "terminate called without an active exception" in text:

@@ -328,7 +328,7 @@ def _start_watch(
         ) from error
     try:
         if rank == 0:  # who was turned away before there was a hub could not tell it
-            check_refused(store, rank)
+            check_refused(store, rank, timeout)
     except RankError as error:
         watch.report(str(error))
         watch.close()
@@ -358,7 +358,7 @@ def _start_errors(
     name = "initialize_comms"
     others = [r for r in range(world_size) if r != rank]
     if watch is not None:
-        watch.enter("start", name, 0, others)
+        watch.enter("start", name, 0, others, timeout.total_seconds())
     try:
         yield
     except RuntimeError as error:

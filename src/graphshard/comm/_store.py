@@ -17,21 +17,29 @@ import contextlib
 import errno
 import json
 import os
+import queue
 import secrets
 import socket
+import sys
+import threading
 import time
 import warnings
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
+from typing import TypeVar, cast
 
 import torch.distributed as dist
 
 from ..errors import RankError
 from ._address import JOB_VARIABLE, job_id, listen
-from ._failure import first_line
+from ._failure import NOTICE, first_line
 from ._hub import send_news
 
 _RETRY_SECONDS = 0.05
+_ANSWER_SECONDS = 2.0
+
+_T = TypeVar("_T")
 
 
 def meet(
@@ -66,13 +74,49 @@ def meet(
                 raise RankError(f"rank {rank}: rank 0 has not left {address}:{port} yet", [0])
             time.sleep(_RETRY_SECONDS)
     store = _arrive(store, rank, world_size, timeout, is_hosted)
-    check_refused(store, rank)
+    check_refused(store, rank, timeout)
     return store, address
 
 
-def check_refused(store: dist.Store, rank: int) -> None:
+def answered(call: Callable[[], _T], timeout: timedelta) -> _T:
+    """What a store answers. torch would wait for ever where the process that hosts it is stopped.
+
+    Raises:
+        RuntimeError: It does not answer within the timeout.
+    """
+    answers: queue.SimpleQueue[tuple[_T | None, BaseException | None]] = queue.SimpleQueue()
+
+    def ask() -> None:
+        try:
+            answers.put((call(), None))
+        except BaseException as error:
+            answers.put((None, error))
+
+    # If there is no answer the thread ends with the process.
+    threading.Thread(target=ask, name="graphshard-store", daemon=True).start()
+    seconds = timeout.total_seconds()
+    try:
+        # torch's own error, where it has one, comes at the timeout too and says more.
+        answer, error = answers.get(timeout=seconds + _ANSWER_SECONDS)
+    except queue.Empty:
+        raise RuntimeError(
+            f"the store has not answered for {seconds:g} s: the process that hosts it is stopped, "
+            "or its host is gone"
+        ) from None
+    if error is not None:
+        raise error
+    return cast(_T, answer)
+
+
+def check_refused(store: dist.Store, rank: int, timeout: timedelta) -> None:
     """Raise if somebody was turned away from the start to which the store belongs."""
-    if store.check(["refused"]):
+    try:
+        is_refused = answered(lambda: store.check(["refused"]), timeout)
+    except RuntimeError as error:
+        raise RankError(
+            f"rank {rank}: initialize_comms failed: {first_line(error)}", [0]
+        ) from error
+    if is_refused:
         other, text = json.loads(store.get("refused"))
         raise RankError(f"rank {rank}: initialize_comms failed: {text}", [other])
 
@@ -93,8 +137,11 @@ def _find_store(
     if not agent and rank == 0:
         return *_host_store(address, port, world_size, timeout), True
     try:
-        store: dist.Store = dist.TCPStore(
-            address, port, world_size, False, timeout=timeout, wait_for_workers=False
+        store = answered(
+            lambda: dist.TCPStore(
+                address, port, world_size, False, timeout=timeout, wait_for_workers=False
+            ),
+            timeout,
         )
     except (RuntimeError, OSError) as error:
         raise RankError(
@@ -166,12 +213,13 @@ def _enter(store: dist.Store, rank: int, world_size: int, place: str, timeout: t
             found = json.loads(store.compare_set("job", "", json.dumps(job)))
         else:
             store.wait(["job"], timeout)
-            found = json.loads(store.get("job"))
+            found = json.loads(answered(lambda: store.get("job"), timeout))
         is_other = None not in (job["id"], found["id"]) and job["id"] != found["id"]
         is_same = found["world_size"] == world_size
         holder = mine
         if is_same and not is_other:
-            holder = store.compare_set(f"came/{rank}", "", mine).decode()
+            came = answered(lambda: store.compare_set(f"came/{rank}", "", mine), timeout)
+            holder = came.decode()
     except RuntimeError as error:
         raise RankError(
             f"rank {rank}: initialize_comms found a store at {place}, but no rank 0 of graphshard "
@@ -224,19 +272,29 @@ def _arrive(
 ) -> dist.Store:
     missing = list(range(world_size))
     try:
-        start = 1 if is_hosted else store.add(f"graphshard/starts/{rank}", 1)
+        base = store
+        start = 1
+        if not is_hosted:
+            start = answered(lambda: base.add(f"graphshard/starts/{rank}", 1), timeout)
         store = dist.PrefixStore(_prefix(start), store)
         store.set(f"arrived/{rank}", this_host())
-        deadline = time.monotonic() + timeout.total_seconds()
+        half = time.monotonic() + timeout.total_seconds() / 2
+        until = half
         while missing:
-            left = max(0.05, deadline - time.monotonic())
-            store.wait([f"arrived/{missing[0]}"], timedelta(seconds=left))
-            missing.pop(0)
+            left = max(0.05, until - time.monotonic())
+            try:
+                store.wait([f"arrived/{missing[0]}"], timedelta(seconds=left))
+                missing.pop(0)
+            except RuntimeError:
+                if until > half or time.monotonic() < half - 0.1:  # time is up, or it is broken
+                    raise
+                until = half + timeout.total_seconds() / 2
+                _tell_missing(store, rank, world_size, timeout)
         return store
     except RuntimeError as error:
         absent = [0]
         with contextlib.suppress(RuntimeError):
-            absent = [r for r in missing if not store.check([f"arrived/{r}"])]
+            absent = _absent(store, missing, timedelta(seconds=_ANSWER_SECONDS))
         names = f"rank {absent[0]}" if len(absent) == 1 else f"ranks {absent}"
         raise RankError(
             f"rank {rank}: initialize_comms waited {timeout.total_seconds():g} s for {names} of "
@@ -244,6 +302,23 @@ def _arrive(
             f"({first_line(error)})",
             absent,
         ) from error
+
+
+def _absent(store: dist.Store, ranks: Sequence[int], timeout: timedelta) -> list[int]:
+    """Those that have not arrived."""
+    return answered(lambda: [r for r in ranks if not store.check([f"arrived/{r}"])], timeout)
+
+
+def _tell_missing(store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> None:
+    """Say on standard error, on the lowest rank that is here, who is not, after half of a wait."""
+    missing = _absent(store, range(world_size), timeout)
+    if missing and rank == min(set(range(world_size)) - set(missing)):
+        seconds = timeout.total_seconds()
+        sys.stderr.write(
+            f"{NOTICE}rank {rank} has waited {seconds / 2:g} s of {seconds:g} s in "
+            f"initialize_comms: ranks {missing} are not there yet\n"
+        )
+        sys.stderr.flush()
 
 
 def this_host() -> str:
