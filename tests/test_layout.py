@@ -23,7 +23,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "graphshard"
 MAX_LINES = 650
 
-BASE = {"errors", "_typing", "_ranges", "_kernel", "_memory", "_regular_files", "_written_files"}
+FILES = {"_regular_files", "_written_files", "_temporary"}
+BASE = {"errors", "_typing", "_ranges", "_kernel", "_memory"} | FILES
 KERNELS = {"_kernels"}
 
 # What each part of the package may import, besides itself. This is the picture in the design notes:
@@ -36,6 +37,7 @@ ARROWS: dict[str, set[str]] = {
     "_memory": {"_kernel"} | KERNELS,
     "_regular_files": set(),
     "_written_files": set(),
+    "_temporary": set(),
     "function": set(),
     "ops": BASE | KERNELS,
     "graph": BASE | {"function", "ops"},

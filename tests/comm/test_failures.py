@@ -276,6 +276,33 @@ def test_children_of_a_dead_rank_do_not_hide_its_death():
     assert caught.value.results == {0: 1}
 
 
+def die_with_a_child_that_lives_on(rank, world_size):
+    """The child holds copies of its parent's connections, so those of the backend stay whole."""
+    operations = Operations(rank, world_size)
+    group_state().timeout = timedelta(seconds=40)
+    if rank == 1:
+        if os.fork() == 0:
+            time.sleep(30)
+            os._exit(0)
+        time.sleep(0.3)
+        os.kill(os.getpid(), signal.SIGKILL)
+    start = time.monotonic()
+    try:
+        operations.all_reduce()
+    except RankError as error:
+        return time.monotonic() - start, error.ranks, str(error)
+
+
+def test_a_collective_does_not_wait_for_a_dead_rank_whose_child_lives_on():
+    with pytest.raises(RanksFailed) as caught:
+        run_ranks(die_with_a_child_that_lives_on, 3)
+    for rank in (0, 2):
+        seconds, ranks, text = caught.value.results[rank]
+        assert ranks == (1,)
+        assert seconds < 20
+        assert "rank 1 is gone" in text
+
+
 PROGRAM = """
 import sys, time, torch
 import torch.distributed as dist

@@ -380,3 +380,23 @@ def in_a_child(rank, world_size):
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_forked_children_let_go():
     run_shared(in_a_child, 2)
+
+
+def leave_to_a_silent_rank(rank, world_size):
+    plan, x = two_ranks(rank)
+    fetch_halo([(plan, x)])
+    pending = start_fetch_all([(plan, x)])
+    barrier()
+    if rank == 1:
+        time.sleep(3)
+        return None
+    pending.wait()
+    group_state().timeout = timedelta(seconds=1)
+    with pytest.raises(RankError, match=r"rank 0: shutdown_comms waited 1 s for ranks \[1\]") as e:
+        shutdown_comms()
+    assert not torch.distributed.is_initialized()
+    return e.value.ranks
+
+
+def test_who_leaves_says_who_has_not_read():
+    assert run_shared(leave_to_a_silent_rank, 2) == [(1,), None]

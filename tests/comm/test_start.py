@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from graphshard.comm import (
-    _start,
+    _store,
     _watch,
     all_reduce,
     initialize_comms,
@@ -69,11 +69,11 @@ def test_start_with_an_address(size):
 
 def start_on_several_hosts(own, size, port):
     """Ranks that seem to be on hosts of their own find the hub at the address of rank 0."""
-    _start._host = lambda: f"host{own}"
+    _store.this_host = lambda: f"host{own}"
     initialize_comms(own, size, "127.0.0.1", master_port_number=port, timeout=20)
     check_group(own, size)
     if own == 0:
-        assert group_state().watch._hub._listener.getsockname()[0] in ("::", "0.0.0.0")
+        assert group_state().watch._hub.address[0] == "127.0.0.1"
     shutdown_comms()
 
 
@@ -149,12 +149,36 @@ def start_incomplete(own, size, kind, port, path):
 
 
 @pytest.mark.parametrize("kind", ["file", "tcp"])
-def test_a_rank_that_does_not_come_is_named(tmp_path, kind):
+def test_a_rank_that_does_not_come_is_named(tmp_path, kind, capsys):
     args = (kind, free_port(), str(tmp_path / "store"))
     zero, _, two = run_ranks(start_incomplete, 3, *args, group=False)
     for own, (ranks, text) in ((0, zero), (2, two)):
         assert ranks == (1,)
         assert text.startswith(f"rank {own}: initialize_comms waited 1.5 s for rank 1 of 3: not")
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line.startswith("graphshard: ")] == [
+        "graphshard: rank 0 has waited 0.75 s of 1.5 s in initialize_comms: ranks [1] are not "
+        "there yet"
+    ]
+
+
+def start_with_a_stopped_rank_0(own, size, port):
+    """Rank 0 hosts the store and is stopped: torch would wait for its answer for ever."""
+    if own == 0:
+        store = _store.listen("127.0.0.1", port)
+        time.sleep(12)  # like a stopped process: it is connected to, and does not answer
+        store.close()
+        return None
+    time.sleep(0.3)
+    start = time.monotonic()
+    with pytest.raises(RankError, match="the store has not answered for 1 s") as caught:
+        initialize_comms(own, size, "127.0.0.1", master_port_number=port, timeout=1.0)
+    assert caught.value.ranks == (0,)
+    return time.monotonic() - start
+
+
+def test_a_stopped_rank_0_is_not_waited_for():
+    assert run_ranks(start_with_a_stopped_rank_0, 2, free_port(), group=False)[1] < 11
 
 
 def start_without_rank_0(own, size, port):

@@ -20,8 +20,8 @@ class Ranks:
     """A hub and the watches of all ranks; `end` makes one disappear without a word."""
 
     def __init__(self, world_size: int) -> None:
-        self.hub = Hub(True, "secret", world_size)
-        address = [("127.0.0.1", self.hub.port)]
+        self.hub = Hub("127.0.0.1", "secret", world_size)
+        address = [self.hub.address]
         self.watches = [
             Watch(address, "secret", r, world_size, self.hub if r == 0 else None)
             for r in range(world_size)
@@ -143,6 +143,32 @@ def test_different_operations(ranks, number):
     )
 
 
+def test_after_half_of_its_time_a_wait_is_told_once_by_one_rank(ranks, capsys):
+    """Ranks 1 and 3 wait for all, rank 2 for rank 1; rank 0 has not come, and says nothing."""
+    for rank, peers in ((1, [0, 2, 3]), (2, [1]), (3, [0, 1, 2])):
+        thread = threading.Thread(target=ranks[rank].enter, args=("group", "sum", 5, peers, 1.0))
+        thread.start()
+        thread.join()
+    deadline = time.monotonic() + 20
+    while not ranks[1]._notices or any(n.is_alive() for r in (1, 2, 3) for n in ranks[r]._notices):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    time.sleep(1.2)  # nothing more comes
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("graphshard: rank 1 has waited ")
+    assert line.endswith(
+        " s of 1 s in sum (operation 5): rank 0 is not there yet: rank 0 has not communicated yet"
+    )
+
+
+def test_a_wait_that_ends_in_time_is_not_told(ranks, capsys):
+    ranks[1].enter("group", "sum", 5, [0], 1.0)
+    ranks[1].leave()
+    elsewhere(ranks[2], "group", "sum", 6, [0], 600.0)
+    time.sleep(1.5)
+    assert capsys.readouterr().err == ""
+
+
 def test_all_are_there(ranks):
     for rank in (1, 2, 3):
         elsewhere(ranks[rank], "group", "barrier", 5, [r for r in range(4) if r != rank])
@@ -197,7 +223,7 @@ def test_after_an_orderly_end_of_rank_0_nothing_is_known(ranks):
     ],
 )
 def test_strangers_are_turned_away(ranks, line):
-    with socket.create_connection(("127.0.0.1", ranks.hub.port), 5) as stranger:
+    with socket.create_connection(ranks.hub.address, 5) as stranger:
         stranger.sendall(line + b"\n" + b'{"event": {"kind": "raised", "rank": 1, "ranks": [1]}}\n')
         stranger.settimeout(5)
         with contextlib.suppress(ConnectionResetError):

@@ -287,18 +287,17 @@ def no_room(rank: int, world_size: int, parts: str, folder: str) -> str:
     manager = manager_of(parts, rank)
     if rank == 0:  # it makes the file
 
-        def full(path: Path, num_bytes: int, stretches: Any) -> None:
-            path.touch()
+        def full(descriptor: int, stretches: Any) -> None:
             raise OSError(28, "No space left on device")
 
-        plain, _shared_memory._make = _shared_memory._make, full
+        plain, _shared_memory._allocate = _shared_memory._allocate, full
     try:
         MappedRows(manager, {("_N", "id"): manager.original_ids["_N"]}, directory=folder)
     except OSError as caught:
         return str(caught)
     finally:
         if rank == 0:
-            _shared_memory._make = plain
+            _shared_memory._allocate = plain
     return "no error"
 
 

@@ -15,7 +15,11 @@ from typing import Any
 
 import pytest
 
+from graphshard.comm import _watch
+from graphshard.comm._failure import MARGIN_SECONDS
 from graphshard.train import _launch, launch_workers
+
+GRACE_SECONDS = _launch._GRACE_SECONDS
 
 HERE = "import os, sys, time; rank = int(os.environ['RANK']); "
 
@@ -35,7 +39,7 @@ def alive(pid: int) -> bool:
 
 @pytest.fixture(autouse=True)
 def _short_margin(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_launch, "_MARGIN_SECONDS", 0.3)
+    monkeypatch.setattr(_launch, "_GRACE_SECONDS", 0.5)
 
 
 def test_workers_get_torchrun_s_environment_and_their_share_of_the_cores(
@@ -105,6 +109,86 @@ def test_a_worker_that_ignores_sigterm_is_ended_all_the_same() -> None:
     assert outcome.exits[0].code == -signal.SIGKILL
 
 
+@pytest.mark.parametrize("hang", ["time.sleep(600)", "os.kill(os.getpid(), 19)"])
+def test_a_worker_that_does_not_end_as_the_others_have_is_named_and_ended(hang: str) -> None:
+    """Rank 0 has delivered its result and ended with 0: the clock runs all the same."""
+    pids: list[int] = []
+    lines: list[str] = []
+    code = f"print('rank', rank, flush=True); {hang} if rank == 1 else None"
+    start = time.monotonic()
+    outcome = launch_workers(
+        command(code), 3, timeout=2.0, on_start=pids.extend, on_stderr=lines.append
+    )
+    assert 2.0 < time.monotonic() - start < 2.0 + MARGIN_SECONDS
+    assert [exit.code for exit in outcome.exits] == [0, -signal.SIGTERM, 0]
+    assert (outcome.exit_code, outcome.culprits) == (1, (1,))
+    report = outcome.report().splitlines()
+    assert report == [
+        "error: rank 1 did not end: it had 2 s after the first worker had ended in good order, and "
+        "was ended by the launcher",
+        "  | rank 1",
+    ]
+    assert lines[1:] == ["graphshard: waited 1 s of 2 s for ranks [1] to end as the others have"]
+    assert not any(alive(pid) for pid in pids)
+
+
+def test_after_a_failure_the_others_are_not_given_the_timeout() -> None:
+    """A worker that is killed while the others still start: they could only wait for it."""
+    code = "os.kill(os.getpid(), 9) if rank == 1 else time.sleep(600)"
+    start = time.monotonic()
+    outcome = launch_workers(command(code), 2, timeout=300)
+    assert time.monotonic() - start < MARGIN_SECONDS
+    assert outcome.culprits == (1,)
+
+
+def test_a_stopped_worker_is_ended_by_sigterm_and_blamed() -> None:
+    """Rank 0 blames rank 1, which is stopped, as a worker does that waited for it in vain."""
+    code = (
+        "os.kill(os.getpid(), 19) if rank == 1 else None; "
+        "print('\x1efailure 1'); print('error: rank 0: waited for rank 1', flush=True); "
+        "os._exit(3)"
+    )
+    lines: list[str] = []
+    outcome = launch_workers(command(code), 2, timeout=300, on_stderr=lines.append)
+    assert lines == []
+    assert outcome.culprits == (1,)
+    assert [exit.code for exit in outcome.exits] == [3, -signal.SIGTERM]
+    report = outcome.report().splitlines()
+    assert report[1] == "  | error: rank 0: waited for rank 1"
+    assert report[2] == "then rank 1 was ended by the launcher: it said nothing"
+
+
+@pytest.mark.parametrize("end", ["os.kill(os.getpid(), 9)", "os._exit(0)"])
+def test_what_a_worker_has_started_ends_with_it(end: str, tmp_path: Path) -> None:
+    """A child that lives on holds copies of its parent's connections and of its output."""
+    code = (
+        "pid = os.fork() if rank == 1 else None; "
+        f"open({str(tmp_path / 'pid')!r}, 'w').write(str(pid)) if pid else None; "
+        f"time.sleep(600) if pid == 0 else None; {end} if rank == 1 else None"
+    )
+    start = time.monotonic()
+    launch_workers(command(code), 2, timeout=300)
+    assert time.monotonic() - start < MARGIN_SECONDS
+    wait_until_gone([int((tmp_path / "pid").read_text())], 5)
+
+
+def test_notices_of_any_worker_are_shown() -> None:
+    code = "print('graphshard: rank', rank, 'waited' if rank else '') if rank < 2 else print('x')"
+    lines: list[str] = []
+    launch_workers(command(code), 3, on_stderr=lines.append)
+    assert sorted(lines) == ["graphshard: rank 0 ", "graphshard: rank 1 waited"]
+
+
+def test_the_parts_of_the_margin_add_up() -> None:
+    parts = (
+        _watch._ANSWER_SECONDS,
+        _watch._NEWS_SECONDS,
+        GRACE_SECONDS,
+        _launch._TERMINATE_SECONDS,
+    )
+    assert sum(parts) <= MARGIN_SECONDS - 1.0
+
+
 def test_wrong_input_is_reported_in_one_line() -> None:
     code = "print('noise'); print('error: lr is wrong'); os._exit(2)"
     outcome = launch_workers(command(code), 2, timeout=5)
@@ -171,7 +255,7 @@ def wait_until_gone(pids: list[int], seconds: float) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_ctrl_c_and_sigterm_stop_all(number: int) -> None:
     launcher, pids = start_launcher("import time; time.sleep(100)")
     assert len(pids) == 2

@@ -16,6 +16,7 @@ from typing import Annotated
 import typer
 
 from ..errors import GraphShardError, RankError
+from ..train._launch import stop_on_signals
 from ..train._worker import WRONG_INPUT_ERRORS, ExitCode
 from ._inspect import inspect
 from ._partition import partition
@@ -51,8 +52,12 @@ def _options(
 
 
 def main() -> None:
-    """Run the command line of this process and end it."""
-    sys.exit(run(sys.argv[1:]))
+    """Run the command line of this process and end it.
+
+    SIGTERM and SIGHUP are taken as Ctrl-C is, so that nothing temporary stays behind.
+    """
+    with stop_on_signals():
+        sys.exit(run(sys.argv[1:]))
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -61,6 +66,8 @@ def run(arguments: Sequence[str]) -> int:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
             result = app(args=list(arguments), prog_name="graphshard", standalone_mode=False)
+        if result == ExitCode.INTERRUPTED:  # typer's way to say so
+            return _interrupted()
         return result if isinstance(result, int) else 0
     except KeyboardInterrupt:
         return _interrupted()

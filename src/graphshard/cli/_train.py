@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import tempfile
 from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from .._temporary import TemporaryFolder
 from ..partition.format import read_config
 from ..train import (
     FullBatchConfig,
@@ -247,12 +247,22 @@ def train(
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         _run_rank(config, workers, quiet)
         return
-    with (
-        _partitioned(config, workers, quiet) as (ready, num_workers),
-        ProgressDisplay(quiet) as display,
-    ):
-        result = launch_training(ready, num_workers, progress=display.show, on_stderr=display.line)
-    _show(result, config)
+    results: list[TrainResult] = []
+    try:
+        with (
+            _partitioned(config, workers, quiet) as (ready, num_workers),
+            ProgressDisplay(quiet) as display,
+        ):
+            launch_training(
+                ready,
+                num_workers,
+                progress=display.show,
+                on_stderr=display.line,
+                on_result=results.append,
+            )
+    finally:  # a worker that fails after the result spoils the run, but not the result
+        if results:
+            _show(results[0], config)
 
 
 def _given(own: dict[str, Any], others: dict[str, Any], mode: Mode) -> dict[str, Any]:
@@ -314,7 +324,7 @@ def _partitioned(config: Config, workers: int | None, quiet: bool) -> Iterator[t
     wants_loops = config.model in ("gcn", "gat") and not has_relations(config.data)
     dataset = read_dataset(config.data, Preparation(self_loops=True if wants_loops else None))
     num_workers = workers or 1
-    with tempfile.TemporaryDirectory(prefix="graphshard-") as folder:
+    with TemporaryFolder() as folder:
         json_path = partition_dataset(dataset, num_workers, folder)
         if not quiet:
             Console(stderr=True).print(

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""nfs_ip_init: tell all ranks the address of rank 0's host through a file they share."""
+"""Addresses: where to listen, and `nfs_ip_init`, which tells all ranks where rank 0's host is."""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import errno
+import ipaddress
 import os
 import socket
 import tempfile
@@ -14,7 +17,56 @@ from pathlib import Path
 from ..errors import RankError
 from ._group import DEFAULT_TIMEOUT
 
+JOB_VARIABLE = "GRAPHSHARD_JOB_ID"
+
 _POLL_SECONDS = 0.1
+
+
+def job_id() -> str | None:
+    """What tells this process's job from others: from the launcher, or whoever set the variable."""
+    run = os.environ.get("TORCHELASTIC_RUN_ID", "none")  # torchrun's word for no name
+    return os.environ.get(JOB_VARIABLE) or (None if run == "none" else run)
+
+
+def listen(address: str, port: int) -> socket.socket:
+    """Listen at one address of this host, and at no other, from where others might connect.
+
+    Args:
+        address: A number or a name.
+        port: 0 for any that is free.
+
+    Raises:
+        OSError: The port is in use (EADDRINUSE), or the address is not one of this host's
+            (EADDRNOTAVAIL). Nor is a host's name that leads to its loopback interface, as it often
+            does on that host itself: the others read the name in another way.
+    """
+    is_name = _is_name(address)
+    unavailable = OSError(errno.EADDRNOTAVAIL, os.strerror(errno.EADDRNOTAVAIL))
+    for family, _, _, _, found in socket.getaddrinfo(address, port, type=socket.SOCK_STREAM):
+        number = str(found[0]).partition("%")[0]
+        if is_name and ipaddress.ip_address(number).is_loopback and "localhost" not in address:
+            continue
+        try:
+            return socket.create_server(found, family=family, backlog=socket.SOMAXCONN)
+        except OSError as error:
+            if error.errno != errno.EADDRNOTAVAIL:
+                raise
+            unavailable = error
+    raise unavailable
+
+
+def loopback_interface() -> str | None:
+    """The name of the interface that leads only to this host."""
+    names = [name for _, name in socket.if_nameindex()]
+    return next((name for name in ("lo", "lo0") if name in names), None)
+
+
+def _is_name(address: str) -> bool:
+    try:
+        ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return True
+    return False
 
 
 def nfs_ip_init(
@@ -22,11 +74,13 @@ def nfs_ip_init(
 ) -> str:
     """The address of rank 0's host, by way of a file; pass it to `initialize_comms`.
 
-    Rank 0 writes the file, whole at once and over any old one; the others wait for it. A file that
-    an earlier run left behind is told by its age: it counts only if it is not older than
-    ``timeout`` by the clock of the file system. So ranks must start within ``timeout`` of each
-    other, and a job that starts again sooner than that after one that used the same file, with
-    rank 0 on another host, needs another file name (or ``ip_file`` deleted first).
+    Rank 0 writes the file, whole at once and over any old one; the others wait for it. When the
+    process of rank 0 ends, it removes the file. One that a killed process left behind is told by
+    the name of the job in it, if the environment has one (``GRAPHSHARD_JOB_ID``), and by its age:
+    it counts only if it is not older than ``timeout`` by the clock of the file system. So ranks
+    must start within ``timeout`` of each other, and a job without a name that starts sooner than
+    that after one that was killed, with the same file and rank 0 on another host, needs another
+    file name (or ``ip_file`` deleted first).
 
     Args:
         rank: This process's number.
@@ -41,20 +95,24 @@ def nfs_ip_init(
     if rank < 0:
         raise ValueError(f"rank must not be negative (got {rank})")
     path = Path(ip_file)
+    job = job_id()
     if not path.parent.is_dir():
         raise FileNotFoundError(
             f"the folder of ip_file must exist, on a file system that all ranks share (got {path})"
         )
     if rank == 0:
         address = own_address()
-        _write(path, address)
+        _write(path, address if job is None else f"{address} {job}")
+        atexit.register(_remove, path.absolute(), _identity(path), os.getpid())
         return address
     deadline = time.monotonic() + seconds
     oldest = _time_there(path.parent) - seconds
     while True:
         with contextlib.suppress(OSError):
             if path.stat().st_mtime >= oldest:
-                return path.read_text(encoding="ascii").strip()
+                address, _, other = path.read_text(encoding="utf-8").partition(" ")
+                if job is None or other in ("", job):
+                    return address.strip()
         if time.monotonic() >= deadline:
             state = "is of an earlier run" if path.exists() else "does not exist"
             raise RankError(
@@ -82,7 +140,7 @@ def own_address() -> str:
 def _write(path: Path, text: str) -> None:
     descriptor, partial = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
-        with os.fdopen(descriptor, "w", encoding="ascii") as file:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
@@ -91,6 +149,18 @@ def _write(path: Path, text: str) -> None:
     except BaseException:
         Path(partial).unlink(missing_ok=True)
         raise
+
+
+def _remove(path: Path, identity: tuple[int, int], process: int) -> None:
+    """Remove the file, if it still is the one that this process wrote."""
+    with contextlib.suppress(OSError):
+        if os.getpid() == process and _identity(path) == identity:
+            path.unlink()
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_ino, status.st_mtime_ns
 
 
 def _time_there(folder: Path) -> float:

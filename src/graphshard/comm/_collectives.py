@@ -59,7 +59,8 @@ def operation(
         if peer != state.rank
     ]
     if state.watch is not None:
-        state.watch.enter(state.name, name, number, others)
+        limit = state.timeout.total_seconds()
+        state.watch.enter(state.name, name, number, others, limit)
     start = time.monotonic()
     try:
         if state.watch is not None and state.watch.given_up():
@@ -91,8 +92,8 @@ def wait(state: GroupState, work: dist.Work) -> None:
 def _wait_collective(state: GroupState, work: dist.Work | None) -> None:
     """`wait` for a collective, by slices.
 
-    So it ends early once a rank has announced that it is out, or the group is cancelled; and the
-    interpreter gets to handle signals.
+    So it ends early once a rank has announced that it is out, or is gone although its connections
+    are not, or the group is cancelled; and the interpreter gets to handle signals.
     """
     if work is None:
         return
@@ -114,8 +115,9 @@ def _wait_collective(state: GroupState, work: dist.Work | None) -> None:
                 break
             if state.cancelled is not None and state.cancelled.is_set():
                 raise Cancelled from None
-            given_up = state.watch is not None and state.watch.given_up()
-            if given_up or time.monotonic() >= deadline:
+            watch = state.watch
+            hopeless = watch is not None and (watch.given_up() or watch.has_lost(state.members))
+            if hopeless or time.monotonic() >= deadline:
                 raise
     state.unfinished = None
 

@@ -1,5 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""rank_error: turn what a backend says about a broken wait into a `RankError`."""
+"""rank_error: turn what a backend says about a broken wait into a `RankError`.
+
+[Note: how soon a job ends]
+With the timeout that the group was made with: from the moment when a rank dies, fails, or lets
+another one wait in vain, until every other process of the job is gone, it takes no longer than
+timeout + `MARGIN_SECONDS`. Nearly always it takes less: the end of a process is known at once.
+
+::
+
+    at most   timeout            a rank waits for one that is silent: stopped, hung, cut off
+              _ANSWER_SECONDS    ... asks all ranks where they are                  (_watch.py)
+              _NEWS_SECONDS      ... tells them what it has found, and fails        (_watch.py)
+              _GRACE_SECONDS     the launcher gives the rest time to fail, too      (_launch.py)
+              _TERMINATE_SECONDS ... and those that it ends time to do so politely  (_launch.py)
+
+After a rank has ended in good order the launcher gives the others the timeout to do so, too.
+torchrun, in place of the launcher, gives a process that it ends half a minute. After half of a wait
+a rank says for whom it waits (see `Watch`).
+"""
 
 from __future__ import annotations
 
@@ -8,6 +26,12 @@ from collections.abc import Sequence
 
 from ..errors import RankError
 from ._group import GroupState
+
+MARGIN_SECONDS = 10.0
+"""What may pass beyond the timeout until a failed job has ended; see the note."""
+
+NOTICE = "graphshard: "
+"""How a line begins that says for whom a wait has lasted half of its time."""
 
 
 def rank_error(

@@ -55,6 +55,7 @@ class GroupState:
         closed: The group has been shut down.
         shared: Memory through which the ranks exchange large payloads; None without any.
         tried_shared: The ranks have found out whether they can have such memory.
+        interface: Put into the environment for gloo, until the group is shut down.
     """
 
     group: dist.ProcessGroup | None
@@ -74,6 +75,7 @@ class GroupState:
     closed: bool = False
     shared: SharedBlocks | None = None
     tried_shared: bool = False
+    interface: str | None = None
 
     def payload_device(self, device: torch.device) -> torch.device:
         """Where data that lives on ``device`` must be copied before the backend can send it."""

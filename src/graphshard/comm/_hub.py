@@ -9,12 +9,17 @@ each to every rank, so that all ranks name the same first cause. Lines of JSON a
 ::
 
     member -> hub   {"token", "rank"}                       who I am; first line
+                    {"token", "rank", "event"}              the same, of who may not come in
                     {"event": {...}}                        I failed, or give up on somebody
                     {"ask": n}                              where is everyone?
                     {"here": [asker, n, rank, state]}       where I am
                     {"bye": true}                           an orderly end
     hub -> member   {"event": {...}} | {"where": [asker, n]} | {"here": [asker, n, rank, state]}
                     {"left": rank}                          an orderly end of a rank
+
+Whoever reaches the port may write to it. So little is read, and for a short time, of a connection
+that has not shown the token, and few such are kept; of every other each line is held against the
+forms above. Whatever does not fit ends the connection on which it came, and nothing else.
 """
 
 from __future__ import annotations
@@ -25,10 +30,16 @@ import json
 import selectors
 import socket
 import threading
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from ._address import listen
+
 _MAX_LINE = 1 << 20
+_MAX_FIRST_LINE = 1 << 12
+_MAX_STRANGERS = 64
+_STRANGER_SECONDS = 10.0
 _SEND_SECONDS = 2.0
 _JOIN_SECONDS = 5.0
 
@@ -49,16 +60,20 @@ class Lines:
     def __init__(self) -> None:
         self._rest = b""
 
-    def feed(self, data: bytes) -> list[dict[str, Any]]:
+    def feed(self, data: bytes, max_line: int = _MAX_LINE) -> list[dict[str, Any]]:
         """Messages that are complete now.
 
         Raises:
-            ValueError: Something else than lines of JSON objects.
+            ValueError: Something else than lines of JSON objects, of no more than ``max_line``
+                bytes.
         """
         *lines, self._rest = (self._rest + data).split(b"\n")
-        if len(self._rest) > _MAX_LINE:
+        if max(map(len, [*lines, self._rest])) > max_line:
             raise ValueError("a line is too long")
-        messages = [json.loads(line) for line in lines]
+        try:
+            messages = [json.loads(line) for line in lines]
+        except RecursionError as error:
+            raise ValueError("a line is nested too deeply") from error
         if not all(isinstance(message, dict) for message in messages):
             raise ValueError("a line is not an object")
         return messages
@@ -69,9 +84,24 @@ def line(message: dict[str, Any]) -> bytes:
     return json.dumps(message).encode() + b"\n"
 
 
+def send_news(address: tuple[str, int], token: str, rank: int, event: dict[str, Any]) -> None:
+    """Announce an event without being a member; nothing happens if the hub is not there.
+
+    Args:
+        address: Of the hub.
+        token: What the hub wants to hear.
+        rank: Whom the event is about.
+        event: As a member announces it.
+    """
+    with contextlib.suppress(OSError), socket.create_connection(address, _JOIN_SECONDS) as hub:
+        hub.sendall(line({"token": token, "rank": rank, "event": event}))
+        hub.recv(1)  # the hub hangs up once it has passed it on
+
+
 @dataclass(eq=False)
 class _Member:
     connection: socket.socket
+    deadline: float
     rank: int | None = None
     left: bool = False
     lines: Lines = field(default_factory=Lines)
@@ -81,27 +111,30 @@ class Hub:
     """Serves until `close`; one daemon thread.
 
     Args:
-        local: Listen on the loopback interface only, else on all. The port is any free one.
+        address: Where to listen, and nowhere else: an address of this host. The port is any that
+            is free.
         token: What a member must know to be heard.
         world_size: Number of ranks.
+        news_seconds: For how long to take news from others than members.
+
+    Raises:
+        OSError: It is not an address of this host.
     """
 
-    def __init__(self, local: bool, token: str, world_size: int) -> None:
+    def __init__(
+        self, address: str, token: str, world_size: int, news_seconds: float = 0.0
+    ) -> None:
         self._token = token
+        self._news_deadline = time.monotonic() + news_seconds
         self._world_size = world_size
         self._members: dict[int, _Member] = {}
+        self._strangers: dict[_Member, None] = {}  # have not shown the token; oldest first
         self._events: list[dict[str, Any]] = []
         self._left: list[int] = []
+        self._listener = listen(address, 0)
+        self._listener.setblocking(False)
+        self.address: tuple[str, int] = self._listener.getsockname()[:2]
         self._selector = selectors.DefaultSelector()
-        if local:
-            self._listener = socket.create_server(("127.0.0.1", 0), backlog=world_size)
-        elif socket.has_dualstack_ipv6():
-            self._listener = socket.create_server(
-                ("", 0), family=socket.AF_INET6, backlog=world_size, dualstack_ipv6=True
-            )
-        else:
-            self._listener = socket.create_server(("", 0), backlog=world_size)
-        self.port: int = self._listener.getsockname()[1]
         self._wake, self._woken = socket.socketpair()
         self._selector.register(self._listener, selectors.EVENT_READ, "listener")
         self._selector.register(self._woken, selectors.EVENT_READ, "wake")
@@ -117,7 +150,7 @@ class Hub:
 
     def forget(self) -> None:
         """Close the inherited descriptors in a forked child, where the thread does not run."""
-        for member in self._members.values():
+        for member in [*self._members.values(), *self._strangers]:
             member.connection.close()
         self._listener.close()
         self._wake.close()
@@ -125,14 +158,20 @@ class Hub:
 
     def _serve(self) -> None:
         while True:
-            for key, _ in self._selector.select():
+            for key, _ in self._selector.select(1.0 if self._strangers else None):
                 if key.data == "wake":
                     self._stop()
                     return
                 if key.data == "listener":
                     self._accept()
-                else:
+                elif key.data.connection.fileno() >= 0:  # not dropped since
                     self._read(key.data)
+            while self._strangers:
+                oldest = next(iter(self._strangers))
+                full = len(self._strangers) > _MAX_STRANGERS + self._world_size
+                if not full and time.monotonic() < oldest.deadline:
+                    break
+                self._drop(oldest)
 
     def _stop(self) -> None:
         self._broadcast({"left": 0})
@@ -143,35 +182,49 @@ class Hub:
         self._selector.close()
 
     def _accept(self) -> None:
-        with contextlib.suppress(OSError):
+        try:
             connection, _ = self._listener.accept()
-            connection.settimeout(_SEND_SECONDS)
+        except OSError:
+            time.sleep(0.01)  # there may be no descriptor to spare, for as long as it lasts
+            return
+        connection.settimeout(_SEND_SECONDS)
+        with contextlib.suppress(OSError):
             keep_alive(connection)
-            self._selector.register(connection, selectors.EVENT_READ, _Member(connection))
+        stranger = _Member(connection, time.monotonic() + _STRANGER_SECONDS)
+        self._strangers[stranger] = None
+        self._selector.register(connection, selectors.EVENT_READ, stranger)
 
     def _read(self, member: _Member) -> None:
+        most = _MAX_FIRST_LINE if member.rank is None else _MAX_LINE
         try:
-            data = member.connection.recv(65536)
-            messages = member.lines.feed(data)
-        except (OSError, ValueError):
-            data, messages = b"", []
-        for message in messages:
-            if member.rank is None:
-                if not self._admit(member, message):
-                    data = b""
+            data = member.connection.recv(min(most, 1 << 16))
+            goes_on = bool(data)
+            for message in member.lines.feed(data, most):
+                if member.rank is not None:
+                    self._handle(member, member.rank, message)
+                elif not self._admit(member, message):
+                    goes_on = False
                     break
-            else:
-                self._handle(member, message)
-        if not data:
+        except Exception:  # whatever came, it ends this connection alone
+            goes_on = False
+        if not goes_on:
             self._drop(member)
 
     def _admit(self, member: _Member, message: dict[str, Any]) -> bool:
-        rank = message.get("rank")
-        if not hmac.compare_digest(str(message.get("token")).encode(), self._token.encode()):
+        token = _of_type(str, message["token"]).encode(errors="replace")
+        rank = _of_type(int, message["rank"])
+        if not hmac.compare_digest(token, self._token.encode()) or not self._is_rank(rank):
             return False
-        if not isinstance(rank, int) or rank in self._members or not 0 <= rank < self._world_size:
+        if "event" in message:
+            # A rank that comes twice while ranks may still come: which is the right one?
+            # Later than that, who comes is a stranger.
+            if time.monotonic() < self._news_deadline:
+                self._announce(self._event_of(rank, message["event"]))
+            return False
+        if rank in self._members:
             return False
         member.rank = rank
+        del self._strangers[member]
         self._members[rank] = member
         for event in self._events:
             self._send(member, {"event": event})
@@ -179,24 +232,50 @@ class Hub:
             self._send(member, {"left": left})
         return True
 
-    def _handle(self, member: _Member, message: dict[str, Any]) -> None:
-        assert member.rank is not None
+    def _handle(self, member: _Member, rank: int, message: dict[str, Any]) -> None:
         if "event" in message:
-            self._announce(message["event"])
+            self._announce(self._event_of(rank, message["event"]))
         elif "ask" in message:
-            self._broadcast({"where": [member.rank, message["ask"]]}, skip=member.rank)
+            question = _of_type(int, message["ask"])
+            self._broadcast({"where": [rank, question]}, skip=rank)
         elif "here" in message:
-            asker = self._members.get(message["here"][0])
-            if asker is not None:
-                self._send(asker, message)
+            asker, question, _, state = _of_type(list, message["here"])
+            self._check_state(state)
+            found = self._members.get(_of_type(int, asker))
+            if found is not None:
+                self._send(found, {"here": [asker, _of_type(int, question), rank, state]})
         elif "bye" in message:
             member.left = True
-            self._left.append(member.rank)
-            self._broadcast({"left": member.rank}, skip=member.rank)
+            self._left.append(rank)
+            self._broadcast({"left": rank}, skip=rank)
+        else:
+            raise ValueError(f"no such message: {sorted(message)}")
+
+    def _is_rank(self, value: object) -> bool:
+        return type(value) is int and 0 <= value < self._world_size
+
+    def _event_of(self, rank: int, event: Any) -> dict[str, Any]:
+        """A rank's event, if it has the form of one. That a rank ended is not for ranks to say."""
+        kind, ranks, text = event["kind"], _of_type(list, event["ranks"]), event["text"]
+        if kind not in ("raised", "gave up") or not all(map(self._is_rank, ranks)):
+            raise ValueError("not an event")
+        return {"kind": kind, "rank": rank, "ranks": ranks, "text": _of_type(str, text)}
+
+    def _check_state(self, state: Any) -> None:
+        """Hold a rank's account of itself against the form that `Watch` gives it."""
+        for group, name, number, peers, seconds in _of_type(list, state["places"]):
+            _of_type(str, group), _of_type(str, name), _of_type(int, number)
+            _of_type((int, float), seconds)
+            if not all(map(self._is_rank, _of_type(list, peers))):
+                raise ValueError("not a rank")
+        if state["last"] is not None:
+            name, number, seconds = _of_type(list, state["last"])
+            _of_type(str, name), _of_type(int, number), _of_type((int, float), seconds)
 
     def _drop(self, member: _Member) -> None:
         self._selector.unregister(member.connection)
         member.connection.close()
+        self._strangers.pop(member, None)
         if member.rank is None:
             return
         del self._members[member.rank]
@@ -217,3 +296,10 @@ class Hub:
         # A member that cannot be written to is dropped when its connection is read.
         with contextlib.suppress(OSError):
             member.connection.sendall(line(message))
+
+
+def _of_type(types: type[Any] | tuple[type[Any], ...], value: Any) -> Any:
+    """The value, which must be of the type; a boolean is no number here."""
+    if not isinstance(value, types) or isinstance(value, bool):
+        raise ValueError(f"a {type(value).__name__} in the wrong place")
+    return value

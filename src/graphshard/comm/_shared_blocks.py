@@ -272,15 +272,20 @@ class SharedBlocks:
             free = sum(b.size for b in self._blocks if not b.is_held() and self._is_read(b))
             return sum(b.size for b in self._blocks) - free, free, self._peak
 
-    def leave(self, seconds: float) -> None:
+    def leave(self, seconds: float) -> list[int]:
         """Give everything back, once others have read what they were sent.
 
         Args:
             seconds: Wait for them no longer than this; for those that are gone not at all.
+
+        Returns:
+            Ranks that had time to read, and did not.
         """
-        if self._end.detach() is not None:
-            self._end = self._when_it_ends(0.0 if self._is_broken else seconds)
-            self._end()
+        if self._end.detach() is None:
+            return []
+        self._end = self._when_it_ends(0.0 if self._is_broken else seconds)
+        late = self._end() or []
+        return [] if self._is_broken else late
 
     def fail(self) -> None:
         """An exchange has failed: from now on nobody is expected to read what this rank wrote."""
@@ -302,22 +307,26 @@ def _end(
     first: _Block,
     peers: list[Peer],
     seconds: float,
-) -> None:
+) -> list[int]:
+    """Take the memory back; returns the readers that have not read all of it."""
     if os.getpid() != process:
-        return
+        return []
     # First: two ranks that leave must not wait for each other.
     kernels.mark_left(first.address)
     deadline = time.monotonic() + seconds
+    late = set()
     for block in blocks:
         for reader in block.readers:
-            while (
-                not kernels.is_read(block.address, block.use, [reader])
-                and not _has_left(kernels, peers[reader])
-                and time.monotonic() < deadline
+            while not kernels.is_read(block.address, block.use, [reader]) and not _has_left(
+                kernels, peers[reader]
             ):
+                if time.monotonic() >= deadline:
+                    late.add(reader)
+                    break
                 time.sleep(0.001)
     _close([*blocks, first])
     blocks.clear()
+    return sorted(late)
 
 
 def _has_left(kernels: ModuleType, peer: Peer) -> bool:

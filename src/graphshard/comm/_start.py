@@ -4,7 +4,8 @@
 ::
 
     store      torchrun's, or one that rank 0 hosts, or the caller's
-      │ 1 every rank writes that it has arrived and waits for the others: who is missing is known
+      │ 1 every rank writes that it has arrived and waits for the others: who is missing is known,
+      │   and whether somebody came twice or from another job (`_store`)
       │ 2 rank 0 starts the hub and writes where it is; everyone connects (the watch)
       │ 3 the process group is made over the same store
       v
@@ -17,22 +18,22 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import json
 import os
 import secrets
-import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from .._memory import release_memory
 from ..errors import RankError
-from ._address import own_address
+from ._address import loopback_interface, own_address
 from ._failure import first_line
 from ._group import (
     DEFAULT_TIMEOUT,
@@ -44,10 +45,12 @@ from ._group import (
     registered,
 )
 from ._hub import Hub
+from ._store import check_refused, meet
 from ._watch import Watch
 
 DEFAULT_PORT = 1234
 
+_INTERFACE = "GLOO_SOCKET_IFNAME"
 _MAX_TEXT = 1000
 
 
@@ -68,8 +71,13 @@ def initialize_comms(
     rank 0's host (`nfs_ip_init` finds it through a shared file).
 
     Besides the process group there is one more connection from each rank to rank 0, by which
-    ranks learn of each other's failures. It uses any free port, on the loopback interface if
-    all ranks are on one host, else on the interfaces of rank 0's host.
+    ranks learn of each other's failures. It uses any free port of the address of rank 0's host, or
+    of the loopback interface if all ranks are on one host. Then gloo uses that interface, too,
+    unless ``GLOO_SOCKET_IFNAME`` names another one.
+
+    Two jobs need two ports. Ranks that come to another job are turned away: with certainty if
+    ``GRAPHSHARD_JOB_ID`` (or torchrun) gives each job a name, else as the second with their number,
+    which ends both jobs while ranks may still come.
 
     Args:
         rank: This process's number; None takes ``RANK`` from the environment.
@@ -79,14 +87,16 @@ def initialize_comms(
         backend: "gloo", "nccl", "mpi", or another backend that torch knows.
         comm_device: Where data is put to be sent: "cpu" with gloo also for CUDA tensors. None
             chooses by backend.
-        master_port_number: Port on which rank 0 hosts the store.
+        master_port_number: Port on which rank 0 hosts the store, at this address alone.
         timeout: The longest that any wait may take, also this one: seconds or a timedelta.
         store: Use this store in place of one that is made; then no address is needed.
 
     Raises:
-        ValueError: An argument is out of range, or missing also in the environment.
-        RuntimeError: There is a process group already, or the backend is not in this torch.
-        RankError: Some ranks did not arrive in time; names them.
+        ValueError: An argument is out of range, or missing also in the environment, or the ranks
+            differ in the world size.
+        RuntimeError: There is a process group already, the backend is not in this torch, the port
+            is in use, or this process came to another job.
+        RankError: Some ranks did not arrive in time, or came twice; names them.
     """
     if is_initialized():
         raise RuntimeError(
@@ -107,12 +117,11 @@ def initialize_comms(
         raise ValueError(
             f"rank must be in [0, world_size) (got rank {rank}, world_size {world_size})"
         )
-    address = master_ip_address
-    if store is None:
-        store, address = _make_store(rank, world_size, address, master_port_number, limit)
-    store = _arrive(store, rank, world_size, limit)
-    watch = _start_watch(store, rank, world_size, address, limit)
+    store, address = meet(rank, world_size, master_ip_address, master_port_number, limit, store)
+    watch, is_local = _start_watch(store, rank, world_size, address, limit)
+    chosen = _choose_interface() if is_local and backend == "gloo" else None
     try:
+        _import_before_groups()
         with _start_errors(rank, world_size, watch, limit):
             dist.init_process_group(
                 backend,
@@ -122,32 +131,48 @@ def initialize_comms(
                 timeout=limit,
             )
     except BaseException:
+        _give_back_interface(chosen)
         if watch is not None:
             watch.close()
         raise
-    _keep(limit, device, watch)
+    _keep(limit, device, watch, chosen)
 
 
 def shutdown_comms() -> None:
     """Leave the process group and stop the watch; nothing happens where there is no group.
 
     Memory that was kept for messages and results goes back to the system.
+
+    Raises:
+        RankError: A rank did not take in time what it had been sent. The group is gone all the
+            same.
     """
     if not is_initialized():
         return
     state = group_state()
     states = registered()
+    late: set[int] = set()
+    deadline = time.monotonic() + state.timeout.total_seconds()
     for each in states:
         if each.shared is not None:
             failed = each.watch is not None and each.watch.given_up()
-            each.shared.leave(0.0 if failed else each.timeout.total_seconds())
+            unread = each.shared.leave(0.0 if failed else deadline - time.monotonic())
+            late |= set() if failed else {each.members[reader] for reader in unread}
+    me, seconds = state.members[state.rank], state.timeout.total_seconds()
     watch, state.watch = state.watch, None
     if watch is not None:
         watch.close()
     dist.destroy_process_group()  # and with it all others
     for each in states:
         forget(each)
+    _give_back_interface(state.interface)
     release_memory()
+    if late:
+        raise RankError(
+            f"rank {me}: shutdown_comms waited {seconds:g} s for ranks {sorted(late)} to take what "
+            "they had been sent: they are stopped, or have ended without shutdown_comms()",
+            sorted(late),
+        )
 
 
 @contextmanager
@@ -185,9 +210,46 @@ def report_failure(error: BaseException) -> None:
         watch.report(f"{type(error).__name__}: {text}" if text else type(error).__name__)
 
 
-def _keep(timeout: timedelta, device: torch.device | None, watch: Watch | None) -> None:
+def _keep(
+    timeout: timedelta,
+    device: torch.device | None,
+    watch: Watch | None,
+    interface: str | None = None,
+) -> None:
     state: GroupState = group_state()
     state.timeout, state.comm_device, state.watch = timeout, device, watch
+    state.interface = interface
+
+
+def _import_before_groups() -> None:
+    """Import what would hold the default group for ever if it were imported later.
+
+    Functions of this module have the group as a default argument, taken when it is imported, which
+    torch's optimizers do. Its threads would run until the interpreter has gone, and end the process
+    with an abort now and then.
+    """
+    importlib.import_module("torch.distributed.nn.functional")
+
+
+def _choose_interface() -> str | None:
+    """Let gloo listen where only this host can reach it, if the user has not said where.
+
+    It reads the environment whenever a group is made. Else it takes the interface to which the
+    host's name leads, if that leads anywhere.
+
+    Returns:
+        What was put into the environment, for `_give_back_interface`.
+    """
+    name = loopback_interface()
+    if name is None or _INTERFACE in os.environ:
+        return None
+    os.environ[_INTERFACE] = name
+    return name
+
+
+def _give_back_interface(name: str | None) -> None:
+    if name is not None and os.environ.get(_INTERFACE) == name:
+        del os.environ[_INTERFACE]
 
 
 def _check_backend(backend: str, device: torch.device | None) -> None:
@@ -233,98 +295,58 @@ def _from_environment(name: str, variable: str, value: int | None) -> int:
     return int(text)
 
 
-def _make_store(
-    rank: int, world_size: int, address: str | None, port: int, timeout: timedelta
-) -> tuple[dist.Store, str]:
-    """The store of the launcher, or one that rank 0 hosts; and the address of rank 0's host."""
-    if address is None:
-        address = os.environ.get("MASTER_ADDR")
-        if address is None:
-            raise ValueError(
-                "master_ip_address was not given and the environment has no MASTER_ADDR; pass "
-                "master_ip_address=, or start the program with torchrun"
-            )
-        port = int(os.environ.get("MASTER_PORT", port))
-    agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    hosting = rank == 0 and not agent
-    try:
-        store: dist.Store = dist.TCPStore(
-            address, port, world_size, hosting, timeout=timeout, wait_for_workers=False
-        )
-    except (RuntimeError, OSError) as error:
-        if hosting:
-            raise RuntimeError(
-                f"rank 0 cannot listen on {address}:{port}: {first_line(error)}; pass another "
-                "master_port_number on all ranks"
-            ) from error
-        raise RankError(
-            f"rank {rank}: initialize_comms cannot reach the store at {address}:{port} within "
-            f"{timeout.total_seconds():g} s: is rank 0 running there? ({first_line(error)})",
-            () if agent else (0,),
-        ) from error
-    # After a restart by torchrun the store still holds what the ranks wrote before it.
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if agent else "0"
-    return dist.PrefixStore(f"attempt{attempt}", store), address
-
-
-def _arrive(store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> dist.Store:
-    """Wait until every rank is here; the store with a prefix that belongs to this start."""
-    missing = list(range(world_size))
-    try:
-        start = store.add(f"graphshard/starts/{rank}", 1)
-        store = dist.PrefixStore(f"graphshard/{start}", store)
-        store.set(f"arrived/{rank}", _host())
-        deadline = time.monotonic() + timeout.total_seconds()
-        while missing:
-            left = max(0.05, deadline - time.monotonic())
-            store.wait([f"arrived/{missing[0]}"], timedelta(seconds=left))
-            missing.pop(0)
-        return store
-    except RuntimeError as error:
-        absent = [0]
-        with contextlib.suppress(RuntimeError):
-            absent = [r for r in missing if not store.check([f"arrived/{r}"])]
-        names = f"rank {absent[0]}" if len(absent) == 1 else f"ranks {absent}"
-        raise RankError(
-            f"rank {rank}: initialize_comms waited {timeout.total_seconds():g} s for {names} of "
-            f"{world_size}: not started, or started with another address, port or world_size "
-            f"({first_line(error)})",
-            absent,
-        ) from error
-
-
 def _start_watch(
     store: dist.Store, rank: int, world_size: int, address: str | None, timeout: timedelta
-) -> Watch | None:
+) -> tuple[Watch | None, bool]:
+    """This rank's watch, unless it is alone; and whether all ranks are on one host."""
     if world_size == 1:
-        return None
+        return None, True
     _close_watches_in_children()
     hub = None
-    if rank == 0:
-        hosts = {store.get(f"arrived/{r}") for r in range(world_size)}
-        local = len(hosts) == 1
-        token = secrets.token_hex(16)
-        hub = Hub(local, token, world_size)
-        known = ["127.0.0.1"] if local else [address, own_address()]
-        store.set(
-            "watch",
-            json.dumps({"hosts": [h for h in known if h], "port": hub.port, "token": token}),
-        )
-        addresses = [("127.0.0.1", hub.port)]
+    found: dict[str, Any]
     try:
-        if hub is None:
+        if rank == 0:
+            hosts = {store.get(f"arrived/{r}") for r in range(world_size)}
+            token = secrets.token_hex(16)
+            hub = _make_hub(len(hosts) == 1, address, token, world_size, timeout)
+            host, port = hub.address
+            found = {"host": host, "port": port, "token": token, "local": len(hosts) == 1}
+            store.set("watch", json.dumps(found))
+        else:
             store.wait(["watch"], timeout)
             found = json.loads(store.get("watch"))
-            token = found["token"]
-            addresses = [(host, found["port"]) for host in found["hosts"]]
-        return Watch(addresses, token, rank, world_size, hub)
+        place = (found["host"], found["port"])
+        watch = Watch([place], found["token"], rank, world_size, hub)
     except (RuntimeError, OSError) as error:
         if hub is not None:
             hub.close()
+        if rank == 0:
+            raise
         raise RankError(
             f"rank {rank}: initialize_comms lost rank 0, which had arrived: {first_line(error)}",
             [0],
         ) from error
+    try:
+        if rank == 0:  # who was turned away before there was a hub could not tell it
+            check_refused(store, rank, timeout)
+    except RankError as error:
+        watch.report(str(error))
+        watch.close()
+        raise
+    return watch, found["local"]
+
+
+def _make_hub(
+    is_local: bool, address: str | None, token: str, world_size: int, timeout: timedelta
+) -> Hub:
+    """The hub, where all ranks can reach it and as few others as possible."""
+    seconds = timeout.total_seconds()
+    if is_local:
+        return Hub("127.0.0.1", token, world_size, seconds)
+    with contextlib.suppress(OSError):  # of an address that is translated on the way
+        if address is not None:
+            return Hub(address, token, world_size, seconds)
+    return Hub(own_address(), token, world_size, seconds)
 
 
 @contextmanager
@@ -336,7 +358,7 @@ def _start_errors(
     name = "initialize_comms"
     others = [r for r in range(world_size) if r != rank]
     if watch is not None:
-        watch.enter("start", name, 0, others)
+        watch.enter("start", name, 0, others, timeout.total_seconds())
     try:
         yield
     except RuntimeError as error:
@@ -360,13 +382,3 @@ def _start_errors(
 def _close_watches_in_children() -> None:
     """From now on, close the watch's connections in forked children, once per process."""
     os.register_at_fork(after_in_child=forget_watches)
-
-
-def _host() -> str:
-    """Equal on two ranks only if they can reach each other on the loopback interface."""
-    parts = [socket.gethostname()]
-    with contextlib.suppress(OSError):
-        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
-    with contextlib.suppress(OSError):
-        parts.append(os.readlink("/proc/self/ns/net"))
-    return " ".join(parts)

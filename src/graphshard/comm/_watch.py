@@ -5,30 +5,43 @@ It never disturbs a run. When an operation has failed or timed out, `Watch.diagn
 ranks are to blame: the first failure that the hub has announced, or else, after asking every rank
 where it is, those that an operation waits for in vain. What one rank finds out it announces, so
 that ranks that fail later, because of it, name the same first cause.
+
+A wait that has used half of its time is told on standard error, once, by the lowest of the ranks
+that wait: for whom, and where those are. A rank that is silent is never taken for dead before the
+time of an operation that waits for it is over; it may be busy.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import math
+import selectors
 import socket
+import sys
 import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ._failure import NOTICE
 from ._group import LANE
 from ._hub import Hub, Lines, keep_alive, line
 
 _CONNECT_SECONDS = 20.0
-_NEWS_SECONDS = 3.0
+_NEWS_SECONDS = 1.0
 _JOIN_SECONDS = 5.0
-_ANSWER_SECONDS = 5.0
+_ANSWER_SECONDS = 2.5
 _GOODBYE_SECONDS = 2.0
+_CHECK_SECONDS = 0.5
+_DRAIN_SECONDS = 5.0
 
 Place = tuple[str, str, int, list[int], float]
 """An operation under way: group, name, number in the group, peers, seconds so far."""
+
+Entered = tuple[str, str, int, list[int], float, float]
+"""The same in the rank that it belongs to: when it started, and the time that it may take."""
 
 
 @dataclass(frozen=True)
@@ -68,19 +81,33 @@ class Watch:
         self._left: set[int] = set()
         self._answers: dict[int, dict[int, dict[str, Any]]] = {}
         self._questions = itertools.count()
-        self._places: dict[int, tuple[str, str, int, list[int], float]] = {}
+        self._places: dict[int, Entered] = {}
+        self._noticed: dict[int, Entered] = {}
+        self._gone: dict[int, float] = {}
         self._last: tuple[str, int, float] | None = None
         self._closing = False
         self._connected = True
         self._send({"token": token, "rank": rank})
+        self._notices: list[threading.Thread] = []
         self._thread = threading.Thread(target=self._listen, name="graphshard-watch", daemon=True)
         self._thread.start()
 
     # -- what operations report ----------------------------------------------------------------
 
-    def enter(self, group: str, name: str, number: int, peers: list[int]) -> None:
-        """This thread starts an operation of a group; peers are global ranks."""
-        self._places[threading.get_ident()] = (group, name, number, peers, time.monotonic())
+    def enter(
+        self, group: str, name: str, number: int, peers: list[int], limit: float = math.inf
+    ) -> None:
+        """This thread starts an operation of a group.
+
+        Args:
+            group: Name of the group.
+            name: What the user would call the operation.
+            number: Its number in the group.
+            peers: Global ranks that it waits for.
+            limit: Seconds that it may take; after half of them it is told for whom it waits.
+        """
+        place = (group, name, number, peers, time.monotonic(), limit)
+        self._places[threading.get_ident()] = place
 
     def leave(self) -> None:
         """This thread's operation is over."""
@@ -91,6 +118,15 @@ class Watch:
     def given_up(self) -> bool:
         """Whether a rank has announced that it will not take part in anything any more."""
         return any(event["kind"] != "ended" for event in self._events)
+
+    def has_lost(self, peers: Sequence[int]) -> bool:
+        """Whether one of some ranks is gone, and for so long that nothing it sent is under way.
+
+        Its connections need not be broken: a child that it forked may hold copies of them, or, if
+        it left in good order, it may itself.
+        """
+        latest = time.monotonic() - _DRAIN_SECONDS
+        return any(self._gone.get(peer, math.inf) < latest for peer in peers)
 
     def report(self, text: str) -> None:
         """Announce that this rank fails, and why; returns once the hub has it (or soon after)."""
@@ -106,6 +142,8 @@ class Watch:
                 self._socket.shutdown(how)
             self._thread.join(_GOODBYE_SECONDS)
         self._thread.join(_JOIN_SECONDS)
+        for notice in self._notices:
+            notice.join(_JOIN_SECONDS)
         self._socket.close()
         if self._hub is not None:
             self._hub.close()
@@ -138,7 +176,8 @@ class Watch:
             if gone:
                 found = Verdict(f"{_ranks(gone)} left with shutdown_comms()", tuple(gone))
             elif self._connected:
-                found = self._search(name, peers)
+                me = self._places.get(threading.get_ident())
+                found, _ = self._search(me or ("", name, -1, list(peers), 0.0, 0.0))
             else:
                 return None  # rank 0 has left in good order, and its hub with it
             news = {"kind": "gave up", "rank": self._rank, "text": found.text}
@@ -161,14 +200,24 @@ class Watch:
             return Verdict(event["text"], ranks)
         return Verdict(f"rank {rank} gave up first: {event['text']}", ranks)
 
-    def _search(self, name: str, peers: Sequence[int]) -> Verdict:
-        """Ask every rank where it is, and follow who waits for whom."""
+    def _search(
+        self, place: Entered, absence: str = "did not take part"
+    ) -> tuple[Verdict, list[int]]:
+        """Ask every rank where it is, and follow who waits for whom.
+
+        Args:
+            place: This rank's operation.
+            absence: What is said of ranks that nobody sees in it.
+
+        Returns:
+            The verdict, and the ranks that were found waiting, this one among them.
+        """
+        group, name, number, peers, *_ = place
         states = self._ask()
         if 0 in peers and not states and 0 not in self._left:
             text = f"{_ranks([0])} {self._tell(0, None)}, and without it nothing is known of others"
-            return Verdict(text, (0,))
-        me = self._places.get(threading.get_ident())
-        here = (*me[1:3], me[0]) if me is not None else (name, -1, "")
+            return Verdict(text, (0,)), [self._rank]
+        here = (name, number, group)
         missing: list[int] = []
         places: dict[tuple[str, int, str], list[int]] = {here: [self._rank]}
         queue = list(peers)
@@ -185,18 +234,19 @@ class Watch:
             keys = [(place[1], place[2], place[0]) for place in found]
             places.setdefault(here if here in keys else keys[0], []).append(peer)
             queue += [p for place in found for p in place[3]]
+        waiting = [rank for ranks in places.values() for rank in ranks]
         missing.sort()
         if missing:
             told = "; ".join(
                 f"rank {peer} {self._tell(peer, states.get(peer))}" for peer in missing
             )
-            return Verdict(f"{_ranks(missing)} did not take part: {told}", tuple(missing))
+            return Verdict(f"{_ranks(missing)} {absence}: {told}", tuple(missing)), waiting
         if len(places) == 1:
-            return Verdict(
+            text = (
                 "every rank is in the operation, but it does not complete; is the network between "
-                "them broken?",
-                tuple(peers),
+                "them broken?"
             )
+            return Verdict(text, tuple(peers)), waiting
         # Most ranks are right; if there is no telling, the lowest is.
         right = max(places, key=lambda key: (len(places[key]), -min(places[key])))
         blamed = sorted(rank for key, ranks in places.items() if key != right for rank in ranks)
@@ -204,7 +254,35 @@ class Watch:
             f"{_ranks(sorted(ranks))} in {key[0]} (operation {key[1]})"
             for key, ranks in places.items()
         )
-        return Verdict(f"ranks are in different operations: {told}", tuple(blamed))
+        return Verdict(f"ranks are in different operations: {told}", tuple(blamed)), waiting
+
+    def _start_notices(self) -> None:
+        """Look for operations that have used half of their time."""
+        now = time.monotonic()
+        for thread, place in list(self._places.items()):
+            *_, start, limit = place
+            if now - start > limit / 2 and self._noticed.get(thread) is not place:
+                self._noticed[thread] = place
+                notice = threading.Thread(
+                    target=self._notice,
+                    args=(thread, place),
+                    name="graphshard-notice",
+                    daemon=True,
+                )
+                self._notices = [n for n in self._notices if n.is_alive()] + [notice]
+                notice.start()
+
+    def _notice(self, thread: int, place: Entered) -> None:
+        verdict, waiting = self._search(place, "is not there yet")
+        _, name, number, _, start, limit = place
+        still = self._places.get(thread) is place and self._connected and not self._events
+        if still and self._rank == min(waiting):
+            seconds = time.monotonic() - start
+            sys.stderr.write(
+                f"{NOTICE}rank {self._rank} has waited {seconds:.0f} s of {limit:g} s in {name} "
+                f"(operation {number}): {verdict.text}\n"
+            )
+            sys.stderr.flush()
 
     def _tell(self, peer: int, state: dict[str, Any] | None) -> str:
         if peer in self._left:
@@ -241,24 +319,29 @@ class Watch:
 
     def _listen(self) -> None:
         lines = Lines()
-        while True:
-            try:
-                data = self._socket.recv(65536)
-            except OSError:
-                data = b""
-            if not data:
-                break
-            try:
-                messages = lines.feed(data)
-            except ValueError:
-                break
-            for message in messages:
-                self._take(message)
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._socket, selectors.EVENT_READ)
+            while True:
+                if not selector.select(_CHECK_SECONDS):
+                    self._start_notices()
+                    continue
+                try:
+                    data = self._socket.recv(65536)
+                except OSError:
+                    data = b""
+                if not data:
+                    break
+                try:
+                    for message in lines.feed(data):
+                        self._take(message)
+                except Exception:  # not the hub's words; nothing more is to be learnt from them
+                    break
         with self._changed:
             self._connected = False
             if not self._closing and 0 not in self._left:
                 # The hub is gone, and with it rank 0.
                 self._events.append({"kind": "ended", "rank": 0, "ranks": [0]})
+                self._gone[0] = time.monotonic()
             self._changed.notify_all()
 
     def _take(self, message: dict[str, Any]) -> None:
@@ -268,9 +351,13 @@ class Watch:
             return
         with self._changed:
             if "event" in message:
-                self._events.append(message["event"])
+                event = message["event"]
+                self._events.append(event)
+                if event["kind"] == "ended":
+                    self._gone.setdefault(event["rank"], time.monotonic())
             elif "left" in message:
                 self._left.add(message["left"])
+                self._gone.setdefault(message["left"], time.monotonic())
             elif "here" in message:
                 _, question, rank, state = message["here"]
                 if question in self._answers:

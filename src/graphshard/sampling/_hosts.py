@@ -3,16 +3,26 @@
 
 Names of hosts say little where ranks run in containers. So each rank writes a file that only it can
 have named, and the others look whether they see it, on the same running kernel.
+
+[Note: files with a name] What ranks share lies in files, since others may see those but not the
+process (containers with one /dev/shm and process numbers of their own), and users may want them
+elsewhere. A file has a name for a moment only, in which it is empty. Who makes it locks it for as
+long: the kernel ends the lock with the process, so a file without one was left behind by a process
+that was killed in that moment, and the next that looks for its hosts removes it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import re
 import secrets
 import shutil
 import socket
+import stat
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +35,7 @@ _SHARED_MEMORY = Path("/dev/shm")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _PREFIX = "graphshard-"
 _TEXT_BYTES = 1024
+_ATTEMPTS = 100
 
 
 @dataclass(frozen=True)
@@ -64,14 +75,14 @@ class Hosts:
         """
         if state.world_size == 1:
             return cls(0, (0,))
+        for folder in directories(directory):
+            remove_abandoned(folder)
         folder = directories(directory)[0]
-        name = fresh_name()
-        token = folder / name
-        written = False
-        with contextlib.suppress(OSError):
-            token.touch(mode=0o600, exist_ok=False)
-            written = True
-        try:
+        name, written = "nothing", False
+        with contextlib.ExitStack() as stack:
+            with contextlib.suppress(OSError):
+                name = stack.enter_context(named_file(folder))[0].name
+                written = True
             texts = gather_texts(state, f"{_kernel()} {name}")
             kernels, names = zip(*(text.split() for text in texts), strict=True)
             seen = [
@@ -79,9 +90,6 @@ class Hosts:
                 for kernel, other in zip(kernels, names, strict=True)
             ]
             sees = torch.stack(all_gather(state, torch.tensor(seen, dtype=torch.uint8)))
-        finally:
-            if written:
-                token.unlink(missing_ok=True)
         mutual = (sees & sees.t()).bool()
         mutual.fill_diagonal_(True)
         nearest = mutual.to(torch.int64).argmax(1).tolist()
@@ -117,9 +125,53 @@ def directory_with_room(directory: str | os.PathLike[str] | None, num_bytes: int
     )
 
 
-def fresh_name() -> str:
-    """A file name that nobody else has."""
-    return _PREFIX + secrets.token_hex(16)
+@contextlib.contextmanager
+def named_file(folder: Path) -> Iterator[tuple[Path, int]]:
+    """A new and empty file, and a descriptor of it; it loses its name at the end at the latest.
+
+    See [Note: files with a name].
+
+    Raises:
+        OSError: Nothing can be written there.
+    """
+    for _ in range(_ATTEMPTS):
+        path = folder / (_PREFIX + secrets.token_hex(16))
+        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:  # somebody was quicker, and is about to remove it
+                continue
+            except OSError:  # there are no locks here, so nobody gets one and removes it
+                pass
+            if os.fstat(descriptor).st_nlink:
+                yield path, descriptor
+                return
+        finally:
+            path.unlink(missing_ok=True)
+            os.close(descriptor)
+    raise OSError(f"what this process writes to {folder} is removed at once")
+
+
+def remove_abandoned(folder: Path) -> None:
+    """Remove this user's files of which nobody alive holds the lock."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir(folder):
+            if re.fullmatch(_PREFIX + "[0-9a-f]{32}", name):
+                with contextlib.suppress(OSError):
+                    _remove_abandoned_file(folder / name)
+
+
+def _remove_abandoned_file(path: Path) -> None:
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    descriptor = os.open(path, flags)
+    try:
+        status = os.fstat(descriptor)
+        if stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid():
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()
+    finally:
+        os.close(descriptor)
 
 
 def gather_texts(state: GroupState, text: str) -> list[str]:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """SharedArrays: arrays that the ranks of a host map together, each written by many ranks.
 
-The first rank of each host makes a file, the others map it, and before anything is written the file
+The first rank of each host makes a file, the others map it, and before it takes any memory the file
 has lost its name: memory goes when the last process that maps it goes, however that ends.
 
 An array consists of consecutive slices, one per rank, in rank order. A rank writes its own slice.
@@ -25,7 +25,7 @@ from torch import Tensor
 from ..comm import share_error
 from ..comm._collectives import all_to_all, barrier
 from ..comm._group import GroupState
-from ._hosts import Hosts, directory_with_room, fresh_name, gather_texts
+from ._hosts import Hosts, directory_with_room, gather_texts, named_file
 
 _ALIGNMENT = 64
 _MESSAGE_BYTES = 1 << 25
@@ -129,18 +129,20 @@ def _map(
     directory: str | os.PathLike[str] | None,
 ) -> Tensor:
     """Bytes that all ranks of this host map."""
-    path, memory = None, torch.empty(0, dtype=torch.uint8)
-    try:
+    with contextlib.ExitStack() as stack:
+        path, descriptor = None, -1
         with _shared(state):
             if hosts.is_leader:
-                path = directory_with_room(directory, needed) / fresh_name()
-                _make(path, num_bytes, stretches)
+                folder = directory_with_room(directory, needed)
+                path, descriptor = stack.enter_context(named_file(folder))
+                os.ftruncate(descriptor, max(num_bytes, 1))  # takes no memory
         paths = gather_texts(state, "" if path is None else str(path))
         with _shared(state):
             memory = _open(Path(paths[hosts.leader[state.rank]]), num_bytes)
-    finally:
-        if path is not None:
-            path.unlink(missing_ok=True)
+        with _shared(state):
+            if path is not None:
+                path.unlink()
+                _allocate(descriptor, stretches)
     return memory
 
 
@@ -155,17 +157,12 @@ def _shared(state: GroupState) -> Iterator[None]:
     share_error(error, state.group)
 
 
-def _make(path: Path, num_bytes: int, stretches: Sequence[tuple[int, int]]) -> None:
-    """A file whose given stretches have their memory now: a full disk is an error, not a signal."""
-    descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
-    try:
-        os.ftruncate(descriptor, max(num_bytes, 1))
-        if hasattr(os, "posix_fallocate"):
-            for start, length in stretches:
-                if length:
-                    os.posix_fallocate(descriptor, start, length)
-    finally:
-        os.close(descriptor)
+def _allocate(descriptor: int, stretches: Sequence[tuple[int, int]]) -> None:
+    """Take the memory of stretches of a file now: a full disk is an error, not a signal."""
+    if hasattr(os, "posix_fallocate"):
+        for start, length in stretches:
+            if length:
+                os.posix_fallocate(descriptor, start, length)
 
 
 def _open(path: Path, num_bytes: int) -> Tensor:

@@ -16,7 +16,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -24,6 +23,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from .._temporary import TemporaryFolder
+from ..comm._address import loopback_interface
 
 MAX_KEPT = 5
 """Ranks that stay alive between calls."""
@@ -40,7 +42,7 @@ class Template:
 
     process: subprocess.Popen[bytes]
     control: socket.socket
-    folder: tempfile.TemporaryDirectory[str]
+    folder: TemporaryFolder
     codes: dict[int, int] = field(default_factory=dict)
     started: list[int] = field(default_factory=list)
     ready: bool = False
@@ -50,18 +52,18 @@ class Template:
     @classmethod
     def start(cls) -> Template:
         ours, theirs = socket.socketpair()
-        folder = tempfile.TemporaryDirectory(prefix="ranks-", ignore_cleanup_errors=True)
+        folder = TemporaryFolder()
         path = os.pathsep.join(entry for entry in sys.path if entry)
-        with (Path(folder.name) / "template").open("w") as output:
+        with (folder.path / "template").open("w") as output:
             process = subprocess.Popen(
                 [
                     *(sys.executable, "-m", "graphshard.testing._template"),
-                    *(str(theirs.fileno()), folder.name, "fork" if _CAN_FORK else "once"),
+                    *(str(theirs.fileno()), str(folder.path), "fork" if _CAN_FORK else "once"),
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[theirs.fileno(), folder.descriptor],
                 env={**rank_environment(), "PYTHONPATH": path},
                 start_new_session=True,
             )
@@ -71,7 +73,7 @@ class Template:
         while not template.ready and not template.ended and time.monotonic() < deadline:
             template.read(deadline - time.monotonic())
         if not template.ready:
-            printed = (Path(folder.name) / "template").read_text()
+            printed = (folder.path / "template").read_text()
             template.stop()
             raise RuntimeError(f"the process that ranks are made from did not start:\n{printed}")
         return template
@@ -137,9 +139,9 @@ class Worker:
 
     @classmethod
     def start(cls, template: Template) -> Worker:
-        number = len(template.codes) + len(list(Path(template.folder.name).iterdir()))
-        stacks = Path(template.folder.name) / f"stacks{number}"
-        log = Path(template.folder.name) / f"log{number}"
+        number = len(template.codes) + len(list(template.folder.path.iterdir()))
+        stacks = template.folder.path / f"stacks{number}"
+        log = template.folder.path / f"log{number}"
         jobs_from, jobs = os.pipe()
         notify, notify_to = os.pipe()
         with log.open("w") as output:
@@ -233,7 +235,9 @@ class Pool:
     @property
     def folder(self) -> str | None:
         """Where the files of a call belong: what the template removes if this process cannot."""
-        return self._template.folder.name if self._template is not None and _CAN_FORK else None
+        if self._template is None or not _CAN_FORK:
+            return None
+        return str(self._template.folder.path)
 
     def stop(self) -> None:
         """End all ranks and the template."""
@@ -262,8 +266,7 @@ class Pool:
 def rank_environment() -> dict[str, str]:
     """The caller's environment, with the settings that local ranks need."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    names = [name for _, name in socket.if_nameindex()]
-    loopback = next((name for name in ("lo", "lo0") if name in names), None)
+    loopback = loopback_interface()
     if loopback is not None:
         # Without it gloo looks up the host's name, which need not lead anywhere.
         environment.setdefault("GLOO_SOCKET_IFNAME", loopback)

@@ -3,20 +3,26 @@
 
 [Note: how a run ends]
 A worker that fails says why on standard error and by its exit code (`_worker.ExitCode`), and the
-others learn of it through the process group: each fails with a `RankError` that names it. They are
-given the group's timeout to do so, and are then ended. What is reported first is the first cause:
-the worker that ended first among those that did not blame another one.
+others learn of it through the process group: each fails with a `RankError` that names it. Whoever
+waited for the failed worker does so at once, and without it nobody can finish; so the others are
+given a few seconds, whatever the timeout, and are then ended. After a worker has ended in good
+order the others have the timeout to do so, too. What is reported first is the first cause: the
+worker that ended first among those that did not blame another one. With what a rank needs to blame
+a silent one, this keeps the promise of ``[Note: how soon a job ends]`` in comm/_failure.py.
 
-Workers have a process group of their own, so Ctrl-C reaches the launcher alone, which ends them.
-Should the launcher be killed, the kernel (on Linux) or a thread in the worker ends them.
+Workers have sessions of their own, so Ctrl-C reaches the launcher alone, which ends them and what
+they have started. Should the launcher be killed, the kernel (on Linux) or a thread in the worker
+ends them.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import random
+import secrets
 import selectors
 import signal
 import socket
@@ -30,12 +36,14 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import IO, Any
 
+from ..comm._address import JOB_VARIABLE, loopback_interface
+from ..comm._failure import NOTICE
 from ._worker import EVENTS_VARIABLE, FAILURE_MARK, PARENT_VARIABLE, ExitCode
 
 _TAIL_LINES = 60
 _LINE_CHARACTERS = 500
-_MARGIN_SECONDS = 10.0
-_TERMINATE_SECONDS = 3.0
+_GRACE_SECONDS = 2.0
+_TERMINATE_SECONDS = 1.5
 _POLL_SECONDS = 0.05
 
 Event = dict[str, Any]
@@ -49,8 +57,9 @@ class WorkerExit:
         rank: Which.
         code: Exit code; negative: the signal that ended it.
         place: 0 for the first worker that ended, and so on.
-        ended_by_us: Whether the launcher ended it because others had failed.
+        ended_by_us: Whether the launcher ended it, because others had failed or long ended.
         stderr: The last lines of what it said.
+        blames: The ranks that it held responsible for its failure.
     """
 
     rank: int
@@ -58,6 +67,7 @@ class WorkerExit:
     place: int
     ended_by_us: bool
     stderr: tuple[str, ...]
+    blames: tuple[int, ...] = ()
 
     @property
     def how(self) -> str:
@@ -80,9 +90,11 @@ class LaunchOutcome:
 
     Args:
         exits: By rank.
+        timeout: Seconds that workers had to end after the first one had.
     """
 
     exits: tuple[WorkerExit, ...]
+    timeout: float = 0.0
 
     @property
     def failed(self) -> list[WorkerExit]:
@@ -97,6 +109,16 @@ class LaunchOutcome:
             return 0
         return failed[0].code if failed[0].code > 0 else 1
 
+    @property
+    def culprits(self) -> tuple[int, ...]:
+        """The ranks held responsible: the first cause, or those that it blames."""
+        failed = self.failed
+        if not failed:
+            return ()
+        if failed[0].ended_by_us:
+            return tuple(exit.rank for exit in failed)
+        return failed[0].blames or (failed[0].rank,)
+
     def report(self) -> str:
         """What went wrong, the first cause first; a single line for wrong input."""
         failed = self.failed
@@ -106,6 +128,11 @@ class LaunchOutcome:
         if first.code == ExitCode.WRONG_INPUT:
             return first.stderr[-1] if first.stderr else "error: wrong input"
         lines = [f"error: rank {first.rank} ended with {first.how}"]
+        if first.ended_by_us:
+            lines = [
+                f"error: rank {first.rank} did not end: it had {self.timeout:g} s after the first "
+                "worker had ended in good order, and was ended by the launcher"
+            ]
         lines += [f"  | {_short(line)}" for line in first.stderr]
         for other in failed[1:]:
             said = _short(other.stderr[-1]) if other.stderr else "it said nothing"
@@ -132,13 +159,15 @@ def launch_workers(
 
     Args:
         command: What each worker runs. It gets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE,
-            MASTER_ADDR and MASTER_PORT, as from torchrun, and OMP_NUM_THREADS unless that is set.
+            MASTER_ADDR and MASTER_PORT, as from torchrun, GRAPHSHARD_JOB_ID, and OMP_NUM_THREADS
+            unless that is set.
         num_workers: Number of ranks.
-        timeout: Seconds that workers have to fail by themselves after one has failed; give what
-            they wait for each other.
+        timeout: Seconds that workers have to end after one has ended with 0; give what they wait
+            for each other. After one has failed the others have a few seconds.
         on_event: Called with what rank 0 passes to `send_event`.
         on_stderr: Called with each line that rank 0 writes to standard output or error, up to the
-            reason of a failure, which is in the report.
+            reason of a failure, which is in the report; and with what there is to say, by any
+            worker or the launcher, about a wait that has used half of its time.
         on_start: Called with the process ids, by rank.
         environment: Further variables.
 
@@ -150,12 +179,13 @@ def launch_workers(
     """
     if num_workers < 1:
         raise ValueError(f"num_workers must be at least 1 (got {num_workers})")
-    with _stop_on_signals():
+    with stop_on_signals():
         workers: list[_Worker] = []
         try:
             port = _free_port()
+            common = {JOB_VARIABLE: secrets.token_hex(8), **(environment or {})}
             for rank in range(num_workers):
-                variables = {**_variables(rank, num_workers, port), **(environment or {})}
+                variables = {**_variables(rank, num_workers, port), **common}
                 workers.append(_Worker.start(command, rank, variables))
             if on_start is not None:
                 on_start([worker.process.pid for worker in workers])
@@ -164,7 +194,7 @@ def launch_workers(
             _end(workers)
             for worker in workers:
                 worker.close()
-        return LaunchOutcome(tuple(worker.exit() for worker in workers))
+        return LaunchOutcome(tuple(worker.exit() for worker in workers), timeout)
 
 
 @dataclass(eq=False)
@@ -179,6 +209,7 @@ class _Worker:
     place: int | None = None
     ended_by_us: bool = False
     failing: bool = False
+    blames: tuple[int, ...] = ()
     pending: dict[int, bytes] = field(default_factory=dict)
 
     @classmethod
@@ -222,6 +253,30 @@ class _Worker:
         self.pending[stream.fileno()] = rest
         return [line.decode(errors="replace") for line in whole]
 
+    def code(self) -> int | None:
+        """How the process ended, as Popen has it; None while it runs.
+
+        The kernel keeps its number until `exit`, so that `signal` cannot reach a stranger.
+        """
+        if self.process.returncode is None and hasattr(os, "waitid"):
+            how = os.WEXITED | os.WNOHANG | os.WNOWAIT
+            found = os.waitid(os.P_PID, self.process.pid, how)
+            if found is None:
+                return None
+            return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+        return self.process.poll()
+
+    def take(self, line: str, on_line: Callable[[str], None] | None) -> None:
+        """Keep a line that the worker has printed, and pass on what is to be shown at once."""
+        if line.startswith(FAILURE_MARK):
+            self.failing = True
+            self.blames = tuple(map(int, line.removeprefix(FAILURE_MARK).split()))
+            return
+        self.tail.append(line)
+        shown = (self.rank == 0 and not self.failing) or line.startswith(NOTICE)
+        if shown and on_line is not None:
+            on_line(line)
+
     def signal(self, number: int) -> None:
         """Signal the worker and what it has started."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -239,6 +294,7 @@ class _Worker:
             place=sys.maxsize if self.place is None else self.place,
             ended_by_us=self.ended_by_us,
             stderr=tuple(self.tail),
+            blames=self.blames,
         )
 
 
@@ -248,8 +304,8 @@ def _watch(
     on_event: Callable[[Event], None] | None,
     on_stderr: Callable[[str], None] | None,
 ) -> None:
-    """Read what workers say until all have ended, or the time after a failure is over."""
-    deadline: float | None = None
+    """Read what workers say until all have ended, or have had their time after one has."""
+    deadline = notice = math.inf
     ended = 0
     with selectors.DefaultSelector() as selector:
         for worker in workers:
@@ -257,14 +313,29 @@ def _watch(
             if worker.events is not None:
                 selector.register(worker.events, selectors.EVENT_READ, worker)
         while ended < len(workers):
+            now = time.monotonic()
             for worker in workers:
-                if worker.place is None and worker.process.poll() is not None:
-                    worker.place = ended
-                    ended += 1
-                    if worker.process.returncode != 0 and deadline is None:
-                        deadline = time.monotonic() + timeout + _MARGIN_SECONDS
-            if deadline is not None and time.monotonic() > deadline:
-                break
+                if worker.place is not None or (code := worker.code()) is None:
+                    continue
+                worker.place = ended
+                ended += 1
+                if code == 0:
+                    deadline = min(deadline, now + timeout)
+                    notice = min(notice, now + timeout / 2)
+                else:
+                    deadline, notice = min(deadline, now + _GRACE_SECONDS), math.inf
+                    # A child with copies of its connections would hide its end from the others.
+                    worker.signal(signal.SIGTERM)
+            if ended < len(workers) and now > min(deadline, notice):
+                if now > deadline:
+                    break
+                notice = math.inf
+                late = [worker.rank for worker in workers if worker.place is None]
+                if on_stderr is not None:
+                    on_stderr(
+                        f"{NOTICE}waited {timeout / 2:g} s of {timeout:g} s for ranks {late} to "
+                        "end as the others have"
+                    )
             _read(selector, _POLL_SECONDS, on_event, on_stderr)
         stop = time.monotonic() + 1.0  # what the dead have left behind; a child may hold a pipe
         while selector.get_map() and ended == len(workers) and time.monotonic() < stop:
@@ -291,30 +362,25 @@ def _read(
             if stream is worker.events:
                 if on_event is not None:
                     on_event(json.loads(line))
-            elif line == FAILURE_MARK:
-                worker.failing = True
             else:
-                worker.tail.append(line)
-                if worker.rank == 0 and not worker.failing and on_stderr is not None:
-                    on_stderr(line)
+                worker.take(line, on_stderr)
 
 
 def _end(workers: Sequence[_Worker]) -> None:
     """End what still runs: politely, then not; at once, if a second signal comes meanwhile."""
-    running = [worker for worker in workers if worker.process.poll() is None]
+    running = [worker for worker in workers if worker.code() is None]
     try:
         for worker in running:
             worker.ended_by_us = True
             worker.signal(signal.SIGTERM)
+            worker.signal(signal.SIGCONT)  # what is stopped takes no other signal
         stop = time.monotonic() + _TERMINATE_SECONDS
-        for worker in running:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                worker.process.wait(max(0.0, stop - time.monotonic()))
+        while any(worker.code() is None for worker in running) and time.monotonic() < stop:
+            time.sleep(_POLL_SECONDS)
     finally:
-        for worker in running:
-            if worker.process.poll() is None:
-                worker.signal(signal.SIGKILL)
-        for worker in running:
+        for worker in workers:  # also what those have left behind that ended by themselves
+            worker.signal(signal.SIGKILL)
+        for worker in workers:
             worker.process.wait()
 
 
@@ -332,7 +398,7 @@ def _variables(rank: int, num_workers: int, port: int) -> dict[str, str]:
         PARENT_VARIABLE: str(os.getpid()),
     }
     variables.setdefault("OMP_NUM_THREADS", str(max(1, _num_cores() // num_workers)))
-    loopback = _loopback()
+    loopback = loopback_interface()
     if loopback is not None:
         # Without it gloo looks up the host's name, which need not lead anywhere.
         variables.setdefault("GLOO_SOCKET_IFNAME", loopback)
@@ -343,11 +409,6 @@ def _num_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def _loopback() -> str | None:
-    names = [name for _, name in socket.if_nameindex()]
-    return next((name for name in ("lo", "lo0") if name in names), None)
 
 
 def _free_port() -> int:
@@ -364,8 +425,11 @@ def _free_port() -> int:
 
 
 @contextlib.contextmanager
-def _stop_on_signals() -> Iterator[None]:
-    """Turn SIGTERM and SIGHUP into KeyboardInterrupt, so that ``finally`` blocks run."""
+def stop_on_signals() -> Iterator[None]:
+    """Turn SIGTERM and SIGHUP into KeyboardInterrupt, so that ``finally`` blocks run.
+
+    One that is ignored, as nohup has it, stays ignored.
+    """
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt(signal.Signals(number).name)
@@ -373,7 +437,11 @@ def _stop_on_signals() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before = {
+        number: signal.signal(number, stop)
+        for number in (signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(number) != signal.SIG_IGN
+    }
     try:
         yield
     finally:

@@ -29,6 +29,7 @@ def launch_training(
     progress: Progress | None = None,
     on_stderr: Callable[[str], None] | None = None,
     on_start: Callable[[list[int]], None] | None = None,
+    on_result: Callable[[TrainResult], None] | None = None,
 ) -> TrainResult:
     """Train on local worker processes that are started, watched and ended here.
 
@@ -38,6 +39,8 @@ def launch_training(
         progress: Called after every epoch, and in longer ones during it.
         on_stderr: Called with each line that worker 0 prints.
         on_start: Called with the process ids of the workers, by rank.
+        on_result: Called with the result as soon as it is there: also in a run that fails after
+            that, because a worker does not end as it should.
 
     Raises:
         ValueError: The configuration is wrong, or does not fit the graph.
@@ -55,6 +58,8 @@ def launch_training(
     def on_event(event: dict[str, Any]) -> None:
         if "result" in event:
             results.append(TrainResult.from_dict(event["result"]))
+            if on_result is not None:
+                on_result(results[0])
         elif progress is not None:
             progress(report_from_dict(event["progress"]))
 
@@ -80,7 +85,7 @@ def raise_if_failed(outcome: LaunchOutcome) -> None:
     if outcome.exit_code == ExitCode.WRONG_INPUT:
         raise ValueError(outcome.report().removeprefix("error: "))
     if outcome.exit_code:
-        raise RankError(outcome.report().removeprefix("error: "), [outcome.failed[0].rank])
+        raise RankError(outcome.report().removeprefix("error: "), outcome.culprits)
 
 
 def start_run(

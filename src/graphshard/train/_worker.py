@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from ..errors import RankError
@@ -43,12 +43,15 @@ def run_as_worker(prepare: Callable[[], Callable[[], None]]) -> NoReturn:
     """Run a worker's work and end the process.
 
     A worker that fails ends at once, without the farewells of the process group, which may wait for
-    ranks that are gone.
+    ranks that are gone. So does one that gets a signal, which Python would see to after its wait.
 
     Args:
         prepare: Sets up; an error in it that speaks of wrong input is shown as one line. Returns
             the work.
     """
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
     end_with_launcher()
     code = ExitCode.DONE
     try:
@@ -85,16 +88,16 @@ def run_as_worker(prepare: Callable[[], Callable[[], None]]) -> NoReturn:
 
 def explain(error: BaseException) -> None:
     """One line on standard error: the message without line breaks."""
-    _mark()
+    _mark(error.ranks if isinstance(error, RankError) else ())
     text = " ".join(str(error).split()) or type(error).__name__
     sys.stderr.write(f"error: {text}\n")
 
 
-def _mark() -> None:
+def _mark(blamed: Sequence[int] = ()) -> None:
     """Tell the launcher that what follows is the reason of a failure, which it reports itself."""
     if PARENT_VARIABLE in os.environ:
         sys.stdout.flush()
-        sys.stderr.write(f"{FAILURE_MARK}\n")
+        sys.stderr.write(" ".join([FAILURE_MARK, *map(str, blamed)]) + "\n")
 
 
 def send_event(event: Mapping[str, Any]) -> None:
@@ -107,10 +110,16 @@ def send_event(event: Mapping[str, Any]) -> None:
 
 
 def end_with_launcher() -> None:
-    """Have this process end when the one that started it does; nothing happens without one."""
-    if PARENT_VARIABLE not in os.environ:
+    """Have this process end when the one that started it does: our launcher, or torchrun's agent.
+
+    Nothing happens where neither did.
+    """
+    if PARENT_VARIABLE in os.environ:
+        parent = int(os.environ[PARENT_VARIABLE])
+    elif "TORCHELASTIC_RUN_ID" in os.environ:
+        parent = os.getppid()
+    else:
         return
-    parent = int(os.environ[PARENT_VARIABLE])
     asked = False
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TemporaryFolder: a folder that goes with the processes that use it, however they end.
+
+Its owner holds a lock on it, which the kernel lets go of when the owner ends, and so do processes
+that inherit the descriptor. Whoever makes a folder first removes those that nobody holds any more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+import weakref
+from pathlib import Path
+
+_PREFIX = "graphshard-folder-"
+
+
+class TemporaryFolder:
+    """A new folder where temporary files go; also a context manager, which gives the path.
+
+    Attributes:
+        path: The folder.
+        descriptor: Holds the lock; a process that inherits it keeps the folder.
+    """
+
+    def __init__(self) -> None:
+        remove_abandoned()
+        self.descriptor = -1
+        while self.descriptor < 0:
+            self.path = Path(tempfile.mkdtemp(prefix=_PREFIX))
+            with contextlib.suppress(FileNotFoundError):
+                self.descriptor = _held(self.path, is_new=True)
+        args = (self.path, self.descriptor, os.getpid())
+        self._finalizer = weakref.finalize(self, _remove, *args)
+
+    def __enter__(self) -> Path:
+        return self.path
+
+    def __exit__(self, *error: object) -> None:
+        self.cleanup()
+
+    def cleanup(self) -> None:
+        """Remove it now."""
+        self._finalizer()
+
+
+def remove_abandoned() -> None:
+    """Remove folders of processes that were killed."""
+    for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            descriptor = _held(path)
+            if descriptor >= 0:
+                _remove(path, descriptor, os.getpid())
+
+
+def _held(path: Path, is_new: bool = False) -> int:
+    """A descriptor that holds the lock on a folder; -1 if another process has it, or had it.
+
+    Args:
+        path: The folder.
+        is_new: Whether it is this process's own; then a file system without locks does no harm.
+
+    Raises:
+        OSError: The folder is gone, not a folder, not ours, or without locks.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return -1
+        except OSError:
+            if not is_new:
+                raise
+        if os.fstat(descriptor).st_uid != os.geteuid():
+            raise PermissionError(f"{path} belongs to another user")
+        os.stat(path)  # it may have been removed between the two calls
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _remove(path: Path, descriptor: int, process: int) -> None:
+    """Remove a folder that is held here; not from a child that was forked from its owner."""
+    if os.getpid() == process:
+        shutil.rmtree(path, ignore_errors=True)
+        os.close(descriptor)

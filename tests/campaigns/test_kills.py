@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training jobs whose processes are killed or stopped: see kill_cases.py. Real jobs, 2 and 3 ranks.
+
+A few cases by default, 300 with ``--all``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from kill_cases import EXPECTED, Campaign, Case, run_cases
+
+SAMPLE = (
+    Case(0, "graphshard", "oneshot", 2, "stop", 1, 2, 0.5),
+    Case(1, "graphshard", "sampled", 2, "kill", -1, 4, 0.2),
+    Case(2, "torchrun", "sequential", 2, "kill", 0, 0, 0.7),
+)
+NUM_ALL = 300
+
+
+@pytest.mark.timeout(6 * 3600)
+def test_jobs_end_and_resume_as_they_should(run_all: bool, tmp_path: Path) -> None:
+    campaign = Campaign(tmp_path)
+    cases = [Case.draw(number, campaign.seed) for number in range(NUM_ALL)] if run_all else SAMPLE
+    findings = list(run_cases(campaign, cases, side_by_side=2))
+    wrong = [finding for finding in findings if finding.outcome not in EXPECTED]
+    assert not wrong, "\n".join(f"{f.outcome}: {f.case}\n{f.text}" for f in wrong)

@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The hub and what strangers, garbage and broken members send it. One process, on loopback."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import socket
+import threading
+import time
+
+import pytest
+
+from graphshard.comm import _hub
+from graphshard.comm._hub import Hub, Lines, line, send_news
+from graphshard.comm._watch import Watch
+
+TOKEN = "secret"
+SIZE = 4
+STATE = {"places": [["group", "all_reduce", 3, [0, 1], 0.5]], "last": ["barrier", 2, 1.5]}
+EVENT = {"kind": "raised", "rank": 1, "ranks": [1], "text": "KeyError: 7"}
+MESSAGES = [
+    {"token": TOKEN, "rank": 1},
+    {"event": EVENT},
+    {"ask": 3},
+    {"here": [0, 1, 1, STATE]},
+    {"bye": True},
+]
+
+
+@pytest.fixture
+def hub():
+    made = Hub("127.0.0.1", TOKEN, SIZE)
+    yield made
+    made.close()
+    assert not [t for t in threading.enumerate() if t.name.startswith("graphshard")]
+
+
+def connect(hub: Hub) -> socket.socket:
+    return socket.create_connection(hub.address, 10)
+
+
+def is_closed(connection: socket.socket) -> bool:
+    """Whether the hub hangs up, which it has time to do."""
+    connection.settimeout(10)
+    with contextlib.suppress(ConnectionResetError):
+        while connection.recv(4096):
+            pass
+    return True
+
+
+def check_serves(hub: Hub) -> None:
+    """Two members can still come, and what one says reaches the other."""
+    assert hub._thread.is_alive()
+    watches = [Watch([hub.address], TOKEN, rank, SIZE) for rank in (2, 3)]
+    watches[0].report("KeyError: last")
+    deadline = time.monotonic() + 10
+    texts: list[str | None] = []
+    while "KeyError: last" not in texts:
+        assert time.monotonic() < deadline
+        texts = [event.get("text") for event in list(watches[1]._events)]
+    for watch in watches:
+        watch.close()
+
+
+def send(hub: Hub, data: bytes) -> None:
+    with connect(hub) as stranger:
+        with contextlib.suppress(OSError):
+            stranger.sendall(data)
+            stranger.shutdown(socket.SHUT_WR)
+        assert is_closed(stranger)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b'{"token": "\\ud800", "rank": 1}\n',
+        b"[" * 200_000 + b"\n",
+        b'{"a":' * 700 + b"\n",
+        b'{"token": ["secret"], "rank": 1}\n',
+        b'{"token": "secret", "rank": true}\n',
+        b'{"token": "secret", "rank": 1.0}\n',
+        b"\xff\xfe\n",
+        b"1" * 4000 + b"\n",
+        b"\n",
+    ],
+    ids=range(9),
+)
+def test_what_a_stranger_says_ends_its_connection_alone(hub, data):
+    send(hub, data)
+    check_serves(hub)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        b"[" * 200_000,
+        b"{}",
+        *(
+            json.dumps(message).encode()
+            for message in [
+                {"event": None},
+                {"event": {**EVENT, "ranks": None}},
+                {"event": {**EVENT, "ranks": [SIZE]}},
+                {"event": {**EVENT, "kind": "ended"}},
+                {"event": {**EVENT, "text": 3}},
+                {"ask": [1]},
+                {"here": [0, 1]},
+                {"here": [[], 1, 1, STATE]},
+                {"here": [0, {}, 1, STATE]},
+                {"here": [0, 1, 1, {"places": [[1, 2, 3, 4, 5]], "last": None}]},
+                {"here": [0, 1, 1, {**STATE, "last": ["barrier", 2, "now"]}]},
+            ]
+        ),
+    ],
+    ids=range(13),
+)
+def test_what_a_member_says_has_a_form(hub, message):
+    """Else it is a member no more, and all others learn that it is gone."""
+    others = Watch([hub.address], TOKEN, 0, SIZE)
+    send(hub, line({"token": TOKEN, "rank": 1}) + message + b"\n")
+    deadline = time.monotonic() + 10
+    while not others._events:
+        assert time.monotonic() < deadline
+    assert others._events == [{"kind": "ended", "rank": 1, "ranks": [1]}]
+    assert others._thread.is_alive()
+    others.close()
+    check_serves(hub)
+
+
+def test_a_member_speaks_for_itself(hub):
+    other = Watch([hub.address], TOKEN, 0, SIZE)
+    send(hub, line({"token": TOKEN, "rank": 1}) + line({"event": {**EVENT, "rank": 3}}))
+    deadline = time.monotonic() + 10
+    while not other._events:
+        assert time.monotonic() < deadline
+    assert other._events[0]["rank"] == 1
+    other.close()
+
+
+def test_a_watch_survives_no_nonsense_but_knows_it(monkeypatch):
+    """What breaks a watch's thread counts as the end of the hub: nothing is waited for."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        for words in (b'{"where": 3}\n', b"[" * 200_000 + b"\n", b'{"here": []}\n', b"\xff\n"):
+            watch = Watch([server.getsockname()], TOKEN, 1, 2)
+            with server.accept()[0] as hub:
+                hub.sendall(words)
+                watch._thread.join(10)
+                assert not watch._thread.is_alive()
+                assert not watch._connected
+                assert watch._events[0]["rank"] == 0
+            watch.close()
+
+
+def test_who_does_not_introduce_itself_is_dropped(hub, monkeypatch):
+    monkeypatch.setattr(_hub, "_STRANGER_SECONDS", 0.1)
+    with connect(hub) as silent, connect(hub) as slow:
+        slow.sendall(b'{"token"')
+        assert is_closed(silent)
+        assert is_closed(slow)
+    check_serves(hub)
+
+
+def test_strangers_are_few(hub, monkeypatch):
+    monkeypatch.setattr(_hub, "_MAX_STRANGERS", 3)
+    with contextlib.ExitStack() as stack:
+        strangers = [stack.enter_context(connect(hub)) for _ in range(30)]
+        for stranger in strangers[: -3 - SIZE]:
+            assert is_closed(stranger)
+        assert len(hub._strangers) <= 3 + SIZE
+        check_serves(hub)
+
+
+def test_news_from_who_may_not_come_in():
+    hub = Hub("127.0.0.1", TOKEN, SIZE, news_seconds=60)
+    member = Watch([hub.address], TOKEN, 1, SIZE)
+    send_news(hub.address, "wrong", 1, EVENT)
+    send_news(hub.address, TOKEN, 1, EVENT)
+    deadline = time.monotonic() + 10
+    while not member._events:
+        assert time.monotonic() < deadline
+    assert member._events == [EVENT]
+    member.close()
+    hub.close()
+    send_news(hub.address, TOKEN, 1, EVENT)  # nobody there
+
+
+def test_news_that_come_late_are_no_news(hub):
+    """The hub of a job that has run for long does not end it because somebody took its port."""
+    member = Watch([hub.address], TOKEN, 1, SIZE)
+    send_news(hub.address, TOKEN, 1, EVENT)
+    assert member._events == []
+    member.close()
+
+
+def value_of(draw: random.Random, depth: int = 0):
+    """Any JSON value, of the words that the hub knows and of others."""
+    words = ["token", "rank", "event", "ask", "here", "bye", "kind", "ranks", "text", TOKEN]
+    kind = draw.randrange(9 if depth < 4 else 7)
+    if kind == 7:
+        return [value_of(draw, depth + 1) for _ in range(draw.randrange(5))]
+    if kind == 8:
+        return {draw.choice(words): value_of(draw, depth + 1) for _ in range(draw.randrange(4))}
+    scalars = [None, True, draw.choice(words), "\ud800", draw.randrange(-3, 6), 1e308, 10**40]
+    return scalars[kind]
+
+
+def line_of(draw: random.Random) -> bytes:
+    """A message, broken in one of several ways."""
+    way = draw.randrange(5)
+    if way == 0:
+        return draw.randbytes(draw.choice([1, 10, 1000, 10_000]))
+    if way == 1:
+        return json.dumps(value_of(draw)).encode()
+    message = json.loads(json.dumps(draw.choice(MESSAGES)))
+    if way == 2:
+        data = bytearray(json.dumps(message).encode())
+        data[draw.randrange(len(data))] = draw.randrange(256)
+        return bytes(data)
+    if way == 3:
+        return draw.choice([b"[", b'{"event":', b'"\\ud800', b"9"]) * draw.randrange(1, 30_000)
+    message[draw.choice(list(message))] = value_of(draw)
+    return json.dumps(message).encode()
+
+
+def test_random_lines(hub, run_all):
+    draw = random.Random(0)
+    for _ in range(20_000 if run_all else 1000):
+        greeting = line({"token": TOKEN, "rank": 1}) if draw.random() < 0.5 else b""
+        send(hub, greeting + b"\n".join(line_of(draw) for _ in range(draw.randrange(1, 4))) + b"\n")
+        assert hub._thread.is_alive()
+    check_serves(hub)
+
+
+def test_random_lines_are_cut_or_refused(run_all):
+    """Whatever comes, `Lines` raises nothing but ValueError, and keeps no more than its limit."""
+    draw = random.Random(1)
+    for _ in range(20_000 if run_all else 2000):
+        lines = Lines()
+        with contextlib.suppress(ValueError):
+            lines.feed(line_of(draw) + b"\n" + line_of(draw), 4096)
+            assert len(lines._rest) <= 4096
