@@ -308,7 +308,7 @@ def test_a_job_that_has_ended_leaves_no_thread_and_ends_well(tmp_path, run_all):
     program = tmp_path / "program.py"
     program.write_text(textwrap.dedent(STARTS_AND_ENDS))
     path = os.pathsep.join(entry for entry in sys.path if entry)
-    starts = 500 if run_all else 4
+    starts = 500 if run_all else 3
     done = subprocess.run(
         [sys.executable, str(program), str(free_port()), str(starts)],
         env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
