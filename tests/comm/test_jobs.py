@@ -224,8 +224,9 @@ def test_a_name_that_leads_to_this_host_alone_is_not_its_address(monkeypatch):
 def test_an_address_that_is_another_s(monkeypatch):
     with pytest.raises(OSError, match="annot assign requested address"):
         listen("203.0.113.7", 0)  # reserved for documents
-    monkeypatch.setattr(_store, "listen", lambda *_: listen("203.0.113.7", 0))
-    with pytest.warns(RuntimeWarning, match="rank 0 listens on all interfaces, because localhost"):
+    monkeypatch.setattr(_address, "listen", lambda *_: listen("203.0.113.7", 0))
+    text = "rank 0 listens on all interfaces, because its host has no address localhost"
+    with pytest.warns(RuntimeWarning, match=text):
         store, address = _store._host_store("localhost", 0, 1, timedelta(seconds=10))
     store.set("key", "value")
     assert (store.get("key"), address) == (b"value", "localhost")
