@@ -14,7 +14,6 @@ how-manieth it is tells the keys apart.
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import queue
@@ -23,7 +22,6 @@ import socket
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -32,7 +30,7 @@ from typing import TypeVar, cast
 import torch.distributed as dist
 
 from ..errors import RankError
-from ._address import JOB_VARIABLE, job_id, listen
+from ._address import JOB_VARIABLE, job_id, listen_for_others
 from ._failure import NOTICE, first_line
 from ._hub import send_news
 
@@ -159,26 +157,12 @@ def _find_store(
 def _host_store(
     address: str, port: int, world_size: int, timeout: timedelta
 ) -> tuple[dist.Store, str]:
-    """A store that listens at the given address alone, and the number of that address."""
+    """A store that listens at the given address alone; and the address as a number."""
     try:
-        try:
-            listener = listen(address, port)
-            number = str(listener.getsockname()[0])
-        except OSError as error:
-            if error.errno != errno.EADDRNOTAVAIL:
-                raise
-            listener, number = _listen_everywhere(port), address
-            warnings.warn(
-                f"rank 0 listens on all interfaces, because {address} is not an address that its "
-                "host has and others can reach; if it need not be translated on the way, pass the "
-                "number of such an address as master_ip_address",
-                RuntimeWarning,
-                stacklevel=5,
-            )
-        port = listener.getsockname()[1]
+        listener, number = listen_for_others([address], port)
         store = dist.TCPStore(
             address,
-            port,
+            listener.getsockname()[1],
             world_size,
             True,
             timeout=timeout,
@@ -191,12 +175,6 @@ def _host_store(
             "master_port_number on all ranks"
         ) from error
     return store, number
-
-
-def _listen_everywhere(port: int) -> socket.socket:
-    if socket.has_dualstack_ipv6():
-        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
-    return socket.create_server(("", port))
 
 
 def _enter(store: dist.Store, rank: int, world_size: int, place: str, timeout: timedelta) -> bool:
