@@ -53,8 +53,9 @@ class DataLoader:
 
     Args:
         graph: This rank's part of a sharded graph; or a `Graph`, for a process on its own.
-        seed_nodes: Ids of this rank's seeds, distinct, in the graph's global numbering; or node
-            type to ids.
+        seed_nodes: Ids of this rank's seeds in the graph's global numbering, or node type to ids. A
+            seed may be there several times (oversampling); in a batch each time has a row, with the
+            same neighbours.
         sampler: How neighbours are drawn, and which features come with the blocks:
             ``input_node_features`` and ``output_node_features`` of a `DistNeighborSampler`; of any
             `NeighborSampler`, the features of the graph that its ``prefetch_node_feats``,

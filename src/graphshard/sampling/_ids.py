@@ -13,20 +13,17 @@ from .._typing import INDEX_DTYPES, CanonicalEType
 from ._structure import Structure
 
 
-def by_type(
-    structure: Structure, ids: Any, what: str, *, distinct: bool = True
-) -> dict[str, Tensor]:
+def by_type(structure: Structure, ids: Any, what: str) -> dict[str, Tensor]:
     """Node ids as node type to tensor.
 
     Args:
         structure: Whose nodes they are.
         ids: A tensor, or anything a tensor can be made of, or node type to that.
         what: What error messages call them.
-        distinct: Whether an id may appear once only.
 
     Raises:
         TypeError: Ids without a type on a graph of several, or ids that are no integers.
-        ValueError: An unknown type, or an id that is out of range or given twice.
+        ValueError: An unknown type, or an id that is out of range.
     """
     if not isinstance(ids, Mapping):
         if len(structure.ntypes) != 1:
@@ -44,8 +41,6 @@ def by_type(
     for ntype, values in ids.items():
         label = f"{what} of type {ntype!r}"
         found[ntype] = checked_ids(values, structure.num_nodes(ntype), label, structure)
-        if distinct:
-            check_distinct(found[ntype], label)
     return found
 
 
@@ -103,16 +98,6 @@ def checked_ids(values: Any, bound: int, what: str, structure: Structure) -> Ten
     if bool(bad.any()):
         raise ValueError(f"{what} must be in [0, {bound}) (got {int(ids[bad][0])})")
     return ids.to(device=structure.device, dtype=structure.idtype)
-
-
-def check_distinct(ids: Tensor, what: str) -> None:
-    """Raise a ValueError that names the first id given twice, if one is."""
-    values, counts = torch.unique(ids, return_counts=True)
-    if values.numel() != ids.numel():
-        raise ValueError(
-            f"{what} must be distinct (got {int(values[counts > 1][0])} more than once); use "
-            "torch.unique"
-        )
 
 
 def only_if_plain(by_name: Mapping[Any, Any]) -> Any:

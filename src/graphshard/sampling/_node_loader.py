@@ -43,7 +43,9 @@ class DataLoader:
 
     Args:
         graph: The graph.
-        indices: ``[n]`` what to iterate over, or type to that; batches mix the types.
+        indices: ``[n]`` what to iterate over, or type to that; batches mix the types. An index may
+            be there several times (oversampling): ``output_nodes``, and the rows of the last block,
+            are a batch's indices as they are, and all times of a node have the same neighbours.
         graph_sampler: Makes a batch.
         device: Where batches shall be; by default the sampler's ``output_device``, else the
             graph's device.
