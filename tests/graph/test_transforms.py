@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import graphshard
 from graphshard.graph import (
     EID,
     ETYPE,

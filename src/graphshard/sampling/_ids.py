@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ids as users give them, plain or by type, and as the sampler takes them, always by type."""
+"""Arguments as users give them: ids, plain or by type, which the sampler takes by type alone."""
 
 from __future__ import annotations
 
@@ -103,3 +103,24 @@ def checked_ids(values: Any, bound: int, what: str, structure: Structure) -> Ten
 def only_if_plain(by_name: Mapping[Any, Any]) -> Any:
     """The only value where there is one type, else the dictionary."""
     return next(iter(by_name.values())) if len(by_name) == 1 else dict(by_name)
+
+
+def refuse_unnamed(function: str, unnamed: tuple[Any, ...], *names: str) -> None:
+    """Raise a TypeError that names the arguments which must not go by position, if some do.
+
+    Args:
+        function: Which was called.
+        unnamed: What came by position too many.
+        names: The next arguments, in the order of those whose scripts run here.
+    """
+    if unnamed:
+        raise TypeError(
+            f"{function} takes {', '.join(names)} and what follows by name alone, because SAR, DGL "
+            f"and torch have them in different orders (got {', '.join(map(_short, unnamed))} by "
+            f"position); write {names[0]}=..."
+        )
+
+
+def _short(value: Any) -> str:
+    is_plain = value is None or isinstance(value, bool | int | float | str)
+    return repr(value) if is_plain else type(value).__name__
