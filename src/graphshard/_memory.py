@@ -1,5 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory for large results: blocks that are used again, epoch after epoch.
+"""Memory: how much there still is, and blocks for large results that are used again.
+
+[Note: memory that is left]
+    What a process can still get is the least of what the machine has left and of what each control
+    group around it leaves: containers, batch systems and systemd limit memory that way, and they
+    nest. Pages of the file cache that were not used of late count as free, because the kernel
+    gives them up before it refuses memory. Limits of the address space (``RLIMIT_AS``) do not
+    count: mapped files are not memory.
 
 [Note: memory of results]
     The C library gives a block of some 10 MB and more back to the system as soon as it is freed,
@@ -14,9 +21,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from types import ModuleType
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -77,3 +88,86 @@ def _kernels() -> ModuleType | None:
     if os.environ.get("GRAPHSHARD_KEEP_MEMORY", "1") == "0":
         return None
     return kernels_for(_CPU)
+
+
+def available_memory(root: str | os.PathLike[str] = "/") -> int:
+    """Bytes that this process can still get. See [Note: memory that is left].
+
+    Where the system does not say what is free (macOS), half of what there is; where it says
+    nothing at all, 1 GiB.
+
+    Args:
+        root: The directory that has ``proc`` and the mounted control groups, for tests.
+    """
+    root = Path(root)
+    return max(0, min([_left_in_machine(root), *_left_in_control_groups(root)]))
+
+
+def _left_in_machine(root: Path) -> int:
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        return _numbers(root / "proc/meminfo")["MemAvailable"] * 1024
+    for name, share in (("SC_AVPHYS_PAGES", 1), ("SC_PHYS_PAGES", 2)):
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            return os.sysconf(name) * os.sysconf("SC_PAGE_SIZE") // share
+    return 1 << 30
+
+
+def _left_in_control_groups(root: Path) -> Iterator[int]:
+    """What each control group leaves that holds this process and limits memory."""
+    try:
+        groups = (root / "proc/self/cgroup").read_text().splitlines()
+        mounts = (root / "proc/self/mountinfo").read_text().splitlines()
+    except (OSError, ValueError):
+        return
+    paths = dict(line.split(":", 2)[1:] for line in groups if line.count(":") >= 2)
+    for line in mounts:
+        mount, _, kind = line.partition(" - ")
+        fields, options = mount.split(), kind.split()
+        if len(fields) < 5 or len(options) < 3:
+            continue
+        if options[0] == "cgroup2":
+            path, files = paths.get(""), _V2
+        elif options[0] == "cgroup" and "memory" in options[2].split(","):
+            path, files = next((p for c, p in paths.items() if "memory" in c.split(",")), None), _V1
+        else:
+            continue
+        if path is not None:
+            top = root / _unescaped(fields[4]).lstrip("/")
+            for folder in _folders(top, _unescaped(fields[3]), path):
+                yield from _left_in_folder(folder, *files)
+
+
+_Files: TypeAlias = tuple[tuple[str, ...], str, str]
+"""What limits, what is used, and what of that is cache which was not used of late."""
+_V2: _Files = ("memory.max", "memory.high"), "memory.current", "inactive_file"
+_V1: _Files = ("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_inactive_file"
+
+
+def _folders(top: Path, mounted: str, path: str) -> Iterator[Path]:
+    """The folder of a control group and those around it, up to where the hierarchy is mounted."""
+    inside = Path(path)
+    with contextlib.suppress(ValueError):  # a container may see paths of the host
+        inside = Path("/") / inside.relative_to(mounted)
+    names = [] if ".." in inside.parts else list(inside.parts[1:])
+    for count in range(len(names), -1, -1):
+        yield top.joinpath(*names[:count])
+
+
+def _left_in_folder(folder: Path, limits: Sequence[str], usage: str, cache: str) -> Iterator[int]:
+    with contextlib.suppress(OSError, ValueError):
+        used = int((folder / usage).read_text())
+        with contextlib.suppress(OSError, ValueError):
+            used -= _numbers(folder / "memory.stat").get(cache, 0)
+        for name in limits:
+            with contextlib.suppress(OSError, ValueError):  # "max" is no limit
+                yield int((folder / name).read_text()) - used
+
+
+def _numbers(file: Path) -> dict[str, int]:
+    """The lines ``name number`` of a file."""
+    pairs = (line.split()[:2] for line in file.read_text().splitlines())
+    return {pair[0].rstrip(":"): int(pair[1]) for pair in pairs if len(pair) == 2}
+
+
+def _unescaped(path: str) -> str:
+    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), path)

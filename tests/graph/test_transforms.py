@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import graphshard
 from graphshard.graph import (
     EID,
     ETYPE,
@@ -289,6 +290,30 @@ def test_to_homogeneous_options() -> None:
     assert small.ndata[NID].dtype == torch.int32
     assert small.ndata[NTYPE].dtype == torch.int64
     assert small.edata[ETYPE].tolist() == [0]
+
+
+@pytest.mark.parametrize("given", ["absent", "another form"])
+def test_to_homogeneous_asks_nothing_of_types_without_rows(given: str) -> None:
+    found = []
+    for module in (graphshard, dgl):
+        none = torch.empty(0, dtype=torch.int64)
+        g = module.heterograph(
+            {("a", "r", "b"): ([0, 1], [0, 0]), ("c", "x", "a"): (none, none)},
+            {"a": 2, "b": 1, "c": 0},
+        )
+        for ntype, count in (("a", 2), ("b", 1)):
+            g.nodes[ntype].data["h"] = torch.arange(3.0 * count).view(count, 3)
+        g.edges["r"].data["w"] = torch.ones(2)
+        if given == "another form":
+            g.nodes["c"].data["h"] = torch.ones(0, 5, 2)
+            g.edges["x"].data["w"] = torch.ones(0, 4)
+        found.append(module.to_homogeneous(g, ndata=["h"], edata=["w"]))
+    same(*found)
+    empty = heterograph({("a", "r", "b"): (none, none)}, {"a": 0, "b": 0})
+    with pytest.raises(ValueError, match=r"'h' must be on every type that has any nodes or edges"):
+        to_homogeneous(empty, ndata=["h"])
+    empty.nodes["b"].data["h"] = torch.ones(0, 3)
+    assert to_homogeneous(empty, ndata=["h"]).ndata["h"].shape == (0, 3)
 
 
 def test_metagraph_keeps_relations_without_edges() -> None:

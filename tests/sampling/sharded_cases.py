@@ -48,6 +48,8 @@ SAMPLERS: dict[str, Callable[[], Any]] = {
     "out excluded": lambda: NeighborSampler([-1, 2], edge_dir="out"),
     "none": lambda: NeighborSampler([0, 2]),
     "without eids": lambda: NeighborSampler([3, 2]),
+    "repeated": lambda: NeighborSampler([3, 2]),
+    "out repeated labor": lambda: LaborSampler([3, 2], edge_dir="out"),
 }
 
 
@@ -139,6 +141,8 @@ def sample(
 ) -> list[dict[str, Tensor]]:
     """The blocks of a rank's batch, in original ids."""
     seeds = seeds_of(graph, rank)
+    if "repeated" in name:
+        seeds = {t: torch.cat([ids, ids[:3].flip(0), ids[:1]]) for t, ids in seeds.items()}
     excluded = excluded_of(graph, rank) if "excluded" in name else None
     if translation is not None:
         seeds = {t: translation.new(t, ids) for t, ids in seeds.items()}

@@ -128,10 +128,6 @@ MISTAKES: dict[str, tuple[str, dict[str, Any]]] = {
         "ValueError: rank 1: seed_nodes of type '_N' must be in [0, 25) (got 25)",
         {"seeds": [25]},
     ),
-    "twice": (
-        "ValueError: rank 1: seed_nodes of type '_N' must be distinct (got 3",
-        {"seeds": [3, 3]},
-    ),
     "mask": (
         "TypeError: rank 1: seed_nodes of type '_N' must be ids (got a bool mask)",
         {"seeds": [True]},

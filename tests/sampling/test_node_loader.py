@@ -461,8 +461,6 @@ def test_errors() -> None:
         DataLoader(g, [0], sampler, prefetch=-1)
     with pytest.raises(ValueError, match=r"must be in \[0, 20\) \(got 20\)"):
         list(DataLoader(g, [0, 20], sampler))
-    with pytest.raises(ValueError, match=r"must be distinct \(got 4 more than once\)"):
-        list(DataLoader(g, [4, 4], sampler, batch_size=2))
 
 
 def test_error_in_a_sampler_keeps_its_place() -> None:

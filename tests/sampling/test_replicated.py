@@ -31,8 +31,8 @@ from sharded_cases import (
 import graphshard
 from graphshard import comm
 from graphshard.comm._group import group_state
-from graphshard.sampling import NeighborSampler, _choose, _shared_memory
-from graphshard.sampling._choose import choose_structure, free_memory, replicated_bytes
+from graphshard.sampling import NeighborSampler, _shared_memory
+from graphshard.sampling._choose import choose_structure, replicated_bytes
 from graphshard.sampling._collective import CollectiveStructure
 from graphshard.sampling._hosts import Hosts, directory_with_room
 from graphshard.sampling._replicated import ReplicatedStructure
@@ -263,18 +263,3 @@ def test_the_structure_that_fits_is_chosen(tmp_path: Path, kind: str) -> None:
     )
     wanted = [size, replicated, collective, replicated, collective, replicated]
     assert run_ranks(chosen, 2, parts) == [wanted] * 2
-
-
-def test_free_memory_heeds_the_limit_of_a_container(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = free_memory()
-    assert whole > 1 << 20
-    monkeypatch.setattr(_choose, "_CGROUP", tmp_path)
-    (tmp_path / "memory.max").write_text("3000000\n")
-    (tmp_path / "memory.current").write_text("1000000\n")
-    assert free_memory() == 2000000
-    (tmp_path / "memory.max").write_text("max\n")
-    assert free_memory() > 2000000
-    monkeypatch.setattr(_choose, "_MEMINFO", tmp_path / "nothing")
-    assert free_memory() > 1 << 20

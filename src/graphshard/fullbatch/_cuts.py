@@ -27,7 +27,6 @@ from dataclasses import dataclass
 import torch
 
 from ._columns import most_blocks
-from ._deferred import ELEMENTWISE, LAST_DIM_REDUCTIONS
 from ._expressions import (
     Apply,
     Dropout,
@@ -42,6 +41,7 @@ from ._expressions import (
     leaves_of,
 )
 from ._messages import CopySource, Message, PerEdge, Weighted
+from ._row_wise import ELEMENTWISE, LAST_DIM_REDUCTIONS
 
 
 @dataclass(frozen=True)

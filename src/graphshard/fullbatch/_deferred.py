@@ -27,20 +27,10 @@ from ._expressions import (
     Reshape,
     Softmax,
 )
+from ._row_wise import DROPOUTS, LAST_DIM_REDUCTIONS, HasRows, positional, row_wise
 from ._stand_in import StandIn
 
-ELEMENTWISE = frozenset(
-    """abs add celu clamp clamp_max clamp_min cos detach div double elu exp expm1 float gelu
-    hardtanh half bfloat16 leaky_relu log log1p logsigmoid maximum minimum mul
-    multiply neg negative pow reciprocal relu relu6 rsqrt rsub selu sigmoid silu sin softplus
-    softsign sqrt square sub subtract tanh to true_divide type_as where
-    __add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __div__ __rdiv__
-    __neg__ __pow__ __rpow__ __abs__""".split()
-)
-_ROW_WISE = ELEMENTWISE | {"linear", "matmul", "__matmul__"}
 _RESHAPES = frozenset({"unsqueeze", "squeeze", "view", "reshape", "flatten", "contiguous"})
-LAST_DIM_REDUCTIONS = frozenset({"sum", "mean", "amax", "amin", "softmax", "log_softmax"})
-_DROPOUTS = frozenset({"dropout", "feature_dropout"})
 
 Materializer = Callable[[Expression], Tensor]
 
@@ -95,7 +85,7 @@ class DeferredEdges(StandIn):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        kwargs = dict(kwargs or {})
+        args, kwargs = positional(args, kwargs or {})
         name = getattr(func, "__name__", "")
         first = next((a for a in (*args, *kwargs.values()) if isinstance(a, DeferredEdges)), None)
         if first is not None:
@@ -112,24 +102,23 @@ class DeferredEdges(StandIn):
         """The expression for this call, or None when only the whole tensor will do."""
         if kwargs.get("inplace"):
             kwargs["inplace"] = False
-        elif name.endswith("_") and not name.endswith("__"):
+        elif name.endswith("_") and not name.endswith("__") and isinstance(args[0], DeferredEdges):
             raise NotImplementedError(
                 f"'{name}' changes a tensor in place, but edge values on a sequentially aggregated "
                 f"graph are not stored; use '{name[:-1]}', or construct_full_graph(..., "
                 "mode='oneshot')"
             )
-        if name in _DROPOUTS and isinstance(args[0], DeferredEdges):
+        if name in DROPOUTS and isinstance(args[0], DeferredEdges):
             return self._dropout(args, kwargs)
         if name in _RESHAPES:
             return self._reshape(name, func, args, kwargs)
         if name in LAST_DIM_REDUCTIONS and not self._keeps_edges(args, kwargs):
             return None
-        if name not in _ROW_WISE and name not in LAST_DIM_REDUCTIONS:
+        has_rows = row_wise(name, args, kwargs)
+        if has_rows is None:
             return None
-        operands = [self._operand(a) for a in args]
-        named = {k: self._operand(v) for k, v in kwargs.items()}
-        expression = Apply(func, operands, named)
-        return expression if expression.is_row_wise else None
+        operands = [_operand(a, has_rows) for a in args]
+        return Apply(func, operands, {k: _operand(v, has_rows) for k, v in kwargs.items()})
 
     def _dropout(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Expression:
         p = args[1] if len(args) > 1 else kwargs.get("p", 0.5)
@@ -171,14 +160,13 @@ class DeferredEdges(StandIn):
         dims = (dims,) if isinstance(dims, int) else tuple(dims)
         return all(d % self.ndim != 0 for d in dims)
 
-    def _operand(self, operand: Any) -> Any:
-        if isinstance(operand, DeferredEdges):
-            return operand.expression
-        if not isinstance(operand, Tensor):
-            return operand
-        if operand.dim() == self.ndim and operand.shape[:1] == self.shape[:1]:
-            return EdgeRows(operand)
-        return Leaf("c", operand)
+
+def _operand(operand: Any, has_rows: HasRows) -> Any:
+    if isinstance(operand, DeferredEdges):
+        return operand.expression
+    if not isinstance(operand, Tensor):
+        return operand
+    return EdgeRows(operand) if has_rows(operand) else Leaf("c", operand)
 
 
 def _materialized(value: Any) -> Any:

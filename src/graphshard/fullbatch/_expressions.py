@@ -209,7 +209,7 @@ def _operand(operand: Expression, evaluation: Evaluation) -> tuple[Tensor, Targe
 
 
 class Apply(Expression):
-    """A torch function that works on each edge's row by itself."""
+    """A torch function that works on each edge's row by itself. See `_row_wise`."""
 
     def __init__(
         self, function: Callable[..., Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -221,8 +221,7 @@ class Apply(Expression):
             result = function(
                 *(_sample(a) for a in self.args), **{k: _sample(v) for k, v in self.kwargs.items()}
             )
-        #: Whether the function gave one row for each row; only then does `shape` mean anything.
-        self.is_row_wise = result.shape[:1] == (NUM_SAMPLE_ROWS,)
+        assert len(result) == NUM_SAMPLE_ROWS, getattr(function, "__name__", function)
         self.shape = torch.Size((first.shape[0], *result.shape[1:]))
         self.dtype, self.device = result.dtype, result.device
 

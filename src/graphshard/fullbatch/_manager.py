@@ -174,8 +174,8 @@ class GraphShardManager(MessagePassingGraph):
     def with_mode(
         self,
         mode: str,
-        rematerialize: bool = True,
         *,
+        rematerialize: bool = True,
         prefetch: int = 1,
         halo_dtype: torch.dtype | None = None,
     ) -> GraphShardManager:

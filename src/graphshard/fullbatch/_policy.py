@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 
+from .._memory import available_memory
 from ..comm import agree, all_reduce
 from ..comm._wire import WIRE_DTYPES
 
@@ -31,7 +32,8 @@ class AggregationMode:
         rematerialize: With sequential aggregation, fetch again in the backward; False keeps what
             was fetched: less communication, more memory.
         memory_budget: Bytes that the halo rows of one rank may take, for ``"auto"``; None: a
-            quarter of the free memory of the machine, shared by the ranks on it.
+            quarter of the memory that is left (see `available_memory`), shared by the ranks on the
+            machine.
         row_width: Columns of the widest float32 row that will be exchanged, for ``"auto"``.
         prefetch: With sequential aggregation, remote shards that are under way while another one
             is computed (blocks of them, where wide rows are taken block by block): the memory of
@@ -88,15 +90,10 @@ class AggregationMode:
             return self.mode
         budget = self.memory_budget
         if budget is None:
-            budget = _free_memory() // 4 // _ranks_on_this_machine()
+            budget = available_memory() // 4 // _ranks_on_this_machine()
         needed = num_halo_rows * self.row_width * 4 * _LAYERS_ALIVE
         too_large = all_reduce(torch.tensor([int(needed > budget)]), group=group)
         return "sequential" if int(too_large[0]) else "oneshot"
-
-
-def _free_memory() -> int:
-    """Bytes that this machine can still give to processes."""
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _ranks_on_this_machine() -> int:

@@ -18,13 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._deferred import ELEMENTWISE
 from ._replay import autocast_state
+from ._row_wise import LAST_DIM_REDUCTIONS, collect, positional, row_wise
 from ._stand_in import StandIn
-
-_PRODUCTS = frozenset({"linear", "matmul", "__matmul__"})
-_DROPOUTS = frozenset({"dropout", "feature_dropout"})
-_ROW_WISE = ELEMENTWISE | _PRODUCTS | _DROPOUTS | {"affine", "contiguous"}
 
 
 class RowsUnderWay(StandIn):
@@ -88,7 +84,7 @@ class RowsUnderWay(StandIn):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        call = _Call(func, args, dict(kwargs or {}))
+        call = _Call(func, *positional(args, kwargs or {}))
         found = call.by_rows()
         return call.on_whole() if found is None else found
 
@@ -126,48 +122,32 @@ class _Call:
     ) -> None:
         self._func, self._args, self._kwargs = func, args, kwargs
         self._name = getattr(func, "__name__", "")
-        self._found: list[RowsUnderWay] = []
-        self._others: list[Tensor] = []
-        _visit((args, kwargs), self._found, self._others)
 
     def on_whole(self) -> Any:
         return self._with(RowsUnderWay.whole, lambda tensor: tensor)
 
     def by_rows(self) -> RowsUnderWay | None:
         """The result on each row by itself; None where rows may be mixed."""
-        first = self._found[0]
-        if self._name not in _ROW_WISE or self._kwargs.get("inplace"):
+        if self._kwargs.get("inplace") or self._name in LAST_DIM_REDUCTIONS:
             return None
+        found: list[StandIn] = []
+        collect((self._args, self._kwargs), found, [])
+        rows_under_way = [rows for rows in found if isinstance(rows, RowsUnderWay)]
+        first = rows_under_way[0]
         num_own, num_rows = len(first.own), len(first)
-        if any((len(rows.own), len(rows)) != (num_own, num_rows) for rows in self._found):
+        if any(len(rows.own) != num_own for rows in rows_under_way):
             return None
-        if self._name in ELEMENTWISE:
-            most = max(rows.dim() for rows in self._found)
-            if any(rows.dim() != most for rows in self._found):
-                return None
-            full = [tensor for tensor in self._others if tensor.dim() >= most]
-            if any(t.dim() > most or t.shape[0] not in (1, num_rows) for t in full):
-                return None
+        has_rows = row_wise(self._name, self._args, self._kwargs)
+        if has_rows is None:
+            return None
 
-            def part_of(tensor: Tensor, part: slice) -> Tensor:
-                has_rows = tensor.dim() == most and tensor.shape[0] == num_rows
-                return tensor[part] if has_rows else tensor
-
-        else:
-            # Products: rows on the left, matrices and biases as they are.
-            if self._name in _PRODUCTS and not isinstance(self._args[0], RowsUnderWay):
-                return None
-            if self._name in _PRODUCTS and (len(self._found) > 1 or first.dim() < 2):
-                return None
-
-            def part_of(tensor: Tensor, part: slice) -> Tensor:
-                return tensor
+        def part_of(tensor: Tensor, part: slice) -> Tensor:
+            return tensor[part] if has_rows(tensor) else tensor
 
         own_part, rest = slice(0, num_own), slice(num_own, num_rows)
         autocast = autocast_state(first.device)
         own = self._with(lambda rows: rows.own, lambda tensor: part_of(tensor, own_part))
-        if not isinstance(own, Tensor) or own.shape[:1] != (num_own,):
-            return None
+        assert isinstance(own, Tensor) and len(own) == num_own, self._name
 
         def arrive() -> Tensor:
             with autocast():
@@ -183,19 +163,6 @@ class _Call:
     ) -> Any:
         args, kwargs = _replaced((list(self._args), self._kwargs), rows, tensor)
         return self._func(*args, **kwargs)
-
-
-def _visit(value: Any, rows: list[RowsUnderWay], others: list[Tensor]) -> None:
-    """Collect what a call was given."""
-    if isinstance(value, RowsUnderWay):
-        rows.append(value)
-    elif isinstance(value, Tensor):
-        others.append(value)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            _visit(item, rows, others)
-    elif isinstance(value, dict):
-        _visit(list(value.values()), rows, others)
 
 
 def _replaced(

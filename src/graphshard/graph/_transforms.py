@@ -143,6 +143,7 @@ def to_bidirected(g: Graph, copy_ndata: bool = False) -> Graph:
 
 def add_reverse_edges(
     g: Graph,
+    *,
     copy_ndata: bool = True,
     copy_edata: bool = False,
     ignore_bipartite: bool = False,

@@ -22,7 +22,9 @@ from ._schema import EID, NID
 from ._transforms import check_plain, node_counts, select_fields, share_nodes
 
 
-def in_subgraph(g: Graph, nodes: Any, relabel_nodes: bool = False, store_ids: bool = True) -> Graph:
+def in_subgraph(
+    g: Graph, nodes: Any, *, relabel_nodes: bool = False, store_ids: bool = True
+) -> Graph:
     """The graph of all edges that enter some nodes.
 
     Edges come node by node in the order given, each node's by ascending edge id.
@@ -56,7 +58,7 @@ def in_subgraph(g: Graph, nodes: Any, relabel_nodes: bool = False, store_ids: bo
 
 
 def out_subgraph(
-    g: Graph, nodes: Any, relabel_nodes: bool = False, store_ids: bool = True
+    g: Graph, nodes: Any, *, relabel_nodes: bool = False, store_ids: bool = True
 ) -> Graph:
     """The graph of all edges that leave some nodes; see `in_subgraph`, which is its counterpart."""
     chosen = _chosen_nodes(g, nodes, "out_subgraph")
@@ -68,7 +70,7 @@ def out_subgraph(
 
 
 def edge_subgraph(
-    g: Graph, edges: Any, relabel_nodes: bool = True, store_ids: bool = True
+    g: Graph, edges: Any, *, relabel_nodes: bool = True, store_ids: bool = True
 ) -> Graph:
     """The graph of some edges, in the order given.
 
@@ -109,7 +111,7 @@ def edge_subgraph(
 
 
 def node_subgraph(
-    g: Graph, nodes: Any, relabel_nodes: bool = True, store_ids: bool = True
+    g: Graph, nodes: Any, *, relabel_nodes: bool = True, store_ids: bool = True
 ) -> Graph:
     """The graph of some nodes and of all edges between them.
 

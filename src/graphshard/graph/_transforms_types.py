@@ -51,8 +51,8 @@ def to_homogeneous(
 
     Args:
         g: Graph.
-        ndata: Node features to concatenate over all types, which must all have them in one row
-            shape and dtype; None carries none over.
+        ndata: Node features to concatenate over all types that have nodes, which must all have them
+            in one row shape and dtype; None carries none over.
         edata: The same for edge features and relations.
         store_type: Whether to store type numbers (int64) as ``ndata[NTYPE]`` and ``edata[ETYPE]``.
         return_count: Whether to return the number of nodes and edges of each type as well.
@@ -82,10 +82,10 @@ def to_homogeneous(
     new = graph(pair, num_nodes=sum(counts.values()))
     for name in ndata or ():
         columns = {f"nodes of type {t!r}": g.nodes[t].data.get(name) for t in g.ntypes}
-        new.ndata[name] = _joined(name, columns)
+        new.ndata[name] = _joined(name, columns, list(counts.values()))
     for name in edata or ():
         columns = {f"edges of {e}": g.edges[e].data.get(name) for e in g.canonical_etypes}
-        new.edata[name] = _joined(name, columns)
+        new.edata[name] = _joined(name, columns, num_edges)
     new.ndata[NID], ntype_ids = _numbers(g, list(counts.values()))
     new.edata[EID], etype_ids = _numbers(g, num_edges)
     if store_type:
@@ -93,15 +93,19 @@ def to_homogeneous(
     return (new, list(counts.values()), num_edges) if return_count else new
 
 
-def _joined(name: str, columns: dict[str, Tensor | None]) -> Tensor:
+def _joined(name: str, columns: dict[str, Tensor | None], counts: Sequence[int]) -> Tensor:
+    """The columns of types that have rows; where none has, those that there are."""
+    filled = {what for what, count in zip(columns, counts, strict=True) if count}
+    filled = filled or {what for what, column in columns.items() if column is not None}
+    columns = {what: column for what, column in columns.items() if what in filled}
     forms = {
         what: None if column is None else (tuple(column.shape[1:]), column.dtype)
         for what, column in columns.items()
     }
-    if len(set(forms.values())) > 1 or None in forms.values():
+    if len(set(forms.values())) != 1 or None in forms.values():
         raise ValueError(
-            f"feature {name!r} must be on every type, with one row shape and dtype, to be joined "
-            f"(got {forms})"
+            f"feature {name!r} must be on every type that has any nodes or edges, with one row "
+            f"shape and dtype, to be joined (got {forms})"
         )
     return torch.cat([column for column in columns.values() if column is not None])
 

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from .. import function as fn
 from ..graph import MessagePassingGraph
+from ..ops import is_plain
 from ._edge_weight_norm import EdgeWeightNorm
 from ._inputs import degree_scale, prepare_edge_weight
 
@@ -54,7 +55,8 @@ class APPNPConv(nn.Module):
         self, graph: MessagePassingGraph, feat: Tensor, edge_weight: Tensor | None = None
     ) -> Tensor:
         """Apply the layer; see the class for shapes."""
-        drops = self.training and self.edge_drop.p > 0
+        drop = self.edge_drop
+        drops = not is_plain(drop, nn.Dropout) or (drop.training and drop.p > 0)
         with graph.local_scope():
             weight = None
             scale_out = scale_in = None

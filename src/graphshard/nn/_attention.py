@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..ops import EdgeMask, random_seed
+from ..ops import EdgeMask, is_plain, random_seed
 
 
 def attention_mask(dropout: nn.Module) -> EdgeMask | None:
@@ -17,9 +17,9 @@ def attention_mask(dropout: nn.Module) -> EdgeMask | None:
     Raises:
         Unfused: The module is not plain dropout.
     """
-    if type(dropout) is nn.Identity:
+    if is_plain(dropout, nn.Identity):
         return None
-    if type(dropout) is not nn.Dropout:
+    if not isinstance(dropout, nn.Dropout) or not is_plain(dropout, nn.Dropout):
         raise Unfused
     if not dropout.training or dropout.p == 0.0:
         return None
@@ -32,7 +32,7 @@ def slope_of(activation: nn.Module) -> float:
     Raises:
         Unfused: It is another activation.
     """
-    if type(activation) is not nn.LeakyReLU:
+    if not isinstance(activation, nn.LeakyReLU) or not is_plain(activation, nn.LeakyReLU):
         raise Unfused
     return activation.negative_slope
 

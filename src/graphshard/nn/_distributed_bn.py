@@ -41,7 +41,7 @@ class Statistics:
 
 
 class DistributedBN1D(nn.BatchNorm1d):
-    r"""Drop-in for :class:`torch.nn.BatchNorm1d` whose statistics are those of all ranks' rows.
+    r""":class:`torch.nn.BatchNorm1d` whose statistics are those of all ranks' rows.
 
     .. math::
         y = \frac{x - \mu}{\sqrt{\sigma^2 + \epsilon}} \, \gamma + \beta
@@ -51,26 +51,28 @@ class DistributedBN1D(nn.BatchNorm1d):
     concatenation of what all ranks pass in; output, input gradient and running statistics are
     those of ``BatchNorm1d`` on that concatenation. A rank may have no rows. While training, every
     rank of the group must call the layer, and run its backward, the same number of times. Without
-    a process group the layer is a ``BatchNorm1d``.
+    a process group the layer is a ``BatchNorm1d``. Arguments by position are those of SAR's layer.
 
     Args:
         num_features: Number of channels.
         eps: :math:`\epsilon`.
+        affine: Learn :math:`\gamma` and :math:`\beta`. It is third, as in SAR's layer of this name;
+            ``BatchNorm1d`` has ``momentum`` there, which goes by name here.
+        distributed: ``False`` normalises over this rank's rows alone; ``None`` is ``True``.
         momentum: Weight of the newest batch in the running statistics; ``None`` for the plain
             mean over all batches.
-        affine: Learn :math:`\gamma` and :math:`\beta`.
         track_running_stats: Keep running statistics and use them in ``eval`` mode; otherwise
             statistics are always those of the batch.
         device: Where parameters and buffers are made.
         dtype: Their dtype.
         group: The ranks to normalise over; ``None`` for all.
-        distributed: ``False`` normalises over this rank's rows alone.
 
     Shape:
         Input ``[num_rows, num_features]`` or ``[num_rows, num_features, length]``; the output has
         the shape and dtype of the input. Statistics are computed in float32 at least.
 
     Raises:
+        TypeError: ``affine`` or ``distributed`` is no bool.
         ValueError: Input of another shape; a single value per channel over all ranks while
             training (on every rank alike).
 
@@ -85,20 +87,26 @@ class DistributedBN1D(nn.BatchNorm1d):
         self,
         num_features: int,
         eps: float = 1e-5,
-        momentum: float | None = 0.1,
         affine: bool = True,
+        distributed: bool | None = True,
+        *,
+        momentum: float | None = 0.1,
         track_running_stats: bool = True,
         device: Any = None,
         dtype: torch.dtype | None = None,
-        *,
         group: Any = None,
-        distributed: bool = True,
     ) -> None:
+        if not isinstance(affine, bool) or not isinstance(distributed, bool | None):
+            raise TypeError(
+                "the third and fourth argument of DistributedBN1D are affine and distributed, "
+                f"True or False (got {affine!r} and {distributed!r}); BatchNorm1d has momentum and "
+                "affine there: write momentum=... and affine=..."
+            )
         super().__init__(
             num_features, eps, momentum, affine, track_running_stats, device=device, dtype=dtype
         )
         self.group = group
-        self.distributed = distributed
+        self.distributed = distributed is not False
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalise; see the class for shapes."""

@@ -54,11 +54,21 @@ def _apply(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
 ) -> Tensor:
-    """Call a layer; with a tensor, unless it takes rows of which some are still coming."""
-    takes = "takes_rows_under_way" in vars(type(layer)) and not is_hooked(layer)
+    """Call a layer; with a tensor, unless it takes rows of which some are still coming.
+
+    A subclass, a hook, or a submodule that torch does not have may know tensors alone.
+    """
+    takes = "takes_rows_under_way" in vars(type(layer)) and not any(
+        is_hooked(module) or not (module is layer or _is_of_torch(module))
+        for module in layer.modules()
+    )
     source = rows if takes or isinstance(rows, Tensor) else rows.whole()
     result: Tensor = layer(graph, (source, destination), *args, **kwargs)
     return result
+
+
+def _is_of_torch(module: nn.Module) -> bool:
+    return type(module).__module__.startswith("torch.nn.modules.")
 
 
 class HeteroGraphConv(nn.Module):

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ..graph import MessagePassingGraph
-from ..ops import linear
+from ..ops import is_plain, linear
 
 
 class _Projection:
@@ -84,7 +84,7 @@ class Projections:
             heads: Extents whose product is the width of the layer.
         """
         rows = linear(x, layer)
-        if self._wanted and type(layer) is nn.Linear and rows.requires_grad:
+        if self._wanted and is_plain(layer, nn.Linear) and rows.requires_grad:
             self._made.append(_Projection(x, layer, rows))
         return rows.unflatten(-1, heads)
 

@@ -7,7 +7,8 @@ first, once per basis, with the coefficients as edge weights:
 
     sum_e norm_e sum_b a_{t(e) b} x_e V_b  =  sum_b (sum_e norm_e a_{t(e) b} x_e) V_b
 
-which holds ``num_bases`` numbers per edge and sends the untransformed row once.
+which holds ``num_bases`` numbers per edge and sends the untransformed row once. A subclass with
+a ``message`` of its own goes the general way.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 
 from .. import function as fn
 from ..graph import MessagePassingGraph
+from ..ops import is_plain
 from ._typed_linear import TypedLinear, check_types
 
 MAX_AGGREGATED_BASES = 8
@@ -134,10 +136,8 @@ class RelGraphConv(nn.Module):
                 )
         if norm is not None and norm.dim() == 1:
             norm = norm.unsqueeze(-1)
-        linear = self.linear_r
-        few_bases = linear.regularizer == "basis" and linear.W.shape[0] <= MAX_AGGREGATED_BASES
         with g.local_scope():
-            if few_bases:
+            if self._sums_first():
                 h = self._sum_by_basis(g, feat, etypes, norm)
             else:
                 g.srcdata["h"] = feat
@@ -155,6 +155,14 @@ class RelGraphConv(nn.Module):
         if self.activation is not None:
             h = self.activation(h)
         return self.dropout(h)
+
+    def _sums_first(self) -> bool:
+        """Whether sums over edges come before the matrices: not if messages are made otherwise."""
+        linear = self.linear_r
+        own = type(self).message is RelGraphConv.message and "message" not in vars(self)
+        if not own or not is_plain(linear, TypedLinear):
+            return False
+        return linear.regularizer == "basis" and linear.W.shape[0] <= MAX_AGGREGATED_BASES
 
     def _sum_by_basis(
         self, g: MessagePassingGraph, feat: Tensor, etypes: Tensor, norm: Tensor | None

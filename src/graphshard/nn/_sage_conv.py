@@ -4,14 +4,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import function as fn
 from ..graph import MessagePassingGraph
-from ..ops import affine, is_relu, linear
+from ..ops import affine, is_plain, is_relu, linear
 from ._inputs import (
     Features,
     Widths,
@@ -146,8 +148,7 @@ class SAGEConv(nn.Module):
             if self._aggre_type in ("mean", "gcn"):
                 neigh = self._average(graph, message, source, destination, is_done)
             elif self._aggre_type == "pool":
-                pool = self.fc_pool
-                graph.srcdata["h"] = affine([(source, pool.weight.t())], pool.bias, relu=True)
+                graph.srcdata["h"] = self._pooled(source)
                 graph.update_all(message, fn.max("m", "neigh"))
                 neigh = graph.dstdata["neigh"]
             else:
@@ -155,6 +156,13 @@ class SAGEConv(nn.Module):
                 graph.update_all(message, self._lstm_reducer)
                 neigh = graph.dstdata["neigh"]
         return self._finish(neigh, destination, is_done)
+
+    def _pooled(self, source: Tensor) -> Tensor:
+        """What the maximum is taken of."""
+        fc = self.fc_pool
+        if is_plain(fc, nn.Linear):
+            return affine([(source, fc.weight.t())], fc.bias, relu=True)
+        return F.relu(fc(source))
 
     def _average(
         self,
@@ -177,15 +185,20 @@ class SAGEConv(nn.Module):
 
     def _finish(self, neigh: Tensor, destination: Tensor, is_done: bool) -> Tensor:
         """The sum of both terms and the bias, activated."""
-        products = [] if is_done else [(neigh, self.fc_neigh.weight.t())]
-        bias = self.bias if self._aggre_type == "gcn" else self.fc_self.bias
+        terms = [] if is_done else [(neigh, self.fc_neigh)]
+        bias = self.bias if self._aggre_type == "gcn" else None
         if self._aggre_type != "gcn":
-            products.insert(0, (destination, self.fc_self.weight.t()))
+            terms.insert(0, (destination, self.fc_self))
+        plus = neigh if is_done else None
         relu = is_relu(self.activation)
-        if products:
-            result = affine(products, bias, neigh if is_done else None, relu)
+        is_one_pass = bool(terms) and all(is_plain(fc, nn.Linear) for _, fc in terms)
+        biases = [b for b in (bias, *(fc.bias for _, fc in terms if is_one_pass)) if b is not None]
+        if is_one_pass and len(biases) <= 1:
+            products = [(x, fc.weight.t()) for x, fc in terms]
+            result = affine(products, biases[0] if biases else None, plus, relu)
         else:
-            result = neigh if bias is None else neigh + bias
+            parts = [*(fc(x) for x, fc in terms), plus, bias]
+            result = reduce(torch.add, [part for part in parts if part is not None])
             result = result.relu() if relu else result
         if self.activation is not None and not relu:
             result = self.activation(result)

@@ -14,7 +14,7 @@ from .._memory import empty, empty_like, release_memory
 from . import reference
 from ._add_rows import add_rows
 from ._adjacency import Adjacency, HasAdjacency, as_adjacency
-from ._affine import affine, is_hooked, is_relu, linear
+from ._affine import affine, is_hooked, is_plain, is_relu, linear
 from ._attention import attend
 from ._attention_rule import Attention
 from ._compact import IdTable
@@ -53,6 +53,7 @@ __all__ = [
     "gspmm_arg_backward",
     "head_products",
     "is_hooked",
+    "is_plain",
     "is_relu",
     "linear",
     "merge_best",

@@ -59,8 +59,8 @@ def affine(
 
 
 def linear(x: Tensor, layer: nn.Linear) -> Tensor:
-    """What ``layer`` makes of ``x``; see `affine`. A subclass of `torch.nn.Linear` is called."""
-    if type(layer) is not nn.Linear or is_hooked(layer):
+    """What ``layer`` makes of ``x``; see `affine`. What is not `is_plain` is called."""
+    if not is_plain(layer, nn.Linear):
         found: Tensor = layer(x)
         return found
     return affine([(x, layer.weight.t())], layer.bias)
@@ -69,17 +69,36 @@ def linear(x: Tensor, layer: nn.Linear) -> Tensor:
 def is_relu(activation: Callable[[Tensor], Tensor] | None) -> bool:
     """Whether an activation is torch's ReLU."""
     known: tuple[Any, ...] = (functional.relu, torch.relu)
-    return activation in known or (type(activation) is nn.ReLU and not is_hooked(activation))
+    return activation in known or (
+        isinstance(activation, nn.Module) and is_plain(activation, nn.ReLU)
+    )
+
+
+def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
+    """Whether calling a module does what its class says and nothing else.
+
+    Only then may a kernel compute in its place. Not plain are a subclass (an adapter, a quantized
+    or parametrized layer), a module with hooks (spectral or weight normalization are such) and one
+    whose ``forward`` was replaced.
+
+    Args:
+        module: Any module.
+        kind: The class that it must be of.
+    """
+    return type(module) is kind and not is_hooked(module)
 
 
 def is_hooked(module: nn.Module) -> bool:
-    """Whether somebody else looks at what goes into a module, or out of it."""
-    return bool(
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
+    """Whether somebody else looks at what goes into a module or out of it, or replaced its work."""
+    found = vars(module)
+    return (
+        "forward" in found
+        or any(found[name] for name in _HOOKS)
+        or any(getattr(nn.modules.module, f"_global{name}") for name in _HOOKS)
     )
+
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 def _gains(products: Sequence[Product]) -> bool:

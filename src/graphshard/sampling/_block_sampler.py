@@ -80,7 +80,8 @@ class BlockSampler(Sampler):
 
         Args:
             g: A `Graph`, or a `GraphShardManager` (then collective, and without features).
-            indices: Distinct seed node ids, or node type to ids.
+            indices: Seed node ids, or node type to ids; the last block has a destination for each,
+                in their order, also for one that is there several times.
             exclude_eids: Ids of edges that must not be drawn, or relation to ids.
             draw_seed: Which draw to make; by default one from torch's generator.
 
@@ -88,7 +89,7 @@ class BlockSampler(Sampler):
             ``(input_nodes, output_nodes, blocks)``; nodes by type where there are several types.
 
         Raises:
-            ValueError: Seeds that are out of range or not distinct, fanouts or weights that do not
+            ValueError: Seeds that are out of range, fanouts or weights that do not
                 fit the graph, or features that it does not have.
         """
         keyed = {"draw_seed": draw_seed} if _is_keyed(type(self).sample_blocks) else {}

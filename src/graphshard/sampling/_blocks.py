@@ -13,6 +13,7 @@ from .._typing import CanonicalEType
 from ..graph import EID, NID, Block
 from ..ops import Adjacency, IdTable
 from ._keys import DrawSeed
+from ._repeats import repeat_seeds
 from ._structure import Drawn, DrawOptions, HopRequest, Structure
 
 Fanout = Mapping[CanonicalEType, int]
@@ -64,7 +65,8 @@ def sample_blocks(
         structure: Where neighbours come from.
         fanouts: Per block, the fanout of every relation.
         options: How to draw.
-        seeds: Node type to distinct ids; a type may be absent, and ids may be none.
+        seeds: Node type to ids; a type may be absent, ids may be none, and one may be there several
+            times: see `_repeats`.
         draw_seed: Which draw this is.
         excluded: Relation to ids of edges that are treated as absent.
         tables: Scratch space; by default this thread's.
@@ -74,7 +76,9 @@ def sample_blocks(
     """
     tables = IdTables.of(structure) if tables is None else tables
     none = torch.empty(0, dtype=structure.idtype, device=structure.device)
-    frontier = {t: seeds.get(t, none).to(structure.idtype) for t in structure.ntypes}
+    given = {t: seeds.get(t, none).to(structure.idtype) for t in structure.ntypes}
+    distinct = {t: tables.renumber(t, ids[:0], ids) for t, ids in given.items()}
+    frontier = {t: ids for t, (ids, _) in distinct.items()}
     blocks: list[Block] = []
     for layer in reversed(range(len(fanouts))):
         requests = [
@@ -90,6 +94,8 @@ def sample_blocks(
         block = _block(structure, requests, drawn, options, frontier, tables)
         frontier = {t: block.srcnodes[t].data[NID] for t in structure.ntypes}
         blocks.append(block)
+    if any(len(ids) < len(given[t]) for t, (ids, _) in distinct.items()):
+        return repeat_seeds(blocks[::-1], {t: places for t, (_, places) in distinct.items()})
     return blocks[::-1]
 
 

@@ -3,14 +3,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-from pathlib import Path
 from typing import Literal
 
 import torch
 import torch.distributed as dist
 
+from .._memory import available_memory
 from ..comm import all_reduce, share_error
 from ..fullbatch import GraphShardManager
 from ._collective import CollectiveStructure
@@ -20,8 +18,6 @@ from ._replicated import ReplicatedStructure
 Transport = Literal["auto", "collective", "replicated"]
 
 _TRANSPORTS = ("auto", "collective", "replicated")
-_MEMINFO = Path("/proc/meminfo")
-_CGROUP = Path("/sys/fs/cgroup")
 
 
 def choose_structure(
@@ -54,7 +50,7 @@ def choose_structure(
         )
     share_error(error, group)
     if transport == "auto":
-        budget = free_memory() // 4 if memory_budget is None else memory_budget
+        budget = available_memory() // 4 if memory_budget is None else memory_budget
         smallest = int(all_reduce(torch.tensor(budget), "min", group))
         transport = "replicated" if replicated_bytes(manager, group) <= smallest else "collective"
     if transport == "replicated":
@@ -85,25 +81,3 @@ def replicated_bytes(manager: GraphShardManager, group: dist.ProcessGroup | None
 def _is_unordered(manager: GraphShardManager, etype: tuple[str, str, str]) -> bool:
     dst = manager._structure.edges[etype].dst
     return bool((dst[1:] < dst[:-1]).any())
-
-
-def free_memory() -> int:
-    """Bytes that processes can still get here, of the machine and of the container."""
-    free = [_machine_memory(), *_container_memory()]
-    return max(0, min(free))
-
-
-def _machine_memory() -> int:
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        for line in _MEMINFO.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def _container_memory() -> list[int]:
-    """What the limit of a container leaves, if it has one."""
-    with contextlib.suppress(OSError, ValueError):  # "max" is no limit
-        limit = int((_CGROUP / "memory.max").read_text())
-        return [limit - int((_CGROUP / "memory.current").read_text())]
-    return []

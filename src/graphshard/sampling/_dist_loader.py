@@ -27,7 +27,7 @@ from ..graph import Graph
 from ._choose import Transport
 from ._feature_plan import FeaturePlan
 from ._freed_memory import keep_freed_memory
-from ._ids import by_type
+from ._ids import by_type, refuse_unnamed
 from ._loader_resources import LoaderResources
 from ._loader_sources import check_options, describe, rows_for, share_sizes, structure_for
 from ._loader_stages import FEATURES, SAMPLING, LoaderStats, Place, Sampling
@@ -53,13 +53,15 @@ class DataLoader:
 
     Args:
         graph: This rank's part of a sharded graph; or a `Graph`, for a process on its own.
-        seed_nodes: Ids of this rank's seeds, distinct, in the graph's global numbering; or node
-            type to ids.
+        seed_nodes: Ids of this rank's seeds in the graph's global numbering, or node type to ids. A
+            seed may be there several times (oversampling); in a batch each time has a row, with the
+            same neighbours.
         sampler: How neighbours are drawn, and which features come with the blocks:
             ``input_node_features`` and ``output_node_features`` of a `DistNeighborSampler`; of any
             `NeighborSampler`, the features of the graph that its ``prefetch_node_feats``,
             ``prefetch_labels`` and ``prefetch_edge_feats`` name. Rows are taken as they are now.
         batch_size: Seeds of a batch, on each rank.
+        *unnamed: None: everything else goes by name, for SAR and DGL have it in other orders.
         shuffle: Take the seeds in another order every epoch.
         drop_last: Leave out, on each rank, what fills no batch.
         seed: Of the order and the draws, equal on all ranks; by default rank 0's torch generator
@@ -103,9 +105,9 @@ class DataLoader:
         seed_nodes: Any,
         sampler: NeighborSampler,
         batch_size: int,
+        *unnamed: Any,
         shuffle: bool = False,
         drop_last: bool = False,
-        *,
         seed: int | None = None,
         prefetch: int = 2,
         transport: Transport = "auto",
@@ -114,6 +116,7 @@ class DataLoader:
         cache_bytes: int = 0,
         edge_ids: bool = False,
     ) -> None:
+        refuse_unnamed("DataLoader", unnamed, "drop_last", "shuffle")
         if not isinstance(graph, GraphShardManager | Graph):
             raise TypeError(
                 f"graph must be a GraphShardManager or a Graph (got {type(graph).__name__})"

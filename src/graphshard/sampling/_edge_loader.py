@@ -23,8 +23,7 @@ class EdgeDataLoader(DataLoader):
         eids: Edge ids, or relation to ids.
         graph_sampler: Draws blocks for nodes.
         device: As for `DataLoader`.
-        use_ddp: As for `DataLoader`.
-        ddp_seed: As for `DataLoader`.
+        *unnamed: As for `DataLoader`.
         exclude: As for `EdgePredictionSampler`.
         reverse_eids: As for `EdgePredictionSampler`.
         reverse_etypes: As for `EdgePredictionSampler`.
@@ -47,9 +46,7 @@ class EdgeDataLoader(DataLoader):
         eids: Any,
         graph_sampler: Any,
         device: torch.device | str | None = None,
-        use_ddp: bool = False,
-        ddp_seed: int = 0,
-        *,
+        *unnamed: Any,
         exclude: Exclude = None,
         reverse_eids: Tensor | Mapping[EType, Tensor] | None = None,
         reverse_etypes: Mapping[EType, EType] | None = None,
@@ -65,4 +62,4 @@ class EdgeDataLoader(DataLoader):
             negative_sampler,
             prefetch_labels,
         )
-        super().__init__(g, eids, sampler, device, use_ddp, ddp_seed, **options)
+        super().__init__(g, eids, sampler, device, *unnamed, **options)

@@ -93,10 +93,15 @@ class FeaturePlan:
     def requests(self, blocks: Sequence[Block]) -> list[RowRequest]:
         """The rows that a batch needs; the same kinds and names for every batch."""
         found = []
+        # Nodes of a block are distinct if seeds are; an edge may be drawn again.
+        nodes_differ = all(
+            len(torch.unique(ids)) == len(ids)
+            for ids in (blocks[-1].dstnodes[t].data[NID] for t in blocks[-1].dsttypes)
+        )
         for columns in self._columns:
             names = tuple(columns.names.values())
             for _, frame, id_field in self._frames(columns, blocks):
-                is_distinct = id_field == NID  # as in every block; an edge may be drawn again
+                is_distinct = id_field == NID and nodes_differ
                 found.append(RowRequest(columns.kind, names, frame[id_field], is_distinct))
         return found
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ids as users give them, plain or by type, and as the sampler takes them, always by type."""
+"""Arguments as users give them: ids, plain or by type, which the sampler takes by type alone."""
 
 from __future__ import annotations
 
@@ -13,20 +13,17 @@ from .._typing import INDEX_DTYPES, CanonicalEType
 from ._structure import Structure
 
 
-def by_type(
-    structure: Structure, ids: Any, what: str, *, distinct: bool = True
-) -> dict[str, Tensor]:
+def by_type(structure: Structure, ids: Any, what: str) -> dict[str, Tensor]:
     """Node ids as node type to tensor.
 
     Args:
         structure: Whose nodes they are.
         ids: A tensor, or anything a tensor can be made of, or node type to that.
         what: What error messages call them.
-        distinct: Whether an id may appear once only.
 
     Raises:
         TypeError: Ids without a type on a graph of several, or ids that are no integers.
-        ValueError: An unknown type, or an id that is out of range or given twice.
+        ValueError: An unknown type, or an id that is out of range.
     """
     if not isinstance(ids, Mapping):
         if len(structure.ntypes) != 1:
@@ -44,8 +41,6 @@ def by_type(
     for ntype, values in ids.items():
         label = f"{what} of type {ntype!r}"
         found[ntype] = checked_ids(values, structure.num_nodes(ntype), label, structure)
-        if distinct:
-            check_distinct(found[ntype], label)
     return found
 
 
@@ -105,16 +100,27 @@ def checked_ids(values: Any, bound: int, what: str, structure: Structure) -> Ten
     return ids.to(device=structure.device, dtype=structure.idtype)
 
 
-def check_distinct(ids: Tensor, what: str) -> None:
-    """Raise a ValueError that names the first id given twice, if one is."""
-    values, counts = torch.unique(ids, return_counts=True)
-    if values.numel() != ids.numel():
-        raise ValueError(
-            f"{what} must be distinct (got {int(values[counts > 1][0])} more than once); use "
-            "torch.unique"
-        )
-
-
 def only_if_plain(by_name: Mapping[Any, Any]) -> Any:
     """The only value where there is one type, else the dictionary."""
     return next(iter(by_name.values())) if len(by_name) == 1 else dict(by_name)
+
+
+def refuse_unnamed(function: str, unnamed: tuple[Any, ...], *names: str) -> None:
+    """Raise a TypeError that names the arguments which must not go by position, if some do.
+
+    Args:
+        function: Which was called.
+        unnamed: What came by position too many.
+        names: The next arguments, in the order of those whose scripts run here.
+    """
+    if unnamed:
+        raise TypeError(
+            f"{function} takes {', '.join(names)} and what follows by name alone, because SAR, DGL "
+            f"and torch have them in different orders (got {', '.join(map(_short, unnamed))} by "
+            f"position); write {names[0]}=..."
+        )
+
+
+def _short(value: Any) -> str:
+    is_plain = value is None or isinstance(value, bool | int | float | str)
+    return repr(value) if is_plain else type(value).__name__

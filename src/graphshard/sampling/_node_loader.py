@@ -14,6 +14,7 @@ from ..fullbatch import GraphShardManager
 from ._block_sampler import takes
 from ._epochs import EpochOrder
 from ._freed_memory import keep_freed_memory
+from ._ids import refuse_unnamed
 from ._keys import DrawSeed
 from ._pipeline import Pipeline, Run, Stage
 from ._samplers import LaborSampler, MultiLayerFullNeighborSampler, NeighborSampler
@@ -43,10 +44,13 @@ class DataLoader:
 
     Args:
         graph: The graph.
-        indices: ``[n]`` what to iterate over, or type to that; batches mix the types.
+        indices: ``[n]`` what to iterate over, or type to that; batches mix the types. An index may
+            be there several times (oversampling): ``output_nodes``, and the rows of the last block,
+            are a batch's indices as they are, and all times of a node have the same neighbours.
         graph_sampler: Makes a batch.
         device: Where batches shall be; by default the sampler's ``output_device``, else the
             graph's device.
+        *unnamed: None: everything else goes by name.
         use_ddp: Share the indices evenly among the ranks of the default process group, as
             `EpochOrder` says: without repetition, and with the same number of steps everywhere.
             All ranks must pass the same indices.
@@ -89,12 +93,12 @@ class DataLoader:
         indices: Any,
         graph_sampler: Any,
         device: torch.device | str | None = None,
+        *unnamed: Any,
         use_ddp: bool = False,
         ddp_seed: int = 0,
         batch_size: int = 1,
         drop_last: bool = False,
         shuffle: bool = False,
-        *,
         seed: int | None = None,
         prefetch: int | None = None,
         num_workers: int = 0,
@@ -102,6 +106,7 @@ class DataLoader:
         gpu_cache: Any = None,
         **options: Any,
     ) -> None:
+        refuse_unnamed(type(self).__name__, unnamed, "use_ddp", "ddp_seed", "batch_size")
         if isinstance(graph, GraphShardManager):
             raise TypeError(
                 "this loader takes a graph that is whole in this process (got a "
@@ -182,8 +187,7 @@ class NodeDataLoader(DataLoader):
         nids: Node ids, or node type to ids.
         graph_sampler: Draws blocks.
         device: As for `DataLoader`.
-        use_ddp: As for `DataLoader`.
-        ddp_seed: As for `DataLoader`.
+        *unnamed: As for `DataLoader`.
         **options: As for `DataLoader`.
     """
 
@@ -193,11 +197,10 @@ class NodeDataLoader(DataLoader):
         nids: Any,
         graph_sampler: Any,
         device: torch.device | str | None = None,
-        use_ddp: bool = False,
-        ddp_seed: int = 0,
+        *unnamed: Any,
         **options: Any,
     ) -> None:
-        super().__init__(g, nids, graph_sampler, device, use_ddp, ddp_seed, **options)
+        super().__init__(g, nids, graph_sampler, device, *unnamed, **options)
 
 
 def moved(value: Any, device: torch.device) -> Any:

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arguments by position: booleans stand where those libraries have them whose scripts run here.
+
+Against DGL's signatures, read from DGL, and SAR's, written down. No process.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import graphshard
+from graphshard import dataloading, sampling
+from graphshard.nn import DistributedBN1D
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    dgl = pytest.importorskip("dgl", reason="DGL is the oracle, and has no release for this Python")
+
+# SAR 0.1.0, https://github.com/IntelLabs/SAR; what comes by name alone is left out.
+SAR = {
+    "DataLoader": "full_graph_manager seed_nodes graph_sampler batch_size drop_last shuffle "
+    "precompute_optimized_batches optimized_batches_cache num_workers batch_comm_overlap",
+    "DistNeighborSampler": "fanouts prob replace copy_edata input_node_features "
+    "output_node_features output_device use_hybrid_partitioning batch_comm_overlap",
+    "DistributedBN1D": "n_feats eps affine distributed",
+    "construct_mfgs": "partition_data seed_nodes n_layers keep_seed_nodes",
+    "GraphShardManager.get_full_partition_graph": "self delete_shard_data",
+}
+MODULES = {
+    "graphshard": dgl,
+    "graphshard.graph": dgl,
+    "graphshard.nn": dgl.nn.pytorch,
+    "graphshard.dataloading": dgl.dataloading,
+    "graphshard.dataloading.negative_sampler": dgl.dataloading.negative_sampler,
+    "graphshard.sampling": dgl.dataloading,
+    "graphshard.distributed": dgl.distributed,
+}
+#: Nobody else has them, or not with these arguments.
+OURS_ALONE = {
+    "graphshard.graph.Frame.to non_blocking",  # as torch.Tensor.to
+    "graphshard.sampling.MiniBatch.to non_blocking",
+    "graphshard.distributed.load_partition_feats load_edges",
+}
+
+
+def functions(name: str, value: Any) -> Iterator[tuple[str, Callable[..., Any]]]:
+    """A function, or the public methods of a class."""
+    if not inspect.isclass(value):
+        yield name, value
+        return
+    for key, method in vars(value).items():
+        if inspect.isfunction(method) and (key == "__init__" or not key.startswith("_")):
+            yield f"{name}.{key}", method
+
+
+def names_of(function: Any) -> list[str]:
+    kinds = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return [p.name for p in inspect.signature(function).parameters.values() if p.kind in kinds]
+
+
+def booleans() -> Iterator[tuple[str, str, int, list[list[str]]]]:
+    """Public name, parameter, its place, and the parameters of each library that has the name."""
+    for module_name, peer_module in MODULES.items():
+        module = importlib.import_module(module_name)
+        for public in module.__all__:
+            value = getattr(module, public)
+            if not callable(value) or not getattr(value, "__module__", "").startswith("graphshard"):
+                continue
+            for name, function in functions(public, value):
+                peers = []
+                found = peer_module
+                for part in name.split("."):
+                    found = getattr(found, part, None)
+                if inspect.isfunction(found):
+                    peers.append(names_of(found))
+                in_sar = SAR.get(name.removesuffix(".__init__"))
+                if in_sar is not None:
+                    peers.append([*(["self"] if "__init__" in name else []), *in_sar.split()])
+                parameters = inspect.signature(function).parameters
+                for place, parameter in enumerate(names_of(function)):
+                    p = parameters[parameter]
+                    if isinstance(p.default, bool) or str(p.annotation).startswith("bool"):
+                        yield f"{module_name}.{name}", parameter, place, peers
+
+
+def test_booleans_by_position_are_where_others_have_them() -> None:
+    found = list(booleans())
+    assert len(found) > 20
+    for name, parameter, place, peers in found:
+        if f"{name} {parameter}" in OURS_ALONE:
+            continue
+        what = f"{name}: {parameter} must go by name alone"
+        assert peers, f"{what}, or be listed in OURS_ALONE"
+        for names in peers:
+            assert len(names) > place, f"{what}: it has no such argument elsewhere"
+            assert names[place] == parameter, f"{what}: elsewhere {names[place]} is there"
+
+
+def loaders() -> list[Any]:
+    graph = graphshard.graph(([0, 1], [1, 0]))
+    seeds, sampler = torch.arange(2), sampling.DistNeighborSampler([1])
+    blocks = dataloading.NeighborSampler([1])
+    return [
+        pytest.param(lambda *a: sampling.DataLoader(graph, seeds, sampler, 3, *a), id="DataLoader"),
+        *(
+            pytest.param(
+                lambda *a, kind=kind: kind(graph, seeds, blocks, "cpu", *a), id=kind.__name__
+            )
+            for kind in (
+                dataloading.DataLoader,
+                dataloading.NodeDataLoader,
+                dataloading.EdgeDataLoader,
+            )
+        ),
+    ]
+
+
+@pytest.mark.parametrize("loader", loaders())
+def test_loaders_take_booleans_by_name(loader: Callable[..., Any]) -> None:
+    loader()
+    for given in [(False,), (False, True)]:
+        with pytest.raises(TypeError, match=r"by name alone.*\(got False(, True)? by position\)"):
+            loader(*given)
+
+
+def test_the_error_names_the_arguments() -> None:
+    graph, sampler = graphshard.graph(([0, 1], [1, 0])), sampling.DistNeighborSampler([1])
+    text = (
+        "DataLoader takes drop_last, shuffle and what follows by name alone, because SAR, DGL and "
+        "torch have them in different orders (got False, True by position); write drop_last=..."
+    )
+    with pytest.raises(TypeError) as caught:
+        sampling.DataLoader(graph, torch.arange(2), sampler, 3, False, True)
+    assert str(caught.value) == text
+    with pytest.raises(TypeError, match=r"takes input_node_features.*\(got True, dict by position"):
+        sampling.DistNeighborSampler([1], None, False, True, {"x": 1})
+
+
+def test_batch_norm_has_the_order_of_sar() -> None:
+    norm = DistributedBN1D(8, 1e-5, False)
+    assert (norm.affine, norm.weight, norm.momentum, norm.distributed) == (False, None, 0.1, True)
+    norm = DistributedBN1D(8, 1e-4, True, False)
+    assert (norm.affine, norm.eps, norm.distributed) == (True, 1e-4, False)
+    assert DistributedBN1D(8, distributed=None).distributed
+    for order_of_torch in [(0.1,), (None,), (0.1, True), (True, 0.1)]:
+        with pytest.raises(TypeError, match=r"write momentum=... and affine=..."):
+            DistributedBN1D(8, 1e-5, *order_of_torch)
+    with pytest.raises(TypeError, match="positional"):
+        DistributedBN1D(8, 1e-5, True, True, 0.1)
