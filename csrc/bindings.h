@@ -6,9 +6,13 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
+#include <cstdint>
+#include <limits>
 #include <optional>
 #include <stdexcept>
+#include <utility>
 
+#include "structure.h"
 #include "types.h"
 
 template <>
@@ -19,10 +23,20 @@ struct nanobind::detail::dtype_traits<graphshard::bfloat16> {
 
 namespace graphshard {
 
+// Every array that a kernel gets is one of these. A torch tensor may be a view that has put off a
+// negation: its memory holds the numbers with the other sign, and DLPack does not say so. And it may
+// begin anywhere in a file. To read, such a tensor is copied first; to write into, it is refused.
+template <typename... Args>
+class Array : public nanobind::ndarray<Args...> {
+ public:
+  Array() = default;
+  explicit Array(const nanobind::ndarray<Args...>& other) : nanobind::ndarray<Args...>(other) {}
+};
+
 template <typename T>
-using Matrix = nanobind::ndarray<T, nanobind::ndim<2>, nanobind::c_contig, nanobind::device::cpu>;
+using Matrix = Array<T, nanobind::ndim<2>, nanobind::c_contig, nanobind::device::cpu>;
 template <typename T>
-using Vector = nanobind::ndarray<T, nanobind::ndim<1>, nanobind::c_contig, nanobind::device::cpu>;
+using Vector = Array<T, nanobind::ndim<1>, nanobind::c_contig, nanobind::device::cpu>;
 template <typename T>
 using MaybeMatrix = std::optional<Matrix<const T>>;
 template <typename T>
@@ -32,6 +46,19 @@ inline void require(bool condition, const char* rule) {
   if (!condition) throw std::invalid_argument(rule);
 }
 
+// What walks over edges take for granted of the array where each row's edges begin and end. What
+// ids are behind it is checked where a structure is made, by ops/_adjacency.py.
+template <typename I>
+void require_pointers(const Vector<const I>& indptr, size_t num_edges) {
+  require(indptr.shape(0) > 0, "indptr must not be empty");
+  require(num_edges <= static_cast<size_t>(std::numeric_limits<I>::max()),
+          "there must be no more edges than the type of ids can tell apart");
+  const nanobind::gil_scoped_release release;
+  require(ascends(indptr.data(), static_cast<int64_t>(indptr.shape(0)) - 1,
+                  static_cast<int64_t>(num_edges)),
+          "indptr must ascend from 0 to num_edges");
+}
+
 // Blocks for large results.
 void bind_memory(nanobind::module_& m);
 // Attention over in-edges.
@@ -39,4 +66,30 @@ void bind_attention(nanobind::module_& m);
 // Drawing and renumbering.
 void bind_sampling(nanobind::module_& m);
 
+// Whether an object is a tensor whose negation is put off.
+bool is_negated(nanobind::handle source) noexcept;
+// A copy of a tensor whose memory holds what the tensor says; invalid for other objects.
+nanobind::object plain_copy(nanobind::handle source) noexcept;
+
 }  // namespace graphshard
+
+template <typename... Args>
+struct nanobind::detail::type_caster<graphshard::Array<Args...>> {
+  using Plain = make_caster<ndarray<Args...>>;
+  NB_TYPE_CASTER(graphshard::Array<Args...>, Plain::Name)
+
+  template <typename Flags>
+  bool from_python(handle source, Flags flags, cleanup_list* cleanup) noexcept {
+    Plain plain;
+    if (!plain.from_python(source, flags, cleanup)) return false;
+    const uintptr_t address = reinterpret_cast<uintptr_t>(plain.value.data());
+    const bool is_aligned = address % (plain.value.itemsize() == 0 ? 1 : plain.value.itemsize()) == 0;
+    if (!is_aligned || graphshard::is_negated(source)) {
+      if (!graphshard::Array<Args...>::ReadOnly) return false;
+      const object copy = graphshard::plain_copy(source);
+      if (!copy.is_valid() || !plain.from_python(copy, flags, cleanup)) return false;
+    }
+    value = graphshard::Array<Args...>(plain.value);
+    return true;
+  }
+};

@@ -52,6 +52,10 @@ void require_shape(const std::optional<A>& array, int64_t rows, int64_t columns,
           rule);
 }
 
+// More would make the numbers of some edges at a time too many.
+constexpr int64_t kMostHeads = 65536;
+constexpr int64_t kMostColumns = int64_t{1} << 31;
+
 template <typename T>
 void check(const Operands<T>& o, int64_t num_edges) {
   const Attention<T>& a = o.attention;
@@ -65,6 +69,7 @@ void check(const Operands<T>& o, int64_t num_edges) {
     require(a.score != Score::kJoint ||
                 (o.vector && static_cast<int64_t>(o.vector->shape(0)) == score_width),
             "joint scores need a vector of heads * score_dim");
+    require(a.score != Score::kJoint || a.score_dim == a.dim, "joint scores read the values");
   }
   require_shape(o.src, a.num_src, score_width, "src must be [num_src, heads * score_dim]");
   require_shape(o.dst, a.num_dst, score_width, "dst must be [num_dst, heads * score_dim]");
@@ -84,6 +89,7 @@ EdgeGroups groups_of(const Vector<const I>& indptr, const Vector<const I>& indic
                      const MaybeVector<I>& eids, int64_t num_rows) {
   require(static_cast<int64_t>(indptr.shape(0)) == num_rows + 1,
           "indptr must have one entry more than there are rows");
+  require_pointers<I>(indptr, indices.shape(0));
   require(!eids || eids->shape(0) == indices.shape(0), "eids must have num_edges entries");
   return {Ids(indptr.data()), Ids(indices.data()), eids ? Ids(eids->data()) : Ids(), num_rows,
           static_cast<int64_t>(indices.shape(0))};
@@ -91,7 +97,7 @@ EdgeGroups groups_of(const Vector<const I>& indptr, const Vector<const I>& indic
 
 // Rows that may lie apart.
 template <typename V>
-using Steps = nb::ndarray<V, nb::ndim<2>, nb::device::cpu>;
+using Steps = Array<V, nb::ndim<2>, nb::device::cpu>;
 
 template <typename V>
 bool has_rows(const Steps<V>& array) {
@@ -152,6 +158,8 @@ void bind_walks(nb::class_<Operands<T>>& c) {
         const EdgeGroups edges = groups_of<I>(indptr, indices, eids, a.num_src);
         check(o, edges.num_edges);
         const AttentionGradient<T> gradient = gradient_of(a, peak, total, delta, grad);
+        require((!edge_terms || o.edge_terms) && (!factor || o.factor),
+                "what has a gradient must be there");
         require_shape(values, a.num_src, a.heads * a.dim, "the gradient of values has its shape");
         require_shape(src, a.num_src, a.heads * a.score_dim, "the gradient of src has its shape");
         require_shape(src_terms, a.num_src, a.heads, "the gradient of src_terms has its shape");
@@ -183,6 +191,9 @@ void bind_walks(nb::class_<Operands<T>>& c) {
         require(a.score != Score::kAdditive, "additive scores have no walk over in-edges");
         const AttentionGradient<T> gradient = gradient_of(a, peak, total, delta, grad);
         const int64_t score_width = a.heads * a.score_dim;
+        require((!edge_terms || o.edge_terms) && (!factor || o.factor) && (!edge || o.edge) &&
+                    (!vector || o.vector),
+                "what has a gradient must be there");
         require_shape(dst, a.num_dst, score_width, "the gradient of dst has its shape");
         require_shape(vector, 1, score_width, "the gradient of vector has its shape");
         require_shape(edge, edges.num_edges, score_width, "the gradient of edge has its shape");
@@ -209,14 +220,21 @@ void bind_operands(nb::module_& m, const char* name) {
   bind_walks<T, int64_t>(c);
   m.def(
       "attention",
-      [](std::string_view score, int64_t num_dst, int64_t heads, int64_t dim, int64_t score_dim,
+      [](std::string_view score, int64_t num_src, int64_t num_dst, int64_t heads, int64_t dim, int64_t score_dim,
          double slope, double scale, const Matrix<const T>& values, const MaybeMatrix<T>& src,
          const MaybeMatrix<T>& dst, const MaybeMatrix<T>& edge, const MaybeMatrix<V>& src_terms,
          const MaybeMatrix<V>& dst_terms, const MaybeMatrix<V>& edge_terms,
          const MaybeVector<V>& vector, const MaybeMatrix<V>& factor, uint64_t threshold,
          uint32_t edge_seed, uint32_t head_seed, double kept, const MaybeVector<int32_t>& keys) {
+        require(heads > 0 && heads <= kMostHeads, "there must be 1 to 65536 heads");
+        require(dim >= 0 && dim <= kMostColumns && score_dim >= 0 && score_dim <= kMostColumns,
+                "a head must have 0 to 2^31 columns");
+        require(num_dst >= 0, "num_dst must not be negative");
+        require(static_cast<int64_t>(values.shape(0)) == num_src,
+                "values must have one row per source");
+        require(threshold <= uint64_t{1} << 32, "threshold must be at most 2^32");
         const Attention<T> attention{parse_score(score),
-                                     static_cast<int64_t>(values.shape(0)),
+                                     num_src,
                                      num_dst,
                                      heads,
                                      dim,
@@ -237,7 +255,7 @@ void bind_operands(nb::module_& m, const char* name) {
         return Operands<T>{values,     src,    dst,    edge, src_terms, dst_terms,
                            edge_terms, factor, vector, keys, attention};
       },
-      "score"_a, "num_dst"_a, "heads"_a, "dim"_a, "score_dim"_a, "slope"_a, "scale"_a,
+      "score"_a, "num_src"_a, "num_dst"_a, "heads"_a, "dim"_a, "score_dim"_a, "slope"_a, "scale"_a,
       "values"_a.noconvert(), "src"_a.noconvert().none(), "dst"_a.noconvert().none(),
       "edge"_a.noconvert().none(), "src_terms"_a.noconvert().none(),
       "dst_terms"_a.noconvert().none(), "edge_terms"_a.noconvert().none(),

@@ -6,7 +6,9 @@
 #include <nanobind/stl/vector.h>
 
 #include <cstdint>
+#include <limits>
 #include <memory>
+#include <new>
 #include <vector>
 
 #include "bindings.h"
@@ -45,10 +47,19 @@ void drop_capsule(PyObject* capsule) {
   managed->deleter(managed);
 }
 
+constexpr size_t kMostDimensions = 64;  // of a tensor
+
 nb::object empty(const std::vector<int64_t>& shape, int code, int bits) {
+  require(bits > 0 && bits <= 64 && bits % 8 == 0 && code >= 0 && code <= 255,
+          "a block must have entries of one to eight whole bytes, and a type of DLPack's");
+  require(shape.size() <= kMostDimensions, "a block must have at most 64 dimensions");
   int64_t entries = 1;
-  for (const int64_t size : shape) entries *= size;
-  require(entries > 0 && bits % 8 == 0, "a block must have entries of whole bytes");
+  const int64_t most = std::numeric_limits<int64_t>::max() / (bits / 8);
+  for (const int64_t size : shape) {
+    require(size > 0, "a block must have entries in each dimension");
+    if (size > most / entries) throw std::bad_alloc();
+    entries *= size;
+  }
   auto owned = std::make_unique<OwnedBlock>();
   {
     const nb::gil_scoped_release release;
@@ -85,40 +96,49 @@ SharedPlace place_of(int process, int descriptor, uint64_t token, uint64_t use) 
   return {process, descriptor, token, use};
 }
 
-// Headers are given by their address: their memory is a map, which Python holds.
+// A block's memory is a map, which Python holds; it begins with the header.
+using Memory = Vector<uint8_t>;
+
+void* header_of(const Memory& block) {
+  require(block.shape(0) >= kSharedHeader && reinterpret_cast<uintptr_t>(block.data()) % 8 == 0,
+          "a block must begin with a header, at a multiple of 8 bytes");
+  return block.data();
+}
+
 void bind_shared(nb::module_& m) {
   m.attr("shared_header") = kSharedHeader;
   m.attr("shared_readers") = kSharedReaders;
   m.def(
       "begin_use",
-      [](uintptr_t header, uint64_t token, uint64_t use) {
-        begin_use(reinterpret_cast<void*>(header), token, use);
+      [](const Memory& block, uint64_t token, uint64_t use) {
+        begin_use(header_of(block), token, use);
       },
-      "header"_a, "token"_a, "use"_a);
+      "block"_a.noconvert(), "token"_a, "use"_a);
   m.def(
       "is_read",
-      [](uintptr_t header, uint64_t use, const std::vector<int64_t>& readers) {
+      [](const Memory& block, uint64_t use, const std::vector<int64_t>& readers) {
         for (const int64_t reader : readers) {
           require(reader >= 0 && reader < static_cast<int64_t>(kSharedReaders),
                   "a reader must be in the header");
         }
-        return is_read(reinterpret_cast<void*>(header), use, readers.data(), readers.size());
+        return is_read(header_of(block), use, readers.data(), readers.size());
       },
-      "header"_a, "use"_a, "readers"_a);
+      "block"_a.noconvert(), "use"_a, "readers"_a);
   m.def(
-      "mark_left", [](uintptr_t header) { mark_left(reinterpret_cast<void*>(header)); },
-      "header"_a);
+      "mark_left", [](const Memory& block) { mark_left(header_of(block)); },
+      "block"_a.noconvert());
   m.def(
       "read_shared",
-      [](int process, int descriptor, uint64_t token, uint64_t use, int reader, size_t offset,
-         uintptr_t to, size_t size) {
+      [](int process, int descriptor, uint64_t token, uint64_t use, int reader, int64_t offset,
+         const Memory& into) {
         require(reader >= 0 && reader < static_cast<int>(kSharedReaders),
                 "a reader must be in the header");
+        require(offset >= 0 && offset < int64_t{1} << 62, "an offset must not be negative");
         const nb::gil_scoped_release release;
-        return read_shared(place_of(process, descriptor, token, use), reader, offset,
-                           reinterpret_cast<void*>(to), size);
+        return read_shared(place_of(process, descriptor, token, use), reader,
+                           static_cast<size_t>(offset), into.data(), into.shape(0));
       },
-      "process"_a, "descriptor"_a, "token"_a, "use"_a, "reader"_a, "offset"_a, "to"_a, "size"_a);
+      "process"_a, "descriptor"_a, "token"_a, "use"_a, "reader"_a, "offset"_a, "into"_a.noconvert());
   m.def(
       "has_left",
       [](int process, int descriptor, uint64_t token) {
@@ -130,10 +150,6 @@ void bind_shared(nb::module_& m) {
 }  // namespace
 
 void bind_memory(nb::module_& m) {
-  m.def(
-      "expect_writes",
-      [](uintptr_t address, size_t size) { expect_writes(reinterpret_cast<void*>(address), size); },
-      "address"_a, "size"_a, nb::call_guard<nb::gil_scoped_release>());
   m.def("empty", &empty, "shape"_a, "code"_a, "bits"_a);
   m.def("release_blocks", &release_blocks, nb::call_guard<nb::gil_scoped_release>());
   m.def("block_counts", [] {

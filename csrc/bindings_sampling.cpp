@@ -5,6 +5,8 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 
+#include <cstdint>
+#include <limits>
 #include <optional>
 
 #include "bindings.h"
@@ -20,15 +22,15 @@ namespace graphshard {
 namespace {
 
 // Of one of two dtypes, told apart when it is used.
-using Array = nb::ndarray<nb::ro, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Numbers = Array<nb::ro, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-Integers integers_of(const Array& array) {
+Integers integers_of(const Numbers& array) {
   const bool wide = array.dtype() == nb::dtype<int64_t>();
   require(wide || array.dtype() == nb::dtype<int32_t>(), "ids must be int32 or int64");
   return {array.data(), wide};
 }
 
-Weights weights_of(const std::optional<Array>& array, size_t num_edges) {
+Weights weights_of(const std::optional<Numbers>& array, size_t num_edges) {
   if (!array) return {nullptr, false};
   const bool wide = array->dtype() == nb::dtype<double>();
   require(wide || array->dtype() == nb::dtype<float>(), "weights must be float32 or float64");
@@ -36,13 +38,29 @@ Weights weights_of(const std::optional<Array>& array, size_t num_edges) {
   return {array->data(), wide};
 }
 
+Exclusions exclusions_of(const MaybeVector<uint8_t>& mask, const MaybeVector<int64_t>& excluded,
+                         int64_t num_edges) {
+  require(num_edges >= 0, "num_edges must not be negative");
+  require(!mask || static_cast<int64_t>(mask->shape(0)) == num_edges,
+          "mask must have num_edges entries");
+  const int64_t count = excluded ? static_cast<int64_t>(excluded->shape(0)) : 0;
+  int64_t last = -1;
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t position = excluded->data()[i];
+    require(position > last && position < num_edges,
+            "excluded positions must ascend, and be below num_edges");
+    last = position;
+  }
+  return {mask ? mask->data() : nullptr, excluded ? excluded->data() : nullptr, count, num_edges};
+}
+
 // One draw, in two calls, because the arrays it goes into are made in between. Holds on to the
 // arrays it was made of.
 class Drawing {
  public:
-  Drawing(const Array& indptr, const Array& rows, const Array& row_ids, int64_t fanout,
-          uint64_t key, bool replace, const std::optional<Array>& prob,
-          const std::optional<Array>& labor_ids, const MaybeVector<uint8_t>& mask,
+  Drawing(const Numbers& indptr, const Numbers& rows, const Numbers& row_ids, int64_t fanout,
+          uint64_t key, bool replace, const std::optional<Numbers>& prob,
+          const std::optional<Numbers>& labor_ids, const MaybeVector<uint8_t>& mask,
           const MaybeVector<int64_t>& excluded, int64_t num_edges, const Vector<int64_t>& counts)
       : indptr_(indptr),
         rows_(rows),
@@ -64,14 +82,13 @@ class Drawing {
                    replace && fanout >= 0,
                    weights_of(prob, static_cast<size_t>(num_edges)),
                    labor_ids ? integers_of(*labor_ids) : Integers{nullptr, false},
-                   Exclusions(mask ? mask->data() : nullptr, excluded ? excluded->data() : nullptr,
-                              excluded ? static_cast<int64_t>(excluded->shape(0)) : 0, num_edges)} {
+                   exclusions_of(mask, excluded, num_edges)} {
     const size_t edges = static_cast<size_t>(num_edges);
     require(indptr.shape(0) > 0, "indptr must not be empty");
+    require(fanout <= kNoLimit, "fanout must be below 2^31");
     require(rows.shape(0) == row_ids.shape(0) && rows.shape(0) == counts.shape(0),
             "rows, row_ids and counts must have one length");
     require(!labor_ids || labor_ids->shape(0) == edges, "labor_ids must have num_edges entries");
-    require(!mask || mask->shape(0) == edges, "mask must have num_edges entries");
   }
 
   int64_t count(int num_threads) {
@@ -102,11 +119,11 @@ class Drawing {
   }
 
  private:
-  Array indptr_;
-  Array rows_;
-  Array row_ids_;
-  std::optional<Array> prob_;
-  std::optional<Array> labor_ids_;
+  Numbers indptr_;
+  Numbers rows_;
+  Numbers row_ids_;
+  std::optional<Numbers> prob_;
+  std::optional<Numbers> labor_ids_;
   MaybeVector<uint8_t> mask_;
   MaybeVector<int64_t> excluded_;
   Vector<int64_t> counts_;
@@ -124,8 +141,8 @@ void bind_write(nb::class_<Drawing>& drawing) {
 
 void bind_drawing(nb::module_& m) {
   nb::class_<Drawing> drawing(m, "Drawing");
-  drawing.def(nb::init<const Array&, const Array&, const Array&, int64_t, uint64_t, bool,
-                       const std::optional<Array>&, const std::optional<Array>&,
+  drawing.def(nb::init<const Numbers&, const Numbers&, const Numbers&, int64_t, uint64_t, bool,
+                       const std::optional<Numbers>&, const std::optional<Numbers>&,
                        const MaybeVector<uint8_t>&, const MaybeVector<int64_t>&, int64_t,
                        const Vector<int64_t>&>(),
               "indptr"_a.noconvert(), "rows"_a.noconvert(), "row_ids"_a.noconvert(), "fanout"_a,
@@ -155,10 +172,16 @@ void bind_renumber(nb::class_<IdTable>& table) {
       "first"_a.noconvert(), "others"_a.noconvert(), "ids"_a.noconvert(), "local"_a.noconvert());
 }
 
-using Bytes = nb::ndarray<uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using ReadBytes = nb::ndarray<const uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Bytes = Matrix<uint8_t>;
+using ReadBytes = Matrix<const uint8_t>;
 
-RowNumbers row_numbers_of(const std::optional<Array>& array) {
+bool overlaps(const Bytes& out, const ReadBytes& table) {
+  const uintptr_t first = reinterpret_cast<uintptr_t>(out.data());
+  const uintptr_t second = reinterpret_cast<uintptr_t>(table.data());
+  return first < second + table.nbytes() && second < first + out.nbytes();
+}
+
+RowNumbers row_numbers_of(const std::optional<Numbers>& array) {
   if (!array) return {nullptr, false};
   const Integers numbers = integers_of(*array);
   return {numbers.data, numbers.wide};
@@ -167,11 +190,12 @@ RowNumbers row_numbers_of(const std::optional<Array>& array) {
 void bind_copy_rows(nb::module_& m) {
   m.def(
       "copy_rows",
-      [](const Bytes& out, const std::optional<Array>& places, const ReadBytes& table,
-         const std::optional<Array>& rows, int num_threads) {
+      [](const Bytes& out, const std::optional<Numbers>& places, const ReadBytes& table,
+         const std::optional<Numbers>& rows, int num_threads) {
         require(out.shape(1) == table.shape(1), "rows of out and table must have one size");
         require(!places || !rows || places->shape(0) == rows->shape(0),
                 "places and rows must have one length");
+        require(!overlaps(out, table), "out and table must not overlap");
         const size_t count = rows ? rows->shape(0) : places ? places->shape(0) : table.shape(0);
         const RowNumbers to = row_numbers_of(places);
         const RowNumbers from = row_numbers_of(rows);
@@ -189,7 +213,7 @@ template <typename S, typename T>
 void bind_add_rows(nb::module_& m) {
   m.def(
       "add_rows",
-      [](const nb::ndarray<S, nb::ndim<2>, nb::device::cpu>& out, const Array& places,
+      [](const Array<S, nb::ndim<2>, nb::device::cpu>& out, const Numbers& places,
          const Matrix<const T>& rows, int num_threads) {
         require(out.shape(1) == rows.shape(1) && (out.stride(1) == 1 || out.shape(1) == 1),
                 "out must have the columns of rows, side by side");
@@ -211,6 +235,13 @@ void bind_groups(nb::module_& m) {
          const Vector<int64_t>& order, const Vector<R>& rows, const Vector<int64_t>& sizes) {
         const int64_t num_ranges = static_cast<int64_t>(sizes.shape(0));
         require(starts.shape(0) == sizes.shape(0) + 1, "starts must have one more than sizes");
+        for (int64_t r = 0; r < num_ranges; ++r) {
+          const int64_t first = starts.data()[r];
+          const int64_t beyond = starts.data()[r + 1];
+          require(first >= 0 && first <= beyond, "starts must ascend, and not be negative");
+          require(beyond - first - 1 <= static_cast<int64_t>(std::numeric_limits<R>::max()),
+                  "rows must have a type that tells those of each range apart");
+        }
         require(num_ranges < 65536, "there must be less than 65536 ranges");
         require(last >= 0 && last < num_ranges, "last must be a range");
         require(order.shape(0) == ids.shape(0) && rows.shape(0) == ids.shape(0),

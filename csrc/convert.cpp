@@ -3,6 +3,7 @@
 #include "convert.h"
 
 #include <algorithm>
+#include <stdexcept>
 #include <vector>
 
 #include "memory.h"
@@ -25,7 +26,12 @@ void group_by_key(const I* keys, const I* others, int64_t num_edges, int64_t num
   run_tasks(parts, num_threads, [&](int64_t part) {
     I* count = places.data() + part * num_keys;
     const int64_t end = part_begin(num_edges, part + 1, parts);
-    for (int64_t i = part_begin(num_edges, part, parts); i < end; ++i) ++count[keys[i]];
+    for (int64_t i = part_begin(num_edges, part, parts); i < end; ++i) {
+      if (static_cast<uint64_t>(keys[i]) >= static_cast<uint64_t>(num_keys)) [[unlikely]] {
+        throw std::out_of_range("the id of a node must be below the number of nodes");
+      }
+      ++count[keys[i]];
+    }
   });
   I running = 0;
   for (int64_t key = 0; key < num_keys; ++key) {

@@ -63,7 +63,9 @@ struct DrawRow {
 };
 
 GRAPHSHARD_INLINE void prefetch_row(const DrawArguments& a, int64_t at) {
-  GRAPHSHARD_PREFETCH(a.indptr.address(a.rows[at]));  // harmless where there is no such row
+  const int64_t number = a.rows[at];
+  if (number < 0 || number >= a.num_rows) return;
+  GRAPHSHARD_PREFETCH(a.indptr.address(number));
 }
 
 // Row number `at` of a.rows; false if it is out of range or has no legal degree. `skipped` keeps
@@ -74,8 +76,9 @@ GRAPHSHARD_INLINE bool read_row(const DrawArguments& a, int64_t at, std::vector<
   if (number < 0 || number >= a.num_rows) return false;
   row.begin = a.indptr[number];
   row.end = a.indptr[number + 1];
+  if (row.begin < 0 || row.begin > row.end || row.end > a.num_edges) return false;
   int64_t degree = row.end - row.begin;
-  if (row.begin < 0 || row.end > a.num_edges || degree < 0 || degree >= kNoLimit) return false;
+  if (degree >= kNoLimit) return false;
   if (a.excluded.any()) {
     row.skipped = a.excluded.of_row(row.begin, row.end, skipped);
     degree -= row.skipped.size();

@@ -276,6 +276,7 @@ void prefetch_edges(const DrawArguments& a, int64_t at) {
   const int64_t number = a.rows[at];
   if (number < 0 || number >= a.num_rows) return;
   const int64_t begin = a.indptr[number];
+  if (begin < 0 || begin > a.num_edges) return;
   for (int64_t line = 0; line < 4; ++line) {
     if (a.prob.data != nullptr) {
       const char* weights = static_cast<const char*>(a.prob.data) + begin * (a.prob.wide ? 8 : 4);

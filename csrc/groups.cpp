@@ -36,6 +36,7 @@ bool group_by_range(const I* ids, int64_t num_ids, const int64_t* starts, int64_
     range[static_cast<size_t>(i)] = static_cast<uint16_t>(r);
     ++sizes[r];
   }
+  if (!in_range) return false;
   std::vector<int64_t> next(static_cast<size_t>(num_ranges));
   int64_t begin = 0;
   for (int64_t r = 0; r < num_ranges; ++r) {
@@ -49,26 +50,28 @@ bool group_by_range(const I* ids, int64_t num_ids, const int64_t* starts, int64_
     order[at] = i;
     rows[at] = static_cast<R>(static_cast<int64_t>(ids[i]) - starts[r]);
   }
-  return in_range;
+  return true;
 }
 
 template <typename V, typename W>
 bool ungroup(const int64_t* order, const int64_t* counts, int64_t num_lists, const V* values,
              int64_t num_values, int64_t* new_counts, W* new_values) {
-  int64_t total = 0;
+  constexpr int64_t kFree = -1;
+  std::fill(new_counts, new_counts + num_lists, kFree);
+  int64_t left = num_values;
   for (int64_t i = 0; i < num_lists; ++i) {
-    if (order[i] < 0 || order[i] >= num_lists || counts[i] < 0) return false;
+    if (order[i] < 0 || order[i] >= num_lists || new_counts[order[i]] != kFree) return false;
+    if (counts[i] < 0 || counts[i] > left) return false;
     new_counts[order[i]] = counts[i];
-    total += counts[i];
+    left -= counts[i];
   }
-  if (total != num_values) return false;
+  if (left != 0) return false;
   std::vector<int64_t> begins(static_cast<size_t>(num_lists));
   int64_t begin = 0;
   for (int64_t i = 0; i < num_lists; ++i) {
     begins[static_cast<size_t>(i)] = begin;
     begin += new_counts[i];
   }
-  if (begin != num_values) return false;  // no permutation
   for (int64_t i = 0; i < num_lists; ++i) {
     W* out = new_values + begins[static_cast<size_t>(order[i])];
     for (int64_t k = 0; k < counts[i]; ++k) out[k] = static_cast<W>(*values++);

@@ -19,6 +19,9 @@ namespace graphshard {
 
 inline constexpr int64_t kSliceEdges = 4096;
 
+// More than the machine can start end the process.
+inline constexpr int64_t kMostThreads = 1024;
+
 // Edge positions ahead of the current one at which rows are requested from memory.
 inline constexpr int64_t kPrefetchAhead = 24;
 
@@ -30,7 +33,7 @@ void run_tasks(int64_t num_tasks, int num_threads, const Task& task) {
   // One thread never enters OpenMP: its thread pool does not survive a fork.
   if (num_threads > 1 && num_tasks > 1) {
     std::exception_ptr error;
-    const int team = static_cast<int>(std::min<int64_t>(num_threads, num_tasks));
+    const int team = static_cast<int>(std::min<int64_t>({num_threads, num_tasks, kMostThreads}));
 #pragma omp parallel for schedule(dynamic, 1) num_threads(team)
     for (int64_t i = 0; i < num_tasks; ++i) {
       try {
@@ -50,7 +53,8 @@ void run_tasks(int64_t num_tasks, int num_threads, const Task& task) {
 // As many equal parts as keep num_threads busy, but none with fewer than `grain` of `work` units.
 inline int64_t num_parts(int64_t work, int64_t grain, int num_threads) {
   if (num_threads <= 1) return 1;
-  return std::clamp<int64_t>(work / std::max<int64_t>(grain, 1), 1, int64_t{16} * num_threads);
+  const int64_t most = 16 * std::min<int64_t>(num_threads, kMostThreads);
+  return std::clamp<int64_t>(work / std::max<int64_t>(grain, 1), 1, most);
 }
 
 // Part `part` of `parts` of [0, total) begins here.

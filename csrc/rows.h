@@ -28,8 +28,8 @@ struct RowTable {
 };
 
 // Copies row rows[i], of `row_bytes` bytes, of `table` to row places[i] of `out`, for i in [0,
-// count). Places are distinct. Throws std::out_of_range where a row does not exist; other rows may
-// have been copied then.
+// count). Places are distinct, and the tables do not overlap. Throws std::out_of_range where a row
+// does not exist; other rows may have been copied then.
 void copy_rows(const RowTable<char>& out, const RowNumbers& places,
                const RowTable<const char>& table, const RowNumbers& rows, int64_t count,
                int64_t row_bytes, int num_threads);

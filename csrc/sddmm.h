@@ -14,7 +14,8 @@ struct SddmmArguments {
   Ids eids;    // [num_edges], null where position is the id
   Ids src;     // [num_edges]
   Ids dst;     // [num_edges], null for the first
-  int64_t num_rows;
+  int64_t num_rows;  // destinations
+  int64_t num_src;
   int64_t num_edges;
   Rows<T> lhs;
   Rows<T> rhs;

@@ -8,7 +8,10 @@
 
 // A hot function is compiled once per instruction set and chosen when the library is loaded, so one
 // binary runs on any x86-64 and uses what the machine has. It must live in an unnamed namespace.
-#if defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__) && __GNUC__ >= 12
+// Sanitizers look at one version, with nothing inlined by force: they find the same in any, and what
+// they add to each access takes long to compile.
+#if defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__) && __GNUC__ >= 12 && \
+    !defined(__SANITIZE_ADDRESS__)
 #define GRAPHSHARD_HAS_CLONES
 #define GRAPHSHARD_CLONES __attribute__((target_clones("arch=x86-64-v3", "default")))
 #define GRAPHSHARD_HOT_CLONES \
@@ -25,8 +28,13 @@
 #define GRAPHSHARD_PREFETCH_WRITE(address)
 #define GRAPHSHARD_PREFETCH_OUTER(address)
 #else
+#if defined(__SANITIZE_ADDRESS__)
+#define GRAPHSHARD_INLINE inline
+#define GRAPHSHARD_INLINE_LAMBDA
+#else
 #define GRAPHSHARD_INLINE inline __attribute__((always_inline))
 #define GRAPHSHARD_INLINE_LAMBDA __attribute__((always_inline))
+#endif
 // [Note: prefetch to the second level] Into the second-level cache, not the first: a core tracks
 // few lines on their way to the first and many on their way to the second, so whole rows can be
 // asked for well ahead. On a Zen 4 this halved the time of a sum over edges.

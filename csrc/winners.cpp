@@ -3,6 +3,7 @@
 #include "winners.h"
 
 #include <algorithm>
+#include <stdexcept>
 
 #include "parallel.h"
 
@@ -19,13 +20,28 @@ struct Winner {
   wide_t<T> rhs;
 };
 
+[[noreturn]] void refuse_winner() {
+  throw std::out_of_range("an id in arg must be that of an edge, or -1 for none");
+}
+
+// The source of an edge that won.
+template <typename T, typename I>
+GRAPHSHARD_INLINE int64_t source_of(const WinnersArguments<T, I>& a, int64_t edge) {
+  const int64_t source = static_cast<int64_t>(a.src[edge]);
+  if (static_cast<uint64_t>(source) >= a.num_src) [[unlikely]] {
+    throw std::out_of_range("the source of an edge must be a node");
+  }
+  return source;
+}
+
 // The winner of element j of `row`; what the operator does not look at is 1.
 template <typename T, typename I>
 GRAPHSHARD_INLINE Winner<T, I> winner_of(const WinnersArguments<T, I>& a, int64_t row, int64_t j) {
   const int64_t at = row * a.width + j;
   Winner<T, I> winner{static_cast<int64_t>(a.arg[at]), widen(a.grad[at]), 1, 1};
   if (winner.edge < 0) return winner;
-  if (a.lhs.data != nullptr) winner.lhs = widen(a.lhs[a.src[winner.edge]][a.lhs_places[j]]);
+  if (static_cast<uint64_t>(winner.edge) >= a.num_edges) [[unlikely]] refuse_winner();
+  if (a.lhs.data != nullptr) winner.lhs = widen(a.lhs[source_of(a, winner.edge)][a.lhs_places[j]]);
   if (a.rhs.data != nullptr) winner.rhs = widen(a.rhs[winner.edge][a.rhs_places[j]]);
   return winner;
 }
@@ -40,7 +56,7 @@ GRAPHSHARD_INLINE void lhs_columns(const WinnersArguments<T, I>& a, Op op, int64
       const wide_t<T> share = op == Op::kMul   ? winner.grad * winner.rhs
                               : op == Op::kDiv ? winner.grad / winner.rhs
                                                : winner.grad;
-      lhs_grad[a.src[winner.edge] * a.width + j] += share;
+      lhs_grad[source_of(a, winner.edge) * a.width + j] += share;
     }
   }
 }
@@ -98,6 +114,9 @@ void merge_best(const Candidates<T, I, E>& a, int64_t size, bool smallest, int64
     const int64_t last = part_begin(size, part + 1, parts);
     for (int64_t i = part_begin(size, part, parts); i < last; ++i) {
       if (a.arg[i] < 0) continue;
+      if (a.ids != nullptr && static_cast<uint64_t>(a.arg[i]) >= a.num_ids) [[unlikely]] {
+        refuse_winner();
+      }
       const V candidate = sign * widen(a.value[i]);
       const V before = sign * widen(best[i]);
       if (edge[i] != none && (candidate < before || (before != before && candidate == candidate))) {

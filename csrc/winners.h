@@ -15,14 +15,17 @@ struct WinnersArguments {
   int64_t num_rows;
   int64_t width;
   const I* src;  // [num_edges] source of each edge
-  Rows<T> lhs;   // null data unless the operator multiplies or divides
+  uint64_t num_edges;
+  uint64_t num_src;
+  Rows<T> lhs;  // null data unless the operator multiplies or divides
   Rows<T> rhs;
   const int64_t* lhs_places;  // [width] where in a row of lhs each element comes from
   const int64_t* rhs_places;
 };
 
 // Adds to lhs_grad [num_src, width], one column per element of the result, and to rhs_grad
-// [num_edges, rhs_width]. Both must hold zeros; either may be null.
+// [num_edges, rhs_width]. Both must hold zeros; either may be null. Throws std::out_of_range where
+// a winner is no edge, or the source of one is no node.
 template <typename T, typename I>
 void winners_backward(const WinnersArguments<T, I>& arguments, Op op, wide_t<T>* lhs_grad,
                       wide_t<T>* rhs_grad, int64_t rhs_width, int num_threads);
@@ -33,10 +36,12 @@ struct Candidates {
   const T* value;  // [size] its own maximum or minimum
   const I* arg;    // [size] which of its edges won, -1 where there is none
   const E* ids;    // the ids of its edges among those of all sets; null where they are the same
+  uint64_t num_ids;
 };
 
 // Takes over into best [size] and edge [size] each candidate that is better, or equal and of a
-// smaller id; edge holds `none` where there is nothing yet.
+// smaller id; edge holds `none` where there is nothing yet. Throws std::out_of_range where a
+// candidate is no edge; others may have been taken over then.
 template <typename T, typename I, typename E>
 void merge_best(const Candidates<T, I, E>& candidates, int64_t size, bool smallest, int64_t none,
                 T* best, E* edge, int num_threads);

@@ -5,6 +5,13 @@ Arrays are contiguous CPU tensors: values float32, float64 or bfloat16, ids int3
 one dtype throughout a call. Rows are flattened to [rows, width]. `eids` is None where an edge's
 position is its id. A row loop is (lhs_offsets, rhs_offsets, inner, lhs_step, rhs_step), see
 ops/_broadcast.py.
+
+Every function checks the types, shapes and lengths of arrays, that what is written to is writable,
+and that an indptr ascends from 0 to the number of edges: a ValueError or TypeError where not. Ids
+are looked at where they are written by (keys, places, winners): an IndexError. Those of a structure
+(indices, eids, src, dst) are not: Adjacency has looked at them. A tensor whose negation torch has
+put off is read as what it stands for, and refused where it would be written to; so is one that
+begins between two numbers.
 """
 
 from torch import Tensor
@@ -16,6 +23,7 @@ def spmm(
     indptr: Tensor,  # [num_dst + 1]
     indices: Tensor,  # [num_edges]
     eids: Tensor | None,
+    num_src: int,
     lhs: Tensor | None,  # [num_src, lhs_width]
     rhs: Tensor | None,  # [num_edges, rhs_width]
     arg: Tensor | None,  # [num_dst, width] of ids, for max and min
@@ -56,6 +64,7 @@ def sddmm_csc(
     indptr: Tensor,
     indices: Tensor,
     eids: Tensor | None,
+    num_src: int,
     lhs: Tensor,
     rhs: Tensor,
     lhs_target: str,
@@ -72,6 +81,8 @@ def sddmm_coo(
     out: Tensor,
     src: Tensor,
     dst: Tensor,
+    num_src: int,
+    num_dst: int,
     lhs: Tensor,
     rhs: Tensor,
     lhs_target: str,
@@ -109,6 +120,7 @@ def group_by_key(
 ) -> None: ...
 def attention(
     score: str,
+    num_src: int,
     num_dst: int,
     heads: int,
     dim: int,
@@ -180,10 +192,21 @@ class AttentionOperands:
         num_threads: int,
     ) -> None: ...
 
+def attention_finish(
+    out: Tensor,  # [num_dst, heads * dim], written; what it holds is finished where sums is None
+    heads: int,
+    sums: Tensor | None,  # [num_dst, heads * dim], as wide as sums
+    total: Tensor | None,  # [num_dst, heads], likewise
+    bias: Tensor | None,  # [heads * dim], likewise
+    relu: bool,
+    num_threads: int,
+) -> None: ...
 def attention_delta(
     delta: Tensor,  # [num_dst, heads], written
-    grad: Tensor,  # [num_dst * heads, dim]
+    grad: Tensor,  # [num_dst, heads * dim]
     out: Tensor,
+    bias: Tensor | None,  # [heads * dim], as wide as sums
+    passed: Tensor | None,  # [num_dst, heads * dim], written: grad behind a ReLU
     num_threads: int,
 ) -> None: ...
 def head_products(
@@ -204,18 +227,40 @@ def head_products_backward(
     num_threads: int,
 ) -> None: ...
 def add_rows(out: Tensor, places: Tensor, rows: Tensor, num_threads: int) -> None: ...
-def expect_writes(address: int, size: int) -> None: ...
+def copy_rows(
+    out: Tensor,  # [m, row_bytes] uint8
+    places: Tensor | None,  # [n]
+    table: Tensor,  # [k, row_bytes] uint8, apart from out
+    rows: Tensor | None,  # [n]
+    num_threads: int,
+) -> None: ...
+def group_by_range(
+    ids: Tensor,  # [n]
+    starts: Tensor,  # [num_ranges + 1] int64
+    last: int,
+    order: Tensor,  # [n] int64, written
+    rows: Tensor,  # [n], written
+    sizes: Tensor,  # [num_ranges] int64, written
+) -> bool: ...  # whether all ids are in a range
+def ungroup(
+    order: Tensor,  # [n] int64
+    counts: Tensor,  # [n] int64
+    values: Tensor,  # [sum of counts]
+    new_counts: Tensor,  # [n] int64, written
+    new_values: Tensor,  # [sum of counts], written
+) -> bool: ...  # whether order is a permutation, and counts add up
 def empty(shape: list[int], code: int, bits: int) -> object: ...  # a DLPack capsule
 def release_blocks() -> None: ...
 def block_counts() -> tuple[int, int, int]: ...  # bytes in use, waiting, and the peak of use
 
-# Blocks that ranks on one machine share, see csrc/shared.h. A header is an address.
+# Blocks that ranks on one machine share, see csrc/shared.h. A block is bytes in memory, writable,
+# that begin with a header: a map, or a tensor.
 shared_header: int  # bytes before the contents
 shared_readers: int  # most ranks that can read a block
 
-def begin_use(header: int, token: int, use: int) -> None: ...
-def is_read(header: int, use: int, readers: list[int]) -> bool: ...
-def mark_left(header: int) -> None: ...
+def begin_use(block: object, token: int, use: int) -> None: ...
+def is_read(block: object, use: int, readers: list[int]) -> bool: ...
+def mark_left(block: object) -> None: ...
 def read_shared(
     process: int,
     descriptor: int,
@@ -223,8 +268,7 @@ def read_shared(
     use: int,
     reader: int,
     offset: int,
-    to: int,  # an address
-    size: int,
+    into: Tensor,  # uint8, as many bytes as are read
 ) -> int: ...  # 0, or an error number
 def has_left(process: int, descriptor: int, token: int) -> bool: ...
 

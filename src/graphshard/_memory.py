@@ -38,6 +38,7 @@ LARGE_BYTES = 1 << 22
 """Results of this size and more live in blocks that are kept; smaller ones are malloc's."""
 
 _CPU = torch.device("cpu")
+_MOST_BYTES = 2**63
 # DLPack's code and number of bits.
 _TYPES = {
     torch.float32: (2, 32),
@@ -60,20 +61,42 @@ def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device | str =
 
     Returns:
         A contiguous tensor; large ones take a block that waits to be used again, if one fits.
+
+    Raises:
+        TypeError: ``shape`` holds something else than ints.
+        ValueError: An extent is negative, or there would be more bytes than addresses.
+        MemoryError: There is not so much memory.
     """
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"dtype must be a torch.dtype (got {dtype!r})")
     size = dtype.itemsize
     for number in shape:
+        if isinstance(number, bool) or not isinstance(number, int):
+            raise TypeError(f"a shape must hold ints (got {shape!r})")
+        if not 0 <= number < _MOST_BYTES:
+            raise ValueError(f"extents must be in [0, 2^63) (got shape {tuple(shape)})")
         size *= number
+    if size >= _MOST_BYTES:
+        raise ValueError(
+            f"a tensor must have less than 2^63 bytes (got shape {tuple(shape)} of {dtype})"
+        )
     device = torch.device(device)
     kernels = _kernels() if size >= LARGE_BYTES and device.type == "cpu" else None
     if kernels is None or dtype not in _TYPES:
-        return torch.empty(tuple(shape), dtype=dtype, device=device)
+        try:
+            return torch.empty(tuple(shape), dtype=dtype, device=device)
+        except RuntimeError as error:
+            raise MemoryError(
+                f"there is no memory for a tensor of shape {tuple(shape)} and {dtype} on {device}"
+            ) from error
     found: Tensor = torch.from_dlpack(kernels.empty(list(shape), *_TYPES[dtype]))
     return found
 
 
 def empty_like(tensor: Tensor) -> Tensor:
     """`empty` of the shape, dtype and device of ``tensor``."""
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"empty_like takes a torch.Tensor (got {type(tensor).__name__})")
     return empty(tensor.shape, tensor.dtype, tensor.device)
 
 

@@ -30,7 +30,7 @@ def draw(**changed: Any) -> Any:
         ({"indptr": INDPTR.float()}, TypeError, "indptr must be int32 or int64"),
         ({"indptr": INDPTR[:0]}, ValueError, "len.indices. = 5 .got no entries"),
         ({"indptr": INDPTR[:2]}, ValueError, "end with len.indices. = 5 .got 2.*cumsum"),
-        ({"indices": INDICES.to("meta")}, ValueError, "indptr must be on the device.*meta"),
+        ({"indices": INDICES.to("meta")}, ValueError, "indices must hold numbers.*meta"),
         ({"rows": ROWS[None]}, ValueError, "rows must have one dimension"),
         ({"rows": torch.tensor([0, 2])}, ValueError, r"in .0, len.indptr. - 1 = 2. .got 2.; pass"),
         ({"rows": torch.tensor([-1, 2])}, ValueError, "got -1"),

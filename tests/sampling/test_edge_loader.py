@@ -105,7 +105,9 @@ def check_plain(g: Any, seeds: Tensor, batch: Any, per_edge: int | None) -> None
         assert torch.equal(g_neg.ndata["feat"], pairs.ndata["feat"])
 
 
-@pytest.mark.parametrize("negative", [None, Uniform(3), GlobalUniform(2)], ids=["none", "source", "global"])
+@pytest.mark.parametrize(
+    "negative", [None, Uniform(3), GlobalUniform(2)], ids=["none", "source", "global"]
+)
 @pytest.mark.parametrize("sampler", [NeighborSampler([3, 2]), LaborSampler([3])], ids=["", "l"])
 @pytest.mark.parametrize("idtype", IDTYPES)
 def test_plain(idtype: torch.dtype, sampler: Any, negative: Any) -> None:

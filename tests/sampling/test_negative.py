@@ -108,7 +108,9 @@ def test_redundancy_limits_tries() -> None:
 
 
 @pytest.mark.parametrize(
-    "sampler", [Uniform(3), GlobalUniform(3), GlobalUniform(3, replace=True)], ids=["source", "global", "global replace"]
+    "sampler",
+    [Uniform(3), GlobalUniform(3), GlobalUniform(3, replace=True)],
+    ids=["source", "global", "global replace"],
 )
 def test_pairs_repeat_by_draw_and_edge(sampler: Any) -> None:
     g = plain()

@@ -85,7 +85,7 @@ class SharedBlocks:
         self._lock = threading.Lock()
         # By its header others know that this process is the one they mean, and whether it has left.
         self._first = self._make(0)
-        kernels.begin_use(self._first.address, self._token, 0)
+        kernels.begin_use(self._first.memory, self._token, 0)
         # A rank that ends without shutdown_comms() leaves what others have yet to read for a while.
         self._end = self._when_it_ends(_LINGER_SECONDS)
 
@@ -155,7 +155,7 @@ class SharedBlocks:
         with self._lock:
             self._num_uses += 1
             block.use, block.readers = self._num_uses, list(readers)
-            self._kernels.begin_use(block.address, self._token, block.use)
+            self._kernels.begin_use(block.memory, self._token, block.use)
         return block.descriptor, block.use
 
     def _find(self, payload: Tensor) -> _Block | None:
@@ -167,7 +167,7 @@ class SharedBlocks:
         return None
 
     def _is_read(self, block: _Block) -> bool:
-        done: bool = self._kernels.is_read(block.address, block.use, block.readers)
+        done: bool = self._kernels.is_read(block.memory, block.use, block.readers)
         return done
 
     def _take(self, size: int) -> _Block:
@@ -243,8 +243,7 @@ class SharedBlocks:
             use,
             self._rank,
             offset,
-            into.data_ptr(),
-            into.numel(),
+            into,
         )
         if error:
             raise RuntimeError(
@@ -312,12 +311,12 @@ def _end(
     if os.getpid() != process:
         return []
     # First: two ranks that leave must not wait for each other.
-    kernels.mark_left(first.address)
+    kernels.mark_left(first.memory)
     deadline = time.monotonic() + seconds
     late = set()
     for block in blocks:
         for reader in block.readers:
-            while not kernels.is_read(block.address, block.use, [reader]) and not _has_left(
+            while not kernels.is_read(block.memory, block.use, [reader]) and not _has_left(
                 kernels, peers[reader]
             ):
                 if time.monotonic() >= deadline:

@@ -14,6 +14,7 @@ from torch.overrides import handle_torch_function
 
 from .._kernel import kernels_for
 from .._memory import LARGE_BYTES, empty, empty_like
+from . import _check
 
 Product = tuple[Tensor, Tensor]
 
@@ -40,11 +41,18 @@ def affine(
 
     Returns:
         ``[*, out]``.
+
+    Raises:
+        TypeError: An operand is not a tensor, or dtypes differ without autocast.
+        ValueError: There is no product, or shapes do not belong together.
     """
     rows = [x for x, _ in products]
+    if not rows:
+        raise ValueError("affine needs at least one pair of rows and a matrix (got none)")
     if not all(isinstance(x, Tensor) for x in rows):
         stood_in: Tensor = handle_torch_function(affine, rows, products, bias, plus, relu)
         return stood_in
+    _check_shapes(products, bias, plus)
     leading = rows[0].shape[:-1]
     if not _gains(products):
         return _plain(products, bias, plus, relu)
@@ -99,6 +107,34 @@ def is_hooked(module: nn.Module) -> bool:
 
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def _check_shapes(products: Sequence[Product], bias: Tensor | None, plus: Tensor | None) -> None:
+    for name, value in [*(("a matrix", w) for _, w in products), ("bias", bias), ("plus", plus)]:
+        if value is not None:
+            _check.check_tensor(f"{name} of affine", value)
+    for x, w in products:
+        if x.dtype != w.dtype and not torch.is_autocast_enabled(x.device.type):
+            raise TypeError(
+                f"rows and matrix of affine must have one dtype (got {x.dtype} and {w.dtype}); "
+                "convert one with .to(...)"
+            )
+    leading, width = products[0][0].shape[:-1], products[0][1].shape[-1:]
+    fits = all(
+        x.dim() > 0 and w.shape == (x.shape[-1], *width) and x.shape[:-1] == leading
+        for x, w in products
+    )
+    if (
+        not fits
+        or (bias is not None and bias.shape != width)
+        or (plus is not None and plus.shape != (*leading, *width))
+    ):
+        shapes = [(tuple(x.shape), tuple(w.shape)) for x, w in products]
+        added = [None if t is None else tuple(t.shape) for t in (bias, plus)]
+        raise ValueError(
+            "rows must be [*, in], matrices [in, out], bias [out] and plus [*, out] (got "
+            f"{shapes}, bias {added[0]} and plus {added[1]}); all leading dimensions are equal"
+        )
 
 
 def _gains(products: Sequence[Product]) -> bool:

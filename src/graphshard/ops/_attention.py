@@ -15,6 +15,7 @@ from . import _check, reference
 from ._adjacency import Adjacency, HasAdjacency, as_adjacency
 from ._attention_finish import begin_backward, finish_
 from ._attention_rule import SCORES, Attention
+from ._edge_mask import EdgeMask
 
 
 def attend(adj: Adjacency | HasAdjacency, attention: Attention) -> Tensor:
@@ -88,7 +89,35 @@ def check_attention(
 ) -> None:
     """Raise unless every operand has the shape that its place asks for."""
     a = attention
+    if not isinstance(a, Attention):
+        raise TypeError(
+            f"attention must be an Attention (got {type(a).__name__}); make one with "
+            "Attention.additive, joint or dot"
+        )
     _check.check_choice("score of attention", a.score, SCORES)
+    _check.check_number("slope of attention", a.slope)
+    _check.check_number("scale of attention", a.scale)
+    for name in ("values", "dst", "src", "edge", "vector", "factor", "bias"):
+        value = getattr(a, name)
+        if value is None and name not in ("values", "dst"):
+            continue
+        _check.check_tensor(f"{name} of attention", value)
+        if value.device != device:
+            raise ValueError(
+                f"{name} of attention must be on the device of the adjacency, {device} "
+                f"(got {value.device}); move one of them with .to(...)"
+            )
+        if value.dtype not in _check.VALUE_DTYPES:
+            raise TypeError(
+                f"{name} of attention must be float32, float64, bfloat16 or float16 "
+                f"(got {value.dtype}); convert it with .float()"
+            )
+    if (a.src is None) != (a.score == "joint"):
+        raise ValueError(
+            "joint scores read the values, others have a src "
+            f"(got {a.score} scores and src {'None' if a.src is None else 'given'}); use "
+            "Attention.additive, joint or dot"
+        )
     heads = a.values.shape[1] if a.values.dim() == 3 else -1
     rows = {"additive": (heads,), "joint": (heads, _last(a.values)), "dot": (heads, _last(a.dst))}
     row = rows[a.score]
@@ -129,7 +158,11 @@ def check_attention(
             f"bias of attention must be [heads, dim] = {list(a.values.shape[1:])} (got shape "
             f"{tuple(a.bias.shape)})"
         )
-    keys = None if a.mask is None else a.mask.keys
+    keys = None if not isinstance(a.mask, EdgeMask) else a.mask.keys
+    if a.mask is not None and not isinstance(a.mask, EdgeMask):
+        raise TypeError(f"mask of attention must be an EdgeMask (got {type(a.mask).__name__})")
+    if keys is not None and keys.device != device:
+        raise ValueError(f"keys of a mask must be on {device} (got {keys.device}); move them")
     if keys is not None and (keys.dtype != torch.int32 or keys.shape != (num_edges,)):
         raise ValueError(
             f"keys of a mask must be int32 [{num_edges}] (got {keys.dtype} {tuple(keys.shape)}); "

@@ -179,6 +179,7 @@ class _KernelOperands:
         mask = a.mask
         self.bound: Any = kernels.attention(
             a.score,
+            adj.num_src,
             adj.num_dst,
             a.heads,
             a.dim,
@@ -198,7 +199,7 @@ class _KernelOperands:
             0 if mask is None else mask.edge_seed,
             0 if mask is None else mask.head_seed,
             1.0 if mask is None else mask.kept,
-            None if mask is None else mask.keys,
+            None if mask is None or mask.keys is None else mask.keys.contiguous(),
         )
 
     def _gathered(self, rows: Tensor) -> Tensor:

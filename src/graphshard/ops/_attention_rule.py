@@ -216,4 +216,5 @@ class Attention:
 
 
 def _as_columns(factor: Tensor | None) -> Tensor | None:
-    return factor.unsqueeze(1) if factor is not None and factor.dim() == 1 else factor
+    is_flat = isinstance(factor, Tensor) and factor.dim() == 1
+    return factor.unsqueeze(1) if factor is not None and is_flat else factor

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
@@ -13,11 +13,98 @@ from graphshard._typing import INDEX_DTYPES
 VALUE_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 """float16 runs in plain torch; the others have compiled kernels."""
 
+MOST = 2**63 - 1
+"""One less than the numbers that 64 bits with a sign can tell apart, as torch.Size has them."""
+
 
 def check_choice(name: str, value: object, choices: Collection[str]) -> None:
     """Raise ValueError unless ``value`` is one of ``choices``."""
     if not isinstance(value, str) or value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(choices)} (got {value!r})")
+
+
+def check_tensor(name: str, value: object) -> Tensor:
+    """Raise TypeError unless ``value`` is a tensor whose entries lie in memory, one by one."""
+    if not isinstance(value, Tensor):
+        raise TypeError(
+            f"{name} must be a torch.Tensor (got {type(value).__name__}); use torch.as_tensor"
+        )
+    if value.layout != torch.strided or value.is_nested:
+        raise TypeError(
+            f"{name} must be a dense tensor (got one of layout {value.layout}); use .to_dense()"
+        )
+    if value.is_quantized:
+        raise TypeError(f"{name} must not be quantized (got {value.dtype}); use .dequantize()")
+    return value
+
+
+def check_count(name: str, count: int) -> None:
+    """Raise unless ``count`` is a number of things that 64 bits can count."""
+    if isinstance(count, bool) or not hasattr(type(count), "__index__"):
+        raise TypeError(f"{name} must be an int (got {count!r}); use int(...)")
+    if count < 0:
+        raise ValueError(f"{name} must not be negative (got {count})")
+    if count >= MOST:
+        raise ValueError(f"{name} must be below 2^63 - 1 (got {count})")
+
+
+def check_number(name: str, value: object) -> None:
+    """Raise TypeError unless ``value`` is a number; NaN and infinities are."""
+    if not hasattr(type(value), "__float__") or isinstance(value, Tensor):
+        raise TypeError(f"{name} must be a number (got {value!r}); use float(...)")
+
+
+def check_result(
+    name: str, value: object, shape: Sequence[int], dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """Raise unless ``value`` is a tensor exactly like a result that was described."""
+    value = check_tensor(name, value)
+    if tuple(value.shape) != tuple(shape) or value.device != device:
+        raise ValueError(
+            f"{name} must have shape {tuple(shape)} on {device} (got {tuple(value.shape)} on "
+            f"{value.device}); pass what the operator returned, or something like it"
+        )
+    if value.dtype != dtype:
+        raise TypeError(f"{name} must be {dtype} (got {value.dtype}); convert it with .to({dtype})")
+    return value
+
+
+def check_written(name: str, out: Tensor) -> None:
+    """Raise ValueError if two entries of ``out``, which is written to, are one in memory."""
+    by_step = sorted(zip(out.stride(), out.shape, strict=True))
+    reach = 0
+    for step, size in by_step:
+        if size > 1 and step <= reach and out.numel():
+            raise ValueError(
+                f"entries of {name} must not share memory with each other (got shape "
+                f"{tuple(out.shape)} and strides {tuple(out.stride())}); pass {name}.clone()"
+            )
+        reach += step * (size - 1)
+
+
+def is_plain(out: Tensor) -> bool:
+    """Whether the kernels may write to ``out``: its memory holds what it says, and is aligned."""
+    size = out.element_size()
+    return not out.is_neg() and not out.is_conj() and out.data_ptr() % size == 0
+
+
+def share_memory(first: Tensor, second: Tensor) -> bool:
+    """Whether the stretches of memory from first to last entry of two tensors overlap."""
+    if first.device != second.device or not first.numel() or not second.numel():
+        return False
+    begins, ends = [], []
+    for tensor in (first, second):
+        reach = sum(
+            step * (size - 1) for step, size in zip(tensor.stride(), tensor.shape, strict=True)
+        )
+        begins.append(tensor.data_ptr())
+        ends.append(tensor.data_ptr() + (reach + 1) * tensor.element_size())
+    return begins[0] < ends[1] and begins[1] < ends[0]
+
+
+def apart(value: Tensor, *written: Tensor) -> Tensor:
+    """``value``, or a copy of it where one of the tensors that are written shares its memory."""
+    return value.clone() if any(share_memory(value, out) for out in written) else value
 
 
 def check_operand(
@@ -32,11 +119,7 @@ def check_operand(
     """Raise unless ``value`` has ``count`` rows on ``device``, and numbers that ``op`` accepts."""
     if value is None:
         raise ValueError(f"{operator} with op {op!r} needs {name} (got None); pass a tensor")
-    if not isinstance(value, Tensor):
-        raise TypeError(
-            f"{name} of {operator} must be a torch.Tensor (got {type(value).__name__}); "
-            "use torch.as_tensor"
-        )
+    check_tensor(f"{name} of {operator}", value)
     if value.dim() == 0 or value.shape[0] != count:
         raise ValueError(
             f"{name} of {operator} must have {count_name} = {count} rows "
@@ -69,11 +152,10 @@ def check_broadcast(op: str, lhs: Tensor, rhs: Tensor) -> None:
 
 
 def check_index_array(name: str, array: Tensor) -> None:
-    """Raise unless ``array`` is a one-dimensional int32 or int64 tensor."""
-    if not isinstance(array, Tensor):
-        raise TypeError(
-            f"{name} must be a torch.Tensor (got {type(array).__name__}); use torch.as_tensor"
-        )
+    """Raise unless ``array`` is a one-dimensional int32 or int64 tensor with contents."""
+    check_tensor(name, array)
+    if array.is_meta:
+        raise ValueError(f"{name} must hold numbers (got a tensor on the device meta)")
     if array.dtype not in INDEX_DTYPES:
         raise TypeError(
             f"{name} must be int32 or int64 (got {array.dtype}); convert with .to(torch.int64)"
@@ -87,8 +169,7 @@ def check_index_array(name: str, array: Tensor) -> None:
 def check_ids(name: str, array: Tensor, count_name: str, count: int) -> None:
     """Raise unless ``array`` holds ids from 0 up to but not including ``count``."""
     check_index_array(name, array)
-    if count < 0:
-        raise ValueError(f"{count_name} must not be negative (got {count})")
+    check_count(count_name, count)
     if array.dtype == torch.int32:
         check_fits_int32(count_name, count)
         check_fits_int32("num_edges", array.numel())
@@ -121,6 +202,7 @@ def check_csc(
 ) -> None:
     """Raise unless the arrays are in-edges of ``num_dst`` nodes grouped by destination."""
     check_index_array("indptr", indptr)
+    check_count("num_dst", num_dst)
     check_ids("indices", indices, "num_src", num_src)
     check_alike("indptr", indptr, "indices", indices)
     num_edges = indices.shape[0]
@@ -149,3 +231,24 @@ def check_fits_int32(name: str, count: int) -> None:
     """Raise ValueError unless ``count`` ids can be told apart in 32 bits."""
     if count >= 2**31:
         raise ValueError(f"{name} must fit in 32 bits (got {count}); use idtype torch.int64")
+
+
+def check_narrows(name: str, array: Tensor, dtype: torch.dtype) -> None:
+    """Raise ValueError unless ``dtype``, an integer type, can hold every number of ``array``."""
+    if dtype != torch.int32 or array.dtype == torch.int32 or array.numel() == 0:
+        return
+    low, high = (int(bound) for bound in torch.aminmax(array))
+    if low < -(2**31) or high >= 2**31:
+        raise ValueError(f"{name} must fit in 32 bits (got {low} to {high}); ask for torch.int64")
+
+
+def check_places(name: str, places: Tensor, count: int) -> None:
+    """Raise IndexError unless ``places`` are rows of a table of ``count`` rows."""
+    if places.numel() == 0:
+        return
+    low, high = (int(bound) for bound in torch.aminmax(places))
+    if low < 0 or high >= count:
+        raise IndexError(
+            f"every number in {name} must be a row of a table of {count} rows "
+            f"(got {low if low < 0 else high})"
+        )

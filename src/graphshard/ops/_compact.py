@@ -24,7 +24,7 @@ class IdTable:
 
     Raises:
         TypeError: ``num_ids`` is not an int.
-        ValueError: ``num_ids`` is negative.
+        ValueError: ``num_ids`` is negative, or needs more than 63 bits.
 
     Example:
         >>> table = IdTable(100)
@@ -42,6 +42,8 @@ class IdTable:
             raise TypeError(f"num_ids must be an int (got {num_ids!r}); pass the number of nodes")
         if num_ids < 0:
             raise ValueError(f"num_ids must not be negative (got {num_ids})")
+        if num_ids > _check.MOST:
+            raise ValueError(f"num_ids must be below 2^63 (got {num_ids})")
         self.num_ids = num_ids
         self._table: Any = None
 

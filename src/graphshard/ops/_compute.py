@@ -3,7 +3,8 @@
 
 Arguments have been checked and have one dtype. The kernels read contiguous rows and write into
 tensors that are allocated here. An array crosses to C++ detached: nanobind would take one that
-requires grad without a word.
+requires grad without a word. A view whose negation torch has put off is negated where it crosses,
+and refused where it would be written to: see csrc/bindings.h.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from .._kernel import kernels_for, num_threads
 from .._memory import empty
-from . import _fallback
+from . import _check, _fallback
 from ._adjacency import Adjacency
 from ._broadcast import RowLoop, Shape, copy_loop, dot_loop, row_loop, row_places, sum_to_row
 
@@ -49,17 +50,20 @@ def spmm_add(out: Tensor, adj: Adjacency, op: str, lhs: Operand, rhs: Operand) -
     like = lhs if lhs is not None else rhs
     assert like is not None
     loop = _spmm_loop(lhs, rhs)
-    if out.shape != (adj.num_dst, *loop.shape) or out.dtype != like.dtype:
+    shape, out = (adj.num_dst, *loop.shape), out.detach()
+    if out.shape != shape or out.dtype != like.dtype or out.device != like.device:
         raise ValueError(
-            "out must have the shape and dtype of the sums, "
-            f"{(adj.num_dst, *loop.shape)} and {like.dtype} (got {tuple(out.shape)} and "
-            f"{out.dtype})"
+            "out must have the shape and dtype of the sums, and be on their device, "
+            f"{shape}, {like.dtype} and {like.device} (got {tuple(out.shape)}, {out.dtype} and "
+            f"{out.device})"
         )
-    kernels = kernels_for(like.device, like.dtype) if out.is_contiguous() else None
+    in_place = out.is_contiguous() and _check.is_plain(out)
+    in_place &= not any(t is not None and _check.share_memory(out, t) for t in (lhs, rhs))
+    kernels = kernels_for(like.device, like.dtype) if in_place else None
     if kernels is None:
         out += spmm(adj, op, "sum", lhs, rhs)[0]
     else:
-        _run_spmm(kernels, out.detach(), None, adj, op, "add", lhs, rhs, loop)
+        _run_spmm(kernels, out, None, adj, op, "add", lhs, rhs, loop)
 
 
 def _run_spmm(
@@ -79,6 +83,7 @@ def _run_spmm(
     kernels.spmm(
         _rows(out),
         *adj.csc(ids=reads_edges),
+        adj.num_src,
         _rows(lhs),
         _rows(rhs),
         _rows(arg),
@@ -108,10 +113,12 @@ def sddmm(
     if op == "dot" or adj.has_sequential_csc():
         # Rows of the destination are read once, and stay in the cache for all of its edges.
         indptr, indices, eids = adj.csc()
-        kernels.sddmm_csc(_rows(out), indptr, indices, eids, *arguments, num_threads())
+        edges = (indptr, indices, eids, adj.num_src)
+        kernels.sddmm_csc(_rows(out), *edges, *arguments, num_threads())
     else:
         src, dst = adj.coo()
-        kernels.sddmm_coo(_rows(out), src, dst, *arguments, num_threads())
+        edges_in_order = (src, dst, adj.num_src, adj.num_dst)
+        kernels.sddmm_coo(_rows(out), *edges_in_order, *arguments, num_threads())
     return out
 
 

@@ -86,6 +86,7 @@ def draw_neighbors(
     """
     _check_structure(indptr, indices)
     _check_rows(indptr, rows, row_ids)
+    rows, row_ids = rows.resolve_neg(), row_ids.resolve_neg()  # torch indexes by what lies there
     num_edges = indices.shape[0]
     _check_fanout_and_key(fanout, key)
     if prob is not None:
@@ -210,10 +211,7 @@ def _check_fanout_and_key(fanout: int, key: int) -> None:
 def _check_by_position(
     name: str, array: Tensor, num_edges: int, like: Tensor, dtypes: tuple[torch.dtype, ...]
 ) -> None:
-    if not isinstance(array, Tensor):
-        raise TypeError(
-            f"{name} must be a torch.Tensor (got {type(array).__name__}); use torch.as_tensor"
-        )
+    _check.check_tensor(name, array)
     if array.dtype not in dtypes:
         names = " or ".join(str(dtype) for dtype in dtypes)
         raise TypeError(

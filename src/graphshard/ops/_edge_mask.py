@@ -13,6 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from graphshard._typing import INDEX_DTYPES
+
+from . import _check
+
 _MASK = 0xFFFFFFFF
 _FIRST = 0x7FEB352D
 _SECOND = 0x846CA68B
@@ -36,6 +40,12 @@ class EdgeMask:
     first_head: int = 0
 
     def __post_init__(self) -> None:
+        _check.check_number("dropout probability", self.probability)
+        for name in ("seed", "first_head"):
+            if not isinstance(getattr(self, name), int):
+                raise TypeError(f"{name} of a mask must be an int (got {getattr(self, name)!r})")
+        if self.keys is not None:
+            _check.check_tensor("keys of a mask", self.keys)
         if not 0.0 <= self.probability <= 1.0:
             raise ValueError(f"dropout probability must be in [0, 1] (got {self.probability})")
 
@@ -68,6 +78,9 @@ class EdgeMask:
             edges: Edge ids.
             num_heads: Number of heads.
         """
+        _check.check_index_array("edges", edges)
+        if not 0 <= num_heads < 2**31:
+            raise ValueError(f"num_heads must be in [0, 2^31) (got {num_heads})")
         keys = edge_keys(edges) if self.keys is None else self.keys.index_select(0, edges.long())
         words = _mixed_words((keys.long() & _MASK) + self.edge_seed)
         heads = torch.arange(num_heads, device=edges.device) * _HEAD_STEP + self.head_seed
@@ -81,7 +94,16 @@ def random_seed() -> int:
 
 
 def edge_keys(ids: Tensor) -> Tensor:
-    """Edge ids of any size as int32: distinct below 2^32, well mixed above."""
+    """Edge ids of any size as int32: distinct below 2^32, well mixed above.
+
+    Args:
+        ids: int32 or int64, of any shape.
+
+    Raises:
+        TypeError: ``ids`` is not a tensor of these.
+    """
+    if _check.check_tensor("ids", ids).dtype not in INDEX_DTYPES:
+        raise TypeError(f"ids must be int32 or int64 (got {ids.dtype}); convert with .long()")
     ids = ids.long()
     keys = (ids & _MASK) ^ _mixed_words(ids >> 32 & _MASK)
     return (keys - (keys >> 31 << 32)).to(torch.int32)

@@ -4,11 +4,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
+from graphshard._typing import INDEX_DTYPES
+
 from .._kernel import kernels_for
+from . import _check
+
+_MOST_RANGES = 65535
 
 
 def group_by_range(
@@ -28,13 +34,18 @@ def group_by_range(
         range; and the size of each range, by its number.
 
     Raises:
-        ValueError: An id is in no range.
+        TypeError: ``ids`` or ``dtype`` has another type.
+        ValueError: An id is in no range, the ranges do not ascend from 0 or more, ``last`` is none
+            of them, or one is too long for ``dtype``.
     """
+    _check.check_index_array("ids", ids)
+    _check_dtype(dtype)
+    _check_ranges(starts, last, dtype)
     kernels = kernels_for(ids.device)
     order = torch.empty(ids.shape, dtype=torch.int64, device=ids.device)
     if kernels is None:
         bounds = torch.tensor(starts, dtype=torch.int64, device=ids.device)
-        found = torch.bucketize(ids.to(torch.int64), bounds[1:-1].contiguous(), right=True)
+        found = torch.bucketize(ids.long().contiguous(), bounds[1:-1].contiguous(), right=True)
         is_last = (found == last).to(torch.int64)
         order = torch.argsort(found + is_last * len(starts), stable=True)
         rows = (ids.to(torch.int64) - bounds[found]).index_select(0, order).to(dtype)
@@ -71,10 +82,18 @@ def ungroup(
         Counts and elements, by place.
 
     Raises:
-        ValueError: There are not as many values as counts say, or order is no permutation.
+        TypeError: An array or ``dtype`` has another type.
+        ValueError: There are not as many values as counts say, order is no permutation, devices
+            differ, or an element does not fit into ``dtype``.
     """
+    _check_dtype(dtype)
+    for name, array in (("order", order), ("counts", counts), ("values", values)):
+        _check.check_index_array(name, array)
+    for name, array in (("order", order), ("counts", counts)):
+        _check.check_result(name, array, counts.shape, torch.int64, values.device)
+    _check.check_narrows("values", values, dtype)
     kernels = kernels_for(values.device)
-    by_place = torch.empty_like(counts)
+    by_place = torch.empty(counts.shape, dtype=torch.int64, device=counts.device)
     if kernels is not None:
         moved = torch.empty(values.shape, dtype=dtype)
         fits = kernels.ungroup(
@@ -83,7 +102,9 @@ def ungroup(
         if not fits:
             raise _misfit(counts, values)
         return by_place, moved
-    if int(counts.sum()) != values.numel():
+    places = torch.arange(order.numel(), device=order.device)
+    fits = bool(((counts >= 0) & (counts <= values.numel())).all())
+    if not fits or int(counts.sum()) != values.numel() or not order.sort().values.equal(places):
         raise _misfit(counts, values)
     by_place[order] = counts
     begins = counts.cumsum(0) - counts
@@ -97,5 +118,30 @@ def ungroup(
 def _misfit(counts: Tensor, values: Tensor) -> ValueError:
     return ValueError(
         f"order must be a permutation of {counts.numel()} lists, and counts must add up to "
-        f"{values.numel()} (they add up to {int(counts.sum())})"
+        f"{values.numel()} (they add up to {sum(counts.tolist())})"
     )
+
+
+def _check_dtype(dtype: torch.dtype) -> None:
+    if dtype not in INDEX_DTYPES:
+        raise TypeError(f"dtype must be torch.int32 or torch.int64 (got {dtype})")
+
+
+def _check_ranges(starts: Sequence[int], last: int, dtype: torch.dtype) -> None:
+    num_ranges = len(starts) - 1
+    if not 0 < num_ranges <= _MOST_RANGES:
+        raise ValueError(f"there must be 1 to {_MOST_RANGES} ranges (got {num_ranges})")
+    if not 0 <= last < num_ranges:
+        raise ValueError(f"last must be one of {num_ranges} ranges (got {last})")
+    longest = max(end - begin for begin, end in pairwise(starts))
+    ascends = all(begin <= end for begin, end in pairwise(starts))
+    if not ascends or starts[0] < 0 or starts[-1] > _check.MOST:
+        raise ValueError(
+            "starts must ascend, from 0 or more to less than 2^63 (got "
+            f"{list(starts[:4])} ... {list(starts[-4:])}); pass where each range begins"
+        )
+    if longest > torch.iinfo(dtype).max + 1:
+        raise ValueError(
+            f"{dtype} must tell the ids of each range apart (got a range of {longest}); ask for "
+            "torch.int64"
+        )

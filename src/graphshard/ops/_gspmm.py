@@ -6,6 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .._kernel import kernels_for
 from . import _autograd, _check, _compute
 from ._adjacency import Adjacency, HasAdjacency, as_adjacency
 from ._winners import winners_backward
@@ -74,9 +75,11 @@ def gspmm_add(
 
     Raises:
         TypeError: As in `gspmm`.
-        ValueError: As in `gspmm`, and where ``out`` has another shape or dtype.
+        ValueError: As in `gspmm`, and where ``out`` has another shape, dtype or device.
     """
     adj, lhs, rhs = _checked("gspmm_add", adj, op, "sum", ("sum",), lhs, rhs)
+    _check.check_tensor("out", out)
+    _check.check_written("out", out)
     _compute.spmm_add(out, adj, op, lhs, rhs)
 
 
@@ -128,7 +131,7 @@ def gspmm_arg_backward(
         adj: The edges, or a graph with one relation.
         op: As in `gspmm`.
         grad: [num_dst, ...] gradient of the result.
-        arg: As ``grad``, of ``adj.idtype``: the ids of the edges that won.
+        arg: As ``grad``, of ``adj.idtype``: the ids of the edges that won, -1 for none.
         lhs: [num_src, ...] source rows.
         rhs: [num_edges, ...] edge rows.
         wanted: Whether to compute the gradient of ``lhs``, and of ``rhs``.
@@ -138,12 +141,26 @@ def gspmm_arg_backward(
         not look at, or nobody wants.
 
     Raises:
-        TypeError: As in `gspmm`.
-        ValueError: As in `gspmm`.
+        TypeError: As in `gspmm`, and where ``arg`` is not of ``adj.idtype``.
+        ValueError: As in `gspmm`, and where ``grad`` or ``arg`` has another shape or device.
+        IndexError: An id in ``arg`` is that of no edge.
     """
-    dtypes = [None if side is None else side.dtype for side in (lhs, rhs)]
+    given = [side.dtype if isinstance(side, Tensor) else None for side in (lhs, rhs)]
     adj, lhs, rhs = _checked("gspmm_arg_backward", adj, op, "max", ("max",), lhs, rhs)
     shapes = tuple(None if side is None else side.shape for side in (lhs, rhs))
+    rows = [shape[1:] for shape in shapes if shape is not None]
+    shape = (adj.num_dst, *torch.broadcast_shapes(*rows))
+    dtype = next(side.dtype for side in (lhs, rhs) if side is not None)
+    _check.check_tensor("grad", grad)
+    grad = _check.check_result("grad", grad.to(dtype), shape, dtype, adj.device)
+    _check.check_result("arg", arg, shape, adj.idtype, adj.device)
+    if kernels_for(grad.device, dtype) is None and arg.numel():  # the kernels look at each
+        highest = int(arg.max())
+        if highest >= adj.num_edges:
+            raise IndexError(
+                "an id in arg must be that of an edge, or -1 for none (got "
+                f"{highest} of {adj.num_edges} edges)"
+            )
     scales = op in ("mul", "div")
     with torch.no_grad():
         found = winners_backward(
@@ -155,7 +172,7 @@ def gspmm_arg_backward(
             (shapes[0], shapes[1]),
             (wanted[0] and lhs is not None, wanted[1] and rhs is not None),
         )
-    pairs = zip(found, dtypes, strict=True)
+    pairs = zip(found, given, strict=True)
     lhs_grad, rhs_grad = (None if side is None else side.to(dtype) for side, dtype in pairs)
     return lhs_grad, rhs_grad
 

@@ -12,6 +12,7 @@ from torch.autograd import Function
 
 from .._kernel import kernels_for
 from .._memory import empty
+from . import _check
 from ._attention_rule import wide
 from ._compute import _rows
 
@@ -32,8 +33,17 @@ def head_products(rows: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, 
         ``rows``, and both products ``[num_rows, heads]`` in the type of sums: float32 for bfloat16.
 
     Raises:
-        ValueError: The shapes do not belong together.
+        TypeError: An argument is not a tensor of floating-point numbers.
+        ValueError: The shapes do not belong together, or devices differ.
     """
+    for name, value in (("rows", rows), ("first", first), ("second", second)):
+        if _check.check_tensor(name, value).dtype not in _check.VALUE_DTYPES:
+            raise TypeError(
+                f"{name} must be float32, float64, bfloat16 or float16 (got {value.dtype}); "
+                "convert it with .float()"
+            )
+        if value.device != rows.device:
+            raise ValueError(f"{name} must be on the device of rows, {rows.device}; move it")
     row = tuple(rows.shape[1:])
     if len(row) != 2 or tuple(first.shape) != row or tuple(second.shape) != row:
         raise ValueError(

@@ -8,8 +8,10 @@ import math
 import torch
 from torch import Tensor
 
+from graphshard._typing import INDEX_DTYPES
+
 from .._kernel import kernels_for, num_threads
-from . import _compute
+from . import _check, _compute
 from ._adjacency import Adjacency
 from ._broadcast import row_places
 
@@ -112,14 +114,33 @@ def merge_best(
         ids: ``[num_edges]`` ids of these edges; None where they are their places.
         none: More than all ids.
         op: ``max`` or ``min``.
+
+    Raises:
+        TypeError: An argument is no tensor, or not of the dtypes above.
+        ValueError: Shapes or devices differ, an id does not fit into ``edge``, or an unknown
+            ``op``.
+        IndexError: ``arg`` names an edge that is not among ``ids``. Some elements may have been
+            taken over then.
     """
-    if ids is not None:
-        ids = ids.to(edge.dtype)
-        if ids.numel() == 0:
-            return
+    best, edge, value, arg, ids = _checked(best, edge, value, arg, ids, none, op)
     kernels = kernels_for(best.device, best.dtype)
-    if kernels is not None and edge.device == best.device:
-        held = best.contiguous(), edge.contiguous()
+    looks = kernels is None or (ids is not None and ids.numel() == 0)
+    if ids is not None and arg.numel() and looks:  # else the kernel looks at each
+        highest = int(arg.max())
+        if highest >= ids.shape[0]:
+            raise IndexError(
+                f"an id in arg must be that of an edge, or -1 for none (got {highest} of "
+                f"{ids.shape[0]} edges)"
+            )
+        if highest < 0:
+            return
+    if kernels is not None:
+        held = tuple(
+            whole.contiguous()
+            if _check.is_plain(whole)
+            else whole.resolve_neg().clone(memory_format=torch.contiguous_format)
+            for whole in (best, edge)
+        )
         kernels.merge_best(
             *(part.view(-1) for part in held),
             value.contiguous().view(-1),
@@ -142,3 +163,32 @@ def merge_best(
     takes &= arg >= 0
     best.copy_(torch.where(takes, value, best))
     edge.copy_(torch.where(takes, found, edge))
+
+
+def _checked(
+    best: Tensor, edge: Tensor, value: Tensor, arg: Tensor, ids: Operand, none: int, op: str
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Operand]:
+    _check.check_choice("op of merge_best", op, ("max", "min"))
+    best = _check.check_tensor("best", best).detach()
+    if best.dtype not in _check.VALUE_DTYPES:
+        raise TypeError(
+            f"best must be float32, float64, bfloat16 or float16 (got {best.dtype}); convert it"
+        )
+    for name, array in (("edge", edge), ("arg", arg)):
+        _check.check_tensor(name, array)
+        dtype = array.dtype if array.dtype in INDEX_DTYPES else torch.int64
+        _check.check_result(name, array, best.shape, dtype, best.device)
+    value = _check.check_result("value", value, best.shape, best.dtype, best.device).detach()
+    for name, array in (("best", best), ("edge", edge)):
+        _check.check_written(name, array)
+    if not isinstance(none, int) or not -(2**63) <= none < 2**63:
+        raise ValueError(f"none must be an int of 64 bits (got {none!r})")
+    if ids is not None:
+        _check.check_index_array("ids", ids)
+        if ids.device != best.device:
+            raise ValueError(f"ids must be on the device of best, {best.device} (got {ids.device})")
+        _check.check_narrows("ids", ids, edge.dtype)
+        ids = _check.apart(ids.to(edge.dtype), best, edge)
+    else:
+        _check.check_narrows("arg", arg, edge.dtype)
+    return best, edge, _check.apart(value, best, edge), _check.apart(arg, best, edge), ids
