@@ -9,7 +9,7 @@
         ├── PartitionFormatError   a partition folder is missing, incomplete or damaged
         ├── MetisError             METIS refused the graph or could not satisfy the request
         ├── RankError              another rank failed, or did not answer in time
-        └── CheckpointError        a checkpoint is damaged or of another run, or its folder is in use
+        └── CheckpointError        a checkpoint is damaged or of another run, or in use
 
 Everything else that graphshard raises is a built-in exception whose message holds the rule,
 the value that broke it, and the cure.
