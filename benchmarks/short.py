@@ -30,6 +30,7 @@ SHORT: dict[str, tuple[list[str], bool]] = {
     "full_batch": ([*SIZE, *ONCE, "--epochs", "3", "--model", "sage"], True),
     "sampling": ([*SIZE, *ONCE, "--question", "draw"], True),
     "partition": ([*SIZE, *ONCE], True),
+    "loading": ([*SIZE, *ONCE], False),
 }
 
 
