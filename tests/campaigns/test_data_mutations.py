@@ -256,8 +256,8 @@ def test_damaged_data(tmp_path: Path, run_all: bool) -> None:
             [
                 "The same result is here what NumPy, SciPy or pyarrow read in the damaged file, "
                 "since such files carry no digest of ours; for `ogb` it is that all was read, for "
-                "`command` that `graphshard partition` ended with 0 or with 2, the code of wrong input, "
-                "counted together."
+                "`command` that `graphshard partition` ended with 0 or with 2, the code of "
+                "wrong input, counted together."
             ],
         )
     for campaign in campaigns:
