@@ -9,7 +9,7 @@
         ├── PartitionFormatError   a partition folder is missing, incomplete or damaged
         ├── MetisError             METIS refused the graph or could not satisfy the request
         ├── RankError              another rank failed, or did not answer in time
-        └── CheckpointError        a checkpoint is damaged or belongs to another run
+        └── CheckpointError        a checkpoint is damaged or of another run, or in use
 
 Everything else that graphshard raises is a built-in exception whose message holds the rule,
 the value that broke it, and the cure.
@@ -33,7 +33,7 @@ class MetisError(GraphShardError, RuntimeError):
 
 
 class CheckpointError(GraphShardError, ValueError):
-    """A checkpoint cannot be resumed from: damaged, or made by a run of another shape."""
+    """A checkpoint is damaged or of another run, or another run is writing to its folder."""
 
 
 class RankError(GraphShardError, RuntimeError):

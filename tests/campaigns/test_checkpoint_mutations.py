@@ -78,7 +78,7 @@ def test_resume_from_damaged_checkpoints(
         return "the undisturbed run" if found == undisturbed else found
 
     def load(folder: Path) -> list[str]:
-        """The models of both checkpoints, or None of one that is refused; one is."""
+        """The models of both checkpoints; that of the damaged one is refused."""
         return [digest(load_model_state(path)) for path in sorted(folder.glob("epoch-*"))]
 
     (tmp_path / "scratch").mkdir()

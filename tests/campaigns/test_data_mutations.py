@@ -216,7 +216,7 @@ def use_folder(split: int | None) -> Callable[[Path], str]:
 
 
 def use_command(folder: Path) -> int:
-    """``graphshard partition`` of a data set: done, or one line and the code of wrong input."""
+    """``graphshard partition`` of a data set: done, or the code of wrong input, told as one."""
     out = folder.parent / "out"
     arguments = f"partition --data {folder} --parts 2 --method random --quiet --out {out}"
     code = run(arguments.split())
@@ -256,7 +256,8 @@ def test_damaged_data(tmp_path: Path, run_all: bool) -> None:
             [
                 "The same result is here what NumPy, SciPy or pyarrow read in the damaged file, "
                 "since such files carry no digest of ours; for `ogb` it is that all was read, for "
-                "`command` that `graphshard partition` ended with 0, or with 2 and one line."
+                "`command` that `graphshard partition` ended with 0 or with 2, the code of "
+                "wrong input, counted together."
             ],
         )
     for campaign in campaigns:

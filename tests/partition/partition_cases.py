@@ -174,3 +174,8 @@ def as_dicts(
 
 def assignment_of(num_nodes: int, num_parts: int, seed: int = 0) -> np.ndarray[Any, Any]:
     return np.random.default_rng(seed).integers(0, num_parts, num_nodes)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Path in a folder to what is in the file."""
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}

@@ -28,6 +28,7 @@ from graphshard.train._manifest import (
     digest_of_content,
     read_manifest,
 )
+from graphshard.train._result import Evaluation
 from graphshard.train._run_lock import LOCK_FILE, RunLock
 
 
@@ -172,8 +173,12 @@ def test_other_versions_are_no_damage(version: int, newest: Path) -> None:
 
 
 def test_a_history_comes_back_from_its_values() -> None:
-    history = History(epoch=1, losses=[float("inf")])
-    assert History.from_dict(json.loads(json.dumps(history.as_dict()))) == history
+    inf = float("inf")
+    best = Evaluation(epoch=1, accuracy={"val": 0.5}, val_loss=-inf)
+    history = History(epoch=2, losses=[inf, -1.5], best=best, last=best)
+    assert History.from_dict(json.loads(json.dumps(history.as_dict(), allow_nan=False))) == history
+    diverged = History.from_dict(History(epoch=1, losses=[float("nan")]).as_dict())
+    assert diverged.losses[0] != diverged.losses[0]
 
 
 def test_tensors_must_be_those_of_the_model(data: str, newest: Path, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from train_cases import (
 from graphshard import PartitionFormatError
 from graphshard.distributed import partition_graph
 from graphshard.testing import run_ranks
-from graphshard.train import FullBatchRun, SampledRun
+from graphshard.train import FullBatchRun, SampledRun, TaskInfo, write_task
 
 
 def told_on_rank(rank: int, world_size: int, folders: list[str], values: dict[str, Any]) -> str:
@@ -83,3 +83,27 @@ def test_a_damaged_feature_is_noticed_in_one_process(
             SampledRun(sampled_config_of(data).resolved())
         else:
             FullBatchRun(config_of(data).resolved())
+
+
+@pytest.mark.parametrize("feature", ["label", "etype"])
+@pytest.mark.parametrize("number", [2**62, 2**63 - 1, 10**7])
+def test_a_number_past_all_nodes_or_edges_takes_no_memory(
+    feature: str, number: int, tmp_path: Path
+) -> None:
+    """A model has a row for every class and relation: one wrong entry asked for terabytes."""
+    graph = plain_graph()
+    (graph.ndata if feature == "label" else graph.edata)[feature][0] = number
+    partition_graph(graph, "g", 1, tmp_path, quiet=True)
+    config = config_of(str(tmp_path / "g.json"), model="rgcn")
+    with pytest.raises(
+        ValueError, match=rf"/{feature}' in .*g.json must number .*\(got {number}\)"
+    ):
+        FullBatchRun(config.resolved())
+
+
+def test_a_description_of_billions_of_classes_takes_no_memory(tmp_path: Path) -> None:
+    partition_graph(plain_graph(), "g", 1, tmp_path, quiet=True)
+    for values in ({"num_classes": 10**9}, {"num_relations": 10**9}):
+        write_task(tmp_path / "g.json", TaskInfo(name="g", target="_N", **values))
+        with pytest.raises(ValueError, match=r"g.json is described as having 1000000000"):
+            FullBatchRun(config_of(str(tmp_path / "g.json")).resolved())

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One edge list file: the columns that a graph is made of, read from CSV or Parquet."""
+"""One edge list file: the columns that a graph is made of, read from CSV or Parquet.
+
+Regular files only; what is damaged is a `ValueError` that names the file. A compressed file does
+not say how large it becomes, and is read whole: only the machine's memory bounds it.
+"""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,10 +39,9 @@ class History:
     stopped: bool = False
 
     def as_dict(self) -> dict[str, Any]:
-        values = dict(self.__dict__)
-        for name in ("best", "last"):
-            values[name] = None if values[name] is None else dict(values[name].__dict__)
-        return values
+        """Plain values for JSON, which has no infinity: such numbers are their names there."""
+        values: dict[str, Any] = dataclasses.asdict(self)
+        return _with_names(values)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> History:
@@ -53,6 +53,7 @@ class History:
         fields = {item.name for item in dataclasses.fields(cls)}
         if set(values) != fields:
             raise ValueError(f"a history must have {sorted(fields)} (got {sorted(values)!r:.200})")
+        values = _with_numbers(values)
         for name in ("epoch", "waited"):
             _check(name, values[name], type(values[name]) is int and values[name] >= 0)
         for name in ("top_accuracy", "low_loss"):
@@ -87,6 +88,27 @@ class History:
             return False
         self.best = evaluation
         return True
+
+
+_NAMED = {str(value): value for value in (math.inf, -math.inf, math.nan)}
+
+
+def _with_names(value: Any) -> Any:
+    """The same with the names of numbers that are not finite, however nested."""
+    if isinstance(value, dict):
+        return {key: _with_names(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_with_names(inner) for inner in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _with_numbers(value: Any) -> Any:
+    """The way back."""
+    if isinstance(value, Mapping):
+        return {key: _with_numbers(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_with_numbers(inner) for inner in value]
+    return _NAMED.get(value, value) if isinstance(value, str) else value
 
 
 def _evaluation(name: str, value: Any) -> Evaluation | None:

@@ -29,7 +29,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from .._regular_files import read_text_regular
+from .._regular_files import read_json_regular
 from .._written_files import writing
 from ..errors import CheckpointError
 from ..partition._files import FileRecord
@@ -110,7 +110,7 @@ def write_manifest(
     content[_DIGEST_KEY] = digest_of_content(content)
     path = folder / MANIFEST
     with writing(path), open(path, "x", encoding="utf-8") as file:
-        json.dump(content, file, indent=1)
+        json.dump(content, file, indent=1, allow_nan=False)
         file.write("\n")
         file.flush()
         os.fsync(file.fileno())
@@ -132,7 +132,7 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = folder / MANIFEST
     try:
-        content = json.loads(read_text_regular(path))
+        content = read_json_regular(path)
         if not isinstance(content, dict):
             raise ValueError(f"it must be a JSON object, and is a {type(content).__name__}")
         carried = content.get(_DIGEST_KEY)
@@ -147,8 +147,6 @@ def read_manifest(folder: Path) -> Manifest:
         return _checked(folder, content)
     except CheckpointError:
         raise
-    except RecursionError:
-        raise DamagedError(f"{path} is missing or damaged (nested too deep)") from None
     except (OSError, ValueError) as error:
         raise DamagedError(f"{path} is missing or damaged ({error})") from None
 

@@ -24,6 +24,8 @@ from ._counts import reduced
 from ._result import SPLITS
 from ._task import TaskInfo, read_task
 
+_NUMBERS_AT_LEAST = 4096  # classes or relations that are believed on any graph, however small
+
 
 @dataclass(frozen=True)
 class TrainingShard:
@@ -125,6 +127,16 @@ def _read(config: ResolvedConfig) -> TrainingShard:
             "loop of your own, as the README shows"
         )
     label = label.to(torch.int64)
+    _check_numbers(label, data.node_map(target).num_ids, f"{target}/label", "nodes", config)
+    for name, said, count in (
+        ("classes", task.num_classes, data.node_map(target).num_ids),
+        ("relations", task.num_relations, data.partition_book.num_edges()),
+    ):
+        if said is not None and said > max(count, _NUMBERS_AT_LEAST):
+            raise ValueError(
+                f"{config.data} is described as having {said} {name}, more than there is on a "
+                "graph of its size; partition the graph again"
+            )
     rows = {}
     for split in SPLITS:
         mask = data.node_features.get(f"{target}/{split}_mask")
@@ -139,7 +151,7 @@ def _read(config: ResolvedConfig) -> TrainingShard:
     return TrainingShard(
         data=data,
         features=_features(data, config.torch_dtype),
-        relation=_relation(data, config.torch_dtype),
+        relation=_relation(data, config),
         target=target,
         label=label,
         rows=rows,
@@ -179,7 +191,19 @@ def _features(data: PartitionData, dtype: torch.dtype) -> dict[str, Tensor]:
     return features
 
 
-def _relation(data: PartitionData, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
+def _check_numbers(
+    numbers: Tensor, count: int, name: str, what: str, config: ResolvedConfig
+) -> None:
+    """Hold the highest class or relation against the graph: a model has a row for each number."""
+    most = max(count, _NUMBERS_AT_LEAST)
+    if numbers.numel() and int(numbers.max()) >= most:
+        raise ValueError(
+            f"'{name}' in {config.data} must number what there is from 0 on, below {most} for "
+            f"{count} {what} (got {int(numbers.max())}); number it without gaps and partition again"
+        )
+
+
+def _relation(data: PartitionData, config: ResolvedConfig) -> tuple[Tensor, Tensor] | None:
     """Relation numbers of a homogeneous graph's edges, and 1 over the in-degree per relation."""
     if len(data.canonical_etypes) != 1:
         return None
@@ -194,10 +218,13 @@ def _relation(data: PartitionData, dtype: torch.dtype) -> tuple[Tensor, Tensor] 
     etype = etype.to(torch.int64)
     if etype.numel() and int(etype.min()) < 0:
         raise ValueError(f"the edge feature 'etype' must not be negative (got {int(etype.min())})")
+    num_edges = data.partition_book.num_edges()
+    name = edge_feature(data.canonical_etypes[0], "etype")
+    _check_numbers(etype, num_edges, name, "edges", config)
     dst = data.edges[data.canonical_etypes[0]].dst
     base = int(etype.max()) + 1 if etype.numel() else 1
     _, place, count = torch.unique(dst * base + etype, return_inverse=True, return_counts=True)
-    return etype, count.to(torch.float64).reciprocal()[place].to(dtype).unsqueeze(1)
+    return etype, count.to(torch.float64).reciprocal()[place].to(config.torch_dtype).unsqueeze(1)
 
 
 def edge_feature(etype: CanonicalEType, name: str) -> str:
