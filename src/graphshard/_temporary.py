@@ -21,6 +21,8 @@ _PREFIX = "graphshard-folder-"
 class TemporaryFolder:
     """A new folder where temporary files go; also a context manager, which gives the path.
 
+    The lock is on the folder itself; what locks folders too, like a partition, needs one inside.
+
     Attributes:
         path: The folder.
         descriptor: Holds the lock; a process that inherits it keeps the folder.
