@@ -423,10 +423,13 @@ def send(pid: int, number: int) -> bool:
 
 
 def shared_files() -> set[str]:
-    """Names of our files in shared memory."""
-    if not _SHARED_MEMORY.is_dir():
-        return set()
-    return {name for name in os.listdir(_SHARED_MEMORY) if name.startswith("graphshard-")}
+    """Names of our files in shared memory, apart from empty ones, which the next run removes."""
+    found = set()
+    for path in _SHARED_MEMORY.glob("graphshard-*"):
+        with contextlib.suppress(FileNotFoundError):
+            if path.stat().st_size:
+                found.add(path.name)
+    return found
 
 
 def left_behind(folder: Path, mark: str, before: set[str]) -> str | None:

@@ -20,7 +20,7 @@ class Ranks:
     """A hub and the watches of all ranks; `end` makes one disappear without a word."""
 
     def __init__(self, world_size: int) -> None:
-        self.hub = Hub("127.0.0.1", "secret", world_size)
+        self.hub = Hub(socket.create_server(("127.0.0.1", 0)), "secret", world_size)
         address = [self.hub.address]
         self.watches = [
             Watch(address, "secret", r, world_size, self.hub if r == 0 else None)

@@ -320,3 +320,10 @@ def test_a_report_of_rank_0_passes_as_json() -> None:
     import dataclasses
 
     assert report_from_dict(json.loads(json.dumps(dataclasses.asdict(report)))) == report
+
+
+def test_the_workers_of_a_launch_know_that_they_are_one_job() -> None:
+    code = "print(os.environ['GRAPHSHARD_JOB_ID'])"
+    names = [{exit.stderr[0] for exit in launch_workers(command(code), 2).exits} for _ in range(2)]
+    assert [len(found) for found in names] == [1, 1]
+    assert names[0] != names[1]

@@ -11,6 +11,8 @@ import os
 import socket
 import tempfile
 import time
+import warnings
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 
@@ -43,8 +45,8 @@ def listen(address: str, port: int) -> socket.socket:
     is_name = _is_name(address)
     unavailable = OSError(errno.EADDRNOTAVAIL, os.strerror(errno.EADDRNOTAVAIL))
     for family, _, _, _, found in socket.getaddrinfo(address, port, type=socket.SOCK_STREAM):
-        number = str(found[0]).partition("%")[0]
-        if is_name and ipaddress.ip_address(number).is_loopback and "localhost" not in address:
+        number = str(found[0])
+        if is_name and is_loopback(number) and "localhost" not in address:
             continue
         try:
             return socket.create_server(found, family=family, backlog=socket.SOMAXCONN)
@@ -53,6 +55,48 @@ def listen(address: str, port: int) -> socket.socket:
                 raise
             unavailable = error
     raise unavailable
+
+
+def listen_for_others(addresses: Sequence[str], port: int) -> tuple[socket.socket, str]:
+    """Listen at the first address that this host has; if it has none of them, at all that it has.
+
+    That one is not its own happens where addresses are translated on the way to a host.
+
+    Args:
+        addresses: Under which others may know this host, at least one.
+        port: 0 for any that is free.
+
+    Returns:
+        The listening socket, and where others should connect to.
+
+    Raises:
+        OSError: The port is in use, or a name leads nowhere.
+    """
+    for address in addresses:
+        try:
+            listener = listen(address, port)
+        except OSError as error:
+            if error.errno != errno.EADDRNOTAVAIL:
+                raise
+            continue
+        return listener, str(listener.getsockname()[0])
+    warnings.warn(
+        f"rank 0 listens on all interfaces, because its host has no address {addresses[0]} that "
+        "others can reach; unless it is translated on the way, pass the number of such an address "
+        "as master_ip_address",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+    if socket.has_dualstack_ipv6():
+        everywhere = socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+    else:
+        everywhere = socket.create_server(("", port))
+    return everywhere, addresses[0]
+
+
+def is_loopback(address: str) -> bool:
+    """Whether a number is one that leads only to this host; of a name that is not known."""
+    return not _is_name(address) and ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
 def loopback_interface() -> str | None:

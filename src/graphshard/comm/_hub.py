@@ -34,8 +34,6 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from ._address import listen
-
 _MAX_LINE = 1 << 20
 _MAX_FIRST_LINE = 1 << 12
 _MAX_STRANGERS = 64
@@ -111,18 +109,14 @@ class Hub:
     """Serves until `close`; one daemon thread.
 
     Args:
-        address: Where to listen, and nowhere else: an address of this host. The port is any that
-            is free.
+        listener: Where ranks can connect to; closed with the hub.
         token: What a member must know to be heard.
         world_size: Number of ranks.
         news_seconds: For how long to take news from others than members.
-
-    Raises:
-        OSError: It is not an address of this host.
     """
 
     def __init__(
-        self, address: str, token: str, world_size: int, news_seconds: float = 0.0
+        self, listener: socket.socket, token: str, world_size: int, news_seconds: float = 0.0
     ) -> None:
         self._token = token
         self._news_deadline = time.monotonic() + news_seconds
@@ -131,9 +125,9 @@ class Hub:
         self._strangers: dict[_Member, None] = {}  # have not shown the token; oldest first
         self._events: list[dict[str, Any]] = []
         self._left: list[int] = []
-        self._listener = listen(address, 0)
+        self._listener = listener
         self._listener.setblocking(False)
-        self.address: tuple[str, int] = self._listener.getsockname()[:2]
+        self.address: tuple[str, int] = listener.getsockname()[:2]
         self._selector = selectors.DefaultSelector()
         self._wake, self._woken = socket.socketpair()
         self._selector.register(self._listener, selectors.EVENT_READ, "listener")

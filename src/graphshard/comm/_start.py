@@ -16,12 +16,12 @@ Each start uses keys of its own, so a store can serve several starts.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib
 import json
 import os
 import secrets
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,7 +33,7 @@ import torch.distributed as dist
 
 from .._memory import release_memory
 from ..errors import RankError
-from ._address import loopback_interface, own_address
+from ._address import is_loopback, listen_for_others, loopback_interface, own_address
 from ._failure import first_line
 from ._group import (
     DEFAULT_TIMEOUT,
@@ -308,8 +308,9 @@ def _start_watch(
         if rank == 0:
             hosts = {store.get(f"arrived/{r}") for r in range(world_size)}
             token = secrets.token_hex(16)
-            hub = _make_hub(len(hosts) == 1, address, token, world_size, timeout)
-            host, port = hub.address
+            listener, host = _listen_for_ranks(len(hosts) == 1, address)
+            hub = Hub(listener, token, world_size, timeout.total_seconds())
+            port = hub.address[1]
             found = {"host": host, "port": port, "token": token, "local": len(hosts) == 1}
             store.set("watch", json.dumps(found))
         else:
@@ -336,17 +337,14 @@ def _start_watch(
     return watch, found["local"]
 
 
-def _make_hub(
-    is_local: bool, address: str | None, token: str, world_size: int, timeout: timedelta
-) -> Hub:
-    """The hub, where all ranks can reach it and as few others as possible."""
-    seconds = timeout.total_seconds()
+def _listen_for_ranks(is_local: bool, address: str | None) -> tuple[socket.socket, str]:
+    """Listen where all ranks can connect to and as few others as possible; and the address."""
     if is_local:
-        return Hub("127.0.0.1", token, world_size, seconds)
-    with contextlib.suppress(OSError):  # of an address that is translated on the way
-        if address is not None:
-            return Hub(address, token, world_size, seconds)
-    return Hub(own_address(), token, world_size, seconds)
+        return listen_for_others(["127.0.0.1"], 0)
+    own = own_address()
+    if address is None:
+        return listen_for_others([own], 0)
+    return listen_for_others([address] if is_loopback(own) else [address, own], 0)
 
 
 @contextmanager

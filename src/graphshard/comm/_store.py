@@ -14,7 +14,6 @@ how-manieth it is tells the keys apart.
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import queue
@@ -23,7 +22,6 @@ import socket
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -32,7 +30,7 @@ from typing import TypeVar, cast
 import torch.distributed as dist
 
 from ..errors import RankError
-from ._address import JOB_VARIABLE, job_id, listen
+from ._address import JOB_VARIABLE, job_id, listen_for_others
 from ._failure import NOTICE, first_line
 from ._hub import send_news
 
@@ -63,15 +61,18 @@ def meet(
     """
     is_hosted = False
     if store is None:
+        if address is None:
+            address, port = _address_in_environment(port)
+        place = f"{address}:{port}"
         deadline = time.monotonic() + timeout.total_seconds()
         while True:
             store, address, is_hosted = _find_store(rank, world_size, address, port, timeout)
-            if not is_hosted or _enter(store, rank, world_size, f"{address}:{port}", timeout):
+            if not is_hosted or _enter(store, rank, world_size, place, timeout):
                 break
             # This process has been here before: it is the store of an earlier start, and goes.
             del store
             if time.monotonic() > deadline:
-                raise RankError(f"rank {rank}: rank 0 has not left {address}:{port} yet", [0])
+                raise RankError(f"rank {rank}: rank 0 has not ended its start at {place} yet", [0])
             time.sleep(_RETRY_SECONDS)
     store = _arrive(store, rank, world_size, timeout, is_hosted)
     check_refused(store, rank, timeout)
@@ -121,18 +122,20 @@ def check_refused(store: dist.Store, rank: int, timeout: timedelta) -> None:
         raise RankError(f"rank {rank}: initialize_comms failed: {text}", [other])
 
 
+def _address_in_environment(port: int) -> tuple[str, int]:
+    address = os.environ.get("MASTER_ADDR")
+    if address is None:
+        raise ValueError(
+            "master_ip_address was not given and the environment has no MASTER_ADDR; pass "
+            "master_ip_address=, or start the program with torchrun"
+        )
+    return address, int(os.environ.get("MASTER_PORT", port))
+
+
 def _find_store(
-    rank: int, world_size: int, address: str | None, port: int, timeout: timedelta
+    rank: int, world_size: int, address: str, port: int, timeout: timedelta
 ) -> tuple[dist.Store, str, bool]:
     """The store of the launcher, or one that rank 0 hosts; its address, and whether it does."""
-    if address is None:
-        address = os.environ.get("MASTER_ADDR")
-        if address is None:
-            raise ValueError(
-                "master_ip_address was not given and the environment has no MASTER_ADDR; pass "
-                "master_ip_address=, or start the program with torchrun"
-            )
-        port = int(os.environ.get("MASTER_PORT", port))
     agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     if not agent and rank == 0:
         return *_host_store(address, port, world_size, timeout), True
@@ -159,26 +162,12 @@ def _find_store(
 def _host_store(
     address: str, port: int, world_size: int, timeout: timedelta
 ) -> tuple[dist.Store, str]:
-    """A store that listens at the given address alone, and the number of that address."""
+    """A store that listens at the given address alone; and the address as a number."""
     try:
-        try:
-            listener = listen(address, port)
-            number = str(listener.getsockname()[0])
-        except OSError as error:
-            if error.errno != errno.EADDRNOTAVAIL:
-                raise
-            listener, number = _listen_everywhere(port), address
-            warnings.warn(
-                f"rank 0 listens on all interfaces, because {address} is not an address that its "
-                "host has and others can reach; if it need not be translated on the way, pass the "
-                "number of such an address as master_ip_address",
-                RuntimeWarning,
-                stacklevel=5,
-            )
-        port = listener.getsockname()[1]
+        listener, number = listen_for_others([address], port)
         store = dist.TCPStore(
             address,
-            port,
+            listener.getsockname()[1],
             world_size,
             True,
             timeout=timeout,
@@ -191,12 +180,6 @@ def _host_store(
             "master_port_number on all ranks"
         ) from error
     return store, number
-
-
-def _listen_everywhere(port: int) -> socket.socket:
-    if socket.has_dualstack_ipv6():
-        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
-    return socket.create_server(("", port))
 
 
 def _enter(store: dist.Store, rank: int, world_size: int, place: str, timeout: timedelta) -> bool:
