@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import secrets
 import shutil
 import tempfile
 import weakref
@@ -21,6 +22,8 @@ _PREFIX = "graphshard-folder-"
 class TemporaryFolder:
     """A new folder where temporary files go; also a context manager, which gives the path.
 
+    The lock is on the folder itself; what locks folders too, like a partition, needs one inside.
+
     Attributes:
         path: The folder.
         descriptor: Holds the lock; a process that inherits it keeps the folder.
@@ -30,11 +33,14 @@ class TemporaryFolder:
         remove_abandoned()
         self.descriptor = -1
         while self.descriptor < 0:
-            self.path = Path(tempfile.mkdtemp(prefix=_PREFIX))
+            self.path = Path(tempfile.gettempdir(), _PREFIX + secrets.token_hex(8))
+            # First, because Ctrl-C may come at any time.
+            self._finalizer = weakref.finalize(self, _remove, self.path, os.getpid())
+            self.path.mkdir(mode=0o700)
             with contextlib.suppress(FileNotFoundError):
                 self.descriptor = _held(self.path, is_new=True)
-        args = (self.path, self.descriptor, os.getpid())
-        self._finalizer = weakref.finalize(self, _remove, *args)
+        self._close = weakref.finalize(self, _close, self.descriptor, os.getpid())
+        self._close.atexit = False
 
     def __enter__(self) -> Path:
         return self.path
@@ -45,6 +51,7 @@ class TemporaryFolder:
     def cleanup(self) -> None:
         """Remove it now."""
         self._finalizer()
+        self._close()
 
 
 def remove_abandoned() -> None:
@@ -53,7 +60,8 @@ def remove_abandoned() -> None:
         with contextlib.suppress(OSError):
             descriptor = _held(path)
             if descriptor >= 0:
-                _remove(path, descriptor, os.getpid())
+                _remove(path, os.getpid())
+                os.close(descriptor)
 
 
 def _held(path: Path, is_new: bool = False) -> int:
@@ -86,8 +94,13 @@ def _held(path: Path, is_new: bool = False) -> int:
     return descriptor
 
 
-def _remove(path: Path, descriptor: int, process: int) -> None:
-    """Remove a folder that is held here; not from a child that was forked from its owner."""
+def _remove(path: Path, process: int) -> None:
+    """Remove a folder; not from a child that was forked from its owner."""
     if os.getpid() == process:
         shutil.rmtree(path, ignore_errors=True)
+
+
+def _close(descriptor: int, process: int) -> None:
+    """Let go of the lock; a child that was forked keeps it as long as it lives."""
+    if os.getpid() == process:
         os.close(descriptor)

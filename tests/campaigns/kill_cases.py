@@ -205,15 +205,17 @@ class Campaign:
         job = Job(case, self.config(case, folder, False), folder, mark)
         try:
             is_there = job.wait_for_moment(self.start_seconds)
-            at = time.monotonic()
+            if case.after > 0:
+                self.start_seconds = 1.5 * job.seconds  # on a machine as busy as it is now
             target = job.find_target() if is_there else None
+            at = time.monotonic()
             if target is None or not send(target, SIGNALS[case.action]):
                 job.wait_until_gone(self.start_seconds + TIMEOUT + _GIVE_UP_SECONDS)
                 return Finding(case, ENDED, 0.0, job.printed())
             if case.action == "pause":
                 time.sleep(TIMEOUT / 4)
                 send(target, signal.SIGCONT)
-            bound = TIMEOUT + MARGIN_SECONDS + job.seconds_left_to_start(self.start_seconds)
+            bound = TIMEOUT + MARGIN_SECONDS + job.seconds_to_start(self.start_seconds)
             wrong = job.check_end(target, at, bound)
             seconds = time.monotonic() - at
         finally:
@@ -263,6 +265,11 @@ class Job:
                 start_new_session=True,
             )
 
+    @property
+    def seconds(self) -> float:
+        """Since the start."""
+        return time.monotonic() - self._started
+
     def printed(self) -> str:
         return self._output.read_text(errors="replace")
 
@@ -285,9 +292,9 @@ class Job:
         self._is_training = "epoch 1/" in self.printed()
         return self._process.poll() is None
 
-    def seconds_left_to_start(self, start_seconds: float) -> float:
-        """Until the ranks can wait for each other at all; they might not have come so far."""
-        return 0.0 if self._is_training else start_seconds
+    def seconds_to_start(self, start_seconds: float) -> float:
+        """Until the other ranks wait for this one at all, where they may not have come so far."""
+        return start_seconds if self.case.action == "stop" and not self._is_training else 0.0
 
     def find_target(self) -> int | None:
         """The process that gets the signal; waits until there is one, None if it has ended."""
@@ -416,10 +423,13 @@ def send(pid: int, number: int) -> bool:
 
 
 def shared_files() -> set[str]:
-    """Names of our files in shared memory."""
-    if not _SHARED_MEMORY.is_dir():
-        return set()
-    return {name for name in os.listdir(_SHARED_MEMORY) if name.startswith("graphshard-")}
+    """Names of our files in shared memory, apart from empty ones, which the next run removes."""
+    found = set()
+    for path in _SHARED_MEMORY.glob("graphshard-*"):
+        with contextlib.suppress(FileNotFoundError):
+            if path.stat().st_size:
+                found.add(path.name)
+    return found
 
 
 def left_behind(folder: Path, mark: str, before: set[str]) -> str | None:

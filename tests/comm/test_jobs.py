@@ -46,8 +46,10 @@ def fill_the_wrong_place(own, size, port):
     if own == 2:
         time.sleep(1)
     if own == 1:
-        with pytest.raises(RuntimeError, match="rank 1 came to another job: .* 'A', and .* 'B'"):
-            start(1, 2, port)
+        text = f"rank 1 came to another job: 127.0.0.1:{port} is used .* 'A', and .* 'B'"
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+        with pytest.raises(RuntimeError, match=text):
+            initialize_comms(1, 2, timeout=60)
         return None
     start(min(own, 1), 2, port)
     total = all_reduce(torch.tensor([own])).item()

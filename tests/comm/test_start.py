@@ -28,6 +28,7 @@ from graphshard.comm import (
     shutdown_comms,
     world_size,
 )
+from graphshard.comm._failure import MARGIN_SECONDS
 from graphshard.comm._group import group_state
 from graphshard.errors import RankError
 from graphshard.testing import run_ranks
@@ -165,20 +166,22 @@ def test_a_rank_that_does_not_come_is_named(tmp_path, kind, capsys):
 def start_with_a_stopped_rank_0(own, size, port):
     """Rank 0 hosts the store and is stopped: torch would wait for its answer for ever."""
     if own == 0:
-        store = _store.listen("127.0.0.1", port)
+        store = socket.create_server(("127.0.0.1", port))
         time.sleep(12)  # like a stopped process: it is connected to, and does not answer
         store.close()
         return None
     time.sleep(0.3)
     start = time.monotonic()
-    with pytest.raises(RankError, match="the store has not answered for 1 s") as caught:
-        initialize_comms(own, size, "127.0.0.1", master_port_number=port, timeout=1.0)
+    with pytest.raises(RankError, match="the store has not answered for 3 s") as caught:
+        initialize_comms(own, size, "127.0.0.1", master_port_number=port, timeout=3.0)
     assert caught.value.ranks == (0,)
     return time.monotonic() - start
 
 
 def test_a_stopped_rank_0_is_not_waited_for():
-    assert run_ranks(start_with_a_stopped_rank_0, 2, free_port(), group=False)[1] < 11
+    assert (
+        run_ranks(start_with_a_stopped_rank_0, 2, free_port(), group=False)[1] < 3 + MARGIN_SECONDS
+    )
 
 
 def start_without_rank_0(own, size, port):

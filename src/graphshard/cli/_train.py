@@ -325,7 +325,7 @@ def _partitioned(config: Config, workers: int | None, quiet: bool) -> Iterator[t
     dataset = read_dataset(config.data, Preparation(self_loops=True if wants_loops else None))
     num_workers = workers or 1
     with TemporaryFolder() as folder:
-        json_path = partition_dataset(dataset, num_workers, folder)
+        json_path = partition_dataset(dataset, num_workers, folder / "parts")
         if not quiet:
             Console(stderr=True).print(
                 f"partitioned {dataset.name} into {num_workers}", markup=False, highlight=False

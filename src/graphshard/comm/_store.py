@@ -61,15 +61,18 @@ def meet(
     """
     is_hosted = False
     if store is None:
+        if address is None:
+            address, port = _address_in_environment(port)
+        place = f"{address}:{port}"
         deadline = time.monotonic() + timeout.total_seconds()
         while True:
             store, address, is_hosted = _find_store(rank, world_size, address, port, timeout)
-            if not is_hosted or _enter(store, rank, world_size, f"{address}:{port}", timeout):
+            if not is_hosted or _enter(store, rank, world_size, place, timeout):
                 break
             # This process has been here before: it is the store of an earlier start, and goes.
             del store
             if time.monotonic() > deadline:
-                raise RankError(f"rank {rank}: rank 0 has not left {address}:{port} yet", [0])
+                raise RankError(f"rank {rank}: rank 0 has not ended its start at {place} yet", [0])
             time.sleep(_RETRY_SECONDS)
     store = _arrive(store, rank, world_size, timeout, is_hosted)
     check_refused(store, rank, timeout)
@@ -119,18 +122,20 @@ def check_refused(store: dist.Store, rank: int, timeout: timedelta) -> None:
         raise RankError(f"rank {rank}: initialize_comms failed: {text}", [other])
 
 
+def _address_in_environment(port: int) -> tuple[str, int]:
+    address = os.environ.get("MASTER_ADDR")
+    if address is None:
+        raise ValueError(
+            "master_ip_address was not given and the environment has no MASTER_ADDR; pass "
+            "master_ip_address=, or start the program with torchrun"
+        )
+    return address, int(os.environ.get("MASTER_PORT", port))
+
+
 def _find_store(
-    rank: int, world_size: int, address: str | None, port: int, timeout: timedelta
+    rank: int, world_size: int, address: str, port: int, timeout: timedelta
 ) -> tuple[dist.Store, str, bool]:
     """The store of the launcher, or one that rank 0 hosts; its address, and whether it does."""
-    if address is None:
-        address = os.environ.get("MASTER_ADDR")
-        if address is None:
-            raise ValueError(
-                "master_ip_address was not given and the environment has no MASTER_ADDR; pass "
-                "master_ip_address=, or start the program with torchrun"
-            )
-        port = int(os.environ.get("MASTER_PORT", port))
     agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     if not agent and rank == 0:
         return *_host_store(address, port, world_size, timeout), True

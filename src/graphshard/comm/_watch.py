@@ -32,7 +32,7 @@ from ._hub import Hub, Lines, keep_alive, line
 _CONNECT_SECONDS = 20.0
 _NEWS_SECONDS = 1.0
 _JOIN_SECONDS = 5.0
-_ANSWER_SECONDS = 2.5
+_ANSWER_SECONDS = 3.5
 _GOODBYE_SECONDS = 2.0
 _CHECK_SECONDS = 0.5
 _DRAIN_SECONDS = 5.0
@@ -181,7 +181,9 @@ class Watch:
             else:
                 return None  # rank 0 has left in good order, and its hub with it
             news = {"kind": "gave up", "rank": self._rank, "text": found.text}
-            self._announce({**news, "ranks": list(found.ranks)})
+            # Where rank 0 is silent, so is the hub.
+            seconds = 0.0 if 0 in found.ranks else _NEWS_SECONDS
+            self._announce({**news, "ranks": list(found.ranks)}, seconds)
             if not self._events:
                 return found
         return self._explain(self._events[0])
@@ -305,11 +307,11 @@ class Watch:
         )
         return answers
 
-    def _announce(self, event: dict[str, Any]) -> None:
+    def _announce(self, event: dict[str, Any], seconds: float = _NEWS_SECONDS) -> None:
         """Send an event and wait until the hub has passed it on, or some other before it."""
         known = len(self._events)
         self._send({"event": event})
-        self._until(lambda: not self._connected or len(self._events) > known, _NEWS_SECONDS)
+        self._until(lambda: not self._connected or len(self._events) > known, seconds)
 
     def _until(self, condition: Any, seconds: float) -> None:
         with self._changed:
