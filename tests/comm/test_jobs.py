@@ -306,6 +306,7 @@ STARTS_AND_ENDS = """
 
 
 @on_linux
+@pytest.mark.timeout(6000)  # for 500 starts
 def test_a_job_that_has_ended_leaves_no_thread_and_ends_well(tmp_path, run_all):
     """The threads of a process group that lives on may abort the process at its very end."""
     program = tmp_path / "program.py"
