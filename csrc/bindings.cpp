@@ -95,12 +95,7 @@ RowLoop loop_of(const Vector<const int64_t>& lhs_offsets, const Vector<const int
           "outer * inner must not be negative, and be a number of 64 bits");
   require((lhs_step == 0 || lhs_step == 1) && (rhs_step == 0 || rhs_step == 1),
           "steps must be 0 or 1");
-  return {outer,
-          inner,
-          lhs_offsets.data(),
-          rhs_offsets.data(),
-          lhs_step,
-          rhs_step};
+  return {outer, inner, lhs_offsets.data(), rhs_offsets.data(), lhs_step, rhs_step};
 }
 
 // Whatever `loop` reads of an operand's row is in a row of `width` elements.
@@ -121,9 +116,9 @@ void bind_spmm(nb::module_& m) {
       [](const Matrix<T>& out, const Vector<const I>& indptr, const Vector<const I>& indices,
          const MaybeVector<I>& eids, int64_t num_src, const MaybeMatrix<T>& lhs,
          const MaybeMatrix<T>& rhs, const std::optional<Matrix<I>>& arg, std::string_view op,
-         std::string_view reduce,
-         const Vector<const int64_t>& lhs_offsets, const Vector<const int64_t>& rhs_offsets,
-         int64_t inner, int64_t lhs_step, int64_t rhs_step, int num_threads) {
+         std::string_view reduce, const Vector<const int64_t>& lhs_offsets,
+         const Vector<const int64_t>& rhs_offsets, int64_t inner, int64_t lhs_step,
+         int64_t rhs_step, int num_threads) {
         const Op operation = parse_op(op);
         const Reduce reduction = parse_reduce(reduce);
         const SpmmArguments<T> arguments{
@@ -140,8 +135,7 @@ void bind_spmm(nb::module_& m) {
         require(!rhs || rhs->shape(0) == indices.shape(0), "rhs must have one row per edge");
         const RowLoop& loop = arguments.loop;
         const int64_t width = loop.outer * inner;
-        require(static_cast<int64_t>(out.shape(1)) == width,
-                "out must have outer * inner columns");
+        require(static_cast<int64_t>(out.shape(1)) == width, "out must have outer * inner columns");
         require(out.shape(0) + 1 == indptr.shape(0), "out must have one row per destination");
         require(!arg || (arg->shape(0) == out.shape(0) && arg->shape(1) == out.shape(1)),
                 "arg must have the shape of out");
@@ -162,8 +156,9 @@ void bind_spmm(nb::module_& m) {
       },
       "out"_a.noconvert(), "indptr"_a.noconvert(), "indices"_a.noconvert(),
       "eids"_a.noconvert().none(), "num_src"_a, "lhs"_a.noconvert().none(),
-      "rhs"_a.noconvert().none(), "arg"_a.noconvert().none(), "op"_a, "reduce"_a, "lhs_offsets"_a.noconvert(),
-      "rhs_offsets"_a.noconvert(), "inner"_a, "lhs_step"_a, "rhs_step"_a, "num_threads"_a);
+      "rhs"_a.noconvert().none(), "arg"_a.noconvert().none(), "op"_a, "reduce"_a,
+      "lhs_offsets"_a.noconvert(), "rhs_offsets"_a.noconvert(), "inner"_a, "lhs_step"_a,
+      "rhs_step"_a, "num_threads"_a);
 }
 
 template <typename T>
@@ -205,9 +200,10 @@ void bind_sddmm(nb::module_& m) {
       "sddmm_csc",
       [](const Matrix<T>& out, const Vector<const I>& indptr, const Vector<const I>& indices,
          const MaybeVector<I>& eids, int64_t num_src, const Matrix<const T>& lhs,
-         const Matrix<const T>& rhs, std::string_view lhs_target, std::string_view rhs_target, std::string_view op,
-         const Vector<const int64_t>& lhs_offsets, const Vector<const int64_t>& rhs_offsets,
-         int64_t inner, int64_t lhs_step, int64_t rhs_step, int num_threads) {
+         const Matrix<const T>& rhs, std::string_view lhs_target, std::string_view rhs_target,
+         std::string_view op, const Vector<const int64_t>& lhs_offsets,
+         const Vector<const int64_t>& rhs_offsets, int64_t inner, int64_t lhs_step,
+         int64_t rhs_step, int num_threads) {
         require(indices.shape(0) == out.shape(0), "out must have one row per edge");
         const Csc<I> csc = csc_of<I>(indptr, indices.data(), eids, indices.shape(0));
         SddmmArguments<T> arguments{};
@@ -221,16 +217,15 @@ void bind_sddmm(nb::module_& m) {
       },
       "out"_a.noconvert(), "indptr"_a.noconvert(), "indices"_a.noconvert(),
       "eids"_a.noconvert().none(), "num_src"_a, "lhs"_a.noconvert(), "rhs"_a.noconvert(),
-      "lhs_target"_a,
-      "rhs_target"_a, "op"_a, "lhs_offsets"_a.noconvert(), "rhs_offsets"_a.noconvert(), "inner"_a,
-      "lhs_step"_a, "rhs_step"_a, "num_threads"_a);
+      "lhs_target"_a, "rhs_target"_a, "op"_a, "lhs_offsets"_a.noconvert(),
+      "rhs_offsets"_a.noconvert(), "inner"_a, "lhs_step"_a, "rhs_step"_a, "num_threads"_a);
   m.def(
       "sddmm_coo",
       [](const Matrix<T>& out, const Vector<const I>& src, const Vector<const I>& dst,
-         int64_t num_src, int64_t num_dst, const Matrix<const T>& lhs, const Matrix<const T>& rhs, std::string_view lhs_target,
-         std::string_view rhs_target, std::string_view op, const Vector<const int64_t>& lhs_offsets,
-         const Vector<const int64_t>& rhs_offsets, int64_t inner, int64_t lhs_step,
-         int64_t rhs_step, int num_threads) {
+         int64_t num_src, int64_t num_dst, const Matrix<const T>& lhs, const Matrix<const T>& rhs,
+         std::string_view lhs_target, std::string_view rhs_target, std::string_view op,
+         const Vector<const int64_t>& lhs_offsets, const Vector<const int64_t>& rhs_offsets,
+         int64_t inner, int64_t lhs_step, int64_t rhs_step, int num_threads) {
         require(src.shape(0) == out.shape(0) && dst.shape(0) == out.shape(0),
                 "out must have one row per edge");
         SddmmArguments<T> arguments{};
@@ -242,9 +237,9 @@ void bind_sddmm(nb::module_& m) {
                   loop_of(lhs_offsets, rhs_offsets, inner, lhs_step, rhs_step), num_threads);
       },
       "out"_a.noconvert(), "src"_a.noconvert(), "dst"_a.noconvert(), "num_src"_a, "num_dst"_a,
-      "lhs"_a.noconvert(),
-      "rhs"_a.noconvert(), "lhs_target"_a, "rhs_target"_a, "op"_a, "lhs_offsets"_a.noconvert(),
-      "rhs_offsets"_a.noconvert(), "inner"_a, "lhs_step"_a, "rhs_step"_a, "num_threads"_a);
+      "lhs"_a.noconvert(), "rhs"_a.noconvert(), "lhs_target"_a, "rhs_target"_a, "op"_a,
+      "lhs_offsets"_a.noconvert(), "rhs_offsets"_a.noconvert(), "inner"_a, "lhs_step"_a,
+      "rhs_step"_a, "num_threads"_a);
 }
 
 template <typename T, typename I>
@@ -303,16 +298,17 @@ void bind_winners_backward(nb::module_& m) {
         require(!lhs_grad || lhs_grad->shape(1) == width, "lhs_grad must have grad's columns");
         require(!lhs || !lhs_grad || lhs->shape(0) == lhs_grad->shape(0),
                 "lhs and lhs_grad must have one row per source");
-        for (const size_t rows : {rhs ? rhs->shape(0) : src.shape(0),
-                                  rhs_grad ? rhs_grad->shape(0) : src.shape(0)}) {
+        for (const size_t rows :
+             {rhs ? rhs->shape(0) : src.shape(0), rhs_grad ? rhs_grad->shape(0) : src.shape(0)}) {
           require(rows == src.shape(0), "rhs and rhs_grad must have one row per edge");
         }
         if (lhs) require_places(lhs_places, lhs->shape(1));
         if (rhs) require_places(rhs_places, rhs->shape(1));
         if (rhs_grad) require_places(rhs_places, rhs_grad->shape(1));
         const Op operation = parse_op(op);
-        const size_t num_src =
-            lhs ? lhs->shape(0) : lhs_grad ? lhs_grad->shape(0) : std::numeric_limits<size_t>::max();
+        const size_t num_src = lhs        ? lhs->shape(0)
+                               : lhs_grad ? lhs_grad->shape(0)
+                                          : std::numeric_limits<size_t>::max();
         const WinnersArguments<T, I> arguments{arg.data(),
                                                grad.data(),
                                                static_cast<int64_t>(grad.shape(0)),
@@ -345,7 +341,7 @@ void bind_merge_best(nb::module_& m) {
         require(edge.shape(0) == size && value.shape(0) == size && arg.shape(0) == size,
                 "best, edge, value and arg must have one length");
         const Candidates<T, I, E> candidates{value.data(), arg.data(), ids ? ids->data() : nullptr,
-                                           ids ? ids->shape(0) : 0};
+                                             ids ? ids->shape(0) : 0};
         const nb::gil_scoped_release release;
         merge_best(candidates, static_cast<int64_t>(size), smallest, none, best.data(), edge.data(),
                    num_threads);

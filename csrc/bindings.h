@@ -24,8 +24,9 @@ struct nanobind::detail::dtype_traits<graphshard::bfloat16> {
 namespace graphshard {
 
 // Every array that a kernel gets is one of these. A torch tensor may be a view that has put off a
-// negation: its memory holds the numbers with the other sign, and DLPack does not say so. And it may
-// begin anywhere in a file. To read, such a tensor is copied first; to write into, it is refused.
+// negation: its memory holds the numbers with the other sign, and DLPack does not say so. And it
+// may begin anywhere in a file. To read, such a tensor is copied first; to write into, it is
+// refused.
 template <typename... Args>
 class Array : public nanobind::ndarray<Args...> {
  public:
@@ -83,7 +84,8 @@ struct nanobind::detail::type_caster<graphshard::Array<Args...>> {
     Plain plain;
     if (!plain.from_python(source, flags, cleanup)) return false;
     const uintptr_t address = reinterpret_cast<uintptr_t>(plain.value.data());
-    const bool is_aligned = address % (plain.value.itemsize() == 0 ? 1 : plain.value.itemsize()) == 0;
+    const bool is_aligned =
+        address % (plain.value.itemsize() == 0 ? 1 : plain.value.itemsize()) == 0;
     if (!is_aligned || graphshard::is_negated(source)) {
       if (!graphshard::Array<Args...>::ReadOnly) return false;
       const object copy = graphshard::plain_copy(source);

@@ -220,12 +220,13 @@ void bind_operands(nb::module_& m, const char* name) {
   bind_walks<T, int64_t>(c);
   m.def(
       "attention",
-      [](std::string_view score, int64_t num_src, int64_t num_dst, int64_t heads, int64_t dim, int64_t score_dim,
-         double slope, double scale, const Matrix<const T>& values, const MaybeMatrix<T>& src,
-         const MaybeMatrix<T>& dst, const MaybeMatrix<T>& edge, const MaybeMatrix<V>& src_terms,
-         const MaybeMatrix<V>& dst_terms, const MaybeMatrix<V>& edge_terms,
-         const MaybeVector<V>& vector, const MaybeMatrix<V>& factor, uint64_t threshold,
-         uint32_t edge_seed, uint32_t head_seed, double kept, const MaybeVector<int32_t>& keys) {
+      [](std::string_view score, int64_t num_src, int64_t num_dst, int64_t heads, int64_t dim,
+         int64_t score_dim, double slope, double scale, const Matrix<const T>& values,
+         const MaybeMatrix<T>& src, const MaybeMatrix<T>& dst, const MaybeMatrix<T>& edge,
+         const MaybeMatrix<V>& src_terms, const MaybeMatrix<V>& dst_terms,
+         const MaybeMatrix<V>& edge_terms, const MaybeVector<V>& vector,
+         const MaybeMatrix<V>& factor, uint64_t threshold, uint32_t edge_seed, uint32_t head_seed,
+         double kept, const MaybeVector<int32_t>& keys) {
         require(heads > 0 && heads <= kMostHeads, "there must be 1 to 65536 heads");
         require(dim >= 0 && dim <= kMostColumns && score_dim >= 0 && score_dim <= kMostColumns,
                 "a head must have 0 to 2^31 columns");

@@ -125,8 +125,7 @@ void bind_shared(nb::module_& m) {
       },
       "block"_a.noconvert(), "use"_a, "readers"_a);
   m.def(
-      "mark_left", [](const Memory& block) { mark_left(header_of(block)); },
-      "block"_a.noconvert());
+      "mark_left", [](const Memory& block) { mark_left(header_of(block)); }, "block"_a.noconvert());
   m.def(
       "read_shared",
       [](int process, int descriptor, uint64_t token, uint64_t use, int reader, int64_t offset,
@@ -138,7 +137,8 @@ void bind_shared(nb::module_& m) {
         return read_shared(place_of(process, descriptor, token, use), reader,
                            static_cast<size_t>(offset), into.data(), into.shape(0));
       },
-      "process"_a, "descriptor"_a, "token"_a, "use"_a, "reader"_a, "offset"_a, "into"_a.noconvert());
+      "process"_a, "descriptor"_a, "token"_a, "use"_a, "reader"_a, "offset"_a,
+      "into"_a.noconvert());
   m.def(
       "has_left",
       [](int process, int descriptor, uint64_t token) {

@@ -9,8 +9,8 @@ namespace graphshard {
 
 // Groups ids by range: range r is [starts[r], starts[r + 1]), and `last` comes after all others,
 // which stay in order, as ids do within a range. Writes, for each grouped id, its position in ids
-// and its distance from the start of its range; and the size of each range. `starts` ascend. Returns
-// whether all ids are in some range; nothing is certain of what was written if not.
+// and its distance from the start of its range; and the size of each range. `starts` ascend.
+// Returns whether all ids are in some range; nothing is certain of what was written if not.
 template <typename I, typename R>
 bool group_by_range(const I* ids, int64_t num_ids, const int64_t* starts, int64_t num_ranges,
                     int64_t last, int64_t* order, R* rows, int64_t* sizes);

@@ -10,10 +10,10 @@ namespace graphshard {
 template <typename T>
 struct SddmmArguments {
   // Edges either grouped by destination, or one by one: position is then the id.
-  Ids indptr;  // [num_rows + 1], null for the second
-  Ids eids;    // [num_edges], null where position is the id
-  Ids src;     // [num_edges]
-  Ids dst;     // [num_edges], null for the first
+  Ids indptr;        // [num_rows + 1], null for the second
+  Ids eids;          // [num_edges], null where position is the id
+  Ids src;           // [num_edges]
+  Ids dst;           // [num_edges], null for the first
   int64_t num_rows;  // destinations
   int64_t num_src;
   int64_t num_edges;

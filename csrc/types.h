@@ -8,8 +8,8 @@
 
 // A hot function is compiled once per instruction set and chosen when the library is loaded, so one
 // binary runs on any x86-64 and uses what the machine has. It must live in an unnamed namespace.
-// Sanitizers look at one version, with nothing inlined by force: they find the same in any, and what
-// they add to each access takes long to compile.
+// Sanitizers look at one version, with nothing inlined by force: they find the same in any, and
+// what they add to each access takes long to compile.
 #if defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__) && __GNUC__ >= 12 && \
     !defined(__SANITIZE_ADDRESS__)
 #define GRAPHSHARD_HAS_CLONES

@@ -40,7 +40,8 @@ GRAPHSHARD_INLINE Winner<T, I> winner_of(const WinnersArguments<T, I>& a, int64_
   const int64_t at = row * a.width + j;
   Winner<T, I> winner{static_cast<int64_t>(a.arg[at]), widen(a.grad[at]), 1, 1};
   if (winner.edge < 0) return winner;
-  if (static_cast<uint64_t>(winner.edge) >= a.num_edges) [[unlikely]] refuse_winner();
+  if (static_cast<uint64_t>(winner.edge) >= a.num_edges) [[unlikely]]
+    refuse_winner();
   if (a.lhs.data != nullptr) winner.lhs = widen(a.lhs[source_of(a, winner.edge)][a.lhs_places[j]]);
   if (a.rhs.data != nullptr) winner.rhs = widen(a.rhs[winner.edge][a.rhs_places[j]]);
   return winner;

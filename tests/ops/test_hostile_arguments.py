@@ -220,7 +220,7 @@ OPERATORS: dict[str, Callable[[Way], Any]] = {
     "gspmm max": lambda of: ops.gspmm_arg(ADJ, "copy_lhs", "max", of(X)),
     "gspmm_arg_backward": lambda of: backward(grad=of(torch.ones(6, 3)), lhs=of(X), rhs=of(W)),
     "a gradient": gradient_through,
-    "gsddmm": lambda of: ops.gsddmm(ADJ, "dot", of(X), of(X[:6])),
+    "gsddmm": lambda of: ops.gsddmm(ADJ, "dot", of(X), X[:6]),
     "gsddmm copy": lambda of: ops.gsddmm(ADJ, "copy_lhs", of(X)),
     "edge_softmax": lambda of: ops.edge_softmax(ADJ, of(E3)),
     "attend": lambda of: ops.attend(
