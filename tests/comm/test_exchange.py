@@ -362,7 +362,7 @@ def test_ranks_that_differ_all_raise(what, kind, text):
 def test_what_differs_is_shown():
     text = run_ranks(call_with, 3, "width")[0][1]
     assert text.endswith(
-        "rank 0 has 'fetch_halo: plan 0 float32[rows, 4]', "
+        "ranks [0, 1] have 'fetch_halo: plan 0 float32[rows, 4]', "
         "rank 2 has 'fetch_halo: plan 0 float32[rows, 5]'"
     )
 

@@ -71,7 +71,7 @@ def test_models_that_differ_raise_everywhere():
     for sync, gather in run_ranks(sync_different, 3, "shape"):
         assert sync == (
             "the model passed to sync_params must be the same on all ranks, but rank 1 differs "
-            "from rank 0: rank 0 has 'weight float32[4, 2]; bias float32[4]', "
+            "from rank 0: ranks [0, 2] have 'weight float32[4, 2]; bias float32[4]', "
             "rank 1 has 'weight float32[3, 2]; bias float32[3]'"
         )
         assert gather.startswith("the model passed to gather_grads must be the same on all ranks")
