@@ -120,7 +120,7 @@ void IdTable::resize(int64_t num_slots, const I* ids, int64_t count) {
 template <typename I>
 int64_t IdTable::number_hashed(const I* first, int64_t num_first, const I* others,
                                int64_t num_others, I* ids, I* local) {
-  if (num_slots_ < 4 * num_first) resize(4 * num_first + 1, ids, 0);
+  if (num_slots_ <= 4 * num_first) resize(4 * num_first + 1, ids, 0);  // no slots at first
   const uint32_t base = base_;
   uint32_t next = base;
   const auto value_of = [&](int64_t id) {

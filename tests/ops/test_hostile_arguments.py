@@ -173,6 +173,14 @@ def test_what_is_written_may_be_what_is_read(way: str) -> None:
     assert torch.equal(x, expected)
 
 
+@pytest.mark.parametrize("num_ids", [9, 2**26], ids=["direct", "hashed"])
+def test_a_new_table_without_first_ids(num_ids: int, way: str) -> None:
+    """A hash table has no slots before its first call."""
+    none = torch.zeros(0, dtype=torch.int64)
+    ids, local = ops.IdTable(num_ids).renumber(none, torch.tensor([5, 3, 5]))
+    assert (ids.tolist(), local.tolist()) == ([5, 3], [0, 1, 0])
+
+
 def negated(values: Tensor) -> Tensor:
     """The same numbers: memory has those of the other sign, and torch knows."""
     view = torch._neg_view(-values)

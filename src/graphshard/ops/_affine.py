@@ -113,10 +113,12 @@ def _check_shapes(products: Sequence[Product], bias: Tensor | None, plus: Tensor
     for name, value in [*(("a matrix", w) for _, w in products), ("bias", bias), ("plus", plus)]:
         if value is not None:
             _check.check_tensor(f"{name} of affine", value)
-    for x, w in products:
+    _, matrix = products[0]
+    added = [t for t in (bias, plus) if t is not None]
+    for x, w in (*products, *((t, matrix) for t in added)):
         if x.dtype != w.dtype and not torch.is_autocast_enabled(x.device.type):
             raise TypeError(
-                f"rows and matrix of affine must have one dtype (got {x.dtype} and {w.dtype}); "
+                f"operands of affine must have one dtype (got {x.dtype} and {w.dtype}); "
                 "convert one with .to(...)"
             )
     leading, width = products[0][0].shape[:-1], products[0][1].shape[-1:]
@@ -130,10 +132,10 @@ def _check_shapes(products: Sequence[Product], bias: Tensor | None, plus: Tensor
         or (plus is not None and plus.shape != (*leading, *width))
     ):
         shapes = [(tuple(x.shape), tuple(w.shape)) for x, w in products]
-        added = [None if t is None else tuple(t.shape) for t in (bias, plus)]
+        sizes = [None if t is None else tuple(t.shape) for t in (bias, plus)]
         raise ValueError(
             "rows must be [*, in], matrices [in, out], bias [out] and plus [*, out] (got "
-            f"{shapes}, bias {added[0]} and plus {added[1]}); all leading dimensions are equal"
+            f"{shapes}, bias {sizes[0]} and plus {sizes[1]}); all leading dimensions are equal"
         )
 
 
@@ -141,7 +143,9 @@ def _gains(products: Sequence[Product]) -> bool:
     """Whether the result is large, and of a kind that memory is kept for."""
     x, w = products[0]
     operands = [t for pair in products for t in pair]
-    if any(t.device.type != "cpu" or not t.is_floating_point() for t in operands):
+    if any(t.device.type != "cpu" or t.layout != torch.strided for t in operands):
+        return False
+    if not all(t.is_floating_point() for t in operands):
         return False
     if any(type(t) not in (Tensor, nn.Parameter) for t in operands) or _is_transformed():
         return False

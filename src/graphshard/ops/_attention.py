@@ -95,6 +95,7 @@ def check_attention(
             "Attention.additive, joint or dot"
         )
     _check.check_choice("score of attention", a.score, SCORES)
+    _check.check_bool("relu of attention", a.relu)
     _check.check_number("slope of attention", a.slope)
     _check.check_number("scale of attention", a.scale)
     for name in ("values", "dst", "src", "edge", "vector", "factor", "bias"):

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -48,10 +50,19 @@ def check_count(name: str, count: int) -> None:
         raise ValueError(f"{name} must be below 2^63 - 1 (got {count})")
 
 
+def check_bool(name: str, value: object) -> None:
+    """Raise TypeError unless ``value`` is a bool."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False (got {value!r}); use bool(...)")
+
+
 def check_number(name: str, value: object) -> None:
-    """Raise TypeError unless ``value`` is a number; NaN and infinities are."""
+    """Raise unless ``value`` is a number that float32 can hold; NaN and infinities are."""
     if not hasattr(type(value), "__float__") or isinstance(value, Tensor):
         raise TypeError(f"{name} must be a number (got {value!r}); use float(...)")
+    most = torch.finfo(torch.float32).max
+    if most < abs(cast(float, value)) < math.inf:
+        raise ValueError(f"{name} must be in the range of float32, up to {most} (got {value})")
 
 
 def check_result(

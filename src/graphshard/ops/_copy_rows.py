@@ -34,6 +34,8 @@ def copy_rows(out: Tensor, places: Tensor | None, table: Tensor, rows: Tensor | 
     for name, array in numbers.items():
         if array is not None:
             _check.check_index_array(name, array)
+    if out.is_meta or table.is_meta:
+        raise ValueError("out and table must hold numbers (got a tensor on the device meta)")
     if 0 in (out.dim(), table.dim()):
         raise ValueError("out and table must have rows (got a tensor without dimensions)")
     if out.dtype != table.dtype or out.shape[1:] != table.shape[1:]:

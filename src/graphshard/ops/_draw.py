@@ -89,6 +89,7 @@ def draw_neighbors(
     rows, row_ids = rows.resolve_neg(), row_ids.resolve_neg()  # torch indexes by what lies there
     num_edges = indices.shape[0]
     _check_fanout_and_key(fanout, key)
+    _check.check_bool("replace", replace)
     if prob is not None:
         _check_by_position("prob", prob, num_edges, indices, (torch.float32, torch.float64))
         prob = prob.detach().contiguous()

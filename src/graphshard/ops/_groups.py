@@ -92,6 +92,8 @@ def ungroup(
     for name, array in (("order", order), ("counts", counts)):
         _check.check_result(name, array, counts.shape, torch.int64, values.device)
     _check.check_narrows("values", values, dtype)
+    # What torch indexes with must hold its numbers itself.
+    order, counts, values = order.resolve_neg(), counts.resolve_neg(), values.resolve_neg()
     kernels = kernels_for(values.device)
     by_place = torch.empty(counts.shape, dtype=torch.int64, device=counts.device)
     if kernels is not None:
