@@ -61,11 +61,9 @@ def test_a_sample_of_hostile_calls(tmp_path: Path) -> None:
     assert found["findings"] == []
 
 
-def test_hostile_calls_and_tests_of_operators_under_sanitizers(
-    tmp_path: Path, run_all: bool
-) -> None:
-    if not run_all:
-        pytest.skip("builds the kernels with sanitizers, for minutes: make test-all")
+@pytest.mark.exhaustive
+def test_hostile_calls_and_tests_of_operators_under_sanitizers(tmp_path: Path) -> None:
+    """Builds the kernels first, which takes minutes."""
     environment = sanitized_environment()
     found = hostile_calls(tmp_path / "outcomes.json", ALL_CALLS, environment, "--sanitized")
     tests = subprocess.run(
