@@ -10,8 +10,10 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
+import socket
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -27,6 +29,7 @@ from train_cases import (
 from graphshard import RankError
 from graphshard.testing import run_ranks
 from graphshard.train import EpochReport, FullBatchConfig, SampledConfig, launch_training
+from graphshard.train._local import rank_work
 
 TIMEOUT = 60.0
 
@@ -76,3 +79,28 @@ def test_a_killed_worker_is_named_by_the_others_and_the_run_resumes_exactly(
         for part in ("shared", "local"):
             for name, value in expected[part].items():
                 assert torch.equal(found[part][name], value), name
+
+
+def test_no_rank_ends_well_before_all_have(tmp_path: Path) -> None:
+    """Under torchrun nobody would end a rank that hangs after the others have ended with 0."""
+    values = as_values(config_of(write_parts(tmp_path, "plain", 2), model="sage", timeout=5.0))
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    texts = run_ranks(end_late, 2, values, port, group=False)
+    assert "rank 1: barrier with rank 0 failed" in texts[1]
+
+
+def end_late(rank: int, world_size: int, values: dict[str, Any], port: int) -> str:
+    """Rank 0 is busy with the result for longer than the timeout; returns the error."""
+    place = {"RANK": rank, "WORLD_SIZE": world_size, "MASTER_ADDR": "127.0.0.1"}
+    os.environ.update({name: str(value) for name, value in place.items()}, MASTER_PORT=str(port))
+    work = rank_work(
+        FullBatchConfig(**values),
+        progress=lambda report: None,
+        on_result=lambda result: time.sleep(values["timeout"] + 2.0),
+    )
+    try:
+        work()
+    except RankError as error:
+        return str(error)
+    return "ended well"

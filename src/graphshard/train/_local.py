@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from ..comm import initialize_comms, rank, shutdown_comms
+from ..comm import barrier, initialize_comms, rank, shutdown_comms
 from ..errors import RankError
 from ..partition.format import read_config
 from ._config import CONFIGS, FullBatchConfig, SampledConfig
@@ -118,6 +118,9 @@ def rank_work(
         result = run.train()
         if first:
             (on_result or _send_result)(result)
+        # A rank that gets no further than this fails the run, also where torchrun started it, which
+        # waits without end for a process that is stopped after all others have ended well.
+        barrier()
         shutdown_comms()
 
     return work
