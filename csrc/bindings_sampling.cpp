@@ -284,7 +284,13 @@ void bind_sampling(nb::module_& m) {
   bind_groups<int64_t, int32_t>(m);
   bind_groups<int64_t, int64_t>(m);
   nb::class_<IdTable> table(m, "IdTable");
-  table.def(nb::init<int64_t>(), "num_ids"_a);
+  table.def(
+      "__init__",
+      [](IdTable* self, int64_t num_ids) {
+        require(num_ids >= 0, "num_ids must not be negative");
+        new (self) IdTable(num_ids);
+      },
+      "num_ids"_a);
   bind_renumber<int32_t>(table);
   bind_renumber<int64_t>(table);
 }

@@ -70,8 +70,13 @@ int64_t IdTable::number_direct(const I* first, int64_t num_first, const I* other
   const auto is_known = [&](I id) {
     return static_cast<uint64_t>(static_cast<int64_t>(id)) < num_ids;
   };
+  // Of ids that nobody has looked at yet, so that there may be no such place.
+  const auto request = [&](I id) GRAPHSHARD_INLINE_LAMBDA {
+    const uint64_t offset = static_cast<uint64_t>(static_cast<int64_t>(id)) * sizeof(uint32_t);
+    GRAPHSHARD_PREFETCH_WRITE(reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(table) + offset));
+  };
   for (int64_t i = 0; i < num_first; ++i) {
-    if (i + kIdsAhead < num_first) GRAPHSHARD_PREFETCH_WRITE(table + first[i + kIdsAhead]);
+    if (i + kIdsAhead < num_first) request(first[i + kIdsAhead]);
     if (!is_known(first[i]) || table[first[i]] >= base) {
       base_ = next;
       return -1;
@@ -80,7 +85,7 @@ int64_t IdTable::number_direct(const I* first, int64_t num_first, const I* other
     ids[i] = first[i];
   }
   for (int64_t i = 0; i < num_others; ++i) {
-    if (i + kIdsAhead < num_others) GRAPHSHARD_PREFETCH_WRITE(table + others[i + kIdsAhead]);
+    if (i + kIdsAhead < num_others) request(others[i + kIdsAhead]);
     const I id = others[i];
     if (!is_known(id)) {
       base_ = next;

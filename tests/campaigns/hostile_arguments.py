@@ -67,9 +67,14 @@ ERRORS = (
 TRUSTED = {"indices", "eids", "src", "dst", "num_src", "num_dst"}
 CHUNK = 500
 CHUNK_SECONDS = 300
-MEMORY = 12 << 30
+MEMORY = 6 << 30
 
 PUBLIC = {**hostile_values.SHAPES, **hostile_values.KINDS, **hostile_values.CONTENTS}
+#: A gradient goes through torch's hands first.
+GRADIENT = {
+    name: change for name, change in PUBLIC.items()
+    if name not in ("sparse", "meta", "quantized", "dtype")
+}  # fmt: skip
 RAW = {**PUBLIC, **hostile_values.ARRAYS}
 RAW_TRUSTED = {
     name: change for name, change in RAW.items()
@@ -100,7 +105,7 @@ def public_call(name: str, seed: int) -> tuple[Callable[[], Any], list[str], dic
     """A hostile call, what was done to its arguments, and these."""
     rng = random.Random(seed)
     function, given = RECIPES[name](rng)
-    given, done = made_hostile(given, rng, lambda _: PUBLIC)
+    given, done = made_hostile(given, rng, lambda n: GRADIENT if n == "grad" else PUBLIC)
     return (lambda: function(**given)), done, given
 
 
@@ -115,7 +120,7 @@ def made_hostile(
         if allowed is None:
             continue
         peers = [v for n, v in given.items() if n != place and isinstance(v, Tensor)]
-        if place in TRUSTED and allowed is not PUBLIC:
+        if place in TRUSTED and allowed is RAW_TRUSTED:
             peers = []
             if not isinstance(given[place], Tensor):
                 continue

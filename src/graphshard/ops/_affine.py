@@ -110,7 +110,9 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 
 def _check_shapes(products: Sequence[Product], bias: Tensor | None, plus: Tensor | None) -> None:
-    for name, value in [*(("a matrix", w) for _, w in products), ("bias", bias), ("plus", plus)]:
+    for _, w in products:
+        _check.check_tensor("a matrix of affine", w)
+    for name, value in (("bias", bias), ("plus", plus)):
         if value is not None:
             _check.check_tensor(f"{name} of affine", value)
     _, matrix = products[0]

@@ -73,9 +73,9 @@ def draw_neighbors(
 
     Raises:
         TypeError: An argument is not a tensor, or not of the dtypes above.
-        ValueError: Shapes or devices do not fit together, ``fanout`` is below -1, ``key`` needs
-            more than 64 bits, a row is out of range, ``excluded`` does not ascend, or ``labor_ids``
-            come with ``replace``.
+        ValueError: Shapes or devices do not fit together, ``fanout`` is below -1, or 2^31 - 1 and
+            more with ``replace``, ``key`` needs more than 64 bits, a row is out of range,
+            ``excluded`` does not ascend, or ``labor_ids`` come with ``replace``.
 
     Example:
         >>> indptr, indices = torch.tensor([0, 2, 5]), torch.tensor([1, 2, 0, 1, 2])
@@ -90,6 +90,8 @@ def draw_neighbors(
     num_edges = indices.shape[0]
     _check_fanout_and_key(fanout, key)
     _check.check_bool("replace", replace)
+    if replace and fanout >= _NO_LIMIT:
+        raise ValueError(f"fanout must be below 2^31 - 1 with replace=True (got {fanout})")
     if prob is not None:
         _check_by_position("prob", prob, num_edges, indices, (torch.float32, torch.float64))
         prob = prob.detach().contiguous()

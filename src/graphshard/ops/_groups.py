@@ -133,6 +133,8 @@ def _check_ranges(starts: Sequence[int], last: int, dtype: torch.dtype) -> None:
     num_ranges = len(starts) - 1
     if not 0 < num_ranges <= _MOST_RANGES:
         raise ValueError(f"there must be 1 to {_MOST_RANGES} ranges (got {num_ranges})")
+    if isinstance(last, bool) or not isinstance(last, int):
+        raise TypeError(f"last must be an int (got {last!r})")
     if not 0 <= last < num_ranges:
         raise ValueError(f"last must be one of {num_ranges} ranges (got {last})")
     longest = max(end - begin for begin, end in pairwise(starts))

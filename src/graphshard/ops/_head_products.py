@@ -63,6 +63,7 @@ def head_products(rows: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, 
 
 def _products(rows: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
     values = rows.to(wide(rows.dtype))
+    first, second = first.to(values.dtype), second.to(values.dtype)
     return (values * first).sum(-1), (values * second).sum(-1)
 
 
