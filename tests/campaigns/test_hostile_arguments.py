@@ -31,7 +31,6 @@ pytestmark = pytest.mark.skipif(
 SCRIPT = Path(__file__).with_name("hostile_arguments.py")
 ROOT = SCRIPT.parents[2]
 BUILD = ROOT / "build" / "sanitize"
-#: The Python that has nanobind, where it is not the one that runs the tests.
 SANITIZERS = {
     # Python keeps what it has at its end; a request for too much memory is no finding.
     "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1:max_allocation_size_mb=4096",
