@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 
+from .._written_files import writing
 from ..errors import RankError
 from ._group import DEFAULT_TIMEOUT
 
@@ -184,7 +185,7 @@ def own_address() -> str:
 def _write(path: Path, text: str) -> None:
     descriptor, partial = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file, writing(path):
             file.write(text)
             file.flush()
             os.fsync(file.fileno())

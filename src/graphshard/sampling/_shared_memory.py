@@ -22,6 +22,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from .._written_files import writing
 from ..comm import share_error
 from ..comm._collectives import all_to_all, barrier
 from ..comm._group import GroupState
@@ -135,14 +136,16 @@ def _map(
             if hosts.is_leader:
                 folder = directory_with_room(directory, needed)
                 path, descriptor = stack.enter_context(named_file(folder))
-                os.ftruncate(descriptor, max(num_bytes, 1))  # takes no memory
+                with writing(path):
+                    os.ftruncate(descriptor, max(num_bytes, 1))  # takes no memory
         paths = gather_texts(state, "" if path is None else str(path))
         with _shared(state):
             memory = _open(Path(paths[hosts.leader[state.rank]]), num_bytes)
         with _shared(state):
             if path is not None:
                 path.unlink()
-                _allocate(descriptor, stretches)
+                with writing(path):
+                    _allocate(descriptor, stretches)
     return memory
 
 
