@@ -130,6 +130,7 @@ void bind_spmm(nb::module_& m) {
         require(operation != Op::kDot, "sums and extrema are not of dot products");
         require(lhs || operation == Op::kCopyRhs, "this operator needs lhs");
         require(rhs || operation == Op::kCopyLhs, "this operator needs rhs");
+        require_apart({out, arg}, {indptr, indices, eids, lhs_offsets, rhs_offsets});
         require(!lhs || static_cast<int64_t>(lhs->shape(0)) == num_src,
                 "lhs must have one row per source");
         require(!rhs || rhs->shape(0) == indices.shape(0), "rhs must have one row per edge");
@@ -204,6 +205,7 @@ void bind_sddmm(nb::module_& m) {
          std::string_view op, const Vector<const int64_t>& lhs_offsets,
          const Vector<const int64_t>& rhs_offsets, int64_t inner, int64_t lhs_step,
          int64_t rhs_step, int num_threads) {
+        require_apart({out}, {indptr, indices, eids, lhs_offsets, rhs_offsets});
         require(indices.shape(0) == out.shape(0), "out must have one row per edge");
         const Csc<I> csc = csc_of<I>(indptr, indices.data(), eids, indices.shape(0));
         SddmmArguments<T> arguments{};
@@ -226,6 +228,7 @@ void bind_sddmm(nb::module_& m) {
          std::string_view lhs_target, std::string_view rhs_target, std::string_view op,
          const Vector<const int64_t>& lhs_offsets, const Vector<const int64_t>& rhs_offsets,
          int64_t inner, int64_t lhs_step, int64_t rhs_step, int num_threads) {
+        require_apart({out}, {src, dst, lhs_offsets, rhs_offsets});
         require(src.shape(0) == out.shape(0) && dst.shape(0) == out.shape(0),
                 "out must have one row per edge");
         SddmmArguments<T> arguments{};
@@ -250,6 +253,7 @@ void bind_edge_softmax(nb::module_& m) {
          const Matrix<const T>& logits, int num_threads) {
         require(logits.shape(0) == out.shape(0) && logits.shape(1) == out.shape(1),
                 "out must have the shape of logits");
+        require_apart({out}, {indptr, eids});
         const Csc<I> csc = csc_of<I>(indptr, nullptr, eids, out.shape(0));
         const nb::gil_scoped_release release;
         edge_softmax(csc, logits.data(), static_cast<int64_t>(out.shape(1)), out.data(),
@@ -264,6 +268,7 @@ void bind_edge_softmax(nb::module_& m) {
         require(out.shape(0) == result.shape(0) && out.shape(1) == result.shape(1) &&
                     grad.shape(0) == result.shape(0) && grad.shape(1) == result.shape(1),
                 "result, out and grad must have one shape");
+        require_apart({result}, {indptr, eids});
         const Csc<I> csc = csc_of<I>(indptr, nullptr, eids, out.shape(0));
         const nb::gil_scoped_release release;
         edge_softmax_backward(csc, out.data(), grad.data(), static_cast<int64_t>(out.shape(1)),
@@ -302,6 +307,7 @@ void bind_winners_backward(nb::module_& m) {
              {rhs ? rhs->shape(0) : src.shape(0), rhs_grad ? rhs_grad->shape(0) : src.shape(0)}) {
           require(rows == src.shape(0), "rhs and rhs_grad must have one row per edge");
         }
+        require_apart({lhs_grad, rhs_grad}, {arg, src, lhs_places, rhs_places});
         if (lhs) require_places(lhs_places, lhs->shape(1));
         if (rhs) require_places(rhs_places, rhs->shape(1));
         if (rhs_grad) require_places(rhs_places, rhs_grad->shape(1));
@@ -340,6 +346,7 @@ void bind_merge_best(nb::module_& m) {
         const size_t size = best.shape(0);
         require(edge.shape(0) == size && value.shape(0) == size && arg.shape(0) == size,
                 "best, edge, value and arg must have one length");
+        require_apart({best, edge}, {arg, ids});
         const Candidates<T, I, E> candidates{value.data(), arg.data(), ids ? ids->data() : nullptr,
                                              ids ? ids->shape(0) : 0};
         const nb::gil_scoped_release release;
@@ -360,6 +367,7 @@ void bind_group_by_key(nb::module_& m) {
         require(others.shape(0) == size && grouped.shape(0) == size &&
                     (!positions || positions->shape(0) == size),
                 "keys, others, grouped and positions must have one length");
+        require_apart({indptr, grouped, positions}, {keys, others});
         require(indptr.shape(0) > 0, "indptr must not be empty");
         require(size <= static_cast<size_t>(std::numeric_limits<I>::max()),
                 "there must be no more edges than the type of ids can tell apart");

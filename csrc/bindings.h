@@ -7,6 +7,7 @@
 #include <nanobind/ndarray.h>
 
 #include <cstdint>
+#include <initializer_list>
 #include <limits>
 #include <optional>
 #include <stdexcept>
@@ -45,6 +46,47 @@ using MaybeVector = std::optional<Vector<const T>>;
 
 inline void require(bool condition, const char* rule) {
   if (!condition) throw std::invalid_argument(rule);
+}
+
+// The memory of an array, from its first byte to the one behind its last.
+struct Extent {
+  uintptr_t begin = 0;
+  uintptr_t end = 0;
+
+  Extent() = default;
+  template <typename... Args>
+  Extent(const Array<Args...>& array) {  // NOLINT: arrays are given as they are
+    int64_t low = 0;
+    int64_t high = 1;
+    for (size_t axis = 0; axis < array.ndim(); ++axis) {
+      if (array.shape(axis) == 0) return;
+      const int64_t reach = (static_cast<int64_t>(array.shape(axis)) - 1) * array.stride(axis);
+      (reach < 0 ? low : high) += reach;
+    }
+    const uintptr_t first = reinterpret_cast<uintptr_t>(array.data());
+    begin = first + low * static_cast<int64_t>(array.itemsize());
+    end = first + high * static_cast<int64_t>(array.itemsize());
+  }
+  template <typename A>
+  Extent(const std::optional<A>& array) {  // NOLINT
+    if (array) *this = Extent(*array);
+  }
+};
+
+// What is written must not lie where something else is written, or where ids are read: they are
+// looked at before, or while, others are written.
+inline void require_apart(std::initializer_list<Extent> written,
+                          std::initializer_list<Extent> read) {
+  for (const Extent* one = written.begin(); one != written.end(); ++one) {
+    const auto is_apart = [&](const Extent& other) {
+      return other.begin >= one->end || one->begin >= other.end;
+    };
+    const char* rule = "arrays that are written must not overlap others";
+    for (const Extent* other = one + 1; other != written.end(); ++other) {
+      require(is_apart(*other), rule);
+    }
+    for (const Extent& other : read) require(is_apart(other), rule);
+  }
 }
 
 // What walks over edges take for granted of the array where each row's edges begin and end. What

@@ -136,6 +136,7 @@ void bind_walks(nb::class_<Operands<T>>& c) {
         require_shape(std::optional(total), a.num_dst, a.heads, "total must be [num_dst, heads]");
         require_shape(sum, a.num_dst, a.heads * a.dim, "sum must be [num_dst, heads * dim]");
         require_shape(out, a.num_dst, a.heads * a.dim, "out must be [num_dst, heads * dim]");
+        require_apart({peak, total, sum, out}, {indptr, indices, eids, o.keys});
         require(has_rows(peak) && has_rows(total) && (!sum || has_rows(*sum)),
                 "the numbers of a state's row must be side by side");
         const AttentionState<T> state{
@@ -168,6 +169,8 @@ void bind_walks(nb::class_<Operands<T>>& c) {
                       "the gradient of edge_terms has its shape");
         require_shape(factor, edges.num_edges, a.factor_width,
                       "the gradient of factor has its shape");
+        require_apart({values, src, src_terms, dst_terms, edge_terms, factor},
+                      {indptr, indices, eids, o.keys});
         const SourceGradients<T> result{pointer(values),    pointer(src),        pointer(src_terms),
                                         pointer(dst_terms), pointer(edge_terms), pointer(factor)};
         const nb::gil_scoped_release release;
@@ -201,6 +204,7 @@ void bind_walks(nb::class_<Operands<T>>& c) {
                       "the gradient of edge_terms has its shape");
         require_shape(factor, edges.num_edges, a.factor_width,
                       "the gradient of factor has its shape");
+        require_apart({dst, vector, edge, edge_terms, factor}, {indptr, indices, eids, o.keys});
         const DestinationGradients<T> result{pointer(dst), pointer(vector), pointer(edge),
                                              pointer(edge_terms), pointer(factor)};
         const nb::gil_scoped_release release;

@@ -88,6 +88,7 @@ class Drawing {
     require(fanout <= kNoLimit, "fanout must be below 2^31");
     require(rows.shape(0) == row_ids.shape(0) && rows.shape(0) == counts.shape(0),
             "rows, row_ids and counts must have one length");
+    require_apart({counts}, {indptr, rows, row_ids, prob, labor_ids, mask, excluded});
     require(!labor_ids || labor_ids->shape(0) == edges, "labor_ids must have num_edges entries");
   }
 
@@ -108,6 +109,8 @@ class Drawing {
     require(static_cast<int64_t>(indices.shape(0)) == arguments_.num_edges &&
                 (!eids || eids->shape(0) == indices.shape(0)),
             "indices and eids must have num_edges entries");
+    require_apart({edges, picked, counts_},
+                  {indices, eids, indptr_, rows_, row_ids_, mask_, excluded_});
     const I* ids = eids ? eids->data() : nullptr;
     const nb::gil_scoped_release release;
     if (draft_) {
@@ -165,6 +168,7 @@ void bind_renumber(nb::class_<IdTable>& table) {
         require(ids.shape(0) == first.shape(0) + others.shape(0),
                 "ids must have room for first and others");
         require(local.shape(0) == others.shape(0), "local must have one entry per other");
+        require_apart({ids, local}, {first, others});
         const nb::gil_scoped_release release;
         return self.renumber(first.data(), static_cast<int64_t>(first.shape(0)), others.data(),
                              static_cast<int64_t>(others.shape(0)), ids.data(), local.data());
@@ -174,12 +178,6 @@ void bind_renumber(nb::class_<IdTable>& table) {
 
 using Bytes = Matrix<uint8_t>;
 using ReadBytes = Matrix<const uint8_t>;
-
-bool overlaps(const Bytes& out, const ReadBytes& table) {
-  const uintptr_t first = reinterpret_cast<uintptr_t>(out.data());
-  const uintptr_t second = reinterpret_cast<uintptr_t>(table.data());
-  return first < second + table.nbytes() && second < first + out.nbytes();
-}
 
 RowNumbers row_numbers_of(const std::optional<Numbers>& array) {
   if (!array) return {nullptr, false};
@@ -195,7 +193,7 @@ void bind_copy_rows(nb::module_& m) {
         require(out.shape(1) == table.shape(1), "rows of out and table must have one size");
         require(!places || !rows || places->shape(0) == rows->shape(0),
                 "places and rows must have one length");
-        require(!overlaps(out, table), "out and table must not overlap");
+        require_apart({out}, {places, table, rows});
         const size_t count = rows ? rows->shape(0) : places ? places->shape(0) : table.shape(0);
         const RowNumbers to = row_numbers_of(places);
         const RowNumbers from = row_numbers_of(rows);
@@ -218,6 +216,7 @@ void bind_add_rows(nb::module_& m) {
         require(out.shape(1) == rows.shape(1) && (out.stride(1) == 1 || out.shape(1) == 1),
                 "out must have the columns of rows, side by side");
         require(places.shape(0) == rows.shape(0), "places and rows must have one length");
+        require_apart({out}, {places, rows});
         const RowNumbers to = row_numbers_of(places);
         const nb::gil_scoped_release release;
         add_rows(out.data(), static_cast<int64_t>(out.shape(0)), out.stride(0), to, rows.data(),
@@ -246,6 +245,7 @@ void bind_groups(nb::module_& m) {
         require(last >= 0 && last < num_ranges, "last must be a range");
         require(order.shape(0) == ids.shape(0) && rows.shape(0) == ids.shape(0),
                 "ids, order and rows must have one length");
+        require_apart({order, rows, sizes}, {ids, starts});
         const nb::gil_scoped_release release;
         return group_by_range(ids.data(), static_cast<int64_t>(ids.shape(0)), starts.data(),
                               num_ranges, last, order.data(), rows.data(), sizes.data());
@@ -261,6 +261,7 @@ void bind_groups(nb::module_& m) {
                 "order, counts and new_counts must have one length");
         require(values.shape(0) == new_values.shape(0),
                 "values and new_values must have one length");
+        require_apart({new_counts, new_values}, {order, counts, values});
         const nb::gil_scoped_release release;
         return ungroup(order.data(), counts.data(), static_cast<int64_t>(order.shape(0)),
                        values.data(), static_cast<int64_t>(values.shape(0)), new_counts.data(),

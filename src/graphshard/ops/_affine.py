@@ -44,7 +44,7 @@ def affine(
 
     Raises:
         TypeError: An operand is not a tensor, or dtypes differ without autocast.
-        ValueError: There is no product, or shapes do not belong together.
+        ValueError: There is no product, shapes do not belong together, or devices differ.
     """
     rows = [x for x, _ in products]
     if not rows:
@@ -118,6 +118,11 @@ def _check_shapes(products: Sequence[Product], bias: Tensor | None, plus: Tensor
     _, matrix = products[0]
     added = [t for t in (bias, plus) if t is not None]
     for x, w in (*products, *((t, matrix) for t in added)):
+        if x.device != w.device:
+            raise ValueError(
+                f"operands of affine must be on one device (got {x.device} and {w.device}); move "
+                "one with .to(...)"
+            )
         if x.dtype != w.dtype and not torch.is_autocast_enabled(x.device.type):
             raise TypeError(
                 f"operands of affine must have one dtype (got {x.dtype} and {w.dtype}); "

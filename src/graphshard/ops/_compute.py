@@ -239,4 +239,4 @@ def _rows(values: Operand) -> Operand:
     """Two-dimensional, contiguous: a view wherever one exists."""
     if values is None:
         return None
-    return values.contiguous().view(values.shape[0], math.prod(values.shape[1:]))
+    return values.detach().contiguous().view(values.shape[0], math.prod(values.shape[1:]))
