@@ -6,6 +6,7 @@
 #include <stdexcept>
 
 #include "parallel.h"
+#include "structure.h"
 
 namespace graphshard {
 namespace {
@@ -24,50 +25,48 @@ struct Winner {
   throw std::out_of_range("an id in arg must be that of an edge, or -1 for none");
 }
 
-// The source of an edge that won.
+// The winner of element j of `row`, -1 for none; what the operator does not look at is 1. An id of
+// no edge is none, and noted in `is_wrong`: a comparison takes the place of that with 0.
 template <typename T, typename I>
-GRAPHSHARD_INLINE int64_t source_of(const WinnersArguments<T, I>& a, int64_t edge) {
-  const int64_t source = static_cast<int64_t>(a.src[edge]);
-  if (static_cast<uint64_t>(source) >= a.num_src) [[unlikely]] {
-    throw std::out_of_range("the source of an edge must be a node");
-  }
-  return source;
-}
-
-// The winner of element j of `row`; what the operator does not look at is 1.
-template <typename T, typename I>
-GRAPHSHARD_INLINE Winner<T, I> winner_of(const WinnersArguments<T, I>& a, int64_t row, int64_t j) {
+GRAPHSHARD_INLINE Winner<T, I> winner_of(const WinnersArguments<T, I>& a, int64_t row, int64_t j,
+                                         bool& is_wrong) {
   const int64_t at = row * a.width + j;
-  Winner<T, I> winner{static_cast<int64_t>(a.arg[at]), widen(a.grad[at]), 1, 1};
-  if (winner.edge < 0) return winner;
-  if (static_cast<uint64_t>(winner.edge) >= a.num_edges) [[unlikely]]
-    refuse_winner();
-  if (a.lhs.data != nullptr) winner.lhs = widen(a.lhs[source_of(a, winner.edge)][a.lhs_places[j]]);
-  if (a.rhs.data != nullptr) winner.rhs = widen(a.rhs[winner.edge][a.rhs_places[j]]);
+  const int64_t edge = static_cast<int64_t>(a.arg[at]);
+  Winner<T, I> winner{edge, widen(a.grad[at]), 1, 1};
+  if (static_cast<uint64_t>(edge) >= a.num_edges) {
+    is_wrong |= edge >= 0;
+    winner.edge = -1;
+    return winner;
+  }
+  if (a.lhs.data != nullptr) winner.lhs = widen(a.lhs[a.src[edge]][a.lhs_places[j]]);
+  if (a.rhs.data != nullptr) winner.rhs = widen(a.rhs[edge][a.rhs_places[j]]);
   return winner;
 }
 
 template <typename T, typename I>
 GRAPHSHARD_INLINE void lhs_columns(const WinnersArguments<T, I>& a, Op op, int64_t first,
                                    int64_t last, wide_t<T>* lhs_grad) {
+  bool is_wrong = false;
   for (int64_t row = 0; row < a.num_rows; ++row) {
     for (int64_t j = first; j < last; ++j) {
-      const Winner<T, I> winner = winner_of(a, row, j);
+      const Winner<T, I> winner = winner_of(a, row, j, is_wrong);
       if (winner.edge < 0) continue;
       const wide_t<T> share = op == Op::kMul   ? winner.grad * winner.rhs
                               : op == Op::kDiv ? winner.grad / winner.rhs
                                                : winner.grad;
-      lhs_grad[source_of(a, winner.edge) * a.width + j] += share;
+      lhs_grad[a.src[winner.edge] * a.width + j] += share;
     }
   }
+  if (is_wrong) refuse_winner();
 }
 
 template <typename T, typename I>
 void rhs_rows(const WinnersArguments<T, I>& a, Op op, int64_t first, int64_t last,
               wide_t<T>* rhs_grad, int64_t rhs_width) {
+  bool is_wrong = false;
   for (int64_t row = first; row < last; ++row) {
     for (int64_t j = 0; j < a.width; ++j) {
-      const Winner<T, I> winner = winner_of(a, row, j);
+      const Winner<T, I> winner = winner_of(a, row, j, is_wrong);
       if (winner.edge < 0) continue;
       const wide_t<T> share = op == Op::kMul ? winner.grad * winner.lhs
                               : op == Op::kDiv
@@ -77,6 +76,7 @@ void rhs_rows(const WinnersArguments<T, I>& a, Op op, int64_t first, int64_t las
       rhs_grad[winner.edge * rhs_width + a.rhs_places[j]] += share;
     }
   }
+  if (is_wrong) refuse_winner();
 }
 
 }  // namespace
@@ -86,6 +86,9 @@ void rhs_rows(const WinnersArguments<T, I>& a, Op op, int64_t first, int64_t las
 template <typename T, typename I>
 void winners_backward(const WinnersArguments<T, I>& a, Op op, wide_t<T>* lhs_grad,
                       wide_t<T>* rhs_grad, int64_t rhs_width, int num_threads) {
+  if (!all_below(a.src, static_cast<int64_t>(a.num_edges), a.num_src)) {
+    throw std::out_of_range("the source of an edge must be a node");
+  }
   if (lhs_grad != nullptr) {
     const int64_t tasks = num_threads > 1 ? (a.width + kColumnsPerTask - 1) / kColumnsPerTask : 1;
     run_tasks(tasks, num_threads, [&](int64_t task) {

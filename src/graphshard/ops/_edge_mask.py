@@ -79,7 +79,8 @@ class EdgeMask:
             num_heads: Number of heads.
         """
         _check.check_index_array("edges", edges)
-        if not 0 <= num_heads < 2**31:
+        _check.check_count("num_heads", num_heads)
+        if num_heads >= 2**31:
             raise ValueError(f"num_heads must be in [0, 2^31) (got {num_heads})")
         keys = edge_keys(edges) if self.keys is None else self.keys.index_select(0, edges.long())
         words = _mixed_words((keys.long() & _MASK) + self.edge_seed)

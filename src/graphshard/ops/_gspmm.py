@@ -154,7 +154,9 @@ def gspmm_arg_backward(
     _check.check_tensor("grad", grad)
     grad = _check.check_result("grad", grad.to(dtype), shape, dtype, adj.device)
     _check.check_result("arg", arg, shape, adj.idtype, adj.device)
-    if kernels_for(grad.device, dtype) is None and arg.numel():  # the kernels look at each
+    asked = (wanted[0] and lhs is not None) or (wanted[1] and rhs is not None)
+    looks = asked and kernels_for(grad.device, dtype) is not None
+    if not looks and arg.numel():  # else the kernel looks at each
         highest = int(arg.max())
         if highest >= adj.num_edges:
             raise IndexError(

@@ -181,8 +181,9 @@ def _checked(
     value = _check.check_result("value", value, best.shape, best.dtype, best.device).detach()
     for name, array in (("best", best), ("edge", edge)):
         _check.check_written(name, array)
-    if not isinstance(none, int) or not -(2**63) <= none < 2**63:
-        raise ValueError(f"none must be an int of 64 bits (got {none!r})")
+    limits = torch.iinfo(edge.dtype)
+    if not isinstance(none, int) or not limits.min <= none <= limits.max:
+        raise ValueError(f"none must be an int of {limits.bits} bits, as edge holds (got {none!r})")
     if ids is not None:
         _check.check_index_array("ids", ids)
         if ids.device != best.device:
