@@ -291,7 +291,7 @@ void bind_winners_backward(nb::module_& m) {
   m.def(
       "winners_backward",
       [](const Matrix<const T>& grad, const Matrix<const I>& arg, const Vector<const I>& src,
-         const MaybeMatrix<T>& lhs, const MaybeMatrix<T>& rhs,
+         size_t num_src, const MaybeMatrix<T>& lhs, const MaybeMatrix<T>& rhs,
          const Vector<const int64_t>& lhs_places, const Vector<const int64_t>& rhs_places,
          std::string_view op, const std::optional<Matrix<V>>& lhs_grad,
          const std::optional<Matrix<V>>& rhs_grad, int num_threads) {
@@ -301,8 +301,10 @@ void bind_winners_backward(nb::module_& m) {
         require(lhs_places.shape(0) == width && rhs_places.shape(0) == width,
                 "places must have one entry per column");
         require(!lhs_grad || lhs_grad->shape(1) == width, "lhs_grad must have grad's columns");
-        require(!lhs || !lhs_grad || lhs->shape(0) == lhs_grad->shape(0),
-                "lhs and lhs_grad must have one row per source");
+        for (const size_t rows :
+             {lhs ? lhs->shape(0) : num_src, lhs_grad ? lhs_grad->shape(0) : num_src}) {
+          require(rows == num_src, "lhs and lhs_grad must have one row per source");
+        }
         for (const size_t rows :
              {rhs ? rhs->shape(0) : src.shape(0), rhs_grad ? rhs_grad->shape(0) : src.shape(0)}) {
           require(rows == src.shape(0), "rhs and rhs_grad must have one row per edge");
@@ -312,16 +314,12 @@ void bind_winners_backward(nb::module_& m) {
         if (rhs) require_places(rhs_places, rhs->shape(1));
         if (rhs_grad) require_places(rhs_places, rhs_grad->shape(1));
         const Op operation = parse_op(op);
-        const size_t num_src = lhs        ? lhs->shape(0)
-                               : lhs_grad ? lhs_grad->shape(0)
-                                          : std::numeric_limits<size_t>::max();
         const WinnersArguments<T, I> arguments{arg.data(),
                                                grad.data(),
                                                static_cast<int64_t>(grad.shape(0)),
                                                static_cast<int64_t>(width),
                                                src.data(),
                                                src.shape(0),
-                                               num_src,
                                                rows_of<T>(lhs),
                                                rows_of<T>(rhs),
                                                lhs_places.data(),
@@ -331,9 +329,10 @@ void bind_winners_backward(nb::module_& m) {
                          rhs_grad ? rhs_grad->data() : nullptr,
                          rhs_grad ? static_cast<int64_t>(rhs_grad->shape(1)) : 0, num_threads);
       },
-      "grad"_a.noconvert(), "arg"_a.noconvert(), "src"_a.noconvert(), "lhs"_a.noconvert().none(),
-      "rhs"_a.noconvert().none(), "lhs_places"_a.noconvert(), "rhs_places"_a.noconvert(), "op"_a,
-      "lhs_grad"_a.noconvert().none(), "rhs_grad"_a.noconvert().none(), "num_threads"_a);
+      "grad"_a.noconvert(), "arg"_a.noconvert(), "src"_a.noconvert(), "num_src"_a,
+      "lhs"_a.noconvert().none(), "rhs"_a.noconvert().none(), "lhs_places"_a.noconvert(),
+      "rhs_places"_a.noconvert(), "op"_a, "lhs_grad"_a.noconvert().none(),
+      "rhs_grad"_a.noconvert().none(), "num_threads"_a);
 }
 
 template <typename T, typename I, typename E>

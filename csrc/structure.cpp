@@ -15,17 +15,6 @@ GRAPHSHARD_CLONES bool never_falls(const I* numbers, int64_t count) {
   return falls == 0;
 }
 
-template <typename I>
-GRAPHSHARD_CLONES bool in_range(const I* ids, int64_t count, uint64_t num_ids) {
-  I low = 0;
-  I high = -1;
-  for (int64_t i = 0; i < count; ++i) {
-    low = ids[i] < low ? ids[i] : low;
-    high = ids[i] > high ? ids[i] : high;
-  }
-  return low >= 0 && (high < 0 || static_cast<uint64_t>(high) < num_ids);
-}
-
 }  // namespace
 
 bool ascends(const int32_t* indptr, int64_t num_rows, int64_t end) {
@@ -34,14 +23,6 @@ bool ascends(const int32_t* indptr, int64_t num_rows, int64_t end) {
 
 bool ascends(const int64_t* indptr, int64_t num_rows, int64_t end) {
   return indptr[0] == 0 && indptr[num_rows] == end && never_falls(indptr, num_rows + 1);
-}
-
-bool all_below(const int32_t* ids, int64_t count, uint64_t num_ids) {
-  return in_range(ids, count, num_ids);
-}
-
-bool all_below(const int64_t* ids, int64_t count, uint64_t num_ids) {
-  return in_range(ids, count, num_ids);
 }
 
 }  // namespace graphshard

@@ -11,8 +11,4 @@ namespace graphshard {
 bool ascends(const int32_t* indptr, int64_t num_rows, int64_t end);
 bool ascends(const int64_t* indptr, int64_t num_rows, int64_t end);
 
-// Whether all ids are in [0, num_ids).
-bool all_below(const int32_t* ids, int64_t count, uint64_t num_ids);
-bool all_below(const int64_t* ids, int64_t count, uint64_t num_ids);
-
 }  // namespace graphshard

@@ -6,7 +6,6 @@
 #include <stdexcept>
 
 #include "parallel.h"
-#include "structure.h"
 
 namespace graphshard {
 namespace {
@@ -86,9 +85,6 @@ void rhs_rows(const WinnersArguments<T, I>& a, Op op, int64_t first, int64_t las
 template <typename T, typename I>
 void winners_backward(const WinnersArguments<T, I>& a, Op op, wide_t<T>* lhs_grad,
                       wide_t<T>* rhs_grad, int64_t rhs_width, int num_threads) {
-  if (!all_below(a.src, static_cast<int64_t>(a.num_edges), a.num_src)) {
-    throw std::out_of_range("the source of an edge must be a node");
-  }
   if (lhs_grad != nullptr) {
     const int64_t tasks = num_threads > 1 ? (a.width + kColumnsPerTask - 1) / kColumnsPerTask : 1;
     run_tasks(tasks, num_threads, [&](int64_t task) {
@@ -116,22 +112,27 @@ void merge_best(const Candidates<T, I, E>& a, int64_t size, bool smallest, int64
   const int64_t parts = num_parts(size, kGrain, num_threads);
   run_tasks(parts, num_threads, [&](int64_t part) {
     const int64_t last = part_begin(size, part + 1, parts);
+    // Without ids, any place is one: all that is not negative.
+    const uint64_t num_ids = a.ids == nullptr ? uint64_t{1} << 63 : a.num_ids;
+    bool is_wrong = false;
     for (int64_t i = part_begin(size, part, parts); i < last; ++i) {
-      if (a.arg[i] < 0) continue;
-      if (a.ids != nullptr && static_cast<uint64_t>(a.arg[i]) >= a.num_ids) [[unlikely]] {
-        refuse_winner();
+      const int64_t place = static_cast<int64_t>(a.arg[i]);
+      if (static_cast<uint64_t>(place) >= num_ids) {
+        is_wrong |= place >= 0;
+        continue;
       }
       const V candidate = sign * widen(a.value[i]);
       const V before = sign * widen(best[i]);
       if (edge[i] != none && (candidate < before || (before != before && candidate == candidate))) {
         continue;
       }
-      const E id = a.ids == nullptr ? static_cast<E>(a.arg[i]) : a.ids[a.arg[i]];
+      const E id = a.ids == nullptr ? static_cast<E>(place) : a.ids[place];
       const bool is_tie = candidate == before || (candidate != candidate && before != before);
       if (edge[i] != none && is_tie && id > edge[i]) continue;
       best[i] = a.value[i];
       edge[i] = id;
     }
+    if (is_wrong) refuse_winner();
   });
 }
 

@@ -16,7 +16,6 @@ struct WinnersArguments {
   int64_t width;
   const I* src;  // [num_edges] source of each edge
   uint64_t num_edges;
-  uint64_t num_src;
   Rows<T> lhs;  // null data unless the operator multiplies or divides
   Rows<T> rhs;
   const int64_t* lhs_places;  // [width] where in a row of lhs each element comes from
@@ -25,7 +24,7 @@ struct WinnersArguments {
 
 // Adds to lhs_grad [num_src, width], one column per element of the result, and to rhs_grad
 // [num_edges, rhs_width]. Both must hold zeros; either may be null. Throws std::out_of_range where
-// a winner is no edge, or the source of one is no node.
+// a winner is no edge.
 template <typename T, typename I>
 void winners_backward(const WinnersArguments<T, I>& arguments, Op op, wide_t<T>* lhs_grad,
                       wide_t<T>* rhs_grad, int64_t rhs_width, int num_threads);

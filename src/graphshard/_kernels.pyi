@@ -40,6 +40,7 @@ def winners_backward(
     grad: Tensor,  # [num_dst, width]
     arg: Tensor,
     src: Tensor,  # [num_edges]
+    num_src: int,
     lhs: Tensor | None,
     rhs: Tensor | None,
     lhs_places: Tensor,  # [width] int64

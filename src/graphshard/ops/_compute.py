@@ -202,6 +202,7 @@ def winners_backward(
             _rows(grad.detach()),
             _rows(arg),
             adj.coo()[0],
+            adj.num_src,
             lhs,
             rhs,
             lhs_places,
