@@ -284,11 +284,19 @@ STARTS_AND_ENDS = """
         import torch.distributed.nn.functional  # as torch's optimizers do
         all_reduce(torch.ones(3))
         lanes = sar.comm.Lanes(["one", "two"])  # goes with the rest
+        needed = [torch.arange(other != rank) for other in (0, 1)]
+        plan = sar.comm.ExchangePlan.build(needed, 1)  # outlives the group, as a graph would
         sar.shutdown_comms()
         after = names()
         while len(after) > len(before) and time.monotonic() < limit:
             after = names()  # a thread that has been joined may be listed for a moment
         assert after == before, (before, after)
+        try:
+            sar.comm.fetch_halo([(plan, torch.ones(1, 2))])
+        except RuntimeError as error:
+            assert "has been shut down" in str(error)
+        else:
+            raise AssertionError("a plan was used after its group")
 
     for number in range(starts):
         limit = time.monotonic() + 10

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ._group import GroupState, group_state
 from ._pack import exchange_rows
 from ._plan import ExchangePlan, most_bytes
 from ._shared import shared_blocks
@@ -170,7 +169,7 @@ class _Anchor(torch.autograd.Function):
 def _fetch(
     plans: Sequence[ExchangePlan], tensors: Sequence[Tensor], wire: torch.dtype | None
 ) -> list[Tensor]:
-    state = group_state(plans[0].group)
+    state = plans[0].state
     if state.world_size == 1:
         return [tensor.new_empty((0, *tensor.shape[1:])) for tensor in tensors]
     blocks = shared_blocks(state, most_bytes(plans, tensors, wire))
@@ -198,7 +197,7 @@ def _return(
     reduce: str,
     wire: torch.dtype | None,
 ) -> list[Tensor]:
-    state: GroupState = group_state(plans[0].group)
+    state = plans[0].state
     if state.world_size == 1:
         arrived = [tensor.detach() for tensor in tensors]
     else:

@@ -36,9 +36,8 @@ class ExchangePlan:
     """One rank's side of a repeated exchange of rows.
 
     Attributes:
-        group: The ranks that take part; None for a process that is alone.
-        rank: This process in the group.
-        world_size: Number of ranks.
+        state: The ranks that take part. The plan does not keep the group itself, whose threads
+            would live as long as the graph that the plan belongs to.
         num_rows: Rows that this rank owns.
         num_halo: Rows of others that this rank reads.
         send_index: int64 ``[sum(send_splits)]``: own rows, grouped by the rank that reads them,
@@ -50,9 +49,7 @@ class ExchangePlan:
         checked: Signatures of exchanges that all ranks have found to be the same everywhere.
     """
 
-    group: dist.ProcessGroup | None
-    rank: int
-    world_size: int
+    state: GroupState = field(repr=False)
     num_rows: int
     send_index: Tensor
     send_splits: list[int]
@@ -111,9 +108,7 @@ class ExchangePlan:
         serial = state.num_plans
         state.num_plans += 1
         return cls(
-            group=state.group,
-            rank=state.rank,
-            world_size=state.world_size,
+            state=state,
             num_rows=num_rows,
             send_index=send_index.to(device),
             send_splits=send_splits.tolist(),
@@ -121,6 +116,21 @@ class ExchangePlan:
             serial=serial,
             most_rows=int(counts[:, 1].max()),
         )
+
+    @property
+    def group(self) -> dist.ProcessGroup | None:
+        """The ranks that take part; None for a process that is alone, or after the group's end."""
+        return self.state.group
+
+    @property
+    def rank(self) -> int:
+        """This process in the group."""
+        return self.state.rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self.state.world_size
 
     @property
     def num_halo(self) -> int:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ._agree import verify
-from ._group import GroupState, group_state
+from ._group import GroupState
 from ._plan import ExchangePlan
 
 
@@ -46,7 +46,7 @@ def check_requests(
             that differ between ranks.
         TypeError: Not a tensor, or a dtype that cannot travel.
     """
-    state = group_state(plans[0].group)
+    state = plans[0].state
     error = _check(name, plans, tensors, num_rows, state)
     signature: tuple[object, ...] = (
         name,
@@ -85,7 +85,7 @@ def _check(
     state: GroupState,
 ) -> Exception | None:
     for number, (plan, tensor, rows) in enumerate(zip(plans, tensors, num_rows, strict=True)):
-        if plan.group is not state.group:
+        if plan.state is not state:
             return ValueError(
                 f"{name}: the plans of one call must be of one group (request {number} is of "
                 "another); call once for each group"

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 
@@ -40,7 +41,8 @@ class ShardStructure:
     ) -> None:
         self.edges = dict(edges)
         self.num_src, self.num_dst = dict(num_src), dict(num_dst)
-        self.device, self.group = device, group
+        self.device = device
+        self._group = None if group is None else weakref.ref(group)
         self.constants = ConstantCache()
         self._halos: dict[frozenset[CanonicalEType], Halo] = {}
         self._in_degrees: dict[CanonicalEType, Tensor] = {}
@@ -116,6 +118,11 @@ class ShardStructure:
         """The remote rows that any relation reads of one source type."""
         etypes = [etype for etype in self.edges if etype[0] == source_type]
         return self.halo(etypes) if etypes else None
+
+    @property
+    def group(self) -> dist.ProcessGroup | None:
+        """The ranks that share the graph; None for the default group. Not kept past its end."""
+        return None if self._group is None else self._group()
 
     @cached_property
     def rank(self) -> int:
