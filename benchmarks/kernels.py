@@ -45,8 +45,8 @@ from _common import Side, community_graph, markdown_table, run_side, write_resul
 from torch import Tensor
 
 from graphshard.ops import Adjacency, edge_softmax, gsddmm, gspmm
-from graphshard.partition._order import order_nodes
-from graphshard.partition._undirected import UndirectedGraph
+from graphshard.partition.assign._order import order_nodes
+from graphshard.partition.assign._undirected import UndirectedGraph
 
 try:
     import dgl

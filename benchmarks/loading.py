@@ -28,8 +28,9 @@ from torch import Tensor
 import graphshard
 from graphshard.fullbatch import _data
 from graphshard.ops import Adjacency
-from graphshard.partition import _load, partition_graph
+from graphshard.partition import partition_graph
 from graphshard.partition.format import PartitionConfig, read_config
+from graphshard.partition.load import _load
 
 
 def unchecked(tensors: Mapping[str, Tensor], book: object) -> Adjacency:

@@ -41,7 +41,7 @@ struct EdgeGroups {
   GRAPHSHARD_INLINE int64_t begin(int64_t row) const { return indptr[row]; }
 };
 
-// Which entries are dropped is a function of (seed, key of the edge, head): see ops/_edge_mask.py,
+// Which entries are dropped is a function of (seed, key of the edge, head): see ops/sampling/_edge_mask.py,
 // which says the same in torch.
 struct EdgeMask {
   uint64_t threshold;  // a hash of 32 bits below it drops the entry; 0 for no dropout

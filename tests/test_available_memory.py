@@ -12,7 +12,7 @@ import pytest
 from graphshard import _memory
 from graphshard._memory import available_memory
 from graphshard.fullbatch import _policy
-from graphshard.sampling import _choose
+from graphshard.sampling.graph_store import _choose
 
 GIB = 1 << 30
 V2_MOUNT = "30 23 0:26 {root} /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n"

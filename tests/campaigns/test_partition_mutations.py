@@ -28,7 +28,7 @@ from graphshard.cli import run
 from graphshard.distributed import load_partition, load_partition_book, partition_graph
 from graphshard.errors import PartitionFormatError
 from graphshard.partition import verify_partition
-from graphshard.partition._files import TensorFile, digest_of
+from graphshard.partition.files._files import TensorFile, digest_of
 from graphshard.partition.format import build_of
 from graphshard.train import FullBatchConfig, FullBatchRun, TaskInfo, read_task, write_task
 from graphshard.train._task import task_path

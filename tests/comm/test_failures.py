@@ -20,7 +20,6 @@ import torch.distributed as dist
 
 from graphshard.comm import (
     ExchangePlan,
-    _watch,
     agree,
     all_reduce,
     fetch_halo,
@@ -29,7 +28,8 @@ from graphshard.comm import (
     shutdown_comms,
     start_fetch,
 )
-from graphshard.comm._group import group_state
+from graphshard.comm.group import _monitor
+from graphshard.comm.group._state import group_state
 from graphshard.errors import RankError
 from graphshard.testing import RanksFailed, run_ranks
 
@@ -66,7 +66,7 @@ class Operations:
 def survive(rank, world_size, victim, action, operation, pause):
     """Run an operation while the victim does something else; what this rank saw."""
     operations = Operations(rank, world_size)
-    _watch._ANSWER_SECONDS = _watch._NEWS_SECONDS = 1.0
+    _monitor._ANSWER_SECONDS = _monitor._NEWS_SECONDS = 1.0
     if rank == victim:
         time.sleep(pause)
         if action in ("kill", "stop"):

@@ -12,9 +12,9 @@ import time
 
 import pytest
 
-from graphshard.comm import _hub
-from graphshard.comm._hub import Hub, Lines, line, send_news
-from graphshard.comm._watch import Watch
+from graphshard.comm.group import _monitor_server
+from graphshard.comm.group._monitor import Watch
+from graphshard.comm.group._monitor_server import Hub, Lines, line, send_news
 
 TOKEN = "secret"
 SIZE = 4
@@ -154,7 +154,7 @@ def test_a_watch_survives_no_nonsense_but_knows_it(monkeypatch):
 
 
 def test_who_does_not_introduce_itself_is_dropped(hub, monkeypatch):
-    monkeypatch.setattr(_hub, "_STRANGER_SECONDS", 0.1)
+    monkeypatch.setattr(_monitor_server, "_STRANGER_SECONDS", 0.1)
     with connect(hub) as silent, connect(hub) as slow:
         slow.sendall(b'{"token"')
         assert is_closed(silent)
@@ -163,7 +163,7 @@ def test_who_does_not_introduce_itself_is_dropped(hub, monkeypatch):
 
 
 def test_strangers_are_few(hub, monkeypatch):
-    monkeypatch.setattr(_hub, "_MAX_STRANGERS", 3)
+    monkeypatch.setattr(_monitor_server, "_MAX_STRANGERS", 3)
     with contextlib.ExitStack() as stack:
         strangers = [stack.enter_context(connect(hub)) for _ in range(30)]
         for stranger in strangers[: -3 - SIZE]:

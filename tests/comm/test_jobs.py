@@ -20,9 +20,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from graphshard.comm import _address, _store, all_reduce, initialize_comms, shutdown_comms
-from graphshard.comm._address import JOB_VARIABLE, job_id, listen
-from graphshard.comm._group import group_state
+from graphshard.comm import all_reduce, initialize_comms, shutdown_comms
+from graphshard.comm.group import _address, _rendezvous
+from graphshard.comm.group._address import JOB_VARIABLE, job_id, listen
+from graphshard.comm.group._state import group_state
 from graphshard.errors import RankError
 from graphshard.testing import run_ranks
 
@@ -169,7 +170,7 @@ def listening() -> set[tuple[str, str]]:
 def look_around(own, size, address, kind, port):
     os.environ.pop("GLOO_SOCKET_IFNAME", None)
     if kind == "apart":
-        _store.this_host = lambda: f"host{own}"
+        _rendezvous.this_host = lambda: f"host{own}"
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # else where the host's name leads
     before = listening()
     initialize_comms(own, size, address, master_port_number=port, timeout=20)
@@ -201,7 +202,7 @@ def test_a_job_listens_at_the_address_that_it_was_given(size, address, kind, exp
 
 
 def hub_address(own, size, address, port):
-    _store.this_host = lambda: f"host{own}"
+    _rendezvous.this_host = lambda: f"host{own}"
     initialize_comms(own, size, address, master_port_number=port, timeout=20)
     found = group_state().watch._hub.address[0] if own == 0 else None
     shutdown_comms()
@@ -229,7 +230,7 @@ def test_an_address_that_is_another_s(monkeypatch):
     monkeypatch.setattr(_address, "listen", lambda *_: listen("203.0.113.7", 0))
     text = "rank 0 listens on all interfaces, because its host has no address localhost"
     with pytest.warns(RuntimeWarning, match=text):
-        store, address = _store._host_store("localhost", 0, 1, timedelta(seconds=10))
+        store, address = _rendezvous._host_store("localhost", 0, 1, timedelta(seconds=10))
     store.set("key", "value")
     assert (store.get("key"), address) == (b"value", "localhost")
 

@@ -20,7 +20,6 @@ from comm_cases import make_exchange
 from graphshard._kernel import extension_available
 from graphshard.comm import (
     ExchangePlan,
-    _shared,
     all_reduce,
     barrier,
     fetch_halo,
@@ -32,7 +31,8 @@ from graphshard.comm import (
     start_return_all,
     trace,
 )
-from graphshard.comm._group import group_state
+from graphshard.comm.group._state import group_state
+from graphshard.comm.wire import _shared_memory
 from graphshard.errors import RankError
 from graphshard.testing import RanksFailed, run_ranks
 
@@ -44,7 +44,7 @@ pytestmark = pytest.mark.skipif(
 
 def with_any_size(rank, world_size, module, function, *args):
     """A case with all its exchanges of plans in shared memory."""
-    before, _shared.LARGE_BYTES = _shared.LARGE_BYTES, 1
+    before, _shared_memory.LARGE_BYTES = _shared_memory.LARGE_BYTES, 1
     state = group_state()
     try:
         found = getattr(importlib.import_module(module), function)(rank, world_size, *args)
@@ -52,7 +52,7 @@ def with_any_size(rank, world_size, module, function, *args):
         assert state.closed or state.shared is not None
         return found
     finally:
-        _shared.LARGE_BYTES = before
+        _shared_memory.LARGE_BYTES = before
 
 
 CASES = [
@@ -170,11 +170,11 @@ def test_off_on_one_rank_is_off_for_all():
 
 def with_threshold(rank, world_size, function):
     """As `with_any_size`, where there need not be shared memory in the end."""
-    before, _shared.LARGE_BYTES = _shared.LARGE_BYTES, 1
+    before, _shared_memory.LARGE_BYTES = _shared_memory.LARGE_BYTES, 1
     try:
         return globals()[function](rank, world_size)
     finally:
-        _shared.LARGE_BYTES = before
+        _shared_memory.LARGE_BYTES = before
 
 
 def in_subgroups(rank, world_size):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from graphshard._kernel import extension_available
-from graphshard.comm._shared_blocks import Peer, SharedBlocks
+from graphshard.comm.wire._shared_blocks import Peer, SharedBlocks
 
 pytestmark = pytest.mark.skipif(
     not extension_available() or not hasattr(os, "memfd_create"),

@@ -18,8 +18,6 @@ import torch
 import torch.distributed as dist
 
 from graphshard.comm import (
-    _store,
-    _watch,
     all_reduce,
     initialize_comms,
     is_initialized,
@@ -28,8 +26,9 @@ from graphshard.comm import (
     shutdown_comms,
     world_size,
 )
-from graphshard.comm._failure import MARGIN_SECONDS
-from graphshard.comm._group import group_state
+from graphshard.comm.group import _monitor, _rendezvous
+from graphshard.comm.group._failure import MARGIN_SECONDS
+from graphshard.comm.group._state import group_state
 from graphshard.errors import RankError
 from graphshard.testing import run_ranks
 
@@ -70,7 +69,7 @@ def test_start_with_an_address(size):
 
 def start_on_several_hosts(own, size, port):
     """Ranks that seem to be on hosts of their own find the hub at the address of rank 0."""
-    _store.this_host = lambda: f"host{own}"
+    _rendezvous.this_host = lambda: f"host{own}"
     initialize_comms(own, size, "127.0.0.1", master_port_number=port, timeout=20)
     check_group(own, size)
     if own == 0:
@@ -202,7 +201,7 @@ def arrive_and_end(own, size, path):
         store.add("graphshard/starts/1", 1)
         store.set("graphshard/1/arrived/1", "host")
         return
-    _watch._ANSWER_SECONDS = _watch._NEWS_SECONDS = 0.5
+    _monitor._ANSWER_SECONDS = _monitor._NEWS_SECONDS = 0.5
     with pytest.raises(RankError) as caught:
         initialize_comms(own, size, store=store, timeout=1.0)
     assert 1 in caught.value.ranks

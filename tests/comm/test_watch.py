@@ -11,9 +11,9 @@ import time
 
 import pytest
 
-from graphshard.comm import _watch
-from graphshard.comm._hub import Hub, Lines
-from graphshard.comm._watch import Watch
+from graphshard.comm.group import _monitor
+from graphshard.comm.group._monitor import Watch
+from graphshard.comm.group._monitor_server import Hub, Lines
 
 
 class Ranks:
@@ -46,7 +46,7 @@ class Ranks:
 
 @pytest.fixture
 def ranks(monkeypatch):
-    monkeypatch.setattr(_watch, "_ANSWER_SECONDS", 10.0)  # all are alive, if perhaps slow
+    monkeypatch.setattr(_monitor, "_ANSWER_SECONDS", 10.0)  # all are alive, if perhaps slow
     made = Ranks(4)
     yield made
     for watch in reversed(made.watches):
@@ -184,7 +184,7 @@ def test_a_rank_that_left_in_good_order(ranks):
 
 
 def test_a_rank_that_does_not_answer(ranks, monkeypatch):
-    monkeypatch.setattr(_watch, "_ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr(_monitor, "_ANSWER_SECONDS", 1.0)
     monkeypatch.setattr(ranks[2], "_take", lambda message: None)
     verdict = ranks.ask(0, "start_fetch", 5, [2])
     assert verdict.ranks == (2,)

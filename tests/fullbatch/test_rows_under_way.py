@@ -20,7 +20,7 @@ from torch import Tensor, nn
 import graphshard
 from graphshard import comm
 from graphshard.comm import ExchangePlan, HaloUnderWay, fetch_halo
-from graphshard.comm import _arriving as arriving
+from graphshard.comm.halo import _arriving as arriving
 from graphshard.fullbatch import _localized as localized
 from graphshard.fullbatch._rows_under_way import RowsUnderWay
 from graphshard.nn import GATConv, GINConv, GraphConv, HeteroGraphConv, SAGEConv

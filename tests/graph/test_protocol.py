@@ -10,7 +10,7 @@ import pytest
 import torch
 from graph_oracle import dgl, fn, gs, plain_pair, rand, typed_pair
 
-from graphshard.graph._frame import Frame
+from graphshard.graph.frame._frame import Frame
 
 # ---------------------------------------------------------------------------------- scopes
 
@@ -265,7 +265,7 @@ def test_fused_pairs_make_nothing_per_edge(monkeypatch: pytest.MonkeyPatch) -> N
     g.ndata["h"] = rand(64, 8)
     g.edata["w"] = rand(64, 1)
     seen: list[str] = []
-    relation = importlib.import_module("graphshard.graph._relation")
+    relation = importlib.import_module("graphshard.graph.message_passing._relation")
     original = relation.gsddmm
     monkeypatch.setattr(relation, "gsddmm", lambda *args: seen.append(args[1]) or original(*args))
     for message in (

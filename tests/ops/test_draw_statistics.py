@@ -16,7 +16,8 @@ import torch
 from scipy.stats import chi2, chisquare
 from torch import Tensor
 
-from graphshard.ops import _random, draw_neighbors
+from graphshard.ops import draw_neighbors
+from graphshard.ops.sampling import _random
 
 NUM_DRAWS = 20_000
 LEAST_P = 1e-3

@@ -19,16 +19,15 @@ from torch import Tensor
 from graphshard.graph import graph
 from graphshard.partition import (
     UndirectedGraph,
-    _assign,
-    _order,
-    _save,
     load_partition_stats,
     metis_partition,
     partition_graph,
 )
-from graphshard.partition._jobs import Jobs
-from graphshard.partition._undirected import _is_symmetric
-from graphshard.partition._writer import PartitionWriter
+from graphshard.partition.assign import _assign, _order
+from graphshard.partition.assign._undirected import _is_symmetric
+from graphshard.partition.save import _save
+from graphshard.partition.save._jobs import Jobs
+from graphshard.partition.save._writer import PartitionWriter
 
 
 def communities(num_nodes: int, size: int, degree: int) -> tuple[Tensor, Tensor]:

@@ -19,8 +19,6 @@ from partition_cases import plain, typed
 from graphshard.errors import PartitionFormatError
 from graphshard.graph import Graph, graph
 from graphshard.partition import (
-    _files,
-    _writer,
     format,
     load_partition,
     load_partition_book,
@@ -29,8 +27,10 @@ from graphshard.partition import (
     partition_graph,
     verify_partition,
 )
-from graphshard.partition._files import TensorFile, digest_of, write_tensors
-from graphshard.partition._writer import PartitionWriter
+from graphshard.partition.files import _files
+from graphshard.partition.files._files import TensorFile, digest_of, write_tensors
+from graphshard.partition.save import _writer
+from graphshard.partition.save._writer import PartitionWriter
 
 
 @pytest.fixture(autouse=True)

@@ -25,7 +25,7 @@ from graphshard.sampling import (
     MultiLayerFullNeighborSampler,
     NeighborSampler,
 )
-from graphshard.sampling._structure import LocalStructure
+from graphshard.sampling.graph_store._structure import LocalStructure
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fullbatch"))
 from shards import graph_of, plain_graph, typed_graph, write_parts

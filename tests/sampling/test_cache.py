@@ -14,11 +14,11 @@ from sharded_cases import manager_of, plain_graph, typed_graph, write_parts
 from torch import Tensor
 
 from graphshard import comm
-from graphshard.sampling import _cache
-from graphshard.sampling._cache import CachedRows, most_wanted
-from graphshard.sampling._features import CollectiveRows, LocalRows, RowRequest
-from graphshard.sampling._mapped import MappedRows
 from graphshard.sampling._ownership import Ownership
+from graphshard.sampling.feature_store import _cache
+from graphshard.sampling.feature_store._cache import CachedRows, most_wanted
+from graphshard.sampling.feature_store._features import CollectiveRows, LocalRows, RowRequest
+from graphshard.sampling.feature_store._mapped import MappedRows
 from graphshard.testing import run_ranks
 
 ROW_BYTES = 5 * 4 + 8

@@ -30,10 +30,10 @@ import graphshard
 from graphshard import comm
 from graphshard.distributed import partition_graph
 from graphshard.sampling import NeighborSampler
-from graphshard.sampling._collective import CollectiveStructure
 from graphshard.sampling._ownership import owners
-from graphshard.sampling._structure import DrawOptions, HopRequest
-from graphshard.sampling._structures import structure_of
+from graphshard.sampling.graph_store._collective import CollectiveStructure
+from graphshard.sampling.graph_store._structure import DrawOptions, HopRequest
+from graphshard.sampling.graph_store._structures import structure_of
 from graphshard.testing import run_ranks
 
 FANOUTS = {"knows": -1, "likes": 0, "back": 2, "sells": 300, "owns": 1, "_E": 3}

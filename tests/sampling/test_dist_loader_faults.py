@@ -21,8 +21,9 @@ import torch
 from sharded_cases import graph_of, left_behind, manager_of, write_parts
 
 from graphshard import RankError
-from graphshard.comm import _watch, all_reduce
-from graphshard.comm._group import group_state
+from graphshard.comm import all_reduce
+from graphshard.comm.group import _monitor
+from graphshard.comm.group._state import group_state
 from graphshard.sampling import DataLoader, DistNeighborSampler
 from graphshard.testing import RanksFailed, run_ranks
 
@@ -79,7 +80,7 @@ def survive(
             ACTIONS[action]()
 
     loader = loader_of(parts, rank, act if where == "stage" else nothing, prefetch=prefetch)
-    _watch._ANSWER_SECONDS = _watch._NEWS_SECONDS = 1.0
+    _monitor._ANSWER_SECONDS = _monitor._NEWS_SECONDS = 1.0
     for _ in loader:  # every group has been used before
         break
     is_first_pass = False
@@ -208,7 +209,7 @@ def test_loaders_give_back_their_groups(tmp_path: Path) -> None:
 def different_exits(rank: int, world_size: int, parts: str) -> dict[str, Any]:
     """Rank 0 leaves the loop a batch later; then both try to begin another pass."""
     loader = loader_of(parts, rank, prefetch=1)
-    _watch._ANSWER_SECONDS = _watch._NEWS_SECONDS = 1.0
+    _monitor._ANSWER_SECONDS = _monitor._NEWS_SECONDS = 1.0
     run = iter(loader)
     for _ in range(2):
         next(run)

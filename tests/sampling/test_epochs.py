@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from graphshard.sampling._epochs import EpochOrder
+from graphshard.sampling.loader._epochs import EpochOrder
 
 
 def all_batches(order: EpochOrder, epoch: int = 0) -> list:

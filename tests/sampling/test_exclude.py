@@ -11,7 +11,7 @@ from loader_cases import BOTH, dgl, plain, typed
 
 from graphshard.dataloading import NeighborSampler, as_edge_prediction_sampler
 from graphshard.graph import EID, NID
-from graphshard.sampling._exclude import edges_to_exclude
+from graphshard.sampling.sampler._exclude import edges_to_exclude
 
 REVERSE = torch.cat([torch.arange(60, 120), torch.arange(60)])
 """In the plain graph edge e + 60 is edge e reversed."""

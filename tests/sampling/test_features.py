@@ -27,10 +27,10 @@ from torch import Tensor
 
 import graphshard
 from graphshard import comm
-from graphshard.sampling import _shared_memory
-from graphshard.sampling._features import CollectiveRows, LocalRows, RowRequest, Rows
-from graphshard.sampling._mapped import MappedRows
 from graphshard.sampling._ownership import Ownership, owners
+from graphshard.sampling.feature_store import _shared_memory
+from graphshard.sampling.feature_store._features import CollectiveRows, LocalRows, RowRequest, Rows
+from graphshard.sampling.feature_store._mapped import MappedRows
 from graphshard.testing import run_ranks
 
 KNOWS = ("a", "knows", "a")

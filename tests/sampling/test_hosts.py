@@ -13,10 +13,10 @@ import pytest
 import torch
 from sharded_cases import left_behind
 
-from graphshard.comm._group import group_state
-from graphshard.sampling import _hosts, _shared_memory
-from graphshard.sampling._hosts import Hosts, named_file, remove_abandoned
-from graphshard.sampling._shared_memory import SharedArray, share_arrays
+from graphshard.comm.group._state import group_state
+from graphshard.sampling.feature_store import _hosts, _shared_memory
+from graphshard.sampling.feature_store._hosts import Hosts, named_file, remove_abandoned
+from graphshard.sampling.feature_store._shared_memory import SharedArray, share_arrays
 from graphshard.testing import RanksFailed, run_ranks
 
 ABANDONED = "graphshard-" + "0123456789abcdef" * 2

@@ -30,12 +30,13 @@ from sharded_cases import (
 
 import graphshard
 from graphshard import comm
-from graphshard.comm._group import group_state
-from graphshard.sampling import NeighborSampler, _shared_memory
-from graphshard.sampling._choose import choose_structure, replicated_bytes
-from graphshard.sampling._collective import CollectiveStructure
-from graphshard.sampling._hosts import Hosts, directory_with_room
-from graphshard.sampling._replicated import ReplicatedStructure
+from graphshard.comm.group._state import group_state
+from graphshard.sampling import NeighborSampler
+from graphshard.sampling.feature_store import _shared_memory
+from graphshard.sampling.feature_store._hosts import Hosts, directory_with_room
+from graphshard.sampling.graph_store._choose import choose_structure, replicated_bytes
+from graphshard.sampling.graph_store._collective import CollectiveStructure
+from graphshard.sampling.graph_store._replicated import ReplicatedStructure
 from graphshard.testing import run_ranks
 
 

@@ -9,7 +9,7 @@ import threading
 import pytest
 import torch
 
-from graphshard.sampling._row_buffers import RowBuffers
+from graphshard.sampling.feature_store._row_buffers import RowBuffers
 
 LARGE = 1 << 20
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from graphshard.sampling._seeds import SeedOrder
+from graphshard.sampling.loader._seeds import SeedOrder
 
 
 def orders(sizes, batch_size, *, shuffle=True, drop_last=False, seed=1):

@@ -24,10 +24,10 @@ import graphshard
 from graphshard import comm
 from graphshard._ranges import RangeMap
 from graphshard.sampling import _ownership
-from graphshard.sampling._choose import replicated_bytes
-from graphshard.sampling._collective import CollectiveStructure
 from graphshard.sampling._ownership import Ownership, owners
-from graphshard.sampling._replicated import ReplicatedStructure
+from graphshard.sampling.graph_store._choose import replicated_bytes
+from graphshard.sampling.graph_store._collective import CollectiveStructure
+from graphshard.sampling.graph_store._replicated import ReplicatedStructure
 from graphshard.testing import run_ranks
 
 STRUCTURES = {"collective": CollectiveStructure, "replicated": ReplicatedStructure}

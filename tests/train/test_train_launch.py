@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from graphshard.comm import _watch
-from graphshard.comm._failure import MARGIN_SECONDS
+from graphshard.comm.group import _monitor
+from graphshard.comm.group._failure import MARGIN_SECONDS
 from graphshard.train import _launch, launch_workers
 
 GRACE_SECONDS = _launch._GRACE_SECONDS
@@ -181,8 +181,8 @@ def test_notices_of_any_worker_are_shown() -> None:
 
 def test_the_parts_of_the_margin_add_up() -> None:
     parts = (
-        _watch._ANSWER_SECONDS,
-        _watch._NEWS_SECONDS,
+        _monitor._ANSWER_SECONDS,
+        _monitor._NEWS_SECONDS,
         GRACE_SECONDS,
         _launch._TERMINATE_SECONDS,
     )

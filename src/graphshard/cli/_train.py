@@ -16,13 +16,7 @@ from rich.console import Console
 
 from .._temporary import TemporaryFolder
 from ..partition.format import read_config
-from ..train import (
-    FullBatchConfig,
-    SampledConfig,
-    TrainResult,
-    launch_training,
-    run_as_worker,
-)
+from ..train import FullBatchConfig, SampledConfig, TrainResult, launch_training, run_as_worker
 from ..train._local import rank_work
 from ..train._prepare import Preparation, has_relations, partition_dataset, read_dataset
 from ._paths import is_partition, partition_json

@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ._group import GroupState, group_state
-from ._pack import exchange_rows
+from .group import GroupState, group_state
+from .wire import exchange_rows
 
 
 def ragged_all_to_all(

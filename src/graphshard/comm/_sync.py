@@ -15,10 +15,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
-from ._agree import verify
-from ._collectives import all_reduce_, broadcast_
-from ._group import GroupState, group_state
-from ._pack import pack, unpack
+from .collectives import all_reduce_, broadcast_, verify
+from .group import GroupState, group_state
+from .wire import pack, unpack
 
 _NO_GRAD, _HAS_GRAD, _SPARSE = 0, 1, 2
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..graph import Graph, graph, heterograph
-from ..graph._optional import require
+from ..graph.convert import require
 
 if TYPE_CHECKING:
     from dgl import DGLGraph

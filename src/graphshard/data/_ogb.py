@@ -32,7 +32,7 @@ from torch import Tensor
 from .._regular_files import check_regular, open_regular
 from .._typing import CanonicalEType
 from ..graph import Graph, graph, heterograph
-from ..graph._optional import require
+from ..graph.convert import require
 from ._arrays import is_there, plain_numbers
 from ._dataset import NodeDataset, count_classes
 from ._folder import FILE_NAMES, check_node_count

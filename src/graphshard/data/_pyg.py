@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .._typing import CanonicalEType
 from ..graph import Graph, graph, heterograph
-from ..graph._optional import require
+from ..graph.convert import require
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data, HeteroData

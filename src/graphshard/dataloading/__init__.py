@@ -5,15 +5,16 @@ What they draw with is in ``graphshard.sampling``, which also has the loader for
 ranks.
 """
 
-from ..sampling._block_sampler import BlockSampler, Sampler
-from ..sampling._edge_loader import EdgeDataLoader
-from ..sampling._edge_sampler import EdgePredictionSampler, as_edge_prediction_sampler
-from ..sampling._node_loader import DataLoader, NodeDataLoader
-from ..sampling._samplers import (
+from ..sampling.loader import DataLoader, EdgeDataLoader, NodeDataLoader
+from ..sampling.sampler import (
+    BlockSampler,
+    EdgePredictionSampler,
     LaborSampler,
     MultiLayerFullNeighborSampler,
     MultiLayerNeighborSampler,
     NeighborSampler,
+    Sampler,
+    as_edge_prediction_sampler,
 )
 from . import negative_sampler
 

@@ -18,8 +18,7 @@ from torch import Tensor
 
 from .._memory import empty, empty_like
 from ..ops import Attention
-from ..ops import _attention_compute as compute
-from ..ops._attention_finish import begin_backward, finish, finish_
+from ..ops.attention import begin_backward, compute, finish, finish_
 from ._columns import ColumnBlock, most_blocks
 from ._cuts import Cut
 from ._expressions import Evaluation, Leaf, LeafKey

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from .._typing import CanonicalEType
 from ..comm import ExchangePlan, fetch_halo, share_error
-from ..comm._agree import verify
-from ..comm._group import group_state
+from ..comm.collectives import verify
+from ..comm.group import group_state
 from ..graph import EID, NID, Frame
-from ..graph._schema import Schema
+from ..graph.structure import Schema
 from ._data import PartitionData
 from ._manager import GraphShardManager
 from ._original import OriginalIds

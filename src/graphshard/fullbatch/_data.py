@@ -19,8 +19,8 @@ from .._typing import CanonicalEType
 from ..errors import PartitionFormatError
 from ..graph import Graph
 from ..partition import RangePartitionBook
-from ..partition._load import load_part
 from ..partition.format import read_config
+from ..partition.load import load_part
 from ._topology import narrow
 
 _INT16_MAX = 2**15 - 1

@@ -21,8 +21,8 @@ from .._typing import CanonicalEType
 from ..errors import RankError
 from ..function import MessageFunction, ReduceFunction
 from ..graph import ALL, Frame, MessagePassingGraph
-from ..graph._relation import RelationData, edge_values, reduce_messages
-from ..graph._schema import Schema, is_all
+from ..graph.message_passing import RelationData, edge_values, reduce_messages
+from ..graph.structure import Schema, is_all
 from ..ops import Adjacency, Attention, attend, edge_softmax, gspmm
 from ._calls import mean_counts, operands_of
 from ._original import OriginalIds

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from .._typing import CanonicalEType
 from ..graph import ALL, Frame, MessagePassingGraph
-from ..graph._schema import Schema, is_all
+from ..graph.structure import Schema, is_all
 from ..ops import Attention
-from ..ops._attention import check_attention
+from ..ops.attention import check_attention
 from ._calls import RelationFields
 from ._deferred import DeferredEdges
 from ._localized import LocalizedShards

@@ -24,7 +24,7 @@ from .._typing import CanonicalEType
 from ..comm import HaloUnderWay
 from ..function import MessageFunction, ReduceFunction
 from ..graph import Frame
-from ..graph._relation import RelationData, edge_values, reduce_messages
+from ..graph.message_passing import RelationData, edge_values, reduce_messages
 from ..ops import Adjacency, Attention, attend
 from ._attention import TARGETS, AttentionSum
 from ._calls import (

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from .._memory import available_memory
 from ..comm import agree, all_reduce
-from ..comm._wire import WIRE_DTYPES
+from ..comm.wire import WIRE_DTYPES
 
 ModeName = Literal["sequential", "oneshot", "auto"]
 

@@ -16,13 +16,20 @@ from torch import Tensor
 
 from .._typing import DEFAULT_CANONICAL_ETYPE, DEFAULT_NTYPE, CanonicalEType
 from ..ops import Adjacency
-from ._construct import checked_counts, least_counts, read_relations
 from ._flatten import flattened
-from ._frame import Frame
 from ._graph import Graph, _check_relations, edge_frame
-from ._ids import check_ids, id_tensor
-from ._local import LocalGraph
-from ._schema import EID, NID, Schema
+from .frame import Frame
+from .message_passing import LocalGraph
+from .structure import (
+    EID,
+    NID,
+    Schema,
+    check_ids,
+    checked_counts,
+    id_tensor,
+    least_counts,
+    read_relations,
+)
 
 
 class Block(LocalGraph):

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from ..ops import Adjacency
-from ._frame import Frame
-from ._schema import EID, ETYPE, NID, NTYPE, Schema, joined_name
+from .frame import Frame
+from .structure import EID, ETYPE, NID, NTYPE, Schema, joined_name
 
 if TYPE_CHECKING:
-    from ._local import LocalGraph
+    from .message_passing import LocalGraph
 
 LocalT = TypeVar("LocalT", bound="LocalGraph")
 

@@ -10,17 +10,10 @@ import torch
 
 from .._typing import DEFAULT_CANONICAL_ETYPE, DEFAULT_NTYPE, CanonicalEType
 from ..ops import Adjacency
-from ._construct import (
-    check_count,
-    checked_counts,
-    least_counts,
-    read_edges,
-    read_relations,
-)
 from ._flatten import flattened
-from ._frame import Frame
-from ._local import LocalGraph
-from ._schema import Schema
+from .frame import Frame
+from .message_passing import LocalGraph
+from .structure import Schema, check_count, checked_counts, least_counts, read_edges, read_relations
 
 
 class Graph(LocalGraph):
@@ -153,7 +146,7 @@ def graph(
     if isinstance(data, LocalGraph):
         raise TypeError("data is a graph already; use it as it is, or its .clone()")
     if hasattr(data, "is_multigraph") and hasattr(data, "adj") and hasattr(data, "nodes"):
-        from ._convert import from_networkx
+        from .convert import from_networkx
 
         made = from_networkx(data, idtype=idtype or torch.int64, device=device)
         if num_nodes is not None and num_nodes != made.num_nodes():

@@ -8,20 +8,22 @@ constructor arguments and the names of parameters and buffers are those of ``dgl
 
 from __future__ import annotations
 
-from ._agnn_conv import AGNNConv
-from ._appnp_conv import APPNPConv
 from ._distributed_bn import DistributedBN1D
-from ._dot_gat_conv import DotGatConv
 from ._edge_weight_norm import EdgeWeightNorm
-from ._gat_conv import GATConv
-from ._gatv2_conv import GATv2Conv
-from ._gin_conv import GINConv
-from ._graph_conv import GraphConv
-from ._hetero_graph_conv import HeteroGraphConv
-from ._rel_graph_conv import RelGraphConv
-from ._sage_conv import SAGEConv
-from ._sg_conv import SGConv
 from ._typed_linear import TypedLinear
+from .conv import (
+    AGNNConv,
+    APPNPConv,
+    DotGatConv,
+    GATConv,
+    GATv2Conv,
+    GINConv,
+    GraphConv,
+    HeteroGraphConv,
+    RelGraphConv,
+    SAGEConv,
+    SGConv,
+)
 
 __all__ = [
     "AGNNConv",

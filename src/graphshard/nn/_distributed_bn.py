@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from ..comm import all_reduce, world_size
-from ..comm._collectives import all_gather
-from ..comm._group import group_state
+from ..comm.collectives import all_gather
+from ..comm.group import group_state
 
 
 @dataclass(frozen=True)

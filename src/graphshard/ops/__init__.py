@@ -12,21 +12,23 @@ operators on edges in their simplest form.
 from .._kernel import extension_available
 from .._memory import empty, empty_like, release_memory
 from . import reference
-from ._add_rows import add_rows
 from ._adjacency import Adjacency, HasAdjacency, as_adjacency
-from ._affine import affine, is_hooked, is_plain, is_relu, linear
-from ._attention import attend
 from ._attention_rule import Attention
-from ._compact import IdTable
 from ._copy_rows import copy_rows
-from ._draw import draw_neighbors
-from ._edge_mask import EdgeMask, edge_keys, random_seed
-from ._edge_softmax import edge_softmax
-from ._groups import group_by_range, ungroup
-from ._gsddmm import gsddmm
-from ._gspmm import gspmm, gspmm_add, gspmm_arg, gspmm_arg_backward
-from ._head_products import head_products
-from ._winners import merge_best
+from .attention import affine, attend, head_products, is_hooked, is_plain, is_relu, linear
+from .sampling import EdgeMask, IdTable, draw_neighbors, edge_keys, random_seed
+from .spmm import (
+    add_rows,
+    edge_softmax,
+    group_by_range,
+    gsddmm,
+    gspmm,
+    gspmm_add,
+    gspmm_arg,
+    gspmm_arg_backward,
+    merge_best,
+    ungroup,
+)
 
 __all__ = [
     "Adjacency",

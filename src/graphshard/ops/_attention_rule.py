@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ._edge_mask import EdgeMask
+from .sampling import EdgeMask
 
 SCORES = ("additive", "joint", "dot")
 OPERANDS = ("values", "src", "dst", "edge", "vector", "factor")

@@ -12,9 +12,8 @@ import numpy as np
 import numpy.typing as npt
 from rich.table import Table
 
-from . import _schema
-from ._constraints import Constraint
-from ._repair import part_loads
+from .assign import Constraint, part_loads
+from .files import entries
 
 
 @dataclass(frozen=True)
@@ -116,15 +115,15 @@ class PartitionStats:
         Raises:
             ValueError: Something is missing, or of another form.
         """
-        content = _schema.mapping(content, "stats")
-        parts = _schema.listing(_schema.required(content, "parts"), "parts")
-        balances = _schema.listing(_schema.required(content, "balances"), "balances")
+        content = entries.mapping(content, "stats")
+        parts = entries.listing(entries.required(content, "parts"), "parts")
+        balances = entries.listing(entries.required(content, "balances"), "balances")
         return cls(
-            graph_name=_schema.text(_schema.required(content, "graph_name"), "graph_name"),
-            num_nodes=_schema.whole_number(_schema.required(content, "num_nodes"), "num_nodes"),
-            num_edges=_schema.whole_number(_schema.required(content, "num_edges"), "num_edges"),
-            part_method=_schema.text(_schema.required(content, "part_method"), "part_method"),
-            tolerance=_ratio(_schema.required(content, "tolerance")),
+            graph_name=entries.text(entries.required(content, "graph_name"), "graph_name"),
+            num_nodes=entries.whole_number(entries.required(content, "num_nodes"), "num_nodes"),
+            num_edges=entries.whole_number(entries.required(content, "num_edges"), "num_edges"),
+            part_method=entries.text(entries.required(content, "part_method"), "part_method"),
+            tolerance=_ratio(entries.required(content, "tolerance")),
             parts=tuple(_sizes(part) for part in parts),
             balances=tuple(_balance(item, len(parts)) for item in balances),
         )
@@ -180,21 +179,21 @@ def measure_balance(
 
 def _ratio(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value < math.inf:
-        raise ValueError(f"tolerance must be a number from 1 up (got {_schema.shown(value)})")
+        raise ValueError(f"tolerance must be a number from 1 up (got {entries.shown(value)})")
     return value
 
 
 def _sizes(content: Any) -> PartSizes:
     names = [field.name for field in fields(PartSizes)]
-    _schema.only_keys(_schema.mapping(content, "the sizes of a part"), names, "the sizes of a part")
-    return PartSizes(**{name: _schema.whole_number(content[name], name) for name in names})
+    entries.only_keys(entries.mapping(content, "the sizes of a part"), names, "the sizes of a part")
+    return PartSizes(**{name: entries.whole_number(content[name], name) for name in names})
 
 
 def _balance(content: Any, num_parts: int) -> Balance:
-    item = _schema.mapping(content, "a balance")
-    name, loads = _schema.required(item, "name"), _schema.required(item, "loads")
+    item = entries.mapping(content, "a balance")
+    name, loads = entries.required(item, "name"), entries.required(item, "loads")
     if not isinstance(name, str):
-        raise ValueError(f"the name of a balance must be a text (got {_schema.shown(name)})")
-    if len(_schema.listing(loads, "loads")) != num_parts or not loads:
+        raise ValueError(f"the name of a balance must be a text (got {entries.shown(name)})")
+    if len(entries.listing(loads, "loads")) != num_parts or not loads:
         raise ValueError(f"loads must hold a number for each of the {num_parts} parts")
-    return Balance(name, tuple(_schema.whole_number(load, "a load") for load in loads))
+    return Balance(name, tuple(entries.whole_number(load, "a load") for load in loads))

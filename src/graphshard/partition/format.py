@@ -36,11 +36,9 @@ from typing import Any
 from .._regular_files import NotRegularFileError, read_json_regular
 from .._typing import CanonicalEType
 from ..errors import PartitionFormatError
-from . import _schema
 from ._book import RangePartitionBook
-from ._files import TensorFile
-from ._schema import PART_FILES, PartFile, etype_key
 from ._stats import PartitionStats
+from .files import PART_FILES, PartFile, TensorFile, entries, etype_key
 
 __all__ = [
     "FORMAT",
@@ -159,12 +157,12 @@ class PartitionConfig:
         if found != FORMAT:
             raise PartitionFormatError(
                 f"{self.path} does not describe a graphshard partition (format "
-                f"{_schema.shown(found)}, expected {FORMAT!r}); partition the graph with "
+                f"{entries.shown(found)}, expected {FORMAT!r}); partition the graph with "
                 "graphshard's partition_graph"
             )
         if not _is_read(self.content):
             raise PartitionFormatError(
-                f"{self.path} has format version {_schema.shown(version)}, and this graphshard "
+                f"{self.path} has format version {entries.shown(version)}, and this graphshard "
                 f"reads {FORMAT_VERSION}; use the graphshard that wrote it, or partition again"
             )
 
@@ -181,25 +179,25 @@ def read_config(part_config: str | os.PathLike[str]) -> PartitionConfig:
     path = Path(part_config)
     content = read_content(path)
     try:
-        content = _schema.mapping(content, "the JSON")
-        num_parts = _schema.whole_number(_schema.required(content, "num_parts"), "num_parts", 1)
-        ntypes = _schema.read_ntypes(content)
+        content = entries.mapping(content, "the JSON")
+        num_parts = entries.whole_number(entries.required(content, "num_parts"), "num_parts", 1)
+        ntypes = entries.read_ntypes(content)
         config = PartitionConfig(
             path=path,
             content=content,
-            graph_name=_schema.text(_schema.required(content, "graph_name"), "graph_name"),
+            graph_name=entries.text(entries.required(content, "graph_name"), "graph_name"),
             num_parts=num_parts,
             ntypes=ntypes,
-            etypes=_schema.read_etypes(content, ntypes),
-            node_map=_schema.read_node_map(content, num_parts),
-            edge_map=_schema.read_edge_map(content, num_parts),
+            etypes=entries.read_etypes(content, ntypes),
+            node_map=entries.read_node_map(content, num_parts),
+            edge_map=entries.read_edge_map(content, num_parts),
             **(_read_ours(path, content, num_parts) if _is_read(content) else {}),
         )
         book = config.book(0)
         for what, count in (("nodes", book.num_nodes()), ("edges", book.num_edges())):
             said = content.get(f"num_{what}", count)
             if said != count or isinstance(said, bool):
-                raise ValueError(f"its maps hold {count} {what}, not {_schema.shown(said)}")
+                raise ValueError(f"its maps hold {count} {what}, not {entries.shown(said)}")
     except PartitionFormatError:
         raise
     except ValueError as error:
@@ -257,21 +255,21 @@ def _is_read(content: Mapping[str, Any]) -> bool:
 def _read_ours(path: Path, content: dict[str, Any], num_parts: int) -> dict[str, Any]:
     """What our JSON says beyond DGL's."""
     for key, least in (("halo_hops", 0), ("num_trainers_per_machine", 1)):
-        _schema.whole_number(_schema.required(content, key), key, least)
+        entries.whole_number(entries.required(content, key), key, least)
     for key in ("num_nodes", "num_edges"):
-        _schema.whole_number(_schema.required(content, key), key)
+        entries.whole_number(entries.required(content, key), key)
     for key in ("ntypes", "etypes", "part_method", "graph_formats"):
-        _schema.required(content, key)
-    files = _schema.read_part_files(content, num_parts)
+        entries.required(content, key)
+    files = entries.read_part_files(content, num_parts)
     try:
-        stats = PartitionStats.from_dict(_schema.required(content, "stats"))
+        stats = PartitionStats.from_dict(entries.required(content, "stats"))
         if stats.num_parts != num_parts:
             raise ValueError(f"they are of {stats.num_parts} parts, not of {num_parts}")
     except ValueError as error:
         raise PartitionFormatError(
             f"the statistics in {path} are incomplete ({error}); partition again"
         ) from None
-    return {"build": _schema.read_build(content), "files": files, "stats": stats}
+    return {"build": entries.read_build(content), "files": files, "stats": stats}
 
 
 def _check_inside(path: Path, folder: Path) -> None:

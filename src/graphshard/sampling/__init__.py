@@ -4,18 +4,17 @@
 `graphshard.dataloading` offers the same samplers with loaders named and shaped as DGL's.
 """
 
-from ._block_sampler import BlockSampler, Sampler
-from ._dist_loader import DataLoader
-from ._dist_sampler import DistNeighborSampler
-from ._inference import inference
-from ._keys import DrawSeed
-from ._loader_stages import LoaderStats
-from ._mini_batch import MiniBatch, global_mean
-from ._samplers import (
+from .inference import inference
+from .loader import DataLoader, LoaderStats, MiniBatch, global_mean
+from .sampler import (
+    BlockSampler,
+    DistNeighborSampler,
+    DrawSeed,
     LaborSampler,
     MultiLayerFullNeighborSampler,
     MultiLayerNeighborSampler,
     NeighborSampler,
+    Sampler,
 )
 
 __all__ = [

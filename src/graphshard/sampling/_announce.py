@@ -13,9 +13,8 @@ import zlib
 import torch
 from torch import Tensor
 
-from ..comm._agree import verify
-from ..comm._collectives import all_to_all
-from ..comm._group import GroupState
+from ..comm.collectives import all_to_all, verify
+from ..comm.group import GroupState
 
 _FAILED = 1
 _WORDS = 2

@@ -14,8 +14,8 @@ from torch import Tensor
 from .._ranges import RangeMap
 from .._typing import CanonicalEType
 from ..comm import share_error
-from ..comm._collectives import all_gather
-from ..comm._group import group_state
+from ..comm.collectives import all_gather
+from ..comm.group import group_state
 from ..fullbatch import GraphShardManager
 from ..ops import group_by_range
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from .._temporary import TemporaryFolder
-from ..comm._address import loopback_interface
+from ..comm.group import loopback_interface
 
 MAX_KEPT = 5
 """Ranks that stay alive between calls."""

@@ -30,8 +30,8 @@ import torch
 import torch.distributed as dist
 
 from ..comm import guard, initialize_comms, shutdown_comms
-from ..comm._collectives import barrier
-from ..comm._group import group_state
+from ..comm.collectives import wait_for_all
+from ..comm.group import group_state
 from ..errors import RankError
 from ._wire import load_value, save_value
 
@@ -105,7 +105,7 @@ def _run(job: dict[str, Any]) -> bool:
     try:
         if job["group"] and dist.is_initialized():
             # Not before the others, who may still need this rank.
-            barrier(group_state())
+            wait_for_all(group_state())
             shutdown_comms()
     except RuntimeError:
         return False  # another rank failed: the report is about that one

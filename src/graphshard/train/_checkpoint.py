@@ -38,7 +38,7 @@ from torch import Tensor
 from .._regular_files import check_regular
 from ..comm import agree, is_initialized, rank, share_error, world_size
 from ..errors import CheckpointError, PartitionFormatError
-from ..partition._files import FileRecord, TensorFile, digest_of, write_tensors
+from ..partition.files import FileRecord, TensorFile, digest_of, write_tensors
 from ._counts import reduced
 from ._history import History
 from ._manifest import (

@@ -8,7 +8,7 @@ waited for the failed worker does so at once, and without it nobody can finish; 
 given a few seconds, whatever the timeout, and are then ended. After a worker has ended in good
 order the others have the timeout to do so, too. What is reported first is the first cause: the
 worker that ended first among those that did not blame another one. With what a rank needs to blame
-a silent one, this keeps the promise of ``[Note: how soon a job ends]`` in comm/_failure.py.
+a silent one, this keeps the promise of ``[Note: how soon a job ends]`` in comm/group/_failure.py.
 
 Workers have sessions of their own, so Ctrl-C reaches the launcher alone, which ends them and what
 they have started. Should the launcher be killed, the kernel (on Linux) or a thread in the worker
@@ -36,8 +36,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import IO, Any
 
-from ..comm._address import JOB_VARIABLE, loopback_interface
-from ..comm._failure import NOTICE
+from ..comm.group import JOB_VARIABLE, NOTICE, loopback_interface
 from ._worker import EVENTS_VARIABLE, FAILURE_MARK, PARENT_VARIABLE, ExitCode
 
 _TAIL_LINES = 60

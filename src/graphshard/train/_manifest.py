@@ -32,7 +32,7 @@ from typing import Any
 from .._regular_files import read_json_regular
 from .._written_files import writing
 from ..errors import CheckpointError
-from ..partition._files import FileRecord
+from ..partition.files import FileRecord
 from ._history import History
 
 FORMAT = "graphshard-checkpoint"

@@ -21,7 +21,7 @@ from .._regular_files import read_json_regular
 from .._written_files import writing
 from ..data import NodeDataset
 from ..errors import PartitionFormatError
-from ..partition._schema import listing, mapping, required, shown, text, whole_number
+from ..partition.files import listing, mapping, required, shown, text, whole_number
 from ..partition.format import read_config
 
 FORMAT = "graphshard-dataset"

@@ -1,0 +1,311 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The operations of torch.distributed that graphshard uses: counted, staged, bounded, explained.
+
+Each function takes the state of its group, counts itself in the open traces, copies its payload to
+the device that the backend needs, waits no longer than the group's timeout, and turns whatever
+goes wrong into a `RankError` that names the operation and the ranks that are missing. With one
+rank none of them communicates or counts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..._memory import empty
+from .._trace import Kind, count
+from ..group import HOST_BACKENDS, GroupState, rank_error
+
+_SLICE = timedelta(seconds=1)
+_SHORT_SLICE = timedelta(seconds=0.2)
+
+
+class Cancelled(BaseException):
+    """A wait was ended from within this process, by `GroupState.cancelled`."""
+
+
+@contextmanager
+def operation(
+    state: GroupState, name: str, number: int, peers: Sequence[int] | None = None
+) -> Iterator[None]:
+    """Run one step of communication; a failure inside becomes a `RankError`.
+
+    Args:
+        state: The group.
+        name: What the user would call the operation.
+        number: The operation's number in the group.
+        peers: Ranks in the group that it waits for; None means all of them.
+
+    Raises:
+        RankError: Anything in the block raised a RuntimeError other than out of memory.
+        RuntimeError: The group has been shut down.
+    """
+    if state.closed:
+        raise RuntimeError(
+            f"{name} needs the process group '{state.name}', which has been shut down; make what "
+            "uses it again after initialize_comms"
+        )
+    others = [
+        state.members[peer]
+        for peer in (range(state.world_size) if peers is None else peers)
+        if peer != state.rank
+    ]
+    if state.watch is not None:
+        limit = state.timeout.total_seconds()
+        state.watch.enter(state.name, name, number, others, limit)
+    start = time.monotonic()
+    try:
+        if state.watch is not None and state.watch.given_up():
+            raise RuntimeError("not started")
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        if state.shared is not None:
+            state.shared.fail()
+        raise rank_error(state, name, others, error, time.monotonic() - start) from error
+    finally:
+        if state.watch is not None:
+            state.watch.leave()
+
+
+def wait(state: GroupState, work: dist.Work) -> None:
+    """Wait for a message, no longer than the group's timeout.
+
+    The host must not block for a device backend: there a wait only orders the streams, and the
+    backend itself enforces the timeout that the group was made with.
+    """
+    if state.backend in HOST_BACKENDS:
+        work.wait(state.timeout)
+    else:
+        work.wait()
+
+
+def wait_collective(state: GroupState, work: dist.Work | None) -> None:
+    """`wait` for a collective, by slices.
+
+    So it ends early once a rank has announced that it is out, or is gone although its connections
+    are not, or the group is cancelled; and the interpreter gets to handle signals.
+    """
+    if work is None:
+        return
+    if state.backend not in HOST_BACKENDS or (state.watch is None and state.backend != "gloo"):
+        wait(state, work)
+        return
+    deadline = time.monotonic() + state.timeout.total_seconds()
+    longest = _SLICE if state.cancelled is None else _SHORT_SLICE
+    state.unfinished = work
+    while True:
+        left = max(timedelta(milliseconds=1), timedelta(seconds=deadline - time.monotonic()))
+        # A collective that is not complete may be waited for again. (A message may not.)
+        try:
+            work.wait(min(longest, left))
+            break
+        except RuntimeError:
+            if work.is_completed():
+                work.wait(_SLICE)  # its own error, if it has one
+                break
+            if state.cancelled is not None and state.cancelled.is_set():
+                raise Cancelled from None
+            watch = state.watch
+            hopeless = watch is not None and (watch.given_up() or watch.has_lost(state.members))
+            if hopeless or time.monotonic() >= deadline:
+                raise
+    state.unfinished = None
+
+
+def run_collective(
+    state: GroupState,
+    name: str,
+    start: Callable[[], dist.Work | None],
+    meanwhile: Callable[[], None] | None = None,
+) -> None:
+    number = state.num_operations
+    state.num_operations += 1
+    failure = None
+    with operation(state, name, number):
+        work = start()
+        try:
+            if meanwhile is not None:
+                meanwhile()
+        except Exception as error:  # the operation ends all the same, or the others would wait
+            failure = error
+        wait_collective(state, work)
+    if failure is not None:
+        raise failure
+
+
+def all_to_all(
+    state: GroupState,
+    payload: Tensor,
+    send_splits: Sequence[int],
+    recv_splits: Sequence[int],
+    name: str = "all_to_all",
+    kind: Kind = "all_to_all",
+    into: Tensor | None = None,
+    meanwhile: Callable[[], None] | None = None,
+) -> Tensor:
+    """Send slice ``r`` of a one-dimensional tensor to rank ``r``; returns what came, by rank.
+
+    Args:
+        state: The group; every rank must call.
+        payload: One dimension, ``sum(send_splits)`` elements.
+        send_splits: Elements for each rank, own slot included.
+        recv_splits: Elements from each rank.
+        name: What error messages call the operation.
+        kind: How a trace counts it.
+        into: Memory for what comes, of the payload's dtype and device; by default new memory.
+        meanwhile: Called while the payload is on its way, which it must not change.
+    """
+    own = state.rank
+    if state.world_size == 1:
+        if meanwhile is not None:
+            meanwhile()
+        return payload.clone() if into is None else into.copy_(payload)
+    sent = payload.numel() - send_splits[own]
+    count(kind, sent * payload.element_size())
+    device = state.payload_device(payload.device)
+    outgoing = payload.contiguous().to(device)
+    incoming = into
+    if incoming is None or incoming.device != device:
+        incoming = empty((sum(recv_splits),), payload.dtype, device)
+    run_collective(
+        state,
+        name,
+        lambda: dist.all_to_all_single(
+            incoming,
+            outgoing,
+            list(recv_splits),
+            list(send_splits),
+            group=state.group,
+            async_op=True,
+        ),
+        meanwhile,
+    )
+    arrived = incoming.to(payload.device)
+    return arrived if into is None or arrived is into else into.copy_(arrived)
+
+
+@dataclass(eq=False)
+class AllToAll:
+    """An `all_to_all` under way; every rank must wait for it. See `start_all_to_all`."""
+
+    _state: GroupState
+    _name: str
+    _number: int
+    _work: dist.Work | None
+    _outgoing: Tensor | None
+    _incoming: Tensor
+    _device: torch.device
+
+    def wait(self) -> Tensor:
+        """What came, by rank, once all of it is here."""
+        if self._outgoing is not None:
+            with operation(self._state, self._name, self._number):
+                wait_collective(self._state, self._work)
+            self._work = self._outgoing = None
+            self._incoming = self._incoming.to(self._device)
+        return self._incoming
+
+
+def start_all_to_all(
+    state: GroupState,
+    payload: Tensor,
+    send_splits: Sequence[int],
+    recv_splits: Sequence[int],
+    name: str,
+    kind: Kind = "all_to_all",
+) -> AllToAll:
+    """As `all_to_all`, but returns as soon as the payload is on its way.
+
+    The backend's own threads move it (gloo), or a stream of the device (NCCL); this one is free.
+    The payload must not change before the wait is over.
+    """
+    if state.world_size == 1:
+        return AllToAll(state, name, 0, None, None, payload.clone(), payload.device)
+    count(kind, (payload.numel() - send_splits[state.rank]) * payload.element_size())
+    device = state.payload_device(payload.device)
+    outgoing = payload.contiguous().to(device)
+    incoming = empty((sum(recv_splits),), payload.dtype, device)
+    number = state.num_operations
+    state.num_operations += 1
+    with operation(state, name, number):
+        work = dist.all_to_all_single(
+            incoming,
+            outgoing,
+            list(recv_splits),
+            list(send_splits),
+            group=state.group,
+            async_op=True,
+        )
+    return AllToAll(state, name, number, work, outgoing, incoming, payload.device)
+
+
+def all_gather(
+    state: GroupState, payload: Tensor, name: str = "all_gather", kind: Kind = "all_gather"
+) -> list[Tensor]:
+    """Give every rank every rank's payload; shape and dtype must be the same everywhere."""
+    if state.world_size == 1:
+        return [payload.clone()]
+    count(kind, payload.numel() * payload.element_size() * (state.world_size - 1))
+    outgoing = payload.contiguous().to(state.payload_device(payload.device))
+    incoming = [torch.empty_like(outgoing) for _ in range(state.world_size)]
+    run_collective(
+        state,
+        name,
+        lambda: dist.all_gather(incoming, outgoing, group=state.group, async_op=True),
+    )
+    return [part.to(payload.device) for part in incoming]
+
+
+def all_reduce_(
+    state: GroupState,
+    payload: Tensor,
+    op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM,
+    name: str = "all_reduce",
+    kind: Kind = "all_reduce",
+) -> Tensor:
+    """Combine the payloads of all ranks, in place, the same result everywhere."""
+    if state.world_size == 1:
+        return payload
+    count(kind, payload.numel() * payload.element_size())
+    staged = payload.contiguous().to(state.payload_device(payload.device))
+    run_collective(
+        state, name, lambda: dist.all_reduce(staged, op=op, group=state.group, async_op=True)
+    )
+    if staged is not payload:
+        payload.copy_(staged)
+    return payload
+
+
+def broadcast_(state: GroupState, payload: Tensor, source: int, name: str = "broadcast") -> Tensor:
+    """Overwrite the payload with that of rank ``source`` of the group, in place."""
+    if state.world_size == 1:
+        return payload
+    size = payload.numel() * payload.element_size()
+    count("broadcast", size * (state.world_size - 1) if state.rank == source else 0)
+    staged = payload.contiguous().to(state.payload_device(payload.device))
+    run_collective(
+        state,
+        name,
+        lambda: dist.broadcast(staged, src=state.members[source], group=state.group, async_op=True),
+    )
+    if staged is not payload:
+        payload.copy_(staged)
+    return payload
+
+
+def wait_for_all(state: GroupState, name: str = "barrier") -> None:
+    """Return once every rank has called."""
+    if state.world_size == 1:
+        return
+    count("barrier", 0)
+    token = torch.zeros(1, dtype=torch.uint8, device=state.small_device)
+    run_collective(state, name, lambda: dist.all_reduce(token, group=state.group, async_op=True))

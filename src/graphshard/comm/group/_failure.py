@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""rank_error: turn what a backend says about a broken wait into a `RankError`.
+
+[Note: how soon a job ends]
+With the timeout that the group was made with: from the moment when a rank dies, fails, or lets
+another one wait in vain, until every other process of the job is gone, it takes no longer than
+timeout + `MARGIN_SECONDS`. Nearly always it takes less: the end of a process is known at once.
+
+::
+
+    at most   timeout            a rank waits for one that is silent: stopped, hung, cut off
+              _ANSWER_SECONDS    ... asks all ranks where they are                  (_watch.py)
+              _NEWS_SECONDS      ... tells them what it has found, and fails        (_watch.py)
+              _GRACE_SECONDS     the launcher gives the rest time to fail, too      (_launch.py)
+              _TERMINATE_SECONDS ... and those that it ends time to do so politely  (_launch.py)
+
+After a rank has ended in good order the launcher gives the others the timeout to do so, too.
+torchrun, in place of the launcher, gives a process that it ends half a minute. After half of a wait
+a rank says for whom it waits (see `Watch`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from ...errors import RankError
+from ._state import GroupState
+
+MARGIN_SECONDS = 10.0
+"""What may pass beyond the timeout until a failed job has ended; see the note."""
+
+NOTICE = "graphshard: "
+"""How a line begins that says for whom a wait has lasted half of its time."""
+
+
+def rank_error(
+    state: GroupState,
+    name: str,
+    peers: Sequence[int],
+    error: BaseException,
+    waited: float,
+) -> RankError:
+    """Build the error for an operation that failed or timed out.
+
+    Args:
+        state: The group.
+        name: The operation.
+        peers: Global ranks that it waited for.
+        error: What the backend raised.
+        waited: Seconds between the start of the operation and its failure.
+    """
+    me = state.members[state.rank]
+    awaited = f"rank {peers[0]}" if len(peers) == 1 else f"ranks {list(peers)}"
+    reason = first_line(error)
+    head = f"rank {me}: {name} with {awaited} failed after {waited:.1f} s"
+    if state.watch is not None:
+        timed_out = waited >= state.timeout.total_seconds() - 0.2
+        verdict = state.watch.diagnose(name, peers, timed_out)
+        if verdict is not None:
+            return RankError(f"{head}: {verdict.text} (the backend said: {reason})", verdict.ranks)
+    return RankError(f"{head}: {reason}", peers if len(peers) == 1 else ())
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or its type where it has none.
+
+    Without the source position that backends put before it and the advice that they put after it.
+    """
+    text = str(error).strip()
+    if not text:
+        return type(error).__name__
+    line = re.sub(r"^\[\S+:\d+\] ", "", text.splitlines()[0])
+    return line.split(". This is typically caused")[0]

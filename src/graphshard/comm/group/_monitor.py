@@ -1,0 +1,407 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Watch: one rank's knowledge of the others, and the words for what went wrong.
+
+It never disturbs a run. When an operation has failed or timed out, `Watch.diagnose` says which
+ranks are to blame: the first failure that the hub has announced, or else, after asking every rank
+where it is, those that an operation waits for in vain. What one rank finds out it announces, so
+that ranks that fail later, because of it, name the same first cause.
+
+A wait that has used half of its time is told on standard error, once, by the lowest of the ranks
+that wait: for whom, and where those are. A rank that is silent is never taken for dead before the
+time of an operation that waits for it is over; it may be busy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import selectors
+import socket
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ._failure import NOTICE
+from ._monitor_server import Hub, Lines, keep_alive, line
+from ._state import LANE
+
+_CONNECT_SECONDS = 20.0
+_NEWS_SECONDS = 1.0
+_JOIN_SECONDS = 5.0
+_ANSWER_SECONDS = 3.5
+_GOODBYE_SECONDS = 2.0
+_CHECK_SECONDS = 0.5
+_DRAIN_SECONDS = 5.0
+
+Place = tuple[str, str, int, list[int], float]
+"""An operation under way: group, name, number in the group, peers, seconds so far."""
+
+Entered = tuple[str, str, int, list[int], float, float]
+"""The same in the rank that it belongs to: when it started, and the time that it may take."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What went wrong, in words, and the ranks held responsible."""
+
+    text: str
+    ranks: tuple[int, ...]
+
+
+class Watch:
+    """This rank's end of the connection to the hub; one daemon thread.
+
+    Args:
+        addresses: Where the hub may be reached; the first that answers is used.
+        token: What the hub wants to hear.
+        rank: This rank, in the default group.
+        world_size: Number of ranks.
+        hub: The hub itself, on rank 0, which closes it.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[tuple[str, int]],
+        token: str,
+        rank: int,
+        world_size: int,
+        hub: Hub | None = None,
+    ) -> None:
+        self._rank = rank
+        self._world_size = world_size
+        self._hub = hub
+        self._socket = _connect(addresses)
+        self._send_lock = threading.Lock()
+        self._changed = threading.Condition()
+        self._events: list[dict[str, Any]] = []
+        self._left: set[int] = set()
+        self._answers: dict[int, dict[int, dict[str, Any]]] = {}
+        self._questions = itertools.count()
+        self._places: dict[int, Entered] = {}
+        self._noticed: dict[int, Entered] = {}
+        self._gone: dict[int, float] = {}
+        self._last: tuple[str, int, float] | None = None
+        self._closing = False
+        self._connected = True
+        self._send({"token": token, "rank": rank})
+        self._notices: list[threading.Thread] = []
+        self._thread = threading.Thread(target=self._listen, name="graphshard-watch", daemon=True)
+        self._thread.start()
+
+    # -- what operations report ----------------------------------------------------------------
+
+    def enter(
+        self, group: str, name: str, number: int, peers: list[int], limit: float = math.inf
+    ) -> None:
+        """This thread starts an operation of a group.
+
+        Args:
+            group: Name of the group.
+            name: What the user would call the operation.
+            number: Its number in the group.
+            peers: Global ranks that it waits for.
+            limit: Seconds that it may take; after half of them it is told for whom it waits.
+        """
+        place = (group, name, number, peers, time.monotonic(), limit)
+        self._places[threading.get_ident()] = place
+
+    def leave(self) -> None:
+        """This thread's operation is over."""
+        place = self._places.pop(threading.get_ident(), None)
+        if place is not None:
+            self._last = (place[1], place[2], time.monotonic())
+
+    def given_up(self) -> bool:
+        """Whether a rank has announced that it will not take part in anything any more."""
+        return any(event["kind"] != "ended" for event in self._events)
+
+    def has_lost(self, peers: Sequence[int]) -> bool:
+        """Whether one of some ranks is gone, and for so long that nothing it sent is under way.
+
+        Its connections need not be broken: a child that it forked may hold copies of them, or, if
+        it left in good order, it may itself.
+        """
+        latest = time.monotonic() - _DRAIN_SECONDS
+        return any(self._gone.get(peer, math.inf) < latest for peer in peers)
+
+    def report(self, text: str) -> None:
+        """Announce that this rank fails, and why; returns once the hub has it (or soon after)."""
+        self._announce({"kind": "raised", "rank": self._rank, "ranks": [self._rank], "text": text})
+
+    def close(self) -> None:
+        """Say good-bye, stop the thread and, on rank 0, the hub."""
+        self._closing = True
+        self._send({"bye": True})
+        for how in (socket.SHUT_WR, socket.SHUT_RDWR):
+            # First let the hub answer with its own end; do not depend on it.
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(how)
+            self._thread.join(_GOODBYE_SECONDS)
+        self._thread.join(_JOIN_SECONDS)
+        for notice in self._notices:
+            notice.join(_JOIN_SECONDS)
+        self._socket.close()
+        if self._hub is not None:
+            self._hub.close()
+
+    def forget(self) -> None:
+        """Close the inherited descriptors in a forked child.
+
+        Else the child would keep the connection open after its parent's death.
+        """
+        self._socket.close()
+        if self._hub is not None:
+            self._hub.forget()
+
+    # -- finding out -----------------------------------------------------------------------------
+
+    def diagnose(self, name: str, peers: Sequence[int], timed_out: bool) -> Verdict | None:
+        """Say who is to blame for the failure of an operation of this thread; None if unknown.
+
+        Args:
+            name: The operation.
+            peers: Global ranks that it waited for.
+            timed_out: Whether time ran out; else a connection broke, and news of a death is
+                to be expected.
+        """
+        gone = sorted(peer for peer in peers if peer in self._left)
+        if not timed_out and not gone:
+            self._until(lambda: bool(self._events) or not self._left.isdisjoint(peers), 1.0)
+            gone = sorted(peer for peer in peers if peer in self._left)
+        if not self._events:
+            if gone:
+                found = Verdict(f"{_ranks(gone)} left with shutdown_comms()", tuple(gone))
+            elif self._connected:
+                me = self._places.get(threading.get_ident())
+                found, _ = self._search(me or ("", name, -1, list(peers), 0.0, 0.0))
+            else:
+                return None  # rank 0 has left in good order, and its hub with it
+            news = {"kind": "gave up", "rank": self._rank, "text": found.text}
+            # Where rank 0 is silent, so is the hub.
+            seconds = 0.0 if 0 in found.ranks else _NEWS_SECONDS
+            self._announce({**news, "ranks": list(found.ranks)}, seconds)
+            if not self._events:
+                return found
+        return self._explain(self._events[0])
+
+    def _explain(self, event: dict[str, Any]) -> Verdict:
+        rank, ranks = event["rank"], tuple(event["ranks"])
+        if event["kind"] == "ended":
+            return Verdict(
+                f"rank {rank} is gone: its process ended without shutdown_comms() (it was killed, "
+                "it crashed, or it exited)",
+                ranks,
+            )
+        if event["kind"] == "raised":
+            return Verdict(f"rank {rank} raised {event['text']}", ranks)
+        if rank == self._rank:
+            return Verdict(event["text"], ranks)
+        return Verdict(f"rank {rank} gave up first: {event['text']}", ranks)
+
+    def _search(
+        self, place: Entered, absence: str = "did not take part"
+    ) -> tuple[Verdict, list[int]]:
+        """Ask every rank where it is, and follow who waits for whom.
+
+        Args:
+            place: This rank's operation.
+            absence: What is said of ranks that nobody sees in it.
+
+        Returns:
+            The verdict, and the ranks that were found waiting, this one among them.
+        """
+        group, name, number, peers, *_ = place
+        states = self._ask()
+        if 0 in peers and not states and 0 not in self._left:
+            text = f"{_ranks([0])} {self._tell(0, None)}, and without it nothing is known of others"
+            return Verdict(text, (0,)), [self._rank]
+        here = (name, number, group)
+        missing: list[int] = []
+        places: dict[tuple[str, int, str], list[int]] = {here: [self._rank]}
+        queue = list(peers)
+        seen = {self._rank}
+        while queue:
+            peer = queue.pop(0)
+            if peer in seen:
+                continue
+            seen.add(peer)
+            found = _relevant(states[peer]["places"], here[2]) if peer in states else []
+            if peer in self._left or not found:
+                missing.append(peer)
+                continue
+            keys = [(place[1], place[2], place[0]) for place in found]
+            places.setdefault(here if here in keys else keys[0], []).append(peer)
+            queue += [p for place in found for p in place[3]]
+        waiting = [rank for ranks in places.values() for rank in ranks]
+        missing.sort()
+        if missing:
+            told = "; ".join(
+                f"rank {peer} {self._tell(peer, states.get(peer))}" for peer in missing
+            )
+            return Verdict(f"{_ranks(missing)} {absence}: {told}", tuple(missing)), waiting
+        if len(places) == 1:
+            text = (
+                "every rank is in the operation, but it does not complete; is the network between "
+                "them broken?"
+            )
+            return Verdict(text, tuple(peers)), waiting
+        # Most ranks are right; if there is no telling, the lowest is.
+        right = max(places, key=lambda key: (len(places[key]), -min(places[key])))
+        blamed = sorted(rank for key, ranks in places.items() if key != right for rank in ranks)
+        told = "; ".join(
+            f"{_ranks(sorted(ranks))} in {key[0]} (operation {key[1]})"
+            for key, ranks in places.items()
+        )
+        return Verdict(f"ranks are in different operations: {told}", tuple(blamed)), waiting
+
+    def _start_notices(self) -> None:
+        """Look for operations that have used half of their time."""
+        now = time.monotonic()
+        for thread, place in list(self._places.items()):
+            *_, start, limit = place
+            if now - start > limit / 2 and self._noticed.get(thread) is not place:
+                self._noticed[thread] = place
+                notice = threading.Thread(
+                    target=self._notice,
+                    args=(thread, place),
+                    name="graphshard-notice",
+                    daemon=True,
+                )
+                self._notices = [n for n in self._notices if n.is_alive()] + [notice]
+                notice.start()
+
+    def _notice(self, thread: int, place: Entered) -> None:
+        verdict, waiting = self._search(place, "is not there yet")
+        _, name, number, _, start, limit = place
+        still = self._places.get(thread) is place and self._connected and not self._events
+        if still and self._rank == min(waiting):
+            seconds = time.monotonic() - start
+            sys.stderr.write(
+                f"{NOTICE}rank {self._rank} has waited {seconds:.0f} s of {limit:g} s in {name} "
+                f"(operation {number}): {verdict.text}\n"
+            )
+            sys.stderr.flush()
+
+    def _tell(self, peer: int, state: dict[str, Any] | None) -> str:
+        if peer in self._left:
+            return "left with shutdown_comms()"
+        if state is None:
+            return "does not answer (it is stopped, it holds the interpreter, or its host is gone)"
+        if state["last"] is None:
+            return "has not communicated yet"
+        name, number, seconds = state["last"]
+        return f"left {name} (operation {number}) {seconds:.1f} s ago and started nothing since"
+
+    def _ask(self) -> dict[int, dict[str, Any]]:
+        question = next(self._questions)
+        answers: dict[int, dict[str, Any]] = {}
+        self._answers[question] = answers
+        self._send({"ask": question})
+        others = set(range(self._world_size)) - {self._rank}
+        self._until(
+            lambda: not self._connected or others <= answers.keys() | self._left, _ANSWER_SECONDS
+        )
+        return answers
+
+    def _announce(self, event: dict[str, Any], seconds: float = _NEWS_SECONDS) -> None:
+        """Send an event and wait until the hub has passed it on, or some other before it."""
+        known = len(self._events)
+        self._send({"event": event})
+        self._until(lambda: not self._connected or len(self._events) > known, seconds)
+
+    def _until(self, condition: Any, seconds: float) -> None:
+        with self._changed:
+            self._changed.wait_for(condition, seconds)
+
+    # -- the thread --------------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        lines = Lines()
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._socket, selectors.EVENT_READ)
+            while True:
+                if not selector.select(_CHECK_SECONDS):
+                    self._start_notices()
+                    continue
+                try:
+                    data = self._socket.recv(65536)
+                except OSError:
+                    data = b""
+                if not data:
+                    break
+                try:
+                    for message in lines.feed(data):
+                        self._take(message)
+                except Exception:  # not the hub's words; nothing more is to be learnt from them
+                    break
+        with self._changed:
+            self._connected = False
+            if not self._closing and 0 not in self._left:
+                # The hub is gone, and with it rank 0.
+                self._events.append({"kind": "ended", "rank": 0, "ranks": [0]})
+                self._gone[0] = time.monotonic()
+            self._changed.notify_all()
+
+    def _take(self, message: dict[str, Any]) -> None:
+        if "where" in message:
+            asker, question = message["where"]
+            self._send({"here": [asker, question, self._rank, self._state()]})
+            return
+        with self._changed:
+            if "event" in message:
+                event = message["event"]
+                self._events.append(event)
+                if event["kind"] == "ended":
+                    self._gone.setdefault(event["rank"], time.monotonic())
+            elif "left" in message:
+                self._left.add(message["left"])
+                self._gone.setdefault(message["left"], time.monotonic())
+            elif "here" in message:
+                _, question, rank, state = message["here"]
+                if question in self._answers:
+                    self._answers[question][rank] = state
+            self._changed.notify_all()
+
+    def _state(self) -> dict[str, Any]:
+        now = time.monotonic()
+        last = self._last
+        return {
+            "places": [(*place[:4], now - place[4]) for place in list(self._places.values())],
+            "last": (last[0], last[1], now - last[2]) if last is not None else None,
+        }
+
+    def _send(self, message: dict[str, Any]) -> None:
+        # A failure to send means that the hub is gone, which the thread finds out.
+        with self._send_lock, contextlib.suppress(OSError):
+            self._socket.sendall(line(message))
+
+
+def _connect(addresses: Sequence[tuple[str, int]]) -> socket.socket:
+    errors = []
+    for address in addresses:
+        try:
+            connection = socket.create_connection(address, _CONNECT_SECONDS)
+        except OSError as error:
+            errors.append(f"{address[0]}:{address[1]}: {error}")
+            continue
+        connection.settimeout(None)
+        keep_alive(connection)
+        return connection
+    raise ConnectionError(f"rank 0 cannot be reached ({'; '.join(errors)})")
+
+
+def _relevant(places: list[Place], group: str) -> list[Place]:
+    """Those of a rank's operations, one per thread, that tell whether it takes part in a group.
+
+    What its other loader threads wait for says nothing about the thread that is missed.
+    """
+    same = [place for place in places if place[0] == group]
+    return same or [place for place in places if not place[0].startswith(LANE)]
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {list(ranks)}"

@@ -1,0 +1,314 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The store where ranks meet before there is a group: whose it is, and who has come.
+
+A store that rank 0 hosts serves one start of one job, but whoever knows the port can come in. So
+rank 0 writes what its job is called, if it has a name, and how many ranks there are; everyone who
+comes holds that against what it knows itself; and each rank comes once. A second one is turned
+away, and as nobody can tell which of the two is the wrong one, all the others learn of it: those
+that wait in the store by what is written there, those that have left it by the hub.
+
+Other stores (torchrun's, the caller's) belong to a job already, and may serve several starts: the
+how-manieth it is tells the keys apart.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import secrets
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import TypeVar, cast
+
+import torch.distributed as dist
+
+from ...errors import RankError
+from ._address import JOB_VARIABLE, job_id, listen_for_others
+from ._failure import NOTICE, first_line
+from ._monitor_server import send_news
+
+_RETRY_SECONDS = 0.05
+_ANSWER_SECONDS = 2.0
+
+_T = TypeVar("_T")
+
+
+def meet(
+    rank: int,
+    world_size: int,
+    address: str | None,
+    port: int,
+    timeout: timedelta,
+    store: dist.Store | None,
+) -> tuple[dist.Store, str | None]:
+    """Wait until every rank is here.
+
+    Returns:
+        A store with a prefix that belongs to this start, and the address of rank 0's host; the
+        number at which it listens, if it does.
+
+    Raises:
+        ValueError: There is no address, or the ranks differ in the world size.
+        RuntimeError: Rank 0 cannot listen, or this process does not belong here.
+        RankError: Some rank did not come in time, or came twice.
+    """
+    is_hosted = False
+    if store is None:
+        if address is None:
+            address, port = _address_in_environment(port)
+        place = f"{address}:{port}"
+        deadline = time.monotonic() + timeout.total_seconds()
+        while True:
+            store, address, is_hosted = _find_store(rank, world_size, address, port, timeout)
+            if not is_hosted or _enter(store, rank, world_size, place, timeout):
+                break
+            # This process has been here before: it is the store of an earlier start, and goes.
+            del store
+            if time.monotonic() > deadline:
+                raise RankError(f"rank {rank}: rank 0 has not ended its start at {place} yet", [0])
+            time.sleep(_RETRY_SECONDS)
+    store = _arrive(store, rank, world_size, timeout, is_hosted)
+    check_refused(store, rank, timeout)
+    return store, address
+
+
+def answered(call: Callable[[], _T], timeout: timedelta) -> _T:
+    """What a store answers. torch would wait for ever where the process that hosts it is stopped.
+
+    Raises:
+        RuntimeError: It does not answer within the timeout.
+    """
+    answers: queue.SimpleQueue[tuple[_T | None, BaseException | None]] = queue.SimpleQueue()
+
+    def ask() -> None:
+        try:
+            answers.put((call(), None))
+        except BaseException as error:
+            answers.put((None, error))
+
+    # If there is no answer the thread ends with the process.
+    threading.Thread(target=ask, name="graphshard-store", daemon=True).start()
+    seconds = timeout.total_seconds()
+    try:
+        # torch's own error, where it has one, comes at the timeout too and says more.
+        answer, error = answers.get(timeout=seconds + _ANSWER_SECONDS)
+    except queue.Empty:
+        raise RuntimeError(
+            f"the store has not answered for {seconds:g} s: the process that hosts it is stopped, "
+            "or its host is gone"
+        ) from None
+    if error is not None:
+        raise error
+    return cast(_T, answer)
+
+
+def check_refused(store: dist.Store, rank: int, timeout: timedelta) -> None:
+    """Raise if somebody was turned away from the start to which the store belongs."""
+    try:
+        is_refused = answered(lambda: store.check(["refused"]), timeout)
+    except RuntimeError as error:
+        raise RankError(
+            f"rank {rank}: initialize_comms failed: {first_line(error)}", [0]
+        ) from error
+    if is_refused:
+        other, text = json.loads(store.get("refused"))
+        raise RankError(f"rank {rank}: initialize_comms failed: {text}", [other])
+
+
+def _address_in_environment(port: int) -> tuple[str, int]:
+    address = os.environ.get("MASTER_ADDR")
+    if address is None:
+        raise ValueError(
+            "master_ip_address was not given and the environment has no MASTER_ADDR; pass "
+            "master_ip_address=, or start the program with torchrun"
+        )
+    return address, int(os.environ.get("MASTER_PORT", port))
+
+
+def _find_store(
+    rank: int, world_size: int, address: str, port: int, timeout: timedelta
+) -> tuple[dist.Store, str, bool]:
+    """The store of the launcher, or one that rank 0 hosts; its address, and whether it does."""
+    agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if not agent and rank == 0:
+        return *_host_store(address, port, world_size, timeout), True
+    try:
+        store = answered(
+            lambda: dist.TCPStore(
+                address, port, world_size, False, timeout=timeout, wait_for_workers=False
+            ),
+            timeout,
+        )
+    except (RuntimeError, OSError) as error:
+        raise RankError(
+            f"rank {rank}: initialize_comms cannot reach the store at {address}:{port} within "
+            f"{timeout.total_seconds():g} s: is rank 0 running there? ({first_line(error)})",
+            () if agent else (0,),
+        ) from error
+    if not agent:
+        return store, address, True
+    # After a restart by torchrun the store still holds what the ranks wrote before it.
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return dist.PrefixStore(f"attempt{attempt}", store), address, False
+
+
+def _host_store(
+    address: str, port: int, world_size: int, timeout: timedelta
+) -> tuple[dist.Store, str]:
+    """A store that listens at the given address alone; and the address as a number."""
+    try:
+        listener, number = listen_for_others([address], port)
+        store = dist.TCPStore(
+            address,
+            listener.getsockname()[1],
+            world_size,
+            True,
+            timeout=timeout,
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+        )
+    except (RuntimeError, OSError) as error:
+        raise RuntimeError(
+            f"rank 0 cannot listen on {address}:{port}: {first_line(error)}; pass another "
+            "master_port_number on all ranks"
+        ) from error
+    return store, number
+
+
+def _enter(store: dist.Store, rank: int, world_size: int, place: str, timeout: timedelta) -> bool:
+    """Come to a store that some rank 0 hosts, if it is this process's rank 0; once per rank.
+
+    Returns:
+        False if this same process has been here before.
+    """
+    job = {"id": job_id(), "world_size": world_size}
+    me = f"{this_host()} {os.getpid()} "
+    mine = me + secrets.token_hex(8)
+    try:
+        if rank == 0:
+            found = json.loads(store.compare_set("job", "", json.dumps(job)))
+        else:
+            store.wait(["job"], timeout)
+            found = json.loads(answered(lambda: store.get("job"), timeout))
+        is_other = None not in (job["id"], found["id"]) and job["id"] != found["id"]
+        is_same = found["world_size"] == world_size
+        holder = mine
+        if is_same and not is_other:
+            came = answered(lambda: store.compare_set(f"came/{rank}", "", mine), timeout)
+            holder = came.decode()
+    except RuntimeError as error:
+        raise RankError(
+            f"rank {rank}: initialize_comms found a store at {place}, but no rank 0 of graphshard "
+            f"within {timeout.total_seconds():g} s ({first_line(error)})",
+            [0],
+        ) from error
+    if is_other:
+        raise RuntimeError(
+            f"rank {rank} came to another job: {place} is used by one with {JOB_VARIABLE} "
+            f"'{found['id']}', and this process has '{job['id']}'; give each job its own "
+            "master_port_number"
+        )
+    if not is_same:
+        text = (
+            f"world_size must be the same on all ranks (got {world_size} on rank {rank}, "
+            f"{found['world_size']} on rank 0); if they are of two jobs, give each its own "
+            "master_port_number"
+        )
+        _refuse(store, rank, found["world_size"], text)
+        raise ValueError(text)
+    if holder != mine and not holder.startswith(me):
+        text = (
+            f"a second process came to {place} as rank {rank}: two jobs use one "
+            "master_port_number, or two processes have one rank; give each its own"
+        )
+        _refuse(store, rank, world_size, text)
+        raise RuntimeError(text)
+    return holder == mine
+
+
+def _refuse(store: dist.Store, rank: int, world_size: int, text: str) -> None:
+    """Tell all who are here why a process was turned away that came as this rank."""
+    with contextlib.suppress(RuntimeError):  # rank 0 may leave meanwhile
+        start = dist.PrefixStore(_prefix(1), store)
+        start.set("refused", json.dumps([rank, text]))
+        for other in range(world_size):  # who waits for this one looks about
+            start.compare_set(f"arrived/{other}", "", "refused")
+        if start.check(["watch"]):
+            watch = json.loads(start.get("watch"))
+            event = {"kind": "raised", "ranks": [rank], "text": f"RuntimeError: {text}"}
+            send_news((watch["host"], watch["port"]), watch["token"], rank, event)
+
+
+def _prefix(start: int) -> str:
+    return f"graphshard/{start}"
+
+
+def _arrive(
+    store: dist.Store, rank: int, world_size: int, timeout: timedelta, is_hosted: bool
+) -> dist.Store:
+    missing = list(range(world_size))
+    try:
+        base = store
+        start = 1
+        if not is_hosted:
+            start = answered(lambda: base.add(f"graphshard/starts/{rank}", 1), timeout)
+        store = dist.PrefixStore(_prefix(start), store)
+        store.set(f"arrived/{rank}", this_host())
+        half = time.monotonic() + timeout.total_seconds() / 2
+        until = half
+        while missing:
+            left = max(0.05, until - time.monotonic())
+            try:
+                store.wait([f"arrived/{missing[0]}"], timedelta(seconds=left))
+                missing.pop(0)
+            except RuntimeError:
+                if until > half or time.monotonic() < half - 0.1:  # time is up, or it is broken
+                    raise
+                until = half + timeout.total_seconds() / 2
+                _tell_missing(store, rank, world_size, timeout)
+        return store
+    except RuntimeError as error:
+        absent = [0]
+        with contextlib.suppress(RuntimeError):
+            absent = _absent(store, missing, timedelta(seconds=_ANSWER_SECONDS))
+        names = f"rank {absent[0]}" if len(absent) == 1 else f"ranks {absent}"
+        raise RankError(
+            f"rank {rank}: initialize_comms waited {timeout.total_seconds():g} s for {names} of "
+            f"{world_size}: not started, or started with another address, port or world_size "
+            f"({first_line(error)})",
+            absent,
+        ) from error
+
+
+def _absent(store: dist.Store, ranks: Sequence[int], timeout: timedelta) -> list[int]:
+    """Those that have not arrived."""
+    return answered(lambda: [r for r in ranks if not store.check([f"arrived/{r}"])], timeout)
+
+
+def _tell_missing(store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> None:
+    """Say on standard error, on the lowest rank that is here, who is not, after half of a wait."""
+    missing = _absent(store, range(world_size), timeout)
+    if missing and rank == min(set(range(world_size)) - set(missing)):
+        seconds = timeout.total_seconds()
+        sys.stderr.write(
+            f"{NOTICE}rank {rank} has waited {seconds / 2:g} s of {seconds:g} s in "
+            f"initialize_comms: ranks {missing} are not there yet\n"
+        )
+        sys.stderr.flush()
+
+
+def this_host() -> str:
+    """Equal on two ranks only if they can reach each other on the loopback interface."""
+    parts = [socket.gethostname()]
+    with contextlib.suppress(OSError):
+        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
+    with contextlib.suppress(OSError):
+        parts.append(os.readlink("/proc/self/ns/net"))
+    return " ".join(parts)

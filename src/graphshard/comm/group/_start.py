@@ -1,0 +1,382 @@
+# SPDX-License-Identifier: Apache-2.0
+"""initialize_comms, shutdown_comms: from nothing to a process group that is watched, and back.
+
+::
+
+    store      torchrun's, or one that rank 0 hosts, or the caller's
+      │ 1 every rank writes that it has arrived and waits for the others: who is missing is known,
+      │   and whether somebody came twice or from another job (`_store`)
+      │ 2 rank 0 starts the hub and writes where it is; everyone connects (the watch)
+      │ 3 the process group is made over the same store
+      v
+    default process group, with timeout, payload device and watch in its GroupState
+
+Each start uses keys of its own, so a store can serve several starts.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+import os
+import secrets
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ..._memory import release_memory
+from ...errors import RankError
+from ._address import is_loopback, listen_for_others, loopback_interface, own_address
+from ._failure import first_line
+from ._monitor import Watch
+from ._monitor_server import Hub
+from ._rendezvous import check_refused, meet
+from ._state import (
+    DEFAULT_TIMEOUT,
+    GroupState,
+    forget,
+    forget_watches,
+    group_state,
+    is_initialized,
+    registered,
+)
+
+DEFAULT_PORT = 1234
+
+_INTERFACE = "GLOO_SOCKET_IFNAME"
+_MAX_TEXT = 1000
+
+
+def initialize_comms(
+    rank: int | None = None,
+    world_size: int | None = None,
+    master_ip_address: str | None = None,
+    backend: str = "gloo",
+    comm_device: torch.device | str | None = None,
+    master_port_number: int = DEFAULT_PORT,
+    timeout: timedelta | float = DEFAULT_TIMEOUT,
+    *,
+    store: dist.Store | None = None,
+) -> None:
+    """Make the default process group; every rank must call.
+
+    Under ``torchrun`` no argument is needed. Elsewhere give rank, world size and the address of
+    rank 0's host (`nfs_ip_init` finds it through a shared file).
+
+    Besides the process group there is one more connection from each rank to rank 0, by which
+    ranks learn of each other's failures. It uses any free port of the address of rank 0's host, or
+    of the loopback interface if all ranks are on one host. Then gloo uses that interface, too,
+    unless ``GLOO_SOCKET_IFNAME`` names another one.
+
+    Two jobs need two ports. Ranks that come to another job are turned away: with certainty if
+    ``GRAPHSHARD_JOB_ID`` (or torchrun) gives each job a name, else as the second with their number,
+    which ends both jobs while ranks may still come.
+
+    Args:
+        rank: This process's number; None takes ``RANK`` from the environment.
+        world_size: Number of processes; None takes ``WORLD_SIZE``.
+        master_ip_address: Address of rank 0's host; None takes ``MASTER_ADDR``, and then the
+            port from ``MASTER_PORT``.
+        backend: "gloo", "nccl", "mpi", or another backend that torch knows.
+        comm_device: Where data is put to be sent: "cpu" with gloo also for CUDA tensors. None
+            chooses by backend.
+        master_port_number: Port on which rank 0 hosts the store, at this address alone.
+        timeout: The longest that any wait may take, also this one: seconds or a timedelta.
+        store: Use this store in place of one that is made; then no address is needed.
+
+    Raises:
+        ValueError: An argument is out of range, or missing also in the environment, or the ranks
+            differ in the world size.
+        RuntimeError: There is a process group already, the backend is not in this torch, the port
+            is in use, or this process came to another job.
+        RankError: Some ranks did not arrive in time, or came twice; names them.
+    """
+    if is_initialized():
+        raise RuntimeError(
+            "there is a default process group already; call shutdown_comms() before another "
+            "initialize_comms(), or use the group as it is"
+        )
+    limit = timeout if isinstance(timeout, timedelta) else timedelta(seconds=float(timeout))
+    if limit <= timedelta(0):
+        raise ValueError(f"timeout must be more than 0 s (got {limit.total_seconds()} s)")
+    device = None if comm_device is None else torch.device(comm_device)
+    _check_backend(backend, device)
+    if backend == "mpi":
+        _start_mpi(rank, world_size, limit, device)
+        return
+    rank = _from_environment("rank", "RANK", rank)
+    world_size = _from_environment("world_size", "WORLD_SIZE", world_size)
+    if world_size < 1 or not 0 <= rank < world_size:
+        raise ValueError(
+            f"rank must be in [0, world_size) (got rank {rank}, world_size {world_size})"
+        )
+    store, address = meet(rank, world_size, master_ip_address, master_port_number, limit, store)
+    watch, is_local = _start_watch(store, rank, world_size, address, limit)
+    chosen = _choose_interface() if is_local and backend == "gloo" else None
+    try:
+        _import_before_groups()
+        with _start_errors(rank, world_size, watch, limit):
+            dist.init_process_group(
+                backend,
+                store=dist.PrefixStore("group", store),
+                rank=rank,
+                world_size=world_size,
+                timeout=limit,
+            )
+    except BaseException:
+        _give_back_interface(chosen)
+        if watch is not None:
+            watch.close()
+        raise
+    _keep(limit, device, watch, chosen)
+
+
+def shutdown_comms() -> None:
+    """Leave the process group and stop the watch; nothing happens where there is no group.
+
+    Memory that was kept for messages and results goes back to the system.
+
+    Raises:
+        RankError: A rank did not take in time what it had been sent. The group is gone all the
+            same.
+    """
+    if not is_initialized():
+        return
+    state = group_state()
+    states = registered()
+    late: set[int] = set()
+    deadline = time.monotonic() + state.timeout.total_seconds()
+    for each in states:
+        if each.shared is not None:
+            failed = each.watch is not None and each.watch.given_up()
+            unread = each.shared.leave(0.0 if failed else deadline - time.monotonic())
+            late |= set() if failed else {each.members[reader] for reader in unread}
+    me, seconds = state.members[state.rank], state.timeout.total_seconds()
+    watch, state.watch = state.watch, None
+    if watch is not None:
+        watch.close()
+    dist.destroy_process_group()  # and with it all others
+    for each in states:
+        forget(each)
+    _give_back_interface(state.interface)
+    release_memory()
+    if late:
+        raise RankError(
+            f"rank {me}: shutdown_comms waited {seconds:g} s for ranks {sorted(late)} to take what "
+            "they had been sent: they are stopped, or have ended without shutdown_comms()",
+            sorted(late),
+        )
+
+
+@contextmanager
+def guard() -> Iterator[None]:
+    """Run a rank's program; if it raises, tell the other ranks why before the error goes on.
+
+    Without it they learn that the rank is gone, but not the reason.
+
+    Example:
+        >>> with guard():
+        ...     result = 1 + 1
+    """
+    try:
+        yield
+    except SystemExit as error:
+        if error.code not in (None, 0):
+            report_failure(error)
+        raise
+    except BaseException as error:
+        report_failure(error)
+        raise
+
+
+def report_failure(error: BaseException) -> None:
+    """Tell the other ranks that this one fails, and why.
+
+    What they wait for ends with a `RankError` that shows this error. A `RankError` itself is not
+    reported: its cause lies with another rank, and is known.
+    """
+    if isinstance(error, RankError) or not is_initialized():
+        return
+    watch = group_state().watch
+    if watch is not None:
+        text = str(error).strip()[:_MAX_TEXT]
+        watch.report(f"{type(error).__name__}: {text}" if text else type(error).__name__)
+
+
+def _keep(
+    timeout: timedelta,
+    device: torch.device | None,
+    watch: Watch | None,
+    interface: str | None = None,
+) -> None:
+    state: GroupState = group_state()
+    state.timeout, state.comm_device, state.watch = timeout, device, watch
+    state.interface = interface
+
+
+def _import_before_groups() -> None:
+    """Import what would hold the default group for ever if it were imported later.
+
+    Functions of this module have the group as a default argument, taken when it is imported, which
+    torch's optimizers do. Its threads would run until the interpreter has gone, and end the process
+    with an abort now and then.
+    """
+    importlib.import_module("torch.distributed.nn.functional")
+
+
+def _choose_interface() -> str | None:
+    """Let gloo listen where only this host can reach it, if the user has not said where.
+
+    It reads the environment whenever a group is made. Else it takes the interface to which the
+    host's name leads, if that leads anywhere.
+
+    Returns:
+        What was put into the environment, for `_give_back_interface`.
+    """
+    name = loopback_interface()
+    if name is None or _INTERFACE in os.environ:
+        return None
+    os.environ[_INTERFACE] = name
+    return name
+
+
+def _give_back_interface(name: str | None) -> None:
+    if name is not None and os.environ.get(_INTERFACE) == name:
+        del os.environ[_INTERFACE]
+
+
+def _check_backend(backend: str, device: torch.device | None) -> None:
+    if backend == "nccl" and not (dist.is_nccl_available() and torch.cuda.is_available()):
+        raise RuntimeError(
+            "backend 'nccl' needs a CUDA device and a torch built with NCCL; use backend='gloo', "
+            "which also moves CUDA tensors, through host memory"
+        )
+    if backend == "mpi" and not dist.is_mpi_available():
+        raise RuntimeError(
+            "backend 'mpi' needs a torch that was built from source with MPI, and this one was "
+            "not; use backend='gloo', or 'nccl' for CUDA tensors"
+        )
+    if device is not None and backend == "nccl" and device.type != "cuda":
+        raise ValueError(f"comm_device must be a CUDA device with 'nccl' (got {device})")
+    if device is not None and backend in ("gloo", "mpi") and device.type != "cpu":
+        raise ValueError(f"comm_device must be 'cpu' with {backend!r} (got {device})")
+
+
+def _start_mpi(
+    rank: int | None, world_size: int | None, timeout: timedelta, device: torch.device | None
+) -> None:
+    """MPI starts its ranks itself and numbers them; there is no store, so there is no watch."""
+    dist.init_process_group("mpi", timeout=timeout)
+    for name, given, actual in (
+        ("rank", rank, dist.get_rank()),
+        ("world_size", world_size, dist.get_world_size()),
+    ):
+        if given is not None and given != actual:
+            raise ValueError(f"{name} must be MPI's own, {actual}, or None (got {given})")
+    _keep(timeout, device, None)
+
+
+def _from_environment(name: str, variable: str, value: int | None) -> int:
+    if value is not None:
+        return int(value)
+    text = os.environ.get(variable)
+    if text is None:
+        raise ValueError(
+            f"{name} was not given and the environment has no {variable}; pass {name}=, or start "
+            "the program with torchrun"
+        )
+    return int(text)
+
+
+def _start_watch(
+    store: dist.Store, rank: int, world_size: int, address: str | None, timeout: timedelta
+) -> tuple[Watch | None, bool]:
+    """This rank's watch, unless it is alone; and whether all ranks are on one host."""
+    if world_size == 1:
+        return None, True
+    _close_watches_in_children()
+    hub = None
+    found: dict[str, Any]
+    try:
+        if rank == 0:
+            hosts = {store.get(f"arrived/{r}") for r in range(world_size)}
+            token = secrets.token_hex(16)
+            listener, host = _listen_for_ranks(len(hosts) == 1, address)
+            hub = Hub(listener, token, world_size, timeout.total_seconds())
+            port = hub.address[1]
+            found = {"host": host, "port": port, "token": token, "local": len(hosts) == 1}
+            store.set("watch", json.dumps(found))
+        else:
+            store.wait(["watch"], timeout)
+            found = json.loads(store.get("watch"))
+        place = (found["host"], found["port"])
+        watch = Watch([place], found["token"], rank, world_size, hub)
+    except (RuntimeError, OSError) as error:
+        if hub is not None:
+            hub.close()
+        if rank == 0:
+            raise
+        raise RankError(
+            f"rank {rank}: initialize_comms lost rank 0, which had arrived: {first_line(error)}",
+            [0],
+        ) from error
+    try:
+        if rank == 0:  # who was turned away before there was a hub could not tell it
+            check_refused(store, rank, timeout)
+    except RankError as error:
+        watch.report(str(error))
+        watch.close()
+        raise
+    return watch, found["local"]
+
+
+def _listen_for_ranks(is_local: bool, address: str | None) -> tuple[socket.socket, str]:
+    """Listen where all ranks can connect to and as few others as possible; and the address."""
+    if is_local:
+        return listen_for_others(["127.0.0.1"], 0)
+    own = own_address()
+    if address is None:
+        return listen_for_others([own], 0)
+    return listen_for_others([address] if is_loopback(own) else [address, own], 0)
+
+
+@contextmanager
+def _start_errors(
+    rank: int, world_size: int, watch: Watch | None, timeout: timedelta
+) -> Iterator[None]:
+    """Explain a failure while the backend connects the ranks."""
+    start = time.monotonic()
+    name = "initialize_comms"
+    others = [r for r in range(world_size) if r != rank]
+    if watch is not None:
+        watch.enter("start", name, 0, others, timeout.total_seconds())
+    try:
+        yield
+    except RuntimeError as error:
+        waited = time.monotonic() - start
+        if watch is None:
+            raise
+        verdict = watch.diagnose(name, others, waited >= timeout.total_seconds() - 0.2)
+        if verdict is None:
+            raise
+        raise RankError(
+            f"rank {rank}: {name} failed after {waited:.1f} s: {verdict.text} (the backend said: "
+            f"{first_line(error)})",
+            verdict.ranks,
+        ) from error
+    finally:
+        if watch is not None:
+            watch.leave()
+
+
+@functools.cache
+def _close_watches_in_children() -> None:
+    """From now on, close the watch's connections in forked children, once per process."""
+    os.register_at_fork(after_in_child=forget_watches)

@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What graphshard knows about a process group: its timeout, payload device, counters and watch.
+
+[Note: the registry] ``torch.distributed`` keeps process groups in process-wide state; the few facts
+that graphshard adds to a group live beside it, in one dictionary with weak keys. It is the only
+process-wide state of this package. A group that the user made gets its entry on first use.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import threading
+import weakref
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from ..wire import SharedBlocks
+    from ._monitor import Watch
+
+DEFAULT_TIMEOUT = timedelta(seconds=300)
+
+LANE = "lane "
+"""How the names of groups begin that belong to a loader's threads; see `Lanes`."""
+
+HOST_BACKENDS = ("gloo", "mpi", "ucc")
+"""Backends that move host memory, and whose waits block the host."""
+
+
+@dataclass(eq=False)
+class GroupState:
+    """One process group as this package uses it.
+
+    Attributes:
+        group: The process group; None for a process that is alone, without any.
+        rank: This process in the group.
+        world_size: Number of processes in the group.
+        members: Global rank of each member.
+        name: The group's name, equal on all its ranks.
+        backend: Name of the backend, as ``torch.distributed`` spells it.
+        timeout: The longest that any wait in the group may take.
+        comm_device: Where payloads must live for the backend; None chooses by backend.
+        watch: Knows which ranks are alive, where ``initialize_comms`` made the default group.
+        num_operations: Operations started so far; equal on all ranks that are in step.
+        num_plans: Exchange plans built so far.
+        checked: Signatures of models that all ranks have found to be the same everywhere.
+        cancelled: Set to make waits in the group end with `Cancelled`; None where nobody can.
+        unfinished: A collective that was left before it was complete.
+        closed: The group has been shut down.
+        shared: Memory through which the ranks exchange large payloads; None without any.
+        tried_shared: The ranks have found out whether they can have such memory.
+        interface: Put into the environment for gloo, until the group is shut down.
+    """
+
+    group: dist.ProcessGroup | None
+    rank: int
+    world_size: int
+    members: tuple[int, ...]
+    name: str
+    backend: str
+    timeout: timedelta
+    comm_device: torch.device | None = None
+    watch: Watch | None = None
+    num_operations: int = 0
+    num_plans: int = 0
+    checked: set[tuple[object, ...]] = field(default_factory=set)
+    cancelled: threading.Event | None = None
+    unfinished: dist.Work | None = None
+    closed: bool = False
+    shared: SharedBlocks | None = None
+    tried_shared: bool = False
+    interface: str | None = None
+
+    def payload_device(self, device: torch.device) -> torch.device:
+        """Where data that lives on ``device`` must be copied before the backend can send it."""
+        if self.comm_device is not None:
+            return self.comm_device
+        if self.backend in HOST_BACKENDS:
+            return torch.device("cpu")
+        if self.backend == "nccl":
+            return torch.device("cuda", torch.cuda.current_device())
+        return device
+
+    @property
+    def small_device(self) -> torch.device:
+        """Where the few numbers that ranks exchange among themselves live."""
+        return self.payload_device(torch.device("cpu"))
+
+
+_states: weakref.WeakKeyDictionary[dist.ProcessGroup, GroupState] = weakref.WeakKeyDictionary()
+
+
+def is_initialized() -> bool:
+    """Whether a default process group exists, made by ``initialize_comms`` or by the user."""
+    return dist.is_available() and dist.is_initialized()
+
+
+def group_state(group: dist.ProcessGroup | None = None) -> GroupState:
+    """The facts about a group; None is the default group.
+
+    Where there is no default group, a process that nobody started as one of several is alone: its
+    group has one member and nothing is ever sent.
+
+    Raises:
+        RuntimeError: There is no default group, but this process is one of several.
+        ValueError: This process is not a member of ``group``.
+    """
+    if group is None:
+        if not is_initialized():
+            return _alone()
+        group = dist.group.WORLD
+        assert group is not None
+    state = _states.get(group) if isinstance(group, dist.ProcessGroup) else None
+    return _of_users_group(group) if state is None else state
+
+
+def _alone() -> GroupState:
+    expected = os.environ.get("WORLD_SIZE", "1")
+    if expected != "1":
+        raise RuntimeError(
+            f"there is no process group, and this process is one of {expected}; call "
+            "graphshard.initialize_comms() first"
+        )
+    return alone()
+
+
+@functools.cache
+def alone() -> GroupState:
+    """The group of a process that is, or acts as if it were, the only one."""
+    return GroupState(None, 0, 1, (0,), "alone", "none", DEFAULT_TIMEOUT)
+
+
+def register(state: GroupState) -> None:
+    """Say what is known about a group, before it is used."""
+    assert state.group is not None
+    _states[state.group] = state
+
+
+def forget(state: GroupState) -> None:
+    """Let go of a group that has been destroyed, so that its connections and threads end."""
+    assert state.group is not None
+    _states.pop(state.group, None)
+    if state.unfinished is not None and not state.unfinished.is_completed():
+        # The end of a gloo group waits for its operations, and this one waits for a rank that may
+        # never come. So the group stays as it is until the process has ended: nobody must wait
+        # for it, and least of all the interpreter at its end.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(state.group))
+    # Whatever still refers to the state must not keep the group, and its threads, alive.
+    state.group, state.closed, state.shared = None, True, None
+
+
+def registered() -> list[GroupState]:
+    """What is known about any group."""
+    return list(_states.values())
+
+
+def _of_users_group(group: dist.ProcessGroup) -> GroupState:
+    if not isinstance(group, dist.ProcessGroup):
+        raise ValueError(
+            "group must be a process group that this process is a member of, or None for the "
+            f"default group (got {group!r})"
+        )
+    default = _states.get(dist.group.WORLD) if dist.group.WORLD is not None else None
+    state = GroupState(
+        group=group,
+        rank=dist.get_rank(group),
+        world_size=dist.get_world_size(group),
+        members=tuple(dist.get_process_group_ranks(group)),
+        name=group.group_name,
+        backend=str(dist.get_backend(group)),
+        timeout=default.timeout if default is not None else DEFAULT_TIMEOUT,
+        comm_device=default.comm_device if default is not None else None,
+        watch=default.watch if default is not None else None,
+    )
+    register(state)
+    return state
+
+
+def rank(group: dist.ProcessGroup | None = None) -> int:
+    """This process's number in the group, from 0; 0 where there is no process group."""
+    return group_state(group).rank if group is not None or is_initialized() else 0
+
+
+def world_size(group: dist.ProcessGroup | None = None) -> int:
+    """Number of processes in the group; 1 where there is no process group."""
+    return group_state(group).world_size if group is not None or is_initialized() else 1
+
+
+def forget_watches() -> None:
+    """In a forked child: close what it inherited of its parent's watches."""
+    for state in registered():
+        if state.watch is not None:
+            state.watch.forget()
+            state.watch = None

@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ExchangePlan: who reads which rows of whom. Made once for a static graph, used at every step.
+
+::
+
+    rank r, its own rows                     its halo: copies of others' rows
+    ┌───────────────┐  send_index (by       ┌─────────┬─────────┬─────────┐
+    │ num_rows rows │  destination rank) -> │ rank 0's│ rank 1's│ ...     │  num_halo rows,
+    └───────────────┘                       └─────────┴─────────┴─────────┘  grouped by owner
+
+The index lists travel once, when the plan is built. From then on both ends know what a message
+holds, so a gather is one flat payload with no header.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import functional
+
+from ..collectives import verify
+from ..group import GroupState, group_state
+from ..wire import exchange_rows, row_bytes, wire_dtype
+from ._sent_rows import SentRows
+
+
+@dataclass(frozen=True, eq=False)
+class ExchangePlan:
+    """One rank's side of a repeated exchange of rows.
+
+    Attributes:
+        state: The ranks that take part. The plan does not keep the group itself, whose threads
+            would live as long as the graph that the plan belongs to.
+        num_rows: Rows that this rank owns.
+        num_halo: Rows of others that this rank reads.
+        send_index: int64 ``[sum(send_splits)]``: own rows, grouped by the rank that reads them,
+            in the order in which that rank asked for them.
+        send_splits: Rows that each rank reads from here; 0 in the own slot.
+        recv_splits: Rows that this rank reads from each; 0 in the own slot.
+        serial: The plan's number in its group, equal on all ranks.
+        most_rows: The most rows that any rank reads; equal on all ranks.
+        checked: Signatures of exchanges that all ranks have found to be the same everywhere.
+    """
+
+    state: GroupState = field(repr=False)
+    num_rows: int
+    send_index: Tensor
+    send_splits: list[int]
+    recv_splits: list[int]
+    serial: int
+    most_rows: int = 0
+    checked: set[tuple[object, ...]] = field(default_factory=set, repr=False)
+    _sums: dict[torch.device, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
+    _homes: dict[torch.device, tuple[Tensor, Tensor, Tensor] | None] = field(
+        default_factory=dict, repr=False
+    )
+
+    @classmethod
+    def build(
+        cls,
+        needed: Sequence[Tensor],
+        num_rows: int,
+        group: dist.ProcessGroup | None = None,
+        device: torch.device | str | None = None,
+    ) -> ExchangePlan:
+        """Tell every owner which of its rows are wanted here; every rank must call.
+
+        Args:
+            needed: One integer tensor ``[n_r]`` per rank: numbers of rows wanted from rank
+                ``r``, counted from 0 at rank ``r``. Order and repeats are kept. ``needed[own]``
+                must be empty.
+            num_rows: Rows that this rank owns.
+            group: The ranks that take part; None is the default group.
+            device: Where ``send_index`` is kept; None is the CPU. Copies for other devices are
+                made when a tensor on one is exchanged.
+
+        Raises:
+            ValueError: On every rank, if any rank's argument breaks a rule or asks for a row
+                that its owner does not have.
+            TypeError: On every rank, if any rank's row numbers are not integers.
+        """
+        state = group_state(group)
+        device = torch.device("cpu" if device is None else device)
+        error = _check_needed(needed, num_rows, state)
+        if error is None:
+            wanted = [rows.detach().to("cpu", torch.int64) for rows in needed]
+        else:
+            wanted = [torch.empty(0, dtype=torch.int64)] * state.world_size
+        recv_splits = [rows.numel() for rows in wanted]
+        ones = [1] * state.world_size
+        # Each owner learns how many rows a rank wants of it, and how many of all.
+        counts = torch.tensor([[n, sum(recv_splits)] for n in recv_splits], dtype=torch.int64)
+        counts = exchange_rows(state, [counts], [ones], [ones], "ExchangePlan.build")[0]
+        send_splits = counts[:, 0]
+        send_index = exchange_rows(
+            state, [torch.cat(wanted)], [recv_splits], [send_splits.tolist()], "ExchangePlan.build"
+        )[0]
+        if error is None:
+            error = _check_asked(send_index, send_splits.tolist(), num_rows, state)
+        verify(state, b"", "", error)
+        serial = state.num_plans
+        state.num_plans += 1
+        return cls(
+            state=state,
+            num_rows=num_rows,
+            send_index=send_index.to(device),
+            send_splits=send_splits.tolist(),
+            recv_splits=recv_splits,
+            serial=serial,
+            most_rows=int(counts[:, 1].max()),
+        )
+
+    @property
+    def group(self) -> dist.ProcessGroup | None:
+        """The ranks that take part; None for a process that is alone, or after the group's end."""
+        return self.state.group
+
+    @property
+    def rank(self) -> int:
+        """This process in the group."""
+        return self.state.rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self.state.world_size
+
+    @property
+    def num_halo(self) -> int:
+        return self._halo_starts[-1]
+
+    @cached_property
+    def _halo_starts(self) -> list[int]:
+        return [0, *accumulate(self.recv_splits)]
+
+    def halo_range(self, peer: int) -> tuple[int, int]:
+        """(start, stop) of the halo rows that ``peer`` owns."""
+        return self._halo_starts[peer], self._halo_starts[peer + 1]
+
+    @cached_property
+    def sent(self) -> list[SentRows]:
+        """The own rows that each rank reads, in its order."""
+        return [SentRows(rows) for rows in self.send_index.cpu().split(self.send_splits)]
+
+    def send_rows(self, peer: int) -> Tensor:
+        """int64 numbers of the own rows that ``peer`` reads, in its order."""
+        return self.send_index.split(self.send_splits)[peer]
+
+    @cached_property
+    def all_sent(self) -> SentRows:
+        """The own rows that others read, grouped by reader."""
+        readers = [rows for rows in self.sent if len(rows)]
+        return readers[0] if len(readers) == 1 else SentRows(self.send_index.cpu())
+
+    def bytes_per_gather(self, row_bytes: int) -> int:
+        """Bytes that this rank sends in one gather of rows of ``row_bytes`` bytes."""
+        return sum(self.send_splits) * row_bytes
+
+    def index_on(self, device: torch.device) -> Tensor:
+        """``send_index`` on a device; the copy is kept."""
+        return self.all_sent.index_on(device)
+
+    def sum_order(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """How to sum what comes back to one's own rows, in a fixed order.
+
+        Returns:
+            ``order``: positions in ``send_index`` sorted by row, stable (so by reading rank), and
+            ``starts`` ``[num_rows + 1]``: where each row's positions begin in ``order``.
+        """
+        if device not in self._sums:
+            index = self.send_index.cpu()
+            order = torch.argsort(index, stable=True)
+            starts = torch.zeros(self.num_rows + 1, dtype=torch.int64)
+            torch.cumsum(torch.bincount(index, minlength=self.num_rows), 0, out=starts[1:])
+            self._sums[device] = (order.to(device), starts.to(device))
+        return self._sums[device]
+
+    def add_returned(self, total: Tensor, arrived: Tensor) -> None:
+        """Add what came back for rows of this rank, in place, by ascending rank within a row.
+
+        Args:
+            total: ``[num_rows, *]``, floating point.
+            arrived: ``[sum(send_splits), *]``, a row for each entry of ``send_index``.
+        """
+        if arrived.numel() == 0:
+            return
+        homes = self._home_rows(total.device)
+        if homes is None:
+            total.index_add_(0, self.index_on(total.device), arrived.to(total.dtype))
+            return
+        rows, order, starts = homes
+        wide = torch.float64 if total.dtype == torch.float64 else torch.float32
+        summed = functional.embedding_bag(
+            order,
+            arrived.to(wide).reshape(arrived.shape[0], -1),
+            starts,
+            mode="sum",
+            include_last_offset=True,
+        ).view(rows.shape[0], *arrived.shape[1:])
+        if total.dtype == wide:
+            total.index_add_(0, rows, summed)
+        else:  # rounded once
+            total.index_copy_(0, rows, summed.add_(total.index_select(0, rows)).to(total.dtype))
+
+    def _home_rows(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Distinct rows that others read, and how to sum what comes back for each; kept.
+
+        Returns:
+            (rows, order, starts): positions ``order[starts[i]:starts[i + 1]]`` are of ``rows[i]``.
+            None where no row is read twice, so that there is nothing to sum.
+        """
+        if device in self._homes:
+            return self._homes[device]
+        self._homes[device] = None
+        rows, counts = torch.unique(self.send_index.cpu(), return_counts=True)
+        if rows.numel() < self.send_index.numel():
+            order = torch.argsort(self.send_index.cpu(), stable=True)
+            starts = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+            self._homes[device] = rows.to(device), order.to(device), starts.to(device)
+        return self._homes[device]
+
+
+def most_bytes(
+    plans: Sequence[ExchangePlan], tensors: Sequence[Tensor], wire: torch.dtype | None = None
+) -> int:
+    """The most bytes that any rank receives when it fetches such rows; equal on all ranks."""
+    return sum(
+        plan.most_rows
+        * (row_bytes(tensor) // tensor.element_size())
+        * wire_dtype(tensor.dtype, wire).itemsize
+        for plan, tensor in zip(plans, tensors, strict=True)
+    )
+
+
+def _check_needed(needed: Sequence[Tensor], num_rows: int, state: GroupState) -> Exception | None:
+    if num_rows < 0:
+        return ValueError(f"num_rows must not be negative (got {num_rows})")
+    if len(needed) != state.world_size:
+        return ValueError(
+            f"needed must hold one tensor per rank: {state.world_size} (got {len(needed)})"
+        )
+    for owner, rows in enumerate(needed):
+        if not isinstance(rows, Tensor):
+            return TypeError(f"needed[{owner}] must be a tensor (got {type(rows).__name__})")
+        if rows.dim() != 1:
+            return ValueError(
+                f"needed[{owner}] must have one dimension (got shape {tuple(rows.shape)})"
+            )
+        if rows.dtype.is_floating_point or rows.dtype.is_complex or rows.dtype == torch.bool:
+            return TypeError(f"needed[{owner}] must hold integers (got {rows.dtype})")
+    if needed[state.rank].numel():
+        return ValueError(
+            f"needed[{state.rank}] must be empty on rank {state.rank}, which owns those rows "
+            f"(got {needed[state.rank].numel()} row numbers)"
+        )
+    return None
+
+
+def _check_asked(
+    asked: Tensor, splits: list[int], num_rows: int, state: GroupState
+) -> Exception | None:
+    bad = (asked < 0) | (asked >= num_rows)
+    if not bool(bad.any()):
+        return None
+    position = int(bad.nonzero()[0])
+    ends = list(accumulate(splits))
+    asker = next(r for r, end in enumerate(ends) if position < end)
+    return ValueError(
+        f"needed[{state.rank}] of rank {state.members[asker]} must hold row numbers in "
+        f"[0, {num_rows}), the rows of rank {state.members[state.rank]} "
+        f"(got {int(asked[position])})"
+    )

@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Graphs from tables and other libraries, and back."""
+
+from ._convert import (
+    from_edge_index,
+    from_networkx,
+    from_scipy,
+    to_edge_index,
+    to_networkx,
+    to_scipy,
+)
+from ._optional import (
+    require,
+)
+from ._tables import (
+    from_csv,
+    from_parquet,
+    to_csv,
+    to_parquet,
+)
+
+__all__ = [
+    "from_csv",
+    "from_edge_index",
+    "from_networkx",
+    "from_parquet",
+    "from_scipy",
+    "require",
+    "to_csv",
+    "to_edge_index",
+    "to_networkx",
+    "to_parquet",
+    "to_scipy",
+]

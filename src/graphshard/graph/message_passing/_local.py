@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""LocalGraph: the protocol's hooks for graphs whose every edge is in this process.
+
+What `Graph` and `Block` share: the edges of each relation as an `Adjacency`, message passing on
+them, questions about single nodes and edges, and moves between devices and id types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...ops import Adjacency, Attention, attend, edge_softmax
+from ..frame import Frame, OverlayView
+from ..structure import Schema
+from ._moves import MovableGraph
+from ._protocol import ApplyFunction, checked_functions
+from ._queries import RelationFacts
+from ._relation import RelationData, edge_values, reduce_messages
+from ._udf import run_apply
+
+
+class LocalGraph(MovableGraph):
+    """Base of `Graph` and `Block`: message passing by kernels in this process."""
+
+    def _init_local(
+        self,
+        schema: Schema,
+        relations: Sequence[Adjacency],
+        src_frames: list[Frame],
+        dst_frames: list[Frame],
+        edge_frames: list[Frame],
+        is_block: bool,
+        facts: list[RelationFacts] | None = None,
+    ) -> None:
+        self.relations = list(relations)
+        self._facts = [RelationFacts() for _ in relations] if facts is None else facts
+        self._init_protocol(
+            schema.srctypes,
+            schema.dsttypes,
+            schema.canonical_etypes,
+            src_frames,
+            dst_frames,
+            edge_frames,
+            is_block,
+            self.relations[0].device,
+            self.relations[0].idtype,
+            schema=schema,
+        )
+
+    # ------------------------------------------------------------------ structure
+
+    def adjacency(self, etype: Any = None) -> Adjacency:
+        """The edges of a relation."""
+        return self.relations[self._schema.relation(etype)]
+
+    def _single_adjacency(self) -> Adjacency:
+        return self.relations[self._schema.relation(None)]
+
+    def any_zero_in_degree(self, etype: Any = None) -> bool:
+        """Whether some destination has no in-edge; with no ``etype``, in any relation."""
+        return any(self._has_zero_in_degree(relation) for relation in self._asked(etype))
+
+    def _has_zero_in_degree(self, relation: int) -> bool:
+        facts = self._facts[relation]
+        if facts.zero_in_degree is None:
+            facts.zero_in_degree = bool((self.relations[relation].in_degrees() == 0).any())
+        return facts.zero_in_degree
+
+    def has_edges(self, etype: Any = None) -> bool:
+        """Whether there is an edge; with no ``etype``, in any relation."""
+        return any(self.relations[relation].num_edges > 0 for relation in self._asked(etype))
+
+    def _asked(self, etype: Any) -> Sequence[int]:
+        if etype is None:
+            return range(len(self.relations))
+        return (self._schema.relation(etype),)
+
+    # ------------------------------------------------------------------ message passing
+
+    def _relation_data(self, relation: int) -> RelationData:
+        schema = self._schema
+        return RelationData(
+            self.relations[relation],
+            schema.canonical_etypes[relation],
+            self._src_frames[schema.src_of[relation]],
+            self._dst_frames[schema.dst_of[relation]],
+            self._edge_frames[relation],
+        )
+
+    def _relation_data_at(
+        self, relation: int, eids: Tensor, dst_nodes: Tensor | None
+    ) -> RelationData:
+        """The edges ``eids`` alone; destinations numbered by place in ``dst_nodes``, if given."""
+        schema = self._schema
+        adj = self.relations[relation]
+        src, dst = (ends.index_select(0, eids) for ends in adj.coo())
+        dst_frame: Mapping[str, Any] = self._dst_frames[schema.dst_of[relation]]
+        local_dst, num_dst = dst, adj.num_dst
+        if dst_nodes is not None:
+            local_dst = torch.searchsorted(dst_nodes, dst).to(dst.dtype)
+            num_dst = int(dst_nodes.shape[0])
+            dst_frame = self._dst_frames[schema.dst_of[relation]].rows(dst_nodes)
+        return RelationData(
+            Adjacency(src, local_dst, adj.num_src, num_dst, check=False),
+            schema.canonical_etypes[relation],
+            self._src_frames[schema.src_of[relation]],
+            dst_frame,
+            self._edge_frames[relation].rows(eids),
+            dst_nodes,
+            (src, dst, eids),
+        )
+
+    def _reduce(self, relation: int, message_func: Any, reduce_func: Any) -> dict[str, Any]:
+        return reduce_messages(self._relation_data(relation), message_func, reduce_func)
+
+    def _edge_values(self, relation: int, func: Any) -> dict[str, Any]:
+        return edge_values(self._relation_data(relation), func)
+
+    def _edge_values_at(self, relation: int, func: Any, eids: Tensor) -> dict[str, Any]:
+        return edge_values(self._relation_data_at(relation, eids, None), func)
+
+    def _edge_softmax(self, relation: int, logits: Any, norm_by: str) -> Any:
+        return edge_softmax(self.relations[relation], logits, norm_by)
+
+    def _attend(self, relation: int, attention: Attention) -> Tensor | None:
+        return attend(self.relations[relation], attention)
+
+    def _edge_softmax_joint(
+        self, relations: list[int], logits: list[Any], norm_by: str
+    ) -> list[Any]:
+        chosen = [self.relations[relation] for relation in relations]
+        ends = [adj.coo()[1 if norm_by == "dst" else 0] for adj in chosen]
+        num_nodes = chosen[0].num_dst if norm_by == "dst" else chosen[0].num_src
+        keys = torch.cat(ends)
+        joint = Adjacency(torch.zeros_like(keys), keys, 1, num_nodes, check=False)
+        weights = edge_softmax(joint, torch.cat(logits), "dst")
+        return list(torch.split(weights, [adj.num_edges for adj in chosen]))
+
+    def send_and_recv(
+        self,
+        edges: Any,
+        message_func: Any,
+        reduce_func: Any,
+        apply_node_func: ApplyFunction | None = None,
+        etype: Any = None,
+    ) -> None:
+        """Send messages along some edges, reduce and store them where they arrive.
+
+        Args:
+            edges: Edge ids, or a pair (source ids, destination ids).
+            message_func: As for `update_all`.
+            reduce_func: As for `update_all`.
+            apply_node_func: As for `update_all`.
+            etype: The relation, where there are several.
+        """
+        relation = self._schema.relation(etype)
+        eids = self._edge_ids(edges, relation)
+        if eids.shape[0] == 0:
+            return
+        dst_nodes = torch.unique(self.relations[relation].coo()[1].index_select(0, eids))
+        self._receive(relation, eids, dst_nodes, message_func, reduce_func, apply_node_func)
+
+    def pull(
+        self,
+        v: Any,
+        message_func: Any,
+        reduce_func: Any,
+        apply_node_func: ApplyFunction | None = None,
+        etype: Any = None,
+    ) -> None:
+        """Receive messages along all in-edges of some nodes; nodes without any get 0.
+
+        Args:
+            v: Destination node ids.
+            message_func: As for `update_all`.
+            reduce_func: As for `update_all`.
+            apply_node_func: As for `update_all`.
+            etype: The relation, where there are several.
+        """
+        relation = self._schema.relation(etype)
+        nodes = torch.unique(self._node_ids(v, "dst", self._schema.dst_of[relation]))
+        if nodes.shape[0] == 0:
+            return
+        eids = self._in_edge_ids(relation, nodes)
+        self._receive(relation, eids, nodes, message_func, reduce_func, apply_node_func)
+
+    def push(
+        self,
+        u: Any,
+        message_func: Any,
+        reduce_func: Any,
+        apply_node_func: ApplyFunction | None = None,
+        etype: Any = None,
+    ) -> None:
+        """Send messages along all out-edges of some nodes; the nodes they reach are updated.
+
+        Args:
+            u: Source node ids.
+            message_func: As for `update_all`.
+            reduce_func: As for `update_all`.
+            apply_node_func: As for `update_all`.
+            etype: The relation, where there are several.
+        """
+        eids = self.out_edges(u, "eid", etype)
+        self.send_and_recv(eids, message_func, reduce_func, apply_node_func, etype)
+
+    def _receive(
+        self,
+        relation: int,
+        eids: Tensor,
+        dst_nodes: Tensor,
+        message_func: Any,
+        reduce_func: Any,
+        apply_node_func: ApplyFunction | None,
+    ) -> None:
+        message, reduce = checked_functions(message_func, reduce_func)
+        data = self._relation_data_at(relation, eids, dst_nodes)
+        result = reduce_messages(data, message, reduce)
+        if apply_node_func is not None:
+            overlay = OverlayView(result, data.dst)
+            result = run_apply(apply_node_func, overlay, dst_nodes, data.etype[2])
+        frame = self._dst_frames[self._schema.dst_of[relation]]
+        for name, value in result.items():
+            frame.set_rows(name, dst_nodes, value, "dst")

@@ -1,0 +1,362 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MessagePassingGraph: what every kind of graph answers, and all that layers rely on.
+
+A `Graph` is whole in this process, a `Block` is a sampled bipartite piece, a sharded graph is one
+rank's part of something that spans all ranks. Layers are written against this class alone. It
+parses arguments, runs apply functions, combines relations and stores results; the computation on
+one relation is left to a few hooks, which a subclass fills with kernels or with communication::
+
+    update_all ---------> _reduce(relation, message, reduce)      -> new destination fields
+    multi_update_all ---> _reduce_many([(relation, m, r), ...])   -> the same, several at once
+    apply_edges --------> _edge_values(relation, func)            -> new edge fields
+    edge_softmax -------> _edge_softmax(relation, logits, norm)   -> weights per edge
+    attend -------------> _attend(relation, attention)            -> rows per destination, or None
+    g[etype] -----------> _relation_view(relations)               -> same class, shared frames
+
+The names and their meaning are DGL's, so that its users, and its own layers, find what they know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from ...function import MessageFunction, ReduceFunction, as_message, as_reduce
+from ...ops import Attention
+from ..frame import OverlayView, RowsView
+from ..structure import ALL, is_all
+from ._cross import cross_reduce
+from ._typed import TypedGraph
+from ._udf import NodeBatch, run_apply
+
+ProtocolT = TypeVar("ProtocolT", bound="MessagePassingGraph")
+ResultT = TypeVar("ResultT")
+ApplyFunction = Callable[[NodeBatch], Mapping[str, Any]]
+
+
+class MessagePassingGraph(TypedGraph):
+    """Base of all graphs. Subclasses call `_init_protocol` and implement the hooks."""
+
+    #: Whether layers should compute again in the backward what they can, instead of keeping it.
+    rematerializes: bool = False
+
+    # ------------------------------------------------------------------ hooks
+
+    def _reduce(self, relation: int, message_func: Any, reduce_func: Any) -> dict[str, Any]:
+        """Messages and reduction over one relation.
+
+        Args:
+            relation: Index into ``canonical_etypes``.
+            message_func: A `MessageFunction`, or a user-defined callable.
+            reduce_func: A `ReduceFunction`, or a user-defined callable.
+
+        Returns:
+            New fields of the destination type, each with a row per destination node; rows without
+            in-edges are 0. Nothing is stored.
+        """
+        self._unsupported("update_all")
+
+    def _reduce_many(self, calls: Sequence[tuple[int, Any, Any]]) -> list[dict[str, Any]]:
+        """Several `_reduce` at once, ``(relation, message_func, reduce_func)`` each, in order."""
+        return [self._reduce(*call) for call in calls]
+
+    def _edge_values(self, relation: int, func: Any) -> dict[str, Any]:
+        """New fields of all edges of a relation, from a `MessageFunction` or a callable."""
+        self._unsupported("apply_edges")
+
+    def _edge_values_at(self, relation: int, func: Any, eids: Tensor) -> dict[str, Any]:
+        """The same for the edges ``eids`` alone."""
+        self._unsupported("apply_edges on some edges", "apply it to all edges")
+
+    def _edge_softmax(self, relation: int, logits: Any, norm_by: str) -> Any:
+        """Softmax of ``logits`` over the edges that share a destination, or a source."""
+        self._unsupported("edge_softmax")
+
+    def _edge_softmax_joint(
+        self, relations: list[int], logits: list[Any], norm_by: str
+    ) -> list[Any]:
+        """Softmax over the edges of several relations that end at one node type together."""
+        self._unsupported(
+            "edge_softmax over several relations that share a node type",
+            "normalise each relation alone with edge_softmax(graph[etype], logits)",
+        )
+
+    def _attend(self, relation: int, attention: Attention) -> Tensor | None:
+        """Attention in one go: ``[num_dst, heads, dim]``, or None where there is no such kernel."""
+        return None
+
+    def any_zero_in_degree(self, etype: Any = None) -> bool:
+        """Whether some destination has no in-edge; with no ``etype``, in any relation."""
+        self._unsupported("any_zero_in_degree")
+
+    def has_edges(self, etype: Any = None) -> bool:
+        """Whether there is an edge; with no ``etype``, in any relation."""
+        self._unsupported("has_edges")
+
+    def in_degrees(self, v: Any = ALL, etype: Any = None) -> Any:
+        """Number of in-edges of destination nodes; a number for a number, else a tensor."""
+        self._unsupported("in_degrees")
+
+    def out_degrees(self, u: Any = ALL, etype: Any = None) -> Any:
+        """Number of out-edges of source nodes; a number for a number, else a tensor."""
+        self._unsupported("out_degrees")
+
+    def localize(self: ProtocolT, inputs: dict[str, Tensor]) -> tuple[ProtocolT, dict[str, Tensor]]:
+        """A graph in which all sources are local, and the inputs that belong to it.
+
+        Args:
+            inputs: Source node type -> ``[num_src_nodes, ...]``.
+
+        Returns:
+            This graph and the inputs, unless a subclass has something to fetch.
+        """
+        return self, inputs
+
+    def together(self, calls: Sequence[Callable[[], ResultT]]) -> list[ResultT]:
+        """Run several calls that each aggregate over this graph, or over slices of it.
+
+        Args:
+            calls: Run in order; a subclass may let their aggregations share what they fetch.
+
+        Returns:
+            Their results, in order.
+        """
+        return [call() for call in calls]
+
+    def send_and_recv(
+        self,
+        edges: Any,
+        message_func: Any,
+        reduce_func: Any,
+        apply_node_func: ApplyFunction | None = None,
+        etype: Any = None,
+    ) -> None:
+        """Send messages along some edges and reduce them where they arrive."""
+        self._unsupported("send_and_recv", "use update_all, which takes all edges")
+
+    def pull(
+        self,
+        v: Any,
+        message_func: Any,
+        reduce_func: Any,
+        apply_node_func: ApplyFunction | None = None,
+        etype: Any = None,
+    ) -> None:
+        """Receive and reduce messages at some nodes."""
+        self._unsupported("pull", "use update_all, which takes all nodes")
+
+    def push(
+        self,
+        u: Any,
+        message_func: Any,
+        reduce_func: Any,
+        apply_node_func: ApplyFunction | None = None,
+        etype: Any = None,
+    ) -> None:
+        """Send messages from some nodes and reduce them where they arrive."""
+        self._unsupported("push", "use update_all, which takes all nodes")
+
+    # ------------------------------------------------------------------ message passing
+
+    def update_all(
+        self,
+        message_func: Any,
+        reduce_func: Any,
+        apply_node_func: ApplyFunction | None = None,
+        etype: Any = None,
+    ) -> None:
+        """Send messages along all edges, reduce them, and store the result on destinations.
+
+        Args:
+            message_func: Built-in, or a callable from `EdgeBatch` to a dictionary of messages.
+            reduce_func: Built-in, or a callable from `NodeBatch` to a dictionary of fields.
+            apply_node_func: Called with the reduced fields laid over the old ones; what it
+                returns is stored instead of the reduced fields.
+            etype: The relation. None on a graph of several relations means all of them at once,
+                for built-in functions: ``sum``, ``max`` and ``min`` then run across relations.
+
+        Raises:
+            TypeError: a function is neither built in nor callable.
+            ValueError: the message and the reduce function name different messages.
+            KeyError: a field is missing.
+            NotImplementedError: ``mean`` over several relations at once.
+        """
+        message, reduce = checked_functions(message_func, reduce_func)
+        if etype is None and len(self._edge_frames) > 1:
+            self._update_all_relations(message, reduce, apply_node_func)
+            return
+        relation = self._schema.relation(etype)
+        result = self._reduce(relation, message, reduce)
+        self._store(self._schema.dst_of[relation], result, apply_node_func)
+
+    def _update_all_relations(
+        self, message: Any, reduce: Any, apply_node_func: ApplyFunction | None
+    ) -> None:
+        if not (isinstance(message, MessageFunction) and isinstance(reduce, ReduceFunction)):
+            raise NotImplementedError(
+                f"update_all over several relations at once takes built-in functions only (the "
+                f"graph has {self.canonical_etypes}); give etype, or use multi_update_all"
+            )
+        if reduce.op == "mean":
+            raise NotImplementedError(
+                "update_all cannot take 'mean' over several relations at once, because the mean "
+                "of means is not the mean; give etype, or use multi_update_all with a cross reducer"
+            )
+        calls = [(relation, message, reduce) for relation in range(len(self._edge_frames))]
+        for index, result in self._cross(calls, [None] * len(calls), reduce.op):
+            self._store(index, result, apply_node_func)
+
+    def multi_update_all(
+        self,
+        etype_dict: Mapping[Any, Any],
+        cross_reducer: str | Callable[[list[Tensor]], Tensor],
+        apply_node_func: ApplyFunction | None = None,
+    ) -> None:
+        """`update_all` over several relations, whose results are combined per destination type.
+
+        Args:
+            etype_dict: Relation -> ``(message_func, reduce_func)`` or ``(message_func,
+                reduce_func, apply_node_func)``; that apply function sees one relation's result.
+            cross_reducer: ``"sum"``, ``"mean"``, ``"max"``, ``"min"``, ``"stack"`` (a new
+                dimension 1, in the order of ``canonical_etypes``), or a callable from a list of
+                tensors to a tensor. ``max`` and ``min`` of relations that were reduced by max or
+                min themselves pass over relations in which a node has no in-edge; otherwise such
+                a relation counts as 0.
+            apply_node_func: Called for each destination type with the combined result; what it
+                returns is stored beside that result.
+
+        Raises:
+            TypeError: as for `update_all`.
+            ValueError: as for `update_all`; or an unknown cross reducer.
+        """
+        calls, applies = [], []
+        for etype, functions in etype_dict.items():
+            parts = functions if isinstance(functions, tuple | list) else (functions,)
+            if not 2 <= len(parts) <= 3:
+                raise ValueError(
+                    f"each relation needs (message_func, reduce_func) or (message_func, "
+                    f"reduce_func, apply_node_func) (got {len(parts)} entries for {etype!r})"
+                )
+            message, reduce = checked_functions(parts[0], parts[1])
+            calls.append((self._schema.relation(etype), message, reduce))
+            applies.append(parts[2] if len(parts) == 3 else None)
+        for index, result in self._cross(calls, applies, cross_reducer):
+            applied = {}
+            if apply_node_func is not None:
+                applied = self._applied(index, result, apply_node_func)
+            self._store(index, {**result, **applied}, None)
+
+    def _cross(
+        self,
+        calls: list[tuple[int, Any, Any]],
+        applies: Sequence[ApplyFunction | None],
+        cross_reducer: str | Callable[[list[Tensor]], Tensor],
+    ) -> list[tuple[int, dict[str, Any]]]:
+        """Combined result per destination type: (index of the type, new fields)."""
+        results = self._reduce_many(calls)
+        by_type: dict[int, list[tuple[int, str | None, dict[str, Any]]]] = {}
+        for (relation, _, reduce), apply, result in zip(calls, applies, results, strict=True):
+            index = self._schema.dst_of[relation]
+            if apply is not None:
+                result = self._applied(index, result, apply)
+            op = reduce.op if isinstance(reduce, ReduceFunction) and apply is None else None
+            by_type.setdefault(index, []).append((relation, op, result))
+        return [
+            (index, cross_reduce(parts, cross_reducer, self._relation_in_degrees))
+            for index, parts in by_type.items()
+        ]
+
+    def _relation_in_degrees(self, relation: int) -> Tensor:
+        degrees = self.in_degrees(etype=self._schema.canonical_etypes[relation])
+        assert isinstance(degrees, Tensor)
+        return degrees
+
+    def _store(
+        self, index: int, result: Mapping[str, Any], apply_node_func: ApplyFunction | None
+    ) -> None:
+        if apply_node_func is not None:
+            result = self._applied(index, result, apply_node_func)
+        frame = self._dst_frames[index]
+        for name, value in result.items():
+            frame.set(name, value, "dst")
+
+    def _applied(
+        self, index: int, result: Mapping[str, Any], func: ApplyFunction
+    ) -> dict[str, Any]:
+        frame = self._dst_frames[index]
+        nodes = torch.arange(frame.num_rows, dtype=self.idtype, device=self.device)
+        return run_apply(func, OverlayView(result, frame), nodes, self._schema.dsttypes[index])
+
+    def apply_nodes(self, func: ApplyFunction, v: Any = ALL, ntype: str | None = None) -> None:
+        """Set node fields to what ``func`` returns for a `NodeBatch` of the nodes.
+
+        Args:
+            func: From `NodeBatch` to a dictionary of fields.
+            v: Node ids, or all.
+            ntype: The node type, where there are several.
+        """
+        on_dst, index = self._schema.node_id(ntype)
+        side = "dst" if on_dst else "src"
+        frame = self._frames(side)[index]
+        name = (self._schema.dsttypes if on_dst else self._schema.srctypes)[index]
+        if is_all(v):
+            nodes = torch.arange(frame.num_rows, dtype=self.idtype, device=self.device)
+            for field, value in run_apply(func, RowsView(frame, None), nodes, name).items():
+                frame.set(field, value, "node")
+            return
+        rows = self._node_ids(v, side, index)
+        for field, value in run_apply(func, frame.rows(rows), rows, name).items():
+            frame.set_rows(field, rows, value, "node")
+
+    def apply_edges(self, func: Any, edges: Any = ALL, etype: Any = None) -> None:
+        """Set edge fields to what ``func`` gives for each edge.
+
+        Args:
+            func: A built-in message function, or a callable from `EdgeBatch` to a dictionary.
+            edges: Edge ids, a pair of end points, or all. Other edges keep their values, or get 0
+                where the field is new.
+            etype: The relation. None on a graph of several relations means all of them, for
+                built-in functions.
+
+        Raises:
+            TypeError: as for `update_all`.
+            KeyError: a field is missing.
+            NotImplementedError: a user-defined function over several relations at once.
+        """
+        builtin = as_message(func)
+        func = func if builtin is None else builtin
+        if etype is None and len(self._edge_frames) > 1:
+            if builtin is None or not is_all(edges):
+                raise NotImplementedError(
+                    f"apply_edges over several relations at once takes built-in functions and all "
+                    f"edges only (the graph has {self.canonical_etypes}); give etype"
+                )
+            values = [self._edge_values(r, func) for r in range(len(self._edge_frames))]
+            for frame, fields in zip(self._edge_frames, values, strict=True):
+                for name, value in fields.items():
+                    frame.set(name, value, "edge")
+            return
+        relation = self._schema.relation(etype)
+        frame = self._edge_frames[relation]
+        if is_all(edges):
+            for name, value in self._edge_values(relation, func).items():
+                frame.set(name, value, "edge")
+            return
+        rows = self._edge_ids(edges, relation)
+        for name, value in self._edge_values_at(relation, func, rows).items():
+            frame.set_rows(name, rows, value, "edge")
+
+
+def checked_functions(message_func: Any, reduce_func: Any) -> tuple[Any, Any]:
+    """The pair with built-ins read; raises where the two name different messages."""
+    message, reduce = as_message(message_func), as_reduce(reduce_func)
+    if message is not None and reduce is not None and message.out_field != reduce.msg_field:
+        raise ValueError(
+            f"the reduce function must read the message that the message function writes (got "
+            f"{message.name}(..., {message.out_field!r}) with {reduce.name}({reduce.msg_field!r}, "
+            f"{reduce.out_field!r})); use one name"
+        )
+    return message_func if message is None else message, reduce_func if reduce is None else reduce

@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parts of a graph, chosen by nodes or by edges.
+
+All four take ids, or a bool mask with one entry per node or edge; on a typed graph a dict of them,
+where what is not named counts as empty. Features of the nodes and edges that are kept come along.
+The original ids are stored as ``edata[EID]`` and, if nodes are renumbered, as ``ndata[NID]``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..._typing import CanonicalEType
+from ...ops import Adjacency
+from .._graph import Graph
+from ..structure import EID, NID, check_ids, id_tensor
+from ._transforms import check_plain, node_counts, select_fields, share_nodes
+
+
+def in_subgraph(
+    g: Graph, nodes: Any, *, relabel_nodes: bool = False, store_ids: bool = True
+) -> Graph:
+    """The graph of all edges that enter some nodes.
+
+    Edges come node by node in the order given, each node's by ascending edge id.
+
+    Args:
+        g: Graph.
+        nodes: Ids or mask, per type on a graph with several node types. A node that is given twice
+            has its in-edges twice.
+        relabel_nodes: Whether to keep only the end points of these edges, numbered as they first
+            occur (per relation, sources before destinations); by default all nodes stay.
+        store_ids: Whether to store original ids.
+
+    Returns:
+        The subgraph, with the same node types and relations.
+
+    Raises:
+        ValueError: An unknown type, an id out of range, or a mask of another length.
+        TypeError: Ids are not integers, or types are not named.
+
+    Example:
+        >>> sub = in_subgraph(graph(([0, 1, 2], [1, 2, 1])), [1])
+        >>> sub.edges(), sub.edata[EID]
+        ((tensor([0, 2]), tensor([1, 1])), tensor([0, 2]))
+    """
+    chosen = _chosen_nodes(g, nodes, "in_subgraph")
+    eids = {
+        etype: g.in_edges(chosen[etype[2]], "eid", etype) if etype[2] in chosen else _no_ids(g)
+        for etype in g.canonical_etypes
+    }
+    return _from_edges(g, eids, relabel_nodes, store_ids)
+
+
+def out_subgraph(
+    g: Graph, nodes: Any, *, relabel_nodes: bool = False, store_ids: bool = True
+) -> Graph:
+    """The graph of all edges that leave some nodes; see `in_subgraph`, which is its counterpart."""
+    chosen = _chosen_nodes(g, nodes, "out_subgraph")
+    eids = {
+        etype: g.out_edges(chosen[etype[0]], "eid", etype) if etype[0] in chosen else _no_ids(g)
+        for etype in g.canonical_etypes
+    }
+    return _from_edges(g, eids, relabel_nodes, store_ids)
+
+
+def edge_subgraph(
+    g: Graph, edges: Any, *, relabel_nodes: bool = True, store_ids: bool = True
+) -> Graph:
+    """The graph of some edges, in the order given.
+
+    Args:
+        g: Graph.
+        edges: Ids or mask, per relation on a graph with several.
+        relabel_nodes: Whether to keep only the end points of these edges, numbered as they first
+            occur (per relation, sources before destinations); if not, all nodes stay.
+        store_ids: Whether to store original ids.
+
+    Returns:
+        The subgraph, with the same node types and relations.
+
+    Raises:
+        ValueError: An unknown relation, an id out of range, or a mask of another length.
+        TypeError: Ids are not integers, or relations are not named.
+
+    Example:
+        >>> sub = edge_subgraph(graph(([0, 1, 2], [1, 2, 3])), [2])
+        >>> sub.edges(), sub.ndata[NID]
+        ((tensor([0]), tensor([1])), tensor([2, 3]))
+    """
+    check_plain(g, "edge_subgraph")
+    if not isinstance(edges, Mapping):
+        if len(g.canonical_etypes) > 1:
+            raise TypeError(
+                f"edges must be a dict of relations, since the graph has {g.canonical_etypes}"
+            )
+        edges = {g.canonical_etypes[0]: edges}
+    named = {g.to_canonical_etype(etype): ids for etype, ids in edges.items()}
+    eids = {
+        etype: _ids_of(g, named[etype], g.num_edges(etype), "an edge id", f"edges of {etype}")
+        if etype in named
+        else _no_ids(g)
+        for etype in g.canonical_etypes
+    }
+    return _from_edges(g, eids, relabel_nodes, store_ids)
+
+
+def node_subgraph(
+    g: Graph, nodes: Any, *, relabel_nodes: bool = True, store_ids: bool = True
+) -> Graph:
+    """The graph of some nodes and of all edges between them.
+
+    Edges come source by source in the order given, each source's by ascending edge id.
+
+    Args:
+        g: Graph.
+        nodes: Ids or mask, per type on a graph with several node types; each node once.
+        relabel_nodes: Whether to keep only these nodes, numbered in the order given; if not, all
+            nodes stay and only edges are left out.
+        store_ids: Whether to store original ids.
+
+    Returns:
+        The subgraph, with the same node types and relations.
+
+    Raises:
+        ValueError: An unknown type, an id out of range or given twice, or a mask of another length.
+        TypeError: Ids are not integers, or types are not named.
+
+    Example:
+        >>> sub = node_subgraph(graph(([0, 1, 2], [1, 2, 0])), [2, 0])
+        >>> sub.edges(), sub.edata[EID]
+        ((tensor([0]), tensor([1])), tensor([2]))
+    """
+    given = _chosen_nodes(g, nodes, "node_subgraph")
+    chosen = {ntype: given.get(ntype, _no_ids(g)) for ntype in g.ntypes}
+    place = {ntype: _places(ids, g.num_nodes(ntype), ntype) for ntype, ids in chosen.items()}
+    eids = {}
+    for etype in g.canonical_etypes:
+        candidates = g.out_edges(chosen[etype[0]], "eid", etype)
+        ends = g.adjacency(etype).coo()[1].index_select(0, candidates)
+        eids[etype] = candidates[place[etype[2]].index_select(0, ends) >= 0]
+    return _build(g, eids, (chosen, place) if relabel_nodes else None, store_ids)
+
+
+_Numbering = tuple[dict[str, Tensor], dict[str, Tensor]]
+"""Per node type: the nodes that are kept, in order; and for every node its place there, or -1."""
+
+
+def _from_edges(
+    g: Graph, eids: dict[CanonicalEType, Tensor], relabel_nodes: bool, store_ids: bool
+) -> Graph:
+    if not relabel_nodes:
+        return _build(g, eids, None, store_ids)
+    ends: dict[str, list[Tensor]] = {ntype: [] for ntype in g.ntypes}
+    for etype, ids in eids.items():
+        for ntype, side in zip((etype[0], etype[2]), g.adjacency(etype).coo(), strict=True):
+            ends[ntype].append(side.index_select(0, ids))
+    kept = {
+        ntype: _by_first_occurrence(torch.cat(sides) if sides else _no_ids(g))
+        for ntype, sides in ends.items()
+    }
+    place = {ntype: _places(ids, g.num_nodes(ntype), ntype) for ntype, ids in kept.items()}
+    return _build(g, eids, (kept, place), store_ids)
+
+
+def _build(
+    g: Graph,
+    eids: dict[CanonicalEType, Tensor],
+    numbering: _Numbering | None,
+    store_ids: bool,
+) -> Graph:
+    counts = node_counts(g)
+    if numbering is not None:
+        counts = {ntype: ids.shape[0] for ntype, ids in numbering[0].items()}
+    relations = {}
+    for etype, ids in eids.items():
+        src, dst = (side.index_select(0, ids) for side in g.adjacency(etype).coo())
+        if numbering is not None:
+            src = numbering[1][etype[0]].index_select(0, src)
+            dst = numbering[1][etype[2]].index_select(0, dst)
+        relations[etype] = Adjacency(src, dst, counts[etype[0]], counts[etype[2]], check=False)
+    new = Graph(counts, relations)
+    for etype, ids in eids.items():
+        select_fields(g.edges[etype].data, new.edges[etype].data, ids)
+        if store_ids:
+            new.edges[etype].data[EID] = ids
+    if numbering is None:
+        share_nodes(g, new)
+        return new
+    for ntype, ids in numbering[0].items():
+        select_fields(g.nodes[ntype].data, new.nodes[ntype].data, ids)
+        if store_ids:
+            new.nodes[ntype].data[NID] = ids
+    return new
+
+
+def _chosen_nodes(g: Graph, nodes: Any, name: str) -> dict[str, Tensor]:
+    check_plain(g, name)
+    if not isinstance(nodes, Mapping):
+        if len(g.ntypes) > 1:
+            raise TypeError(f"nodes must be a dict of node types, since the graph has {g.ntypes}")
+        nodes = {g.ntypes[0]: nodes}
+    return {
+        ntype: _ids_of(g, ids, g.num_nodes(ntype), "a node id", f"nodes of type {ntype!r}")
+        for ntype, ids in nodes.items()
+    }
+
+
+def _ids_of(g: Graph, ids: Any, count: int, one: str, many: str) -> Tensor:
+    """Ids of a user's ids or mask, in the graph's idtype."""
+    if isinstance(ids, Tensor) and ids.dtype == torch.bool:
+        if ids.shape != (count,):
+            raise ValueError(
+                f"a mask of {many} must have {count} entries (got shape {tuple(ids.shape)})"
+            )
+        return ids.nonzero().squeeze(1).to(device=g.device, dtype=g.idtype)
+    checked = id_tensor(ids, many, g.idtype, g.device)
+    check_ids(checked, count, one, many)
+    return checked
+
+
+def _no_ids(g: Graph) -> Tensor:
+    return torch.empty(0, dtype=g.idtype, device=g.device)
+
+
+def _by_first_occurrence(ids: Tensor) -> Tensor:
+    """The distinct ids, in the order in which they first occur."""
+    distinct, group = torch.unique(ids, return_inverse=True)
+    first = torch.full(distinct.shape, ids.shape[0], dtype=torch.int64, device=ids.device)
+    position = torch.arange(ids.shape[0], device=ids.device)
+    first.scatter_reduce_(0, group, position, "amin")
+    return distinct[first.argsort()]
+
+
+def _places(ids: Tensor, count: int, ntype: str) -> Tensor:
+    """[count] position of each node in ``ids``, or -1; ids must differ."""
+    place = torch.full((count,), -1, dtype=ids.dtype, device=ids.device)
+    position = torch.arange(ids.shape[0], dtype=ids.dtype, device=ids.device)
+    place[ids.long()] = position
+    twice = place.index_select(0, ids) != position
+    if bool(twice.any()):
+        raise ValueError(
+            f"each node may be given once (node {int(ids[twice][0])} of type {ntype!r} is there "
+            "several times); pass nodes.unique()"
+        )
+    return place

@@ -1,0 +1,288 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs attention without autograd: in the compiled kernels where they can, else in plain torch.
+
+A result can come in one go (`whole`), or from a state that takes the edges of one shard after
+another (`AttentionState`). Either way the gradient needs three numbers per destination and head:
+peak, total, and delta.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..._kernel import kernels_for
+from ..._memory import empty
+from .._adjacency import Adjacency
+from .._attention_rule import Attention, wide
+from ..spmm import flat_rows
+from . import _fallback as fallback
+
+Operand = Tensor | None
+
+
+@dataclass
+class AttentionState:
+    """What destinations know of their in-edges so far, in the type of sums.
+
+    Args:
+        peak: ``[num_dst, heads]`` the highest score, -inf before the first.
+        total: ``[num_dst, heads]`` sum of ``exp(score - peak)``.
+        sums: ``[num_dst, heads, dim]`` sum of weighted values at that peak.
+    """
+
+    peak: Tensor
+    total: Tensor
+    sums: Tensor
+
+
+def whole(adj: Adjacency, a: Attention) -> tuple[Tensor, Tensor, Tensor]:
+    """(result ``[num_dst, heads, dim]``, peak, total), all edges being those of ``adj``."""
+    a = _detached(a)
+    kernels = kernels_for(a.values.device, a.dtype)
+    shape = (adj.num_dst, a.heads, a.dim)
+    if kernels is None or 0 in (*shape, adj.num_edges):
+        state = begin(adj, a)
+        take(adj, a, state)
+        state.sums.div_(state.total.masked_fill(state.total == 0, 1.0).unsqueeze(-1))
+        return state.sums.to(a.dtype), state.peak, state.total
+    operands = _KernelOperands(kernels, adj, a)
+    out = empty(shape, a.dtype)
+    peak = torch.empty(shape[:2], dtype=wide(a.dtype))
+    total = torch.empty_like(peak)
+    operands.forward(adj, peak, total, None, out, True)
+    return out, peak, total
+
+
+def begin(adj: Adjacency, a: Attention) -> AttentionState:
+    """The state before the first edge."""
+    dtype, device = wide(a.dtype), a.values.device
+    peak = torch.full((adj.num_dst, a.heads), -torch.inf, dtype=dtype, device=device)
+    sums = empty((adj.num_dst, a.heads, a.dim), dtype, device).zero_()
+    return AttentionState(peak, torch.zeros_like(peak), sums)
+
+
+def start(adj: Adjacency, a: Attention) -> AttentionState:
+    """`begin` and `take` in one: the kernel writes the first state instead of adding to zeros."""
+    a = _detached(a)
+    kernels = kernels_for(a.values.device, a.dtype)
+    shape = (adj.num_dst, a.heads, a.dim)
+    if kernels is None or 0 in (*shape, adj.num_edges):
+        state = begin(adj, a)
+        take(adj, a, state)
+        return state
+    dtype = wide(a.dtype)
+    peak = torch.empty(shape[:2], dtype=dtype)
+    state = AttentionState(peak, torch.empty_like(peak), empty(shape, dtype))
+    operands = _KernelOperands(kernels, adj, a)
+    operands.forward(adj, state.peak, state.total, state.sums, None, True)
+    return state
+
+
+def take(adj: Adjacency, a: Attention, state: AttentionState) -> None:
+    """Take the edges of ``adj`` into the state of their destinations, in place.
+
+    The state may be that of some heads of more: the numbers of each row are side by side.
+    """
+    a = _detached(a)
+    if 0 in (adj.num_edges, adj.num_dst, a.heads):
+        return
+    kernels = kernels_for(a.values.device, a.dtype)
+    if kernels is None or a.dim == 0:
+        fallback.take(adj, a, state.peak, state.total, state.sums)
+        return
+    operands = _KernelOperands(kernels, adj, a)
+    operands.forward(adj, state.peak, state.total, state.sums, None, False)
+
+
+def gradients(
+    adj: Adjacency,
+    a: Attention,
+    statistics: tuple[Tensor, Tensor, Tensor],
+    grad: Tensor,
+    wanted: Sequence[bool],
+    sums: tuple[Operand, Operand] = (None, None),
+) -> list[Operand]:
+    """Gradients of the operands, of those edges that ``adj`` has.
+
+    Args:
+        adj: All edges, or those of a shard.
+        a: The attention, with what ``adj`` sees of its operands.
+        statistics: Peak, total and delta of each destination and head, over all edges.
+        grad: ``[num_dst, heads, dim]`` gradient of the result, of the dtype of ``a``. It may be
+            that of some heads of more.
+        wanted: Which gradients to compute, in the order of `OPERANDS`.
+        sums: Where to add the gradients of ``dst`` and of ``vector``, in the type of sums, with
+            the shape of the operand; new zeros by default.
+
+    Returns:
+        A gradient, in the operand's shape, for each operand that is wanted. Of the dtype of ``a``
+        for what has a row of columns per source or edge, else in the type of sums.
+    """
+    a = _detached(a)
+    _, _, want_dst, _, want_vector, _ = wanted
+    dtype = wide(a.dtype)
+    dst_sum, vector_sum = sums
+    if want_dst and dst_sum is None:
+        dst_sum = torch.zeros(a.dst.shape, dtype=dtype, device=a.dst.device)
+    if want_vector and vector_sum is None:
+        assert a.vector is not None
+        vector_sum = torch.zeros(a.vector.shape, dtype=dtype, device=a.vector.device)
+    kernels = kernels_for(a.values.device, a.dtype)
+    if 0 in (adj.num_edges, adj.num_dst, a.heads):
+        found: list[Operand] = [
+            torch.zeros_like(t) if w and t is not None else None
+            for t, w in zip(a.operands, wanted, strict=True)
+        ]
+    elif kernels is None or 0 in (a.dim, a.score_dim if a.score != "additive" else 1):
+        found = fallback.gradients(adj, a, statistics, grad.detach(), wanted)
+        for total, place in ((dst_sum, 2), (vector_sum, 4)):
+            share = found[place]
+            if total is not None and share is not None:
+                total += share
+    else:
+        operands = _KernelOperands(kernels, adj, a)
+        found = operands.gradients(
+            adj, statistics, _spread_rows(grad.detach()), wanted, dst_sum, vector_sum
+        )
+    found[2] = dst_sum if want_dst else None
+    found[4] = vector_sum if want_vector else None
+    return found
+
+
+def _detached(a: Attention) -> Attention:
+    return a.with_operands([None if t is None else t.detach() for t in a.operands])
+
+
+class _KernelOperands:
+    """The operands as the kernels want them: contiguous rows in one type, numbers in the wide one.
+
+    Rows that are gathered, and what is added to them, keep the dtype of the attention; numbers per
+    head are as wide as sums are.
+    """
+
+    def __init__(self, kernels: ModuleType, adj: Adjacency, a: Attention) -> None:
+        self.kernels, self.a = kernels, a
+        self.dtype, self.wide = a.dtype, wide(a.dtype)
+        values = self._gathered(a.values)
+        additive = a.score == "additive"
+        self._reads_edges = a.mask is not None or a.edge is not None or a.factor is not None
+        src = values if a.src is None or a.src is a.values else self._gathered(a.src)
+        edges = None if a.edge is None else a.edge
+        by_columns = a.score == "joint"
+        mask = a.mask
+        self.bound: Any = kernels.attention(
+            a.score,
+            adj.num_src,
+            adj.num_dst,
+            a.heads,
+            a.dim,
+            a.score_dim,
+            a.slope,
+            a.scale,
+            values,
+            None if additive else src,
+            None if additive else self._gathered(a.dst),
+            self._gathered(edges) if by_columns and edges is not None else None,
+            self._numbers(a.src) if additive else None,
+            self._numbers(a.dst) if additive else None,
+            None if by_columns else self._numbers(edges),
+            None if a.vector is None else a.vector.to(self.wide).contiguous().view(-1),
+            self._numbers(a.factor),
+            0 if mask is None else mask.threshold,
+            0 if mask is None else mask.edge_seed,
+            0 if mask is None else mask.head_seed,
+            1.0 if mask is None else mask.kept,
+            None if mask is None or mask.keys is None else mask.keys.contiguous(),
+        )
+
+    def _gathered(self, rows: Tensor) -> Tensor:
+        found = flat_rows(rows.to(self.dtype))
+        assert found is not None
+        return found
+
+    def _numbers(self, numbers: Operand) -> Operand:
+        return None if numbers is None else flat_rows(numbers.to(self.wide))
+
+    def forward(
+        self, adj: Adjacency, peak: Tensor, total: Tensor, sums: Operand, out: Operand, begin: bool
+    ) -> None:
+        threads = torch.get_num_threads()
+        if sums is not None:
+            sums = _spread_rows(sums)
+        self.bound.forward(
+            *adj.csc(ids=self._reads_edges), peak, total, sums, flat_rows(out), begin, threads
+        )
+
+    def gradients(
+        self,
+        adj: Adjacency,
+        statistics: tuple[Tensor, Tensor, Tensor],
+        grad: Tensor,
+        wanted: Sequence[bool],
+        dst_sum: Operand,
+        vector_sum: Operand,
+    ) -> list[Operand]:
+        a, threads = self.a, torch.get_num_threads()
+        additive = a.score == "additive"
+        values, src, _, edge, _, factor = wanted
+        edge_dtype = self.dtype if a.score == "joint" else self.wide
+        found: list[Operand] = [
+            self._result(a.values, self.dtype, values),
+            self._result(a.src, self.wide if additive else self.dtype, src),
+            None,
+            self._result(a.edge, edge_dtype, edge),
+            None,
+            self._result(a.factor, self.wide, factor),
+        ]
+        common = (*statistics, grad)
+        out_edges = adj.csr(ids=self._reads_edges)
+        if additive:
+            self.bound.sources(
+                *out_edges,
+                *common,
+                flat_rows(found[0]),
+                None,
+                flat_rows(found[1]),
+                flat_rows(dst_sum),
+                flat_rows(found[3]),
+                flat_rows(found[5]),
+                threads,
+            )
+            return found
+        if values or src:
+            outputs = (flat_rows(found[0]), flat_rows(found[1]))
+            self.bound.sources(*out_edges, *common, *outputs, None, None, None, None, threads)
+        if any(wanted[2:]):
+            edge_rows = flat_rows(found[3])
+            by_columns = a.score == "joint"
+            self.bound.destinations(
+                *adj.csc(ids=self._reads_edges),
+                *common,
+                flat_rows(dst_sum),
+                None if vector_sum is None else vector_sum.view(1, -1),
+                edge_rows if by_columns else None,
+                None if by_columns else edge_rows,
+                flat_rows(found[5]),
+                threads,
+            )
+        return found
+
+    def _result(self, like: Operand, dtype: torch.dtype, wanted: bool) -> Operand:
+        if like is None or not wanted:
+            return None
+        return empty(like.shape, dtype)
+
+
+def _spread_rows(values: Tensor) -> Tensor:
+    """Two-dimensional, the numbers of a row side by side; a view where they are so already."""
+    shape = values.shape[0], math.prod(values.shape[1:])
+    if not values[:1].is_contiguous() or (shape[0] > 1 and values.stride(0) < shape[1]):
+        values = values.contiguous()
+    return values.as_strided(shape, (max(values.stride(0), shape[1]), 1))

@@ -1,0 +1,383 @@
+# SPDX-License-Identifier: Apache-2.0
+"""METIS through the shared library that the wheel ``cmeel-metis`` carries.
+
+Karypis and Kumar, "A fast and high quality multilevel scheme for partitioning irregular graphs"
+(1998) and "Multilevel algorithms for multi-constraint graph partitioning" (1998); time and memory
+grow linearly with the edges. The popular Python wrapper, pymetis, knows one balance constraint
+only, so it serves as the fallback and the library itself is called through ctypes. Nothing is
+loaded before the first call. METIS keeps no state between calls but the C library's random
+numbers, so it is called by one thread at a time; other Python threads run while it works.
+
+METIS trusts its input: what it does not like it prints, or worse. So everything is checked here
+first, and the one line that it may still print (a bisection ran out of nodes) is caught.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib.metadata
+import os
+import re
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from ...errors import MetisError
+from ._undirected import UndirectedGraph
+
+Objective = Literal["cut", "vol"]
+Method = Literal["kway", "recursive"]
+IntArray = npt.NDArray[np.integer[Any]]
+
+INSTALL_METIS = "install it with `pip install cmeel-metis`"
+
+_STATUS = {-2: "METIS refused the input", -3: "METIS ran out of memory", -4: "METIS failed"}
+_stdout_lock = threading.Lock()
+# METIS draws from the C library's one generator: two calls at once would not repeat.
+_metis_lock = threading.Lock()
+
+
+@dataclass(frozen=True)
+class MetisLibrary:
+    """The loaded library, and what its own header says about it.
+
+    Args:
+        handle: The library.
+        index_type: numpy type of ids and weights.
+        real_type: numpy type of balance targets.
+        options: Number of each option, by name.
+        version: Three numbers.
+    """
+
+    handle: ctypes.CDLL
+    index_type: type[np.signedinteger[Any]]
+    real_type: type[np.floating[Any]]
+    options: dict[str, int]
+    version: tuple[int, ...]
+
+
+def metis_available() -> bool:
+    """Whether METIS can be called with any number of constraints."""
+    try:
+        return load_metis() is not None
+    except MetisError:
+        return False
+
+
+@lru_cache(maxsize=1)
+def load_metis() -> MetisLibrary | None:
+    """Load METIS; None where its wheel is not installed.
+
+    Raises:
+        MetisError: The wheel is there, but its library cannot be used.
+    """
+    library, header = _find("cmeel-metis", "libmetis"), _find("cmeel-metis", "metis.h")
+    if library is None or header is None:
+        return None
+    text = header.read_text(encoding="utf-8", errors="replace")
+    try:
+        widths = {
+            name: int(_search(rf"^\s*#define\s+{name}\s+(\d+)", text))
+            for name in ("IDXTYPEWIDTH", "REALTYPEWIDTH")
+        }
+        version = tuple(
+            int(_search(rf"^#define\s+METIS_VER_{part}\s+(\d+)", text))
+            for part in ("MAJOR", "MINOR", "SUBMINOR")
+        )
+        listed = _search(r"typedef\s+enum\s*\{([^}]*)\}\s*moptions_et", text)
+    except LookupError as error:
+        raise MetisError(f"cannot read {header}: {error}; reinstall cmeel-metis") from None
+    if version[0] != 5:
+        raise MetisError(f"METIS 5 is needed (got {version}); {INSTALL_METIS}")
+    try:
+        gklib = _find("cmeel-gklib", "libGKlib")
+        if gklib is not None:  # METIS names it as a dependency, and no search path leads to it
+            ctypes.CDLL(str(gklib), mode=ctypes.RTLD_GLOBAL)
+        handle = ctypes.CDLL(str(library))
+    except OSError as error:
+        raise MetisError(f"cannot load METIS: {error}; reinstall cmeel-metis") from error
+    return MetisLibrary(
+        handle,
+        np.int64 if widths["IDXTYPEWIDTH"] == 64 else np.int32,
+        np.float64 if widths["REALTYPEWIDTH"] == 64 else np.float32,
+        {name: place for place, name in enumerate(re.findall(r"METIS_OPTION_(\w+)", listed))},
+        version,
+    )
+
+
+def _find(distribution: str, name: str) -> Path | None:
+    """The file of an installed wheel that has this name, or is the shared library of this name."""
+    try:
+        files = importlib.metadata.files(distribution) or []
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    for file in files:
+        if re.fullmatch(rf"{re.escape(name)}(\.(so|dylib|dll)[.\d]*)?", file.name):
+            return Path(str(file.locate()))
+    return None
+
+
+def _search(pattern: str, text: str) -> str:
+    found = re.search(pattern, text, re.MULTILINE)
+    if found is None:
+        raise LookupError(f"nothing matches {pattern!r}")
+    return found.group(1)
+
+
+def metis_partition(
+    graph: UndirectedGraph,
+    num_parts: int,
+    *,
+    node_weights: IntArray | None = None,
+    tolerances: Sequence[float] | None = None,
+    objective: Objective = "cut",
+    method: Method = "kway",
+    weigh_edges: bool = False,
+    seed: int = 0,
+    num_iterations: int = 10,
+    num_trials: int | None = None,
+) -> npt.NDArray[np.int64]:
+    """Assign nodes to parts with one call of METIS.
+
+    METIS treats ``tolerances`` as a goal: measure the result.
+
+    Args:
+        graph: Undirected, without loops or parallel edges.
+        num_parts: Number of parts.
+        node_weights: Whole numbers from 0 up, ``[num_nodes, num_constraints]``; None balances the
+            number of nodes.
+        tolerances: Per constraint, largest weight of a part over the mean; None leaves METIS its
+            own (about 1.03).
+        objective: "cut" minimises cut edges, "vol" the number of (node, foreign part) pairs that
+            are neighbours, which is what an exchange of halos sends.
+        method: "kway" or "recursive" (bisection; "cut" only).
+        weigh_edges: Count an edge as often as the graph had it.
+        seed: Of METIS's own generator; the same seed gives the same parts.
+        num_iterations: Refinement passes per level.
+        num_trials: First partitions of the coarsest graph of which METIS keeps the best; by default
+            as many as METIS likes.
+
+    Returns:
+        ``[num_nodes]``, the part of each node. Parts can come out empty.
+
+    Raises:
+        ValueError: An argument is out of its range.
+        MetisError: The wheel is missing, a count does not fit its integers, or METIS failed.
+    """
+    weights = _checked_weights(graph, node_weights)
+    _check_arguments(num_parts, weights, tolerances, objective, method, seed)
+    if graph.num_nodes == 0 or num_parts == 1:
+        return np.zeros(graph.num_nodes, dtype=np.int64)
+    if graph.num_nodes <= num_parts:
+        return np.arange(graph.num_nodes, dtype=np.int64)
+    library = load_metis()
+    edge_weights = graph.counts if weigh_edges else None
+    if library is None:
+        return _pymetis_partition(
+            graph, num_parts, weights, edge_weights, tolerances, objective, method, seed
+        )
+    _check_width(library, graph, weights, edge_weights)
+    index, real = library.index_type, library.real_type
+    options = np.full(len(library.options) + 40, -1, dtype=index)
+    library.handle.METIS_SetDefaultOptions(_pointer(options))
+    options[library.options["OBJTYPE"]] = ("cut", "vol").index(objective)
+    options[library.options["SEED"]] = seed
+    options[library.options["NITER"]] = num_iterations
+    if num_trials is not None:
+        options[library.options["NIPARTS"]] = num_trials
+    options[library.options["NUMBERING"]] = 0
+    indptr = np.ascontiguousarray(graph.indptr, dtype=index)
+    indices = np.ascontiguousarray(graph.indices, dtype=index)
+    num_constraints = 1 if weights is None else weights.shape[1]
+    bounds = None if tolerances is None else np.asarray(tolerances, dtype=real)
+    parts = np.zeros(graph.num_nodes, dtype=index)
+    call = (
+        library.handle.METIS_PartGraphRecursive
+        if method == "recursive"
+        else library.handle.METIS_PartGraphKway
+    )
+    node_array = None if weights is None else np.ascontiguousarray(weights, dtype=index)
+    edge_array = None if edge_weights is None else np.ascontiguousarray(edge_weights, dtype=index)
+    with _metis_lock, _quiet(_may_print(graph, num_parts, weights)):
+        status = call(
+            _pointer(np.array([graph.num_nodes], dtype=index)),
+            _pointer(np.array([num_constraints], dtype=index)),
+            _pointer(indptr),
+            _pointer(indices),
+            _pointer(node_array),
+            None,
+            _pointer(edge_array),
+            _pointer(np.array([num_parts], dtype=index)),
+            None,
+            _pointer(bounds),
+            _pointer(options),
+            _pointer(np.zeros(1, dtype=index)),
+            _pointer(parts),
+        )
+    if status != 1:
+        raise MetisError(
+            f"{_STATUS.get(status, 'METIS failed')} (status {status}) on {graph.num_nodes} nodes, "
+            f"{graph.num_edges} edges, {num_parts} parts and {num_constraints} constraints; "
+            "use fewer parts or constraints, or part_method='random'"
+        )
+    return parts.astype(np.int64)
+
+
+def _pointer(array: npt.NDArray[Any] | None) -> ctypes.c_void_p | None:
+    # The pointer object keeps the array alive, so a temporary may be passed.
+    return None if array is None else array.ctypes.data_as(ctypes.c_void_p)
+
+
+def _checked_weights(graph: UndirectedGraph, node_weights: IntArray | None) -> IntArray | None:
+    if node_weights is None:
+        return None
+    weights = np.asarray(node_weights)
+    if weights.ndim != 2 or weights.shape[0] != graph.num_nodes or weights.shape[1] == 0:
+        raise ValueError(
+            "node_weights must be [num_nodes, num_constraints] with at least one constraint "
+            f"(got shape {weights.shape} for {graph.num_nodes} nodes)"
+        )
+    if not np.issubdtype(weights.dtype, np.integer):
+        raise ValueError(f"node_weights must be integers (got {weights.dtype}); scale and round")
+    if weights.size and weights.min() < 0:
+        raise ValueError(f"node_weights must not be negative (got {weights.min()})")
+    return weights
+
+
+def _check_arguments(
+    num_parts: int,
+    weights: IntArray | None,
+    tolerances: Sequence[float] | None,
+    objective: str,
+    method: str,
+    seed: int,
+) -> None:
+    if num_parts < 1:
+        raise ValueError(f"num_parts must be at least 1 (got {num_parts})")
+    if objective not in ("cut", "vol"):
+        raise ValueError(f"objtype must be 'cut' or 'vol' (got {objective!r})")
+    if method not in ("kway", "recursive"):
+        raise ValueError(f"method must be 'kway' or 'recursive' (got {method!r})")
+    if method == "recursive" and objective == "vol":
+        raise ValueError("recursive bisection minimises the cut only; use method='kway' for 'vol'")
+    if not 0 <= seed < 2**31:
+        raise ValueError(f"seed must be in [0, 2**31) (got {seed})")
+    if tolerances is None:
+        return
+    num_constraints = 1 if weights is None else weights.shape[1]
+    if len(tolerances) != num_constraints or any(not bound > 1.0 for bound in tolerances):
+        raise ValueError(
+            f"tolerances must hold {num_constraints} numbers above 1 (got {list(tolerances)})"
+        )
+
+
+def _check_width(
+    library: MetisLibrary,
+    graph: UndirectedGraph,
+    weights: IntArray | None,
+    edge_weights: IntArray | None,
+) -> None:
+    limit = np.iinfo(library.index_type).max
+    totals = {
+        "nodes": graph.num_nodes,
+        "edges, both directions counted,": 2 * graph.num_edges,
+        "parallel edges in all": 0 if edge_weights is None else int(edge_weights.sum()),
+    }
+    if weights is not None:
+        for column in range(weights.shape[1]):
+            totals[f"weight in constraint {column}"] = int(weights[:, column].sum(dtype=np.int64))
+    for what, total in totals.items():
+        if total >= limit:
+            raise MetisError(
+                f"METIS was built with {np.dtype(library.index_type).itemsize * 8}-bit integers: "
+                f"the number of {what} must be below {limit} (got {total}); bring an assignment "
+                "of your own as part_method, or use part_method='random'"
+            )
+
+
+def _may_print(graph: UndirectedGraph, num_parts: int, weights: IntArray | None) -> bool:
+    """Whether some bisection might be left with a side without nodes, of which METIS complains."""
+    if graph.num_nodes < 100 * num_parts:
+        return True
+    if weights is None:
+        return False
+    totals = weights.sum(axis=0, dtype=np.int64)
+    return bool((weights.max(axis=0) * 10 * num_parts > totals).any())
+
+
+@contextlib.contextmanager
+def _quiet(active: bool) -> Iterator[None]:
+    """Hold back what is written to file descriptor 1, and write it again without METIS's lines."""
+    if not active:
+        yield
+        return
+    with _stdout_lock, tempfile.TemporaryFile() as held:
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            sys.stdout.flush()
+        try:
+            stdout = os.dup(1)
+        except OSError:  # closed: nothing can be printed
+            yield
+            return
+        libc = ctypes.CDLL(None)
+        libc.fflush(None)
+        os.dup2(held.fileno(), 1)
+        try:
+            yield
+        finally:
+            libc.fflush(None)
+            os.dup2(stdout, 1)
+            os.close(stdout)
+            held.seek(0)
+            others = b"".join(line for line in held if not line.startswith(b"\t***"))
+            if others:
+                os.write(1, others)
+
+
+def _pymetis_partition(
+    graph: UndirectedGraph,
+    num_parts: int,
+    weights: IntArray | None,
+    edge_weights: IntArray | None,
+    tolerances: Sequence[float] | None,
+    objective: Objective,
+    method: Method,
+    seed: int,
+) -> npt.NDArray[np.int64]:
+    """The same with pymetis, which takes one constraint and minimises the cut."""
+    try:
+        import pymetis  # type: ignore[import-not-found, unused-ignore]
+    except ImportError:
+        raise MetisError(
+            f"part_method='metis' needs the package cmeel-metis; {INSTALL_METIS}, or use "
+            "part_method='random'"
+        ) from None
+    num_constraints = 1 if weights is None else weights.shape[1]
+    if num_constraints > 1 or objective != "cut":
+        wanted = f"{num_constraints} constraints" if num_constraints > 1 else f"objtype {objective}"
+        raise MetisError(
+            f"pymetis balances one thing and minimises the cut (asked for {wanted}); for more, "
+            f"the package cmeel-metis is needed: {INSTALL_METIS}"
+        )
+    options = pymetis.Options(seed=seed)
+    if tolerances is not None:
+        options.ufactor = max(1, round((tolerances[0] - 1) * 1000))
+    _, parts = pymetis.part_graph(
+        num_parts,
+        xadj=graph.indptr.tolist(),
+        adjncy=graph.indices.tolist(),
+        vweights=None if weights is None else weights[:, 0].tolist(),
+        eweights=None if edge_weights is None else edge_weights.tolist(),
+        recursive=method == "recursive",
+        options=options,
+    )
+    return np.asarray(parts, dtype=np.int64)

@@ -1,0 +1,355 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensor files: safetensors, written in slices, each file carrying its own checksum.
+
+The bytes are those of the safetensors format, so any safetensors reader opens them. Two things
+make a writer of our own worth its lines: rows can be gathered slice by slice while they are
+written, so that a wide feature never exists twice in memory, and the header carries the BLAKE2b
+digest of the whole file, so that a reader can tell at the price of the header alone whether a file
+is the one that the partition's JSON speaks of.
+
+::
+
+    8 bytes    length of the header, little endian
+    header     JSON: name -> {dtype, shape, data_offsets}, and "__metadata__" with the digest
+    data       tensors one after another, widest dtype first, then by name
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, BinaryIO
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from ..._regular_files import check_regular, open_regular, parse_json
+from ..._written_files import writing
+from ...errors import PartitionFormatError
+
+DTYPE_NAMES: dict[torch.dtype, str] = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+_DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
+_WHOLE_NUMBERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+_DIGEST_KEY = "blake2b"
+_DIGEST_BYTES = 16
+_NO_DIGEST = "0" * (2 * _DIGEST_BYTES)
+_LARGEST = 2**62
+_MOST_DIMENSIONS = 64  # as many as numpy takes
+_SLICE_BYTES = 1 << 20  # which fits the cache next to a core, from gathering to the digest
+
+
+@dataclass(frozen=True)
+class Rows:
+    """``source[index]``, gathered when it is written.
+
+    Args:
+        source: ``[num_rows, ...]``.
+        index: int64 ``[num_selected]``.
+    """
+
+    source: Tensor
+    index: Tensor
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.source.dtype
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((self.index.shape[0], *self.source.shape[1:]))
+
+    def slices(self) -> Iterator[Tensor]:
+        row_bytes = max(1, self.source[:1].numel() * self.source.element_size())
+        gather = _gather(self.source.detach())
+        for index in torch.split(self.index, max(1, _SLICE_BYTES // row_bytes)):
+            yield gather(index)
+
+
+def _gather(source: Tensor) -> Callable[[Tensor], Tensor]:
+    """What gathers rows of a tensor; in the calling thread alone, where it can.
+
+    Others write and work meanwhile, and torch's threads wait for each other by spinning: a small
+    gather can take a hundred times its time where they are more than the cores.
+    """
+    if source.device.type != "cpu" or source.numel() == 0:
+        return lambda index: source.index_select(0, index.to(source.device))
+    numbers = source.view(_WHOLE_NUMBERS[source.dtype.itemsize]).numpy()
+    if not source.is_contiguous():
+        return lambda index: torch.from_numpy(numbers[index.numpy()]).view(source.dtype)
+    rows = numbers.reshape(numbers.shape[0], -1)
+    rows = rows.view(f"V{rows[0].nbytes}")[:, 0]
+
+    def gather(index: Tensor) -> Tensor:
+        taken = rows.take(index.numpy()).view(numbers.dtype)
+        return torch.from_numpy(taken).view(source.dtype).view(-1, *source.shape[1:])
+
+    return gather
+
+
+@dataclass(frozen=True)
+class FileRecord:
+    """What the partition's JSON remembers of a file: its size and its digest."""
+
+    bytes: int
+    blake2b: str
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"bytes": self.bytes, "blake2b": self.blake2b}
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor | Rows]) -> FileRecord:
+    """Write ``tensors`` to a new file and sync it to disk.
+
+    Args:
+        path: File to create; its folder must exist.
+        tensors: Whole tensors, or rows to gather while writing. Any device, any stride.
+
+    Raises:
+        TypeError: A dtype has no name in safetensors.
+        OSError: The file cannot be written, such as on a full disk; names it.
+    """
+    for name, tensor in tensors.items():
+        if tensor.dtype not in DTYPE_NAMES:
+            raise TypeError(
+                f"'{name}' must have a dtype that safetensors can hold (got {tensor.dtype}); "
+                f"convert it to one of {', '.join(str(dtype) for dtype in DTYPE_NAMES)}"
+            )
+    names = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
+    header = _header({name: tensors[name] for name in names})
+    digest = _new_digest()
+    digest.update(header)
+    with writing(path), open(path, "xb") as file:
+        file.write(header)
+        for name in names:
+            tensor = tensors[name]
+            for piece in tensor.slices() if isinstance(tensor, Rows) else (tensor,):
+                _write_bytes(file, digest, piece)
+        size = file.tell()
+        file.seek(header.index(_NO_DIGEST.encode()))
+        file.write(digest.hexdigest().encode())
+        file.flush()
+        os.fsync(file.fileno())
+    return FileRecord(size, digest.hexdigest())
+
+
+def _header(tensors: Mapping[str, Tensor | Rows]) -> bytes:
+    entries: dict[str, Any] = {"__metadata__": {_DIGEST_KEY: _NO_DIGEST}}
+    offset = 0
+    for name, tensor in tensors.items():
+        stop = offset + tensor.shape.numel() * tensor.dtype.itemsize
+        entries[name] = {
+            "dtype": DTYPE_NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [offset, stop],
+        }
+        offset = stop
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _new_digest() -> hashlib.blake2b:
+    return hashlib.blake2b(digest_size=_DIGEST_BYTES)
+
+
+def _write_bytes(file: BinaryIO, digest: hashlib.blake2b, tensor: Tensor) -> None:
+    if tensor.numel() == 0:
+        return
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    data = flat.view(torch.uint8).numpy().data
+    for start in range(0, len(data), _SLICE_BYTES):
+        file.write(data[start : start + _SLICE_BYTES])
+        digest.update(data[start : start + _SLICE_BYTES])
+
+
+@dataclass(frozen=True)
+class TensorFile:
+    """A tensor file that has been opened and found to be whole, as far as its header can tell.
+
+    Args:
+        path: The file.
+        shapes: Shape of each tensor.
+        blake2b: The digest that the header carries.
+        bytes: Size of the file.
+    """
+
+    path: Path
+    shapes: dict[str, tuple[int, ...]]
+    blake2b: str
+    bytes: int
+
+    @classmethod
+    def open(cls, path: Path) -> TensorFile:
+        """Read the header.
+
+        Raises:
+            PartitionFormatError: The file is missing, truncated, or not a tensor file of ours.
+        """
+        try:
+            with open_regular(path) as file:
+                size = os.fstat(file.fileno()).st_size
+                _, header = _read_header(file, size)
+            metadata, shapes = _checked_header(header, size - 8 - len(header))
+        except FileNotFoundError:
+            raise PartitionFormatError(
+                f"file {path} is missing; copy the part again, or partition the graph again"
+            ) from None
+        except OSError as error:
+            raise PartitionFormatError(
+                f"file {path} cannot be read ({error.strerror or error}); copy the part again, or "
+                "partition the graph again"
+            ) from error
+        except ValueError as error:
+            raise _damaged(path, error) from None
+        if _DIGEST_KEY not in metadata:
+            raise PartitionFormatError(
+                f"file {path} carries no {_DIGEST_KEY} digest, so graphshard did not write it; "
+                "partition the graph again"
+            )
+        return cls(path, shapes, metadata[_DIGEST_KEY], size)
+
+    def check_digest(self) -> None:
+        """Read every byte, and compare their digest with the one that the header carries.
+
+        Raises:
+            PartitionFormatError: They differ.
+        """
+        if digest_of(self.path) != self.blake2b:
+            raise PartitionFormatError(
+                f"file {self.path} is damaged (its checksum differs); copy the part again, or "
+                "partition the graph again"
+            )
+
+    def read(self) -> dict[str, Tensor]:
+        """All tensors, mapped from the file: pages are read when touched, those of bools at once.
+
+        Writing to a tensor changes this process's copy only, never the file.
+
+        Raises:
+            PartitionFormatError: The file is another than when it was opened, or a bool in it is
+                neither true nor false.
+        """
+        try:
+            check_regular(self.path)
+            with safe_open(self.path, framework="pt") as file:
+                tensors = {name: file.get_tensor(name) for name in self.shapes}
+        except (SafetensorError, OSError, RuntimeError, ValueError) as error:
+            raise _damaged(self.path, error) from error
+        for name, tensor in tensors.items():
+            if tuple(tensor.shape) != self.shapes[name]:
+                raise _damaged(self.path, f"'{name}' has changed its shape")
+            # C++ may do anything with a bool of another value, such as count it several times
+            if tensor.dtype == torch.bool and bool((tensor.view(torch.uint8) > 1).any()):
+                raise _damaged(self.path, f"a bool of '{name}' is neither 0 nor 1")
+        return tensors
+
+
+def digest_of(path: Path) -> str:
+    """Compute the digest of a whole tensor file, to be compared with the one it carries.
+
+    Raises:
+        PartitionFormatError: It cannot be read.
+    """
+    digest = _new_digest()
+    try:
+        with open_regular(path) as file:
+            prefix, header = _read_header(file, os.fstat(file.fileno()).st_size)
+            carried = str(parse_json(header)["__metadata__"][_DIGEST_KEY])
+            digest.update(prefix + header.replace(carried.encode(), _NO_DIGEST.encode(), 1))
+            while data := file.read(_SLICE_BYTES):
+                digest.update(data)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _damaged(path, error) from error
+    return digest.hexdigest()
+
+
+def _damaged(path: Path, what: object) -> PartitionFormatError:
+    return PartitionFormatError(
+        f"file {path} is damaged or incomplete ({what}); copy the part again, or partition the "
+        "graph again"
+    )
+
+
+def _read_header(file: IO[bytes], size: int) -> tuple[bytes, bytes]:
+    """The length in front of the header, and the header, of a file of ``size`` bytes."""
+    prefix = file.read(8)
+    length = int.from_bytes(prefix, "little")
+    if len(prefix) < 8 or length > size - 8:
+        raise ValueError(f"it has {size} bytes, too few for its header")
+    if length % 8:
+        raise ValueError(f"its header must take a multiple of 8 bytes (got {length})")
+    header = file.read(length)
+    if len(header) != length:
+        raise ValueError("it became shorter while it was read")
+    return prefix, header
+
+
+def _checked_header(
+    header: bytes, data_bytes: int
+) -> tuple[dict[str, str], dict[str, tuple[int, ...]]]:
+    """Metadata and shapes, after checking that the tensors fill the data without gaps.
+
+    Raises:
+        ValueError: They do not, or it is no header.
+    """
+    entries = parse_json(header.rstrip(b" "))
+    if not isinstance(entries, dict):
+        raise ValueError("its header is not an object")
+    metadata = entries.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        raise ValueError("its metadata are not texts")
+    places = []
+    shapes = {}
+    for name, entry in entries.items():
+        dtype, shape, (start, stop) = _checked_entry(name, entry)
+        shapes[name] = shape
+        places.append((start, stop))
+        if stop - start != math.prod(shape) * dtype.itemsize or start % dtype.itemsize:
+            raise ValueError(f"the shape and the place of '{name}' contradict each other")
+    end = 0
+    for start, stop in sorted(places):
+        if start != end:
+            raise ValueError(f"its tensors leave a gap or overlap at byte {end} of the data")
+        end = stop
+    if end != data_bytes:
+        raise ValueError(f"its tensors take {end} bytes, and it has {data_bytes} for them")
+    return metadata, shapes
+
+
+def _checked_entry(name: str, entry: Any) -> tuple[torch.dtype, tuple[int, ...], tuple[int, int]]:
+    if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
+        raise ValueError(f"its header says of '{name}' what tensors do not have")
+    dtype = _DTYPES.get(entry["dtype"]) if isinstance(entry["dtype"], str) else None
+    if dtype is None:
+        raise ValueError(f"'{name}' has the unknown dtype {entry['dtype']!r:.40}")
+    numbers = []
+    for key in ("shape", "data_offsets"):
+        values = entry[key]
+        if not isinstance(values, list) or not all(
+            type(n) is int and 0 <= n < _LARGEST for n in values
+        ):
+            raise ValueError(f"the {key} of '{name}' must be whole numbers")
+        numbers.append(tuple(values))
+    shape, offsets = numbers
+    if len(offsets) != 2 or len(shape) > _MOST_DIMENSIONS:
+        raise ValueError(f"the shape or the place of '{name}' has too many numbers, or too few")
+    return dtype, shape, (offsets[0], offsets[1])

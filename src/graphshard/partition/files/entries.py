@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a partition's JSON must say: every value that is read later is checked here, once.
+
+A JSON may have been damaged on its way, or written by somebody who wants files elsewhere to be read
+or moved. So numbers are whole and bounded, counts are held against the maps and lists that are
+there before anything loops over them, and paths cannot leave the folder.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+from ..._typing import DEFAULT_CANONICAL_ETYPE, DEFAULT_NTYPE, CanonicalEType
+
+PART_FILES = {
+    "part_graph": "graph.safetensors",
+    "node_feats": "node_feats.safetensors",
+    "edge_feats": "edge_feats.safetensors",
+}
+
+_LARGEST = 2**62
+_BUILD = re.compile(r"[0-9a-f]{16}")
+_DIGEST = re.compile(r"[0-9a-f]{32}")
+_SHOWN = 60
+
+Blocks = list[list[int]]
+
+
+@dataclass(frozen=True)
+class PartFile:
+    """One file of a part, as the JSON describes it.
+
+    Args:
+        name: Path inside the partition's folder.
+        bytes: Its size.
+        blake2b: Its digest.
+    """
+
+    name: str
+    bytes: int
+    blake2b: str
+
+
+def etype_key(etype: CanonicalEType) -> str:
+    """The name of a relation in files: "src:relation:dst"."""
+    return ":".join(etype)
+
+
+def required(content: Mapping[str, Any], key: str) -> Any:
+    """The value of a key.
+
+    Raises:
+        ValueError: There is none.
+    """
+    if key not in content:
+        raise ValueError(f"'{key}' is missing")
+    return content[key]
+
+
+def whole_number(value: Any, name: str, least: int = 0) -> int:
+    """A whole number from ``least`` up.
+
+    Raises:
+        ValueError: It is anything else, or past what ids can count.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _LARGEST:
+        raise ValueError(f"{name} must be a whole number from {least} up (got {shown(value)})")
+    return value
+
+
+def text(value: Any, name: str) -> str:
+    """A text that is not empty.
+
+    Raises:
+        ValueError: It is anything else.
+    """
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"{name} must be a text that is not empty (got {shown(value)})")
+    return value
+
+
+def mapping(value: Any, name: str) -> dict[str, Any]:
+    """An object of JSON.
+
+    Raises:
+        ValueError: It is anything else.
+    """
+    if not isinstance(value, dict):
+        raise ValueError(f"{name} must be an object with keys (got {shown(value)})")
+    return value
+
+
+def listing(value: Any, name: str) -> list[Any]:
+    """A list of JSON.
+
+    Raises:
+        ValueError: It is anything else.
+    """
+    if not isinstance(value, list):
+        raise ValueError(f"{name} must be a list (got {shown(value)})")
+    return value
+
+
+def only_keys(content: Mapping[str, Any], keys: Iterable[str], name: str) -> None:
+    """Raise unless an object has these keys and no other.
+
+    Raises:
+        ValueError: One is missing, or is one too many.
+    """
+    for key in keys:
+        required(content, key)
+    strange = sorted(set(content) - set(keys))
+    if strange:
+        raise ValueError(f"{name} has the unknown key {strange[0][:_SHOWN]!r}")
+
+
+def shown(value: Any) -> str:
+    """A value for a message, cut short where it is long."""
+    if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 200:
+        return f"a number of {value.bit_length()} bits"
+    if isinstance(value, dict | list) and len(value) > 10:
+        return f"a {type(value).__name__} of {len(value)}"
+    found = repr(value)
+    return found if len(found) <= _SHOWN else f"{found[:_SHOWN]}..."
+
+
+def read_ntypes(content: Mapping[str, Any]) -> dict[str, int]:
+    """Node type to its number; DGL leaves them out where there is one."""
+    types = mapping(content.get("ntypes", {DEFAULT_NTYPE: 0}), "ntypes")
+    if not types:
+        raise ValueError("ntypes must name at least one node type (got none)")
+    return {name: whole_number(n, f"ntypes[{shown(name)}]") for name, n in types.items()}
+
+
+def read_etypes(content: Mapping[str, Any], ntypes: Mapping[str, int]) -> dict[CanonicalEType, int]:
+    """Canonical edge type to its number."""
+    types = mapping(content.get("etypes", {etype_key(DEFAULT_CANONICAL_ETYPE): 0}), "etypes")
+    found = {_read_etype(key): whole_number(n, f"etypes[{shown(key)}]") for key, n in types.items()}
+    for source, _, target in found:
+        for ntype in (source, target):
+            if ntype not in ntypes:
+                raise ValueError(f"etypes name the node type {shown(ntype)}, and ntypes do not")
+    return found
+
+
+def read_node_map(content: Mapping[str, Any], num_parts: int) -> dict[str, Blocks]:
+    """Per node type, the block of each part."""
+    return _read_map(required(content, "node_map"), "node_map", DEFAULT_NTYPE, num_parts)
+
+
+def read_edge_map(content: Mapping[str, Any], num_parts: int) -> dict[CanonicalEType, Blocks]:
+    """Per edge type, the block of each part."""
+    only_type = etype_key(DEFAULT_CANONICAL_ETYPE)
+    found = _read_map(required(content, "edge_map"), "edge_map", only_type, num_parts)
+    return {_read_etype(key): blocks for key, blocks in found.items()}
+
+
+def _read_etype(key: str) -> CanonicalEType:
+    names = key.split(":")
+    if len(names) != 3:
+        raise ValueError(f"edge type {shown(key)} is not of the form 'source:relation:destination'")
+    return names[0], names[1], names[2]
+
+
+def _read_map(blocks: Any, name: str, only_type: str, num_parts: int) -> dict[str, Blocks]:
+    """Blocks per type; DGL once wrote the ends of the blocks alone, and no types."""
+    if isinstance(blocks, str):
+        raise ValueError(
+            f"{name} with one number per node is not supported, only ranges of relabelled ids"
+        )
+    if isinstance(blocks, list):
+        blocks = {only_type: blocks}
+    found = {}
+    for key, rows in mapping(blocks, name).items():
+        what = f"{name}[{shown(key)}]"
+        if len(listing(rows, what)) != num_parts:
+            raise ValueError(
+                f"{what} must hold [start, stop) for each of the {num_parts} parts (got "
+                f"{len(rows)} of them)"
+            )
+        if all(isinstance(row, int) for row in rows):
+            rows = [[start, stop] for start, stop in zip([0, *rows], rows, strict=False)]
+        for row in rows:
+            if len(listing(row, f"a block of {what}")) != 2:
+                raise ValueError(f"a block of {what} must be [start, stop] (got {shown(row)})")
+        found[key] = [[whole_number(n, f"a bound in {what}") for n in row] for row in rows]
+    return found
+
+
+def read_build(content: Mapping[str, Any]) -> str:
+    """The digest that names a partition, and the folder its parts step aside to: 16 hex digits."""
+    build = required(content, "build")
+    if not isinstance(build, str) or not _BUILD.fullmatch(build):
+        raise ValueError(f"build must be 16 hexadecimal digits (got {shown(build)})")
+    return build
+
+
+def read_part_files(content: Mapping[str, Any], num_parts: int) -> tuple[dict[str, PartFile], ...]:
+    """For every part, its files by kind."""
+    strange = {key for key in content if key.startswith("part-")}
+    strange -= {f"part-{part}" for part in range(num_parts)}
+    if strange:
+        raise ValueError(f"there is {min(strange)[:_SHOWN]!r}, but there are {num_parts} parts")
+    return tuple(_read_part(content, part) for part in range(num_parts))
+
+
+def _read_part(content: Mapping[str, Any], part: int) -> dict[str, PartFile]:
+    found = {}
+    for kind in PART_FILES:
+        try:
+            entry = mapping(required(content, f"part-{part}"), f"part-{part}")
+            name = inside_path(required(entry, kind))
+            files = mapping(required(entry, "files"), "files")
+            record = mapping(required(files, name), f"the record of {shown(name)}")
+            size = whole_number(required(record, "bytes"), "bytes")
+            digest = required(record, "blake2b")
+            if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
+                raise ValueError(f"blake2b must be 32 hexadecimal digits (got {shown(digest)})")
+        except ValueError as error:
+            raise ValueError(
+                f"it says nothing about the {kind} of part {part} that can be used: {error}"
+            ) from None
+        found[kind] = PartFile(name, size, digest)
+    return found
+
+
+def inside_path(name: Any) -> str:
+    """A path that stays inside the folder that it is taken from, as far as its text can tell.
+
+    Raises:
+        ValueError: It is absolute, leads upwards, or is no path.
+    """
+    path = PurePosixPath(text(name, "a path"))
+    if path.is_absolute() or ".." in path.parts or not path.parts or set("\\\0:") & set(str(name)):
+        raise ValueError(f"a path must stay inside the partition's folder (got {shown(name)})")
+    return str(name)

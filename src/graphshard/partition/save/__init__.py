@@ -1,0 +1,10 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writing a partition."""
+
+from ._save import (
+    partition_graph,
+)
+
+__all__ = [
+    "partition_graph",
+]

@@ -1,0 +1,340 @@
+# SPDX-License-Identifier: Apache-2.0
+"""partition_graph: assign, order, relabel, cut and write.
+
+Every file is written as soon as what it holds is known, by threads in the background: the features
+of the nodes of a part while the nodes of other parts are put in order, the rest at the end.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeAlias
+
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from ..._typing import CanonicalEType
+from ...graph import Graph
+from .._halo import CutEdges, cut_part, find_cut_edges
+from .._relabel import Ids, Relabeling, relabel
+from .._source import GraphSource
+from .._stats import PartitionStats, PartSizes, measure_balance
+from ..assign import (
+    Assignment,
+    BalanceNTypes,
+    Objective,
+    PartMethod,
+    UndirectedGraph,
+    assign_nodes,
+    build_constraints,
+    order_nodes,
+)
+from ..files import DTYPE_NAMES
+from ..format import etype_key
+from ._contents import edge_tensors, graph_tensors, node_tensors
+from ._jobs import Jobs
+from ._readers import places_by_readers
+from ._writer import PartitionWriter
+
+NodeMapping: TypeAlias = Tensor | dict[str, Tensor]
+EdgeMapping: TypeAlias = Tensor | dict[CanonicalEType, Tensor]
+
+GRAPH_FORMATS = ("coo", "csc", "csr")
+
+# Each holds the structure of a part in memory.
+_WRITING_THREADS = 2
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What every part is written from."""
+
+    source: GraphSource
+    relabeling: Relabeling
+    assignment: Assignment
+    formats: tuple[str, ...]
+
+
+def partition_graph(
+    g: Graph,
+    graph_name: str,
+    num_parts: int,
+    out_path: str | os.PathLike[str],
+    num_hops: int = 1,
+    part_method: PartMethod = "metis",
+    balance_ntypes: BalanceNTypes | None = None,
+    balance_edges: bool = False,
+    return_mapping: bool = False,
+    num_trainers_per_machine: int = 1,
+    objtype: Objective = "cut",
+    graph_formats: str | Sequence[str] | None = None,
+    *,
+    balance_split: bool | Iterable[str] | None = None,
+    tolerance: float = 1.05,
+    seed: int = 0,
+    reorder: bool | None = None,
+    quiet: bool = False,
+) -> tuple[NodeMapping, EdgeMapping] | None:
+    """Divide a graph into parts and write them to a folder, features included.
+
+    Nodes are assigned to parts; an edge goes with its destination. Nodes and edges get new ids,
+    under which every part owns one contiguous range per type; the original ids are kept as the
+    feature "orig_id". The in-edges of a node keep their original order. A part also holds a rim of
+    foreign nodes (`num_hops`). `graphshard.partition.format` draws the folder. The same arguments
+    give the same files, bit for bit; a folder that is written anew holds the old partition or the
+    new one at any time, never a mixture. The caller's graph is not changed.
+
+    Args:
+        g: The graph, plain or typed.
+        graph_name: Name of the graph and of the JSON file.
+        num_parts: Number of parts. Parts may stay empty.
+        out_path: Folder to write to; made if need be.
+        num_hops: Reach of the halo. 1: sources of in-edges, and all out-edges, of a part's own
+            nodes. k: also the in-edges of the halo, k - 1 times. 0: the sources alone.
+        part_method: "metis", "random", or the part of every node: a tensor or a list, for several
+            node types a dict of those.
+        balance_ntypes: Balance the nodes of every label: one whole number per node, for several
+            node types a dict of those. Without it, the nodes of every node type are balanced.
+        balance_edges: Balance in-edges too, for every class of nodes.
+        return_mapping: Return the original ids.
+        num_trainers_per_machine: Divide every part among so many trainers; the trainer of a node,
+            counted through all parts, is written as the feature "trainer_id" of nodes and edges.
+        objtype: What METIS minimises: "cut", edges between parts, or "vol", the halo.
+        graph_formats: Which of "coo", "csc" and "csr" to store; by default "coo".
+        balance_split: Balance training, validation and test nodes: True for all masks named as
+            usual (train_mask, val_mask, valid_mask, test_mask, train, val, test), or the names.
+        tolerance: What balanced means: the heaviest part weighs at most so many times the mean,
+            under each constraint (one node more is allowed where that is finer than a node).
+        seed: Of METIS or of the random assignment.
+        reorder: Order the nodes inside each part and type so that neighbours are near each other
+            (where the original order is not better); False keeps the original order. By default
+            True for several parts; a single part keeps the ids it had.
+        quiet: Do not print the table of statistics.
+
+    Returns:
+        With ``return_mapping``, the original id of every new node id and of every new edge id:
+        two tensors; if there are several node types or relations, two dicts of tensors, by node
+        type and by canonical edge type.
+
+    Raises:
+        TypeError: ``g`` or an argument has the wrong form, or a feature's dtype cannot be stored.
+        ValueError: An argument is out of range or does not fit the graph; a type or feature has a
+            name that files cannot hold; the folder holds something else.
+        RuntimeError: Another process is writing to the folder.
+        MetisError: METIS is missing or failed.
+
+    Warns:
+        BalanceWarning: A constraint could not be met; the message has the numbers.
+
+    Example:
+        >>> from graphshard import graph
+        >>> g = graph(([0, 1, 2, 3], [1, 0, 3, 2]))
+        >>> partition_graph(g, "pairs", 2, "pairs-in-2", quiet=True)  # doctest: +SKIP
+    """
+    source = GraphSource(g)
+    formats = _check_arguments(
+        num_parts, num_hops, num_trainers_per_machine, seed, tolerance, objtype, graph_formats
+    )
+    _check_features(source, num_trainers_per_machine)
+    constraints = build_constraints(source, balance_ntypes, balance_edges, balance_split)
+    if reorder is None:
+        reorder = num_parts > 1
+    needs_metis = isinstance(part_method, str) and part_method == "metis"
+    undirected = None
+    if reorder or (needs_metis and num_parts * num_trainers_per_machine > 1):
+        undirected = UndirectedGraph.from_edges(source.homogenised_edges(), source.num_nodes)
+    with PartitionWriter(out_path, graph_name) as writer, Jobs(_WRITING_THREADS) as jobs:
+        assignment = assign_nodes(
+            source,
+            num_parts,
+            part_method,
+            constraints,
+            num_trainers_per_machine=num_trainers_per_machine,
+            objective=objtype,
+            tolerance=tolerance,
+            seed=seed,
+            undirected=undirected,
+        )
+        balances = measure_balance(constraints, assignment.parts, num_parts)
+        del constraints
+
+        def write_nodes(part: int, members: Ids) -> None:
+            tensors = node_tensors(source, assignment.trainers, members)
+            jobs.start(writer.write_file, part, "node_feats", tensors)
+
+        order = order_nodes(
+            assignment.parts,
+            source.offsets,
+            num_parts,
+            undirected if reorder else None,
+            find_places=partial(places_by_readers, source, assignment.parts, num_parts),
+            ready=write_nodes,
+        )
+        del undirected
+        relabeling = relabel(source, assignment.parts, order, num_parts)
+        del order
+        plan = _Plan(source, relabeling, assignment, formats)
+        stats = PartitionStats(
+            graph_name=graph_name,
+            num_nodes=source.num_nodes,
+            num_edges=source.num_edges,
+            part_method=assignment.method,
+            tolerance=tolerance,
+            parts=_write_parts(plan, writer, jobs, num_hops),
+            balances=balances,
+        )
+        content = _json_content(plan, stats, num_hops, num_trainers_per_machine)
+        writer.commit(content)
+    if not quiet:
+        Console().print(stats.table())
+    return _mapping(relabeling) if return_mapping else None
+
+
+def _write_parts(
+    plan: _Plan, writer: PartitionWriter, jobs: Jobs, num_hops: int
+) -> tuple[PartSizes, ...]:
+    """Write all that is not written yet, and wait for it."""
+    parts = range(plan.relabeling.num_parts)
+    for part in parts:
+        jobs.start(_write_edges, plan, writer, part)
+    cut_edges, entering = find_cut_edges(plan.relabeling)
+    cutting = [jobs.start(_write_graph, plan, writer, part, num_hops, cut_edges) for part in parts]
+    jobs.finish()
+    return tuple(
+        replace(cut.result(), cut_edges=int(entering[part]), bytes=writer.part_bytes(part))
+        for part, cut in enumerate(cutting)
+    )
+
+
+def _write_graph(
+    plan: _Plan, writer: PartitionWriter, part: int, num_hops: int, cut_edges: list[CutEdges]
+) -> PartSizes:
+    local = cut_part(plan.relabeling, part, num_hops, cut_edges)
+    tensors = graph_tensors(local, plan.formats, plan.source.idtype)
+    sizes = PartSizes(
+        inner_nodes=local.num_inner_nodes,
+        halo_nodes=local.num_nodes - local.num_inner_nodes,
+        inner_edges=local.num_inner_edges,
+        outer_edges=local.num_edges - local.num_inner_edges,
+        cut_edges=0,
+        bytes=0,
+    )
+    del local  # what the files hold in another dtype is not needed twice
+    writer.write_file(part, "part_graph", tensors)
+    return sizes
+
+
+def _write_edges(plan: _Plan, writer: PartitionWriter, part: int) -> None:
+    tensors = edge_tensors(plan.source, plan.relabeling, plan.assignment.trainers, part)
+    writer.write_file(part, "edge_feats", tensors)
+
+
+def _json_content(
+    plan: _Plan, stats: PartitionStats, num_hops: int, num_trainers_per_machine: int
+) -> dict[str, Any]:
+    source, book = plan.source, plan.relabeling.book
+    node_map, edge_map = book.node_map(), book.edge_map()
+    return {
+        "graph_name": stats.graph_name,
+        "num_nodes": source.num_nodes,
+        "num_edges": source.num_edges,
+        "part_method": stats.part_method,
+        "num_parts": stats.num_parts,
+        "halo_hops": num_hops,
+        "num_trainers_per_machine": num_trainers_per_machine,
+        "graph_formats": list(plan.formats),
+        "node_map": node_map,
+        "edge_map": {etype_key(etype): blocks for etype, blocks in edge_map.items()},
+        "ntypes": {name: place for place, name in enumerate(source.ntypes)},
+        "etypes": {etype_key(name): n for n, name in enumerate(source.canonical_etypes)},
+        "stats": stats.as_dict(),
+    }
+
+
+def _mapping(relabeling: Relabeling) -> tuple[NodeMapping, EdgeMapping]:
+    source = relabeling.source
+    nodes = dict(zip(source.ntypes, relabeling.old_node_ids, strict=True))
+    edges = {
+        etype: relation.old_ids.to(torch.int64)
+        for etype, relation in zip(source.canonical_etypes, relabeling.relations, strict=True)
+    }
+    if len(nodes) == len(edges) == 1:
+        return next(iter(nodes.values())), next(iter(edges.values()))
+    return nodes, edges
+
+
+def _check_arguments(
+    num_parts: int,
+    num_hops: int,
+    num_trainers_per_machine: int,
+    seed: int,
+    tolerance: float,
+    objtype: str,
+    graph_formats: str | Sequence[str] | None,
+) -> tuple[str, ...]:
+    """The formats to store, after checking everything that needs no graph."""
+    for name, value, least in (
+        ("num_parts", num_parts, 1),
+        ("num_hops", num_hops, 0),
+        ("num_trainers_per_machine", num_trainers_per_machine, 1),
+        ("seed", seed, 0),
+    ):
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ValueError(f"{name} must be a whole number from {least} up (got {value!r})")
+    if seed >= 2**31:
+        raise ValueError(f"seed must be below 2**31 (got {seed})")
+    if not 1.0 <= tolerance < math.inf:
+        raise ValueError(
+            f"tolerance must be at least 1: heaviest part over mean (got {tolerance!r}); for 5 % "
+            "above the mean pass 1.05"
+        )
+    if objtype not in ("cut", "vol"):
+        raise ValueError(f"objtype must be 'cut' or 'vol' (got {objtype!r})")
+    if graph_formats is None:
+        return ("coo",)
+    asked = (graph_formats,) if isinstance(graph_formats, str) else tuple(graph_formats)
+    if not asked or not set(asked) <= set(GRAPH_FORMATS):
+        raise ValueError(
+            f"graph_formats must be some of {GRAPH_FORMATS}, or None (got {graph_formats!r})"
+        )
+    return tuple(name for name in GRAPH_FORMATS if name in asked)
+
+
+def _check_features(source: GraphSource, num_trainers_per_machine: int) -> None:
+    own = {"orig_id"} | ({"trainer_id"} if num_trainers_per_machine > 1 else set())
+    owners = [
+        (f"node type '{ntype}'", source.node_features(place))
+        for place, ntype in enumerate(source.ntypes)
+    ]
+    owners += [
+        (f"relation {etype}", source.edge_features(place))
+        for place, etype in enumerate(source.canonical_etypes)
+    ]
+    for owner, features in owners:
+        for name, feature in features.items():
+            if not name or "/" in name:
+                raise ValueError(
+                    "the name of a feature must be non-empty and without '/', which separates it "
+                    f"from its type in files (got {name!r} of {owner}); rename it"
+                )
+            if name in own:
+                raise ValueError(
+                    f"the feature name {name!r} is taken: partition_graph writes one itself (it "
+                    f"is on {owner}); rename or remove it"
+                )
+            if not isinstance(feature, Tensor) or feature.layout != torch.strided:
+                raise TypeError(
+                    f"feature '{name}' of {owner} must be a dense tensor to be stored "
+                    f"(got {type(feature).__name__}); convert it with .to_dense()"
+                )
+            if feature.dtype not in DTYPE_NAMES:
+                raise TypeError(
+                    f"feature '{name}' of {owner} has dtype {feature.dtype}, which partition "
+                    f"files cannot hold; convert it to one of "
+                    f"{', '.join(str(dtype) for dtype in DTYPE_NAMES)}"
+                )

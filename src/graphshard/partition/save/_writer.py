@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PartitionWriter: writes a partition folder so that a reader never finds half of one.
+
+[Note: replacing a partition]
+A folder can be partitioned into again, and a reader must never see a mixture, even if the writer
+is killed. New files are first written and synced in a staging folder. Then, part by part, the old
+folder steps aside into ``.<graph_name>-<build of the old JSON>`` and the new one takes its place;
+the new JSON replaces the old one last, in one atomic step. A JSON names the digest of every file
+and each file carries its own, so a reader that holds the old JSON notices a new part, and looks
+aside. The next writer puts back, or throws away, what a killed one left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from ..._regular_files import read_text_regular
+from ..._written_files import writing
+from ...errors import PartitionFormatError
+from ..files import FileRecord, Rows, write_tensors
+from ..format import FORMAT, FORMAT_VERSION, PART_FILES, build_of, displaced_folder, read_config
+
+
+class PartitionWriter:
+    """Writes one partition folder; see the note on the module. Use as a context manager.
+
+    Args:
+        out_path: The folder; made if need be.
+        graph_name: Name of the graph, and of the JSON.
+
+    Raises:
+        ValueError: The name cannot name a file, or the folder holds something else.
+        RuntimeError: Another process is writing here.
+    """
+
+    def __init__(self, out_path: str | os.PathLike[str], graph_name: str) -> None:
+        if not graph_name or graph_name.startswith(".") or set(graph_name) & set("/\\\0"):
+            raise ValueError(
+                "graph_name must be usable as a file name: not empty, no leading dot, no slash "
+                f"(got {graph_name!r})"
+            )
+        self.root = Path(os.path.abspath(out_path))
+        self.graph_name = graph_name
+        self.json_path = self.root / f"{graph_name}.json"
+        self._records: dict[tuple[int, str], FileRecord] = {}
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> PartitionWriter:
+        self.root.mkdir(parents=True, exist_ok=True)
+        with self._stack:
+            self._stack.enter_context(_lock(self.root))
+            self._old = self._existing()
+            self._check_folder()
+            self._recover()
+            prefix = f".{self.graph_name}-staging-"
+            self._staging = Path(tempfile.mkdtemp(prefix=prefix, dir=self.root))
+            self._stack.callback(shutil.rmtree, self._staging, ignore_errors=True)
+            self._stack = self._stack.pop_all()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def write_file(self, part: int, kind: str, tensors: Mapping[str, Tensor | Rows]) -> None:
+        """Write one file of a part. Several threads may write, each a file of its own.
+
+        Args:
+            part: The part; in the end, those from 0 up must have all their files.
+            kind: "part_graph", "node_feats" or "edge_feats".
+            tensors: What goes in.
+        """
+        folder = self._staging / f"part{part}"
+        folder.mkdir(exist_ok=True)
+        self._records[part, kind] = write_tensors(folder / PART_FILES[kind], tensors)
+
+    def part_bytes(self, part: int) -> int:
+        """Bytes of the files of a part that have been written."""
+        return sum(record.bytes for (owner, _), record in self._records.items() if owner == part)
+
+    def commit(self, content: Mapping[str, Any]) -> Path:
+        """Put everything in place; returns the path of the JSON.
+
+        Args:
+            content: The JSON without what this class knows: format, files, build.
+        """
+        num_parts = 1 + max(part for part, _ in self._records)
+        full = {
+            **content,
+            **{f"part-{part}": self._entry(part) for part in range(num_parts)},
+            "format": FORMAT,
+            "format_version": FORMAT_VERSION,
+        }
+        full["build"] = build_of(full)
+        staged_json = self._staging / self.json_path.name
+        with writing(staged_json), open(staged_json, "x", encoding="utf-8") as file:
+            json.dump(full, file, indent=1, allow_nan=False)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        for part in range(num_parts):
+            _sync_folder(self._staging / f"part{part}")
+        _sync_folder(self._staging)
+        discarded = self._staging / "discarded"
+        aside = discarded if self._old is None else self._aside(self._old)
+        aside.mkdir()
+        _sync_folder(self.root)
+        names = {folder.name for folder in self._part_folders()}
+        names |= {f"part{part}" for part in range(num_parts)}
+        for name in sorted(names):
+            if (self.root / name).exists():
+                os.rename(self.root / name, aside / name)
+            if (self._staging / name).exists():
+                os.rename(self._staging / name, self.root / name)
+            _sync_folder(self.root)
+        os.replace(staged_json, self.json_path)
+        _sync_folder(self.root)
+        if aside != discarded:  # in one step, lest a reader or a later writer find half of it
+            os.rename(aside, discarded)
+        return self.json_path
+
+    def _entry(self, part: int) -> dict[str, Any]:
+        """What the JSON says of a part."""
+        paths = {kind: f"part{part}/{name}" for kind, name in PART_FILES.items()}
+        files = {paths[kind]: self._records[part, kind].as_dict() for kind in PART_FILES}
+        return {**paths, "files": files}
+
+    def _existing(self) -> str | None:
+        """The build of the JSON that is there already, if it is one of ours."""
+        if not self.json_path.exists():
+            return None
+        why = "it is of another format"
+        try:
+            config = read_config(self.json_path)
+            if config.build is not None:
+                return config.build
+        except PartitionFormatError as error:
+            why = str(error)
+        raise ValueError(
+            f"{self.json_path} exists and is not a partition that graphshard wrote ({why}); choose "
+            "another out_path or graph_name, or move it away"
+        )
+
+    def _aside(self, build: str) -> Path:
+        """Where the parts of a JSON step aside; it lies directly in the folder."""
+        aside = displaced_folder(self.json_path, build)
+        assert aside.parent == self.root, "a build is checked when it is read"
+        return aside
+
+    def _part_folders(self) -> list[Path]:
+        return sorted(item for item in self.root.iterdir() if _PART_FOLDER.fullmatch(item.name))
+
+    def _check_folder(self) -> None:
+        """Refuse to touch part folders of another graph, or files of another program."""
+        for other in sorted(self.root.glob("*.json")):
+            if other != self.json_path and _has_parts(other):
+                raise ValueError(
+                    f"out_path {self.root} holds the partition of another graph ({other.name}), "
+                    "whose part folders would be replaced; choose another out_path"
+                )
+        for folder in self._part_folders():
+            _check_ours(folder, _IN_PART)
+
+    def _leftovers(self) -> list[Path]:
+        """What earlier writers left, after checking that nothing else is in it."""
+        name = re.escape(self.graph_name)
+        ours = re.compile(rf"\.{name}-(staging-[a-z0-9_]+|[0-9a-f]{{16}})")
+        found = sorted(item for item in self.root.iterdir() if ours.fullmatch(item.name))
+        of_writer = re.compile(rf"{_PART_FOLDER.pattern}|discarded|{name}\.json")
+        for leftover in found:
+            _check_ours(leftover, of_writer)
+            for inside in (leftover, leftover / "discarded"):
+                for folder in sorted(inside.glob("part*")):
+                    _check_ours(folder, _IN_PART)
+        return found
+
+    def _recover(self) -> None:
+        """Put back the parts of the JSON that is there; drop what belongs to no JSON."""
+        leftovers = self._leftovers()
+        current = None if self._old is None else self._aside(self._old)
+        for leftover in leftovers:
+            if leftover == current:
+                for part in sorted(leftover.glob("part*")):
+                    _remove(self.root / part.name)
+                    os.rename(part, self.root / part.name)
+            shutil.rmtree(leftover)
+
+
+_PART_FOLDER = re.compile(r"part[0-9]+")
+_IN_PART = re.compile("|".join(re.escape(name) for name in PART_FILES.values()))
+
+
+def _has_parts(path: Path) -> bool:
+    """Whether a JSON speaks of parts; one that is damaged may, too."""
+    try:
+        return "part-0" in read_config(path).content
+    except PartitionFormatError:
+        with contextlib.suppress(OSError, ValueError):
+            return '"part-0"' in read_text_regular(path)
+    return False
+
+
+def _check_ours(folder: Path, names: re.Pattern[str]) -> None:
+    """Raise unless a folder, if it is there, is one and holds only what writers put into it."""
+    if not os.path.lexists(folder):
+        return
+    if not folder.is_dir():
+        raise ValueError(
+            f"{folder} is not a folder that graphshard wrote; choose another out_path, or move it "
+            "away"
+        )
+    strange = sorted(item.name for item in folder.iterdir() if not names.fullmatch(item.name))
+    if strange:
+        raise ValueError(
+            f"{folder} holds files that graphshard did not write (such as {strange[0]}); choose "
+            "another out_path, or move them away"
+        )
+
+
+def _remove(path: Path) -> None:
+    """Remove a folder, or a link to one and not what it leads to."""
+    if path.is_symlink():
+        path.unlink()
+    else:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make renames in a folder survive a power cut, where the system can."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _lock(folder: Path) -> Iterator[None]:
+    """Hold a folder against other writers; the system lets go of it if this process dies."""
+    try:
+        import fcntl
+    except ImportError:  # no such locks on this system
+        yield
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EAGAIN, errno.EACCES):
+                raise RuntimeError(
+                    f"another process is partitioning into {folder}; call partition_graph from "
+                    "one process only, or give each its own out_path"
+                ) from None
+        yield
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    finally:
+        os.close(descriptor)

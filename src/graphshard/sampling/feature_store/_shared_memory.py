@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SharedArrays: arrays that the ranks of a host map together, each written by many ranks.
+
+The first rank of each host makes a file, the others map it, and before it takes any memory the file
+has lost its name: memory goes when the last process that maps it goes, however that ends.
+
+An array consists of consecutive slices, one per rank, in rank order. A rank writes its own slice.
+Slices of ranks on other hosts, where they are wanted, come in messages of bounded size, and the
+first rank of each host writes them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..._written_files import writing
+from ...comm import share_error
+from ...comm.collectives import all_to_all, wait_for_all
+from ...comm.group import GroupState
+from ._hosts import Hosts, directory_with_room, gather_texts, named_file
+
+_ALIGNMENT = 64
+_MESSAGE_BYTES = 1 << 25
+
+
+@dataclass(frozen=True)
+class SharedArray:
+    """An array that is to be shared.
+
+    Args:
+        dtype: Of its elements.
+        row_shape: Shape of one row.
+        starts: First row of each rank's slice, and the number of rows.
+        own: This rank's slice, ``[starts[rank + 1] - starts[rank], *row_shape]``.
+    """
+
+    dtype: torch.dtype
+    row_shape: tuple[int, ...]
+    starts: tuple[int, ...]
+    own: Tensor
+
+    @classmethod
+    def like(cls, own: Tensor, starts: Sequence[int]) -> SharedArray:
+        """One of the dtype and row shape of this rank's slice."""
+        return cls(own.dtype, tuple(own.shape[1:]), tuple(starts), own)
+
+    @property
+    def row_bytes(self) -> int:
+        size = self.dtype.itemsize
+        for extent in self.row_shape:
+            size *= extent
+        return size
+
+    @property
+    def num_bytes(self) -> int:
+        return self.starts[-1] * self.row_bytes
+
+    def slice_bytes(self, rank: int) -> tuple[int, int]:
+        """(start, stop) of a rank's slice, in bytes."""
+        return self.starts[rank] * self.row_bytes, self.starts[rank + 1] * self.row_bytes
+
+
+def share_arrays(
+    state: GroupState,
+    hosts: Hosts,
+    arrays: Sequence[SharedArray],
+    *,
+    whole: bool,
+    directory: str | os.PathLike[str] | None = None,
+) -> list[Tensor]:
+    """Put arrays into memory that the ranks of a host share; every rank must call.
+
+    Args:
+        state: The ranks.
+        hosts: Where they are.
+        arrays: The same on all ranks but for ``own``.
+        whole: Whether every host gets every slice; else those of its own ranks, and the rest of
+            the array must not be read: it takes address space, but no memory.
+        directory: As for `Hosts.find`.
+
+    Returns:
+        The arrays, ``[starts[-1], *row_shape]`` each. Not to be written to.
+
+    Raises:
+        OSError: On all ranks, if some host has no room.
+    """
+    if state.world_size == 1:
+        return [array.own for array in arrays]
+    *begins, num_bytes = accumulate((_aligned(array.num_bytes) for array in arrays), initial=0)
+    present = range(state.world_size) if whole else hosts.here
+    needed = sum(
+        stop - start for array in arrays for start, stop in map(array.slice_bytes, present)
+    )
+    stretches = [
+        (begin + start, stop - start)
+        for begin, array in zip(begins, arrays, strict=True)
+        for start, stop in map(array.slice_bytes, present)
+    ]
+    memory = _map(state, hosts, num_bytes, needed, stretches, directory)
+    targets = [
+        memory[begin : begin + array.num_bytes] for begin, array in zip(begins, arrays, strict=True)
+    ]
+    for target, array in zip(targets, arrays, strict=True):
+        start, stop = array.slice_bytes(state.rank)
+        target[start:stop].copy_(_as_bytes(array.own))
+    if whole and len(hosts.leaders) > 1:
+        _spread(state, hosts, arrays, targets)
+    wait_for_all(state, "shared arrays")
+    return [
+        target.view(array.dtype).view(array.starts[-1], *array.row_shape)
+        for target, array in zip(targets, arrays, strict=True)
+    ]
+
+
+def _map(
+    state: GroupState,
+    hosts: Hosts,
+    num_bytes: int,
+    needed: int,
+    stretches: Sequence[tuple[int, int]],
+    directory: str | os.PathLike[str] | None,
+) -> Tensor:
+    """Bytes that all ranks of this host map."""
+    with contextlib.ExitStack() as stack:
+        path, descriptor = None, -1
+        with _shared(state):
+            if hosts.is_leader:
+                folder = directory_with_room(directory, needed)
+                path, descriptor = stack.enter_context(named_file(folder))
+                with writing(path):
+                    os.ftruncate(descriptor, max(num_bytes, 1))  # takes no memory
+        paths = gather_texts(state, "" if path is None else str(path))
+        with _shared(state):
+            memory = _open(Path(paths[hosts.leader[state.rank]]), num_bytes)
+        with _shared(state):
+            if path is not None:
+                path.unlink()
+                with writing(path):
+                    _allocate(descriptor, stretches)
+    return memory
+
+
+@contextlib.contextmanager
+def _shared(state: GroupState) -> Iterator[None]:
+    """What one rank's block raises, all ranks raise."""
+    error = None
+    try:
+        yield
+    except (OSError, ValueError) as caught:
+        error = caught
+    share_error(error, state.group)
+
+
+def _allocate(descriptor: int, stretches: Sequence[tuple[int, int]]) -> None:
+    """Take the memory of stretches of a file now: a full disk is an error, not a signal."""
+    if hasattr(os, "posix_fallocate"):
+        for start, length in stretches:
+            if length:
+                os.posix_fallocate(descriptor, start, length)
+
+
+def _open(path: Path, num_bytes: int) -> Tensor:
+    descriptor = os.open(path, os.O_RDWR)
+    try:
+        mapped = mmap.mmap(descriptor, max(num_bytes, 1))
+    finally:
+        os.close(descriptor)
+    # The tensor keeps the map, which ends with the last tensor over it.
+    return torch.frombuffer(mapped, dtype=torch.uint8)[:num_bytes]
+
+
+def _spread(
+    state: GroupState,
+    hosts: Hosts,
+    arrays: Sequence[SharedArray],
+    targets: Sequence[Tensor],
+) -> None:
+    """Send every slice to the first rank of each other host, which writes it."""
+    far = [leader for leader in hosts.leaders if leader != hosts.leader[state.rank]]
+    limit = max(1, _MESSAGE_BYTES // state.world_size)
+    spans = [[array.slice_bytes(r) for array in arrays] for r in range(state.world_size)]
+    lengths = [sum(stop - start for start, stop in per_rank) for per_rank in spans]
+    for begin in range(0, max(lengths), limit):
+
+        def pieces(rank: int, begin: int = begin) -> list[Tensor]:
+            """What a rank sends in this round, as stretches of the targets."""
+            return _stretch(targets, spans[rank], begin, begin + limit)
+
+        chunk = torch.cat([*pieces(state.rank), targets[0][:0]])
+        send = [chunk.numel() if r in far else 0 for r in range(state.world_size)]
+        comes = [hosts.is_leader and hosts.leader[r] != state.rank for r in range(state.world_size)]
+        recv = [
+            max(0, min(length, begin + limit) - begin) if c else 0
+            for c, length in zip(comes, lengths, strict=True)
+        ]
+        arrived = all_to_all(state, chunk.repeat(len(far)), send, recv, "shared arrays")
+        offset = 0
+        for rank in (r for r, c in enumerate(comes) if c):
+            for piece in pieces(rank):
+                piece.copy_(arrived[offset : offset + piece.numel()])
+                offset += piece.numel()
+
+
+def _stretch(
+    targets: Sequence[Tensor], spans: Sequence[tuple[int, int]], begin: int, end: int
+) -> list[Tensor]:
+    """Bytes ``begin`` to ``end`` of one rank's slices of all arrays, laid end to end."""
+    found, passed = [], 0
+    for target, (start, stop) in zip(targets, spans, strict=True):
+        low, high = max(begin - passed, 0), min(end - passed, stop - start)
+        if low < high:
+            found.append(target[start + low : start + high])
+        passed += stop - start
+    return found
+
+
+def _as_bytes(tensor: Tensor) -> Tensor:
+    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT

@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DataLoader: mini-batches of a graph that is whole in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+from ...comm import rank, world_size
+from ...fullbatch import GraphShardManager
+from ..feature_store import keep_freed_memory
+from ..sampler import (
+    DrawSeed,
+    LaborSampler,
+    MultiLayerFullNeighborSampler,
+    NeighborSampler,
+    refuse_unnamed,
+    takes,
+)
+from ._epochs import EpochOrder
+from ._pipeline import Pipeline, Run, Stage
+
+WITHOUT_EFFECT = frozenset(
+    "multiprocessing_context persistent_workers pin_memory pin_prefetcher prefetch_factor timeout "
+    "use_alternate_streams use_prefetch_thread worker_init_fn".split()
+)
+"""Options of DGL's loader, and of torch's under it, that concern processes which are not used."""
+
+SIDE_BY_SIDE = (NeighborSampler, MultiLayerFullNeighborSampler, LaborSampler)
+"""Samplers that may be asked from several threads at a time, which a subclass may not bear."""
+
+
+class DataLoader:
+    """Iterates over batches of indices, and yields what a sampler makes of each.
+
+    For a `NeighborSampler` indices are node ids and a batch is ``(input_nodes, output_nodes,
+    blocks)``; for an `EdgePredictionSampler` they are edge ids and a batch is ``(input_nodes,
+    pair_graph, [negative_pair_graph,] blocks)``. Any object with a method ``sample(g, indices)``
+    will do. The features that the sampler names are gathered ahead of time, all others when they
+    are read; see [Note: lazy features].
+
+    What is drawn depends on the seed, the epoch and the step alone: two loaders with the same
+    arguments give the same batches, with any ``prefetch``. A user's own sampler is included if it
+    takes an argument ``draw_seed`` or draws nothing.
+
+    Args:
+        graph: The graph.
+        indices: ``[n]`` what to iterate over, or type to that; batches mix the types. An index may
+            be there several times (oversampling): ``output_nodes``, and the rows of the last block,
+            are a batch's indices as they are, and all times of a node have the same neighbours.
+        graph_sampler: Makes a batch.
+        device: Where batches shall be; by default the sampler's ``output_device``, else the
+            graph's device.
+        *unnamed: None: everything else goes by name.
+        use_ddp: Share the indices evenly among the ranks of the default process group, as
+            `EpochOrder` says: without repetition, and with the same number of steps everywhere.
+            All ranks must pass the same indices.
+        ddp_seed: The seed where ``use_ddp`` is set and ``seed`` is not.
+        batch_size: Indices in a batch.
+        drop_last: Leave out a last batch that is not full.
+        shuffle: Take the indices in another order every epoch.
+        seed: Of the order and the draws; by default one from torch's generator.
+        prefetch: How many batches are made ahead of the training loop, in threads of their own; 0
+            makes each when it is asked for. By default 2, but 0 for a sampler without an
+            argument ``draw_seed``, which may share a generator with the training loop.
+        num_workers: Accepted so that calls written for DGL run; has no effect, since the work is
+            done by kernels in threads.
+        use_uva: Must be false.
+        gpu_cache: Must be None.
+        **options: Options of torch's loader that concern worker processes; without effect.
+
+    Raises:
+        TypeError: A graph that spans ranks, a sampler without ``sample``, unknown options, or
+            indices that are nothing that a tensor can be made of.
+        ValueError: ``batch_size`` is not positive, or ``prefetch`` negative.
+        NotImplementedError: ``use_uva`` or ``gpu_cache``.
+
+    Example:
+        >>> from graphshard.data import load_dataset
+        >>> from graphshard.dataloading import NeighborSampler
+        >>> cora = load_dataset("cora")
+        >>> sampler = NeighborSampler([10, 5], prefetch_node_feats=["feat"])
+        >>> loader = DataLoader(cora.graph, cora.node_ids("train"), sampler, batch_size=64)
+        >>> for input_nodes, output_nodes, blocks in loader:
+        ...     print(len(output_nodes), blocks[0].srcdata["feat"].shape[1])
+        64 1433
+        64 1433
+        12 1433
+    """
+
+    def __init__(
+        self,
+        graph: Any,
+        indices: Any,
+        graph_sampler: Any,
+        device: torch.device | str | None = None,
+        *unnamed: Any,
+        use_ddp: bool = False,
+        ddp_seed: int = 0,
+        batch_size: int = 1,
+        drop_last: bool = False,
+        shuffle: bool = False,
+        seed: int | None = None,
+        prefetch: int | None = None,
+        num_workers: int = 0,
+        use_uva: bool = False,
+        gpu_cache: Any = None,
+        **options: Any,
+    ) -> None:
+        refuse_unnamed(type(self).__name__, unnamed, "use_ddp", "ddp_seed", "batch_size")
+        if isinstance(graph, GraphShardManager):
+            raise TypeError(
+                "this loader takes a graph that is whole in this process (got a "
+                "GraphShardManager); use graphshard.sampling.DataLoader for one that spans ranks"
+            )
+        if not callable(getattr(graph_sampler, "sample", None)):
+            raise TypeError(
+                f"graph_sampler must have a method sample(g, indices) (got "
+                f"{type(graph_sampler).__name__})"
+            )
+        _check_options(use_uva, gpu_cache, options)
+        self._keyed = takes(graph_sampler.sample, "draw_seed")
+        if prefetch is None:
+            prefetch = 2 if self._keyed else 0
+        if prefetch < 0:
+            raise ValueError(f"prefetch must be 0 or more batches (got {prefetch})")
+        if seed is None:
+            seed = ddp_seed if use_ddp else DrawSeed.fresh().seed
+        self.graph = graph
+        self.indices = indices
+        self.graph_sampler = graph_sampler
+        if device is None:
+            device = getattr(graph_sampler, "output_device", None)
+        if device is None:
+            device = getattr(graph, "device", "cpu")
+        self.device = torch.empty(0, device=device).device
+        self.use_ddp, self.shuffle, self.drop_last = use_ddp, shuffle, drop_last
+        self.batch_size, self.num_workers = batch_size, num_workers
+        self.seed, self.prefetch = seed, prefetch
+        self.epoch = 0
+        place = (rank(), world_size()) if use_ddp else (0, 1)
+        self._order = EpochOrder(indices, batch_size, shuffle, drop_last, seed, *place)
+        keep_freed_memory()
+
+    def __len__(self) -> int:
+        """Batches in an epoch."""
+        return len(self._order)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Which epoch the next iteration is; each iteration counts one up by itself."""
+        self.epoch = epoch
+
+    def __iter__(self) -> Run[Any]:
+        """One epoch; each call begins the next."""
+        epoch, self.epoch = self.epoch, self.epoch + 1
+        order = self._order.of_epoch(epoch)
+        items = (
+            (self._order.batch(order, step), DrawSeed(self.seed, epoch, step))
+            for step in range(len(self))
+        )
+        workers = 1
+        if type(self.graph_sampler) in SIDE_BY_SIDE:
+            # Renumbering takes one thread, so two batches side by side are faster than one in two.
+            workers = max(1, min(torch.get_num_threads(), self.prefetch))
+        stages = [Stage("sample", self._sampled, workers), Stage("fetch", self._fetched)]
+        return Pipeline(stages, self.prefetch).run(items)
+
+    def enable_cpu_affinity(self, *args: Any, **kwargs: Any) -> AbstractContextManager[None]:
+        """Accepted so that programs written for DGL run; does nothing."""
+        return nullcontext()
+
+    def _sampled(self, item: tuple[Any, DrawSeed]) -> Any:
+        indices, draw_seed = item
+        keyed = {"draw_seed": draw_seed} if self._keyed else {}
+        return self.graph_sampler.sample(self.graph, indices, **keyed)
+
+    def _fetched(self, batch: Any) -> Any:
+        if hasattr(self.graph_sampler, "prefetch"):
+            self.graph_sampler.prefetch(batch)
+        return moved(batch, self.device)
+
+
+class NodeDataLoader(DataLoader):
+    """A `DataLoader` over node ids, as older releases of DGL name it.
+
+    Args:
+        g: The graph.
+        nids: Node ids, or node type to ids.
+        graph_sampler: Draws blocks.
+        device: As for `DataLoader`.
+        *unnamed: As for `DataLoader`.
+        **options: As for `DataLoader`.
+    """
+
+    def __init__(
+        self,
+        g: Any,
+        nids: Any,
+        graph_sampler: Any,
+        device: torch.device | str | None = None,
+        *unnamed: Any,
+        **options: Any,
+    ) -> None:
+        super().__init__(g, nids, graph_sampler, device, *unnamed, **options)
+
+
+def moved(value: Any, device: torch.device) -> Any:
+    """A batch with every tensor and graph in it on a device; what cannot move stays as it is."""
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(moved(each, device) for each in value))
+    if isinstance(value, list | tuple):
+        return type(value)(moved(each, device) for each in value)
+    if isinstance(value, Mapping):
+        return {key: moved(each, device) for key, each in value.items()}
+    return value.to(device) if hasattr(value, "to") else value
+
+
+def _check_options(use_uva: bool, gpu_cache: Any, options: Mapping[str, Any]) -> None:
+    if use_uva:
+        raise NotImplementedError(
+            "use_uva=True is not offered; leave it out: features are gathered on the CPU and moved "
+            "ahead of the training loop, see device and prefetch"
+        )
+    if gpu_cache is not None:
+        raise NotImplementedError(
+            "gpu_cache is not offered; leave it out, or move graph and features to the device"
+        )
+    unknown = sorted(set(options) - WITHOUT_EFFECT)
+    if unknown:
+        raise TypeError(
+            f"a loader has no option {unknown[0]!r} (without effect but accepted are "
+            f"{sorted(WITHOUT_EFFECT)})"
+        )

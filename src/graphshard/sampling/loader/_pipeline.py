@@ -1,0 +1,394 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pipeline: a chain of stages over one batch value, each in a thread of its own.
+
+::
+
+    items ──> stage 0 ──> stage 1 ──> ... ──> the caller's loop
+      ^                                            │
+      └────────── permits: what may start ─────────┘
+
+[Note: permits]
+    A stage works on batch ``s`` only once the caller has asked for batch ``s - prefetch``. So at
+    most ``prefetch`` finished batches wait; and, which matters more, what has been permitted
+    depends on nothing but how many batches the caller has asked for. Where stages communicate and
+    all ranks leave their loops at the same batch, the threads of all ranks have permission for the
+    same batches. They finish those, and stop: none waits for a collective that another rank will
+    not make.
+
+[Note: stopping]
+    Everything travels in band: permits are the items themselves, put into the first queue, and the
+    last permit is a mark that each stage passes on before it ends. A stage that fails passes its
+    error on in the place of the batch, which the caller raises when it gets there, and starts
+    nothing any more. Whoever drops the iterator (a loop that ends, ``break``, an exception) puts
+    the mark and waits for the threads, but not long: a thread may have to wait for other ranks
+    that are late, and it does so on its own. Only `Run.cancel`, and the end of the interpreter,
+    cut such waits short; a thread of Python must not be inside a collective then.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from ..._kernel import limit_threads
+
+T = TypeVar("T")
+
+_DROP_SECONDS = 3.0
+_EXIT_SECONDS = 10.0
+_PREFIX = "graphshard-"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One step of the work on a batch.
+
+    Args:
+        name: For the name of its thread.
+        run: From the value of a batch to its next value; called from one thread at a time, in the
+            order of the batches, without recording gradients. With several workers, from several
+            threads at a time.
+        workers: Threads of the stage, each with a batch of its own. What they make is passed on
+            in the order of the batches.
+    """
+
+    name: str
+    run: Callable[[Any], Any]
+    workers: int = 1
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """What takes the place of a batch that a stage failed on."""
+
+    error: BaseException
+
+
+@dataclass(frozen=True)
+class _Promise:
+    """What takes the place of a batch that a worker has just begun."""
+
+    kept: SimpleQueue[Any] = field(default_factory=SimpleQueue)
+
+
+class _End:
+    """The last thing in every queue."""
+
+
+_END = _End()
+
+
+class Pipeline:
+    """A chain of stages, to be run over any number of series of batches.
+
+    Args:
+        stages: In order.
+        prefetch: How many finished batches may wait for the caller. 0 runs all stages in the
+            caller's thread, when it asks for a batch; no thread is started.
+        cancelled: Set by `Run.cancel`, for what stages wait for; shared by all runs.
+
+    Raises:
+        ValueError: ``prefetch`` is negative.
+
+    Example:
+        >>> pipeline = Pipeline([Stage("square", lambda x: x * x)], prefetch=2)
+        >>> list(pipeline.run(range(4)))
+        [0, 1, 4, 9]
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        prefetch: int = 2,
+        cancelled: threading.Event | None = None,
+    ) -> None:
+        if not isinstance(prefetch, int) or isinstance(prefetch, bool) or prefetch < 0:
+            raise ValueError(f"prefetch must be a number of batches, 0 or more (got {prefetch!r})")
+        self.stages = tuple(stages)
+        self.prefetch = prefetch
+        self.cancelled = threading.Event() if cancelled is None else cancelled
+
+    def run(self, items: Iterable[Any]) -> Run[Any]:
+        """Start on a series of batches.
+
+        Args:
+            items: The first value of each batch. Iterated over in the caller's thread.
+        """
+        return Run(self, iter(items))
+
+
+class Run(Iterator[T], Generic[T]):
+    """What the caller iterates over; see [Note: stopping] for how it ends.
+
+    Attributes:
+        crew: The threads; None where there are none. They outlive the run if they must.
+        num_delivered: Batches given to the caller.
+        seconds_waited: How long the caller has waited for them.
+    """
+
+    def __init__(self, pipeline: Pipeline, items: Iterator[Any]) -> None:
+        self.num_delivered = 0
+        self.seconds_waited = 0.0
+        self._prefetch = pipeline.prefetch
+        self._items: Iterator[Any] | None = items
+        self._num_permitted = 0
+        self._is_over = False
+        self._stages = pipeline.stages
+        self.crew: Crew | None = None
+        if pipeline.prefetch and pipeline.stages:
+            self.crew = Crew.start(pipeline.stages, pipeline.cancelled)
+
+    def __iter__(self) -> Run[T]:
+        return self
+
+    def __next__(self) -> T:
+        if self._is_over:
+            raise StopIteration
+        try:
+            value = self._next()
+        except BaseException:
+            # Also Ctrl-C: then there is no time to wait for threads.
+            self._leave(0.0)
+            raise
+        if value is _END:
+            self.close()
+            raise StopIteration
+        if isinstance(value, _Failure):
+            error = value.error
+            self.close()
+            try:
+                raise error
+            finally:
+                del error, value  # the traceback refers to this frame
+        self.num_delivered += 1
+        return value
+
+    def _next(self) -> Any:
+        if self.crew is None:
+            item = self._item()
+            start = time.monotonic()
+            with torch.no_grad():
+                for stage in () if item is _END or isinstance(item, _Failure) else self._stages:
+                    item = stage.run(item)
+            self.seconds_waited += time.monotonic() - start
+            return item
+        last = self.num_delivered + self._prefetch
+        while self._items is not None and self._num_permitted <= last:
+            self.crew.incoming.put(self._item())
+            self._num_permitted += 1
+        start = time.monotonic()
+        value = _kept(self.crew.outgoing.get())  # signals are handled meanwhile
+        self.seconds_waited += time.monotonic() - start
+        return value
+
+    def _item(self) -> Any:
+        """The first value of the next batch, or what there is in place of it."""
+        if self._items is None:
+            return _END
+        try:
+            return next(self._items)
+        except StopIteration:
+            self._items = None
+            return _END
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                raise
+            self._items = None
+            return _Failure(error)
+
+    def close(self, seconds: float = _DROP_SECONDS) -> bool:
+        """Let the threads finish what has been permitted, and end.
+
+        Args:
+            seconds: How long to wait for that.
+
+        Returns:
+            Whether they have ended.
+        """
+        self._leave(seconds)
+        return self.crew is None or self.crew.join(0.0)
+
+    def cancel(self) -> bool:
+        """Make the threads end, whatever they are doing; see `close` for the result."""
+        self._leave(0.0)
+        return self.crew is None or self.crew.cancel()
+
+    def _leave(self, seconds: float) -> None:
+        if not self._is_over:
+            self._is_over = True
+            self._items = None
+            if self.crew is not None:
+                self.crew.incoming.put(_END)
+        if self.crew is not None:
+            self.crew.join(seconds)
+
+    def __del__(self) -> None:
+        if hasattr(self, "crew"):
+            self._leave(_DROP_SECONDS)
+
+
+@dataclass(eq=False)
+class Crew:
+    """The threads of one run. They refer to this, never to the run, so that it can be dropped.
+
+    Attributes:
+        failure: What a thread failed on, whether or not the caller has got that far. In words: the
+            error itself would keep alive everything that its traceback refers to.
+    """
+
+    cancelled: threading.Event
+    incoming: SimpleQueue[Any] = field(default_factory=SimpleQueue)
+    outgoing: SimpleQueue[Any] = field(default_factory=SimpleQueue)
+    threads: list[threading.Thread] = field(default_factory=list)
+    failure: str | None = None
+
+    @classmethod
+    def start(cls, stages: Sequence[Stage], cancelled: threading.Event) -> Crew:
+        crew = cls(cancelled)
+        source = crew.incoming
+        for number, stage in enumerate(stages):
+            last = number == len(stages) - 1
+            target: SimpleQueue[Any] = crew.outgoing if last else SimpleQueue()
+            desk = _Desk(stage, source, target, crew)
+            for _ in range(stage.workers):
+                # The interpreter does not wait for daemons by itself; `_stop_all` does, in its way.
+                thread = threading.Thread(
+                    target=_work, args=(desk,), name=f"{_PREFIX}{stage.name}", daemon=True
+                )
+                crew.threads.append(thread)
+            source = target
+        _register()
+        _crews.difference_update([crew for crew in _crews if crew.has_ended])
+        _crews.add(crew)
+        for thread in crew.threads:
+            thread.start()
+        return crew
+
+    @property
+    def has_ended(self) -> bool:
+        return not any(thread.is_alive() for thread in self.threads)
+
+    def join(self, seconds: float) -> bool:
+        """Wait for the threads to end; whether they have."""
+        deadline = time.monotonic() + seconds
+        for thread in self.threads:
+            if thread is not threading.current_thread():  # where the last reference was dropped
+                thread.join(max(0.0, deadline - time.monotonic()))
+        return self.has_ended
+
+    def cancel(self, seconds: float = _EXIT_SECONDS) -> bool:
+        """Make the threads end, whatever they wait for; whether they have ended in time."""
+        if self.join(0.0):
+            return True
+        self.cancelled.set()
+        self.incoming.put(_END)
+        return self.join(seconds)
+
+
+@dataclass(eq=False)
+class _Desk:
+    """What the threads of a stage share.
+
+    Args:
+        stage: What they do.
+        source: Batches to work on.
+        target: Where they go, in the same order.
+        crew: Of the whole run.
+        failure: The error of the earliest batch that has one; nothing later is started.
+        failed_at: The number of that batch.
+        num_taken: Batches taken so far.
+        num_ended: Threads that have ended.
+        lock: Held by whoever takes a batch, also while there is none.
+        failing: Held by whoever tells of an error.
+    """
+
+    stage: Stage
+    source: SimpleQueue[Any]
+    target: SimpleQueue[Any]
+    crew: Crew
+    failure: _Failure | None = None
+    failed_at: int = 0
+    num_taken: int = 0
+    num_ended: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    failing: threading.Lock = field(default_factory=threading.Lock)
+
+    def take(self) -> tuple[Any, int, SimpleQueue[Any]]:
+        """The next batch, its number, and where what becomes of it is put."""
+        with self.lock:
+            value, target = self.source.get(), self.target
+            if value is _END:
+                self.source.put(_END)  # for the next one
+            elif self.stage.workers > 1:
+                promise = _Promise()
+                self.target.put(promise)
+                target = promise.kept
+            self.num_taken += 1
+            number = self.num_taken
+        return _kept(value), number, target
+
+    def run(self, value: Any, number: int) -> Any:
+        """What the stage makes of a batch, or the error in its place."""
+        if self.failure is not None and self.failed_at < number:
+            return self.failure
+        if isinstance(value, _Failure):
+            return value
+        try:
+            return self.stage.run(value)
+        except BaseException as error:
+            failure = _Failure(error)
+            with self.failing:
+                self.crew.failure = self.crew.failure or f"{type(error).__name__}: {error}"
+                if self.failure is None or number < self.failed_at:
+                    self.failure, self.failed_at = failure, number
+            return failure
+
+
+def _kept(value: Any) -> Any:
+    return value.kept.get() if isinstance(value, _Promise) else value
+
+
+def _work(desk: _Desk) -> None:
+    """A stage's thread."""
+    torch.set_grad_enabled(False)  # for this thread
+    if desk.stage.workers > 1:
+        limit_threads(max(1, torch.get_num_threads() // desk.stage.workers))
+    while True:
+        value, number, target = desk.take()
+        if value is _END:
+            break
+        if not desk.crew.cancelled.is_set():
+            value = desk.run(value, number)
+        elif target is desk.target:
+            continue
+        target.put(value)
+        del value  # the batch is the caller's
+    with desk.lock:
+        desk.num_ended += 1
+        is_last = desk.num_ended == desk.stage.workers
+    if is_last:
+        desk.failure = None  # its traceback refers to a frame
+        desk.target.put(_END)
+
+
+_crews: set[Crew] = set()
+
+
+@functools.cache
+def _register() -> None:
+    atexit.register(_stop_all)
+
+
+def _stop_all() -> None:
+    """At the end of the interpreter, which no thread may meet inside a library."""
+    for crew in list(_crews):
+        crew.cancel()
+    _crews.clear()

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exclusion: which edges must not be drawn, because a model is to predict edges of the batch.
+
+They are excluded before neighbours are drawn, not removed afterwards, so that a node that has
+enough other neighbours still gets as many as the fanout says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from ..._typing import CanonicalEType, EType
+from ...graph import Graph
+from ..graph_store import structure_of
+from ._ids import by_relation, relation_named
+
+Exclude: TypeAlias = str | Tensor | Mapping[EType, Tensor] | Callable[[Any], Any] | None
+"""``None``, ``"self"``, ``"reverse_id"``, ``"reverse_types"``, edge ids, or a function of ids."""
+
+MODES = ("self", "reverse_id", "reverse_types")
+
+
+def check_exclude(
+    exclude: Exclude,
+    reverse_eids: Tensor | Mapping[EType, Tensor] | None,
+    reverse_etypes: Mapping[EType, EType] | None,
+) -> None:
+    """Raise a ValueError where the arguments do not say what to exclude."""
+    if isinstance(exclude, str):
+        if exclude not in MODES:
+            raise ValueError(
+                f"exclude must be None, one of {list(MODES)}, edge ids, or a function of the "
+                f"batch's edge ids (got {exclude!r})"
+            )
+        if exclude == "reverse_id" and reverse_eids is None:
+            raise ValueError(
+                "exclude='reverse_id' needs reverse_eids: for every edge id that of its reverse, "
+                "or relation to that"
+            )
+        if exclude == "reverse_types" and reverse_etypes is None:
+            raise ValueError(
+                "exclude='reverse_types' needs reverse_etypes: from each relation to its reverse"
+            )
+    elif not (exclude is None or callable(exclude) or isinstance(exclude, Tensor | Mapping)):
+        raise TypeError(
+            f"exclude must be None, one of {list(MODES)}, edge ids, or a function of the batch's "
+            f"edge ids (got {type(exclude).__name__})"
+        )
+
+
+def edges_to_exclude(
+    g: Graph,
+    seeds: Mapping[CanonicalEType, Tensor],
+    as_given: Any,
+    exclude: Exclude,
+    reverse_eids: Tensor | Mapping[EType, Tensor] | None = None,
+    reverse_etypes: Mapping[EType, EType] | None = None,
+) -> dict[CanonicalEType, Tensor] | None:
+    """Ids of the edges that must not be drawn for a batch of edges.
+
+    Args:
+        g: The graph.
+        seeds: Ids of the batch's edges.
+        as_given: The same as a user's function sees them: a tensor where there is one relation.
+        exclude: ``"self"``: the edges themselves. ``"reverse_id"``: also edge
+            ``reverse_eids[e]`` of the same relation for each edge e. ``"reverse_types"``: also
+            edge e of relation ``reverse_etypes[r]`` for each edge e of relation r. Edge ids:
+            those. A function of the batch's edge ids: what it returns.
+        reverse_eids: For every edge id that of its reverse; or relation to that.
+        reverse_etypes: Relation to its reverse.
+
+    Raises:
+        TypeError: Ids that are no integers, or without a relation on a graph of several.
+        ValueError: An unknown relation, an id out of range, or ``reverse_eids`` of another length.
+    """
+    structure = structure_of(g)
+    if exclude is None:
+        return None
+    if callable(exclude):
+        return by_relation(structure, exclude(as_given), "what exclude returned")
+    if not isinstance(exclude, str):
+        return by_relation(structure, exclude, "exclude")
+    if exclude == "self":
+        return dict(seeds)
+    if exclude == "reverse_id":
+        assert reverse_eids is not None
+        return {
+            etype: torch.cat([eids, _reverse(g, etype, reverse_eids).index_select(0, eids)])
+            for etype, eids in seeds.items()
+        }
+    assert reverse_etypes is not None
+    reverse_of = {
+        relation_named(structure, there): relation_named(structure, back)
+        for there, back in reverse_etypes.items()
+    }
+    found: dict[CanonicalEType, list[Tensor]] = {}
+    for etype, eids in seeds.items():
+        found.setdefault(etype, []).append(eids)
+        if etype in reverse_of:
+            back = reverse_of[etype]
+            if g.num_edges(back) != g.num_edges(etype):
+                raise ValueError(
+                    f"reverse_etypes needs relations of equal size, edge e of one being the "
+                    f"reverse of edge e of the other (got {g.num_edges(etype)} edges of {etype} "
+                    f"and {g.num_edges(back)} of {back})"
+                )
+            found.setdefault(back, []).append(eids)
+    return {etype: torch.cat(ids) for etype, ids in found.items()}
+
+
+def _reverse(
+    g: Graph, etype: CanonicalEType, reverse_eids: Tensor | Mapping[EType, Tensor]
+) -> Tensor:
+    """Id of the reverse of every edge of a relation."""
+    of_relation = reverse_eids
+    if isinstance(reverse_eids, Mapping):
+        named = {relation_named(structure_of(g), name): ids for name, ids in reverse_eids.items()}
+        if etype not in named:
+            raise ValueError(f"reverse_eids has no entry for {etype}; it has {list(named)}")
+        of_relation = named[etype]
+    ids = torch.as_tensor(of_relation)
+    if ids.shape != (g.num_edges(etype),):
+        raise ValueError(
+            f"reverse_eids must have one id for each of the {g.num_edges(etype)} edges of {etype} "
+            f"(got shape {tuple(ids.shape)})"
+        )
+    return ids.to(device=g.device, dtype=g.idtype)

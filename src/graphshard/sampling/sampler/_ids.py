@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arguments as users give them: ids, plain or by type, which the sampler takes by type alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..._typing import INDEX_DTYPES, CanonicalEType
+from ..graph_store import Structure
+
+
+def by_type(structure: Structure, ids: Any, what: str) -> dict[str, Tensor]:
+    """Node ids as node type to tensor.
+
+    Args:
+        structure: Whose nodes they are.
+        ids: A tensor, or anything a tensor can be made of, or node type to that.
+        what: What error messages call them.
+
+    Raises:
+        TypeError: Ids without a type on a graph of several, or ids that are no integers.
+        ValueError: An unknown type, or an id that is out of range.
+    """
+    if not isinstance(ids, Mapping):
+        if len(structure.ntypes) != 1:
+            raise TypeError(
+                f"{what} must be a dictionary from node type to ids because the graph has the "
+                f"types {list(structure.ntypes)} (got {type(ids).__name__})"
+            )
+        ids = {structure.ntypes[0]: ids}
+    unknown = [t for t in ids if t not in structure.ntypes]
+    if unknown:
+        raise ValueError(
+            f"{what} names unknown node types {unknown}; the graph has {list(structure.ntypes)}"
+        )
+    found = {}
+    for ntype, values in ids.items():
+        label = f"{what} of type {ntype!r}"
+        found[ntype] = checked_ids(values, structure.num_nodes(ntype), label, structure)
+    return found
+
+
+def by_relation(structure: Structure, ids: Any, what: str) -> dict[CanonicalEType, Tensor] | None:
+    """Edge ids as relation to tensor; None stays None. Errors as `by_type`."""
+    if ids is None:
+        return None
+    if not isinstance(ids, Mapping):
+        if len(structure.canonical_etypes) != 1:
+            raise TypeError(
+                f"{what} must be a dictionary from relation to ids because the graph has the "
+                f"relations {list(structure.canonical_etypes)} (got {type(ids).__name__})"
+            )
+        ids = {structure.canonical_etypes[0]: ids}
+    return {
+        etype: checked_ids(values, structure.num_edges(etype), f"{what} of {etype}", structure)
+        for etype, values in ((relation_named(structure, name), v) for name, v in ids.items())
+    }
+
+
+def relation_named(structure: Structure, name: Any) -> CanonicalEType:
+    """The relation that a name or a triple stands for.
+
+    Raises:
+        ValueError: None or several do.
+    """
+    matching = [t for t in structure.canonical_etypes if name in (t, t[1])]
+    if len(matching) != 1:
+        raise ValueError(
+            f"{name!r} must name one relation ({len(matching)} match); the graph has "
+            f"{list(structure.canonical_etypes)}"
+        )
+    return matching[0]
+
+
+def checked_ids(values: Any, bound: int, what: str, structure: Structure) -> Tensor:
+    """Ids as a one-dimensional tensor of the structure's idtype.
+
+    Raises:
+        TypeError: They are no integers.
+        ValueError: Another shape, or an id is out of range.
+    """
+    ids = torch.as_tensor(values)
+    if ids.numel() == 0 and not ids.is_floating_point():
+        return torch.empty(0, dtype=structure.idtype, device=structure.device)
+    if ids.dtype == torch.bool:
+        raise TypeError(f"{what} must be ids (got a bool mask); use mask.nonzero().view(-1)")
+    if ids.numel() == 0:
+        return torch.empty(0, dtype=structure.idtype, device=structure.device)
+    if ids.dtype not in INDEX_DTYPES:
+        raise TypeError(f"{what} must be int32 or int64 (got {ids.dtype})")
+    if ids.dim() != 1:
+        raise ValueError(f"{what} must have one dimension (got shape {tuple(ids.shape)})")
+    bad = (ids < 0) | (ids >= bound)
+    if bool(bad.any()):
+        raise ValueError(f"{what} must be in [0, {bound}) (got {int(ids[bad][0])})")
+    return ids.to(device=structure.device, dtype=structure.idtype)
+
+
+def only_if_plain(by_name: Mapping[Any, Any]) -> Any:
+    """The only value where there is one type, else the dictionary."""
+    return next(iter(by_name.values())) if len(by_name) == 1 else dict(by_name)
+
+
+def refuse_unnamed(function: str, unnamed: tuple[Any, ...], *names: str) -> None:
+    """Raise a TypeError that names the arguments which must not go by position, if some do.
+
+    Args:
+        function: Which was called.
+        unnamed: What came by position too many.
+        names: The next arguments, in the order of those whose scripts run here.
+    """
+    if unnamed:
+        raise TypeError(
+            f"{function} takes {', '.join(names)} and what follows by name alone, because SAR, DGL "
+            f"and torch have them in different orders (got {', '.join(map(_short, unnamed))} by "
+            f"position); write {names[0]}=..."
+        )
+
+
+def _short(value: Any) -> str:
+    is_plain = value is None or isinstance(value, bool | int | float | str)
+    return repr(value) if is_plain else type(value).__name__
