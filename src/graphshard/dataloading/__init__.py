@@ -5,7 +5,7 @@ What they draw with is in ``graphshard.sampling``, which also has the loader for
 ranks.
 """
 
-from ..sampling.loader import DataLoader, EdgeDataLoader, NodeDataLoader
+from ..sampling.loader import EdgeDataLoader, LocalDataLoader, NodeDataLoader
 from ..sampling.sampler import (
     BlockSampler,
     EdgePredictionSampler,
@@ -17,6 +17,8 @@ from ..sampling.sampler import (
     as_edge_prediction_sampler,
 )
 from . import negative_sampler
+
+DataLoader = LocalDataLoader
 
 __all__ = [
     "BlockSampler",

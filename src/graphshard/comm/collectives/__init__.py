@@ -1,11 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Operations in which every rank of a group takes part, and checks that all ranks mean the same."""
 
-from ._agree import (
-    agree,
-    share_error,
-    verify,
-)
+from ._agree import agree, share_error, verify
 from ._operations import (
     AllToAll,
     all_gather,
@@ -19,30 +15,5 @@ from ._operations import (
     wait_collective,
     wait_for_all,
 )
-from ._reduce import (
-    all_reduce,
-    barrier,
-)
-from ._thread_groups import (
-    Lanes,
-)
-
-__all__ = [
-    "AllToAll",
-    "Lanes",
-    "agree",
-    "all_gather",
-    "all_reduce",
-    "all_reduce_",
-    "all_to_all",
-    "barrier",
-    "broadcast_",
-    "operation",
-    "run_collective",
-    "share_error",
-    "start_all_to_all",
-    "verify",
-    "wait",
-    "wait_collective",
-    "wait_for_all",
-]
+from ._reduce import all_reduce, barrier
+from ._thread_groups import Lanes

@@ -1,21 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Process groups: how ranks meet, what is known of a group, who notices that a rank fails."""
 
-from ._address import (
-    JOB_VARIABLE,
-    loopback_interface,
-    nfs_ip_init,
-)
-from ._failure import (
-    NOTICE,
-    rank_error,
-)
-from ._start import (
-    guard,
-    initialize_comms,
-    report_failure,
-    shutdown_comms,
-)
+from ._address import JOB_VARIABLE, loopback_interface, nfs_ip_init
+from ._failure import NOTICE, rank_error
+from ._start import guard, initialize_comms, report_failure, shutdown_comms
 from ._state import (
     HOST_BACKENDS,
     LANE,
@@ -29,26 +17,3 @@ from ._state import (
     registered,
     world_size,
 )
-
-__all__ = [
-    "HOST_BACKENDS",
-    "JOB_VARIABLE",
-    "LANE",
-    "NOTICE",
-    "GroupState",
-    "alone",
-    "forget",
-    "group_state",
-    "guard",
-    "initialize_comms",
-    "is_initialized",
-    "loopback_interface",
-    "nfs_ip_init",
-    "rank",
-    "rank_error",
-    "register",
-    "registered",
-    "report_failure",
-    "shutdown_comms",
-    "world_size",
-]

@@ -9,26 +9,5 @@ from ._convert import (
     to_networkx,
     to_scipy,
 )
-from ._optional import (
-    require,
-)
-from ._tables import (
-    from_csv,
-    from_parquet,
-    to_csv,
-    to_parquet,
-)
-
-__all__ = [
-    "from_csv",
-    "from_edge_index",
-    "from_networkx",
-    "from_parquet",
-    "from_scipy",
-    "require",
-    "to_csv",
-    "to_edge_index",
-    "to_networkx",
-    "to_parquet",
-    "to_scipy",
-]
+from ._optional import require
+from ._tables import from_csv, from_parquet, to_csv, to_parquet

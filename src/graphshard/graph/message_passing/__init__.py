@@ -1,40 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """DGL's message passing protocol, and its implementation for edges in this process."""
 
-from ._attend import (
-    attend,
-)
-from ._edge_softmax import (
-    edge_softmax,
-)
-from ._local import (
-    LocalGraph,
-)
-from ._protocol import (
-    MessagePassingGraph,
-)
-from ._relation import (
-    RelationData,
-    edge_values,
-    reduce_messages,
-)
-from ._typed import (
-    TypedGraph,
-)
-from ._udf import (
-    EdgeBatch,
-    NodeBatch,
-)
-
-__all__ = [
-    "EdgeBatch",
-    "LocalGraph",
-    "MessagePassingGraph",
-    "NodeBatch",
-    "RelationData",
-    "TypedGraph",
-    "attend",
-    "edge_softmax",
-    "edge_values",
-    "reduce_messages",
-]
+from ._attend import attend
+from ._edge_softmax import edge_softmax
+from ._local import LocalGraph
+from ._protocol import MessagePassingGraph
+from ._relation import RelationData, edge_values, reduce_messages
+from ._typed import TypedGraph
+from ._udf import EdgeBatch, NodeBatch

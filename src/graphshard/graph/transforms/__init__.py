@@ -1,34 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Graphs made from graphs."""
 
-from ._subgraph import (
-    edge_subgraph,
-    in_subgraph,
-    node_subgraph,
-    out_subgraph,
-)
-from ._transforms import (
-    add_reverse_edges,
-    add_self_loop,
-    remove_self_loop,
-    reverse,
-    to_bidirected,
-)
-from ._types import (
-    to_heterogeneous,
-    to_homogeneous,
-)
-
-__all__ = [
-    "add_reverse_edges",
-    "add_self_loop",
-    "edge_subgraph",
-    "in_subgraph",
-    "node_subgraph",
-    "out_subgraph",
-    "remove_self_loop",
-    "reverse",
-    "to_bidirected",
-    "to_heterogeneous",
-    "to_homogeneous",
-]
+from ._subgraph import edge_subgraph, in_subgraph, node_subgraph, out_subgraph
+from ._transforms import add_reverse_edges, add_self_loop, remove_self_loop, reverse, to_bidirected
+from ._types import to_heterogeneous, to_homogeneous

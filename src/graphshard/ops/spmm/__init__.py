@@ -1,42 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sparse times dense and its relatives: gspmm, gsddmm, edge_softmax and their gradients."""
 
-from ._add_rows import (
-    add_rows,
-)
-from ._compute import (
-    flat_rows,
-)
-from ._edge_softmax import (
-    edge_softmax,
-)
-from ._groups import (
-    group_by_range,
-    ungroup,
-)
-from ._gsddmm import (
-    gsddmm,
-)
-from ._gspmm import (
-    gspmm,
-    gspmm_add,
-    gspmm_arg,
-    gspmm_arg_backward,
-)
-from ._winners import (
-    merge_best,
-)
-
-__all__ = [
-    "add_rows",
-    "edge_softmax",
-    "flat_rows",
-    "group_by_range",
-    "gsddmm",
-    "gspmm",
-    "gspmm_add",
-    "gspmm_arg",
-    "gspmm_arg_backward",
-    "merge_best",
-    "ungroup",
-]
+from ._add_rows import add_rows
+from ._compute import flat_rows
+from ._edge_softmax import edge_softmax
+from ._groups import group_by_range, ungroup
+from ._gsddmm import gsddmm
+from ._gspmm import gspmm, gspmm_add, gspmm_arg, gspmm_arg_backward
+from ._winners import merge_best

@@ -1,14 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The two kinds of files of a partition: tensors with digests, JSON with checked entries."""
 
-from ._files import (
-    DTYPE_NAMES,
-    FileRecord,
-    Rows,
-    TensorFile,
-    digest_of,
-    write_tensors,
-)
+from ._files import DTYPE_NAMES, FileRecord, Rows, TensorFile, digest_of, write_tensors
 from .entries import (
     PART_FILES,
     PartFile,
@@ -20,21 +13,3 @@ from .entries import (
     text,
     whole_number,
 )
-
-__all__ = [
-    "DTYPE_NAMES",
-    "PART_FILES",
-    "FileRecord",
-    "PartFile",
-    "Rows",
-    "TensorFile",
-    "digest_of",
-    "etype_key",
-    "listing",
-    "mapping",
-    "required",
-    "shown",
-    "text",
-    "whole_number",
-    "write_tensors",
-]

@@ -8,15 +8,4 @@ from ._load import (
     load_partition_feats,
     load_partition_stats,
 )
-from ._verify import (
-    verify_partition,
-)
-
-__all__ = [
-    "load_part",
-    "load_partition",
-    "load_partition_book",
-    "load_partition_feats",
-    "load_partition_stats",
-    "verify_partition",
-]
+from ._verify import verify_partition

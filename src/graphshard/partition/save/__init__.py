@@ -1,10 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writing a partition."""
 
-from ._save import (
-    partition_graph,
-)
-
-__all__ = [
-    "partition_graph",
-]
+from ._save import partition_graph

@@ -1,36 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where neighbours come from: a local graph, this rank's part, the whole in shared memory."""
 
-from ._choose import (
-    Transport,
-    choose_structure,
-)
-from ._collective import (
-    CollectiveStructure,
-)
-from ._replicated import (
-    ReplicatedStructure,
-)
-from ._structure import (
-    Drawn,
-    DrawOptions,
-    HopRequest,
-    LocalStructure,
-    Structure,
-)
-from ._structures import (
-    structure_of,
-)
-
-__all__ = [
-    "CollectiveStructure",
-    "DrawOptions",
-    "Drawn",
-    "HopRequest",
-    "LocalStructure",
-    "ReplicatedStructure",
-    "Structure",
-    "Transport",
-    "choose_structure",
-    "structure_of",
-]
+from ._choose import Transport, choose_structure
+from ._collective import CollectiveStructure
+from ._replicated import ReplicatedStructure
+from ._structure import Drawn, DrawOptions, HopRequest, LocalStructure, Structure
+from ._structures import structure_of

@@ -1,10 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
 """Exact outputs for all nodes, layer by layer, in batches of destinations."""
 
-from ._inference import (
-    inference,
-)
-
-__all__ = [
-    "inference",
-]
+from ._inference import inference

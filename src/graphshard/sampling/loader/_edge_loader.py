@@ -11,10 +11,10 @@ from torch import Tensor
 
 from ..._typing import EType
 from ..sampler import Exclude, as_edge_prediction_sampler
-from ._node_loader import DataLoader
+from ._node_loader import LocalDataLoader
 
 
-class EdgeDataLoader(DataLoader):
+class EdgeDataLoader(LocalDataLoader):
     """A `DataLoader` over edge ids, whose sampler is made by `as_edge_prediction_sampler`.
 
     Args:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DataLoader: mini-batches of a graph that is whole in this process."""
+"""LocalDataLoader: mini-batches of a graph that is whole in this process."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SIDE_BY_SIDE = (NeighborSampler, MultiLayerFullNeighborSampler, LaborSampler)
 """Samplers that may be asked from several threads at a time, which a subclass may not bear."""
 
 
-class DataLoader:
+class LocalDataLoader:
     """Iterates over batches of indices, and yields what a sampler makes of each.
 
     For a `NeighborSampler` indices are node ids and a batch is ``(input_nodes, output_nodes,
@@ -183,7 +183,7 @@ class DataLoader:
         return moved(batch, self.device)
 
 
-class NodeDataLoader(DataLoader):
+class NodeDataLoader(LocalDataLoader):
     """A `DataLoader` over node ids, as older releases of DGL name it.
 
     Args:
