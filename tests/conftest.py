@@ -34,6 +34,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         # A shell starts background jobs so, and their children would ignore Ctrl-C, too.
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # nohup does so
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -50,10 +50,11 @@ def ring(num_nodes: int = 4, extra: int = 0) -> Graph:
 
 
 @pytest.mark.parametrize(
-    "module", [name for _, name, _ in pkgutil.iter_modules(graphshard.nn.__path__)]
+    "module",
+    [name for _, name, _ in pkgutil.walk_packages(graphshard.nn.__path__, "graphshard.nn.")],
 )
 def test_examples_in_the_docs_run(module: str) -> None:
-    found = importlib.import_module(f"graphshard.nn.{module}")
+    found = importlib.import_module(module)
     result = doctest.testmod(found)
     assert result.failed == 0
     layers = [

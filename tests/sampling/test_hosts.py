@@ -103,7 +103,7 @@ def test_a_rank_that_is_killed_leaves_no_memory_and_soon_no_name(
     with pytest.raises(RanksFailed, match="SIGKILL"):
         run_ranks(share_and_die, 2, where, str(tmp_path))
     left = list(tmp_path.iterdir())
-    assert len(left) == 1
-    assert left[0].stat().st_blocks == 0
+    assert len(left) <= 1  # in the second case the other rank may have removed it already
+    assert [file.stat().st_blocks for file in left] == [0] * len(left)
     run_ranks(find, 2, str(tmp_path))
     assert left_behind(tmp_path) == []
