@@ -28,23 +28,23 @@ from ._expressions import (
     Softmax,
 )
 from ._row_wise import DROPOUTS, LAST_DIM_REDUCTIONS, HasRows, positional, row_wise
-from ._stand_in import StandIn
 
 _RESHAPES = frozenset({"unsqueeze", "squeeze", "view", "reshape", "flatten", "contiguous"})
 
 Materializer = Callable[[Expression], Tensor]
 
 
-class DeferredEdges(StandIn):
+class DeferredEdges:
     """One value per local edge, computed when and where it is needed.
+
+    It answers a tensor's questions about its shape; functions, methods and operators of tensors go
+    to ``__torch_function__``.
 
     Args:
         expression: How a shard's rows are computed.
         materializer: Makes the whole tensor; collective, like every use of remote rows.
         device: Where the rows are computed.
     """
-
-    what = "deferred edge values"
 
     def __init__(
         self, expression: Expression, materializer: Materializer, device: torch.device
@@ -61,6 +61,32 @@ class DeferredEdges(StandIn):
     @property
     def dtype(self) -> torch.dtype:
         return self.expression.dtype
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def dim(self) -> int:
+        return len(self.shape)
+
+    def size(self, dim: int | None = None) -> torch.Size | int:
+        return self.shape if dim is None else self.shape[dim]
+
+    def numel(self) -> int:
+        return self.shape.numel()
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(Tensor, name, None)
+        if name.startswith("__") or not callable(method):
+            raise AttributeError(f"deferred edge values have no attribute '{name}'")
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return type(self).__torch_function__(method, (), (self, *args), kwargs)
+
+        return call
 
     def __repr__(self) -> str:
         return f"DeferredEdges(shape={tuple(self.shape)}, dtype={self.dtype})"
@@ -159,6 +185,23 @@ class DeferredEdges(StandIn):
             return False
         dims = (dims,) if isinstance(dims, int) else tuple(dims)
         return all(d % self.ndim != 0 for d in dims)
+
+
+def _operator(name: str) -> Callable[..., Any]:
+    method = getattr(Tensor, name)
+
+    def call(self: DeferredEdges, *args: Any) -> Any:
+        return type(self).__torch_function__(method, (), (self, *args), {})
+
+    call.__name__ = name
+    return call
+
+
+for _name in """__add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__
+    __neg__ __pow__ __rpow__ __matmul__ __abs__ __getitem__ __eq__ __ne__ __lt__ __le__ __gt__
+    __ge__""".split():
+    setattr(DeferredEdges, _name, _operator(_name))
+DeferredEdges.__hash__ = object.__hash__  # type: ignore[method-assign]
 
 
 def _operand(operand: Any, has_rows: HasRows) -> Any:

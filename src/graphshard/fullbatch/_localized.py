@@ -1,36 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LocalizedShards: a sharded graph whose halo is here, or on its way; all of it in one exchange.
+"""LocalizedShards: a sharded graph whose halo rows are local, fetched in one exchange.
 
 A layer made of one module per relation would exchange once per module. It localizes instead: the
 inputs of all source types travel once, and the modules run on this view, whose sources are the
 rank's own rows followed by the halo rows. Degrees and questions about the whole graph keep their
-global answers. Modules that take `RowsUnderWay` project own rows while the halo is in flight, and
-add up sums and means of them; whatever else is asked for waits.
+global answers.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Collection
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from .._typing import CanonicalEType
-from ..errors import RankError
-from ..function import MessageFunction, ReduceFunction
 from ..graph import ALL, Frame, MessagePassingGraph
 from ..graph.message_passing import RelationData, edge_values, reduce_messages
 from ..graph.structure import Schema, is_all
-from ..ops import Adjacency, Attention, attend, edge_softmax, gspmm
-from ._calls import mean_counts, operands_of
+from ..ops import Attention, attend, edge_softmax
 from ._original import OriginalIds
-from ._rows_under_way import RowsUnderWay
 from ._structure import ShardStructure
-from ._topology import Halo, Shard
-
-T = TypeVar("T")
+from ._topology import Halo
 
 
 class _ShardedGraph(Protocol):
@@ -47,7 +39,6 @@ class LocalizedShards(MessagePassingGraph):
         graph: The sharded graph; its destination and edge features are shared.
         structure: The rank's rows and edges.
         inputs: The source types that have extended rows.
-        arrive: Waits for the rows under way; called at the end of `together`, if not before.
     """
 
     def __init__(
@@ -55,11 +46,9 @@ class LocalizedShards(MessagePassingGraph):
         graph: _ShardedGraph,
         structure: ShardStructure,
         inputs: Collection[str],
-        arrive: Callable[[], Any],
     ) -> None:
         schema = graph._schema
         self._structure, self._original = structure, graph._original
-        self._arrive = arrive
         self._halos: dict[str, Halo] = {}
         frames = []
         for ntype in schema.srctypes:
@@ -96,7 +85,7 @@ class LocalizedShards(MessagePassingGraph):
         schema = self._schema
         view = object.__new__(LocalizedShards)
         view._structure, view._halos = self._structure, self._halos
-        view._original, view._arrive = self._original, self._arrive
+        view._original = self._original
         view._start(
             schema.single(relation),
             [self._src_frames[schema.src_of[relation]]],
@@ -127,68 +116,19 @@ class LocalizedShards(MessagePassingGraph):
         degrees = self._structure.extended_out_degrees(canonical, self._halos[canonical[0]])
         return degrees if is_all(u) else degrees[torch.as_tensor(u)]
 
-    def together(self, calls: Sequence[Callable[[], T]]) -> list[T]:
-        """Run the calls. What is still under way afterwards is waited for, as others do."""
-        try:
-            found = [call() for call in calls]
-        except BaseException:
-            with contextlib.suppress(RankError):
-                self._arrive()
-            raise
-        self._arrive()
-        return found
-
     def _data(self, relation: int) -> RelationData:
         schema = self._schema
         etype = schema.canonical_etypes[relation]
         return RelationData(
             self._halos[etype[0]].adjacency(etype),
             etype,
-            _WholeFields(self._src_frames[schema.src_of[relation]]),
+            self._src_frames[schema.src_of[relation]],
             self._dst_frames[schema.dst_of[relation]],
             self._edge_frames[relation],
         )
 
     def _reduce(self, relation: int, message_func: Any, reduce_func: Any) -> dict[str, Any]:
-        result = self._overlapped_sum(relation, message_func, reduce_func)
-        if result is None:
-            return reduce_messages(self._data(relation), message_func, reduce_func)
-        return {reduce_func.out_field: result}
-
-    def _overlapped_sum(self, relation: int, message: Any, reduce: Any) -> Tensor | None:
-        """Sum or mean of copied or scaled rows under way, own ones first; None for all else."""
-        if not isinstance(message, MessageFunction) or not isinstance(reduce, ReduceFunction):
-            return None
-        sides = dict(operands_of(message))
-        if reduce.op not in ("sum", "mean") or not ({"u"} <= sides.keys() <= {"u", "e"}):
-            return None
-        schema = self._schema
-        rows = self._src_frames[schema.src_of[relation]][sides["u"]]
-        weights = self._edge_frames[relation][sides["e"]] if "e" in sides else None
-        # Sums of 16 bits would be rounded twice.
-        if not isinstance(rows, RowsUnderWay) or rows.dtype.itemsize == 2:
-            return None
-        if weights is not None and (message.op != "mul" or not isinstance(weights, Tensor)):
-            return None
-        etype = schema.canonical_etypes[relation]
-        own, others = self._halos[etype[0]].halves(etype)
-        op = "copy_lhs" if weights is None else "mul"
-
-        def sum_of(shard: Shard, adjacency: Adjacency, source: Tensor) -> Tensor:
-            return gspmm(
-                adjacency, op, "sum", source, None if weights is None else shard.edge_rows(weights)
-            )
-
-        total = sum_of(own, own.adjacency, rows.own)
-        if others.reached is None:
-            total = total + sum_of(others, others.adjacency, rows.remote)
-        else:
-            ends, adjacency = others.reached
-            total = total.index_add(0, ends, sum_of(others, adjacency, rows.remote))
-        if reduce.op == "sum":
-            return total
-        counts = mean_counts(self._structure, etype).to(total.dtype)
-        return total / counts.view(-1, *[1] * (total.dim() - 1))
+        return reduce_messages(self._data(relation), message_func, reduce_func)
 
     def _edge_values(self, relation: int, func: Any) -> dict[str, Any]:
         return edge_values(self._data(relation), func)
@@ -204,20 +144,3 @@ class LocalizedShards(MessagePassingGraph):
                 f"norm_by={norm_by!r}); call edge_softmax on the sharded graph"
             )
         return edge_softmax(self._data(relation).adj, logits, "dst")
-
-
-class _WholeFields(Mapping[str, Any]):
-    """A source frame whose rows are all here when they are read."""
-
-    def __init__(self, frame: Frame) -> None:
-        self._frame = frame
-
-    def __getitem__(self, name: str) -> Any:
-        value = self._frame[name]
-        return value.whole() if isinstance(value, RowsUnderWay) else value
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._frame)
-
-    def __len__(self) -> int:
-        return len(self._frame)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from .._typing import CanonicalEType
 from ..graph import ALL, Frame, MessagePassingGraph
+from ..graph.message_passing import Aggregation, checked_functions, run_together
 from ..graph.structure import Schema, is_all
 from ..ops import Attention
 from ..ops.attention import check_attention
@@ -27,10 +28,8 @@ from ._localized import LocalizedShards
 from ._oneshot import OneShot
 from ._original import OriginalIds
 from ._policy import AggregationMode
-from ._rows_under_way import ArrivingInputs
 from ._sequential import Sequential
 from ._structure import ShardStructure
-from ._together import Together
 
 T = TypeVar("T")
 
@@ -70,7 +69,6 @@ class GraphShardManager(MessagePassingGraph):
         self._mode = mode
         self._oneshot = OneShot(structure, mode)
         self._sequential = Sequential(structure, mode)
-        self._together = Together(self._sequential.reduce_many, structure.device)
         self._input_nodes, self._seeds = input_nodes, seeds
         self._init_protocol(
             schema.srctypes,
@@ -219,7 +217,6 @@ class GraphShardManager(MessagePassingGraph):
         )
         if mode == self._mode:  # a view: what was fetched for the whole serves the part
             new._oneshot, new._sequential = self._oneshot, self._sequential
-            new._together = self._together
         return new
 
     def _relation_view(self, relations: list[int]) -> GraphShardManager:
@@ -271,31 +268,42 @@ class GraphShardManager(MessagePassingGraph):
             inputs: Source type to ``[num_src_nodes, ...]``.
 
         Returns:
-            A graph whose sources are own and halo rows, and the inputs with halo rows appended,
-            which are waited for when one is read. In sequential mode this graph and the inputs as
-            they are.
+            A graph whose sources are own and halo rows, and the inputs with halo rows appended. In
+            sequential mode this graph and the inputs as they are.
         """
         if self.mode != "oneshot":
             return self, inputs
         found = {t: self._structure.union_halo(t) for t in self.srctypes if t in inputs}
         halos = {t: halo for t, halo in found.items() if halo is not None}
-        requests = [(halo, inputs[t]) for t, halo in halos.items()]
-        rows, arrive = self._oneshot.start_fetch(requests)
+        rows = self._oneshot.extended_rows([(halo, inputs[t]) for t, halo in halos.items()])
         extended = {**inputs, **dict(zip(halos, rows, strict=True))}
-        return LocalizedShards(self, self._structure, extended, arrive), ArrivingInputs(extended)
+        return LocalizedShards(self, self._structure, extended), extended
 
     def together(self, calls: Sequence[Callable[[], T]]) -> list[T]:
         """Run the calls; in sequential mode their aggregations share passes over the shards.
 
         Args:
-            calls: Each may call ``update_all`` on this graph or on a slice of it.
+            calls: As for `MessagePassingGraph.together`, on this graph or on slices of it. Those
+                that are generators share passes.
 
         Returns:
             Their results, in order.
         """
-        if self.mode == "oneshot" or len(calls) < 2 or self._together.current() is not None:
-            return [call() for call in calls]
-        return self._together.run(calls)
+        if self.mode == "oneshot" or len(calls) < 2:
+            return super().together(calls)
+        return run_together([call() for call in calls], self._update_together)
+
+    def _update_together(self, asked: Sequence[Aggregation]) -> None:
+        requests, views = [], []
+        for one in asked:
+            view = one.graph
+            if isinstance(view, GraphShardManager) and len(view.canonical_etypes) == 1:
+                requests.append((view._fields(0), *checked_functions(one.message, one.reduce)))
+                views.append(view)
+            else:
+                view.update_all(one.message, one.reduce)
+        for view, result in zip(views, self._results(requests), strict=True):
+            view._store(0, result, None)
 
     # ------------------------------------------------------------------ message passing
 
@@ -330,10 +338,7 @@ class GraphShardManager(MessagePassingGraph):
     def _results(self, requests: Sequence[tuple[RelationFields, Any, Any]]) -> list[dict[str, Any]]:
         if self.mode == "oneshot":
             return self._oneshot.reduce_many(requests)
-        coroutine = self._together.current()
-        if coroutine is None or len(requests) != 1:
-            return [dict(fields) for fields in self._sequential.reduce_many(requests)]
-        return [dict(coroutine.ask(requests[0]))]
+        return [dict(fields) for fields in self._sequential.reduce_many(requests)]
 
     def _attend(self, relation: int, attention: Attention) -> Tensor | None:
         fields = self._fields(relation)

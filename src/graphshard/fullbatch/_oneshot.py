@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 
 from .._typing import CanonicalEType
-from ..comm import HaloUnderWay
 from ..function import MessageFunction, ReduceFunction
 from ..graph import Frame
 from ..graph.message_passing import RelationData, edge_values, reduce_messages
@@ -49,7 +48,6 @@ from ._messages import PerEdge
 from ._passes import ShardPass
 from ._policy import AggregationMode
 from ._reductions import Extremum, Passengers, Reduction, Rows, Sum
-from ._rows_under_way import RowsUnderWay
 from ._softmax_of_rows import softmax_over_in_edges, softmax_over_out_edges
 from ._structure import ShardStructure
 from ._topology import Halo
@@ -90,41 +88,12 @@ class OneShot:
         self.structure, self.mode = structure, mode
         self.fetched = FetchedFields(structure, mode.halo_dtype)
 
-    def start_fetch(
-        self, requests: Sequence[tuple[Halo, Tensor]]
-    ) -> tuple[list[Tensor | RowsUnderWay], Callable[[], None]]:
-        """Extended rows of some tensors, ``[num_extended, ...]`` each, in one exchange.
-
-        Returns:
-            The rows, and what waits for those that are under way; every rank must call it.
-        """
-        constants = self.structure.constants
-        known = [known_rows(constants, halo, own) for halo, own in requests]
-        missing = [i for i, rows in enumerate(known) if rows is None]
+    def extended_rows(self, requests: Sequence[tuple[Halo, Tensor]]) -> list[Tensor]:
+        """Own and halo rows of some tensors, ``[num_extended, ...]`` each, in one exchange."""
         if self.structure.world_size == 1:
-            return [own for _, own in requests], lambda: None
-        pairs = [(requests[i][0].plan, requests[i][1]) for i in missing]
-        halo_rows = HaloUnderWay(pairs, self.mode.halo_dtype)  # none of them, perhaps
-
-        def arrive() -> None:
-            for i, rows in zip(missing, halo_rows.wait(), strict=True):
-                keep_rows(constants, *requests[i], rows)
-
-        def arriving(place: int) -> Callable[[], Tensor]:
-            def rows() -> Tensor:
-                arrive()
-                return halo_rows.wait()[place]
-
-            return rows
-
-        places = {i: place for place, i in enumerate(missing)}
-        found: list[Tensor | RowsUnderWay] = []
-        for i, ((halo, own), rows) in enumerate(zip(requests, known, strict=True)):
-            if rows is None:
-                found.append(RowsUnderWay(own, halo.num_halo, arriving(places[i])))
-            else:
-                found.append(extended(halo, own, rows))
-        return found, arrive
+            return [own for _, own in requests]
+        rows = remote_rows(self.structure.constants, requests, self.mode.halo_dtype)
+        return [extended(*request, part) for request, part in zip(requests, rows, strict=True)]
 
     def reduce(
         self, fields: RelationFields, frames: Sequence[Frame], message: Any, reduce: Any

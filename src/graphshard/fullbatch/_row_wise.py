@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which functions of torch treat each row by itself, and which of their operands have rows.
 
-That a value has one row per edge, or per node, is known by its type: it is a `StandIn`. What a
-plain tensor means beside it follows from the place that it has in the function, never from a size
-that happens to agree:
+That a value has one row per edge is known by its type: it is a lazy tensor. What a plain tensor
+means beside it follows from the place that it has in the function, never from a size that happens
+to agree:
 
 ==========================  =====================================================================
-function                    a plain tensor has a row for each row of the stand-in if
+function                    a plain tensor has a row for each row of the lazy tensor if
 ==========================  =====================================================================
 of single entries           it is broadcast along no row: as many dimensions, and not 1 in the first
 ``matmul``                  likewise, where both have batch dimensions (3 or more)
 ``linear``                  never: it is a weight or a bias
-``affine``                  it is multiplied by a matrix, or added as ``plus``
 ``type_as``, ``to``         never: it only has a dtype and a device
 ==========================  =====================================================================
 """
@@ -22,8 +21,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from torch import Tensor
-
-from ._stand_in import StandIn
 
 ELEMENTWISE = frozenset(
     """abs add celu clamp clamp_max clamp_min cos detach div double elu exp expm1 float gelu
@@ -40,7 +37,7 @@ _MATRIX_PRODUCTS = frozenset({"matmul", "__matmul__"})
 _OF_FIRST = frozenset({"type_as", "to", "contiguous"}) | DROPOUTS | LAST_DIM_REDUCTIONS
 
 HasRows: TypeAlias = Callable[[Tensor], bool]
-"""Whether a plain tensor among the operands has a row for each row of the stand-ins."""
+"""Whether a plain tensor among the operands has a row for each row of the lazy tensors."""
 
 
 def positional(
@@ -64,49 +61,51 @@ def row_wise(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> HasRo
         kwargs: Its other arguments.
 
     Raises:
-        ValueError: A plain tensor has neither one row nor as many as the stand-ins.
+        ValueError: A plain tensor has neither one row nor as many as the lazy tensors.
     """
-    stand_ins: list[StandIn] = []
+    lazy: list[Any] = []
     tensors: list[Tensor] = []
-    collect((args, kwargs), stand_ins, tensors)
-    if not stand_ins or kwargs.get("out") is not None:
+    _collect((args, kwargs), lazy, tensors)
+    if not lazy or kwargs.get("out") is not None:
         return None
-    kinds = {(type(rows), len(rows)) for rows in stand_ins}
-    if len(kinds) > 1:
+    if len({len(rows) for rows in lazy}) > 1:
         return None
-    if name == "affine":
-        return _affine(*args, **kwargs)
     first = args[0] if args else None
     if name in _OF_FIRST or name == "linear":
-        if not isinstance(first, StandIn) or len(stand_ins) > 1:
+        if not is_lazy(first) or len(lazy) > 1:
             return None
         return None if name == "linear" and first.ndim < 2 else _no_rows
     if name in _MATRIX_PRODUCTS:
-        return _matrix_product(stand_ins, tensors, first)
-    return _broadcast(stand_ins, tensors) if name in ELEMENTWISE else None
+        return _matrix_product(lazy, tensors, first)
+    return _broadcast(lazy, tensors) if name in ELEMENTWISE else None
 
 
-def collect(value: Any, stand_ins: list[StandIn], tensors: list[Tensor]) -> None:
-    """Find what stands for rows, and the plain tensors, in arguments of a function."""
-    if isinstance(value, StandIn):
-        stand_ins.append(value)
-    elif isinstance(value, Tensor):
+def is_lazy(value: Any) -> bool:
+    """Whether a value stands for rows that are computed later."""
+    return not isinstance(value, Tensor) and hasattr(type(value), "__torch_function__")
+
+
+def _collect(value: Any, lazy: list[Any], tensors: list[Tensor]) -> None:
+    """Find lazy tensors and plain ones in the arguments of a function."""
+    if isinstance(value, Tensor):
         tensors.append(value)
+    elif is_lazy(value):
+        lazy.append(value)
     elif isinstance(value, list | tuple):
         for item in value:
-            collect(item, stand_ins, tensors)
+            _collect(item, lazy, tensors)
     elif isinstance(value, dict):
-        collect(list(value.values()), stand_ins, tensors)
+        _collect(list(value.values()), lazy, tensors)
 
 
 def _no_rows(tensor: Tensor) -> bool:
     return False
 
 
-def _broadcast(stand_ins: Sequence[StandIn], tensors: Sequence[Tensor]) -> HasRows | None:
+def _broadcast(lazy: Sequence[Any], tensors: Sequence[Tensor]) -> HasRows | None:
     """Dimensions are aligned from the right, so rows meet rows if there are as many of them."""
-    num_dims, num_rows = stand_ins[0].ndim, len(stand_ins[0])
-    if any(rows.ndim != num_dims for rows in stand_ins):
+    num_dims, num_rows = lazy[0].ndim, len(lazy[0])
+    if any(rows.ndim != num_dims for rows in lazy):
         return None
     if any(tensor.dim() > num_dims for tensor in tensors):
         return None
@@ -115,31 +114,16 @@ def _broadcast(stand_ins: Sequence[StandIn], tensors: Sequence[Tensor]) -> HasRo
             if num_rows == 1:
                 return None  # torch repeats the single row
             raise ValueError(
-                f"a tensor that is combined with {type(stand_ins[0]).what} of shape "
-                f"{tuple(stand_ins[0].shape)} needs as many rows, or one (got shape "
+                "a tensor that is combined with deferred edge values of shape "
+                f"{tuple(lazy[0].shape)} needs as many rows, or one (got shape "
                 f"{tuple(tensor.shape)}); rows are those of this rank"
             )
     return lambda tensor: tensor.dim() == num_dims and tensor.shape[0] != 1
 
 
-def _matrix_product(
-    stand_ins: Sequence[StandIn], tensors: Sequence[Tensor], left: Any
-) -> HasRows | None:
+def _matrix_product(lazy: Sequence[Any], tensors: Sequence[Tensor], left: Any) -> HasRows | None:
     """Rows stay apart as those of the left matrix, or as a batch dimension."""
-    if all(rows.ndim >= 3 for rows in stand_ins):
-        return _broadcast(stand_ins, tensors)
-    is_left_matrix = isinstance(left, StandIn) and len(stand_ins) == 1 and left.ndim == 2
+    if all(rows.ndim >= 3 for rows in lazy):
+        return _broadcast(lazy, tensors)
+    is_left_matrix = is_lazy(left) and len(lazy) == 1 and left.ndim == 2
     return _no_rows if is_left_matrix and all(t.dim() <= 2 for t in tensors) else None
-
-
-def _affine(
-    products: Sequence[tuple[Any, Any]], bias: Any = None, plus: Any = None, relu: bool = False
-) -> HasRows | None:
-    with_rows = [x for x, _ in products] + ([] if plus is None else [plus])
-    without = [w for _, w in products] + ([] if bias is None else [bias])
-    if any(isinstance(tensor, StandIn) for tensor in without):
-        return None
-    ids = {id(tensor) for tensor in with_rows}
-    if any(id(tensor) in ids for tensor in without):
-        return None  # the same tensor in both places
-    return lambda tensor: id(tensor) in ids
