@@ -20,7 +20,7 @@ from .._memory import empty, empty_like
 from ..ops import Attention
 from ..ops.attention import begin_backward, compute, finish, finish_
 from ._columns import ColumnBlock, most_blocks
-from ._cuts import Cut
+from ._cuts import ColumnCut
 from ._expressions import Evaluation, Leaf, LeafKey
 from ._gradients import is_graph_kept
 from ._reductions import Reduction
@@ -56,12 +56,12 @@ class AttentionSum(Reduction):
         return list({leaf.key: leaf for leaf in leaves if leaf is not None}.values())
 
     @cached_property
-    def cut(self) -> Cut | None:
+    def cut(self) -> ColumnCut | None:
         """Between heads; or between columns of the values, where scores do not read them."""
         cuts = [self._cut_of(_HEADS), self._cut_of(_COLUMNS)]
         return max((c for c in cuts if c is not None), key=lambda cut: cut.most, default=None)
 
-    def _cut_of(self, axis: int) -> Cut | None:
+    def _cut_of(self, axis: int) -> ColumnCut | None:
         values = self._leaves[0]
         assert values is not None
         leaves = self.leaves()
@@ -78,7 +78,7 @@ class AttentionSum(Reduction):
         columns = [leaf.tensor.shape[1:].numel() for leaf in leaves if leaf.target == "u"]
         columns = columns if axis == _HEADS else [values.tensor.shape[1:].numel()]
         most = most_blocks(values.tensor.shape[-axis], sum(columns))
-        return Cut(axis, axes, {}, most) if most > 1 else None
+        return ColumnCut(axis, axes, most) if most > 1 else None
 
     @property
     def _reads_values(self) -> bool:

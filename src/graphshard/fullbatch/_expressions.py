@@ -62,24 +62,15 @@ class Evaluation:
         shard: The edges.
         values: What they see of each leaf, cut to the block where the leaf is cut.
         block: The columns to compute. See [Note: column blocks].
-        axes: By ``id``, the expressions that are cut to the block, and along which dimension.
     """
 
     shard: Shard
     values: Substitution
     block: ColumnBlock = WHOLE
-    axes: Mapping[int, int] = field(default_factory=dict)
     memo: dict[Any, Any] = field(default_factory=dict)
 
     def leaf(self, leaf: Leaf) -> Tensor:
         return self.values[leaf.key]
-
-    def is_cut(self, node: Expression) -> bool:
-        return id(node) in self.axes
-
-    def part_of(self, node: Expression, whole: Tensor) -> Tensor:
-        """What this evaluation sees of a tensor that has the whole rows of an expression."""
-        return self.block.of(whole, self.axes.get(id(node)))
 
 
 NUM_SAMPLE_ROWS = 2
@@ -265,12 +256,7 @@ class Reshape(Expression):
 
     def compute(self, evaluation: Evaluation) -> Tensor:
         rows = self.child.evaluate(evaluation)
-        row = list(self.shape[1:])
-        if evaluation.is_cut(self):
-            axis = evaluation.axes[id(self)]
-            start, stop = evaluation.block.bounds(row[-axis])
-            row[-axis] = stop - start
-        return rows.reshape(rows.shape[0], *row)
+        return rows.reshape(rows.shape[0], *self.shape[1:])
 
 
 class Dropout(Expression):
@@ -290,10 +276,8 @@ class Dropout(Expression):
             return rows * 0.0
         generator = torch.Generator(device=rows.device)
         generator.manual_seed(self.seed * 65_537 + evaluation.shard.step)
-        # For whole rows even if this is a block of them: the same entries are dropped either way.
-        shape = (rows.shape[0], *self.shape[1:])
-        kept = torch.rand(shape, generator=generator, device=rows.device) >= self.p
-        return rows * evaluation.part_of(self, kept).to(rows.dtype) / (1.0 - self.p)
+        kept = torch.rand(rows.shape, generator=generator, device=rows.device) >= self.p
+        return rows * kept.to(rows.dtype) / (1.0 - self.p)
 
 
 class Softmax(Expression):
@@ -341,9 +325,8 @@ class Shifted(Expression):
 
     def compute(self, evaluation: Evaluation) -> Tensor:
         assert self.peak is not None
-        peak = evaluation.part_of(self, self.peak)
         scores = self.scores.evaluate(evaluation)
-        return gsddmm(evaluation.shard.adjacency, "sub", scores, peak, "e", "v").exp()
+        return gsddmm(evaluation.shard.adjacency, "sub", scores, self.peak, "e", "v").exp()
 
 
 def substitute(root: Expression, replacements: Mapping[int, Expression]) -> Expression:

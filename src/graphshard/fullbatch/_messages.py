@@ -167,8 +167,12 @@ class Weighted(Message):
         self.source = source if isinstance(source, Leaf) else Leaf("u", source)
 
     def leaves(self) -> list[Leaf]:
-        found = {leaf.key: leaf for leaf in [self.source, *leaves_of([self.value])]}
+        found = {leaf.key: leaf for leaf in [self.source, *self.value_leaves()]}
         return list(found.values())
+
+    def value_leaves(self) -> list[Leaf]:
+        """What the edge values are made from."""
+        return leaves_of([self.value])
 
     def _operands(self, evaluation: Evaluation) -> tuple[Tensor, Tensor]:
         return evaluation.leaf(self.source), self.value.evaluate(evaluation)
@@ -180,7 +184,7 @@ class Weighted(Message):
     @property
     def is_linear(self) -> bool:
         """Whether the weights are fixed numbers that are here."""
-        leaves = leaves_of([self.value])
+        leaves = self.value_leaves()
         fixed = all(leaf.target != "u" and not leaf.tensor.requires_grad for leaf in leaves)
         return self.op == "mul" and fixed
 

@@ -32,7 +32,7 @@ from torch import Tensor
 from .._typing import CanonicalEType
 from ._arrivals import Arrival, Arrivals, SourceRows
 from ._columns import WHOLE, ColumnBlock, column_blocks
-from ._cuts import Cut
+from ._cuts import ColumnCut
 from ._expressions import Evaluation, Leaf, LeafKey
 from ._gradients import GradientSums, ShardGradients, is_graph_kept
 from ._reductions import Reduction
@@ -203,8 +203,7 @@ class ShardPass:
             values[key] = block.of(tensors[key], self._axes.get(key))
             if leaf.target == "e":
                 values[key] = shard.edge_rows(values[key])
-        cut = reduction.cut if block.count > 1 else None
-        return Evaluation(shard, values, block, {} if cut is None else cut.nodes)
+        return Evaluation(shard, values, block)
 
     def begin_backward(self, grads: Sequence[Tensor | None]) -> None:
         """Take in the gradients of the outputs; what only they need is let go after it.
@@ -417,7 +416,7 @@ def _add_up(totals: Sequence[Tensor], parts: Sequence[Tensor | None]) -> None:
             total += part
 
 
-def _agreed_axes(cuts: Sequence[Cut | None]) -> dict[LeafKey, int | None] | None:
+def _agreed_axes(cuts: Sequence[ColumnCut | None]) -> dict[LeafKey, int | None] | None:
     """How all cuts take each leaf; None if one is missing or two take a leaf differently."""
     agreed: dict[LeafKey, int | None] = {}
     for cut in cuts:

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from ..ops import Adjacency, add_rows, empty, empty_like, merge_best
-from ._cuts import Cut, find_cut
+from ._cuts import ColumnCut, find_cut
 from ._expressions import Evaluation, Leaf, LeafKey
 from ._messages import Adjoint, CopySource, Message, distinct_leaves
 
@@ -74,7 +74,7 @@ class Reduction(ABC):
         return self.messages[0]
 
     @cached_property
-    def cut(self) -> Cut | None:
+    def cut(self) -> ColumnCut | None:
         """How a shard may be merged block by block, once the own shard is in; None for whole."""
         return find_cut(self.main_message) if self.can_be_cut else None
 

@@ -70,7 +70,7 @@ def row_wise(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> HasRo
         return None
     if len({len(rows) for rows in lazy}) > 1:
         return None
-    first = args[0] if args else None
+    first: Any = args[0] if args else None
     if name in _OF_FIRST or name == "linear":
         if not is_lazy(first) or len(lazy) > 1:
             return None

@@ -59,7 +59,7 @@ class SoftmaxSum(Reduction):
         return self.messages[-1]
 
     def merge(self, evaluation: Evaluation) -> None:
-        if self._sees_total(evaluation):
+        if evaluation.block.is_first:  # scores are whole in every block, and counted once
             self._raise_peak(evaluation)
         parts = self.partial(evaluation)
         if not self._sums:
@@ -80,28 +80,20 @@ class SoftmaxSum(Reduction):
             self._peak, self._scale = peak, torch.ones_like(peak)
             self.shifted.peak = _finite(peak)
             return
-        before = evaluation.part_of(self.shifted, self._peak)
-        peak = torch.maximum(peak, before)
+        peak = torch.maximum(peak, self._peak)
         finite = _finite(peak)
-        evaluation.part_of(self.shifted, self._scale).copy_((before - finite).exp())
-        evaluation.part_of(self.shifted, self.shifted.peak).copy_(finite)
-        before.copy_(peak)
+        self._scale = (self._peak - finite).exp()
+        self._peak, self.shifted.peak = peak, finite
 
     def _factors(self) -> list[Tensor]:
         """By what each of the sums shrinks, to be broadcast."""
         scale = self._scale
         return [scale] if self.message is None else [self._aligned(scale, self._sums[0]), scale]
 
-    def _sees_total(self, evaluation: Evaluation) -> bool:
-        """Whether the total is of this block: scores that are not cut are counted once."""
-        return evaluation.block.is_first or evaluation.is_cut(self.shifted)
-
     def _seen(self, evaluation: Evaluation, wholes: Sequence[Tensor]) -> list[Tensor]:
         """The part of whole outputs, or of what broadcasts with them, that a block contributes."""
         parts = [] if self.message is None else [self.block_of(evaluation, wholes[0])]
-        if self._sees_total(evaluation):
-            parts.append(evaluation.part_of(self.shifted, wholes[-1]))
-        return parts
+        return [*parts, wholes[-1]] if evaluation.block.is_first else parts
 
     def finish(self) -> tuple[Tensor, ...]:
         sums, self._sums, self._peak = self._sums, [], None
@@ -111,7 +103,7 @@ class SoftmaxSum(Reduction):
     def _summed(self, evaluation: Evaluation) -> list[Message]:
         """The messages whose sums a block contributes to."""
         messages = [] if self.message is None else [self.message]
-        return [*messages, self._total_message] if self._sees_total(evaluation) else messages
+        return [*messages, self._total_message] if evaluation.block.is_first else messages
 
     def partial(self, evaluation: Evaluation) -> tuple[Tensor, ...]:
         return tuple(message.reduce_sum(evaluation) for message in self._summed(evaluation))
