@@ -22,18 +22,18 @@ from torch import Tensor
 import graphshard
 from graphshard import comm
 from graphshard import function as fn
-from graphshard.fullbatch import _columns
-from graphshard.fullbatch._cuts import ColumnCut, find_cut
-from graphshard.fullbatch._deferred import DeferredEdges
-from graphshard.fullbatch._expressions import (
+from graphshard.fullbatch.lazy._expressions import (
     EdgeRows,
     Endpoint,
     Expression,
+    LazySoftmax,
     Sddmm,
-    Shifted,
-    Softmax,
+    ShiftedSoftmax,
 )
-from graphshard.fullbatch._messages import CopySource, PerEdge, Weighted
+from graphshard.fullbatch.lazy._lazy_tensor import DeferredEdges
+from graphshard.fullbatch.lazy._messages import CopySource, PerEdge, Weighted
+from graphshard.fullbatch.reductions._cuts import ColumnCut, find_cut
+from graphshard.fullbatch.topology import _chunks
 from graphshard.graph import edge_softmax
 from graphshard.nn import (
     AGNNConv,
@@ -65,7 +65,7 @@ def applied(function: Callable[[Any], Any], to: Expression) -> Expression:
 
 
 def weights(scores: Expression) -> Expression:
-    return Shifted(Softmax(scores))
+    return ShiftedSoftmax(LazySoftmax(scores))
 
 
 def additive(*row: int) -> Expression:
@@ -148,13 +148,13 @@ def test_too_few_columns_and_other_shapes_are_not_cut() -> None:
 @contextmanager
 def many_blocks(use: bool) -> Iterator[None]:
     """Cut as finely as can be, or never."""
-    before = _columns._SMALLEST_BLOCK, _columns._FEWEST_COLUMNS
-    _columns._SMALLEST_BLOCK = 1 if use else 1 << 40
-    _columns._FEWEST_COLUMNS = 1
+    before = _chunks._SMALLEST_BLOCK, _chunks._FEWEST_COLUMNS
+    _chunks._SMALLEST_BLOCK = 1 if use else 1 << 40
+    _chunks._FEWEST_COLUMNS = 1
     try:
         yield
     finally:
-        _columns._SMALLEST_BLOCK, _columns._FEWEST_COLUMNS = before
+        _chunks._SMALLEST_BLOCK, _chunks._FEWEST_COLUMNS = before
 
 
 WIDTH = 12

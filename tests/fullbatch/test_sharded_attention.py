@@ -22,7 +22,7 @@ from test_parity import MODES, construct
 from torch import Tensor, nn
 
 import graphshard
-from graphshard.fullbatch._sequential import Sequential
+from graphshard.fullbatch.planning._sequential import Sequential
 from graphshard.graph import attend
 from graphshard.nn import AGNNConv, DotGatConv, GATConv, GATv2Conv, HeteroGraphConv
 from graphshard.ops import Attention, EdgeMask

@@ -20,9 +20,7 @@ from ..graph import ALL, Frame, MessagePassingGraph
 from ..graph.message_passing import RelationData, edge_values, reduce_messages
 from ..graph.structure import Schema, is_all
 from ..ops import Attention, attend, edge_softmax
-from ._original import OriginalIds
-from ._structure import ShardStructure
-from ._topology import Halo
+from .topology import Halo, OriginalIds, ShardStructure
 
 
 class _ShardedGraph(Protocol):

@@ -9,11 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._typing import CanonicalEType
-from ..comm import fetch_halo, return_halo
-from ..ops import Adjacency, edge_softmax, gspmm, gspmm_arg
-from ._structure import ShardStructure
-from ._topology import Halo
+from ..._typing import CanonicalEType
+from ...comm import fetch_halo, return_halo
+from ...ops import Adjacency, edge_softmax, gspmm, gspmm_arg
+from ..topology import Halo, ShardStructure
 
 
 def softmax_over_in_edges(

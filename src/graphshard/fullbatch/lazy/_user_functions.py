@@ -22,13 +22,13 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from .._typing import CanonicalEType
-from ..graph import EdgeBatch
-from ..ops import Adjacency
-from ._deferred import DeferredEdges
-from ._expressions import Evaluation, Expression, Leaf, leaves_of
+from ..._typing import CanonicalEType
+from ...graph import EdgeBatch
+from ...ops import Adjacency
+from ..topology import Shard
+from ._expressions import Expression, Leaf, ShardEvaluation, leaves_of
+from ._lazy_tensor import DeferredEdges
 from ._messages import Message
-from ._topology import Shard
 
 _NUM_PROBE_EDGES = 8
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
@@ -55,7 +55,7 @@ def message_has_parameters(param_foo: Callable[[Any], Sequence[Tensor]]) -> Call
     return decorate
 
 
-class _Reader(Mapping[str, Any]):
+class _EdgeFields(Mapping[str, Any]):
     """Fields of one side of the shard's edges, computed when the user's function asks."""
 
     def __init__(self, names: Sequence[str], read: Callable[[str], Any]) -> None:
@@ -115,7 +115,7 @@ class UserFunction:
                         values[leaf.key] = _probe_rows(probe, leaf)
         state = torch.get_rng_state()
         with torch.no_grad():
-            messages = self._call(Evaluation(probe, values), recording=True)
+            messages = self._call(ShardEvaluation(probe, values), recording=True)
         torch.set_rng_state(state)
         # One order on all ranks, whatever order the function asked in.
         self.fields = dict(sorted(self.fields.items()))
@@ -128,7 +128,7 @@ class UserFunction:
                 found.setdefault(leaf.key, leaf)
         return list(found.values())
 
-    def messages(self, evaluation: Evaluation) -> dict[str, Tensor]:
+    def messages(self, evaluation: ShardEvaluation) -> dict[str, Tensor]:
         """Messages of the shard's edges, with gradients if the caller's mode has them."""
         if torch.is_grad_enabled() or not self._wants_grad:
             return self._call(evaluation, recording=False)
@@ -139,16 +139,16 @@ class UserFunction:
         }
         with torch.enable_grad():
             first_node = _next_sequence_number()
-            found = self._call(Evaluation(evaluation.shard, values), recording=False)
+            found = self._call(ShardEvaluation(evaluation.shard, values), recording=False)
             known = {id(v) for v in values.values()}
             for tensor in _captured_leaves(found.values(), known, first_node, self.function):
                 self.captured[id(tensor)] = tensor
         return {name: value.detach() for name, value in found.items()}
 
-    def _call(self, evaluation: Evaluation, recording: bool) -> dict[str, Tensor]:
+    def _call(self, evaluation: ShardEvaluation, recording: bool) -> dict[str, Tensor]:
         src, dst = evaluation.shard.adjacency.coo()
 
-        def reader(target: str, index: Tensor | None) -> _Reader:
+        def reader(target: str, index: Tensor | None) -> _EdgeFields:
             frame = self._frames[target]
 
             def read(name: str) -> Any:
@@ -158,7 +158,7 @@ class UserFunction:
                 rows = evaluation.leaf(what)
                 return rows if index is None else rows.index_select(0, index)
 
-            return _Reader(list(frame), read)
+            return _EdgeFields(list(frame), read)
 
         batch = EdgeBatch(
             reader("u", src),
@@ -205,7 +205,7 @@ class UserMessage(Message):
     def parameters(self) -> list[Tensor]:
         return list(self.function.captured.values())
 
-    def rows(self, evaluation: Evaluation) -> Tensor:
+    def rows(self, evaluation: ShardEvaluation) -> Tensor:
         memo: dict[Any, Any] = evaluation.memo
         key = id(self.function)
         if key not in memo:  # one call per evaluation, however many of its messages are wanted

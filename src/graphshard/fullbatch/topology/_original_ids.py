@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
-from .._typing import CanonicalEType
-from ..ops import Attention, edge_keys
+from ..._typing import CanonicalEType
+from ...ops import Attention, edge_keys
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,11 @@ from typing import TypeAlias
 
 from torch import Tensor
 
-from ..comm import Pending
-from ..errors import RankError
-from ._columns import ColumnBlock
-from ._expressions import LeafKey
-from ._transport import Transport
+from ...comm import Pending
+from ...errors import RankError
+from ..lazy import LeafKey
+from ..topology import ColumnBlock
+from ._transports import RowTransport
 
 SourceRows: TypeAlias = dict[LeafKey, Tensor]
 """What a visit has of each source leaf."""
@@ -39,7 +39,7 @@ class Arrivals:
 
     def __init__(
         self,
-        transport: Transport,
+        transport: RowTransport,
         whole: SourceRows,
         axes: Mapping[LeafKey, int | None],
         needs_grad: Mapping[LeafKey, bool],

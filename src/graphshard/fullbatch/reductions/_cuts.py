@@ -21,9 +21,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ._columns import most_blocks
-from ._expressions import EdgeRows, LeafKey
-from ._messages import CopySource, Message, Weighted
+from ..lazy import CopySource, EdgeRows, LeafKey, Message, Weighted
+from ..topology import most_blocks
 
 _HEADS, _COLUMNS = 2, 1
 

@@ -11,14 +11,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..comm import Pending
-from ..errors import RankError
-from ..ops import empty
-from ._columns import ColumnBlock
-from ._expressions import Leaf, LeafKey
-from ._reductions import accumulation_dtype
-from ._topology import Shard
-from ._transport import Transport
+from ...comm import Pending
+from ...errors import RankError
+from ...ops import empty
+from ..lazy import Leaf, LeafKey
+from ..reductions import accumulation_dtype
+from ..topology import ColumnBlock, Shard
+from ._transports import RowTransport
 
 
 @dataclass
@@ -36,12 +35,6 @@ class ShardGradients:
     are_new: bool = False
 
 
-def is_graph_kept() -> bool:
-    """Whether the backward that is running was called with ``retain_graph``."""
-    ask = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
-    return True if ask is None else bool(ask())
-
-
 class GradientSums:
     """Gradients of whole leaves, added up shard by shard; those of remote rows travel home.
 
@@ -57,7 +50,7 @@ class GradientSums:
 
     def __init__(
         self,
-        transport: Transport,
+        transport: RowTransport,
         wanted: Sequence[Leaf],
         tensors: Mapping[LeafKey, Tensor],
         axes: Mapping[LeafKey, int | None],

@@ -21,7 +21,7 @@ from ..graph import Graph
 from ..partition import RangePartitionBook
 from ..partition.format import read_config
 from ..partition.load import load_part
-from ._topology import narrow
+from .topology import narrow
 
 _INT16_MAX = 2**15 - 1
 

@@ -9,14 +9,22 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from .._typing import CanonicalEType
-from ..function import MessageFunction, ReduceFunction
-from ..graph import Frame
-from ._constants import ConstantCache
-from ._deferred import expression_of
-from ._expressions import EdgeRows, Endpoint, Expression, Sddmm, leaves_of
-from ._messages import CopySource, Message, PerEdge, Weighted
-from ._structure import ShardStructure
+from ..._typing import CanonicalEType
+from ...function import MessageFunction, ReduceFunction
+from ...graph import Frame
+from ..lazy import (
+    CopySource,
+    EdgeRows,
+    Endpoint,
+    Expression,
+    Message,
+    PerEdge,
+    Sddmm,
+    Weighted,
+    expression_of,
+    leaves_of,
+)
+from ..topology import ConstantCache, ShardStructure
 
 
 @dataclass(frozen=True)

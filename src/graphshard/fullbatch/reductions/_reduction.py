@@ -28,10 +28,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ..ops import Adjacency, add_rows, empty, empty_like, merge_best
+from ...ops import Adjacency, add_rows, empty, empty_like, merge_best
+from ..lazy import Adjoint, CopySource, Leaf, LeafKey, Message, ShardEvaluation, distinct_leaves
 from ._cuts import ColumnCut, find_cut
-from ._expressions import Evaluation, Leaf, LeafKey
-from ._messages import Adjoint, CopySource, Message, distinct_leaves
 
 _LOW_PRECISION = (torch.bfloat16, torch.float16)
 
@@ -39,6 +38,12 @@ _LOW_PRECISION = (torch.bfloat16, torch.float16)
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     """Sums of 16-bit numbers are kept in float32 until the last shard is in."""
     return torch.float32 if dtype in _LOW_PRECISION else dtype
+
+
+def is_graph_kept() -> bool:
+    """Whether the backward that is running was called with ``retain_graph``."""
+    ask = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
+    return True if ask is None else bool(ask())
 
 
 class Reduction(ABC):
@@ -78,24 +83,24 @@ class Reduction(ABC):
         """How a shard may be merged block by block, once the own shard is in; None for whole."""
         return find_cut(self.main_message) if self.can_be_cut else None
 
-    def block_of(self, evaluation: Evaluation, whole: Tensor) -> Tensor:
+    def block_of(self, evaluation: ShardEvaluation, whole: Tensor) -> Tensor:
         """The evaluation's block of the whole result, or of what broadcasts with it, as a view."""
         axis = None if self.cut is None else self.cut.axis
         is_broadcast = axis is None or whole.dim() - 1 < axis or whole.shape[-axis] == 1
         return evaluation.block.of(whole, None if is_broadcast else axis)
 
     @abstractmethod
-    def merge(self, evaluation: Evaluation) -> None:
+    def merge(self, evaluation: ShardEvaluation) -> None:
         """Take in what a shard contributes, to the evaluation's block alone."""
 
     @abstractmethod
     def finish(self) -> tuple[Tensor, ...]: ...
 
-    def partial(self, evaluation: Evaluation) -> tuple[Tensor, ...]:
+    def partial(self, evaluation: ShardEvaluation) -> tuple[Tensor, ...]:
         """The shard's partial results, differentiable; where `adjoints` starts from them."""
         raise AssertionError(f"{type(self).__name__} has no partial result")
 
-    def shard_gradients(self, evaluation: Evaluation, grads: Sequence[Tensor]) -> list[Tensor]:
+    def shard_gradients(self, evaluation: ShardEvaluation, grads: Sequence[Tensor]) -> list[Tensor]:
         """The part of the outputs' gradients that concerns this shard and block."""
         return [self.block_of(evaluation, grad) for grad in grads]
 
@@ -103,7 +108,7 @@ class Reduction(ABC):
         """In which sums of ``dtype`` wait for the next shard."""
         return accumulation_dtype(dtype) if self.widens else dtype
 
-    def adjoints(self, evaluation: Evaluation, grads: Sequence[Tensor]) -> list[Adjoint]:
+    def adjoints(self, evaluation: ShardEvaluation, grads: Sequence[Tensor]) -> list[Adjoint]:
         """How to find the gradients of `partial`, given those of its results."""
         return [Adjoint(*pair) for pair in zip(self.partial(evaluation), grads, strict=True)]
 
@@ -120,14 +125,14 @@ class Reduction(ABC):
         return
 
     def direct_gradients(
-        self, evaluation: Evaluation, grads: Sequence[Tensor], wanted: Sequence[Leaf]
+        self, evaluation: ShardEvaluation, grads: Sequence[Tensor], wanted: Sequence[Leaf]
     ) -> dict[LeafKey, Tensor | None] | None:
         """Gradients of leaves, found without autograd; None where `adjoints` says how to."""
         if self.needs_sources:
             return None
         return {leaf.key: self.source_gradient(evaluation, grads) for leaf in wanted}
 
-    def source_gradient(self, evaluation: Evaluation, grads: Sequence[Tensor]) -> Tensor:
+    def source_gradient(self, evaluation: ShardEvaluation, grads: Sequence[Tensor]) -> Tensor:
         """Gradient of the only leaf, a source leaf; for reductions without `needs_sources`."""
         raise AssertionError(f"{type(self).__name__} has no direct source gradient")
 
@@ -152,7 +157,7 @@ class Sum(Reduction):
         """Whether the kernel can divide, because it sees all messages."""
         return self.counts is not None and self.num_shards == 1
 
-    def merge(self, evaluation: Evaluation) -> None:
+    def merge(self, evaluation: ShardEvaluation) -> None:
         if self._sum is None:
             part = self.message.reduce_sum(evaluation, mean=self._divides_at_once)
             self._dtype = part.dtype
@@ -186,13 +191,13 @@ class Sum(Reduction):
             self.message = self.message.released()
             self.messages = [self.message]
 
-    def partial(self, evaluation: Evaluation) -> tuple[Tensor, ...]:
+    def partial(self, evaluation: ShardEvaluation) -> tuple[Tensor, ...]:
         return (self.message.reduce_sum(evaluation),)
 
-    def adjoints(self, evaluation: Evaluation, grads: Sequence[Tensor]) -> list[Adjoint]:
+    def adjoints(self, evaluation: ShardEvaluation, grads: Sequence[Tensor]) -> list[Adjoint]:
         return [self.message.sum_adjoint(evaluation, grads[0])]
 
-    def source_gradient(self, evaluation: Evaluation, grads: Sequence[Tensor]) -> Tensor:
+    def source_gradient(self, evaluation: ShardEvaluation, grads: Sequence[Tensor]) -> Tensor:
         return self.message.source_gradient(evaluation, grads[0])
 
 
@@ -221,7 +226,7 @@ class Extremum(Reduction):
         self._best: Tensor | None = None
         self._edge: Tensor | None = None  # local edge ids; num_edges where there is none
 
-    def merge(self, evaluation: Evaluation) -> None:
+    def merge(self, evaluation: ShardEvaluation) -> None:
         value, position = self.message.reduce_arg(evaluation, self.reduce)
         eids = evaluation.shard.eids
         if self._best is None or self._edge is None:
@@ -241,7 +246,7 @@ class Extremum(Reduction):
             self.message = self.message.released()
             self.messages = [self.message]
 
-    def _positions(self, evaluation: Evaluation) -> Tensor:
+    def _positions(self, evaluation: ShardEvaluation) -> Tensor:
         """Which of the shard's edges won, -1 where none did."""
         assert self._edge is not None
         edge, shard = self.block_of(evaluation, self._edge), evaluation.shard
@@ -266,14 +271,14 @@ class Extremum(Reduction):
         found = rows.gather(0, source)
         return torch.where(self._edge < self._num_edges, found, 0.0)
 
-    def adjoints(self, evaluation: Evaluation, grads: Sequence[Tensor]) -> list[Adjoint]:
+    def adjoints(self, evaluation: ShardEvaluation, grads: Sequence[Tensor]) -> list[Adjoint]:
         return [self.message.best_adjoint(evaluation, grads[0], self._positions(evaluation))]
 
-    def source_gradient(self, evaluation: Evaluation, grads: Sequence[Tensor]) -> Tensor:
+    def source_gradient(self, evaluation: ShardEvaluation, grads: Sequence[Tensor]) -> Tensor:
         return self.message.best_gradient(evaluation, grads[0], self._positions(evaluation))
 
 
-class Rows(Reduction):
+class EdgeValues(Reduction):
     """The value of every edge, written side by side: `DeferredEdges.materialize`."""
 
     can_be_cut = False
@@ -282,7 +287,7 @@ class Rows(Reduction):
         self.messages, self.num_edges = list(messages), num_edges
         self._rows: list[Tensor] | None = None
 
-    def merge(self, evaluation: Evaluation) -> None:
+    def merge(self, evaluation: ShardEvaluation) -> None:
         parts = [message.rows(evaluation) for message in self.messages]
         if self._rows is None:
             self._rows = [p.new_zeros((self.num_edges, *p.shape[1:])) for p in parts]
@@ -294,14 +299,14 @@ class Rows(Reduction):
         rows, self._rows = self._rows, None
         return tuple(rows)
 
-    def partial(self, evaluation: Evaluation) -> tuple[Tensor, ...]:
+    def partial(self, evaluation: ShardEvaluation) -> tuple[Tensor, ...]:
         return tuple(message.rows(evaluation) for message in self.messages)
 
-    def shard_gradients(self, evaluation: Evaluation, grads: Sequence[Tensor]) -> list[Tensor]:
+    def shard_gradients(self, evaluation: ShardEvaluation, grads: Sequence[Tensor]) -> list[Tensor]:
         return [evaluation.shard.edge_rows(grad) for grad in grads]
 
 
-class Passengers(Reduction):
+class CompanionRows(Reduction):
     """Source rows that travel with a pass for others to use; there is no result.
 
     Args:
@@ -318,7 +323,7 @@ class Passengers(Reduction):
     def leaves(self) -> list[Leaf]:
         return self._leaves
 
-    def merge(self, evaluation: Evaluation) -> None:
+    def merge(self, evaluation: ShardEvaluation) -> None:
         return
 
     def finish(self) -> tuple[Tensor, ...]:
@@ -328,6 +333,6 @@ class Passengers(Reduction):
         self._leaves = [leaf.released() for leaf in self._leaves]
 
     def direct_gradients(
-        self, evaluation: Evaluation, grads: Sequence[Tensor], wanted: Sequence[Leaf]
+        self, evaluation: ShardEvaluation, grads: Sequence[Tensor], wanted: Sequence[Leaf]
     ) -> dict[LeafKey, Tensor | None]:
         return {}

@@ -18,11 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..comm import fetch_halo
-from ..graph import Frame
-from ._constants import ConstantCache
-from ._structure import ShardStructure
-from ._topology import Halo
+from ...comm import fetch_halo
+from ...graph import Frame
+from ..topology import ConstantCache, Halo, ShardStructure
 
 
 def remote_rows(
@@ -68,7 +66,7 @@ def extended(halo: Halo, own: Tensor, remote: Tensor) -> Tensor:
 
 
 @dataclass
-class _Fetched:
+class _HaloRows:
     """A field whose halo rows are here, at the version that they are of."""
 
     tensor: Tensor
@@ -82,7 +80,7 @@ class FetchedFields:
 
     def __init__(self, structure: ShardStructure, wire: torch.dtype | None) -> None:
         self._structure, self._wire = structure, wire
-        self._entries: dict[tuple[int, int], _Fetched] = {}
+        self._entries: dict[tuple[int, int], _HaloRows] = {}
 
     def extended(self, halo: Halo, frame: Frame, name: str, frames: Sequence[Frame]) -> Tensor:
         """Rows of field ``name`` for own and halo rows: ``[num_extended, ...]``.
@@ -125,14 +123,14 @@ class FetchedFields:
         self._put(halo, tensor, remote)
 
     def _put(self, halo: Halo, tensor: Tensor, remote: Tensor) -> None:
-        self._entries[id(halo), id(tensor)] = _Fetched(tensor, _version(tensor), remote)
+        self._entries[id(halo), id(tensor)] = _HaloRows(tensor, _version(tensor), remote)
 
-    def _extended(self, halo: Halo, entry: _Fetched) -> Tensor:
+    def _extended(self, halo: Halo, entry: _HaloRows) -> Tensor:
         if entry.extended is None:
             entry.extended = extended(halo, entry.tensor, entry.remote)
         return entry.extended
 
-    def _find(self, halo: Halo, tensor: Tensor) -> _Fetched | None:
+    def _find(self, halo: Halo, tensor: Tensor) -> _HaloRows | None:
         entry = self._entries.get((id(halo), id(tensor)))
         if entry is None or entry.tensor is not tensor or entry.version != _version(tensor):
             return None

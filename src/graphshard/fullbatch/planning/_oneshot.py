@@ -20,12 +20,35 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from .._typing import CanonicalEType
-from ..function import MessageFunction, ReduceFunction
-from ..graph import Frame
-from ..graph.message_passing import RelationData, edge_values, reduce_messages
-from ..ops import Adjacency, Attention, attend
-from ._attention import TARGETS, AttentionSum
+from ..._typing import CanonicalEType
+from ...function import MessageFunction, ReduceFunction
+from ...graph import Frame
+from ...graph.message_passing import RelationData, edge_values, reduce_messages
+from ...ops import Adjacency, Attention, attend
+from .._config import AggregationMode
+from ..execution import (
+    CollectiveTransport,
+    ExtendedFields,
+    FetchedFields,
+    ShardPass,
+    extended,
+    keep_rows,
+    known_rows,
+    remote_rows,
+)
+from ..lazy import LeafKey, PerEdge
+from ..reductions import (
+    TARGETS,
+    AttentionSum,
+    CompanionRows,
+    EdgeValues,
+    Extremum,
+    Reduction,
+    Sum,
+    softmax_over_in_edges,
+    softmax_over_out_edges,
+)
+from ..topology import Halo, ShardStructure
 from ._calls import (
     RelationFields,
     by_source_type,
@@ -35,23 +58,6 @@ from ._calls import (
     operands_of,
     value_of,
 )
-from ._expressions import LeafKey
-from ._fetched import (
-    ExtendedFields,
-    FetchedFields,
-    extended,
-    keep_rows,
-    known_rows,
-    remote_rows,
-)
-from ._messages import PerEdge
-from ._passes import ShardPass
-from ._policy import AggregationMode
-from ._reductions import Extremum, Passengers, Reduction, Rows, Sum
-from ._softmax_of_rows import softmax_over_in_edges, softmax_over_out_edges
-from ._structure import ShardStructure
-from ._topology import Halo
-from ._transport import Whole
 
 Seen: TypeAlias = Mapping[LeafKey, Tensor]
 """What all edges see of each leaf: extended rows of sources."""
@@ -161,7 +167,7 @@ class OneShot:
             found: Tensor = edge_values(data, func)[func.out_field]
             return found
 
-        reduction = Rows([PerEdge(value_of(fields, func))], fields.num_edges)
+        reduction = EdgeValues([PerEdge(value_of(fields, func))], fields.num_edges)
         plan = _Planned(etype, reduction, again, source)
         result = self._run_alone(plan, fields, frames)
         if result is None:
@@ -289,7 +295,7 @@ class OneShot:
         halo = self.structure.halo([plan.etype for plan in planned])
         reductions = [(plan.etype, plan.reduction) for plan in planned]
         if others:
-            reductions.append((planned[0].etype, Passengers(others)))
+            reductions.append((planned[0].etype, CompanionRows(others)))
         leaves = {leaf.key: leaf for _, r in reductions for leaf in r.leaves()}
         tensors = {key: leaf.tensor for key, leaf in leaves.items() if leaf.target == "u"}
         found = {key: known_rows(constants, halo, own) for key, own in tensors.items()}
@@ -310,7 +316,7 @@ class OneShot:
             return [*results, *(remote[key] for key in needing)]
 
         walk = ShardPass(
-            Whole(halo, wire),
+            CollectiveTransport(halo, wire),
             reductions,
             True,
             self.mode.prefetch,

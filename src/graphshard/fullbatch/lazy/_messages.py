@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ..ops import Adjacency, gsddmm, gspmm, gspmm_add, gspmm_arg, gspmm_arg_backward
-from ._expressions import Evaluation, Expression, Leaf, LeafKey, leaves_of
+from ...ops import Adjacency, gsddmm, gspmm, gspmm_add, gspmm_arg, gspmm_arg_backward
+from ._expressions import Expression, Leaf, LeafKey, ShardEvaluation, leaves_of
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Message(ABC):
         """The distinct tensors that the messages are made from."""
 
     @abstractmethod
-    def rows(self, evaluation: Evaluation) -> Tensor:
+    def rows(self, evaluation: ShardEvaluation) -> Tensor:
         """Message of each edge of the shard: ``[num_shard_edges, ...]``."""
 
     @property
@@ -56,7 +56,7 @@ class Message(ABC):
         """Whether gradients of the sum are those of one source leaf, and need not read it."""
         return False
 
-    def source_gradient(self, evaluation: Evaluation, grad: Tensor) -> Tensor:
+    def source_gradient(self, evaluation: ShardEvaluation, grad: Tensor) -> Tensor:
         """Gradient of that leaf's rows, given the gradient of the sum; if `is_linear`."""
         raise AssertionError(f"{type(self).__name__} has no direct source gradient")
 
@@ -65,7 +65,7 @@ class Message(ABC):
         raise AssertionError(f"{type(self).__name__} needs its sources")
 
     def reduce_sum(
-        self, evaluation: Evaluation, over: Adjacency | None = None, mean: bool = False
+        self, evaluation: ShardEvaluation, over: Adjacency | None = None, mean: bool = False
     ) -> Tensor:
         """Sum of the shard's messages at each destination: ``[num_dst, ...]``.
 
@@ -78,11 +78,11 @@ class Message(ABC):
         return gspmm(adjacency, *self._operator(evaluation, "mean" if mean else "sum"))
 
     def _operator(
-        self, evaluation: Evaluation, reduce: str
+        self, evaluation: ShardEvaluation, reduce: str
     ) -> tuple[str, str, Tensor | None, Tensor | None]:
         return "copy_rhs", reduce, None, self.rows(evaluation)
 
-    def add_sum(self, evaluation: Evaluation, total: Tensor) -> bool:
+    def add_sum(self, evaluation: ShardEvaluation, total: Tensor) -> bool:
         """Add `reduce_sum` to ``total`` in place, if a kernel can; returns whether it did."""
         op, _, lhs, rhs = self._operator(evaluation, "sum")
         given = [t for t in (lhs, rhs) if t is not None]
@@ -91,16 +91,16 @@ class Message(ABC):
         gspmm_add(total, evaluation.shard.adjacency, op, lhs, rhs)
         return True
 
-    def sum_adjoint(self, evaluation: Evaluation, grad: Tensor) -> Adjoint:
+    def sum_adjoint(self, evaluation: ShardEvaluation, grad: Tensor) -> Adjoint:
         """How to find the gradients of `reduce_sum`, given that of its result."""
         return Adjoint(self.reduce_sum(evaluation), grad)
 
-    def reduce_arg(self, evaluation: Evaluation, reduce: str) -> tuple[Tensor, Tensor]:
+    def reduce_arg(self, evaluation: ShardEvaluation, reduce: str) -> tuple[Tensor, Tensor]:
         """Extremum at each destination, and the position of the edge that won, -1 for none."""
         adjacency = evaluation.shard.adjacency
         return gspmm_arg(adjacency, "copy_rhs", reduce, None, self.rows(evaluation))
 
-    def best_adjoint(self, evaluation: Evaluation, grad: Tensor, arg: Tensor) -> Adjoint:
+    def best_adjoint(self, evaluation: ShardEvaluation, grad: Tensor, arg: Tensor) -> Adjoint:
         """How to find the gradients of an extremum over several shards.
 
         Args:
@@ -113,7 +113,7 @@ class Message(ABC):
         assert cotangent is not None
         return Adjoint(rows, cotangent)
 
-    def best_gradient(self, evaluation: Evaluation, grad: Tensor, arg: Tensor) -> Tensor:
+    def best_gradient(self, evaluation: ShardEvaluation, grad: Tensor, arg: Tensor) -> Tensor:
         """Likewise for messages that `is_linear` in one source leaf: its gradient."""
         raise AssertionError(f"{type(self).__name__} has no direct source gradient")
 
@@ -127,7 +127,7 @@ class CopySource(Message):
     def leaves(self) -> list[Leaf]:
         return [self.source]
 
-    def rows(self, evaluation: Evaluation) -> Tensor:
+    def rows(self, evaluation: ShardEvaluation) -> Tensor:
         src, _ = evaluation.shard.adjacency.coo()
         return evaluation.leaf(self.source).index_select(0, src)
 
@@ -138,19 +138,19 @@ class CopySource(Message):
     def released(self) -> Message:
         return CopySource(self.source.released())
 
-    def source_gradient(self, evaluation: Evaluation, grad: Tensor) -> Tensor:
+    def source_gradient(self, evaluation: ShardEvaluation, grad: Tensor) -> Tensor:
         return gspmm(evaluation.shard.adjacency.reverse(), "copy_lhs", "sum", grad, None)
 
     def _operator(
-        self, evaluation: Evaluation, reduce: str
+        self, evaluation: ShardEvaluation, reduce: str
     ) -> tuple[str, str, Tensor | None, Tensor | None]:
         return "copy_lhs", reduce, evaluation.leaf(self.source), None
 
-    def reduce_arg(self, evaluation: Evaluation, reduce: str) -> tuple[Tensor, Tensor]:
+    def reduce_arg(self, evaluation: ShardEvaluation, reduce: str) -> tuple[Tensor, Tensor]:
         rows = evaluation.leaf(self.source)
         return gspmm_arg(evaluation.shard.adjacency, "copy_lhs", reduce, rows, None)
 
-    def best_gradient(self, evaluation: Evaluation, grad: Tensor, arg: Tensor) -> Tensor:
+    def best_gradient(self, evaluation: ShardEvaluation, grad: Tensor, arg: Tensor) -> Tensor:
         adjacency = evaluation.shard.adjacency
         # Not the rows themselves, which nobody may have: only how many there are.
         rows = grad.new_zeros(()).expand(adjacency.num_src, *grad.shape[1:])
@@ -174,10 +174,10 @@ class Weighted(Message):
         """What the edge values are made from."""
         return leaves_of([self.value])
 
-    def _operands(self, evaluation: Evaluation) -> tuple[Tensor, Tensor]:
+    def _operands(self, evaluation: ShardEvaluation) -> tuple[Tensor, Tensor]:
         return evaluation.leaf(self.source), self.value.evaluate(evaluation)
 
-    def rows(self, evaluation: Evaluation) -> Tensor:
+    def rows(self, evaluation: ShardEvaluation) -> Tensor:
         left, right = self._operands(evaluation)
         return gsddmm(evaluation.shard.adjacency, self.op, left, right, "u", "e")
 
@@ -191,12 +191,12 @@ class Weighted(Message):
     def released(self) -> Message:
         return Weighted(self.op, self.source.released(), self.value)
 
-    def source_gradient(self, evaluation: Evaluation, grad: Tensor) -> Tensor:
+    def source_gradient(self, evaluation: ShardEvaluation, grad: Tensor) -> Tensor:
         value = self.value.evaluate(evaluation)
         return self._onto_sources(evaluation, grad, value, evaluation.leaf(self.source))
 
     def _onto_sources(
-        self, evaluation: Evaluation, grad: Tensor, value: Tensor, rows: Tensor
+        self, evaluation: ShardEvaluation, grad: Tensor, value: Tensor, rows: Tensor
     ) -> Tensor:
         """``sum_e w_e g_v`` for each source, summed over what its row is repeated along."""
         reverse = evaluation.shard.adjacency.reverse()
@@ -206,14 +206,14 @@ class Weighted(Message):
         )
 
     def _operator(
-        self, evaluation: Evaluation, reduce: str
+        self, evaluation: ShardEvaluation, reduce: str
     ) -> tuple[str, str, Tensor | None, Tensor | None]:
         return self.op, reduce, *self._operands(evaluation)
 
-    def reduce_arg(self, evaluation: Evaluation, reduce: str) -> tuple[Tensor, Tensor]:
+    def reduce_arg(self, evaluation: ShardEvaluation, reduce: str) -> tuple[Tensor, Tensor]:
         return gspmm_arg(evaluation.shard.adjacency, self.op, reduce, *self._operands(evaluation))
 
-    def best_adjoint(self, evaluation: Evaluation, grad: Tensor, arg: Tensor) -> Adjoint:
+    def best_adjoint(self, evaluation: ShardEvaluation, grad: Tensor, arg: Tensor) -> Adjoint:
         rows, value = self._operands(evaluation)
         by_rows, by_value = gspmm_arg_backward(
             evaluation.shard.adjacency,
@@ -228,7 +228,7 @@ class Weighted(Message):
         cotangent = torch.zeros_like(value) if by_value is None else by_value
         return Adjoint(value, cotangent, {self.source.key: by_rows})
 
-    def sum_adjoint(self, evaluation: Evaluation, grad: Tensor) -> Adjoint:
+    def sum_adjoint(self, evaluation: ShardEvaluation, grad: Tensor) -> Adjoint:
         """For a product, without computing the sum again.
 
         ``sum_v g_v . sum_e w_e x_u`` is also ``sum_u x_u . y_u`` with ``y_u = sum_e w_e g_v``, a
@@ -251,7 +251,7 @@ class PerEdge(Message):
     def leaves(self) -> list[Leaf]:
         return leaves_of([self.value])
 
-    def rows(self, evaluation: Evaluation) -> Tensor:
+    def rows(self, evaluation: ShardEvaluation) -> Tensor:
         return self.value.evaluate(evaluation)
 
 

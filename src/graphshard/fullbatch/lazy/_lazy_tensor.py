@@ -23,9 +23,9 @@ from ._expressions import (
     Dropout,
     EdgeRows,
     Expression,
+    LazySoftmax,
     Leaf,
     Reshape,
-    Softmax,
 )
 from ._row_wise import DROPOUTS, LAST_DIM_REDUCTIONS, HasRows, positional, row_wise
 
@@ -98,7 +98,7 @@ class DeferredEdges:
         return self._tensor
 
     def softmax_over_in_edges(self) -> DeferredEdges:
-        return self._wrap(Softmax(self.expression))
+        return self._wrap(LazySoftmax(self.expression))
 
     def _wrap(self, expression: Expression) -> DeferredEdges:
         return DeferredEdges(expression, self._materializer, self.device)

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Transport: how a pass gets the rows of remote shards, and sends their gradients home.
+"""RowTransport: how a pass gets the rows of remote shards, and sends their gradients home.
 
-===========  =======================================  ============================================
-transport    shards                                   messages
-===========  =======================================  ============================================
-`ByRank`     one for each rank                        one per shard, tensor and direction
-`Whole`      own rows, and all remote rows together   one collective for all of it
-===========  =======================================  ============================================
+=====================  =======================================  =================================
+transport              shards                                   messages
+=====================  =======================================  =================================
+`PairwiseTransport`    one for each rank                        one per shard, tensor, direction
+`CollectiveTransport`  own rows, and all remote rows together   one collective for all of it
+=====================  =======================================  =================================
 
 Both return at once and hand out a `Pending`. What is on its way is moved by the backend: gloo has
 threads of its own for it, NCCL a stream of the device, so the thread that computes is free.
@@ -20,8 +20,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .._typing import CanonicalEType
-from ..comm import (
+from ..._typing import CanonicalEType
+from ...comm import (
     Pending,
     SentRows,
     start_fetch,
@@ -29,11 +29,11 @@ from ..comm import (
     start_return,
     start_return_all,
 )
-from ..ops import add_rows
-from ._topology import Halo, Shard
+from ...ops import add_rows
+from ..topology import Halo, Shard
 
 
-class Transport(ABC):
+class RowTransport(ABC):
     """Rows of one halo, under way.
 
     Args:
@@ -75,7 +75,7 @@ class Transport(ABC):
         """Add what `start_return` brought to ``total``, which has all own rows, in place."""
 
 
-class ByRank(Transport):
+class PairwiseTransport(RowTransport):
     """One remote rank at a time: the memory of a shard, whatever the halo.
 
     Messages do not go through shared memory: its blocks are memory that nothing else can use.
@@ -105,7 +105,7 @@ class ByRank(Transport):
         _add_at(total, self.plan.sent[reader], arrived)
 
 
-class Whole(Transport):
+class CollectiveTransport(RowTransport):
     """The whole halo in one collective: one step after the own shard, however many ranks."""
 
     by_columns = False  # blocks would be a collective each

@@ -11,10 +11,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .._typing import CanonicalEType
-from ..comm import ExchangePlan, all_reduce, fetch_halo, return_halo
+from ..._typing import CanonicalEType
+from ...comm import ExchangePlan, all_reduce, fetch_halo, return_halo
+from ...comm.collectives import verify
+from ...comm.group import group_state
 from ._constants import ConstantCache
-from ._topology import Halo, LocalEdges, needed_rows
+from ._shards import Halo, LocalEdges, needed_rows
 
 
 class ShardStructure:
@@ -131,3 +133,25 @@ class ShardStructure:
     @cached_property
     def world_size(self) -> int:
         return dist.get_world_size(self.group) if dist.is_initialized() else 1
+
+
+def agree_on_build(
+    build: str | None, error: Exception | None, group: dist.ProcessGroup | None
+) -> None:
+    """Check that all ranks have parts of one partition, in the round in which an error is shared.
+
+    Args:
+        build: Digest that names the partition of this rank's part; None if nothing says.
+        error: What this rank has found wrong, if anything.
+        group: The ranks.
+
+    Raises:
+        ValueError: On every rank, if parts of different builds came together; or the error.
+    """
+    verify(
+        group_state(group),
+        "no build" if build is None else build,
+        "the partition that parts are from, as its build names it,",
+        error,
+        "copy one partition's folder to every host and load it everywhere",
+    )

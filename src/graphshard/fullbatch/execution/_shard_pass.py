@@ -29,16 +29,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._typing import CanonicalEType
-from ._arrivals import Arrival, Arrivals, SourceRows
-from ._columns import WHOLE, ColumnBlock, column_blocks
-from ._cuts import ColumnCut
-from ._expressions import Evaluation, Leaf, LeafKey
-from ._gradients import GradientSums, ShardGradients, is_graph_kept
-from ._reductions import Reduction
-from ._replay import RandomState, Replay, autocast_state
-from ._topology import Shard
-from ._transport import Transport
+from ..._typing import CanonicalEType
+from ..lazy import Leaf, LeafKey, ShardEvaluation
+from ..reductions import ColumnCut, Reduction, is_graph_kept
+from ..topology import WHOLE, ColumnBlock, Shard, column_blocks
+from ._gradients import GradientSums, ShardGradients
+from ._prefetch import Arrival, Arrivals, SourceRows
+from ._random_state import RandomState, Replay, autocast_state
+from ._transports import RowTransport
 
 Again = Callable[[Mapping[LeafKey, Tensor]], Sequence[Tensor]]
 """From the tensors of a pass to its results, and then to those of its remote rows that anybody may
@@ -62,7 +60,7 @@ class ShardPass:
 
     def __init__(
         self,
-        transport: Transport,
+        transport: RowTransport,
         reductions: Sequence[tuple[CanonicalEType, Reduction]],
         keep_rows: bool,
         prefetch: int,
@@ -192,7 +190,7 @@ class ShardPass:
         block: ColumnBlock,
         rows: SourceRows,
         tensors: Mapping[LeafKey, Tensor],
-    ) -> Evaluation:
+    ) -> ShardEvaluation:
         """What one shard sees of each leaf of a reduction."""
         values = {}
         for leaf in reduction.leaves():
@@ -203,7 +201,7 @@ class ShardPass:
             values[key] = block.of(tensors[key], self._axes.get(key))
             if leaf.target == "e":
                 values[key] = shard.edge_rows(values[key])
-        return Evaluation(shard, values, block)
+        return ShardEvaluation(shard, values, block)
 
     def begin_backward(self, grads: Sequence[Tensor | None]) -> None:
         """Take in the gradients of the outputs; what only they need is let go after it.
@@ -318,7 +316,7 @@ class ShardPass:
 
 def _shard_backward(
     reduction: Reduction,
-    evaluation: Evaluation,
+    evaluation: ShardEvaluation,
     grads: Sequence[Tensor],
     wanted: Sequence[Leaf],
     parameters: Sequence[Tensor],

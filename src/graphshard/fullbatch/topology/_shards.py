@@ -20,9 +20,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from .._typing import CanonicalEType
-from ..comm import ExchangePlan
-from ..ops import Adjacency
+from ..._typing import CanonicalEType
+from ...comm import ExchangePlan
+from ...ops import Adjacency
 
 _INT32_MAX = 2**31 - 1
 _NEARLY_ALL = 0.9

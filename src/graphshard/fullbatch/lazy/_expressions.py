@@ -16,10 +16,9 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from .._typing import Target
-from ..ops import gsddmm
-from ._columns import WHOLE, ColumnBlock
-from ._topology import Shard
+from ..._typing import Target
+from ...ops import gsddmm
+from ..topology import WHOLE, ColumnBlock, Shard
 
 LeafKey: TypeAlias = tuple[str, int]
 
@@ -55,7 +54,7 @@ Substitution: TypeAlias = Mapping[LeafKey, Tensor]
 
 
 @dataclass
-class Evaluation:
+class ShardEvaluation:
     """One evaluation on one shard: what stands for the leaves, and what is computed already.
 
     Args:
@@ -95,10 +94,10 @@ class Expression:
         """Leaves that this node itself reads."""
         return ()
 
-    def compute(self, evaluation: Evaluation) -> Tensor:
+    def compute(self, evaluation: ShardEvaluation) -> Tensor:
         raise NotImplementedError
 
-    def evaluate(self, evaluation: Evaluation) -> Tensor:
+    def evaluate(self, evaluation: ShardEvaluation) -> Tensor:
         """Rows of this expression on the shard's edges: ``[num_shard_edges, ...]``."""
         key = id(self)
         if key not in evaluation.memo:
@@ -149,7 +148,7 @@ class EdgeRows(Expression):
     def leaves(self) -> Sequence[Leaf]:
         return (self.leaf,)
 
-    def compute(self, evaluation: Evaluation) -> Tensor:
+    def compute(self, evaluation: ShardEvaluation) -> Tensor:
         return evaluation.leaf(self.leaf)
 
 
@@ -164,7 +163,7 @@ class Endpoint(Expression):
     def leaves(self) -> Sequence[Leaf]:
         return (self.leaf,)
 
-    def compute(self, evaluation: Evaluation) -> Tensor:
+    def compute(self, evaluation: ShardEvaluation) -> Tensor:
         src, dst = evaluation.shard.adjacency.coo()
         ends = src if self.leaf.target == "u" else dst
         return evaluation.leaf(self.leaf).index_select(0, ends)
@@ -187,13 +186,13 @@ class Sddmm(Expression):
     def leaves(self) -> Sequence[Leaf]:
         return [x.leaf for x in (self.lhs, self.rhs) if isinstance(x, Endpoint)]
 
-    def compute(self, evaluation: Evaluation) -> Tensor:
+    def compute(self, evaluation: ShardEvaluation) -> Tensor:
         left, left_target = _operand(self.lhs, evaluation)
         right, right_target = _operand(self.rhs, evaluation)
         return gsddmm(evaluation.shard.adjacency, self.op, left, right, left_target, right_target)
 
 
-def _operand(operand: Expression, evaluation: Evaluation) -> tuple[Tensor, Target]:
+def _operand(operand: Expression, evaluation: ShardEvaluation) -> tuple[Tensor, Target]:
     if isinstance(operand, Endpoint):
         return evaluation.leaf(operand.leaf), operand.leaf.target  # type: ignore[return-value]
     return operand.evaluate(evaluation), "e"
@@ -225,7 +224,7 @@ class Apply(Expression):
     def leaves(self) -> Sequence[Leaf]:
         return [a for a in self._operands() if isinstance(a, Leaf)]
 
-    def compute(self, evaluation: Evaluation) -> Tensor:
+    def compute(self, evaluation: ShardEvaluation) -> Tensor:
         return self.function(
             *(_value(a, evaluation) for a in self.args),
             **{k: _value(v, evaluation) for k, v in self.kwargs.items()},
@@ -238,7 +237,7 @@ def _sample(operand: Any) -> Any:
     return operand.tensor if isinstance(operand, Leaf) else operand
 
 
-def _value(operand: Any, evaluation: Evaluation) -> Any:
+def _value(operand: Any, evaluation: ShardEvaluation) -> Any:
     if isinstance(operand, Expression):
         return operand.evaluate(evaluation)
     return evaluation.leaf(operand) if isinstance(operand, Leaf) else operand
@@ -254,7 +253,7 @@ class Reshape(Expression):
     def children(self) -> Sequence[Expression]:
         return (self.child,)
 
-    def compute(self, evaluation: Evaluation) -> Tensor:
+    def compute(self, evaluation: ShardEvaluation) -> Tensor:
         rows = self.child.evaluate(evaluation)
         return rows.reshape(rows.shape[0], *self.shape[1:])
 
@@ -270,7 +269,7 @@ class Dropout(Expression):
     def children(self) -> Sequence[Expression]:
         return (self.child,)
 
-    def compute(self, evaluation: Evaluation) -> Tensor:
+    def compute(self, evaluation: ShardEvaluation) -> Tensor:
         rows = self.child.evaluate(evaluation)
         if self.p >= 1.0:
             return rows * 0.0
@@ -280,7 +279,7 @@ class Dropout(Expression):
         return rows * kept.to(rows.dtype) / (1.0 - self.p)
 
 
-class Softmax(Expression):
+class LazySoftmax(Expression):
     """Softmax of ``scores`` over the in-edges of each destination.
 
     It has no value before the scores of all shards are known: `_reductions` either carries it
@@ -294,7 +293,7 @@ class Softmax(Expression):
     def children(self) -> Sequence[Expression]:
         return (self.scores,)
 
-    def compute(self, evaluation: Evaluation) -> Tensor:
+    def compute(self, evaluation: ShardEvaluation) -> Tensor:
         raise AssertionError("a softmax over shards was evaluated before it was resolved")
 
     def resolve(self, peak: Tensor, total: Tensor) -> Expression:
@@ -308,14 +307,14 @@ class Softmax(Expression):
         )
 
 
-class Shifted(Expression):
+class ShiftedSoftmax(Expression):
     """exp(score - peak of its destination): a softmax before it is divided by its total.
 
     Attributes:
         peak: ``[num_dst, ...]``, for the whole of the scores; set before the first evaluation.
     """
 
-    def __init__(self, softmax: Softmax) -> None:
+    def __init__(self, softmax: LazySoftmax) -> None:
         self.scores = softmax.scores
         self.like(softmax)
         self.peak: Tensor | None = None
@@ -323,7 +322,7 @@ class Shifted(Expression):
     def children(self) -> Sequence[Expression]:
         return (self.scores,)
 
-    def compute(self, evaluation: Evaluation) -> Tensor:
+    def compute(self, evaluation: ShardEvaluation) -> Tensor:
         assert self.peak is not None
         scores = self.scores.evaluate(evaluation)
         return gsddmm(evaluation.shard.adjacency, "sub", scores, self.peak, "e", "v").exp()
@@ -361,6 +360,6 @@ def _rebuild(node: Expression, done: Mapping[int, Expression]) -> Expression:
         copy.child, copy.p, copy.seed = done[id(node.child)], node.p, node.seed
         copy.like(node)
         return copy
-    if isinstance(node, Softmax):
-        return Softmax(done[id(node.scores)])
+    if isinstance(node, LazySoftmax):
+        return LazySoftmax(done[id(node.scores)])
     raise AssertionError(f"{type(node).__name__} has no children to replace")

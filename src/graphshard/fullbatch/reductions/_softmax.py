@@ -14,20 +14,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..ops import gspmm_arg
-from ._expressions import (
+from ...ops import gspmm_arg
+from ..lazy import (
+    Adjoint,
     Apply,
     Dropout,
-    Evaluation,
     Expression,
+    LazySoftmax,
+    Message,
+    PerEdge,
     Reshape,
-    Shifted,
-    Softmax,
+    ShardEvaluation,
+    ShiftedSoftmax,
+    Weighted,
     substitute,
     walk,
 )
-from ._messages import Adjoint, Message, PerEdge, Weighted
-from ._reductions import Reduction, accumulation_dtype
+from ._reduction import Reduction, accumulation_dtype
 
 
 class SoftmaxSum(Reduction):
@@ -42,9 +45,9 @@ class SoftmaxSum(Reduction):
     """
 
     def __init__(
-        self, softmax: Softmax, message: Message | None = None, reshapes: Sequence[Reshape] = ()
+        self, softmax: LazySoftmax, message: Message | None = None, reshapes: Sequence[Reshape] = ()
     ) -> None:
-        self.shifted = Shifted(softmax)
+        self.shifted = ShiftedSoftmax(softmax)
         self.message = _around(message, softmax, self.shifted)
         self.reshapes = list(reshapes)
         self._total_message = PerEdge(self.shifted)
@@ -58,7 +61,7 @@ class SoftmaxSum(Reduction):
     def main_message(self) -> Message:
         return self.messages[-1]
 
-    def merge(self, evaluation: Evaluation) -> None:
+    def merge(self, evaluation: ShardEvaluation) -> None:
         if evaluation.block.is_first:  # scores are whole in every block, and counted once
             self._raise_peak(evaluation)
         parts = self.partial(evaluation)
@@ -71,7 +74,7 @@ class SoftmaxSum(Reduction):
         for total, part, factor in zip(sums, parts, factors, strict=True):
             total.mul_(factor).add_(part)
 
-    def _raise_peak(self, evaluation: Evaluation) -> None:
+    def _raise_peak(self, evaluation: ShardEvaluation) -> None:
         """Take a shard's scores into the peak; what is summed up so far shrinks by ``_scale``."""
         scores = self.shifted.scores.evaluate(evaluation)
         peak, winner = gspmm_arg(evaluation.shard.adjacency, "copy_rhs", "max", None, scores)
@@ -90,7 +93,7 @@ class SoftmaxSum(Reduction):
         scale = self._scale
         return [scale] if self.message is None else [self._aligned(scale, self._sums[0]), scale]
 
-    def _seen(self, evaluation: Evaluation, wholes: Sequence[Tensor]) -> list[Tensor]:
+    def _seen(self, evaluation: ShardEvaluation, wholes: Sequence[Tensor]) -> list[Tensor]:
         """The part of whole outputs, or of what broadcasts with them, that a block contributes."""
         parts = [] if self.message is None else [self.block_of(evaluation, wholes[0])]
         return [*parts, wholes[-1]] if evaluation.block.is_first else parts
@@ -100,19 +103,19 @@ class SoftmaxSum(Reduction):
         self._scale = torch.empty(0)
         return tuple(s.to(d) for s, d in zip(sums, self._dtypes, strict=True))
 
-    def _summed(self, evaluation: Evaluation) -> list[Message]:
+    def _summed(self, evaluation: ShardEvaluation) -> list[Message]:
         """The messages whose sums a block contributes to."""
         messages = [] if self.message is None else [self.message]
         return [*messages, self._total_message] if evaluation.block.is_first else messages
 
-    def partial(self, evaluation: Evaluation) -> tuple[Tensor, ...]:
+    def partial(self, evaluation: ShardEvaluation) -> tuple[Tensor, ...]:
         return tuple(message.reduce_sum(evaluation) for message in self._summed(evaluation))
 
-    def adjoints(self, evaluation: Evaluation, grads: Sequence[Tensor]) -> list[Adjoint]:
+    def adjoints(self, evaluation: ShardEvaluation, grads: Sequence[Tensor]) -> list[Adjoint]:
         pairs = zip(self._summed(evaluation), grads, strict=True)
         return [message.sum_adjoint(evaluation, grad) for message, grad in pairs]
 
-    def shard_gradients(self, evaluation: Evaluation, grads: Sequence[Tensor]) -> list[Tensor]:
+    def shard_gradients(self, evaluation: ShardEvaluation, grads: Sequence[Tensor]) -> list[Tensor]:
         return self._seen(evaluation, grads)
 
     def normalize(self, weighted: Tensor, total: Tensor) -> Tensor:
@@ -170,7 +173,7 @@ def _around(message: Message | None, old: Expression, new: Expression) -> Messag
     return None
 
 
-def proportional_softmax(root: Expression) -> tuple[Softmax, list[Reshape]] | None:
+def proportional_softmax(root: Expression) -> tuple[LazySoftmax, list[Reshape]] | None:
     """The one softmax that ``root`` is proportional to, and the reshapes after it, in order.
 
     Dropout, reshaping, negation, and products or quotients with values that hold no softmax keep
@@ -178,7 +181,7 @@ def proportional_softmax(root: Expression) -> tuple[Softmax, list[Reshape]] | No
     """
     reshapes: list[Reshape] = []
     node = root
-    while not isinstance(node, Softmax):
+    while not isinstance(node, LazySoftmax):
         if isinstance(node, Reshape):
             reshapes.append(node)
             node = node.child
@@ -212,4 +215,4 @@ def _proportional_operand(node: Apply) -> Expression | None:
 
 
 def holds_softmax(root: Expression) -> bool:
-    return any(isinstance(node, Softmax) for node in walk(root))
+    return any(isinstance(node, LazySoftmax) for node in walk(root))

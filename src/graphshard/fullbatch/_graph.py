@@ -22,14 +22,11 @@ from ..graph.message_passing import Aggregation, checked_functions, run_together
 from ..graph.structure import Schema, is_all
 from ..ops import Attention
 from ..ops.attention import check_attention
-from ._calls import RelationFields
-from ._deferred import DeferredEdges
+from ._config import AggregationMode
 from ._localized import LocalizedShards
-from ._oneshot import OneShot
-from ._original import OriginalIds
-from ._policy import AggregationMode
-from ._sequential import Sequential
-from ._structure import ShardStructure
+from .lazy import DeferredEdges
+from .planning import OneShot, RelationFields, Sequential
+from .topology import OriginalIds, ShardStructure
 
 T = TypeVar("T")
 

@@ -10,10 +10,38 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._typing import CanonicalEType
-from ..function import MessageFunction, ReduceFunction
-from ..ops import Attention
-from ._attention import AttentionSum
+from ..._typing import CanonicalEType
+from ...function import MessageFunction, ReduceFunction
+from ...ops import Attention
+from .._config import AggregationMode
+from ..execution import PairwiseTransport, ShardPass
+from ..lazy import (
+    DeferredEdges,
+    EdgeRows,
+    Expression,
+    LazySoftmax,
+    Message,
+    PerEdge,
+    UserFunction,
+    UserMessage,
+    Weighted,
+    expression_of,
+    substitute,
+    walk,
+)
+from ..reductions import (
+    AttentionSum,
+    EdgeValues,
+    Extremum,
+    Reduction,
+    SoftmaxSum,
+    Sum,
+    holds_softmax,
+    proportional_softmax,
+    softmax_over_in_edges,
+    softmax_over_out_edges,
+)
+from ..topology import ShardStructure
 from ._calls import (
     RelationFields,
     by_source_type,
@@ -23,17 +51,6 @@ from ._calls import (
     message_of,
     value_of,
 )
-from ._deferred import DeferredEdges, expression_of
-from ._expressions import EdgeRows, Expression, Softmax, substitute, walk
-from ._messages import Message, PerEdge, Weighted
-from ._passes import ShardPass
-from ._policy import AggregationMode
-from ._reductions import Extremum, Reduction, Rows, Sum
-from ._softmax import SoftmaxSum, holds_softmax, proportional_softmax
-from ._softmax_of_rows import softmax_over_in_edges, softmax_over_out_edges
-from ._structure import ShardStructure
-from ._transport import ByRank
-from ._user import UserFunction, UserMessage
 
 
 @dataclass
@@ -97,7 +114,7 @@ class Sequential:
     ) -> list[tuple[Tensor, ...]]:
         halo = self.structure.halo([etype for etype, _ in reductions])
         return ShardPass(
-            ByRank(halo, self.mode.halo_dtype),
+            PairwiseTransport(halo, self.mode.halo_dtype),
             reductions,
             not self.mode.rematerialize,
             self.mode.prefetch,
@@ -161,7 +178,7 @@ class Sequential:
                 (
                     node
                     for node in walk(root)
-                    if isinstance(node, Softmax) and not holds_softmax(node.scores)
+                    if isinstance(node, LazySoftmax) and not holds_softmax(node.scores)
                 ),
                 None,
             )
@@ -199,7 +216,7 @@ class Sequential:
         """
         softmaxes, peaks, totals = [], [], []
         for fields, root in zip(relations, scores, strict=True):
-            softmax = Softmax(self._resolve(fields.etype, root))
+            softmax = LazySoftmax(self._resolve(fields.etype, root))
             reduction = SoftmaxSum(softmax)
             ((total,),) = self._run([(fields.etype, reduction)])
             assert reduction.shifted.peak is not None
@@ -225,7 +242,7 @@ class Sequential:
         if not isinstance(function, MessageFunction):
             user = self._user_function(fields, function)
             names = list(user.discover(self._own_shard(fields.etype)))
-            reduction = Rows([UserMessage(user, name) for name in names], fields.num_edges)
+            reduction = EdgeValues([UserMessage(user, name) for name in names], fields.num_edges)
             (rows,) = self._run([(fields.etype, reduction)])
             return dict(zip(names, rows, strict=True))
         if function.rhs_target is None and function.lhs_target == "e":
@@ -241,7 +258,7 @@ class Sequential:
             if isinstance(expression, EdgeRows):
                 return expression.leaf.tensor
             message = PerEdge(self._resolve(etype, expression))
-            ((rows,),) = self._run([(etype, Rows([message], num_edges))])
+            ((rows,),) = self._run([(etype, EdgeValues([message], num_edges))])
             return rows
 
         return DeferredEdges(value, materialize, self.structure.device)

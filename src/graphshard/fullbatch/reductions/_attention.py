@@ -16,14 +16,13 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from .._memory import empty, empty_like
-from ..ops import Attention
-from ..ops.attention import begin_backward, compute, finish, finish_
-from ._columns import ColumnBlock, most_blocks
+from ..._memory import empty, empty_like
+from ...ops import Attention
+from ...ops.attention import begin_backward, compute, finish, finish_
+from ..lazy import Leaf, LeafKey, ShardEvaluation
+from ..topology import ColumnBlock, most_blocks
 from ._cuts import ColumnCut
-from ._expressions import Evaluation, Leaf, LeafKey
-from ._gradients import is_graph_kept
-from ._reductions import Reduction
+from ._reduction import Reduction, is_graph_kept
 
 _HEADS, _COLUMNS = 2, 1  # dimensions of values and result, counted from the right
 TARGETS = ("u", "u", "v", "e", "c", "e")  # of values, src, dst, edge, vector, factor
@@ -89,7 +88,7 @@ class AttentionSum(Reduction):
     def _is_cut_by_heads(self) -> bool:
         return self.cut is not None and self.cut.axis == _HEADS
 
-    def _seen(self, evaluation: Evaluation) -> Attention:
+    def _seen(self, evaluation: ShardEvaluation) -> Attention:
         """The attention as one shard and block has it."""
         mask = self._rule.mask
         if mask is not None:
@@ -99,7 +98,7 @@ class AttentionSum(Reduction):
         operands = [None if leaf is None else evaluation.leaf(leaf) for leaf in self._leaves]
         return replace(self._rule, mask=mask).with_operands(operands)
 
-    def merge(self, evaluation: Evaluation) -> None:
+    def merge(self, evaluation: ShardEvaluation) -> None:
         seen, block = self._seen(evaluation), evaluation.block
         if not self._states:
             self._states = [compute.start(evaluation.shard.adjacency, seen)]
@@ -199,11 +198,11 @@ class AttentionSum(Reduction):
     def release(self) -> None:
         self._leaves = [None if leaf is None else leaf.released() for leaf in self._leaves]
 
-    def partial(self, evaluation: Evaluation) -> tuple[Tensor, ...]:
+    def partial(self, evaluation: ShardEvaluation) -> tuple[Tensor, ...]:
         raise AssertionError("attention finds its gradients directly")
 
     def direct_gradients(
-        self, evaluation: Evaluation, grads: Sequence[Tensor], wanted: Sequence[Leaf]
+        self, evaluation: ShardEvaluation, grads: Sequence[Tensor], wanted: Sequence[Leaf]
     ) -> dict[LeafKey, Tensor | None]:
         keys, block = {leaf.key for leaf in wanted}, evaluation.block
         (grad,) = grads
