@@ -26,6 +26,7 @@ from _common import ROOT, community_graph, markdown_table, write_result
 from torch import Tensor
 
 import graphshard
+from graphshard.fullbatch import _partition_data
 from graphshard.ops import Adjacency
 from graphshard.partition import partition_graph
 from graphshard.partition.format import PartitionConfig, read_config

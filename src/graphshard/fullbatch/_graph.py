@@ -24,8 +24,7 @@ from ..ops import Attention
 from ..ops.attention import check_attention
 from ._config import AggregationMode
 from ._localized import LocalizedShards
-from .lazy import DeferredEdges
-from .planning import OneShot, RelationFields, Sequential
+from .planning import Planner, RelationFields
 from .topology import OriginalIds, ShardStructure
 
 T = TypeVar("T")
@@ -64,8 +63,7 @@ class GraphShardManager(MessagePassingGraph):
         self._structure = structure
         self._original = original
         self._mode = mode
-        self._oneshot = OneShot(structure, mode)
-        self._sequential = Sequential(structure, mode)
+        self._planner = Planner(structure, mode)
         self._input_nodes, self._seeds = input_nodes, seeds
         self._init_protocol(
             schema.srctypes,
@@ -213,7 +211,7 @@ class GraphShardManager(MessagePassingGraph):
             original=self._original,
         )
         if mode == self._mode:  # a view: what was fetched for the whole serves the part
-            new._oneshot, new._sequential = self._oneshot, self._sequential
+            new._planner = self._planner
         return new
 
     def _relation_view(self, relations: list[int]) -> GraphShardManager:
@@ -272,7 +270,7 @@ class GraphShardManager(MessagePassingGraph):
             return self, inputs
         found = {t: self._structure.union_halo(t) for t in self.srctypes if t in inputs}
         halos = {t: halo for t, halo in found.items() if halo is not None}
-        rows = self._oneshot.extended_rows([(halo, inputs[t]) for t, halo in halos.items()])
+        rows = self._planner.rows.extended([(halo, inputs[t]) for t, halo in halos.items()])
         extended = {**inputs, **dict(zip(halos, rows, strict=True))}
         return LocalizedShards(self, self._structure, extended), extended
 
@@ -311,7 +309,7 @@ class GraphShardManager(MessagePassingGraph):
             with super().local_scope():
                 yield
         finally:
-            self._oneshot.fetched.clear()
+            self._planner.rows.clear()
 
     def _fields(self, relation: int) -> RelationFields:
         schema = self._schema
@@ -326,16 +324,10 @@ class GraphShardManager(MessagePassingGraph):
         return self._reduce_many([(relation, message_func, reduce_func)])[0]
 
     def _reduce_many(self, calls: Sequence[tuple[int, Any, Any]]) -> list[dict[str, Any]]:
-        if self.mode == "oneshot" and len(calls) == 1:
-            ((relation, message, reduce),) = calls
-            fields = self._fields(relation)
-            return [self._oneshot.reduce(fields, self._src_frames, message, reduce)]
         return self._results([(self._fields(r), m, f) for r, m, f in calls])
 
-    def _results(self, requests: Sequence[tuple[RelationFields, Any, Any]]) -> list[dict[str, Any]]:
-        if self.mode == "oneshot":
-            return self._oneshot.reduce_many(requests)
-        return [dict(fields) for fields in self._sequential.reduce_many(requests)]
+    def _results(self, calls: Sequence[tuple[RelationFields, Any, Any]]) -> list[dict[str, Any]]:
+        return self._planner.reduce_many(calls, self._src_frames)
 
     def _attend(self, relation: int, attention: Attention) -> Tensor | None:
         fields = self._fields(relation)
@@ -346,9 +338,7 @@ class GraphShardManager(MessagePassingGraph):
         return found
 
     def _edge_values(self, relation: int, func: Any) -> dict[str, Any]:
-        if self.mode == "oneshot":
-            return self._oneshot.edge_values(self._fields(relation), self._src_frames, func)
-        return self._sequential.edge_values(self._fields(relation), func)
+        return self._planner.edge_values(self._fields(relation), func, self._src_frames)
 
     def _edge_softmax(self, relation: int, logits: Any, norm_by: str) -> Any:
         return self._edge_softmax_joint([relation], [logits], norm_by)[0]
@@ -356,12 +346,8 @@ class GraphShardManager(MessagePassingGraph):
     def _edge_softmax_joint(
         self, relations: list[int], logits: list[Any], norm_by: str
     ) -> list[Any]:
-        if self.mode == "oneshot":
-            whole = [r.materialize() if isinstance(r, DeferredEdges) else r for r in logits]
-            etypes = [self.canonical_etypes[relation] for relation in relations]
-            return list(self._oneshot.edge_softmax(etypes, whole, norm_by))
         fields = [self._fields(relation) for relation in relations]
-        return self._sequential.edge_softmax(fields, logits, norm_by)
+        return self._planner.edge_softmax(fields, logits, norm_by)
 
 
 def _only_value(by_type: dict[str, Tensor]) -> Any:

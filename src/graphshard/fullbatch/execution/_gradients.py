@@ -27,7 +27,7 @@ class ShardGradients:
     Args:
         leaves: By leaf.
         parameters: In the order of the pass.
-        are_new: Whether nobody else holds the tensors, so that they may be written to.
+        are_new: Whether the tensors are not shared, so that they may be written to.
     """
 
     leaves: dict[LeafKey, Tensor | None]
@@ -36,16 +36,15 @@ class ShardGradients:
 
 
 class GradientSums:
-    """Gradients of whole leaves, added up shard by shard; those of remote rows travel home.
+    """Gradients of whole leaves, added up shard by shard; remote rows' are sent to their owners.
 
     Args:
         transport: How they travel.
         wanted: Leaves whose gradients are wanted.
-        tensors: All leaves, whole; of those whose values no gradient needs, stand-ins.
+        tensors: All leaves, whole; without values where no gradient needs them.
         axes: Dimension of each leaf that blocks are cut along; None or absent where every block
             sees the whole leaf.
-        under_way: Most shards whose gradients travel at once.
-        widens: Whether sums of 16-bit source rows are kept in float32; all others are.
+        depth: Most shards whose gradients travel at once.
     """
 
     def __init__(
@@ -54,17 +53,16 @@ class GradientSums:
         wanted: Sequence[Leaf],
         tensors: Mapping[LeafKey, Tensor],
         axes: Mapping[LeafKey, int | None],
-        under_way: int,
-        widens: bool,
+        depth: int,
     ) -> None:
         self._transport, self._axes = transport, axes
-        self._most_under_way, self._widens = under_way, widens
+        self._depth = depth
         self.sources = [leaf for leaf in wanted if leaf.target == "u"]
         self._tensors = {leaf.key: tensors[leaf.key] for leaf in wanted}
         self._sums: dict[LeafKey, Tensor] = {}
         self._from_shard: dict[LeafKey, Tensor] = {}
         self._new_rows: set[LeafKey] = set()
-        self._under_way: deque[tuple[int, ColumnBlock, list[LeafKey], Pending]] = deque()
+        self._pending: deque[tuple[int, ColumnBlock, list[LeafKey], Pending]] = deque()
 
     def add(self, shard: Shard, found: ShardGradients, block: ColumnBlock) -> None:
         """Take in what one reduction found on one block of a shard."""
@@ -79,14 +77,16 @@ class GradientSums:
             else:
                 self._add_whole(key, grad, block, found.are_new)
 
-    def add_to_rows(self, key: LeafKey, grad: Tensor, is_new: bool = False) -> None:
-        """Take in a gradient of the source rows of the shard that is worked on."""
+    def add_to_rows(self, key: LeafKey, grad: Tensor | None, is_new: bool = False) -> None:
+        """Take in a gradient of the source rows of the shard that is worked on, if it is wanted."""
+        if grad is None or key not in self._tensors:
+            return
         before = self._from_shard.get(key)
         self._from_shard[key] = grad if before is None else before + grad
         if is_new or before is not None:
             self._new_rows.add(key)
 
-    def send_home(self, step: int, block: ColumnBlock) -> None:
+    def send(self, step: int, block: ColumnBlock) -> None:
         """Add the own shard's source gradients, or start those of a remote shard on their way.
 
         Those of a leaf that is cut go block by block, the others with the last block.
@@ -117,26 +117,26 @@ class GradientSums:
             keys.append(leaf.key)
             outgoing.append(found.to(tensor.dtype))
             del found
-        while self._under_way and len(self._under_way) >= self._most_under_way:
+        while self._pending and len(self._pending) >= self._depth:
             self._receive()
         pending = self._transport.start_return(step, outgoing)
-        self._under_way.append((step, block, keys, pending))
-        if self._most_under_way == 0:
+        self._pending.append((step, block, keys, pending))
+        if self._depth == 0:
             pending.wait()  # and added when it would be otherwise: the same sums to the bit
 
     def finish(self) -> None:
         """Receive all gradients that other ranks computed for rows of this one."""
-        while self._under_way:
+        while self._pending:
             self._receive()
 
     def abandon(self) -> None:
         """After an error: no message of this pass may meet those of a later one."""
-        while self._under_way:
+        while self._pending:
             with contextlib.suppress(RankError):
-                self._under_way.popleft()[-1].wait()
+                self._pending.popleft()[-1].wait()
 
     def _receive(self) -> None:
-        step, block, keys, pending = self._under_way.popleft()
+        step, block, keys, pending = self._pending.popleft()
         for key, grad in zip(keys, pending.wait(), strict=True):
             total = block.of(self._sum(key), self._axes.get(key))
             self._transport.add_returned(step, total, grad)
@@ -146,7 +146,7 @@ class GradientSums:
 
     def _dtype(self, key: LeafKey) -> torch.dtype:
         dtype = self._tensors[key].dtype
-        return accumulation_dtype(dtype) if self._widens or key[0] != "u" else dtype
+        return accumulation_dtype(dtype) if self._transport.by_columns or key[0] != "u" else dtype
 
     def _sum(self, key: LeafKey) -> Tensor:
         if key not in self._sums:

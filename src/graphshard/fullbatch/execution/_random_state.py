@@ -3,15 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
-
-Autocast: TypeAlias = Callable[[], AbstractContextManager[Any]]
 
 
 @dataclass
@@ -33,16 +29,24 @@ class RandomState:
 
 
 class Replay:
-    """Random state and autocast as they were in the forward; both put back on the way out."""
+    """Random state and autocast as they were in the forward; both put back on the way out.
+
+    Args:
+        random: The generators' states then; None where nothing was drawn.
+        autocast: Whether it was enabled, and its dtype.
+        device: Where it is computed.
+    """
 
     def __init__(
         self,
         random: RandomState | None,
-        autocast: Autocast,
+        autocast: tuple[bool, torch.dtype],
         device: torch.device,
     ) -> None:
         self._random, self._device = random, device
-        self._autocast = autocast()
+        enabled, dtype = autocast
+        kind = device.type
+        self._autocast = torch.autocast(kind, dtype=dtype, enabled=enabled, cache_enabled=False)
         self._outside: RandomState | None = None
 
     def __enter__(self) -> None:
@@ -55,11 +59,3 @@ class Replay:
         self._autocast.__exit__(*exc)
         if self._outside is not None:
             self._outside.restore(self._device)
-
-
-def autocast_state(device: torch.device) -> Autocast:
-    """What makes the autocast mode of now again."""
-    kind = device.type
-    enabled = torch.is_autocast_enabled(kind)
-    dtype = torch.get_autocast_dtype(kind)
-    return lambda: torch.autocast(kind, dtype=dtype, enabled=enabled, cache_enabled=False)

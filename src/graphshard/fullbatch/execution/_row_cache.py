@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Halo rows that are here: fetched once for all that read them, while what they are of is the same.
+"""HaloRowCache: halo rows that are here, so that what several calls read is fetched once.
+
+Rows of tensors that never change are kept for the run, see `ConstantCache`. Rows of a source field
+are kept until the innermost ``local_scope`` ends.
 
 [Note: fields travel together]
     A layer often reads several source fields one after the other: GAT reads ``el`` for the scores
     and ``ft`` for the sum. The first read sends along every source field that was set since the
-    innermost ``local_scope`` began, so a layer costs one exchange forward and one backward.
-    Fields set through ``dstdata`` stay at home, and so do fields from outside the scope until
-    they are read.
+    innermost ``local_scope`` began, so a layer costs one exchange forward and one backward. Fields
+    set through ``dstdata`` do not travel, nor do fields from outside the scope until they are read.
 """
 
 from __future__ import annotations
@@ -20,54 +22,12 @@ from torch import Tensor
 
 from ...comm import fetch_halo
 from ...graph import Frame
-from ..topology import ConstantCache, Halo, ShardStructure
-
-
-def remote_rows(
-    constants: ConstantCache,
-    requests: Sequence[tuple[Halo, Tensor]],
-    wire: torch.dtype | None = None,
-) -> list[Tensor]:
-    """Halo rows of all requests in one exchange; collective.
-
-    Args:
-        constants: Keeps the halo rows of tensors that need no gradient.
-        requests: A halo and own rows ``[num_owned, ...]`` each.
-        wire: In which dtype wider rows travel; None is their own.
-
-    Returns:
-        ``[num_halo, ...]`` for each request.
-    """
-    remote = [known_rows(constants, halo, own) for halo, own in requests]
-    missing = [i for i, rows in enumerate(remote) if rows is None]
-    fetched = fetch_halo([(requests[i][0].plan, requests[i][1]) for i in missing], wire)
-    for i, rows in zip(missing, fetched, strict=True):
-        remote[i] = rows
-        keep_rows(constants, *requests[i], rows)
-    return [rows for rows in remote if rows is not None]
-
-
-def known_rows(constants: ConstantCache, halo: Halo, own: Tensor) -> Tensor | None:
-    """Halo rows of a tensor that needs no gradient, if they have come before."""
-    if not constants.is_constant([own]):
-        return None
-    return constants.get(("halo", id(halo)), [own])
-
-
-def keep_rows(constants: ConstantCache, halo: Halo, own: Tensor, rows: Tensor) -> None:
-    """Keep halo rows of a tensor that needs no gradient."""
-    if constants.is_constant([own]):
-        constants.put(("halo", id(halo)), [own], rows)
-
-
-def extended(halo: Halo, own: Tensor, remote: Tensor) -> Tensor:
-    """Own rows and then halo rows, ``[num_extended, ...]``; with one rank the own tensor itself."""
-    return own if halo.plan.world_size == 1 else torch.cat([own, remote])
+from ..topology import Halo, ShardStructure
 
 
 @dataclass
 class _HaloRows:
-    """A field whose halo rows are here, at the version that they are of."""
+    """Halo rows of a field, at the version that they are of."""
 
     tensor: Tensor
     version: int
@@ -75,34 +35,59 @@ class _HaloRows:
     extended: Tensor | None = None
 
 
-class FetchedFields:
-    """Extended rows of source fields, kept while the fields are those of the frames."""
+class HaloRowCache:
+    """Halo rows of constant tensors and of source fields.
+
+    Args:
+        structure: The rank's rows and edges.
+        wire: In which dtype wider rows travel; None is their own.
+    """
 
     def __init__(self, structure: ShardStructure, wire: torch.dtype | None) -> None:
-        self._structure, self._wire = structure, wire
-        self._entries: dict[tuple[int, int], _HaloRows] = {}
+        self._constants, self._wire = structure.constants, wire
+        self._fields: dict[tuple[int, int], _HaloRows] = {}
 
-    def extended(self, halo: Halo, frame: Frame, name: str, frames: Sequence[Frame]) -> Tensor:
-        """Rows of field ``name`` for own and halo rows: ``[num_extended, ...]``.
+    # ------------------------------------------------------------------ constants
+
+    def known(self, halo: Halo, own: Tensor) -> Tensor | None:
+        """Halo rows of a tensor that needs no gradient, if they were fetched before."""
+        if not self._constants.is_constant([own]):
+            return None
+        return self._constants.get(("halo", id(halo)), [own])
+
+    def keep(self, halo: Halo, own: Tensor, rows: Tensor) -> None:
+        """Keep halo rows of a tensor that needs no gradient."""
+        if self._constants.is_constant([own]):
+            self._constants.put(("halo", id(halo)), [own], rows)
+
+    def fetch(self, requests: Sequence[tuple[Halo, Tensor]]) -> list[Tensor]:
+        """Halo rows ``[num_halo, ...]`` of each tensor, in one exchange; collective."""
+        found = [self.known(halo, own) for halo, own in requests]
+        missing = [i for i, rows in enumerate(found) if rows is None]
+        pairs = [(requests[i][0].plan, requests[i][1]) for i in missing]
+        for i, rows in zip(missing, fetch_halo(pairs, self._wire), strict=True):
+            found[i] = rows
+            self.keep(*requests[i], rows)
+        return [rows for rows in found if rows is not None]
+
+    def extended(self, requests: Sequence[tuple[Halo, Tensor]]) -> list[Tensor]:
+        """Own and then halo rows, ``[num_extended, ...]``; with one rank the own tensor itself."""
+        if all(halo.plan.world_size == 1 for halo, _ in requests):
+            return [own for _, own in requests]
+        rows = self.fetch(requests)
+        return [torch.cat([own, part]) for (_, own), part in zip(requests, rows, strict=True)]
+
+    # ------------------------------------------------------------------ fields
+
+    def fields(self, halo: Halo, frame: Frame, frames: Sequence[Frame]) -> Mapping[str, Any]:
+        """A source frame as one relation's edges see it: extended rows, fetched when read.
 
         Args:
             halo: The rows to fetch.
-            frame: The source frame that has the field.
-            name: The field.
-            frames: All source frames in use; what is no longer in any of them is forgotten.
+            frame: The source frame.
+            frames: All source frames in use; rows of what is in none of them are dropped.
         """
-        wanted = frame[name]
-        found = self._find(halo, wanted)
-        if found is not None:
-            return self._extended(halo, found)
-        self._forget_unused(frames)
-        distinct = [wanted, *self.companions(halo, frame, name)]
-        fetched = remote_rows(self._structure.constants, [(halo, t) for t in distinct], self._wire)
-        for tensor, rows in zip(distinct, fetched, strict=True):
-            self._put(halo, tensor, rows)
-        found = self._find(halo, wanted)
-        assert found is not None
-        return self._extended(halo, found)
+        return _ExtendedFields(self, halo, frame, frames)
 
     def has(self, halo: Halo, tensor: Tensor) -> bool:
         """Whether the tensor's halo rows are here."""
@@ -110,52 +95,57 @@ class FetchedFields:
 
     def companions(self, halo: Halo, frame: Frame, name: str) -> list[Tensor]:
         """What else a read of field ``name`` fetches. See [Note: fields travel together]."""
-        others = {
-            id(frame[other]): frame[other]
-            for other in frame.scope_fields()
-            if frame.view_of(other) != "dst" and frame[other] is not frame[name]
-        }
-        return [tensor for tensor in others.values() if not self.has(halo, tensor)]
+        wanted = frame[name]
+        others = [frame[n] for n in frame.scope_fields() if frame.view_of(n) != "dst"]
+        distinct = {id(tensor): tensor for tensor in others if tensor is not wanted}
+        return [tensor for tensor in distinct.values() if not self.has(halo, tensor)]
 
-    def put(self, halo: Halo, tensor: Tensor, remote: Tensor, frames: Sequence[Frame]) -> None:
-        """Keep halo rows that came otherwise."""
-        self._forget_unused(frames)
-        self._put(halo, tensor, remote)
+    def put(
+        self, halo: Halo, rows: Sequence[tuple[Tensor, Tensor]], frames: Sequence[Frame]
+    ) -> None:
+        """Keep halo rows of fields, as (field, rows) each."""
+        in_use = {id(value) for frame in frames for value in frame.values()}
+        self._fields = {k: e for k, e in self._fields.items() if id(e.tensor) in in_use}
+        for tensor, remote in rows:
+            self._fields[id(halo), id(tensor)] = _HaloRows(tensor, _version(tensor), remote)
 
-    def _put(self, halo: Halo, tensor: Tensor, remote: Tensor) -> None:
-        self._entries[id(halo), id(tensor)] = _HaloRows(tensor, _version(tensor), remote)
-
-    def _extended(self, halo: Halo, entry: _HaloRows) -> Tensor:
-        if entry.extended is None:
-            entry.extended = extended(halo, entry.tensor, entry.remote)
-        return entry.extended
+    def clear(self) -> None:
+        """Drop the rows of fields."""
+        self._fields.clear()
 
     def _find(self, halo: Halo, tensor: Tensor) -> _HaloRows | None:
-        entry = self._entries.get((id(halo), id(tensor)))
+        entry = self._fields.get((id(halo), id(tensor)))
         if entry is None or entry.tensor is not tensor or entry.version != _version(tensor):
             return None
         # Rows fetched without a gradient do not serve a pass that needs one.
         stale = tensor.requires_grad and torch.is_grad_enabled() and not entry.remote.requires_grad
         return None if stale else entry
 
-    def _forget_unused(self, frames: Sequence[Frame]) -> None:
-        in_use = {id(value) for frame in frames for value in frame.values()}
-        self._entries = {k: e for k, e in self._entries.items() if id(e.tensor) in in_use}
+    def _extended_field(
+        self, halo: Halo, frame: Frame, name: str, frames: Sequence[Frame]
+    ) -> Tensor:
+        wanted = frame[name]
+        entry = self._find(halo, wanted)
+        if entry is None:
+            distinct = [wanted, *self.companions(halo, frame, name)]
+            fetched = self.fetch([(halo, tensor) for tensor in distinct])
+            self.put(halo, list(zip(distinct, fetched, strict=True)), frames)
+            entry = self._find(halo, wanted)
+            assert entry is not None
+        if entry.extended is None:
+            alone = halo.plan.world_size == 1
+            entry.extended = wanted if alone else torch.cat([wanted, entry.remote])
+        return entry.extended
 
-    def clear(self) -> None:
-        self._entries.clear()
 
-
-class ExtendedFields(Mapping[str, Any]):
-    """A source frame as one relation's edges see it: extended rows, fetched when read."""
-
+class _ExtendedFields(Mapping[str, Any]):
     def __init__(
-        self, fetched: FetchedFields, halo: Halo, frame: Frame, frames: Sequence[Frame]
+        self, cache: HaloRowCache, halo: Halo, frame: Frame, frames: Sequence[Frame]
     ) -> None:
-        self._fetched, self._halo, self._frame, self._frames = fetched, halo, frame, frames
+        self._cache, self._halo, self._frame, self._frames = cache, halo, frame, frames
 
     def __getitem__(self, name: str) -> Tensor:
-        return self._fetched.extended(self._halo, self._frame, name, self._frames)
+        return self._cache._extended_field(self._halo, self._frame, name, self._frames)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._frame)

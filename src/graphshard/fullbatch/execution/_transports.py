@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RowTransport: how a pass gets the rows of remote shards, and sends their gradients home.
+"""RowTransport: where a pass gets the rows of remote shards from, and sends their gradients.
+
+All that sequential and one-shot mode do differently is in the transport:
 
 =====================  =======================================  =================================
 transport              shards                                   messages
@@ -8,14 +10,17 @@ transport              shards                                   messages
 `CollectiveTransport`  own rows, and all remote rows together   one collective for all of it
 =====================  =======================================  =================================
 
-Both return at once and hand out a `Pending`. What is on its way is moved by the backend: gloo has
-threads of its own for it, NCCL a stream of the device, so the thread that computes is free.
+Both start an exchange and hand out a `Pending`. Rows on their way are moved by the backend: gloo
+has threads of its own for it, NCCL a stream of the device, so the thread that computes is free.
 """
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Generator, Hashable, Mapping, Sequence
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -24,28 +29,44 @@ from ..._typing import CanonicalEType
 from ...comm import (
     Pending,
     SentRows,
+    fetch_halo,
     start_fetch,
     start_fetch_all,
     start_return,
     start_return_all,
 )
+from ...errors import RankError
 from ...ops import add_rows
-from ..topology import Halo, Shard
+from ..lazy import LeafKey
+from ..topology import ColumnBlock, Halo, Shard
+
+SourceRows: TypeAlias = dict[LeafKey, Tensor]
+"""Rows of each source leaf."""
+
+Visit: TypeAlias = tuple[int, ColumnBlock]
+"""A step of a pass, and the columns to take in it."""
 
 
 class RowTransport(ABC):
-    """Rows of one halo, under way.
+    """Exchange of the rows of one halo, shard by shard.
 
     Args:
         halo: The source rows.
         wire: In which dtype wider floating-point rows travel; None is their own.
+        keeps_rows: Keep what was fetched for the backward, instead of fetching it again.
     """
 
     #: Whether rows can be taken a few columns at a time. See [Note: column blocks].
     by_columns = True
+    #: Whether remote rows are outputs of a pass too, and gradients can be differentiated.
+    returns_rows = False
 
-    def __init__(self, halo: Halo, wire: torch.dtype | None = None) -> None:
-        self.halo, self.plan, self.wire = halo, halo.plan, wire
+    def __init__(
+        self, halo: Halo, wire: torch.dtype | None = None, keeps_rows: bool = False
+    ) -> None:
+        self.halo, self.plan, self.wire, self.keeps_rows = halo, halo.plan, wire, keeps_rows
+        #: Blocks of passes, and the dimension of each leaf that they cut, by call sites.
+        self.chunks: dict[Hashable, tuple[list[ColumnBlock], list[int | None]]] = {}
 
     @property
     @abstractmethod
@@ -73,6 +94,70 @@ class RowTransport(ABC):
     @abstractmethod
     def add_returned(self, step: int, total: Tensor, arrived: Tensor) -> None:
         """Add what `start_return` brought to ``total``, which has all own rows, in place."""
+
+    def fetch(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """All remote rows of some tensors, differentiable to any order; collective."""
+        return fetch_halo([(self.plan, tensor) for tensor in tensors], self.wire)
+
+    def prefetched(
+        self,
+        visits: Sequence[Visit],
+        depth: int,
+        whole: SourceRows,
+        axes: Mapping[LeafKey, int | None],
+        needs_grad: Mapping[LeafKey, bool],
+        known: SourceRows,
+    ) -> Generator[tuple[int, ColumnBlock, SourceRows], None, None]:
+        """Each visit with its source rows, those of the next visits being fetched meanwhile.
+
+        Close it after an error, so that no message of this pass meets those of a later one.
+
+        Args:
+            visits: The own shard first, then remote ones, each in all its blocks.
+            depth: For how many visits rows are fetched ahead.
+            whole: Own rows of each source leaf.
+            axes: Dimension of each leaf that blocks are cut along; None or absent for whole ones.
+            needs_grad: Whether gradients of a leaf's rows will be returned.
+            known: Rows of the only remote shard that are here already.
+        """
+
+        def renewed(block: ColumnBlock) -> list[LeafKey]:
+            """Source leaves that change with a visit: all with a first block, then those cut."""
+            return [key for key in whole if block.is_first or axes.get(key) is not None]
+
+        def start(visit: Visit) -> tuple[list[LeafKey], Pending]:
+            step, block = visit
+            keys = [key for key in renewed(block) if key not in known]
+            parts = [block.of(whole[key], axes.get(key)) for key in keys]
+            return keys, self.start_fetch(step, parts, [needs_grad[key] for key in keys])
+
+        rows = dict(whole)
+        pending: deque[tuple[list[LeafKey], Pending]] = deque()
+        started = 1  # the rows of the first visit are here
+        try:
+            for number, (step, block) in enumerate(visits):
+                if number and whole:
+                    if not pending:
+                        pending.append(start(visits[number]))
+                        started = number + 1
+                    keys, arriving = pending.popleft()
+                    if step and block.is_first:
+                        rows |= known
+                    rows |= zip(keys, arriving.wait(), strict=True)
+                    del arriving
+                while whole and started < len(visits) and started <= number + depth:
+                    pending.append(start(visits[started]))
+                    started += 1
+                yield step, block, rows
+                # Before the next ones are waited for. What is not cut came with the first block
+                # of its shard, and stays for the others.
+                if number + 1 < len(visits):
+                    replaced = renewed(visits[number + 1][1])
+                    rows = {key: t for key, t in rows.items() if key not in replaced}
+        finally:
+            for _, arriving in pending:
+                with contextlib.suppress(RankError):
+                    arriving.wait()
 
 
 class PairwiseTransport(RowTransport):
@@ -106,9 +191,18 @@ class PairwiseTransport(RowTransport):
 
 
 class CollectiveTransport(RowTransport):
-    """The whole halo in one collective: one step after the own shard, however many ranks."""
+    """The whole halo in one collective: one step after the own shard, however many ranks.
+
+    Args:
+        halo: The source rows.
+        wire: In which dtype wider floating-point rows travel; None is their own.
+    """
 
     by_columns = False  # blocks would be a collective each
+    returns_rows = True
+
+    def __init__(self, halo: Halo, wire: torch.dtype | None = None) -> None:
+        super().__init__(halo, wire, keeps_rows=True)
 
     @property
     def num_steps(self) -> int:

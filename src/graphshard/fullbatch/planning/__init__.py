@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From calls of the message-passing protocol to passes."""
+"""From calls of the message-passing protocol to passes over shards."""
 
-from ._calls import RelationFields
-from ._oneshot import OneShot
-from ._sequential import Sequential
+from ._plan import RelationFields
+from ._planner import Planner

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How partial results of shards become one."""
 
-from ._attention import TARGETS, AttentionSum
-from ._cuts import ColumnCut
+from ._attention import AttentionSum
+from ._cuts import find_chunks
 from ._edge_softmax import softmax_over_in_edges, softmax_over_out_edges
 from ._reduction import (
     CompanionRows,

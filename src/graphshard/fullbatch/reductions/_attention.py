@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..._memory import empty, empty_like
-from ...ops import Attention
+from ...ops import Attention, attend
 from ...ops.attention import begin_backward, compute, finish, finish_
 from ..lazy import Leaf, LeafKey, ShardEvaluation
 from ..topology import ColumnBlock, most_blocks
@@ -25,7 +25,7 @@ from ._cuts import ColumnCut
 from ._reduction import Reduction, is_graph_kept
 
 _HEADS, _COLUMNS = 2, 1  # dimensions of values and result, counted from the right
-TARGETS = ("u", "u", "v", "e", "c", "e")  # of values, src, dst, edge, vector, factor
+_TARGETS = ("u", "u", "v", "e", "c", "e")  # of values, src, dst, edge, vector, factor
 
 
 class AttentionSum(Reduction):
@@ -39,10 +39,12 @@ class AttentionSum(Reduction):
         self.messages = []
         self._leaves = [
             None if tensor is None else Leaf(target, tensor)
-            for target, tensor in zip(TARGETS, attention.operands, strict=True)
+            for target, tensor in zip(_TARGETS, attention.operands, strict=True)
         ]
         self._bias = None if attention.bias is None else Leaf("c", attention.bias)
-        self._rule = attention.with_operands([None] * len(TARGETS)).finished(None, attention.relu)
+        self._rule = attention.with_operands([None] * len(_TARGETS)).finished(None, attention.relu)
+        rows = [None if t is None else (t.shape[1:], t.dtype) for t in attention.operands]
+        self.site = ("attention", attention.score, attention.heads, *rows, attention.bias is None)
         self._dtype, self._heads, self._dim = attention.dtype, attention.heads, attention.dim
         self._states: list[compute.AttentionState] = []  # of each block, once there are blocks
         self._out, self._version = torch.empty(0), 0
@@ -168,7 +170,7 @@ class AttentionSum(Reduction):
         node.register_prehook(activate)
 
     def _activated(self, grad: Tensor) -> Tensor:
-        if torch.is_grad_enabled():  # somebody will differentiate the gradient
+        if torch.is_grad_enabled():  # the gradient will be differentiated
             return grad * (self._out > 0)
         return self._begin(grad, self._rule.relu)
 
@@ -198,8 +200,10 @@ class AttentionSum(Reduction):
     def release(self) -> None:
         self._leaves = [None if leaf is None else leaf.released() for leaf in self._leaves]
 
-    def partial(self, evaluation: ShardEvaluation) -> tuple[Tensor, ...]:
-        raise AssertionError("attention finds its gradients directly")
+    def recompute(self, evaluation: ShardEvaluation) -> Sequence[Tensor]:
+        bias = None if self._bias is None else evaluation.leaf(self._bias)
+        attention = self._seen(evaluation).finished(bias, self._rule.relu)
+        return (attend(evaluation.shard.adjacency, attention),)
 
     def direct_gradients(
         self, evaluation: ShardEvaluation, grads: Sequence[Tensor], wanted: Sequence[Leaf]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""find_cut: along which dimension messages can be computed block by block.
+"""find_cut, find_chunks: along which dimension a pass can go block by block, and in which blocks.
 
 Blocks are columns or heads of the source rows. What a message has per edge, such as a weight, is
 computed whole for every block where it has one entry along that dimension; a stored value with as
@@ -18,11 +18,12 @@ Dimensions are counted from the right, as rows broadcast: 1 is the last.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-from ..lazy import CopySource, EdgeRows, LeafKey, Message, Weighted
-from ..topology import most_blocks
+from ..lazy import CopySource, EdgeRows, Leaf, LeafKey, Message, Weighted
+from ..topology import WHOLE, ColumnBlock, column_blocks, most_blocks
 
 _HEADS, _COLUMNS = 2, 1
 
@@ -66,3 +67,31 @@ def _cut_along(message: CopySource | Weighted, axis: int) -> ColumnCut | None:
     leaves[message.source.key] = axis
     most = most_blocks(row[-axis], row.numel())
     return ColumnCut(axis, leaves, most) if most > 1 else None
+
+
+class _Cuttable(Protocol):
+    @property
+    def cut(self) -> ColumnCut | None: ...
+
+
+def find_chunks(
+    reductions: Sequence[_Cuttable], leaves: Sequence[Leaf], longest_message: int
+) -> tuple[list[ColumnBlock], list[int | None]]:
+    """The blocks of a pass over several reductions, and the dimension of each leaf that they cut.
+
+    Args:
+        reductions: Those of the pass; if one cannot be cut, or two cut a leaf differently, no leaf
+            is cut.
+        leaves: The distinct leaves of all.
+        longest_message: Most rows that any rank sends to any other.
+    """
+    whole: tuple[list[ColumnBlock], list[int | None]] = [WHOLE], [None] * len(leaves)
+    agreed: dict[LeafKey, int | None] = {}
+    cuts = [reduction.cut for reduction in reductions]
+    for cut in cuts:
+        if cut is None or any(agreed.setdefault(k, a) != a for k, a in cut.leaves.items()):
+            return whole
+    most = min((cut.most for cut in cuts if cut is not None), default=1)
+    sources = [leaf.tensor for leaf in leaves if leaf.target == "u"]
+    blocks = column_blocks(longest_message, sources, most)
+    return blocks, [agreed.get(leaf.key) for leaf in leaves]

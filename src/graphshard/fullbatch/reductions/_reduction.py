@@ -10,7 +10,7 @@ reduction      merge                                         backward
 =============  ============================================  ====================================
 sum, mean      add; a mean divides at the end                the shard's sum
 softmax sum    rescale by exp(old peak - new peak), add      the shard's sum, at the final peak
-max, min       keep the better; ties: smaller edge id        by the edges that won overall
+max, min       keep the better; ties: smaller edge id        by the edges of the argmax
 rows           write at the shard's edge ids                 the shard's rows
 attention      one walk over the shard's edges               by a kernel, see `_attention`
 =============  ============================================  ====================================
@@ -22,13 +22,13 @@ by block: merge and partial then see a block of the messages.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from ...ops import Adjacency, add_rows, empty, empty_like, merge_best
+from ...ops import add_rows, empty, empty_like, merge_best
 from ..lazy import Adjoint, CopySource, Leaf, LeafKey, Message, ShardEvaluation, distinct_leaves
 from ._cuts import ColumnCut, find_cut
 
@@ -55,6 +55,8 @@ class Reduction(ABC):
     messages: list[Message]
     #: Whether blocks of the messages are enough for blocks of the result.
     can_be_cut = True
+    #: Names the call site, where what is found about it once may be used again; set by the planner.
+    site: Hashable | None = None
     #: Shards that will be merged; set by the pass.
     num_shards = 1
     #: Whether 16-bit sums are kept in float32 until the last shard is in; set by the pass.
@@ -85,6 +87,8 @@ class Reduction(ABC):
 
     def block_of(self, evaluation: ShardEvaluation, whole: Tensor) -> Tensor:
         """The evaluation's block of the whole result, or of what broadcasts with it, as a view."""
+        if evaluation.block.count == 1:
+            return whole
         axis = None if self.cut is None else self.cut.axis
         is_broadcast = axis is None or whole.dim() - 1 < axis or whole.shape[-axis] == 1
         return evaluation.block.of(whole, None if is_broadcast else axis)
@@ -99,6 +103,10 @@ class Reduction(ABC):
     def partial(self, evaluation: ShardEvaluation) -> tuple[Tensor, ...]:
         """The shard's partial results, differentiable; where `adjoints` starts from them."""
         raise AssertionError(f"{type(self).__name__} has no partial result")
+
+    def recompute(self, evaluation: ShardEvaluation) -> Sequence[Tensor]:
+        """The outputs by autograd alone, from all local edges at once; after the pass."""
+        return self.partial(evaluation)
 
     def shard_gradients(self, evaluation: ShardEvaluation, grads: Sequence[Tensor]) -> list[Tensor]:
         """The part of the outputs' gradients that concerns this shard and block."""
@@ -121,7 +129,7 @@ class Reduction(ABC):
         return grads
 
     def release(self) -> None:
-        """Let go of what the backward does not need, once the forward is over."""
+        """Free what the backward does not need, once the forward is over."""
         return
 
     def direct_gradients(
@@ -194,6 +202,10 @@ class Sum(Reduction):
     def partial(self, evaluation: ShardEvaluation) -> tuple[Tensor, ...]:
         return (self.message.reduce_sum(evaluation),)
 
+    def recompute(self, evaluation: ShardEvaluation) -> Sequence[Tensor]:
+        total = self.message.reduce_sum(evaluation)
+        return (total if self.counts is None else _divided(total, _as_column(self.counts, total)),)
+
     def adjoints(self, evaluation: ShardEvaluation, grads: Sequence[Tensor]) -> list[Adjoint]:
         return [self.message.sum_adjoint(evaluation, grads[0])]
 
@@ -207,7 +219,7 @@ def _as_column(counts: Tensor, like: Tensor) -> Tensor:
 
 
 def _divided(rows: Tensor, divisor: Tensor) -> Tensor:
-    if rows.dtype == divisor.dtype:
+    if rows.dtype == divisor.dtype and not torch.is_grad_enabled():
         return torch.div(rows, divisor, out=empty_like(rows))
     return (rows / divisor).to(rows.dtype)
 
@@ -216,7 +228,7 @@ class Extremum(Reduction):
     """Largest or smallest message at each destination, entry by entry.
 
     A tie goes to the smallest local edge id. The in-edges of one node keep their original order
-    when a graph is partitioned, so the winner is the same however many parts there are.
+    when a graph is partitioned, so the argmax is the same however many parts there are.
     """
 
     def __init__(self, message: Message, reduce: str, num_edges: int) -> None:
@@ -247,7 +259,7 @@ class Extremum(Reduction):
             self.messages = [self.message]
 
     def _positions(self, evaluation: ShardEvaluation) -> Tensor:
-        """Which of the shard's edges won, -1 where none did."""
+        """Which of the shard's edges is the argmax, -1 where none is."""
         assert self._edge is not None
         edge, shard = self.block_of(evaluation, self._edge), evaluation.shard
         places = torch.full((self._num_edges + 1,), -1, dtype=shard.adjacency.idtype)
@@ -257,19 +269,19 @@ class Extremum(Reduction):
         places[ids] = torch.arange(count, dtype=places.dtype, device=places.device)
         return places.index_select(0, edge.reshape(-1)).view(edge.shape)
 
-    def of_winners(self, adjacency: Adjacency, rows: Tensor) -> Tensor:
-        """The result by its winners: what they copied of ``rows``, differentiable.
-
-        Args:
-            adjacency: All local edges.
-            rows: ``[adjacency.num_src, ...]``; zeros do where only gradients are asked for.
-        """
+    def recompute(self, evaluation: ShardEvaluation) -> Sequence[Tensor]:
+        """Each entry by the edge that it is from; source rows are not gathered to all edges."""
         assert self._edge is not None
-        if adjacency.num_edges == 0:
-            return rows.sum() * 0 + torch.zeros(self._edge.shape, dtype=rows.dtype)
-        source = adjacency.coo()[0].long()[self._edge.clamp(max=self._num_edges - 1).long()]
-        found = rows.gather(0, source)
-        return torch.where(self._edge < self._num_edges, found, 0.0)
+        adjacency, edge = evaluation.shard.adjacency, self._edge
+        index = edge.clamp(max=self._num_edges - 1).long()
+        if isinstance(self.message, CopySource):
+            rows = evaluation.leaf(self.message.source)
+            index = adjacency.coo()[0].long()[index] if self._num_edges else index
+        else:
+            rows = self.message.rows(evaluation)
+        if self._num_edges == 0:
+            return (rows.sum() * 0 + rows.new_zeros(edge.shape),)
+        return (torch.where(edge < self._num_edges, rows.gather(0, index), 0.0),)
 
     def adjoints(self, evaluation: ShardEvaluation, grads: Sequence[Tensor]) -> list[Adjoint]:
         return [self.message.best_adjoint(evaluation, grads[0], self._positions(evaluation))]
@@ -307,7 +319,7 @@ class EdgeValues(Reduction):
 
 
 class CompanionRows(Reduction):
-    """Source rows that travel with a pass for others to use; there is no result.
+    """Source rows that travel with a pass for later calls; there is no result.
 
     Args:
         tensors: Whole source rows.
@@ -327,6 +339,9 @@ class CompanionRows(Reduction):
         return
 
     def finish(self) -> tuple[Tensor, ...]:
+        return ()
+
+    def recompute(self, evaluation: ShardEvaluation) -> Sequence[Tensor]:
         return ()
 
     def release(self) -> None:

@@ -48,6 +48,7 @@ class ShardStructure:
         self.constants = ConstantCache()
         self._halos: dict[frozenset[CanonicalEType], Halo] = {}
         self._in_degrees: dict[CanonicalEType, Tensor] = {}
+        self._mean_counts: dict[CanonicalEType, Tensor] = {}
         self._out_degrees: dict[CanonicalEType, Tensor] = {}
         self._extended_out_degrees: dict[CanonicalEType, Tensor] = {}
         counts = torch.tensor(
@@ -78,6 +79,12 @@ class ShardStructure:
             edges = self.edges[etype]
             self._in_degrees[etype] = torch.bincount(edges.dst, minlength=edges.num_dst)
         return self._in_degrees[etype]
+
+    def mean_counts(self, etype: CanonicalEType) -> Tensor:
+        """What a sum is divided by for the mean: in-degrees, at least 1."""
+        if etype not in self._mean_counts:
+            self._mean_counts[etype] = self.in_degrees(etype).clamp(min=1)
+        return self._mean_counts[etype]
 
     def out_degrees(self, etype: CanonicalEType) -> Tensor:
         """``[num_src]`` int64, counted on all ranks; collective on first use."""

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One call of message passing on a sharded graph: its fields, and the messages of its functions."""
+"""AggregationPlan: what one call of built-in functions computes, found once per call site."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from ..._typing import CanonicalEType
@@ -22,9 +22,8 @@ from ..lazy import (
     Sddmm,
     Weighted,
     expression_of,
-    leaves_of,
 )
-from ..topology import ConstantCache, ShardStructure
+from ..reductions import Extremum, Reduction, Sum
 
 
 @dataclass(frozen=True)
@@ -50,6 +49,64 @@ class RelationFields:
             return expression_of(self.edge[field])
         frame = self.src if target == "u" else self.dst
         return Endpoint("u" if target == "u" else "v", frame[field], self.num_edges)
+
+
+@dataclass(frozen=True)
+class AggregationPlan:
+    """What one call site computes.
+
+    Args:
+        operands: Side and name of the fields that the message reads.
+        bind: From the fields of a call to the reduction that a pass runs.
+        source: The only source field among them; None where there is none, or several.
+        constant: Under what the result is kept for the run where no operand changes; None where it
+            depends on more than stored tensors.
+    """
+
+    operands: tuple[tuple[str, str], ...]
+    bind: Callable[[RelationFields], Reduction]
+    source: str | None
+    constant: Hashable | None
+
+
+def plan_of(
+    fields: RelationFields,
+    message: MessageFunction,
+    reduce: ReduceFunction,
+    counts: Tensor | None,
+    site: Hashable,
+) -> AggregationPlan:
+    """The plan of a call whose fields are tensors.
+
+    Args:
+        fields: The relation.
+        message: What each edge carries.
+        reduce: How messages that meet become one.
+        counts: ``[num_dst]`` to divide sums by; None for other reductions than the mean.
+        site: What tells call sites apart.
+    """
+    operands = tuple(operands_of(message))
+    sources = [name for target, name in operands if target == "u"]
+    value = edge_value(message_of(fields, message))
+    constant: Hashable | None = None
+    if value is None or isinstance(
+        value, EdgeRows | Endpoint
+    ):  # values to be computed may drop out
+        constant = ("aggregate", fields.etype, message.name, reduce.op)
+
+    def bind(fields: RelationFields) -> Reduction:
+        if message.rhs_target is None and message.lhs_target == "u":
+            found: Message = CopySource(fields.src[message.lhs_field])
+        else:
+            found = message_of(fields, message)
+        if reduce.op in ("max", "min"):
+            reduction: Reduction = Extremum(found, reduce.op, fields.edge.num_rows)
+        else:
+            reduction = Sum(found, counts)
+        reduction.site = site
+        return reduction
+
+    return AggregationPlan(operands, bind, sources[0] if len(sources) == 1 else None, constant)
 
 
 def operands_of(function: MessageFunction) -> list[tuple[str, str]]:
@@ -85,39 +142,13 @@ def edge_value(message: Message) -> Expression | None:
     return message.value if isinstance(message, Weighted | PerEdge) else None
 
 
-def mean_counts(structure: ShardStructure, etype: CanonicalEType) -> Tensor:
-    """What the sum of a relation's messages is divided by: ``[num_dst]``, at least 1."""
-    return structure.in_degrees(etype).clamp(min=1)
-
-
-def constant_key(
-    etype: CanonicalEType, message: Any, reduce: ReduceFunction, found: Message
-) -> tuple[Any, list[Tensor]] | None:
-    """Under what a result may be kept for the run, or None if it depends on what changes.
-
-    Only aggregates of stored tensors qualify: deferred values may hold dropout.
-    """
-    if not isinstance(message, MessageFunction):
-        return None
-    value = edge_value(found)
-    if value is not None and not isinstance(value, EdgeRows | Endpoint):
-        return None
-    leaves = found.leaves() if value is None else [*found.leaves(), *leaves_of([value])]
-    tensors = [leaf.tensor for leaf in leaves]
-    if not ConstantCache.is_constant(tensors):
-        return None
-    targets = tuple(leaf.target for leaf in leaves)
-    return ("aggregate", etype, message.name, reduce.op, targets), tensors
-
-
-class _OfRelation(Protocol):
-    @property
-    def etype(self) -> CanonicalEType: ...
-
-
-def by_source_type(planned: Mapping[int, _OfRelation]) -> list[list[int]]:
-    """Numbers of the plans whose relations have one source type, type by type."""
-    groups: dict[str, list[int]] = {}
-    for index, plan in planned.items():
-        groups.setdefault(plan.etype[0], []).append(index)
-    return list(groups.values())
+def broadcasts(op: str, left: Tensor, right: Tensor) -> bool:
+    """Whether the rows of two operands fit each other."""
+    rows = left.shape[1:], right.shape[1:]
+    if op == "dot" and (not all(rows) or rows[0][-1] != rows[1][-1]):
+        return False
+    try:
+        torch.broadcast_shapes(*rows)
+    except RuntimeError:
+        return False
+    return True
