@@ -35,13 +35,13 @@ class AggregationMode:
             quarter of the memory that is left (see `available_memory`), shared by the ranks on the
             machine.
         row_width: Columns of the widest float32 row that will be exchanged, for ``"auto"``.
-        prefetch: With sequential aggregation, remote shards that are under way while another one
-            is computed (blocks of them, where wide rows are taken block by block): the memory of
+        prefetch: With sequential aggregation, remote shards that are fetched while another one is
+            computed (blocks of them, where wide rows are taken block by block): the memory of
             that many shards is added. 0 is none: each shard is waited for. With one-shot
-            aggregation the halo is one; it is under way while the own shard is computed, unless
+            aggregation the halo is one; it is fetched while the own shard is computed, unless
             this is 0. Threads of the communication backend move the rows, not those that compute.
         halo_dtype: ``torch.bfloat16`` or ``torch.float16``: wider floating-point rows of remote
-            nodes, and their gradients on the way home, travel in it and are rounded to it; a
+            nodes, and their gradients on the way back, travel in it and are rounded to it; a
             rank's own rows are not. None sends them as they are.
     """
 

@@ -42,7 +42,7 @@ def construct_full_graph(
         rematerialize: With sequential aggregation, fetch remote rows again in the backward.
         memory_budget: For ``"auto"``: bytes that one rank's halo rows may take.
         row_width: For ``"auto"``: columns of the widest row that will be exchanged.
-        prefetch: Remote shards under way while another one is computed; see `AggregationMode`.
+        prefetch: Remote shards fetched while another one is computed; see `AggregationMode`.
         halo_dtype: The dtype in which wider remote rows travel; see `AggregationMode`.
         group: The ranks that share the graph; None for the default group, or for no group at
             all when the graph has one part.

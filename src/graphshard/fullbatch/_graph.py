@@ -309,7 +309,8 @@ class GraphShardManager(MessagePassingGraph):
             with super().local_scope():
                 yield
         finally:
-            self._planner.rows.clear()
+            if self.mode == "oneshot":
+                self._planner.rows.clear()
 
     def _fields(self, relation: int) -> RelationFields:
         schema = self._schema

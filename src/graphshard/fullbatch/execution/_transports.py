@@ -65,6 +65,7 @@ class RowTransport(ABC):
         self, halo: Halo, wire: torch.dtype | None = None, keeps_rows: bool = False
     ) -> None:
         self.halo, self.plan, self.wire, self.keeps_rows = halo, halo.plan, wire, keeps_rows
+        self._shards: dict[CanonicalEType, tuple[Shard, ...]] = {}
         #: Blocks of passes, and the dimension of each leaf that they cut, by call sites.
         self.chunks: dict[Hashable, tuple[list[ColumnBlock], list[int | None]]] = {}
 
@@ -73,9 +74,14 @@ class RowTransport(ABC):
     def num_steps(self) -> int:
         """Shards of one pass, the own one included."""
 
-    @abstractmethod
     def shards(self, etype: CanonicalEType) -> tuple[Shard, ...]:
         """The shards of a relation, in the order in which they are merged."""
+        if etype not in self._shards:
+            self._shards[etype] = self._find_shards(etype)
+        return self._shards[etype]
+
+    @abstractmethod
+    def _find_shards(self, etype: CanonicalEType) -> tuple[Shard, ...]: ...
 
     @abstractmethod
     def num_rows(self, step: int) -> int:
@@ -123,12 +129,15 @@ class RowTransport(ABC):
 
         def renewed(block: ColumnBlock) -> list[LeafKey]:
             """Source leaves that change with a visit: all with a first block, then those cut."""
-            return [key for key in whole if block.is_first or axes.get(key) is not None]
+            return [key for key in whole if block.index == 0 or axes.get(key) is not None]
 
         def start(visit: Visit) -> tuple[list[LeafKey], Pending]:
             step, block = visit
             keys = [key for key in renewed(block) if key not in known]
-            parts = [block.of(whole[key], axes.get(key)) for key in keys]
+            parts = [
+                whole[key] if block.count == 1 else block.of(whole[key], axes.get(key))
+                for key in keys
+            ]
             return keys, self.start_fetch(step, parts, [needs_grad[key] for key in keys])
 
         rows = dict(whole)
@@ -141,7 +150,7 @@ class RowTransport(ABC):
                         pending.append(start(visits[number]))
                         started = number + 1
                     keys, arriving = pending.popleft()
-                    if step and block.is_first:
+                    if step and block.index == 0:
                         rows |= known
                     rows |= zip(keys, arriving.wait(), strict=True)
                     del arriving
@@ -170,7 +179,7 @@ class PairwiseTransport(RowTransport):
     def num_steps(self) -> int:
         return self.plan.world_size
 
-    def shards(self, etype: CanonicalEType) -> tuple[Shard, ...]:
+    def _find_shards(self, etype: CanonicalEType) -> tuple[Shard, ...]:
         return self.halo.shards(etype)
 
     def num_rows(self, step: int) -> int:
@@ -208,7 +217,7 @@ class CollectiveTransport(RowTransport):
     def num_steps(self) -> int:
         return min(self.plan.world_size, 2)
 
-    def shards(self, etype: CanonicalEType) -> tuple[Shard, ...]:
+    def _find_shards(self, etype: CanonicalEType) -> tuple[Shard, ...]:
         return self.halo.halves(etype)
 
     def num_rows(self, step: int) -> int:

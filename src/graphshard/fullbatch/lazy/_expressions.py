@@ -2,9 +2,9 @@
 """Per-edge values as expressions, evaluated one shard at a time.
 
 On a graph whose sources arrive shard by shard, a tensor with a row per edge cannot exist at once.
-An `Expression` says how its rows are computed; whoever needs them evaluates it on the edges of
-one shard, uses the rows and drops them. Evaluating twice gives the same numbers: dropout keeps
-its seed. The user-facing object is `_deferred.DeferredEdges`.
+An `Expression` says how its rows are computed; it is evaluated on the edges of one shard, and the
+rows are dropped after use. Evaluating twice gives the same numbers: dropout keeps its seed. The
+user-facing object is `DeferredEdges`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Leaf:
         target: 'u' rows of the source frame, 'v' rows of the destination frame, 'e' one row per
             local edge, 'c' the same value for every edge.
         tensor: The whole tensor as this rank holds it.
-        identity: The ``id`` of the tensor that this one stands for; None: it is the one.
+        identity: The ``id`` of the tensor before its values were freed; None: it has them.
     """
 
     target: str

@@ -152,7 +152,7 @@ class CopySource(Message):
 
     def best_gradient(self, evaluation: ShardEvaluation, grad: Tensor, arg: Tensor) -> Tensor:
         adjacency = evaluation.shard.adjacency
-        # Not the rows themselves, which nobody may have: only how many there are.
+        # Not the rows themselves, which may not be here: only how many there are.
         rows = grad.new_zeros(()).expand(adjacency.num_src, *grad.shape[1:])
         found, _ = gspmm_arg_backward(adjacency, "copy_lhs", grad, arg, rows)
         assert found is not None

@@ -106,6 +106,7 @@ class Planner:
     def __init__(self, structure: ShardStructure, config: AggregationMode) -> None:
         self.structure, self.config = structure, config
         self.rows = HaloRowCache(structure, config.halo_dtype)
+        self._constants = structure.constants
         self._is_oneshot = config.mode == "oneshot"
         self._plans: dict[Hashable, AggregationPlan] = {}
         self._transports: dict[frozenset[CanonicalEType], RowTransport] = {}
@@ -127,7 +128,7 @@ class Planner:
             if one is None:
                 continue
             bound[i] = one
-            kept = None if one.constant is None else self.structure.constants.get(*one.constant)
+            kept = None if one.constant is None else self._constants.get(*one.constant)
             if kept is not None:
                 results[i] = {_name(reduce): kept}
             elif not (self._is_oneshot and self._is_here(one, fields, len(calls))):
@@ -174,7 +175,7 @@ class Planner:
         one = _BoundPlan(fields.etype, plan.bind(fields), plan.source)
         if plan.constant is not None:
             tensors = [fields.frame(target)[name] for target, name in plan.operands]
-            if self.structure.constants.is_constant(tensors):
+            if not any(t.requires_grad for t in tensors) and self._constants.is_constant(tensors):
                 one.constant = plan.constant, tensors
         return one
 
@@ -237,11 +238,11 @@ class Planner:
             return True
         if num_calls > 1 or one.source is None:
             return False
-        return self.rows.has(self.structure.halo([one.etype]), fields.src[one.source])
+        return self.rows.has(self._transport([one.etype]).halo, fields.src[one.source])
 
     def _keep(self, one: _BoundPlan, result: Tensor) -> None:
         if one.constant is not None:
-            self.structure.constants.put(*one.constant, result)
+            self._constants.put(*one.constant, result)
 
     # ------------------------------------------------------------------ passes
 
@@ -268,7 +269,8 @@ class Planner:
         halo = transport.halo
         own = {leaf.key: leaf.tensor for _, r in reductions for leaf in r.leaves()}
         own = {key: tensor for key, tensor in own.items() if key[0] == "u"}
-        found = {key: self.rows.known(halo, tensor) for key, tensor in own.items()}
+        fixed = {key: tensor for key, tensor in own.items() if not tensor.requires_grad}
+        found = {key: self.rows.known(halo, tensor) for key, tensor in fixed.items()}
         known = {key: rows for key, rows in found.items() if rows is not None}
         shard_pass = self._pass(transport, reductions, known)
         outputs = shard_pass.run()[: len(group)]
@@ -278,7 +280,7 @@ class Planner:
         for one in group:
             if one.constant is None:
                 read_again |= {leaf.key for leaf in one.reduction.leaves()}
-        for key in own.keys() & read_again - known.keys():
+        for key in fixed.keys() & read_again - known.keys():
             self.rows.keep(halo, own[key], remote[key])
         if companions is not None:
             self.rows.put(halo, [(tensor, remote[key]) for key, tensor in own.items()], frames)
@@ -308,7 +310,7 @@ class Planner:
         """Source fields that travel with that of a plan; None where it has none of its own."""
         if not self._is_oneshot or one.source is None:
             return None
-        return self.rows.companions(self.structure.halo([one.etype]), fields.src, one.source)
+        return self.rows.companions(self._transport([one.etype]).halo, fields.src, one.source)
 
     def _own_shard(self, etype: CanonicalEType) -> Shard:
         return self._transport([etype]).shards(etype)[0]

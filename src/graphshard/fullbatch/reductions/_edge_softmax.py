@@ -79,8 +79,8 @@ def _peak(adjacencies: Sequence[Adjacency], logits: Sequence[Tensor]) -> Tensor:
     """Largest value at each end over all relations; -inf where there is no edge."""
     peaks = []
     for adjacency, rows in zip(adjacencies, logits, strict=True):
-        peak, winner = gspmm_arg(adjacency, "copy_rhs", "max", None, rows)
-        peaks.append(peak.masked_fill(winner < 0, float("-inf")))
+        peak, argmax = gspmm_arg(adjacency, "copy_rhs", "max", None, rows)
+        peaks.append(peak.masked_fill(argmax < 0, float("-inf")))
     return torch.stack(peaks).amax(0)
 
 

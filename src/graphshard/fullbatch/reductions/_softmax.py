@@ -40,7 +40,7 @@ class SoftmaxSum(Reduction):
 
     Args:
         softmax: The softmax inside the message.
-        message: Rebuilds the message around a stand-in for the softmax; None: only the total.
+        message: The message, rebuilt around the shifted scores; None: only the total.
         reshapes: Shapes that the weights take between the softmax and the message, in order.
     """
 
@@ -77,8 +77,8 @@ class SoftmaxSum(Reduction):
     def _raise_peak(self, evaluation: ShardEvaluation) -> None:
         """Take a shard's scores into the peak; what is summed up so far shrinks by ``_scale``."""
         scores = self.shifted.scores.evaluate(evaluation)
-        peak, winner = gspmm_arg(evaluation.shard.adjacency, "copy_rhs", "max", None, scores)
-        peak = peak.masked_fill(winner < 0, float("-inf"))
+        peak, argmax = gspmm_arg(evaluation.shard.adjacency, "copy_rhs", "max", None, scores)
+        peak = peak.masked_fill(argmax < 0, float("-inf"))
         if self._peak is None or self.shifted.peak is None:
             self._peak, self._scale = peak, torch.ones_like(peak)
             self.shifted.peak = _finite(peak)

@@ -192,7 +192,7 @@ class Halo:
         return self._halves[etype]
 
     def _forget_needed(self) -> None:
-        """Once all relations have what they are used in; found again if somebody asks again."""
+        """Once all relations have what they are used in; found again where it is needed again."""
         if len(self._edges) in (len(self._shards), len(self._halves)):
             self.__dict__.pop("_needed", None)
 
