@@ -23,11 +23,13 @@ WIDTH = 70
 def test_blocks_cover_every_column_once() -> None:
     wide = torch.arange(2 * WIDTH).view(2, WIDTH)
     rows = 4 * (1 << 20) // (WIDTH * 8)
-    blocks = _chunks.column_blocks(rows, [wide])
+    blocks = _chunks.column_blocks(rows, [wide], _chunks.most_blocks(WIDTH, WIDTH))
     assert len(blocks) == 4
     assert torch.equal(torch.cat([b.of(wide) for b in blocks], dim=1), wide)
-    assert _chunks.column_blocks(10, [wide]) == [_chunks.WHOLE]
-    assert _chunks.column_blocks(10**9, [wide[:, :20]]) == [_chunks.WHOLE]
+    assert _chunks.column_blocks(10, [wide], 4) == [_chunks.WHOLE]
+    assert _chunks.column_blocks(10**9, [wide[:, :20]], _chunks.most_blocks(20, 20)) == [
+        _chunks.WHOLE
+    ]
 
 
 def run(rank: int, world_size: int, parts: str, kind: str, smallest: int) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import graphshard
 from graphshard import comm
-from graphshard.fullbatch import _localized as localized
+from graphshard.graph.message_passing import _local as local
 from graphshard.nn import GATConv, GINConv, GraphConv, HeteroGraphConv, SAGEConv
 from graphshard.testing import run_ranks
 
@@ -144,7 +144,7 @@ def fails(rank: int, world_size: int, parts: str, where: str) -> bool:
         if where == "layer":
             patch.setattr(SAGEConv, "_finish", fail)
         else:
-            patch.setattr(localized, "reduce_messages", fail)
+            patch.setattr(local, "reduce_messages", fail)
         with pytest.raises(Broken):
             run()
     dist.barrier()

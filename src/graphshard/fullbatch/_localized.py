@@ -15,12 +15,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from .._typing import CanonicalEType
-from ..graph import ALL, Frame, MessagePassingGraph
-from ..graph.message_passing import RelationData, edge_values, reduce_messages
+from ..graph import ALL, Frame
+from ..graph.message_passing import LocalGraph
 from ..graph.structure import Schema, is_all
-from ..ops import Attention, attend, edge_softmax
-from .topology import Halo, OriginalIds, ShardStructure
+from ..ops import Attention
+from .topology import OriginalIds, ShardStructure
 
 
 class _ShardedGraph(Protocol):
@@ -30,7 +29,7 @@ class _ShardedGraph(Protocol):
     _original: OriginalIds
 
 
-class LocalizedShards(MessagePassingGraph):
+class LocalizedShards(LocalGraph):
     """All in-edges of this rank's destinations, between extended source rows and own rows.
 
     Args:
@@ -40,37 +39,23 @@ class LocalizedShards(MessagePassingGraph):
     """
 
     def __init__(
-        self,
-        graph: _ShardedGraph,
-        structure: ShardStructure,
-        inputs: Collection[str],
+        self, graph: _ShardedGraph, structure: ShardStructure, inputs: Collection[str]
     ) -> None:
         schema = graph._schema
         self._structure, self._original = structure, graph._original
-        self._halos: dict[str, Halo] = {}
+        halos = {ntype: structure.union_halo(ntype) for ntype in schema.srctypes}
         frames = []
-        for ntype in schema.srctypes:
-            halo = structure.union_halo(ntype)
-            rows = structure.num_src[ntype]
-            if halo is not None:
-                self._halos[ntype] = halo
-                rows = halo.num_extended if ntype in inputs else rows
+        for ntype, halo in halos.items():
+            is_local = halo is not None and ntype in inputs
+            rows = halo.num_extended if halo is not None and is_local else structure.num_src[ntype]
             frames.append(Frame(rows, structure.device, f"source nodes of type {ntype!r}", "src"))
-        block = Schema.of_block(schema.srctypes, schema.dsttypes, schema.canonical_etypes)
-        self._start(block, frames, list(graph._dst_frames), list(graph._edge_frames))
-
-    def _start(self, schema: Schema, src: list[Frame], dst: list[Frame], edge: list[Frame]) -> None:
-        self._init_protocol(
-            schema.srctypes,
-            schema.dsttypes,
-            schema.canonical_etypes,
-            src,
-            dst,
-            edge,
-            True,
-            self._structure.device,
-            torch.int64,
-            schema=schema,
+        self._init_local(
+            Schema.of_block(schema.srctypes, schema.dsttypes, schema.canonical_etypes),
+            [structure.local_adjacency(etype) for etype in schema.canonical_etypes],
+            frames,
+            list(graph._dst_frames),
+            list(graph._edge_frames),
+            is_block=True,
         )
 
     def _relation_view(self, relations: list[int]) -> LocalizedShards:
@@ -82,26 +67,27 @@ class LocalizedShards(MessagePassingGraph):
         (relation,) = relations
         schema = self._schema
         view = object.__new__(LocalizedShards)
-        view._structure, view._halos = self._structure, self._halos
-        view._original = self._original
-        view._start(
+        view._structure, view._original = self._structure, self._original
+        view._init_local(
             schema.single(relation),
+            [self.relations[relation]],
             [self._src_frames[schema.src_of[relation]]],
             [self._dst_frames[schema.dst_of[relation]]],
             [self._edge_frames[relation]],
+            is_block=True,
         )
         return view
 
-    def _asked(self, etype: Any) -> list[CanonicalEType]:
+    def _etypes(self, etype: Any) -> list[Any]:
         return self.canonical_etypes if etype is None else [self.to_canonical_etype(etype)]
 
     def any_zero_in_degree(self, etype: Any = None) -> bool:
         """Whether some destination, on any rank, has no in-edge."""
-        return any(self._structure.any_zero_in_degree(t) for t in self._asked(etype))
+        return any(self._structure.any_zero_in_degree(t) for t in self._etypes(etype))
 
     def has_edges(self, etype: Any = None) -> bool:
         """Whether there is an edge on any rank."""
-        return any(self._structure.global_num_edges(t) for t in self._asked(etype))
+        return any(self._structure.global_num_edges(t) for t in self._etypes(etype))
 
     def in_degrees(self, v: Any = ALL, etype: Any = None) -> Any:
         """Number of in-edges of this rank's destination rows."""
@@ -110,30 +96,12 @@ class LocalizedShards(MessagePassingGraph):
 
     def out_degrees(self, u: Any = ALL, etype: Any = None) -> Any:
         """Number of out-edges, on all ranks, of each extended source row; collective at first."""
-        canonical = self.to_canonical_etype(etype)
-        degrees = self._structure.extended_out_degrees(canonical, self._halos[canonical[0]])
+        degrees = self._structure.extended_out_degrees(self.to_canonical_etype(etype))
         return degrees if is_all(u) else degrees[torch.as_tensor(u)]
-
-    def _data(self, relation: int) -> RelationData:
-        schema = self._schema
-        etype = schema.canonical_etypes[relation]
-        return RelationData(
-            self._halos[etype[0]].adjacency(etype),
-            etype,
-            self._src_frames[schema.src_of[relation]],
-            self._dst_frames[schema.dst_of[relation]],
-            self._edge_frames[relation],
-        )
-
-    def _reduce(self, relation: int, message_func: Any, reduce_func: Any) -> dict[str, Any]:
-        return reduce_messages(self._data(relation), message_func, reduce_func)
-
-    def _edge_values(self, relation: int, func: Any) -> dict[str, Any]:
-        return edge_values(self._data(relation), func)
 
     def _attend(self, relation: int, attention: Attention) -> Tensor | None:
         etype = self._schema.canonical_etypes[relation]
-        return attend(self._data(relation).adj, self._original.keyed(etype, attention))
+        return super()._attend(relation, self._original.keyed(etype, attention))
 
     def _edge_softmax(self, relation: int, logits: Any, norm_by: str) -> Any:
         if norm_by != "dst":
@@ -141,4 +109,4 @@ class LocalizedShards(MessagePassingGraph):
                 "a localized graph normalises over the in-edges of destinations only (got "
                 f"norm_by={norm_by!r}); call edge_softmax on the sharded graph"
             )
-        return edge_softmax(self._data(relation).adj, logits, "dst")
+        return super()._edge_softmax(relation, logits, norm_by)

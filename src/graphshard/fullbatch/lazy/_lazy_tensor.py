@@ -56,6 +56,7 @@ class DeferredEdges:
 
     @property
     def shape(self) -> torch.Size:
+        """Of the tensor that it stands for."""
         return self.expression.shape
 
     @property

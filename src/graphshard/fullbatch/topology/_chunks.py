@@ -71,18 +71,14 @@ def most_blocks(extent: int, row_numel: int) -> int:
     return max(1, min(MAX_BLOCKS, extent, row_numel // _FEWEST_COLUMNS))
 
 
-def column_blocks(
-    longest_message: int, sources: Sequence[Tensor], most: int | None = None
-) -> list[ColumnBlock]:
+def column_blocks(longest_message: int, sources: Sequence[Tensor], most: int) -> list[ColumnBlock]:
     """How remote shards are taken; the same on every rank.
 
     Args:
         longest_message: Most rows that any rank sends to any other.
         sources: Whole source tensors, all fetched together, at least one.
-        most: Most blocks; None where each source is cut along its last dimension.
+        most: Most blocks.
     """
     row_bytes = sum(math.prod(t.shape[1:]) * t.element_size() for t in sources)
-    if most is None:
-        most = min(most_blocks(t.shape[-1], t.shape[-1]) for t in sources)
     count = min(most, longest_message * row_bytes // _SMALLEST_BLOCK + 1)
     return [ColumnBlock(index, count) for index in range(count)]

@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property, partial
 
 import torch
 import torch.distributed as dist
@@ -15,6 +15,7 @@ from ..._typing import CanonicalEType
 from ...comm import ExchangePlan, all_reduce, fetch_halo, return_halo
 from ...comm.collectives import verify
 from ...comm.group import group_state
+from ...ops import Adjacency
 from ._constants import ConstantCache
 from ._shards import Halo, LocalEdges, needed_rows
 
@@ -47,10 +48,7 @@ class ShardStructure:
         self._group = None if group is None else weakref.ref(group)
         self.constants = ConstantCache()
         self._halos: dict[frozenset[CanonicalEType], Halo] = {}
-        self._in_degrees: dict[CanonicalEType, Tensor] = {}
-        self._mean_counts: dict[CanonicalEType, Tensor] = {}
-        self._out_degrees: dict[CanonicalEType, Tensor] = {}
-        self._extended_out_degrees: dict[CanonicalEType, Tensor] = {}
+        self._degrees: dict[tuple[str, CanonicalEType], Tensor] = {}
         counts = torch.tensor(
             [[e.num_edges, int((self.in_degrees(t) == 0).any())] for t, e in self.edges.items()],
             dtype=torch.int64,
@@ -75,33 +73,40 @@ class ShardStructure:
 
     def in_degrees(self, etype: CanonicalEType) -> Tensor:
         """``[num_dst]`` int64; all in-edges of a row are on its own rank."""
-        if etype not in self._in_degrees:
-            edges = self.edges[etype]
-            self._in_degrees[etype] = torch.bincount(edges.dst, minlength=edges.num_dst)
-        return self._in_degrees[etype]
+        edges = self.edges[etype]
+        count = partial(torch.bincount, edges.dst, minlength=edges.num_dst)
+        return self._once("in", etype, count)
 
     def mean_counts(self, etype: CanonicalEType) -> Tensor:
         """What a sum is divided by for the mean: in-degrees, at least 1."""
-        if etype not in self._mean_counts:
-            self._mean_counts[etype] = self.in_degrees(etype).clamp(min=1)
-        return self._mean_counts[etype]
+        return self._once("mean", etype, lambda: self.in_degrees(etype).clamp(min=1))
 
     def out_degrees(self, etype: CanonicalEType) -> Tensor:
         """``[num_src]`` int64, counted on all ranks; collective on first use."""
-        if etype not in self._out_degrees:
+
+        def count() -> Tensor:
             halo = self.halo([etype])
             counts = torch.bincount(halo.extended_src(etype), minlength=halo.num_extended)
             own, remote = counts[: halo.num_owned], counts[halo.num_owned :]
-            self._out_degrees[etype] = own + return_halo([(halo.plan, remote)], "sum")[0]
-        return self._out_degrees[etype]
+            return own + return_halo([(halo.plan, remote)], "sum")[0]
 
-    def extended_out_degrees(self, etype: CanonicalEType, halo: Halo) -> Tensor:
-        """Global out-degrees of a halo's extended rows; collective on first use."""
-        if etype not in self._extended_out_degrees:
-            own = self.out_degrees(etype)
-            remote = fetch_halo([(halo.plan, own)])[0]
-            self._extended_out_degrees[etype] = torch.cat([own, remote])
-        return self._extended_out_degrees[etype]
+        return self._once("out", etype, count)
+
+    def extended_out_degrees(self, etype: CanonicalEType) -> Tensor:
+        """Likewise of the extended rows of the relation's source type."""
+
+        def fetch() -> Tensor:
+            own, halo = self.out_degrees(etype), self.union_halo(etype[0])
+            assert halo is not None
+            return torch.cat([own, fetch_halo([(halo.plan, own)])[0]])
+
+        return self._once("extended", etype, fetch)
+
+    def _once(self, what: str, etype: CanonicalEType, find: Callable[[], Tensor]) -> Tensor:
+        key = what, etype
+        if key not in self._degrees:
+            self._degrees[key] = find()
+        return self._degrees[key]
 
     def halo(self, etypes: Iterable[CanonicalEType]) -> Halo:
         """The remote rows that some relations read; all of one source type.
@@ -127,6 +132,12 @@ class ShardStructure:
         """The remote rows that any relation reads of one source type."""
         etypes = [etype for etype in self.edges if etype[0] == source_type]
         return self.halo(etypes) if etypes else None
+
+    def local_adjacency(self, etype: CanonicalEType) -> Adjacency:
+        """From the extended rows of the relation's source type to own rows."""
+        halo = self.union_halo(etype[0])
+        assert halo is not None
+        return halo.adjacency(etype)
 
     @property
     def group(self) -> dist.ProcessGroup | None:
