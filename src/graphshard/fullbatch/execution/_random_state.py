@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replay: compute again under the random state and the autocast mode of the first time."""
+"""replayed: compute again under the random state and the autocast mode of the first time."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,7 +29,10 @@ class RandomState:
             torch.cuda.set_rng_state(self.device, device)
 
 
-class Replay:
+@contextmanager
+def replayed(
+    random: RandomState | None, autocast: tuple[bool, torch.dtype], device: torch.device
+) -> Iterator[None]:
     """Random state and autocast as they were in the forward; both put back on the way out.
 
     Args:
@@ -36,26 +40,13 @@ class Replay:
         autocast: Whether it was enabled, and its dtype.
         device: Where it is computed.
     """
-
-    def __init__(
-        self,
-        random: RandomState | None,
-        autocast: tuple[bool, torch.dtype],
-        device: torch.device,
-    ) -> None:
-        self._random, self._device = random, device
-        enabled, dtype = autocast
-        kind = device.type
-        self._autocast = torch.autocast(kind, dtype=dtype, enabled=enabled, cache_enabled=False)
-        self._outside: RandomState | None = None
-
-    def __enter__(self) -> None:
-        if self._random is not None:
-            self._outside = RandomState.capture(self._device)
-            self._random.restore(self._device)
-        self._autocast.__enter__()
-
-    def __exit__(self, *exc: Any) -> None:
-        self._autocast.__exit__(*exc)
-        if self._outside is not None:
-            self._outside.restore(self._device)
+    outside = None if random is None else RandomState.capture(device)
+    enabled, dtype = autocast
+    try:
+        if random is not None:
+            random.restore(device)
+        with torch.autocast(device.type, dtype=dtype, enabled=enabled, cache_enabled=False):
+            yield
+    finally:
+        if outside is not None:
+            outside.restore(device)

@@ -36,7 +36,7 @@ from ..lazy import Leaf, LeafKey, ShardEvaluation
 from ..reductions import Reduction, find_chunks, is_graph_kept
 from ..topology import WHOLE, ColumnBlock, Shard
 from ._gradients import GradientSums, ShardGradients
-from ._random_state import RandomState, Replay
+from ._random_state import RandomState, replayed
 from ._transports import RowTransport, SourceRows, Visit
 
 
@@ -268,7 +268,7 @@ class ShardPass:
 
     def _as_in_forward(self, step: int) -> AbstractContextManager[Any]:
         random = self._random[step] if self._random else None
-        return Replay(random, self._autocast, self.device)
+        return replayed(random, self._autocast, self.device)
 
     def differentiated(
         self, grads: Sequence[Tensor | None], inputs: Sequence[Tensor], needed: Sequence[bool]

@@ -14,10 +14,11 @@ from ._expressions import (
     Sddmm,
     ShardEvaluation,
     ShiftedSoftmax,
+    distinct,
     leaves_of,
     substitute,
     walk,
 )
 from ._lazy_tensor import DeferredEdges, expression_of
-from ._messages import Adjoint, CopySource, Message, PerEdge, Weighted, distinct_leaves
+from ._messages import Adjoint, CopySource, Message, PerEdge, Weighted
 from ._user_functions import UserFunction, UserMessage, message_has_parameters

@@ -130,12 +130,12 @@ def walk(root: Expression) -> Iterator[Expression]:
 
 def leaves_of(roots: Sequence[Expression]) -> list[Leaf]:
     """The distinct leaves that ``roots`` read, in a fixed order."""
-    found: dict[tuple[str, int], Leaf] = {}
-    for root in roots:
-        for node in walk(root):
-            for leaf in node.leaves():
-                found.setdefault(leaf.key, leaf)
-    return list(found.values())
+    return distinct([leaf for root in roots for node in walk(root) for leaf in node.leaves()])
+
+
+def distinct(leaves: Sequence[Leaf]) -> list[Leaf]:
+    """Each leaf once, in their order."""
+    return list({leaf.key: leaf for leaf in leaves}.values())
 
 
 class EdgeRows(Expression):

@@ -8,14 +8,14 @@ and an edge value go straight into the SpMM kernel.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from ...ops import Adjacency, gsddmm, gspmm, gspmm_add, gspmm_arg, gspmm_arg_backward
-from ._expressions import Expression, Leaf, LeafKey, ShardEvaluation, leaves_of
+from ._expressions import Expression, Leaf, LeafKey, ShardEvaluation, distinct, leaves_of
 
 
 @dataclass(frozen=True)
@@ -167,8 +167,7 @@ class Weighted(Message):
         self.source = source if isinstance(source, Leaf) else Leaf("u", source)
 
     def leaves(self) -> list[Leaf]:
-        found = {leaf.key: leaf for leaf in [self.source, *self.value_leaves()]}
-        return list(found.values())
+        return distinct([self.source, *self.value_leaves()])
 
     def value_leaves(self) -> list[Leaf]:
         """What the edge values are made from."""
@@ -258,12 +257,3 @@ class PerEdge(Message):
 def _padded(row: torch.Size, like: Tensor) -> list[int]:
     """A row's shape with extents of 1 in front, to have as many as ``like``'s rows."""
     return [1] * (like.dim() - 1 - len(row)) + list(row)
-
-
-def distinct_leaves(messages: Sequence[Message]) -> list[Leaf]:
-    """Leaves of several messages, each once, in a fixed order."""
-    found: dict[tuple[str, int], Leaf] = {}
-    for message in messages:
-        for leaf in message.leaves():
-            found.setdefault(leaf.key, leaf)
-    return list(found.values())

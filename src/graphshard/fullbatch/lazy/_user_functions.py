@@ -26,7 +26,7 @@ from ..._typing import CanonicalEType
 from ...graph import EdgeBatch
 from ...ops import Adjacency
 from ..topology import Shard
-from ._expressions import Expression, Leaf, ShardEvaluation, leaves_of
+from ._expressions import Expression, Leaf, ShardEvaluation, distinct, leaves_of
 from ._lazy_tensor import DeferredEdges
 from ._messages import Message
 
@@ -122,11 +122,8 @@ class UserFunction:
         return messages
 
     def leaves(self) -> list[Leaf]:
-        found: dict[tuple[str, int], Leaf] = {}
-        for what in self.fields.values():
-            for leaf in [what] if isinstance(what, Leaf) else leaves_of([what]):
-                found.setdefault(leaf.key, leaf)
-        return list(found.values())
+        read = ([f] if isinstance(f, Leaf) else leaves_of([f]) for f in self.fields.values())
+        return distinct([leaf for leaves in read for leaf in leaves])
 
     def messages(self, evaluation: ShardEvaluation) -> dict[str, Tensor]:
         """Messages of the shard's edges, with gradients if the caller's mode has them."""

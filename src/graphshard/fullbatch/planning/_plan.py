@@ -99,14 +99,20 @@ def plan_of(
             found: Message = CopySource(fields.src[message.lhs_field])
         else:
             found = message_of(fields, message)
-        if reduce.op in ("max", "min"):
-            reduction: Reduction = Extremum(found, reduce.op, fields.edge.num_rows)
-        else:
-            reduction = Sum(found, counts)
+        reduction = reduction_of(found, reduce, fields.edge.num_rows, counts)
         reduction.site = site
         return reduction
 
     return AggregationPlan(operands, bind, sources[0] if len(sources) == 1 else None, constant)
+
+
+def reduction_of(
+    message: Message, reduce: ReduceFunction, num_edges: int, counts: Tensor | None
+) -> Reduction:
+    """How messages that meet become one."""
+    if reduce.op in ("max", "min"):
+        return Extremum(message, reduce.op, num_edges)
+    return Sum(message, counts)
 
 
 def operands_of(function: MessageFunction) -> list[tuple[str, str]]:

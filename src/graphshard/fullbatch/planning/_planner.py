@@ -51,10 +51,8 @@ from ..reductions import (
     AttentionSum,
     CompanionRows,
     EdgeValues,
-    Extremum,
     Reduction,
     SoftmaxSum,
-    Sum,
     holds_softmax,
     proportional_softmax,
     softmax_over_in_edges,
@@ -69,6 +67,7 @@ from ._plan import (
     message_of,
     operands_of,
     plan_of,
+    reduction_of,
     value_of,
 )
 
@@ -228,9 +227,7 @@ class Planner:
                 message = Weighted(message.op, message.source.tensor, resolved)
             else:
                 message = PerEdge(resolved)
-        if reduce.op in ("max", "min"):
-            return _BoundPlan(etype, Extremum(message, reduce.op, fields.num_edges))
-        return _BoundPlan(etype, Sum(message, counts))
+        return _BoundPlan(etype, reduction_of(message, reduce, fields.num_edges, counts))
 
     def _is_here(self, one: _BoundPlan, fields: RelationFields, num_calls: int) -> bool:
         """Whether nothing has to be fetched for a call in one-shot mode."""

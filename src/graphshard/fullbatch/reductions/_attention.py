@@ -19,7 +19,7 @@ from torch import Tensor
 from ..._memory import empty, empty_like
 from ...ops import Attention, attend
 from ...ops.attention import begin_backward, compute, finish, finish_
-from ..lazy import Leaf, LeafKey, ShardEvaluation
+from ..lazy import Leaf, LeafKey, ShardEvaluation, distinct
 from ..topology import ColumnBlock, most_blocks
 from ._cuts import ColumnCut
 from ._reduction import Reduction, is_graph_kept
@@ -53,8 +53,7 @@ class AttentionSum(Reduction):
         self._has_begun = False  # the backward, before the pass
 
     def leaves(self) -> list[Leaf]:
-        leaves = [*self._leaves, self._bias]
-        return list({leaf.key: leaf for leaf in leaves if leaf is not None}.values())
+        return distinct([leaf for leaf in (*self._leaves, self._bias) if leaf is not None])
 
     @cached_property
     def cut(self) -> ColumnCut | None:

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from ...ops import add_rows, empty, empty_like, merge_best
-from ..lazy import Adjoint, CopySource, Leaf, LeafKey, Message, ShardEvaluation, distinct_leaves
+from ..lazy import Adjoint, CopySource, Leaf, LeafKey, Message, ShardEvaluation, distinct
 from ._cuts import ColumnCut, find_cut
 
 _LOW_PRECISION = (torch.bfloat16, torch.float16)
@@ -69,21 +69,21 @@ class Reduction(ABC):
 
     def leaves(self) -> list[Leaf]:
         """The distinct tensors that the messages are made from."""
-        return distinct_leaves(self.messages)
+        return distinct([leaf for message in self.messages for leaf in message.leaves()])
 
     def parameters(self) -> list[Tensor]:
         """Leaf tensors that the messages use without being told, known after the merges."""
         return [p for message in self.messages for p in message.parameters()]
 
     @property
-    def main_message(self) -> Message:
-        """The message whose sums are the result."""
-        return self.messages[0]
+    def message(self) -> Message:
+        """The message whose sums are the result: the last one."""
+        return self.messages[-1]
 
     @cached_property
     def cut(self) -> ColumnCut | None:
         """How a shard may be merged block by block, once the own shard is in; None for whole."""
-        return find_cut(self.main_message) if self.can_be_cut else None
+        return find_cut(self.message) if self.can_be_cut else None
 
     def block_of(self, evaluation: ShardEvaluation, whole: Tensor) -> Tensor:
         """The evaluation's block of the whole result, or of what broadcasts with it, as a view."""
@@ -130,7 +130,8 @@ class Reduction(ABC):
 
     def release(self) -> None:
         """Free what the backward does not need, once the forward is over."""
-        return
+        if not self.needs_sources:
+            self.messages = [message.released() for message in self.messages]
 
     def direct_gradients(
         self, evaluation: ShardEvaluation, grads: Sequence[Tensor], wanted: Sequence[Leaf]
@@ -155,7 +156,7 @@ class Sum(Reduction):
     """
 
     def __init__(self, message: Message, counts: Tensor | None = None) -> None:
-        self.message, self.messages, self.counts = message, [message], counts
+        self.messages, self.counts = [message], counts
         self.needs_sources = not message.is_linear
         self._sum: Tensor | None = None
         self._dtype = torch.float32
@@ -194,11 +195,6 @@ class Sum(Reduction):
             return grads
         return [_divided(grad, _as_column(self.counts, grad)) for grad in grads]
 
-    def release(self) -> None:
-        if not self.needs_sources:
-            self.message = self.message.released()
-            self.messages = [self.message]
-
     def partial(self, evaluation: ShardEvaluation) -> tuple[Tensor, ...]:
         return (self.message.reduce_sum(evaluation),)
 
@@ -232,7 +228,7 @@ class Extremum(Reduction):
     """
 
     def __init__(self, message: Message, reduce: str, num_edges: int) -> None:
-        self.message, self.messages, self.reduce = message, [message], reduce
+        self.messages, self.reduce = [message], reduce
         self.needs_sources = not isinstance(message, CopySource)
         self._num_edges = num_edges
         self._best: Tensor | None = None
@@ -252,11 +248,6 @@ class Extremum(Reduction):
         assert self._best is not None
         best, self._best = self._best, None
         return (best,)
-
-    def release(self) -> None:
-        if not self.needs_sources:
-            self.message = self.message.released()
-            self.messages = [self.message]
 
     def _positions(self, evaluation: ShardEvaluation) -> Tensor:
         """Which of the shard's edges is the argmax, -1 where none is."""

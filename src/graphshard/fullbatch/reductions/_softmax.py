@@ -48,18 +48,14 @@ class SoftmaxSum(Reduction):
         self, softmax: LazySoftmax, message: Message | None = None, reshapes: Sequence[Reshape] = ()
     ) -> None:
         self.shifted = ShiftedSoftmax(softmax)
-        self.message = _around(message, softmax, self.shifted)
+        self._weighted = _around(message, softmax, self.shifted)
         self.reshapes = list(reshapes)
         self._total_message = PerEdge(self.shifted)
-        self.messages = [self._total_message] + ([self.message] if self.message else [])
+        self.messages = [self._total_message] + ([self._weighted] if self._weighted else [])
         self._peak: Tensor | None = None  # -inf where no edge came yet
         self._scale = torch.empty(0)
         self._sums: list[Tensor] = []
         self._dtypes: list[torch.dtype] = []
-
-    @property
-    def main_message(self) -> Message:
-        return self.messages[-1]
 
     def merge(self, evaluation: ShardEvaluation) -> None:
         if evaluation.block.is_first:  # scores are whole in every block, and counted once
@@ -91,11 +87,11 @@ class SoftmaxSum(Reduction):
     def _factors(self) -> list[Tensor]:
         """By what each of the sums shrinks, to be broadcast."""
         scale = self._scale
-        return [scale] if self.message is None else [self._aligned(scale, self._sums[0]), scale]
+        return [scale] if self._weighted is None else [self._aligned(scale, self._sums[0]), scale]
 
     def _seen(self, evaluation: ShardEvaluation, wholes: Sequence[Tensor]) -> list[Tensor]:
         """The part of whole outputs, or of what broadcasts with them, that a block contributes."""
-        parts = [] if self.message is None else [self.block_of(evaluation, wholes[0])]
+        parts = [] if self._weighted is None else [self.block_of(evaluation, wholes[0])]
         return [*parts, wholes[-1]] if evaluation.block.is_first else parts
 
     def finish(self) -> tuple[Tensor, ...]:
@@ -105,7 +101,7 @@ class SoftmaxSum(Reduction):
 
     def _summed(self, evaluation: ShardEvaluation) -> list[Message]:
         """The messages whose sums a block contributes to."""
-        messages = [] if self.message is None else [self.message]
+        messages = [] if self._weighted is None else [self._weighted]
         return [*messages, self._total_message] if evaluation.block.is_first else messages
 
     def partial(self, evaluation: ShardEvaluation) -> tuple[Tensor, ...]:

@@ -3,6 +3,5 @@
 
 from ._chunks import WHOLE, ColumnBlock, column_blocks, most_blocks
 from ._constants import ConstantCache
-from ._original_ids import OriginalIds
 from ._shards import Halo, LocalEdges, Shard, narrow, needed_rows
-from ._structure import ShardStructure, agree_on_build
+from ._structure import OriginalIds, ShardStructure, agree_on_build

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
 import torch
@@ -15,7 +16,7 @@ from ..._typing import CanonicalEType
 from ...comm import ExchangePlan, all_reduce, fetch_halo, return_halo
 from ...comm.collectives import verify
 from ...comm.group import group_state
-from ...ops import Adjacency
+from ...ops import Adjacency, Attention, edge_keys
 from ._constants import ConstantCache
 from ._shards import Halo, LocalEdges, needed_rows
 
@@ -173,3 +174,28 @@ def agree_on_build(
         error,
         "copy one partition's folder to every host and load it everywhere",
     )
+
+
+@dataclass(frozen=True)
+class OriginalIds:
+    """What this rank's nodes and edges were called before the graph was partitioned.
+
+    Args:
+        nodes: Node type to int64 ``[num_src_nodes]``, one per row of the source frame.
+        edges: Relation to int64 ``[num_edges]``, one per row of the edge frame.
+    """
+
+    nodes: Mapping[str, Tensor]
+    edges: Mapping[CanonicalEType, Tensor]
+    _keys: dict[CanonicalEType, Tensor] = field(default_factory=dict, init=False, repr=False)
+
+    def keyed(self, etype: CanonicalEType, attention: Attention) -> Attention:
+        """The attention, its dropout mask going by original edge ids.
+
+        So the mask of an edge does not depend on the partition, if all ranks have one seed.
+        """
+        if attention.mask is None or attention.mask.keys is not None:
+            return attention
+        if etype not in self._keys:
+            self._keys[etype] = edge_keys(self.edges[etype])
+        return replace(attention, mask=replace(attention.mask, keys=self._keys[etype]))
