@@ -96,7 +96,8 @@ class UserFunction:
         edge: Mapping[str, Any],
     ) -> None:
         self.function, self.etype = function, etype
-        self._frames = {"u": dict(source), "v": dict(destination), "e": dict(edge)}
+        frames = {"u": source, "v": destination, "e": edge}
+        self._frames = {t: {n: _as_read(t, v) for n, v in f.items()} for t, f in frames.items()}
         self.fields: dict[tuple[str, str], Leaf | Expression] = {}
         self.captured: dict[int, Tensor] = {}
         self._wants_grad = torch.is_grad_enabled()
@@ -104,15 +105,8 @@ class UserFunction:
     def discover(self, own: Shard) -> dict[str, Tensor]:
         """Run once on a few edges of the own shard; returns those messages, to learn shapes."""
         probe = _head(own)
-        values: dict[tuple[str, int], Tensor] = {}
-        for target, frame in self._frames.items():
-            for value in frame.values():
-                if isinstance(value, Tensor):
-                    leaf = Leaf(target, value)
-                    values[leaf.key] = _probe_rows(probe, leaf)
-                else:
-                    for leaf in leaves_of([value.expression]):
-                        values[leaf.key] = _probe_rows(probe, leaf)
+        leaves = _leaves([what for frame in self._frames.values() for what in frame.values()])
+        values = {leaf.key: _probe_rows(probe, leaf) for leaf in leaves}
         state = torch.get_rng_state()
         with torch.no_grad():
             messages = self._call(ShardEvaluation(probe, values), recording=True)
@@ -122,8 +116,7 @@ class UserFunction:
         return messages
 
     def leaves(self) -> list[Leaf]:
-        read = ([f] if isinstance(f, Leaf) else leaves_of([f]) for f in self.fields.values())
-        return distinct([leaf for leaves in read for leaf in leaves])
+        return _leaves(list(self.fields.values()))
 
     def messages(self, evaluation: ShardEvaluation) -> dict[str, Tensor]:
         """Messages of the shard's edges, with gradients if the caller's mode has them."""
@@ -182,9 +175,7 @@ class UserFunction:
                     "was not fetched; read every field on every call, or use "
                     "construct_full_graph(..., mode='oneshot')"
                 )
-            value = self._frames[target][name]
-            deferred = isinstance(value, DeferredEdges)
-            self.fields[key] = value.expression if deferred else Leaf(target, value)
+            self.fields[key] = self._frames[target][name]
         return self.fields[key]
 
 
@@ -214,6 +205,16 @@ class UserMessage(Message):
                 f"returned {sorted(messages)}"
             )
         return messages[self.field]
+
+
+def _as_read(target: str, value: Tensor | DeferredEdges) -> Leaf | Expression:
+    return value.expression if isinstance(value, DeferredEdges) else Leaf(target, value)
+
+
+def _leaves(read: Sequence[Leaf | Expression]) -> list[Leaf]:
+    """The distinct leaves of some fields."""
+    found = ([what] if isinstance(what, Leaf) else leaves_of([what]) for what in read)
+    return distinct([leaf for leaves in found for leaf in leaves])
 
 
 def _head(shard: Shard) -> Shard:
