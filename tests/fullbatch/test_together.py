@@ -15,14 +15,14 @@ from torch import Tensor, nn
 import graphshard
 from graphshard import comm
 from graphshard import function as fn
-from graphshard.graph.message_passing import Aggregation, Steps, run_together
+from graphshard.graph.message_passing import AggregationStep, Steps, run_together
 from graphshard.nn import HeteroGraphConv, SAGEConv
 from graphshard.testing import run_ranks
 
 
-def ask(number: int) -> Aggregation:
+def ask(number: int) -> AggregationStep:
     graph: Any = None
-    return Aggregation(graph, number, None)
+    return AggregationStep(graph, number, None)
 
 
 def test_aggregations_are_answered_together_and_in_order() -> None:
@@ -33,7 +33,7 @@ def test_aggregations_are_answered_together_and_in_order() -> None:
             yield ask(number + i)
         return number * 10
 
-    def update(together: Sequence[Aggregation]) -> None:
+    def update(together: Sequence[AggregationStep]) -> None:
         asked.append([one.message for one in together])
 
     started = [steps(1, 2), "no steps", steps(5, 0), steps(7, 1)]
@@ -59,7 +59,7 @@ def test_an_error_closes_all(when: str) -> None:
         yield ask(2)
         raise ValueError("what went wrong")
 
-    def update(together: Sequence[Aggregation]) -> None:
+    def update(together: Sequence[AggregationStep]) -> None:
         if when == "update":
             raise ValueError("what went wrong")
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from .._typing import CanonicalEType
 from ..graph import ALL, Frame, MessagePassingGraph
-from ..graph.message_passing import Aggregation, checked_functions, run_together
+from ..graph.message_passing import AggregationStep, checked_functions, run_together
 from ..graph.structure import Schema, is_all
 from ..ops import Attention
 from ..ops.attention import check_attention
@@ -288,7 +288,7 @@ class GraphShardManager(MessagePassingGraph):
             return super().together(calls)
         return run_together([call() for call in calls], self._update_together)
 
-    def _update_together(self, asked: Sequence[Aggregation]) -> None:
+    def _update_together(self, asked: Sequence[AggregationStep]) -> None:
         requests, views = [], []
         for one in asked:
             view = one.graph

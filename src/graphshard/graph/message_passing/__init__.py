@@ -5,7 +5,7 @@ from ._attend import attend
 from ._edge_softmax import edge_softmax
 from ._local import LocalGraph
 from ._protocol import (
-    Aggregation,
+    AggregationStep,
     MessagePassingGraph,
     Steps,
     checked_functions,

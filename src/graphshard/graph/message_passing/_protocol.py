@@ -39,7 +39,7 @@ ApplyFunction = Callable[[NodeBatch], Mapping[str, Any]]
 
 
 @dataclass(frozen=True, eq=False)
-class Aggregation:
+class AggregationStep:
     """An ``update_all`` that a layer asks for, and waits for.
 
     Args:
@@ -53,14 +53,14 @@ class Aggregation:
     reduce: Any
 
 
-Steps: TypeAlias = Generator[Aggregation, None, ResultT]
+Steps: TypeAlias = Generator[AggregationStep, None, ResultT]
 """A layer's forward as a generator: it goes on once what it asked for is stored on the graph."""
 
 
 def run_steps(steps: Steps[ResultT]) -> ResultT:
     """The result of a layer whose aggregations run one by one."""
 
-    def update(asked: Sequence[Aggregation]) -> None:
+    def update(asked: Sequence[AggregationStep]) -> None:
         for one in asked:
             one.graph.update_all(one.message, one.reduce)
 
@@ -68,7 +68,7 @@ def run_steps(steps: Steps[ResultT]) -> ResultT:
 
 
 def run_together(
-    started: Sequence[Any], update: Callable[[Sequence[Aggregation]], None]
+    started: Sequence[Any], update: Callable[[Sequence[AggregationStep]], None]
 ) -> list[Any]:
     """Results of several layers whose aggregations are answered together.
 
@@ -178,7 +178,7 @@ class MessagePassingGraph(TypedGraph):
 
         Args:
             calls: Run in order. A call may return its forward as a generator that yields each
-                `Aggregation`; a subclass may let those of several calls share what they fetch.
+                `AggregationStep`; a subclass may let those of several calls share what they fetch.
 
         Returns:
             Their results, in order.

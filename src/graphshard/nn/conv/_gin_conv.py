@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ... import function as fn
 from ...graph import MessagePassingGraph
-from ...graph.message_passing import Aggregation, Steps, run_steps
+from ...graph.message_passing import AggregationStep, Steps, run_steps
 from .._inputs import Features, prepare_edge_weight, split_features
 
 REDUCERS = {"sum": fn.sum, "max": fn.max, "mean": fn.mean}
@@ -91,7 +91,7 @@ class GINConv(nn.Module):
                 graph.edata["_edge_weight"] = prepare_edge_weight(graph, edge_weight, source.dim())
                 message = fn.u_mul_e("h", "_edge_weight", "m")
             graph.srcdata["h"] = source
-            yield Aggregation(graph, message, REDUCERS[self._aggregator_type]("m", "neigh"))
+            yield AggregationStep(graph, message, REDUCERS[self._aggregator_type]("m", "neigh"))
             result = (1 + self.eps) * destination + graph.dstdata["neigh"]
         if self.apply_func is not None:
             result = self.apply_func(result)

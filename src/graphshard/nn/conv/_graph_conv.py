@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ... import function as fn
 from ...graph import MessagePassingGraph
-from ...graph.message_passing import Aggregation, Steps, run_steps
+from ...graph.message_passing import AggregationStep, Steps, run_steps
 from ...ops import affine, is_relu
 from .._inputs import Features, degree_scale, prepare_edge_weight
 from .._zero_in_degree import ZeroInDegreeCheck
@@ -131,7 +131,7 @@ class GraphConv(ZeroInDegreeCheck):
             if weight is not None and transform_first:
                 source = affine([(source, weight)])
             graph.srcdata["h"] = source
-            yield Aggregation(graph, message, fn.sum("m", "out"))
+            yield AggregationStep(graph, message, fn.sum("m", "out"))
             result: Tensor = graph.dstdata["out"]
             if self._norm in ("right", "both"):
                 power = -0.5 if self._norm == "both" else -1.0

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ... import function as fn
 from ...graph import MessagePassingGraph
-from ...graph.message_passing import Aggregation, Steps, run_steps
+from ...graph.message_passing import AggregationStep, Steps, run_steps
 from ...ops import affine, is_plain, is_relu, linear
 from .._inputs import Features, Widths, prepare_edge_weight, split_features, split_widths
 
@@ -147,11 +147,11 @@ class SAGEConv(nn.Module):
                 neigh = yield from self._average(graph, message, source, destination, is_done)
             elif self._aggre_type == "pool":
                 graph.srcdata["h"] = self._pooled(source)
-                yield Aggregation(graph, message, fn.max("m", "neigh"))
+                yield AggregationStep(graph, message, fn.max("m", "neigh"))
                 neigh = graph.dstdata["neigh"]
             else:
                 graph.srcdata["h"] = source
-                yield Aggregation(graph, message, self._lstm_reducer)
+                yield AggregationStep(graph, message, self._lstm_reducer)
                 neigh = graph.dstdata["neigh"]
         return self._finish(neigh, destination, is_done)
 
@@ -173,11 +173,11 @@ class SAGEConv(nn.Module):
         """The mean of the neighbours, and for ``gcn`` of the node itself too."""
         graph.srcdata["h"] = linear(source, self.fc_neigh) if transform_first else source
         if self._aggre_type == "mean":
-            yield Aggregation(graph, message, fn.mean("m", "neigh"))
+            yield AggregationStep(graph, message, fn.mean("m", "neigh"))
             found: Tensor = graph.dstdata["neigh"]
             return found
         own = linear(destination, self.fc_neigh) if transform_first else destination
-        yield Aggregation(graph, message, fn.sum("m", "neigh"))
+        yield AggregationStep(graph, message, fn.sum("m", "neigh"))
         degrees = graph.in_degrees().to(own.device) + 1
         return (graph.dstdata["neigh"] + own) / degrees.to(own.dtype).unsqueeze(-1)
 
