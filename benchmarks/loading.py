@@ -26,7 +26,7 @@ from _common import ROOT, community_graph, markdown_table, write_result
 from torch import Tensor
 
 import graphshard
-from graphshard.fullbatch import _data
+from graphshard.fullbatch import _partition_data
 from graphshard.ops import Adjacency
 from graphshard.partition import partition_graph
 from graphshard.partition.format import PartitionConfig, read_config
@@ -52,7 +52,7 @@ def nothing_checked() -> Iterator[None]:
     """Neither when a file is read, nor when edges are sorted by relation."""
     with (
         mock.patch.object(_load, "checked_adjacency", unchecked),
-        mock.patch.object(_data, "_check_ends"),
+        mock.patch.object(_partition_data, "_check_ends"),
     ):
         yield
 
@@ -68,7 +68,7 @@ def load_for_training(config: PartitionConfig, **digests: bool) -> None:
     def load_part(config: Any, part: int, **_: bool) -> Any:
         return _load.load_part(config, part, **digests)
 
-    with mock.patch.object(_data, "load_part", load_part):
+    with mock.patch.object(_partition_data, "load_part", load_part):
         graphshard.load_dgl_partition_data(config.path, 0)
 
 

@@ -22,11 +22,18 @@ from torch import Tensor
 import graphshard
 from graphshard import comm
 from graphshard import function as fn
-from graphshard.fullbatch import _columns
-from graphshard.fullbatch._cuts import Cut, find_cut
-from graphshard.fullbatch._deferred import DeferredEdges
-from graphshard.fullbatch._expressions import Endpoint, Expression, Sddmm, Shifted, Softmax
-from graphshard.fullbatch._messages import CopySource, PerEdge, Weighted
+from graphshard.fullbatch.lazy._expressions import (
+    EdgeRows,
+    Endpoint,
+    Expression,
+    LazySoftmax,
+    Sddmm,
+    ShiftedSoftmax,
+)
+from graphshard.fullbatch.lazy._lazy_tensor import DeferredEdges
+from graphshard.fullbatch.lazy._messages import CopySource, PerEdge, Weighted
+from graphshard.fullbatch.reductions._cuts import ColumnCut, find_cut
+from graphshard.fullbatch.topology import _chunks
 from graphshard.graph import edge_softmax
 from graphshard.nn import (
     AGNNConv,
@@ -58,7 +65,7 @@ def applied(function: Callable[[Any], Any], to: Expression) -> Expression:
 
 
 def weights(scores: Expression) -> Expression:
-    return Shifted(Softmax(scores))
+    return ShiftedSoftmax(LazySoftmax(scores))
 
 
 def additive(*row: int) -> Expression:
@@ -82,24 +89,28 @@ def test_narrow_rows_are_not_cut() -> None:
     assert find_cut(CopySource(source())) is None
 
 
-def of_weighted(tensor: Tensor, value: Expression) -> Cut | None:
+def of_weighted(tensor: Tensor, value: Expression) -> ColumnCut | None:
     return find_cut(Weighted("mul", tensor, value))
 
 
-def test_heads_of_rows_and_scores_are_cut_together() -> None:
+def test_rows_are_cut_where_weights_have_one_entry() -> None:
     scores = applied(F.leaky_relu, to=additive(4, 1))
     cut = of_weighted(source(4, 32), applied(lambda a: F.dropout(a, 0.5), to=weights(scores)))
     assert cut is not None
-    assert (cut.axis, cut.most) == (2, 4)
-    assert list(cut.leaves.values()) == [2, 2, 2]
-    assert len(cut.nodes) == 6  # the two ends, their sum, leaky_relu, the softmax, the dropout
-
-
-def test_one_head_is_cut_along_its_columns_and_scores_are_whole() -> None:
+    assert (cut.axis, cut.most) == (1, 4)
+    assert list(cut.leaves.values()) == [1, None, None]
     cut = of_weighted(source(1, 64), weights(additive(1, 1)))
     assert cut is not None
-    assert (cut.axis, cut.most, cut.nodes) == (1, 4, {})
-    assert list(cut.leaves.values()) == [1, None, None]
+    assert (cut.axis, cut.most) == (1, 4)
+
+
+def test_stored_weights_are_cut_with_the_rows() -> None:
+    stored = EdgeRows(torch.zeros(EDGES, 4, 1))
+    cut = of_weighted(source(4, 8), stored)
+    assert cut is not None
+    assert cut.axis == 2
+    assert list(cut.leaves.values()) == [2, 2]
+    assert of_weighted(source(4, 8), EdgeRows(torch.zeros(EDGES, 4, 8))) is not None
 
 
 def test_scores_may_read_whole_what_the_message_does_not() -> None:
@@ -109,31 +120,6 @@ def test_scores_may_read_whole_what_the_message_does_not() -> None:
     assert cut is not None
     assert list(cut.leaves.values()) == [1, None, None]
     assert of_weighted(unit, weights(cosine)) is None  # here the message is cut, its scores not
-
-
-def test_dimensions_are_followed_through_sums_and_reshapes() -> None:
-    rows = source(4, 32)
-    attention = torch.ones(1, 4, 32)
-    ends = Sddmm("add", Endpoint("u", rows, EDGES), at("v", 4, 32))
-
-    def score(value: Any) -> Any:
-        flat = (F.leaky_relu(value) * attention).sum(-1)
-        return flat.view(-1, 2, 2).reshape(-1, 4).unsqueeze(2)
-
-    scores = applied(score, to=ends)
-    assert scores.shape == (EDGES, 4, 1)
-    # Four heads as two by two: no dimension of those is a run of heads.
-    assert of_weighted(rows, weights(scores)) is None
-
-    def plain_score(value: Any) -> Any:
-        return (F.leaky_relu(value) * attention).mean(dim=2).unsqueeze(2)
-
-    cut = of_weighted(rows, weights(applied(plain_score, to=ends)))
-    assert cut is not None
-    assert cut.axis == 2
-    by_kind = {target: axis for (target, _), axis in cut.leaves.items()}
-    assert by_kind == {"u": 2, "v": 2, "c": 2}
-    assert sorted(set(cut.nodes.values())) == [1, 2]  # the heads came last, between sum and view
 
 
 @pytest.mark.parametrize(
@@ -156,20 +142,19 @@ def test_functions_of_several_heads_are_not_cut(mixing: Callable[[Any], Any]) ->
 
 def test_too_few_columns_and_other_shapes_are_not_cut() -> None:
     assert of_weighted(source(4, 2), weights(additive(4, 1))) is None  # 8 numbers a row
-    assert find_cut(PerEdge(additive(4, 8))) is not None
-    assert find_cut(PerEdge(at("v", 4, 8))) is None  # nothing comes from elsewhere
+    assert find_cut(PerEdge(additive(4, 8))) is None
 
 
 @contextmanager
 def many_blocks(use: bool) -> Iterator[None]:
     """Cut as finely as can be, or never."""
-    before = _columns._SMALLEST_BLOCK, _columns._FEWEST_COLUMNS
-    _columns._SMALLEST_BLOCK = 1 if use else 1 << 40
-    _columns._FEWEST_COLUMNS = 1
+    before = _chunks._SMALLEST_BLOCK, _chunks._FEWEST_COLUMNS
+    _chunks._SMALLEST_BLOCK = 1 if use else 1 << 40
+    _chunks._FEWEST_COLUMNS = 1
     try:
         yield
     finally:
-        _columns._SMALLEST_BLOCK, _columns._FEWEST_COLUMNS = before
+        _chunks._SMALLEST_BLOCK, _chunks._FEWEST_COLUMNS = before
 
 
 WIDTH = 12

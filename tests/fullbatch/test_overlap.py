@@ -21,9 +21,13 @@ from torch import Tensor, nn
 import graphshard
 from graphshard import comm
 from graphshard import function as fn
-from graphshard.fullbatch._attention import AttentionSum
-from graphshard.fullbatch._reductions import Extremum, Reduction, Rows, Sum
-from graphshard.fullbatch._transport import ByRank, Transport, Whole
+from graphshard.fullbatch.execution._transports import (
+    CollectiveTransport,
+    PairwiseTransport,
+    RowTransport,
+)
+from graphshard.fullbatch.reductions._attention import AttentionSum
+from graphshard.fullbatch.reductions._reduction import EdgeValues, Extremum, Reduction, Sum
 from graphshard.nn import GATConv, GATv2Conv, GraphConv, SAGEConv
 from graphshard.testing import run_ranks
 
@@ -45,12 +49,12 @@ class _Watched:
         return rows
 
 
-def record(monkeypatch: pytest.MonkeyPatch, kind: type[Transport]) -> list[str]:
+def record(monkeypatch: pytest.MonkeyPatch, kind: type[RowTransport]) -> list[str]:
     """Events of passes from now on: what is started, computed and waited for."""
     events: list[str] = []
 
     def watched(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-        def start(self: Transport, step: int, tensors: Sequence[Tensor], *rest: Any) -> Any:
+        def start(self: RowTransport, step: int, tensors: Sequence[Tensor], *rest: Any) -> Any:
             events.append(f"start {name} {step}")
             return _Watched(method(self, step, tensors, *rest), f"{name} {step}", events)
 
@@ -65,7 +69,7 @@ def record(monkeypatch: pytest.MonkeyPatch, kind: type[Transport]) -> list[str]:
 
     monkeypatch.setattr(kind, "start_fetch", watched("fetch", kind.start_fetch))
     monkeypatch.setattr(kind, "start_return", watched("return", kind.start_return))
-    for reduction in (Sum, AttentionSum, Extremum, Rows):
+    for reduction in (Sum, AttentionSum, Extremum, EdgeValues):
         monkeypatch.setattr(reduction, "merge", computed("merge", reduction.merge))
         gradients = computed("gradient", reduction.direct_gradients)
         monkeypatch.setattr(reduction, "direct_gradients", gradients)
@@ -104,7 +108,7 @@ def events_of(
     h = torch.randn(graph.num_nodes(), WIDTH, requires_grad=True)
     conv(graph, h).sum().backward()  # what is made or checked on first use
     with pytest.MonkeyPatch.context() as patch:
-        events = record(patch, Whole if mode == "oneshot" else ByRank)
+        events = record(patch, CollectiveTransport if mode == "oneshot" else PairwiseTransport)
         loss = conv(graph, h).sum()
         forward = list(events)
         events.clear()
@@ -302,7 +306,7 @@ def constants(rank: int, world_size: int, parts: str) -> list[int]:
     h = torch.ones(graph.num_nodes(), WIDTH)
     counts = []
     with pytest.MonkeyPatch.context() as patch:
-        events = record(patch, Whole)
+        events = record(patch, CollectiveTransport)
         for epoch in range(4):
             if epoch == 2:
                 h.mul_(2.0)

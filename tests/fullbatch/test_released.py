@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 import graphshard
-from graphshard.fullbatch._attention import AttentionSum
+from graphshard.fullbatch.reductions._attention import AttentionSum
 from graphshard.nn import AGNNConv, DotGatConv, GATConv, GATv2Conv, SAGEConv
 from graphshard.testing import run_ranks
 

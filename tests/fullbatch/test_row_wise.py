@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Operands whose first dimension happens to be the number of rows: no size is taken for a meaning.
 
-Against plain torch on the whole graph. Edges on 1-3 ranks, rows under way without a process.
+Against plain torch on the whole graph. 1-3 ranks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import graphshard
 from graphshard import function as fn
 from graphshard.distributed import partition_graph
 from graphshard.fullbatch import DeferredEdges
-from graphshard.fullbatch._rows_under_way import RowsUnderWay
 from graphshard.ops import affine
 from graphshard.testing import run_ranks
 
@@ -56,6 +55,7 @@ WHOLE: dict[str, Function] = {
     ),
     "cat": lambda e, w, p: torch.cat([e, w, p["row"].expand_as(w)], 1),
     "stack": lambda e, w, p: torch.stack([e, w], 1),
+    "affine": lambda e, w, p: affine([(e, p["matrix"])], p["vector"]),
     "einsum": lambda e, w, p: torch.einsum("ek,kl->el", e, p["matrix"]),
     "bilinear": lambda e, w, p: F.bilinear(e, w, p["matrix"].unsqueeze(0)),
     "rows by number": lambda e, w, p: e[torch.arange(e.shape[0])],
@@ -148,40 +148,6 @@ def test_sizes_of_the_sample_mean_nothing(tmp_path: Path) -> None:
     assert "(12, 2) needs as many rows, or one (got shape (2, 2))" in too_few
     assert mixed.startswith("RuntimeError: The size of tensor a (12) must match")
     assert batched == "(2, 12, 2)"
-
-
-NUM_OWN, NUM_ROWS = 3, 5
-UNDER_WAY: dict[str, Callable[[Any], Any]] = {
-    "batches by rows": lambda x: x.unsqueeze(1) @ torch.arange(125.0).view(5, 5, 5),
-    "as many batches as own rows": lambda x: x @ torch.arange(75.0).view(3, 5, 5),
-    "as many batches as rows": lambda x: x @ torch.arange(125.0).view(5, 5, 5),
-    "linear": lambda x: F.linear(x, torch.arange(25.0).view(5, 5), torch.arange(5.0)),
-    "linear by name": lambda x: F.linear(input=x, weight=torch.arange(25.0).view(5, 5)),
-    "on the right": lambda x: torch.arange(25.0).view(5, 5) @ x,
-    "bias": lambda x: x + torch.arange(5.0),
-    "by row": lambda x: x + torch.arange(5.0).view(5, 1),
-    "one row": lambda x: x * torch.arange(5.0).view(1, 5),
-    "type": lambda x: (x + 1).type_as(torch.ones(5, 5, dtype=torch.float64)),
-    "plus rows": lambda x: affine(
-        [(x, torch.arange(25.0).view(5, 5)), (torch.ones(5, 5), torch.eye(5))],
-        torch.arange(5.0),
-        torch.arange(25.0).view(5, 5),
-    ),
-    "rows that are the matrix too": lambda x: (
-        affine([(x, x.whole())]) if isinstance(x, RowsUnderWay) else affine([(x, x)])
-    ),
-}
-
-
-@pytest.mark.parametrize("name", UNDER_WAY)
-def test_rows_under_way(name: str) -> None:
-    whole = torch.randn(NUM_ROWS, 5)
-    rows = RowsUnderWay(whole[:NUM_OWN], NUM_ROWS - NUM_OWN, lambda: whole[NUM_OWN:])
-    found, expected = UNDER_WAY[name](rows), UNDER_WAY[name](whole)
-    assert tuple(found.shape) == tuple(expected.shape)
-    torch.testing.assert_close(
-        found.whole() if isinstance(found, RowsUnderWay) else found, expected
-    )
 
 
 def test_layers_of_edges_as_wide_as_edges_are_many(tmp_path: Path) -> None:

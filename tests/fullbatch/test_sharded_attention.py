@@ -22,7 +22,7 @@ from test_parity import MODES, construct
 from torch import Tensor, nn
 
 import graphshard
-from graphshard.fullbatch._sequential import Sequential
+from graphshard.fullbatch.planning import Planner
 from graphshard.graph import attend
 from graphshard.nn import AGNNConv, DotGatConv, GATConv, GATv2Conv, HeteroGraphConv
 from graphshard.ops import Attention, EdgeMask
@@ -160,7 +160,7 @@ def fused_layers(rank: int, world_size: int, path: str, mode: str) -> list[str]:
         raise AssertionError("went by edges")
 
     graph._edge_values = refuse  # type: ignore[assignment, method-assign]
-    planned, Sequential._plan = Sequential._plan, refuse  # type: ignore[assignment, method-assign]
+    planned, Planner._plan = Planner._plan, refuse  # type: ignore[assignment, method-assign]
     by_edges = []
     try:
         for layer in (
@@ -174,7 +174,7 @@ def fused_layers(rank: int, world_size: int, path: str, mode: str) -> list[str]:
             except AssertionError:
                 by_edges.append(type(layer).__name__)
     finally:
-        Sequential._plan = planned  # type: ignore[method-assign]
+        Planner._plan = planned  # type: ignore[method-assign]
     return by_edges
 
 

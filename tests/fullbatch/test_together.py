@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Modules that share passes: order, errors, gradient mode, threads. No process, and 2 ranks."""
+"""Layers that share passes: order, errors, modes. No process, and 2 ranks."""
 
 from __future__ import annotations
 
-import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,82 +13,91 @@ from shards import graph_of, write_parts
 from torch import Tensor, nn
 
 import graphshard
+from graphshard import comm
 from graphshard import function as fn
-from graphshard.fullbatch._together import Together
+from graphshard.graph.message_passing import AggregationStep, Steps, run_together
 from graphshard.nn import HeteroGraphConv, SAGEConv
 from graphshard.testing import run_ranks
 
 
-def ask(together: Together, *request: Any) -> Any:
-    coroutine = together.current()
-    assert coroutine is not None
-    return coroutine.ask(request)
+def ask(number: int) -> AggregationStep:
+    graph: Any = None
+    return AggregationStep(graph, number, None)
 
 
-def test_requests_are_answered_together_and_in_order() -> None:
+def test_aggregations_are_answered_together_and_in_order() -> None:
     asked: list[list[Any]] = []
 
-    def answer(requests: list[Any]) -> list[Any]:
-        asked.append([r[0] for r in requests])
-        return [r[0] * 10 for r in requests]
+    def steps(number: int, times: int) -> Steps[int]:
+        for i in range(times):
+            yield ask(number + i)
+        return number * 10
 
-    together = Together(answer, torch.device("cpu"))
+    def update(together: Sequence[AggregationStep]) -> None:
+        asked.append([one.message for one in together])
 
-    def module(number: int, times: int) -> int:
-        return sum(ask(together, number + i) for i in range(times))
-
-    results = together.run([lambda: module(1, 2), lambda: module(5, 0), lambda: module(7, 1)])
-    assert results == [10 + 20, 0, 70]
+    started = [steps(1, 2), "no steps", steps(5, 0), steps(7, 1)]
+    assert run_together(started, update) == [10, "no steps", 50, 70]
     assert asked == [[1, 7], [2]]
-    assert together.current() is None
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_an_error_ends_all_and_leaves_no_thread(when: str) -> None:
-    together = Together(lambda requests: [0] * len(requests), torch.device("cpu"))
-    finished: list[str] = []
+@pytest.mark.parametrize("when", ["before", "after", "update"])
+def test_an_error_closes_all(when: str) -> None:
+    left: list[str] = []
 
-    def good() -> int:
-        found = int(ask(together, 1))
-        finished.append("good")
-        return found
+    def good() -> Steps[int]:
+        try:
+            yield ask(1)
+            yield ask(2)
+        finally:
+            left.append("good")
+        return 0
 
-    def bad() -> int:
-        if when == "after":
-            ask(together, 2)
+    def bad() -> Steps[int]:
+        if when == "before":
+            raise ValueError("what went wrong")
+        yield ask(2)
         raise ValueError("what went wrong")
 
+    def update(together: Sequence[AggregationStep]) -> None:
+        if when == "update":
+            raise ValueError("what went wrong")
+
     with pytest.raises(ValueError, match="what went wrong"):
-        together.run([good, bad, good])
-    assert finished == (["good"] if when == "after" else [])
-    assert [t for t in threading.enumerate() if t.name == "graphshard-relation"] == []
-    assert together.run([good, good]) == [0, 0]
+        run_together([good(), bad(), good()], update)
+    assert left == (["good"] if when == "before" else ["good", "good"])
 
 
-def test_an_error_in_the_answer_reaches_the_caller() -> None:
-    def answer(requests: list[Any]) -> list[Any]:
-        raise RuntimeError("no answer")
+def shared(rank: int, world_size: int, parts: str) -> list[int]:
+    """Messages of typed layers in sequential mode: with steps, without, with a hook."""
+    data = graphshard.load_dgl_partition_data(parts, rank)
+    graph = graphshard.construct_full_graph(data, mode="sequential")
 
-    together = Together(answer, torch.device("cpu"))
-    with pytest.raises(RuntimeError, match="no answer"):
-        together.run([lambda: ask(together, 1), lambda: ask(together, 2)])
-    assert [t for t in threading.enumerate() if t.name == "graphshard-relation"] == []
+    class Other(SAGEConv):
+        """A subclass, which may have changed the forward: it aggregates by itself."""
+
+    found = []
+    for kind, hooked in ((SAGEConv, False), (Other, False), (SAGEConv, True)):
+        conv = HeteroGraphConv({e: kind(6, 8, "mean") for e in graph.etypes})
+        if hooked:
+            for module in conv.mods.values():
+                module.register_forward_hook(lambda *_: None)
+        inputs = {t: torch.ones(data.num_owned(t), 6, requires_grad=True) for t in graph.ntypes}
+        with comm.trace() as trace:
+            conv(graph, inputs)
+        found.append(trace.bytes_sent["send"])
+    return found
 
 
-def test_modules_run_under_the_callers_modes() -> None:
-    together = Together(lambda requests: [0] * len(requests), torch.device("cpu"))
-
-    def modes() -> tuple[bool, bool]:
-        ask(together, 0)
-        return torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")
-
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        assert together.run([modes, modes]) == [(False, True)] * 2
-    assert together.run([modes, modes]) == [(True, False)] * 2
+def test_layers_in_steps_share_what_they_fetch(tmp_path: Path) -> None:
+    parts = write_parts(tmp_path, graph_of("typed"), 2, "random")
+    for steps, alone, hooked in run_ranks(shared, 2, parts):
+        assert steps < alone
+        assert alone == hooked
 
 
 class CapturesAResult(nn.Module):
-    """Its message function uses a tensor that was computed before: refused, in a thread too."""
+    """Its message function uses a tensor that was computed before: refused."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -115,13 +124,11 @@ def refuse(rank: int, world_size: int, parts: str) -> list[str]:
         texts.append(str(error))
     good = HeteroGraphConv({e: SAGEConv(6, 6, "mean") for e in graph.etypes})
     texts.append(str(sorted(good(graph, inputs))))
-    texts.append(str([t.name for t in threading.enumerate() if t.name == "graphshard-relation"]))
     return texts
 
 
 def test_captured_tensors_are_refused_inside_a_typed_layer(tmp_path: Path) -> None:
     parts = write_parts(tmp_path, graph_of("typed"), 2, "random")
-    for error, following, threads in run_ranks(refuse, 2, parts):
+    for error, following in run_ranks(refuse, 2, parts):
         assert "computed before it ran" in error
         assert following == "['a', 'b']"
-        assert threads == "[]"

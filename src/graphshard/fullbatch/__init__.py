@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Exact full-batch training on a graph that spans all ranks."""
 
+from ._config import AggregationMode
 from ._construct import construct_full_graph, construct_mfgs
-from ._data import PartitionData, RelationEdges, load_dgl_partition_data, suffix_key_lookup
-from ._deferred import DeferredEdges
-from ._manager import GraphShardManager
-from ._policy import AggregationMode
-from ._user import message_has_parameters
+from ._graph import GraphShardManager
+from ._partition_data import (
+    PartitionData,
+    RelationEdges,
+    load_dgl_partition_data,
+    suffix_key_lookup,
+)
+from .lazy import DeferredEdges, message_has_parameters
 
 __all__ = [
     "AggregationMode",

@@ -15,16 +15,12 @@ from torch import Tensor
 
 from .._typing import CanonicalEType
 from ..comm import ExchangePlan, fetch_halo, share_error
-from ..comm.collectives import verify
-from ..comm.group import group_state
 from ..graph import EID, NID, Frame
 from ..graph.structure import Schema
-from ._data import PartitionData
-from ._manager import GraphShardManager
-from ._original import OriginalIds
-from ._policy import AggregationMode, ModeName
-from ._structure import ShardStructure
-from ._topology import LocalEdges, needed_rows
+from ._config import AggregationMode, ModeName
+from ._graph import GraphShardManager
+from ._partition_data import PartitionData
+from .topology import LocalEdges, OriginalIds, ShardStructure, agree_on_build, needed_rows
 
 
 def construct_full_graph(
@@ -46,7 +42,7 @@ def construct_full_graph(
         rematerialize: With sequential aggregation, fetch remote rows again in the backward.
         memory_budget: For ``"auto"``: bytes that one rank's halo rows may take.
         row_width: For ``"auto"``: columns of the widest row that will be exchanged.
-        prefetch: Remote shards under way while another one is computed; see `AggregationMode`.
+        prefetch: Remote shards fetched while another one is computed; see `AggregationMode`.
         halo_dtype: The dtype in which wider remote rows travel; see `AggregationMode`.
         group: The ranks that share the graph; None for the default group, or for no group at
             all when the graph has one part.
@@ -153,28 +149,6 @@ def construct_mfgs(
     return layers[::-1]
 
 
-def agree_on_build(
-    data: PartitionData | None, error: Exception | None, group: dist.ProcessGroup | None
-) -> None:
-    """Check that all ranks have parts of one partition, in the round in which an error is shared.
-
-    Args:
-        data: This rank's part; ignored where there is an error.
-        error: What this rank has found wrong, if anything.
-        group: The ranks.
-
-    Raises:
-        ValueError: On every rank, if parts of different builds came together; or the error.
-    """
-    verify(
-        group_state(group),
-        "no build" if data is None or data.build is None else data.build,
-        "the partition that parts are from, as its build names it,",
-        error,
-        "copy one partition's folder to every host and load it everywhere",
-    )
-
-
 def _check_ranks(data: PartitionData, group: dist.ProcessGroup | None) -> None:
     error = None
     rank = dist.get_rank(group) if dist.is_initialized() else 0
@@ -190,7 +164,7 @@ def _check_ranks(data: PartitionData, group: dist.ProcessGroup | None) -> None:
             f"part r belongs to rank r (got part {data.rank} on rank {rank}); pass "
             "load_dgl_partition_data the rank of this process"
         )
-    agree_on_build(data, error, group)
+    agree_on_build(data.build, error, group)
 
 
 def _resolved(

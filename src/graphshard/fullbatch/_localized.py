@@ -1,36 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LocalizedShards: a sharded graph whose halo is here, or on its way; all of it in one exchange.
+"""LocalizedShards: a sharded graph whose halo rows are local, fetched in one exchange.
 
 A layer made of one module per relation would exchange once per module. It localizes instead: the
 inputs of all source types travel once, and the modules run on this view, whose sources are the
 rank's own rows followed by the halo rows. Degrees and questions about the whole graph keep their
-global answers. Modules that take `RowsUnderWay` project own rows while the halo is in flight, and
-add up sums and means of them; whatever else is asked for waits.
+global answers.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Collection
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from .._typing import CanonicalEType
-from ..errors import RankError
-from ..function import MessageFunction, ReduceFunction
-from ..graph import ALL, Frame, MessagePassingGraph
-from ..graph.message_passing import RelationData, edge_values, reduce_messages
+from ..graph import ALL, Frame
+from ..graph.message_passing import LocalGraph
 from ..graph.structure import Schema, is_all
-from ..ops import Adjacency, Attention, attend, edge_softmax, gspmm
-from ._calls import mean_counts, operands_of
-from ._original import OriginalIds
-from ._rows_under_way import RowsUnderWay
-from ._structure import ShardStructure
-from ._topology import Halo, Shard
-
-T = TypeVar("T")
+from ..ops import Attention
+from .topology import OriginalIds, ShardStructure
 
 
 class _ShardedGraph(Protocol):
@@ -40,50 +29,33 @@ class _ShardedGraph(Protocol):
     _original: OriginalIds
 
 
-class LocalizedShards(MessagePassingGraph):
+class LocalizedShards(LocalGraph):
     """All in-edges of this rank's destinations, between extended source rows and own rows.
 
     Args:
         graph: The sharded graph; its destination and edge features are shared.
         structure: The rank's rows and edges.
         inputs: The source types that have extended rows.
-        arrive: Waits for the rows under way; called at the end of `together`, if not before.
     """
 
     def __init__(
-        self,
-        graph: _ShardedGraph,
-        structure: ShardStructure,
-        inputs: Collection[str],
-        arrive: Callable[[], Any],
+        self, graph: _ShardedGraph, structure: ShardStructure, inputs: Collection[str]
     ) -> None:
         schema = graph._schema
         self._structure, self._original = structure, graph._original
-        self._arrive = arrive
-        self._halos: dict[str, Halo] = {}
+        halos = {ntype: structure.union_halo(ntype) for ntype in schema.srctypes}
         frames = []
-        for ntype in schema.srctypes:
-            halo = structure.union_halo(ntype)
-            rows = structure.num_src[ntype]
-            if halo is not None:
-                self._halos[ntype] = halo
-                rows = halo.num_extended if ntype in inputs else rows
+        for ntype, halo in halos.items():
+            is_local = halo is not None and ntype in inputs
+            rows = halo.num_extended if halo is not None and is_local else structure.num_src[ntype]
             frames.append(Frame(rows, structure.device, f"source nodes of type {ntype!r}", "src"))
-        block = Schema.of_block(schema.srctypes, schema.dsttypes, schema.canonical_etypes)
-        self._start(block, frames, list(graph._dst_frames), list(graph._edge_frames))
-
-    def _start(self, schema: Schema, src: list[Frame], dst: list[Frame], edge: list[Frame]) -> None:
-        self._init_protocol(
-            schema.srctypes,
-            schema.dsttypes,
-            schema.canonical_etypes,
-            src,
-            dst,
-            edge,
-            True,
-            self._structure.device,
-            torch.int64,
-            schema=schema,
+        self._init_local(
+            Schema.of_block(schema.srctypes, schema.dsttypes, schema.canonical_etypes),
+            [structure.local_adjacency(etype) for etype in schema.canonical_etypes],
+            frames,
+            list(graph._dst_frames),
+            list(graph._edge_frames),
+            is_block=True,
         )
 
     def _relation_view(self, relations: list[int]) -> LocalizedShards:
@@ -95,26 +67,27 @@ class LocalizedShards(MessagePassingGraph):
         (relation,) = relations
         schema = self._schema
         view = object.__new__(LocalizedShards)
-        view._structure, view._halos = self._structure, self._halos
-        view._original, view._arrive = self._original, self._arrive
-        view._start(
+        view._structure, view._original = self._structure, self._original
+        view._init_local(
             schema.single(relation),
+            [self.relations[relation]],
             [self._src_frames[schema.src_of[relation]]],
             [self._dst_frames[schema.dst_of[relation]]],
             [self._edge_frames[relation]],
+            is_block=True,
         )
         return view
 
-    def _asked(self, etype: Any) -> list[CanonicalEType]:
+    def _etypes(self, etype: Any) -> list[Any]:
         return self.canonical_etypes if etype is None else [self.to_canonical_etype(etype)]
 
     def any_zero_in_degree(self, etype: Any = None) -> bool:
         """Whether some destination, on any rank, has no in-edge."""
-        return any(self._structure.any_zero_in_degree(t) for t in self._asked(etype))
+        return any(self._structure.any_zero_in_degree(t) for t in self._etypes(etype))
 
     def has_edges(self, etype: Any = None) -> bool:
         """Whether there is an edge on any rank."""
-        return any(self._structure.global_num_edges(t) for t in self._asked(etype))
+        return any(self._structure.global_num_edges(t) for t in self._etypes(etype))
 
     def in_degrees(self, v: Any = ALL, etype: Any = None) -> Any:
         """Number of in-edges of this rank's destination rows."""
@@ -123,79 +96,12 @@ class LocalizedShards(MessagePassingGraph):
 
     def out_degrees(self, u: Any = ALL, etype: Any = None) -> Any:
         """Number of out-edges, on all ranks, of each extended source row; collective at first."""
-        canonical = self.to_canonical_etype(etype)
-        degrees = self._structure.extended_out_degrees(canonical, self._halos[canonical[0]])
+        degrees = self._structure.extended_out_degrees(self.to_canonical_etype(etype))
         return degrees if is_all(u) else degrees[torch.as_tensor(u)]
-
-    def together(self, calls: Sequence[Callable[[], T]]) -> list[T]:
-        """Run the calls. What is still under way afterwards is waited for, as others do."""
-        try:
-            found = [call() for call in calls]
-        except BaseException:
-            with contextlib.suppress(RankError):
-                self._arrive()
-            raise
-        self._arrive()
-        return found
-
-    def _data(self, relation: int) -> RelationData:
-        schema = self._schema
-        etype = schema.canonical_etypes[relation]
-        return RelationData(
-            self._halos[etype[0]].adjacency(etype),
-            etype,
-            _WholeFields(self._src_frames[schema.src_of[relation]]),
-            self._dst_frames[schema.dst_of[relation]],
-            self._edge_frames[relation],
-        )
-
-    def _reduce(self, relation: int, message_func: Any, reduce_func: Any) -> dict[str, Any]:
-        result = self._overlapped_sum(relation, message_func, reduce_func)
-        if result is None:
-            return reduce_messages(self._data(relation), message_func, reduce_func)
-        return {reduce_func.out_field: result}
-
-    def _overlapped_sum(self, relation: int, message: Any, reduce: Any) -> Tensor | None:
-        """Sum or mean of copied or scaled rows under way, own ones first; None for all else."""
-        if not isinstance(message, MessageFunction) or not isinstance(reduce, ReduceFunction):
-            return None
-        sides = dict(operands_of(message))
-        if reduce.op not in ("sum", "mean") or not ({"u"} <= sides.keys() <= {"u", "e"}):
-            return None
-        schema = self._schema
-        rows = self._src_frames[schema.src_of[relation]][sides["u"]]
-        weights = self._edge_frames[relation][sides["e"]] if "e" in sides else None
-        # Sums of 16 bits would be rounded twice.
-        if not isinstance(rows, RowsUnderWay) or rows.dtype.itemsize == 2:
-            return None
-        if weights is not None and (message.op != "mul" or not isinstance(weights, Tensor)):
-            return None
-        etype = schema.canonical_etypes[relation]
-        own, others = self._halos[etype[0]].halves(etype)
-        op = "copy_lhs" if weights is None else "mul"
-
-        def sum_of(shard: Shard, adjacency: Adjacency, source: Tensor) -> Tensor:
-            return gspmm(
-                adjacency, op, "sum", source, None if weights is None else shard.edge_rows(weights)
-            )
-
-        total = sum_of(own, own.adjacency, rows.own)
-        if others.reached is None:
-            total = total + sum_of(others, others.adjacency, rows.remote)
-        else:
-            ends, adjacency = others.reached
-            total = total.index_add(0, ends, sum_of(others, adjacency, rows.remote))
-        if reduce.op == "sum":
-            return total
-        counts = mean_counts(self._structure, etype).to(total.dtype)
-        return total / counts.view(-1, *[1] * (total.dim() - 1))
-
-    def _edge_values(self, relation: int, func: Any) -> dict[str, Any]:
-        return edge_values(self._data(relation), func)
 
     def _attend(self, relation: int, attention: Attention) -> Tensor | None:
         etype = self._schema.canonical_etypes[relation]
-        return attend(self._data(relation).adj, self._original.keyed(etype, attention))
+        return super()._attend(relation, self._original.keyed(etype, attention))
 
     def _edge_softmax(self, relation: int, logits: Any, norm_by: str) -> Any:
         if norm_by != "dst":
@@ -203,21 +109,4 @@ class LocalizedShards(MessagePassingGraph):
                 "a localized graph normalises over the in-edges of destinations only (got "
                 f"norm_by={norm_by!r}); call edge_softmax on the sharded graph"
             )
-        return edge_softmax(self._data(relation).adj, logits, "dst")
-
-
-class _WholeFields(Mapping[str, Any]):
-    """A source frame whose rows are all here when they are read."""
-
-    def __init__(self, frame: Frame) -> None:
-        self._frame = frame
-
-    def __getitem__(self, name: str) -> Any:
-        value = self._frame[name]
-        return value.whole() if isinstance(value, RowsUnderWay) else value
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._frame)
-
-    def __len__(self) -> int:
-        return len(self._frame)
+        return super()._edge_softmax(relation, logits, norm_by)

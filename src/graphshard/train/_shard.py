@@ -18,7 +18,7 @@ from ..fullbatch import (
     construct_full_graph,
     load_dgl_partition_data,
 )
-from ..fullbatch._construct import agree_on_build
+from ..fullbatch.topology import agree_on_build
 from ._config import ResolvedConfig
 from ._counts import reduced
 from ._result import SPLITS
@@ -98,7 +98,7 @@ def load_shard(config: ResolvedConfig) -> TrainingShard:
     except Exception as caught:
         error = caught
     if is_initialized():
-        agree_on_build(None if shard is None else shard.data, error, None)
+        agree_on_build(None if shard is None else shard.data.build, error, None)
         agree(config.to_json(), "the configuration of the run")
     elif error is not None:
         raise error

@@ -4,7 +4,14 @@
 from ._attend import attend
 from ._edge_softmax import edge_softmax
 from ._local import LocalGraph
-from ._protocol import MessagePassingGraph
+from ._protocol import (
+    AggregationStep,
+    MessagePassingGraph,
+    Steps,
+    checked_functions,
+    run_steps,
+    run_together,
+)
 from ._relation import RelationData, edge_values, reduce_messages
 from ._typed import TypedGraph
 from ._udf import EdgeBatch, NodeBatch

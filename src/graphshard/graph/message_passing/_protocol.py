@@ -18,8 +18,9 @@ The names and their meaning are DGL's, so that its users, and its own layers, fi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -35,6 +36,63 @@ from ._udf import NodeBatch, run_apply
 ProtocolT = TypeVar("ProtocolT", bound="MessagePassingGraph")
 ResultT = TypeVar("ResultT")
 ApplyFunction = Callable[[NodeBatch], Mapping[str, Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class AggregationStep:
+    """An ``update_all`` that a layer asks for, and waits for.
+
+    Args:
+        graph: A graph of one relation.
+        message: The message function.
+        reduce: The reduce function.
+    """
+
+    graph: MessagePassingGraph
+    message: Any
+    reduce: Any
+
+
+Steps: TypeAlias = Generator[AggregationStep, None, ResultT]
+"""A layer's forward as a generator: it goes on once what it asked for is stored on the graph."""
+
+
+def run_steps(steps: Steps[ResultT]) -> ResultT:
+    """The result of a layer whose aggregations run one by one."""
+
+    def update(asked: Sequence[AggregationStep]) -> None:
+        for one in asked:
+            one.graph.update_all(one.message, one.reduce)
+
+    return run_together([steps], update)[0]
+
+
+def run_together(
+    started: Sequence[Any], update: Callable[[Sequence[AggregationStep]], None]
+) -> list[Any]:
+    """Results of several layers whose aggregations are answered together.
+
+    Args:
+        started: `Steps`, and results of layers that do not aggregate in steps.
+        update: Stores the results of several aggregations, one of each layer at most.
+    """
+    results = list(started)
+    waiting = {i: steps for i, steps in enumerate(started) if isinstance(steps, Generator)}
+    try:
+        while waiting:
+            asked = {}
+            for i, steps in waiting.items():
+                try:
+                    asked[i] = next(steps)
+                except StopIteration as stop:
+                    results[i] = stop.value
+            waiting = {i: waiting[i] for i in asked}
+            if asked:
+                update(list(asked.values()))
+    finally:  # after an error, every layer leaves the scopes that it is in
+        for steps in waiting.values():
+            steps.close()
+    return results
 
 
 class MessagePassingGraph(TypedGraph):
@@ -119,12 +177,14 @@ class MessagePassingGraph(TypedGraph):
         """Run several calls that each aggregate over this graph, or over slices of it.
 
         Args:
-            calls: Run in order; a subclass may let their aggregations share what they fetch.
+            calls: Run in order. A call may return its forward as a generator that yields each
+                `AggregationStep`; a subclass may let those of several calls share what they fetch.
 
         Returns:
             Their results, in order.
         """
-        return [call() for call in calls]
+        found = (call() for call in calls)
+        return [run_steps(one) if isinstance(one, Generator) else one for one in found]
 
     def send_and_recv(
         self,

@@ -65,8 +65,6 @@ class GATConv(ZeroInDegreeCheck):
     bias: Tensor | None
     res_fc: nn.Module | None
 
-    takes_rows_under_way = True
-
     def __init__(
         self,
         in_feats: Widths,

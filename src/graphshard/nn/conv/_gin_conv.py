@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ... import function as fn
 from ...graph import MessagePassingGraph
+from ...graph.message_passing import AggregationStep, Steps, run_steps
 from .._inputs import Features, prepare_edge_weight, split_features
 
 REDUCERS = {"sum": fn.sum, "max": fn.max, "mean": fn.mean}
@@ -52,8 +53,6 @@ class GINConv(nn.Module):
 
     eps: Tensor
 
-    takes_rows_under_way = True
-
     def __init__(
         self,
         apply_func: Callable[[Tensor], Tensor] | None = None,
@@ -80,6 +79,11 @@ class GINConv(nn.Module):
         self, graph: MessagePassingGraph, feat: Features, edge_weight: Tensor | None = None
     ) -> Tensor:
         """Apply the layer; see the class for shapes."""
+        return run_steps(self._steps(graph, feat, edge_weight))
+
+    def _steps(
+        self, graph: MessagePassingGraph, feat: Features, edge_weight: Tensor | None = None
+    ) -> Steps[Tensor]:
         with graph.local_scope():
             source, destination = split_features(graph, feat)
             message = fn.copy_u("h", "m")
@@ -87,7 +91,7 @@ class GINConv(nn.Module):
                 graph.edata["_edge_weight"] = prepare_edge_weight(graph, edge_weight, source.dim())
                 message = fn.u_mul_e("h", "_edge_weight", "m")
             graph.srcdata["h"] = source
-            graph.update_all(message, REDUCERS[self._aggregator_type]("m", "neigh"))
+            yield AggregationStep(graph, message, REDUCERS[self._aggregator_type]("m", "neigh"))
             result = (1 + self.eps) * destination + graph.dstdata["neigh"]
         if self.apply_func is not None:
             result = self.apply_func(result)

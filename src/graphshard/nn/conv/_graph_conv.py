@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ... import function as fn
 from ...graph import MessagePassingGraph
+from ...graph.message_passing import AggregationStep, Steps, run_steps
 from ...ops import affine, is_relu
 from .._inputs import Features, degree_scale, prepare_edge_weight
 from .._zero_in_degree import ZeroInDegreeCheck
@@ -62,8 +63,6 @@ class GraphConv(ZeroInDegreeCheck):
     weight: Tensor | None
     bias: Tensor | None
 
-    takes_rows_under_way = True
-
     def __init__(
         self,
         in_feats: int,
@@ -102,6 +101,15 @@ class GraphConv(ZeroInDegreeCheck):
         edge_weight: Tensor | None = None,
     ) -> Tensor:
         """Apply the layer; see the class for shapes."""
+        return run_steps(self._steps(graph, feat, weight, edge_weight))
+
+    def _steps(
+        self,
+        graph: MessagePassingGraph,
+        feat: Features,
+        weight: Tensor | None = None,
+        edge_weight: Tensor | None = None,
+    ) -> Steps[Tensor]:
         if weight is not None and self.weight is not None:
             raise ValueError(
                 "the weight comes from the layer or from the call, not from both (got a weight of "
@@ -123,7 +131,7 @@ class GraphConv(ZeroInDegreeCheck):
             if weight is not None and transform_first:
                 source = affine([(source, weight)])
             graph.srcdata["h"] = source
-            graph.update_all(message, fn.sum("m", "out"))
+            yield AggregationStep(graph, message, fn.sum("m", "out"))
             result: Tensor = graph.dstdata["out"]
             if self._norm in ("right", "both"):
                 power = -0.5 if self._norm == "both" else -1.0

@@ -46,29 +46,12 @@ AGGREGATES: dict[str, Aggregate] = {
 }
 
 
-def _apply(
-    layer: nn.Module,
-    graph: MessagePassingGraph,
-    rows: Any,
-    destination: Tensor | None,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-) -> Tensor:
-    """Call a layer; with a tensor, unless it takes rows of which some are still coming.
-
-    A subclass, a hook, or a submodule that torch does not have may know tensors alone.
-    """
-    takes = "takes_rows_under_way" in vars(type(layer)) and not any(
-        is_hooked(module) or not (module is layer or _is_of_torch(module))
-        for module in layer.modules()
-    )
-    source = rows if takes or isinstance(rows, Tensor) else rows.whole()
-    result: Tensor = layer(graph, (source, destination), *args, **kwargs)
-    return result
-
-
-def _is_of_torch(module: nn.Module) -> bool:
-    return type(module).__module__.startswith("torch.nn.modules.")
+def _start(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """The steps of a layer that aggregates in steps; of any other, and with hooks, its result."""
+    steps = vars(type(layer)).get("_steps")
+    if steps is None or is_hooked(layer):
+        return layer(*args, **kwargs)
+    return steps(layer, *args, **kwargs)
 
 
 class HeteroGraphConv(nn.Module):
@@ -83,8 +66,8 @@ class HeteroGraphConv(nn.Module):
     over the relations whose destination type is :math:`T`, in the order of
     ``graph.canonical_etypes``. The layer of a relation without edges is called too, so that what
     it computes from the destination nodes alone is there whether or not edges were sampled. On a
-    sharded graph in one-shot mode each source type is fetched once, for all its relations; layers
-    with ``takes_rows_under_way`` work on own rows meanwhile.
+    sharded graph each source type is fetched once for all its relations; in sequential mode where
+    `SAGEConv`, `GraphConv` or `GINConv` aggregate the same rows.
 
     Args:
         mods: The layer of each relation, by relation name or canonical triple. A layer is called
@@ -177,14 +160,12 @@ class HeteroGraphConv(nn.Module):
         layers = [self._layer(relation) for relation in relations]
         used = {relation[0] for relation in relations}
         local, rows = g.localize({ntype: x for ntype, x in source.items() if ntype in used})
-        rows_of = getattr(rows, "under_way", rows.__getitem__)  # without waiting for any
-
         calls = []
         for relation, layer in zip(relations, layers, strict=True):
             args = mod_args.get(relation, mod_args.get(relation[1], ()))
             kwargs = mod_kwargs.get(relation, mod_kwargs.get(relation[1], {}))
-            ends = rows_of(relation[0]), destination.get(relation[2])
-            calls.append(partial(_apply, layer, local[relation], *ends, args, kwargs))
+            ends = rows[relation[0]], destination.get(relation[2])
+            calls.append(partial(_start, layer, local[relation], ends, *args, **kwargs))
         outputs: dict[str, list[Tensor]] = {ntype: [] for ntype in g.dsttypes}
         for relation, result in zip(relations, local.together(calls), strict=True):
             outputs[relation[2]].append(result)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ... import function as fn
 from ...graph import MessagePassingGraph
+from ...graph.message_passing import AggregationStep, Steps, run_steps
 from ...ops import affine, is_plain, is_relu, linear
 from .._inputs import Features, Widths, prepare_edge_weight, split_features, split_widths
 
@@ -63,8 +64,6 @@ class SAGEConv(nn.Module):
     """
 
     bias: Tensor | None
-
-    takes_rows_under_way = True
 
     def __init__(
         self,
@@ -120,6 +119,11 @@ class SAGEConv(nn.Module):
         self, graph: MessagePassingGraph, feat: Features, edge_weight: Tensor | None = None
     ) -> Tensor:
         """Apply the layer; see the class for shapes."""
+        return run_steps(self._steps(graph, feat, edge_weight))
+
+    def _steps(
+        self, graph: MessagePassingGraph, feat: Features, edge_weight: Tensor | None = None
+    ) -> Steps[Tensor]:
         with graph.local_scope():
             if isinstance(feat, tuple):
                 source, destination = split_features(graph, feat)
@@ -140,14 +144,14 @@ class SAGEConv(nn.Module):
             # Multiplied by W_neigh already, or still to be.
             is_done = self._aggre_type in ("mean", "gcn") and self._in_src_feats > self._out_feats
             if self._aggre_type in ("mean", "gcn"):
-                neigh = self._average(graph, message, source, destination, is_done)
+                neigh = yield from self._average(graph, message, source, destination, is_done)
             elif self._aggre_type == "pool":
                 graph.srcdata["h"] = self._pooled(source)
-                graph.update_all(message, fn.max("m", "neigh"))
+                yield AggregationStep(graph, message, fn.max("m", "neigh"))
                 neigh = graph.dstdata["neigh"]
             else:
                 graph.srcdata["h"] = source
-                graph.update_all(message, self._lstm_reducer)
+                yield AggregationStep(graph, message, self._lstm_reducer)
                 neigh = graph.dstdata["neigh"]
         return self._finish(neigh, destination, is_done)
 
@@ -165,15 +169,15 @@ class SAGEConv(nn.Module):
         source: Tensor,
         destination: Tensor,
         transform_first: bool,
-    ) -> Tensor:
+    ) -> Steps[Tensor]:
         """The mean of the neighbours, and for ``gcn`` of the node itself too."""
         graph.srcdata["h"] = linear(source, self.fc_neigh) if transform_first else source
         if self._aggre_type == "mean":
-            graph.update_all(message, fn.mean("m", "neigh"))
+            yield AggregationStep(graph, message, fn.mean("m", "neigh"))
             found: Tensor = graph.dstdata["neigh"]
             return found
         own = linear(destination, self.fc_neigh) if transform_first else destination
-        graph.update_all(message, fn.sum("m", "neigh"))
+        yield AggregationStep(graph, message, fn.sum("m", "neigh"))
         degrees = graph.in_degrees().to(own.device) + 1
         return (graph.dstdata["neigh"] + own) / degrees.to(own.dtype).unsqueeze(-1)
 

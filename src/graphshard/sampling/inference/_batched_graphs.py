@@ -4,7 +4,7 @@
 A layer that runs on one of these computes what it would compute on the graph itself, but nothing
 with a row per edge exists for more edges than one batch has: `update_all` goes through the
 batches and fills in the destinations' rows, and what `apply_edges` and `edge_softmax` would store
-on edges is deferred (`graphshard.fullbatch._deferred`) until a batch needs it. Tensors with a row
+on edges is deferred (`graphshard.fullbatch.lazy`) until a batch needs it. Tensors with a row
 per node are whole. Without gradients.
 
 [Note: complete batches]
@@ -23,9 +23,8 @@ from torch import Tensor
 
 from ..._typing import CanonicalEType
 from ...fullbatch import AggregationMode, DeferredEdges, GraphShardManager
-from ...fullbatch._deferred import expression_of
-from ...fullbatch._expressions import Endpoint, Evaluation, Expression, Leaf, Sddmm
-from ...fullbatch._topology import Shard
+from ...fullbatch.lazy import Endpoint, Expression, Leaf, Sddmm, ShardEvaluation, expression_of
+from ...fullbatch.topology import Shard
 from ...function import MessageFunction, ReduceFunction
 from ...graph import Frame, Graph, MessagePassingGraph
 from ...graph._flatten import flattened
@@ -70,7 +69,7 @@ class _Columns(Mapping[str, Any]):
         return len(self._columns)
 
 
-class _BatchEvaluation(Evaluation):
+class _BatchEvaluation(ShardEvaluation):
     """What one batch sees, each thing made once.
 
     Args:
@@ -147,7 +146,7 @@ class _UserValues(Expression):
         self.shape = torch.Size((fields.num_edges, *probe.shape[1:]))
         self.dtype, self.device = probe.dtype, probe.device
 
-    def compute(self, evaluation: Evaluation) -> Tensor:
+    def compute(self, evaluation: ShardEvaluation) -> Tensor:
         assert isinstance(evaluation, _BatchEvaluation)
         key = ("call", id(self.fields))  # one call, however many of its fields are wanted
         if key not in evaluation.memo:
@@ -170,7 +169,7 @@ class _Softmax(Expression):
         self.scores, self.wanted = dict(scores), wanted
         self.like(scores[wanted])
 
-    def compute(self, evaluation: Evaluation) -> Tensor:
+    def compute(self, evaluation: ShardEvaluation) -> Tensor:
         assert isinstance(evaluation, _BatchEvaluation)
         if len(self.scores) == 1:
             scores = self.scores[self.wanted].evaluate(evaluation)

@@ -18,8 +18,7 @@ from torch import Tensor
 
 from ..._typing import CanonicalEType
 from ...comm import ExchangePlan, all_reduce, fetch_halo
-from ...fullbatch._structure import ShardStructure
-from ...fullbatch._topology import LocalEdges, narrow
+from ...fullbatch.topology import LocalEdges, ShardStructure, narrow
 from ...ops import Adjacency
 
 

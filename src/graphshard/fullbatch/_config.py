@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""AggregationMode: how remote rows are fetched, and the choice of it from a memory budget."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+
+from .._memory import available_memory
+from ..comm import agree, all_reduce
+from ..comm.wire import WIRE_DTYPES
+
+ModeName = Literal["sequential", "oneshot", "auto"]
+
+_MODES = ("sequential", "oneshot", "auto")
+#: Layers whose halo rows are alive at once in a one-shot backward, a guess for the usual models.
+_LAYERS_ALIVE = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class AggregationMode:
+    """How a sharded graph fetches remote rows.
+
+    Args:
+        mode: ``"sequential"``: one remote shard at a time, the next one on its way (memory falls
+            as 1/P). ``"oneshot"``: the whole halo in one exchange (fastest, any reduction).
+            ``"auto"``: one-shot if its halo fits the budget on every rank.
+        rematerialize: With sequential aggregation, fetch again in the backward; False keeps what
+            was fetched: less communication, more memory.
+        memory_budget: Bytes that the halo rows of one rank may take, for ``"auto"``; None: a
+            quarter of the memory that is left (see `available_memory`), shared by the ranks on the
+            machine.
+        row_width: Columns of the widest float32 row that will be exchanged, for ``"auto"``.
+        prefetch: With sequential aggregation, remote shards that are fetched while another one is
+            computed (blocks of them, where wide rows are taken block by block): the memory of
+            that many shards is added. 0 is none: each shard is waited for. With one-shot
+            aggregation the halo is one; it is fetched while the own shard is computed, unless
+            this is 0. Threads of the communication backend move the rows, not those that compute.
+        halo_dtype: ``torch.bfloat16`` or ``torch.float16``: wider floating-point rows of remote
+            nodes, and their gradients on the way back, travel in it and are rounded to it; a
+            rank's own rows are not. None sends them as they are.
+    """
+
+    mode: ModeName = "auto"
+    rematerialize: bool = True
+    memory_budget: int | None = None
+    row_width: int = 256
+    prefetch: int = 1
+    halo_dtype: torch.dtype | None = None
+
+    def __post_init__(self) -> None:
+        if self.mode not in _MODES:
+            raise ValueError(f"mode must be one of {', '.join(_MODES)} (got {self.mode!r})")
+        if self.memory_budget is not None and self.memory_budget < 0:
+            raise ValueError(
+                f"memory_budget must be a number of bytes, at least 0 (got {self.memory_budget})"
+            )
+        if self.row_width < 1:
+            raise ValueError(f"row_width must be at least 1 (got {self.row_width})")
+        if self.prefetch < 0:
+            raise ValueError(f"prefetch must be at least 0 (got {self.prefetch})")
+        if self.halo_dtype is not None and self.halo_dtype not in WIRE_DTYPES:
+            raise ValueError(
+                "halo_dtype must be None or one of "
+                f"{', '.join(map(str, WIRE_DTYPES))} (got {self.halo_dtype})"
+            )
+
+    def agree(self, group: dist.ProcessGroup | None) -> None:
+        """Check that all ranks chose alike; collective. The budget may differ.
+
+        Raises:
+            ValueError: On every rank, if they did not.
+        """
+        value = f"mode={self.mode}, rematerialize={self.rematerialize}, "
+        value += f"prefetch={self.prefetch}, halo_dtype={self.halo_dtype}"
+        agree(value, "how remote rows are fetched", group)
+
+    def resolve(self, num_halo_rows: int, group: dist.ProcessGroup | None) -> ModeName:
+        """``"sequential"`` or ``"oneshot"``, the same on every rank; collective for ``"auto"``.
+
+        Args:
+            num_halo_rows: Rows that this rank would hold in one-shot mode.
+            group: The ranks that share the graph.
+        """
+        if self.mode != "auto":
+            return self.mode
+        budget = self.memory_budget
+        if budget is None:
+            budget = available_memory() // 4 // _ranks_on_this_machine()
+        needed = num_halo_rows * self.row_width * 4 * _LAYERS_ALIVE
+        too_large = all_reduce(torch.tensor([int(needed > budget)]), group=group)
+        return "sequential" if int(too_large[0]) else "oneshot"
+
+
+def _ranks_on_this_machine() -> int:
+    local = os.environ.get("LOCAL_WORLD_SIZE")
+    if local is not None:
+        return max(int(local), 1)
+    return dist.get_world_size() if dist.is_initialized() else 1

@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PartitionData: what one rank reads from a partition folder.
+
+Reading needs no process group; only `construct_full_graph` and `construct_mfgs`, which tell
+every rank what the others need from it, are collective.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from .._ranges import RangeMap
+from .._typing import CanonicalEType
+from ..errors import PartitionFormatError
+from ..graph import Graph
+from ..partition import RangePartitionBook
+from ..partition.format import read_config
+from ..partition.load import load_part
+from .topology import narrow
+
+_INT16_MAX = 2**15 - 1
+
+
+@dataclass(frozen=True)
+class RelationEdges:
+    """The in-edges of one rank's nodes under one relation, ordered by destination.
+
+    Row numbers are int32 wherever they fit: of a large graph the structure is what fills memory.
+
+    Args:
+        src_part: int16 or int32 ``[num_edges]``, the rank that owns each edge's source.
+        src: int32 or int64 ``[num_edges]``, the source's row on that rank.
+        dst: int32 or int64 ``[num_edges]``, the destination's row on this rank.
+    """
+
+    src_part: Tensor
+    src: Tensor
+    dst: Tensor
+
+    @property
+    def num_edges(self) -> int:
+        return self.src.numel()
+
+
+@dataclass(frozen=True)
+class PartitionData:
+    """One part of a partitioned graph: its edges, its features and the partition book.
+
+    Rows of node features, and the row numbers used everywhere in this object, count the nodes of
+    one type that this part owns, from 0.
+
+    Args:
+        graph_name: Name given to `graphshard.distributed.partition_graph`.
+        rank: The part that was read.
+        partition_book: Owner of every node and edge.
+        node_type_names: Node types in id order.
+        canonical_etypes: Relations in id order.
+        node_features: ``"type/name"`` to a tensor whose rows are the owned nodes of that type.
+        edge_features: ``"src:relation:dst/name"`` to a tensor whose rows are the owned edges.
+        edges: Per relation, the in-edges of the owned nodes.
+        device: Where the tensors live.
+        build: Digest that names the partition, the same for all its parts; None if what was read
+            carries none. Ranks whose parts have different builds are refused.
+    """
+
+    graph_name: str
+    rank: int
+    partition_book: RangePartitionBook
+    node_type_names: tuple[str, ...]
+    canonical_etypes: tuple[CanonicalEType, ...]
+    node_features: Mapping[str, Tensor]
+    edge_features: Mapping[str, Tensor]
+    edges: Mapping[CanonicalEType, RelationEdges]
+    device: torch.device
+    build: str | None = None
+
+    @property
+    def num_parts(self) -> int:
+        return self.partition_book.num_partitions()
+
+    @property
+    def edge_type_names(self) -> list[str]:
+        """Relation names in id order."""
+        return [relation for _, relation, _ in self.canonical_etypes]
+
+    def node_map(self, ntype: str | None = None) -> RangeMap:
+        """Which part owns which nodes of ``ntype``, in the per-type id space."""
+        return typewise_ranges(self.partition_book, ntype or self._only_ntype())
+
+    @property
+    def node_ranges(self) -> list[tuple[int, int]]:
+        """Global ids owned by each part of a graph with one node type: ``[start, end)``."""
+        starts = self.node_map(self._only_ntype()).starts
+        return list(zip(starts[:-1], starts[1:], strict=True))
+
+    def num_owned(self, ntype: str | None = None) -> int:
+        """Number of nodes of ``ntype`` that this part owns."""
+        return self.node_map(ntype).size(self.rank)
+
+    def local_rows(self, global_ids: Tensor, ntype: str | None = None) -> Tensor:
+        """Rows, on this rank, of nodes given by global (relabelled, per-type) id.
+
+        Raises:
+            ValueError: An id belongs to another part.
+        """
+        ntype = ntype or self._only_ntype()
+        node_map = self.node_map(ntype)
+        global_ids = global_ids.to(torch.int64).cpu()
+        node_map.check(global_ids, f"id of node type '{ntype}'")
+        foreign = node_map.part_of(global_ids) != self.rank
+        if bool(foreign.any()):
+            start, stop = node_map.starts[self.rank], node_map.starts[self.rank + 1]
+            raise ValueError(
+                f"rank {self.rank} may only name its own nodes of type '{ntype}', with ids in "
+                f"[{start}, {stop}) (got {int(global_ids[foreign][0])}); rows of this rank become "
+                f"ids by adding {start}"
+            )
+        return (global_ids - node_map.starts[self.rank]).to(self.device)
+
+    def _only_ntype(self) -> str:
+        if len(self.node_type_names) != 1:
+            raise ValueError(
+                f"name a node type: the graph has {len(self.node_type_names)} "
+                f"({', '.join(self.node_type_names)})"
+            )
+        return self.node_type_names[0]
+
+    def to(self, device: torch.device | str) -> PartitionData:
+        """The same data with its tensors on ``device``."""
+        device = torch.device(device)
+        return replace(
+            self,
+            node_features={k: v.to(device) for k, v in self.node_features.items()},
+            edge_features={k: v.to(device) for k, v in self.edge_features.items()},
+            edges={
+                etype: RelationEdges(e.src_part.to(device), e.src.to(device), e.dst.to(device))
+                for etype, e in self.edges.items()
+            },
+            device=device,
+        )
+
+
+def typewise_ranges(book: RangePartitionBook, ntype: str) -> RangeMap:
+    """Per-type node ids owned by each part."""
+    return RangeMap.from_sizes([stop - start for start, stop in book.node_map()[ntype]])
+
+
+def suffix_key_lookup(features: Mapping[str, Tensor], key: str, ntype: str | None = None) -> Tensor:
+    """The feature called ``key``, whatever type it is stored under.
+
+    Args:
+        features: ``node_features`` or ``edge_features`` of a `PartitionData`.
+        key: Feature name without its type.
+        ntype: Type to look under, when several types have such a feature.
+
+    Raises:
+        KeyError: No feature, or several, have that name.
+    """
+    if ntype is not None:
+        return features[f"{ntype}/{key}"]
+    found = [name for name in features if name.rsplit("/", 1)[-1] == key]
+    if len(found) != 1:
+        names = ", ".join(sorted(found or features))
+        raise KeyError(f"need exactly one feature named '{key}' (got {len(found)}; have: {names})")
+    return features[found[0]]
+
+
+def load_dgl_partition_data(
+    partitioning_json_file: str | Path,
+    rank: int,
+    device: torch.device | str = "cpu",
+    *,
+    checksums: bool = False,
+) -> PartitionData:
+    """Read one part of a partition folder. Needs no process group.
+
+    The JSON and the structure are checked as a whole. That all ranks read the same partition is
+    checked where they meet: in `construct_full_graph` and `construct_mfgs`.
+
+    Args:
+        partitioning_json_file: The JSON that `graphshard.distributed.partition_graph` wrote.
+        rank: Part to read.
+        device: Where to put its tensors.
+        checksums: Read every byte of the features, too, and compare digests; ``graphshard train``
+            does so, and ``graphshard verify`` does it once for all parts.
+
+    Raises:
+        PartitionFormatError: The folder is missing, incomplete or damaged.
+        ValueError: ``rank`` is not one of its parts.
+    """
+    config = read_config(partitioning_json_file)
+    graph, node_feats, edge_feats, book, name, ntypes, etypes = load_part(
+        config, rank, feature_digests=checksums
+    )
+    data = PartitionData(
+        graph_name=name,
+        rank=rank,
+        partition_book=book,
+        node_type_names=tuple(ntypes),
+        canonical_etypes=tuple(etypes),
+        node_features=node_feats,
+        edge_features=edge_feats,
+        edges={},
+        device=torch.device("cpu"),
+        build=config.build,
+    )
+    try:
+        edges = _relation_edges(data, graph)
+    except ValueError as error:
+        raise PartitionFormatError(
+            f"part {rank} of {config.path} contradicts itself ({error}); partition the graph again"
+        ) from None
+    return replace(data, edges=edges).to(device)
+
+
+def _relation_edges(data: PartitionData, graph: Graph) -> dict[CanonicalEType, RelationEdges]:
+    """The edges of each relation, from the homogenised local graph; inner edges come first.
+
+    Raises:
+        ValueError: An inner edge ends at another part's node, or at one of another type.
+    """
+    book = data.partition_book
+    num_inner = int(book.metadata()[data.rank]["num_edges"])
+    src, dst = (ends[:num_inner] for ends in graph.adjacency().coo())
+    global_ids = graph.ndata["_ID"]
+    owner = book.nid2partid(global_ids)
+    node_type, per_type_id = book.map_to_per_ntype(global_ids)
+    rows = torch.empty_like(per_type_id)
+    for index, ntype in enumerate(data.node_type_names):
+        of_type = node_type == index
+        rows[of_type] = data.node_map(ntype).local_of(per_type_id[of_type], owner[of_type])
+    rows = narrow(rows, int(rows.max()) + 1 if rows.numel() else 0)
+    owner = owner.to(torch.int16 if data.num_parts <= _INT16_MAX else torch.int32)
+    edge_type = graph.edata["_TYPE"][:num_inner]
+    edges, start = {}, 0
+    for index, etype in enumerate(data.canonical_etypes):  # inner edges are sorted by relation
+        stop = start + int((edge_type == index).sum())
+        ends = src[start:stop], dst[start:stop]
+        _check_ends(ends, node_type, data, etype)
+        edges[etype] = RelationEdges(owner[ends[0]], rows[ends[0]], rows[ends[1]])
+        start = stop
+    return edges
+
+
+def _check_ends(
+    ends: tuple[Tensor, Tensor], node_type: Tensor, data: PartitionData, etype: CanonicalEType
+) -> None:
+    """Kernels take rows for ids of the relation's types: so the ends must be of these types."""
+    num_inner = data.partition_book.metadata()[data.rank]["num_nodes"]
+    if ends[1].numel() and int(ends[1].max()) >= num_inner:
+        raise ValueError(f"an edge of {etype} that the part owns ends at a node of another part")
+    if len(data.node_type_names) == 1:
+        return
+    for nodes, ntype in zip(ends, (etype[0], etype[2]), strict=True):
+        if bool((node_type[nodes] != data.node_type_names.index(ntype)).any()):
+            raise ValueError(f"an edge of {etype} ends at a node that is not of type {ntype}")

@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: Apache-2.0
+"""RowTransport: where a pass gets the rows of remote shards from, and sends their gradients.
+
+All that sequential and one-shot mode do differently is in the transport:
+
+=====================  =======================================  =================================
+transport              shards                                   messages
+=====================  =======================================  =================================
+`PairwiseTransport`    one for each rank                        one per shard, tensor, direction
+`CollectiveTransport`  own rows, and all remote rows together   one collective for all of it
+=====================  =======================================  =================================
+
+Both start an exchange and hand out a `Pending`. Rows on their way are moved by the backend: gloo
+has threads of its own for it, NCCL a stream of the device, so the thread that computes is free.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Generator, Hashable, Mapping, Sequence
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from ..._typing import CanonicalEType
+from ...comm import (
+    Pending,
+    SentRows,
+    fetch_halo,
+    start_fetch,
+    start_fetch_all,
+    start_return,
+    start_return_all,
+)
+from ...errors import RankError
+from ...ops import add_rows
+from ..lazy import LeafKey
+from ..topology import ColumnBlock, Halo, Shard
+
+SourceRows: TypeAlias = dict[LeafKey, Tensor]
+"""Rows of each source leaf."""
+
+Visit: TypeAlias = tuple[int, ColumnBlock]
+"""A step of a pass, and the columns to take in it."""
+
+
+class RowTransport(ABC):
+    """Exchange of the rows of one halo, shard by shard.
+
+    Args:
+        halo: The source rows.
+        wire: In which dtype wider floating-point rows travel; None is their own.
+        keeps_rows: Keep what was fetched for the backward, instead of fetching it again.
+    """
+
+    #: Whether rows can be taken a few columns at a time. See [Note: column blocks].
+    by_columns = True
+    #: Whether remote rows are outputs of a pass too, and gradients can be differentiated.
+    returns_rows = False
+
+    def __init__(
+        self, halo: Halo, wire: torch.dtype | None = None, keeps_rows: bool = False
+    ) -> None:
+        self.halo, self.plan, self.wire, self.keeps_rows = halo, halo.plan, wire, keeps_rows
+        self._shards: dict[CanonicalEType, tuple[Shard, ...]] = {}
+        #: Blocks of passes, and the dimension of each leaf that they cut, by call sites.
+        self.chunks: dict[Hashable, tuple[list[ColumnBlock], list[int | None]]] = {}
+
+    @property
+    @abstractmethod
+    def num_steps(self) -> int:
+        """Shards of one pass, the own one included."""
+
+    def shards(self, etype: CanonicalEType) -> tuple[Shard, ...]:
+        """The shards of a relation, in the order in which they are merged."""
+        if etype not in self._shards:
+            self._shards[etype] = self._find_shards(etype)
+        return self._shards[etype]
+
+    @abstractmethod
+    def _find_shards(self, etype: CanonicalEType) -> tuple[Shard, ...]: ...
+
+    @abstractmethod
+    def num_rows(self, step: int) -> int:
+        """Source rows of a remote shard."""
+
+    @abstractmethod
+    def start_fetch(
+        self, step: int, tensors: Sequence[Tensor], needs_grad: Sequence[bool]
+    ) -> Pending:
+        """Rows of a remote shard, out of whole tensors; collective."""
+
+    @abstractmethod
+    def start_return(self, step: int, grads: Sequence[Tensor]) -> Pending:
+        """Gradients of the rows of a remote shard, to their owners; collective."""
+
+    @abstractmethod
+    def add_returned(self, step: int, total: Tensor, arrived: Tensor) -> None:
+        """Add what `start_return` brought to ``total``, which has all own rows, in place."""
+
+    def fetch(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """All remote rows of some tensors, differentiable to any order; collective."""
+        return fetch_halo([(self.plan, tensor) for tensor in tensors], self.wire)
+
+    def prefetched(
+        self,
+        visits: Sequence[Visit],
+        depth: int,
+        whole: SourceRows,
+        axes: Mapping[LeafKey, int | None],
+        needs_grad: Mapping[LeafKey, bool],
+        known: SourceRows,
+    ) -> Generator[tuple[int, ColumnBlock, SourceRows], None, None]:
+        """Each visit with its source rows, those of the next visits being fetched meanwhile.
+
+        Close it after an error, so that no message of this pass meets those of a later one.
+
+        Args:
+            visits: The own shard first, then remote ones, each in all its blocks.
+            depth: For how many visits rows are fetched ahead.
+            whole: Own rows of each source leaf.
+            axes: Dimension of each leaf that blocks are cut along; None or absent for whole ones.
+            needs_grad: Whether gradients of a leaf's rows will be returned.
+            known: Rows of the only remote shard that are here already.
+        """
+
+        def renewed(block: ColumnBlock) -> list[LeafKey]:
+            """Source leaves that change with a visit: all with a first block, then those cut."""
+            return [key for key in whole if block.index == 0 or axes.get(key) is not None]
+
+        def start(visit: Visit) -> tuple[list[LeafKey], Pending]:
+            step, block = visit
+            keys = [key for key in renewed(block) if key not in known]
+            parts = [
+                whole[key] if block.count == 1 else block.of(whole[key], axes.get(key))
+                for key in keys
+            ]
+            return keys, self.start_fetch(step, parts, [needs_grad[key] for key in keys])
+
+        rows = dict(whole)
+        pending: deque[tuple[list[LeafKey], Pending]] = deque()
+        started = 1  # the rows of the first visit are here
+        try:
+            for number, (step, block) in enumerate(visits):
+                if number and whole:
+                    if not pending:
+                        pending.append(start(visits[number]))
+                        started = number + 1
+                    keys, arriving = pending.popleft()
+                    if step and block.index == 0:
+                        rows |= known
+                    rows |= zip(keys, arriving.wait(), strict=True)
+                    del arriving
+                while whole and started < len(visits) and started <= number + depth:
+                    pending.append(start(visits[started]))
+                    started += 1
+                yield step, block, rows
+                # Before the next ones are waited for. What is not cut came with the first block
+                # of its shard, and stays for the others.
+                if number + 1 < len(visits):
+                    replaced = renewed(visits[number + 1][1])
+                    rows = {key: t for key, t in rows.items() if key not in replaced}
+        finally:
+            for _, arriving in pending:
+                with contextlib.suppress(RankError):
+                    arriving.wait()
+
+
+class PairwiseTransport(RowTransport):
+    """One remote rank at a time: the memory of a shard, whatever the halo.
+
+    Messages do not go through shared memory: its blocks are memory that nothing else can use.
+    """
+
+    @property
+    def num_steps(self) -> int:
+        return self.plan.world_size
+
+    def _find_shards(self, etype: CanonicalEType) -> tuple[Shard, ...]:
+        return self.halo.shards(etype)
+
+    def num_rows(self, step: int) -> int:
+        start, stop = self.plan.halo_range((self.plan.rank - step) % self.plan.world_size)
+        return stop - start
+
+    def start_fetch(
+        self, step: int, tensors: Sequence[Tensor], needs_grad: Sequence[bool]
+    ) -> Pending:
+        return start_fetch(self.plan, step, tensors, self.wire, share=False)
+
+    def start_return(self, step: int, grads: Sequence[Tensor]) -> Pending:
+        return start_return(self.plan, step, grads, self.wire, share=False)
+
+    def add_returned(self, step: int, total: Tensor, arrived: Tensor) -> None:
+        reader = (self.plan.rank + step) % self.plan.world_size
+        _add_at(total, self.plan.sent[reader], arrived)
+
+
+class CollectiveTransport(RowTransport):
+    """The whole halo in one collective: one step after the own shard, however many ranks.
+
+    Args:
+        halo: The source rows.
+        wire: In which dtype wider floating-point rows travel; None is their own.
+    """
+
+    by_columns = False  # blocks would be a collective each
+    returns_rows = True
+
+    def __init__(self, halo: Halo, wire: torch.dtype | None = None) -> None:
+        super().__init__(halo, wire, keeps_rows=True)
+
+    @property
+    def num_steps(self) -> int:
+        return min(self.plan.world_size, 2)
+
+    def _find_shards(self, etype: CanonicalEType) -> tuple[Shard, ...]:
+        return self.halo.halves(etype)
+
+    def num_rows(self, step: int) -> int:
+        return self.plan.num_halo
+
+    def start_fetch(
+        self, step: int, tensors: Sequence[Tensor], needs_grad: Sequence[bool]
+    ) -> Pending:
+        return start_fetch_all([(self.plan, t) for t in tensors], self.wire, needs_grad)
+
+    def start_return(self, step: int, grads: Sequence[Tensor]) -> Pending:
+        return start_return_all([(self.plan, grad) for grad in grads], self.wire)
+
+    def add_returned(self, step: int, total: Tensor, arrived: Tensor) -> None:
+        num_readers = sum(count > 0 for count in self.plan.send_splits)
+        if total.dtype.itemsize == 2 and num_readers > 1:  # rounded once for all of them
+            self.plan.add_returned(total, arrived)
+            return
+        parts = arrived.split(self.plan.send_splits)
+        for sent, part in zip(self.plan.sent, parts, strict=True):
+            _add_at(total, sent, part)
+
+
+def _add_at(total: Tensor, sent: SentRows, rows: Tensor) -> None:
+    """Add ``rows`` where those that were sent lie, in place; a rank reads no row twice."""
+    if not sent.runs:
+        add_rows(total, sent.index_on(total.device), rows)
+        return
+    lengths = [stop - start for start, stop in sent.runs]
+    for (start, stop), some in zip(sent.runs, rows.split(lengths), strict=True):
+        total[start:stop].add_(some)
