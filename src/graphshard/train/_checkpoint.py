@@ -11,7 +11,7 @@
     │   └── rank-1.safetensors ...
     ├── epoch-00000010/            the one before; older ones are removed
     ├── epoch-00000030.partial/    being written, or left by a run that was killed: never read
-    └── .lock                      held by rank 0 of the run that writes here: see ``_run_lock.py``
+    └── .lock                      held by rank 0 of the run that writes here: see `RunLock`
 
 A checkpoint is written under its partial name, the manifest last, and then renamed, which is one
 atomic step. All ranks must see one folder. Tensors are safetensors, the rest is JSON.
@@ -23,10 +23,13 @@ reader finds it damaged and takes the one before, or says that none is whole.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import shutil
+import socket
 import warnings
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,11 +39,10 @@ import torch
 from torch import Tensor
 
 from .._regular_files import check_regular
-from ..comm import agree, is_initialized, rank, share_error, world_size
+from ..comm import agree, is_initialized, rank, world_size
 from ..errors import CheckpointError, PartitionFormatError
 from ..partition.files import FileRecord, TensorFile, digest_of, write_tensors
-from ._counts import reduced
-from ._history import History
+from ._collectives import raise_everywhere, reduce_ints
 from ._manifest import (
     SHARED,
     DamagedError,
@@ -51,7 +53,7 @@ from ._manifest import (
     read_manifest,
     write_manifest,
 )
-from ._run_lock import RunLock
+from ._result import History
 
 KEPT = 2
 """Checkpoints that are kept: the newest, and one more in case its files get damaged."""
@@ -194,7 +196,7 @@ class CheckpointFolder:
             agree("\n".join(names), f"the list of checkpoints in {self.path}")
         for name in names:
             found, damage = self._try(self.path / name)
-            if not reduced([int(damage is not None)], "max")[0]:
+            if not reduce_ints([int(damage is not None)], "max")[0]:
                 return found
             reason = damage or f"{self.path / name} is damaged for another rank"
             warnings.warn(f"{reason}; trying the one before", RuntimeWarning, stacklevel=2)
@@ -220,7 +222,7 @@ class CheckpointFolder:
                 damage.append(str(error))
 
         _everywhere(read)
-        if is_initialized() and not reduced([int(not digests)], "max")[0]:
+        if is_initialized() and not reduce_ints([int(not digests)], "max")[0]:
             agree(digests[0], f"the manifest of {folder}")
         return (found[0], None) if found else (None, damage[0])
 
@@ -296,10 +298,7 @@ def _everywhere(action: Callable[[], None]) -> None:
         action()
     except (OSError, ValueError) as caught:
         error = caught
-    if is_initialized():
-        share_error(error)
-    elif error is not None:
-        raise error
+    raise_everywhere(error)
 
 
 def _on_rank_0(action: Callable[[], None]) -> None:
@@ -360,3 +359,76 @@ def tensors_under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tenso
         for name, tensor in tensors.items()
         if name.startswith(prefix)
     }
+
+
+LOCK_FILE = ".lock"
+
+_TAKEN = (errno.EAGAIN, errno.EACCES, errno.EWOULDBLOCK)
+_OWNER_BYTES = 512
+
+
+class RunLock:
+    """Holds a folder for this process until `release`, or until the process ends.
+
+    Args:
+        folder: The folder; it exists.
+
+    Raises:
+        CheckpointError: Another process holds it; names that one. Or the file of the lock cannot
+            be opened or made.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        path = folder / LOCK_FILE
+        # No link is followed and nothing is waited for, whatever stands in place of the file.
+        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+        try:
+            descriptor = os.open(path, flags, 0o644)
+        except OSError as error:
+            raise CheckpointError(
+                f"{path} must be a plain file that this process may write ({error.strerror}), to "
+                "hold the folder with; remove what is there, or give another checkpoint_dir"
+            ) from None
+        self._end = weakref.finalize(self, os.close, descriptor)
+        try:
+            _lock(descriptor, folder)
+        except BaseException:
+            self.release()
+            raise
+        owner = f"process {os.getpid()} on {socket.gethostname()}"
+        with contextlib.suppress(OSError):  # of a full disk: the lock itself needs no room
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, owner.encode(), 0)
+
+    def release(self) -> None:
+        """Let go of the folder; a second call does nothing."""
+        self._end()
+
+
+def _lock(descriptor: int, folder: Path) -> None:
+    try:
+        import fcntl
+    except ImportError:  # no such locks on this system
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in _TAKEN:
+            raise CheckpointError(
+                f"{folder} is in use by another run ({_owner(descriptor)}); wait for that run or "
+                "end it, or give another checkpoint_dir"
+            ) from None
+        warnings.warn(
+            f"{folder} cannot be locked ({error.strerror}), so nothing keeps another run from "
+            "writing there; give each run its own checkpoint_dir",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
+def _owner(descriptor: int) -> str:
+    with contextlib.suppress(OSError):
+        found = os.pread(descriptor, _OWNER_BYTES, 0).decode("utf-8", errors="replace")
+        if found.isprintable() and found:
+            return found
+    return "which has not said yet who it is"

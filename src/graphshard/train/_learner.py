@@ -20,9 +20,8 @@ from torch import Tensor, nn
 from ..comm import gather_grads, is_initialized, rank, sync_params
 from ..fullbatch import PartitionData
 from ._config import ResolvedConfig
-from ._embeddings import NodeEmbeddings, Table
+from ._embeddings import NodeEmbeddings, OneHotRelGraphConv, Table, pair_data
 from ._models import GAT, GCN, RGCN, SAGE, NodeClassifier, TypedRGCN
-from ._one_hot import OneHotRelGraphConv, pair_data
 from ._shard import TrainingShard
 
 # Tables of an R-GCN whose nodes have no features.
@@ -257,7 +256,7 @@ def build_model(shard: TrainingShard, config: ResolvedConfig) -> nn.Module:
         return GAT(width, hidden, classes, layers, config.heads, dropout)
     if config.model == "gcn":
         return GCN(width, hidden, classes, layers, dropout)
-    return SAGE(width, hidden, classes, layers, dropout, config.aggregator)  # type: ignore[arg-type]
+    return SAGE(width, hidden, classes, layers, dropout, config.aggregator)
 
 
 def one_hot_tables(

@@ -9,7 +9,7 @@
      "epoch": 20,               the number in the folder's name, and that of the history
      "world_size": 2,
      "identity": {...},         what a run that resumes must have in common
-     "history": {...},          see ``_history.py``
+     "history": {...},          see `History`
      "files": {"shared.safetensors": {"bytes": ..., "blake2b": ...}, "rank-0.safetensors": ...},
      "blake2b": "..."           of all the rest, written with sorted keys and without spaces
     }
@@ -33,7 +33,7 @@ from .._regular_files import read_json_regular
 from .._written_files import writing
 from ..errors import CheckpointError
 from ..partition.files import FileRecord
-from ._history import History
+from ._result import History
 
 FORMAT = "graphshard-checkpoint"
 FORMAT_VERSION = 2

@@ -12,14 +12,13 @@ from typing import Any
 
 import torch
 
-from ..comm import is_initialized, share_error, trace, world_size
+from .._memory import PeakMemory
+from ..comm import trace, world_size
 from ._checkpoint import Checkpoint, CheckpointFolder, tensors_under
-from ._config import ResolvedConfig
-from ._counts import per_rank, reduced, summed
-from ._history import History
+from ._collectives import gather_int, raise_everywhere, reduce_floats, reduce_ints
+from ._config import FullBatchConfig, ResolvedConfig
 from ._learner import Learner, Snapshot
-from ._memory import PeakMemory
-from ._result import SPLITS, EpochReport, Evaluation, SamplingReport, TrainResult
+from ._result import SPLITS, EpochReport, Evaluation, History, SamplingReport, TrainResult
 from ._shard import TrainingShard, load_shard
 
 Progress = Callable[[EpochReport], None]
@@ -125,10 +124,7 @@ class TrainingRun:
             self._history = found.history
         except ValueError as caught:
             error = checkpoints.unusable(found, caught)
-        if is_initialized():
-            share_error(error)
-        elif error is not None:
-            raise error
+        raise_everywhere(error)
         self._resumed_from = self._history.epoch
         self._history.stopped = 0 < self.config.patience <= self._history.waited
         self._report(note=f"resumed from epoch {self._history.epoch}")
@@ -182,7 +178,7 @@ class TrainingRun:
                 loss, evaluation = self._evaluate(share)
                 evaluation_seconds.append(time.perf_counter() - start)
             else:
-                (loss,) = summed([share])
+                (loss,) = reduce_floats([share])
             history.losses.append(loss)
             if evaluation is not None and history.note_evaluation(evaluation, config.patience):
                 self._best = self._learner.snapshot()
@@ -196,7 +192,7 @@ class TrainingRun:
     def _evaluate(self, share: float) -> tuple[float, Evaluation]:
         """Loss of the epoch, and the model's results; one collective beside the model's own."""
         numbers = self._learner.evaluate(self._splits)
-        loss, *totals = summed([share, *numbers])
+        loss, *totals = reduce_floats([share, *numbers])
         right, losses = totals[::2], totals[1::2]
         counts = [self._shard.num_nodes[s] for s in self._splits]
         accuracy = {s: r / n for s, r, n in zip(self._splits, right, counts, strict=True)}
@@ -209,20 +205,20 @@ class TrainingRun:
         best, last = self._history.best, self._history.last
         assert best is not None, "the last epoch is always evaluated"
         assert last is not None, "the last epoch is always evaluated"
-        epoch, evaluation = summed([_mean(epoch_seconds), _mean(evaluation_seconds)], "max")
+        epoch, evaluation = reduce_floats([_mean(epoch_seconds), _mean(evaluation_seconds)], "max")
         return TrainResult(
             best=best,
             last=last,
             losses=list(self._history.losses),
             num_nodes=dict(self._shard.num_nodes),
             num_parameters=self._learner.num_parameters,
-            num_embedding_parameters=reduced([self._learner.num_embedding_parameters])[0],
+            num_embedding_parameters=reduce_ints([self._learner.num_embedding_parameters])[0],
             aggregation=self._learner.aggregation,
             world_size=world_size(),
             seconds_per_epoch=epoch,
             seconds_per_evaluation=evaluation,
-            bytes_per_epoch=per_rank(bytes_sent),
-            peak_memory=per_rank(self._memory.above_start()),
+            bytes_per_epoch=gather_int(bytes_sent),
+            peak_memory=gather_int(self._memory.above_start()),
             resumed_from=self._resumed_from,
             stopped_early=self._history.stopped,
             sampling=self._sampling(),
@@ -235,3 +231,56 @@ def _mean(values: list[float]) -> float:
 
 def _without_best(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: tensor for name, tensor in tensors.items() if not name.startswith("best/")}
+
+
+class FullBatchRun(TrainingRun):
+    """A full-batch run that has been set up and not yet started; see `TrainingRun`. Collective.
+
+    Args:
+        config: The run; the same on every rank.
+        shard: A part that `load_shard` has read before, to save reading it again.
+        progress: Called after every epoch, on every rank.
+    """
+
+    def __init__(
+        self,
+        config: FullBatchConfig,
+        *,
+        shard: TrainingShard | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        super().__init__(config.resolved(), shard, progress)
+
+    def _train_epoch(self, epoch: int) -> float:
+        return self._learner.step()
+
+
+def train_full_batch(
+    config: FullBatchConfig,
+    *,
+    shard: TrainingShard | None = None,
+    progress: Progress | None = None,
+) -> TrainResult:
+    """Train a node classifier in full batch; every rank calls this with the same configuration.
+
+    Rank ``r`` reads part ``r`` of ``config.data``. With a partition of one part no process group
+    is needed. The caller's random number generator is left as it was.
+
+    Args:
+        config: The run.
+        shard: This rank's part, if `load_shard` has read it before.
+        progress: Called after every epoch, on every rank.
+
+    Raises:
+        ValueError: Configuration and graph do not fit each other; raised on every rank.
+        PartitionFormatError: The partition is missing or damaged; raised on every rank.
+        CheckpointError: The checkpoint to resume from belongs to another run; on every rank.
+        RankError: Another rank failed, or did not answer in time.
+
+    Example:
+        >>> config = FullBatchConfig(data="cora/cora.json", model="gcn")
+        >>> train_full_batch(config).best.accuracy["test"]  # doctest: +SKIP
+        0.815
+    """
+    with torch.random.fork_rng(devices=[]):
+        return FullBatchRun(config, shard=shard, progress=progress).train()

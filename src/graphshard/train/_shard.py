@@ -19,10 +19,10 @@ from ..fullbatch import (
     load_dgl_partition_data,
 )
 from ..fullbatch._construct import agree_on_build
+from ._collectives import reduce_ints
 from ._config import ResolvedConfig
-from ._counts import reduced
 from ._result import SPLITS
-from ._task import TaskInfo, read_task
+from .task import TaskInfo, read_task
 
 _NUMBERS_AT_LEAST = 4096  # classes or relations that are believed on any graph, however small
 
@@ -234,12 +234,12 @@ def edge_feature(etype: CanonicalEType, name: str) -> str:
 
 def _counted(shard: TrainingShard, config: ResolvedConfig) -> TrainingShard:
     """The shard with the counts of all ranks, the same everywhere."""
-    counts = reduced([shard.rows[split].numel() for split in SPLITS])
+    counts = reduce_ints([shard.rows[split].numel() for split in SPLITS])
     top_class = int(shard.label.max()) + 1 if shard.label.numel() else 0
     top_relation = 0
     if shard.relation is not None and shard.relation[0].numel():
         top_relation = int(shard.relation[0].max()) + 1
-    found_classes, found_relations = reduced([top_class, top_relation], "max")
+    found_classes, found_relations = reduce_ints([top_class, top_relation], "max")
     for name, said, found in (
         ("classes", shard.num_classes, found_classes),
         ("relations", shard.num_relations, found_relations),

@@ -17,10 +17,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from .._regular_files import read_json_regular
 from .._written_files import writing
 from ..data import NodeDataset
 from ..errors import PartitionFormatError
+from ..partition import partition_graph
 from ..partition.files import listing, mapping, required, shown, text, whole_number
 from ..partition.format import read_config
 
@@ -149,3 +152,58 @@ def _digest_of(content: Mapping[str, Any]) -> str:
     rest = {key: value for key, value in content.items() if key != "digest"}
     plain = json.dumps(rest, sort_keys=True, separators=(",", ":"))
     return hashlib.blake2b(plain.encode(), digest_size=16).hexdigest()
+
+
+def partition_dataset(
+    dataset: NodeDataset,
+    num_parts: int,
+    out: str | os.PathLike[str],
+    *,
+    name: str | None = None,
+    balance_field: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    **arguments: Any,
+) -> Path:
+    """Partition a data set into a folder, with the description of its task beside the JSON.
+
+    Args:
+        dataset: The data set.
+        num_parts: Number of parts.
+        out: The folder.
+        name: Name of the graph and of the JSON; None: the data set's.
+        balance_field: Node feature of the target type whose values are to be spread evenly.
+        options: How the graph was prepared, to be noted beside the partition.
+        **arguments: More for `graphshard.distributed.partition_graph`.
+
+    Returns:
+        The path of the JSON.
+    """
+    name = dataset.name if name is None else name
+    if balance_field is not None:
+        arguments["balance_ntypes"] = _balance_classes(dataset, balance_field)
+    partition_graph(dataset.graph, name, num_parts, out, quiet=True, **arguments)
+    json_path = Path(out) / f"{name}.json"
+    write_task(json_path, TaskInfo.of_dataset(dataset, dict(options or {})))
+    return json_path
+
+
+def _balance_classes(dataset: NodeDataset, field: str) -> Any:
+    """Whole numbers from 0 for the values of a node feature, as ``balance_ntypes`` wants them."""
+    graph = dataset.graph
+    fields = graph.nodes[dataset.target].data
+    if field not in fields:
+        raise ValueError(
+            f"balance_ntypes must name a node feature of type '{dataset.target}' (got {field!r}; "
+            f"there are {', '.join(sorted(fields))})"
+        )
+    values = fields[field]
+    if values.ndim != 1:
+        raise ValueError(
+            f"balance_ntypes needs one value per node (got {field!r} of shape "
+            f"{tuple(values.shape)})"
+        )
+    classes = torch.unique(values, return_inverse=True)[1]
+    if len(graph.ntypes) == 1:
+        return classes
+    zeros = {t: torch.zeros(graph.num_nodes(t), dtype=torch.int64) for t in graph.ntypes}
+    return {**zeros, dataset.target: classes}

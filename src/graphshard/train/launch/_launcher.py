@@ -36,7 +36,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import IO, Any
 
-from ..comm.group import JOB_VARIABLE, NOTICE, loopback_interface
+from ...comm.group import JOB_VARIABLE, NOTICE, loopback_interface
 from ._worker import EVENTS_VARIABLE, FAILURE_MARK, PARENT_VARIABLE, ExitCode
 
 _TAIL_LINES = 60
