@@ -84,7 +84,8 @@ def _configured(mode: str, **settings: Any) -> Config:
     kinds: dict[str, type[Config]] = {k.mode: k for k in (FullBatchConfig, SampledConfig)}
     kind = kinds.pop(mode)
     (other,) = kinds
-    for name in settings.keys() - {field.name for field in dataclasses.fields(kind)}:
+    own = {field.name for field in dataclasses.fields(kind)}
+    for name in (name for name in settings if name not in own):
         raise ValueError(f"{name} is for mode {other} (got {name}={settings[name]}, {mode})")
     return kind(**settings)
 

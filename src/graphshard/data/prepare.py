@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Annotated
 
 from ..graph import add_self_loop, from_csv, from_parquet, remove_self_loop, to_bidirected
-from ._dataset import NodeDataset
 from ._folder import check_node_count
 from ._load import load_dataset
+from .dataset import NodeDataset
 
 DATASETS_VARIABLE = "GRAPHSHARD_DATASETS"
 

@@ -401,7 +401,7 @@ class RunLock:
             os.pwrite(descriptor, owner.encode(), 0)
 
     def release(self) -> None:
-        """Let go of the folder; a second call does nothing."""
+        """Free the folder; a second call does nothing."""
         self._end()
 
 

@@ -116,9 +116,9 @@ def write_manifest(
         os.fsync(file.fileno())
 
 
-def digest_of_content(content: Mapping[str, Any]) -> str:
-    """Digest of a manifest's content, whatever digest it carries."""
-    rest = {key: value for key, value in content.items() if key != _DIGEST_KEY}
+def digest_of_content(content: Mapping[str, Any], key: str = _DIGEST_KEY) -> str:
+    """Digest of a JSON object, without the digest that it carries under a key."""
+    rest = {name: value for name, value in content.items() if name != key}
     text = json.dumps(rest, sort_keys=True, separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=_DIGEST_BYTES).hexdigest()
 

@@ -14,11 +14,12 @@ import torch
 
 from .._memory import PeakMemory
 from ..comm import trace, world_size
+from ..data.dataset import SPLITS
 from ._checkpoint import Checkpoint, CheckpointFolder, tensors_under
 from ._collectives import gather_int, raise_everywhere, reduce_floats, reduce_ints
 from ._config import FullBatchConfig, ResolvedConfig
 from ._learner import Learner, Snapshot
-from ._result import SPLITS, EpochReport, Evaluation, History, SamplingReport, TrainResult
+from ._result import EpochReport, Evaluation, History, SamplingReport, TrainResult
 from ._shard import TrainingShard, load_shard
 
 Progress = Callable[[EpochReport], None]

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .._typing import CanonicalEType
 from ..comm import agree, is_initialized, rank
+from ..data.dataset import SPLITS
 from ..fullbatch import (
     GraphShardManager,
     PartitionData,
@@ -21,7 +22,6 @@ from ..fullbatch import (
 from ..fullbatch._construct import agree_on_build
 from ._collectives import reduce_ints
 from ._config import ResolvedConfig
-from ._result import SPLITS
 from .task import TaskInfo, read_task
 
 _NUMBERS_AT_LEAST = 4096  # classes or relations that are believed on any graph, however small

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """TaskInfo: what a partition is to be trained for, kept in a small JSON beside it.
 
+`partition_dataset` writes both: it is the way from a data set to a partition to train on.
+
 ``graphshard partition`` writes ``NAME.dataset.json`` next to ``NAME.json``. A partition that was
 made by calling `graphshard.distributed.partition_graph` has none; what it would say is then
 derived from the features: the target is the node type that has labels, and the classes and
@@ -9,7 +11,6 @@ relations are counted.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -26,6 +27,7 @@ from ..errors import PartitionFormatError
 from ..partition import partition_graph
 from ..partition.files import listing, mapping, required, shown, text, whole_number
 from ..partition.format import read_config
+from ._manifest import digest_of_content
 
 FORMAT = "graphshard-dataset"
 FORMAT_VERSION = 2
@@ -84,7 +86,7 @@ def write_task(partition_json: str | os.PathLike[str], task: TaskInfo) -> None:
         **asdict(task),
     }
     content = json.loads(json.dumps(content, allow_nan=False))  # tuples have become lists
-    content["digest"] = _digest_of(content)
+    content["digest"] = digest_of_content(content, "digest")
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with writing(path), open(partial, "w", encoding="utf-8") as file:
@@ -110,7 +112,7 @@ def read_task(partition_json: str | os.PathLike[str]) -> TaskInfo:
         found = required(content, "format"), required(content, "format_version")
         if found != (FORMAT, FORMAT_VERSION):
             raise ValueError(f"format {shown(found[0])} {shown(found[1])}")
-        if required(content, "digest") != _digest_of(content):
+        if required(content, "digest") != digest_of_content(content, "digest"):
             raise ValueError("it was changed after it was written: its digest differs")
         if required(content, "build") != read_config(partition_json).build:
             return unknown  # left over from another partition of the same name
@@ -145,13 +147,6 @@ def _count(content: Mapping[str, Any], key: str) -> int | None:
     if count is not None and whole_number(count, key) > _MOST_CLASSES:
         raise ValueError(f"{key} must be at most {_MOST_CLASSES} (got {count})")
     return count if count is None else int(count)
-
-
-def _digest_of(content: Mapping[str, Any]) -> str:
-    """Digest of everything else in the file."""
-    rest = {key: value for key, value in content.items() if key != "digest"}
-    plain = json.dumps(rest, sort_keys=True, separators=(",", ":"))
-    return hashlib.blake2b(plain.encode(), digest_size=16).hexdigest()
 
 
 def partition_dataset(
