@@ -313,13 +313,14 @@ def test_the_watching_thread_notices_that_the_parent_is_gone(
 
 
 def test_a_report_of_rank_0_passes_as_json() -> None:
-    from graphshard.train._result import EpochReport, Evaluation, from_dict
+    from graphshard.train._result import EpochReport, Evaluation
+    from graphshard.train.launch import report_from_dict
 
     evaluation = Evaluation(epoch=3, accuracy={"val": 0.25}, val_loss=0.1 + 0.2)
     report = EpochReport(epoch=3, epochs=9, loss=1 / 3, evaluation=evaluation)
     import dataclasses
 
-    assert from_dict(EpochReport, json.loads(json.dumps(dataclasses.asdict(report)))) == report
+    assert report_from_dict(json.loads(json.dumps(dataclasses.asdict(report)))) == report
 
 
 def test_the_workers_of_a_launch_know_that_they_are_one_job() -> None:

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import json
 import os
 import shutil
@@ -35,10 +36,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from .._regular_files import check_regular
+from .._written_files import sync_folder
 from ..comm import agree, is_initialized, rank, world_size
 from ..errors import CheckpointError, PartitionFormatError
 from ..partition.files import FileRecord, TensorFile, digest_of, write_tensors
@@ -175,11 +176,11 @@ class CheckpointFolder:
                 for path in written
             },
         )
-        _sync(partial)
+        sync_folder(partial)
         if os.path.lexists(final):  # found damaged when the run was resumed
             _remove(final)
         os.rename(partial, final)
-        _sync(self.path)
+        sync_folder(self.path)
         for old in self._names()[KEPT:]:
             with contextlib.suppress(OSError):
                 _remove(self.path / old)
@@ -320,15 +321,6 @@ def _remove(path: Path) -> None:
         path.unlink()
 
 
-def _sync(folder: Path) -> None:
-    with contextlib.suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
 def load_model_state(checkpoint: str | os.PathLike[str]) -> dict[str, Tensor]:
     """The best model's ``state_dict`` from one checkpoint, ``checkpoint_dir/epoch-...``.
 
@@ -343,7 +335,7 @@ def load_model_state(checkpoint: str | os.PathLike[str]) -> dict[str, Tensor]:
         shared = _read_file(folder / SHARED, read_manifest(folder))
     except DamagedError as error:
         raise CheckpointError(f"{folder} is not a whole checkpoint ({error})") from None
-    state = tensors_under(shared, "best/")
+    state = {k: v.clone() for k, v in tensors_under(shared, "best/").items()}
     if not state:
         raise CheckpointError(
             f"{folder} holds no best model: nothing had been evaluated by then; take a later "
@@ -353,12 +345,8 @@ def load_model_state(checkpoint: str | os.PathLike[str]) -> dict[str, Tensor]:
 
 
 def tensors_under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Copies of the tensors whose names begin with ``prefix``, under the rest of their names."""
-    return {
-        name.removeprefix(prefix): torch.clone(tensor)
-        for name, tensor in tensors.items()
-        if name.startswith(prefix)
-    }
+    """The tensors whose names begin with ``prefix``, under the rest of their names."""
+    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
 
 
 LOCK_FILE = ".lock"
@@ -406,10 +394,6 @@ class RunLock:
 
 
 def _lock(descriptor: int, folder: Path) -> None:
-    try:
-        import fcntl
-    except ImportError:  # no such locks on this system
-        return
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

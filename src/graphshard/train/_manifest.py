@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -30,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from .._regular_files import read_json_regular
-from .._written_files import writing
+from .._written_files import write_json
 from ..errors import CheckpointError
 from ..partition.files import FileRecord
 from ._result import History
@@ -108,12 +107,7 @@ def write_manifest(
         "files": {name: asdict(record) for name, record in files.items()},
     }
     content[_DIGEST_KEY] = digest_of_content(content)
-    path = folder / MANIFEST
-    with writing(path), open(path, "x", encoding="utf-8") as file:
-        json.dump(content, file, indent=1, allow_nan=False)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
+    write_json(folder / MANIFEST, content)
 
 
 def digest_of_content(content: Mapping[str, Any], key: str = _DIGEST_KEY) -> str:

@@ -7,7 +7,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any
 
 from ..data.dataset import SPLITS
 
@@ -126,27 +126,13 @@ class TrainResult:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> TrainResult:
-        return from_dict(cls, values)
+        best, last = Evaluation(**values["best"]), Evaluation(**values["last"])
+        sampling = values.get("sampling")
+        sampling = None if sampling is None else SamplingReport(**sampling)
+        return cls(**{**values, "best": best, "last": last, "sampling": sampling})
 
 
-_Record = TypeVar("_Record")
-
-
-def from_dict(kind: type[_Record], values: Mapping[str, Any]) -> _Record:
-    """A dataclass, and those in its fields, from what ``dataclasses.asdict`` made of it."""
-    inner = {name: _dataclass_in(hint) for name, hint in get_type_hints(kind).items()}
-    return kind(
-        **{
-            name: value if value is None or (of := inner[name]) is None else from_dict(of, value)
-            for name, value in values.items()
-        }
-    )
-
-
-def _dataclass_in(hint: Any) -> type | None:
-    """The dataclass that a field may hold, if any."""
-    kinds = (hint, *get_args(hint))
-    return next((k for k in kinds if isinstance(k, type) and dataclasses.is_dataclass(k)), None)
+_EVALUATION_FIELDS = {"epoch", "accuracy", "val_loss"}
 
 
 @dataclass
@@ -185,24 +171,28 @@ class History:
         Raises:
             ValueError: A value is missing, is of another kind, or does not fit the others.
         """
-        if set(values) != {item.name for item in dataclasses.fields(cls)}:
-            fields = sorted(item.name for item in dataclasses.fields(cls))
-            raise ValueError(f"a history must have {fields} (got {sorted(values)!r:.200})")
+        fields = {item.name for item in dataclasses.fields(cls)}
+        if set(values) != fields:
+            raise ValueError(f"a history must have {sorted(fields)} (got {sorted(values)!r:.200})")
         values = _with_numbers(values)
-        for name, hint in get_type_hints(cls).items():
-            _check(name, values[name], hint)
-        if len(values["losses"]) != values["epoch"]:
+        for name in ("epoch", "waited"):
+            _check(name, values[name], type(values[name]) is int and values[name] >= 0)
+        for name in ("top_accuracy", "low_loss"):
+            _check(name, values[name], type(values[name]) is float)
+        _check("stopped", values["stopped"], type(values["stopped"]) is bool)
+        losses = values["losses"]
+        _check("losses", losses, isinstance(losses, list) and all(type(x) is float for x in losses))
+        if len(losses) != values["epoch"]:
             raise ValueError(
-                f"losses must be one of each of {values['epoch']} epochs (got "
-                f"{len(values['losses'])})"
+                f"losses must be one of each of {values['epoch']} epochs (got {len(losses)})"
             )
-        for name in ("best", "last"):
-            if values[name] is not None and values[name]["epoch"] > values["epoch"]:
+        evaluations = {name: _evaluation(name, values[name]) for name in ("best", "last")}
+        for name, evaluation in evaluations.items():
+            if evaluation is not None and evaluation.epoch > values["epoch"]:
                 raise ValueError(
-                    f"{name} must be of an epoch up to {values['epoch']} (got "
-                    f"{values[name]['epoch']})"
+                    f"{name} must be of an epoch up to {values['epoch']} (got {evaluation.epoch})"
                 )
-        return from_dict(cls, values)
+        return cls(**{**values, "losses": list(losses), **evaluations})
 
     def note_evaluation(self, evaluation: Evaluation, patience: int) -> bool:
         """Take an evaluation in; returns whether it is the best so far."""
@@ -242,27 +232,19 @@ def _with_numbers(value: Any) -> Any:
     return _NAMED.get(value, value) if isinstance(value, str) else value
 
 
-def _check(name: str, value: Any, hint: Any) -> None:
-    """Hold a value against the annotation of its field, and those of a dataclass against theirs."""
-    inner = _dataclass_in(hint)
-    is_right = inner is not None or _is_of(value, hint)
-    if inner is not None and value is not None:
-        hints = get_type_hints(inner)
-        is_right = isinstance(value, dict) and set(value) == set(hints)
-        for field_name in hints if is_right else ():
-            _check(f"{name}.{field_name}", value[field_name], hints[field_name])
+def _evaluation(name: str, value: Any) -> Evaluation | None:
+    if value is None:
+        return None
+    _check(name, value, isinstance(value, dict) and set(value) == _EVALUATION_FIELDS)
+    epoch, accuracy, val_loss = value["epoch"], value["accuracy"], value["val_loss"]
+    _check(f"{name}.epoch", epoch, type(epoch) is int and epoch >= 0)
+    known = isinstance(accuracy, dict) and set(accuracy) <= set(SPLITS)
+    known = known and all(type(fraction) is float for fraction in accuracy.values())
+    _check(f"{name}.accuracy", accuracy, known)
+    _check(f"{name}.val_loss", val_loss, val_loss is None or type(val_loss) is float)
+    return Evaluation(epoch=epoch, accuracy=dict(accuracy), val_loss=val_loss)
+
+
+def _check(name: str, value: Any, is_right: bool) -> None:
     if not is_right:
         raise ValueError(f"the history's {name} is not what a run writes (got {value!r:.80})")
-
-
-def _is_of(value: Any, hint: Any) -> bool:
-    """Whether a JSON value is of a type; whole numbers count something, names are of splits."""
-    inner = get_args(hint)
-    if get_origin(hint) is list:
-        return isinstance(value, list) and all(_is_of(item, inner[0]) for item in value)
-    if get_origin(hint) is dict:
-        known = isinstance(value, dict) and set(value) <= set(SPLITS)
-        return known and all(_is_of(item, inner[1]) for item in value.values())
-    if inner:
-        return any(_is_of(value, kind) for kind in inner)
-    return type(value) is hint and not (hint is int and value < 0)

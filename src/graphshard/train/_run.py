@@ -15,10 +15,10 @@ import torch
 from .._memory import PeakMemory
 from ..comm import trace, world_size
 from ..data.dataset import SPLITS
-from ._checkpoint import Checkpoint, CheckpointFolder, tensors_under
+from ._checkpoint import Checkpoint, CheckpointFolder
 from ._collectives import gather_int, raise_everywhere, reduce_floats, reduce_ints
 from ._config import FullBatchConfig, ResolvedConfig
-from ._learner import Learner, Snapshot
+from ._learner import Learner
 from ._result import EpochReport, Evaluation, History, SamplingReport, TrainResult
 from ._shard import TrainingShard, load_shard
 
@@ -62,7 +62,6 @@ class TrainingRun:
             )
         self._splits = [s for s in SPLITS if self._shard.num_nodes[s]]
         self._history = History()
-        self._best: Snapshot | None = None
         self._set_up()
         self._checkpoints = self._open_checkpoints()
         self._resumed_from: int | None = None
@@ -117,11 +116,9 @@ class TrainingRun:
             return
         error: Exception | None = None
         try:
-            best = [tensors_under(state, "best/") for state in (found.shared, found.local)]
-            if found.history.best is not None:
-                self._best = Snapshot(*best)
-                self._learner.check_snapshot(self._best)
-            self._learner.load(*(_without_best(state) for state in (found.shared, found.local)))
+            self._learner.load(found.shared, found.local)
+            if (self._learner.best is None) != (found.history.best is None):
+                raise ValueError("it must have the best model if one was evaluated")
             self._history = found.history
         except ValueError as caught:
             error = checkpoints.unusable(found, caught)
@@ -138,9 +135,6 @@ class TrainingRun:
         if history.epoch % every and not is_last:
             return
         shared, local = self._learner.shared_state(), self._learner.local_state()
-        if self._best is not None:
-            shared |= {f"best/{k}": v for k, v in self._best.shared.items()}
-            local |= {f"best/{k}": v for k, v in self._best.local.items()}
         self._checkpoints.save(
             Checkpoint(epoch=history.epoch, shared=shared, local=local, history=history)
         )
@@ -182,7 +176,7 @@ class TrainingRun:
                 (loss,) = reduce_floats([share])
             history.losses.append(loss)
             if evaluation is not None and history.note_evaluation(evaluation, config.patience):
-                self._best = self._learner.snapshot()
+                self._learner.keep()
             self._report(loss=loss, evaluation=evaluation)
             self._save()
         if history.last is None or history.last.epoch != history.epoch:
@@ -228,10 +222,6 @@ class TrainingRun:
 
 def _mean(values: list[float]) -> float:
     return sum(values) / len(values) if values else 0.0
-
-
-def _without_best(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name: tensor for name, tensor in tensors.items() if not name.startswith("best/")}
 
 
 class FullBatchRun(TrainingRun):

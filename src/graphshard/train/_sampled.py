@@ -27,10 +27,17 @@ from ..sampling import DataLoader, LaborSampler, MiniBatch, NeighborSampler
 from ._collectives import gather_int, reduce_floats, reduce_ints
 from ._config import ResolvedSampledConfig, SampledConfig
 from ._embeddings import NODE, PAIR, OwnedRows, fetch_owned_rows
-from ._learner import ROWS, SELF_ROWS, Learner, dropout_seed, summed_loss
+from ._learner import (
+    ROWS,
+    SELF_ROWS,
+    Learner,
+    dropout_seed,
+    model_features,
+    summed_loss,
+)
 from ._result import SamplingReport, TrainResult
 from ._run import Progress, TrainingRun
-from ._shard import TrainingShard
+from ._shard import TrainingShard, relation_norm
 
 _REPORT_SECONDS = 0.5
 
@@ -296,20 +303,21 @@ class SampledInputs:
     def __call__(self, blocks: Sequence[Block]) -> ModelInput:
         graphs = list(blocks)
         if self.edge_features:
+            assert self._shard.relation is not None
             for block in graphs:
-                block.edata["norm"] = self._norm(block, block.edata["etype"])
+                # Of the edges that were drawn, so that a sum is a mean over them.
+                dst = block.adjacency().coo()[1].long()
+                norm = relation_norm(dst, block.edata["etype"], self._shard.num_relations)
+                block.edata["norm"] = norm.to(self._shard.relation[1].dtype)
         if self._reads_degrees:
             self._set_weights(graphs)
         pairs = None
         if PAIR in self.edge_features:
             pairs, graphs[0] = _block_of_pairs(graphs[0])
         rows, learnt = self._embeddings(graphs[0], pairs)
-        if SELF_ROWS in rows:
-            return ModelInput(graphs, (rows[ROWS], rows[SELF_ROWS]), learnt)
-        shard = self._shard
-        for ntype in shard.features:
+        for ntype in self._shard.features:
             rows[ntype] = blocks[0].srcnodes[ntype].data[FEATURES]
-        return ModelInput(graphs, rows if shard.is_typed else rows[shard.target], learnt)
+        return ModelInput(graphs, model_features(self._shard, rows), learnt)
 
     def _set_weights(self, graphs: list[Block]) -> None:
         """Put ``weight`` on edges. See [Note: degrees of samples]."""
@@ -327,17 +335,6 @@ class SampledInputs:
             src, dst = block.adjacency().coo()
             weight = (into.index_select(0, dst) * out_of.index_select(0, src)).sqrt()
             block.edata["weight"] = weight.to(next(self._learner.model.parameters()).dtype)
-
-    def _norm(self, block: Block, etype: Tensor) -> Tensor:
-        """1 over the number of edges of the same relation into the same node: ``[num_edges, 1]``.
-
-        Of those that were drawn, so that a sum is a mean over them.
-        """
-        assert self._shard.relation is not None
-        dtype = self._shard.relation[1].dtype
-        code = block.adjacency().coo()[1].long() * self._shard.num_relations + etype
-        _, place, count = torch.unique(code, return_inverse=True, return_counts=True)
-        return count.to(torch.float64).reciprocal()[place].to(dtype).unsqueeze(1)
 
     def _embeddings(
         self, first: Block, pairs: Tensor | None

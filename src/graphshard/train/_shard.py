@@ -222,9 +222,15 @@ def _relation(data: PartitionData, config: ResolvedConfig) -> tuple[Tensor, Tens
     name = edge_feature(data.canonical_etypes[0], "etype")
     _check_numbers(etype, num_edges, name, "edges", config)
     dst = data.edges[data.canonical_etypes[0]].dst
-    base = int(etype.max()) + 1 if etype.numel() else 1
-    _, place, count = torch.unique(dst * base + etype, return_inverse=True, return_counts=True)
-    return etype, count.to(torch.float64).reciprocal()[place].to(config.torch_dtype).unsqueeze(1)
+    num_relations = int(etype.max()) + 1 if etype.numel() else 1
+    return etype, relation_norm(dst, etype, num_relations).to(config.torch_dtype)
+
+
+def relation_norm(dst: Tensor, etype: Tensor, num_relations: int) -> Tensor:
+    """1 over the number of edges of the same relation into the same node: float64, a column."""
+    code = dst * num_relations + etype
+    _, place, count = torch.unique(code, return_inverse=True, return_counts=True)
+    return count.to(torch.float64).reciprocal()[place].unsqueeze(1)
 
 
 def edge_feature(etype: CanonicalEType, name: str) -> str:

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from .._regular_files import read_json_regular
-from .._written_files import writing
+from .._written_files import write_json
 from ..data import NodeDataset
 from ..errors import PartitionFormatError
 from ..partition import partition_graph
@@ -88,12 +88,9 @@ def write_task(partition_json: str | os.PathLike[str], task: TaskInfo) -> None:
     content = json.loads(json.dumps(content, allow_nan=False))  # tuples have become lists
     content["digest"] = digest_of_content(content, "digest")
     partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.unlink(missing_ok=True)
     try:
-        with writing(path), open(partial, "w", encoding="utf-8") as file:
-            json.dump(content, file, indent=1)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
+        write_json(partial, content, final=path)
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)

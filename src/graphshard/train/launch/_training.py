@@ -12,7 +12,7 @@ from ...comm import barrier, initialize_comms, rank, shutdown_comms
 from ...errors import RankError
 from ...partition.format import read_config
 from .._config import FullBatchConfig, SampledConfig
-from .._result import EpochReport, TrainResult, from_dict
+from .._result import EpochReport, Evaluation, TrainResult
 from .._run import FullBatchRun, Progress, TrainingRun
 from .._sampled import SampledRun
 from ._launcher import LaunchOutcome, launch_workers
@@ -58,7 +58,7 @@ def launch_training(
             if on_result is not None:
                 on_result(results[0])
         elif progress is not None:
-            progress(from_dict(EpochReport, event["progress"]))
+            progress(report_from_dict(event["progress"]))
 
     outcome = launch_workers(
         [sys.executable, "-m", "graphshard.train.launch", config.to_json()],
@@ -129,3 +129,10 @@ def _send_progress(report: EpochReport) -> None:
 
 def _send_result(result: TrainResult) -> None:
     send_event({"result": result.as_dict()})
+
+
+def report_from_dict(values: dict[str, Any]) -> EpochReport:
+    """Inverse of ``dataclasses.asdict``."""
+    evaluation = values["evaluation"]
+    made = None if evaluation is None else Evaluation(**evaluation)
+    return EpochReport(**{**values, "evaluation": made})
