@@ -10,7 +10,7 @@ import dataclasses
 import inspect
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
 
@@ -53,7 +53,7 @@ def _parameter(name: str, found: list[tuple[Any, Any]], is_common: bool) -> insp
     if kind is bool or bool in get_args(kind):
         flag = f"--{name.replace('_', '-')}"
         flags = [flag if default is False else f"{flag}/--no-{flag[2:]}"]
-    if any(isinstance(choice, type(tuple[int])) for choice in get_args(kind)):
+    if any(get_origin(choice) is tuple for choice in get_args(kind)):
         kind = str  # numbers between commas
     if name.endswith("_dir"):
         kind = Path

@@ -358,6 +358,9 @@ _OWNER_BYTES = 512
 class RunLock:
     """Holds a folder for this process until `release`, or until the process ends.
 
+    The lock is the kernel's (``flock`` on a file in the folder), so that it ends with the process
+    that holds it, however that ends. The file stays, and says who took the lock last.
+
     Args:
         folder: The folder; it exists.
 

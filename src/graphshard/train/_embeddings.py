@@ -58,6 +58,9 @@ class Table:
 class NodeEmbeddings(nn.Module):
     """Learnable rows of this rank's nodes, by node type.
 
+    The first value of a row depends on the seed, the node type and the node's original id, and
+    neither on the number of ranks nor on the partition.
+
     Args:
         tables: What to hold, by name; usually the node type.
         seed: Decides the first values, which are Xavier uniform.

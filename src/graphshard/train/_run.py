@@ -227,6 +227,10 @@ def _mean(values: list[float]) -> float:
 class FullBatchRun(TrainingRun):
     """A full-batch run that has been set up and not yet started; see `TrainingRun`. Collective.
 
+    An epoch is one pass over the whole graph: forward and backward exchange rows, `gather_grads`
+    sums the gradients of the weights, and every rank makes the same step. Without dropout the
+    losses are those of one process, whatever the number of ranks.
+
     Args:
         config: The run; the same on every rank.
         shard: A part that `load_shard` has read before, to save reading it again.

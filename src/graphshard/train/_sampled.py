@@ -6,6 +6,15 @@ own training nodes; the loss of the step is the mean over the batches of all ran
 are its gradients, however many nodes each of them had. Evaluation is exact, on the whole graph. A
 run depends on its configuration and the partition alone: samples are keyed by epoch and step, and
 dropout by epoch and rank, so that a resumed run ends where an undisturbed one would.
+
+Features, labels and relation numbers come with the blocks. Rows of embeddings, which are learnt and
+belong to the ranks that own the nodes, are fetched by a collective of the training loop.
+
+[Note: degrees of samples]
+    A graph convolution divides a message by the roots of two degrees, and on a block it knows only
+    those in the block. There, an edge from ``j`` to ``i`` gets the weight that makes its message,
+    times ``d_i / k_i`` for ``k_i`` neighbours drawn of ``d_i``, what it is on the whole graph. So
+    the sum that a node receives is right on average, and with all neighbours drawn it is exact.
 """
 
 from __future__ import annotations
@@ -40,6 +49,11 @@ from ._run import Progress, TrainingRun
 from ._shard import TrainingShard, relation_norm
 
 _REPORT_SECONDS = 0.5
+
+FEATURES, LABELS = "feat", "label"
+"""Names of features and labels on blocks."""
+
+IN_DEGREE, OUT_DEGREE = "in_degree", "out_degree"
 
 
 class SampledRun(TrainingRun):
@@ -195,6 +209,10 @@ def train_sampled(
 def shared_evenly(ids: Tensor) -> Tensor:
     """Global ids of this rank's share of all ids; every rank must call.
 
+    Labelled nodes are rarely spread evenly over parts. If each rank trained on its own, those with
+    few would be idle in the last steps of an epoch, and how many steps there are would depend on
+    the partition. A rank may train on any node, so ids move from ranks with many to the others.
+
     Args:
         ids: int64 ``[n]``, of any length on each rank.
 
@@ -219,7 +237,7 @@ def shared_evenly(ids: Tensor) -> Tensor:
 
 
 def _moves(surplus: list[int]) -> dict[tuple[int, int], int]:
-    """Who gives how many to whom, from what each has too many (or, negative, too few) of."""
+    """Rank that sends and rank that receives to the number, from each rank's surplus or lack."""
     found = {}
     takers = [(r, -n) for r, n in enumerate(surplus) if n < 0]
     for giver, number in enumerate(surplus):
@@ -231,12 +249,6 @@ def _moves(surplus: list[int]) -> dict[tuple[int, int], int]:
             if lacking > moved:
                 takers.append((taker, lacking - moved))
     return found
-
-
-FEATURES, LABELS = "feat", "label"
-"""Names of features and labels on blocks."""
-
-IN_DEGREE, OUT_DEGREE = "in_degree", "out_degree"
 
 
 @dataclass(frozen=True)
