@@ -34,7 +34,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -60,6 +60,8 @@ KEPT = 2
 """Checkpoints that are kept: the newest, and one more in case its files get damaged."""
 
 _PARTIAL = ".partial"
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +124,7 @@ class CheckpointFolder:
 
         try:
             _on_rank_0(check)
-            _everywhere(self._check_visible if write else _nothing)
+            _everywhere(self._check_visible if write else lambda: None)
         except BaseException:
             self.close()
             raise
@@ -165,17 +167,14 @@ class CheckpointFolder:
     def _finish(self, partial: Path, final: Path, checkpoint: Checkpoint) -> None:
         """Write the manifest over what all ranks wrote, and put the checkpoint in its place."""
         written = [partial / name for name in (SHARED, *map(rank_file, range(world_size())))]
-        write_manifest(
-            partial,
-            epoch=checkpoint.epoch,
-            world_size=world_size(),
-            identity=self._identity,
-            history=checkpoint.history,
-            files={
-                path.name: FileRecord(path.stat().st_size, TensorFile.open(path).blake2b)
-                for path in written
-            },
+        files = {
+            path.name: FileRecord(path.stat().st_size, TensorFile.open(path).blake2b)
+            for path in written
+        }
+        manifest = Manifest(
+            checkpoint.epoch, world_size(), self._identity, checkpoint.history, files
         )
+        write_manifest(partial, manifest)
         sync_folder(partial)
         if os.path.lexists(final):  # found damaged when the run was resumed
             _remove(final)
@@ -191,8 +190,7 @@ class CheckpointFolder:
         Raises:
             CheckpointError: It belongs to another run, or all checkpoints are damaged.
         """
-        names: list[str] = []
-        _everywhere(lambda: names.extend(self._names()))
+        names = _everywhere(self._names)
         if is_initialized():
             agree("\n".join(names), f"the list of checkpoints in {self.path}")
         for name in names:
@@ -209,23 +207,21 @@ class CheckpointFolder:
 
     def _try(self, folder: Path) -> tuple[Checkpoint | None, str | None]:
         """The checkpoint, or what is damaged. All ranks read the same manifest."""
-        found: list[Checkpoint] = []
-        damage: list[str] = []
-        digests: list[str] = []
 
-        def read() -> None:
+        def read() -> tuple[str, Checkpoint | None, str | None]:
+            digest = ""
             try:
                 manifest = read_manifest(folder)
-                digests.append(manifest.digest)
+                digest = manifest.digest
                 self._check_identity(folder, manifest)
-                found.append(self._read(folder, manifest))
+                return digest, self._read(folder, manifest), None
             except DamagedError as error:
-                damage.append(str(error))
+                return digest, None, str(error)
 
-        _everywhere(read)
-        if is_initialized() and not reduce_ints([int(not digests)], "max")[0]:
-            agree(digests[0], f"the manifest of {folder}")
-        return (found[0], None) if found else (None, damage[0])
+        digest, found, damage = _everywhere(read)
+        if is_initialized() and not reduce_ints([int(not digest)], "max")[0]:
+            agree(digest, f"the manifest of {folder}")
+        return found, damage
 
     def unusable(self, found: Checkpoint, error: Exception) -> CheckpointError:
         """The error for a checkpoint whose content does not fit the run."""
@@ -268,10 +264,6 @@ class CheckpointFolder:
             )
 
 
-def _nothing() -> None:
-    return None
-
-
 def _write_own(folder: Path, checkpoint: Checkpoint) -> None:
     write_tensors(folder / rank_file(rank()), checkpoint.local)
     if rank() == 0:
@@ -292,19 +284,20 @@ def _read_file(path: Path, manifest: Manifest) -> dict[str, Tensor]:
         raise DamagedError(f"{path} is missing or damaged ({error})") from None
 
 
-def _everywhere(action: Callable[[], None]) -> None:
+def _everywhere(action: Callable[[], _T]) -> _T:
     """Do something on every rank; if it fails on one, raise on all."""
     error: Exception | None = None
     try:
-        action()
+        result = action()
     except (OSError, ValueError) as caught:
         error = caught
     raise_everywhere(error)
+    return result
 
 
 def _on_rank_0(action: Callable[[], None]) -> None:
     """Do something on rank 0, and go on together."""
-    _everywhere(action if rank() == 0 else _nothing)
+    _everywhere(action if rank() == 0 else lambda: None)
 
 
 def _fresh_folder(path: Path) -> None:

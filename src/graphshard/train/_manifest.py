@@ -49,7 +49,7 @@ class DamagedError(Exception):
     """A checkpoint is not whole; the one before may be."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Manifest:
     """What a manifest says, checked.
 
@@ -59,7 +59,7 @@ class Manifest:
         identity: What a run must have in common with the one that wrote it.
         history: The run so far.
         files: Size and digest of each file.
-        digest: Of everything above.
+        digest: Of everything above, as the file has it.
     """
 
     epoch: int
@@ -67,7 +67,7 @@ class Manifest:
     identity: dict[str, Any]
     history: History
     files: dict[str, FileRecord]
-    digest: str
+    digest: str = ""
 
 
 def checkpoint_name(epoch: int) -> str:
@@ -87,24 +87,16 @@ def rank_file(rank: int) -> str:
     return f"rank-{rank}.safetensors"
 
 
-def write_manifest(
-    folder: Path,
-    *,
-    epoch: int,
-    world_size: int,
-    identity: Mapping[str, Any],
-    history: History,
-    files: Mapping[str, FileRecord],
-) -> None:
-    """Write the manifest of a checkpoint and sync it to disk; for the fields see `Manifest`."""
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write the manifest of a checkpoint, with its digest, and sync it to disk."""
     content = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
-        "epoch": epoch,
-        "world_size": world_size,
-        "identity": dict(identity),
-        "history": history.as_dict(),
-        "files": {name: asdict(record) for name, record in files.items()},
+        "epoch": manifest.epoch,
+        "world_size": manifest.world_size,
+        "identity": manifest.identity,
+        "history": manifest.history.as_dict(),
+        "files": {name: asdict(record) for name, record in manifest.files.items()},
     }
     content[_DIGEST_KEY] = digest_of_content(content)
     write_json(folder / MANIFEST, content)
