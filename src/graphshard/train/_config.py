@@ -56,7 +56,7 @@ DEFAULT_FANOUT = 10
 
 
 @dataclass(frozen=True)
-class AtLeast:
+class Lowest:
     """The lowest value of a field, in its annotation."""
 
     value: int
@@ -87,27 +87,27 @@ class RunConfig:
     aggregation: Annotated[
         Literal["auto", "sequential", "oneshot"], "How rows of other workers are fetched."
     ] = "auto"
-    hidden: Annotated[int | None, "Width of hidden layers; gat: of one head.", AtLeast(1)] = None
-    layers: Annotated[int | None, "Number of layers.", AtLeast(1)] = None
-    heads: Annotated[int | None, "gat: heads of the hidden layers.", AtLeast(1)] = None
+    hidden: Annotated[int | None, "Width of hidden layers; gat: of one head.", Lowest(1)] = None
+    layers: Annotated[int | None, "Number of layers.", Lowest(1)] = None
+    heads: Annotated[int | None, "gat: heads of the hidden layers.", Lowest(1)] = None
     dropout: Annotated[float | None, "Probability of dropout."] = None
     lr: Annotated[float | None, "Learning rate of Adam."] = None
     weight_decay: Annotated[float | None, "L2 penalty, where the model's paper puts it."] = None
-    epochs: Annotated[int | None, "Number of epochs.", AtLeast(1)] = None
+    epochs: Annotated[int | None, "Number of epochs.", Lowest(1)] = None
     patience: Annotated[
-        int | None, "Stop after so many evaluations without a better one; 0: never.", AtLeast(0)
+        int | None, "Stop after so many evaluations without a better one; 0: never.", Lowest(0)
     ] = None
-    seed: Annotated[int, "Of weights, embeddings and dropout.", AtLeast(0)] = 0
+    seed: Annotated[int, "Of weights, embeddings and dropout.", Lowest(0)] = 0
     num_bases: Annotated[
-        int | None, "rgcn: matrices that relations share; 0: one each.", AtLeast(0)
+        int | None, "rgcn: matrices that relations share; 0: one each.", Lowest(0)
     ] = None
     dtype: Annotated[Literal["float32", "float64", "bfloat16"], "Of features and weights."] = (
         "float32"
     )
-    eval_every: Annotated[int, "Evaluate after every so many epochs.", AtLeast(1)] = 1
+    eval_every: Annotated[int, "Evaluate after every so many epochs.", Lowest(1)] = 1
     timeout: Annotated[float, "Seconds that a wait for another worker may take."] = 300.0
     save_every: Annotated[
-        int, "Write a checkpoint after every so many epochs; 0: none.", AtLeast(0)
+        int, "Write a checkpoint after every so many epochs; 0: none.", Lowest(0)
     ] = 0
     checkpoint_dir: Annotated[str | None, "Folder of the checkpoints."] = None
     resume: Annotated[bool, "Continue from the newest checkpoint."] = False
@@ -196,7 +196,7 @@ class FullBatchConfig(RunConfig):
     prefetch: Annotated[
         int,
         "full: parts of other workers whose rows are in flight while one is computed; 0: none.",
-        AtLeast(0),
+        Lowest(0),
     ] = 1
     halo_dtype: Annotated[
         Literal["bfloat16", "float16"] | None,
@@ -238,7 +238,7 @@ class SampledConfig(RunConfig):
         "training nodes, such as 15,10; -1: all. Default: 10 in each.",
     ] = None
     batch_size: Annotated[
-        int, "sample: training nodes of a worker in a step; 0: all.", AtLeast(0)
+        int, "sample: training nodes of a worker in a step; 0: all.", Lowest(0)
     ] = 1000
     sampler: Annotated[Literal["neighbor", "labor"], "sample: how to draw."] = "neighbor"
     replace: Annotated[bool, "sample: draw with replacement."] = False
@@ -251,9 +251,9 @@ class SampledConfig(RunConfig):
         True
     )
     cache_bytes: Annotated[
-        int, "sample: memory of a worker for often used rows of others.", AtLeast(0)
+        int, "sample: memory of a worker for often used rows of others.", Lowest(0)
     ] = 0
-    prefetch: Annotated[int, "sample: batches made ready ahead; 0: none.", AtLeast(0)] = 2
+    prefetch: Annotated[int, "sample: batches made ready ahead; 0: none.", Lowest(0)] = 2
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -315,7 +315,7 @@ def _check_field(name: str, value: Any, hint: Any) -> None:
         if get_origin(choice) is Literal and value not in (allowed := get_args(choice)):
             raise ValueError(f"{name} must be one of {', '.join(allowed)} (got {value!r})")
     for note in notes:
-        if isinstance(note, AtLeast):
+        if isinstance(note, Lowest):
             _check_least(name, value, note.value)
 
 
