@@ -33,6 +33,7 @@ from typing import Any
 import torch
 
 import graphshard
+from graphshard.data.prepare import DATASETS_VARIABLE, Preparation, read_dataset
 from graphshard.train import (
     FullBatchConfig,
     FullBatchRun,
@@ -43,12 +44,7 @@ from graphshard.train import (
     run_as_worker,
     send_event,
 )
-from graphshard.train._prepare import (
-    DATASETS_VARIABLE,
-    Preparation,
-    partition_dataset,
-    read_dataset,
-)
+from graphshard.train.task import partition_dataset
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory: how much there still is, and blocks for large results that are used again.
+"""Memory: how much is left and how much is in use; blocks for large results, used again.
 
 [Note: memory that is left]
     What a process can still get is the least of what the machine has left and of what each control
@@ -24,6 +24,8 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import resource
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -194,3 +196,43 @@ def _numbers(file: Path) -> dict[str, int]:
 
 def _unescaped(path: str) -> str:
     return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), path)
+
+
+class PeakMemory:
+    """The largest resident memory since this object was made, less what was resident then.
+
+    On Linux the kernel's high-water mark of the process is set back when the object is made, so
+    the answer is exact. Elsewhere the mark of the whole life of the process is all there is, and
+    a peak before the start hides a smaller one after it.
+    """
+
+    def __init__(self) -> None:
+        with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w") as file:
+            file.write("5")  # sets the high-water mark to what is resident now
+        self._start = current_memory()
+
+    def above_start(self) -> int:
+        """Bytes."""
+        return max(0, peak_memory() - self._start)
+
+
+def current_memory() -> int:
+    """Bytes that are resident now; where the system does not say, the most there ever were."""
+    return _status("VmRSS") or peak_memory()
+
+
+def peak_memory() -> int:
+    """The most bytes that were resident at once."""
+    high_water = _status("VmHWM")
+    if high_water is not None:
+        return high_water
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _status(key: str) -> int | None:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith(f"{key}:"):
+                return int(line.split()[1]) * 1024
+    return None

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
 _CURES = {
     errno.ENOSPC: "make room on that disk, or write to another",
@@ -36,3 +39,22 @@ def writing(path: str | os.PathLike[str]) -> Iterator[None]:
         cure = _CURES.get(error.errno or 0, _CURE)
         text = f"{os.fspath(path)} cannot be written ({reason}); {cure}"
         raise (OSError(text) if error.errno is None else OSError(error.errno, text)) from error
+
+
+def write_json(path: Path, content: Mapping[str, Any], *, final: Path | None = None) -> None:
+    """Write a new file, sync it to disk; errors name ``final``, where it will be, if given."""
+    with writing(final or path), open(path, "x", encoding="utf-8") as file:
+        json.dump(content, file, indent=1, allow_nan=False)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames in a folder survive a power cut, where the system can."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -42,7 +42,7 @@ from graphshard.comm.group._failure import MARGIN_SECONDS
 from graphshard.data import load_dataset
 from graphshard.testing import RanksFailed, run_ranks
 from graphshard.train import FullBatchConfig, FullBatchRun, SampledConfig, SampledRun
-from graphshard.train._prepare import partition_dataset
+from graphshard.train.task import partition_dataset
 
 TIMEOUT = 12.0
 EPOCHS = 8

@@ -31,7 +31,7 @@ from graphshard.partition import verify_partition
 from graphshard.partition.files._files import TensorFile, digest_of
 from graphshard.partition.format import build_of
 from graphshard.train import FullBatchConfig, FullBatchRun, TaskInfo, read_task, write_task
-from graphshard.train._task import task_path
+from graphshard.train.task import task_path
 
 NUM_CLASSES = 3
 OUTCOMES: dict[str, Counter[str]] = {}

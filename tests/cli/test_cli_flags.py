@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Literal, get_args, get_origin, get_type_hints
 
+import pytest
 import typer
 
-from graphshard.cli import app
-from graphshard.train import FullBatchConfig, SampledConfig
+from graphshard.cli import app, run
+from graphshard.train import FullBatchConfig, RunConfig, SampledConfig
 
 FLAGS = {
     "partition": """
@@ -49,3 +51,22 @@ def test_every_setting_of_a_run_has_a_flag() -> None:
     flags = set(FLAGS["train"].split())
     for field in (*dataclasses.fields(FullBatchConfig), *dataclasses.fields(SampledConfig)):
         assert f"--{field.name.replace('_', '-')}" in flags
+
+
+def test_options_are_what_the_fields_say(capsys: pytest.CaptureFixture[str]) -> None:
+    """Default, choices and help of an option stand in the annotation of its field alone."""
+    command = typer.main.get_command(app).commands["train"]  # type: ignore[attr-defined]
+    options = {parameter.name: parameter for parameter in command.params}
+    inherited = {field.name for field in dataclasses.fields(RunConfig)} - {"data"}
+    for kind in (FullBatchConfig, SampledConfig):
+        hints = get_type_hints(kind, include_extras=True)
+        for field in dataclasses.fields(kind)[1:]:
+            option = options[field.name]
+            of_type, text, *_ = get_args(hints[field.name])
+            assert text in option.help
+            assert option.default == (field.default if field.name in inherited else None)
+            for choice in (of_type, *get_args(of_type)):
+                if get_origin(choice) is Literal:
+                    assert run(["train", "--data", "x", option.opts[0], "none such"]) == 2
+                    listed = ", ".join(map(repr, get_args(choice)))
+                    assert f"is not one of {listed}." in capsys.readouterr().err

@@ -29,7 +29,7 @@ from graphshard.partition import (
 )
 from graphshard.partition.format import build_of, read_config
 from graphshard.train import TaskInfo, write_task
-from graphshard.train._task import task_path
+from graphshard.train.task import task_path
 
 pytestmark = pytest.mark.usefixtures("no_syncing")
 

@@ -459,7 +459,7 @@ PEAK = """
     import graphshard
     from graphshard.nn import GATConv, RelGraphConv, SAGEConv
     from graphshard.sampling import inference
-    from graphshard.train._memory import PeakMemory
+    from graphshard._memory import PeakMemory
 
     nodes, edges, width = 2_000, 600_000, 8
     graph = graphshard.data.random_graph(nodes, edges, seed=0)

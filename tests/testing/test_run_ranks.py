@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from graphshard import initialize_comms
 from graphshard.testing import RanksFailed, _processes, run_ranks, stop_ranks
 
 
@@ -67,6 +68,16 @@ def group_exists(rank, world_size):
 
 def test_without_group():
     assert run_ranks(group_exists, 2, group=False) == [False, False]
+
+
+def leaves_a_group(rank, world_size, file):
+    initialize_comms(rank, world_size, store=dist.FileStore(file, world_size))
+    return os.getpid()
+
+
+def test_a_rank_that_is_left_with_a_group_is_not_used_again(tmp_path):
+    before = run_ranks(leaves_a_group, 2, str(tmp_path / "store"), group=False)
+    assert not set(run_ranks(process_number, 2)) & set(before)
     assert run_ranks(group_exists, 2) == [True, True]
 
 

@@ -22,14 +22,13 @@ from graphshard._written_files import writing
 from graphshard.distributed import partition_graph
 from graphshard.testing import RanksFailed, run_ranks
 from graphshard.train import FullBatchConfig, FullBatchRun, load_model_state
-from graphshard.train._history import History
+from graphshard.train._checkpoint import LOCK_FILE, RunLock
 from graphshard.train._manifest import (
     DamagedError,
     digest_of_content,
     read_manifest,
 )
-from graphshard.train._result import Evaluation
-from graphshard.train._run_lock import LOCK_FILE, RunLock
+from graphshard.train._result import Evaluation, History
 
 
 def config(data: str, folder: Path | None, **more: Any) -> FullBatchConfig:

@@ -29,7 +29,7 @@ from train_cases import (
 from graphshard import RankError
 from graphshard.testing import run_ranks
 from graphshard.train import EpochReport, FullBatchConfig, SampledConfig, launch_training
-from graphshard.train._local import rank_work
+from graphshard.train.launch import rank_work
 
 TIMEOUT = 60.0
 

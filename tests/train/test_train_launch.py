@@ -17,9 +17,10 @@ import pytest
 
 from graphshard.comm.group import _monitor
 from graphshard.comm.group._failure import MARGIN_SECONDS
-from graphshard.train import _launch, launch_workers
+from graphshard.train import launch_workers
+from graphshard.train.launch import _launcher
 
-GRACE_SECONDS = _launch._GRACE_SECONDS
+GRACE_SECONDS = _launcher._GRACE_SECONDS
 
 HERE = "import os, sys, time; rank = int(os.environ['RANK']); "
 
@@ -39,7 +40,7 @@ def alive(pid: int) -> bool:
 
 @pytest.fixture(autouse=True)
 def _short_margin(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_launch, "_GRACE_SECONDS", 0.5)
+    monkeypatch.setattr(_launcher, "_GRACE_SECONDS", 0.5)
 
 
 def test_workers_get_torchrun_s_environment_and_their_share_of_the_cores(
@@ -184,7 +185,7 @@ def test_the_parts_of_the_margin_add_up() -> None:
         _monitor._ANSWER_SECONDS,
         _monitor._NEWS_SECONDS,
         GRACE_SECONDS,
-        _launch._TERMINATE_SECONDS,
+        _launcher._TERMINATE_SECONDS,
     )
     assert sum(parts) <= MARGIN_SECONDS - 1.0
 
@@ -281,7 +282,7 @@ def test_a_second_signal_ends_stubborn_workers_at_once() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's part of it is Linux's")
 def test_workers_die_with_a_launcher_that_is_killed() -> None:
     worker = (
-        "from graphshard.train._worker import end_with_launcher as e; e(); "
+        "from graphshard.train.launch import end_with_launcher as e; e(); "
         "import time; time.sleep(100)"
     )
     launcher, pids = start_launcher(worker.replace("; ", "\n"))
@@ -295,7 +296,7 @@ def test_the_watching_thread_notices_that_the_parent_is_gone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Where the kernel has no such service: the thread, with a parent that is not ours."""
-    from graphshard.train import _worker
+    from graphshard.train.launch import _worker
 
     ended = threading.Event()
     codes: list[int] = []
@@ -312,8 +313,8 @@ def test_the_watching_thread_notices_that_the_parent_is_gone(
 
 
 def test_a_report_of_rank_0_passes_as_json() -> None:
-    from graphshard.train._local import report_from_dict
     from graphshard.train._result import EpochReport, Evaluation
+    from graphshard.train.launch import report_from_dict
 
     evaluation = Evaluation(epoch=3, accuracy={"val": 0.25}, val_loss=0.1 + 0.2)
     report = EpochReport(epoch=3, epochs=9, loss=1 / 3, evaluation=evaluation)

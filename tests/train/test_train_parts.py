@@ -24,11 +24,9 @@ from graphshard.train import (
     SampledConfig,
     TypedRGCN,
 )
-from graphshard.train._config import MODEL_DEFAULTS
-from graphshard.train._embeddings import Table, uniform_rows
-from graphshard.train._input_dropout import InputDropout
-from graphshard.train._local import config_as_json, config_from_json
-from graphshard.train._one_hot import OneHotRelGraphConv
+from graphshard.train._config import MODEL_DEFAULTS, config_from_json
+from graphshard.train._embeddings import OneHotRelGraphConv, Table, uniform_rows
+from graphshard.train._models import InputDropout
 
 WRONG_FIELDS: dict[str, dict[str, Any]] = {
     "model must be one of gcn, sage, gat, rgcn (got 'mlp')": {"model": "mlp"},
@@ -99,7 +97,7 @@ def test_fanouts_and_layers_follow_from_each_other() -> None:
     ],
 )
 def test_workers_read_the_configuration_that_was_sent(config: Any) -> None:
-    assert config_from_json(config_as_json(config)) == config
+    assert config_from_json(config.to_json()) == config
 
 
 def test_runs_of_two_modes_never_agree() -> None:

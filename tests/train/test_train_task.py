@@ -16,9 +16,9 @@ from train_cases import NUM_CLASSES, typed_graph, write_parts
 
 from graphshard import PartitionFormatError
 from graphshard.data import NodeDataset
+from graphshard.data.prepare import Preparation, has_relations, read_dataset
 from graphshard.train import TaskInfo, read_task, write_task
-from graphshard.train._prepare import Preparation, has_relations, partition_dataset, read_dataset
-from graphshard.train._task import task_path
+from graphshard.train.task import partition_dataset, task_path
 
 
 def test_a_task_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_peak_memory_counts_what_was_held_since_the_start_and_freed() -> None:
     """In a process of its own: one that has run other tests has freed memory to use again."""
     script = """
         import torch
-        from graphshard.train._memory import PeakMemory, current_memory
+        from graphshard._memory import PeakMemory, current_memory
         memory = PeakMemory()
         before = current_memory()
         held = torch.ones(30 * 2**18)  # 30 MiB

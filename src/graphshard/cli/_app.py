@@ -16,8 +16,7 @@ from typing import Annotated
 import typer
 
 from ..errors import GraphShardError, RankError
-from ..train._launch import stop_on_signals
-from ..train._worker import WRONG_INPUT_ERRORS, ExitCode
+from ..train.launch import WRONG_INPUT_ERRORS, ExitCode, stop_on_signals
 from ._inspect import inspect
 from ._partition import partition
 from ._train import train

@@ -3,32 +3,22 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 
+from ..data.prepare import Preparation, read_dataset
 from ..partition import load_partition_stats
-from ..train._prepare import Preparation, partition_dataset, read_dataset
+from ..partition.assign import Objective
+from ..train.task import partition_dataset
+from ._options import options_of
 
 
-class Method(str, Enum):
-    """Values of ``--method``."""
-
-    metis = "metis"
-    random = "random"
-
-
-class Objective(str, Enum):
-    """Values of ``--objective``."""
-
-    cut = "cut"
-    vol = "vol"
-
-
+@options_of(Preparation)
 def partition(
+    *,
     data: Annotated[
         str,
         typer.Option(
@@ -41,10 +31,12 @@ def partition(
     name: Annotated[
         str | None, typer.Option(help="Name of the graph and of the JSON; default: the data set's.")
     ] = None,
-    method: Annotated[Method, typer.Option(help="How to assign nodes.")] = Method.metis,
+    method: Annotated[
+        Literal["metis", "random"], typer.Option(help="How to assign nodes.")
+    ] = "metis",
     objective: Annotated[
         Objective, typer.Option(help="What METIS minimises: edges between parts, or the halo.")
-    ] = Objective.cut,
+    ] = "cut",
     balance_edges: Annotated[
         bool, typer.Option("--balance-edges", help="Balance in-edges too.")
     ] = False,
@@ -67,56 +59,23 @@ def partition(
             help="Order nodes for locality inside each part; default: yes for several parts.",
         ),
     ] = None,
-    row_normalize: Annotated[
-        bool | None,
-        typer.Option(
-            "--row-normalize/--no-row-normalize",
-            help="Divide each feature row by its sum; default: yes for citation data sets.",
-        ),
-    ] = None,
-    self_loops: Annotated[
-        bool | None,
-        typer.Option(
-            "--self-loops/--no-self-loops",
-            help="Give every node exactly one self loop, as GCN and GAT need; default: yes for "
-            "citation data sets.",
-        ),
-    ] = None,
-    bidirected: Annotated[
-        bool, typer.Option("--bidirected", help="Add the reverse of every edge.")
-    ] = False,
-    inverse: Annotated[
-        bool | None,
-        typer.Option(
-            "--inverse/--no-inverse",
-            help="Add the inverse of every relation; default: yes where there are relations.",
-        ),
-    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
+    **preparation: Any,
 ) -> None:
     """Divide a graph into parts, one for each worker, and write them to a folder."""
     if parts < 1:
         raise ValueError(f"parts must be at least 1 (got {parts})")
-    preparation = Preparation(
-        row_normalize=row_normalize, self_loops=self_loops, bidirected=bidirected, inverse=inverse
-    )
-    dataset = read_dataset(data, preparation)
+    dataset = read_dataset(data, Preparation(**preparation))
     written = partition_dataset(
         dataset,
         parts,
         out,
         name=name,
         balance_field=balance_ntypes,
-        options={
-            "data": Path(data).name,
-            "row_normalize": row_normalize,
-            "self_loops": self_loops,
-            "bidirected": bidirected,
-            "inverse": inverse,
-        },
+        options={"data": Path(data).name, **preparation},
         num_hops=hops,
-        part_method=method.value,
-        objtype=objective.value,
+        part_method=method,
+        objtype=objective,
         balance_edges=balance_edges,
         balance_split=balance_split or None,
         tolerance=tolerance,

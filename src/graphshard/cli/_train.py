@@ -7,87 +7,28 @@ import contextlib
 import dataclasses
 import os
 from collections.abc import Iterator
-from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 
 from .._temporary import TemporaryFolder
+from ..data.prepare import Preparation, has_relations, read_dataset
 from ..partition.format import read_config
 from ..train import FullBatchConfig, SampledConfig, TrainResult, launch_training, run_as_worker
-from ..train._local import rank_work
-from ..train._prepare import Preparation, has_relations, partition_dataset, read_dataset
+from ..train.launch import rank_work
+from ..train.task import partition_dataset
+from ._options import options_of
 from ._paths import is_partition, partition_json
 from ._progress import ProgressDisplay, result_table
 
 Config = FullBatchConfig | SampledConfig
 
 
-class Model(str, Enum):
-    """Values of ``--model``."""
-
-    gcn = "gcn"
-    sage = "sage"
-    gat = "gat"
-    rgcn = "rgcn"
-
-
-class Mode(str, Enum):
-    """Values of ``--mode``."""
-
-    full = "full"
-    sample = "sample"
-
-
-class Sampler(str, Enum):
-    """Values of ``--sampler``."""
-
-    neighbor = "neighbor"
-    labor = "labor"
-
-
-class Transport(str, Enum):
-    """Values of ``--transport``."""
-
-    auto = "auto"
-    collective = "collective"
-    replicated = "replicated"
-
-
-class Aggregator(str, Enum):
-    """Values of ``--aggregator``."""
-
-    mean = "mean"
-    gcn = "gcn"
-    pool = "pool"
-
-
-class Aggregation(str, Enum):
-    """Values of ``--aggregation``."""
-
-    auto = "auto"
-    sequential = "sequential"
-    oneshot = "oneshot"
-
-
-class HaloDType(str, Enum):
-    """Values of ``--halo-dtype``."""
-
-    bfloat16 = "bfloat16"
-    float16 = "float16"
-
-
-class DType(str, Enum):
-    """Values of ``--dtype``."""
-
-    float32 = "float32"
-    float64 = "float64"
-    bfloat16 = "bfloat16"
-
-
+@options_of(FullBatchConfig, SampledConfig)
 def train(
+    *,
     data: Annotated[
         str,
         typer.Option(
@@ -95,147 +36,19 @@ def train(
             "partitioned into a temporary folder first."
         ),
     ],
-    model: Annotated[Model, typer.Option(help="Which network.")] = Model.gcn,
     workers: Annotated[
         int | None,
         typer.Option(help="Number of workers; default: one for each part, or under torchrun all."),
     ] = None,
     mode: Annotated[
-        Mode,
+        Literal["full", "sample"],
         typer.Option(help="full: the whole graph in every step. sample: sampled blocks."),
-    ] = Mode.full,
-    aggregator: Annotated[
-        Aggregator, typer.Option(help="sage: how neighbours are put together.")
-    ] = Aggregator.mean,
-    aggregation: Annotated[
-        Aggregation, typer.Option(help="How rows of other workers are fetched.")
-    ] = Aggregation.auto,
-    rematerialize: Annotated[
-        bool | None,
-        typer.Option(
-            "--rematerialize/--no-rematerialize",
-            help="full, with sequential aggregation: fetch rows again in the backward.",
-        ),
-    ] = None,
-    halo_dtype: Annotated[
-        HaloDType | None,
-        typer.Option(help="full: rows of other workers travel in it, rounded; default: as is."),
-    ] = None,
-    fanouts: Annotated[
-        str | None,
-        typer.Option(
-            help="sample: neighbours drawn per node and relation, one number per layer, the last "
-            "for the training nodes, such as 15,10; -1: all. Default: 10 in each."
-        ),
-    ] = None,
-    batch_size: Annotated[
-        int | None, typer.Option(help="sample: training nodes of a worker in a step; 0: all.")
-    ] = None,
-    sampler: Annotated[Sampler | None, typer.Option(help="sample: how to draw.")] = None,
-    replace: Annotated[
-        bool | None, typer.Option("--replace", help="sample: draw with replacement.")
-    ] = None,
-    transport: Annotated[
-        Transport | None,
-        typer.Option(
-            help="sample: where neighbours are drawn: at their owners, or everywhere from a copy "
-            "of the structure."
-        ),
-    ] = None,
-    map_features: Annotated[
-        bool | None,
-        typer.Option(
-            "--map-features/--no-map-features",
-            help="sample: workers on one host share the memory of features.",
-        ),
-    ] = None,
-    cache_bytes: Annotated[
-        int | None,
-        typer.Option(help="sample: memory of a worker for often used rows of others."),
-    ] = None,
-    prefetch: Annotated[
-        int | None,
-        typer.Option(
-            help="sample: batches made ready ahead; full: parts of other workers whose rows are "
-            "under way while one is computed; 0: none."
-        ),
-    ] = None,
-    hidden: Annotated[
-        int | None, typer.Option(help="Width of hidden layers; gat: of one head.")
-    ] = None,
-    layers: Annotated[int | None, typer.Option(help="Number of layers.")] = None,
-    heads: Annotated[int | None, typer.Option(help="gat: heads of the hidden layers.")] = None,
-    dropout: Annotated[float | None, typer.Option(help="Probability of dropout.")] = None,
-    lr: Annotated[float | None, typer.Option(help="Learning rate of Adam.")] = None,
-    weight_decay: Annotated[
-        float | None, typer.Option(help="L2 penalty, where the model's paper puts it.")
-    ] = None,
-    epochs: Annotated[int | None, typer.Option(help="Number of epochs.")] = None,
-    patience: Annotated[
-        int | None,
-        typer.Option(help="Stop after so many evaluations without a better one; 0: never."),
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Of weights, embeddings and dropout.")] = 0,
-    num_bases: Annotated[
-        int | None, typer.Option(help="rgcn: matrices that relations share; 0: one each.")
-    ] = None,
-    dtype: Annotated[DType, typer.Option(help="Of features and weights.")] = DType.float32,
-    eval_every: Annotated[int, typer.Option(help="Evaluate after every so many epochs.")] = 1,
-    timeout: Annotated[
-        float, typer.Option(help="Seconds that a wait for another worker may take.")
-    ] = 300.0,
-    save_every: Annotated[
-        int, typer.Option(help="Write a checkpoint after every so many epochs; 0: none.")
-    ] = 0,
-    checkpoint_dir: Annotated[Path | None, typer.Option(help="Folder of the checkpoints.")] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue from the newest checkpoint.")
-    ] = False,
+    ] = "full",
     quiet: Annotated[bool, typer.Option("--quiet", help="Print the final table alone.")] = False,
+    **settings: Any,
 ) -> None:
     """Train a graph neural network in full batch or on samples, by local workers or torchrun's."""
-    common: dict[str, Any] = {
-        "data": data,
-        "model": model.value,
-        "aggregator": aggregator.value,
-        "aggregation": aggregation.value,
-        "hidden": hidden,
-        "layers": layers,
-        "heads": heads,
-        "dropout": dropout,
-        "lr": lr,
-        "weight_decay": weight_decay,
-        "epochs": epochs,
-        "patience": patience,
-        "seed": seed,
-        "num_bases": num_bases,
-        "dtype": dtype.value,
-        "eval_every": eval_every,
-        "timeout": timeout,
-        "save_every": save_every,
-        "checkpoint_dir": None if checkpoint_dir is None else str(checkpoint_dir),
-        "resume": resume,
-    }
-    full = {
-        "rematerialize": rematerialize,
-        "prefetch": prefetch,
-        "halo_dtype": None if halo_dtype is None else halo_dtype.value,
-    }
-    sample = {
-        "fanouts": None if fanouts is None else _numbers(fanouts),
-        "batch_size": batch_size,
-        "sampler": None if sampler is None else sampler.value,
-        "replace": replace,
-        "transport": None if transport is None else transport.value,
-        "map_features": map_features,
-        "cache_bytes": cache_bytes,
-        "prefetch": prefetch,
-    }
-    config: Config
-    if mode is Mode.full:
-        config = FullBatchConfig(**common, **_given(full, sample, mode))
-    else:
-        config = SampledConfig(**common, **_given(sample, full, mode))
+    config = _configured(mode, data=data, **settings)
     if workers is not None and workers < 1:
         raise ValueError(f"workers must be at least 1 (got {workers})")
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
@@ -259,17 +72,22 @@ def train(
             _show(results[0], config)
 
 
-def _given(own: dict[str, Any], others: dict[str, Any], mode: Mode) -> dict[str, Any]:
-    """What was given of a mode's own settings.
+def _configured(mode: str, **settings: Any) -> Config:
+    """The configuration of a mode, from what was given; None where it was not.
 
     Raises:
-        ValueError: A setting of another mode was given.
+        ValueError: A setting is out of range, or of another mode.
     """
-    for name, value in others.items():
-        if value is not None and name not in own:
-            other = Mode.sample if mode is Mode.full else Mode.full
-            raise ValueError(f"{name} is for mode {other.value} (got {name}={value}, {mode.value})")
-    return {name: value for name, value in own.items() if value is not None}
+    settings = {name: value for name, value in settings.items() if value is not None}
+    if "fanouts" in settings:
+        settings["fanouts"] = _numbers(settings["fanouts"])
+    kinds: dict[str, type[Config]] = {k.mode: k for k in (FullBatchConfig, SampledConfig)}
+    kind = kinds.pop(mode)
+    (other,) = kinds
+    own = {field.name for field in dataclasses.fields(kind)}
+    for name in (name for name in settings if name not in own):
+        raise ValueError(f"{name} is for mode {other} (got {name}={settings[name]}, {mode})")
+    return kind(**settings)
 
 
 def _numbers(text: str) -> tuple[int, ...]:

@@ -6,12 +6,12 @@
 lists in CSV and Parquet, SciPy and NetworkX graphs are read by ``graphshard.graph``.
 """
 
-from ._dataset import NodeDataset
 from ._dgl import from_dgl, to_dgl
 from ._load import load_dataset
 from ._ogb import from_ogb
 from ._pyg import from_pyg, to_pyg
 from ._synthetic import community_graph, random_graph, random_typed_graph
+from .dataset import NodeDataset
 
 __all__ = [
     "NodeDataset",

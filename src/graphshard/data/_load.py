@@ -18,8 +18,8 @@ from ..graph import add_self_loop as with_self_loops
 from ..graph import remove_self_loop as without_self_loops
 from ..graph import to_bidirected as in_both_directions
 from ._arrays import dense_features
-from ._dataset import SPLITS, NodeDataset
 from ._folder import FolderArrays, read_folder
+from .dataset import SPLITS, NodeDataset
 
 BUNDLED = ("cora",)
 """Data sets that come with the package."""

@@ -116,7 +116,7 @@ class Template:
 
 
 @dataclass(eq=False)
-class Worker:
+class RankProcess:
     """One rank's process, seen from the caller.
 
     Attributes:
@@ -138,7 +138,7 @@ class Worker:
     usable: bool = True
 
     @classmethod
-    def start(cls, template: Template) -> Worker:
+    def start(cls, template: Template) -> RankProcess:
         number = len(template.codes) + len(list(template.folder.path.iterdir()))
         stacks = template.folder.path / f"stacks{number}"
         log = template.folder.path / f"log{number}"
@@ -212,18 +212,18 @@ class Pool:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self._workers: list[Worker] = []
+        self._workers: list[RankProcess] = []
         self._template: Template | None = None
         self._owner = os.getpid()
 
     @contextmanager
-    def take(self, number: int) -> Iterator[list[Worker]]:
+    def take(self, number: int) -> Iterator[list[RankProcess]]:
         """The first ``number`` ranks, started where needed; afterwards some are kept."""
         if self._template is not None and self._template.ended:
             self.stop()
         self._drop_dead()
         while len(self._workers) < number:
-            self._workers.append(Worker.start(self._find_template()))
+            self._workers.append(RankProcess.start(self._find_template()))
         try:
             yield self._workers[:number]
         finally:

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ._processes import Worker, pool, rank_environment
+from ._processes import RankProcess, pool, rank_environment
 from ._wire import load_value, save_value
 
 _GRACE_SECONDS = 10.0
@@ -110,7 +110,7 @@ def stop_ranks() -> None:
     pool.stop()
 
 
-def _wait(workers: list[Worker], box: Path, timeout: float) -> dict[int, str]:
+def _wait(workers: list[RankProcess], box: Path, timeout: float) -> dict[int, str]:
     """Wait until all have finished or waiting makes no sense; the stacks of the late, by rank."""
     deadline = time.monotonic() + timeout
     waiting = dict(enumerate(workers))
@@ -150,7 +150,7 @@ def _succeeded(box: Path, rank: int) -> bool:
 
 
 def _collect(
-    workers: list[Worker], box: Path, late: dict[int, str], what: str, timeout: float
+    workers: list[RankProcess], box: Path, late: dict[int, str], what: str, timeout: float
 ) -> list[Any]:
     """The results, or the report of what went wrong."""
     results: dict[int, Any] = {}
@@ -183,7 +183,7 @@ def _collect(
     raise RanksFailed(report, results, {rank: text for *_, rank, text in found})
 
 
-def _ending(worker: Worker) -> str:
+def _ending(worker: RankProcess) -> str:
     deadline = time.monotonic() + 1.0
     while worker.alive() and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -40,7 +40,7 @@ def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     ranks: set[int] = set()
     folder, once = sys.argv[2], sys.argv[3] == "once"
-    # Whoever stops the parent with Ctrl-C wants the parent's report, not one from each rank.
+    # Ctrl-C is for the parent, whose report is wanted, and not one from each rank.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _load()
     # For the garbage collector of a rank this is not garbage, nor worth a walk over all of it.

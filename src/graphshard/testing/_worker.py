@@ -102,9 +102,11 @@ def _run(job: dict[str, Any]) -> bool:
             outcome, {"ok": False, "text": text, "secondary": secondary, "time": time.time()}
         )
         return False
+    if dist.is_initialized() and not job["group"]:
+        return False  # the function left a group of its own: the next job gets a fresh process
     try:
-        if job["group"] and dist.is_initialized():
-            # Not before the others, who may still need this rank.
+        if dist.is_initialized():
+            # Not before the other ranks, which may still need this one.
             wait_for_all(group_state())
             shutdown_comms()
     except RuntimeError:

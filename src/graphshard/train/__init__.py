@@ -4,16 +4,21 @@
 from ._checkpoint import load_model_state
 from ._config import MODELS, FullBatchConfig, RunConfig, SampledConfig
 from ._embeddings import NodeEmbeddings
-from ._full_batch import FullBatchRun, train_full_batch
-from ._launch import LaunchOutcome, WorkerExit, launch_workers
-from ._local import launch_training, start_run
 from ._models import GAT, GCN, RGCN, SAGE, TypedRGCN
 from ._result import EpochReport, Evaluation, SamplingReport, TrainResult
-from ._run import TrainingRun
+from ._run import FullBatchRun, TrainingRun, train_full_batch
 from ._sampled import SampledRun, train_sampled
 from ._shard import TrainingShard, load_shard
-from ._task import TaskInfo, read_task, write_task
-from ._worker import run_as_worker, send_event
+from .launch import (
+    LaunchOutcome,
+    WorkerExit,
+    launch_training,
+    launch_workers,
+    run_as_worker,
+    send_event,
+    start_run,
+)
+from .task import TaskInfo, read_task, write_task
 
 __all__ = [
     "GAT",

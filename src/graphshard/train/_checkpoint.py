@@ -11,7 +11,7 @@
     │   └── rank-1.safetensors ...
     ├── epoch-00000010/            the one before; older ones are removed
     ├── epoch-00000030.partial/    being written, or left by a run that was killed: never read
-    └── .lock                      held by rank 0 of the run that writes here: see ``_run_lock.py``
+    └── .lock                      held by rank 0 of the run that writes here: see `RunLock`
 
 A checkpoint is written under its partial name, the manifest last, and then renamed, which is one
 atomic step. All ranks must see one folder. Tensors are safetensors, the rest is JSON.
@@ -23,24 +23,27 @@ reader finds it damaged and takes the one before, or says that none is whole.
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import json
 import os
 import shutil
+import socket
 import warnings
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-import torch
 from torch import Tensor
 
 from .._regular_files import check_regular
-from ..comm import agree, is_initialized, rank, share_error, world_size
+from .._written_files import sync_folder
+from ..comm import agree, is_initialized, rank, world_size
 from ..errors import CheckpointError, PartitionFormatError
 from ..partition.files import FileRecord, TensorFile, digest_of, write_tensors
-from ._counts import reduced
-from ._history import History
+from ._collectives import raise_everywhere, reduce_ints
 from ._manifest import (
     SHARED,
     DamagedError,
@@ -51,12 +54,14 @@ from ._manifest import (
     read_manifest,
     write_manifest,
 )
-from ._run_lock import RunLock
+from ._result import History
 
 KEPT = 2
 """Checkpoints that are kept: the newest, and one more in case its files get damaged."""
 
 _PARTIAL = ".partial"
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +124,7 @@ class CheckpointFolder:
 
         try:
             _on_rank_0(check)
-            _everywhere(self._check_visible if write else _nothing)
+            _everywhere(self._check_visible if write else lambda: None)
         except BaseException:
             self.close()
             raise
@@ -162,22 +167,19 @@ class CheckpointFolder:
     def _finish(self, partial: Path, final: Path, checkpoint: Checkpoint) -> None:
         """Write the manifest over what all ranks wrote, and put the checkpoint in its place."""
         written = [partial / name for name in (SHARED, *map(rank_file, range(world_size())))]
-        write_manifest(
-            partial,
-            epoch=checkpoint.epoch,
-            world_size=world_size(),
-            identity=self._identity,
-            history=checkpoint.history,
-            files={
-                path.name: FileRecord(path.stat().st_size, TensorFile.open(path).blake2b)
-                for path in written
-            },
+        files = {
+            path.name: FileRecord(path.stat().st_size, TensorFile.open(path).blake2b)
+            for path in written
+        }
+        manifest = Manifest(
+            checkpoint.epoch, world_size(), self._identity, checkpoint.history, files
         )
-        _sync(partial)
+        write_manifest(partial, manifest)
+        sync_folder(partial)
         if os.path.lexists(final):  # found damaged when the run was resumed
             _remove(final)
         os.rename(partial, final)
-        _sync(self.path)
+        sync_folder(self.path)
         for old in self._names()[KEPT:]:
             with contextlib.suppress(OSError):
                 _remove(self.path / old)
@@ -188,13 +190,12 @@ class CheckpointFolder:
         Raises:
             CheckpointError: It belongs to another run, or all checkpoints are damaged.
         """
-        names: list[str] = []
-        _everywhere(lambda: names.extend(self._names()))
+        names = _everywhere(self._names)
         if is_initialized():
             agree("\n".join(names), f"the list of checkpoints in {self.path}")
         for name in names:
             found, damage = self._try(self.path / name)
-            if not reduced([int(damage is not None)], "max")[0]:
+            if not reduce_ints([int(damage is not None)], "max")[0]:
                 return found
             reason = damage or f"{self.path / name} is damaged for another rank"
             warnings.warn(f"{reason}; trying the one before", RuntimeWarning, stacklevel=2)
@@ -206,23 +207,21 @@ class CheckpointFolder:
 
     def _try(self, folder: Path) -> tuple[Checkpoint | None, str | None]:
         """The checkpoint, or what is damaged. All ranks read the same manifest."""
-        found: list[Checkpoint] = []
-        damage: list[str] = []
-        digests: list[str] = []
 
-        def read() -> None:
+        def read() -> tuple[str, Checkpoint | None, str | None]:
+            digest = ""
             try:
                 manifest = read_manifest(folder)
-                digests.append(manifest.digest)
+                digest = manifest.digest
                 self._check_identity(folder, manifest)
-                found.append(self._read(folder, manifest))
+                return digest, self._read(folder, manifest), None
             except DamagedError as error:
-                damage.append(str(error))
+                return digest, None, str(error)
 
-        _everywhere(read)
-        if is_initialized() and not reduced([int(not digests)], "max")[0]:
-            agree(digests[0], f"the manifest of {folder}")
-        return (found[0], None) if found else (None, damage[0])
+        digest, found, damage = _everywhere(read)
+        if is_initialized() and not reduce_ints([int(not digest)], "max")[0]:
+            agree(digest, f"the manifest of {folder}")
+        return found, damage
 
     def unusable(self, found: Checkpoint, error: Exception) -> CheckpointError:
         """The error for a checkpoint whose content does not fit the run."""
@@ -265,10 +264,6 @@ class CheckpointFolder:
             )
 
 
-def _nothing() -> None:
-    return None
-
-
 def _write_own(folder: Path, checkpoint: Checkpoint) -> None:
     write_tensors(folder / rank_file(rank()), checkpoint.local)
     if rank() == 0:
@@ -289,22 +284,20 @@ def _read_file(path: Path, manifest: Manifest) -> dict[str, Tensor]:
         raise DamagedError(f"{path} is missing or damaged ({error})") from None
 
 
-def _everywhere(action: Callable[[], None]) -> None:
+def _everywhere(action: Callable[[], _T]) -> _T:
     """Do something on every rank; if it fails on one, raise on all."""
     error: Exception | None = None
     try:
-        action()
+        result = action()
     except (OSError, ValueError) as caught:
         error = caught
-    if is_initialized():
-        share_error(error)
-    elif error is not None:
-        raise error
+    raise_everywhere(error)
+    return result
 
 
 def _on_rank_0(action: Callable[[], None]) -> None:
     """Do something on rank 0, and go on together."""
-    _everywhere(action if rank() == 0 else _nothing)
+    _everywhere(action if rank() == 0 else lambda: None)
 
 
 def _fresh_folder(path: Path) -> None:
@@ -321,15 +314,6 @@ def _remove(path: Path) -> None:
         path.unlink()
 
 
-def _sync(folder: Path) -> None:
-    with contextlib.suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
 def load_model_state(checkpoint: str | os.PathLike[str]) -> dict[str, Tensor]:
     """The best model's ``state_dict`` from one checkpoint, ``checkpoint_dir/epoch-...``.
 
@@ -344,7 +328,7 @@ def load_model_state(checkpoint: str | os.PathLike[str]) -> dict[str, Tensor]:
         shared = _read_file(folder / SHARED, read_manifest(folder))
     except DamagedError as error:
         raise CheckpointError(f"{folder} is not a whole checkpoint ({error})") from None
-    state = tensors_under(shared, "best/")
+    state = {k: v.clone() for k, v in tensors_under(shared, "best/").items()}
     if not state:
         raise CheckpointError(
             f"{folder} holds no best model: nothing had been evaluated by then; take a later "
@@ -354,9 +338,77 @@ def load_model_state(checkpoint: str | os.PathLike[str]) -> dict[str, Tensor]:
 
 
 def tensors_under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Copies of the tensors whose names begin with ``prefix``, under the rest of their names."""
-    return {
-        name.removeprefix(prefix): torch.clone(tensor)
-        for name, tensor in tensors.items()
-        if name.startswith(prefix)
-    }
+    """The tensors whose names begin with ``prefix``, under the rest of their names."""
+    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+
+
+LOCK_FILE = ".lock"
+
+_TAKEN = (errno.EAGAIN, errno.EACCES, errno.EWOULDBLOCK)
+_OWNER_BYTES = 512
+
+
+class RunLock:
+    """Holds a folder for this process until `release`, or until the process ends.
+
+    The lock is the kernel's (``flock`` on a file in the folder), so that it ends with the process
+    that holds it, however that ends. The file stays, and says who took the lock last.
+
+    Args:
+        folder: The folder; it exists.
+
+    Raises:
+        CheckpointError: Another process holds it; names that one. Or the file of the lock cannot
+            be opened or made.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        path = folder / LOCK_FILE
+        # No link is followed and nothing is waited for, whatever stands in place of the file.
+        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+        try:
+            descriptor = os.open(path, flags, 0o644)
+        except OSError as error:
+            raise CheckpointError(
+                f"{path} must be a plain file that this process may write ({error.strerror}), to "
+                "hold the folder with; remove what is there, or give another checkpoint_dir"
+            ) from None
+        self._end = weakref.finalize(self, os.close, descriptor)
+        try:
+            _lock(descriptor, folder)
+        except BaseException:
+            self.release()
+            raise
+        owner = f"process {os.getpid()} on {socket.gethostname()}"
+        with contextlib.suppress(OSError):  # of a full disk: the lock itself needs no room
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, owner.encode(), 0)
+
+    def release(self) -> None:
+        """Free the folder; a second call does nothing."""
+        self._end()
+
+
+def _lock(descriptor: int, folder: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in _TAKEN:
+            raise CheckpointError(
+                f"{folder} is in use by another run ({_owner(descriptor)}); wait for that run or "
+                "end it, or give another checkpoint_dir"
+            ) from None
+        warnings.warn(
+            f"{folder} cannot be locked ({error.strerror}), so nothing keeps another run from "
+            "writing there; give each run its own checkpoint_dir",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
+def _owner(descriptor: int) -> str:
+    with contextlib.suppress(OSError):
+        found = os.pread(descriptor, _OWNER_BYTES, 0).decode("utf-8", errors="replace")
+        if found.isprintable() and found:
+            return found
+    return "which has not said yet who it is"

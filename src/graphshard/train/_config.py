@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """FullBatchConfig and SampledConfig: all that a training run depends on, checked when it is made.
 
-A field that is None takes the value of its model from `MODEL_DEFAULTS`: the settings with which the
-model's paper, or the usual replication of it, reaches its published accuracy.
+A field's annotation has its type, its choices, its lowest value and what it is; the command line is
+made from these fields, and adds nothing to them. A field that is None takes the value of its model
+from `MODEL_DEFAULTS`: the settings with which the model's paper, or the usual replication of it,
+reaches its published accuracy.
 """
 
 from __future__ import annotations
@@ -10,118 +12,66 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 import torch
 
-MODELS = ("gcn", "sage", "gat", "rgcn")
-AGGREGATIONS = ("auto", "sequential", "oneshot")
-AGGREGATORS = ("mean", "gcn", "pool")
-SAMPLERS = ("neighbor", "labor")
-TRANSPORTS = ("auto", "collective", "replicated")
-DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
-HALO_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+ModelName = Literal["gcn", "sage", "gat", "rgcn"]
+MODELS = get_args(ModelName)
+
+_DEFAULTS: dict[str, Any] = {
+    "hidden": 16,
+    "layers": 2,
+    "heads": 1,
+    "dropout": 0.5,
+    "lr": 0.01,
+    "weight_decay": 5e-4,
+    "epochs": 200,
+    "patience": 0,
+    "num_bases": 0,
+}
+_GAT = {"hidden": 8, "heads": 8, "dropout": 0.6, "lr": 0.005, "epochs": 300, "patience": 100}
 
 MODEL_DEFAULTS: dict[str, dict[str, Any]] = {
     # Kipf and Welling, ICLR 2017: Cora and Citeseer.
-    "gcn": {
-        "hidden": 16,
-        "layers": 2,
-        "heads": 1,
-        "dropout": 0.5,
-        "lr": 0.01,
-        "weight_decay": 5e-4,
-        "epochs": 200,
-        "patience": 0,
-        "num_bases": 0,
-    },
+    "gcn": _DEFAULTS,
     # Hamilton et al., NIPS 2017, mean aggregator; hidden width and L2 as for the other two.
-    "sage": {
-        "hidden": 16,
-        "layers": 2,
-        "heads": 1,
-        "dropout": 0.5,
-        "lr": 0.01,
-        "weight_decay": 5e-4,
-        "epochs": 200,
-        "patience": 0,
-        "num_bases": 0,
-    },
+    "sage": _DEFAULTS,
     # Velickovic et al., ICLR 2018: Cora and Citeseer.
-    "gat": {
-        "hidden": 8,
-        "layers": 2,
-        "heads": 8,
-        "dropout": 0.6,
-        "lr": 0.005,
-        "weight_decay": 5e-4,
-        "epochs": 300,
-        "patience": 100,
-        "num_bases": 0,
-    },
+    "gat": {**_DEFAULTS, **_GAT},
     # Schlichtkrull et al., ESWC 2018: AIFB and MUTAG (which differ in L2 and bases).
-    "rgcn": {
-        "hidden": 16,
-        "layers": 2,
-        "heads": 1,
-        "dropout": 0.0,
-        "lr": 0.01,
-        "weight_decay": 5e-4,
-        "epochs": 50,
-        "patience": 0,
-        "num_bases": 0,
-    },
+    "rgcn": {**_DEFAULTS, "dropout": 0.0, "epochs": 50},
 }
 
 #: Fields that may differ between a run and the run that resumes it.
 FREE_FIELDS = frozenset(
-    {
-        "data",
-        "epochs",
-        "patience",
-        "timeout",
-        "save_every",
-        "checkpoint_dir",
-        "resume",
-        # how rows and samples are brought about, not what they are
-        "transport",
-        "map_features",
-        "cache_bytes",
-        "prefetch",
-    }
+    "data epochs patience timeout save_every checkpoint_dir resume".split()
+    # how rows and samples are brought about, not what they are
+    + "transport map_features cache_bytes prefetch".split()
 )
 
 DEFAULT_FANOUT = 10
+
+
+@dataclass(frozen=True)
+class Lowest:
+    """The lowest value of a field, in its annotation."""
+
+    value: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """What full-batch and sampled training runs have in common. All ranks must make the same one.
 
-    Args:
-        data: The JSON that `graphshard.distributed.partition_graph` wrote.
-        model: ``"gcn"``, ``"sage"``, ``"gat"`` or ``"rgcn"``.
-        aggregator: Of a SAGE: ``"mean"``, ``"gcn"`` or ``"pool"``; see
-            `graphshard.nn.SAGEConv`.
-        aggregation: ``"auto"``, ``"sequential"`` or ``"oneshot"``: how remote rows are fetched
-            where a step, or an evaluation, is on the whole graph.
-        hidden: Width of the hidden layers; for a GAT, of one head.
-        layers: Number of layers.
-        heads: Attention heads of a GAT's hidden layers.
-        dropout: Probability, for inputs of layers and for attention.
-        lr: Learning rate of Adam.
-        weight_decay: L2 penalty, on the parameters that the model's paper puts it on.
-        epochs: Number of epochs.
-        patience: Stop after so many evaluations without a better validation result; 0 never.
-        seed: Decides initial weights, embeddings, samples and, with the rank, dropout.
-        num_bases: Matrices that the relations of an R-GCN share; 0: one for each relation.
-        dtype: ``"float32"``, ``"float64"`` or ``"bfloat16"``.
-        eval_every: Evaluate after every so many epochs, and after the last.
-        timeout: Seconds that a wait for another rank may take.
-        save_every: Write a checkpoint after every so many epochs; 0: none.
-        checkpoint_dir: Where checkpoints are; must be one folder for all ranks.
-        resume: Continue from the newest checkpoint in ``checkpoint_dir``, if there is one.
+    What each field is stands in its annotation, and in ``graphshard train --help``. More on some:
+    ``data`` is the JSON that `graphshard.distributed.partition_graph` wrote, and ``checkpoint_dir``
+    one folder for all ranks. For ``aggregator`` see `graphshard.nn.SAGEConv`. Dropout falls on the
+    inputs of layers and on attention; with the rank, ``seed`` decides it. Samples depend on
+    ``seed``, too. The last epoch is always evaluated. To resume where there is no checkpoint yet is
+    to start.
 
     Raises:
         ValueError: A field is out of range or does not fit another.
@@ -129,36 +79,45 @@ class RunConfig:
 
     mode: ClassVar[str]
 
-    data: str
-    model: str = "gcn"
-    aggregator: str = "mean"
-    aggregation: str = "auto"
-    hidden: int | None = None
-    layers: int | None = None
-    heads: int | None = None
-    dropout: float | None = None
-    lr: float | None = None
-    weight_decay: float | None = None
-    epochs: int | None = None
-    patience: int | None = None
-    seed: int = 0
-    num_bases: int | None = None
-    dtype: str = "float32"
-    eval_every: int = 1
-    timeout: float = 300.0
-    save_every: int = 0
-    checkpoint_dir: str | None = None
-    resume: bool = False
+    data: Annotated[str, "The JSON of a partition."]
+    model: Annotated[ModelName, "Which network."] = "gcn"
+    aggregator: Annotated[
+        Literal["mean", "gcn", "pool"], "sage: how neighbours are put together."
+    ] = "mean"
+    aggregation: Annotated[
+        Literal["auto", "sequential", "oneshot"], "How rows of other workers are fetched."
+    ] = "auto"
+    hidden: Annotated[int | None, "Width of hidden layers; gat: of one head.", Lowest(1)] = None
+    layers: Annotated[int | None, "Number of layers.", Lowest(1)] = None
+    heads: Annotated[int | None, "gat: heads of the hidden layers.", Lowest(1)] = None
+    dropout: Annotated[float | None, "Probability of dropout."] = None
+    lr: Annotated[float | None, "Learning rate of Adam."] = None
+    weight_decay: Annotated[float | None, "L2 penalty, where the model's paper puts it."] = None
+    epochs: Annotated[int | None, "Number of epochs.", Lowest(1)] = None
+    patience: Annotated[
+        int | None, "Stop after so many evaluations without a better one; 0: never.", Lowest(0)
+    ] = None
+    seed: Annotated[int, "Of weights, embeddings and dropout.", Lowest(0)] = 0
+    num_bases: Annotated[
+        int | None, "rgcn: matrices that relations share; 0: one each.", Lowest(0)
+    ] = None
+    dtype: Annotated[Literal["float32", "float64", "bfloat16"], "Of features and weights."] = (
+        "float32"
+    )
+    eval_every: Annotated[int, "Evaluate after every so many epochs.", Lowest(1)] = 1
+    timeout: Annotated[float, "Seconds that a wait for another worker may take."] = 300.0
+    save_every: Annotated[
+        int, "Write a checkpoint after every so many epochs; 0: none.", Lowest(0)
+    ] = 0
+    checkpoint_dir: Annotated[str | None, "Folder of the checkpoints."] = None
+    resume: Annotated[bool, "Continue from the newest checkpoint."] = False
 
     def __post_init__(self) -> None:
-        _one_of("model", self.model, MODELS)
-        _one_of("aggregator", self.aggregator, AGGREGATORS)
-        _one_of("aggregation", self.aggregation, AGGREGATIONS)
-        _one_of("dtype", self.dtype, tuple(DTYPES))
-        for name in ("hidden", "layers", "heads", "epochs", "eval_every"):
-            _at_least(name, getattr(self, name), 1)
-        for name in ("patience", "num_bases", "save_every", "seed"):
-            _at_least(name, getattr(self, name), 0)
+        for name in ("data", "checkpoint_dir"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, os.fspath(getattr(self, name)))
+        for name, hint in get_type_hints(type(self), include_extras=True).items():
+            _check_field(name, getattr(self, name, None), hint)
         for name in ("lr", "weight_decay"):
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value >= 0):
@@ -169,20 +128,23 @@ class RunConfig:
             raise ValueError(f"timeout must be a positive number of seconds (got {self.timeout})")
         if self.seed >= 2**63:
             raise ValueError(f"seed must be below 2^63 (got {self.seed})")
-        if self.model != "gat" and self.heads not in (None, 1):
-            raise ValueError(f"heads is for the model gat (got heads={self.heads}, {self.model})")
-        if self.model != "sage" and self.aggregator != "mean":
-            raise ValueError(
-                f"aggregator is for the model sage (got aggregator={self.aggregator!r}, "
-                f"{self.model})"
-            )
-        if self.model != "rgcn" and self.num_bases:
-            raise ValueError(
-                f"num_bases is for the model rgcn (got num_bases={self.num_bases}, {self.model})"
-            )
+        for name, model, is_set in (
+            ("heads", "gat", self.heads not in (None, 1)),
+            ("aggregator", "sage", self.aggregator != "mean"),
+            ("num_bases", "rgcn", self.num_bases),
+        ):
+            if is_set and self.model != model:
+                raise ValueError(
+                    f"{name} is for the model {model} (got {name}={getattr(self, name)!r}, "
+                    f"{self.model})"
+                )
         if self.checkpoint_dir is None and (self.save_every or self.resume):
             what = "save_every" if self.save_every else "resume"
             raise ValueError(f"{what} needs checkpoint_dir, the folder of the checkpoints")
+
+    def to_json(self) -> str:
+        """All fields and the mode, as JSON with sorted keys; `config_from_json` is the way back."""
+        return json.dumps({"mode": self.mode, **dataclasses.asdict(self)}, sort_keys=True)
 
     def graph_options(self) -> dict[str, Any]:
         """How the whole graph is put together; for `graphshard.construct_full_graph`."""
@@ -211,11 +173,7 @@ class ResolvedConfig(RunConfig):
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        return DTYPES[self.dtype]
-
-    def to_json(self) -> str:
-        """All fields, as JSON with sorted keys."""
-        return json.dumps({"mode": self.mode, **dataclasses.asdict(self)}, sort_keys=True)
+        return torch_dtype(self.dtype)
 
     def fixed_fields(self) -> dict[str, Any]:
         """What a run that resumes this one must have in common with it."""
@@ -226,32 +184,31 @@ class ResolvedConfig(RunConfig):
 class FullBatchConfig(RunConfig):
     """A full-batch training run; see `RunConfig` for the fields that are not described here.
 
-    Args:
-        rematerialize: With sequential aggregation, fetch remote rows again in the backward.
-        prefetch: Remote shards that are under way while another is computed; 0: none. See
-            `graphshard.fullbatch.AggregationMode`.
-        halo_dtype: ``"bfloat16"`` or ``"float16"``: remote rows and their gradients travel in it;
-            None: in the dtype of the run.
+    For ``prefetch`` see `graphshard.fullbatch.AggregationMode`; gradients of remote rows travel in
+    ``halo_dtype``, too.
     """
 
     mode: ClassVar[str] = "full"
 
-    rematerialize: bool = True
-    prefetch: int = 1
-    halo_dtype: str | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _at_least("prefetch", self.prefetch, 0)
-        if self.halo_dtype is not None:
-            _one_of("halo_dtype", self.halo_dtype, tuple(HALO_DTYPES))
+    rematerialize: Annotated[
+        bool, "full, with sequential aggregation: fetch rows again in the backward."
+    ] = True
+    prefetch: Annotated[
+        int,
+        "full: parts of other workers whose rows are in flight while one is computed; 0: none.",
+        Lowest(0),
+    ] = 1
+    halo_dtype: Annotated[
+        Literal["bfloat16", "float16"] | None,
+        "full: rows of other workers travel in it, rounded; default: as is.",
+    ] = None
 
     def graph_options(self) -> dict[str, Any]:
         return {
             **super().graph_options(),
             "rematerialize": self.rematerialize,
             "prefetch": self.prefetch,
-            "halo_dtype": None if self.halo_dtype is None else HALO_DTYPES[self.halo_dtype],
+            "halo_dtype": None if self.halo_dtype is None else torch_dtype(self.halo_dtype),
         }
 
     def resolved(self) -> ResolvedFullBatchConfig:
@@ -269,38 +226,37 @@ class SampledConfig(RunConfig):
     """A sampled training run; see `RunConfig` for the fields that are not described here.
 
     In each step every rank draws a block for each layer, for ``batch_size`` of its own training
-    nodes. Evaluations are exact, on the whole graph.
-
-    Args:
-        fanouts: Neighbours drawn for each node and relation, one number per layer, the last one
-            for the training nodes; -1: all. None: 10 in each layer.
-        batch_size: Training nodes of each rank in a step; 0: all.
-        sampler: ``"neighbor"`` or ``"labor"``.
-        replace: Draw with replacement.
-        transport: ``"auto"``, ``"collective"`` or ``"replicated"``: where neighbours are drawn.
-        map_features: Ranks on one host read each other's feature rows from shared memory.
-        cache_bytes: Memory of each rank for often used rows of other ranks, or, with
-            ``map_features``, of other hosts.
-        prefetch: Batches that are made ready ahead of the step that uses them; 0: none.
+    nodes. Evaluations are exact, on the whole graph. With ``map_features``, the cache is for rows
+    of other hosts.
     """
 
     mode: ClassVar[str] = "sample"
 
-    fanouts: tuple[int, ...] | None = None
-    batch_size: int = 1000
-    sampler: str = "neighbor"
-    replace: bool = False
-    transport: str = "auto"
-    map_features: bool = True
-    cache_bytes: int = 0
-    prefetch: int = 2
+    fanouts: Annotated[
+        tuple[int, ...] | None,
+        "sample: neighbours drawn per node and relation, one number per layer, the last for the "
+        "training nodes, such as 15,10; -1: all. Default: 10 in each.",
+    ] = None
+    batch_size: Annotated[
+        int, "sample: training nodes of a worker in a step; 0: all.", Lowest(0)
+    ] = 1000
+    sampler: Annotated[Literal["neighbor", "labor"], "sample: how to draw."] = "neighbor"
+    replace: Annotated[bool, "sample: draw with replacement."] = False
+    transport: Annotated[
+        Literal["auto", "collective", "replicated"],
+        "sample: where neighbours are drawn: at their owners, or everywhere from a copy of the "
+        "structure.",
+    ] = "auto"
+    map_features: Annotated[bool, "sample: workers on one host share the memory of features."] = (
+        True
+    )
+    cache_bytes: Annotated[
+        int, "sample: memory of a worker for often used rows of others.", Lowest(0)
+    ] = 0
+    prefetch: Annotated[int, "sample: batches made ready ahead; 0: none.", Lowest(0)] = 2
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _one_of("sampler", self.sampler, SAMPLERS)
-        _one_of("transport", self.transport, TRANSPORTS)
-        for name in ("batch_size", "cache_bytes", "prefetch"):
-            _at_least(name, getattr(self, name), 0)
         if self.replace and self.sampler == "labor":
             raise ValueError("replace is for the sampler neighbor; labor draws without replacement")
         if self.fanouts is None:
@@ -309,7 +265,7 @@ class SampledConfig(RunConfig):
         if not self.fanouts:
             raise ValueError("fanouts must hold one number per layer (got none)")
         for fanout in self.fanouts:
-            _at_least("a fanout", fanout, -1)
+            _check_least("a fanout", fanout, -1)
         if self.replace and -1 in self.fanouts:
             raise ValueError(
                 f"all neighbours (-1) cannot be drawn with replacement (got fanouts={self.fanouts})"
@@ -337,16 +293,32 @@ class ResolvedSampledConfig(SampledConfig, ResolvedConfig):
     fanouts: tuple[int, ...]
 
 
-CONFIGS: dict[str, type[FullBatchConfig] | type[SampledConfig]] = {
-    kind.mode: kind for kind in (FullBatchConfig, SampledConfig)
-}
+def config_from_json(text: str) -> FullBatchConfig | SampledConfig:
+    """Inverse of `RunConfig.to_json`, of a configuration that has not been resolved."""
+    values = json.loads(text)
+    kinds = {kind.mode: kind for kind in (FullBatchConfig, SampledConfig)}
+    return kinds[values.pop("mode")](**values)
 
 
-def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ValueError(f"{name} must be one of {', '.join(allowed)} (got {value!r})")
+def torch_dtype(name: str) -> torch.dtype:
+    """``torch.float32`` for ``"float32"``."""
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
 
 
-def _at_least(name: str, value: int | None, lowest: int) -> None:
-    if value is not None and value < lowest:
+def _check_field(name: str, value: Any, hint: Any) -> None:
+    """Hold a value against the choices and the lowest value in its annotation; None fits all."""
+    if value is None or get_origin(hint) is not Annotated:
+        return
+    kind, *notes = get_args(hint)
+    for choice in (kind, *get_args(kind)):
+        if get_origin(choice) is Literal and value not in (allowed := get_args(choice)):
+            raise ValueError(f"{name} must be one of {', '.join(allowed)} (got {value!r})")
+    for note in notes:
+        if isinstance(note, Lowest):
+            _check_least(name, value, note.value)
+
+
+def _check_least(name: str, value: int, lowest: int) -> None:
+    if value < lowest:
         raise ValueError(f"{name} must be at least {lowest} (got {value})")

@@ -1,23 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NodeEmbeddings: a learnable row for each node of a type that has no features.
+"""Rows that are learnt in place of features: their first values, their layer, their exchange.
 
-A rank holds the rows of the nodes that it owns, and nobody else holds them. So they take no part in
-`sync_params` and `gather_grads`: the exchange of the first layer brings each row's gradient home.
-The first value of a row depends on the seed, the node type and the node's original id, and on
-nothing else: neither on the number of ranks nor on the partition.
+`NodeEmbeddings` are rows of nodes without features. In an R-GCN the rows of its first layer's
+matrices are such rows, too: `OneHotRelGraphConv`. A rank holds the rows of its own nodes, and no
+other rank has a copy, so they take no part in `sync_params` and `gather_grads`: the exchange of the
+first layer, or `fetch_owned_rows` for a block, brings the gradient of a row to its owner.
+
+[Note: pairs]
+    The product of a one-hot row with a matrix is a row of the matrix. Without bases there is a
+    matrix for each relation, and row ``j`` of relation ``t`` is used only if ``j`` has an out-edge
+    of that relation, which is so for a small part of all pairs (AIFB: one in 13). So the table
+    holds those pairs alone, and the layer runs on a graph whose sources are the pairs and whose
+    edges are the edges of the graph: what travels between ranks is a row for each pair that is
+    read, as narrow as the layer's output.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+
+from .. import function as fn
+from .._ranges import RangeMap
+from .._typing import CanonicalEType
+from ..comm import ExchangePlan, fetch_halo, ragged_all_to_all, rank, world_size
+from ..fullbatch import PartitionData, RelationEdges
+from ..graph import MessagePassingGraph
+from ..partition import RangePartitionBook
+from ._collectives import gather_int
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
@@ -39,6 +57,9 @@ class Table:
 
 class NodeEmbeddings(nn.Module):
     """Learnable rows of this rank's nodes, by node type.
+
+    The first value of a row depends on the seed, the node type and the node's original id, and
+    neither on the number of ranks nor on the partition.
 
     Args:
         tables: What to hold, by name; usually the node type.
@@ -86,3 +107,181 @@ def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
+
+
+PAIR, NODE = "pair", "node"
+"""Node types of the graph of pairs. Not the default name, which in a book means all types."""
+
+_Type = TypeVar("_Type", str, CanonicalEType)
+
+
+class OneHotRelGraphConv(nn.Module):
+    r"""RelGraphConv for one-hot input, whose matrices come in as rows.
+
+    With ``num_bases``, the rows :math:`V_{bj}` of all bases lie side by side in the row of node
+    :math:`j`, and those of the self loop, :math:`V_{0i}`, are given apart:
+
+    .. math::
+        h'_i = b + \sum_{(j, t) \in N(i)} e_{ji} \sum_{b=1}^{B} a_{tb} V_{bj} + V_{0i}
+
+    Without, each relation has a matrix, and the row of a source is that of the pair :math:`(j, t)`:
+
+    .. math::
+        h'_i = b + \sum_{(j, t) \in N(i)} e_{ji} V_{(j, t)} + V_{0i}
+
+    Args:
+        out_feat: Width of the output.
+        num_rels: Number of relations.
+        num_bases: Matrices that the relations share; 0: each relation has its own.
+
+    Shape:
+        ``rows`` ``([num_src, in_width], [num_dst, out_feat])``; ``etypes`` ``[num_edges]``,
+        integers, read only with bases; ``norm`` ``[num_edges, 1]``; output ``[num_dst, out_feat]``.
+    """
+
+    def __init__(self, out_feat: int, num_rels: int, num_bases: int = 0) -> None:
+        super().__init__()
+        self.num_bases = num_bases
+        self.out_feat = out_feat
+        self.in_width = max(num_bases, 1) * out_feat
+        if num_bases:
+            self.coeff = nn.Parameter(torch.empty(num_rels, num_bases))
+            nn.init.xavier_uniform_(self.coeff, gain=nn.init.calculate_gain("relu"))
+        self.h_bias = nn.Parameter(torch.zeros(out_feat))
+
+    def forward(
+        self,
+        graph: MessagePassingGraph,
+        rows: tuple[Tensor, Tensor],
+        etypes: Tensor,
+        norm: Tensor | None = None,
+    ) -> Tensor:
+        """Apply the layer; see the class for shapes."""
+        source, own = rows
+        with graph.local_scope():
+            if self.num_bases:
+                weight = self.coeff.index_select(0, etypes)
+                if norm is not None:
+                    weight = weight * norm
+                graph.srcdata["h"] = source.unflatten(1, (self.num_bases, self.out_feat))
+                graph.edata["weight"] = weight.unsqueeze(-1)
+            else:
+                graph.srcdata["h"] = source
+                if norm is not None:
+                    graph.edata["weight"] = norm
+            weighted = self.num_bases or norm is not None
+            message = fn.u_mul_e("h", "weight", "m") if weighted else fn.copy_u("h", "m")
+            graph.update_all(message, fn.sum("m", "out"))
+            sums: Tensor = graph.dstdata["out"]
+        if self.num_bases:
+            sums = sums.sum(1)
+        return sums + own[: graph.num_dst_nodes()] + self.h_bias
+
+
+def pair_data(data: PartitionData, etype: Tensor, num_rels: int) -> tuple[PartitionData, Tensor]:
+    """The graph of pairs of a graph whose edges carry a relation number; collective.
+
+    Args:
+        data: A part of a graph with one node type and one relation.
+        etype: Relation number of each edge ``[num_edges]``.
+        num_rels: Number of relations, the same on all ranks.
+
+    Returns:
+        A part of a graph in which sources are of node type `PAIR`, with the edges in the same
+        order; and ``[num_pairs]``, ascending: node row times ``num_rels`` plus relation.
+    """
+    (relation,) = data.canonical_etypes
+    edges = data.edges[relation]
+    code = edges.src * num_rels + etype
+    here = edges.src_part == data.rank
+    pairs = torch.unique(code[here])
+    src = torch.empty_like(code)
+    if data.num_parts > 1:
+        needed = [
+            torch.unique(code[(edges.src_part == part) & ~here]) for part in range(data.num_parts)
+        ]
+        plan = ExchangePlan.build(needed, data.num_owned() * num_rels, device=data.device)
+        pairs = torch.unique(torch.cat([pairs, plan.send_index]))
+        asked = torch.searchsorted(pairs, plan.send_index)
+        rows = ragged_all_to_all(asked, plan.send_splits, plan.recv_splits)
+        for part in range(data.num_parts):
+            start, stop = plan.halo_range(part) if part != data.rank else (0, 0)
+            of_part = edges.src_part == part
+            if stop > start:
+                src[of_part] = rows[start + torch.searchsorted(needed[part], code[of_part])]
+    src[here] = torch.searchsorted(pairs, code[here])
+    changed: CanonicalEType = (PAIR, "read_by", NODE)
+    counts = gather_int(pairs.numel())
+    nodes = [data.node_map().size(part) for part in range(data.num_parts)]
+    in_edges = [data.partition_book.partid2eids(p).numel() for p in range(data.num_parts)]
+    book = RangePartitionBook(
+        data.rank,
+        data.num_parts,
+        _blocks({NODE: nodes, PAIR: counts}),
+        _blocks({changed: in_edges}),
+        {NODE: 0, PAIR: 1},
+        {changed: 0},
+    )
+    changed_data = replace(
+        data,
+        partition_book=book,
+        node_type_names=(NODE, PAIR),
+        canonical_etypes=(changed,),
+        node_features={},
+        edge_features={},
+        edges={changed: RelationEdges(edges.src_part, src, edges.dst)},
+    )
+    return changed_data, pairs
+
+
+def _blocks(sizes: Mapping[_Type, list[int]]) -> dict[_Type, list[list[int]]]:
+    """Per type, the homogenised ids of each part: parts in order, types in order inside a part."""
+    blocks: dict[_Type, list[list[int]]] = {name: [] for name in sizes}
+    start = 0
+    for of_part in zip(*sizes.values(), strict=True):
+        for name, size in zip(sizes, of_part, strict=True):
+            blocks[name].append([start, start + size])
+            start += size
+    return blocks
+
+
+class OwnedRows(NamedTuple):
+    """Rows that are wanted.
+
+    Args:
+        table: ``[num_owned, width]``, the rows that this rank owns.
+        ranges: Ids that each rank owns.
+        ids: Integer ``[n]``, which rows; of any rank, in any order.
+    """
+
+    table: Tensor
+    ranges: RangeMap
+    ids: Tensor
+
+
+def fetch_owned_rows(requests: Sequence[OwnedRows]) -> list[Tensor]:
+    """The rows of each request, ``[n, width]``; every rank must call, with as many requests.
+
+    One exchange brings the rows of all requests, and one returns the gradients, where those of a
+    row are summed. A rank whose loss may not depend on them must `graphshard.comm.anchor` it.
+    """
+    if world_size() == 1:
+        return [wanted.table.index_select(0, wanted.ids.long()) for wanted in requests]
+    plans, orders, owned = [], [], []
+    for table, ranges, ids in requests:
+        owner = ranges.part_of(ids)
+        rows = ranges.local_of(ids, owner)
+        needed = [rows[owner == part] for part in range(world_size())]
+        owned.append(needed[rank()].long())
+        needed[rank()] = rows[:0]
+        plans.append(ExchangePlan.build(needed, table.shape[0], device=table.device))
+        owner = owner.masked_fill(owner == rank(), -1)  # own rows go first
+        orders.append(torch.argsort(owner, stable=True))
+    fetched = fetch_halo([(p, wanted.table) for p, wanted in zip(plans, requests, strict=True)])
+    found = []
+    for wanted, own, halo, order in zip(requests, owned, fetched, orders, strict=True):
+        place = torch.empty_like(order)
+        place[order] = torch.arange(order.numel(), device=order.device)
+        rows = torch.cat([wanted.table.index_select(0, own), halo])
+        found.append(rows.index_select(0, place))
+    return found

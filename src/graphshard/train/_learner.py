@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,22 +18,14 @@ from torch import Tensor, nn
 
 from ..comm import gather_grads, is_initialized, rank, sync_params
 from ..fullbatch import PartitionData
+from ._checkpoint import tensors_under
 from ._config import ResolvedConfig
-from ._embeddings import NodeEmbeddings, Table
+from ._embeddings import NodeEmbeddings, OneHotRelGraphConv, Table, pair_data
 from ._models import GAT, GCN, RGCN, SAGE, NodeClassifier, TypedRGCN
-from ._one_hot import OneHotRelGraphConv, pair_data
 from ._shard import TrainingShard
 
 # Tables of an R-GCN whose nodes have no features.
 ROWS, SELF_ROWS = "one-hot rows", "one-hot rows of self loops"
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """A model at one moment: what all ranks hold alike, and what this rank holds for itself."""
-
-    shared: dict[str, Tensor]
-    local: dict[str, Tensor]
 
 
 class Learner:
@@ -81,6 +72,8 @@ class Learner:
             {"params": [p for p in self._named.values() if id(p) not in chosen]},
         ]
         self.optimizer = torch.optim.Adam(groups, lr=config.lr)
+        #: The best model and embeddings so far, of which `keep` makes copies.
+        self.best: tuple[dict[str, Tensor], ...] | None = None
         torch.manual_seed(dropout_seed(config.seed, rank()))
 
     @property
@@ -100,13 +93,8 @@ class Learner:
 
     def scores(self) -> Tensor:
         """The model's output for this rank's nodes of the target type; collective."""
-        inputs = {**self._shard.features, **self.embeddings()}
-        if self._shard.is_typed:
-            scores: Tensor = self.model(self.graphs, inputs)
-        elif SELF_ROWS in inputs:
-            scores = self.model(self.graphs, (inputs[ROWS], inputs[SELF_ROWS]))
-        else:
-            scores = self.model(self.graphs, inputs[self._shard.target])
+        rows = {**self._shard.features, **self.embeddings()}
+        scores: Tensor = self.model(self.graphs, model_features(self._shard, rows))
         return scores
 
     def loss(self, scores: Tensor, split: str) -> Tensor:
@@ -143,21 +131,31 @@ class Learner:
             numbers += [float(right[rows].sum()), float(self.loss(scores, split))]
         return numbers
 
-    def snapshot(self) -> Snapshot:
-        """A copy of the model and the embeddings."""
-        shared = {k: v.detach().clone() for k, v in self.model.state_dict().items()}
-        local = {k: v.detach().clone() for k, v in self.embeddings.state_dict().items()}
-        return Snapshot(shared, local)
+    def keep(self) -> None:
+        """Remember a copy of the model and the embeddings as the best so far."""
+        self.best = tuple(
+            {k: v.detach().clone() for k, v in module.state_dict().items()}
+            for module in (self.model, self.embeddings)
+        )
 
     def shared_state(self) -> dict[str, Tensor]:
-        """What all ranks hold alike: ``model/...`` and ``optimizer/model/...``."""
-        state = {f"model/{k}": v for k, v in self.model.state_dict().items()}
-        return {**state, **self._optimizer_state("model/")}
+        """What all ranks hold alike: ``model/...``, ``optimizer/model/...``, ``best/...``."""
+        return self._state_of(0, self.model, "model/")
 
     def local_state(self) -> dict[str, Tensor]:
         """What this rank alone holds: embeddings, their moments, the random number generator."""
-        state = {f"embeddings/{k}": v for k, v in self.embeddings.state_dict().items()}
-        return {**state, **self._optimizer_state("embeddings/"), "random": torch.get_rng_state()}
+        return {
+            **self._state_of(1, self.embeddings, "embeddings/"),
+            "random": torch.get_rng_state(),
+        }
+
+    def _state_of(self, place: int, module: nn.Module, prefix: str) -> dict[str, Tensor]:
+        best = {} if self.best is None else self.best[place]
+        return {
+            **{f"{prefix}{k}": v for k, v in module.state_dict().items()},
+            **self._optimizer_state(prefix),
+            **{f"best/{k}": v for k, v in best.items()},
+        }
 
     def _optimizer_state(self, prefix: str) -> dict[str, Tensor]:
         return {
@@ -173,29 +171,29 @@ class Learner:
         Raises:
             ValueError: A tensor is missing, is unknown, or has another shape or dtype.
         """
-        for found, now, prefix in (
-            (shared, self.shared_state(), "model/"),
-            (local, self.local_state(), "embeddings/"),
+        is_evaluated = any(name.startswith("best/") for name in shared)
+        for found, module, prefix in (
+            (shared, self.model, "model/"),
+            (local, self.embeddings, "embeddings/"),
         ):
-            state = {k: v for k, v in now.items() if not k.startswith("optimizer/")}
-            moments = self._optimizer_shapes(found, prefix)
-            _check_tensors(found, {**state, **moments})
-        self.model.load_state_dict(_under(shared, "model/"))
-        self.embeddings.load_state_dict(_under(local, "embeddings/"))
+            state = module.state_dict()
+            wanted = {f"{prefix}{k}": v for k, v in state.items()}
+            if module is self.embeddings:
+                wanted["random"] = torch.get_rng_state()
+            if is_evaluated:
+                wanted |= {f"best/{k}": v for k, v in state.items()}
+            _check_tensors(found, {**wanted, **self._optimizer_shapes(found, prefix)})
+        self.model.load_state_dict(tensors_under(shared, "model/"))
+        self.embeddings.load_state_dict(tensors_under(local, "embeddings/"))
         self.optimizer.state.clear()
-        for name, value in {**_under(shared, "optimizer/"), **_under(local, "optimizer/")}.items():
+        for name, value in tensors_under({**shared, **local}, "optimizer/").items():
             of_parameter, _, key = name.rpartition("/")
             self.optimizer.state[self._named[of_parameter]][key] = value.clone()
         torch.set_rng_state(local["random"].clone())
-
-    def check_snapshot(self, snapshot: Snapshot) -> None:
-        """Check that a snapshot is of this model and these embeddings.
-
-        Raises:
-            ValueError: A tensor is missing, is unknown, or has another shape or dtype.
-        """
-        _check_tensors(snapshot.shared, self.model.state_dict())
-        _check_tensors(snapshot.local, self.embeddings.state_dict())
+        self.best = None
+        if is_evaluated:
+            bests = (tensors_under(found, "best/") for found in (shared, local))
+            self.best = tuple({k: v.clone() for k, v in best.items()} for best in bests)
 
     def _optimizer_shapes(self, found: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
         """Tensors like the moments there must be for those parameters that have any."""
@@ -207,12 +205,8 @@ class Learner:
         return moments
 
 
-def _under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
-
-
 def _check_tensors(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
-    for name in sorted({*found, *wanted}):
+    for name in dict.fromkeys([*wanted, *found]):
         if name not in found:
             raise ValueError(f"tensor '{name}' is missing")
         if name not in wanted:
@@ -223,6 +217,13 @@ def _check_tensors(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) ->
                 f"'{name}' must be {mine.dtype} {list(mine.shape)} (got {theirs.dtype} "
                 f"{list(theirs.shape)})"
             )
+
+
+def model_features(shard: TrainingShard, rows: Mapping[str, Tensor]) -> Any:
+    """What a model takes as features, from the rows of each node type or table."""
+    if shard.is_typed:
+        return rows
+    return (rows[ROWS], rows[SELF_ROWS]) if SELF_ROWS in rows else rows[shard.target]
 
 
 def summed_loss(scores: Tensor, labels: Tensor) -> Tensor:
@@ -257,7 +258,7 @@ def build_model(shard: TrainingShard, config: ResolvedConfig) -> nn.Module:
         return GAT(width, hidden, classes, layers, config.heads, dropout)
     if config.model == "gcn":
         return GCN(width, hidden, classes, layers, dropout)
-    return SAGE(width, hidden, classes, layers, dropout, config.aggregator)  # type: ignore[arg-type]
+    return SAGE(width, hidden, classes, layers, dropout, config.aggregator)
 
 
 def one_hot_tables(

@@ -9,7 +9,7 @@
      "epoch": 20,               the number in the folder's name, and that of the history
      "world_size": 2,
      "identity": {...},         what a run that resumes must have in common
-     "history": {...},          see ``_history.py``
+     "history": {...},          see `History`
      "files": {"shared.safetensors": {"bytes": ..., "blake2b": ...}, "rank-0.safetensors": ...},
      "blake2b": "..."           of all the rest, written with sorted keys and without spaces
     }
@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -30,10 +29,10 @@ from pathlib import Path
 from typing import Any
 
 from .._regular_files import read_json_regular
-from .._written_files import writing
+from .._written_files import write_json
 from ..errors import CheckpointError
 from ..partition.files import FileRecord
-from ._history import History
+from ._result import History
 
 FORMAT = "graphshard-checkpoint"
 FORMAT_VERSION = 2
@@ -50,7 +49,7 @@ class DamagedError(Exception):
     """A checkpoint is not whole; the one before may be."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Manifest:
     """What a manifest says, checked.
 
@@ -60,7 +59,7 @@ class Manifest:
         identity: What a run must have in common with the one that wrote it.
         history: The run so far.
         files: Size and digest of each file.
-        digest: Of everything above.
+        digest: Of everything above, as the file has it.
     """
 
     epoch: int
@@ -68,7 +67,7 @@ class Manifest:
     identity: dict[str, Any]
     history: History
     files: dict[str, FileRecord]
-    digest: str
+    digest: str = ""
 
 
 def checkpoint_name(epoch: int) -> str:
@@ -88,37 +87,24 @@ def rank_file(rank: int) -> str:
     return f"rank-{rank}.safetensors"
 
 
-def write_manifest(
-    folder: Path,
-    *,
-    epoch: int,
-    world_size: int,
-    identity: Mapping[str, Any],
-    history: History,
-    files: Mapping[str, FileRecord],
-) -> None:
-    """Write the manifest of a checkpoint and sync it to disk; for the fields see `Manifest`."""
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write the manifest of a checkpoint, with its digest, and sync it to disk."""
     content = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
-        "epoch": epoch,
-        "world_size": world_size,
-        "identity": dict(identity),
-        "history": history.as_dict(),
-        "files": {name: asdict(record) for name, record in files.items()},
+        "epoch": manifest.epoch,
+        "world_size": manifest.world_size,
+        "identity": manifest.identity,
+        "history": manifest.history.as_dict(),
+        "files": {name: asdict(record) for name, record in manifest.files.items()},
     }
     content[_DIGEST_KEY] = digest_of_content(content)
-    path = folder / MANIFEST
-    with writing(path), open(path, "x", encoding="utf-8") as file:
-        json.dump(content, file, indent=1, allow_nan=False)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
+    write_json(folder / MANIFEST, content)
 
 
-def digest_of_content(content: Mapping[str, Any]) -> str:
-    """Digest of a manifest's content, whatever digest it carries."""
-    rest = {key: value for key, value in content.items() if key != _DIGEST_KEY}
+def digest_of_content(content: Mapping[str, Any], key: str = _DIGEST_KEY) -> str:
+    """Digest of a JSON object, without the digest that it carries under a key."""
+    rest = {name: value for name, value in content.items() if name != key}
     text = json.dumps(rest, sort_keys=True, separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=_DIGEST_BYTES).hexdigest()
 

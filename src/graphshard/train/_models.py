@@ -11,6 +11,7 @@ type.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol
 
@@ -21,8 +22,10 @@ from torch import Tensor, nn
 from .._typing import CanonicalEType
 from ..graph import MessagePassingGraph
 from ..nn import GATConv, GraphConv, HeteroGraphConv, RelGraphConv, SAGEConv
-from ._input_dropout import InputDropout
-from ._one_hot import OneHotRelGraphConv
+from ._embeddings import OneHotRelGraphConv
+
+_MAX_DENSITY = 0.2
+"""Share of non-zeros above which plain dropout of input features is as fast."""
 
 
 class NodeClassifier(Protocol):
@@ -33,6 +36,48 @@ class NodeClassifier(Protocol):
 
     def exchanged_width(self) -> int:
         """Columns of the widest row that ranks exchange, a bound for choosing how."""
+
+
+class InputDropout(nn.Module):
+    """Dropout on input features at the price of their non-zeros.
+
+    Bag-of-words features are a hundred zeros to one number, and dropping a zero changes nothing. So
+    random numbers are drawn for the non-zeros alone, whose places are found once. That is for a
+    tensor that is the same object in every step and needs no gradient; any other is treated as
+    ``nn.Dropout`` does. The distribution is the same; the random numbers are not.
+
+    Args:
+        p: Probability.
+    """
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
+        self._source: weakref.ref[Tensor] | None = None
+        self._version = -1
+        self._places: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``x`` with elements set to zero at random and the others scaled, while training."""
+        if not self.training or self.p == 0.0 or x.requires_grad or not x.is_contiguous():
+            return F.dropout(x, self.p, self.training)
+        places = self._nonzeros(x)
+        if places is None:
+            return F.dropout(x, self.p)
+        out = torch.zeros_like(x)
+        out.view(-1)[places] = F.dropout(x.view(-1)[places], self.p)
+        return out
+
+    def _nonzeros(self, x: Tensor) -> Tensor | None:
+        """Flat places of the non-zeros; None if there are too many."""
+        if self._source is None or self._source() is not x or self._version != x._version:
+            self._source, self._version = weakref.ref(x), x._version
+            dense = int(torch.count_nonzero(x)) > _MAX_DENSITY * x.numel()
+            self._places = None if dense else x.view(-1).nonzero().view(-1)
+        return self._places
+
+    def extra_repr(self) -> str:
+        return f"p={self.p}"
 
 
 class GCN(nn.Module):

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a training run reports: an EpochReport on the way, a TrainResult at the end."""
+"""What a training run reports, and its history: which evaluation was best, when to stop."""
 
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-SPLITS = ("train", "val", "test")
+from ..data.dataset import SPLITS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,3 +130,121 @@ class TrainResult:
         sampling = values.get("sampling")
         sampling = None if sampling is None else SamplingReport(**sampling)
         return cls(**{**values, "best": best, "last": last, "sampling": sampling})
+
+
+_EVALUATION_FIELDS = {"epoch", "accuracy", "val_loss"}
+
+
+@dataclass
+class History:
+    """What has happened so far; the same on every rank.
+
+    Args:
+        epoch: Epochs trained.
+        losses: Training loss of each.
+        best: Evaluation of the model to keep.
+        last: Newest evaluation.
+        top_accuracy: Best validation accuracy, for patience.
+        low_loss: Lowest validation loss, for patience.
+        waited: Evaluations since either got better.
+        stopped: Whether patience ran out.
+    """
+
+    epoch: int = 0
+    losses: list[float] = field(default_factory=list)
+    best: Evaluation | None = None
+    last: Evaluation | None = None
+    top_accuracy: float = -1.0
+    low_loss: float = float("inf")
+    waited: int = 0
+    stopped: bool = False
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON, which has no infinity: such numbers are their names there."""
+        values: dict[str, Any] = dataclasses.asdict(self)
+        return _with_names(values)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> History:
+        """The history that `as_dict` gave the values of.
+
+        Raises:
+            ValueError: A value is missing, is of another kind, or does not fit the others.
+        """
+        fields = {item.name for item in dataclasses.fields(cls)}
+        if set(values) != fields:
+            raise ValueError(f"a history must have {sorted(fields)} (got {sorted(values)!r:.200})")
+        values = _with_numbers(values)
+        for name in ("epoch", "waited"):
+            _check(name, values[name], type(values[name]) is int and values[name] >= 0)
+        for name in ("top_accuracy", "low_loss"):
+            _check(name, values[name], type(values[name]) is float)
+        _check("stopped", values["stopped"], type(values["stopped"]) is bool)
+        losses = values["losses"]
+        _check("losses", losses, isinstance(losses, list) and all(type(x) is float for x in losses))
+        if len(losses) != values["epoch"]:
+            raise ValueError(
+                f"losses must be one of each of {values['epoch']} epochs (got {len(losses)})"
+            )
+        evaluations = {name: _evaluation(name, values[name]) for name in ("best", "last")}
+        for name, evaluation in evaluations.items():
+            if evaluation is not None and evaluation.epoch > values["epoch"]:
+                raise ValueError(
+                    f"{name} must be of an epoch up to {values['epoch']} (got {evaluation.epoch})"
+                )
+        return cls(**{**values, "losses": list(losses), **evaluations})
+
+    def note_evaluation(self, evaluation: Evaluation, patience: int) -> bool:
+        """Take an evaluation in; returns whether it is the best so far."""
+        self.last = evaluation
+        loss = evaluation.val_loss
+        if loss is not None:
+            accuracy = evaluation.accuracy["val"]
+            improved = accuracy >= self.top_accuracy or loss <= self.low_loss
+            self.waited = 0 if improved else self.waited + 1
+            self.top_accuracy = max(self.top_accuracy, accuracy)
+            self.low_loss = min(self.low_loss, loss)
+            self.stopped = 0 < patience <= self.waited
+        if not evaluation.is_better_than(self.best):
+            return False
+        self.best = evaluation
+        return True
+
+
+_NAMED = {str(value): value for value in (math.inf, -math.inf, math.nan)}
+
+
+def _with_names(value: Any) -> Any:
+    """The same with the names of numbers that are not finite, however nested."""
+    if isinstance(value, dict):
+        return {key: _with_names(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_with_names(inner) for inner in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _with_numbers(value: Any) -> Any:
+    """The way back."""
+    if isinstance(value, Mapping):
+        return {key: _with_numbers(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_with_numbers(inner) for inner in value]
+    return _NAMED.get(value, value) if isinstance(value, str) else value
+
+
+def _evaluation(name: str, value: Any) -> Evaluation | None:
+    if value is None:
+        return None
+    _check(name, value, isinstance(value, dict) and set(value) == _EVALUATION_FIELDS)
+    epoch, accuracy, val_loss = value["epoch"], value["accuracy"], value["val_loss"]
+    _check(f"{name}.epoch", epoch, type(epoch) is int and epoch >= 0)
+    known = isinstance(accuracy, dict) and set(accuracy) <= set(SPLITS)
+    known = known and all(type(fraction) is float for fraction in accuracy.values())
+    _check(f"{name}.accuracy", accuracy, known)
+    _check(f"{name}.val_loss", val_loss, val_loss is None or type(val_loss) is float)
+    return Evaluation(epoch=epoch, accuracy=dict(accuracy), val_loss=val_loss)
+
+
+def _check(name: str, value: Any, is_right: bool) -> None:
+    if not is_right:
+        raise ValueError(f"the history's {name} is not what a run writes (got {value!r:.80})")

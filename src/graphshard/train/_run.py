@@ -12,14 +12,14 @@ from typing import Any
 
 import torch
 
-from ..comm import is_initialized, share_error, trace, world_size
-from ._checkpoint import Checkpoint, CheckpointFolder, tensors_under
-from ._config import ResolvedConfig
-from ._counts import per_rank, reduced, summed
-from ._history import History
-from ._learner import Learner, Snapshot
-from ._memory import PeakMemory
-from ._result import SPLITS, EpochReport, Evaluation, SamplingReport, TrainResult
+from .._memory import PeakMemory
+from ..comm import trace, world_size
+from ..data.dataset import SPLITS
+from ._checkpoint import Checkpoint, CheckpointFolder
+from ._collectives import gather_int, raise_everywhere, reduce_floats, reduce_ints
+from ._config import FullBatchConfig, ResolvedConfig
+from ._learner import Learner
+from ._result import EpochReport, Evaluation, History, SamplingReport, TrainResult
 from ._shard import TrainingShard, load_shard
 
 Progress = Callable[[EpochReport], None]
@@ -62,7 +62,6 @@ class TrainingRun:
             )
         self._splits = [s for s in SPLITS if self._shard.num_nodes[s]]
         self._history = History()
-        self._best: Snapshot | None = None
         self._set_up()
         self._checkpoints = self._open_checkpoints()
         self._resumed_from: int | None = None
@@ -117,18 +116,13 @@ class TrainingRun:
             return
         error: Exception | None = None
         try:
-            best = [tensors_under(state, "best/") for state in (found.shared, found.local)]
-            if found.history.best is not None:
-                self._best = Snapshot(*best)
-                self._learner.check_snapshot(self._best)
-            self._learner.load(*(_without_best(state) for state in (found.shared, found.local)))
+            self._learner.load(found.shared, found.local)
+            if (self._learner.best is None) != (found.history.best is None):
+                raise ValueError("it must have the best model if one was evaluated")
             self._history = found.history
         except ValueError as caught:
             error = checkpoints.unusable(found, caught)
-        if is_initialized():
-            share_error(error)
-        elif error is not None:
-            raise error
+        raise_everywhere(error)
         self._resumed_from = self._history.epoch
         self._history.stopped = 0 < self.config.patience <= self._history.waited
         self._report(note=f"resumed from epoch {self._history.epoch}")
@@ -141,9 +135,6 @@ class TrainingRun:
         if history.epoch % every and not is_last:
             return
         shared, local = self._learner.shared_state(), self._learner.local_state()
-        if self._best is not None:
-            shared |= {f"best/{k}": v for k, v in self._best.shared.items()}
-            local |= {f"best/{k}": v for k, v in self._best.local.items()}
         self._checkpoints.save(
             Checkpoint(epoch=history.epoch, shared=shared, local=local, history=history)
         )
@@ -182,10 +173,10 @@ class TrainingRun:
                 loss, evaluation = self._evaluate(share)
                 evaluation_seconds.append(time.perf_counter() - start)
             else:
-                (loss,) = summed([share])
+                (loss,) = reduce_floats([share])
             history.losses.append(loss)
             if evaluation is not None and history.note_evaluation(evaluation, config.patience):
-                self._best = self._learner.snapshot()
+                self._learner.keep()
             self._report(loss=loss, evaluation=evaluation)
             self._save()
         if history.last is None or history.last.epoch != history.epoch:
@@ -196,7 +187,7 @@ class TrainingRun:
     def _evaluate(self, share: float) -> tuple[float, Evaluation]:
         """Loss of the epoch, and the model's results; one collective beside the model's own."""
         numbers = self._learner.evaluate(self._splits)
-        loss, *totals = summed([share, *numbers])
+        loss, *totals = reduce_floats([share, *numbers])
         right, losses = totals[::2], totals[1::2]
         counts = [self._shard.num_nodes[s] for s in self._splits]
         accuracy = {s: r / n for s, r, n in zip(self._splits, right, counts, strict=True)}
@@ -209,20 +200,20 @@ class TrainingRun:
         best, last = self._history.best, self._history.last
         assert best is not None, "the last epoch is always evaluated"
         assert last is not None, "the last epoch is always evaluated"
-        epoch, evaluation = summed([_mean(epoch_seconds), _mean(evaluation_seconds)], "max")
+        epoch, evaluation = reduce_floats([_mean(epoch_seconds), _mean(evaluation_seconds)], "max")
         return TrainResult(
             best=best,
             last=last,
             losses=list(self._history.losses),
             num_nodes=dict(self._shard.num_nodes),
             num_parameters=self._learner.num_parameters,
-            num_embedding_parameters=reduced([self._learner.num_embedding_parameters])[0],
+            num_embedding_parameters=reduce_ints([self._learner.num_embedding_parameters])[0],
             aggregation=self._learner.aggregation,
             world_size=world_size(),
             seconds_per_epoch=epoch,
             seconds_per_evaluation=evaluation,
-            bytes_per_epoch=per_rank(bytes_sent),
-            peak_memory=per_rank(self._memory.above_start()),
+            bytes_per_epoch=gather_int(bytes_sent),
+            peak_memory=gather_int(self._memory.above_start()),
             resumed_from=self._resumed_from,
             stopped_early=self._history.stopped,
             sampling=self._sampling(),
@@ -233,5 +224,58 @@ def _mean(values: list[float]) -> float:
     return sum(values) / len(values) if values else 0.0
 
 
-def _without_best(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name: tensor for name, tensor in tensors.items() if not name.startswith("best/")}
+class FullBatchRun(TrainingRun):
+    """A full-batch run that has been set up and not yet started; see `TrainingRun`. Collective.
+
+    An epoch is one pass over the whole graph: forward and backward exchange rows, `gather_grads`
+    sums the gradients of the weights, and every rank makes the same step. Without dropout the
+    losses are those of one process, whatever the number of ranks.
+
+    Args:
+        config: The run; the same on every rank.
+        shard: A part that `load_shard` has read before, to save reading it again.
+        progress: Called after every epoch, on every rank.
+    """
+
+    def __init__(
+        self,
+        config: FullBatchConfig,
+        *,
+        shard: TrainingShard | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        super().__init__(config.resolved(), shard, progress)
+
+    def _train_epoch(self, epoch: int) -> float:
+        return self._learner.step()
+
+
+def train_full_batch(
+    config: FullBatchConfig,
+    *,
+    shard: TrainingShard | None = None,
+    progress: Progress | None = None,
+) -> TrainResult:
+    """Train a node classifier in full batch; every rank calls this with the same configuration.
+
+    Rank ``r`` reads part ``r`` of ``config.data``. With a partition of one part no process group
+    is needed. The caller's random number generator is left as it was.
+
+    Args:
+        config: The run.
+        shard: This rank's part, if `load_shard` has read it before.
+        progress: Called after every epoch, on every rank.
+
+    Raises:
+        ValueError: Configuration and graph do not fit each other; raised on every rank.
+        PartitionFormatError: The partition is missing or damaged; raised on every rank.
+        CheckpointError: The checkpoint to resume from belongs to another run; on every rank.
+        RankError: Another rank failed, or did not answer in time.
+
+    Example:
+        >>> config = FullBatchConfig(data="cora/cora.json", model="gcn")
+        >>> train_full_batch(config).best.accuracy["test"]  # doctest: +SKIP
+        0.815
+    """
+    with torch.random.fork_rng(devices=[]):
+        return FullBatchRun(config, shard=shard, progress=progress).train()

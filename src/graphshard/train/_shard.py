@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .._typing import CanonicalEType
 from ..comm import agree, is_initialized, rank
+from ..data.dataset import SPLITS
 from ..fullbatch import (
     GraphShardManager,
     PartitionData,
@@ -19,10 +20,9 @@ from ..fullbatch import (
     load_dgl_partition_data,
 )
 from ..fullbatch.topology import agree_on_build
+from ._collectives import reduce_ints
 from ._config import ResolvedConfig
-from ._counts import reduced
-from ._result import SPLITS
-from ._task import TaskInfo, read_task
+from .task import TaskInfo, read_task
 
 _NUMBERS_AT_LEAST = 4096  # classes or relations that are believed on any graph, however small
 
@@ -222,9 +222,15 @@ def _relation(data: PartitionData, config: ResolvedConfig) -> tuple[Tensor, Tens
     name = edge_feature(data.canonical_etypes[0], "etype")
     _check_numbers(etype, num_edges, name, "edges", config)
     dst = data.edges[data.canonical_etypes[0]].dst
-    base = int(etype.max()) + 1 if etype.numel() else 1
-    _, place, count = torch.unique(dst * base + etype, return_inverse=True, return_counts=True)
-    return etype, count.to(torch.float64).reciprocal()[place].to(config.torch_dtype).unsqueeze(1)
+    num_relations = int(etype.max()) + 1 if etype.numel() else 1
+    return etype, relation_norm(dst, etype, num_relations).to(config.torch_dtype)
+
+
+def relation_norm(dst: Tensor, etype: Tensor, num_relations: int) -> Tensor:
+    """1 over the number of edges of the same relation into the same node: float64, a column."""
+    code = dst * num_relations + etype
+    _, place, count = torch.unique(code, return_inverse=True, return_counts=True)
+    return count.to(torch.float64).reciprocal()[place].unsqueeze(1)
 
 
 def edge_feature(etype: CanonicalEType, name: str) -> str:
@@ -234,12 +240,12 @@ def edge_feature(etype: CanonicalEType, name: str) -> str:
 
 def _counted(shard: TrainingShard, config: ResolvedConfig) -> TrainingShard:
     """The shard with the counts of all ranks, the same everywhere."""
-    counts = reduced([shard.rows[split].numel() for split in SPLITS])
+    counts = reduce_ints([shard.rows[split].numel() for split in SPLITS])
     top_class = int(shard.label.max()) + 1 if shard.label.numel() else 0
     top_relation = 0
     if shard.relation is not None and shard.relation[0].numel():
         top_relation = int(shard.relation[0].max()) + 1
-    found_classes, found_relations = reduced([top_class, top_relation], "max")
+    found_classes, found_relations = reduce_ints([top_class, top_relation], "max")
     for name, said, found in (
         ("classes", shard.num_classes, found_classes),
         ("relations", shard.num_relations, found_relations),

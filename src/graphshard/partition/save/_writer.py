@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import re
 import shutil
@@ -26,7 +25,7 @@ from typing import Any
 from torch import Tensor
 
 from ..._regular_files import read_text_regular
-from ..._written_files import writing
+from ..._written_files import sync_folder, write_json
 from ...errors import PartitionFormatError
 from ..files import FileRecord, Rows, write_tensors
 from ..format import FORMAT, FORMAT_VERSION, PART_FILES, build_of, displaced_folder, read_config
@@ -103,18 +102,14 @@ class PartitionWriter:
         }
         full["build"] = build_of(full)
         staged_json = self._staging / self.json_path.name
-        with writing(staged_json), open(staged_json, "x", encoding="utf-8") as file:
-            json.dump(full, file, indent=1, allow_nan=False)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
+        write_json(staged_json, full)
         for part in range(num_parts):
-            _sync_folder(self._staging / f"part{part}")
-        _sync_folder(self._staging)
+            sync_folder(self._staging / f"part{part}")
+        sync_folder(self._staging)
         discarded = self._staging / "discarded"
         aside = discarded if self._old is None else self._aside(self._old)
         aside.mkdir()
-        _sync_folder(self.root)
+        sync_folder(self.root)
         names = {folder.name for folder in self._part_folders()}
         names |= {f"part{part}" for part in range(num_parts)}
         for name in sorted(names):
@@ -122,9 +117,9 @@ class PartitionWriter:
                 os.rename(self.root / name, aside / name)
             if (self._staging / name).exists():
                 os.rename(self._staging / name, self.root / name)
-            _sync_folder(self.root)
+            sync_folder(self.root)
         os.replace(staged_json, self.json_path)
-        _sync_folder(self.root)
+        sync_folder(self.root)
         if aside != discarded:  # in one step, lest a reader or a later writer find half of it
             os.rename(aside, discarded)
         return self.json_path
@@ -233,16 +228,6 @@ def _remove(path: Path) -> None:
         path.unlink()
     else:
         shutil.rmtree(path, ignore_errors=True)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make renames in a folder survive a power cut, where the system can."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 @contextlib.contextmanager

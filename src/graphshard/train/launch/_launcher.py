@@ -2,17 +2,27 @@
 """launch_workers: N ranks as local processes, from start to end, without an orphan.
 
 [Note: how a run ends]
-A worker that fails says why on standard error and by its exit code (`_worker.ExitCode`), and the
-others learn of it through the process group: each fails with a `RankError` that names it. Whoever
-waited for the failed worker does so at once, and without it nobody can finish; so the others are
-given a few seconds, whatever the timeout, and are then ended. After a worker has ended in good
-order the others have the timeout to do so, too. What is reported first is the first cause: the
-worker that ended first among those that did not blame another one. With what a rank needs to blame
-a silent one, this keeps the promise of ``[Note: how soon a job ends]`` in comm/group/_failure.py.
+    A worker that fails says why on standard error and by its `ExitCode`; the others learn of it
+    through the process group, and each fails with a `RankError` that names it. They need the failed
+    worker to finish, so they have `_GRACE_SECONDS` to say what they know, whatever the timeout, and
+    are then ended. After a worker has ended with 0 the others have the timeout to do so, too.
+    Reported first is the first cause: the worker that ended first among those that blame no other.
+    See [Note: how soon a job ends] in comm/group/_failure.py.
 
-Workers have sessions of their own, so Ctrl-C reaches the launcher alone, which ends them and what
-they have started. Should the launcher be killed, the kernel (on Linux) or a thread in the worker
-ends them.
+    Workers have sessions of their own, so Ctrl-C reaches the launcher alone, which ends them and
+    what they have started. If the launcher is killed, the kernel (on Linux) or a thread in each
+    worker ends it.
+
+[Note: why not torch.distributed.elastic]
+    Its launcher API (``start_processes``, and the agents and torchrun above it) keeps none of the
+    above, as of torch 2.13. When a worker fails, the next poll sends SIGTERM to all others: where
+    rank 0 blames rank 1 and ends 0.5 s before it, rank 0 is reported as the cause, and the reason
+    that rank 1 had is lost. It gives them 30 s, a constant: with one worker failed and another one
+    stopped (SIGSTOP), the job ended after 30.6 s, where `MARGIN_SECONDS` is 10. While no worker has
+    failed it waits without end: with one that has ended with 0 and one that hangs, it had not
+    returned after 40 s. Output goes to files or to this process's own streams, no descriptor for
+    events can be passed to a command, what a worker that ended by itself has started is left, and
+    signal handlers stay replaced.
 """
 
 from __future__ import annotations
@@ -36,7 +46,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import IO, Any
 
-from ..comm.group import JOB_VARIABLE, NOTICE, loopback_interface
+from ...comm.group import JOB_VARIABLE, NOTICE, loopback_interface
 from ._worker import EVENTS_VARIABLE, FAILURE_MARK, PARENT_VARIABLE, ExitCode
 
 _TAIL_LINES = 60
@@ -255,7 +265,7 @@ class _Worker:
     def code(self) -> int | None:
         """How the process ended, as Popen has it; None while it runs.
 
-        The kernel keeps its number until `exit`, so that `signal` cannot reach a stranger.
+        The kernel keeps its number until `exit`, so that `signal` reaches no other process.
         """
         if self.process.returncode is None and hasattr(os, "waitid"):
             how = os.WEXITED | os.WNOHANG | os.WNOWAIT
@@ -266,7 +276,7 @@ class _Worker:
         return self.process.poll()
 
     def take(self, line: str, on_line: Callable[[str], None] | None) -> None:
-        """Keep a line that the worker has printed, and pass on what is to be shown at once."""
+        """Keep a line that the worker has printed, and pass on what is to be shown now."""
         if line.startswith(FAILURE_MARK):
             self.failing = True
             self.blames = tuple(map(int, line.removeprefix(FAILURE_MARK).split()))
@@ -336,7 +346,7 @@ def _watch(
                         "end as the others have"
                     )
             _read(selector, _POLL_SECONDS, on_event, on_stderr)
-        stop = time.monotonic() + 1.0  # what the dead have left behind; a child may hold a pipe
+        stop = time.monotonic() + 1.0  # output not read yet; a child may hold a pipe
         while selector.get_map() and ended == len(workers) and time.monotonic() < stop:
             _read(selector, _POLL_SECONDS, on_event, on_stderr)
 
@@ -366,7 +376,7 @@ def _read(
 
 
 def _end(workers: Sequence[_Worker]) -> None:
-    """End what still runs: politely, then not; at once, if a second signal comes meanwhile."""
+    """End what still runs: SIGTERM, then SIGKILL; at once, if a second signal comes meanwhile."""
     running = [worker for worker in workers if worker.code() is None]
     try:
         for worker in running:
@@ -377,7 +387,7 @@ def _end(workers: Sequence[_Worker]) -> None:
         while any(worker.code() is None for worker in running) and time.monotonic() < stop:
             time.sleep(_POLL_SECONDS)
     finally:
-        for worker in workers:  # also what those have left behind that ended by themselves
+        for worker in workers:  # also what workers that ended by themselves have started
             worker.signal(signal.SIGKILL)
         for worker in workers:
             worker.process.wait()
@@ -399,7 +409,7 @@ def _variables(rank: int, num_workers: int, port: int) -> dict[str, str]:
     variables.setdefault("OMP_NUM_THREADS", str(max(1, _num_cores() // num_workers)))
     loopback = loopback_interface()
     if loopback is not None:
-        # Without it gloo looks up the host's name, which need not lead anywhere.
+        # Without it gloo looks up the host's name, which need not resolve.
         variables.setdefault("GLOO_SOCKET_IFNAME", loopback)
     return variables
 
@@ -411,10 +421,10 @@ def _num_cores() -> int:
 
 
 def _free_port() -> int:
-    """A port that nobody listens on.
+    """A port that is free now; another process may take it before rank 0 listens.
 
-    Between now and the moment rank 0 listens, someone else may take it. Ports below the range from
-    which systems serve outgoing connections are taken least often, so try some of those first.
+    Ports below the range from which systems serve outgoing connections are taken least often, so
+    some of those are tried first.
     """
     for port in [*random.sample(range(20000, 32000), 20), 0]:
         with contextlib.suppress(OSError), socket.socket() as probe:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """TaskInfo: what a partition is to be trained for, kept in a small JSON beside it.
 
+`partition_dataset` writes both: it is the way from a data set to a partition to train on.
+
 ``graphshard partition`` writes ``NAME.dataset.json`` next to ``NAME.json``. A partition that was
 made by calling `graphshard.distributed.partition_graph` has none; what it would say is then
 derived from the features: the target is the node type that has labels, and the classes and
@@ -9,7 +11,6 @@ relations are counted.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -17,12 +18,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from .._regular_files import read_json_regular
-from .._written_files import writing
+from .._written_files import write_json
 from ..data import NodeDataset
 from ..errors import PartitionFormatError
+from ..partition import partition_graph
 from ..partition.files import listing, mapping, required, shown, text, whole_number
 from ..partition.format import read_config
+from ._manifest import digest_of_content
 
 FORMAT = "graphshard-dataset"
 FORMAT_VERSION = 2
@@ -81,14 +86,11 @@ def write_task(partition_json: str | os.PathLike[str], task: TaskInfo) -> None:
         **asdict(task),
     }
     content = json.loads(json.dumps(content, allow_nan=False))  # tuples have become lists
-    content["digest"] = _digest_of(content)
+    content["digest"] = digest_of_content(content, "digest")
     partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.unlink(missing_ok=True)
     try:
-        with writing(path), open(partial, "w", encoding="utf-8") as file:
-            json.dump(content, file, indent=1)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
+        write_json(partial, content, final=path)
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
@@ -107,7 +109,7 @@ def read_task(partition_json: str | os.PathLike[str]) -> TaskInfo:
         found = required(content, "format"), required(content, "format_version")
         if found != (FORMAT, FORMAT_VERSION):
             raise ValueError(f"format {shown(found[0])} {shown(found[1])}")
-        if required(content, "digest") != _digest_of(content):
+        if required(content, "digest") != digest_of_content(content, "digest"):
             raise ValueError("it was changed after it was written: its digest differs")
         if required(content, "build") != read_config(partition_json).build:
             return unknown  # left over from another partition of the same name
@@ -144,8 +146,56 @@ def _count(content: Mapping[str, Any], key: str) -> int | None:
     return count if count is None else int(count)
 
 
-def _digest_of(content: Mapping[str, Any]) -> str:
-    """Digest of everything else in the file."""
-    rest = {key: value for key, value in content.items() if key != "digest"}
-    plain = json.dumps(rest, sort_keys=True, separators=(",", ":"))
-    return hashlib.blake2b(plain.encode(), digest_size=16).hexdigest()
+def partition_dataset(
+    dataset: NodeDataset,
+    num_parts: int,
+    out: str | os.PathLike[str],
+    *,
+    name: str | None = None,
+    balance_field: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    **arguments: Any,
+) -> Path:
+    """Partition a data set into a folder, with the description of its task beside the JSON.
+
+    Args:
+        dataset: The data set.
+        num_parts: Number of parts.
+        out: The folder.
+        name: Name of the graph and of the JSON; None: the data set's.
+        balance_field: Node feature of the target type whose values are to be spread evenly.
+        options: How the graph was prepared, to be noted beside the partition.
+        **arguments: More for `graphshard.distributed.partition_graph`.
+
+    Returns:
+        The path of the JSON.
+    """
+    name = dataset.name if name is None else name
+    if balance_field is not None:
+        arguments["balance_ntypes"] = _balance_classes(dataset, balance_field)
+    partition_graph(dataset.graph, name, num_parts, out, quiet=True, **arguments)
+    json_path = Path(out) / f"{name}.json"
+    write_task(json_path, TaskInfo.of_dataset(dataset, dict(options or {})))
+    return json_path
+
+
+def _balance_classes(dataset: NodeDataset, field: str) -> Any:
+    """Whole numbers from 0 for the values of a node feature, as ``balance_ntypes`` wants them."""
+    graph = dataset.graph
+    fields = graph.nodes[dataset.target].data
+    if field not in fields:
+        raise ValueError(
+            f"balance_ntypes must name a node feature of type '{dataset.target}' (got {field!r}; "
+            f"there are {', '.join(sorted(fields))})"
+        )
+    values = fields[field]
+    if values.ndim != 1:
+        raise ValueError(
+            f"balance_ntypes needs one value per node (got {field!r} of shape "
+            f"{tuple(values.shape)})"
+        )
+    classes = torch.unique(values, return_inverse=True)[1]
+    if len(graph.ntypes) == 1:
+        return classes
+    zeros = {t: torch.zeros(graph.num_nodes(t), dtype=torch.int64) for t in graph.ntypes}
+    return {**zeros, dataset.target: classes}

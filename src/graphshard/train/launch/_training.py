@@ -4,21 +4,18 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
 import sys
 from collections.abc import Callable
 from typing import Any
 
-from ..comm import barrier, initialize_comms, rank, shutdown_comms
-from ..errors import RankError
-from ..partition.format import read_config
-from ._config import CONFIGS, FullBatchConfig, SampledConfig
-from ._full_batch import FullBatchRun
-from ._launch import LaunchOutcome, launch_workers
-from ._result import EpochReport, Evaluation, TrainResult
-from ._run import Progress, TrainingRun
-from ._sampled import SampledRun
+from ...comm import barrier, initialize_comms, rank, shutdown_comms
+from ...errors import RankError
+from ...partition.format import read_config
+from .._config import FullBatchConfig, SampledConfig
+from .._result import EpochReport, Evaluation, TrainResult
+from .._run import FullBatchRun, Progress, TrainingRun
+from .._sampled import SampledRun
+from ._launcher import LaunchOutcome, launch_workers
 from ._worker import ExitCode, send_event
 
 
@@ -64,7 +61,7 @@ def launch_training(
             progress(report_from_dict(event["progress"]))
 
     outcome = launch_workers(
-        [sys.executable, "-m", "graphshard.train._rank_main", config_as_json(config)],
+        [sys.executable, "-m", "graphshard.train.launch", config.to_json()],
         num_workers,
         timeout=config.timeout,
         on_event=on_event,
@@ -139,18 +136,3 @@ def report_from_dict(values: dict[str, Any]) -> EpochReport:
     evaluation = values["evaluation"]
     made = None if evaluation is None else Evaluation(**evaluation)
     return EpochReport(**{**values, "evaluation": made})
-
-
-def config_from_json(text: str) -> FullBatchConfig | SampledConfig:
-    """Inverse of `config_as_json`."""
-    values = json.loads(text)
-    return CONFIGS[values.pop("mode")](**values)
-
-
-def config_as_json(config: FullBatchConfig | SampledConfig) -> str:
-    """A configuration that has not been resolved, as a worker reads it."""
-    values = dataclasses.asdict(config)
-    for name in ("data", "checkpoint_dir"):
-        if values[name] is not None:
-            values[name] = os.fspath(values[name])
-    return json.dumps({"mode": config.mode, **values})

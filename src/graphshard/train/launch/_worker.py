@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from ..errors import RankError
+from ...errors import RankError
 
 PARENT_VARIABLE = "GRAPHSHARD_LAUNCHER_PID"
 EVENTS_VARIABLE = "GRAPHSHARD_EVENTS_FD"

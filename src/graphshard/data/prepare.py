@@ -1,21 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a data set's name, folder or edge list to a partition that can be trained on."""
+"""A data set by name, folder or edge list, prepared as its published results were made."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
-import torch
-
-from ..data import NodeDataset, load_dataset
-from ..data._folder import check_node_count
 from ..graph import add_self_loop, from_csv, from_parquet, remove_self_loop, to_bidirected
-from ..partition import partition_graph
-from ._task import TaskInfo, write_task
+from ._folder import check_node_count
+from ._load import load_dataset
+from .dataset import NodeDataset
 
 DATASETS_VARIABLE = "GRAPHSHARD_DATASETS"
 
@@ -33,19 +29,21 @@ _TABLES = (".csv", ".parquet")
 
 @dataclass(frozen=True, kw_only=True)
 class Preparation:
-    """What is done to a graph before it is partitioned. None: what its published results did.
+    """What is done to a graph before it is partitioned. None: what its published results did."""
 
-    Args:
-        row_normalize: Divide each feature row by its sum.
-        self_loops: Give every node exactly one self loop. Only for a graph without relations.
-        bidirected: Add the reverse of every edge, once. Only for a graph without relations.
-        inverse: Add the inverse of every relation. Only for a graph with relations; None: yes.
-    """
-
-    row_normalize: bool | None = None
-    self_loops: bool | None = None
-    bidirected: bool = False
-    inverse: bool | None = None
+    row_normalize: Annotated[
+        bool | None, "Divide each feature row by its sum; default: yes for citation data sets."
+    ] = None
+    self_loops: Annotated[
+        bool | None,
+        "Give every node exactly one self loop, as GCN and GAT need; default: yes for citation "
+        "data sets.",
+    ] = None
+    bidirected: Annotated[bool, "Add the reverse of every edge."] = False
+    inverse: Annotated[
+        bool | None,
+        "Add the inverse of every relation; default: yes where there are relations.",
+    ] = None
 
 
 def read_dataset(name: str, preparation: Preparation = Preparation()) -> NodeDataset:
@@ -122,58 +120,3 @@ def _read_table(path: Path, preparation: Preparation) -> NodeDataset:
 
 def _default(value: bool | None, otherwise: bool) -> bool:
     return otherwise if value is None else value
-
-
-def partition_dataset(
-    dataset: NodeDataset,
-    num_parts: int,
-    out: str | os.PathLike[str],
-    *,
-    name: str | None = None,
-    balance_field: str | None = None,
-    options: Mapping[str, Any] | None = None,
-    **arguments: Any,
-) -> Path:
-    """Partition a data set into a folder, with the description of its task beside the JSON.
-
-    Args:
-        dataset: The data set.
-        num_parts: Number of parts.
-        out: The folder.
-        name: Name of the graph and of the JSON; None: the data set's.
-        balance_field: Node feature of the target type whose values are to be spread evenly.
-        options: How the graph was prepared, to be noted beside the partition.
-        **arguments: More for `graphshard.distributed.partition_graph`.
-
-    Returns:
-        The path of the JSON.
-    """
-    name = dataset.name if name is None else name
-    if balance_field is not None:
-        arguments["balance_ntypes"] = _balance_classes(dataset, balance_field)
-    partition_graph(dataset.graph, name, num_parts, out, quiet=True, **arguments)
-    json_path = Path(out) / f"{name}.json"
-    write_task(json_path, TaskInfo.of_dataset(dataset, dict(options or {})))
-    return json_path
-
-
-def _balance_classes(dataset: NodeDataset, field: str) -> Any:
-    """Whole numbers from 0 for the values of a node feature, as ``balance_ntypes`` wants them."""
-    graph = dataset.graph
-    fields = graph.nodes[dataset.target].data
-    if field not in fields:
-        raise ValueError(
-            f"balance_ntypes must name a node feature of type '{dataset.target}' (got {field!r}; "
-            f"there are {', '.join(sorted(fields))})"
-        )
-    values = fields[field]
-    if values.ndim != 1:
-        raise ValueError(
-            f"balance_ntypes needs one value per node (got {field!r} of shape "
-            f"{tuple(values.shape)})"
-        )
-    classes = torch.unique(values, return_inverse=True)[1]
-    if len(graph.ntypes) == 1:
-        return classes
-    zeros = {t: torch.zeros(graph.num_nodes(t), dtype=torch.int64) for t in graph.ntypes}
-    return {**zeros, dataset.target: classes}

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m graphshard.train._rank_main CONFIG``: one rank of a run that the launcher started."""
+"""``python -m graphshard.train.launch CONFIG``: one rank of a run that the launcher started."""
 
 from __future__ import annotations
 
 import sys
 
-from ._local import config_from_json, rank_work
+from .._config import config_from_json
+from ._training import rank_work
 from ._worker import run_as_worker
 
 if __name__ == "__main__":
