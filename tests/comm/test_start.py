@@ -69,7 +69,7 @@ def test_start_with_an_address(size):
 
 def start_on_several_hosts(own, size, port):
     """Ranks that seem to be on hosts of their own find the hub at the address of rank 0."""
-    _rendezvous.this_host = lambda: f"host{own}"
+    _rendezvous.network_name = lambda: f"host{own}"
     initialize_comms(own, size, "127.0.0.1", master_port_number=port, timeout=20)
     check_group(own, size)
     if own == 0:

@@ -22,6 +22,7 @@ from .group import (
 )
 from .halo import (
     ExchangePlan,
+    HaloFetch,
     HaloUnderWay,
     SentRows,
     anchor,
@@ -35,6 +36,7 @@ from .halo import (
 
 __all__ = [
     "ExchangePlan",
+    "HaloFetch",
     "HaloUnderWay",
     "Lanes",
     "Pending",

@@ -76,10 +76,7 @@ class Transport(ABC):
 
 
 class ByRank(Transport):
-    """One remote rank at a time: the memory of a shard, whatever the halo.
-
-    Messages do not go through shared memory: its blocks are memory that nothing else can use.
-    """
+    """One remote rank at a time: the memory of a shard, whatever the halo."""
 
     @property
     def num_steps(self) -> int:
@@ -95,10 +92,10 @@ class ByRank(Transport):
     def start_fetch(
         self, step: int, tensors: Sequence[Tensor], needs_grad: Sequence[bool]
     ) -> Pending:
-        return start_fetch(self.plan, step, tensors, self.wire, share=False)
+        return start_fetch(self.plan, step, tensors, self.wire)
 
     def start_return(self, step: int, grads: Sequence[Tensor]) -> Pending:
-        return start_return(self.plan, step, grads, self.wire, share=False)
+        return start_return(self.plan, step, grads, self.wire)
 
     def add_returned(self, step: int, total: Tensor, arrived: Tensor) -> None:
         reader = (self.plan.rank + step) % self.plan.world_size

@@ -3,14 +3,15 @@
 
 from ._agree import agree, share_error, verify
 from ._operations import (
-    AllToAll,
     all_gather,
     all_reduce_,
     all_to_all,
     broadcast_,
+    finish_collective,
     operation,
     run_collective,
     start_all_to_all,
+    start_collective,
     wait,
     wait_collective,
     wait_for_all,

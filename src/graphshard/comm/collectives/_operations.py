@@ -12,7 +12,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
@@ -20,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..._memory import empty
+from .._pending import Pending
 from .._trace import Kind, count
 from ..group import HOST_BACKENDS, GroupState, rank_error
 
@@ -121,25 +121,34 @@ def wait_collective(state: GroupState, work: dist.Work | None) -> None:
     state.unfinished = None
 
 
-def run_collective(
-    state: GroupState,
-    name: str,
-    start: Callable[[], dist.Work | None],
-    meanwhile: Callable[[], None] | None = None,
-) -> None:
+def start_collective(
+    state: GroupState, name: str, start: Callable[[], dist.Work | None]
+) -> tuple[int, dist.Work | None]:
+    """Start an operation of the whole group.
+
+    Args:
+        state: The group; every rank must call.
+        name: What error messages call the operation.
+        start: Starts it, without waiting.
+
+    Returns:
+        Its number in the group, and what `finish_collective` waits for.
+    """
     number = state.num_operations
     state.num_operations += 1
-    failure = None
     with operation(state, name, number):
-        work = start()
-        try:
-            if meanwhile is not None:
-                meanwhile()
-        except Exception as error:  # the operation ends all the same, or the others would wait
-            failure = error
+        return number, start()
+
+
+def finish_collective(state: GroupState, name: str, number: int, work: dist.Work | None) -> None:
+    """Wait for what `start_collective` has started."""
+    with operation(state, name, number):
         wait_collective(state, work)
-    if failure is not None:
-        raise failure
+
+
+def run_collective(state: GroupState, name: str, start: Callable[[], dist.Work | None]) -> None:
+    """Start an operation of the whole group, and wait for it."""
+    finish_collective(state, name, *start_collective(state, name, start))
 
 
 def all_to_all(
@@ -152,31 +161,46 @@ def all_to_all(
     into: Tensor | None = None,
     meanwhile: Callable[[], None] | None = None,
 ) -> Tensor:
-    """Send slice ``r`` of a one-dimensional tensor to rank ``r``; returns what came, by rank.
+    """`start_all_to_all`, then ``meanwhile``, then wait."""
+    pending = start_all_to_all(state, payload, send_splits, recv_splits, name, kind, into)
+    return pending.wait(meanwhile)[0]
+
+
+def start_all_to_all(
+    state: GroupState,
+    payload: Tensor,
+    send_splits: Sequence[int],
+    recv_splits: Sequence[int],
+    name: str = "all_to_all",
+    kind: Kind = "all_to_all",
+    into: Tensor | None = None,
+) -> Pending:
+    """Start to send slice ``r`` of a one-dimensional tensor to rank ``r``.
+
+    The backend's own threads move it (gloo), or a stream of the device (NCCL); this one is free.
 
     Args:
-        state: The group; every rank must call.
-        payload: One dimension, ``sum(send_splits)`` elements.
+        state: The group; every rank must call, and must wait.
+        payload: One dimension, ``sum(send_splits)`` elements; it must not change before the wait
+            is over.
         send_splits: Elements for each rank, own slot included.
         recv_splits: Elements from each rank.
         name: What error messages call the operation.
         kind: How a trace counts it.
         into: Memory for what comes, of the payload's dtype and device; by default new memory.
-        meanwhile: Called while the payload is on its way, which it must not change.
+
+    Returns:
+        One tensor: what came, by rank.
     """
-    own = state.rank
     if state.world_size == 1:
-        if meanwhile is not None:
-            meanwhile()
-        return payload.clone() if into is None else into.copy_(payload)
-    sent = payload.numel() - send_splits[own]
-    count(kind, sent * payload.element_size())
+        return Pending.of([payload.clone() if into is None else into.copy_(payload)])
+    count(kind, (payload.numel() - send_splits[state.rank]) * payload.element_size())
     device = state.payload_device(payload.device)
     outgoing = payload.contiguous().to(device)
     incoming = into
     if incoming is None or incoming.device != device:
         incoming = empty((sum(recv_splits),), payload.dtype, device)
-    run_collective(
+    number, work = start_collective(
         state,
         name,
         lambda: dist.all_to_all_single(
@@ -187,65 +211,16 @@ def all_to_all(
             group=state.group,
             async_op=True,
         ),
-        meanwhile,
     )
-    arrived = incoming.to(payload.device)
-    return arrived if into is None or arrived is into else into.copy_(arrived)
+    here = payload.device
+    del payload
 
+    def finish() -> list[Tensor]:
+        finish_collective(state, name, number, work)
+        arrived = incoming.to(here)
+        return [arrived if into is None or arrived is into else into.copy_(arrived)]
 
-@dataclass(eq=False)
-class AllToAll:
-    """An `all_to_all` under way; every rank must wait for it. See `start_all_to_all`."""
-
-    _state: GroupState
-    _name: str
-    _number: int
-    _work: dist.Work | None
-    _outgoing: Tensor | None
-    _incoming: Tensor
-    _device: torch.device
-
-    def wait(self) -> Tensor:
-        """What came, by rank, once all of it is here."""
-        if self._outgoing is not None:
-            with operation(self._state, self._name, self._number):
-                wait_collective(self._state, self._work)
-            self._work = self._outgoing = None
-            self._incoming = self._incoming.to(self._device)
-        return self._incoming
-
-
-def start_all_to_all(
-    state: GroupState,
-    payload: Tensor,
-    send_splits: Sequence[int],
-    recv_splits: Sequence[int],
-    name: str,
-    kind: Kind = "all_to_all",
-) -> AllToAll:
-    """As `all_to_all`, but returns as soon as the payload is on its way.
-
-    The backend's own threads move it (gloo), or a stream of the device (NCCL); this one is free.
-    The payload must not change before the wait is over.
-    """
-    if state.world_size == 1:
-        return AllToAll(state, name, 0, None, None, payload.clone(), payload.device)
-    count(kind, (payload.numel() - send_splits[state.rank]) * payload.element_size())
-    device = state.payload_device(payload.device)
-    outgoing = payload.contiguous().to(device)
-    incoming = empty((sum(recv_splits),), payload.dtype, device)
-    number = state.num_operations
-    state.num_operations += 1
-    with operation(state, name, number):
-        work = dist.all_to_all_single(
-            incoming,
-            outgoing,
-            list(recv_splits),
-            list(send_splits),
-            group=state.group,
-            async_op=True,
-        )
-    return AllToAll(state, name, number, work, outgoing, incoming, payload.device)
+    return Pending(finish)
 
 
 def all_gather(

@@ -3,6 +3,7 @@
 
 from ._address import JOB_VARIABLE, loopback_interface, nfs_ip_init
 from ._failure import NOTICE, rank_error
+from ._machine import machine_name, process_namespace
 from ._start import guard, initialize_comms, report_failure, shutdown_comms
 from ._state import (
     HOST_BACKENDS,

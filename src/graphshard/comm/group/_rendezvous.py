@@ -18,13 +18,11 @@ import json
 import os
 import queue
 import secrets
-import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from pathlib import Path
 from typing import TypeVar, cast
 
 import torch.distributed as dist
@@ -32,6 +30,7 @@ import torch.distributed as dist
 from ...errors import RankError
 from ._address import JOB_VARIABLE, job_id, listen_for_others
 from ._failure import NOTICE, first_line
+from ._machine import network_name
 from ._monitor_server import send_news
 
 _RETRY_SECONDS = 0.05
@@ -189,7 +188,7 @@ def _enter(store: dist.Store, rank: int, world_size: int, place: str, timeout: t
         False if this same process has been here before.
     """
     job = {"id": job_id(), "world_size": world_size}
-    me = f"{this_host()} {os.getpid()} "
+    me = f"{network_name()} {os.getpid()} "
     mine = me + secrets.token_hex(8)
     try:
         if rank == 0:
@@ -260,7 +259,7 @@ def _arrive(
         if not is_hosted:
             start = answered(lambda: base.add(f"graphshard/starts/{rank}", 1), timeout)
         store = dist.PrefixStore(_prefix(start), store)
-        store.set(f"arrived/{rank}", this_host())
+        store.set(f"arrived/{rank}", network_name())
         half = time.monotonic() + timeout.total_seconds() / 2
         until = half
         while missing:
@@ -302,13 +301,3 @@ def _tell_missing(store: dist.Store, rank: int, world_size: int, timeout: timede
             f"initialize_comms: ranks {missing} are not there yet\n"
         )
         sys.stderr.flush()
-
-
-def this_host() -> str:
-    """Equal on two ranks only if they can reach each other on the loopback interface."""
-    parts = [socket.gethostname()]
-    with contextlib.suppress(OSError):
-        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
-    with contextlib.suppress(OSError):
-        parts.append(os.readlink("/proc/self/ns/net"))
-    return " ".join(parts)

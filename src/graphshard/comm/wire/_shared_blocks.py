@@ -36,7 +36,7 @@ _LINGER_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
-class Peer:
+class SharedPeer:
     """Where a rank's blocks are found: its process, its first block, its token."""
 
     process: int
@@ -45,7 +45,7 @@ class Peer:
 
 
 @dataclass(eq=False)
-class _Block:
+class _SharedBlock:
     descriptor: int
     memory: mmap.mmap
     address: int
@@ -71,13 +71,13 @@ class SharedBlocks:
     """
 
     def __init__(self, kernels: ModuleType, rank: int) -> None:
-        self.peers: list[Peer] = []
+        self.peers: list[SharedPeer] = []
         self._kernels = kernels
         self._rank = rank
         self._process = os.getpid()
         self._token = secrets.randbits(62)
         self._header: int = kernels.shared_header
-        self._blocks: list[_Block] = []  # the one that was taken first in front
+        self._blocks: list[_SharedBlock] = []  # the one that was taken first in front
         self._skips: deque[tuple[Callable[[], bool], Callable[[], None]]] = deque()
         self._num_uses = 0
         self._peak = 0
@@ -107,11 +107,11 @@ class SharedBlocks:
             return None
 
     @property
-    def me(self) -> Peer:
+    def me(self) -> SharedPeer:
         """Where others find this rank's blocks."""
-        return Peer(self._process, self._first.descriptor, self._token)
+        return SharedPeer(self._process, self._first.descriptor, self._token)
 
-    def can_see(self, peer: Peer) -> bool:
+    def can_see(self, peer: SharedPeer) -> bool:
         """Whether what a rank says of itself is right, seen from here."""
         return not _has_left(self._kernels, peer)
 
@@ -158,7 +158,7 @@ class SharedBlocks:
             self._kernels.begin_use(block.memory, self._token, block.use)
         return block.descriptor, block.use
 
-    def _find(self, payload: Tensor) -> _Block | None:
+    def _find(self, payload: Tensor) -> _SharedBlock | None:
         """The block that begins with this tensor, if nobody else has been told to read it."""
         place = payload.data_ptr() - self._header
         for block in self._blocks:
@@ -166,11 +166,11 @@ class SharedBlocks:
                 return block
         return None
 
-    def _is_read(self, block: _Block) -> bool:
+    def _is_read(self, block: _SharedBlock) -> bool:
         done: bool = self._kernels.is_read(block.memory, block.use, block.readers)
         return done
 
-    def _take(self, size: int) -> _Block:
+    def _take(self, size: int) -> _SharedBlock:
         """The smallest free block that is large enough, else the largest, which grows.
 
         A block keeps its pages either way: to clear and map new ones would cost three times what
@@ -201,7 +201,7 @@ class SharedBlocks:
         self._blocks.append(best)
         return best
 
-    def _make(self, size: int) -> _Block:
+    def _make(self, size: int) -> _SharedBlock:
         descriptor = os.memfd_create("graphshard", os.MFD_CLOEXEC)
         try:
             os.ftruncate(descriptor, self._header + size)
@@ -209,7 +209,7 @@ class SharedBlocks:
         except BaseException:
             os.close(descriptor)
             raise
-        return _Block(descriptor, memory, address, size)
+        return _SharedBlock(descriptor, memory, address, size)
 
     def _map(self, descriptor: int, size: int) -> tuple[mmap.mmap, int]:
         # All pages at once: a trap for each costs more than to clear it.
@@ -217,7 +217,7 @@ class SharedBlocks:
         memory = mmap.mmap(descriptor, self._header + size, flags)
         return memory, torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
 
-    def _drop(self, block: _Block) -> None:
+    def _drop(self, block: _SharedBlock) -> None:
         self._blocks.remove(block)
         _close([block])
 
@@ -302,9 +302,9 @@ class SharedBlocks:
 def _end(
     kernels: ModuleType,
     process: int,
-    blocks: list[_Block],
-    first: _Block,
-    peers: list[Peer],
+    blocks: list[_SharedBlock],
+    first: _SharedBlock,
+    peers: list[SharedPeer],
     seconds: float,
 ) -> list[int]:
     """Take the memory back; returns the readers that have not read all of it."""
@@ -328,12 +328,12 @@ def _end(
     return sorted(late)
 
 
-def _has_left(kernels: ModuleType, peer: Peer) -> bool:
+def _has_left(kernels: ModuleType, peer: SharedPeer) -> bool:
     left: bool = kernels.has_left(peer.process, peer.descriptor, peer.token)
     return left
 
 
-def _close(blocks: Sequence[_Block]) -> None:
+def _close(blocks: Sequence[_SharedBlock]) -> None:
     for block in blocks:
         os.close(block.descriptor)
         with contextlib.suppress(BufferError):  # a tensor keeps what it is in
