@@ -204,7 +204,7 @@ def test_a_job_listens_at_the_address_that_it_was_given(size, address, kind, exp
 def hub_address(own, size, address, port):
     _rendezvous.network_name = lambda: f"host{own}"
     initialize_comms(own, size, address, master_port_number=port, timeout=20)
-    found = group_state().watch._hub.address[0] if own == 0 else None
+    found = group_state().monitor._server.address[0] if own == 0 else None
     shutdown_comms()
     return found
 

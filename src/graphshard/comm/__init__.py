@@ -9,7 +9,7 @@ from ._pending import Pending
 from ._ragged import ragged_all_to_all
 from ._sync import gather_grads, sync_params
 from ._trace import Trace, trace
-from .collectives import Lanes, agree, all_reduce, barrier, share_error
+from .collectives import Lanes, ThreadGroups, agree, all_reduce, barrier, share_error
 from .group import (
     guard,
     initialize_comms,
@@ -41,6 +41,7 @@ __all__ = [
     "Lanes",
     "Pending",
     "SentRows",
+    "ThreadGroups",
     "Trace",
     "agree",
     "all_reduce",

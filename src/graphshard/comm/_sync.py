@@ -42,7 +42,7 @@ def sync_params(model: torch.nn.Module, group: dist.ProcessGroup | None = None) 
         return
     device = state.payload_device(tensors[0].device)
     rows, one_row_each = [_rows(tensor) for tensor in tensors], [[1]] * len(tensors)
-    stream = joined(rows, one_row_each, device)
+    stream = joined([[row] for row in rows], device)
     if sum(tensor.numel() > 0 for tensor in tensors) == 1:  # it may be the parameter's own memory
         stream = stream.clone()
     broadcast_(state, stream, 0, "sync_params")

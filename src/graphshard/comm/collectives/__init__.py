@@ -8,7 +8,6 @@ from ._operations import (
     all_to_all,
     broadcast_,
     finish_collective,
-    operation,
     run_collective,
     start_all_to_all,
     start_collective,
@@ -17,4 +16,4 @@ from ._operations import (
     wait_for_all,
 )
 from ._reduce import all_reduce, barrier
-from ._thread_groups import Lanes
+from ._thread_groups import Lanes, ThreadGroups

@@ -10,8 +10,7 @@ rank none of them communicates or counts.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 import torch
@@ -21,7 +20,7 @@ from torch import Tensor
 from ..._memory import empty
 from .._pending import Pending
 from .._trace import Kind, count
-from ..group import HOST_BACKENDS, GroupState, rank_error
+from ..group import HOST_BACKENDS, GroupState, operation
 
 _SLICE = timedelta(seconds=1)
 _SHORT_SLICE = timedelta(seconds=0.2)
@@ -29,51 +28,6 @@ _SHORT_SLICE = timedelta(seconds=0.2)
 
 class Cancelled(BaseException):
     """A wait was ended from within this process, by `GroupState.cancelled`."""
-
-
-@contextmanager
-def operation(
-    state: GroupState, name: str, number: int, peers: Sequence[int] | None = None
-) -> Iterator[None]:
-    """Run one step of communication; a failure inside becomes a `RankError`.
-
-    Args:
-        state: The group.
-        name: What the user would call the operation.
-        number: The operation's number in the group.
-        peers: Ranks in the group that it waits for; None means all of them.
-
-    Raises:
-        RankError: Anything in the block raised a RuntimeError other than out of memory.
-        RuntimeError: The group has been shut down.
-    """
-    if state.closed:
-        raise RuntimeError(
-            f"{name} needs the process group '{state.name}', which has been shut down; make what "
-            "uses it again after initialize_comms"
-        )
-    others = [
-        state.members[peer]
-        for peer in (range(state.world_size) if peers is None else peers)
-        if peer != state.rank
-    ]
-    if state.watch is not None:
-        limit = state.timeout.total_seconds()
-        state.watch.enter(state.name, name, number, others, limit)
-    start = time.monotonic()
-    try:
-        if state.watch is not None and state.watch.given_up():
-            raise RuntimeError("not started")
-        yield
-    except torch.OutOfMemoryError:
-        raise
-    except RuntimeError as error:
-        if state.shared is not None:
-            state.shared.fail()
-        raise rank_error(state, name, others, error, time.monotonic() - start) from error
-    finally:
-        if state.watch is not None:
-            state.watch.leave()
 
 
 def wait(state: GroupState, work: dist.Work) -> None:
@@ -91,12 +45,12 @@ def wait(state: GroupState, work: dist.Work) -> None:
 def wait_collective(state: GroupState, work: dist.Work | None) -> None:
     """`wait` for a collective, by slices.
 
-    So it ends early once a rank has announced that it is out, or is gone although its connections
+    So it ends early once a rank has announced that it failed, or is gone although its connections
     are not, or the group is cancelled; and the interpreter gets to handle signals.
     """
     if work is None:
         return
-    if state.backend not in HOST_BACKENDS or (state.watch is None and state.backend != "gloo"):
+    if state.backend not in HOST_BACKENDS or (state.monitor is None and state.backend != "gloo"):
         wait(state, work)
         return
     deadline = time.monotonic() + state.timeout.total_seconds()
@@ -114,9 +68,10 @@ def wait_collective(state: GroupState, work: dist.Work | None) -> None:
                 break
             if state.cancelled is not None and state.cancelled.is_set():
                 raise Cancelled from None
-            watch = state.watch
-            hopeless = watch is not None and (watch.given_up() or watch.has_lost(state.members))
-            if hopeless or time.monotonic() >= deadline:
+            monitor, is_in_vain = state.monitor, False
+            if monitor is not None:
+                is_in_vain = monitor.has_failure() or monitor.has_lost(state.members)
+            if is_in_vain or time.monotonic() >= deadline:
                 raise
     state.unfinished = None
 

@@ -26,7 +26,7 @@ _POLL_SECONDS = 0.1
 
 
 def job_id() -> str | None:
-    """What tells this process's job from others: from the launcher, or whoever set the variable."""
+    """The name of this process's job, from the environment; None where it has none."""
     run = os.environ.get("TORCHELASTIC_RUN_ID", "none")  # torchrun's word for no name
     return os.environ.get(JOB_VARIABLE) or (None if run == "none" else run)
 

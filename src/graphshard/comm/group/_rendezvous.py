@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The store where ranks meet before there is a group: whose it is, and who has come.
+"""The store where ranks meet before there is a group: whose it is, and which ranks have come.
 
-A store that rank 0 hosts serves one start of one job, but whoever knows the port can come in. So
-rank 0 writes what its job is called, if it has a name, and how many ranks there are; everyone who
-comes holds that against what it knows itself; and each rank comes once. A second one is turned
-away, and as nobody can tell which of the two is the wrong one, all the others learn of it: those
-that wait in the store by what is written there, those that have left it by the hub.
+A store that rank 0 hosts serves one start of one job, but any process that knows the port can
+connect. So rank 0 writes the name of its job, if it has one, and the world size; every process
+compares that with its own; and each rank comes once. A second one is refused, and since it is not
+known which of the two is wrong, all ranks learn of it: those that wait in the store by what is
+written there, those that have left it through the monitor server.
 
-Other stores (torchrun's, the caller's) belong to a job already, and may serve several starts: the
-how-manieth it is tells the keys apart.
+Other stores (torchrun's, the caller's) belong to a job already, and may serve several starts; the
+number of the start keeps their keys apart.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ...errors import RankError
 from ._address import JOB_VARIABLE, job_id, listen_for_others
 from ._failure import NOTICE, first_line
 from ._machine import network_name
-from ._monitor_server import send_news
+from ._monitor_server import send_event
 
 _RETRY_SECONDS = 0.05
 _ANSWER_SECONDS = 2.0
@@ -109,7 +109,7 @@ def answered(call: Callable[[], _T], timeout: timedelta) -> _T:
 
 
 def check_refused(store: dist.Store, rank: int, timeout: timedelta) -> None:
-    """Raise if somebody was turned away from the start to which the store belongs."""
+    """Raise if a process was refused at the start to which the store belongs."""
     try:
         is_refused = answered(lambda: store.check(["refused"]), timeout)
     except RuntimeError as error:
@@ -239,10 +239,10 @@ def _refuse(store: dist.Store, rank: int, world_size: int, text: str) -> None:
         start.set("refused", json.dumps([rank, text]))
         for other in range(world_size):  # who waits for this one looks about
             start.compare_set(f"arrived/{other}", "", "refused")
-        if start.check(["watch"]):
-            watch = json.loads(start.get("watch"))
+        if start.check(["monitor"]):
+            monitor = json.loads(start.get("monitor"))
             event = {"kind": "raised", "ranks": [rank], "text": f"RuntimeError: {text}"}
-            send_news((watch["host"], watch["port"]), watch["token"], rank, event)
+            send_event((monitor["host"], monitor["port"]), monitor["token"], rank, event)
 
 
 def _prefix(start: int) -> str:

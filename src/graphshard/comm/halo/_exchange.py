@@ -293,7 +293,12 @@ def _start_fetch(
     if not plans or plans[0].world_size == 1:
         return Pending.of([tensor.new_empty((0, *tensor.shape[1:])) for tensor in tensors])
     blocks = shared_blocks(plans[0].state, most_bytes(plans, tensors, wire))
-    rows = [_sent(plan, tensor, wire, blocks) for plan, tensor in zip(plans, tensors, strict=True)]
+    pairs = list(zip(plans, tensors, strict=True))
+    rows: list[Tensor | Sequence[Tensor]]
+    if blocks is None and len(pairs) > 1:
+        rows = [[narrowed(sent.of(tensor), wire) for sent in plan.sent] for plan, tensor in pairs]
+    else:
+        rows = [_sent(plan, tensor, wire, blocks) for plan, tensor in pairs]
     return _start("fetch_halo", plans, rows, tensors, blocks, is_return=False)
 
 
@@ -311,7 +316,7 @@ def _start_return(
 def _start(
     name: str,
     plans: Sequence[ExchangePlan],
-    rows: Sequence[Tensor],
+    rows: Sequence[Tensor | Sequence[Tensor]],
     tensors: Sequence[Tensor],
     blocks: SharedBlocks | None,
     is_return: bool,

@@ -20,8 +20,8 @@ from torch import Tensor
 from ..._memory import empty
 from .._pending import Pending
 from .._trace import count
-from ..collectives import operation, wait
-from ..group import GroupState
+from ..collectives import wait
+from ..group import GroupState, operation
 from ..wire import as_bytes, narrowed
 from ._plan import ExchangePlan
 from ._signature import check_requests

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
@@ -32,13 +31,12 @@ from .._pending import Pending
 from .._trace import Kind, count
 from ..collectives import (
     finish_collective,
-    operation,
     run_collective,
     start_all_to_all,
     start_collective,
 )
-from ..group import GroupState, process_namespace, registered
-from ._pack import Splits, bytes_by_rank, joined, parted, row_bytes
+from ..group import GroupState, close_in_children, operation, process_namespace
+from ._pack import Splits, as_bytes, bytes_by_rank, joined, parted, row_bytes
 from ._shared_blocks import SharedBlocks, SharedPeer
 
 LARGE_BYTES = 1 << 20
@@ -62,7 +60,7 @@ def exchange_rows(
 
 def start_exchange(
     state: GroupState,
-    tensors: Sequence[Tensor],
+    tensors: Sequence[Tensor | Sequence[Tensor]],
     send_splits: Splits,
     recv_splits: Splits,
     name: str,
@@ -73,8 +71,9 @@ def start_exchange(
 
     Args:
         state: The group; every rank must call with the same dtypes and trailing shapes.
-        tensors: ``tensors[i]`` is ``[sum(send_splits[i]), *]``, its rows grouped by destination.
-            They must not change before the wait is over.
+        tensors: ``tensors[i]`` is ``[sum(send_splits[i]), *]``, its rows grouped by destination,
+            or a tensor for each destination (without ``blocks``), so that several are copied into
+            the message from where they lie. They must not change before the wait is over.
         send_splits: Rows of tensor ``i`` for each rank.
         recv_splits: Rows of tensor ``i`` from each rank.
         name: What error messages call the operation.
@@ -85,13 +84,21 @@ def start_exchange(
         For each tensor ``[sum(recv_splits[i]), *]``, rows grouped by source.
     """
     # Shapes and dtypes without the memory.
-    likes = [tensor.new_empty((0, *tensor.shape[1:])) for tensor in tensors]
+    firsts = [rows if isinstance(rows, Tensor) else rows[0] for rows in tensors]
+    likes = [first.new_empty((0, *first.shape[1:])) for first in firsts]
     send_bytes = bytes_by_rank(likes, send_splits)
     if blocks is not None:
         count(kind, sum(send_bytes) - send_bytes[state.rank])
-        return _start_shared(state, blocks, tensors, likes, send_splits, recv_splits, name)
+        return _start_shared(state, blocks, firsts, likes, send_splits, recv_splits, name)
     recv_bytes = bytes_by_rank(likes, recv_splits)
-    stream = joined(tensors, send_splits, state.payload_device(tensors[0].device))
+    if len(tensors) == 1 and isinstance(tensors[0], Tensor):
+        stream = as_bytes(tensors[0])
+    else:
+        parts = [
+            rows.split(list(splits)) if isinstance(rows, Tensor) else rows
+            for rows, splits in zip(tensors, send_splits, strict=True)
+        ]
+        stream = joined(parts, state.payload_device(firsts[0].device))
     pending = start_all_to_all(state, stream, send_bytes, recv_bytes, name, kind)
     return pending.then(lambda streams: parted(streams[0], likes, recv_splits))
 
@@ -225,7 +232,7 @@ def _set_up(state: GroupState) -> SharedBlocks | None:
     if not all(seen for (seen,) in _gather(state, [is_seen])) or blocks is None:
         return None
     blocks.peers.extend(peers)
-    _forget_in_children()
+    close_in_children()
     return blocks
 
 
@@ -239,16 +246,3 @@ def _gather(state: GroupState, numbers: Sequence[int]) -> list[list[int]]:
         lambda: dist.all_gather(parts, mine, group=state.group, async_op=True),
     )
     return [part.tolist() for part in parts]
-
-
-@functools.cache
-def _forget_in_children() -> None:
-    """From now on, release blocks in forked children, once per process."""
-    os.register_at_fork(after_in_child=_forget)
-
-
-def _forget() -> None:
-    for state in registered():
-        if state.shared is not None:
-            state.shared.forget()
-            state.shared = None

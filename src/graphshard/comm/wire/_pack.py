@@ -59,21 +59,17 @@ def bytes_by_rank(likes: Sequence[Tensor], splits: Splits) -> list[int]:
     ]
 
 
-def joined(tensors: Sequence[Tensor], splits: Splits, device: torch.device) -> Tensor:
-    """The bytes of tensors whose rows are grouped by rank, by rank and then by tensor.
+def joined(parts: Sequence[Sequence[Tensor]], device: torch.device) -> Tensor:
+    """The bytes of rows for several ranks, by rank and then by tensor.
 
     Args:
-        tensors: ``tensors[i]`` is ``[sum(splits[i]), *]``.
-        splits: Rows of tensor ``i`` for each rank.
-        device: Where the bytes go; those of one tensor alone stay where they are.
+        parts: ``parts[i][r]``: rows of tensor ``i`` for rank ``r``.
+        device: Where the bytes go.
     """
-    if len(tensors) == 1:
-        return as_bytes(tensors[0])
     runs = [
-        as_bytes(tensor).to(device).split([rows * row_bytes(tensor) for rows in per_rank])
-        for tensor, per_rank in zip(tensors, splits, strict=True)
+        as_bytes(part).to(device) for by_tensor in zip(*parts, strict=True) for part in by_tensor
     ]
-    return _concatenated([run for by_tensor in zip(*runs, strict=True) for run in by_tensor])
+    return _concatenated(runs)
 
 
 def parted(stream: Tensor, likes: Sequence[Tensor], splits: Splits) -> list[Tensor]:

@@ -4,7 +4,7 @@
 A block is a file in memory that has no name: others open it through ``/proc``, under this process's
 number and its descriptor, and it goes when the last process that has it open goes, however that
 ends. A block is written again only when nothing here refers to what it held and every reader has
-noted that it is done; a writer that finds none such takes a new one, and nobody waits. Like the
+noted that it is done; a writer that finds none such takes a new one, without waiting. Like the
 blocks of `graphshard.ops.empty`, those that wait and those in use together are never more than
 what was in use at once before. See csrc/shared.h.
 """
@@ -159,7 +159,7 @@ class SharedBlocks:
         return block.descriptor, block.use
 
     def _find(self, payload: Tensor) -> _SharedBlock | None:
-        """The block that begins with this tensor, if nobody else has been told to read it."""
+        """The block that begins with this tensor, if it is not published yet, or read by all."""
         place = payload.data_ptr() - self._header
         for block in self._blocks:
             if block.address == place and block.is_held() and self._is_read(block):
@@ -287,13 +287,13 @@ class SharedBlocks:
         return [] if self._is_broken else late
 
     def fail(self) -> None:
-        """An exchange has failed: from now on nobody is expected to read what this rank wrote."""
+        """An exchange has failed: from now on no rank is expected to read what this one wrote."""
         self._is_broken = True
         if self._end.detach() is not None:
             self._end = self._when_it_ends(0.0)
 
-    def forget(self) -> None:
-        """In a forked child: let go of what it inherited."""
+    def close_inherited(self) -> None:
+        """Close the inherited descriptors in a forked child."""
         if self._end.detach() is not None:
             _close([*self._blocks, self._first])
             self._blocks.clear()
