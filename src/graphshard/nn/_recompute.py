@@ -3,7 +3,7 @@
 
 Sequential aggregation rematerializes: it fetches remote rows twice and keeps none. What attention
 reads of own rows, ``x W``, is as large as the input, which is kept anyway for the gradient of
-``W``; so it is let go, too, for a matrix product in the backward. As in SAR,
+``W``; so it is freed, too, for a matrix product in the backward. As in SAR,
 https://arxiv.org/abs/2111.06483.
 """
 
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from .._typing import version_of
 from ..graph import MessagePassingGraph
 from ..ops import is_plain, linear
 
@@ -26,7 +27,7 @@ class _Projection:
     def __init__(self, x: Tensor, layer: nn.Linear, like: Tensor) -> None:
         self._x, self._layer = x.detach(), layer
         self._tensors = [x, layer.weight, *([] if layer.bias is None else [layer.bias])]
-        self._versions = [_version(t) for t in self._tensors]
+        self._versions = [version_of(t) for t in self._tensors]
         self._autocast = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
         self._storage, self._numel = like.untyped_storage().data_ptr(), like.numel()
         self._users = 0  # saved by so many operations, each of which asks for it once
@@ -41,7 +42,7 @@ class _Projection:
 
     def rows(self) -> Tensor:
         """The rows, kept until the last operation that saved them has asked."""
-        if [_version(t) for t in self._tensors] != self._versions:
+        if [version_of(t) for t in self._tensors] != self._versions:
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an "
                 "inplace operation: the input or the weight of a layer that is computed again in "
@@ -107,7 +108,3 @@ class Projections:
 
 def _unpack(saved: Tensor | _Saved) -> Tensor:
     return saved.projection.rows().view(saved.shape) if isinstance(saved, _Saved) else saved
-
-
-def _version(tensor: Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version

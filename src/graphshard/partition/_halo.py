@@ -25,9 +25,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ._relabel import Ids, Relabeling
+from ._relabel import IdArray, Relabeling
 
-_NO_IDS: Ids = np.zeros(0, dtype=np.int64)
+_NO_IDS: IdArray = np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -74,10 +74,10 @@ class CutEdges:
         starts: ``[num_parts + 1]``: where the edges from each part begin.
     """
 
-    positions: Ids
-    starts: Ids
+    positions: IdArray
+    starts: IdArray
 
-    def leaving(self, part: int) -> Ids:
+    def leaving(self, part: int) -> IdArray:
         return self.positions[self.starts[part] : self.starts[part + 1]]
 
 
@@ -183,13 +183,13 @@ def cut_part(
     )
 
 
-def _join(pieces: list[Ids]) -> Ids:
+def _join(pieces: list[IdArray]) -> IdArray:
     return np.concatenate([_NO_IDS, *pieces])
 
 
-def _sources(relabeling: Relabeling, relation: int, positions: Ids) -> Ids:
+def _sources(relabeling: Relabeling, relation: int, positions: IdArray) -> IdArray:
     """New homogenised source of edges given by new per-type id."""
-    ids: Ids = relabeling.relations[relation].sources[positions].astype(np.int64)
+    ids: IdArray = relabeling.relations[relation].sources[positions].astype(np.int64)
     return ids
 
 
@@ -204,22 +204,22 @@ def _inner_destinations(relabeling: Relabeling, part: int, relation: int) -> Ten
     return local.repeat_interleave(torch.from_numpy(in_degrees))
 
 
-def _destinations(relabeling: Relabeling, relation: int, positions: Ids) -> Ids:
+def _destinations(relabeling: Relabeling, relation: int, positions: IdArray) -> IdArray:
     """New homogenised destination of edges given by new per-type id."""
     source = relabeling.source
     per_type = np.searchsorted(relabeling.relations[relation].indptr, positions, side="right") - 1
     ntype = source.ntypes[source.dst_type[relation]]
-    homogenised: Ids = relabeling.book.map_to_homo_nid(per_type, ntype).numpy()
+    homogenised: IdArray = relabeling.book.map_to_homo_nid(per_type, ntype).numpy()
     return homogenised
 
 
-def _homogenised_edges(relabeling: Relabeling, relation: int, positions: Ids) -> Ids:
+def _homogenised_edges(relabeling: Relabeling, relation: int, positions: IdArray) -> IdArray:
     etype = relabeling.source.canonical_etypes[relation]
-    ids: Ids = relabeling.book.map_to_homo_eid(positions, etype).numpy()
+    ids: IdArray = relabeling.book.map_to_homo_eid(positions, etype).numpy()
     return ids
 
 
-def _in_edges(relabeling: Relabeling, nodes: Ids) -> list[Ids]:
+def _in_edges(relabeling: Relabeling, nodes: IdArray) -> list[IdArray]:
     """Per relation, the new per-type ids of the edges into ``nodes`` (homogenised, ascending)."""
     types, per_type = (ids.numpy() for ids in relabeling.book.map_to_per_ntype(nodes))
     found = []
@@ -233,7 +233,7 @@ def _in_edges(relabeling: Relabeling, nodes: Ids) -> list[Ids]:
 
 def _mark_new(
     mark: npt.NDArray[np.bool_], ids: Sequence[npt.NDArray[np.integer[Any]]], first: int, last: int
-) -> Ids:
+) -> IdArray:
     """Mark ids outside ``[first, last)``; those that were not marked before, ascending."""
     found = np.zeros_like(mark)
     for some in ids:
@@ -244,7 +244,7 @@ def _mark_new(
     return np.flatnonzero(found)
 
 
-def _union(some: Ids, others: Ids) -> Ids:
-    """Ids of either, each once, ascending."""
+def _union(some: IdArray, others: IdArray) -> IdArray:
+    """IdArray of either, each once, ascending."""
     joined = np.sort(np.concatenate([some, others]))
     return joined[np.diff(joined, prepend=-1) > 0]

@@ -21,7 +21,7 @@ from ..ops import Adjacency
 from ._book import RangePartitionBook
 from ._source import GraphSource
 
-Ids = npt.NDArray[np.int64]
+IdArray = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Relation:
 
     old_ids: Tensor
     sources: npt.NDArray[np.integer[Any]]
-    indptr: Ids
+    indptr: IdArray
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Relabeling:
 
 
 def relabel(
-    source: GraphSource, parts: npt.NDArray[np.integer[Any]], order: Ids, num_parts: int
+    source: GraphSource, parts: npt.NDArray[np.integer[Any]], order: IdArray, num_parts: int
 ) -> Relabeling:
     """Number nodes and edges anew.
 

@@ -20,7 +20,7 @@
 "type/orig_id" and "src:relation:dst/orig_id" (int64) are always among the features: the ids that
 the nodes and edges of the type had in the graph that was partitioned.
 
-How a folder is written, and replaced, is told in `_writer`.
+How a folder is written, and replaced, is described in `save/_writer.py`.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ NodeNames: TypeAlias = dict[Hashable, int] | dict[str, dict[Hashable, int]]
 """Id of each name, in the order of ids; for a typed graph one such table per node type."""
 
 
-_Reader: TypeAlias = Callable[[Path, list[str]], EdgeTable]
+_TableReader: TypeAlias = Callable[[Path, list[str]], EdgeTable]
 
 
 @overload
@@ -270,7 +270,7 @@ def to_parquet(
 
 def _load(
     path: Paths,
-    read: _Reader,
+    read: _TableReader,
     edge_columns: EdgeColumns,
     relabel: bool,
     num_nodes: NodeCounts,

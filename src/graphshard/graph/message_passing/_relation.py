@@ -32,8 +32,8 @@ class RelationData:
         src: Source features, each ``[adj.num_src, ...]``.
         dst: Destination features, each ``[adj.num_dst, ...]``.
         edge: Edge features, each ``[adj.num_edges, ...]``, in edge-id order.
-        dst_ids: Ids that user functions are told for destinations; None for 0, 1, ...
-        edge_ids: Ids that user functions are told for edges, as (u, v, e); None for their own.
+        dst_ids: Ids of destinations that user functions see; None for 0, 1, ...
+        edge_ids: Ids of edges that user functions see, as (u, v, e); None for their own.
     """
 
     adj: Adjacency

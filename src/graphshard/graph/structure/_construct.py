@@ -22,7 +22,7 @@ from ._schema import check_type_name
 
 @dataclass(frozen=True)
 class EdgeArrays:
-    """One relation, read but not yet told how many nodes there are.
+    """One relation before its numbers of nodes are known.
 
     Attributes:
         form: ``"coo"``, ``"csr"`` or ``"csc"``.

@@ -89,7 +89,7 @@ class HeteroGraphConv(nn.Module):
     Args:
         mods: The layer of each relation, by relation name or canonical triple. A layer is called
             with one relation of the graph and a pair of tensors. Layers that refuse nodes without
-            in-edges are told to accept them.
+            in-edges are set to accept them.
         aggregate: ``sum``, ``max``, ``min``, ``mean``, ``stack`` (a new dimension 1), or a function
             of a list of tensors and the name of the node type.
 

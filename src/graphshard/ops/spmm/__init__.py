@@ -2,7 +2,7 @@
 """Sparse times dense and its relatives: gspmm, gsddmm, edge_softmax and their gradients."""
 
 from ._add_rows import add_rows
-from ._compute import flat_rows
+from ._compute import Operand, flat_rows
 from ._edge_softmax import edge_softmax
 from ._groups import group_by_range, ungroup
 from ._gsddmm import gsddmm

@@ -19,9 +19,8 @@ from torch.autograd import Function
 from .._adjacency import Adjacency
 from . import _compute
 from ._broadcast import sum_to_row
+from ._compute import Operand
 from ._winners import winners_backward
-
-Operand = Tensor | None
 
 
 def _tracked(*values: Operand) -> bool:

@@ -15,8 +15,8 @@ from .. import _check
 from .._adjacency import Adjacency
 from . import _compute
 from ._broadcast import row_places
+from ._compute import Operand
 
-Operand = Tensor | None
 _HALF = (torch.float16, torch.bfloat16)
 
 

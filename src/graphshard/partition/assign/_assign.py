@@ -5,7 +5,7 @@
 METIS takes balance as a goal. So it is asked for less than the tolerance, the result is measured,
 and where a constraint is missed it is asked again: another seed and a tighter bound, then
 recursive bisection. The best answer is then repaired by moving nodes (`_repair`). What is still
-missed after that is told in a warning, with the numbers.
+missed after that is reported in a warning, with the numbers.
 
 [Note: effort]
 A mesh has short boundaries, so METIS takes all its passes over them in no time, and they pay (a

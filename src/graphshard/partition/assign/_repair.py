@@ -9,14 +9,12 @@ room, pairs of nodes change places. The cost is that of the moves made, not of t
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
+from ._metis import IntArray
 from ._undirected import UndirectedGraph
 
-IntArray = npt.NDArray[np.integer[Any]]
 FloatArray = npt.NDArray[np.float64]
 
 _MAX_PASSES = 20

@@ -31,7 +31,7 @@ class UndirectedGraph:
         indptr: ``[num_nodes + 1]``.
         indices: ``[2 * num_edges]``, each edge once from either end.
         counts: As ``indices``: how many directed edges, in both directions, became this one.
-            None where nobody asked.
+            None where that was not counted.
         check: Look at every number; pass False only for arrays that are known to be right.
 
     Raises:

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a partition's JSON must say: every value that is read later is checked here, once.
 
-A JSON may have been damaged on its way, or written by somebody who wants files elsewhere to be read
-or moved. So numbers are whole and bounded, counts are held against the maps and lists that are
+A JSON may have been damaged, or be an attempt to have files elsewhere read or moved. So numbers are whole and bounded, counts are held against the maps and lists that are
 there before anything loops over them, and paths cannot leave the folder.
 """
 
@@ -27,7 +26,7 @@ _BUILD = re.compile(r"[0-9a-f]{16}")
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 _SHOWN = 60
 
-Blocks = list[list[int]]
+PartRanges = list[list[int]]
 
 
 @dataclass(frozen=True)
@@ -147,12 +146,12 @@ def read_etypes(content: Mapping[str, Any], ntypes: Mapping[str, int]) -> dict[C
     return found
 
 
-def read_node_map(content: Mapping[str, Any], num_parts: int) -> dict[str, Blocks]:
+def read_node_map(content: Mapping[str, Any], num_parts: int) -> dict[str, PartRanges]:
     """Per node type, the block of each part."""
     return _read_map(required(content, "node_map"), "node_map", DEFAULT_NTYPE, num_parts)
 
 
-def read_edge_map(content: Mapping[str, Any], num_parts: int) -> dict[CanonicalEType, Blocks]:
+def read_edge_map(content: Mapping[str, Any], num_parts: int) -> dict[CanonicalEType, PartRanges]:
     """Per edge type, the block of each part."""
     only_type = etype_key(DEFAULT_CANONICAL_ETYPE)
     found = _read_map(required(content, "edge_map"), "edge_map", only_type, num_parts)
@@ -166,7 +165,7 @@ def _read_etype(key: str) -> CanonicalEType:
     return names[0], names[1], names[2]
 
 
-def _read_map(blocks: Any, name: str, only_type: str, num_parts: int) -> dict[str, Blocks]:
+def _read_map(blocks: Any, name: str, only_type: str, num_parts: int) -> dict[str, PartRanges]:
     """Blocks per type; DGL once wrote the ends of the blocks alone, and no types."""
     if isinstance(blocks, str):
         raise ValueError(

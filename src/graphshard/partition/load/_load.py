@@ -6,9 +6,8 @@ from __future__ import annotations
 import os
 
 import torch
-from torch import Tensor
 
-from ..._typing import DEFAULT_CANONICAL_ETYPE, DEFAULT_NTYPE, CanonicalEType
+from ..._typing import DEFAULT_CANONICAL_ETYPE, DEFAULT_NTYPE, CanonicalEType, TensorDict
 from ...errors import PartitionFormatError
 from ...graph import Graph
 from .._book import RangePartitionBook
@@ -18,12 +17,11 @@ from ..format import PartitionConfig, etype_key, read_config
 from ._part_check import checked_adjacency
 
 Path = str | os.PathLike[str]
-Features = dict[str, Tensor]
 
 
 def load_partition(
     part_config: Path, part_id: int, load_feats: bool = True, *, checksums: bool = False
-) -> tuple[Graph, Features, Features, RangePartitionBook, str, list[str], list[CanonicalEType]]:
+) -> tuple[Graph, TensorDict, TensorDict, RangePartitionBook, str, list[str], list[CanonicalEType]]:
     """Load one part. Needs no process group.
 
     The JSON and the structure are read and checked as a whole, digest and all, before anything
@@ -72,7 +70,7 @@ def load_part(
     *,
     feature_digests: bool = False,
     structure_digest: bool = True,
-) -> tuple[Graph, Features, Features, RangePartitionBook, str, list[str], list[CanonicalEType]]:
+) -> tuple[Graph, TensorDict, TensorDict, RangePartitionBook, str, list[str], list[CanonicalEType]]:
     """`load_partition` from a JSON that has been read.
 
     Args:
@@ -102,7 +100,7 @@ def load_partition_feats(
     load_edges: bool = True,
     *,
     checksums: bool = False,
-) -> tuple[Features | None, Features | None]:
+) -> tuple[TensorDict | None, TensorDict | None]:
     """Load the features of one part alone.
 
     Args:
@@ -130,7 +128,7 @@ def load_partition_feats(
 def load_partition_book(
     part_config: Path, part_id: int
 ) -> tuple[RangePartitionBook, str, dict[str, int], dict[CanonicalEType, int]]:
-    """Load who owns what; reads the JSON only, ours or one that DGL wrote.
+    """Load the ranges of ids of each part; reads the JSON only, ours or one that DGL wrote.
 
     Args:
         part_config: Path of the JSON.
@@ -179,7 +177,7 @@ def _load_graph(file: TensorFile, book: RangePartitionBook) -> Graph:
 
 def _load_features(
     config: PartitionConfig, book: RangePartitionBook, kind: str, checksums: bool
-) -> Features:
+) -> TensorDict:
     file = config.open_part(book.partid, kind)
     offsets = book.local_ntype_offset if kind == "node_feats" else book.local_etype_offset
     names = book.ntypes

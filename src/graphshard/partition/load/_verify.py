@@ -7,18 +7,17 @@ import os
 from collections.abc import Callable
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
+from ..._typing import TensorDict
 from ...errors import PartitionFormatError
 from ...graph import Graph
 from .._book import RangePartitionBook
+from .._relabel import IdArray
 from ..files import digest_of
 from ..format import PART_FILES, PartitionConfig, etype_key, read_config
-from ._load import Features, load_part
+from ._load import load_part
 from ._part_check import check_formats_agree
-
-Ids = npt.NDArray[np.int64]
 
 
 def verify_partition(part_config: str | os.PathLike[str], *, checksums: bool = True) -> list[str]:
@@ -70,7 +69,7 @@ def _check_digests(config: PartitionConfig) -> list[str]:
             try:
                 file = config.open_part(part, kind)
             except PartitionFormatError:
-                continue  # told when the part is loaded
+                continue  # reported when the part is loaded
             if digest_of(file.path) != file.blake2b:
                 problems.append(f"part {part}: file {file.path} is damaged (its checksum differs)")
     return problems
@@ -82,7 +81,7 @@ class _Checker:
     def __init__(self, config: PartitionConfig, problems: list[str]) -> None:
         self.config = config
         self.problems = problems
-        self.orig_ids: dict[str, list[Ids]] = {}
+        self.orig_ids: dict[str, list[IdArray]] = {}
         self.cut_edges = 0
 
     def part(
@@ -90,8 +89,8 @@ class _Checker:
         part: int,
         graph: Graph,
         book: RangePartitionBook,
-        node_feats: Features,
-        edge_feats: Features,
+        node_feats: TensorDict,
+        edge_feats: TensorDict,
     ) -> None:
         """Check one part by itself."""
 
@@ -117,8 +116,8 @@ class _Checker:
         self,
         expect: Callable[[object, str], bool],
         part: int,
-        nodes: dict[str, Ids],
-        edges: dict[str, Ids],
+        nodes: dict[str, IdArray],
+        edges: dict[str, IdArray],
     ) -> None:
         assert self.config.stats is not None
         said = self.config.stats.parts[part]
@@ -136,11 +135,11 @@ class _Checker:
         self,
         expect: Callable[[object, str], bool],
         book: RangePartitionBook,
-        nodes: dict[str, Ids],
-        edges: dict[str, Ids],
-        src: Ids,
-        dst: Ids,
-        owners: Ids,
+        nodes: dict[str, IdArray],
+        edges: dict[str, IdArray],
+        src: IdArray,
+        dst: IdArray,
+        owners: IdArray,
         part: int,
     ) -> None:
         ends = np.array(
@@ -208,6 +207,6 @@ class _Checker:
             )
 
 
-def _columns(graph: Graph, side: str) -> dict[str, Ids]:
+def _columns(graph: Graph, side: str) -> dict[str, IdArray]:
     data = graph.ndata if side == "n" else graph.edata
     return {name: data[name].numpy().astype(np.int64) for name in data.keys()}  # noqa: SIM118

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...ops import Adjacency
 from .._halo import LocalPart
-from .._relabel import Ids, Relabeling
+from .._relabel import IdArray, Relabeling
 from .._source import GraphSource
 from ..files import Rows
 from ..format import etype_key
@@ -57,7 +57,7 @@ def _first(count: int, total: int) -> Tensor:
 
 
 def node_tensors(
-    source: GraphSource, trainers: Ids | None, members: Ids
+    source: GraphSource, trainers: IdArray | None, members: IdArray
 ) -> dict[str, Tensor | Rows]:
     """The features of the nodes of a part.
 
@@ -82,7 +82,7 @@ def node_tensors(
 
 
 def edge_tensors(
-    source: GraphSource, relabeling: Relabeling, trainers: Ids | None, part: int
+    source: GraphSource, relabeling: Relabeling, trainers: IdArray | None, part: int
 ) -> dict[str, Tensor | Rows]:
     """The features of the edges of a part.
 

@@ -2,7 +2,7 @@
 """Where nodes that other parts read go inside their part: so that what is sent lies together.
 
 A part sends each of its readers the rows of some nodes, at every layer. Rows that lie one after
-the other go as they are; others have to be gathered. So the nodes that nobody else reads come
+the other go as they are; others have to be gathered. So the nodes that no other part reads come
 first, and the others by the set of their readers. Sets are taken in the order of the reflected
 binary Gray code (F. Gray, "Pulse Code Communication", US patent 2,632,058, 1953), in which one
 reader comes or goes at a time: with 2 or 3 parts the rows of each reader are one run, with 4 they

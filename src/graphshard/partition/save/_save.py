@@ -21,7 +21,7 @@ from torch import Tensor
 from ..._typing import CanonicalEType
 from ...graph import Graph
 from .._halo import CutEdges, cut_part, find_cut_edges
-from .._relabel import Ids, Relabeling, relabel
+from .._relabel import IdArray, Relabeling, relabel
 from .._source import GraphSource
 from .._stats import PartitionStats, PartSizes, measure_balance
 from ..assign import (
@@ -163,7 +163,7 @@ def partition_graph(
         balances = measure_balance(constraints, assignment.parts, num_parts)
         del constraints
 
-        def write_nodes(part: int, members: Ids) -> None:
+        def write_nodes(part: int, members: IdArray) -> None:
             tensors = node_tensors(source, assignment.trainers, members)
             jobs.start(writer.write_file, part, "node_feats", tensors)
 
