@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..._memory import empty
 from .._pending import Pending
-from .._trace import Kind, count
+from .._trace import TraceKind, count
 from ..group import HOST_BACKENDS, GroupState, operation
 
 _SLICE = timedelta(seconds=1)
@@ -112,7 +112,7 @@ def all_to_all(
     send_splits: Sequence[int],
     recv_splits: Sequence[int],
     name: str = "all_to_all",
-    kind: Kind = "all_to_all",
+    kind: TraceKind = "all_to_all",
     into: Tensor | None = None,
     meanwhile: Callable[[], None] | None = None,
 ) -> Tensor:
@@ -127,7 +127,7 @@ def start_all_to_all(
     send_splits: Sequence[int],
     recv_splits: Sequence[int],
     name: str = "all_to_all",
-    kind: Kind = "all_to_all",
+    kind: TraceKind = "all_to_all",
     into: Tensor | None = None,
 ) -> Pending:
     """Start to send slice ``r`` of a one-dimensional tensor to rank ``r``.
@@ -179,7 +179,7 @@ def start_all_to_all(
 
 
 def all_gather(
-    state: GroupState, payload: Tensor, name: str = "all_gather", kind: Kind = "all_gather"
+    state: GroupState, payload: Tensor, name: str = "all_gather", kind: TraceKind = "all_gather"
 ) -> list[Tensor]:
     """Give every rank every rank's payload; shape and dtype must be the same everywhere."""
     if state.world_size == 1:
@@ -200,7 +200,7 @@ def all_reduce_(
     payload: Tensor,
     op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM,
     name: str = "all_reduce",
-    kind: Kind = "all_reduce",
+    kind: TraceKind = "all_reduce",
 ) -> Tensor:
     """Combine the payloads of all ranks, in place, the same result everywhere."""
     if state.world_size == 1:

@@ -11,7 +11,7 @@ in the backward pass. Those that wait are those that do not, and a wait.
     known, by `_EndFetch`; then comes what the forward pass did with own rows between the two; and
     last `_BeginFetch` waits for what the readers return, and sums it.
 
-    `_ReturnSum` is the adjoint of a fetch as a node of its own, for gradients of gradients.
+    `_SumReturned` is the adjoint of a fetch as a node of its own, for gradients of gradients.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def return_halo(requests: Requests, reduce: Literal["sum", "max", "min"] = "sum"
             twice) return to one row.
 
     Returns:
-        For each request ``[plan.num_rows, *]``. A row that nobody read is 0 for "sum", and
+        For each request ``[plan.num_rows, *]``. A row that no rank read is 0 for "sum", and
         the dtype's lowest (highest) value, an infinity where it has one, for "max" ("min").
 
     Raises:
@@ -242,7 +242,7 @@ class _BeginFetch(torch.autograd.Function):
         returning, way_back.returning = way_back.returning, None
         if returning is None:
             grads, way_back.grads = way_back.grads, ()
-            return None, *_ReturnSum.apply(way_back.plans, way_back.wire, *grads)
+            return None, *_SumReturned.apply(way_back.plans, way_back.wire, *grads)
         return None, *_sums(way_back.plans, returning)
 
 
@@ -264,7 +264,7 @@ class _EndFetch(torch.autograd.Function):
         return None, grads[0].new_empty(0), *[None] * len(grads)
 
 
-class _ReturnSum(torch.autograd.Function):
+class _SumReturned(torch.autograd.Function):
     """Forward: halo rows to their owners, summed. Backward: the fetch of their gradients."""
 
     @staticmethod

@@ -188,7 +188,7 @@ class ExchangePlan:
             returned: ``[sum(send_splits), *]``, a row for each entry of ``send_index``.
 
         Returns:
-            ``[num_rows, *]``; 0 where nobody reads a row.
+            ``[num_rows, *]``; 0 where no rank reads a row.
         """
         shape = (self.num_rows, *returned.shape[1:])
         if returned.numel() == 0:

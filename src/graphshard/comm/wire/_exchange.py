@@ -28,7 +28,7 @@ from torch import Tensor
 
 from ..._memory import empty
 from .._pending import Pending
-from .._trace import Kind, count
+from .._trace import TraceKind, count
 from ..collectives import (
     finish_collective,
     run_collective,
@@ -51,7 +51,7 @@ def exchange_rows(
     send_splits: Splits,
     recv_splits: Splits,
     name: str,
-    kind: Kind = "all_to_all",
+    kind: TraceKind = "all_to_all",
     meanwhile: Callable[[], None] | None = None,
 ) -> list[Tensor]:
     """`start_exchange`, then ``meanwhile``, then wait."""
@@ -64,7 +64,7 @@ def start_exchange(
     send_splits: Splits,
     recv_splits: Splits,
     name: str,
-    kind: Kind = "all_to_all",
+    kind: TraceKind = "all_to_all",
     blocks: SharedBlocks | None = None,
 ) -> Pending:
     """Start to exchange rows of several tensors in one ``all_to_all_single``.
