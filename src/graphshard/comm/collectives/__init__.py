@@ -4,8 +4,10 @@
 from ._agree import agree, share_error, verify
 from ._operations import (
     all_gather,
+    all_reduce,
     all_reduce_,
     all_to_all,
+    barrier,
     broadcast_,
     finish_collective,
     run_collective,
@@ -15,5 +17,4 @@ from ._operations import (
     wait_collective,
     wait_for_all,
 )
-from ._reduce import all_reduce, barrier
 from ._thread_groups import Lanes, ThreadGroups

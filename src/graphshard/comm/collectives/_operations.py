@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -20,10 +21,11 @@ from torch import Tensor
 from ..._memory import empty
 from .._pending import Pending
 from .._trace import TraceKind, count
-from ..group import HOST_BACKENDS, GroupState, operation
+from ..group import HOST_BACKENDS, GroupState, group_state, operation
 
 _SLICE = timedelta(seconds=1)
 _SHORT_SLICE = timedelta(seconds=0.2)
+_OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 
 
 class Cancelled(BaseException):
@@ -79,16 +81,7 @@ def wait_collective(state: GroupState, work: dist.Work | None) -> None:
 def start_collective(
     state: GroupState, name: str, start: Callable[[], dist.Work | None]
 ) -> tuple[int, dist.Work | None]:
-    """Start an operation of the whole group.
-
-    Args:
-        state: The group; every rank must call.
-        name: What error messages call the operation.
-        start: Starts it, without waiting.
-
-    Returns:
-        Its number in the group, and what `finish_collective` waits for.
-    """
+    """Start an operation of the whole group; `finish_collective` waits for what this returns."""
     number = state.num_operations
     state.num_operations += 1
     with operation(state, name, number):
@@ -112,12 +105,11 @@ def all_to_all(
     send_splits: Sequence[int],
     recv_splits: Sequence[int],
     name: str = "all_to_all",
-    kind: TraceKind = "all_to_all",
     into: Tensor | None = None,
     meanwhile: Callable[[], None] | None = None,
 ) -> Tensor:
     """`start_all_to_all`, then ``meanwhile``, then wait."""
-    pending = start_all_to_all(state, payload, send_splits, recv_splits, name, kind, into)
+    pending = start_all_to_all(state, payload, send_splits, recv_splits, name, into)
     return pending.wait(meanwhile)[0]
 
 
@@ -127,7 +119,6 @@ def start_all_to_all(
     send_splits: Sequence[int],
     recv_splits: Sequence[int],
     name: str = "all_to_all",
-    kind: TraceKind = "all_to_all",
     into: Tensor | None = None,
 ) -> Pending:
     """Start to send slice ``r`` of a one-dimensional tensor to rank ``r``.
@@ -141,7 +132,6 @@ def start_all_to_all(
         send_splits: Elements for each rank, own slot included.
         recv_splits: Elements from each rank.
         name: What error messages call the operation.
-        kind: How a trace counts it.
         into: Memory for what comes, of the payload's dtype and device; by default new memory.
 
     Returns:
@@ -149,7 +139,8 @@ def start_all_to_all(
     """
     if state.world_size == 1:
         return Pending.of([payload.clone() if into is None else into.copy_(payload)])
-    count(kind, (payload.numel() - send_splits[state.rank]) * payload.element_size())
+    sent = payload.numel() - send_splits[state.rank]
+    count("all_to_all", sent * payload.element_size())
     device = state.payload_device(payload.device)
     outgoing = payload.contiguous().to(device)
     incoming = into
@@ -184,13 +175,12 @@ def all_gather(
     """Give every rank every rank's payload; shape and dtype must be the same everywhere."""
     if state.world_size == 1:
         return [payload.clone()]
-    count(kind, payload.numel() * payload.element_size() * (state.world_size - 1))
+    count(kind, payload.nbytes * (state.world_size - 1))
     outgoing = payload.contiguous().to(state.payload_device(payload.device))
     incoming = [torch.empty_like(outgoing) for _ in range(state.world_size)]
+    group = state.group
     run_collective(
-        state,
-        name,
-        lambda: dist.all_gather(incoming, outgoing, group=state.group, async_op=True),
+        state, name, lambda: dist.all_gather(incoming, outgoing, group=group, async_op=True)
     )
     return [part.to(payload.device) for part in incoming]
 
@@ -205,37 +195,90 @@ def all_reduce_(
     """Combine the payloads of all ranks, in place, the same result everywhere."""
     if state.world_size == 1:
         return payload
-    count(kind, payload.numel() * payload.element_size())
-    staged = payload.contiguous().to(state.payload_device(payload.device))
-    run_collective(
-        state, name, lambda: dist.all_reduce(staged, op=op, group=state.group, async_op=True)
+    count(kind, payload.nbytes)
+    return _in_place(
+        state, payload, name, lambda x: dist.all_reduce(x, op=op, group=state.group, async_op=True)
     )
-    if staged is not payload:
-        payload.copy_(staged)
-    return payload
 
 
 def broadcast_(state: GroupState, payload: Tensor, source: int, name: str = "broadcast") -> Tensor:
     """Overwrite the payload with that of rank ``source`` of the group, in place."""
     if state.world_size == 1:
         return payload
-    size = payload.numel() * payload.element_size()
-    count("broadcast", size * (state.world_size - 1) if state.rank == source else 0)
-    staged = payload.contiguous().to(state.payload_device(payload.device))
-    run_collective(
-        state,
-        name,
-        lambda: dist.broadcast(staged, src=state.members[source], group=state.group, async_op=True),
+    count("broadcast", payload.nbytes * (state.world_size - 1) * (state.rank == source))
+    root, group = state.members[source], state.group
+    return _in_place(
+        state, payload, name, lambda x: dist.broadcast(x, src=root, group=group, async_op=True)
     )
-    if staged is not payload:
-        payload.copy_(staged)
-    return payload
+
+
+def _in_place(
+    state: GroupState, payload: Tensor, name: str, start: Callable[[Tensor], dist.Work | None]
+) -> Tensor:
+    staged = payload.contiguous().to(state.payload_device(payload.device))
+    run_collective(state, name, lambda: start(staged))
+    return payload if staged is payload else payload.copy_(staged)
 
 
 def wait_for_all(state: GroupState, name: str = "barrier") -> None:
     """Return once every rank has called."""
-    if state.world_size == 1:
-        return
-    count("barrier", 0)
-    token = torch.zeros(1, dtype=torch.uint8, device=state.small_device)
-    run_collective(state, name, lambda: dist.all_reduce(token, group=state.group, async_op=True))
+    if state.world_size > 1:
+        count("barrier", 0)
+        token = torch.zeros(1, dtype=torch.uint8, device=state.small_device)
+        run_collective(
+            state, name, lambda: dist.all_reduce(token, group=state.group, async_op=True)
+        )
+
+
+# -- for users -------------------------------------------------------------------------------------
+
+
+def all_reduce(
+    x: Tensor, reduce: Literal["sum", "max", "min"] = "sum", group: dist.ProcessGroup | None = None
+) -> Tensor:
+    """Combine a tensor of every rank, element by element; every rank must call.
+
+    Args:
+        x: Any shape and a numeric dtype, both equal on all ranks.
+        reduce: How to combine. Only "sum" is differentiable; its gradient is the sum of the
+            gradients of all ranks.
+        group: Who takes part; None is the default group.
+
+    Returns:
+        The same result on every rank, a new tensor.
+
+    Raises:
+        NotImplementedError: "max" or "min" of a tensor that requires a gradient.
+        RankError: Another rank failed, or did not answer in time.
+    """
+    if reduce not in _OPS:
+        raise ValueError(f"reduce must be 'sum', 'max' or 'min' (got {reduce!r})")
+    state = group_state(group)
+    if reduce == "sum":
+        out: Tensor = _AllReduceSum.apply(x, state)
+        return out
+    if x.requires_grad and torch.is_grad_enabled():
+        raise NotImplementedError(
+            f"all_reduce({reduce!r}) has no gradient; pass x.detach(), or use 'sum'"
+        )
+    return all_reduce_(state, x.detach().clone(), _OPS[reduce])
+
+
+def barrier(group: dist.ProcessGroup | None = None) -> None:
+    """Return once every rank has called.
+
+    Raises:
+        RankError: Another rank failed, or did not answer in time.
+    """
+    wait_for_all(group_state(group))
+
+
+class _AllReduceSum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, state: GroupState) -> Tensor:
+        ctx.state = state
+        return all_reduce_(state, x.clone(memory_format=torch.contiguous_format))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return _AllReduceSum.apply(grad, ctx.state), None

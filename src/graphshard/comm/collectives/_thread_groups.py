@@ -93,10 +93,7 @@ def _open(base: GroupState, purpose: str, cancelled: threading.Event) -> GroupSt
         known = str(len(dist.distributed_c10d._world.pg_names))
         agree(known, "the number of process groups that a process is a member of", base.group)
         group = dist.new_group(
-            list(base.members),
-            timeout=base.timeout,
-            backend="gloo",
-            use_local_synchronization=True,
+            list(base.members), timeout=base.timeout, backend="gloo", use_local_synchronization=True
         )
     assert isinstance(group, dist.ProcessGroup)
     state = GroupState(

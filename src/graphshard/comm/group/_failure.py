@@ -46,7 +46,7 @@ def operation(
 
     Args:
         state: The group.
-        name: What the user would call the operation.
+        name: What the user would call the operation; for messages.
         number: The operation's number in the group.
         peers: Ranks in the group that it waits for; None means all of them.
 
@@ -84,11 +84,7 @@ def operation(
 
 
 def _rank_error(
-    state: GroupState,
-    name: str,
-    peers: Sequence[int],
-    error: BaseException,
-    waited: float,
+    state: GroupState, name: str, peers: Sequence[int], error: BaseException, waited: float
 ) -> RankError:
     """The error of an operation that waited for global ranks, some seconds, and then failed."""
     me = state.members[state.rank]

@@ -94,14 +94,9 @@ class FailureMonitor:
     def enter(
         self, group: str, name: str, number: int, peers: list[int], limit: float = math.inf
     ) -> None:
-        """This thread starts an operation of a group.
+        """This thread starts an operation, which waits for ``peers`` (global ranks).
 
-        Args:
-            group: Name of the group.
-            name: What the user would call the operation.
-            number: Its number in the group.
-            peers: Global ranks that it waits for.
-            limit: Seconds that it may take; after half of them a notice says for whom it waits.
+        After half of ``limit``, in seconds, a notice says for whom it waits.
         """
         running = (group, name, number, peers, time.monotonic(), limit)
         self._running[threading.get_ident()] = running
@@ -146,10 +141,7 @@ class FailureMonitor:
             self._server.close()
 
     def close_inherited(self) -> None:
-        """Close the inherited descriptors in a forked child.
-
-        Else the child would keep the connection open after its parent's death.
-        """
+        """Close the inherited descriptors in a forked child."""
         self._socket.close()
         if self._server is not None:
             self._server.close_inherited()
@@ -159,11 +151,7 @@ class FailureMonitor:
     def diagnose(self, name: str, peers: Sequence[int], timed_out: bool) -> Verdict | None:
         """Say who is to blame for the failure of an operation of this thread; None if unknown.
 
-        Args:
-            name: The operation.
-            peers: Global ranks that it waited for.
-            timed_out: Whether time ran out; else a connection broke, and news of a death is
-                to be expected.
+        If it did not time out a connection broke, and the event of a rank's end is to be expected.
         """
         gone = sorted(peer for peer in peers if peer in self._left)
         if not timed_out and not gone:
@@ -177,10 +165,10 @@ class FailureMonitor:
                 found, _ = self._search(me or ("", name, -1, list(peers), 0.0, 0.0))
             else:
                 return None  # rank 0 has left in good order, and the server with it
-            news = {"kind": "gave up", "rank": self._rank, "text": found.text}
+            ranks = list(found.ranks)
+            event = {"kind": "gave up", "rank": self._rank, "ranks": ranks, "text": found.text}
             # Where rank 0 is silent, so is the server.
-            seconds = 0.0 if 0 in found.ranks else _EVENT_SECONDS
-            self._announce({**news, "ranks": list(found.ranks)}, seconds)
+            self._announce(event, 0.0 if 0 in ranks else _EVENT_SECONDS)
             if not self._events:
                 return found
         return self._explain(self._events[0])
@@ -203,10 +191,6 @@ class FailureMonitor:
         self, own: RunningOperation, absence: str = "did not take part"
     ) -> tuple[Verdict, list[int]]:
         """Ask every rank which operations it is in, and follow who waits for whom.
-
-        Args:
-            own: This rank's operation.
-            absence: What is said of ranks that are in none that matters.
 
         Returns:
             The verdict, and the ranks that were found waiting, this one among them.

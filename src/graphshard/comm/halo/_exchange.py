@@ -25,9 +25,7 @@ from torch import Tensor
 from .._pending import Pending
 from ..wire import SharedBlocks, narrowed, shared_blocks, start_exchange, wire_dtype
 from ._plan import ExchangePlan, most_bytes
-from ._signature import check_requests, needs_grad_now
-
-Requests = Sequence[tuple[ExchangePlan, Tensor]]
+from ._signature import Requests, check_requests, needs_grad_now
 
 
 def start_fetch_all(
@@ -51,11 +49,8 @@ def start_fetch_all(
         ValueError: As `fetch_halo`.
         RankError: Another rank failed.
     """
-    if not requests:
-        return Pending.of([])
-    plans, tensors = [plan for plan, _ in requests], [tensor for _, tensor in requests]
-    rows = [plan.num_rows for plan in plans]
-    check_requests("fetch_halo", plans, tensors, rows, needs_grad, wire)
+    rows = [plan.num_rows for plan, _ in requests]
+    plans, tensors = check_requests("fetch_halo", requests, rows, needs_grad, wire)
     return _start_fetch(plans, tensors, wire)
 
 
@@ -74,11 +69,8 @@ def start_return_all(requests: Requests, wire: torch.dtype | None = None) -> Pen
         ValueError: As `return_halo`.
         RankError: Another rank failed.
     """
-    if not requests:
-        return Pending.of([])
-    plans, tensors = [plan for plan, _ in requests], [tensor for _, tensor in requests]
-    rows = [plan.num_halo for plan in plans]
-    check_requests("return_halo(sum)", plans, tensors, rows, wire=wire)
+    rows = [plan.num_halo for plan, _ in requests]
+    plans, tensors = check_requests("return_halo(sum)", requests, rows, wire=wire)
     return _start_return(plans, tensors, wire)
 
 
@@ -103,16 +95,14 @@ def return_halo(requests: Requests, reduce: Literal["sum", "max", "min"] = "sum"
     """
     if reduce not in ("sum", "max", "min"):
         raise ValueError(f"reduce must be 'sum', 'max' or 'min' (got {reduce!r})")
-    if not requests:
-        return []
-    plans, tensors = [plan for plan, _ in requests], [tensor for _, tensor in requests]
-    if reduce == "sum" and any(getattr(t, "dtype", None) == torch.bool for t in tensors):
+    if reduce == "sum" and any(getattr(t, "dtype", None) == torch.bool for _, t in requests):
         raise TypeError("return_halo cannot sum bool; use reduce='max' (any) or 'min' (all)")
-    check_requests(f"return_halo({reduce})", plans, tensors, [plan.num_halo for plan in plans])
+    rows = [plan.num_halo for plan, _ in requests]
+    plans, tensors = check_requests(f"return_halo({reduce})", requests, rows)
     returned = _start_return(plans, tensors, None).wait()
     return [
-        plan.sum_returned(rows) if reduce == "sum" else _extreme_rows(plan, rows, reduce)
-        for plan, rows in zip(plans, returned, strict=True)
+        plan.sum_returned(part) if reduce == "sum" else _extreme_rows(plan, part, reduce)
+        for plan, part in zip(plans, returned, strict=True)
     ]
 
 
@@ -160,11 +150,9 @@ class HaloFetch(Pending):
     """
 
     def __init__(self, requests: Requests, wire: torch.dtype | None = None) -> None:
-        plans, tensors = [plan for plan, _ in requests], [tensor for _, tensor in requests]
-        if plans:
-            needs = [needs_grad_now(tensor) for tensor in tensors]
-            rows = [plan.num_rows for plan in plans]
-            check_requests("fetch_halo", plans, tensors, rows, needs, wire)
+        needs = [needs_grad_now(tensor) for _, tensor in requests]
+        rows = [plan.num_rows for plan, _ in requests]
+        plans, tensors = check_requests("fetch_halo", requests, rows, needs, wire)
         super().__init__(_start_recorded(plans, tensors, wire).wait)
 
 
@@ -306,7 +294,7 @@ def _start_return(
     plans: Sequence[ExchangePlan], tensors: Sequence[Tensor], wire: torch.dtype | None
 ) -> Pending:
     tensors = [tensor.detach() for tensor in tensors]
-    if plans[0].world_size == 1:
+    if not plans or plans[0].world_size == 1:
         return Pending.of(tensors)
     blocks = shared_blocks(plans[0].state, most_bytes(plans, tensors, wire))
     rows = [narrowed(tensor, wire) for tensor in tensors]

@@ -30,10 +30,7 @@ _NUM_TAGS = 1 << 20
 
 
 def start_fetch(
-    plan: ExchangePlan,
-    step: int,
-    tensors: Sequence[Tensor],
-    wire: torch.dtype | None = None,
+    plan: ExchangePlan, step: int, tensors: Sequence[Tensor], wire: torch.dtype | None = None
 ) -> Pending:
     """Start to fetch the rows of one remote shard; every rank must call, with the same step.
 
@@ -55,18 +52,14 @@ def start_fetch(
     source, target = _pair(plan, step)
     if not tensors:
         return Pending.of([])
-    plans = [plan] * len(tensors)
-    own = [plan.num_rows] * len(tensors)
-    state = check_requests("start_fetch", plans, tensors, own, wire=wire)
+    requests, own = [(plan, tensor) for tensor in tensors], [plan.num_rows] * len(tensors)
+    check_requests("start_fetch", requests, own, wire=wire)
     rows = [plan.sent[target].of(tensor.detach()) for tensor in tensors]
-    return _start(state, "start_fetch", rows, source, plan.recv_splits[source], target, wire)
+    return _start(plan.state, "start_fetch", rows, source, plan.recv_splits[source], target, wire)
 
 
 def start_return(
-    plan: ExchangePlan,
-    step: int,
-    grads: Sequence[Tensor],
-    wire: torch.dtype | None = None,
+    plan: ExchangePlan, step: int, grads: Sequence[Tensor], wire: torch.dtype | None = None
 ) -> Pending:
     """Start to return the gradients of the rows received in a step; every rank must call.
 
@@ -88,11 +81,10 @@ def start_return(
     owner, reader = _pair(plan, step)
     if not grads:
         return Pending.of([])
-    plans = [plan] * len(grads)
-    fetched = [plan.recv_splits[owner]] * len(grads)
-    state = check_requests("start_return", plans, grads, fetched, wire=wire)
+    requests, fetched = [(plan, grad) for grad in grads], [plan.recv_splits[owner]] * len(grads)
+    check_requests("start_return", requests, fetched, wire=wire)
     rows = [grad.detach() for grad in grads]
-    return _start(state, "start_return", rows, reader, plan.send_splits[reader], owner, wire)
+    return _start(plan.state, "start_return", rows, reader, plan.send_splits[reader], owner, wire)
 
 
 def _pair(plan: ExchangePlan, step: int) -> tuple[int, int]:

@@ -28,13 +28,8 @@ from torch import Tensor
 
 from ..._memory import empty
 from .._pending import Pending
-from .._trace import TraceKind, count
-from ..collectives import (
-    finish_collective,
-    run_collective,
-    start_all_to_all,
-    start_collective,
-)
+from .._trace import count
+from ..collectives import finish_collective, run_collective, start_all_to_all, start_collective
 from ..group import GroupState, close_in_children, operation, process_namespace
 from ._pack import Splits, as_bytes, bytes_by_rank, joined, parted, row_bytes
 from ._shared_blocks import SharedBlocks, SharedPeer
@@ -51,11 +46,10 @@ def exchange_rows(
     send_splits: Splits,
     recv_splits: Splits,
     name: str,
-    kind: TraceKind = "all_to_all",
     meanwhile: Callable[[], None] | None = None,
 ) -> list[Tensor]:
     """`start_exchange`, then ``meanwhile``, then wait."""
-    return start_exchange(state, tensors, send_splits, recv_splits, name, kind).wait(meanwhile)
+    return start_exchange(state, tensors, send_splits, recv_splits, name).wait(meanwhile)
 
 
 def start_exchange(
@@ -64,7 +58,6 @@ def start_exchange(
     send_splits: Splits,
     recv_splits: Splits,
     name: str,
-    kind: TraceKind = "all_to_all",
     blocks: SharedBlocks | None = None,
 ) -> Pending:
     """Start to exchange rows of several tensors in one ``all_to_all_single``.
@@ -77,7 +70,6 @@ def start_exchange(
         send_splits: Rows of tensor ``i`` for each rank.
         recv_splits: Rows of tensor ``i`` from each rank.
         name: What error messages call the operation.
-        kind: How a trace counts it.
         blocks: Through which memory, see `shared_blocks`; None leaves it to the backend.
 
     Returns:
@@ -88,7 +80,7 @@ def start_exchange(
     likes = [first.new_empty((0, *first.shape[1:])) for first in firsts]
     send_bytes = bytes_by_rank(likes, send_splits)
     if blocks is not None:
-        count(kind, sum(send_bytes) - send_bytes[state.rank])
+        count("all_to_all", sum(send_bytes) - send_bytes[state.rank])
         return _start_shared(state, blocks, firsts, likes, send_splits, recv_splits, name)
     recv_bytes = bytes_by_rank(likes, recv_splits)
     if len(tensors) == 1 and isinstance(tensors[0], Tensor):
@@ -99,7 +91,7 @@ def start_exchange(
             for rows, splits in zip(tensors, send_splits, strict=True)
         ]
         stream = joined(parts, state.payload_device(firsts[0].device))
-    pending = start_all_to_all(state, stream, send_bytes, recv_bytes, name, kind)
+    pending = start_all_to_all(state, stream, send_bytes, recv_bytes, name)
     return pending.then(lambda streams: parted(streams[0], likes, recv_splits))
 
 

@@ -62,12 +62,8 @@ class _SharedBlock:
 class SharedBlocks:
     """This rank's blocks for one group, and its view of its peers' blocks.
 
-    Args:
-        kernels: The extension.
-        rank: This process in the group.
-
     Attributes:
-        peers: Where each rank's blocks are; known once all ranks have told each other.
+        peers: Where each rank's blocks are; known once the ranks have told each other.
     """
 
     def __init__(self, kernels: ModuleType, rank: int) -> None:
@@ -227,8 +223,8 @@ class SharedBlocks:
         """Copy bytes of a rank's block, and note that this rank is done with them.
 
         Args:
-            rank: Whose block.
-            place: What that rank's `publish` returned, and the bytes before the first to read.
+            rank: The rank that published the block.
+            place: What its `publish` returned, and the bytes before the first to read.
             into: uint8, contiguous; an empty one reads nothing.
 
         Raises:
@@ -237,13 +233,7 @@ class SharedBlocks:
         descriptor, use, offset = place
         peer = self.peers[rank]
         error = self._kernels.read_shared(
-            peer.process,
-            descriptor,
-            peer.token,
-            use,
-            self._rank,
-            offset,
-            into,
+            peer.process, descriptor, peer.token, use, self._rank, offset, into
         )
         if error:
             raise RuntimeError(
