@@ -140,13 +140,9 @@ def _verify_model(state: GroupState, named: Sequence[tuple[str, Tensor]], functi
         *((name, str(t.dtype), () if error else tuple(t.shape)) for name, t in named),
     )
     if signature not in state.checked:
-        verify(state, _describe(named, error), f"the model passed to {function}", error)
+        described = (
+            f"{name} {str(dtype).removeprefix('torch.')}{list(shape)}"
+            for name, dtype, shape in signature[1:]
+        )
+        verify(state, "; ".join(described), f"the model passed to {function}", error)
         state.checked.add(signature)
-
-
-def _describe(named: Sequence[tuple[str, Tensor]], error: Exception | None) -> str:
-    if error is not None:
-        return ""
-    return "; ".join(
-        f"{name} {str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for name, t in named
-    )

@@ -127,8 +127,7 @@ def start_all_to_all(
 
     Args:
         state: The group; every rank must call, and must wait.
-        payload: One dimension, ``sum(send_splits)`` elements; it must not change before the wait
-            is over.
+        payload: It must not change before the wait is over.
         send_splits: Elements for each rank, own slot included.
         recv_splits: Elements from each rank.
         name: What error messages call the operation.
@@ -170,12 +169,16 @@ def start_all_to_all(
 
 
 def all_gather(
-    state: GroupState, payload: Tensor, name: str = "all_gather", kind: TraceKind = "all_gather"
+    state: GroupState,
+    payload: Tensor,
+    name: str = "all_gather",
+    kind: TraceKind | None = "all_gather",
 ) -> list[Tensor]:
     """Give every rank every rank's payload; shape and dtype must be the same everywhere."""
     if state.world_size == 1:
         return [payload.clone()]
-    count(kind, payload.nbytes * (state.world_size - 1))
+    if kind is not None:
+        count(kind, payload.nbytes * (state.world_size - 1))
     outgoing = payload.contiguous().to(state.payload_device(payload.device))
     incoming = [torch.empty_like(outgoing) for _ in range(state.world_size)]
     group = state.group

@@ -100,10 +100,7 @@ def _rank_error(
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message, or its type where it has none.
-
-    Without the source position that backends put before it and the advice that they put after it.
-    """
+    """The first line of an error, without the position before it and the advice after it."""
     text = str(error).strip()
     if not text:
         return type(error).__name__

@@ -47,16 +47,11 @@ def meet(
     timeout: timedelta,
     store: dist.Store | None,
 ) -> tuple[dist.Store, str | None]:
-    """Wait until every rank is here.
+    """Wait until every rank is here; errors are those of `initialize_comms`.
 
     Returns:
         A store with a prefix that belongs to this start, and the address of rank 0's host; the
         number at which it listens, if it does.
-
-    Raises:
-        ValueError: There is no address, or the ranks differ in the world size.
-        RuntimeError: Rank 0 cannot listen, or this process does not belong here.
-        RankError: Some rank did not come in time, or came twice.
     """
     is_hosted = False
     if store is None:
@@ -79,10 +74,9 @@ def meet(
 
 
 def answered(call: Callable[[], _T], timeout: timedelta) -> _T:
-    """What a store answers. torch would wait for ever where the process that hosts it is stopped.
+    """What a store answers, or a RuntimeError at the timeout.
 
-    Raises:
-        RuntimeError: It does not answer within the timeout.
+    torch would wait for ever where the process that hosts the store is stopped.
     """
     answers: queue.SimpleQueue[tuple[_T | None, BaseException | None]] = queue.SimpleQueue()
 
@@ -182,11 +176,7 @@ def _host_store(
 
 
 def _enter(store: dist.Store, rank: int, world_size: int, place: str, timeout: timedelta) -> bool:
-    """Come to a store that some rank 0 hosts, if it is this process's rank 0; once per rank.
-
-    Returns:
-        False if this same process has been here before.
-    """
+    """Come to the store of a rank 0, if it is of this job; False if this process came before."""
     job = {"id": job_id(), "world_size": world_size}
     me = f"{network_name()} {os.getpid()} "
     mine = me + secrets.token_hex(8)

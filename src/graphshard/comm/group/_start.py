@@ -120,7 +120,10 @@ def initialize_comms(
     monitor, is_local = _start_monitor(store, rank, world_size, address, limit)
     chosen = _choose_interface() if is_local and backend == "gloo" else None
     try:
-        _import_before_groups()
+        # Functions of this module have the default group as a default argument, taken when it is
+        # imported, which torch's optimizers do. Imported later it would hold the group for ever:
+        # its threads would run until the interpreter has gone, and abort the process now and then.
+        importlib.import_module("torch.distributed.nn.functional")
         ranks = tuple(range(world_size))
         start = GroupState(None, rank, world_size, ranks, "start", backend, limit, monitor=monitor)
         with operation(start, "initialize_comms", 0) if monitor else contextlib.nullcontext():
@@ -136,7 +139,9 @@ def initialize_comms(
         if monitor is not None:
             monitor.close()
         raise
-    _keep(limit, device, monitor, chosen)
+    state = group_state()
+    state.timeout, state.comm_device, state.monitor = limit, device, monitor
+    state.interface = chosen
 
 
 def shutdown_comms() -> None:
@@ -211,35 +216,11 @@ def report_failure(error: BaseException) -> None:
         monitor.report(f"{type(error).__name__}: {text}" if text else type(error).__name__)
 
 
-def _keep(
-    timeout: timedelta,
-    device: torch.device | None,
-    monitor: FailureMonitor | None,
-    interface: str | None = None,
-) -> None:
-    state: GroupState = group_state()
-    state.timeout, state.comm_device, state.monitor = timeout, device, monitor
-    state.interface = interface
-
-
-def _import_before_groups() -> None:
-    """Import what would hold the default group for ever if it were imported later.
-
-    Functions of this module have the group as a default argument, taken when it is imported, which
-    torch's optimizers do. Its threads would run until the interpreter has gone, and end the process
-    with an abort now and then.
-    """
-    importlib.import_module("torch.distributed.nn.functional")
-
-
 def _choose_interface() -> str | None:
     """Let gloo listen where only this host can reach it, if the user has not said where.
 
     It reads the environment whenever a group is made. Else it takes the interface to which the
-    host's name leads, if that leads anywhere.
-
-    Returns:
-        What was put into the environment, for `_give_back_interface`.
+    host's name leads, if that leads anywhere. `_give_back_interface` takes what this returns.
     """
     name = loopback_interface()
     if name is None or _INTERFACE in os.environ:
@@ -281,7 +262,8 @@ def _start_mpi(
     ):
         if given is not None and given != actual:
             raise ValueError(f"{name} must be MPI's own, {actual}, or None (got {given})")
-    _keep(timeout, device, None)
+    state = group_state()
+    state.timeout, state.comm_device = timeout, device
 
 
 def _from_environment(name: str, variable: str, value: int | None) -> int:

@@ -287,7 +287,9 @@ def _start_fetch(
         rows = [[narrowed(sent.of(tensor), wire) for sent in plan.sent] for plan, tensor in pairs]
     else:
         rows = [_sent(plan, tensor, wire, blocks) for plan, tensor in pairs]
-    return _start("fetch_halo", plans, rows, tensors, blocks, is_return=False)
+    send, recv = [p.send_splits for p in plans], [p.recv_splits for p in plans]
+    pending = start_exchange(plans[0].state, rows, send, recv, "fetch_halo", blocks)
+    return _widened(pending, tensors)
 
 
 def _start_return(
@@ -298,22 +300,13 @@ def _start_return(
         return Pending.of(tensors)
     blocks = shared_blocks(plans[0].state, most_bytes(plans, tensors, wire))
     rows = [narrowed(tensor, wire) for tensor in tensors]
-    return _start("return_halo", plans, rows, tensors, blocks, is_return=True)
+    send, recv = [p.recv_splits for p in plans], [p.send_splits for p in plans]
+    pending = start_exchange(plans[0].state, rows, send, recv, "return_halo", blocks)
+    return _widened(pending, tensors)
 
 
-def _start(
-    name: str,
-    plans: Sequence[ExchangePlan],
-    rows: Sequence[Tensor | Sequence[Tensor]],
-    tensors: Sequence[Tensor],
-    blocks: SharedBlocks | None,
-    is_return: bool,
-) -> Pending:
-    """Send ``rows``; what comes has the dtypes of ``tensors``."""
-    fetched, returned = [p.recv_splits for p in plans], [p.send_splits for p in plans]
-    send, recv = (fetched, returned) if is_return else (returned, fetched)
-    pending = start_exchange(plans[0].state, rows, send, recv, name, blocks=blocks)
-    dtypes = [tensor.dtype for tensor in tensors]
+def _widened(pending: Pending, likes: Sequence[Tensor]) -> Pending:
+    dtypes = [like.dtype for like in likes]
     return pending.then(
         lambda received: [part.to(dtype) for part, dtype in zip(received, dtypes, strict=True)]
     )
@@ -322,10 +315,7 @@ def _start(
 def _sent(
     plan: ExchangePlan, tensor: Tensor, wire: torch.dtype | None, blocks: SharedBlocks | None
 ) -> Tensor:
-    """The rows that others read, grouped by reader; gathered into shared memory where it is used.
-
-    What is rounded is copied again, so its first copy is put anywhere.
-    """
+    """The rows that others read, by reader; gathered into shared memory if they are not rounded."""
     as_is = wire_dtype(tensor.dtype, wire) == tensor.dtype
     allocate = blocks.empty if blocks is not None and as_is else None
     return narrowed(plan.all_sent.of(tensor, allocate), wire)

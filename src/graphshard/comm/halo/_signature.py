@@ -29,7 +29,7 @@ def check_requests(
     needs_grad: Sequence[bool] = (),
     wire: torch.dtype | None = None,
 ) -> tuple[list[ExchangePlan], list[Tensor]]:
-    """Check a list of requests here, and with the other ranks where it is new.
+    """Check requests of the function ``name`` here, and with the other ranks where they are new.
 
     Args:
         name: The function that the user called.
@@ -40,11 +40,6 @@ def check_requests(
 
     Returns:
         The plans, and the tensors.
-
-    Raises:
-        ValueError: Wrong number of rows, plans of several groups, or (on all ranks) requests
-            that differ between ranks.
-        TypeError: Not a tensor, or a dtype that cannot travel.
     """
     if not requests:
         return [], []

@@ -29,7 +29,7 @@ from torch import Tensor
 from ..._memory import empty
 from .._pending import Pending
 from .._trace import count
-from ..collectives import finish_collective, run_collective, start_all_to_all, start_collective
+from ..collectives import all_gather, finish_collective, start_all_to_all, start_collective
 from ..group import GroupState, close_in_children, operation, process_namespace
 from ._pack import Splits, as_bytes, bytes_by_rank, joined, parted, row_bytes
 from ._shared_blocks import SharedBlocks, SharedPeer
@@ -98,12 +98,7 @@ def start_exchange(
 def shared_blocks(state: GroupState, largest: int) -> SharedBlocks | None:
     """Where an exchange puts its rows; None for memory that only the backend can move.
 
-    Args:
-        state: The group; every rank must call.
-        largest: The most bytes that any rank receives, equal on all ranks.
-
-    Raises:
-        RankError: Another rank failed.
+    Every rank must call, with the most bytes that any rank receives.
     """
     if largest < LARGE_BYTES or state.world_size == 1 or state.backend != "gloo":
         return None
@@ -148,12 +143,6 @@ def _start_shared(
 
 class _SharedRows:
     """Rows that others have put into shared memory, and the message that says where.
-
-    Args:
-        state: The group.
-        blocks: Of the group.
-        likes: Shapes without the first extent, dtypes and devices.
-        splits: Rows of each tensor from each rank.
 
     Attributes:
         where: int64 ``[rank, tensor, words]``, for the message.
@@ -231,10 +220,4 @@ def _set_up(state: GroupState) -> SharedBlocks | None:
 def _gather(state: GroupState, numbers: Sequence[int]) -> list[list[int]]:
     """Every rank's numbers. No trace counts it: whether it happens is a matter of the machine."""
     mine = torch.tensor([int(number) for number in numbers], dtype=torch.int64)
-    parts = [torch.empty_like(mine) for _ in range(state.world_size)]
-    run_collective(
-        state,
-        "shared memory",
-        lambda: dist.all_gather(parts, mine, group=state.group, async_op=True),
-    )
-    return [part.tolist() for part in parts]
+    return [part.tolist() for part in all_gather(state, mine, "shared memory", None)]

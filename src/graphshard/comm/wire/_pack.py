@@ -60,12 +60,7 @@ def bytes_by_rank(likes: Sequence[Tensor], splits: Splits) -> list[int]:
 
 
 def joined(parts: Sequence[Sequence[Tensor]], device: torch.device) -> Tensor:
-    """The bytes of rows for several ranks, by rank and then by tensor.
-
-    Args:
-        parts: ``parts[i][r]``: rows of tensor ``i`` for rank ``r``.
-        device: Where the bytes go.
-    """
+    """The bytes of ``parts[i][r]``, rows of tensor ``i`` for rank ``r``, by rank and tensor."""
     runs = [
         as_bytes(part).to(device) for by_tensor in zip(*parts, strict=True) for part in by_tensor
     ]
@@ -73,12 +68,9 @@ def joined(parts: Sequence[Sequence[Tensor]], device: torch.device) -> Tensor:
 
 
 def parted(stream: Tensor, likes: Sequence[Tensor], splits: Splits) -> list[Tensor]:
-    """Undo `joined`: tensors shaped like ``likes`` but with ``sum(splits[i])`` rows.
+    """Undo `joined`: tensors like ``likes``, with ``sum(splits[i])`` rows, grouped by rank.
 
-    Args:
-        stream: Bytes that start their own memory; a result may be a view of it.
-        likes: Their shapes without the first extent, dtypes and devices.
-        splits: Rows of tensor ``i`` from each rank.
+    The stream must start its own memory; a result may be a view of it.
     """
     if len(likes) == 1:
         return [_as_rows(stream, likes[0], sum(splits[0]))]

@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,8 +36,7 @@ _CPU = torch.device("cpu")
 _LINGER_SECONDS = 5.0
 
 
-@dataclass(frozen=True)
-class SharedPeer:
+class SharedPeer(NamedTuple):
     """Where a rank's blocks are found: its process, its first block, its token."""
 
     process: int
@@ -130,11 +130,9 @@ class SharedBlocks:
         return torch.frombuffer(contents, dtype=torch.uint8).view(dtype).view(tuple(shape))
 
     def publish(self, payload: Tensor, readers: Sequence[int]) -> tuple[int, int]:
-        """Let others read a contiguous tensor, from its first byte; it must not change any more.
+        """Let ranks read a contiguous tensor of the CPU, once each; it must not change any more.
 
-        Args:
-            payload: On the CPU. What did not come from `empty` is copied.
-            readers: Ranks that will read, each once; the block is not used again before.
+        What did not come from `empty` is copied. The block is used again when all have read it.
 
         Returns:
             (descriptor, use), for the readers; (-1, 0) where there is nothing to read.
@@ -185,7 +183,8 @@ class SharedBlocks:
         used += size if best is None else max(size, best.size)
         self._peak = max(self._peak, used)
         while used + sum(b.size for b in waiting) > self._peak:
-            self._drop(waiting.pop(0))
+            self._blocks.remove(waiting[0])
+            _close([waiting.pop(0)])
         if best is None:
             best = self._make(size)
         else:
@@ -212,10 +211,6 @@ class SharedBlocks:
         flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
         memory = mmap.mmap(descriptor, self._header + size, flags)
         return memory, torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
-
-    def _drop(self, block: _SharedBlock) -> None:
-        self._blocks.remove(block)
-        _close([block])
 
     # -- what this rank reads ------------------------------------------------------------------
 
@@ -262,13 +257,10 @@ class SharedBlocks:
             return sum(b.size for b in self._blocks) - free, free, self._peak
 
     def leave(self, seconds: float) -> list[int]:
-        """Give everything back, once others have read what they were sent.
-
-        Args:
-            seconds: Wait for them no longer than this; for those that are gone not at all.
+        """Release everything once others have read what they were sent, or after some seconds.
 
         Returns:
-            Ranks that had time to read, and did not.
+            Ranks that had time to read, and did not. Those that are gone are not waited for.
         """
         if self._end.detach() is None:
             return []
