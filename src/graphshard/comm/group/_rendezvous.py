@@ -58,16 +58,21 @@ def meet(
         if address is None:
             address, port = _address_in_environment(port)
         place = f"{address}:{port}"
-        deadline = time.monotonic() + timeout.total_seconds()
+        deadline, left = time.monotonic() + timeout.total_seconds(), timeout
         while True:
-            store, address, is_hosted = _find_store(rank, world_size, address, port, timeout)
-            if not is_hosted or _enter(store, rank, world_size, place, timeout):
-                break
+            store, address, is_hosted = _find_store(rank, world_size, address, port, left)
+            try:
+                if not is_hosted or _enter(store, rank, world_size, place, timeout):
+                    break
+            except RankError as error:  # an earlier start's store may end at any moment
+                if not isinstance(error.__cause__, dist.DistNetworkError):
+                    raise
             # This process has been here before: it is the store of an earlier start, and goes.
             del store
             if time.monotonic() > deadline:
                 raise RankError(f"rank {rank}: rank 0 has not ended its start at {place} yet", [0])
             time.sleep(_RETRY_SECONDS)
+            left = timedelta(seconds=max(1, round(deadline - time.monotonic())))
     store = _arrive(store, rank, world_size, timeout, is_hosted)
     check_refused(store, rank, timeout)
     return store, address
