@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Opening files that others wrote: regular files only, never waiting, JSON without surprises.
 
-A named pipe in place of a file blocks whoever opens it, a device may never end, and a folder gives
-an error that names no cure. Whatever is read from a partition, a checkpoint or a data set is opened
-here, or checked here before a library opens it.
+A named pipe in place of a file blocks the process that opens it, a device may never end, and a
+folder gives an error that names no cure. Whatever is read from a partition, a checkpoint or a data
+set is opened here, or checked here before a library opens it.
 """
 
 from __future__ import annotations

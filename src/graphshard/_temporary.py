@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """TemporaryFolder: a folder that goes with the processes that use it, however they end.
 
-Its owner holds a lock on it, which the kernel lets go of when the owner ends, and so do processes
-that inherit the descriptor. Whoever makes a folder first removes those that nobody holds any more.
+Its owner holds a lock on it, which the kernel releases when the owner has ended, and processes that
+inherit the descriptor have, too. A process that makes a folder first removes those without a lock.
 """
 
 from __future__ import annotations
@@ -101,6 +101,6 @@ def _remove(path: Path, process: int) -> None:
 
 
 def _close(descriptor: int, process: int) -> None:
-    """Let go of the lock; a child that was forked keeps it as long as it lives."""
+    """Release the lock; a child that was forked keeps it as long as it lives."""
     if os.getpid() == process:
         os.close(descriptor)

@@ -66,7 +66,7 @@ class Operations:
 def survive(rank, world_size, victim, action, operation, pause):
     """Run an operation while the victim does something else; what this rank saw."""
     operations = Operations(rank, world_size)
-    _monitor._ANSWER_SECONDS = _monitor._NEWS_SECONDS = 1.0
+    _monitor._ANSWER_SECONDS = _monitor._EVENT_SECONDS = 1.0
     if rank == victim:
         time.sleep(pause)
         if action in ("kill", "stop"):
@@ -231,7 +231,7 @@ def test_what_is_no_failure_is_not_reported():
 
 
 def own_group(rank, world_size, path):
-    """In a group that the user made nobody watches, but waits still end with a RankError."""
+    """In a group that the user made nobody monitors, but waits still end with a RankError."""
     store = dist.FileStore(path, world_size)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
     operations = Operations(rank, world_size)
@@ -253,19 +253,19 @@ def test_a_group_that_the_user_made(tmp_path):
 
 
 def fork_and_die(rank, world_size):
-    """A forked child outlives rank 1 and holds copies of its connections, except the watch's."""
+    """A forked child outlives rank 1 and holds copies of its connections, except the monitor's."""
     if rank == 1:
         if os.fork() == 0:
             time.sleep(20)
             os._exit(0)
         time.sleep(0.3)
         os.kill(os.getpid(), signal.SIGKILL)
-    watch = group_state().watch
+    monitor = group_state().monitor
     deadline = time.monotonic() + 10
-    while not watch._events:
+    while not monitor._events:
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    first = watch._events[0]["rank"]
+    first = monitor._events[0]["rank"]
     shutdown_comms()
     return first
 

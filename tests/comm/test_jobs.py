@@ -170,7 +170,7 @@ def listening() -> set[tuple[str, str]]:
 def look_around(own, size, address, kind, port):
     os.environ.pop("GLOO_SOCKET_IFNAME", None)
     if kind == "apart":
-        _rendezvous.this_host = lambda: f"host{own}"
+        _rendezvous.network_name = lambda: f"host{own}"
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # else where the host's name leads
     before = listening()
     initialize_comms(own, size, address, master_port_number=port, timeout=20)
@@ -202,9 +202,9 @@ def test_a_job_listens_at_the_address_that_it_was_given(size, address, kind, exp
 
 
 def hub_address(own, size, address, port):
-    _rendezvous.this_host = lambda: f"host{own}"
+    _rendezvous.network_name = lambda: f"host{own}"
     initialize_comms(own, size, address, master_port_number=port, timeout=20)
-    found = group_state().watch._hub.address[0] if own == 0 else None
+    found = group_state().monitor._server.address[0] if own == 0 else None
     shutdown_comms()
     return found
 
@@ -214,7 +214,7 @@ def test_the_hub_of_several_hosts_listens_where_the_store_does():
     assert run_ranks(hub_address, 2, "127.0.0.2", free_port(), group=False)[0] == "127.0.0.2"
 
 
-def test_a_name_that_leads_to_this_host_alone_is_not_its_address(monkeypatch):
+def test_a_name_that_leads_to_network_name_alone_is_not_its_address(monkeypatch):
     found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0))]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
     with pytest.raises(OSError, match="annot assign requested address"):

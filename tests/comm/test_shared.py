@@ -25,14 +25,12 @@ from graphshard.comm import (
     fetch_halo,
     return_halo,
     shutdown_comms,
-    start_fetch,
     start_fetch_all,
-    start_return,
     start_return_all,
     trace,
 )
 from graphshard.comm.group._state import group_state
-from graphshard.comm.wire import _shared_memory
+from graphshard.comm.wire import _exchange
 from graphshard.errors import RankError
 from graphshard.testing import RanksFailed, run_ranks
 
@@ -44,7 +42,7 @@ pytestmark = pytest.mark.skipif(
 
 def with_any_size(rank, world_size, module, function, *args):
     """A case with all its exchanges of plans in shared memory."""
-    before, _shared_memory.LARGE_BYTES = _shared_memory.LARGE_BYTES, 1
+    before, _exchange.LARGE_BYTES = _exchange.LARGE_BYTES, 1
     state = group_state()
     try:
         found = getattr(importlib.import_module(module), function)(rank, world_size, *args)
@@ -52,7 +50,7 @@ def with_any_size(rank, world_size, module, function, *args):
         assert state.closed or state.shared is not None
         return found
     finally:
-        _shared_memory.LARGE_BYTES = before
+        _exchange.LARGE_BYTES = before
 
 
 CASES = [
@@ -62,10 +60,8 @@ CASES = [
     ("test_exchange", "check_gradients", (2, 5)),
     ("test_exchange", "check_double_backward", (3,)),
     ("test_exchange", "check_return", (2, 3)),
-    ("test_pairwise", "check_steps", (2, 3, 5)),
-    ("test_pairwise", "check_prefetch", (3, 5)),
-    ("test_pairwise", "check_own_messages", (2, 3)),
-    ("test_pairwise", "check_columns", (3,)),
+    ("test_overlapped", "check_fetch", (2, 3, 5)),
+    ("test_overlapped", "check_return", (3,)),
 ]
 
 
@@ -134,23 +130,22 @@ def turned_off(rank, world_size):
         os.environ["GRAPHSHARD_SHARED_MEMORY"] = "0"
     plan, x = two_ranks(rank)
     (rows,) = fetch_halo([(plan, x + rank)])
-    (part,) = start_fetch(plan, 1, [x + rank]).wait()
     assert torch.equal(rows, x + (1 - rank))
-    assert torch.equal(part, rows)
     state = group_state()
     os.environ.pop("GRAPHSHARD_SHARED_MEMORY", None)
     return state.tried_shared, state.shared is None
 
 
 def check_company(rank, world_size):
-    """Wide rows beside narrow ones: the same rows, in streams of their own."""
+    """Wide rows beside narrow ones: one collective, and each tensor in memory of its own."""
     case = make_exchange(rank, world_size)
     plan, wide, narrow = case.plan, case.values(64), case.values(2)
     requests = [(plan, narrow[rank].bool()), (plan, wide[rank]), (plan, narrow[rank].float())]
     start_fetch_all(requests).wait()  # the first use is checked
     with trace() as seen:
         rows = start_fetch_all(requests).wait()
-    assert seen.calls == {"all_to_all": 2}
+    assert seen.calls == {"all_to_all": 1}
+    assert all(part.untyped_storage().nbytes() == part.nbytes for part in rows)
     halos = case.halo_of(rank, wide), case.halo_of(rank, narrow)
     for found, expected in zip(rows, (halos[1].bool(), halos[0], halos[1].float()), strict=True):
         assert torch.equal(found, expected)
@@ -160,7 +155,7 @@ def check_company(rank, world_size):
         assert torch.equal(found, alone)
 
 
-def test_wide_rows_travel_alone():
+def test_wide_rows_beside_narrow_ones():
     run_shared(check_company, 3)
 
 
@@ -170,11 +165,11 @@ def test_off_on_one_rank_is_off_for_all():
 
 def with_threshold(rank, world_size, function):
     """As `with_any_size`, where there need not be shared memory in the end."""
-    before, _shared_memory.LARGE_BYTES = _shared_memory.LARGE_BYTES, 1
+    before, _exchange.LARGE_BYTES = _exchange.LARGE_BYTES, 1
     try:
         return globals()[function](rank, world_size)
     finally:
-        _shared_memory.LARGE_BYTES = before
+        _exchange.LARGE_BYTES = before
 
 
 def in_subgroups(rank, world_size):
@@ -199,7 +194,7 @@ def slow_reader(rank, world_size):
     shared = None
     for _ in range(3):
         pending = [start_fetch_all([(plan, x + i)]) for i in range(4)]
-        pairs = [start_fetch(plan, 1, [x - i]) for i in range(4)]
+        pairs = [start_return_all([(plan, x - i)]) for i in range(4)]
         shared = group_state().shared
         assert shared.counts()[0] >= 8 * x.numel() * 4
         if rank == 1:
@@ -225,16 +220,18 @@ def test_a_block_is_used_again_only_when_all_have_read_it():
 
 
 def no_copy(rank, world_size):
-    """Rows are gathered into the block that is sent."""
+    """The rows of each tensor are gathered into the block that is sent."""
     plan, x = two_ranks(rank)
     for _ in range(2):
         fetch_halo([(plan, x)])
         barrier()
-        start_fetch_all([(plan, x), (plan, x)]).wait()
-        barrier()
-        start_fetch(plan, 1, [x]).wait()
+        start_fetch_all([(plan, x)]).wait()
         barrier()
     assert len(group_state().shared._blocks) == 1
+    for _ in range(2):
+        start_fetch_all([(plan, x), (plan, x)]).wait()
+        barrier()
+    assert len(group_state().shared._blocks) == 2
 
 
 def test_rows_are_gathered_into_the_block():
@@ -258,7 +255,7 @@ def many_exchanges(rank, world_size):
         width = 1 + (7 * i) % 32
         (rows,) = fetch_halo([(plan, x[:, :width])])
         assert torch.equal(rows, x[:, :width])
-        start_return(plan, 1, [rows]).wait()
+        start_return_all([(plan, rows)]).wait()
         if i > 20:
             counts.append(len(descriptors()))
     barrier()
@@ -276,14 +273,13 @@ def test_nothing_is_left():
     assert not [name for name in now - before if "graphshard" in name]
 
 
-def killed_after_start(rank, world_size, way):
+def killed_after_start(rank, world_size):
     rows = [torch.arange(2 if owner != rank else 0) for owner in range(world_size)]
     plan, x = ExchangePlan.build(rows, 2), torch.ones(2, 3)
     fetch_halo([(plan, x)])
-    start_fetch(plan, 1, [x]).wait()
     group_state().timeout = timedelta(seconds=3)
     barrier()
-    pending = start_fetch_all([(plan, x)]) if way == "all" else start_fetch(plan, 1, [x])
+    pending = start_fetch_all([(plan, x)])
     if rank == 1:
         time.sleep(0.3)
         os.kill(os.getpid(), signal.SIGKILL)
@@ -297,10 +293,9 @@ def killed_after_start(rank, world_size, way):
     return None
 
 
-@pytest.mark.parametrize("way", ["all", "pair"])
-def test_a_rank_killed_before_its_rows_are_read(way):
+def test_a_rank_killed_before_its_rows_are_read():
     with pytest.raises(RanksFailed) as caught:
-        run_shared(killed_after_start, 3, way)
+        run_shared(killed_after_start, 3)
     assert sorted(caught.value.errors) == [1], str(caught.value)
     for rank, (seconds, ranks, text) in caught.value.results.items():
         assert ranks == (1,)

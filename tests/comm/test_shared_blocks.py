@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from graphshard._kernel import extension_available
-from graphshard.comm.wire._shared_blocks import Peer, SharedBlocks
+from graphshard.comm.wire._shared_blocks import SharedBlocks, SharedPeer
 
 pytestmark = pytest.mark.skipif(
     not extension_available() or not hasattr(os, "memfd_create"),
@@ -141,8 +141,8 @@ def test_who_is_seen(ranks):
     writer, one, _ = ranks
     assert one.can_see(writer.me)
     me = writer.me
-    assert not one.can_see(Peer(me.process, me.descriptor, me.token + 1))
-    assert not one.can_see(Peer(1 << 30, me.descriptor, me.token))
+    assert not one.can_see(SharedPeer(me.process, me.descriptor, me.token + 1))
+    assert not one.can_see(SharedPeer(1 << 30, me.descriptor, me.token))
     writer.leave(0.0)
     assert not one.can_see(me)
     writer.leave(0.0)  # and once more

@@ -44,7 +44,7 @@ def check_group(own, size):
     assert all_reduce(torch.tensor([own + 1])).item() == size * (size + 1) // 2
 
 
-def watch_threads():
+def monitor_threads():
     return [t.name for t in threading.enumerate() if t.name.startswith("graphshard")]
 
 
@@ -52,14 +52,14 @@ def start_with_address(own, size, port):
     initialize_comms(own, size, "127.0.0.1", master_port_number=port, timeout=timedelta(seconds=20))
     check_group(own, size)
     assert group_state().timeout == timedelta(seconds=20)
-    assert len(watch_threads()) == (0 if size == 1 else 2 if own == 0 else 1)
+    assert len(monitor_threads()) == (0 if size == 1 else 2 if own == 0 else 1)
     with pytest.raises(RuntimeError, match="there is a default process group already"):
         initialize_comms(own, size, "127.0.0.1")
     all_reduce(torch.ones(1))
     shutdown_comms()
     shutdown_comms()
     assert not is_initialized()
-    assert watch_threads() == []
+    assert monitor_threads() == []
 
 
 @pytest.mark.parametrize("size", [1, 3])
@@ -69,11 +69,11 @@ def test_start_with_an_address(size):
 
 def start_on_several_hosts(own, size, port):
     """Ranks that seem to be on hosts of their own find the hub at the address of rank 0."""
-    _rendezvous.this_host = lambda: f"host{own}"
+    _rendezvous.network_name = lambda: f"host{own}"
     initialize_comms(own, size, "127.0.0.1", master_port_number=port, timeout=20)
     check_group(own, size)
     if own == 0:
-        assert group_state().watch._hub.address[0] == "127.0.0.1"
+        assert group_state().monitor._server.address[0] == "127.0.0.1"
     shutdown_comms()
 
 
@@ -109,7 +109,7 @@ def start_again(own, size, path):
         initialize_comms(own, size, store=store, timeout=20.0)
         check_group(own, size)
         shutdown_comms()
-    assert watch_threads() == []
+    assert monitor_threads() == []
 
 
 def test_one_store_serves_several_starts(tmp_path):
@@ -122,7 +122,7 @@ def use_own_group(own, size, path):
     dist.init_process_group("gloo", store=store, rank=own, world_size=size)
     check_group(own, size)
     assert group_state().timeout == timedelta(seconds=300)
-    assert watch_threads() == []
+    assert monitor_threads() == []
     dist.barrier()
     shutdown_comms()
 
@@ -142,7 +142,7 @@ def start_incomplete(own, size, kind, port, path):
         else:
             initialize_comms(own, size, "127.0.0.1", master_port_number=port, timeout=1.5)
     assert time.monotonic() - start < 8
-    assert watch_threads() == []
+    assert monitor_threads() == []
     if kind == "tcp" and own == 0:
         time.sleep(1)  # the store is here
     return caught.value.ranks, str(caught.value)
@@ -201,11 +201,11 @@ def arrive_and_end(own, size, path):
         store.add("graphshard/starts/1", 1)
         store.set("graphshard/1/arrived/1", "host")
         return
-    _monitor._ANSWER_SECONDS = _monitor._NEWS_SECONDS = 0.5
+    _monitor._ANSWER_SECONDS = _monitor._EVENT_SECONDS = 0.5
     with pytest.raises(RankError) as caught:
         initialize_comms(own, size, store=store, timeout=1.0)
     assert 1 in caught.value.ranks
-    assert watch_threads() == []
+    assert monitor_threads() == []
 
 
 def test_a_rank_that_is_lost_while_groups_are_made(tmp_path):

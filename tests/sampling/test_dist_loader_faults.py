@@ -80,7 +80,7 @@ def survive(
             ACTIONS[action]()
 
     loader = loader_of(parts, rank, act if where == "stage" else nothing, prefetch=prefetch)
-    _monitor._ANSWER_SECONDS = _monitor._NEWS_SECONDS = 1.0
+    _monitor._ANSWER_SECONDS = _monitor._EVENT_SECONDS = 1.0
     for _ in loader:  # every group has been used before
         break
     is_first_pass = False
@@ -209,7 +209,7 @@ def test_loaders_give_back_their_groups(tmp_path: Path) -> None:
 def different_exits(rank: int, world_size: int, parts: str) -> dict[str, Any]:
     """Rank 0 leaves the loop a batch later; then both try to begin another pass."""
     loader = loader_of(parts, rank, prefetch=1)
-    _monitor._ANSWER_SECONDS = _monitor._NEWS_SECONDS = 1.0
+    _monitor._ANSWER_SECONDS = _monitor._EVENT_SECONDS = 1.0
     run = iter(loader)
     for _ in range(2):
         next(run)

@@ -183,7 +183,7 @@ def test_notices_of_any_worker_are_shown() -> None:
 def test_the_parts_of_the_margin_add_up() -> None:
     parts = (
         _monitor._ANSWER_SECONDS,
-        _monitor._NEWS_SECONDS,
+        _monitor._EVENT_SECONDS,
         GRACE_SECONDS,
         _launcher._TERMINATE_SECONDS,
     )

@@ -9,7 +9,7 @@ from ._pending import Pending
 from ._ragged import ragged_all_to_all
 from ._sync import gather_grads, sync_params
 from ._trace import Trace, trace
-from .collectives import Lanes, agree, all_reduce, barrier, share_error
+from .collectives import Lanes, ThreadGroups, agree, all_reduce, barrier, share_error
 from .group import (
     guard,
     initialize_comms,
@@ -22,6 +22,7 @@ from .group import (
 )
 from .halo import (
     ExchangePlan,
+    HaloFetch,
     HaloUnderWay,
     SentRows,
     anchor,
@@ -35,10 +36,12 @@ from .halo import (
 
 __all__ = [
     "ExchangePlan",
+    "HaloFetch",
     "HaloUnderWay",
     "Lanes",
     "Pending",
     "SentRows",
+    "ThreadGroups",
     "Trace",
     "agree",
     "all_reduce",

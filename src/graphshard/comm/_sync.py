@@ -17,7 +17,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from .collectives import all_reduce_, broadcast_, verify
 from .group import GroupState, group_state
-from .wire import pack, unpack
+from .wire import joined, parted
 
 _NO_GRAD, _HAS_GRAD, _SPARSE = 0, 1, 2
 
@@ -41,13 +41,14 @@ def sync_params(model: torch.nn.Module, group: dist.ProcessGroup | None = None) 
     if state.world_size == 1 or not tensors:
         return
     device = state.payload_device(tensors[0].device)
-    stream = pack([_rows(tensor) for tensor in tensors], device)
-    if len(tensors) == 1:  # then it may be the parameter's own memory
+    rows, one_row_each = [_rows(tensor) for tensor in tensors], [[1]] * len(tensors)
+    stream = joined([[row] for row in rows], device)
+    if sum(tensor.numel() > 0 for tensor in tensors) == 1:  # it may be the parameter's own memory
         stream = stream.clone()
     broadcast_(state, stream, 0, "sync_params")
     if state.rank == 0:
         return
-    received = unpack(stream, [_rows(tensor) for tensor in tensors], [1] * len(tensors))
+    received = parted(stream, rows, one_row_each)
     with torch.no_grad():
         for tensor, value in zip(tensors, received, strict=True):
             tensor.copy_(value.view(tensor.shape))
@@ -139,13 +140,9 @@ def _verify_model(state: GroupState, named: Sequence[tuple[str, Tensor]], functi
         *((name, str(t.dtype), () if error else tuple(t.shape)) for name, t in named),
     )
     if signature not in state.checked:
-        verify(state, _describe(named, error), f"the model passed to {function}", error)
+        described = (
+            f"{name} {str(dtype).removeprefix('torch.')}{list(shape)}"
+            for name, dtype, shape in signature[1:]
+        )
+        verify(state, "; ".join(described), f"the model passed to {function}", error)
         state.checked.add(signature)
-
-
-def _describe(named: Sequence[tuple[str, Tensor]], error: Exception | None) -> str:
-    if error is not None:
-        return ""
-    return "; ".join(
-        f"{name} {str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for name, t in named
-    )

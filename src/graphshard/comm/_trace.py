@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal, TypeAlias
 
-Kind: TypeAlias = Literal[
+TraceKind: TypeAlias = Literal[
     "all_to_all", "send", "all_reduce", "broadcast", "all_gather", "agree", "barrier"
 ]
 """What is counted; ``agree`` is every check that ranks make among themselves."""
@@ -44,7 +44,7 @@ class Trace:
     def total_bytes(self) -> int:
         return sum(self.bytes_sent.values())
 
-    def _add(self, kind: Kind, num_bytes: int) -> None:
+    def _add(self, kind: TraceKind, num_bytes: int) -> None:
         if self._thread is not None and self._thread != threading.get_ident():
             return
         with self._lock:
@@ -85,7 +85,7 @@ def trace(only_this_thread: bool = False) -> Iterator[Trace]:
             _open = tuple(other for other in _open if other is not counted)
 
 
-def count(kind: Kind, num_bytes: int) -> None:
+def count(kind: TraceKind, num_bytes: int) -> None:
     """Report one operation to every open trace."""
     for counted in _open:
         counted._add(kind, num_bytes)

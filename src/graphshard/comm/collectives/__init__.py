@@ -3,17 +3,18 @@
 
 from ._agree import agree, share_error, verify
 from ._operations import (
-    AllToAll,
     all_gather,
+    all_reduce,
     all_reduce_,
     all_to_all,
+    barrier,
     broadcast_,
-    operation,
+    finish_collective,
     run_collective,
     start_all_to_all,
+    start_collective,
     wait,
     wait_collective,
     wait_for_all,
 )
-from ._reduce import all_reduce, barrier
-from ._thread_groups import Lanes
+from ._thread_groups import Lanes, ThreadGroups

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from ... import errors
 from ..group import GroupState, group_state
@@ -72,21 +71,9 @@ def share_error(error: BaseException | None, group: dist.ProcessGroup | None = N
 
 
 def verify(
-    state: GroupState,
-    value: str | bytes,
-    what: str,
-    error: BaseException | None,
-    cure: str = "",
+    state: GroupState, value: str | bytes, what: str, error: BaseException | None, cure: str = ""
 ) -> None:
-    """`share_error`, then `agree`, in the same single round.
-
-    Args:
-        state: Who takes part.
-        value: As for `agree`.
-        what: As for `agree`.
-        error: As for `share_error`.
-        cure: What to do when the values differ, for the message.
-    """
+    """`share_error`, then `agree`, in the same single round; the message ends with ``cure``."""
     if state.world_size == 1:
         if error is not None:
             raise error
@@ -158,8 +145,8 @@ def _around_difference(one: str, other: str) -> tuple[str, str]:
 
 def _gather_bytes(state: GroupState, data: bytes) -> list[bytes]:
     """Every rank's bytes; the length must be the same everywhere."""
-    payload = _as_tensor(state, data)
-    return [_as_data(part) for part in all_gather(state, payload, "agree", "agree")]
+    payload = torch.tensor(list(data), dtype=torch.uint8, device=state.small_device)
+    return [bytes(part.tolist()) for part in all_gather(state, payload, "agree", "agree")]
 
 
 def _gather_texts(state: GroupState, text: str) -> list[str]:
@@ -171,11 +158,3 @@ def _gather_texts(state: GroupState, text: str) -> list[str]:
     longest = max(sizes)
     parts = _gather_bytes(state, data.ljust(longest, b"\0")) if longest else [b""] * len(sizes)
     return [part[:size].decode(errors="replace") for part, size in zip(parts, sizes, strict=True)]
-
-
-def _as_tensor(state: GroupState, data: bytes) -> Tensor:
-    return torch.tensor(list(data), dtype=torch.uint8, device=state.small_device)
-
-
-def _as_data(tensor: Tensor) -> bytes:
-    return bytes(tensor.tolist())

@@ -10,70 +10,26 @@ rank none of them communicates or counts.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from datetime import timedelta
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from ..._memory import empty
-from .._trace import Kind, count
-from ..group import HOST_BACKENDS, GroupState, rank_error
+from .._pending import Pending
+from .._trace import TraceKind, count
+from ..group import HOST_BACKENDS, GroupState, group_state, operation
 
 _SLICE = timedelta(seconds=1)
 _SHORT_SLICE = timedelta(seconds=0.2)
+_OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 
 
 class Cancelled(BaseException):
     """A wait was ended from within this process, by `GroupState.cancelled`."""
-
-
-@contextmanager
-def operation(
-    state: GroupState, name: str, number: int, peers: Sequence[int] | None = None
-) -> Iterator[None]:
-    """Run one step of communication; a failure inside becomes a `RankError`.
-
-    Args:
-        state: The group.
-        name: What the user would call the operation.
-        number: The operation's number in the group.
-        peers: Ranks in the group that it waits for; None means all of them.
-
-    Raises:
-        RankError: Anything in the block raised a RuntimeError other than out of memory.
-        RuntimeError: The group has been shut down.
-    """
-    if state.closed:
-        raise RuntimeError(
-            f"{name} needs the process group '{state.name}', which has been shut down; make what "
-            "uses it again after initialize_comms"
-        )
-    others = [
-        state.members[peer]
-        for peer in (range(state.world_size) if peers is None else peers)
-        if peer != state.rank
-    ]
-    if state.watch is not None:
-        limit = state.timeout.total_seconds()
-        state.watch.enter(state.name, name, number, others, limit)
-    start = time.monotonic()
-    try:
-        if state.watch is not None and state.watch.given_up():
-            raise RuntimeError("not started")
-        yield
-    except torch.OutOfMemoryError:
-        raise
-    except RuntimeError as error:
-        if state.shared is not None:
-            state.shared.fail()
-        raise rank_error(state, name, others, error, time.monotonic() - start) from error
-    finally:
-        if state.watch is not None:
-            state.watch.leave()
 
 
 def wait(state: GroupState, work: dist.Work) -> None:
@@ -91,12 +47,12 @@ def wait(state: GroupState, work: dist.Work) -> None:
 def wait_collective(state: GroupState, work: dist.Work | None) -> None:
     """`wait` for a collective, by slices.
 
-    So it ends early once a rank has announced that it is out, or is gone although its connections
+    So it ends early once a rank has announced that it failed, or is gone although its connections
     are not, or the group is cancelled; and the interpreter gets to handle signals.
     """
     if work is None:
         return
-    if state.backend not in HOST_BACKENDS or (state.watch is None and state.backend != "gloo"):
+    if state.backend not in HOST_BACKENDS or (state.monitor is None and state.backend != "gloo"):
         wait(state, work)
         return
     deadline = time.monotonic() + state.timeout.total_seconds()
@@ -114,32 +70,33 @@ def wait_collective(state: GroupState, work: dist.Work | None) -> None:
                 break
             if state.cancelled is not None and state.cancelled.is_set():
                 raise Cancelled from None
-            watch = state.watch
-            hopeless = watch is not None and (watch.given_up() or watch.has_lost(state.members))
-            if hopeless or time.monotonic() >= deadline:
+            monitor, is_in_vain = state.monitor, False
+            if monitor is not None:
+                is_in_vain = monitor.has_failure() or monitor.has_lost(state.members)
+            if is_in_vain or time.monotonic() >= deadline:
                 raise
     state.unfinished = None
 
 
-def run_collective(
-    state: GroupState,
-    name: str,
-    start: Callable[[], dist.Work | None],
-    meanwhile: Callable[[], None] | None = None,
-) -> None:
+def start_collective(
+    state: GroupState, name: str, start: Callable[[], dist.Work | None]
+) -> tuple[int, dist.Work | None]:
+    """Start an operation of the whole group; `finish_collective` waits for what this returns."""
     number = state.num_operations
     state.num_operations += 1
-    failure = None
     with operation(state, name, number):
-        work = start()
-        try:
-            if meanwhile is not None:
-                meanwhile()
-        except Exception as error:  # the operation ends all the same, or the others would wait
-            failure = error
+        return number, start()
+
+
+def finish_collective(state: GroupState, name: str, number: int, work: dist.Work | None) -> None:
+    """Wait for what `start_collective` has started."""
+    with operation(state, name, number):
         wait_collective(state, work)
-    if failure is not None:
-        raise failure
+
+
+def run_collective(state: GroupState, name: str, start: Callable[[], dist.Work | None]) -> None:
+    """Start an operation of the whole group, and wait for it."""
+    finish_collective(state, name, *start_collective(state, name, start))
 
 
 def all_to_all(
@@ -148,35 +105,47 @@ def all_to_all(
     send_splits: Sequence[int],
     recv_splits: Sequence[int],
     name: str = "all_to_all",
-    kind: Kind = "all_to_all",
     into: Tensor | None = None,
     meanwhile: Callable[[], None] | None = None,
 ) -> Tensor:
-    """Send slice ``r`` of a one-dimensional tensor to rank ``r``; returns what came, by rank.
+    """`start_all_to_all`, then ``meanwhile``, then wait."""
+    pending = start_all_to_all(state, payload, send_splits, recv_splits, name, into)
+    return pending.wait(meanwhile)[0]
+
+
+def start_all_to_all(
+    state: GroupState,
+    payload: Tensor,
+    send_splits: Sequence[int],
+    recv_splits: Sequence[int],
+    name: str = "all_to_all",
+    into: Tensor | None = None,
+) -> Pending:
+    """Start to send slice ``r`` of a one-dimensional tensor to rank ``r``.
+
+    The backend's own threads move it (gloo), or a stream of the device (NCCL); this one is free.
 
     Args:
-        state: The group; every rank must call.
-        payload: One dimension, ``sum(send_splits)`` elements.
+        state: The group; every rank must call, and must wait.
+        payload: It must not change before the wait is over.
         send_splits: Elements for each rank, own slot included.
         recv_splits: Elements from each rank.
         name: What error messages call the operation.
-        kind: How a trace counts it.
         into: Memory for what comes, of the payload's dtype and device; by default new memory.
-        meanwhile: Called while the payload is on its way, which it must not change.
+
+    Returns:
+        One tensor: what came, by rank.
     """
-    own = state.rank
     if state.world_size == 1:
-        if meanwhile is not None:
-            meanwhile()
-        return payload.clone() if into is None else into.copy_(payload)
-    sent = payload.numel() - send_splits[own]
-    count(kind, sent * payload.element_size())
+        return Pending.of([payload.clone() if into is None else into.copy_(payload)])
+    sent = payload.numel() - send_splits[state.rank]
+    count("all_to_all", sent * payload.element_size())
     device = state.payload_device(payload.device)
     outgoing = payload.contiguous().to(device)
     incoming = into
     if incoming is None or incoming.device != device:
         incoming = empty((sum(recv_splits),), payload.dtype, device)
-    run_collective(
+    number, work = start_collective(
         state,
         name,
         lambda: dist.all_to_all_single(
@@ -187,80 +156,34 @@ def all_to_all(
             group=state.group,
             async_op=True,
         ),
-        meanwhile,
     )
-    arrived = incoming.to(payload.device)
-    return arrived if into is None or arrived is into else into.copy_(arrived)
+    here = payload.device
+    del payload
 
+    def finish() -> list[Tensor]:
+        finish_collective(state, name, number, work)
+        arrived = incoming.to(here)
+        return [arrived if into is None or arrived is into else into.copy_(arrived)]
 
-@dataclass(eq=False)
-class AllToAll:
-    """An `all_to_all` under way; every rank must wait for it. See `start_all_to_all`."""
-
-    _state: GroupState
-    _name: str
-    _number: int
-    _work: dist.Work | None
-    _outgoing: Tensor | None
-    _incoming: Tensor
-    _device: torch.device
-
-    def wait(self) -> Tensor:
-        """What came, by rank, once all of it is here."""
-        if self._outgoing is not None:
-            with operation(self._state, self._name, self._number):
-                wait_collective(self._state, self._work)
-            self._work = self._outgoing = None
-            self._incoming = self._incoming.to(self._device)
-        return self._incoming
-
-
-def start_all_to_all(
-    state: GroupState,
-    payload: Tensor,
-    send_splits: Sequence[int],
-    recv_splits: Sequence[int],
-    name: str,
-    kind: Kind = "all_to_all",
-) -> AllToAll:
-    """As `all_to_all`, but returns as soon as the payload is on its way.
-
-    The backend's own threads move it (gloo), or a stream of the device (NCCL); this one is free.
-    The payload must not change before the wait is over.
-    """
-    if state.world_size == 1:
-        return AllToAll(state, name, 0, None, None, payload.clone(), payload.device)
-    count(kind, (payload.numel() - send_splits[state.rank]) * payload.element_size())
-    device = state.payload_device(payload.device)
-    outgoing = payload.contiguous().to(device)
-    incoming = empty((sum(recv_splits),), payload.dtype, device)
-    number = state.num_operations
-    state.num_operations += 1
-    with operation(state, name, number):
-        work = dist.all_to_all_single(
-            incoming,
-            outgoing,
-            list(recv_splits),
-            list(send_splits),
-            group=state.group,
-            async_op=True,
-        )
-    return AllToAll(state, name, number, work, outgoing, incoming, payload.device)
+    return Pending(finish)
 
 
 def all_gather(
-    state: GroupState, payload: Tensor, name: str = "all_gather", kind: Kind = "all_gather"
+    state: GroupState,
+    payload: Tensor,
+    name: str = "all_gather",
+    kind: TraceKind | None = "all_gather",
 ) -> list[Tensor]:
     """Give every rank every rank's payload; shape and dtype must be the same everywhere."""
     if state.world_size == 1:
         return [payload.clone()]
-    count(kind, payload.numel() * payload.element_size() * (state.world_size - 1))
+    if kind is not None:
+        count(kind, payload.nbytes * (state.world_size - 1))
     outgoing = payload.contiguous().to(state.payload_device(payload.device))
     incoming = [torch.empty_like(outgoing) for _ in range(state.world_size)]
+    group = state.group
     run_collective(
-        state,
-        name,
-        lambda: dist.all_gather(incoming, outgoing, group=state.group, async_op=True),
+        state, name, lambda: dist.all_gather(incoming, outgoing, group=group, async_op=True)
     )
     return [part.to(payload.device) for part in incoming]
 
@@ -270,42 +193,95 @@ def all_reduce_(
     payload: Tensor,
     op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM,
     name: str = "all_reduce",
-    kind: Kind = "all_reduce",
+    kind: TraceKind = "all_reduce",
 ) -> Tensor:
     """Combine the payloads of all ranks, in place, the same result everywhere."""
     if state.world_size == 1:
         return payload
-    count(kind, payload.numel() * payload.element_size())
-    staged = payload.contiguous().to(state.payload_device(payload.device))
-    run_collective(
-        state, name, lambda: dist.all_reduce(staged, op=op, group=state.group, async_op=True)
+    count(kind, payload.nbytes)
+    return _in_place(
+        state, payload, name, lambda x: dist.all_reduce(x, op=op, group=state.group, async_op=True)
     )
-    if staged is not payload:
-        payload.copy_(staged)
-    return payload
 
 
 def broadcast_(state: GroupState, payload: Tensor, source: int, name: str = "broadcast") -> Tensor:
     """Overwrite the payload with that of rank ``source`` of the group, in place."""
     if state.world_size == 1:
         return payload
-    size = payload.numel() * payload.element_size()
-    count("broadcast", size * (state.world_size - 1) if state.rank == source else 0)
-    staged = payload.contiguous().to(state.payload_device(payload.device))
-    run_collective(
-        state,
-        name,
-        lambda: dist.broadcast(staged, src=state.members[source], group=state.group, async_op=True),
+    count("broadcast", payload.nbytes * (state.world_size - 1) * (state.rank == source))
+    root, group = state.members[source], state.group
+    return _in_place(
+        state, payload, name, lambda x: dist.broadcast(x, src=root, group=group, async_op=True)
     )
-    if staged is not payload:
-        payload.copy_(staged)
-    return payload
+
+
+def _in_place(
+    state: GroupState, payload: Tensor, name: str, start: Callable[[Tensor], dist.Work | None]
+) -> Tensor:
+    staged = payload.contiguous().to(state.payload_device(payload.device))
+    run_collective(state, name, lambda: start(staged))
+    return payload if staged is payload else payload.copy_(staged)
 
 
 def wait_for_all(state: GroupState, name: str = "barrier") -> None:
     """Return once every rank has called."""
-    if state.world_size == 1:
-        return
-    count("barrier", 0)
-    token = torch.zeros(1, dtype=torch.uint8, device=state.small_device)
-    run_collective(state, name, lambda: dist.all_reduce(token, group=state.group, async_op=True))
+    if state.world_size > 1:
+        count("barrier", 0)
+        token = torch.zeros(1, dtype=torch.uint8, device=state.small_device)
+        run_collective(
+            state, name, lambda: dist.all_reduce(token, group=state.group, async_op=True)
+        )
+
+
+# -- for users -------------------------------------------------------------------------------------
+
+
+def all_reduce(
+    x: Tensor, reduce: Literal["sum", "max", "min"] = "sum", group: dist.ProcessGroup | None = None
+) -> Tensor:
+    """Combine a tensor of every rank, element by element; every rank must call.
+
+    Args:
+        x: Any shape and a numeric dtype, both equal on all ranks.
+        reduce: How to combine. Only "sum" is differentiable; its gradient is the sum of the
+            gradients of all ranks.
+        group: Who takes part; None is the default group.
+
+    Returns:
+        The same result on every rank, a new tensor.
+
+    Raises:
+        NotImplementedError: "max" or "min" of a tensor that requires a gradient.
+        RankError: Another rank failed, or did not answer in time.
+    """
+    if reduce not in _OPS:
+        raise ValueError(f"reduce must be 'sum', 'max' or 'min' (got {reduce!r})")
+    state = group_state(group)
+    if reduce == "sum":
+        out: Tensor = _AllReduceSum.apply(x, state)
+        return out
+    if x.requires_grad and torch.is_grad_enabled():
+        raise NotImplementedError(
+            f"all_reduce({reduce!r}) has no gradient; pass x.detach(), or use 'sum'"
+        )
+    return all_reduce_(state, x.detach().clone(), _OPS[reduce])
+
+
+def barrier(group: dist.ProcessGroup | None = None) -> None:
+    """Return once every rank has called.
+
+    Raises:
+        RankError: Another rank failed, or did not answer in time.
+    """
+    wait_for_all(group_state(group))
+
+
+class _AllReduceSum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, state: GroupState) -> Tensor:
+        ctx.state = state
+        return all_reduce_(state, x.clone(memory_format=torch.contiguous_format))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return _AllReduceSum.apply(grad, ctx.state), None

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lanes: process groups for threads, so that each can communicate beside the main thread.
+"""ThreadGroups: process groups for threads, so that each communicates beside the main thread.
 
 Collectives of one group must start in the same order on every rank, and threads keep no order
 among themselves. So every thread that communicates gets a group of its own over the same ranks:
-gloo, in host memory, watched as its base group is.
+gloo, in host memory, monitored as its base group is.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
-from ..group import LANE, GroupState, forget, group_state, register
+from ..group import THREAD_GROUP, GroupState, forget, group_state, register
 from ._agree import agree
 
 
-class Lanes:
+class ThreadGroups:
     """One group per purpose, over the ranks of a base group. Making them is collective.
 
     Args:
         purposes: What each is for; for messages, and equal on all ranks.
         group: The base group; None is the default group. Where it has one rank there is nothing
-            to send, and every lane is the base group itself.
+            to send, and every one is the base group itself.
 
     Raises:
         NotImplementedError: On every rank, if the base group was started by MPI.
@@ -66,7 +66,7 @@ class Lanes:
         return any(state.unfinished is not None for state in self._states.values())
 
     def cancel(self) -> None:
-        """End what threads wait for in the lanes, within a moment. The lanes are then useless."""
+        """End what threads wait for in the groups, within a moment; they are of no use then."""
         self.cancelled.set()
 
     def close(self) -> None:
@@ -81,6 +81,10 @@ class Lanes:
             forget(state)
 
 
+Lanes = ThreadGroups
+"""The former name of `ThreadGroups`."""
+
+
 def _open(base: GroupState, purpose: str, cancelled: threading.Event) -> GroupState:
     if base.group is dist.group.WORLD:
         group = dist.new_group(backend="gloo", timeout=base.timeout)
@@ -89,10 +93,7 @@ def _open(base: GroupState, purpose: str, cancelled: threading.Event) -> GroupSt
         known = str(len(dist.distributed_c10d._world.pg_names))
         agree(known, "the number of process groups that a process is a member of", base.group)
         group = dist.new_group(
-            list(base.members),
-            timeout=base.timeout,
-            backend="gloo",
-            use_local_synchronization=True,
+            list(base.members), timeout=base.timeout, backend="gloo", use_local_synchronization=True
         )
     assert isinstance(group, dist.ProcessGroup)
     state = GroupState(
@@ -100,11 +101,11 @@ def _open(base: GroupState, purpose: str, cancelled: threading.Event) -> GroupSt
         rank=base.rank,
         world_size=base.world_size,
         members=base.members,
-        name=f"{LANE}{group.group_name} for {purpose}",
+        name=f"{THREAD_GROUP}{group.group_name} for {purpose}",
         backend="gloo",
         timeout=base.timeout,
         comm_device=torch.device("cpu"),
-        watch=base.watch,
+        monitor=base.monitor,
         cancelled=cancelled,
     )
     register(state)

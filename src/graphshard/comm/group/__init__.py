@@ -2,13 +2,15 @@
 """Process groups: how ranks meet, what is known of a group, who notices that a rank fails."""
 
 from ._address import JOB_VARIABLE, loopback_interface, nfs_ip_init
-from ._failure import NOTICE, rank_error
+from ._failure import NOTICE, operation
+from ._machine import machine_name, process_namespace
 from ._start import guard, initialize_comms, report_failure, shutdown_comms
 from ._state import (
     HOST_BACKENDS,
-    LANE,
+    THREAD_GROUP,
     GroupState,
     alone,
+    close_in_children,
     forget,
     group_state,
     is_initialized,

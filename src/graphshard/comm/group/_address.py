@@ -26,17 +26,13 @@ _POLL_SECONDS = 0.1
 
 
 def job_id() -> str | None:
-    """What tells this process's job from others: from the launcher, or whoever set the variable."""
+    """The name of this process's job, from the environment; None where it has none."""
     run = os.environ.get("TORCHELASTIC_RUN_ID", "none")  # torchrun's word for no name
     return os.environ.get(JOB_VARIABLE) or (None if run == "none" else run)
 
 
 def listen(address: str, port: int) -> socket.socket:
-    """Listen at one address of this host, and at no other, from where others might connect.
-
-    Args:
-        address: A number or a name.
-        port: 0 for any that is free.
+    """Listen at one address (number or name) of this host, and at no other; port 0 is any.
 
     Raises:
         OSError: The port is in use (EADDRINUSE), or the address is not one of this host's
@@ -59,19 +55,12 @@ def listen(address: str, port: int) -> socket.socket:
 
 
 def listen_for_others(addresses: Sequence[str], port: int) -> tuple[socket.socket, str]:
-    """Listen at the first address that this host has; if it has none of them, at all that it has.
+    """Listen at the first of some addresses that this host has, else at all that it has.
 
-    That one is not its own happens where addresses are translated on the way to a host.
-
-    Args:
-        addresses: Under which others may know this host, at least one.
-        port: 0 for any that is free.
+    It has none of them where addresses are translated on the way to a host.
 
     Returns:
         The listening socket, and where others should connect to.
-
-    Raises:
-        OSError: The port is in use, or a name leads nowhere.
     """
     for address in addresses:
         try:

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Watch: one rank's knowledge of the others, and the words for what went wrong.
+"""FailureMonitor: one rank's knowledge of the others, and the words for what went wrong.
 
-It never disturbs a run. When an operation has failed or timed out, `Watch.diagnose` says which
-ranks are to blame: the first failure that the hub has announced, or else, after asking every rank
-where it is, those that an operation waits for in vain. What one rank finds out it announces, so
-that ranks that fail later, because of it, name the same first cause.
+It never disturbs a run. When an operation has failed or timed out, `FailureMonitor.diagnose` says
+which ranks are to blame: the first failure that the server has announced, or else, after asking
+every rank which operation it is in, those that an operation waits for in vain. What one rank finds
+out it announces, so that ranks that fail later, because of it, name the same first cause.
 
-A wait that has used half of its time is told on standard error, once, by the lowest of the ranks
-that wait: for whom, and where those are. A rank that is silent is never taken for dead before the
+Of a wait that has used half of its time the lowest of the waiting ranks says on standard error,
+once, for whom it waits, and what those are in. A silent rank is never taken for dead before the
 time of an operation that waits for it is over; it may be busy.
 """
 
@@ -26,22 +26,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from ._failure import NOTICE
-from ._monitor_server import Hub, Lines, keep_alive, line
-from ._state import LANE
+from ._monitor_server import Lines, MonitorServer, keep_alive, line
+from ._state import THREAD_GROUP
 
 _CONNECT_SECONDS = 20.0
-_NEWS_SECONDS = 1.0
+_EVENT_SECONDS = 1.0
 _JOIN_SECONDS = 5.0
 _ANSWER_SECONDS = 3.5
 _GOODBYE_SECONDS = 2.0
 _CHECK_SECONDS = 0.5
 _DRAIN_SECONDS = 5.0
 
-Place = tuple[str, str, int, list[int], float]
-"""An operation under way: group, name, number in the group, peers, seconds so far."""
-
-Entered = tuple[str, str, int, list[int], float, float]
-"""The same in the rank that it belongs to: when it started, and the time that it may take."""
+RunningOperation = tuple[str, str, int, list[int], float, float]
+"""Group, name, number in the group, peers, when it started, the seconds that it may take."""
 
 
 @dataclass(frozen=True)
@@ -52,44 +49,44 @@ class Verdict:
     ranks: tuple[int, ...]
 
 
-class Watch:
-    """This rank's end of the connection to the hub; one daemon thread.
+class FailureMonitor:
+    """This rank's end of the connection to the server; one daemon thread.
 
     Args:
-        addresses: Where the hub may be reached; the first that answers is used.
-        token: What the hub wants to hear.
+        address: Where the server is reached.
+        token: For authentication.
         rank: This rank, in the default group.
         world_size: Number of ranks.
-        hub: The hub itself, on rank 0, which closes it.
+        server: The server itself, on rank 0, which closes it.
     """
 
     def __init__(
         self,
-        addresses: Sequence[tuple[str, int]],
+        address: tuple[str, int],
         token: str,
         rank: int,
         world_size: int,
-        hub: Hub | None = None,
+        server: MonitorServer | None = None,
     ) -> None:
         self._rank = rank
         self._world_size = world_size
-        self._hub = hub
-        self._socket = _connect(addresses)
+        self._server = server
+        self._socket = _connect(address)
         self._send_lock = threading.Lock()
         self._changed = threading.Condition()
         self._events: list[dict[str, Any]] = []
         self._left: set[int] = set()
         self._answers: dict[int, dict[int, dict[str, Any]]] = {}
         self._questions = itertools.count()
-        self._places: dict[int, Entered] = {}
-        self._noticed: dict[int, Entered] = {}
+        self._running: dict[int, RunningOperation] = {}
+        self._noticed: dict[int, RunningOperation] = {}
         self._gone: dict[int, float] = {}
         self._last: tuple[str, int, float] | None = None
         self._closing = False
         self._connected = True
         self._send({"token": token, "rank": rank})
         self._notices: list[threading.Thread] = []
-        self._thread = threading.Thread(target=self._listen, name="graphshard-watch", daemon=True)
+        self._thread = threading.Thread(target=self._listen, name="graphshard-monitor", daemon=True)
         self._thread.start()
 
     # -- what operations report ----------------------------------------------------------------
@@ -97,30 +94,25 @@ class Watch:
     def enter(
         self, group: str, name: str, number: int, peers: list[int], limit: float = math.inf
     ) -> None:
-        """This thread starts an operation of a group.
+        """This thread starts an operation, which waits for ``peers`` (global ranks).
 
-        Args:
-            group: Name of the group.
-            name: What the user would call the operation.
-            number: Its number in the group.
-            peers: Global ranks that it waits for.
-            limit: Seconds that it may take; after half of them it is told for whom it waits.
+        After half of ``limit``, in seconds, a notice says for whom it waits.
         """
-        place = (group, name, number, peers, time.monotonic(), limit)
-        self._places[threading.get_ident()] = place
+        running = (group, name, number, peers, time.monotonic(), limit)
+        self._running[threading.get_ident()] = running
 
     def leave(self) -> None:
         """This thread's operation is over."""
-        place = self._places.pop(threading.get_ident(), None)
-        if place is not None:
-            self._last = (place[1], place[2], time.monotonic())
+        found = self._running.pop(threading.get_ident(), None)
+        if found is not None:
+            self._last = (found[1], found[2], time.monotonic())
 
-    def given_up(self) -> bool:
-        """Whether a rank has announced that it will not take part in anything any more."""
+    def has_failure(self) -> bool:
+        """Whether a rank has announced that it has failed or has given up."""
         return any(event["kind"] != "ended" for event in self._events)
 
     def has_lost(self, peers: Sequence[int]) -> bool:
-        """Whether one of some ranks is gone, and for so long that nothing it sent is under way.
+        """Whether one of some ranks is gone for so long that nothing it sent can still arrive.
 
         Its connections need not be broken: a child that it forked may hold copies of them, or, if
         it left in good order, it may itself.
@@ -129,15 +121,15 @@ class Watch:
         return any(self._gone.get(peer, math.inf) < latest for peer in peers)
 
     def report(self, text: str) -> None:
-        """Announce that this rank fails, and why; returns once the hub has it (or soon after)."""
+        """Announce that this rank fails, and why; returns once the server has it, or soon."""
         self._announce({"kind": "raised", "rank": self._rank, "ranks": [self._rank], "text": text})
 
     def close(self) -> None:
-        """Say good-bye, stop the thread and, on rank 0, the hub."""
+        """Say good-bye, stop the thread and, on rank 0, the server."""
         self._closing = True
         self._send({"bye": True})
         for how in (socket.SHUT_WR, socket.SHUT_RDWR):
-            # First let the hub answer with its own end; do not depend on it.
+            # First let the server answer with its own end; do not depend on it.
             with contextlib.suppress(OSError):
                 self._socket.shutdown(how)
             self._thread.join(_GOODBYE_SECONDS)
@@ -145,28 +137,21 @@ class Watch:
         for notice in self._notices:
             notice.join(_JOIN_SECONDS)
         self._socket.close()
-        if self._hub is not None:
-            self._hub.close()
+        if self._server is not None:
+            self._server.close()
 
-    def forget(self) -> None:
-        """Close the inherited descriptors in a forked child.
-
-        Else the child would keep the connection open after its parent's death.
-        """
+    def close_inherited(self) -> None:
+        """Close the inherited descriptors in a forked child."""
         self._socket.close()
-        if self._hub is not None:
-            self._hub.forget()
+        if self._server is not None:
+            self._server.close_inherited()
 
     # -- finding out -----------------------------------------------------------------------------
 
     def diagnose(self, name: str, peers: Sequence[int], timed_out: bool) -> Verdict | None:
         """Say who is to blame for the failure of an operation of this thread; None if unknown.
 
-        Args:
-            name: The operation.
-            peers: Global ranks that it waited for.
-            timed_out: Whether time ran out; else a connection broke, and news of a death is
-                to be expected.
+        If it did not time out a connection broke, and the event of a rank's end is to be expected.
         """
         gone = sorted(peer for peer in peers if peer in self._left)
         if not timed_out and not gone:
@@ -176,14 +161,14 @@ class Watch:
             if gone:
                 found = Verdict(f"{_ranks(gone)} left with shutdown_comms()", tuple(gone))
             elif self._connected:
-                me = self._places.get(threading.get_ident())
+                me = self._running.get(threading.get_ident())
                 found, _ = self._search(me or ("", name, -1, list(peers), 0.0, 0.0))
             else:
-                return None  # rank 0 has left in good order, and its hub with it
-            news = {"kind": "gave up", "rank": self._rank, "text": found.text}
-            # Where rank 0 is silent, so is the hub.
-            seconds = 0.0 if 0 in found.ranks else _NEWS_SECONDS
-            self._announce({**news, "ranks": list(found.ranks)}, seconds)
+                return None  # rank 0 has left in good order, and the server with it
+            ranks = list(found.ranks)
+            event = {"kind": "gave up", "rank": self._rank, "ranks": ranks, "text": found.text}
+            # Where rank 0 is silent, so is the server.
+            self._announce(event, 0.0 if 0 in ranks else _EVENT_SECONDS)
             if not self._events:
                 return found
         return self._explain(self._events[0])
@@ -203,25 +188,21 @@ class Watch:
         return Verdict(f"rank {rank} gave up first: {event['text']}", ranks)
 
     def _search(
-        self, place: Entered, absence: str = "did not take part"
+        self, own: RunningOperation, absence: str = "did not take part"
     ) -> tuple[Verdict, list[int]]:
-        """Ask every rank where it is, and follow who waits for whom.
-
-        Args:
-            place: This rank's operation.
-            absence: What is said of ranks that nobody sees in it.
+        """Ask every rank which operations it is in, and follow who waits for whom.
 
         Returns:
             The verdict, and the ranks that were found waiting, this one among them.
         """
-        group, name, number, peers, *_ = place
+        group, name, number, peers, *_ = own
         states = self._ask()
         if 0 in peers and not states and 0 not in self._left:
             text = f"{_ranks([0])} {self._tell(0, None)}, and without it nothing is known of others"
             return Verdict(text, (0,)), [self._rank]
         here = (name, number, group)
         missing: list[int] = []
-        places: dict[tuple[str, int, str], list[int]] = {here: [self._rank]}
+        ranks_in: dict[tuple[str, int, str], list[int]] = {here: [self._rank]}
         queue = list(peers)
         seen = {self._rank}
         while queue:
@@ -229,55 +210,53 @@ class Watch:
             if peer in seen:
                 continue
             seen.add(peer)
-            found = _relevant(states[peer]["places"], here[2]) if peer in states else []
+            found = _relevant(states[peer]["operations"], group) if peer in states else []
             if peer in self._left or not found:
                 missing.append(peer)
                 continue
-            keys = [(place[1], place[2], place[0]) for place in found]
-            places.setdefault(here if here in keys else keys[0], []).append(peer)
-            queue += [p for place in found for p in place[3]]
-        waiting = [rank for ranks in places.values() for rank in ranks]
+            keys = [(name, number, group) for group, name, number, *_ in found]
+            ranks_in.setdefault(here if here in keys else keys[0], []).append(peer)
+            queue += [p for operation in found for p in operation[3]]
+        waiting = [rank for ranks in ranks_in.values() for rank in ranks]
         missing.sort()
         if missing:
             told = "; ".join(
                 f"rank {peer} {self._tell(peer, states.get(peer))}" for peer in missing
             )
             return Verdict(f"{_ranks(missing)} {absence}: {told}", tuple(missing)), waiting
-        if len(places) == 1:
+        if len(ranks_in) == 1:
             text = (
                 "every rank is in the operation, but it does not complete; is the network between "
                 "them broken?"
             )
             return Verdict(text, tuple(peers)), waiting
         # Most ranks are right; if there is no telling, the lowest is.
-        right = max(places, key=lambda key: (len(places[key]), -min(places[key])))
-        blamed = sorted(rank for key, ranks in places.items() if key != right for rank in ranks)
+        right = max(ranks_in, key=lambda key: (len(ranks_in[key]), -min(ranks_in[key])))
+        blamed = sorted(rank for key, ranks in ranks_in.items() if key != right for rank in ranks)
         told = "; ".join(
             f"{_ranks(sorted(ranks))} in {key[0]} (operation {key[1]})"
-            for key, ranks in places.items()
+            for key, ranks in ranks_in.items()
         )
         return Verdict(f"ranks are in different operations: {told}", tuple(blamed)), waiting
 
     def _start_notices(self) -> None:
         """Look for operations that have used half of their time."""
         now = time.monotonic()
-        for thread, place in list(self._places.items()):
-            *_, start, limit = place
-            if now - start > limit / 2 and self._noticed.get(thread) is not place:
-                self._noticed[thread] = place
+        for thread, running in list(self._running.items()):
+            *_, start, limit = running
+            if now - start > limit / 2 and self._noticed.get(thread) is not running:
+                self._noticed[thread] = running
+                args = (thread, running)
                 notice = threading.Thread(
-                    target=self._notice,
-                    args=(thread, place),
-                    name="graphshard-notice",
-                    daemon=True,
+                    target=self._notice, args=args, name="graphshard-notice", daemon=True
                 )
                 self._notices = [n for n in self._notices if n.is_alive()] + [notice]
                 notice.start()
 
-    def _notice(self, thread: int, place: Entered) -> None:
-        verdict, waiting = self._search(place, "is not there yet")
-        _, name, number, _, start, limit = place
-        still = self._places.get(thread) is place and self._connected and not self._events
+    def _notice(self, thread: int, running: RunningOperation) -> None:
+        verdict, waiting = self._search(running, "is not there yet")
+        _, name, number, _, start, limit = running
+        still = self._running.get(thread) is running and self._connected and not self._events
         if still and self._rank == min(waiting):
             seconds = time.monotonic() - start
             sys.stderr.write(
@@ -307,8 +286,8 @@ class Watch:
         )
         return answers
 
-    def _announce(self, event: dict[str, Any], seconds: float = _NEWS_SECONDS) -> None:
-        """Send an event and wait until the hub has passed it on, or some other before it."""
+    def _announce(self, event: dict[str, Any], seconds: float = _EVENT_SECONDS) -> None:
+        """Send an event and wait until the server has passed it on, or some other before it."""
         known = len(self._events)
         self._send({"event": event})
         self._until(lambda: not self._connected or len(self._events) > known, seconds)
@@ -336,12 +315,12 @@ class Watch:
                 try:
                     for message in lines.feed(data):
                         self._take(message)
-                except Exception:  # not the hub's words; nothing more is to be learnt from them
+                except Exception:  # not a message of the server; there is nothing more to learn
                     break
         with self._changed:
             self._connected = False
             if not self._closing and 0 not in self._left:
-                # The hub is gone, and with it rank 0.
+                # The server is gone, and with it rank 0.
                 self._events.append({"kind": "ended", "rank": 0, "ranks": [0]})
                 self._gone[0] = time.monotonic()
             self._changed.notify_all()
@@ -370,37 +349,34 @@ class Watch:
         now = time.monotonic()
         last = self._last
         return {
-            "places": [(*place[:4], now - place[4]) for place in list(self._places.values())],
+            "operations": [(*found[:4], now - found[4]) for found in list(self._running.values())],
             "last": (last[0], last[1], now - last[2]) if last is not None else None,
         }
 
     def _send(self, message: dict[str, Any]) -> None:
-        # A failure to send means that the hub is gone, which the thread finds out.
+        # A failure to send means that the server is gone, which the thread finds out.
         with self._send_lock, contextlib.suppress(OSError):
             self._socket.sendall(line(message))
 
 
-def _connect(addresses: Sequence[tuple[str, int]]) -> socket.socket:
-    errors = []
-    for address in addresses:
-        try:
-            connection = socket.create_connection(address, _CONNECT_SECONDS)
-        except OSError as error:
-            errors.append(f"{address[0]}:{address[1]}: {error}")
-            continue
-        connection.settimeout(None)
-        keep_alive(connection)
-        return connection
-    raise ConnectionError(f"rank 0 cannot be reached ({'; '.join(errors)})")
+def _connect(address: tuple[str, int]) -> socket.socket:
+    try:
+        connection = socket.create_connection(address, _CONNECT_SECONDS)
+    except OSError as error:
+        where = f"{address[0]}:{address[1]}"
+        raise ConnectionError(f"rank 0 cannot be reached ({where}: {error})") from error
+    connection.settimeout(None)
+    keep_alive(connection)
+    return connection
 
 
-def _relevant(places: list[Place], group: str) -> list[Place]:
+def _relevant(operations: list[Any], group: str) -> list[Any]:
     """Those of a rank's operations, one per thread, that tell whether it takes part in a group.
 
     What its other loader threads wait for says nothing about the thread that is missed.
     """
-    same = [place for place in places if place[0] == group]
-    return same or [place for place in places if not place[0].startswith(LANE)]
+    same = [found for found in operations if found[0] == group]
+    return same or [found for found in operations if not found[0].startswith(THREAD_GROUP)]
 
 
 def _ranks(ranks: Sequence[int]) -> str:

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The store where ranks meet before there is a group: whose it is, and who has come.
+"""The store where ranks meet before there is a group: whose it is, and which ranks have come.
 
-A store that rank 0 hosts serves one start of one job, but whoever knows the port can come in. So
-rank 0 writes what its job is called, if it has a name, and how many ranks there are; everyone who
-comes holds that against what it knows itself; and each rank comes once. A second one is turned
-away, and as nobody can tell which of the two is the wrong one, all the others learn of it: those
-that wait in the store by what is written there, those that have left it by the hub.
+A store that rank 0 hosts serves one start of one job, but any process that knows the port can
+connect. So rank 0 writes the name of its job, if it has one, and the world size; every process
+compares that with its own; and each rank comes once. A second one is refused, and since it is not
+known which of the two is wrong, all ranks learn of it: those that wait in the store by what is
+written there, those that have left it through the monitor server.
 
-Other stores (torchrun's, the caller's) belong to a job already, and may serve several starts: the
-how-manieth it is tells the keys apart.
+Other stores (torchrun's, the caller's) belong to a job already, and may serve several starts; the
+number of the start keeps their keys apart.
 """
 
 from __future__ import annotations
@@ -18,13 +18,11 @@ import json
 import os
 import queue
 import secrets
-import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from pathlib import Path
 from typing import TypeVar, cast
 
 import torch.distributed as dist
@@ -32,7 +30,8 @@ import torch.distributed as dist
 from ...errors import RankError
 from ._address import JOB_VARIABLE, job_id, listen_for_others
 from ._failure import NOTICE, first_line
-from ._monitor_server import send_news
+from ._machine import network_name
+from ._monitor_server import send_event
 
 _RETRY_SECONDS = 0.05
 _ANSWER_SECONDS = 2.0
@@ -48,42 +47,41 @@ def meet(
     timeout: timedelta,
     store: dist.Store | None,
 ) -> tuple[dist.Store, str | None]:
-    """Wait until every rank is here.
+    """Wait until every rank is here; errors are those of `initialize_comms`.
 
     Returns:
         A store with a prefix that belongs to this start, and the address of rank 0's host; the
         number at which it listens, if it does.
-
-    Raises:
-        ValueError: There is no address, or the ranks differ in the world size.
-        RuntimeError: Rank 0 cannot listen, or this process does not belong here.
-        RankError: Some rank did not come in time, or came twice.
     """
     is_hosted = False
     if store is None:
         if address is None:
             address, port = _address_in_environment(port)
         place = f"{address}:{port}"
-        deadline = time.monotonic() + timeout.total_seconds()
+        deadline, left = time.monotonic() + timeout.total_seconds(), timeout
         while True:
-            store, address, is_hosted = _find_store(rank, world_size, address, port, timeout)
-            if not is_hosted or _enter(store, rank, world_size, place, timeout):
-                break
+            store, address, is_hosted = _find_store(rank, world_size, address, port, left)
+            try:
+                if not is_hosted or _enter(store, rank, world_size, place, timeout):
+                    break
+            except RankError as error:  # an earlier start's store may end at any moment
+                if not isinstance(error.__cause__, dist.DistNetworkError):
+                    raise
             # This process has been here before: it is the store of an earlier start, and goes.
             del store
             if time.monotonic() > deadline:
                 raise RankError(f"rank {rank}: rank 0 has not ended its start at {place} yet", [0])
             time.sleep(_RETRY_SECONDS)
+            left = timedelta(seconds=max(1, round(deadline - time.monotonic())))
     store = _arrive(store, rank, world_size, timeout, is_hosted)
     check_refused(store, rank, timeout)
     return store, address
 
 
 def answered(call: Callable[[], _T], timeout: timedelta) -> _T:
-    """What a store answers. torch would wait for ever where the process that hosts it is stopped.
+    """What a store answers, or a RuntimeError at the timeout.
 
-    Raises:
-        RuntimeError: It does not answer within the timeout.
+    torch would wait for ever where the process that hosts the store is stopped.
     """
     answers: queue.SimpleQueue[tuple[_T | None, BaseException | None]] = queue.SimpleQueue()
 
@@ -110,7 +108,7 @@ def answered(call: Callable[[], _T], timeout: timedelta) -> _T:
 
 
 def check_refused(store: dist.Store, rank: int, timeout: timedelta) -> None:
-    """Raise if somebody was turned away from the start to which the store belongs."""
+    """Raise if a process was refused at the start to which the store belongs."""
     try:
         is_refused = answered(lambda: store.check(["refused"]), timeout)
     except RuntimeError as error:
@@ -183,13 +181,9 @@ def _host_store(
 
 
 def _enter(store: dist.Store, rank: int, world_size: int, place: str, timeout: timedelta) -> bool:
-    """Come to a store that some rank 0 hosts, if it is this process's rank 0; once per rank.
-
-    Returns:
-        False if this same process has been here before.
-    """
+    """Come to the store of a rank 0, if it is of this job; False if this process came before."""
     job = {"id": job_id(), "world_size": world_size}
-    me = f"{this_host()} {os.getpid()} "
+    me = f"{network_name()} {os.getpid()} "
     mine = me + secrets.token_hex(8)
     try:
         if rank == 0:
@@ -240,10 +234,10 @@ def _refuse(store: dist.Store, rank: int, world_size: int, text: str) -> None:
         start.set("refused", json.dumps([rank, text]))
         for other in range(world_size):  # who waits for this one looks about
             start.compare_set(f"arrived/{other}", "", "refused")
-        if start.check(["watch"]):
-            watch = json.loads(start.get("watch"))
+        if start.check(["monitor"]):
+            monitor = json.loads(start.get("monitor"))
             event = {"kind": "raised", "ranks": [rank], "text": f"RuntimeError: {text}"}
-            send_news((watch["host"], watch["port"]), watch["token"], rank, event)
+            send_event((monitor["host"], monitor["port"]), monitor["token"], rank, event)
 
 
 def _prefix(start: int) -> str:
@@ -260,7 +254,7 @@ def _arrive(
         if not is_hosted:
             start = answered(lambda: base.add(f"graphshard/starts/{rank}", 1), timeout)
         store = dist.PrefixStore(_prefix(start), store)
-        store.set(f"arrived/{rank}", this_host())
+        store.set(f"arrived/{rank}", network_name())
         half = time.monotonic() + timeout.total_seconds() / 2
         until = half
         while missing:
@@ -302,13 +296,3 @@ def _tell_missing(store: dist.Store, rank: int, world_size: int, timeout: timede
             f"initialize_comms: ranks {missing} are not there yet\n"
         )
         sys.stderr.flush()
-
-
-def this_host() -> str:
-    """Equal on two ranks only if they can reach each other on the loopback interface."""
-    parts = [socket.gethostname()]
-    with contextlib.suppress(OSError):
-        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
-    with contextlib.suppress(OSError):
-        parts.append(os.readlink("/proc/self/ns/net"))
-    return " ".join(parts)

@@ -1,22 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""initialize_comms, shutdown_comms: from nothing to a process group that is watched, and back.
+"""initialize_comms, shutdown_comms: from nothing to a monitored process group, and back.
 
 ::
 
     store      torchrun's, or one that rank 0 hosts, or the caller's
-      │ 1 every rank writes that it has arrived and waits for the others: who is missing is known,
-      │   and whether somebody came twice or from another job (`_store`)
-      │ 2 rank 0 starts the hub and writes where it is; everyone connects (the watch)
+      │ 1 every rank writes that it has arrived and waits for the others: which ranks are missing is
+      │   known, and whether one came twice or from another job (`_rendezvous`)
+      │ 2 rank 0 starts the monitor server and writes where it is; every rank connects
       │ 3 the process group is made over the same store
       v
-    default process group, with timeout, payload device and watch in its GroupState
+    default process group, with timeout, payload device and monitor in its GroupState
 
 Each start uses keys of its own, so a store can serve several starts.
 """
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import importlib
 import json
 import os
@@ -24,7 +24,6 @@ import secrets
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -34,15 +33,15 @@ import torch.distributed as dist
 from ..._memory import release_memory
 from ...errors import RankError
 from ._address import is_loopback, listen_for_others, loopback_interface, own_address
-from ._failure import first_line
-from ._monitor import Watch
-from ._monitor_server import Hub
+from ._failure import first_line, operation
+from ._monitor import FailureMonitor
+from ._monitor_server import MonitorServer
 from ._rendezvous import check_refused, meet
 from ._state import (
     DEFAULT_TIMEOUT,
     GroupState,
+    close_in_children,
     forget,
-    forget_watches,
     group_state,
     is_initialized,
     registered,
@@ -118,11 +117,16 @@ def initialize_comms(
             f"rank must be in [0, world_size) (got rank {rank}, world_size {world_size})"
         )
     store, address = meet(rank, world_size, master_ip_address, master_port_number, limit, store)
-    watch, is_local = _start_watch(store, rank, world_size, address, limit)
+    monitor, is_local = _start_monitor(store, rank, world_size, address, limit)
     chosen = _choose_interface() if is_local and backend == "gloo" else None
     try:
-        _import_before_groups()
-        with _start_errors(rank, world_size, watch, limit):
+        # Functions of this module have the default group as a default argument, taken when it is
+        # imported, which torch's optimizers do. Imported later it would hold the group for ever:
+        # its threads would run until the interpreter has gone, and abort the process now and then.
+        importlib.import_module("torch.distributed.nn.functional")
+        ranks = tuple(range(world_size))
+        start = GroupState(None, rank, world_size, ranks, "start", backend, limit, monitor=monitor)
+        with operation(start, "initialize_comms", 0) if monitor else contextlib.nullcontext():
             dist.init_process_group(
                 backend,
                 store=dist.PrefixStore("group", store),
@@ -132,14 +136,16 @@ def initialize_comms(
             )
     except BaseException:
         _give_back_interface(chosen)
-        if watch is not None:
-            watch.close()
+        if monitor is not None:
+            monitor.close()
         raise
-    _keep(limit, device, watch, chosen)
+    state = group_state()
+    state.timeout, state.comm_device, state.monitor = limit, device, monitor
+    state.interface = chosen
 
 
 def shutdown_comms() -> None:
-    """Leave the process group and stop the watch; nothing happens where there is no group.
+    """Leave the process group and stop the monitor; nothing happens where there is no group.
 
     Memory that was kept for messages and results goes back to the system.
 
@@ -155,13 +161,13 @@ def shutdown_comms() -> None:
     deadline = time.monotonic() + state.timeout.total_seconds()
     for each in states:
         if each.shared is not None:
-            failed = each.watch is not None and each.watch.given_up()
+            failed = each.monitor is not None and each.monitor.has_failure()
             unread = each.shared.leave(0.0 if failed else deadline - time.monotonic())
             late |= set() if failed else {each.members[reader] for reader in unread}
     me, seconds = state.members[state.rank], state.timeout.total_seconds()
-    watch, state.watch = state.watch, None
-    if watch is not None:
-        watch.close()
+    monitor, state.monitor = state.monitor, None
+    if monitor is not None:
+        monitor.close()
     dist.destroy_process_group()  # and with it all others
     for each in states:
         forget(each)
@@ -175,7 +181,7 @@ def shutdown_comms() -> None:
         )
 
 
-@contextmanager
+@contextlib.contextmanager
 def guard() -> Iterator[None]:
     """Run a rank's program; if it raises, tell the other ranks why before the error goes on.
 
@@ -204,41 +210,17 @@ def report_failure(error: BaseException) -> None:
     """
     if isinstance(error, RankError) or not is_initialized():
         return
-    watch = group_state().watch
-    if watch is not None:
+    monitor = group_state().monitor
+    if monitor is not None:
         text = str(error).strip()[:_MAX_TEXT]
-        watch.report(f"{type(error).__name__}: {text}" if text else type(error).__name__)
-
-
-def _keep(
-    timeout: timedelta,
-    device: torch.device | None,
-    watch: Watch | None,
-    interface: str | None = None,
-) -> None:
-    state: GroupState = group_state()
-    state.timeout, state.comm_device, state.watch = timeout, device, watch
-    state.interface = interface
-
-
-def _import_before_groups() -> None:
-    """Import what would hold the default group for ever if it were imported later.
-
-    Functions of this module have the group as a default argument, taken when it is imported, which
-    torch's optimizers do. Its threads would run until the interpreter has gone, and end the process
-    with an abort now and then.
-    """
-    importlib.import_module("torch.distributed.nn.functional")
+        monitor.report(f"{type(error).__name__}: {text}" if text else type(error).__name__)
 
 
 def _choose_interface() -> str | None:
     """Let gloo listen where only this host can reach it, if the user has not said where.
 
     It reads the environment whenever a group is made. Else it takes the interface to which the
-    host's name leads, if that leads anywhere.
-
-    Returns:
-        What was put into the environment, for `_give_back_interface`.
+    host's name leads, if that leads anywhere. `_give_back_interface` takes what this returns.
     """
     name = loopback_interface()
     if name is None or _INTERFACE in os.environ:
@@ -272,7 +254,7 @@ def _check_backend(backend: str, device: torch.device | None) -> None:
 def _start_mpi(
     rank: int | None, world_size: int | None, timeout: timedelta, device: torch.device | None
 ) -> None:
-    """MPI starts its ranks itself and numbers them; there is no store, so there is no watch."""
+    """MPI starts its ranks itself and numbers them; there is no store, so there is no monitor."""
     dist.init_process_group("mpi", timeout=timeout)
     for name, given, actual in (
         ("rank", rank, dist.get_rank()),
@@ -280,7 +262,8 @@ def _start_mpi(
     ):
         if given is not None and given != actual:
             raise ValueError(f"{name} must be MPI's own, {actual}, or None (got {given})")
-    _keep(timeout, device, None)
+    state = group_state()
+    state.timeout, state.comm_device = timeout, device
 
 
 def _from_environment(name: str, variable: str, value: int | None) -> int:
@@ -295,32 +278,32 @@ def _from_environment(name: str, variable: str, value: int | None) -> int:
     return int(text)
 
 
-def _start_watch(
+def _start_monitor(
     store: dist.Store, rank: int, world_size: int, address: str | None, timeout: timedelta
-) -> tuple[Watch | None, bool]:
-    """This rank's watch, unless it is alone; and whether all ranks are on one host."""
+) -> tuple[FailureMonitor | None, bool]:
+    """This rank's monitor, unless it is alone; and whether all ranks are on one host."""
     if world_size == 1:
         return None, True
-    _close_watches_in_children()
-    hub = None
+    close_in_children()
+    server = None
     found: dict[str, Any]
     try:
         if rank == 0:
             hosts = {store.get(f"arrived/{r}") for r in range(world_size)}
             token = secrets.token_hex(16)
             listener, host = _listen_for_ranks(len(hosts) == 1, address)
-            hub = Hub(listener, token, world_size, timeout.total_seconds())
-            port = hub.address[1]
+            server = MonitorServer(listener, token, world_size, timeout.total_seconds())
+            port = server.address[1]
             found = {"host": host, "port": port, "token": token, "local": len(hosts) == 1}
-            store.set("watch", json.dumps(found))
+            store.set("monitor", json.dumps(found))
         else:
-            store.wait(["watch"], timeout)
-            found = json.loads(store.get("watch"))
+            store.wait(["monitor"], timeout)
+            found = json.loads(store.get("monitor"))
         place = (found["host"], found["port"])
-        watch = Watch([place], found["token"], rank, world_size, hub)
+        monitor = FailureMonitor(place, found["token"], rank, world_size, server)
     except (RuntimeError, OSError) as error:
-        if hub is not None:
-            hub.close()
+        if server is not None:
+            server.close()
         if rank == 0:
             raise
         raise RankError(
@@ -328,13 +311,13 @@ def _start_watch(
             [0],
         ) from error
     try:
-        if rank == 0:  # who was turned away before there was a hub could not tell it
+        if rank == 0:  # who was turned away before there was a server could not tell it
             check_refused(store, rank, timeout)
     except RankError as error:
-        watch.report(str(error))
-        watch.close()
+        monitor.report(str(error))
+        monitor.close()
         raise
-    return watch, found["local"]
+    return monitor, found["local"]
 
 
 def _listen_for_ranks(is_local: bool, address: str | None) -> tuple[socket.socket, str]:
@@ -345,38 +328,3 @@ def _listen_for_ranks(is_local: bool, address: str | None) -> tuple[socket.socke
     if address is None:
         return listen_for_others([own], 0)
     return listen_for_others([address] if is_loopback(own) else [address, own], 0)
-
-
-@contextmanager
-def _start_errors(
-    rank: int, world_size: int, watch: Watch | None, timeout: timedelta
-) -> Iterator[None]:
-    """Explain a failure while the backend connects the ranks."""
-    start = time.monotonic()
-    name = "initialize_comms"
-    others = [r for r in range(world_size) if r != rank]
-    if watch is not None:
-        watch.enter("start", name, 0, others, timeout.total_seconds())
-    try:
-        yield
-    except RuntimeError as error:
-        waited = time.monotonic() - start
-        if watch is None:
-            raise
-        verdict = watch.diagnose(name, others, waited >= timeout.total_seconds() - 0.2)
-        if verdict is None:
-            raise
-        raise RankError(
-            f"rank {rank}: {name} failed after {waited:.1f} s: {verdict.text} (the backend said: "
-            f"{first_line(error)})",
-            verdict.ranks,
-        ) from error
-    finally:
-        if watch is not None:
-            watch.leave()
-
-
-@functools.cache
-def _close_watches_in_children() -> None:
-    """From now on, close the watch's connections in forked children, once per process."""
-    os.register_at_fork(after_in_child=forget_watches)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What graphshard knows about a process group: its timeout, payload device, counters and watch.
+"""GroupState: what graphshard adds to a process group: timeout, device, counters, monitor.
 
 [Note: the registry] ``torch.distributed`` keeps process groups in process-wide state; the few facts
 that graphshard adds to a group live beside it, in one dictionary with weak keys. It is the only
@@ -22,12 +22,12 @@ import torch.distributed as dist
 
 if TYPE_CHECKING:
     from ..wire import SharedBlocks
-    from ._monitor import Watch
+    from ._monitor import FailureMonitor
 
 DEFAULT_TIMEOUT = timedelta(seconds=300)
 
-LANE = "lane "
-"""How the names of groups begin that belong to a loader's threads; see `Lanes`."""
+THREAD_GROUP = "thread group "
+"""How the names of groups begin that belong to a loader's threads; see `ThreadGroups`."""
 
 HOST_BACKENDS = ("gloo", "mpi", "ucc")
 """Backends that move host memory, and whose waits block the host."""
@@ -46,11 +46,11 @@ class GroupState:
         backend: Name of the backend, as ``torch.distributed`` spells it.
         timeout: The longest that any wait in the group may take.
         comm_device: Where payloads must live for the backend; None chooses by backend.
-        watch: Knows which ranks are alive, where ``initialize_comms`` made the default group.
+        monitor: Knows which ranks are alive, where ``initialize_comms`` made the default group.
         num_operations: Operations started so far; equal on all ranks that are in step.
         num_plans: Exchange plans built so far.
         checked: Signatures of models that all ranks have found to be the same everywhere.
-        cancelled: Set to make waits in the group end with `Cancelled`; None where nobody can.
+        cancelled: Set to make waits in the group end with `Cancelled`; None where that cannot be.
         unfinished: A collective that was left before it was complete.
         closed: The group has been shut down.
         shared: Memory through which the ranks exchange large payloads; None without any.
@@ -66,7 +66,7 @@ class GroupState:
     backend: str
     timeout: timedelta
     comm_device: torch.device | None = None
-    watch: Watch | None = None
+    monitor: FailureMonitor | None = None
     num_operations: int = 0
     num_plans: int = 0
     checked: set[tuple[object, ...]] = field(default_factory=set)
@@ -104,8 +104,8 @@ def is_initialized() -> bool:
 def group_state(group: dist.ProcessGroup | None = None) -> GroupState:
     """The facts about a group; None is the default group.
 
-    Where there is no default group, a process that nobody started as one of several is alone: its
-    group has one member and nothing is ever sent.
+    Where there is no default group, a process that was not started as one of several is alone:
+    its group has one member and nothing is ever sent.
 
     Raises:
         RuntimeError: There is no default group, but this process is one of several.
@@ -143,13 +143,13 @@ def register(state: GroupState) -> None:
 
 
 def forget(state: GroupState) -> None:
-    """Let go of a group that has been destroyed, so that its connections and threads end."""
+    """Release a group that has been destroyed, so that its connections and threads end."""
     assert state.group is not None
     _states.pop(state.group, None)
     if state.unfinished is not None and not state.unfinished.is_completed():
         # The end of a gloo group waits for its operations, and this one waits for a rank that may
-        # never come. So the group stays as it is until the process has ended: nobody must wait
-        # for it, and least of all the interpreter at its end.
+        # never come. So the group stays as it is until the process has ended: nothing must wait
+        # for it, the interpreter at its end included.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(state.group))
     # Whatever still refers to the state must not keep the group, and its threads, alive.
     state.group, state.closed, state.shared = None, True, None
@@ -176,7 +176,7 @@ def _of_users_group(group: dist.ProcessGroup) -> GroupState:
         backend=str(dist.get_backend(group)),
         timeout=default.timeout if default is not None else DEFAULT_TIMEOUT,
         comm_device=default.comm_device if default is not None else None,
-        watch=default.watch if default is not None else None,
+        monitor=default.monitor if default is not None else None,
     )
     register(state)
     return state
@@ -192,9 +192,19 @@ def world_size(group: dist.ProcessGroup | None = None) -> int:
     return group_state(group).world_size if group is not None or is_initialized() else 1
 
 
-def forget_watches() -> None:
-    """In a forked child: close what it inherited of its parent's watches."""
+@functools.cache
+def close_in_children() -> None:
+    """From now on forked children close what they inherit of groups; once per process.
+
+    Else a child would keep connections open, and memory alive, after its parent's death.
+    """
+    os.register_at_fork(after_in_child=_close_inherited)
+
+
+def _close_inherited() -> None:
     for state in registered():
-        if state.watch is not None:
-            state.watch.forget()
-            state.watch = None
+        if state.monitor is not None:
+            state.monitor.close_inherited()
+        if state.shared is not None:
+            state.shared.close_inherited()
+        state.monitor = state.shared = None

@@ -1,9 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Exchange of the rows that ranks read of each other: a plan made once, one payload per call."""
 
-from ._arriving import HaloUnderWay
-from ._exchange import anchor, fetch_halo, return_halo
-from ._overlapped import start_fetch_all, start_return_all
+from ._exchange import (
+    HaloFetch,
+    HaloUnderWay,
+    anchor,
+    fetch_halo,
+    return_halo,
+    start_fetch_all,
+    start_return_all,
+)
 from ._pairwise import start_fetch, start_return
 from ._plan import ExchangePlan
 from ._sent_rows import SentRows

@@ -1,11 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""fetch_halo and its adjoint return_halo: the whole halo in one flat collective.
+"""Exchange of the whole halo in one collective: rows to their readers, and back to their owners.
 
-Both take any number of requests and issue exactly one ``all_to_all_single`` for all of them, also
-in the backward pass. They are each other's adjoint, so each is the other's backward, to any order.
+All functions take any number of requests and issue one ``all_to_all_single`` for all of them, also
+in the backward pass. Those that wait are those that do not, and a wait.
 
-What comes back to a row from several ranks is summed in the order of the ranks, whatever the order
-of arrival and the device: a run repeats bit for bit. bfloat16 and float16 are summed in float32.
+[Note: gradients of an exchange]
+    `HaloFetch` is two nodes of the autograd graph: `_BeginFetch` takes own rows and gives an empty
+    ticket, `_EndFetch` takes the ticket and gives the rows that came. Autograd runs the newest node
+    that is ready, so in the backward pass gradients of remote rows are sent as soon as they are
+    known, by `_EndFetch`; then comes what the forward pass did with own rows between the two; and
+    last `_BeginFetch` waits for what the readers return, and sums it.
+
+    `_SumReturned` is the adjoint of a fetch as a node of its own, for gradients of gradients.
 """
 
 from __future__ import annotations
@@ -15,16 +21,92 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from ..wire import exchange_rows, narrowed, shared_blocks, widened, wire_dtype
+from .._pending import Pending
+from ..wire import SharedBlocks, narrowed, shared_blocks, start_exchange, wire_dtype
 from ._plan import ExchangePlan, most_bytes
-from ._signature import check_requests, needs_grad_now
-
-Request = tuple[ExchangePlan, Tensor]
+from ._signature import Requests, check_requests, needs_grad_now
 
 
-def fetch_halo(requests: Sequence[Request], wire: torch.dtype | None = None) -> list[Tensor]:
+def start_fetch_all(
+    requests: Requests, wire: torch.dtype | None = None, needs_grad: Sequence[bool] = ()
+) -> Pending:
+    """Start to fetch the halo rows of each tensor; every rank must call, and must wait.
+
+    It sends what `fetch_halo` sends, but returns at once, so that the caller can compute on its own
+    rows until it waits. It records no gradient.
+
+    Args:
+        requests: As for `fetch_halo`. The tensors must not change before the rows are waited for.
+        wire: In which dtype wider floating-point rows travel; None is their own.
+        needs_grad: Which requests will have gradients to return, equal on all ranks; for the
+            check alone. None of them by default.
+
+    Returns:
+        A `Pending` whose ``wait()`` gives ``[plan.num_halo, *]`` for each request.
+
+    Raises:
+        ValueError: As `fetch_halo`.
+        RankError: Another rank failed.
+    """
+    rows = [plan.num_rows for plan, _ in requests]
+    plans, tensors = check_requests("fetch_halo", requests, rows, needs_grad, wire)
+    return _start_fetch(plans, tensors, wire)
+
+
+def start_return_all(requests: Requests, wire: torch.dtype | None = None) -> Pending:
+    """Start to return halo rows to their owners; every rank must call, and must wait.
+
+    Args:
+        requests: Pairs of a plan and a tensor ``[plan.num_halo, *]``.
+        wire: As for `start_fetch_all`.
+
+    Returns:
+        A `Pending` whose ``wait()`` gives ``[sum(plan.send_splits), *]`` for each request: what
+        came for the rows ``plan.send_index``, in that order. `ExchangePlan.add_returned` adds it.
+
+    Raises:
+        ValueError: As `return_halo`.
+        RankError: Another rank failed.
+    """
+    rows = [plan.num_halo for plan, _ in requests]
+    plans, tensors = check_requests("return_halo(sum)", requests, rows, wire=wire)
+    return _start_return(plans, tensors, wire)
+
+
+def return_halo(requests: Requests, reduce: Literal["sum", "max", "min"] = "sum") -> list[Tensor]:
+    """Return halo rows to their owners, which combine them; every rank must call.
+
+    No gradient flows through this function.
+
+    Args:
+        requests: Pairs of a plan and a tensor ``[plan.num_halo, *]``, one row per halo row.
+        reduce: How an owner combines what several ranks (or one, for a row that it asked for
+            twice) return to one row.
+
+    Returns:
+        For each request ``[plan.num_rows, *]``. A row that no rank read is 0 for "sum", and
+        the dtype's lowest (highest) value, an infinity where it has one, for "max" ("min").
+
+    Raises:
+        ValueError: Wrong number of rows, or (on all ranks) ranks that return different things.
+        TypeError: A complex or sparse tensor, or a sum of bool.
+        RankError: Another rank failed, or did not answer in time.
+    """
+    if reduce not in ("sum", "max", "min"):
+        raise ValueError(f"reduce must be 'sum', 'max' or 'min' (got {reduce!r})")
+    if reduce == "sum" and any(getattr(t, "dtype", None) == torch.bool for _, t in requests):
+        raise TypeError("return_halo cannot sum bool; use reduce='max' (any) or 'min' (all)")
+    rows = [plan.num_halo for plan, _ in requests]
+    plans, tensors = check_requests(f"return_halo({reduce})", requests, rows)
+    returned = _start_return(plans, tensors, None).wait()
+    return [
+        plan.sum_returned(part) if reduce == "sum" else _extreme_rows(plan, part, reduce)
+        for plan, part in zip(plans, returned, strict=True)
+    ]
+
+
+def fetch_halo(requests: Requests, wire: torch.dtype | None = None) -> list[Tensor]:
     """Fetch the halo rows of each tensor from their owners; every rank must call.
 
     Every rank must pass as many requests, on the same plans in the same order, with equal
@@ -33,7 +115,7 @@ def fetch_halo(requests: Sequence[Request], wire: torch.dtype | None = None) -> 
     The backward pass is one collective too, which every rank must reach: on a rank whose loss
     does not depend on any fetched row, autograd would leave it out and the others would wait.
     `anchor` makes a loss depend on fetched rows without changing it. A request whose tensor needs
-    no gradient takes no part in the backward pass.
+    no gradient takes no part in the backward pass. Gradients are differentiable, to any order.
 
     Args:
         requests: Pairs of a plan and a tensor ``[plan.num_rows, *]`` of own rows.
@@ -48,49 +130,34 @@ def fetch_halo(requests: Sequence[Request], wire: torch.dtype | None = None) -> 
         TypeError: A complex or sparse tensor.
         RankError: Another rank failed, or did not answer in time.
     """
-    if not requests:
-        return []
-    plans = [plan for plan, _ in requests]
-    tensors = [tensor for _, tensor in requests]
-    rows = [plan.num_rows for plan in plans]
-    needs = [needs_grad_now(tensor) for tensor in tensors]
-    check_requests("fetch_halo", plans, tensors, rows, needs, wire)
-    return list(_Fetch.apply(plans, wire, *tensors))
+    return HaloFetch(requests, wire).wait()
 
 
-def return_halo(
-    requests: Sequence[Request], reduce: Literal["sum", "max", "min"] = "sum"
-) -> list[Tensor]:
-    """Send halo rows home to their owners, which combine them; every rank must call.
+class HaloFetch(Pending):
+    """`fetch_halo` in two halves, so that own rows are worked on between them.
 
-    No gradient flows through this function.
+    Every rank must make one and must wait. The duties for the backward pass are those of
+    `fetch_halo`; there too, own rows are worked on while gradients travel. The tensors must not
+    change before ``wait()``, which gives ``[plan.num_halo, *]`` for each request.
 
     Args:
-        requests: Pairs of a plan and a tensor ``[plan.num_halo, *]``, one row per halo row.
-        reduce: How an owner combines what several ranks (or one, for a row that it asked for
-            twice) return to one row.
-
-    Returns:
-        For each request ``[plan.num_rows, *]``. A row that nobody read is 0 for "sum", and
-        the dtype's lowest (highest) value, an infinity where it has one, for "max" ("min").
+        requests: As for `fetch_halo`.
+        wire: As for `fetch_halo`.
 
     Raises:
-        ValueError: Wrong number of rows, or (on all ranks) ranks that return different things.
-        TypeError: A complex or sparse tensor, or a sum of bool.
-        RankError: Another rank failed, or did not answer in time.
+        ValueError: As `fetch_halo`.
+        RankError: Another rank failed.
     """
-    if reduce not in ("sum", "max", "min"):
-        raise ValueError(f"reduce must be 'sum', 'max' or 'min' (got {reduce!r})")
-    if not requests:
-        return []
-    if reduce == "sum" and any(
-        getattr(tensor, "dtype", None) == torch.bool for _, tensor in requests
-    ):
-        raise TypeError("return_halo cannot sum bool; use reduce='max' (any) or 'min' (all)")
-    plans = [plan for plan, _ in requests]
-    tensors = [tensor for _, tensor in requests]
-    check_requests(f"return_halo({reduce})", plans, tensors, [plan.num_halo for plan in plans])
-    return _return(plans, tensors, reduce, None)
+
+    def __init__(self, requests: Requests, wire: torch.dtype | None = None) -> None:
+        needs = [needs_grad_now(tensor) for _, tensor in requests]
+        rows = [plan.num_rows for plan, _ in requests]
+        plans, tensors = check_requests("fetch_halo", requests, rows, needs, wire)
+        super().__init__(_start_recorded(plans, tensors, wire).wait)
+
+
+HaloUnderWay = HaloFetch
+"""The former name of `HaloFetch`."""
 
 
 def anchor(output: Tensor, *tensors: Tensor) -> Tensor:
@@ -104,55 +171,6 @@ def anchor(output: Tensor, *tensors: Tensor) -> Tensor:
     return anchored
 
 
-class _Fetch(torch.autograd.Function):
-    """Forward: rows to their readers. Backward: gradients of those rows, home and summed."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, plans: list[ExchangePlan], wire: torch.dtype | None, *tensors: Tensor
-    ) -> tuple[Tensor, ...]:
-        out = _fetch(plans, tensors, wire)
-        # What needs a gradient is settled here and not from ``needs_input_grad`` in the backward
-        # pass, which depends on the inputs that the user asks gradients for.
-        ctx.needs = [tensor.requires_grad for tensor in tensors]
-        ctx.plans, ctx.wire = plans, wire
-        ctx.likes = [(part.shape, part.dtype, part.device) for part in out]
-        ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(
-            *(part for part, needs in zip(out, ctx.needs, strict=True) if not needs)
-        )
-        return tuple(out)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        chosen = [number for number, needs in enumerate(ctx.needs) if needs]
-        full = []
-        for number in chosen:
-            grad = grads[number]
-            shape, dtype, device = ctx.likes[number]
-            full.append(torch.zeros(shape, dtype=dtype, device=device) if grad is None else grad)
-        back = _Return.apply([ctx.plans[number] for number in chosen], ctx.wire, *full)
-        out: list[Tensor | None] = [None] * len(grads)
-        for number, part in zip(chosen, back, strict=True):
-            out[number] = part
-        return None, None, *out
-
-
-class _Return(torch.autograd.Function):
-    """Forward: halo rows home, summed. Backward: the fetch of their gradients."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, plans: list[ExchangePlan], wire: torch.dtype | None, *tensors: Tensor
-    ) -> tuple[Tensor, ...]:
-        ctx.plans, ctx.wire = plans, wire
-        return tuple(_return(plans, tensors, "sum", wire))
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        return None, None, *_Fetch.apply(ctx.plans, ctx.wire, *grads)
-
-
 class _Anchor(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, output: Tensor, *tensors: Tensor) -> Tensor:
@@ -164,75 +182,143 @@ class _Anchor(torch.autograd.Function):
         return grad, *([None] * ctx.num_tensors)
 
 
-def _fetch(
+# -- gradients -------------------------------------------------------------------------------------
+
+
+def _start_recorded(
     plans: Sequence[ExchangePlan], tensors: Sequence[Tensor], wire: torch.dtype | None
-) -> list[Tensor]:
-    state = plans[0].state
-    if state.world_size == 1:
-        return [tensor.new_empty((0, *tensor.shape[1:])) for tensor in tensors]
-    blocks = shared_blocks(state, most_bytes(plans, tensors, wire))
-    # Several are joined, and what is narrowed is copied, into what is sent.
-    as_is = len(tensors) == 1 and wire_dtype(tensors[0].dtype, wire) == tensors[0].dtype
-    allocate = blocks.empty if blocks is not None and as_is else None
-    rows = [
-        narrowed(plan.all_sent.of(tensor.detach(), allocate), wire)
-        for plan, tensor in zip(plans, tensors, strict=True)
-    ]
-    arrived = exchange_rows(
-        state,
-        rows,
-        [plan.send_splits for plan in plans],
-        [plan.recv_splits for plan in plans],
-        "fetch_halo",
-        blocks=blocks,
-    )
-    return widened(arrived, [tensor.dtype for tensor in tensors])
+) -> Pending:
+    """`_start_fetch`, recorded by autograd. See [Note: gradients of an exchange]."""
+    pending = _start_fetch(plans, tensors, wire)
+    chosen = [i for i, tensor in enumerate(tensors) if needs_grad_now(tensor)]
+    if not chosen:
+        return pending
+    way_back = _WayBack([plans[i] for i in chosen], wire)
+    ticket = _BeginFetch.apply(way_back, *(tensors[i] for i in chosen))
+
+    def finish(received: list[Tensor]) -> list[Tensor]:
+        rows = list(received)
+        with torch.enable_grad():  # whatever the mode of the first caller that waits
+            recorded = _EndFetch.apply(way_back, ticket, *(rows[i] for i in chosen))
+        for i, part in zip(chosen, recorded, strict=True):
+            rows[i] = part
+        return rows
+
+    return pending.then(finish)
 
 
-def _return(
-    plans: Sequence[ExchangePlan],
-    tensors: Sequence[Tensor],
-    reduce: str,
-    wire: torch.dtype | None,
-) -> list[Tensor]:
-    state = plans[0].state
-    if state.world_size == 1:
-        arrived = [tensor.detach() for tensor in tensors]
+class _WayBack:
+    """What the two halves of a fetch share in the backward pass."""
+
+    def __init__(self, plans: Sequence[ExchangePlan], wire: torch.dtype | None) -> None:
+        self.plans, self.wire = plans, wire
+        self.returning: Pending | None = None
+        self.grads: Sequence[Tensor] = ()  # in place of it where they will be differentiated
+
+
+class _BeginFetch(torch.autograd.Function):
+    """Forward: a ticket for the rows. Backward: gradients of own rows, from all readers."""
+
+    @staticmethod
+    def forward(ctx: Any, way_back: _WayBack, *tensors: Tensor) -> Tensor:
+        ctx.way_back = way_back
+        return tensors[0].new_empty(0)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        way_back: _WayBack = ctx.way_back
+        returning, way_back.returning = way_back.returning, None
+        if returning is None:
+            grads, way_back.grads = way_back.grads, ()
+            return None, *_SumReturned.apply(way_back.plans, way_back.wire, *grads)
+        return None, *_sums(way_back.plans, returning)
+
+
+class _EndFetch(torch.autograd.Function):
+    """Forward: the rows, as they came. Backward: their gradients are sent."""
+
+    @staticmethod
+    def forward(ctx: Any, way_back: _WayBack, ticket: Tensor, *rows: Tensor) -> tuple[Tensor, ...]:
+        ctx.way_back = way_back
+        return tuple(part.view_as(part) for part in rows)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        way_back: _WayBack = ctx.way_back
+        if torch.is_grad_enabled():
+            way_back.grads = grads
+        else:
+            way_back.returning = _start_return(way_back.plans, grads, way_back.wire)
+        return None, grads[0].new_empty(0), *[None] * len(grads)
+
+
+class _SumReturned(torch.autograd.Function):
+    """Forward: halo rows to their owners, summed. Backward: the fetch of their gradients."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, plans: Sequence[ExchangePlan], wire: torch.dtype | None, *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
+        ctx.plans, ctx.wire = plans, wire
+        return tuple(_sums(plans, _start_return(plans, tensors, wire)))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return None, None, *_start_recorded(ctx.plans, grads, ctx.wire).wait()
+
+
+def _sums(plans: Sequence[ExchangePlan], returning: Pending) -> list[Tensor]:
+    return [plan.sum_returned(rows) for plan, rows in zip(plans, returning.wait(), strict=True)]
+
+
+# -- exchanges of what has been checked ------------------------------------------------------------
+
+
+def _start_fetch(
+    plans: Sequence[ExchangePlan], tensors: Sequence[Tensor], wire: torch.dtype | None
+) -> Pending:
+    tensors = [tensor.detach() for tensor in tensors]
+    if not plans or plans[0].world_size == 1:
+        return Pending.of([tensor.new_empty((0, *tensor.shape[1:])) for tensor in tensors])
+    blocks = shared_blocks(plans[0].state, most_bytes(plans, tensors, wire))
+    pairs = list(zip(plans, tensors, strict=True))
+    rows: list[Tensor | Sequence[Tensor]]
+    if blocks is None and len(pairs) > 1:
+        rows = [[narrowed(sent.of(tensor), wire) for sent in plan.sent] for plan, tensor in pairs]
     else:
-        blocks = shared_blocks(state, most_bytes(plans, tensors, wire))
-        arrived = exchange_rows(
-            state,
-            [narrowed(tensor.detach(), wire) for tensor in tensors],
-            [plan.recv_splits for plan in plans],
-            [plan.send_splits for plan in plans],
-            "return_halo",
-            blocks=blocks,
-        )
-        arrived = widened(arrived, [tensor.dtype for tensor in tensors])
-    combine = _sum_rows if reduce == "sum" else _extreme_rows
-    return [combine(plan, part, reduce) for plan, part in zip(plans, arrived, strict=True)]
+        rows = [_sent(plan, tensor, wire, blocks) for plan, tensor in pairs]
+    send, recv = [p.send_splits for p in plans], [p.recv_splits for p in plans]
+    pending = start_exchange(plans[0].state, rows, send, recv, "fetch_halo", blocks)
+    return _widened(pending, tensors)
 
 
-def _sum_rows(plan: ExchangePlan, arrived: Tensor, reduce: str) -> Tensor:
-    """Sum ``arrived[i]`` into row ``send_index[i]``, by ascending ``i`` within a row."""
-    shape = (plan.num_rows, *arrived.shape[1:])
-    if arrived.numel() == 0:
-        return arrived.new_zeros(shape)
-    if arrived.dtype in (torch.float32, torch.float64):
-        order, starts = plan.sum_order(arrived.device)
-        # A bag per row: each is summed by one thread in the order of its positions.
-        summed = functional.embedding_bag(
-            order,
-            arrived.reshape(arrived.shape[0], -1),
-            starts,
-            mode="sum",
-            include_last_offset=True,
-        )
-        return summed.view(shape)
-    if arrived.dtype in (torch.bfloat16, torch.float16):
-        return _sum_rows(plan, arrived.float(), reduce).to(arrived.dtype)
-    # Sums of integers do not depend on the order.
-    return arrived.new_zeros(shape).index_add_(0, plan.index_on(arrived.device), arrived)
+def _start_return(
+    plans: Sequence[ExchangePlan], tensors: Sequence[Tensor], wire: torch.dtype | None
+) -> Pending:
+    tensors = [tensor.detach() for tensor in tensors]
+    if not plans or plans[0].world_size == 1:
+        return Pending.of(tensors)
+    blocks = shared_blocks(plans[0].state, most_bytes(plans, tensors, wire))
+    rows = [narrowed(tensor, wire) for tensor in tensors]
+    send, recv = [p.recv_splits for p in plans], [p.send_splits for p in plans]
+    pending = start_exchange(plans[0].state, rows, send, recv, "return_halo", blocks)
+    return _widened(pending, tensors)
+
+
+def _widened(pending: Pending, likes: Sequence[Tensor]) -> Pending:
+    dtypes = [like.dtype for like in likes]
+    return pending.then(
+        lambda received: [part.to(dtype) for part, dtype in zip(received, dtypes, strict=True)]
+    )
+
+
+def _sent(
+    plan: ExchangePlan, tensor: Tensor, wire: torch.dtype | None, blocks: SharedBlocks | None
+) -> Tensor:
+    """The rows that others read, by reader; gathered into shared memory if they are not rounded."""
+    as_is = wire_dtype(tensor.dtype, wire) == tensor.dtype
+    allocate = blocks.empty if blocks is not None and as_is else None
+    return narrowed(plan.all_sent.of(tensor, allocate), wire)
 
 
 def _extreme_rows(plan: ExchangePlan, arrived: Tensor, reduce: str) -> Tensor:

@@ -57,9 +57,6 @@ class ExchangePlan:
     most_rows: int = 0
     checked: set[tuple[object, ...]] = field(default_factory=set, repr=False)
     _sums: dict[torch.device, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
-    _homes: dict[torch.device, tuple[Tensor, Tensor, Tensor] | None] = field(
-        default_factory=dict, repr=False
-    )
 
     @classmethod
     def build(
@@ -181,49 +178,43 @@ class ExchangePlan:
             self._sums[device] = (order.to(device), starts.to(device))
         return self._sums[device]
 
+    def sum_returned(self, returned: Tensor) -> Tensor:
+        """Sum what came back for rows of this rank, by ascending rank within a row.
+
+        The order does not depend on that of arrival, nor on the device, so a run repeats bit for
+        bit. bfloat16 and float16 are summed in float32.
+
+        Args:
+            returned: ``[sum(send_splits), *]``, a row for each entry of ``send_index``.
+
+        Returns:
+            ``[num_rows, *]``; 0 where no rank reads a row.
+        """
+        shape = (self.num_rows, *returned.shape[1:])
+        if returned.numel() == 0:
+            return returned.new_zeros(shape)
+        if returned.dtype in (torch.bfloat16, torch.float16):
+            return self.sum_returned(returned.float()).to(returned.dtype)
+        if not returned.dtype.is_floating_point:  # such sums do not depend on the order
+            index = self.index_on(returned.device)
+            return returned.new_zeros(shape).index_add_(0, index, returned)
+        order, starts = self.sum_order(returned.device)
+        # A bag per row: each is summed by one thread in the order of its positions.
+        rows = returned.reshape(returned.shape[0], -1)
+        summed = functional.embedding_bag(order, rows, starts, mode="sum", include_last_offset=True)
+        return summed.view(shape)
+
     def add_returned(self, total: Tensor, arrived: Tensor) -> None:
-        """Add what came back for rows of this rank, in place, by ascending rank within a row.
+        """Add `sum_returned`, in place; to a total of 16 bits it is added in float32.
 
         Args:
             total: ``[num_rows, *]``, floating point.
-            arrived: ``[sum(send_splits), *]``, a row for each entry of ``send_index``.
+            arrived: As for `sum_returned`.
         """
-        if arrived.numel() == 0:
-            return
-        homes = self._home_rows(total.device)
-        if homes is None:
-            total.index_add_(0, self.index_on(total.device), arrived.to(total.dtype))
-            return
-        rows, order, starts = homes
-        wide = torch.float64 if total.dtype == torch.float64 else torch.float32
-        summed = functional.embedding_bag(
-            order,
-            arrived.to(wide).reshape(arrived.shape[0], -1),
-            starts,
-            mode="sum",
-            include_last_offset=True,
-        ).view(rows.shape[0], *arrived.shape[1:])
-        if total.dtype == wide:
-            total.index_add_(0, rows, summed)
-        else:  # rounded once
-            total.index_copy_(0, rows, summed.add_(total.index_select(0, rows)).to(total.dtype))
-
-    def _home_rows(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Distinct rows that others read, and how to sum what comes back for each; kept.
-
-        Returns:
-            (rows, order, starts): positions ``order[starts[i]:starts[i + 1]]`` are of ``rows[i]``.
-            None where no row is read twice, so that there is nothing to sum.
-        """
-        if device in self._homes:
-            return self._homes[device]
-        self._homes[device] = None
-        rows, counts = torch.unique(self.send_index.cpu(), return_counts=True)
-        if rows.numel() < self.send_index.numel():
-            order = torch.argsort(self.send_index.cpu(), stable=True)
-            starts = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
-            self._homes[device] = rows.to(device), order.to(device), starts.to(device)
-        return self._homes[device]
+        if arrived.numel():
+            wide = torch.float64 if total.dtype == torch.float64 else torch.float32
+            summed = self.sum_returned(arrived.to(wide))
+            total.copy_(summed.add_(total))
 
 
 def most_bytes(

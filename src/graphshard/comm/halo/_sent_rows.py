@@ -8,6 +8,7 @@ what is scattered is gathered.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from itertools import pairwise
 
@@ -15,7 +16,8 @@ import torch
 from torch import Tensor
 
 from ..._memory import empty
-from ..wire import Allocate
+
+Allocate = Callable[[Sequence[int], torch.dtype, torch.device | str], Tensor]
 
 LONG_RUN = 1024
 """Rows of a run, on average, from which on copying runs is faster than gathering rows."""

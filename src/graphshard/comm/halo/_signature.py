@@ -19,49 +19,39 @@ from ..collectives import verify
 from ..group import GroupState
 from ._plan import ExchangePlan
 
+Requests = Sequence[tuple[ExchangePlan, Tensor]]
+
 
 def check_requests(
     name: str,
-    plans: Sequence[ExchangePlan],
-    tensors: Sequence[Tensor],
+    requests: Requests,
     num_rows: Sequence[int],
     needs_grad: Sequence[bool] = (),
     wire: torch.dtype | None = None,
-) -> GroupState:
-    """Check a list of requests here, and with the other ranks where it is new.
+) -> tuple[list[ExchangePlan], list[Tensor]]:
+    """Check requests of the function ``name`` here, and with the other ranks where they are new.
 
     Args:
         name: The function that the user called.
-        plans: One per request, all of one group.
-        tensors: One per request.
+        requests: Pairs of a plan and a tensor.
         num_rows: Rows that each tensor must have.
         needs_grad: Which tensors will get a gradient; empty where it does not matter.
         wire: In which dtype wider rows travel; None is their own.
 
     Returns:
-        The state of the plans' group.
-
-    Raises:
-        ValueError: Wrong number of rows, plans of several groups, or (on all ranks) requests
-            that differ between ranks.
-        TypeError: Not a tensor, or a dtype that cannot travel.
+        The plans, and the tensors.
     """
+    if not requests:
+        return [], []
+    plans, tensors = [plan for plan, _ in requests], [tensor for _, tensor in requests]
     state = plans[0].state
-    error = _check(name, plans, tensors, num_rows, state)
+    error = _check(name, requests, num_rows, state)
+    kinds = [(getattr(t, "dtype", None), tuple(getattr(t, "shape", (0,))[1:])) for t in tensors]
+    needs = needs_grad or [False] * len(plans)
     signature: tuple[object, ...] = (
         name,
         wire,
-        *(
-            (
-                plan.serial,
-                getattr(tensor, "dtype", None),
-                tuple(getattr(tensor, "shape", (0,))[1:]),
-                needs,
-            )
-            for plan, tensor, needs in zip(
-                plans, tensors, needs_grad or [False] * len(plans), strict=True
-            )
-        ),
+        *((plan.serial, *kind, need) for plan, kind, need in zip(plans, kinds, needs, strict=True)),
     )
     checked = plans[0].checked  # not the group's: plans may be many, and end
     if signature not in checked:
@@ -69,7 +59,7 @@ def check_requests(
         checked.add(signature)
     if error is not None:
         raise error
-    return state
+    return plans, tensors
 
 
 def needs_grad_now(tensor: Tensor) -> bool:
@@ -78,13 +68,9 @@ def needs_grad_now(tensor: Tensor) -> bool:
 
 
 def _check(
-    name: str,
-    plans: Sequence[ExchangePlan],
-    tensors: Sequence[Tensor],
-    num_rows: Sequence[int],
-    state: GroupState,
+    name: str, requests: Requests, num_rows: Sequence[int], state: GroupState
 ) -> Exception | None:
-    for number, (plan, tensor, rows) in enumerate(zip(plans, tensors, num_rows, strict=True)):
+    for number, ((plan, tensor), rows) in enumerate(zip(requests, num_rows, strict=True)):
         if plan.state is not state:
             return ValueError(
                 f"{name}: the plans of one call must be of one group (request {number} is of "

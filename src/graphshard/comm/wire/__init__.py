@@ -1,16 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How tensors travel: packed into bytes, narrowed, through shared memory on one host."""
+"""How tensors travel: packed into bytes, rounded to a narrower dtype, through shared memory."""
 
-from ._casts import WIRE_DTYPES, narrowed, widened, wire_dtype
-from ._pack import as_bytes, exchange_rows, joined, pack, parted, row_bytes, unpack
+from ._exchange import exchange_rows, shared_blocks, start_exchange
+from ._pack import WIRE_DTYPES, as_bytes, joined, narrowed, parted, row_bytes, wire_dtype
 from ._shared_blocks import SharedBlocks
-from ._shared_memory import (
-    Allocate,
-    Letter,
-    SharedAllToAll,
-    allocator,
-    is_message_shared,
-    shared_blocks,
-    start_exchange,
-    told,
-)

@@ -4,7 +4,7 @@
 A block is a file in memory that has no name: others open it through ``/proc``, under this process's
 number and its descriptor, and it goes when the last process that has it open goes, however that
 ends. A block is written again only when nothing here refers to what it held and every reader has
-noted that it is done; a writer that finds none such takes a new one, and nobody waits. Like the
+noted that it is done; a writer that finds none such takes a new one, without waiting. Like the
 blocks of `graphshard.ops.empty`, those that wait and those in use together are never more than
 what was in use at once before. See csrc/shared.h.
 """
@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,8 +36,7 @@ _CPU = torch.device("cpu")
 _LINGER_SECONDS = 5.0
 
 
-@dataclass(frozen=True)
-class Peer:
+class SharedPeer(NamedTuple):
     """Where a rank's blocks are found: its process, its first block, its token."""
 
     process: int
@@ -45,7 +45,7 @@ class Peer:
 
 
 @dataclass(eq=False)
-class _Block:
+class _SharedBlock:
     descriptor: int
     memory: mmap.mmap
     address: int
@@ -62,22 +62,18 @@ class _Block:
 class SharedBlocks:
     """This rank's blocks for one group, and its view of its peers' blocks.
 
-    Args:
-        kernels: The extension.
-        rank: This process in the group.
-
     Attributes:
-        peers: Where each rank's blocks are; known once all ranks have told each other.
+        peers: Where each rank's blocks are; known once the ranks have told each other.
     """
 
     def __init__(self, kernels: ModuleType, rank: int) -> None:
-        self.peers: list[Peer] = []
+        self.peers: list[SharedPeer] = []
         self._kernels = kernels
         self._rank = rank
         self._process = os.getpid()
         self._token = secrets.randbits(62)
         self._header: int = kernels.shared_header
-        self._blocks: list[_Block] = []  # the one that was taken first in front
+        self._blocks: list[_SharedBlock] = []  # the one that was taken first in front
         self._skips: deque[tuple[Callable[[], bool], Callable[[], None]]] = deque()
         self._num_uses = 0
         self._peak = 0
@@ -107,11 +103,11 @@ class SharedBlocks:
             return None
 
     @property
-    def me(self) -> Peer:
+    def me(self) -> SharedPeer:
         """Where others find this rank's blocks."""
-        return Peer(self._process, self._first.descriptor, self._token)
+        return SharedPeer(self._process, self._first.descriptor, self._token)
 
-    def can_see(self, peer: Peer) -> bool:
+    def can_see(self, peer: SharedPeer) -> bool:
         """Whether what a rank says of itself is right, seen from here."""
         return not _has_left(self._kernels, peer)
 
@@ -134,11 +130,9 @@ class SharedBlocks:
         return torch.frombuffer(contents, dtype=torch.uint8).view(dtype).view(tuple(shape))
 
     def publish(self, payload: Tensor, readers: Sequence[int]) -> tuple[int, int]:
-        """Let others read a contiguous tensor, from its first byte; it must not change any more.
+        """Let ranks read a contiguous tensor of the CPU, once each; it must not change any more.
 
-        Args:
-            payload: On the CPU. What did not come from `empty` is copied.
-            readers: Ranks that will read, each once; the block is not used again before.
+        What did not come from `empty` is copied. The block is used again when all have read it.
 
         Returns:
             (descriptor, use), for the readers; (-1, 0) where there is nothing to read.
@@ -158,19 +152,19 @@ class SharedBlocks:
             self._kernels.begin_use(block.memory, self._token, block.use)
         return block.descriptor, block.use
 
-    def _find(self, payload: Tensor) -> _Block | None:
-        """The block that begins with this tensor, if nobody else has been told to read it."""
+    def _find(self, payload: Tensor) -> _SharedBlock | None:
+        """The block that begins with this tensor, if it is not published yet, or read by all."""
         place = payload.data_ptr() - self._header
         for block in self._blocks:
             if block.address == place and block.is_held() and self._is_read(block):
                 return block
         return None
 
-    def _is_read(self, block: _Block) -> bool:
+    def _is_read(self, block: _SharedBlock) -> bool:
         done: bool = self._kernels.is_read(block.memory, block.use, block.readers)
         return done
 
-    def _take(self, size: int) -> _Block:
+    def _take(self, size: int) -> _SharedBlock:
         """The smallest free block that is large enough, else the largest, which grows.
 
         A block keeps its pages either way: to clear and map new ones would cost three times what
@@ -189,7 +183,8 @@ class SharedBlocks:
         used += size if best is None else max(size, best.size)
         self._peak = max(self._peak, used)
         while used + sum(b.size for b in waiting) > self._peak:
-            self._drop(waiting.pop(0))
+            self._blocks.remove(waiting[0])
+            _close([waiting.pop(0)])
         if best is None:
             best = self._make(size)
         else:
@@ -201,7 +196,7 @@ class SharedBlocks:
         self._blocks.append(best)
         return best
 
-    def _make(self, size: int) -> _Block:
+    def _make(self, size: int) -> _SharedBlock:
         descriptor = os.memfd_create("graphshard", os.MFD_CLOEXEC)
         try:
             os.ftruncate(descriptor, self._header + size)
@@ -209,7 +204,7 @@ class SharedBlocks:
         except BaseException:
             os.close(descriptor)
             raise
-        return _Block(descriptor, memory, address, size)
+        return _SharedBlock(descriptor, memory, address, size)
 
     def _map(self, descriptor: int, size: int) -> tuple[mmap.mmap, int]:
         # All pages at once: a trap for each costs more than to clear it.
@@ -217,18 +212,14 @@ class SharedBlocks:
         memory = mmap.mmap(descriptor, self._header + size, flags)
         return memory, torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
 
-    def _drop(self, block: _Block) -> None:
-        self._blocks.remove(block)
-        _close([block])
-
     # -- what this rank reads ------------------------------------------------------------------
 
     def read(self, rank: int, place: Sequence[int], into: Tensor) -> None:
         """Copy bytes of a rank's block, and note that this rank is done with them.
 
         Args:
-            rank: Whose block.
-            place: What that rank's `publish` returned, and the bytes before the first to read.
+            rank: The rank that published the block.
+            place: What its `publish` returned, and the bytes before the first to read.
             into: uint8, contiguous; an empty one reads nothing.
 
         Raises:
@@ -237,13 +228,7 @@ class SharedBlocks:
         descriptor, use, offset = place
         peer = self.peers[rank]
         error = self._kernels.read_shared(
-            peer.process,
-            descriptor,
-            peer.token,
-            use,
-            self._rank,
-            offset,
-            into,
+            peer.process, descriptor, peer.token, use, self._rank, offset, into
         )
         if error:
             raise RuntimeError(
@@ -272,13 +257,10 @@ class SharedBlocks:
             return sum(b.size for b in self._blocks) - free, free, self._peak
 
     def leave(self, seconds: float) -> list[int]:
-        """Give everything back, once others have read what they were sent.
-
-        Args:
-            seconds: Wait for them no longer than this; for those that are gone not at all.
+        """Release everything once others have read what they were sent, or after some seconds.
 
         Returns:
-            Ranks that had time to read, and did not.
+            Ranks that had time to read, and did not. Those that are gone are not waited for.
         """
         if self._end.detach() is None:
             return []
@@ -287,13 +269,13 @@ class SharedBlocks:
         return [] if self._is_broken else late
 
     def fail(self) -> None:
-        """An exchange has failed: from now on nobody is expected to read what this rank wrote."""
+        """An exchange has failed: from now on no rank is expected to read what this one wrote."""
         self._is_broken = True
         if self._end.detach() is not None:
             self._end = self._when_it_ends(0.0)
 
-    def forget(self) -> None:
-        """In a forked child: let go of what it inherited."""
+    def close_inherited(self) -> None:
+        """Close the inherited descriptors in a forked child."""
         if self._end.detach() is not None:
             _close([*self._blocks, self._first])
             self._blocks.clear()
@@ -302,9 +284,9 @@ class SharedBlocks:
 def _end(
     kernels: ModuleType,
     process: int,
-    blocks: list[_Block],
-    first: _Block,
-    peers: list[Peer],
+    blocks: list[_SharedBlock],
+    first: _SharedBlock,
+    peers: list[SharedPeer],
     seconds: float,
 ) -> list[int]:
     """Take the memory back; returns the readers that have not read all of it."""
@@ -328,12 +310,12 @@ def _end(
     return sorted(late)
 
 
-def _has_left(kernels: ModuleType, peer: Peer) -> bool:
+def _has_left(kernels: ModuleType, peer: SharedPeer) -> bool:
     left: bool = kernels.has_left(peer.process, peer.descriptor, peer.token)
     return left
 
 
-def _close(blocks: Sequence[_Block]) -> None:
+def _close(blocks: Sequence[_SharedBlock]) -> None:
     for block in blocks:
         os.close(block.descriptor)
         with contextlib.suppress(BufferError):  # a tensor keeps what it is in

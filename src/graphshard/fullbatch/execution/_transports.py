@@ -170,10 +170,7 @@ class RowTransport(ABC):
 
 
 class PairwiseTransport(RowTransport):
-    """One remote rank at a time: the memory of a shard, whatever the halo.
-
-    Messages do not go through shared memory: its blocks are memory that nothing else can use.
-    """
+    """One remote rank at a time: the memory of a shard, whatever the halo."""
 
     @property
     def num_steps(self) -> int:
@@ -189,10 +186,10 @@ class PairwiseTransport(RowTransport):
     def start_fetch(
         self, step: int, tensors: Sequence[Tensor], needs_grad: Sequence[bool]
     ) -> Pending:
-        return start_fetch(self.plan, step, tensors, self.wire, share=False)
+        return start_fetch(self.plan, step, tensors, self.wire)
 
     def start_return(self, step: int, grads: Sequence[Tensor]) -> Pending:
-        return start_return(self.plan, step, grads, self.wire, share=False)
+        return start_return(self.plan, step, grads, self.wire)
 
     def add_returned(self, step: int, total: Tensor, arrived: Tensor) -> None:
         reader = (self.plan.rank + step) % self.plan.world_size

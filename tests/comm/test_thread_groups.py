@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lanes: groups for threads, beside the main one. 1 to 3 gloo ranks."""
+"""ThreadGroups: groups for threads, beside the main one. 1 to 3 gloo ranks."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from graphshard.comm import Lanes, all_reduce, initialize_comms, shutdown_comms
+from graphshard.comm import ThreadGroups, all_reduce, initialize_comms, shutdown_comms
 from graphshard.comm.collectives._operations import Cancelled, all_to_all
 from graphshard.comm.group._state import group_state
 from graphshard.testing import run_ranks
 
 
-def exchange(lanes: Lanes, purpose: str, rank: int, size: int) -> list[int]:
-    state = group_state(lanes.group(purpose))
+def exchange(groups: ThreadGroups, purpose: str, rank: int, size: int) -> list[int]:
+    state = group_state(groups.group(purpose))
     ones = [1] * size
     return all_to_all(state, torch.arange(size) + 10 * rank, ones, ones).tolist()
 
 
 def in_threads(rank, world_size):
     """Two threads and the main one communicate at the same time, each in an order of its own."""
-    lanes = Lanes(["a", "b"])
-    found: dict[str, Any] = {"before": lanes.num_operations}
+    groups = ThreadGroups(["a", "b"])
+    found: dict[str, Any] = {"before": groups.num_operations}
 
     def work(purpose: str, count: int) -> None:
-        found[purpose] = [exchange(lanes, purpose, rank, world_size) for _ in range(count)]
+        found[purpose] = [exchange(groups, purpose, rank, world_size) for _ in range(count)]
 
     threads = [threading.Thread(target=work, args=a) for a in (("a", 30), ("b", 20))]
     for thread in threads:
@@ -39,9 +39,9 @@ def in_threads(rank, world_size):
     total = [int(all_reduce(torch.ones(1, dtype=torch.int64))) for _ in range(25)]
     for thread in threads:
         thread.join()
-    names = [group_state(lanes.group(p)).name for p in ("a", "b")]
-    found |= {"total": total, "after": lanes.num_operations, "names": names}
-    lanes.close()
+    names = [group_state(groups.group(p)).name for p in ("a", "b")]
+    found |= {"total": total, "after": groups.num_operations, "names": names}
+    groups.close()
     return found
 
 
@@ -54,26 +54,26 @@ def test_threads_communicate_side_by_side():
         assert found["b"] == [expected] * 20
         assert found["total"] == [3] * 25
         assert found["names"] == results[0]["names"]
-        assert found["names"][0].startswith("lane ")
+        assert found["names"][0].startswith("thread group ")
         assert found["names"][0].endswith(" for a")
 
 
 def cancelled(rank, world_size):
-    lanes = Lanes(["a"])
-    exchange(lanes, "a", rank, world_size)
-    found: dict[str, Any] = {"fine": not lanes.are_broken}
+    groups = ThreadGroups(["a"])
+    exchange(groups, "a", rank, world_size)
+    found: dict[str, Any] = {"fine": not groups.are_broken}
     if rank == 0:
-        timer = threading.Timer(0.5, lanes.cancel)
+        timer = threading.Timer(0.5, groups.cancel)
         timer.start()
         start = time.monotonic()
         with pytest.raises(Cancelled):
-            exchange(lanes, "a", rank, world_size)
+            exchange(groups, "a", rank, world_size)
         found["seconds"] = time.monotonic() - start
         timer.join()
-    found["broken"] = lanes.are_broken
+    found["broken"] = groups.are_broken
     all_reduce(torch.ones(1))  # the main group goes on
-    lanes.close()
-    again = Lanes(["a"])
+    groups.close()
+    again = ThreadGroups(["a"])
     found["again"] = exchange(again, "a", rank, world_size)
     again.close()
     return found
@@ -92,10 +92,10 @@ def over_some_ranks(rank, world_size):
     group = dist.new_group(members)
     if rank not in members:
         return None
-    lanes = Lanes(["a"], group)
-    found = exchange(lanes, "a", members.index(rank), 2)
-    lanes.close()
-    again = Lanes(["a"], group)
+    groups = ThreadGroups(["a"], group)
+    found = exchange(groups, "a", members.index(rank), 2)
+    groups.close()
+    again = ThreadGroups(["a"], group)
     return [found, exchange(again, "a", members.index(rank), 2)]
 
 
@@ -107,24 +107,24 @@ def test_over_some_of_the_ranks():
 
 
 def by_itself(rank, world_size):
-    lanes = Lanes(["a"])
-    return [lanes.group("a") is None, list(lanes.num_operations), exchange(lanes, "a", 0, 1)]
+    groups = ThreadGroups(["a"])
+    return [groups.group("a") is None, list(groups.num_operations), exchange(groups, "a", 0, 1)]
 
 
 def test_a_process_on_its_own_needs_none():
     assert run_ranks(by_itself, 1) == [[True, [], [0]]]
-    lanes = Lanes(["a"])
-    assert lanes.group("a") is None
-    lanes.close()
+    groups = ThreadGroups(["a"])
+    assert groups.group("a") is None
+    groups.close()
 
 
 def descriptors(rank, world_size):
     counts = []
     for _ in range(4):
-        lanes = Lanes(["a", "b"])
-        exchange(lanes, "a", rank, world_size)
-        lanes.close()
-        del lanes
+        groups = ThreadGroups(["a", "b"])
+        exchange(groups, "a", rank, world_size)
+        groups.close()
+        del groups
         counts.append((len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))))
     return counts
 
@@ -138,20 +138,20 @@ def test_groups_are_given_back():
 
 
 def outlive(rank, world_size, path):
-    """Lanes that are closed when the default group has gone, and another one is there."""
+    """Groups that are closed when the default group has gone, and another one is there."""
     totals = []
     for start in range(2):
         store = dist.FileStore(f"{path}{start}", world_size)
         initialize_comms(rank, world_size, store=store, timeout=20)
         if start == 0:
-            lanes = Lanes(["a"])
-            exchange(lanes, "a", rank, world_size)
+            groups = ThreadGroups(["a"])
+            exchange(groups, "a", rank, world_size)
         else:
-            lanes.close()
+            groups.close()
         totals.append(int(all_reduce(torch.ones(1))))
         shutdown_comms()
     return totals
 
 
-def test_lanes_that_outlive_their_group_leave_the_next_one_alone(tmp_path):
+def test_groups_that_outlive_their_group_leave_the_next_one_alone(tmp_path):
     assert run_ranks(outlive, 2, str(tmp_path / "store"), group=False) == [[2, 2]] * 2

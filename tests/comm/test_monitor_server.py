@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hub and what strangers, garbage and broken members send it. One process, on loopback."""
+"""The server and what unauthenticated and broken connections send it. One process, on loopback."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import time
 import pytest
 
 from graphshard.comm.group import _monitor_server
-from graphshard.comm.group._monitor import Watch
-from graphshard.comm.group._monitor_server import Hub, Lines, line, send_news
+from graphshard.comm.group._monitor import FailureMonitor
+from graphshard.comm.group._monitor_server import Lines, MonitorServer, line, send_event
 
 TOKEN = "secret"
 SIZE = 4
-STATE = {"places": [["group", "all_reduce", 3, [0, 1], 0.5]], "last": ["barrier", 2, 1.5]}
+STATE = {"operations": [["group", "all_reduce", 3, [0, 1], 0.5]], "last": ["barrier", 2, 1.5]}
 EVENT = {"kind": "raised", "rank": 1, "ranks": [1], "text": "KeyError: 7"}
 MESSAGES = [
     {"token": TOKEN, "rank": 1},
@@ -30,19 +30,19 @@ MESSAGES = [
 
 
 @pytest.fixture
-def hub():
-    made = Hub(socket.create_server(("127.0.0.1", 0)), TOKEN, SIZE)
+def server():
+    made = MonitorServer(socket.create_server(("127.0.0.1", 0)), TOKEN, SIZE)
     yield made
     made.close()
     assert not [t for t in threading.enumerate() if t.name.startswith("graphshard")]
 
 
-def connect(hub: Hub) -> socket.socket:
-    return socket.create_connection(hub.address, 10)
+def connect(server: MonitorServer) -> socket.socket:
+    return socket.create_connection(server.address, 10)
 
 
 def is_closed(connection: socket.socket) -> bool:
-    """Whether the hub hangs up, which it has time to do."""
+    """Whether the server hangs up, which it has time to do."""
     connection.settimeout(10)
     with contextlib.suppress(ConnectionResetError):
         while connection.recv(4096):
@@ -50,26 +50,26 @@ def is_closed(connection: socket.socket) -> bool:
     return True
 
 
-def check_serves(hub: Hub) -> None:
+def check_serves(server: MonitorServer) -> None:
     """Two members can still come, and what one says reaches the other."""
-    assert hub._thread.is_alive()
-    watches = [Watch([hub.address], TOKEN, rank, SIZE) for rank in (2, 3)]
-    watches[0].report("KeyError: last")
+    assert server._thread.is_alive()
+    monitors = [FailureMonitor(server.address, TOKEN, rank, SIZE) for rank in (2, 3)]
+    monitors[0].report("KeyError: last")
     deadline = time.monotonic() + 10
     texts: list[str | None] = []
     while "KeyError: last" not in texts:
         assert time.monotonic() < deadline
-        texts = [event.get("text") for event in list(watches[1]._events)]
-    for watch in watches:
-        watch.close()
+        texts = [event.get("text") for event in list(monitors[1]._events)]
+    for monitor in monitors:
+        monitor.close()
 
 
-def send(hub: Hub, data: bytes) -> None:
-    with connect(hub) as stranger:
+def send(server: MonitorServer, data: bytes) -> None:
+    with connect(server) as connection:
         with contextlib.suppress(OSError):
-            stranger.sendall(data)
-            stranger.shutdown(socket.SHUT_WR)
-        assert is_closed(stranger)
+            connection.sendall(data)
+            connection.shutdown(socket.SHUT_WR)
+        assert is_closed(connection)
 
 
 @pytest.mark.parametrize(
@@ -87,9 +87,9 @@ def send(hub: Hub, data: bytes) -> None:
     ],
     ids=range(9),
 )
-def test_what_a_stranger_says_ends_its_connection_alone(hub, data):
-    send(hub, data)
-    check_serves(hub)
+def test_what_is_unauthenticated_ends_its_connection_alone(server, data):
+    send(server, data)
+    check_serves(server)
 
 
 @pytest.mark.parametrize(
@@ -109,29 +109,29 @@ def test_what_a_stranger_says_ends_its_connection_alone(hub, data):
                 {"here": [0, 1]},
                 {"here": [[], 1, 1, STATE]},
                 {"here": [0, {}, 1, STATE]},
-                {"here": [0, 1, 1, {"places": [[1, 2, 3, 4, 5]], "last": None}]},
+                {"here": [0, 1, 1, {"operations": [[1, 2, 3, 4, 5]], "last": None}]},
                 {"here": [0, 1, 1, {**STATE, "last": ["barrier", 2, "now"]}]},
             ]
         ),
     ],
     ids=range(13),
 )
-def test_what_a_member_says_has_a_form(hub, message):
+def test_what_a_member_says_has_a_form(server, message):
     """Else it is a member no more, and all others learn that it is gone."""
-    others = Watch([hub.address], TOKEN, 0, SIZE)
-    send(hub, line({"token": TOKEN, "rank": 1}) + message + b"\n")
+    others = FailureMonitor(server.address, TOKEN, 0, SIZE)
+    send(server, line({"token": TOKEN, "rank": 1}) + message + b"\n")
     deadline = time.monotonic() + 10
     while not others._events:
         assert time.monotonic() < deadline
     assert others._events == [{"kind": "ended", "rank": 1, "ranks": [1]}]
     assert others._thread.is_alive()
     others.close()
-    check_serves(hub)
+    check_serves(server)
 
 
-def test_a_member_speaks_for_itself(hub):
-    other = Watch([hub.address], TOKEN, 0, SIZE)
-    send(hub, line({"token": TOKEN, "rank": 1}) + line({"event": {**EVENT, "rank": 3}}))
+def test_a_member_speaks_for_itself(server):
+    other = FailureMonitor(server.address, TOKEN, 0, SIZE)
+    send(server, line({"token": TOKEN, "rank": 1}) + line({"event": {**EVENT, "rank": 3}}))
     deadline = time.monotonic() + 10
     while not other._events:
         assert time.monotonic() < deadline
@@ -140,62 +140,62 @@ def test_a_member_speaks_for_itself(hub):
 
 
 def test_a_watch_survives_no_nonsense_but_knows_it(monkeypatch):
-    """What breaks a watch's thread counts as the end of the hub: nothing is waited for."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
+    """What breaks a monitor's thread counts as the end of the server: nothing is waited for."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
         for words in (b'{"where": 3}\n', b"[" * 200_000 + b"\n", b'{"here": []}\n', b"\xff\n"):
-            watch = Watch([server.getsockname()], TOKEN, 1, 2)
-            with server.accept()[0] as hub:
-                hub.sendall(words)
-                watch._thread.join(10)
-                assert not watch._thread.is_alive()
-                assert not watch._connected
-                assert watch._events[0]["rank"] == 0
-            watch.close()
+            monitor = FailureMonitor(listener.getsockname(), TOKEN, 1, 2)
+            with listener.accept()[0] as server:
+                server.sendall(words)
+                monitor._thread.join(10)
+                assert not monitor._thread.is_alive()
+                assert not monitor._connected
+                assert monitor._events[0]["rank"] == 0
+            monitor.close()
 
 
-def test_who_does_not_introduce_itself_is_dropped(hub, monkeypatch):
-    monkeypatch.setattr(_monitor_server, "_STRANGER_SECONDS", 0.1)
-    with connect(hub) as silent, connect(hub) as slow:
+def test_who_does_not_introduce_itself_is_dropped(server, monkeypatch):
+    monkeypatch.setattr(_monitor_server, "_AUTHENTICATION_SECONDS", 0.1)
+    with connect(server) as silent, connect(server) as slow:
         slow.sendall(b'{"token"')
         assert is_closed(silent)
         assert is_closed(slow)
-    check_serves(hub)
+    check_serves(server)
 
 
-def test_strangers_are_few(hub, monkeypatch):
-    monkeypatch.setattr(_monitor_server, "_MAX_STRANGERS", 3)
+def test_unauthenticated_connections_are_few(server, monkeypatch):
+    monkeypatch.setattr(_monitor_server, "_MAX_UNAUTHENTICATED", 3)
     with contextlib.ExitStack() as stack:
-        strangers = [stack.enter_context(connect(hub)) for _ in range(30)]
-        for stranger in strangers[: -3 - SIZE]:
-            assert is_closed(stranger)
-        assert len(hub._strangers) <= 3 + SIZE + 1  # that one is about to go
-        check_serves(hub)
+        connections = [stack.enter_context(connect(server)) for _ in range(30)]
+        for connection in connections[: -3 - SIZE]:
+            assert is_closed(connection)
+        assert len(server._unauthenticated) <= 3 + SIZE + 1  # that one is about to go
+        check_serves(server)
 
 
 def test_news_from_who_may_not_come_in():
-    hub = Hub(socket.create_server(("127.0.0.1", 0)), TOKEN, SIZE, news_seconds=60)
-    member = Watch([hub.address], TOKEN, 1, SIZE)
-    send_news(hub.address, "wrong", 1, EVENT)
-    send_news(hub.address, TOKEN, 1, EVENT)
+    server = MonitorServer(socket.create_server(("127.0.0.1", 0)), TOKEN, SIZE, event_seconds=60)
+    member = FailureMonitor(server.address, TOKEN, 1, SIZE)
+    send_event(server.address, "wrong", 1, EVENT)
+    send_event(server.address, TOKEN, 1, EVENT)
     deadline = time.monotonic() + 10
     while not member._events:
         assert time.monotonic() < deadline
     assert member._events == [EVENT]
     member.close()
-    hub.close()
-    send_news(hub.address, TOKEN, 1, EVENT)  # nobody there
+    server.close()
+    send_event(server.address, TOKEN, 1, EVENT)  # nobody there
 
 
-def test_news_that_come_late_are_no_news(hub):
-    """The hub of a job that has run for long does not end it because somebody took its port."""
-    member = Watch([hub.address], TOKEN, 1, SIZE)
-    send_news(hub.address, TOKEN, 1, EVENT)
+def test_news_that_come_late_are_no_news(server):
+    """The server of a job that has run for long does not end it because somebody took its port."""
+    member = FailureMonitor(server.address, TOKEN, 1, SIZE)
+    send_event(server.address, TOKEN, 1, EVENT)
     assert member._events == []
     member.close()
 
 
 def value_of(draw: random.Random, depth: int = 0):
-    """Any JSON value, of the words that the hub knows and of others."""
+    """Any JSON value, of the words that the server knows and of others."""
     words = ["token", "rank", "event", "ask", "here", "bye", "kind", "ranks", "text", TOKEN]
     kind = draw.randrange(9 if depth < 4 else 7)
     if kind == 7:
@@ -228,15 +228,15 @@ def line_of(draw: random.Random) -> bytes:
 def test_random_lines(run_all):
     draw = random.Random(0)
     for _ in range(100 if run_all else 5):
-        # A new one now and then, since a hub tells all that it knows to whoever comes.
-        hub = Hub(socket.create_server(("127.0.0.1", 0)), TOKEN, SIZE)
+        # A new one now and then, since a server tells all that it knows to whoever comes.
+        server = MonitorServer(socket.create_server(("127.0.0.1", 0)), TOKEN, SIZE)
         for _ in range(200):
             greeting = line({"token": TOKEN, "rank": 1}) if draw.random() < 0.5 else b""
             lines = [line_of(draw) for _ in range(draw.randrange(1, 4))]
-            send(hub, greeting + b"\n".join(lines) + b"\n")
-            assert hub._thread.is_alive()
-        check_serves(hub)
-        hub.close()
+            send(server, greeting + b"\n".join(lines) + b"\n")
+            assert server._thread.is_alive()
+        check_serves(server)
+        server.close()
 
 
 def test_random_lines_are_cut_or_refused(run_all):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hub and watches in one process, one watch per rank: what they find out. No process group."""
+"""Failure monitors of all ranks in one process: what they find out. No process group."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ import time
 import pytest
 
 from graphshard.comm.group import _monitor
-from graphshard.comm.group._monitor import Watch
-from graphshard.comm.group._monitor_server import Hub, Lines
+from graphshard.comm.group._monitor import FailureMonitor
+from graphshard.comm.group._monitor_server import Lines, MonitorServer
 
 
 class Ranks:
-    """A hub and the watches of all ranks; `end` makes one disappear without a word."""
+    """A server and the monitors of all ranks; `end` makes one disappear without a word."""
 
     def __init__(self, world_size: int) -> None:
-        self.hub = Hub(socket.create_server(("127.0.0.1", 0)), "secret", world_size)
-        address = [self.hub.address]
-        self.watches = [
-            Watch(address, "secret", r, world_size, self.hub if r == 0 else None)
+        self.server = MonitorServer(socket.create_server(("127.0.0.1", 0)), "secret", world_size)
+        address = self.server.address
+        self.monitors = [
+            FailureMonitor(address, "secret", r, world_size, self.server if r == 0 else None)
             for r in range(world_size)
         ]
 
-    def __getitem__(self, rank: int) -> Watch:
-        return self.watches[rank]
+    def __getitem__(self, rank: int) -> FailureMonitor:
+        return self.monitors[rank]
 
     def end(self, rank: int) -> None:
-        watch = self.watches[rank]
-        watch._closing = True
-        watch._socket.shutdown(socket.SHUT_RDWR)
-        watch._thread.join()
+        monitor = self.monitors[rank]
+        monitor._closing = True
+        monitor._socket.shutdown(socket.SHUT_RDWR)
+        monitor._thread.join()
 
     def ask(self, rank: int, name: str, number: int, peers: list[int], timed_out: bool = True):
         """The verdict on an operation that a rank is in, while the others are where they are."""
@@ -49,14 +49,14 @@ def ranks(monkeypatch):
     monkeypatch.setattr(_monitor, "_ANSWER_SECONDS", 10.0)  # all are alive, if perhaps slow
     made = Ranks(4)
     yield made
-    for watch in reversed(made.watches):
-        watch.close()
+    for monitor in reversed(made.monitors):
+        monitor.close()
     assert not [t for t in threading.enumerate() if t.name.startswith("graphshard")]
 
 
-def elsewhere(watch: Watch, *args) -> threading.Thread:
+def elsewhere(monitor: FailureMonitor, *args) -> threading.Thread:
     """Another thread of the same rank enters an operation and stays in it."""
-    thread = threading.Thread(target=watch.enter, args=args)
+    thread = threading.Thread(target=monitor.enter, args=args)
     thread.start()
     thread.join()
     return thread
@@ -77,7 +77,7 @@ def test_the_first_cause_is_the_same_for_all(ranks):
     for rank in (0, 2):
         verdict = ranks.ask(rank, "all_reduce", 3, [r for r in range(4) if r != rank], False)
         assert (verdict.text, verdict.ranks) == ("rank 3 raised ValueError: too many nodes", (3,))
-    assert ranks[0].given_up()
+    assert ranks[0].has_failure()
 
 
 def test_a_rank_that_only_ends_gives_nothing_up(ranks):
@@ -85,7 +85,7 @@ def test_a_rank_that_only_ends_gives_nothing_up(ranks):
     deadline = time.monotonic() + 5
     while not ranks[0]._events:
         assert time.monotonic() < deadline
-    assert not ranks[0].given_up()
+    assert not ranks[0].has_failure()
 
 
 def test_who_has_not_come(ranks):
@@ -111,19 +111,19 @@ def test_waiting_is_followed_from_rank_to_rank(ranks):
 
 
 def test_what_threads_of_a_loader_wait_for_is_told_apart(ranks):
-    """A thread in its lane says nothing about the main thread, nor about the other lanes."""
+    """A loader thread says nothing about the main thread, nor about other loader threads."""
     peers = {rank: [r for r in range(4) if r != rank] for rank in range(4)}
-    elsewhere(ranks[1], "lane 7 for sampling", "draw", 3, peers[1])
+    elsewhere(ranks[1], "thread group 7 for sampling", "draw", 3, peers[1])
     verdict = ranks.ask(0, "all_reduce", 5, [1])  # of the main group
     assert verdict.ranks == (1,)
     assert verdict.text.startswith("rank 1 did not take part: ")
 
 
-def test_a_lane_that_waits_for_a_busy_rank(ranks):
-    elsewhere(ranks[1], "lane 7 for sampling", "draw", 3, [0, 2])
-    elsewhere(ranks[1], "lane 8 for features", "rows", 2, [0, 2])
-    elsewhere(ranks[2], "lane 7 for sampling", "draw", 3, [0, 1])
-    ranks[0].enter("lane 8 for features", "rows", 2, [1, 2])
+def test_a_loader_thread_that_waits_for_a_busy_rank(ranks):
+    elsewhere(ranks[1], "thread group 7 for sampling", "draw", 3, [0, 2])
+    elsewhere(ranks[1], "thread group 8 for features", "rows", 2, [0, 2])
+    elsewhere(ranks[2], "thread group 7 for sampling", "draw", 3, [0, 1])
+    ranks[0].enter("thread group 8 for features", "rows", 2, [1, 2])
     verdict = ranks[0].diagnose("rows", [1, 2], True)
     ranks[0].leave()
     assert verdict.ranks == (2,)
@@ -191,9 +191,9 @@ def test_a_rank_that_does_not_answer(ranks, monkeypatch):
     assert "rank 2 does not answer (it is stopped" in verdict.text
 
 
-def test_rank_0_takes_the_hub_with_it(ranks):
-    for member in list(ranks.hub._members.values()):
-        member.connection.shutdown(socket.SHUT_RDWR)
+def test_rank_0_takes_the_server_with_it(ranks):
+    for connection in list(ranks.server._ranks.values()):
+        connection.tcp.shutdown(socket.SHUT_RDWR)
     for rank in (1, 3):
         verdict = ranks.ask(rank, "all_reduce", 5, [0], False)
         assert verdict.ranks == (0,)
@@ -208,7 +208,7 @@ def test_after_an_orderly_end_of_rank_0_nothing_is_known(ranks):
     verdict = ranks.ask(1, "all_reduce", 5, [0, 2], False)
     assert (verdict.text, verdict.ranks) == ("rank 0 left with shutdown_comms()", (0,))
     assert ranks.ask(1, "start_fetch", 6, [2], True) is None
-    ranks.watches = ranks.watches[1:]
+    ranks.monitors = ranks.monitors[1:]
 
 
 @pytest.mark.parametrize(
@@ -222,12 +222,14 @@ def test_after_an_orderly_end_of_rank_0_nothing_is_known(ranks):
         b"[1]",
     ],
 )
-def test_strangers_are_turned_away(ranks, line):
-    with socket.create_connection(ranks.hub.address, 5) as stranger:
-        stranger.sendall(line + b"\n" + b'{"event": {"kind": "raised", "rank": 1, "ranks": [1]}}\n')
-        stranger.settimeout(5)
+def test_connections_without_the_token_are_refused(ranks, line):
+    with socket.create_connection(ranks.server.address, 5) as connection:
+        connection.sendall(
+            line + b"\n" + b'{"event": {"kind": "raised", "rank": 1, "ranks": [1]}}\n'
+        )
+        connection.settimeout(5)
         with contextlib.suppress(ConnectionResetError):
-            assert stranger.recv(100) == b""
+            assert connection.recv(100) == b""
     time.sleep(0.05)
     assert not ranks[0]._events
 
@@ -245,7 +247,7 @@ def test_nobody_listens():
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     with pytest.raises(ConnectionError, match=rf"rank 0 cannot be reached \(127.0.0.1:{port}"):
-        Watch([("127.0.0.1", port)], "secret", 1, 2)
+        FailureMonitor(("127.0.0.1", port), "secret", 1, 2)
 
 
 def test_importing_starts_nothing():

@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""start_exchange: rows of several tensors to all ranks, through the backend or shared memory.
+
+[Note: through shared memory]
+    gloo moves rows through a socket: four copies, two of them in the kernel. On one machine a
+    sender can put them into a block that the others map, most often as it gathers them. A message
+    of a few words per tensor, by the same collective of the same group, says where they are, and
+    each reader copies its part out when it waits. So a rank still waits for nothing but messages,
+    and a rank that is killed, late or in another operation is found out as ever.
+
+    Which exchanges go this way is decided here alone, by `shared_blocks`: those of plans of which
+    some rank receives `LARGE_BYTES` and more, which all ranks know from the plan. At the first
+    such exchange of a group the ranks find out whether each can see each other's memory: on one
+    machine, with the extension, in one process namespace. If any cannot, or its environment has
+    GRAPHSHARD_SHARED_MEMORY=0, all go on with gloo alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..._memory import empty
+from .._pending import Pending
+from .._trace import count
+from ..collectives import all_gather, finish_collective, start_all_to_all, start_collective
+from ..group import GroupState, close_in_children, operation, process_namespace
+from ._pack import Splits, as_bytes, bytes_by_rank, joined, parted, row_bytes
+from ._shared_blocks import SharedBlocks, SharedPeer
+
+LARGE_BYTES = 1 << 20
+"""Exchanges of which some rank receives this much, and more, go through shared memory."""
+
+_WORDS = 3  # that say where rows are: descriptor, use, offset
+
+
+def exchange_rows(
+    state: GroupState,
+    tensors: Sequence[Tensor],
+    send_splits: Splits,
+    recv_splits: Splits,
+    name: str,
+    meanwhile: Callable[[], None] | None = None,
+) -> list[Tensor]:
+    """`start_exchange`, then ``meanwhile``, then wait."""
+    return start_exchange(state, tensors, send_splits, recv_splits, name).wait(meanwhile)
+
+
+def start_exchange(
+    state: GroupState,
+    tensors: Sequence[Tensor | Sequence[Tensor]],
+    send_splits: Splits,
+    recv_splits: Splits,
+    name: str,
+    blocks: SharedBlocks | None = None,
+) -> Pending:
+    """Start to exchange rows of several tensors in one ``all_to_all_single``.
+
+    Args:
+        state: The group; every rank must call with the same dtypes and trailing shapes.
+        tensors: ``tensors[i]`` is ``[sum(send_splits[i]), *]``, its rows grouped by destination,
+            or a tensor for each destination (without ``blocks``), so that several are copied into
+            the message from where they lie. They must not change before the wait is over.
+        send_splits: Rows of tensor ``i`` for each rank.
+        recv_splits: Rows of tensor ``i`` from each rank.
+        name: What error messages call the operation.
+        blocks: Through which memory, see `shared_blocks`; None leaves it to the backend.
+
+    Returns:
+        For each tensor ``[sum(recv_splits[i]), *]``, rows grouped by source.
+    """
+    # Shapes and dtypes without the memory.
+    firsts = [rows if isinstance(rows, Tensor) else rows[0] for rows in tensors]
+    likes = [first.new_empty((0, *first.shape[1:])) for first in firsts]
+    send_bytes = bytes_by_rank(likes, send_splits)
+    if blocks is not None:
+        count("all_to_all", sum(send_bytes) - send_bytes[state.rank])
+        return _start_shared(state, blocks, firsts, likes, send_splits, recv_splits, name)
+    recv_bytes = bytes_by_rank(likes, recv_splits)
+    if len(tensors) == 1 and isinstance(tensors[0], Tensor):
+        stream = as_bytes(tensors[0])
+    else:
+        parts = [
+            rows.split(list(splits)) if isinstance(rows, Tensor) else rows
+            for rows, splits in zip(tensors, send_splits, strict=True)
+        ]
+        stream = joined(parts, state.payload_device(firsts[0].device))
+    pending = start_all_to_all(state, stream, send_bytes, recv_bytes, name)
+    return pending.then(lambda streams: parted(streams[0], likes, recv_splits))
+
+
+def shared_blocks(state: GroupState, largest: int) -> SharedBlocks | None:
+    """Where an exchange puts its rows; None for memory that only the backend can move.
+
+    Every rank must call, with the most bytes that any rank receives.
+    """
+    if largest < LARGE_BYTES or state.world_size == 1 or state.backend != "gloo":
+        return None
+    if state.comm_device is not None and state.comm_device.type != "cpu":
+        return None
+    if not state.tried_shared:
+        state.shared = _set_up(state)
+        state.tried_shared = True
+    return state.shared
+
+
+def _start_shared(
+    state: GroupState,
+    blocks: SharedBlocks,
+    tensors: Sequence[Tensor],
+    likes: Sequence[Tensor],
+    send_splits: Splits,
+    recv_splits: Splits,
+    name: str,
+) -> Pending:
+    """Each tensor in a block of its own, and one collective of the words that say where."""
+    words = []
+    for tensor, splits in zip(tensors, send_splits, strict=True):
+        readers = [rank for rank, rows in enumerate(splits) if rows]
+        place = blocks.publish(tensor.contiguous().to("cpu"), readers)
+        starts = [0, *accumulate(splits)][:-1]
+        words.append([(*place, start * row_bytes(tensor)) for start in starts])
+    told = torch.tensor(words, dtype=torch.int64).transpose(0, 1).contiguous()
+    rows = _SharedRows(state, blocks, likes, recv_splits)
+
+    def start() -> dist.Work | None:
+        return dist.all_to_all_single(rows.where, told, group=state.group, async_op=True)
+
+    number, rows.work = start_collective(state, name, start)
+
+    def finish() -> list[Tensor]:
+        finish_collective(state, name, number, rows.work)
+        return rows.read(name, number)
+
+    return Pending(finish)
+
+
+class _SharedRows:
+    """Rows that others have put into shared memory, and the message that says where.
+
+    Attributes:
+        where: int64 ``[rank, tensor, words]``, for the message.
+        work: What brings the message.
+    """
+
+    def __init__(
+        self, state: GroupState, blocks: SharedBlocks, likes: Sequence[Tensor], splits: Splits
+    ) -> None:
+        shape = (state.world_size, len(likes), _WORDS)
+        self.where = torch.full(shape, -1, dtype=torch.int64)
+        self.work: dist.Work | None = None
+        self._state, self._blocks, self._likes, self._splits = state, blocks, likes, splits
+
+    def read(self, name: str, number: int) -> list[Tensor]:
+        """The rows, once the message is here. To be called once."""
+        found = [
+            empty((sum(rows), *like.shape[1:]), like.dtype)
+            for like, rows in zip(self._likes, self._splits, strict=True)
+        ]
+        runs = [
+            rows.view(-1).view(torch.uint8).split([n * row_bytes(rows) for n in splits])
+            for rows, splits in zip(found, self._splits, strict=True)
+        ]
+        for source, (places, parts) in enumerate(
+            zip(self.where.tolist(), zip(*runs, strict=True), strict=True)
+        ):
+            if any(part.numel() for part in parts):
+                with operation(self._state, name, number, [source]):
+                    for place, part in zip(places, parts, strict=True):
+                        if part.numel():
+                            self._blocks.read(source, place, part)
+        self.work = None
+        return [rows.to(like.device) for rows, like in zip(found, self._likes, strict=True)]
+
+    def __del__(self) -> None:
+        # Left unread, as after an error. The writers learn it once the message is here.
+        if self.work is not None:
+            skip = functools.partial(_skip, self._blocks.read, self.where, self._splits)
+            self._blocks.later(self.work.is_completed, skip)
+
+
+def _skip(
+    read: Callable[[int, Sequence[int], Tensor], None], where: Tensor, splits: Splits
+) -> None:
+    """Note that this rank is done with rows that it has not read."""
+    nothing = torch.empty(0, dtype=torch.uint8)
+    for source, places in enumerate(where.tolist()):
+        for place, rows in zip(places, splits, strict=True):
+            if rows[source]:
+                with contextlib.suppress(RuntimeError):  # the writer may be gone
+                    read(source, place, nothing)
+
+
+def _set_up(state: GroupState) -> SharedBlocks | None:
+    """This rank's blocks, if every rank can see every other's; every rank must call."""
+    blocks = SharedBlocks.make(state.rank, state.world_size)
+    me = blocks.me if blocks is not None else SharedPeer(0, 0, 0)
+    namespace = process_namespace()
+    words = _gather(state, [blocks is not None, namespace, me.process, me.descriptor, me.token])
+    peers = [SharedPeer(*rest) for _, _, *rest in words]
+    # Only in the same namespace is it safe to open what another process names.
+    is_seen = (
+        blocks is not None
+        and all(has and other == namespace for has, other, *_ in words)
+        and all(blocks.can_see(peer) for peer in peers)
+    )
+    if not all(seen for (seen,) in _gather(state, [is_seen])) or blocks is None:
+        return None
+    blocks.peers.extend(peers)
+    close_in_children()
+    return blocks
+
+
+def _gather(state: GroupState, numbers: Sequence[int]) -> list[list[int]]:
+    """Every rank's numbers. No trace counts it: whether it happens is a matter of the machine."""
+    mine = torch.tensor([int(number) for number in numbers], dtype=torch.int64)
+    return [part.tolist() for part in all_gather(state, mine, "shared memory", None)]
