@@ -13,7 +13,7 @@
 // [Note: online softmax] A destination's state is the largest score so far (peak), the sum of
 // exp(s - peak) (total) and the weighted sum of values at that peak (sum). Some more edges at a
 // time raise the peak, scale the sums by exp(old - new) and add what they bring. So the edges may
-// come in any number of portions: of 64, of a hub, or of one shard of a graph after another.
+// come in any number of chunks: of 64, of 4096, or of one shard of a graph after another.
 //
 // [Note: backward] With g = <grad[v], values[u]> and delta[v] = <grad[v], out[v]>, the gradient of
 // a score is a (m c g - delta). The weights are computed again from scores, peak and total. What
@@ -24,22 +24,12 @@
 
 #include <cstdint>
 
+#include "runtime/csr.h"
 #include "runtime/types.h"
 
 namespace graphshard {
 
 enum class Score { kAdditive, kJoint, kDot };
-
-// Edges grouped by one end: see Csc.
-struct EdgeGroups {
-  Ids indptr;
-  Ids indices;
-  Ids eids;  // none where an edge's position is its id
-  int64_t num_rows;
-  int64_t num_edges;
-
-  GRAPHSHARD_INLINE int64_t begin(int64_t row) const { return indptr[row]; }
-};
 
 // Which entries are dropped is a function of (seed, key of the edge, head): see
 // ops/sampling/_edge_mask.py, which says the same in torch.
@@ -51,19 +41,15 @@ struct EdgeMask {
   const int32_t* keys;  // by edge id; null for the id itself
 };
 
-template <typename T>
-struct Attention {
-  using V = wide_t<T>;
+// What is known of an attention besides its rows: the numbers per head, in the type of sums.
+template <typename V>
+struct AttentionTerms {
   Score score;
   int64_t num_src;
   int64_t num_dst;
   int64_t heads;
   int64_t dim;
   int64_t score_dim;    // columns of a head in src, dst and edge
-  const T* values;      // [num_src, heads * dim]
-  const T* src;         // [num_src, heads * score_dim]: keys; `values` itself if joint
-  const T* dst;         // [num_dst, heads * score_dim]
-  const T* edge;        // [num_edges, heads * score_dim], or null
   const V* src_terms;   // [num_src, heads]
   const V* dst_terms;   // [num_dst, heads]
   const V* edge_terms;  // [num_edges, heads], or null
@@ -73,6 +59,23 @@ struct Attention {
   const V* factor;  // [num_edges, factor_width], or null
   int64_t factor_width;
   EdgeMask mask;
+
+  bool reads_edges() const {
+    return edge_terms != nullptr || factor != nullptr || mask.threshold != 0;
+  }
+  // Whether weights are multiplied by something before values are summed.
+  bool multiplies() const { return mask.threshold != 0 || factor != nullptr; }
+};
+
+template <typename T>
+struct Attention : AttentionTerms<wide_t<T>> {
+  const T* values;  // [num_src, heads * dim]
+  const T* src;     // [num_src, heads * score_dim]: keys; `values` itself if joint
+  const T* dst;     // [num_dst, heads * score_dim]
+  const T* edge;    // [num_edges, heads * score_dim], or null
+
+  int64_t width() const { return this->heads * this->dim; }
+  int64_t score_width() const { return this->heads * this->score_dim; }
 };
 
 // Where a walk over in-edges leaves its result. Either everything ends here: `out` is written, and
@@ -102,7 +105,7 @@ struct AttentionGradient {
   int64_t grad_step;
 };
 
-// Each may be null where nobody wants it. `dst_terms` is added to, the others are written.
+// Each is null where it is not wanted. `dst_terms` is added to, the others are written.
 template <typename T>
 struct SourceGradients {
   using V = wide_t<T>;
@@ -127,16 +130,16 @@ struct DestinationGradients {
 
 // Takes the in-edges of each destination into its state.
 template <typename T>
-void attention_forward(const Attention<T>& attention, const EdgeGroups& in_edges,
+void attention_forward(const Attention<T>& attention, const Csr& in_edges,
                        const AttentionState<T>& state, int num_threads);
 
 template <typename T>
-void attention_sources(const Attention<T>& attention, const EdgeGroups& out_edges,
+void attention_sources(const Attention<T>& attention, const Csr& out_edges,
                        const AttentionGradient<T>& gradient, const SourceGradients<T>& result,
                        int num_threads);
 
 template <typename T>
-void attention_destinations(const Attention<T>& attention, const EdgeGroups& in_edges,
+void attention_destinations(const Attention<T>& attention, const Csr& in_edges,
                             const AttentionGradient<T>& gradient,
                             const DestinationGradients<T>& result, int num_threads);
 

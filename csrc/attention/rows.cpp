@@ -3,10 +3,11 @@
 #include "attention/rows.h"
 
 #include <algorithm>
+#include <type_traits>
 
+#include "simd/columns.h"
 #include "simd/dispatch.h"
 #include "simd/elementwise.h"
-#include "simd/head_lanes.h"
 
 namespace graphshard {
 namespace {
@@ -18,7 +19,7 @@ struct Block {
   static constexpr int kHeads = kNumHeads;
   static constexpr int kColumns = kNumColumns;
   using Value = T;
-  using Lanes = HeadLanes<T, kColumns, kBytes>;
+  using Lanes = Columns<T, kColumns, kBytes>;
   const RunRows<T>& run;
   bool prefetch;
   int64_t head;
@@ -32,11 +33,13 @@ struct Block {
   }
 };
 
-// Calls pass(block) for all columns of all heads.
+// Calls pass(block) for all columns of all heads. Where registers are short, blocks are small: four
+// heads of eight float columns take eight of them.
 template <int kBytes, typename T, typename Pass>
 GRAPHSHARD_INLINE void in_passes(const RunRows<T>& run, const Pass& pass) {
+  constexpr int kMost = kBytes > 16 ? 32 : std::is_same_v<T, double> ? 4 : 8;
   in_blocks<4, 1>(run.rows.heads, [&](auto heads, int64_t head) GRAPHSHARD_INLINE_LAMBDA {
-    in_blocks<32, 16, 8, 4, 1>(
+    in_blocks<kMost, std::min(kMost, 16), std::min(kMost, 8), 4, 1>(
         run.rows.dim, [&](auto columns, int64_t column) GRAPHSHARD_INLINE_LAMBDA {
           // The last few columns mostly lie on a line with those before them.
           const bool prefetch = run.prefetch && (columns >= 8 || column == 0);
@@ -96,43 +99,7 @@ GRAPHSHARD_INLINE void dot_block(const B& block, const T* fixed, wide_t<T>* out)
   }
 }
 
-template <int kBytes, typename T>
-GRAPHSHARD_INLINE void dot(const RunRows<T>& run, const T* fixed, wide_t<T>* out) {
-  clear(run, out);
-  in_passes<kBytes>(
-      run, [&](const auto& block) GRAPHSHARD_INLINE_LAMBDA { dot_block(block, fixed, out); });
-}
-
-template <int kBytes, typename T>
-GRAPHSHARD_INLINE void add(const RunRows<T>& run, const wide_t<T>* weight, const RowSum<T>& to) {
-  in_passes<kBytes>(
-      run, [&](const auto& block) GRAPHSHARD_INLINE_LAMBDA { add_block(block, weight, to); });
-}
-
-// As many edges at a time as have rows that stay in the first-level cache between the two.
-template <int kBytes, typename T>
-GRAPHSHARD_INLINE void dot_and_add(const RunRows<T>& run, const T* fixed, const wide_t<T>* weight,
-                                   wide_t<T>* out, const RowSum<T>& to) {
-  constexpr int64_t kCached = 8192;
-  const int64_t row_bytes = run.rows.width() * static_cast<int64_t>(sizeof(T));
-  const int few = static_cast<int>(kCached / std::clamp<int64_t>(row_bytes, 1, kCached / 4));
-  RowSum<T> part = to;
-  for (int first = run.first;; first += few, part.begins = false) {
-    const int last = std::min(first + few, run.last);
-    if (last < run.last) {
-      part.scale = nullptr;
-      part.out = nullptr;
-    } else {
-      part.scale = to.scale;
-      part.out = to.out;
-    }
-    dot<kBytes>(RunRows<T>{run.rows, run.nodes, first, last, run.prefetch}, fixed, out);
-    add<kBytes>(RunRows<T>{run.rows, run.nodes, first, last, false}, weight, part);
-    if (last == run.last) return;
-  }
-}
-
-template <bool kEdge, typename B, typename T = typename B::Value>
+template <typename B, typename T = typename B::Value>
 GRAPHSHARD_INLINE void joint_block(const B& block, const EdgeRows<T>& edges, const wide_t<T>* fixed,
                                    const wide_t<T>* vector, wide_t<T> slope, wide_t<T>* out) {
   constexpr int kHeads = B::kHeads;
@@ -144,14 +111,15 @@ GRAPHSHARD_INLINE void joint_block(const B& block, const EdgeRows<T>& edges, con
     own[h].load(fixed + block.at(h));
     coefficients[h].load(vector + block.at(h));
   });
+  const bool has_edges = edges.data != nullptr;
   for (int k = run.first; k < run.last; ++k) {
     block.request(k);
     const T* row = run[k];
-    const T* edge = kEdge ? edges.data + (*edges.ids)[k] * run.rows.width() : nullptr;
+    const T* edge = has_edges ? edges.data + (*edges.ids)[k] * run.rows.width() : nullptr;
     const auto joined = [&](int h) GRAPHSHARD_INLINE_LAMBDA {
       Lanes lanes = own[h];
       lanes.add(row + block.at(h));
-      if constexpr (kEdge) lanes.add(edge + block.at(h));
+      if (has_edges) lanes.add(edge + block.at(h));
       lanes.rectify(slope);
       return lanes;
     };
@@ -159,44 +127,52 @@ GRAPHSHARD_INLINE void joint_block(const B& block, const EdgeRows<T>& edges, con
   }
 }
 
-template <int kBytes, typename T>
-GRAPHSHARD_INLINE void joint(const RunRows<T>& run, const EdgeRows<T>& edges,
-                             const wide_t<T>* fixed, const wide_t<T>* vector, wide_t<T> slope,
-                             wide_t<T>* out) {
-  clear(run, out);
-  in_passes<kBytes>(run, [&](const auto& block) GRAPHSHARD_INLINE_LAMBDA {
-    if (edges.data == nullptr) {
-      joint_block<false>(block, edges, fixed, vector, slope, out);
-    } else {
-      joint_block<true>(block, edges, fixed, vector, slope, out);
-    }
-  });
-}
-
 }  // namespace
 
 template <typename T>
 void dot_rows(const RunRows<T>& run, const T* fixed, wide_t<T>* out) {
-  in_registers([&](auto bytes) GRAPHSHARD_INLINE_LAMBDA { dot<bytes>(run, fixed, out); });
+  dispatch<kWidestRegister<T>>([&](auto bytes) GRAPHSHARD_INLINE_LAMBDA {
+    clear(run, out);
+    in_passes<bytes>(
+        run, [&](const auto& block) GRAPHSHARD_INLINE_LAMBDA { dot_block(block, fixed, out); });
+  });
 }
 
 template <typename T>
 void add_rows(const RunRows<T>& run, const wide_t<T>* weight, const RowSum<T>& to) {
-  in_registers([&](auto bytes) GRAPHSHARD_INLINE_LAMBDA { add<bytes>(run, weight, to); });
+  dispatch<kWidestRegister<T>>([&](auto bytes) GRAPHSHARD_INLINE_LAMBDA {
+    in_passes<bytes>(
+        run, [&](const auto& block) GRAPHSHARD_INLINE_LAMBDA { add_block(block, weight, to); });
+  });
 }
 
+// As many edges at a time as have rows that stay in the first-level cache between the two.
 template <typename T>
 void dot_and_add_rows(const RunRows<T>& run, const T* fixed, const wide_t<T>* weight,
                       wide_t<T>* out, const RowSum<T>& to) {
-  in_registers([&](auto bytes)
-                   GRAPHSHARD_INLINE_LAMBDA { dot_and_add<bytes>(run, fixed, weight, out, to); });
+  constexpr int64_t kCached = 8192;
+  const int64_t row_bytes = run.rows.width() * static_cast<int64_t>(sizeof(T));
+  const int few = static_cast<int>(kCached / std::clamp<int64_t>(row_bytes, 1, kCached / 4));
+  RowSum<T> part = to;
+  for (int first = run.first;; first += few, part.begins = false) {
+    const int last = std::min(first + few, run.last);
+    const bool ends = last == run.last;
+    part.scale = ends ? to.scale : nullptr;
+    part.out = ends ? to.out : nullptr;
+    dot_rows(RunRows<T>{run.rows, run.nodes, first, last, run.prefetch}, fixed, out);
+    add_rows(RunRows<T>{run.rows, run.nodes, first, last, false}, weight, part);
+    if (ends) return;
+  }
 }
 
 template <typename T>
 void joint_rows(const RunRows<T>& run, const EdgeRows<T>& edges, const wide_t<T>* fixed,
                 const wide_t<T>* vector, wide_t<T> slope, wide_t<T>* out) {
-  in_registers([&](auto bytes) GRAPHSHARD_INLINE_LAMBDA {
-    joint<bytes>(run, edges, fixed, vector, slope, out);
+  dispatch<kWidestRegister<T>>([&](auto bytes) GRAPHSHARD_INLINE_LAMBDA {
+    clear(run, out);
+    in_passes<bytes>(run, [&](const auto& block) GRAPHSHARD_INLINE_LAMBDA {
+      joint_block(block, edges, fixed, vector, slope, out);
+    });
   });
 }
 

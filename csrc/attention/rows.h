@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What attention does with the rows at the other end of a run of edges, for all heads in one go:
-// this is where its time goes, and it is compiled once for every walk and kind of score.
+// this is where its time goes.
 
 #pragma once
 
@@ -10,11 +10,6 @@
 #include "runtime/types.h"
 
 namespace graphshard {
-
-template <typename V>
-GRAPHSHARD_INLINE V leaky_relu(V z, V slope) {
-  return z > 0 ? z : slope * z;
-}
 
 // Rows of `dim` columns for each of some heads; one begins `step` numbers after the one before.
 template <typename T>
@@ -32,7 +27,7 @@ struct HeadRows {
 template <typename T>
 struct RunRows {
   HeadRows<T> rows;
-  const RunIds& nodes;
+  const EdgeIds& nodes;
   int first;
   int last;
   bool prefetch;
@@ -49,7 +44,7 @@ struct RunRows {
 template <typename T>
 struct EdgeRows {
   const T* data;
-  const RunIds* ids;
+  const EdgeIds* ids;
 };
 
 // Where weighted rows are summed: `sum` holds the sum so far unless it begins here, and the sum
@@ -83,5 +78,20 @@ void dot_and_add_rows(const RunRows<T>& run, const T* fixed, const wide_t<T>* we
 template <typename T>
 void joint_rows(const RunRows<T>& run, const EdgeRows<T>& edges, const wide_t<T>* fixed,
                 const wide_t<T>* vector, wide_t<T> slope, wide_t<T>* out);
+
+// Gradients of joint scores with respect to the features that the leaky ReLU joins, given those of
+// the scores. With w = slope_grad[k, h] times the slope of the ReLU where the joined feature is:
+//   sum[h] += vector[h] * sum over k of w.
+template <typename T>
+void add_joint_src(const RunRows<T>& run, const EdgeRows<T>& edges, const wide_t<T>* fixed,
+                   const wide_t<T>* vector, wide_t<T> slope, const wide_t<T>* slope_grad,
+                   wide_t<T>* sum);
+
+// Likewise, with the gradients of the vector, and of the edges' features unless that is null:
+//   vector_sum[h] += sum over k of w * joined,  edge_grad[edge] = vector[h] * w.
+template <typename T>
+void add_joint_dst(const RunRows<T>& run, const EdgeRows<T>& edges, const wide_t<T>* fixed,
+                   const wide_t<T>* vector, wide_t<T> slope, const wide_t<T>* slope_grad,
+                   wide_t<T>* sum, wide_t<T>* vector_sum, T* edge_grad);
 
 }  // namespace graphshard

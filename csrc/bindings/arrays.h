@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the files of bindings share.
+// Arrays from Python: what they must be, and their memory as kernels take it.
 
 #pragma once
 
@@ -11,9 +11,9 @@
 #include <limits>
 #include <optional>
 #include <stdexcept>
-#include <utility>
+#include <type_traits>
 
-#include "runtime/structure.h"
+#include "runtime/csr.h"
 #include "runtime/types.h"
 
 template <>
@@ -35,14 +35,15 @@ class Array : public nanobind::ndarray<Args...> {
   explicit Array(const nanobind::ndarray<Args...>& other) : nanobind::ndarray<Args...>(other) {}
 };
 
-template <typename T>
-using Matrix = Array<T, nanobind::ndim<2>, nanobind::c_contig, nanobind::device::cpu>;
-template <typename T>
-using Vector = Array<T, nanobind::ndim<1>, nanobind::c_contig, nanobind::device::cpu>;
-template <typename T>
-using MaybeMatrix = std::optional<Matrix<const T>>;
-template <typename T>
-using MaybeVector = std::optional<Vector<const T>>;
+// Contiguous arrays of any dtype, to read or to write. Which dtype it is, is looked at once for all
+// arguments of a call: a binding for each would be six of each function.
+using InVector = Array<nanobind::ro, nanobind::ndim<1>, nanobind::c_contig, nanobind::device::cpu>;
+using InMatrix = Array<nanobind::ro, nanobind::ndim<2>, nanobind::c_contig, nanobind::device::cpu>;
+using OutVector = Array<nanobind::ndim<1>, nanobind::c_contig, nanobind::device::cpu>;
+using OutMatrix = Array<nanobind::ndim<2>, nanobind::c_contig, nanobind::device::cpu>;
+// Rows that may lie apart.
+using InRows = Array<nanobind::ro, nanobind::ndim<2>, nanobind::device::cpu>;
+using OutRows = Array<nanobind::ndim<2>, nanobind::device::cpu>;
 
 inline void require(bool condition, const char* rule) {
   if (!condition) throw std::invalid_argument(rule);
@@ -89,19 +90,67 @@ inline void require_apart(std::initializer_list<Extent> written,
   }
 }
 
-// What walks over edges take for granted of the array where each row's edges begin and end. What
-// ids are behind it is checked where a structure is made, by ops/_adjacency.py.
-template <typename I>
-void require_pointers(const Vector<const I>& indptr, size_t num_edges) {
-  require(indptr.shape(0) > 0, "indptr must not be empty");
-  require(num_edges <= static_cast<size_t>(std::numeric_limits<I>::max()),
-          "there must be no more edges than the type of ids can tell apart");
-  const nanobind::gil_scoped_release release;
-  require(ascends(indptr.data(), static_cast<int64_t>(indptr.shape(0)) - 1,
-                  static_cast<int64_t>(num_edges)),
-          "indptr must ascend from 0 to num_edges");
+// The entries of an array, which must be of type T; null where there is no array.
+template <typename T, typename A>
+auto data_of(const A& array) {
+  using Entry = std::conditional_t<A::ReadOnly, const T, T>;
+  if (array.dtype() != nanobind::dtype<T>()) {
+    throw nanobind::type_error("an array must have the dtype that goes with those of the others");
+  }
+  return static_cast<Entry*>(array.data());
+}
+template <typename T, typename A>
+auto data_of(const std::optional<A>& array) {
+  return array ? data_of<T>(*array) : nullptr;
 }
 
+template <typename A>
+int64_t rows_in(const A& array) {
+  return static_cast<int64_t>(array.shape(0));
+}
+template <typename A>
+int64_t columns_in(const A& array) {
+  return static_cast<int64_t>(array.shape(1));
+}
+
+// Calls function(T{}) for the type of values, or of ids, with this dtype.
+template <typename Function>
+auto with_value_type(const nanobind::dlpack::dtype& dtype, const Function& function) {
+  if (dtype == nanobind::dtype<float>()) return function(float{});
+  if (dtype == nanobind::dtype<double>()) return function(double{});
+  if (dtype == nanobind::dtype<bfloat16>()) return function(bfloat16{});
+  throw nanobind::type_error("values must be float32, float64 or bfloat16");
+}
+template <typename Function>
+auto with_id_type(const nanobind::dlpack::dtype& dtype, const Function& function) {
+  if (dtype == nanobind::dtype<int32_t>()) return function(int32_t{});
+  if (dtype == nanobind::dtype<int64_t>()) return function(int64_t{});
+  throw nanobind::type_error("ids must be int32 or int64");
+}
+
+template <typename A>
+Ids ids_of(const A& array) {
+  return with_id_type(array.dtype(),
+                      [&](auto zero) { return Ids(data_of<decltype(zero)>(array)); });
+}
+template <typename A>
+Ids ids_of(const std::optional<A>& array) {
+  return array ? ids_of(*array) : Ids();
+}
+template <typename A>
+WritableIds writable_ids_of(const A& array) {
+  return with_id_type(array.dtype(),
+                      [&](auto zero) { return WritableIds(data_of<decltype(zero)>(array)); });
+}
+
+// Edges grouped by one end, with as many rows as indptr has. What walks take for granted of indptr
+// is checked; what ids are behind it, where a structure is made, by ops/_adjacency.py. `indices`
+// may be null ids where nothing reads them.
+Csr csr_of(const InVector& indptr, const Ids& indices, const std::optional<InVector>& eids,
+           size_t num_edges);
+
+// Sums and other reductions over in-edges, and values per edge.
+void bind_spmm(nanobind::module_& m);
 // Blocks for large results.
 void bind_memory(nanobind::module_& m);
 // Attention over in-edges.

@@ -97,12 +97,12 @@ SharedPlace place_of(int process, int descriptor, uint64_t token, uint64_t use) 
 }
 
 // A block's memory is a map, which Python holds; it begins with the header.
-using Memory = Vector<uint8_t>;
+using Memory = OutVector;
 
 void* header_of(const Memory& block) {
   require(block.shape(0) >= kSharedHeader && reinterpret_cast<uintptr_t>(block.data()) % 8 == 0,
           "a block must begin with a header, at a multiple of 8 bytes");
-  return block.data();
+  return data_of<uint8_t>(block);
 }
 
 void bind_shared(nb::module_& m) {
@@ -133,9 +133,10 @@ void bind_shared(nb::module_& m) {
         require(reader >= 0 && reader < static_cast<int>(kSharedReaders),
                 "a reader must be in the header");
         require(offset >= 0 && offset < int64_t{1} << 62, "an offset must not be negative");
+        uint8_t* const to = data_of<uint8_t>(into);
         const nb::gil_scoped_release release;
         return read_shared(place_of(process, descriptor, token, use), reader,
-                           static_cast<size_t>(offset), into.data(), into.shape(0));
+                           static_cast<size_t>(offset), to, into.shape(0));
       },
       "process"_a, "descriptor"_a, "token"_a, "use"_a, "reader"_a, "offset"_a,
       "into"_a.noconvert());

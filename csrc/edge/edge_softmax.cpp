@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "runtime/parallel.h"
+#include "simd/dispatch.h"
 #include "simd/exp.h"
 
 namespace graphshard {
@@ -23,17 +24,16 @@ namespace {
 // time, as lanes. Their sums are added in another order than one edge after the other, but always
 // in the same: it depends on the number of edges alone.
 
-template <typename I>
-GRAPHSHARD_INLINE bool one_column(const Csc<I>& csc, int64_t width) {
-  return width == 1 && csc.eids == nullptr;
+GRAPHSHARD_INLINE bool one_column(const Csr& in_edges, int64_t width) {
+  return width == 1 && !in_edges.eids;
 }
 
-template <typename T, typename I>
-GRAPHSHARD_INLINE void load(const Csc<I>& csc, const T* logits, int64_t begin, int64_t end,
+template <typename T>
+GRAPHSHARD_INLINE void load(const Csr& in_edges, const T* logits, int64_t begin, int64_t end,
                             int64_t width, const T* out, wide_t<T>* __restrict shifted,
                             wide_t<T>* __restrict highest) {
   using V = wide_t<T>;
-  if (one_column(csc, width)) {
+  if (one_column(in_edges, width)) {
     const T* from = logits + begin;
     V best = -std::numeric_limits<V>::infinity();
 #pragma omp simd reduction(max : best)
@@ -47,11 +47,11 @@ GRAPHSHARD_INLINE void load(const Csc<I>& csc, const T* logits, int64_t begin, i
   for (int64_t h = 0; h < width; ++h) highest[h] = -std::numeric_limits<V>::infinity();
   for (int64_t k = begin; k < end; ++k) {
     const int64_t ahead = k + kPrefetchAhead;
-    if (csc.eids != nullptr && ahead < csc.num_edges) {
-      GRAPHSHARD_PREFETCH(logits + csc.edge_id(ahead) * width);
-      GRAPHSHARD_PREFETCH_WRITE(out + csc.edge_id(ahead) * width);
+    if (in_edges.eids && ahead < in_edges.num_edges) {
+      GRAPHSHARD_PREFETCH(logits + in_edges.edge_id(ahead) * width);
+      GRAPHSHARD_PREFETCH_WRITE(out + in_edges.edge_id(ahead) * width);
     }
-    const T* from = logits + csc.edge_id(k) * width;
+    const T* from = logits + in_edges.edge_id(k) * width;
     wide_t<T>* to = shifted + (k - begin) * width;
     for (int64_t h = 0; h < width; ++h) {
       const wide_t<T> value = widen(from[h]);
@@ -88,11 +88,11 @@ GRAPHSHARD_INLINE void exponentiate(int64_t count, int64_t width, const V* __res
   }
 }
 
-template <typename T, typename I>
-GRAPHSHARD_INLINE void store(const Csc<I>& csc, int64_t begin, int64_t end, int64_t width,
+template <typename T>
+GRAPHSHARD_INLINE void store(const Csr& in_edges, int64_t begin, int64_t end, int64_t width,
                              const wide_t<T>* __restrict shifted, const wide_t<T>* __restrict total,
                              T* __restrict out) {
-  if (one_column(csc, width)) {
+  if (one_column(in_edges, width)) {
     const wide_t<T> sum = total[0];
     T* to = out + begin;
     for (int64_t i = 0; i < end - begin; ++i) narrow(shifted[i] / sum, to[i]);
@@ -100,16 +100,16 @@ GRAPHSHARD_INLINE void store(const Csc<I>& csc, int64_t begin, int64_t end, int6
   }
   for (int64_t k = begin; k < end; ++k) {
     const wide_t<T>* from = shifted + (k - begin) * width;
-    T* to = out + csc.edge_id(k) * width;
+    T* to = out + in_edges.edge_id(k) * width;
     for (int64_t h = 0; h < width; ++h) narrow(from[h] / total[h], to[h]);
   }
 }
 
-template <typename T, typename I>
-GRAPHSHARD_INLINE void dot(const Csc<I>& csc, const T* out, const T* grad, int64_t begin,
+template <typename T>
+GRAPHSHARD_INLINE void dot(const Csr& in_edges, const T* out, const T* grad, int64_t begin,
                            int64_t end, int64_t width, const T* result,
                            wide_t<T>* __restrict total) {
-  if (one_column(csc, width)) {
+  if (one_column(in_edges, width)) {
     wide_t<T> sum = 0;
 #pragma omp simd reduction(+ : sum)
     for (int64_t k = begin; k < end; ++k) sum += widen(out[k]) * widen(grad[k]);
@@ -119,73 +119,75 @@ GRAPHSHARD_INLINE void dot(const Csc<I>& csc, const T* out, const T* grad, int64
   for (int64_t h = 0; h < width; ++h) total[h] = 0;
   for (int64_t k = begin; k < end; ++k) {
     const int64_t ahead = k + kPrefetchAhead;
-    if (csc.eids != nullptr && ahead < csc.num_edges) {
-      GRAPHSHARD_PREFETCH(out + csc.edge_id(ahead) * width);
-      GRAPHSHARD_PREFETCH(grad + csc.edge_id(ahead) * width);
-      GRAPHSHARD_PREFETCH_WRITE(result + csc.edge_id(ahead) * width);
+    if (in_edges.eids && ahead < in_edges.num_edges) {
+      GRAPHSHARD_PREFETCH(out + in_edges.edge_id(ahead) * width);
+      GRAPHSHARD_PREFETCH(grad + in_edges.edge_id(ahead) * width);
+      GRAPHSHARD_PREFETCH_WRITE(result + in_edges.edge_id(ahead) * width);
     }
-    const int64_t at = csc.edge_id(k) * width;
+    const int64_t at = in_edges.edge_id(k) * width;
     for (int64_t h = 0; h < width; ++h) total[h] += widen(out[at + h]) * widen(grad[at + h]);
   }
 }
 
-template <typename T, typename I>
-GRAPHSHARD_INLINE void subtract(const Csc<I>& csc, const T* out, const T* grad, int64_t begin,
+template <typename T>
+GRAPHSHARD_INLINE void subtract(const Csr& in_edges, const T* out, const T* grad, int64_t begin,
                                 int64_t end, int64_t width, const wide_t<T>* total,
                                 T* __restrict result) {
-  if (one_column(csc, width)) {
+  if (one_column(in_edges, width)) {
     const wide_t<T> sum = total[0];
     for (int64_t k = begin; k < end; ++k) narrow(widen(out[k]) * (widen(grad[k]) - sum), result[k]);
     return;
   }
   for (int64_t k = begin; k < end; ++k) {
-    const int64_t at = csc.edge_id(k) * width;
+    const int64_t at = in_edges.edge_id(k) * width;
     for (int64_t h = 0; h < width; ++h) {
       narrow(widen(out[at + h]) * (widen(grad[at + h]) - total[h]), result[at + h]);
     }
   }
 }
 
-// A width that the compiler knows, or 0 for any.
-template <int kWidth>
-using Width = std::integral_constant<int, kWidth>;
-
-template <typename Function>
-void with_width(int64_t width, const Function& function) {
-  if (width == 1) return function(Width<1>{});
-  if (width == 4) return function(Width<4>{});
-  if (width == 8) return function(Width<8>{});
-  function(Width<0>{});
+// Calls function(width) with what the compiler knows of it: a frequent width, or 0 for any.
+template <typename T, typename Function>
+GRAPHSHARD_INLINE void with_width(int64_t width, const Function& function) {
+  if constexpr (!std::is_same_v<T, double>) {
+    if (width == 1) return function(std::integral_constant<int, 1>{});
+    if (width == 4) return function(std::integral_constant<int, 4>{});
+    if (width == 8) return function(std::integral_constant<int, 8>{});
+  }
+  function(std::integral_constant<int, 0>{});
 }
 
-template <int kWidth, typename T, typename I>
-GRAPHSHARD_CLONES void softmax_rows(const Csc<I>& csc, const T* logits, int64_t any_width,
+template <int kWidth, typename T>
+GRAPHSHARD_INLINE void softmax_rows(const Csr& in_edges, const T* logits, int64_t any_width,
                                     const Span& span, wide_t<T>* shifted, wide_t<T>* highest,
                                     wide_t<T>* total, T* out) {
   const int64_t width = kWidth > 0 ? kWidth : any_width;
   for (int64_t row = span.first_row; row < span.last_row; ++row) {
-    const int64_t begin = csc.indptr[row];
-    const int64_t end = csc.indptr[row + 1];
+    const int64_t begin = in_edges.begin(row);
+    const int64_t end = in_edges.end(row);
     if (end - begin > kSliceEdges) continue;
-    load(csc, logits, begin, end, width, out, shifted, highest);
+    load(in_edges, logits, begin, end, width, out, shifted, highest);
     exponentiate(end - begin, width, highest, shifted, total);
-    store(csc, begin, end, width, shifted, total, out);
+    store(in_edges, begin, end, width, shifted, total, out);
   }
 }
 
-template <int kWidth, typename T, typename I>
-GRAPHSHARD_CLONES void backward_rows(const Csc<I>& csc, const T* out, const T* grad,
+template <int kWidth, typename T>
+GRAPHSHARD_INLINE void backward_rows(const Csr& in_edges, const T* out, const T* grad,
                                      int64_t any_width, const Span& span, wide_t<T>* total,
                                      T* result) {
   const int64_t width = kWidth > 0 ? kWidth : any_width;
   for (int64_t row = span.first_row; row < span.last_row; ++row) {
-    const int64_t begin = csc.indptr[row];
-    const int64_t end = csc.indptr[row + 1];
+    const int64_t begin = in_edges.begin(row);
+    const int64_t end = in_edges.end(row);
     if (end - begin > kSliceEdges) continue;
-    dot(csc, out, grad, begin, end, width, result, total);
-    subtract(csc, out, grad, begin, end, width, total, result);
+    dot(in_edges, out, grad, begin, end, width, result, total);
+    subtract(in_edges, out, grad, begin, end, width, total, result);
   }
 }
+
+template <typename T>
+inline constexpr int kWidest = std::min(32, kWidestRegister<T>);
 
 template <typename V>
 std::unique_ptr<V[]> scratch(int64_t size) {
@@ -201,7 +203,7 @@ std::vector<Span> slices_of(const Schedule& schedule) {
   return slices;
 }
 
-int64_t longest_row(const Schedule& schedule, const auto* indptr) {
+int64_t longest_row(const Schedule& schedule, const Ids& indptr) {
   int64_t longest = 0;
   for (const Span& span : schedule.spans) {
     if (span.slice >= 0) continue;
@@ -227,8 +229,8 @@ void combine_slices(const Schedule& schedule, int64_t width, V* values, const Co
   }
 }
 
-template <typename T, typename I>
-void softmax_hubs(const Csc<I>& csc, const T* logits, int64_t width, const Schedule& schedule,
+template <typename T>
+void softmax_hubs(const Csr& in_edges, const T* logits, int64_t width, const Schedule& schedule,
                   T* out, int num_threads) {
   using V = wide_t<T>;
   const std::vector<Span> slices = slices_of(schedule);
@@ -238,7 +240,7 @@ void softmax_hubs(const Csc<I>& csc, const T* logits, int64_t width, const Sched
   const auto total = scratch<V>(count * width);
   const auto rows = [&](int64_t i) { return shifted.get() + i * kSliceEdges * width; };
   run_tasks(count, num_threads, [&](int64_t i) {
-    load(csc, logits, slices[i].begin, slices[i].end, width, out, rows(i),
+    load(in_edges, logits, slices[i].begin, slices[i].end, width, out, rows(i),
          highest.get() + i * width);
   });
   combine_slices(schedule, width, highest.get(), [](V a, V b) { return b > a ? b : a; });
@@ -248,69 +250,72 @@ void softmax_hubs(const Csc<I>& csc, const T* logits, int64_t width, const Sched
   });
   combine_slices(schedule, width, total.get(), [](V a, V b) { return a + b; });
   run_tasks(count, num_threads, [&](int64_t i) {
-    store(csc, slices[i].begin, slices[i].end, width, rows(i), total.get() + i * width, out);
+    store(in_edges, slices[i].begin, slices[i].end, width, rows(i), total.get() + i * width, out);
   });
 }
 
-template <typename T, typename I>
-void backward_hubs(const Csc<I>& csc, const T* out, const T* grad, int64_t width,
+template <typename T>
+void backward_hubs(const Csr& in_edges, const T* out, const T* grad, int64_t width,
                    const Schedule& schedule, T* result, int num_threads) {
   using V = wide_t<T>;
   const std::vector<Span> slices = slices_of(schedule);
   const auto total = scratch<V>(schedule.num_slices * width);
   run_tasks(schedule.num_slices, num_threads, [&](int64_t i) {
-    dot(csc, out, grad, slices[i].begin, slices[i].end, width, result, total.get() + i * width);
+    dot(in_edges, out, grad, slices[i].begin, slices[i].end, width, result,
+        total.get() + i * width);
   });
   combine_slices(schedule, width, total.get(), [](V a, V b) { return a + b; });
   run_tasks(schedule.num_slices, num_threads, [&](int64_t i) {
-    subtract(csc, out, grad, slices[i].begin, slices[i].end, width, total.get() + i * width,
+    subtract(in_edges, out, grad, slices[i].begin, slices[i].end, width, total.get() + i * width,
              result);
   });
 }
 
 }  // namespace
 
-template <typename T, typename I>
-void edge_softmax(const Csc<I>& csc, const T* logits, int64_t width, T* out, int num_threads) {
+template <typename T>
+void edge_softmax(const Csr& in_edges, const T* logits, int64_t width, T* out, int num_threads) {
   using V = wide_t<T>;
-  const Schedule schedule = make_schedule(csc.indptr, csc.num_rows, width, num_threads);
-  const int64_t longest = longest_row(schedule, csc.indptr);
+  const Schedule schedule = make_schedule(in_edges.indptr, in_edges.num_rows, width, num_threads);
+  const int64_t longest = longest_row(schedule, in_edges.indptr);
   run_tasks(static_cast<int64_t>(schedule.spans.size()), num_threads, [&](int64_t i) {
     if (schedule.spans[i].slice >= 0) return;
     const auto shifted = scratch<V>(longest * width);
     const auto highest = scratch<V>(width);
     const auto total = scratch<V>(width);
-    with_width(width, [&](auto known) {
-      softmax_rows<known>(csc, logits, width, schedule.spans[i], shifted.get(), highest.get(),
-                          total.get(), out);
+    with_width<T>(width, [&](auto known) {
+      dispatch<kWidest<T>>([&](auto) GRAPHSHARD_INLINE_LAMBDA {
+        softmax_rows<known>(in_edges, logits, width, schedule.spans[i], shifted.get(),
+                            highest.get(), total.get(), out);
+      });
     });
   });
-  if (!schedule.hubs.empty()) softmax_hubs(csc, logits, width, schedule, out, num_threads);
+  if (!schedule.hubs.empty()) softmax_hubs(in_edges, logits, width, schedule, out, num_threads);
 }
 
-template <typename T, typename I>
-void edge_softmax_backward(const Csc<I>& csc, const T* out, const T* grad, int64_t width, T* result,
-                           int num_threads) {
-  const Schedule schedule = make_schedule(csc.indptr, csc.num_rows, width, num_threads);
+template <typename T>
+void edge_softmax_backward(const Csr& in_edges, const T* out, const T* grad, int64_t width,
+                           T* result, int num_threads) {
+  const Schedule schedule = make_schedule(in_edges.indptr, in_edges.num_rows, width, num_threads);
   run_tasks(static_cast<int64_t>(schedule.spans.size()), num_threads, [&](int64_t i) {
     if (schedule.spans[i].slice >= 0) return;
     const auto total = scratch<wide_t<T>>(width);
-    with_width(width, [&](auto known) {
-      backward_rows<known>(csc, out, grad, width, schedule.spans[i], total.get(), result);
+    with_width<T>(width, [&](auto known) {
+      dispatch<kWidest<T>>([&](auto) GRAPHSHARD_INLINE_LAMBDA {
+        backward_rows<known>(in_edges, out, grad, width, schedule.spans[i], total.get(), result);
+      });
     });
   });
-  if (!schedule.hubs.empty()) backward_hubs(csc, out, grad, width, schedule, result, num_threads);
+  if (!schedule.hubs.empty())
+    backward_hubs(in_edges, out, grad, width, schedule, result, num_threads);
 }
 
-#define INSTANTIATE(T, I)                                                \
-  template void edge_softmax(const Csc<I>&, const T*, int64_t, T*, int); \
-  template void edge_softmax_backward(const Csc<I>&, const T*, const T*, int64_t, T*, int);
-INSTANTIATE(float, int32_t)
-INSTANTIATE(float, int64_t)
-INSTANTIATE(double, int32_t)
-INSTANTIATE(double, int64_t)
-INSTANTIATE(bfloat16, int32_t)
-INSTANTIATE(bfloat16, int64_t)
+#define INSTANTIATE(T)                                                \
+  template void edge_softmax(const Csr&, const T*, int64_t, T*, int); \
+  template void edge_softmax_backward(const Csr&, const T*, const T*, int64_t, T*, int);
+INSTANTIATE(float)
+INSTANTIATE(double)
+INSTANTIATE(bfloat16)
 #undef INSTANTIATE
 
 }  // namespace graphshard

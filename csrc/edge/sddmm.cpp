@@ -8,6 +8,7 @@
 #include <memory>
 
 #include "runtime/parallel.h"
+#include "simd/dispatch.h"
 #include "simd/elementwise.h"
 
 namespace graphshard {
@@ -16,7 +17,10 @@ namespace {
 constexpr int64_t kEdgesPerChunk = 256;
 constexpr int64_t kValuesPerBlock = 512;
 constexpr int64_t kFillStep = 16;     // values of a destination are laid out so many at a time
-constexpr int64_t kNarrowBytes = 32;  // rows of less are read without asking ahead
+constexpr int64_t kNarrowBytes = 32;  // rows of less are read without prefetching
+
+template <typename T>
+inline constexpr int kWidest = std::min(32, kWidestRegister<T>);
 
 // An operand, and where the row of each position is found: in an array of ids, by the position
 // itself (null ids), or by the destination in an array where each one's positions begin.
@@ -39,12 +43,12 @@ struct Operand {
 template <typename T>
 Operand<T> operand_of(const SddmmArguments<T>& a, bool left) {
   const Target target = left ? a.lhs_target : a.rhs_target;
-  Operand<T> operand{left ? a.lhs : a.rhs, a.eids, Ids(),
+  Operand<T> operand{left ? a.lhs : a.rhs, a.edges.eids, Ids(),
                      left ? a.loop.lhs_offsets : a.loop.rhs_offsets,
                      left ? a.loop.lhs_step : a.loop.rhs_step};
-  if (target == Target::kSrc) operand.ids = a.src;
-  if (target == Target::kDst) operand.ids = a.dst;
-  if (target == Target::kDst && a.indptr) operand.indptr = a.indptr;  // and null ids
+  if (target == Target::kSrc) operand.ids = a.edges.src;
+  if (target == Target::kDst) operand.ids = a.edges.dst;
+  if (target == Target::kDst && a.edges.indptr) operand.indptr = a.edges.indptr;  // and null ids
   return operand;
 }
 
@@ -179,12 +183,12 @@ struct Chunk {
   const int64_t* rhs_numbers;
 
   GRAPHSHARD_INLINE int64_t edge_id(int64_t position) const {
-    return a.eids ? a.eids[position] : position;
+    return a.edges.eids ? a.edges.eids[position] : position;
   }
 };
 
 template <typename T>
-GRAPHSHARD_CLONES void elementwise(const Chunk<T>& chunk, Op op, wide_t<T>* left, wide_t<T>* right,
+GRAPHSHARD_INLINE void elementwise(const Chunk<T>& chunk, Op op, wide_t<T>* left, wide_t<T>* right,
                                    T* block) {
   const RowLoop& loop = chunk.a.loop;
   const int64_t width = loop.outer * loop.inner;
@@ -192,13 +196,13 @@ GRAPHSHARD_CLONES void elementwise(const Chunk<T>& chunk, Op op, wide_t<T>* left
   for (int64_t first = chunk.begin; first < chunk.end; first += step) {
     const int64_t last = std::min(first + step, chunk.end);
     for (int64_t k = first; k < last; ++k) {
-      chunk.lhs.prefetch(k, chunk.a.num_edges);
-      chunk.rhs.prefetch(k, chunk.a.num_edges);
+      chunk.lhs.prefetch(k, chunk.a.edges.num_edges);
+      chunk.rhs.prefetch(k, chunk.a.edges.num_edges);
     }
     const int64_t count = last - first;
     lay_out(chunk.lhs, loop, chunk.lhs_numbers + (first - chunk.begin), count, left);
     lay_out(chunk.rhs, loop, chunk.rhs_numbers + (first - chunk.begin), count, right);
-    if (!chunk.a.eids) {
+    if (!chunk.a.edges.eids) {
       combine_all(op, left, right, count * width, chunk.a.out + first * width);
       continue;
     }
@@ -210,11 +214,11 @@ GRAPHSHARD_CLONES void elementwise(const Chunk<T>& chunk, Op op, wide_t<T>* left
 }
 
 template <typename T>
-GRAPHSHARD_CLONES void dot(const Chunk<T>& chunk) {
+GRAPHSHARD_INLINE void dot(const Chunk<T>& chunk) {
   const RowLoop& loop = chunk.a.loop;
   for (int64_t k = chunk.begin; k < chunk.end; ++k) {
-    chunk.lhs.prefetch(k, chunk.a.num_edges);
-    chunk.rhs.prefetch(k, chunk.a.num_edges);
+    chunk.lhs.prefetch(k, chunk.a.edges.num_edges);
+    chunk.rhs.prefetch(k, chunk.a.edges.num_edges);
     const T* lhs = chunk.lhs.rows[chunk.lhs_numbers[k - chunk.begin]];
     const T* rhs = chunk.rhs.rows[chunk.rhs_numbers[k - chunk.begin]];
     T* out = chunk.a.out + chunk.edge_id(k) * loop.outer;
@@ -231,7 +235,7 @@ GRAPHSHARD_CLONES void dot(const Chunk<T>& chunk) {
 
 // Operands and result have rows of kWidth values: too short to be worth numbering them.
 template <int kWidth, typename T>
-GRAPHSHARD_CLONES void run_narrow(const SddmmArguments<T>& a, Op op, const Operand<T>& lhs,
+GRAPHSHARD_INLINE void run_narrow(const SddmmArguments<T>& a, Op op, const Operand<T>& lhs,
                                   const Operand<T>& rhs, int64_t begin, int64_t end, int64_t row) {
   wide_t<T> left[kValuesPerBlock + kFillStep];
   wide_t<T> right[kValuesPerBlock + kFillStep];
@@ -242,10 +246,10 @@ GRAPHSHARD_CLONES void run_narrow(const SddmmArguments<T>& a, Op op, const Opera
     read_rows<kWidth>(lhs, first, last, row, left);
     read_rows<kWidth>(rhs, first, last, rhs_row, right);
     const int64_t size = (last - first) * kWidth;
-    combine_all(op, left, right, size, a.eids ? result : a.out + first * kWidth);
-    if (!a.eids) continue;
+    combine_all(op, left, right, size, a.edges.eids ? result : a.out + first * kWidth);
+    if (!a.edges.eids) continue;
     for (int64_t k = first; k < last; ++k) {
-      std::copy_n(result + (k - first) * kWidth, kWidth, a.out + a.eids[k] * kWidth);
+      std::copy_n(result + (k - first) * kWidth, kWidth, a.out + a.edges.eids[k] * kWidth);
     }
   }
 }
@@ -255,13 +259,18 @@ void run_part(const SddmmArguments<T>& a, Op op, int64_t begin, int64_t end) {
   if (begin == end) return;
   const Operand<T> lhs = operand_of(a, true);
   const Operand<T> rhs = operand_of(a, false);
-  int64_t lhs_row = a.indptr ? row_at(a.indptr, a.num_rows, begin) : 0;
+  int64_t lhs_row = a.edges.indptr ? row_at(a.edges.indptr, a.edges.num_rows, begin) : 0;
   int64_t rhs_row = lhs_row;
   const int64_t width = a.loop.outer * a.loop.inner;
   if (op != Op::kDot && lhs.rows.width == width && rhs.rows.width == width) {
-    if (width == 1) return run_narrow<1>(a, op, lhs, rhs, begin, end, lhs_row);
-    if (width == 4) return run_narrow<4>(a, op, lhs, rhs, begin, end, lhs_row);
-    if (width == 8) return run_narrow<8>(a, op, lhs, rhs, begin, end, lhs_row);
+    const auto run = [&](auto known) {
+      dispatch<kWidest<T>>([&](auto) GRAPHSHARD_INLINE_LAMBDA {
+        run_narrow<known>(a, op, lhs, rhs, begin, end, lhs_row);
+      });
+    };
+    if (width == 1) return run(std::integral_constant<int, 1>{});
+    if (width == 4) return run(std::integral_constant<int, 4>{});
+    if (width == 8) return run(std::integral_constant<int, 8>{});
   }
   const int64_t block = std::max(kValuesPerBlock, width);
   const auto left = std::make_unique_for_overwrite<wide_t<T>[]>(block);
@@ -275,9 +284,11 @@ void run_part(const SddmmArguments<T>& a, Op op, int64_t begin, int64_t end) {
     number_rows(rhs, first, last, rhs_row, rhs_numbers);
     const Chunk<T> chunk{a, lhs, rhs, first, last, lhs_numbers, rhs_numbers};
     if (op == Op::kDot) {
-      dot(chunk);
+      dispatch<kWidest<T>>([&](auto) GRAPHSHARD_INLINE_LAMBDA { dot(chunk); });
     } else {
-      elementwise(chunk, op, left.get(), right.get(), result.get());
+      dispatch<kWidest<T>>([&](auto) GRAPHSHARD_INLINE_LAMBDA {
+        elementwise(chunk, op, left.get(), right.get(), result.get());
+      });
     }
   }
 }
@@ -287,9 +298,10 @@ void run_part(const SddmmArguments<T>& a, Op op, int64_t begin, int64_t end) {
 template <typename T>
 void sddmm(const SddmmArguments<T>& a, Op op, int num_threads) {
   const int64_t row_work = std::max<int64_t>(a.loop.outer * a.loop.inner, 1);
-  const int64_t parts = num_parts(a.num_edges, 16384 / row_work, num_threads);
+  const int64_t parts = num_parts(a.edges.num_edges, 16384 / row_work, num_threads);
   run_tasks(parts, num_threads, [&](int64_t part) {
-    run_part(a, op, part_begin(a.num_edges, part, parts), part_begin(a.num_edges, part + 1, parts));
+    run_part(a, op, part_begin(a.edges.num_edges, part, parts),
+             part_begin(a.edges.num_edges, part + 1, parts));
   });
 }
 

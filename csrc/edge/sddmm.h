@@ -3,13 +3,13 @@
 
 #pragma once
 
+#include "runtime/csr.h"
 #include "runtime/types.h"
 
 namespace graphshard {
 
-template <typename T>
-struct SddmmArguments {
-  // Edges either grouped by destination, or one by one: position is then the id.
+// Edges either grouped by destination, or one by one: position is then the id.
+struct SddmmEdges {
   Ids indptr;        // [num_rows + 1], null for the second
   Ids eids;          // [num_edges], null where position is the id
   Ids src;           // [num_edges]
@@ -17,6 +17,11 @@ struct SddmmArguments {
   int64_t num_rows;  // destinations
   int64_t num_src;
   int64_t num_edges;
+};
+
+template <typename T>
+struct SddmmArguments {
+  SddmmEdges edges;
   Rows<T> lhs;
   Rows<T> rhs;
   Target lhs_target;

@@ -8,8 +8,30 @@
 
 #include "runtime/large_blocks.h"
 #include "runtime/parallel.h"
+#include "simd/dispatch.h"
 
 namespace graphshard {
+namespace {
+
+// Not one step at a time: the loop takes as many numbers as fit in a register.
+template <typename I>
+bool never_falls(const I* numbers, int64_t count) {
+  I falls = 0;
+  dispatch<32>([&](auto) GRAPHSHARD_INLINE_LAMBDA {
+    I found = 0;
+    for (int64_t i = 1; i < count; ++i) found |= static_cast<I>(numbers[i] < numbers[i - 1]);
+    falls = found;
+  });
+  return falls == 0;
+}
+
+}  // namespace
+
+bool ascends(const Ids& indptr, int64_t num_rows, int64_t end) {
+  if (indptr[0] != 0 || indptr[num_rows] != end) return false;
+  return indptr.wide() != nullptr ? never_falls(indptr.wide(), num_rows + 1)
+                                  : never_falls(indptr.narrow(), num_rows + 1);
+}
 
 // Each part counts its own edges' keys; a running sum over (key, part) gives every part its own
 // places within a key, so that parts write side by side and the order stays that of positions.

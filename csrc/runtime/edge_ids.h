@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "runtime/csr.h"
 #include "runtime/parallel.h"
 
 namespace graphshard {
@@ -22,9 +23,9 @@ inline constexpr int64_t kLongestRun = 64;
 
 // What an array of ids says about the edges of a run, and about those that follow it soon enough to
 // be requested from memory: 64-bit numbers, whatever the array holds.
-class RunIds {
+class EdgeIds {
  public:
-  RunIds(const Ids& ids, int64_t num_edges, int64_t row_bytes)
+  EdgeIds(const Ids& ids, int64_t num_edges, int64_t row_bytes)
       : ids_(ids), num_edges_(num_edges), ahead_(prefetch_distance(row_bytes)) {}
 
   // Turns to positions [first, last). Null ids are the positions themselves.
@@ -70,11 +71,5 @@ class RunIds {
   int64_t end_ = 0;
   int64_t buffer_[kWindow];
 };
-
-// Requests kColumns values.
-template <int kColumns, typename T>
-GRAPHSHARD_INLINE void prefetch_values(const T* begin) {
-  for (int j = 0; j < kColumns; j += 64 / sizeof(T)) GRAPHSHARD_PREFETCH(begin + j);
-}
 
 }  // namespace graphshard

@@ -8,23 +8,10 @@
 #include <cstdint>
 #include <vector>
 
-#include "runtime/types.h"
+#include "runtime/csr.h"
 #include "sampling/exclude.h"
 
 namespace graphshard {
-
-// int32 or int64 numbers, where telling them apart at each access costs nothing that shows.
-struct Integers {
-  const void* data;
-  bool wide;
-
-  GRAPHSHARD_INLINE const void* address(int64_t at) const {
-    return static_cast<const char*>(data) + at * (wide ? 8 : 4);
-  }
-  GRAPHSHARD_INLINE int64_t operator[](int64_t at) const {
-    return wide ? static_cast<const int64_t*>(data)[at] : static_cast<const int32_t*>(data)[at];
-  }
-};
 
 // float or double weights by edge position; no data where all edges are alike.
 struct Weights {
@@ -40,17 +27,17 @@ struct Weights {
 inline constexpr int64_t kNoLimit = 0x7FFFFFFF;
 
 struct DrawArguments {
-  Integers indptr;
+  Ids indptr;
   int64_t num_rows;
   int64_t num_edges;
-  Integers rows;
-  Integers row_ids;
+  Ids rows;
+  Ids row_ids;
   int64_t num_draws;
   int64_t fanout;
   uint64_t key;
   bool replace;  // not with kNoLimit
   Weights prob;
-  Integers labor_ids;  // no data unless LABOR
+  Ids labor_ids;  // null unless LABOR
   Exclusions excluded;
 };
 

@@ -11,6 +11,7 @@
 #include "runtime/parallel.h"
 #include "sampling/draw.h"
 #include "sampling/random.h"
+#include "simd/dispatch.h"
 
 namespace graphshard {
 namespace {
@@ -28,6 +29,14 @@ struct Scratch {
   std::vector<double> sorted_times;
   std::vector<int64_t> shares;
 };
+
+// What function() returns, compiled for vectors as this machine has them.
+template <typename Function>
+GRAPHSHARD_INLINE auto in_vectors(const Function& function) {
+  decltype(function()) result;
+  dispatch<32>([&](auto) GRAPHSHARD_INLINE_LAMBDA { result = function(); });
+  return result;
+}
 
 // Calls visit(offset, position, count) for each run of edges of the row without an excluded one.
 template <typename Visit>
@@ -48,7 +57,7 @@ struct Positive {
 };
 
 // Weights that are not positive and finite become 0.
-GRAPHSHARD_CLONES Positive clear_others(double* weights, int64_t count) {
+GRAPHSHARD_INLINE Positive clear_others(double* weights, int64_t count) {
   int64_t num_positive = 0;
   double sum = 0;
 #pragma omp simd reduction(+ : num_positive, sum)
@@ -72,7 +81,7 @@ Positive gather_weights(const DrawArguments& a, const DrawRow& row, Scratch& scr
       std::copy_n(static_cast<const float*>(a.prob.data) + position, count, weights + offset);
     }
   });
-  return clear_others(weights, row.degree);
+  return in_vectors([&]() GRAPHSHARD_INLINE_LAMBDA { return clear_others(weights, row.degree); });
 }
 
 int64_t take_positive(const DrawRow& row, Scratch& scratch) {
@@ -85,7 +94,7 @@ int64_t take_positive(const DrawRow& row, Scratch& scratch) {
 }
 
 // times = exponential / weight, for weights of 0 infinite and for others finite.
-GRAPHSHARD_CLONES void race(const double* weights, int64_t count, double* times) {
+GRAPHSHARD_INLINE void race(const double* weights, int64_t count, double* times) {
   constexpr double kMost = std::numeric_limits<double>::max();
 #pragma omp simd
   for (int64_t i = 0; i < count; ++i) {
@@ -104,7 +113,7 @@ GRAPHSHARD_INLINE int64_t count_below(const double* times, int64_t count, double
 
 // A limit below which lie exactly `wanted` of the times, or -1 if none is found in a few steps.
 // Counting has no branches to mispredict, which is what makes selection slow for short rows.
-GRAPHSHARD_CLONES double find_limit(const double* times, int64_t count, int64_t wanted,
+GRAPHSHARD_INLINE double find_limit(const double* times, int64_t count, int64_t wanted,
                                     double guess) {
   double low = 0;
   double high = std::numeric_limits<double>::infinity();
@@ -141,9 +150,11 @@ int64_t draw_race(const DrawRow& row, uint64_t state, int64_t fanout, double sum
   for (int32_t i = 0; i < row.degree; ++i) {
     times[i] = scaled_unit(word_of(state, static_cast<uint64_t>(i)));
   }
-  race(scratch.weights.data(), row.degree, times);
   int64_t ties = 0;
-  double limit = find_limit(times, row.degree, fanout, static_cast<double>(fanout) / sum);
+  double limit = in_vectors([&]() GRAPHSHARD_INLINE_LAMBDA {
+    race(scratch.weights.data(), row.degree, times);
+    return find_limit(times, row.degree, fanout, static_cast<double>(fanout) / sum);
+  });
   if (limit < 0) {
     double* sorted = scratch.sorted_times.data();
     std::copy(times, times + row.degree, sorted);
@@ -162,7 +173,7 @@ int64_t draw_race(const DrawRow& row, uint64_t state, int64_t fanout, double sum
 }
 
 // Fills shares = ceil(w / max * 2^s) and returns their sum, which is below 2^62.
-GRAPHSHARD_CLONES int64_t share_out(const double* weights, int64_t count, int64_t* shares) {
+GRAPHSHARD_INLINE int64_t share_out(const double* weights, int64_t count, int64_t* shares) {
   constexpr double kMagic = 0x1p52;  // from there on the bits of a double count ones
   double largest = 0;
   for (int64_t i = 0; i < count; ++i) largest = weights[i] > largest ? weights[i] : largest;
@@ -179,10 +190,17 @@ GRAPHSHARD_CLONES int64_t share_out(const double* weights, int64_t count, int64_
   return total;
 }
 
+// Fills scratch.shares.
+int64_t share_weights(const DrawRow& row, Scratch& scratch) {
+  return in_vectors([&]() GRAPHSHARD_INLINE_LAMBDA {
+    return share_out(scratch.weights.data(), row.degree, scratch.shares.data());
+  });
+}
+
 int64_t draw_weighted_repeated(const DrawRow& row, uint64_t state, int64_t fanout,
                                Scratch& scratch) {
   int64_t* running = scratch.shares.data();
-  const int64_t total = share_out(scratch.weights.data(), row.degree, running);
+  const int64_t total = share_weights(row, scratch);
   for (int32_t i = 1; i < row.degree; ++i) running[i] += running[i - 1];
   for (int64_t i = 0; i < fanout; ++i) {
     const double drawn = unit(word_of(state, static_cast<uint64_t>(i)));
@@ -221,7 +239,7 @@ int64_t draw_labor(const DrawArguments& a, const DrawRow& row, Scratch& scratch)
 // fanout < the number of positive weights.
 int64_t draw_weighted_labor(const DrawArguments& a, const DrawRow& row, Scratch& scratch) {
   int64_t* shares = scratch.shares.data();
-  const int64_t total = share_out(scratch.weights.data(), row.degree, shares);
+  const int64_t total = share_weights(row, scratch);
   int64_t wanted = a.fanout;
   int64_t sum = total;
   for (;;) {
@@ -267,7 +285,7 @@ int64_t draw_row(const DrawArguments& a, const DrawRow& row, uint64_t state, Scr
   if (a.replace) return draw_weighted_repeated(row, state, a.fanout, scratch);
   if (positive.count <= a.fanout) return take_positive(row, scratch);
   if (a.fanout == 0) return 0;
-  if (a.labor_ids.data != nullptr) return draw_weighted_labor(a, row, scratch);
+  if (a.labor_ids) return draw_weighted_labor(a, row, scratch);
   return draw_race(row, state, a.fanout, positive.sum, scratch);
 }
 
@@ -282,7 +300,7 @@ void prefetch_edges(const DrawArguments& a, int64_t at) {
       const char* weights = static_cast<const char*>(a.prob.data) + begin * (a.prob.wide ? 8 : 4);
       GRAPHSHARD_PREFETCH_OUTER(weights + 64 * line);
     }
-    if (a.labor_ids.data != nullptr) {
+    if (a.labor_ids) {
       const char* ids = static_cast<const char*>(a.labor_ids.address(begin));
       GRAPHSHARD_PREFETCH_OUTER(ids + 64 * line);
     }

@@ -6,6 +6,7 @@
 #include "sampling/draw.h"
 #include "sampling/draw_set.h"
 #include "sampling/random.h"
+#include "simd/dispatch.h"
 
 namespace graphshard {
 namespace {
@@ -58,10 +59,26 @@ GRAPHSHARD_INLINE void draw_row(const DrawArguments& a, const DrawRow& row, uint
   if (row.skipped.size() > 0) pass_over(row, !a.replace, count, out);
 }
 
+// Where drawn positions are looked up, and what is written.
+template <typename I>
+struct Drawn {
+  const char* indices;
+  int64_t index_bytes;
+  const I* eids;
+  I* edges;
+  void* picked;
+  void (*look_up)(const Drawn& drawn, int64_t begin, int64_t end);
+};
+
 template <typename I, typename J>
-GRAPHSHARD_CLONES void draw_rows(const DrawArguments& a, int64_t first, int64_t last,
-                                 const int64_t* counts, int64_t start, const J* indices,
-                                 const I* eids, I* edges, J* picked) {
+void look_up_indices(const Drawn<I>& drawn, int64_t begin, int64_t end) {
+  look_up(begin, end, reinterpret_cast<const J*>(drawn.indices), drawn.eids, drawn.edges,
+          static_cast<J*>(drawn.picked));
+}
+
+template <typename I>
+GRAPHSHARD_INLINE void draw_rows(const DrawArguments& a, int64_t first, int64_t last,
+                                 const int64_t* counts, int64_t start, const Drawn<I>& drawn) {
   std::vector<uint64_t> bits;
   std::vector<int64_t> skipped;
   const uint64_t key_state = mix(a.key ^ kRowDomain);
@@ -71,20 +88,27 @@ GRAPHSHARD_CLONES void draw_rows(const DrawArguments& a, int64_t first, int64_t 
     if (at + kRowsAhead < last) prefetch_row(a, at + kRowsAhead);
     DrawRow row;
     if (!read_row(a, at, skipped, row)) return;
-    I* out = edges + end;
+    I* out = drawn.edges + end;
     draw_row(a, row, state_of(key_state, a.row_ids[at]), counts[at], out, bits);
     const int64_t requested = counts[at] <= kMostRequested ? counts[at] : 0;
     for (int64_t i = 0; i < requested; ++i) {
-      GRAPHSHARD_PREFETCH_OUTER(indices + out[i]);
-      if (eids != nullptr) GRAPHSHARD_PREFETCH_OUTER(eids + out[i]);
+      GRAPHSHARD_PREFETCH_OUTER(drawn.indices + out[i] * drawn.index_bytes);
+      if (drawn.eids != nullptr) GRAPHSHARD_PREFETCH_OUTER(drawn.eids + out[i]);
     }
     end += counts[at];
     if (end - looked_up >= 2 * kLag) {
-      look_up(looked_up, end - kLag, indices, eids, edges, picked);
+      drawn.look_up(drawn, looked_up, end - kLag);
       looked_up = end - kLag;
     }
   }
-  look_up(looked_up, end, indices, eids, edges, picked);
+  drawn.look_up(drawn, looked_up, end);
+}
+
+template <typename I>
+void draw_part(const DrawArguments& a, int64_t first, int64_t last, const int64_t* counts,
+               int64_t start, const Drawn<I>& drawn) {
+  dispatch<32>([&](auto)
+                   GRAPHSHARD_INLINE_LAMBDA { draw_rows(a, first, last, counts, start, drawn); });
 }
 
 }  // namespace
@@ -116,10 +140,15 @@ void draw_uniform(const DrawArguments& a, const int64_t* counts, const J* indice
       start += counts[at];
     starts.push_back(start);
   }
+  const Drawn<I> drawn{reinterpret_cast<const char*>(indices),
+                       sizeof(J),
+                       eids,
+                       edges,
+                       picked,
+                       look_up_indices<I, J>};
   run_tasks(num_parts, num_threads, [&](int64_t part) {
-    draw_rows(a, part_begin(a.num_draws, part, num_parts),
-              part_begin(a.num_draws, part + 1, num_parts), counts, starts[part], indices, eids,
-              edges, picked);
+    draw_part(a, part_begin(a.num_draws, part, num_parts),
+              part_begin(a.num_draws, part + 1, num_parts), counts, starts[part], drawn);
   });
 }
 

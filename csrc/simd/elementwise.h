@@ -3,6 +3,8 @@
 
 #pragma once
 
+#include <algorithm>
+#include <limits>
 #include <type_traits>
 
 #include "runtime/types.h"
@@ -40,15 +42,24 @@ GRAPHSHARD_INLINE void combine(Op op, const V (&lhs)[kColumns], const V (&rhs)[k
   }
 }
 
+template <int kLonger, int kLength, int... kShorter, typename Block>
+GRAPHSHARD_INLINE void in_blocks_after(int64_t first, int64_t size, const Block& block) {
+  if constexpr (kLength < kLonger) {
+    for (; first + kLength <= size; first += kLength) {
+      block(std::integral_constant<int, kLength>{}, first);
+    }
+  }
+  if constexpr (sizeof...(kShorter) > 0) {
+    in_blocks_after<std::min(kLonger, kLength), kShorter...>(first, size, block);
+  }
+}
+
 // Covers [0, size) with blocks of the given lengths, the last of which must be 1: as many of each
-// as fit, in turn. Calls block(length, first); the compiler knows `length` as a constant.
+// as fit, in turn. Calls block(length, first); the compiler knows `length` as a constant. A length
+// that is not below those before it is left out.
 template <int... kLengths, typename Block>
 GRAPHSHARD_INLINE void in_blocks(int64_t size, const Block& block) {
-  int64_t first = 0;
-  const auto repeat = [&](auto length) GRAPHSHARD_INLINE_LAMBDA {
-    for (; first + length <= size; first += length) block(length, first);
-  };
-  (repeat(std::integral_constant<int, kLengths>{}), ...);
+  in_blocks_after<std::numeric_limits<int>::max(), kLengths...>(0, size, block);
 }
 
 }  // namespace graphshard

@@ -5,7 +5,7 @@
 
 #include <type_traits>
 
-#include "simd/lanes.h"
+#include "simd/columns.h"
 #include "spmm/spmm.h"
 
 namespace graphshard {
@@ -14,26 +14,22 @@ namespace graphshard {
 // columns pass over them.
 inline constexpr int64_t kEdgesAtATime = 64;
 
+// The most columns that are summed at once: eight registers of sums.
+template <typename T, int kBytes>
+inline constexpr int kMostColumns = 8 * kBytes / static_cast<int>(sizeof(wide_t<T>));
+
 // Whether the sums of a row begin with what is in the result: only there nothing is rounded.
 template <typename T>
 GRAPHSHARD_INLINE bool continues(SumResult result) {
   return std::is_same_v<T, wide_t<T>> && result == SumResult::kAdded;
 }
 
-// Writes the result of kColumns columns of a row, given the sums of its `degree` messages. `adds`
-// tells that what is at `out` is not among the sums and belongs to them.
-template <int kColumns, int kBytes, typename T>
-GRAPHSHARD_INLINE void write(LaneBlock<T, kColumns, kBytes>& sums, int64_t degree, SumResult result,
-                             bool adds, T* out) {
-  using V = wide_t<T>;
-  if (result == SumResult::kMean) {
-    const V divisor = static_cast<V>(degree);
-    sums.for_each([&](auto& sum, int) GRAPHSHARD_INLINE_LAMBDA { sum.divide(divisor); });
-  }
-  if (adds) {
-    sums.for_each([&](auto& sum, int first) GRAPHSHARD_INLINE_LAMBDA { sum.add(out + first); });
-  }
-  sums.for_each([&](auto& sum, int first) GRAPHSHARD_INLINE_LAMBDA { sum.store(out + first); });
+// Writes the result of some columns of a row, given the sums of its `degree` messages.
+template <typename T, typename Sums>
+GRAPHSHARD_INLINE void write(Sums& sums, int64_t degree, SumResult result, T* out) {
+  if (result == SumResult::kMean) sums.divide(static_cast<wide_t<T>>(degree));
+  if (result == SumResult::kAdded && !continues<T>(result)) sums.add(out);
+  sums.store(out);
 }
 
 }  // namespace graphshard

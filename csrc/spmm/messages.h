@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a reduction walks over messages: a run of edges at a time, and for each run, blocks of
-// columns whose accumulators stay in registers while the run's edges pass.
+// What a reduction reads along an edge: a block of columns of a message.
 //
 // Two kinds of message have loops of their own: a row of one operand as it is, and a row of lhs
 // times one number per head of rhs. All other operators and broadcasts share one.
@@ -11,8 +10,8 @@
 
 #include "runtime/edge_ids.h"
 #include "runtime/parallel.h"
+#include "simd/columns.h"
 #include "simd/elementwise.h"
-#include "simd/lanes.h"
 #include "spmm/spmm.h"
 
 namespace graphshard {
@@ -26,9 +25,8 @@ int64_t bytes_of(const Rows<T>& rows) {
 template <typename T>
 struct CopiedRows {
   using Value = T;
-  static constexpr bool kFrequent = true;
   Rows<T> rows;
-  RunIds run;
+  EdgeIds run;
 
   CopiedRows(const SpmmArguments<T>& a, Op op)
       : rows(op == Op::kCopyLhs ? a.lhs : a.rhs),
@@ -52,11 +50,9 @@ struct CopiedRows {
     for (int j = 0; j < kColumns; ++j) store(j, widen(from[j]));
   }
   // Adds kColumns values of edge i's message.
-  template <int kColumns, int kBytes>
-  GRAPHSHARD_INLINE void add_to(LaneBlock<T, kColumns, kBytes>& sums, int64_t i, int64_t,
-                                int64_t column) const {
-    const T* from = rows[run[i]] + column;
-    sums.for_each([&](auto& sum, int first) GRAPHSHARD_INLINE_LAMBDA { sum.add(from + first); });
+  template <int kColumns, typename Sums>
+  GRAPHSHARD_INLINE void add_to(Sums& sums, int64_t i, int64_t, int64_t column) const {
+    sums.add(rows[run[i]] + column);
   }
 };
 
@@ -65,8 +61,8 @@ template <typename T>
 struct PairedRows {
   using Value = T;
   const SpmmArguments<T>& a;
-  RunIds src;
-  RunIds eids;
+  EdgeIds src;
+  EdgeIds eids;
 
   explicit PairedRows(const SpmmArguments<T>& arguments)
       : a(arguments),
@@ -90,7 +86,6 @@ struct PairedRows {
 // Rows of lhs, times one number of rhs for each of `outer` heads.
 template <typename T>
 struct ScaledRows : PairedRows<T> {
-  static constexpr bool kFrequent = true;
   using PairedRows<T>::PairedRows;
 
   template <int kColumns>
@@ -106,20 +101,16 @@ struct ScaledRows : PairedRows<T> {
 #pragma omp simd
     for (int j = 0; j < kColumns; ++j) store(j, widen(from[j]) * scale);
   }
-  template <int kColumns, int kBytes>
-  GRAPHSHARD_INLINE void add_to(LaneBlock<T, kColumns, kBytes>& sums, int64_t i, int64_t head,
-                                int64_t column) const {
-    const T* from = this->lhs(this->src[i], head) + column;
-    const auto scale = widen(*this->rhs(this->eids[i], head));
-    sums.for_each([&](auto& sum, int first)
-                      GRAPHSHARD_INLINE_LAMBDA { sum.add_product(from + first, scale); });
+  template <int kColumns, typename Sums>
+  GRAPHSHARD_INLINE void add_to(Sums& sums, int64_t i, int64_t head, int64_t column) const {
+    sums.add_product(this->lhs(this->src[i], head) + column,
+                     widen(*this->rhs(this->eids[i], head)));
   }
 };
 
 // Messages of any operator and any broadcast.
 template <typename T>
 struct OtherMessages : PairedRows<T> {
-  static constexpr bool kFrequent = false;
   Op op;
 
   OtherMessages(const SpmmArguments<T>& a, Op op) : PairedRows<T>(a), op(op) {}
@@ -139,28 +130,23 @@ struct OtherMessages : PairedRows<T> {
     take(this->rhs(this->eids[i], outer), this->a.loop.rhs_step, column, right);
     combine(op, left, right, store);
   }
-  template <int kColumns, int kBytes>
-  GRAPHSHARD_INLINE void add_to(LaneBlock<T, kColumns, kBytes>& sums, int64_t i, int64_t outer,
-                                int64_t column) const {
-    wide_t<T> messages[kColumns];
-    message<kColumns>(i, outer, column, [&](int j, wide_t<T> value) { messages[j] = value; });
-    sums.for_each([&](auto& sum, int first)
-                      GRAPHSHARD_INLINE_LAMBDA { sum.add(messages + first); });
+  template <int kColumns, typename Sums>
+  GRAPHSHARD_INLINE void add_to(Sums& sums, int64_t i, int64_t outer, int64_t column) const {
+    wide_t<T> values[kColumns];
+    message<kColumns>(i, outer, column, [&](int j, wide_t<T> value) { values[j] = value; });
+    Sums messages;
+    messages.load(values);
+    sums.add(messages);
   }
 };
 
-// Calls block(size, outer, column) for every block of columns of a message. Blocks have the given
-// lengths if messages are of a frequent kind.
+// Calls block(size, outer, column) for every block of columns of a message, of the given lengths.
 template <int... kLengths, typename Messages, typename Block>
 GRAPHSHARD_INLINE void for_each_block(const Messages& messages, const Block& block) {
   for (int64_t outer = 0; outer < messages.outer(); ++outer) {
-    const auto run = [&](auto size, int64_t column)
-                         GRAPHSHARD_INLINE_LAMBDA { block(size, outer, column); };
-    if constexpr (Messages::kFrequent) {
-      in_blocks<kLengths..., 1>(messages.inner(), run);
-    } else {
-      in_blocks<16, 1>(messages.inner(), run);
-    }
+    in_blocks<kLengths...>(messages.inner(),
+                           [&](auto size, int64_t column)
+                               GRAPHSHARD_INLINE_LAMBDA { block(size, outer, column); });
   }
 }
 

@@ -3,34 +3,14 @@
 
 #pragma once
 
+#include "runtime/csr.h"
 #include "runtime/types.h"
 
 namespace graphshard {
 
-// In-edges grouped by destination, of either id type. Without `eids`, an edge's position is its id.
-struct Edges {
-  Ids indptr;
-  Ids indices;
-  Ids eids;
-  int64_t num_rows;
-  int64_t num_edges;
-
-  template <typename I>
-  explicit Edges(const Csc<I>& csc)
-      : indptr(csc.indptr),
-        indices(csc.indices),
-        eids(csc.eids),
-        num_rows(csc.num_rows),
-        num_edges(csc.num_edges) {}
-
-  GRAPHSHARD_INLINE int64_t edge_id(int64_t position) const {
-    return eids ? eids[position] : position;
-  }
-};
-
 template <typename T>
 struct SpmmArguments {
-  Edges edges;
+  Csr edges;    // in-edges
   Rows<T> lhs;  // one row per source; null data where the operator does not look at it
   Rows<T> rhs;  // one row per edge id; likewise
   RowLoop loop;
@@ -46,10 +26,10 @@ template <typename T>
 void spmm_sum(const SpmmArguments<T>& arguments, Op op, SumResult result, int num_threads);
 
 // Writes the maximum or minimum into every element of `out`, and into `arg`, of that shape, the id
-// of the edge that won, or -1 where there is none. Among equals the edge that comes first wins; a
-// NaN wins over any number.
+// of the edge that has it, or -1 where there is none. Among equals it is the edge that comes first;
+// a NaN is above, and below, any number.
 template <typename T>
-void spmm_best(const SpmmArguments<T>& arguments, WritableIds arg, Op op, bool smallest,
-               int num_threads);
+void spmm_extremum(const SpmmArguments<T>& arguments, WritableIds arg, Op op, bool smallest,
+                   int num_threads);
 
 }  // namespace graphshard

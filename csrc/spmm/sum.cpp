@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+// Sums take a run of edges at a time, and for each run, blocks of columns whose sums stay in
+// registers while the run's edges pass.
 
 #include <algorithm>
 #include <memory>
@@ -14,104 +16,132 @@
 namespace graphshard {
 namespace {
 
-// Sums the messages of edges [begin, end), of which there is at least one, to what is at `start`,
-// or to zero where that is null. Calls finish(size, column, sums) for each block of columns.
-// `partial` has room for a row.
-template <int kBytes, typename Messages, typename V, typename Finisher>
-GRAPHSHARD_INLINE void sum_edges(Messages& messages, int64_t begin, int64_t end, const V* start,
-                                 V* partial, const Finisher& finish) {
-  for (int64_t first = begin; first < end; first += kEdgesAtATime) {
-    const int64_t count = std::min(kEdgesAtATime, end - first);
-    const bool is_last = first + count == end;
-    const V* from = first == begin ? start : partial;
+// The messages of some edges of one row, at least one, and where their sum goes.
+template <typename T>
+struct RowTask {
+  int64_t begin;
+  int64_t end;
+  const wide_t<T>* start;  // what is added to; null for zero
+  wide_t<T>* partial;      // room for a row
+  T* out;                  // null if the sum is to be left in `partial`
+};
+
+template <int kBytes, int... kLengths, typename Messages, typename T>
+GRAPHSHARD_INLINE void sum_row(Messages& messages, const RowTask<T>& task, SumResult result) {
+  for (int64_t first = task.begin; first < task.end; first += kEdgesAtATime) {
+    const int64_t count = std::min(kEdgesAtATime, task.end - first);
+    const bool is_last = first + count == task.end && task.out != nullptr;
+    const wide_t<T>* from = first == task.begin ? task.start : task.partial;
     messages.load(first, first + count);
     int64_t at = 0;
-    for_each_block<128, 64, 32, 16, 8, 4>(messages, [&](auto size, int64_t outer,
-                                                        int64_t column) GRAPHSHARD_INLINE_LAMBDA {
-      LaneBlock<typename Messages::Value, size, kBytes> sums;
-      if (from != nullptr) {
-        sums.for_each([&](auto& sum, int j) GRAPHSHARD_INLINE_LAMBDA { sum.load(from + at + j); });
-      }
-      for (int64_t i = 0; i < count; ++i) {
-        messages.template prefetch<size>(i, outer, column);
-        messages.template add_to<size>(sums, i, outer, column);
-      }
-      if (is_last) {
-        finish(size, at, sums);
-      } else {
-        sums.for_each([&](auto& sum, int j)
-                          GRAPHSHARD_INLINE_LAMBDA { sum.store(partial + at + j); });
-      }
-      at += size;
-    });
+    for_each_block<kLengths...>(
+        messages, [&](auto size, int64_t outer, int64_t column) GRAPHSHARD_INLINE_LAMBDA {
+          Columns<typename Messages::Value, size, kBytes> sums;
+          if (from != nullptr) {
+            sums.load(from + at);
+          } else {
+            sums.clear();
+          }
+          for (int64_t i = 0; i < count; ++i) {
+            messages.template prefetch<size>(i, outer, column);
+            messages.template add_to<size>(sums, i, outer, column);
+          }
+          if (is_last) {
+            write(sums, task.end - task.begin, result, task.out + at);
+          } else {
+            sums.store(task.partial + at);
+          }
+          at += size;
+        });
   }
 }
 
-// The rows of a span, or the slice that it is; `buffer` is one row wide.
-template <int kBytes, typename Messages, typename T>
+// The rows of a span, or the slice that it is; `partial` is one row wide.
+template <int kBytes, int... kLengths, typename Messages, typename T>
 GRAPHSHARD_INLINE void sum_span(const SpmmArguments<T>& a, Messages messages, const Span& span,
-                                SumResult result, int64_t width, wide_t<T>* buffer) {
+                                SumResult result, int64_t width, wide_t<T>* partial) {
   using V = wide_t<T>;
-  const V* const zero = nullptr;
-  if (span.slice >= 0) {
-    sum_edges<kBytes>(messages, span.begin, span.end, zero, buffer,
-                      [&](auto, int64_t at, auto& sums) GRAPHSHARD_INLINE_LAMBDA {
-                        sums.for_each([&](auto& sum, int j)
-                                          GRAPHSHARD_INLINE_LAMBDA { sum.store(buffer + at + j); });
-                      });
-    return;
-  }
+  const bool is_slice = span.slice >= 0;
   for (int64_t row = span.first_row; row < span.last_row; ++row) {
-    const int64_t begin = a.edges.indptr[row];
-    const int64_t end = a.edges.indptr[row + 1];
     T* out = a.out + row * width;
-    if (end - begin > kSliceEdges) continue;
-    if (begin == end) {
+    RowTask<T> task{a.edges.begin(row), a.edges.end(row), nullptr, partial, out};
+    if (is_slice) {
+      task = {span.begin, span.end, nullptr, partial, nullptr};
+    } else if (task.end - task.begin > kSliceEdges) {
+      continue;
+    } else if (task.begin == task.end) {
       if (result == SumResult::kAdded) continue;
       for (int64_t j = 0; j < width; ++j) narrow(V{0}, out[j]);
       continue;
     }
-    const V* start = zero;
-    if constexpr (std::is_same_v<T, V>) start = continues<T>(result) ? out : zero;
-    const bool adds = result == SumResult::kAdded && !continues<T>(result);
-    sum_edges<kBytes>(messages, begin, end, start, buffer,
-                      [&](auto, int64_t at, auto& sums) GRAPHSHARD_INLINE_LAMBDA {
-                        write(sums, end - begin, result, adds, out + at);
-                      });
+    if constexpr (std::is_same_v<T, V>) {
+      if (!is_slice && continues<T>(result)) task.start = out;
+    }
+    sum_row<kBytes, kLengths...>(messages, task, result);
   }
+}
+
+template <int kBytes, typename Messages, typename T>
+GRAPHSHARD_INLINE void sum_frequent(const SpmmArguments<T>& a, const Messages& messages,
+                                    const Span& span, SumResult result, int64_t width,
+                                    wide_t<T>* partial) {
+  constexpr int kMost = kMostColumns<T, kBytes>;
+  constexpr int kFew = std::max(kMost / 8, 4);
+  sum_span<kBytes, kMost, kMost / 2, kMost / 4, kFew, 4, 1>(a, messages, span, result, width,
+                                                            partial);
 }
 
 template <typename T>
 void sum_copied(const SpmmArguments<T>& a, Op op, const Span& span, SumResult result, int64_t width,
-                wide_t<T>* buffer) {
-  in_registers([&](auto bytes) GRAPHSHARD_INLINE_LAMBDA {
-    sum_span<bytes>(a, CopiedRows<T>(a, op), span, result, width, buffer);
+                wide_t<T>* partial) {
+  dispatch<kWidestRegister<T>>([&](auto bytes) GRAPHSHARD_INLINE_LAMBDA {
+    sum_frequent<bytes>(a, CopiedRows<T>(a, op), span, result, width, partial);
   });
 }
 
 template <typename T>
 void sum_scaled(const SpmmArguments<T>& a, Op, const Span& span, SumResult result, int64_t width,
-                wide_t<T>* buffer) {
-  in_registers([&](auto bytes) GRAPHSHARD_INLINE_LAMBDA {
-    sum_span<bytes>(a, ScaledRows<T>(a), span, result, width, buffer);
+                wide_t<T>* partial) {
+  dispatch<kWidestRegister<T>>([&](auto bytes) GRAPHSHARD_INLINE_LAMBDA {
+    sum_frequent<bytes>(a, ScaledRows<T>(a), span, result, width, partial);
   });
 }
 
 template <typename T>
 void sum_others(const SpmmArguments<T>& a, Op op, const Span& span, SumResult result, int64_t width,
-                wide_t<T>* buffer) {
-  sum_span<kLeastRegisterBytes>(a, OtherMessages<T>(a, op), span, result, width, buffer);
+                wide_t<T>* partial) {
+  sum_span<kLeastRegisterBytes, 16, 1>(a, OtherMessages<T>(a, op), span, result, width, partial);
 }
 
 template <typename T>
 auto* choose(const SpmmArguments<T>& a, Op op, int64_t width) {
   if (op == Op::kCopyLhs || op == Op::kCopyRhs) {
-    const auto sum_known = sum_rows_of_width<T>(width);
+    const auto sum_fixed = sum_rows_of_width<T>(width);
     const bool has_ids = op == Op::kCopyLhs || a.edges.eids;
-    return sum_known != nullptr && has_ids ? sum_known : sum_copied<T>;
+    return sum_fixed != nullptr && has_ids ? sum_fixed : sum_copied<T>;
   }
   if (op == Op::kMul && a.loop.lhs_step == 1 && a.loop.rhs_step == 0) return sum_scaled<T>;
   return sum_others<T>;
+}
+
+// The sums of the slices of a row with many edges, added in order.
+template <typename T>
+void join_slices(const SpmmArguments<T>& a, const Hub& hub, SumResult result, int64_t width,
+                 wide_t<T>* partial) {
+  using V = wide_t<T>;
+  V* total = partial + hub.first_slice * width;
+  for (int64_t slice = hub.first_slice + 1; slice < hub.last_slice; ++slice) {
+    const V* other = partial + slice * width;
+    for (int64_t j = 0; j < width; ++j) total[j] += other[j];
+  }
+  const int64_t degree = a.edges.end(hub.row) - a.edges.begin(hub.row);
+  T* out = a.out + hub.row * width;
+  for (int64_t j = 0; j < width; ++j) {
+    PlainColumns<T, 1> sum;
+    sum.load(total + j);
+    if (continues<T>(result)) sum.add(out + j);
+    write(sum, degree, result, out + j);
+  }
 }
 
 }  // namespace
@@ -133,21 +163,8 @@ void spmm_sum(const SpmmArguments<T>& a, Op op, SumResult result, int num_thread
       run_rows(a, op, span, result, width, buffer.get());
     }
   });
-  run_tasks(static_cast<int64_t>(schedule.hubs.size()), num_threads, [&](int64_t i) {
-    const Hub& hub = schedule.hubs[i];
-    V* total = partial.get() + hub.first_slice * width;
-    for (int64_t slice = hub.first_slice + 1; slice < hub.last_slice; ++slice) {
-      const V* other = partial.get() + slice * width;
-      for (int64_t j = 0; j < width; ++j) total[j] += other[j];
-    }
-    const int64_t degree = a.edges.indptr[hub.row + 1] - a.edges.indptr[hub.row];
-    T* out = a.out + hub.row * width;
-    in_blocks<16, 1>(width, [&](auto size, int64_t at) {
-      LaneBlock<T, size, kLeastRegisterBytes> sums;
-      sums.for_each([&](auto& sum, int j) { sum.load(total + at + j); });
-      write(sums, degree, result, result == SumResult::kAdded, out + at);
-    });
-  });
+  run_tasks(static_cast<int64_t>(schedule.hubs.size()), num_threads,
+            [&](int64_t i) { join_slices(a, schedule.hubs[i], result, width, partial.get()); });
 }
 
 template void spmm_sum(const SpmmArguments<float>&, Op, SumResult, int);

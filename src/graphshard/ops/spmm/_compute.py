@@ -199,7 +199,7 @@ def winners_backward(
         assert rows[1] is not None
         rhs_grad = empty((adj.num_edges, *rows[1]), wide).zero_()
     if arg.numel():
-        kernels.winners_backward(
+        kernels.argmax_backward(
             flat_rows(grad.detach()),
             flat_rows(arg),
             adj.coo()[0],

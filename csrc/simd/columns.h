@@ -1,14 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-// Some columns of a head in registers: products with rows, their totals, and sums of rows.
+// Some columns of a row in registers: sums of rows, their products, and totals of these.
+//
+// [Note: sums in registers] Sums over edges are kept in these and not in an array of numbers: the
+// compiler moves an array to registers for the loop over edges only; before and after it the sums
+// would go through memory, for every row.
 //
 // [Note: pairs of columns] Two bfloat16 side by side are the halves of a word: one shift and one
 // mask make floats of whole vectors of them, but those of even columns come together, and those of
-// odd ones. So a block of columns is kept in this order while edges pass: a row needs no shuffle,
-// neither to be read nor to be written.
+// odd ones. So columns are kept in this order while edges pass: a row needs no shuffle, neither to
+// be read nor to be written.
 //
 // [Note: totals] Adding up the lanes of one vector takes about as many steps as the products did.
 // Of four heads at once, half of each vector is added to half of another until four lanes are left,
 // a total in each.
+//
+// Vectors are those of GCC and clang, on any processor. (Google Highway does the same behind
+// intrinsics; its headers alone take longer to compile than these kernels, and pip has no package
+// of them to build against.)
 
 #pragma once
 
@@ -20,13 +28,20 @@
 #include <utility>
 
 #include "runtime/types.h"
-#include "simd/lanes.h"
 
 namespace graphshard {
 
-// An array: for one column, and where the compiler has no vectors.
+// Calls function(i) for i in [0, kCount), each a constant.
+template <int kCount, typename Function>
+GRAPHSHARD_INLINE void each(const Function& function) {
+  [&]<int... kIndices>(std::integer_sequence<int, kIndices...>) GRAPHSHARD_INLINE_LAMBDA {
+    (function(std::integral_constant<int, kIndices>{}), ...);
+  }(std::make_integer_sequence<int, kCount>{});
+}
+
+// An array: for one or two columns, and where the compiler has no vectors.
 template <typename T, int kColumns>
-class PlainHeadLanes {
+class PlainColumns {
   using V = wide_t<T>;
 
  public:
@@ -42,6 +57,12 @@ class PlainHeadLanes {
   GRAPHSHARD_INLINE void store(To* row) const {
     for (int j = 0; j < kColumns; ++j) narrow(values_[j], row[j]);
   }
+  GRAPHSHARD_INLINE void add(const T* row) {
+    for (int j = 0; j < kColumns; ++j) values_[j] += widen(row[j]);
+  }
+  GRAPHSHARD_INLINE void add(const PlainColumns& other) {
+    for (int j = 0; j < kColumns; ++j) values_[j] += other.values_[j];
+  }
   GRAPHSHARD_INLINE void add_product(const T* row, V factor) {
 #pragma omp simd
     for (int j = 0; j < kColumns; ++j) values_[j] += widen(row[j]) * factor;
@@ -49,9 +70,10 @@ class PlainHeadLanes {
   GRAPHSHARD_INLINE void multiply(V factor) {
     for (int j = 0; j < kColumns; ++j) values_[j] *= factor;
   }
-  GRAPHSHARD_INLINE void add(const T* row) {
-    for (int j = 0; j < kColumns; ++j) values_[j] += widen(row[j]);
+  GRAPHSHARD_INLINE void divide(V divisor) {
+    for (int j = 0; j < kColumns; ++j) values_[j] /= divisor;
   }
+  // The leaky ReLU.
   GRAPHSHARD_INLINE void rectify(V slope) {
     for (int j = 0; j < kColumns; ++j)
       values_[j] = values_[j] > 0 ? values_[j] : slope * values_[j];
@@ -62,7 +84,7 @@ class PlainHeadLanes {
     for (int j = 0; j < kColumns; ++j) total += values_[j] * widen(row[j]);
     return total;
   }
-  GRAPHSHARD_INLINE V dot(const PlainHeadLanes& other) const {
+  GRAPHSHARD_INLINE V dot(const PlainColumns& other) const {
     V total = 0;
 #pragma omp simd reduction(+ : total)
     for (int j = 0; j < kColumns; ++j) total += values_[j] * other.values_[j];
@@ -75,11 +97,14 @@ class PlainHeadLanes {
 
 #if defined(__GNUC__) && defined(__has_builtin)
 #if __has_builtin(__builtin_shufflevector)
-#define GRAPHSHARD_SHUFFLES
+#define GRAPHSHARD_HAS_VECTORS
 #endif
 #endif
 
-#if defined(GRAPHSHARD_SHUFFLES)
+#if defined(GRAPHSHARD_HAS_VECTORS)
+// Vectors are passed between functions that are all inlined: no ABI is concerned.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wpsabi"
 
 template <typename V, int kCount>
 struct VectorOf {
@@ -140,7 +165,7 @@ GRAPHSHARD_INLINE Vector<V, 4> totals(const Vector<V, kCount>& a, const Vector<V
 
 // Vectors; of bfloat16 those of even columns, then those of odd ones.
 template <typename T, int kColumns, int kBytes>
-class VectorHeadLanes {
+class VectorColumns {
  public:
   using V = wide_t<T>;
   static constexpr bool kInPairs = std::is_same_v<T, bfloat16>;
@@ -209,8 +234,14 @@ class VectorHeadLanes {
   GRAPHSHARD_INLINE void multiply(V factor) {
     each<kParts>([&](auto part) GRAPHSHARD_INLINE_LAMBDA { parts_[part] *= factor; });
   }
+  GRAPHSHARD_INLINE void divide(V divisor) {
+    each<kParts>([&](auto part) GRAPHSHARD_INLINE_LAMBDA { parts_[part] /= divisor; });
+  }
   GRAPHSHARD_INLINE void add(const T* row) {
     each<kParts>([&](auto part) GRAPHSHARD_INLINE_LAMBDA { parts_[part] += part_of<part>(row); });
+  }
+  GRAPHSHARD_INLINE void add(const VectorColumns& other) {
+    each<kParts>([&](auto part) GRAPHSHARD_INLINE_LAMBDA { parts_[part] += other.parts_[part]; });
   }
   // The leaky ReLU.
   GRAPHSHARD_INLINE void rectify(V slope) {
@@ -227,7 +258,7 @@ class VectorHeadLanes {
     });
     return sum;
   }
-  GRAPHSHARD_INLINE Lanes products(const VectorHeadLanes& other) const {
+  GRAPHSHARD_INLINE Lanes products(const VectorColumns& other) const {
     Lanes sum = parts_[0] * other.parts_[0];
     each<kParts - 1>([&](auto part) GRAPHSHARD_INLINE_LAMBDA {
       sum += parts_[part + 1] * other.parts_[part + 1];
@@ -268,19 +299,20 @@ class VectorHeadLanes {
   Lanes parts_[kParts];
 };
 
+// kColumns columns of a row of T, in vectors of at most kBytes; see PlainColumns for what they do.
 template <typename T, int kColumns, int kBytes>
-using HeadLanes = std::conditional_t<(kColumns > 2), VectorHeadLanes<T, kColumns, kBytes>,
-                                     PlainHeadLanes<T, kColumns>>;
+using Columns = std::conditional_t<(kColumns > 2), VectorColumns<T, kColumns, kBytes>,
+                                   PlainColumns<T, kColumns>>;
 
 #else
 template <typename T, int kColumns, int>
-using HeadLanes = PlainHeadLanes<T, kColumns>;
+using Columns = PlainColumns<T, kColumns>;
 #endif
 
-// to[h] += <own[h], other(h)> for some heads, where other(h) is a row, or lanes.
+// to[h] += <own[h], other(h)> for some heads, where other(h) is a row, or columns.
 template <int kColumns, typename Lanes, int kHeads, typename V, typename Other>
 GRAPHSHARD_INLINE void add_dots(const Lanes (&own)[kHeads], const Other& other, V* to) {
-#if defined(GRAPHSHARD_SHUFFLES)
+#if defined(GRAPHSHARD_HAS_VECTORS)
   if constexpr (kHeads == 4 && kColumns > 2) {
     Vector<V, 4> sums;
     std::memcpy(&sums, to, sizeof(sums));
@@ -292,5 +324,9 @@ GRAPHSHARD_INLINE void add_dots(const Lanes (&own)[kHeads], const Other& other, 
 #endif
   each<kHeads>([&](auto h) GRAPHSHARD_INLINE_LAMBDA { to[h] += own[h].dot(other(h)); });
 }
+
+#if defined(GRAPHSHARD_HAS_VECTORS)
+#pragma GCC diagnostic pop
+#endif
 
 }  // namespace graphshard
