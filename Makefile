@@ -17,8 +17,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input -q
 INSTALL := $(PIP) install -c constraints.txt
 # The extension is compiled again when one of these changes; Python files need no reinstall.
-NATIVE := $(wildcard CMakeLists.txt cmake/*.cmake csrc/*.cpp csrc/*.h)
-CXX_FILES := $(wildcard csrc/*.cpp csrc/*.h)
+NATIVE := $(wildcard CMakeLists.txt cmake/*.cmake csrc/*/*.cpp csrc/*/*.h)
+CXX_FILES := $(wildcard csrc/*/*.cpp csrc/*/*.h)
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-all lint format peer bench clean

@@ -18,8 +18,8 @@ from types import ModuleType
 
 import torch
 
-INTERFACE = 11
-"""Goes up, here and in csrc/bindings.cpp, when a signature of the extension changes."""
+INTERFACE = 12
+"""Goes up, here and in csrc/bindings/module.cpp, when a signature of the extension changes."""
 
 _NATIVE_DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 

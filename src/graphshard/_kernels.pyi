@@ -8,7 +8,7 @@ ops/spmm/_broadcast.py.
 
 Every function checks the types, shapes and lengths of arrays, that what is written to is writable,
 and that an indptr ascends from 0 to the number of edges: a ValueError or TypeError where not. Ids
-are looked at where they are written by (keys, places, winners): an IndexError. Those of a structure
+are looked at where they are written by (keys, places, arg): an IndexError. Those of a structure
 (indices, eids, src, dst) are not: Adjacency has looked at them. A tensor whose negation torch has
 put off is read as what it stands for, and refused where it would be written to; so is one that
 begins between two numbers.
@@ -36,7 +36,7 @@ def spmm(
     rhs_step: int,
     num_threads: int,
 ) -> None: ...
-def winners_backward(
+def argmax_backward(
     grad: Tensor,  # [num_dst, width]
     arg: Tensor,
     src: Tensor,  # [num_edges]
@@ -254,7 +254,7 @@ def empty(shape: list[int], code: int, bits: int) -> object: ...  # a DLPack cap
 def release_blocks() -> None: ...
 def block_counts() -> tuple[int, int, int]: ...  # bytes in use, waiting, and the peak of use
 
-# Blocks that ranks on one machine share, see csrc/shared.h. A block is bytes in memory, writable,
+# Blocks that ranks on one machine share, see csrc/runtime/shared_blocks.h. A block is bytes in memory, writable,
 # that begin with a header: a map, or a tensor.
 shared_header: int  # bytes before the contents
 shared_readers: int  # most ranks that can read a block

@@ -14,7 +14,7 @@
     adding two such tensors takes 5. Results of this package therefore live in blocks that are kept
     when they are freed; on Linux they are cut and joined as later results need it. What waits and
     what is in use together never exceed what was in use at once before, so a peak does not rise.
-    See csrc/memory.h.
+    See csrc/runtime/large_blocks.h.
 
     The environment variable GRAPHSHARD_KEEP_MEMORY=0 turns this off.
 """

@@ -47,7 +47,7 @@ def test_against_indexing(
 @pytest.mark.parametrize("offset", [0, 2, 5])
 @pytest.mark.parametrize("width", [64, 100, 2048])
 def test_many_rows_and_tables_that_begin_anywhere(width: int, offset: int, way: str) -> None:
-    """Large results are written another way; see csrc/rows.cpp."""
+    """Large results are written another way; see csrc/runtime/rows.cpp."""
     num_rows = 2_000_000 // width
     table = torch.randn(num_rows * width + offset)[offset:].view(num_rows, width)
     out = torch.zeros(num_rows * width + offset)[offset:].view(num_rows, width)

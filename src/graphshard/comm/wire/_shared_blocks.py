@@ -6,7 +6,7 @@ number and its descriptor, and it goes when the last process that has it open go
 ends. A block is written again only when nothing here refers to what it held and every reader has
 noted that it is done; a writer that finds none such takes a new one, without waiting. Like the
 blocks of `graphshard.ops.empty`, those that wait and those in use together are never more than
-what was in use at once before. See csrc/shared.h.
+what was in use at once before. See csrc/runtime/shared_blocks.h.
 """
 
 from __future__ import annotations

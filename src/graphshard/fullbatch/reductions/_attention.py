@@ -3,7 +3,7 @@
 
 The state of a destination is (peak, total, sum) per head, which a kernel continues with the edges
 of each shard in place; nothing has a row per edge and head. Backward the kernel computes the
-weights of a shard again from the final peak and total. See csrc/attention.h.
+weights of a shard again from the final peak and total. See csrc/attention/attention.h.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 There is no generator state to pass around, so a number comes out the same on any rank, in any
 thread and in any order of asking. Words are 64 bits, held in int64 tensors, whose products wrap;
 numbers made of words use integer arithmetic or float64 ``+ - * /`` in a written order, so that
-csrc/random.h, which says the same in C++, agrees bit for bit.
+csrc/sampling/random.h, which says the same in C++, agrees bit for bit.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 Arguments have been checked and have one dtype. The kernels read contiguous rows and write into
 tensors that are allocated here. An array crosses to C++ detached: nanobind would take one that
 requires grad without a word. A view whose negation torch has put off is negated where it crosses,
-and refused where it would be written to: see csrc/bindings.h.
+and refused where it would be written to: see csrc/bindings/arrays.h.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ def winners_backward(
         assert rows[1] is not None
         rhs_grad = empty((adj.num_edges, *rows[1]), wide).zero_()
     if arg.numel():
-        kernels.winners_backward(
+        kernels.argmax_backward(
             flat_rows(grad.detach()),
             flat_rows(arg),
             adj.coo()[0],

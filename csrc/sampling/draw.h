@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+// Drawing edges of rows at random. What is drawn for a row does not depend on the other rows or on
+// the number of threads; ops/sampling/_draw_reference.py says the same in torch, bit for bit.
+
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "runtime/csr.h"
+#include "sampling/exclude.h"
+
+namespace graphshard {
+
+// float or double weights by edge position; no data where all edges are alike.
+struct Weights {
+  const void* data;
+  bool wide;
+
+  GRAPHSHARD_INLINE double operator[](int64_t at) const {
+    return wide ? static_cast<const double*>(data)[at] : static_cast<const float*>(data)[at];
+  }
+};
+
+// A fanout, and a degree, are below this; as a fanout it means all.
+inline constexpr int64_t kNoLimit = 0x7FFFFFFF;
+
+struct DrawArguments {
+  Ids indptr;
+  int64_t num_rows;
+  int64_t num_edges;
+  Ids rows;
+  Ids row_ids;
+  int64_t num_draws;
+  int64_t fanout;
+  uint64_t key;
+  bool replace;  // not with kNoLimit
+  Weights prob;
+  Ids labor_ids;  // null unless LABOR
+  Exclusions excluded;
+};
+
+// One row. Its edges that are not excluded are `degree` edges, at offsets [0, degree).
+struct DrawRow {
+  int64_t begin;
+  int64_t end;
+  int32_t degree;
+  Skipped skipped;
+};
+
+GRAPHSHARD_INLINE void prefetch_row(const DrawArguments& a, int64_t at) {
+  const int64_t number = a.rows[at];
+  if (number < 0 || number >= a.num_rows) return;
+  GRAPHSHARD_PREFETCH(a.indptr.address(number));
+}
+
+// Row number `at` of a.rows; false if it is out of range or has no legal degree. `skipped` keeps
+// excluded positions until the next call.
+GRAPHSHARD_INLINE bool read_row(const DrawArguments& a, int64_t at, std::vector<int64_t>& skipped,
+                                DrawRow& row) {
+  const int64_t number = a.rows[at];
+  if (number < 0 || number >= a.num_rows) return false;
+  row.begin = a.indptr[number];
+  row.end = a.indptr[number + 1];
+  if (row.begin < 0 || row.begin > row.end || row.end > a.num_edges) return false;
+  int64_t degree = row.end - row.begin;
+  if (degree >= kNoLimit) return false;
+  if (a.excluded.any()) {
+    row.skipped = a.excluded.of_row(row.begin, row.end, skipped);
+    degree -= row.skipped.size();
+  }
+  row.degree = static_cast<int32_t>(degree);
+  return true;
+}
+
+// Turns begin + offset into the position of the edge, in place.
+template <typename I>
+void pass_over(const DrawRow& row, bool ascending, int64_t count, I* out) {
+  const int64_t size = row.skipped.size();
+  int64_t passed = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    if (ascending) {
+      while (passed < size && row.skipped.first[passed] <= out[i] + passed) ++passed;
+    } else {
+      int64_t high = size;
+      for (passed = 0; passed < high;) {
+        const int64_t middle = passed + (high - passed) / 2;
+        if (row.skipped.first[middle] <= out[i] + middle) {
+          passed = middle + 1;
+        } else {
+          high = middle;
+        }
+      }
+    }
+    out[i] += static_cast<I>(passed);
+  }
+}
+
+// For positions in edges[begin, end): picked = indices[position], and edges = eids[position] in
+// their place, unless eids is nullptr.
+template <typename I, typename J>
+GRAPHSHARD_INLINE void look_up(int64_t begin, int64_t end, const J* indices, const I* eids,
+                               I* edges, J* picked) {
+  if (eids == nullptr) {
+    for (int64_t i = begin; i < end; ++i) picked[i] = indices[edges[i]];
+    return;
+  }
+  for (int64_t i = begin; i < end; ++i) {
+    const I position = edges[i];
+    picked[i] = indices[position];
+    edges[i] = eids[position];
+  }
+}
+
+// Without weights and LABOR. Writes how many edges each row draws to counts and returns their sum,
+// or -1 - i for the first of the rows, i, that read_row refuses.
+int64_t count_uniform(const DrawArguments& a, int64_t* counts, int num_threads);
+
+// Draws what count_uniform has counted; edges and picked have an entry for each.
+template <typename I, typename J>
+void draw_uniform(const DrawArguments& a, const int64_t* counts, const J* indices, const I* eids,
+                  I* edges, J* picked, int num_threads);
+
+// Edges drawn with weights or LABOR. Their number is known only when they are drawn, so they are
+// held here until there are arrays for them.
+class Draft {
+ public:
+  // Writes the number of edges drawn for each row to counts.
+  Draft(const DrawArguments& a, int64_t* counts, int num_threads);
+
+  // How many there are in all, or -1 - i for a row i that read_row refuses.
+  int64_t total() const { return total_; }
+
+  // As draw_uniform.
+  template <typename I, typename J>
+  void write(const J* indices, const I* eids, I* edges, J* picked, int num_threads) const;
+
+ private:
+  std::vector<std::vector<int64_t>> parts_;  // positions
+  std::vector<int64_t> starts_;
+  int64_t total_ = 0;
+};
+
+}  // namespace graphshard

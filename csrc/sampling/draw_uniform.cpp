@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include <algorithm>
+
+#include "runtime/parallel.h"
+#include "sampling/draw.h"
+#include "sampling/draw_set.h"
+#include "sampling/random.h"
+#include "simd/dispatch.h"
+
+namespace graphshard {
+namespace {
+
+constexpr int64_t kRowsAhead = 16;
+constexpr int64_t kRowsPerTask = 256;
+
+// Edges drawn before those that are looked up: drawing computes while looking up waits for memory,
+// so the processor does both at once.
+constexpr int64_t kLag = 128;
+
+// More would push each other out of the cache; they are read mostly in order anyway.
+constexpr int64_t kMostRequested = 1024;
+
+struct Counted {
+  int64_t total;
+  int64_t bad_row;
+};
+
+Counted count_rows(const DrawArguments& a, int64_t first, int64_t last, int64_t* counts) {
+  std::vector<int64_t> skipped;
+  int64_t total = 0;
+  for (int64_t at = first; at < last; ++at) {
+    if (at + kRowsAhead < last) prefetch_row(a, at + kRowsAhead);
+    DrawRow row;
+    if (!read_row(a, at, skipped, row)) return {0, at};
+    int64_t count = std::min<int64_t>(row.degree, a.fanout);
+    if (a.replace) count = row.degree > 0 ? a.fanout : 0;
+    counts[at] = count;
+    total += count;
+  }
+  return {total, -1};
+}
+
+// Positions drawn for one row.
+template <typename I>
+GRAPHSHARD_INLINE void draw_row(const DrawArguments& a, const DrawRow& row, uint64_t state,
+                                int64_t count, I* out, std::vector<uint64_t>& bits) {
+  const I base = static_cast<I>(row.begin);
+  if (a.replace) {
+    for (int64_t i = 0; i < count; ++i) {
+      const uint64_t word = word_of(state, static_cast<uint64_t>(i));
+      out[i] = base + static_cast<I>(below(word, static_cast<uint32_t>(row.degree)));
+    }
+  } else if (count == row.degree) {
+    for (int64_t i = 0; i < count; ++i) out[i] = base + static_cast<I>(i);
+  } else if (count > 0) {
+    draw_set(state, row.degree, static_cast<int32_t>(count), base, out, bits);
+  }
+  if (row.skipped.size() > 0) pass_over(row, !a.replace, count, out);
+}
+
+// Where drawn positions are looked up, and what is written.
+template <typename I>
+struct Drawn {
+  const char* indices;
+  int64_t index_bytes;
+  const I* eids;
+  I* edges;
+  void* picked;
+  void (*look_up)(const Drawn& drawn, int64_t begin, int64_t end);
+};
+
+template <typename I, typename J>
+void look_up_indices(const Drawn<I>& drawn, int64_t begin, int64_t end) {
+  look_up(begin, end, reinterpret_cast<const J*>(drawn.indices), drawn.eids, drawn.edges,
+          static_cast<J*>(drawn.picked));
+}
+
+template <typename I>
+GRAPHSHARD_INLINE void draw_rows(const DrawArguments& a, int64_t first, int64_t last,
+                                 const int64_t* counts, int64_t start, const Drawn<I>& drawn) {
+  std::vector<uint64_t> bits;
+  std::vector<int64_t> skipped;
+  const uint64_t key_state = mix(a.key ^ kRowDomain);
+  int64_t looked_up = start;
+  int64_t end = start;
+  for (int64_t at = first; at < last; ++at) {
+    if (at + kRowsAhead < last) prefetch_row(a, at + kRowsAhead);
+    DrawRow row;
+    if (!read_row(a, at, skipped, row)) return;
+    I* out = drawn.edges + end;
+    draw_row(a, row, state_of(key_state, a.row_ids[at]), counts[at], out, bits);
+    const int64_t requested = counts[at] <= kMostRequested ? counts[at] : 0;
+    for (int64_t i = 0; i < requested; ++i) {
+      GRAPHSHARD_PREFETCH_OUTER(drawn.indices + out[i] * drawn.index_bytes);
+      if (drawn.eids != nullptr) GRAPHSHARD_PREFETCH_OUTER(drawn.eids + out[i]);
+    }
+    end += counts[at];
+    if (end - looked_up >= 2 * kLag) {
+      drawn.look_up(drawn, looked_up, end - kLag);
+      looked_up = end - kLag;
+    }
+  }
+  drawn.look_up(drawn, looked_up, end);
+}
+
+template <typename I>
+void draw_part(const DrawArguments& a, int64_t first, int64_t last, const int64_t* counts,
+               int64_t start, const Drawn<I>& drawn) {
+  dispatch<32>([&](auto)
+                   GRAPHSHARD_INLINE_LAMBDA { draw_rows(a, first, last, counts, start, drawn); });
+}
+
+}  // namespace
+
+int64_t count_uniform(const DrawArguments& a, int64_t* counts, int num_threads) {
+  const int64_t num_parts = graphshard::num_parts(a.num_draws, kRowsPerTask, num_threads);
+  std::vector<Counted> counted(static_cast<size_t>(num_parts));
+  run_tasks(num_parts, num_threads, [&](int64_t part) {
+    counted[part] = count_rows(a, part_begin(a.num_draws, part, num_parts),
+                               part_begin(a.num_draws, part + 1, num_parts), counts);
+  });
+  int64_t total = 0;
+  for (const Counted& part : counted) {
+    if (part.bad_row >= 0) return -1 - part.bad_row;
+    total += part.total;
+  }
+  return total;
+}
+
+template <typename I, typename J>
+void draw_uniform(const DrawArguments& a, const int64_t* counts, const J* indices, const I* eids,
+                  I* edges, J* picked, int num_threads) {
+  const int64_t num_parts = graphshard::num_parts(a.num_draws, kRowsPerTask, num_threads);
+  std::vector<int64_t> starts{0};
+  for (int64_t part = 0; part + 1 < num_parts; ++part) {
+    int64_t start = starts.back();
+    const int64_t last = part_begin(a.num_draws, part + 1, num_parts);
+    for (int64_t at = part_begin(a.num_draws, part, num_parts); at < last; ++at)
+      start += counts[at];
+    starts.push_back(start);
+  }
+  const Drawn<I> drawn{reinterpret_cast<const char*>(indices),
+                       sizeof(J),
+                       eids,
+                       edges,
+                       picked,
+                       look_up_indices<I, J>};
+  run_tasks(num_parts, num_threads, [&](int64_t part) {
+    draw_part(a, part_begin(a.num_draws, part, num_parts),
+              part_begin(a.num_draws, part + 1, num_parts), counts, starts[part], drawn);
+  });
+}
+
+template void draw_uniform(const DrawArguments&, const int64_t*, const int32_t*, const int32_t*,
+                           int32_t*, int32_t*, int);
+template void draw_uniform(const DrawArguments&, const int64_t*, const int64_t*, const int32_t*,
+                           int32_t*, int64_t*, int);
+template void draw_uniform(const DrawArguments&, const int64_t*, const int32_t*, const int64_t*,
+                           int64_t*, int32_t*, int);
+template void draw_uniform(const DrawArguments&, const int64_t*, const int64_t*, const int64_t*,
+                           int64_t*, int64_t*, int);
+
+}  // namespace graphshard
