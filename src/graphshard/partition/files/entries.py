@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a partition's JSON must say: every value that is read later is checked here, once.
 
-A JSON may have been damaged, or be an attempt to have files elsewhere read or moved. So numbers are whole and bounded, counts are held against the maps and lists that are
-there before anything loops over them, and paths cannot leave the folder.
+A JSON may have been damaged, or be an attempt to have files elsewhere read or moved. So numbers
+are whole and bounded, counts are checked against the maps and lists that are there before anything
+loops over them, and paths cannot leave the folder.
 """
 
 from __future__ import annotations
