@@ -9,10 +9,10 @@ timeout + `MARGIN_SECONDS`. Nearly always it takes less: the end of a process is
 ::
 
     at most   timeout            a rank waits for one that is silent: stopped, hung, cut off
-              _ANSWER_SECONDS    ... asks all ranks where they are                  (_watch.py)
-              _EVENT_SECONDS      ... tells them what it has found, and fails        (_watch.py)
-              _GRACE_SECONDS     the launcher gives the rest time to fail, too      (_launch.py)
-              _TERMINATE_SECONDS ... and those that it ends time to do so politely  (_launch.py)
+              _ANSWER_SECONDS    ... asks all ranks where they are                  (_monitor.py)
+              _EVENT_SECONDS      ... tells them what it has found, and fails        (_monitor.py)
+              _GRACE_SECONDS     the launcher gives the rest time to fail, too      (train/launch)
+              _TERMINATE_SECONDS ... and those that it ends time to do so politely  (train/launch)
 
 After a rank has ended in good order the launcher gives the others the timeout to do so, too.
 torchrun, in place of the launcher, gives a process that it ends half a minute. After half of a wait
