@@ -347,4 +347,4 @@ class BatchedShards(BatchedPassing, GraphShardManager):
 
     def together(self, calls: Sequence[Callable[[], T]]) -> list[T]:
         """One after the other: each aggregation fetches what its batches need."""
-        return [call() for call in calls]
+        return MessagePassingGraph.together(self, calls)
