@@ -254,8 +254,8 @@ def empty(shape: list[int], code: int, bits: int) -> object: ...  # a DLPack cap
 def release_blocks() -> None: ...
 def block_counts() -> tuple[int, int, int]: ...  # bytes in use, waiting, and the peak of use
 
-# Blocks that ranks on one machine share, see csrc/runtime/shared_blocks.h. A block is bytes in memory, writable,
-# that begin with a header: a map, or a tensor.
+# Blocks that ranks on one machine share, see csrc/runtime/shared_blocks.h. A block is bytes in
+# memory, writable, that begin with a header: a map, or a tensor.
 shared_header: int  # bytes before the contents
 shared_readers: int  # most ranks that can read a block
 

@@ -214,7 +214,7 @@ SPECIAL = [float("nan"), float("inf"), float("-inf"), 0.0, -0.0, 1.0, 3e38, -3e3
 def test_special_numbers_as_in_the_reference(dtype: torch.dtype, way: str) -> None:
     adj = hub_adjacency()
     lhs = torch.tensor(SPECIAL)[torch.randint(0, len(SPECIAL), (NUM_SRC, 5))].to(dtype)
-    lhs[:, 4] = -torch.inf  # nothing but -infinity is still a maximum with a winner
+    lhs[:, 4] = -torch.inf  # nothing but -infinity is still a maximum with an argmax
     rhs = torch.tensor(SPECIAL[3:])[torch.randint(0, 5, (adj.num_edges, 1))].to(dtype)
     close = {"rtol": 0.02, "atol": 0.0} if dtype == torch.bfloat16 else {}
     # A finite sum may overflow or not, depending on the order: compare with infinities alone.

@@ -29,28 +29,28 @@ def backward(**changed: Any) -> Any:
     return ops.gspmm_arg_backward(ADJ, "mul", **given)
 
 
-def winners(edge: int, dtype: torch.dtype = torch.int64) -> Tensor:
+def argmax(edge: int, dtype: torch.dtype = torch.int64) -> Tensor:
     arg = torch.full((6, 3), -1, dtype=dtype)
     arg[5, 2] = edge
     return arg
 
 
 @pytest.mark.parametrize("edge", [12, 13, 2**31, MOST])
-def test_a_winner_that_is_no_edge(edge: int, way: str) -> None:
+def test_an_argmax_that_is_no_edge(edge: int, way: str) -> None:
     with pytest.raises(IndexError, match="arg must be that of an edge, or -1 for none"):
-        backward(arg=winners(edge))
+        backward(arg=argmax(edge))
 
 
 @pytest.mark.parametrize(
     ("changed", "error", "text"),
     [
-        ({"arg": winners(0)[:5]}, ValueError, r"arg must have shape .6, 3. on cpu .got .5, 3."),
+        ({"arg": argmax(0)[:5]}, ValueError, r"arg must have shape .6, 3. on cpu .got .5, 3."),
         ({"grad": torch.ones(6, 4)}, ValueError, r"grad must have shape .6, 3."),
-        ({"arg": winners(0, torch.int32)}, TypeError, "arg must be torch.int64 .got torch.int32"),
+        ({"arg": argmax(0, torch.int32)}, TypeError, "arg must be torch.int64 .got torch.int32"),
         ({"grad": 1.0}, TypeError, "grad must be a torch.Tensor .got float"),
     ],
 )
-def test_winners_of_another_shape(
+def test_an_argmax_of_another_shape(
     changed: dict[str, Any], error: type[Exception], text: str, way: str
 ) -> None:
     with pytest.raises(error, match=text):

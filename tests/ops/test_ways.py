@@ -50,9 +50,9 @@ def test_gspmm(op: str, reduce: str, dtype: torch.dtype, idtype: torch.dtype, wa
             check(ops.gspmm(adj, op, reduce, lhs, rhs), expected, inputs)
             if reduce in ("max", "min"):
                 found, edge_ids = ops.gspmm_arg(adj, op, reduce, lhs, rhs)
-                value, winners = reference.gspmm_arg(adj, op, reduce, lhs, rhs)
+                value, argmax = reference.gspmm_arg(adj, op, reduce, lhs, rhs)
                 torch.testing.assert_close(found, value)
-                assert torch.equal(edge_ids.long(), winners.long())
+                assert torch.equal(edge_ids.long(), argmax.long())
 
 
 @pytest.mark.parametrize("idtype", IDTYPES, ids=str)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each operator in plain torch: what it means, its stand-in, and its oracle in tests.
+"""Each operator in plain torch: what it means, its fallback, and its oracle in tests.
 
 Nothing here is fast: every message is a row of its own, [num_edges, ...]. Everything is composed of
 differentiable torch functions, so gradients of any order come from autograd. float16 and bfloat16
@@ -35,8 +35,8 @@ def gspmm(
             degrees = adj.in_degrees().clamp(min=1).to(out.dtype)
             out = out / degrees.view(-1, *[1] * (out.dim() - 1))
         return out.to(dtype)
-    arg = _winners(adj, messages.detach(), reduce)
-    return _take_winners(messages, arg).to(dtype)
+    arg = _argmax(adj, messages.detach(), reduce)
+    return _take_argmax(messages, arg).to(dtype)
 
 
 def gspmm_arg(
@@ -50,8 +50,8 @@ def gspmm_arg(
     adj = as_adjacency(adj)
     with torch.no_grad():
         messages, dtype = _messages(op, _gather(lhs, adj.coo()[0], op != "copy_rhs"), rhs)
-        arg = _winners(adj, messages, reduce)
-        return _take_winners(messages, arg).to(dtype), arg.to(adj.idtype)
+        arg = _argmax(adj, messages, reduce)
+        return _take_argmax(messages, arg).to(dtype), arg.to(adj.idtype)
 
 
 def gsddmm(
@@ -151,7 +151,7 @@ def _align(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
     )
 
 
-def _winners(adj: Adjacency, messages: Tensor, reduce: str) -> Tensor:
+def _argmax(adj: Adjacency, messages: Tensor, reduce: str) -> Tensor:
     """Edge id of each extremum, int64: the smallest among equals, a NaN before any number."""
     dst = adj.coo()[1]
     if reduce == "min":
@@ -168,7 +168,7 @@ def _winners(adj: Adjacency, messages: Tensor, reduce: str) -> Tensor:
     return torch.where(arg == adj.num_edges, -1, arg)
 
 
-def _take_winners(messages: Tensor, arg: Tensor) -> Tensor:
+def _take_argmax(messages: Tensor, arg: Tensor) -> Tensor:
     if messages.shape[0] == 0:
         return messages.new_zeros(arg.shape)
     return torch.where(arg < 0, 0.0, messages.gather(0, arg.clamp(min=0)))

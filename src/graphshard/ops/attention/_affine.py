@@ -97,7 +97,7 @@ def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
 
 
 def is_hooked(module: nn.Module) -> bool:
-    """Whether somebody else looks at what goes into a module or out of it, or replaced its work."""
+    """Whether a module has hooks, or its work was replaced."""
     found = vars(module)
     return (
         "forward" in found

@@ -71,7 +71,7 @@ class _Attend(Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         *tensors, peak, total, out = ctx.saved_tensors
         wanted = ctx.needs_input_grad[2:]
-        if torch.is_grad_enabled():  # somebody will differentiate the gradient
+        if torch.is_grad_enabled():  # the gradient may be differentiated
             # Views: one tensor may have two places, and each place has a gradient of its own.
             places = [t if t is None else t.view_as(t) for t in tensors]
             again = reference.attend(ctx.adj, _with_tensors(ctx.rule, places))

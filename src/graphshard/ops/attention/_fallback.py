@@ -2,9 +2,9 @@
 """Attention in plain torch where the compiled kernels are absent, or values are on a GPU.
 
 Edges are taken some at a time, so that what has a row per edge takes a bounded amount of memory.
-Forward it is the online softmax of csrc/attention/attention.h. Backward each portion's share of the gradient
-comes from autograd: with the gradient of the result and its statistics held constant, it is that of
-``sum over edges and heads of a (m c <grad, values> - delta)``.
+Forward it is the online softmax of csrc/attention/attention.h. Backward each chunk's share of the
+gradient comes from autograd: with the gradient of the result and its statistics held constant, it
+is that of ``sum over edges and heads of a (m c <grad, values> - delta)``.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ def head_products(rows: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, 
     """Dot products of each head of each row with two vectors of that head.
 
     ``(rows * first).sum(-1)`` and ``(rows * second).sum(-1)``, in one pass over ``rows`` forward
-    and one backward. For that the rows are handed back: whoever uses the returned ones gets their
-    gradient added on the way, without a pass of its own.
+    and one backward. For that the rows are handed back: the gradient of the returned ones is
+    added on the way, without a pass of its own.
 
     Args:
         rows: ``[num_rows, heads, dim]``.
@@ -97,7 +97,7 @@ class _HeadProducts(Function):
             return passed, None, None
         one = rows.new_zeros(rows.shape[:2], dtype=dtype) if one is None else one
         two = rows.new_zeros(rows.shape[:2], dtype=dtype) if two is None else two
-        if torch.is_grad_enabled():  # somebody will differentiate the gradient
+        if torch.is_grad_enabled():  # the gradient may be differentiated
             one, two = one.unsqueeze(-1), two.unsqueeze(-1)
             values = rows.to(dtype)
             total = one * first + two * second

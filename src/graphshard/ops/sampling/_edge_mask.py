@@ -3,7 +3,7 @@
 
 Whether an entry is dropped is a function of (seed, edge, head): a hash of 32 bits is compared with
 the probability. So the backward pass, another rank or another number of threads finds the same
-mask. csrc/attention_walk.h says the same in C++, bit for bit.
+mask. csrc/attention/entries.cpp says the same in C++, bit for bit.
 """
 
 from __future__ import annotations

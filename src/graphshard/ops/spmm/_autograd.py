@@ -18,9 +18,9 @@ from torch.autograd import Function
 
 from .._adjacency import Adjacency
 from . import _compute
+from ._argmax import argmax_backward
 from ._broadcast import sum_to_row
 from ._compute import Operand
-from ._winners import winners_backward
 
 
 def _tracked(*values: Operand) -> bool:
@@ -28,7 +28,7 @@ def _tracked(*values: Operand) -> bool:
 
 
 def spmm(adj: Adjacency, op: str, reduce: str, lhs: Operand, rhs: Operand) -> Tensor:
-    """Differentiable `_compute.spmm`, without the winners."""
+    """Differentiable `_compute.spmm`, without the argmax."""
     lhs = None if op == "copy_rhs" else lhs
     rhs = None if op == "copy_lhs" else rhs
     if not _tracked(lhs, rhs):
@@ -104,7 +104,7 @@ class _SpMM(Function):
         _, _, _, lhs_wanted, rhs_wanted = ctx.needs_input_grad
         if arg is not None:
             shapes, wanted = (ctx.lhs_shape, ctx.rhs_shape), (lhs_wanted, rhs_wanted)
-            grads = winners_backward(adj, op, grad, arg, (lhs, rhs), shapes, wanted)
+            grads = argmax_backward(adj, op, grad, arg, (lhs, rhs), shapes, wanted)
             return (None, None, None, *grads)
         if ctx.reduce == "mean":
             degrees = adj.in_degrees().clamp(min=1).to(grad.dtype)

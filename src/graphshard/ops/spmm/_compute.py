@@ -28,7 +28,7 @@ Operand = Tensor | None
 def spmm(
     adj: Adjacency, op: str, reduce: str, lhs: Operand, rhs: Operand
 ) -> tuple[Tensor, Tensor | None]:
-    """Reduced messages [num_dst, ...]; for max and min also the winning edge ids, same shape."""
+    """Reduced messages [num_dst, ...]; for max and min also the argmax, same shape."""
     lhs = None if lhs is None or op == "copy_rhs" else lhs.detach()
     rhs = None if rhs is None or op == "copy_lhs" else rhs.detach()
     like = lhs if lhs is not None else rhs
@@ -162,7 +162,7 @@ def edge_softmax_backward(adj: Adjacency, out: Tensor, grad: Tensor) -> Tensor:
     return result
 
 
-def winners_backward(
+def argmax_backward(
     adj: Adjacency,
     op: str,
     grad: Tensor,
@@ -171,13 +171,13 @@ def winners_backward(
     rows: tuple[Shape | None, Shape | None],
     wanted: tuple[bool, bool],
 ) -> tuple[Operand, Operand] | None:
-    """Gradients of max or min, given the winning edge ids; None where no kernel can do it.
+    """Gradients of max or min, given the argmax; None where no kernel can do it.
 
     Args:
         adj: The edges.
         op: The operator that made the messages.
         grad: [num_dst, ...] gradient of the result.
-        arg: The winners, same shape.
+        arg: Ids of the edges that have the maximum, same shape.
         operands: Source rows and edge rows, each where ``op`` scales by it.
         rows: Shape of a source row and of an edge row; None where ``op`` does not look at it.
         wanted: Whether to compute the gradient of each operand.

@@ -10,7 +10,7 @@ from ..._kernel import kernels_for
 from .. import _check
 from .._adjacency import Adjacency, HasAdjacency, as_adjacency
 from . import _autograd, _compute
-from ._winners import winners_backward
+from ._argmax import argmax_backward
 
 OPS = ("add", "sub", "mul", "div", "copy_lhs", "copy_rhs")
 REDUCES = ("sum", "mean", "max", "min")
@@ -27,8 +27,8 @@ def gspmm(
 
     ``out[v] = reduce over edges e into v of op(lhs[source of e], rhs[e])``. Rows broadcast from the
     right, as in numpy. No message is stored. A destination without edges gets zeros. Differentiable
-    in ``lhs`` and ``rhs``, any number of times; the gradient of max and min goes to the winner
-    alone, which among equals is the edge with the smallest id (a NaN wins over any number).
+    in ``lhs`` and ``rhs``, any number of times; the gradient of max and min goes to the argmax
+    alone, which among equals is the edge with the smallest id (a NaN is taken before any number).
     bfloat16 and float16 are summed in float32.
 
     Args:
@@ -123,23 +123,23 @@ def gspmm_arg_backward(
     rhs: Tensor | None = None,
     wanted: tuple[bool, bool] = (True, True),
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Gradients of max and min, each element's to the edge that won it; no gradient is recorded.
+    """Gradients of max and min, each element's to the edge in ``arg``; no gradient is recorded.
 
-    The winners need not be those of `gspmm_arg` over these edges: where an element was won by none
-    of them, ``arg`` is -1.
+    The argmax need not be that of `gspmm_arg` over these edges: where an element came from none of
+    them, ``arg`` is -1.
 
     Args:
         adj: The edges, or a graph with one relation.
         op: As in `gspmm`.
         grad: [num_dst, ...] gradient of the result.
-        arg: As ``grad``, of ``adj.idtype``: the ids of the edges that won, -1 for none.
+        arg: As ``grad``, of ``adj.idtype``: the ids of the edges of the maxima, -1 for none.
         lhs: [num_src, ...] source rows.
         rhs: [num_edges, ...] edge rows.
         wanted: Whether to compute the gradient of ``lhs``, and of ``rhs``.
 
     Returns:
         The gradients of ``lhs`` and ``rhs`` in their shapes and dtypes; None for what ``op`` does
-        not look at, or nobody wants.
+        not look at, or that is not wanted.
 
     Raises:
         TypeError: As in `gspmm`, and where ``arg`` is not of ``adj.idtype``.
@@ -166,7 +166,7 @@ def gspmm_arg_backward(
             )
     scales = op in ("mul", "div")
     with torch.no_grad():
-        found = winners_backward(
+        found = argmax_backward(
             adj,
             op,
             grad.contiguous(),

@@ -26,7 +26,7 @@ _BAG_DTYPES = (torch.float32, torch.float64)
 def spmm(
     adj: Adjacency, op: str, reduce: str, lhs: Tensor | None, rhs: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
-    """Reduced messages, and for max and min the winning edge ids."""
+    """Reduced messages, and for max and min the argmax."""
     if reduce in ("sum", "mean"):
         out = _bags(adj, op, reduce, lhs, rhs)
         if out is not None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Max and min put together from sets of edges, and gradients by winners: against all edges at once.
+"""Max and min put together from sets of edges, and gradients by argmax: against all edges at once.
 
 What all edges give comes from plain torch, or from `torch.amax` and `torch.amin`.
 """
@@ -47,7 +47,7 @@ def test_sets_of_edges_make_the_whole(
 ) -> None:
     src, dst = edges(idtype)
     x = rows(dtype, odd)
-    whole, winners = gspmm_arg(Adjacency(src, dst, NUM_SRC, NUM_DST), "copy_lhs", reduce, x)
+    whole, argmax = gspmm_arg(Adjacency(src, dst, NUM_SRC, NUM_DST), "copy_lhs", reduce, x)
     belongs = torch.randint(num_sets, (NUM_EDGES,), generator=torch.Generator().manual_seed(2))
     for strided in (False, True):
         best = torch.zeros(NUM_DST, 2 * WIDTH, dtype=dtype)[:, ::2] if strided else torch.zeros(
@@ -63,13 +63,13 @@ def test_sets_of_edges_make_the_whole(
                 break
         found = torch.where(edge == NUM_EDGES, -1, edge.long())
         torch.testing.assert_close(best, whole, rtol=0, atol=0, equal_nan=True)
-        assert torch.equal(found, winners.long())
+        assert torch.equal(found, argmax.long())
 
 
 @pytest.mark.parametrize("op", ["copy_lhs", "copy_rhs", "add", "sub", "mul", "div"])
 @pytest.mark.parametrize("dtype", DTYPES[:3], ids=str)
-def test_gradients_by_winners(op: str, dtype: torch.dtype, way: str) -> None:
-    """Of two halves of the edges, each with the winners among its own, are those of the whole."""
+def test_gradients_by_argmax(op: str, dtype: torch.dtype, way: str) -> None:
+    """Of two halves of the edges, each with the argmax among its own, are those of the whole."""
     src, dst = (ids.long() for ids in edges(torch.int64))
     generator = torch.Generator().manual_seed(3)
     lhs = (torch.rand(NUM_SRC, WIDTH, generator=generator) + 0.5).to(dtype).requires_grad_()
@@ -83,18 +83,18 @@ def test_gradients_by_winners(op: str, dtype: torch.dtype, way: str) -> None:
         "div": lambda: lhs[src] / rhs,
     }[op]()
     adjacency = Adjacency(src, dst, NUM_SRC, NUM_DST)
-    _, winners = gspmm_arg(adjacency, op, "max", lhs.detach(), rhs.detach())
-    grad = torch.randint(1, 5, winners.shape, generator=generator).to(dtype)
-    there = winners >= 0
-    columns = torch.arange(winners.shape[1]).expand_as(winners)
-    won = made[winners[there], columns[there]]
+    _, argmax = gspmm_arg(adjacency, op, "max", lhs.detach(), rhs.detach())
+    grad = torch.randint(1, 5, argmax.shape, generator=generator).to(dtype)
+    there = argmax >= 0
+    columns = torch.arange(argmax.shape[1]).expand_as(argmax)
+    won = made[argmax[there], columns[there]]
     wanted = torch.autograd.grad((won * grad[there]).sum(), [lhs, rhs], allow_unused=True)
     totals = [torch.zeros_like(lhs), torch.zeros_like(rhs)]
     for half in (0, 1):
         ids = (torch.arange(NUM_EDGES) % 2 == half).nonzero().view(-1)
         place = torch.full((NUM_EDGES + 1,), -1).index_copy(0, ids, torch.arange(len(ids)))
         some = Adjacency(src[ids], dst[ids], NUM_SRC, NUM_DST)
-        arguments = some, op, grad, place[winners], lhs.detach(), rhs.detach()[ids]
+        arguments = some, op, grad, place[argmax], lhs.detach(), rhs.detach()[ids]
         found = gspmm_arg_backward(*arguments)
         assert [g is None for g in found] == [op == "copy_rhs", op == "copy_lhs"]
         only = gspmm_arg_backward(*arguments, wanted=(True, False))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Max and min over the edges of several graphs, and their gradient by the edges that won."""
+"""Max and min over the edges of several graphs, and their gradient by the argmax."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ._compute import Operand
 _HALF = (torch.float16, torch.bfloat16)
 
 
-def winners_backward(
+def argmax_backward(
     adj: Adjacency,
     op: str,
     grad: Tensor,
@@ -29,7 +29,7 @@ def winners_backward(
     shapes: tuple[torch.Size | None, torch.Size | None],
     wanted: tuple[bool, bool],
 ) -> tuple[Operand, Operand]:
-    """Gradients of max or min: each element goes to the edge that won it, and to no other.
+    """Gradients of max or min: each element goes to the edge that it came from, and to no other.
 
     Differentiable in ``grad`` and the operands.
 
@@ -37,7 +37,7 @@ def winners_backward(
         adj: The edges.
         op: The operator that made the messages.
         grad: [num_dst, ...] gradient of the result.
-        arg: The winners, same shape; -1 for none.
+        arg: Ids of the edges that have the maximum, same shape; -1 for none.
         operands: Source rows and edge rows, each where ``op`` scales by it.
         shapes: Those of the source rows and the edge rows; None where ``op`` does not look at them.
         wanted: Whether to compute the gradient of each.
@@ -45,9 +45,9 @@ def winners_backward(
     Returns:
         Gradients of the source rows and the edge rows, where wanted.
     """
-    if not torch.is_grad_enabled():  # nobody will differentiate the gradient
+    if not torch.is_grad_enabled():  # the gradient will not be differentiated
         rows = tuple(None if shape is None else tuple(shape[1:]) for shape in shapes)
-        grads = _compute.winners_backward(adj, op, grad, arg, operands, (rows[0], rows[1]), wanted)
+        grads = _compute.argmax_backward(adj, op, grad, arg, operands, (rows[0], rows[1]), wanted)
         if grads is not None:
             return grads
     lhs_shape, rhs_shape = shapes
@@ -68,27 +68,27 @@ def winners_backward(
         lhs_places = places(tuple(lhs_shape[1:]), adj.coo()[0].long()[edge])
     if rhs_shape is not None:
         rhs_places = places(tuple(rhs_shape[1:]), edge)
-    # Where no edge won, a stand-in of 1: whatever is stored there must not turn 0 into NaN.
+    # Where there is no edge, 1: whatever is stored there must not turn 0 into NaN.
     lhs, rhs = operands
-    lhs_won = None if lhs is None else torch.where(present, lhs.reshape(-1)[lhs_places], 1.0)
-    rhs_won = None if rhs is None else torch.where(present, rhs.reshape(-1)[rhs_places], 1.0)
+    lhs_taken = None if lhs is None else torch.where(present, lhs.reshape(-1)[lhs_places], 1.0)
+    rhs_taken = None if rhs is None else torch.where(present, rhs.reshape(-1)[rhs_places], 1.0)
     lhs_grad = rhs_grad = None
     if wanted[0]:
         assert lhs_shape is not None
         share = grad
-        if rhs_won is not None:
-            share = grad * rhs_won if op == "mul" else grad / rhs_won
+        if rhs_taken is not None:
+            share = grad * rhs_taken if op == "mul" else grad / rhs_taken
         lhs_grad = _put(share, lhs_places, lhs_shape)
     if wanted[1]:
         assert rhs_shape is not None
         share = -grad if op == "sub" else grad
         if op == "mul":
-            assert lhs_won is not None
-            share = grad * lhs_won
+            assert lhs_taken is not None
+            share = grad * lhs_taken
         elif op == "div":
-            assert lhs_won is not None
-            assert rhs_won is not None
-            share = -grad * lhs_won / (rhs_won * rhs_won)
+            assert lhs_taken is not None
+            assert rhs_taken is not None
+            share = -grad * lhs_taken / (rhs_taken * rhs_taken)
         rhs_grad = _put(share, rhs_places, rhs_shape)
     return lhs_grad, rhs_grad
 
@@ -111,7 +111,7 @@ def merge_best(
         best: ``[...]``, the best of the edges before.
         edge: As ``best``, int32 or int64: their ids; ``none`` where there was no edge.
         value: As ``best``: from `gspmm_arg` over the edges that come in.
-        arg: As ``best``, int32 or int64, likewise: which of these edges won, -1 for none.
+        arg: As ``best``, int32 or int64, likewise: which of these edges has it, -1 for none.
         ids: ``[num_edges]`` ids of these edges; None where they are their places.
         none: More than all ids.
         op: ``max`` or ``min``.
