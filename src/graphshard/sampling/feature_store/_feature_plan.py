@@ -3,23 +3,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
-from ...graph import EID, NID, Block
-from .._attach import check_named, names_for
-from .._ownership import Kind
-from ._features import RowRequest
+from ...graph import EID, NID, Block, MessagePassingGraph
+from .._lazy_features import check_named, names_for
+from .._ownership import RowKind
+from ._feature_store import FeatureRequest, FeatureStore
 
-Side = Literal["input", "output", "edge"]
+BatchSide: TypeAlias = Literal["input", "output", "edge"]
 
 
 @dataclass(frozen=True)
-class _Columns:
+class _PlannedColumns:
     """Features of one kind on one side of a batch.
 
     Args:
@@ -28,8 +28,8 @@ class _Columns:
         names: What a feature is called in the batch, to what its table is called.
     """
 
-    side: Side
-    kind: Kind
+    side: BatchSide
+    kind: RowKind
     names: Mapping[str, str]
 
 
@@ -37,39 +37,66 @@ class FeaturePlan:
     """The features of batches of one graph.
 
     Args:
-        graph: A `Graph`, or this rank's part of one.
+        graph: A `Graph`, this rank's part of one, or a `GraphStore`.
         sampler: Whose ``input_node_features`` and ``output_node_features`` are taken, if it has
-            them, besides the features of the graph that its ``prefetch_node_feats``,
-            ``prefetch_labels`` and ``prefetch_edge_feats`` name.
+            them, besides the features that its ``prefetch_node_feats``, ``prefetch_labels`` and
+            ``prefetch_edge_feats`` name.
+        store: Has the features that are named; by default the graph has them.
+
+    Attributes:
+        tables: (node type or relation, name) to rows; empty if a store was given.
 
     Raises:
-        TypeError: Rows that are no dense tensor, or not by type on a graph of several types.
+        TypeError: Rows that are no dense tensor, or not by type on a graph of several types; or
+            rows besides a store.
         ValueError: An unknown type, another number of rows than the graph has nodes here, a
             tensor that requires a gradient, or a feature that the graph does not have.
     """
 
-    def __init__(self, graph: Any, sampler: Any) -> None:
-        self.tables: dict[tuple[Kind, str], Tensor] = {}
-        self._columns: list[_Columns] = []
+    def __init__(self, graph: Any, sampler: Any, store: FeatureStore | None = None) -> None:
+        self.tables: dict[tuple[RowKind, str], Tensor] = {}
+        self._columns: list[_PlannedColumns] = []
+        self._graph, self._store = graph, store
         self._etypes = list(graph.canonical_etypes)
-        sides: tuple[tuple[Side, str, str], ...] = (
-            ("input", "input_node_features", "prefetch_node_feats"),
-            ("output", "output_node_features", "prefetch_labels"),
+        ntypes = list(graph.ntypes)
+        sides: tuple[tuple[BatchSide, str, str, list[Any]], ...] = (
+            ("input", "input_node_features", "prefetch_node_feats", ntypes),
+            ("output", "output_node_features", "prefetch_labels", ntypes),
+            ("edge", "", "prefetch_edge_feats", self._etypes),
         )
-        for side, given, named in sides:
-            rows = _named_rows(graph, getattr(sampler, named, ()), named)
-            for ntype, of_type in _given_rows(graph, getattr(sampler, given, {}), given).items():
-                rows.setdefault(ntype, {}).update(of_type)
-            for ntype in graph.ntypes:
-                self._add(side, ntype, rows.get(ntype, {}))
-        names = getattr(sampler, "prefetch_edge_feats", ())
-        check_named(graph.edges, graph.canonical_etypes, names, "prefetch_edge_feats")
-        for etype in graph.canonical_etypes:
-            data = graph.edges[etype].data
-            wanted = {name: data[name] for name in names_for(names, etype) if name in data}
-            self._add("edge", etype, wanted)
+        for side, given, named, kinds in sides:
+            names = getattr(sampler, named, ())
+            check_named(self._names_of, kinds, names, named)
+            rows = _given_rows(graph, getattr(sampler, given, None) or {}, given)
+            if rows and store is not None:
+                raise TypeError(
+                    f"features come from feature_store or from {given}, not from both; name those "
+                    f"of the store in {named}"
+                )
+            for kind in kinds:
+                wanted = [name for name in names_for(names, kind) if name in self._names_of(kind)]
+                if store is not None:
+                    if wanted:
+                        columns = _PlannedColumns(
+                            side, kind, dict(zip(wanted, wanted, strict=True))
+                        )
+                        self._columns.append(columns)
+                    continue
+                data = self._data_of(kind)
+                self._add(side, kind, {name: data[name] for name in wanted} | rows.get(kind, {}))
 
-    def _add(self, side: Side, kind: Kind, rows: Mapping[str, Tensor]) -> None:
+    def _data_of(self, kind: RowKind) -> Mapping[str, Any]:
+        """Features that the graph has itself."""
+        if not isinstance(self._graph, MessagePassingGraph):  # a GraphStore
+            return {}
+        space = self._graph.nodes if isinstance(kind, str) else self._graph.edges
+        data: Mapping[str, Any] = space[kind].data
+        return data
+
+    def _names_of(self, kind: RowKind) -> Collection[str]:
+        return self._data_of(kind) if self._store is None else self._store.feature_names(kind)
+
+    def _add(self, side: BatchSide, kind: RowKind, rows: Mapping[str, Tensor]) -> None:
         if not rows:
             return
         names = {}
@@ -79,7 +106,12 @@ class FeaturePlan:
             known = self.tables.get((kind, name), table)
             names[name] = name if known is table else f"{name} ({side})"  # two of one name
             self.tables[kind, names[name]] = table
-        self._columns.append(_Columns(side, kind, names))
+        self._columns.append(_PlannedColumns(side, kind, names))
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no features are attached."""
+        return not self._columns
 
     @property
     def has_edges(self) -> bool:
@@ -90,7 +122,7 @@ class FeaturePlan:
         """What must be equal on all ranks."""
         return "; ".join(f"{c.side} {c.kind}: {sorted(c.names)}" for c in self._columns)
 
-    def requests(self, blocks: Sequence[Block]) -> list[RowRequest]:
+    def requests(self, blocks: Sequence[Block]) -> list[FeatureRequest]:
         """The rows that a batch needs; the same kinds and names for every batch."""
         found = []
         # Nodes of a block are distinct if seeds are; an edge may be drawn again.
@@ -102,7 +134,9 @@ class FeaturePlan:
             names = tuple(columns.names.values())
             for _, frame, id_field in self._frames(columns, blocks):
                 is_distinct = id_field == NID and nodes_differ
-                found.append(RowRequest(columns.kind, names, frame[id_field], is_distinct))
+                found.append(
+                    FeatureRequest(columns.kind, names, frame[id_field], distinct=is_distinct)
+                )
         return found
 
     def attach(self, blocks: Sequence[Block], rows: Sequence[Mapping[str, Tensor]]) -> None:
@@ -114,7 +148,9 @@ class FeaturePlan:
                 for name, key in columns.names.items():
                     frame[name] = answer[key].to(block.device)
 
-    def _frames(self, columns: _Columns, blocks: Sequence[Block]) -> list[tuple[Block, Any, str]]:
+    def _frames(
+        self, columns: _PlannedColumns, blocks: Sequence[Block]
+    ) -> list[tuple[Block, Any, str]]:
         """Blocks, their frames that the columns belong to, and the field with the ids."""
         first, last = blocks[0], blocks[-1]
         if columns.side == "input":
@@ -126,19 +162,9 @@ class FeaturePlan:
         return [(b, b.edges[b.canonical_etypes[number]].data, EID) for b in blocks]
 
 
-def _named_rows(graph: Any, names: Any, what: str) -> dict[str, dict[str, Tensor]]:
-    """Node type to name to rows, for features that the graph has itself."""
-    check_named(graph.nodes, graph.ntypes, names, what)
-    found = {}
-    for ntype in graph.ntypes:
-        data = graph.nodes[ntype].data
-        found[ntype] = {name: data[name] for name in names_for(names, ntype) if name in data}
-    return found
-
-
-def _given_rows(graph: Any, features: Any, what: str) -> dict[str, dict[str, Tensor]]:
+def _given_rows(graph: Any, features: Any, what: str) -> dict[RowKind, dict[str, Tensor]]:
     """Node type to name to rows, for features that the user passed."""
-    found: dict[str, dict[str, Tensor]] = {}
+    found: dict[RowKind, dict[str, Tensor]] = {}
     for name, by_type in features.items():
         if not isinstance(by_type, Mapping):
             if len(graph.ntypes) != 1:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MappedRows: ranks on one host read each other's rows from memory that they share."""
+"""MappedFeatureStore: ranks on one host read each other's rows from memory that they share."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from torch import Tensor
 from ...comm.group import group_state
 from ...fullbatch import GraphShardManager
 from ...ops import copy_rows
-from .._ownership import Kind, Ownership, owners
-from ._features import CollectiveRows, Rows, Tables, Wanted, check_tables, same_ranks
+from .._ownership import Ownership, RowKind, owners, same_ranks
 from ._hosts import Hosts
 from ._shared_memory import SharedArray, share_arrays
+from ._tables import CollectiveFeatureStore, FillRequest, Tables, TableStore, check_tables
 
 
-class MappedRows(Rows):
+class MappedFeatureStore(TableStore):
     """Rows of tables that are spread over ranks, those of ranks on this host read directly.
 
     Each rank copies its rows, once, into memory that all ranks of its host map; it has no name in
     any file system, and goes when the last of them ends. Rows of ranks on other hosts come as from
-    `CollectiveRows`. Where all ranks are on one host, nothing is ever sent.
+    `CollectiveFeatureStore`. Where all ranks are on one host, nothing is ever sent.
 
     Args:
         manager: The graph that ids belong to; collective.
-        tables: As for `CollectiveRows`. The rows are copied: changes made to a table later are
+        tables: As for `CollectiveFeatureStore`. The rows are copied: later changes to a table are
             not seen.
         group: Who takes part; by default the ranks that share the graph.
-        directory: Where the file lies while it has a name; by default in shared memory, or where
+        directory: Where the file is while it has a name; by default in shared memory, or where
             temporary files go if that is too small.
 
     Raises:
         OSError: Some host has no room; on all ranks.
-        TypeError: As for `CollectiveRows`.
-        ValueError: As for `CollectiveRows`.
+        TypeError: As for `CollectiveFeatureStore`.
+        ValueError: As for `CollectiveFeatureStore`.
     """
 
     def __init__(
@@ -69,13 +69,13 @@ class MappedRows(Rows):
                 (kind, name): table[ownership.first(kind) :][: ownership.num_owned(kind)]
                 for (kind, name), table in self._tables.items()
             }
-            self._far = CollectiveRows.over(ownership, own, state)
+            self._far = CollectiveFeatureStore(ownership, own, state)
         is_far = [leader != self.hosts.leader[state.rank] for leader in self.hosts.leader]
         self._is_far = torch.tensor(is_far)
 
-    def fill(self, wanted: Sequence[Wanted]) -> None:
-        far: list[Wanted] = []
-        for rows in wanted:
+    def fill(self, requests: Sequence[FillRequest]) -> None:
+        far: list[FillRequest] = []
+        for rows in requests:
             near = rows
             remote = self.is_remote(rows.kind, rows.ids)
             if remote is not None:
@@ -86,12 +86,12 @@ class MappedRows(Rows):
         if self._far is not None:
             self._far.fill(far)
 
-    def is_remote(self, kind: Kind, ids: Tensor) -> Tensor | None:
+    def is_remote(self, kind: RowKind, ids: Tensor) -> Tensor | None:
         if self._far is None:
             return None
         return self._is_far[owners(self.ownership.ranges[kind], ids).long()]
 
-    def on(self, group: dist.ProcessGroup | None) -> MappedRows:
+    def on(self, group: dist.ProcessGroup | None) -> MappedFeatureStore:
         new = copy.copy(self)
         if self._far is None:
             same_ranks(self._state, group)

@@ -1,15 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MiniBatch: the blocks of one step, and how much they weigh. global_mean: the loss of a step."""
+"""MiniBatch: the blocks of one step and how much they weigh; the stages that make one.
+
+`global_mean` is the loss of a step.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from ...comm import trace
 from ...graph import Block
+from ..feature_store import AccessCounts, CachedFeatureStore, FeaturePlan, FeatureStore
+from ..graph_store import GraphStore
+from ..sampler import DrawSeed, IdTables, NeighborSampler
+from ._batch_order import SeedOrder
+from ._pipeline import Run, Stage
+
+SAMPLING, FEATURES, DEVICE = "sampling", "features", "device"
+
+FetchedRows = list[dict[str, Tensor]]
 
 
 class MiniBatch(list[Block]):
@@ -93,3 +108,178 @@ def global_mean(values: Tensor, batch: MiniBatch | int, *, averaged_over: int = 
         total = batch
     num_values = total * math.prod(values.shape[1:])
     return values.sum() / (max(1, num_values) / averaged_over)
+
+
+@dataclass
+class LoaderStats:
+    """What a pass over a `DataLoader` has done so far, on this rank.
+
+    Args:
+        num_steps: Batches given to the training loop.
+        wait_seconds: How long the training loop has waited for them.
+        num_edges: Edges drawn, also for batches that are still to come.
+        num_input_nodes: Nodes whose input features were wanted, summed over batches.
+        cache_hit_rate: Part of the accesses to remote rows that the cache answered.
+        sampling_bytes: Bytes sent to other ranks to draw neighbours, for a cache included.
+        feature_bytes: Bytes sent to other ranks to fetch features, for a cache included.
+    """
+
+    num_steps: int = 0
+    wait_seconds: float = 0.0
+    num_edges: int = 0
+    num_input_nodes: int = 0
+    cache_hit_rate: float = 0.0
+    sampling_bytes: int = 0
+    feature_bytes: int = 0
+
+
+class BatchPosition(NamedTuple):
+    """Where a batch is in a run.
+
+    Args:
+        epoch: Which epoch.
+        order: Of the epoch's seeds, from `SeedOrder.of_epoch`.
+        step: Which step of the epoch.
+    """
+
+    epoch: int
+    order: Tensor | None
+    step: int
+
+
+class BatchStages:
+    """What a `DataLoader` does for a batch: draw blocks, fetch features, move both to a device.
+
+    Args:
+        store: Where neighbours come from, for the thread that samples.
+        sampler: How they are drawn.
+        seeds: This rank's batches of seeds.
+        seed: Of the draws.
+        with_eids: Whether edge ids are wanted.
+        plan: Which features.
+        features: Where they come from, for the thread that fetches; None if there are none.
+    """
+
+    def __init__(
+        self,
+        store: GraphStore,
+        sampler: NeighborSampler,
+        seeds: SeedOrder,
+        seed: int,
+        with_eids: bool,
+        plan: FeaturePlan,
+        features: FeatureStore | None,
+    ) -> None:
+        self._store, self._sampler, self._seeds, self._seed = store, sampler, seeds, seed
+        self._with_eids, self._plan, self._features = with_eids, plan, features
+        self._tables = IdTables(store)
+        wanted = sampler.output_device
+        self._device = torch.empty(0, device=store.device if wanted is None else wanted).device
+        self.stats = LoaderStats()
+
+    def as_pipeline(self) -> list[Stage]:
+        """The stages, each for a thread of its own."""
+        stages = [Stage(SAMPLING, self.sample)]
+        if self._device != self._store.device:
+            if self._features is None:
+                return [*stages, Stage(DEVICE, self._moved)]
+            return [*stages, Stage(FEATURES, self.fetch), Stage(DEVICE, self.finish)]
+        if self._features is not None:  # attaching is not worth a thread
+            stages.append(Stage(FEATURES, lambda batch: self.finish(self.fetch(batch))))
+        return stages
+
+    def sample(self, position: BatchPosition) -> MiniBatch:
+        """Draw the blocks of a batch, and count what was drawn."""
+        batch, stats = self._drawn(position), self.stats
+        stats.num_edges += sum(adj.num_edges for block in batch for adj in block.relations)
+        stats.num_input_nodes += sum(batch[0].num_src_nodes(t) for t in batch[0].srctypes)
+        return batch
+
+    def _drawn(self, position: BatchPosition) -> MiniBatch:
+        epoch, order, step = position
+        seeds = self._seeds.batch(order, step)
+        with trace(only_this_thread=True) as sent:
+            blocks = self._sampler.draw(
+                self._store,
+                seeds,
+                DrawSeed(self._seed, epoch, step),
+                tables=self._tables,
+                with_eids=self._with_eids,
+            )
+        self.stats.sampling_bytes += sent.total_bytes
+        return MiniBatch(
+            blocks,
+            epoch=epoch,
+            step=step,
+            num_seeds=sum(ids.numel() for ids in seeds.values()),
+            num_global_seeds=self._seeds.num_global(step),
+        )
+
+    def fetch(self, batch: MiniBatch) -> tuple[MiniBatch, FetchedRows]:
+        """Fetch the features of a batch."""
+        assert self._features is not None
+        with trace(only_this_thread=True) as sent:
+            rows = self._features.fetch(self._plan.requests(batch))
+        self.stats.feature_bytes += sent.total_bytes
+        return batch, rows
+
+    def finish(self, fetched: tuple[MiniBatch, FetchedRows]) -> MiniBatch:
+        """Move a batch to its device and attach the features."""
+        batch = self._moved(fetched[0])
+        self._plan.attach(batch, fetched[1])
+        return batch
+
+    def _moved(self, batch: MiniBatch) -> MiniBatch:
+        return batch if self._device == self._store.device else batch.to(self._device)
+
+    @property
+    def cache_hit_rate(self) -> float:
+        """Part of the accesses to remote rows that the cache answered, since it was filled."""
+        features = self._features
+        return features.hit_rate if isinstance(features, CachedFeatureStore) else 0.0
+
+    def fill_cache(self, positions: Sequence[BatchPosition]) -> None:
+        """If there is a cache, draw a pass to count how often it reads each row; collective."""
+        if not isinstance(self._features, CachedFeatureStore):
+            return
+        counts = AccessCounts()
+        with torch.no_grad():
+            for position in positions:
+                counts.add(self._plan.requests(self._drawn(position)))
+            with trace(only_this_thread=True) as sent:
+                self._features.prepare(counts.totals())
+        self.stats.feature_bytes += sent.total_bytes
+
+
+def deliver(
+    run: Run[MiniBatch], stages: BatchStages, stats: LoaderStats, num_steps: int, loader: object
+) -> Iterator[MiniBatch]:
+    """Give the batches of a pass to the training loop, and count.
+
+    Args:
+        run: The pass.
+        stages: Which make its batches.
+        stats: Of the pass.
+        num_steps: Batches in a whole pass.
+        loader: Kept alive as long as the loop.
+
+    Raises:
+        RuntimeError: The pass was ended by something else than the loop.
+    """
+    try:
+        for batch in run:
+            stats.num_steps, stats.wait_seconds = run.num_delivered, run.seconds_waited
+            stats.cache_hit_rate = stages.cache_hit_rate
+            yield batch
+            del batch
+        if run.num_delivered < num_steps:
+            raise RuntimeError(
+                "another pass over this DataLoader has begun, or it was closed, which ended "
+                "this pass; make a loader for each"
+            )
+    except GeneratorExit:
+        # The caller has left the loop. Close here, and not when `run` is dropped: this may hold
+        # the last reference to the loader, whose end would cut short what the threads have
+        # permission to finish.
+        run.close()
+        raise

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NeighborSampler, MultiLayerFullNeighborSampler, LaborSampler: how neighbours are chosen."""
+"""NeighborSampler and its kin: how neighbours are chosen, layer by layer."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from torch import Tensor
 
 from ..._typing import CanonicalEType, EType
 from ...graph import NID, Block, Graph
-from .._attach import Names, attach_features
-from ..graph_store import DrawOptions, Structure, structure_of
+from .._lazy_features import FeatureNames, set_all_lazy
+from ..graph_store import DrawOptions, GraphStore, graph_store_of
 from ._block_sampler import BlockSampler
-from ._blocks import Fanout, IdTables, sample_blocks
-from ._ids import by_relation, by_type, only_if_plain
-from ._keys import DrawSeed
+from ._blocks import DrawSeed, IdTables, RelationFanouts, sample_blocks
+from ._ids import by_relation, by_type, only_if_plain, refuse_unnamed
 
 LayerFanout: TypeAlias = int | Mapping[EType, int]
+
+GivenFeatures: TypeAlias = Mapping[str, Tensor | Mapping[str, Tensor]]
+"""Feature name to rows, or to node type to rows."""
 
 
 class NeighborSampler(BlockSampler):
@@ -60,9 +62,9 @@ class NeighborSampler(BlockSampler):
         prob: str | None = None,
         mask: str | None = None,
         replace: bool = False,
-        prefetch_node_feats: Names = None,
-        prefetch_labels: Names = None,
-        prefetch_edge_feats: Names = None,
+        prefetch_node_feats: FeatureNames = None,
+        prefetch_labels: FeatureNames = None,
+        prefetch_edge_feats: FeatureNames = None,
         output_device: torch.device | str | None = None,
     ) -> None:
         self.fanouts = list(fanouts)
@@ -87,13 +89,13 @@ class NeighborSampler(BlockSampler):
             edge_dir=self.edge_dir,  # type: ignore[arg-type]
         )
 
-    def fanouts_for(self, structure: Structure) -> list[Fanout]:
+    def fanouts_for(self, store: GraphStore) -> list[RelationFanouts]:
         """Fanout of every relation, per block.
 
         Raises:
             ValueError: The fanouts do not fit the graph's relations.
         """
-        return [_per_relation(layer, structure.canonical_etypes) for layer in self.fanouts]
+        return [_per_relation(layer, store.canonical_etypes) for layer in self.fanouts]
 
     def draw_seed_for(self, draw_seed: DrawSeed) -> DrawSeed:
         """Which draw a batch takes; samplers that couple batches change it."""
@@ -101,7 +103,7 @@ class NeighborSampler(BlockSampler):
 
     def draw(
         self,
-        structure: Structure,
+        store: GraphStore,
         seeds: Mapping[str, Tensor],
         draw_seed: DrawSeed,
         *,
@@ -114,8 +116,8 @@ class NeighborSampler(BlockSampler):
         if not with_eids:
             options = DrawOptions(**{**vars(options), "with_eids": False})
         return sample_blocks(
-            structure,
-            self.fanouts_for(structure),
+            store,
+            self.fanouts_for(store),
             options,
             seeds,
             self.draw_seed_for(draw_seed),
@@ -131,17 +133,17 @@ class NeighborSampler(BlockSampler):
         draw_seed: DrawSeed | None = None,
     ) -> tuple[Any, Any, list[Block]]:
         """As `BlockSampler.sample`, which calls it; every feature is attached, named or not."""
-        structure = structure_of(g)
+        store = graph_store_of(g)
         blocks = self.draw(
-            structure,
-            by_type(structure, seed_nodes, "indices"),
+            store,
+            by_type(store, seed_nodes, "indices"),
             DrawSeed.fresh() if draw_seed is None else draw_seed,
-            excluded=by_relation(structure, exclude_eids, "exclude_eids"),
+            excluded=by_relation(store, exclude_eids, "exclude_eids"),
         )
         if isinstance(g, Graph):
-            attach_features(g, blocks)
-        inputs = {t: blocks[0].srcnodes[t].data[NID] for t in structure.ntypes}
-        outputs = {t: blocks[-1].dstnodes[t].data[NID] for t in structure.ntypes}
+            set_all_lazy(g, blocks)
+        inputs = {t: blocks[0].srcnodes[t].data[NID] for t in store.ntypes}
+        outputs = {t: blocks[-1].dstnodes[t].data[NID] for t in store.ntypes}
         return only_if_plain(inputs), only_if_plain(outputs), blocks
 
 
@@ -197,9 +199,9 @@ class LaborSampler(NeighborSampler):
         importance_sampling: int = 0,
         layer_dependency: bool = False,
         batch_dependency: int = 1,
-        prefetch_node_feats: Names = None,
-        prefetch_labels: Names = None,
-        prefetch_edge_feats: Names = None,
+        prefetch_node_feats: FeatureNames = None,
+        prefetch_labels: FeatureNames = None,
+        prefetch_edge_feats: FeatureNames = None,
         output_device: torch.device | str | None = None,
     ) -> None:
         if importance_sampling != 0:
@@ -236,6 +238,50 @@ class _SameForAllLayers(DrawSeed):
         return super().key(0, 0)
 
 
+class DistNeighborSampler(NeighborSampler):
+    """Draws neighbours for a `DataLoader` over a sharded graph, as SAR names it.
+
+    Args:
+        fanouts: Neighbours per node and relation; ``fanouts[i]`` belongs to ``blocks[i]``, so the
+            last one is for the seeds. A number (-1 for all), or relation to number.
+        prob: Name of an edge feature; neighbours are drawn in proportion to it.
+        replace: Draw with replacement.
+        *unnamed: None: everything else goes by name.
+        input_node_features: Name to the rows of this rank's nodes, ``[num_owned, *]``; on a typed
+            graph name to node type to rows. They come as ``blocks[0].srcdata[name]``.
+        output_node_features: The same; they come as ``blocks[-1].dstdata[name]``.
+        output_device: Where a loader puts the blocks; by default where the graph is.
+        edge_dir: As for `NeighborSampler`.
+        mask: As for `NeighborSampler`.
+
+    Raises:
+        ValueError: As for `NeighborSampler`.
+
+    Example:
+        >>> labels = torch.tensor([0, 1, 1])
+        >>> DistNeighborSampler([10, 5], output_node_features={"labels": labels}).num_layers
+        2
+    """
+
+    def __init__(
+        self,
+        fanouts: Sequence[LayerFanout],
+        prob: str | None = None,
+        replace: bool = False,
+        *unnamed: Any,
+        input_node_features: GivenFeatures | None = None,
+        output_node_features: GivenFeatures | None = None,
+        output_device: torch.device | str | None = None,
+        edge_dir: str = "in",
+        mask: str | None = None,
+    ) -> None:
+        names = "input_node_features", "output_node_features", "output_device"
+        refuse_unnamed("DistNeighborSampler", unnamed, *names)
+        super().__init__(fanouts, edge_dir, prob, mask, replace, output_device=output_device)
+        self.input_node_features = dict(input_node_features or {})
+        self.output_node_features = dict(output_node_features or {})
+
+
 def _check_fanouts(fanouts: Sequence[LayerFanout], replace: bool) -> None:
     if not fanouts:
         raise ValueError("fanouts must hold one entry per layer (got none)")
@@ -254,7 +300,7 @@ def _check_fanouts(fanouts: Sequence[LayerFanout], replace: bool) -> None:
                 )
 
 
-def _per_relation(fanout: LayerFanout, etypes: Sequence[CanonicalEType]) -> Fanout:
+def _per_relation(fanout: LayerFanout, etypes: Sequence[CanonicalEType]) -> RelationFanouts:
     if not isinstance(fanout, Mapping):
         return dict.fromkeys(etypes, fanout)
     found: dict[CanonicalEType, int] = {}
