@@ -170,16 +170,18 @@ class DataLoader:
             rank=state.rank,
             sizes=sizes,
         )
-        made = None if feature_store else _tables_of(graph, plan, map_features, cache_bytes)
-        owned: list[FeatureStore] = [] if made is None else [made]
-        features = feature_store or made
+        features, owned = feature_store, []
+        if features is None:
+            features = _tables_of(graph, plan, map_features, cache_bytes)
+            owned = [features]
         lanes = None
         if prefetch and state.world_size > 1:
             lanes = Lanes([SAMPLING, FEATURES][: 1 if features is None else 2], state.group)
             store = store.on(lanes.group(SAMPLING))
             if features is not None:
                 features = features.on(lanes.group(FEATURES))
-                owned += [] if made is None else [features]
+                if owned:
+                    owned.append(features)
         self._resources = LoaderResources(lanes, owned)
         self._finalizer = weakref.finalize(self, self._resources.close)
         self._stages: BatchStages | None = BatchStages(
