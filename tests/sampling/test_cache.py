@@ -19,10 +19,10 @@ from graphshard.sampling.feature_store import (
     CollectiveFeatureStore,
     FeatureRequest,
     LocalFeatureStore,
+    MappedFeatureStore,
     _cache,
 )
 from graphshard.sampling.feature_store._cache import CachedFeatureStore, most_wanted
-from graphshard.sampling.feature_store._mapped import MappedFeatureStore
 from graphshard.testing import run_ranks
 
 ROW_BYTES = 5 * 4 + 8

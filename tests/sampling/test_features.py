@@ -27,15 +27,15 @@ from torch import Tensor
 
 import graphshard
 from graphshard import comm
+from graphshard.comm.wire import _shared_arrays
 from graphshard.sampling._ownership import Ownership, owners
 from graphshard.sampling.feature_store import (
     CollectiveFeatureStore,
     FeatureRequest,
     LocalFeatureStore,
+    MappedFeatureStore,
     TableStore,
-    _shared_memory,
 )
-from graphshard.sampling.feature_store._mapped import MappedFeatureStore
 from graphshard.testing import run_ranks
 
 KNOWS = ("a", "knows", "a")
@@ -300,14 +300,14 @@ def no_room(rank: int, world_size: int, parts: str, folder: str) -> str:
         def full(descriptor: int, stretches: Any) -> None:
             raise OSError(28, "No space left on device")
 
-        plain, _shared_memory._allocate = _shared_memory._allocate, full
+        plain, _shared_arrays._allocate = _shared_arrays._allocate, full
     try:
         MappedFeatureStore(manager, {("_N", "id"): manager.original_ids["_N"]}, directory=folder)
     except OSError as caught:
         return str(caught)
     finally:
         if rank == 0:
-            _shared_memory._allocate = plain
+            _shared_arrays._allocate = plain
     return "no error"
 
 

@@ -5,7 +5,4 @@ from ._cache import AccessCounts, CachedFeatureStore
 from ._feature_plan import FeaturePlan
 from ._feature_store import FeatureRequest, FeatureStore
 from ._freed_memory import keep_freed_memory
-from ._hosts import Hosts
-from ._mapped import MappedFeatureStore
-from ._shared_memory import SharedArray, share_arrays
-from ._tables import CollectiveFeatureStore, LocalFeatureStore, TableStore
+from ._tables import CollectiveFeatureStore, LocalFeatureStore, MappedFeatureStore, TableStore

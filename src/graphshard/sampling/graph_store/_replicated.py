@@ -16,9 +16,9 @@ from ..._typing import CanonicalEType
 from ...comm import agree, all_reduce, share_error
 from ...comm.collectives import all_gather
 from ...comm.group import group_state
+from ...comm.wire import Hosts, SharedArray, share_arrays
 from ...fullbatch import GraphShardManager
 from .._ownership import Ownership, same_ranks
-from ..feature_store import Hosts, SharedArray, share_arrays
 from ._collective import ShardedGraphStore
 from ._edges import (
     LACKS_LABOR_IDS,

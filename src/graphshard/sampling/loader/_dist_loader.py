@@ -170,25 +170,26 @@ class DataLoader:
             rank=state.rank,
             sizes=sizes,
         )
-        features, owned = feature_store, []
-        if features is None:
+        features: FeatureStore | None = feature_store
+        owned: list[FeatureStore] = []
+        if features is None and plan.tables:
             features = _tables_of(graph, plan, map_features, cache_bytes)
             owned = [features]
-        lanes = None
+        groups = None
         if prefetch and state.world_size > 1:
-            lanes = Lanes([SAMPLING, FEATURES][: 1 if features is None else 2], state.group)
-            store = store.on(lanes.group(SAMPLING))
+            groups = Lanes([SAMPLING, FEATURES][: 1 if features is None else 2], state.group)
+            store = store.on(groups.group(SAMPLING))
             if features is not None:
-                features = features.on(lanes.group(FEATURES))
+                features = features.on(groups.group(FEATURES))
                 if owned:
                     owned.append(features)
-        self._resources = LoaderResources(lanes, owned)
+        self._resources = LoaderResources(groups, owned)
         self._finalizer = weakref.finalize(self, self._resources.close)
         self._stages: BatchStages | None = BatchStages(
             store, sampler, self._seeds, self.seed, edge_ids or plan.has_edges, plan, features
         )
         self._pipeline: Pipeline | None = Pipeline(
-            self._stages.as_pipeline(), prefetch, None if lanes is None else lanes.cancelled
+            self._stages.as_pipeline(), prefetch, None if groups is None else groups.cancelled
         )
         self._epoch = 0
         self._stats = LoaderStats()
@@ -254,8 +255,8 @@ class DataLoader:
     def _begin(self) -> None:
         """Wait for the threads of the last pass; find out whether all ranks are in step."""
         error = self._resources.end_of_pass(self._ranks.timeout.total_seconds())
-        lanes = self._resources.lanes
-        done = [] if lanes is None else list(lanes.num_operations)
+        groups = self._resources.groups
+        done = [] if groups is None else list(groups.num_operations)
         verify(
             self._ranks,
             f"epoch {self._epoch}, operations {done}",
@@ -269,12 +270,12 @@ class LoaderResources:
     """What a `DataLoader` gives back when it is closed, or dropped.
 
     Args:
-        lanes: The groups of threads, if they communicate.
+        groups: Those of the threads, if they communicate.
         features: Feature stores that the loader has made.
     """
 
-    def __init__(self, lanes: Lanes | None, features: list[FeatureStore]) -> None:
-        self.lanes = lanes
+    def __init__(self, groups: Lanes | None, features: list[FeatureStore]) -> None:
+        self.groups = groups
         self._features = features
         self._crew: Crew | None = None
         self._run: weakref.ref[Run[Any]] | None = None
@@ -304,7 +305,7 @@ class LoaderResources:
                 f"threads of the last pass over this DataLoader have not ended within "
                 f"{seconds:g} s; make another one"
             )
-        if self.lanes is None:
+        if self.groups is None:
             return None
         if self._crew is not None and self._crew.failure is not None:
             self._failure = self._crew.failure
@@ -312,7 +313,7 @@ class LoaderResources:
             return RuntimeError(
                 f"an earlier pass over this DataLoader failed ({self._failure}); make another one"
             )
-        if self.lanes.are_broken:
+        if self.groups.are_broken:
             return RuntimeError("a pass over this DataLoader was cut short; make another one")
         return None
 
@@ -321,8 +322,8 @@ class LoaderResources:
         self._is_closed = True
         if self._crew is not None:
             self._crew.cancel()
-        if self.lanes is not None:
-            self.lanes.close()
+        if self.groups is not None:
+            self.groups.close()
         for features in self._features:
             features.close()
         self._features = []
@@ -340,12 +341,8 @@ def _ranks_of(graph: Any) -> GroupState:
     return alone() if group is None else group_state(group)
 
 
-def _tables_of(
-    graph: Any, plan: FeaturePlan, map_features: bool, cache_bytes: int
-) -> TableStore | None:
-    """The store of features that the graph has, None where there are none; collective."""
-    if not plan.tables:
-        return None
+def _tables_of(graph: Any, plan: FeaturePlan, map_features: bool, cache_bytes: int) -> TableStore:
+    """The store of features that the graph has, or the sampler was given; collective."""
     if not isinstance(graph, GraphShardManager) or graph.world_size == 1:
         return LocalFeatureStore(plan.tables)
     tables: TableStore
