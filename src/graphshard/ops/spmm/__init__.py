@@ -4,7 +4,6 @@
 from ._add_rows import add_rows
 from ._compute import flat_rows
 from ._edge_softmax import edge_softmax
-from ._groups import group_by_range, ungroup
 from ._gsddmm import gsddmm
 from ._gspmm import gspmm, gspmm_add, gspmm_arg, gspmm_arg_backward
 from ._winners import merge_best

@@ -89,13 +89,13 @@ class NeighborSampler(BlockSampler):
             edge_dir=self.edge_dir,  # type: ignore[arg-type]
         )
 
-    def fanouts_for(self, store: GraphStore) -> list[RelationFanouts]:
+    def fanouts_for(self, structure: GraphStore) -> list[RelationFanouts]:
         """Fanout of every relation, per block.
 
         Raises:
             ValueError: The fanouts do not fit the graph's relations.
         """
-        return [_per_relation(layer, store.canonical_etypes) for layer in self.fanouts]
+        return [_per_relation(layer, structure.canonical_etypes) for layer in self.fanouts]
 
     def draw_seed_for(self, draw_seed: DrawSeed) -> DrawSeed:
         """Which draw a batch takes; samplers that couple batches change it."""
@@ -103,7 +103,7 @@ class NeighborSampler(BlockSampler):
 
     def draw(
         self,
-        store: GraphStore,
+        structure: GraphStore,
         seeds: Mapping[str, Tensor],
         draw_seed: DrawSeed,
         *,
@@ -116,8 +116,8 @@ class NeighborSampler(BlockSampler):
         if not with_eids:
             options = DrawOptions(**{**vars(options), "with_eids": False})
         return sample_blocks(
-            store,
-            self.fanouts_for(store),
+            structure,
+            self.fanouts_for(structure),
             options,
             seeds,
             self.draw_seed_for(draw_seed),
