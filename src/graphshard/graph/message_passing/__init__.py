@@ -6,5 +6,5 @@ from ._edge_softmax import edge_softmax
 from ._local import LocalGraph, check_relations, edge_frame
 from ._protocol import MessagePassingGraph
 from ._relation import RelationData, edge_values, reduce_messages
-from ._typed import TypedGraph
+from ._typed import TypedGraph, frames_of
 from ._udf import EdgeBatch, NodeBatch

@@ -10,7 +10,8 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from ...graph import EID, NID, Block, MessagePassingGraph
+from ...graph import EID, NID, Block, Frame, MessagePassingGraph
+from ...graph.message_passing import frames_of
 from .._lazy_features import check_named, names_for
 from .._ownership import RowKind
 from ._feature_store import FeatureRequest, FeatureStore
@@ -128,7 +129,7 @@ class FeaturePlan:
         # Nodes of a block are distinct if seeds are; an edge may be drawn again.
         nodes_differ = all(
             len(torch.unique(ids)) == len(ids)
-            for ids in (blocks[-1].dstnodes[t].data[NID] for t in blocks[-1].dsttypes)
+            for ids in (frame[NID] for frame in frames_of(blocks[-1])[1])
         )
         for columns in self._columns:
             names = tuple(columns.names.values())
@@ -150,16 +151,16 @@ class FeaturePlan:
 
     def _frames(
         self, columns: _PlannedColumns, blocks: Sequence[Block]
-    ) -> list[tuple[Block, Any, str]]:
+    ) -> list[tuple[Block, Frame, str]]:
         """Blocks, their frames that the columns belong to, and the field with the ids."""
-        first, last = blocks[0], blocks[-1]
-        if columns.side == "input":
-            return [(first, first.srcnodes[columns.kind].data, NID)]
-        if columns.side == "output":
-            return [(last, last.dstnodes[columns.kind].data, NID)]
+        if columns.side != "edge":
+            block = blocks[0 if columns.side == "input" else -1]
+            types: list[Any] = block.srctypes if columns.side == "input" else block.dsttypes
+            frames = frames_of(block)[0 if columns.side == "input" else 1]
+            return [(block, frames[types.index(columns.kind)], NID)]
         # Along out-edges names differ, and order does not.
         number = self._etypes.index(columns.kind)
-        return [(b, b.edges[b.canonical_etypes[number]].data, EID) for b in blocks]
+        return [(block, frames_of(block)[2][number], EID) for block in blocks]
 
 
 def _given_rows(graph: Any, features: Any, what: str) -> dict[RowKind, dict[str, Tensor]]:

@@ -22,6 +22,7 @@ from ...comm.group import GroupState
 from ...comm.wire import exchange_rows
 from ...fullbatch import GraphShardManager
 from ...graph import Frame
+from ...graph.message_passing import frames_of
 from ...ops import Adjacency, draw_neighbors
 from .._ownership import Ownership
 from ..feature_store import CollectiveFeatureStore, FeatureRequest
@@ -239,9 +240,8 @@ class OwnEdges:
         self.state = state
         self.original_ids = {t: ids.cpu() for t, ids in manager.original_ids.items()}
         self._original_edge_ids = manager.original_edge_ids
-        edge_frames = manager._all_frames()[2]
         self._frames: dict[CanonicalEType, Frame] = dict(
-            zip(manager.canonical_etypes, edge_frames, strict=True)
+            zip(manager.canonical_etypes, frames_of(manager)[2], strict=True)
         )
         self._edges = {t: manager._structure.edges[t] for t in manager.canonical_etypes}
         self._routes: dict[CanonicalEType, _OutEdgeRoute] = {}

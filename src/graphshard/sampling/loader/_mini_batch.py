@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ...comm import trace
 from ...graph import Block
+from ...graph.message_passing import frames_of
 from ..feature_store import AccessCounts, CachedFeatureStore, FeaturePlan, FeatureStore
 from ..graph_store import GraphStore
 from ..sampler import DrawSeed, IdTables, NeighborSampler
@@ -192,7 +193,7 @@ class BatchStages:
         """Draw the blocks of a batch, and count what was drawn."""
         batch, stats = self._drawn(position), self.stats
         stats.num_edges += sum(adj.num_edges for block in batch for adj in block.relations)
-        stats.num_input_nodes += sum(batch[0].num_src_nodes(t) for t in batch[0].srctypes)
+        stats.num_input_nodes += sum(frame.num_rows for frame in frames_of(batch[0])[0])
         return batch
 
     def _drawn(self, position: BatchPosition) -> MiniBatch:

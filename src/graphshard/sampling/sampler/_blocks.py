@@ -27,6 +27,7 @@ from torch import Tensor
 
 from ..._typing import CanonicalEType
 from ...graph import EID, NID, Block
+from ...graph.message_passing import frames_of
 from ...ops import Adjacency, IdTable
 from ..graph_store import DrawOptions, GraphStore, NeighborRequest, SampledNeighbors
 
@@ -158,8 +159,7 @@ def sample_blocks(
             for relation, etype in enumerate(store.canonical_etypes)
         ]
         drawn = store.sample_neighbors(requests, options, excluded)
-        block = _block(store, requests, drawn, options, frontier, tables)
-        frontier = {t: block.srcnodes[t].data[NID] for t in store.ntypes}
+        block, frontier = _block(store, requests, drawn, options, frontier, tables)
         blocks.append(block)
     if any(len(ids) < len(given[t]) for t, (ids, _) in distinct.items()):
         return repeat_seeds(blocks[::-1], {t: places for t, (_, places) in distinct.items()})
@@ -178,7 +178,8 @@ def _block(
     options: DrawOptions,
     frontier: Mapping[str, Tensor],
     tables: IdTables,
-) -> Block:
+) -> tuple[Block, dict[str, Tensor]]:
+    """The block of one layer, and the ids of its sources by type."""
     # What follows in-edges keeps their direction; messages along out-edges flow back.
     turned = options.edge_dir == "out"
     far = {i: r.etype[2] if turned else r.etype[0] for i, r in enumerate(requests)}
@@ -208,13 +209,14 @@ def _block(
         {t: ids.numel() for t, ids in frontier.items()},
         relations,
     )
-    for ntype in store.ntypes:
-        block.srcnodes[ntype].data[NID] = src_ids[ntype]
-        block.dstnodes[ntype].data[NID] = frontier[ntype]
-    for etype, one in zip(relations, drawn, strict=True):
+    src_frames, dst_frames, edge_frames = frames_of(block)
+    for place, ntype in enumerate(store.ntypes):
+        src_frames[place][NID] = src_ids[ntype]
+        dst_frames[place][NID] = frontier[ntype]
+    for frame, one in zip(edge_frames, drawn, strict=True):
         if one.eids is not None:
-            block.edges[etype].data[EID] = one.eids
-    return block
+            frame[EID] = one.eids
+    return block, src_ids
 
 
 def _pointer(counts: Tensor, idtype: torch.dtype) -> Tensor:
