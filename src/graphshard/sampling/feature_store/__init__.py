@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where feature rows come from: tensors here, the ranks that own them, shared memory, a cache."""
 
-from ._cache import AccessCounts, CachedFeatureStore
+from ._cache import CachedFeatureStore
 from ._feature_plan import FeaturePlan
 from ._feature_store import FeatureRequest, FeatureStore
 from ._freed_memory import keep_freed_memory

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -20,40 +20,6 @@ from ._tables import FillRequest, TableStore
 
 _MESSAGE_BYTES = 1 << 26
 _SLOT_BYTES = 4
-_LEAST_PENDING = 1 << 20
-
-
-class AccessCounts:
-    """How often each row will be read, in memory that grows with the number of distinct rows."""
-
-    def __init__(self) -> None:
-        self._pending: dict[RowKind, list[Tensor]] = {}
-        self._totals: dict[RowKind, tuple[Tensor, Tensor]] = {}
-
-    def add(self, requests: Sequence[FeatureRequest]) -> None:
-        """Count what one batch reads."""
-        for request in requests:
-            pending = self._pending.setdefault(request.kind, [])
-            pending.append(request.ids.to("cpu", torch.int64))
-            known = self._totals.get(request.kind)
-            least = _LEAST_PENDING if known is None else max(_LEAST_PENDING, known[0].numel())
-            if sum(ids.numel() for ids in pending) >= least:
-                self._merge(request.kind)
-
-    def totals(self) -> dict[RowKind, tuple[Tensor, Tensor]]:
-        """Node type or relation to distinct ids, and how often each is read; int64 both."""
-        for kind in list(self._pending):
-            self._merge(kind)
-        return dict(self._totals)
-
-    def _merge(self, kind: RowKind) -> None:
-        ids, counts = torch.unique(torch.cat(self._pending.pop(kind)), return_counts=True)
-        if kind in self._totals:
-            old_ids, old_counts = self._totals[kind]
-            ids, place = torch.unique(torch.cat([old_ids, ids]), return_inverse=True)
-            both = torch.cat([old_counts, counts])
-            counts = torch.zeros_like(ids).index_add_(0, place, both)
-        self._totals[kind] = ids, counts
 
 
 class CachedFeatureStore(TableStore):
@@ -116,6 +82,22 @@ class CachedFeatureStore(TableStore):
     def num_rows(self) -> int:
         """Rows that are kept, of all types together."""
         return self._content.num_rows
+
+    def count(
+        self, batches: Iterable[Sequence[FeatureRequest]]
+    ) -> dict[RowKind, tuple[Tensor, Tensor]]:
+        """How often batches read each row, for `prepare`.
+
+        Takes 4 bytes for each id of a type while it counts, as much as the index.
+        """
+        counts: dict[RowKind, Tensor] = {}
+        for request in (request for requests in batches for request in requests):
+            ids, kind = request.ids.cpu().long(), request.kind
+            if kind not in counts:
+                counts[kind] = torch.zeros(self._ranges[kind].num_ids, dtype=torch.int32)
+            counts[kind].index_add_(0, ids, torch.ones_like(ids, dtype=torch.int32))
+        read = {kind: of_kind.nonzero().view(-1) for kind, of_kind in counts.items()}
+        return {kind: (ids, counts[kind][ids]) for kind, ids in read.items()}
 
     def prepare(self, counts: Mapping[RowKind, tuple[Tensor, Tensor]]) -> None:
         """Keep the remote rows with the highest counts; every rank must call, between fetches.

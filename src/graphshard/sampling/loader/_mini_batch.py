@@ -17,7 +17,7 @@ from torch import Tensor
 from ...comm import trace
 from ...graph import Block
 from ...graph.message_passing import frames_of
-from ..feature_store import AccessCounts, CachedFeatureStore, FeaturePlan, FeatureStore
+from ..feature_store import CachedFeatureStore, FeaturePlan, FeatureStore
 from ..graph_store import GraphStore
 from ..sampler import DrawSeed, IdTables, NeighborSampler
 from ._batch_order import SeedOrder
@@ -243,12 +243,11 @@ class BatchStages:
         """If there is a cache, draw a pass to count how often it reads each row; collective."""
         if not isinstance(self._features, CachedFeatureStore):
             return
-        counts = AccessCounts()
         with torch.no_grad():
-            for position in positions:
-                counts.add(self._plan.requests(self._drawn(position)))
+            drawn = (self._plan.requests(self._drawn(position)) for position in positions)
+            counts = self._features.count(drawn)
             with trace(only_this_thread=True) as sent:
-                self._features.prepare(counts.totals())
+                self._features.prepare(counts)
         self.stats.feature_bytes += sent.total_bytes
 
 
