@@ -14,11 +14,11 @@ from .._memory import empty, empty_like, release_memory
 from . import reference
 from ._adjacency import Adjacency, HasAdjacency, as_adjacency
 from ._attention_rule import Attention
-from ._copy_rows import copy_rows
 from .attention import affine, attend, head_products, is_hooked, is_plain, is_relu, linear
 from .sampling import (
     EdgeMask,
     IdTable,
+    copy_rows,
     draw_neighbors,
     edge_keys,
     group_by_range,

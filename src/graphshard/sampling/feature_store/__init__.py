@@ -2,7 +2,6 @@
 """Where feature rows come from: tensors here, the ranks that own them, shared memory, a cache."""
 
 from ._cache import CachedFeatureStore
-from ._feature_plan import FeaturePlan
 from ._feature_store import FeatureRequest, FeatureStore
 from ._freed_memory import keep_freed_memory
 from ._tables import CollectiveFeatureStore, LocalFeatureStore, MappedFeatureStore, TableStore

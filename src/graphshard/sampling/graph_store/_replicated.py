@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -173,10 +173,16 @@ class ReplicatedGraphStore(ShardedGraphStore):
             self._edges.prepare(etypes, options, LACKS_OUT_EDGES)
             self._share_lists(keys)
         if lacking & LACKS_LABOR_IDS:
-            self._share_labor_ids(keys)
+            ids = {key: self._far_original_ids(key) for key in keys}
+            for key, whole, own in self._share_columns(ids):
+                self._labor_ids[key], self._edges.labor_ids[key] = whole, own
         if lacking & LACKS_WEIGHTS:
             self._edges.prepare(etypes, options, LACKS_WEIGHTS)
-            self._share_weights(keys, options)
+            placed = {key: self._edges.weights(key[0], options) for key in keys}
+            weights = {key: w for key, w in placed.items() if w is not None}
+            for (etype, _), whole, own in self._share_columns(weights):
+                self._weights[weight_key(etype, options)] = whole
+                self._edges.keep_weights(etype, options, own)
 
     def _share(self, arrays: Sequence[SharedArray]) -> list[Tensor]:
         return share_arrays(self._state, self._hosts, arrays, whole=True, directory=self._directory)
@@ -225,23 +231,15 @@ class ReplicatedGraphStore(ShardedGraphStore):
                 own = replace(own, eids=eids[at], first_eid=0)
             self._edges.lists[key] = replace(own, neighbors=neighbors[at])
 
-    def _share_labor_ids(self, keys: Sequence[ListKey]) -> None:
-        arrays = []
-        for etype, edge_dir in keys:
-            far = etype[0] if edge_dir == "in" else etype[2]
-            neighbors = self._edges.lists[etype, edge_dir].neighbors
-            ids = self._original_ids[far].index_select(0, neighbors)
-            arrays.append(SharedArray.like(ids, self._edge_starts((etype, edge_dir))))
-        for key, array, ids in zip(keys, arrays, self._share(arrays), strict=True):
-            self._labor_ids[key] = ids
-            self._edges.labor_ids[key] = ids[self._own(array)]
+    def _far_original_ids(self, key: ListKey) -> Tensor:
+        etype, edge_dir = key
+        far = self._original_ids[etype[0] if edge_dir == "in" else etype[2]]
+        return far.index_select(0, self._edges.lists[key].neighbors)
 
-    def _share_weights(self, keys: Sequence[ListKey], options: DrawOptions) -> None:
-        arrays = []
-        for key in keys:
-            weights = self._edges.weights(key[0], options)
-            assert weights is not None
-            arrays.append(SharedArray.like(weights, self._edge_starts(key)))
-        for (etype, _), array, weights in zip(keys, arrays, self._share(arrays), strict=True):
-            self._weights[weight_key(etype, options)] = weights
-            self._edges.keep_weights(etype, options, weights[self._own(array)])
+    def _share_columns(
+        self, columns: Mapping[ListKey, Tensor]
+    ) -> Iterator[tuple[ListKey, Tensor, Tensor]]:
+        """Columns by position: the key, the column of all edges, and this rank's part of that."""
+        arrays = [SharedArray.like(own, self._edge_starts(key)) for key, own in columns.items()]
+        for key, array, whole in zip(columns, arrays, self._share(arrays), strict=True):
+            yield key, whole, whole[self._own(array)]

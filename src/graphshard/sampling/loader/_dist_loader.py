@@ -28,7 +28,6 @@ from .._ownership import Ownership
 from ..feature_store import (
     CachedFeatureStore,
     CollectiveFeatureStore,
-    FeaturePlan,
     FeatureStore,
     LocalFeatureStore,
     MappedFeatureStore,
@@ -43,6 +42,7 @@ from ._mini_batch import (
     SAMPLING,
     BatchPosition,
     BatchStages,
+    FeaturePlan,
     LoaderStats,
     MiniBatch,
     deliver,

@@ -14,7 +14,7 @@ from ..._typing import EType
 from ...comm import rank, world_size
 from ...fullbatch import GraphShardManager
 from ...graph import Graph
-from ..feature_store import FeaturePlan, FeatureStore, keep_freed_memory
+from ..feature_store import FeatureStore, keep_freed_memory
 from ..graph_store import LocalGraphStore, graph_store_of
 from ..sampler import (
     BlockSampler,
@@ -28,6 +28,7 @@ from ..sampler import (
     takes,
 )
 from ._batch_order import SplitOrder
+from ._mini_batch import FeaturePlan
 from ._pipeline import Pipeline, Run, Stage
 
 WITHOUT_EFFECT = frozenset(
