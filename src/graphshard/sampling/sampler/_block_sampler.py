@@ -7,13 +7,15 @@ import functools
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ...graph import EID, NID, Block, Graph
 from .._lazy_features import FeatureNames, check_named, names_for, read_named, set_lazy
-from ._blocks import DrawSeed
+
+if TYPE_CHECKING:
+    from ._neighbor_sampler import DrawSeed
 
 
 class Sampler(ABC):

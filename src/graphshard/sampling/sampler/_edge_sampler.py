@@ -16,10 +16,10 @@ from ...ops import Adjacency
 from .._lazy_features import FeatureNames, check_named, read_named, set_lazy
 from ..graph_store import graph_store_of
 from ._block_sampler import Sampler, takes
-from ._blocks import DrawSeed, IdTables
 from ._exclude import Exclude, check_exclude, edges_to_exclude
 from ._ids import by_relation, checked_ids, only_if_plain, relation_named
 from ._negative import Pairs
+from ._neighbor_sampler import DrawSeed, IdTables
 
 
 class EdgePredictionSampler(Sampler):

@@ -19,8 +19,8 @@ from ..._typing import CanonicalEType
 from ...graph import Graph
 from ...ops.sampling import below, key_state, states, unit, word
 from ..graph_store import graph_store_of
-from ._blocks import DrawSeed
 from ._ids import by_relation
+from ._neighbor_sampler import DrawSeed
 
 Pairs: TypeAlias = tuple[Tensor, Tensor]
 """Source and destination of each pair."""

@@ -1,18 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""sample_blocks: from seeds to one block per layer, for any sampler and any graph store.
+"""NeighborSampler: from seeds to one block per layer, from any graph store.
 
 [Note: keyed draws]
     The neighbours drawn for a node depend on (seed, epoch, step, layer, relation, original node
     id) and on nothing else: not on the rank that asks, the rank that answers, the number of
     ranks, parts or threads, nor on what else is drawn. So every split of the work draws the same
     sample, and a coming epoch's draws can be known in advance by drawing them.
-
-[Note: repeated seeds]
-    A batch may have a seed several times, as oversampling of rare classes makes them. Neighbours
-    are drawn for distinct seeds, and afterwards each block gets a destination for every occurrence.
-    What is drawn for a node depends on its id, not on its place, so all occurrences of a seed have
-    the same neighbours, as if they were drawn one by one. The destinations of a block are
-    the first of its sources, so occurrences are repeated down to the inputs.
 """
 
 from __future__ import annotations
@@ -20,16 +13,26 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from ..._typing import CanonicalEType
-from ...graph import EID, NID, Block
+from ..._typing import CanonicalEType, EType
+from ...graph import EID, NID, Block, Graph
 from ...graph.message_passing import frames_of
 from ...ops import Adjacency, IdTable
-from ..graph_store import DrawOptions, GraphStore, NeighborRequest, SampledNeighbors
+from .._lazy_features import FeatureNames, set_all_lazy
+from ..graph_store import (
+    DrawOptions,
+    GraphStore,
+    NeighborRequest,
+    SampledNeighbors,
+    graph_store_of,
+)
+from ._block_sampler import BlockSampler
+from ._ids import by_relation, by_type, only_if_plain
+from ._repeats import repeat_seeds
 
 _WORD = (1 << 64) - 1
 _STEP = 0x9E3779B97F4A7C15
@@ -81,6 +84,8 @@ def _mix(word: int) -> int:
     word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & _WORD
     return word ^ (word >> 31)
 
+
+LayerFanout: TypeAlias = int | Mapping[EType, int]
 
 RelationFanouts: TypeAlias = Mapping[CanonicalEType, int]
 """Relation to neighbours per node; -1 for all."""
@@ -134,7 +139,7 @@ def sample_blocks(
         fanouts: Per block, the fanout of every relation.
         options: How to draw.
         seeds: Node type to ids; a type may be absent, ids may be none, and one may be there several
-            times: see [Note: repeated seeds].
+            times: see `_repeats`.
         draw_seed: Which draw this is.
         excluded: Relation to ids of edges that are treated as absent.
         tables: Scratch space; by default this thread's.
@@ -225,71 +230,167 @@ def _pointer(counts: Tensor, idtype: torch.dtype) -> Tensor:
     return pointer
 
 
-def repeat_seeds(blocks: Sequence[Block], places: Mapping[str, Tensor]) -> list[Block]:
-    """Blocks of the seeds as they were given, from those of distinct seeds.
+class NeighborSampler(BlockSampler):
+    """Draws up to a fixed number of neighbours for every node, layer by layer.
+
+    Source: Hamilton, Ying and Leskovec, "Inductive Representation Learning on Large Graphs",
+    NeurIPS 2017, https://arxiv.org/abs/1706.02216.
 
     Args:
-        blocks: Of distinct seeds, from the inputs to the outputs, with ids.
-        places: Node type to the row of each given seed among the distinct ones.
+        fanouts: Neighbours per node and relation; ``fanouts[i]`` belongs to ``blocks[i]``, so the
+            last one is for the seeds. A number (-1 for all), or relation to number.
+        edge_dir: ``"in"`` follows in-edges; ``"out"`` follows out-edges, and the blocks' edges run
+            from the neighbours found to the nodes that looked for them.
+        prob: Name of an edge feature; neighbours are drawn in proportion to it, and those with 0
+            never.
+        mask: Name of a bool edge feature; edges where it is false are never drawn.
+        replace: Draw with replacement: nodes with any neighbour then have exactly the fanout.
+        prefetch_node_feats: As for `BlockSampler`.
+        prefetch_labels: As for `BlockSampler`.
+        prefetch_edge_feats: As for `BlockSampler`.
+        output_device: As for `BlockSampler`.
 
-    Returns:
-        Blocks whose last has a destination for each given seed, in their order.
+    Raises:
+        ValueError: No fanouts, a fanout below -1, an unknown direction, both ``prob`` and
+            ``mask``, or -1 together with ``replace``.
+
+    Example:
+        >>> from graphshard.data import load_dataset
+        >>> cora, sampler = load_dataset("cora").graph, NeighborSampler([10, 5])
+        >>> inputs, outputs, blocks = sampler.sample(cora, torch.tensor([3, 8]))
+        >>> outputs, len(blocks), blocks[-1].num_dst_nodes()
+        (tensor([3, 8]), 2, 2)
     """
-    dst_rows = {ntype: rows.long() for ntype, rows in places.items()}
-    found = []
-    for block in reversed(blocks):
-        src_rows = {t: torch.cat([rows, _others(block, t, rows)]) for t, rows in dst_rows.items()}
-        found.append(_repeated(block, src_rows, dst_rows))
-        dst_rows = src_rows
-    return found[::-1]
 
+    def __init__(
+        self,
+        fanouts: Sequence[LayerFanout],
+        edge_dir: str = "in",
+        prob: str | None = None,
+        mask: str | None = None,
+        replace: bool = False,
+        prefetch_node_feats: FeatureNames = None,
+        prefetch_labels: FeatureNames = None,
+        prefetch_edge_feats: FeatureNames = None,
+        output_device: torch.device | str | None = None,
+    ) -> None:
+        self.fanouts = list(fanouts)
+        _check_fanouts(self.fanouts, replace)
+        if edge_dir not in ("in", "out"):
+            raise ValueError(f"edge_dir must be 'in' or 'out' (got {edge_dir!r})")
+        if prob is not None and mask is not None:
+            raise ValueError(
+                f"give prob or mask, not both (got {prob!r} and {mask!r}); a weight of 0 masks"
+            )
+        super().__init__(prefetch_node_feats, prefetch_labels, prefetch_edge_feats, output_device)
+        self.num_layers = len(self.fanouts)
+        self.edge_dir, self.prob, self.mask, self.replace = edge_dir, prob, mask, replace
 
-def _others(block: Block, ntype: str, like: Tensor) -> Tensor:
-    """The sources after the destinations."""
-    first, last = block.num_dst_nodes(ntype), block.num_src_nodes(ntype)
-    return torch.arange(first, last, dtype=like.dtype, device=like.device)
-
-
-def _repeated(
-    block: Block, src_rows: Mapping[str, Tensor], dst_rows: Mapping[str, Tensor]
-) -> Block:
-    """A block whose sources and destinations are rows of another's, with the edges into each."""
-    first = {t: _first_places(rows, block.num_src_nodes(t)) for t, rows in src_rows.items()}
-    relations, edges = {}, {}
-    for etype, adjacency in zip(block.canonical_etypes, block.relations, strict=True):
-        indptr, src, eids = adjacency.csc()
-        rows = dst_rows[etype[2]]
-        counts = indptr.diff()[rows]
-        pointer = torch.zeros(len(rows) + 1, dtype=indptr.dtype, device=indptr.device)
-        torch.cumsum(counts, 0, dtype=indptr.dtype, out=pointer[1:])
-        shift = (indptr[:-1][rows] - pointer[:-1]).repeat_interleave(counts)
-        at = shift.long() + torch.arange(len(shift), device=shift.device)
-        relations[etype] = Adjacency.from_csc(
-            pointer,
-            first[etype[0]][src[at].long()].to(src.dtype),
-            None,
-            len(src_rows[etype[0]]),
-            len(rows),
-            check=False,
+    @property
+    def options(self) -> DrawOptions:
+        """How neighbours are drawn."""
+        return DrawOptions(
+            replace=self.replace,
+            weights=self.prob if self.mask is None else self.mask,
+            weights_are_mask=self.mask is not None,
+            edge_dir=self.edge_dir,  # type: ignore[arg-type]
         )
-        edges[etype] = at if eids is None else eids[at].long()
-    new = Block(
-        {ntype: len(rows) for ntype, rows in src_rows.items()},
-        {ntype: len(rows) for ntype, rows in dst_rows.items()},
-        relations,
-    )
-    for ntype in src_rows:
-        new.srcnodes[ntype].data[NID] = block.srcnodes[ntype].data[NID][src_rows[ntype]]
-        new.dstnodes[ntype].data[NID] = block.dstnodes[ntype].data[NID][dst_rows[ntype]]
-    for etype, at in edges.items():
-        data = block.edges[etype].data
-        if EID in data:
-            new.edges[etype].data[EID] = data[EID][at]
-    return new
+
+    def fanouts_for(self, structure: GraphStore) -> list[RelationFanouts]:
+        """Fanout of every relation, per block.
+
+        Raises:
+            ValueError: The fanouts do not fit the graph's relations.
+        """
+        return [_per_relation(layer, structure.canonical_etypes) for layer in self.fanouts]
+
+    def draw_seed_for(self, draw_seed: DrawSeed) -> DrawSeed:
+        """Which draw a batch takes; samplers that couple batches change it."""
+        return draw_seed
+
+    def draw(
+        self,
+        structure: GraphStore,
+        seeds: Mapping[str, Tensor],
+        draw_seed: DrawSeed,
+        *,
+        excluded: Mapping[CanonicalEType, Tensor] | None = None,
+        tables: IdTables | None = None,
+        with_eids: bool = True,
+    ) -> list[Block]:
+        """The blocks of one batch, without features."""
+        options = self.options
+        if not with_eids:
+            options = DrawOptions(**{**vars(options), "with_eids": False})
+        return sample_blocks(
+            structure,
+            self.fanouts_for(structure),
+            options,
+            seeds,
+            self.draw_seed_for(draw_seed),
+            excluded=excluded,
+            tables=tables,
+        )
+
+    def sample_blocks(
+        self,
+        g: Any,
+        seed_nodes: Any,
+        exclude_eids: Any = None,
+        draw_seed: DrawSeed | None = None,
+    ) -> tuple[Any, Any, list[Block]]:
+        """As `BlockSampler.sample`, which calls it; every feature is attached, named or not."""
+        store = graph_store_of(g)
+        blocks = self.draw(
+            store,
+            by_type(store, seed_nodes, "indices"),
+            DrawSeed.fresh() if draw_seed is None else draw_seed,
+            excluded=by_relation(store, exclude_eids, "exclude_eids"),
+        )
+        if isinstance(g, Graph):
+            set_all_lazy(g, blocks)
+        inputs = {t: blocks[0].srcnodes[t].data[NID] for t in store.ntypes}
+        outputs = {t: blocks[-1].dstnodes[t].data[NID] for t in store.ntypes}
+        return only_if_plain(inputs), only_if_plain(outputs), blocks
 
 
-def _first_places(rows: Tensor, num_rows: int) -> Tensor:
-    """For each of ``num_rows`` rows, where it is first in ``rows``."""
-    places = torch.arange(len(rows), device=rows.device)
-    none = torch.full((num_rows,), len(rows), device=rows.device)
-    return none.scatter_reduce(0, rows, places, "amin")
+MultiLayerNeighborSampler = NeighborSampler
+
+
+def _check_fanouts(fanouts: Sequence[LayerFanout], replace: bool) -> None:
+    if not fanouts:
+        raise ValueError("fanouts must hold one entry per layer (got none)")
+    for layer, fanout in enumerate(fanouts):
+        numbers = list(fanout.values()) if isinstance(fanout, Mapping) else [fanout]
+        for number in numbers:
+            if not isinstance(number, int) or isinstance(number, bool) or number < -1:
+                raise ValueError(
+                    f"a fanout must be an integer of at least -1, which means all neighbours (got "
+                    f"{number!r} for layer {layer})"
+                )
+            if number == -1 and replace:
+                raise ValueError(
+                    f"all neighbours (-1, layer {layer}) cannot be drawn with replacement; leave "
+                    "replace out, or give a number"
+                )
+
+
+def _per_relation(fanout: LayerFanout, etypes: Sequence[CanonicalEType]) -> RelationFanouts:
+    if not isinstance(fanout, Mapping):
+        return dict.fromkeys(etypes, fanout)
+    found: dict[CanonicalEType, int] = {}
+    for name, number in fanout.items():
+        matching = [t for t in etypes if name in (t, t[1])]
+        if len(matching) != 1:
+            raise ValueError(
+                f"a fanout must name one relation (got {name!r}, which {len(matching)} of "
+                f"{list(etypes)} match); use (source type, name, destination type)"
+            )
+        found[matching[0]] = number
+    missing = [t for t in etypes if t not in found]
+    if missing:
+        raise ValueError(
+            f"a dictionary of fanouts must name every relation (missing {missing}); give 0 for "
+            "those that shall not be followed"
+        )
+    return found
