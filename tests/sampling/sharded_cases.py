@@ -25,7 +25,7 @@ from graphshard.sampling import (
     MultiLayerFullNeighborSampler,
     NeighborSampler,
 )
-from graphshard.sampling.graph_store._structure import LocalStructure
+from graphshard.sampling.graph_store import LocalGraphStore
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fullbatch"))
 from shards import graph_of, plain_graph, typed_graph, write_parts
@@ -186,7 +186,7 @@ def expected(kind: str, num_ranks: int) -> dict[str, list[list[dict[str, Tensor]
     for etype in graph.canonical_etypes:
         for name, values in edge_features(graph, etype).items():
             graph.edges[etype].data[name] = values
-    structure = LocalStructure(graph)
+    structure = LocalGraphStore(graph)
     return {
         name: [sample(name, structure, graph, rank) for rank in range(num_ranks)]
         for name in SAMPLERS

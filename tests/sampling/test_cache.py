@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CachedRows: what is kept and what is fetched, to the row and to the byte. 0 to 3 gloo ranks."""
+"""CachedFeatureStore: what is kept and fetched, to the row and to the byte. 0 to 3 gloo ranks."""
 
 from __future__ import annotations
 
@@ -15,10 +15,14 @@ from torch import Tensor
 
 from graphshard import comm
 from graphshard.sampling._ownership import Ownership
-from graphshard.sampling.feature_store import _cache
-from graphshard.sampling.feature_store._cache import CachedRows, most_wanted
-from graphshard.sampling.feature_store._features import CollectiveRows, LocalRows, RowRequest
-from graphshard.sampling.feature_store._mapped import MappedRows
+from graphshard.sampling.feature_store import (
+    CollectiveFeatureStore,
+    FeatureRequest,
+    LocalFeatureStore,
+    MappedFeatureStore,
+    _cache,
+)
+from graphshard.sampling.feature_store._cache import CachedFeatureStore, most_wanted
 from graphshard.testing import run_ranks
 
 ROW_BYTES = 5 * 4 + 8
@@ -44,12 +48,14 @@ def cached(rank: int, world_size: int, parts: str, num_rows: int, how: str, fold
     manager = manager_of(parts, rank)
     ownership = Ownership.of(manager)
     if how == "collective":
-        base: Any = CollectiveRows(manager, tables_of(manager))
+        base: Any = CollectiveFeatureStore.of(manager, tables_of(manager))
     else:
         place = Path(folder) / (f"host{rank % 2}" if how == "hosts" else "host")
         place.mkdir(exist_ok=True)
-        base = MappedRows(manager, tables_of(manager), directory=place)
-    cache = CachedRows(base, ownership.ranges, 4 * 25 + num_rows * ROW_BYTES + ROW_BYTES - 1)
+        base = MappedFeatureStore(manager, tables_of(manager), directory=place)
+    cache = CachedFeatureStore(
+        base, ownership.ranges, 4 * 25 + num_rows * ROW_BYTES + ROW_BYTES - 1
+    )
     generator = torch.Generator().manual_seed(rank)
     batches = [torch.randint(0, 25, (12,), generator=generator) for _ in range(3)]
     batches = [torch.unique(batch) for batch in batches]
@@ -72,8 +78,8 @@ def cached(rank: int, world_size: int, parts: str, num_rows: int, how: str, fold
     for batch in batches:
         with comm.trace() as counted:
             requests = [
-                RowRequest("_N", ("feat",), batch),
-                RowRequest("_N", ("id",), batch[:0]),
+                FeatureRequest("_N", ("feat",), batch),
+                FeatureRequest("_N", ("id",), batch[:0]),
             ]
             rows, _ = cache.fetch(requests)
         right &= is_right(rows, batch)
@@ -133,12 +139,12 @@ def test_rows_of_the_same_host_are_not_cached(tmp_path: Path, how: str) -> None:
 
 def copies(rank: int, world_size: int, parts: str) -> list[Any]:
     manager = manager_of(parts, rank)
-    base = CollectiveRows(manager, tables_of(manager))
-    cache = CachedRows(base, Ownership.of(manager).ranges, 10**6)
+    base = CollectiveFeatureStore.of(manager, tables_of(manager))
+    cache = CachedFeatureStore(base, Ownership.of(manager).ranges, 10**6)
     copy = cache.on(dist.new_group(list(range(world_size))))
     ids = torch.arange(3, 14)
     twice = torch.cat([ids, ids])
-    requests = [RowRequest("a", ("id", "feat"), twice), RowRequest("c", ("id",), ids[:2])]
+    requests = [FeatureRequest("a", ("id", "feat"), twice), FeatureRequest("c", ("id",), ids[:2])]
     right = is_right(copy.fetch(requests)[0], twice)
     cache.prepare({"a": (ids, torch.ones(11)), "c": (ids[:2], torch.zeros(2))})
     right &= is_right(copy.fetch(requests)[0], twice)
@@ -159,8 +165,8 @@ def test_copies_share_what_is_kept(tmp_path: Path) -> None:
 
 def wrong_type(rank: int, world_size: int, parts: str) -> str:
     manager = manager_of(parts, rank)
-    base = CollectiveRows(manager, tables_of(manager))
-    cache = CachedRows(base, Ownership.of(manager).ranges, 1000)
+    base = CollectiveFeatureStore.of(manager, tables_of(manager))
+    cache = CachedFeatureStore(base, Ownership.of(manager).ranges, 1000)
     one = torch.ones(1).long()
     try:
         cache.prepare({"paper" if rank else "_N": (one, one)})
@@ -176,21 +182,21 @@ def test_an_unknown_type_on_one_rank_is_an_error_on_all(tmp_path: Path) -> None:
 
 
 def test_a_cache_of_local_rows_keeps_nothing() -> None:
-    cache = CachedRows(LocalRows({("_N", "id"): torch.arange(9)}), {}, 10**6)
+    cache = CachedFeatureStore(LocalFeatureStore({("_N", "id"): torch.arange(9)}), {}, 10**6)
     ids = torch.arange(9)
     cache.prepare({"_N": (ids, torch.ones(9))})
-    assert cache.fetch([RowRequest("_N", ("id",), ids)])[0]["id"].tolist() == list(range(9))
+    assert cache.fetch([FeatureRequest("_N", ("id",), ids)])[0]["id"].tolist() == list(range(9))
     assert (cache.num_rows, cache.num_bytes, cache.hit_rate) == (0, 0, 0.0)
     with pytest.raises(ValueError, match=r"budget_bytes must be .* at least 0 \(got -1\)"):
-        CachedRows(LocalRows({}), {}, -1)
+        CachedFeatureStore(LocalFeatureStore({}), {}, -1)
 
 
 @pytest.mark.parametrize("budget", [0, 39, 40, 41, 47, 48, 60, 63, 100, 10**6])
 def test_the_best_rows_of_two_types(budget: int) -> None:
     """Rows of 8 and of 3 bytes beside indices of 40 and 7; the counts decide, then type and id."""
     candidates = {
-        "a": _cache._Candidates(torch.tensor([5, 2, 9]), torch.tensor([3, 1, 3]), 8, 40),
-        "b": _cache._Candidates(torch.tensor([4, 1]), torch.tensor([2, 4]), 3, 7),
+        "a": _cache._CacheCandidates(torch.tensor([5, 2, 9]), torch.tensor([3, 1, 3]), 8, 40),
+        "b": _cache._CacheCandidates(torch.tensor([4, 1]), torch.tensor([2, 4]), 3, 7),
     }
     order = [("b", 1), ("a", 5), ("a", 9), ("b", 4), ("a", 2)]
     if budget <= 47:  # the indices do not fit side by side: "a" has more accesses

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CollectiveStructure: traffic of a draw, groups, weights that change, errors. 2 and 3 ranks."""
+"""CollectiveGraphStore: traffic of a draw, groups, weights that change, errors. 2 and 3 ranks."""
 
 from __future__ import annotations
 
@@ -31,9 +31,8 @@ from graphshard import comm
 from graphshard.distributed import partition_graph
 from graphshard.sampling import NeighborSampler
 from graphshard.sampling._ownership import owners
-from graphshard.sampling.graph_store._collective import CollectiveStructure
-from graphshard.sampling.graph_store._structure import DrawOptions, HopRequest
-from graphshard.sampling.graph_store._structures import structure_of
+from graphshard.sampling.graph_store import DrawOptions, NeighborRequest, graph_store_of
+from graphshard.sampling.graph_store._collective import CollectiveGraphStore
 from graphshard.testing import run_ranks
 
 FANOUTS = {"knows": -1, "likes": 0, "back": 2, "sells": 300, "owns": 1, "_E": 3}
@@ -43,14 +42,14 @@ def traced_draw(rank: int, world_size: int, kind: str, parts: str, how: dict) ->
     """One draw of rows of all owners: what was asked, what came, what was sent."""
     graph = graph_of(kind)
     manager = manager_of(parts, rank, graph)
-    structure = CollectiveStructure.of(manager)
+    structure = CollectiveGraphStore.of(manager)
     options = DrawOptions(**{k: v for k, v in how.items() if k != "excluded"})
     translation = Translation(parts, world_size)
     excluded = {}
     if how.get("excluded"):
         excluded = {e: translation.new(e, i) for e, i in excluded_of(graph, rank).items()}
     requests = [
-        HopRequest(
+        NeighborRequest(
             etype,
             translation.new(etype[2], seeds_of(graph, rank)[etype[2]]),
             FANOUTS[etype[1]],
@@ -58,18 +57,20 @@ def traced_draw(rank: int, world_size: int, kind: str, parts: str, how: dict) ->
         )
         for i, etype in enumerate(structure.canonical_etypes)
     ]
-    structure.draw(requests, options, excluded)  # what first use exchanges does not count
+    structure.sample_neighbors(
+        requests, options, excluded
+    )  # what first use exchanges does not count
     with comm.trace() as counted:
-        drawn = structure.draw(requests, options, excluded)
+        drawn = structure.sample_neighbors(requests, options, excluded)
     ranges = structure.ownership.ranges
     return {
         "calls": counted.calls,
         "bytes": counted.total_bytes,
         "requests": [
             {
-                "owner": owners(ranges[r.etype[2]], r.rows).long(),
+                "owner": owners(ranges[r.etype[2]], r.nodes).long(),
                 "counts": d.counts,
-                "excluded": owners(ranges[r.etype], excluded.get(r.etype, r.rows[:0])).long(),
+                "excluded": owners(ranges[r.etype], excluded.get(r.etype, r.nodes[:0])).long(),
                 "fanout": r.fanout,
             }
             for r, d in zip(requests, drawn, strict=True)
@@ -116,13 +117,15 @@ LARGE_FANOUTS = ((255, False, 1), (300, False, 2), (-1, False, 2), (600, True, 2
 
 def draws_of_a_hub(rank: int, world_size: int, parts: str) -> list[list[int]]:
     """Edges drawn and bytes sent, where rank 0 asks for a node of rank 1 that has 300 edges."""
-    structure = CollectiveStructure.of(manager_of(parts, rank))
+    structure = CollectiveGraphStore.of(manager_of(parts, rank))
     rows = torch.tensor([7] if rank == 0 else [], dtype=torch.int64)
     found = []
     for fanout, replace, _ in LARGE_FANOUTS:
-        request = HopRequest(structure.canonical_etypes[0], rows, fanout, 1)
+        request = NeighborRequest(structure.canonical_etypes[0], rows, fanout, 1)
         with comm.trace() as counted:
-            (drawn,) = structure.draw([request], DrawOptions(with_eids=False, replace=replace))
+            (drawn,) = structure.sample_neighbors(
+                [request], DrawOptions(with_eids=False, replace=replace)
+            )
         found.append([int(drawn.counts.sum()), counted.total_bytes])
     return found
 
@@ -142,7 +145,7 @@ def test_a_count_takes_no_more_bytes_than_it_needs(tmp_path: Path) -> None:
 def in_threads(rank: int, world_size: int, parts: str) -> bool:
     """Two copies draw at the same time, each over a group of its own."""
     graph = typed_graph()
-    first = CollectiveStructure.of(manager_of(parts, rank, graph))
+    first = CollectiveGraphStore.of(manager_of(parts, rank, graph))
     groups = [dist.new_group(list(range(world_size))) for _ in range(2)]
     copies = [first.on(group) for group in groups]
     translation = Translation(parts, world_size)
@@ -176,8 +179,8 @@ def test_copies_over_other_groups_draw_side_by_side(tmp_path: Path) -> None:
 def change_weights(rank: int, world_size: int, parts: str, edge_dir: str) -> list[bool]:
     """Weights that allow one half of the edges, then, set anew on rank 1 alone, the other half."""
     manager = manager_of(parts, rank)
-    structure = structure_of(manager)
-    assert structure_of(manager) is structure
+    structure = graph_store_of(manager)
+    assert graph_store_of(manager) is structure
     translation = Translation(parts, world_size)
     (etype,) = manager.canonical_etypes
     own = manager.original_edge_ids[etype]
@@ -191,8 +194,10 @@ def change_weights(rank: int, world_size: int, parts: str, edge_dir: str) -> lis
             data["w"] = (own % 2 == 1).float()
         elif rank == 1:
             data["w"].copy_(own % 2 == 0)
-        request = HopRequest(etype, rows, -1, 1)
-        (drawn,) = structure.draw([request], DrawOptions(weights="w", edge_dir=edge_dir))
+        request = NeighborRequest(etype, rows, -1, 1)
+        (drawn,) = structure.sample_neighbors(
+            [request], DrawOptions(weights="w", edge_dir=edge_dir)
+        )
         assert drawn.eids is not None
         allowed = torch.zeros(structure.num_edges(etype), dtype=torch.bool)
         for part in range(world_size):
@@ -228,7 +233,7 @@ def error_of(rank: int, world_size: int, parts: str, case: str) -> str:
             manager = graphshard.construct_mfgs(
                 graphshard.load_dgl_partition_data(parts, rank), torch.empty(0).long(), 1
             )[0]
-        structure = CollectiveStructure.of(manager)
+        structure = CollectiveGraphStore.of(manager)
         sampler.sample(structure, ids, draw_seed=DRAW_SEED)
     except ValueError as caught:
         return str(caught)
@@ -253,7 +258,7 @@ def test_what_is_wrong_on_one_rank_is_an_error_on_all(tmp_path: Path, case: str,
 
 def wrong_group(rank: int, world_size: int, parts: str) -> str:
     groups = [dist.new_group([r]) for r in range(world_size)]
-    structure = CollectiveStructure.of(manager_of(parts, rank))
+    structure = CollectiveGraphStore.of(manager_of(parts, rank))
     with pytest.raises(ValueError) as caught:
         structure.on(groups[rank])
     return str(caught.value)
@@ -270,7 +275,7 @@ def test_excluded_edges_are_not_drawn_and_others_are() -> None:
     graph = plain_graph()
     for name, values in edge_features(graph, graph.canonical_etypes[0]).items():
         graph.edata[name] = values
-    structure = structure_of(graph)
+    structure = graph_store_of(graph)
     by_name = {name: sample(name, structure, graph, 0) for name in SAMPLERS}
     absent = excluded_of(graph, 0)[graph.canonical_etypes[0]]
     for name in ("excluded", "out excluded"):

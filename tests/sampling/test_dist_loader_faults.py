@@ -86,7 +86,7 @@ def survive(
     is_first_pass = False
     limit = timedelta(seconds=TIMEOUT)
     group_state().timeout = limit
-    for state in loader._resources.lanes._states.values() if prefetch else ():
+    for state in loader._resources.groups._states.values() if prefetch else ():
         state.timeout = limit
     seen = 0
     start = time.monotonic()
@@ -213,7 +213,7 @@ def different_exits(rank: int, world_size: int, parts: str) -> dict[str, Any]:
     run = iter(loader)
     for _ in range(2):
         next(run)
-    for state in (group_state(), *loader._resources.lanes._states.values()):
+    for state in (group_state(), *loader._resources.groups._states.values()):
         state.timeout = timedelta(seconds=TIMEOUT)
     if rank == 0:
         next(run)

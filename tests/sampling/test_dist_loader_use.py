@@ -216,7 +216,11 @@ def test_ranks_that_are_not_in_step_are_told_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("error", "text", "arguments"),
     [
-        (TypeError, "graph must be a GraphShardManager or a Graph", {"graph": "cora"}),
+        (
+            TypeError,
+            "graph must be a GraphShardManager, a Graph or a GraphStore",
+            {"graph": "cora"},
+        ),
         (TypeError, r"sampler must be .*dataloading.DataLoader takes any", {"sampler": None}),
         (ValueError, r"seed must be a 64-bit integer", {"seed": 2**63}),
         (ValueError, r"cache_bytes must be an integer of at least 0", {"cache_bytes": -1}),

@@ -27,10 +27,15 @@ from torch import Tensor
 
 import graphshard
 from graphshard import comm
+from graphshard.comm.wire import _shared_arrays
 from graphshard.sampling._ownership import Ownership, owners
-from graphshard.sampling.feature_store import _shared_memory
-from graphshard.sampling.feature_store._features import CollectiveRows, LocalRows, RowRequest, Rows
-from graphshard.sampling.feature_store._mapped import MappedRows
+from graphshard.sampling.feature_store import (
+    CollectiveFeatureStore,
+    FeatureRequest,
+    LocalFeatureStore,
+    MappedFeatureStore,
+    TableStore,
+)
 from graphshard.testing import run_ranks
 
 KNOWS = ("a", "knows", "a")
@@ -67,15 +72,17 @@ def requests_of(tables: dict[Any, Tensor]) -> list[tuple[Any, tuple[str, ...]]]:
     return [*all_names, (kinds[0], ("label", "bits")), (kinds[0], ())]
 
 
-def source_of(how: str, manager: Any, tables: dict[Any, Tensor], rank: int, folder: str) -> Rows:
+def source_of(
+    how: str, manager: Any, tables: dict[Any, Tensor], rank: int, folder: str
+) -> TableStore:
     if how == "collective":
-        return CollectiveRows(manager, tables)
+        return CollectiveFeatureStore.of(manager, tables)
     if how == "mapped":
-        return MappedRows(manager, tables)
+        return MappedFeatureStore(manager, tables)
     # Ranks 0 and 2 share a host, rank 1 has another one.
     place = Path(folder) / f"host{rank % 2}"
     place.mkdir(exist_ok=True)
-    return MappedRows(manager, tables, directory=place)
+    return MappedFeatureStore(manager, tables, directory=place)
 
 
 def fetched_is_indexed(
@@ -96,7 +103,7 @@ def fetched_is_indexed(
         if turn:  # without repeats
             ids = {k: torch.unique(i) for k, i in ids.items()}
         requests = [
-            RowRequest(k, names, translation.new(k, ids[k])) for k, names in requests_of(whole)
+            FeatureRequest(k, names, translation.new(k, ids[k])) for k, names in requests_of(whole)
         ]
         for (k, names), rows in zip(requests_of(whole), source.fetch(requests), strict=True):
             fits.append(tuple(rows) == names)
@@ -133,18 +140,18 @@ def test_rows_are_those_of_the_whole_table(
 def test_local_rows() -> None:
     graph = typed_graph()
     tables = whole_tables(graph)
-    source = LocalRows(tables)
+    source = LocalFeatureStore(tables)
     ids = torch.tensor([3, 0, 3], dtype=torch.int32)
-    (rows,) = source.fetch([RowRequest("a", ("feat", "half"), ids)])
+    (rows,) = source.fetch([FeatureRequest("a", ("feat", "half"), ids)])
     assert torch.equal(rows["feat"], tables["a", "feat"][ids.long()])
     assert torch.equal(rows["half"], tables["a", "half"][ids.long()])
     other = source.on(None)
     source.close()
-    assert other.fetch([RowRequest("b", ("label",), ids)])[0]["label"].shape == (3,)
-    with pytest.raises(RuntimeError, match="this row source is closed"):
+    assert other.fetch([FeatureRequest("b", ("label",), ids)])[0]["label"].shape == (3,)
+    with pytest.raises(RuntimeError, match="this feature store is closed"):
         source.fetch([])
     with pytest.raises(KeyError, match=r"no feature 'x' of 'b'; there are \['bits', 'empty'"):
-        other.fetch([RowRequest("b", ("x",), ids)])
+        other.fetch([FeatureRequest("b", ("x",), ids)])
 
 
 def traced_fetch(rank: int, world_size: int, parts: str, how: str, folder: str) -> dict[str, Any]:
@@ -153,7 +160,10 @@ def traced_fetch(rank: int, world_size: int, parts: str, how: str, folder: str) 
     tables = {("_N", "feat"): torch.randn(ids.numel(), 7), ("_N", "label"): ids}
     source = source_of(how, manager, tables, rank, folder)
     inputs = torch.tensor([24, 3, 17, 24, 0, 5]) if rank == 0 else torch.arange(rank, 20)
-    requests = [RowRequest("_N", ("feat",), inputs), RowRequest("_N", ("label",), inputs[:2])]
+    requests = [
+        FeatureRequest("_N", ("feat",), inputs),
+        FeatureRequest("_N", ("label",), inputs[:2]),
+    ]
     with comm.trace() as counted:
         source.fetch(requests)
     ranges = Ownership.of(manager).ranges["_N"]
@@ -205,7 +215,7 @@ def lifetimes(rank: int, world_size: int, parts: str, how: str, folder: str) -> 
 
     def fetch(number: int) -> None:
         for _ in range(5):
-            found[number] = copies[number].fetch([RowRequest("_N", ("id",), wanted)])[0]["id"]
+            found[number] = copies[number].fetch([FeatureRequest("_N", ("id",), wanted)])[0]["id"]
 
     running = set(threading.enumerate())
     threads = [threading.Thread(target=fetch, args=(number,)) for number in range(2)]
@@ -256,7 +266,7 @@ def error_of(rank: int, world_size: int, parts: str, case: str, how: str) -> str
             graphshard.load_dgl_partition_data(parts, rank), torch.empty(0).long(), 1
         )[0]
     try:
-        (CollectiveRows if how == "collective" else MappedRows)(manager, tables)
+        (CollectiveFeatureStore.of if how == "collective" else MappedFeatureStore)(manager, tables)
     except (TypeError, ValueError) as caught:
         return f"{type(caught).__name__}: {caught}"
     return "no error"
@@ -290,14 +300,14 @@ def no_room(rank: int, world_size: int, parts: str, folder: str) -> str:
         def full(descriptor: int, stretches: Any) -> None:
             raise OSError(28, "No space left on device")
 
-        plain, _shared_memory._allocate = _shared_memory._allocate, full
+        plain, _shared_arrays._allocate = _shared_arrays._allocate, full
     try:
-        MappedRows(manager, {("_N", "id"): manager.original_ids["_N"]}, directory=folder)
+        MappedFeatureStore(manager, {("_N", "id"): manager.original_ids["_N"]}, directory=folder)
     except OSError as caught:
         return str(caught)
     finally:
         if rank == 0:
-            _shared_memory._allocate = plain
+            _shared_arrays._allocate = plain
     return "no error"
 
 

@@ -14,9 +14,8 @@ import torch
 from sharded_cases import left_behind
 
 from graphshard.comm.group._state import group_state
-from graphshard.sampling.feature_store import _hosts, _shared_memory
-from graphshard.sampling.feature_store._hosts import Hosts, named_file, remove_abandoned
-from graphshard.sampling.feature_store._shared_memory import SharedArray, share_arrays
+from graphshard.comm.wire import SharedArray, _hosts, _shared_arrays, share_arrays
+from graphshard.comm.wire._hosts import Hosts, named_file, remove_abandoned
 from graphshard.testing import RanksFailed, run_ranks
 
 ABANDONED = "graphshard-" + "0123456789abcdef" * 2
@@ -84,7 +83,7 @@ def killed(*_: Any) -> NoReturn:
 def share_and_die(rank: int, world_size: int, where: str, folder: str) -> None:
     """Rank 0 is killed while a file of its has a name: between making and opening, or looking."""
     if rank == 0:
-        {"share": _shared_memory, "find": _hosts}[where].gather_texts = killed
+        {"share": _shared_arrays, "find": _hosts}[where].gather_texts = killed
     state = group_state()
     own = torch.ones(1 << 20)
     array = SharedArray.like(own, [r << 20 for r in range(world_size + 1)])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ReplicatedStructure: no communication, memory held once per host, several hosts; choosing it.
+"""ReplicatedGraphStore: no communication, memory held once per host, several hosts; choosing it.
 
 1 to 3 gloo ranks. That ranks are on other hosts is played by giving them other directories.
 """
@@ -31,19 +31,19 @@ from sharded_cases import (
 import graphshard
 from graphshard import comm
 from graphshard.comm.group._state import group_state
+from graphshard.comm.wire import _shared_arrays
+from graphshard.comm.wire._hosts import Hosts, directory_with_room
 from graphshard.sampling import NeighborSampler
-from graphshard.sampling.feature_store import _shared_memory
-from graphshard.sampling.feature_store._hosts import Hosts, directory_with_room
-from graphshard.sampling.graph_store._choose import choose_structure, replicated_bytes
-from graphshard.sampling.graph_store._collective import CollectiveStructure
-from graphshard.sampling.graph_store._replicated import ReplicatedStructure
+from graphshard.sampling.graph_store._choose import choose_graph_store, replicated_bytes
+from graphshard.sampling.graph_store._collective import CollectiveGraphStore
+from graphshard.sampling.graph_store._replicated import ReplicatedGraphStore
 from graphshard.testing import run_ranks
 
 
 def traffic(rank: int, world_size: int, parts: str) -> list[int]:
     """Calls of the first and of a second draw of each kind; what is left in between."""
     graph = typed_graph()
-    structure = ReplicatedStructure.of(manager_of(parts, rank, graph))
+    structure = ReplicatedGraphStore.of(manager_of(parts, rank, graph))
     translation = Translation(parts, world_size)
     again = 0
     first = []
@@ -66,15 +66,15 @@ def on_hosts(rank: int, world_size: int, kind: str, parts: str, folder: str) -> 
     """Ranks 0 and 2 share a host, rank 1 has another one; parts travel 100 bytes at a time."""
     place = Path(folder) / f"host{rank % 2}"
     place.mkdir(exist_ok=True)
-    plain, _shared_memory._MESSAGE_BYTES = _shared_memory._MESSAGE_BYTES, 300
+    plain, _shared_arrays._MESSAGE_BYTES = _shared_arrays._MESSAGE_BYTES, 300
     try:
         graph = graph_of(kind)
-        structure = ReplicatedStructure.of(manager_of(parts, rank, graph), directory=place)
+        structure = ReplicatedGraphStore.of(manager_of(parts, rank, graph), directory=place)
         translation = Translation(parts, world_size)
         found = {name: sample(name, structure, graph, rank, translation) for name in SAMPLERS}
         return {"blocks": found, "hosts": list(structure._hosts.leader), "left": left_behind(place)}
     finally:
-        _shared_memory._MESSAGE_BYTES = plain
+        _shared_arrays._MESSAGE_BYTES = plain
 
 
 @pytest.mark.parametrize(("kind", "how"), [("plain", "random"), ("typed", "empty_part")])
@@ -90,8 +90,8 @@ def test_several_hosts_each_hold_the_whole_graph(tmp_path: Path, kind: str, how:
 
 def shared(rank: int, world_size: int, parts: str) -> list[Any]:
     """What one rank writes the others read: memory is held once."""
-    structure = ReplicatedStructure.of(manager_of(parts, rank))
-    sides = list(structure._sides.values())
+    structure = ReplicatedGraphStore.of(manager_of(parts, rank))
+    sides = list(structure._lists.values())
     arrays = [a for side in sides for a in (side.indptr, side.neighbors)]
     arrays += structure._original_ids.values()
     if rank == 0:
@@ -99,7 +99,7 @@ def shared(rank: int, world_size: int, parts: str) -> list[Any]:
     comm.barrier()
     maps = set(re.findall(r"/graphshard-[0-9a-f]{32}", Path("/proc/self/maps").read_text()))
     seen = all(bool((array == 99).all()) for array in arrays)
-    edges = structure._edges.side(structure.canonical_etypes[0], "in")
+    edges = structure._edges.lists[structure.canonical_etypes[0], "in"]
     own_is_shared = bool((edges.neighbors == 99).all())
     comm.barrier()
     del structure, arrays, sides, edges
@@ -116,7 +116,7 @@ def test_memory_is_held_once_per_host_and_then_given_back(tmp_path: Path) -> Non
 def copies(rank: int, world_size: int, parts: str) -> list[Any]:
     """A copy makes what it lacks over its own group, and the original is not disturbed."""
     graph = plain_graph()
-    structure = ReplicatedStructure.of(manager_of(parts, rank, graph))
+    structure = ReplicatedGraphStore.of(manager_of(parts, rank, graph))
     copy = structure.on(dist.new_group(list(range(world_size))))
     translation = Translation(parts, world_size)
     one = sample("out labor", copy, graph, rank, translation)
@@ -134,7 +134,7 @@ def test_copies_over_other_groups(tmp_path: Path) -> None:
 def new_weights(rank: int, world_size: int, parts: str) -> list[int]:
     """Weights that allow every second edge, then the others, set anew and written in place."""
     manager = manager_of(parts, rank)
-    structure = ReplicatedStructure.of(manager)
+    structure = ReplicatedGraphStore.of(manager)
     translation = Translation(parts, world_size)
     etype = structure.canonical_etypes[0]
     own = manager.original_edge_ids[etype]
@@ -173,11 +173,11 @@ def error_of(rank: int, world_size: int, parts: str, case: str) -> str:
                 graphshard.load_dgl_partition_data(parts, rank), torch.empty(0).long(), 1
             )[0]
         if case in ("transport", "budget"):
-            choose_structure(manager, *(("local",) if case == "transport" else ("auto", -1)))
+            choose_graph_store(manager, *(("local",) if case == "transport" else ("auto", -1)))
         elif case == "room":
-            ReplicatedStructure.of(manager, directory=str(Path(parts).parent / "nowhere"))
+            ReplicatedGraphStore.of(manager, directory=str(Path(parts).parent / "nowhere"))
         else:
-            structure = ReplicatedStructure.of(manager)
+            structure = ReplicatedGraphStore.of(manager)
             sampler = NeighborSampler([2], prob="w")
             sampler.sample(structure, torch.arange(3), draw_seed=DRAW_SEED)
     except (ValueError, OSError) as caught:
@@ -244,12 +244,12 @@ def chosen(rank: int, world_size: int, parts: str) -> list[Any]:
         ("collective", 10**12),
         ("replicated", 0),
     ):
-        structure = choose_structure(manager, transport, budget)
+        structure = choose_graph_store(manager, transport, budget)
         found.append(type(structure).__name__)
-        if isinstance(structure, ReplicatedStructure):
+        if isinstance(structure, ReplicatedGraphStore):
             assert structure.num_bytes == size
         else:
-            assert isinstance(structure, CollectiveStructure)
+            assert isinstance(structure, CollectiveGraphStore)
     return found
 
 
@@ -257,7 +257,7 @@ def chosen(rank: int, world_size: int, parts: str) -> list[Any]:
 def test_the_structure_that_fits_is_chosen(tmp_path: Path, kind: str) -> None:
     graph = graph_of(kind)
     parts = write_parts(tmp_path, graph, 2, "random")
-    replicated, collective = "ReplicatedStructure", "CollectiveStructure"
+    replicated, collective = "ReplicatedGraphStore", "CollectiveGraphStore"
     size = 8 * graph.num_nodes() + sum(
         4 * (graph.num_nodes(etype[2]) + 1 + graph.num_edges(etype))
         for etype in graph.canonical_etypes

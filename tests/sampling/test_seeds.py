@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from graphshard.sampling.loader._seeds import SeedOrder
+from graphshard.sampling.loader._batch_order import SeedOrder
 
 
 def orders(sizes, batch_size, *, shuffle=True, drop_last=False, seed=1):
@@ -26,7 +26,7 @@ def orders(sizes, batch_size, *, shuffle=True, drop_last=False, seed=1):
 
 
 def epoch_of(order, epoch):
-    places = order.order(epoch)
+    places = order.of_epoch(epoch)
     return [order.batch(places, step) for step in range(order.num_steps)]
 
 

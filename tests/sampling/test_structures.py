@@ -26,11 +26,11 @@ from graphshard._ranges import RangeMap
 from graphshard.sampling import _ownership
 from graphshard.sampling._ownership import Ownership, owners
 from graphshard.sampling.graph_store._choose import replicated_bytes
-from graphshard.sampling.graph_store._collective import CollectiveStructure
-from graphshard.sampling.graph_store._replicated import ReplicatedStructure
+from graphshard.sampling.graph_store._collective import CollectiveGraphStore
+from graphshard.sampling.graph_store._replicated import ReplicatedGraphStore
 from graphshard.testing import run_ranks
 
-STRUCTURES = {"collective": CollectiveStructure, "replicated": ReplicatedStructure}
+STRUCTURES = {"collective": CollectiveGraphStore, "replicated": ReplicatedGraphStore}
 
 
 def draw_all(
@@ -81,7 +81,7 @@ def draw_shuffled(
         size = replicated_bytes(manager)
         structure = STRUCTURES[transport].of(manager)
         assert structure.ownership.wire_dtype == torch.int64
-        if isinstance(structure, ReplicatedStructure):
+        if isinstance(structure, ReplicatedGraphStore):
             assert structure.num_bytes == size
         return {name: sample(name, structure, graph, rank, translation) for name in SAMPLERS}
     finally:
@@ -96,13 +96,13 @@ def test_edges_in_any_order_and_wide_ids(tmp_path: Path, kind: str, transport: s
 
 
 def prepared(rank: int, world_size: int, parts: str, transport: str) -> list[int]:
-    """After `prepare`, a copy's first draw exchanges no more than its second."""
+    """Once it has drawn, the first draw of a copy of a store exchanges no more than its second."""
     graph = graph_of("plain")
     structure = STRUCTURES[transport].of(manager_of(parts, rank, graph))
     translation = Translation(parts, world_size)
     found = []
     for name in ("out weighted", "out labor"):
-        structure.prepare(SAMPLERS[name]().options)
+        sample(name, structure, graph, rank, translation)
         copy = structure.on(None)
         for _ in range(2):
             with comm.trace() as counted:

@@ -8,6 +8,7 @@ destinations' own features.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,9 +18,9 @@ from torch import Tensor
 from .._typing import DEFAULT_CANONICAL_ETYPE, DEFAULT_NTYPE, CanonicalEType
 from ..ops import Adjacency
 from ._flatten import flattened
-from ._graph import Graph, _check_relations, edge_frame
+from ._graph import Graph
 from .frame import Frame
-from .message_passing import LocalGraph
+from .message_passing import LocalGraph, check_relations, edge_frame
 from .structure import (
     EID,
     NID,
@@ -50,10 +51,10 @@ class Block(LocalGraph):
         num_dst_nodes: Mapping[str, int],
         relations: Mapping[CanonicalEType, Adjacency],
     ) -> None:
-        _check_relations(num_src_nodes, num_dst_nodes, relations)
+        check_relations(num_src_nodes, num_dst_nodes, relations)
         device = next(iter(relations.values())).device
         self._init_local(
-            Schema.of_block(list(num_src_nodes), list(num_dst_nodes), list(relations)),
+            _schema(tuple(num_src_nodes), tuple(num_dst_nodes), tuple(relations)),
             list(relations.values()),
             [
                 Frame(count, device, f"source nodes of type {name!r}", "src")
@@ -96,6 +97,14 @@ class Block(LocalGraph):
             f"Block(num_src_nodes={sources},\n      num_dst_nodes={destinations},\n"
             f"      num_edges={edges})"
         )
+
+
+@functools.lru_cache(maxsize=64)
+def _schema(
+    srctypes: tuple[str, ...], dsttypes: tuple[str, ...], etypes: tuple[CanonicalEType, ...]
+) -> Schema:
+    """One schema for all blocks of the same types: samplers make thousands of them."""
+    return Schema.of_block(list(srctypes), list(dsttypes), list(etypes))
 
 
 def create_block(

@@ -12,7 +12,7 @@ from .._typing import DEFAULT_CANONICAL_ETYPE, DEFAULT_NTYPE, CanonicalEType
 from ..ops import Adjacency
 from ._flatten import flattened
 from .frame import Frame
-from .message_passing import LocalGraph
+from .message_passing import LocalGraph, check_relations, edge_frame
 from .structure import Schema, check_count, checked_counts, least_counts, read_edges, read_relations
 
 
@@ -35,7 +35,7 @@ class Graph(LocalGraph):
     def __init__(
         self, num_nodes: Mapping[str, int], relations: Mapping[CanonicalEType, Adjacency]
     ) -> None:
-        _check_relations(num_nodes, num_nodes, relations)
+        check_relations(num_nodes, num_nodes, relations)
         schema = Schema.of_graph(list(num_nodes), list(relations))
         device = next(iter(relations.values())).device
         frames = {name: node_frame(name, num_nodes[name], device) for name in schema.ntypes}
@@ -82,33 +82,6 @@ class Graph(LocalGraph):
 def node_frame(ntype: str, num_rows: int, device: torch.device) -> Frame:
     """An empty frame for the nodes of a type."""
     return Frame(num_rows, device, f"nodes of type {ntype!r}")
-
-
-def edge_frame(etype: CanonicalEType, adj: Adjacency) -> Frame:
-    """An empty frame for the edges of a relation."""
-    return Frame(adj.num_edges, adj.device, f"edges of relation {etype}", "edge")
-
-
-def _check_relations(
-    num_src_nodes: Mapping[str, int],
-    num_dst_nodes: Mapping[str, int],
-    relations: Mapping[CanonicalEType, Adjacency],
-) -> None:
-    """Raise ValueError unless the relations fit the node counts and each other."""
-    if not relations:
-        raise ValueError("a graph needs at least one relation (got none); it may have no edges")
-    for etype, adj in relations.items():
-        src, _, dst = etype
-        if src not in num_src_nodes or dst not in num_dst_nodes:
-            raise ValueError(f"relation {etype} names a node type whose number of nodes is missing")
-        if (adj.num_src, adj.num_dst) != (num_src_nodes[src], num_dst_nodes[dst]):
-            raise ValueError(
-                f"the edges of relation {etype} must be between {num_src_nodes[src]} and "
-                f"{num_dst_nodes[dst]} nodes (got {adj.num_src} and {adj.num_dst})"
-            )
-    if len({(adj.idtype, adj.device) for adj in relations.values()}) > 1:
-        kinds = {etype: (adj.idtype, str(adj.device)) for etype, adj in relations.items()}
-        raise ValueError(f"all relations must have one idtype and one device (got {kinds})")
 
 
 def graph(

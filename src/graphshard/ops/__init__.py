@@ -14,20 +14,26 @@ from .._memory import empty, empty_like, release_memory
 from . import reference
 from ._adjacency import Adjacency, HasAdjacency, as_adjacency
 from ._attention_rule import Attention
-from ._copy_rows import copy_rows
 from .attention import affine, attend, head_products, is_hooked, is_plain, is_relu, linear
-from .sampling import EdgeMask, IdTable, draw_neighbors, edge_keys, random_seed
+from .sampling import (
+    EdgeMask,
+    IdTable,
+    copy_rows,
+    draw_neighbors,
+    edge_keys,
+    group_by_range,
+    random_seed,
+    ungroup,
+)
 from .spmm import (
     add_rows,
     edge_softmax,
-    group_by_range,
     gsddmm,
     gspmm,
     gspmm_add,
     gspmm_arg,
     gspmm_arg_backward,
     merge_best,
-    ungroup,
 )
 
 __all__ = [

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Neighbour sampling: on one graph, and on a graph that spans ranks.
+"""Neighbour sampling: on one graph, on a graph that spans ranks, or from stores of your own.
 
 `graphshard.dataloading` offers the same samplers with loaders named and shaped as DGL's.
 """
 
+from .feature_store import FeatureRequest, FeatureStore
+from .graph_store import DrawOptions, GraphStore, NeighborRequest, SampledNeighbors
 from .inference import inference
 from .loader import DataLoader, LoaderStats, MiniBatch, global_mean
 from .sampler import (
@@ -21,13 +23,19 @@ __all__ = [
     "BlockSampler",
     "DataLoader",
     "DistNeighborSampler",
+    "DrawOptions",
     "DrawSeed",
+    "FeatureRequest",
+    "FeatureStore",
+    "GraphStore",
     "LaborSampler",
     "LoaderStats",
     "MiniBatch",
     "MultiLayerFullNeighborSampler",
     "MultiLayerNeighborSampler",
+    "NeighborRequest",
     "NeighborSampler",
+    "SampledNeighbors",
     "Sampler",
     "global_mean",
     "inference",

@@ -3,7 +3,7 @@
 
 from ._attend import attend
 from ._edge_softmax import edge_softmax
-from ._local import LocalGraph
+from ._local import LocalGraph, check_relations, edge_frame
 from ._protocol import (
     AggregationStep,
     MessagePassingGraph,
@@ -13,5 +13,5 @@ from ._protocol import (
     run_together,
 )
 from ._relation import RelationData, edge_values, reduce_messages
-from ._typed import TypedGraph
+from ._typed import TypedGraph, frames_of
 from ._udf import EdgeBatch, NodeBatch

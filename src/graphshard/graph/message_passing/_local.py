@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..._typing import CanonicalEType
 from ...ops import Adjacency, Attention, attend, edge_softmax
 from ..frame import Frame, OverlayView
 from ..structure import Schema
@@ -226,3 +227,30 @@ class LocalGraph(MovableGraph):
         frame = self._dst_frames[self._schema.dst_of[relation]]
         for name, value in result.items():
             frame.set_rows(name, dst_nodes, value, "dst")
+
+
+def edge_frame(etype: CanonicalEType, adj: Adjacency) -> Frame:
+    """An empty frame for the edges of a relation."""
+    return Frame(adj.num_edges, adj.device, f"edges of relation {etype}", "edge")
+
+
+def check_relations(
+    num_src_nodes: Mapping[str, int],
+    num_dst_nodes: Mapping[str, int],
+    relations: Mapping[CanonicalEType, Adjacency],
+) -> None:
+    """Raise ValueError unless the relations fit the node counts and each other."""
+    if not relations:
+        raise ValueError("a graph needs at least one relation (got none); it may have no edges")
+    for etype, adj in relations.items():
+        src, _, dst = etype
+        if src not in num_src_nodes or dst not in num_dst_nodes:
+            raise ValueError(f"relation {etype} names a node type whose number of nodes is missing")
+        if (adj.num_src, adj.num_dst) != (num_src_nodes[src], num_dst_nodes[dst]):
+            raise ValueError(
+                f"the edges of relation {etype} must be between {num_src_nodes[src]} and "
+                f"{num_dst_nodes[dst]} nodes (got {adj.num_src} and {adj.num_dst})"
+            )
+    if len({(adj.idtype, adj.device) for adj in relations.values()}) > 1:
+        kinds = {etype: (adj.idtype, str(adj.device)) for etype, adj in relations.items()}
+        raise ValueError(f"all relations must have one idtype and one device (got {kinds})")

@@ -344,3 +344,11 @@ class TypedGraph:
             TypeError: the key has another form.
         """
         return self._relation_view(self._schema.find(key))
+
+
+def frames_of(graph: TypedGraph) -> tuple[list[Frame], list[Frame], list[Frame]]:
+    """Frames of sources, destinations and edges, in the order of the types.
+
+    For what fills the frames of many graphs; ``graph.nodes[T].data`` looks types up by name.
+    """
+    return graph._src_frames, graph._dst_frames, graph._edge_frames

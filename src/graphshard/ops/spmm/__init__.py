@@ -5,6 +5,5 @@ from ._add_rows import add_rows
 from ._argmax import merge_best
 from ._compute import Operand, flat_rows
 from ._edge_softmax import edge_softmax
-from ._groups import group_by_range, ungroup
 from ._gsddmm import gsddmm
 from ._gspmm import gspmm, gspmm_add, gspmm_arg, gspmm_arg_backward

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CachedRows: a bounded copy of the remote rows that will be wanted most."""
+"""CachedFeatureStore: a bounded copy of the remote rows that will be read most."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -14,14 +14,15 @@ from torch import Tensor
 from ..._ranges import RangeMap
 from ...comm import all_reduce, share_error
 from ...ops import copy_rows
-from .._ownership import Kind
-from ._features import Rows, Wanted
+from .._ownership import RowKind
+from ._feature_store import FeatureRequest
+from ._tables import FillRequest, TableStore
 
 _MESSAGE_BYTES = 1 << 26
 _SLOT_BYTES = 4
 
 
-class CachedRows(Rows):
+class CachedFeatureStore(TableStore):
     """Rows of another source, of which hot remote rows are kept here.
 
     What to keep is not guessed: draws are deterministic, so the accesses of a coming epoch can be
@@ -41,8 +42,8 @@ class CachedRows(Rows):
 
     def __init__(
         self,
-        base: Rows,
-        ranges: Mapping[Kind, RangeMap],
+        base: TableStore,
+        ranges: Mapping[RowKind, RangeMap],
         budget_bytes: int,
         group: dist.ProcessGroup | None = None,
     ) -> None:
@@ -53,7 +54,7 @@ class CachedRows(Rows):
         super().__init__(base.likes)
         self._base, self._ranges, self._group = base, ranges, group
         self.budget_bytes = budget_bytes
-        self._store = _Store()
+        self._content = _CacheContent()
 
     @property
     def hit_rate(self) -> float:
@@ -64,25 +65,41 @@ class CachedRows(Rows):
     @property
     def num_hits(self) -> int:
         """Accesses to remote rows, since `prepare`, that were answered from here."""
-        return self._store.num_hits
+        return self._content.num_hits
 
     @property
     def num_misses(self) -> int:
         """Accesses to remote rows, since `prepare`, that had to be fetched."""
-        return self._store.num_misses
+        return self._content.num_misses
 
     @property
     def num_bytes(self) -> int:
         """Bytes that rows and index take."""
-        arrays = [*self._store.slots.values(), *self._store.tables.values()]
+        arrays = [*self._content.slots.values(), *self._content.tables.values()]
         return sum(array.numel() * array.element_size() for array in arrays)
 
     @property
     def num_rows(self) -> int:
         """Rows that are kept, of all types together."""
-        return self._store.num_rows
+        return self._content.num_rows
 
-    def prepare(self, counts: Mapping[Kind, tuple[Tensor, Tensor]]) -> None:
+    def count(
+        self, batches: Iterable[Sequence[FeatureRequest]]
+    ) -> dict[RowKind, tuple[Tensor, Tensor]]:
+        """How often batches read each row, for `prepare`.
+
+        Takes 4 bytes for each id of a type while it counts, as much as the index.
+        """
+        counts: dict[RowKind, Tensor] = {}
+        for request in (request for requests in batches for request in requests):
+            ids, kind = request.ids.cpu().long(), request.kind
+            if kind not in counts:
+                counts[kind] = torch.zeros(self._ranges[kind].num_ids, dtype=torch.int32)
+            counts[kind].index_add_(0, ids, torch.ones_like(ids, dtype=torch.int32))
+        read = {kind: of_kind.nonzero().view(-1) for kind, of_kind in counts.items()}
+        return {kind: (ids, counts[kind][ids]) for kind, ids in read.items()}
+
+    def prepare(self, counts: Mapping[RowKind, tuple[Tensor, Tensor]]) -> None:
         """Keep the remote rows with the highest counts; every rank must call, between fetches.
 
         Args:
@@ -93,27 +110,27 @@ class CachedRows(Rows):
             ValueError: An unknown type; on all ranks.
         """
         error = None
-        chosen: dict[Kind, Tensor] = {}
+        chosen: dict[RowKind, Tensor] = {}
         try:
             chosen = self._choose(counts)
         except ValueError as caught:
             error = caught
         share_error(error, self._group)
-        self._store.clear()
+        self._content.clear()
         for kind in self._kinds():
             ids = chosen.get(kind, torch.empty(0, dtype=torch.int64))
             for name, table in self._fetched(kind, ids).items():
-                self._store.tables[kind, name] = table
+                self._content.tables[kind, name] = table
             if ids.numel():
                 slots = torch.full((self._ranges[kind].num_ids,), -1, dtype=torch.int32)
                 slots[ids] = torch.arange(ids.numel(), dtype=torch.int32)
-                self._store.slots[kind] = slots
-                self._store.num_rows += ids.numel()
+                self._content.slots[kind] = slots
+                self._content.num_rows += ids.numel()
 
-    def _kinds(self) -> list[Kind]:
+    def _kinds(self) -> list[RowKind]:
         return list(dict.fromkeys(kind for kind, _ in self.likes))
 
-    def _choose(self, counts: Mapping[Kind, tuple[Tensor, Tensor]]) -> dict[Kind, Tensor]:
+    def _choose(self, counts: Mapping[RowKind, tuple[Tensor, Tensor]]) -> dict[RowKind, Tensor]:
         """Ids to keep, by kind."""
         unknown = [kind for kind in counts if kind not in self._kinds()]
         if unknown:
@@ -127,7 +144,7 @@ class CachedRows(Rows):
             remote = self._base.is_remote(kind, ids)
             if remote is not None:
                 remote &= num_accesses > 0
-                candidates[kind] = _Candidates(
+                candidates[kind] = _CacheCandidates(
                     ids[remote],
                     num_accesses[remote],
                     self.row_bytes(kind),
@@ -135,57 +152,55 @@ class CachedRows(Rows):
                 )
         return most_wanted(candidates, self.budget_bytes)
 
-    def _fetched(self, kind: Kind, ids: Tensor) -> dict[str, Tensor]:
+    def _fetched(self, kind: RowKind, ids: Tensor) -> dict[str, Tensor]:
         """Rows of all features of a kind, in messages of bounded size; collective."""
         per_round = max(1, _MESSAGE_BYTES // max(1, self.row_bytes(kind)))
         rounds = torch.tensor([-(-ids.numel() // per_round)])
         num_rounds = int(all_reduce(rounds, "max", self._group))
         tables = {}
-        for name in self.names_of(kind):
-            like = self.likes[kind, name]
-            shape = (ids.numel(), *like.shape[1:])
-            tables[name] = torch.empty(shape, dtype=like.dtype, device=like.device)
+        for name in self.feature_names(kind):
+            tables[name] = self._empty(kind, name, ids.numel())
         for number in range(num_rounds):
             rows = slice(number * per_round, (number + 1) * per_round)
             outs = {name: table[rows] for name, table in tables.items()}
-            self._base.fill([Wanted(kind, ids[rows], outs, None)])
+            self._base.fill([FillRequest(kind, ids[rows], outs, None)])
         return tables
 
-    def fill(self, wanted: Sequence[Wanted]) -> None:
-        self._base.fill([self._fill_kept(rows) for rows in wanted])
+    def fill(self, requests: Sequence[FillRequest]) -> None:
+        self._base.fill([self._fill_kept(rows) for rows in requests])
 
-    def _fill_kept(self, rows: Wanted) -> Wanted:
+    def _fill_kept(self, rows: FillRequest) -> FillRequest:
         """Write the rows that are kept; what remains to be fetched."""
         hits = 0
         missed = rows
-        slots = self._store.slots.get(rows.kind)
+        slots = self._content.slots.get(rows.kind)
         if slots is not None:
             slot = slots.index_select(0, rows.ids)
             hit = (slot >= 0).nonzero().view(-1)
             hits = hit.numel()
             if hits:
                 missed = rows.part((slot < 0).nonzero().view(-1))
-                places = hit if rows.places is None else rows.places.index_select(0, hit)
+                places = rows.places_of(hit)
                 slot = slot.index_select(0, hit)
                 for name, out in rows.outs.items():
-                    kept = self._store.tables[rows.kind, name]
+                    kept = self._content.tables[rows.kind, name]
                     copy_rows(out, places, kept, slot)
         remote = self._base.is_remote(missed.kind, missed.ids)
-        self._store.num_hits += hits
-        self._store.num_misses += 0 if remote is None else int(remote.sum())
+        self._content.num_hits += hits
+        self._content.num_misses += 0 if remote is None else int(remote.sum())
         return missed
 
-    def is_remote(self, kind: Kind, ids: Tensor) -> Tensor | None:
+    def is_remote(self, kind: RowKind, ids: Tensor) -> Tensor | None:
         remote = self._base.is_remote(kind, ids)
-        slots = self._store.slots.get(kind)
+        slots = self._content.slots.get(kind)
         if remote is None or slots is None:
             return remote
         return remote & (slots.index_select(0, ids) < 0)
 
-    def _distinct(self, kind: Kind, ids: Tensor) -> tuple[Tensor, Tensor | None]:
+    def _distinct(self, kind: RowKind, ids: Tensor) -> tuple[Tensor, Tensor | None]:
         return self._base._distinct(kind, ids)
 
-    def on(self, group: dist.ProcessGroup | None) -> CachedRows:
+    def on(self, group: dist.ProcessGroup | None) -> CachedFeatureStore:
         """The same cache, communicating over another group; what is kept is shared."""
         new = copy.copy(self)
         new._base, new._group = self._base.on(group), group
@@ -193,23 +208,23 @@ class CachedRows(Rows):
 
     def close(self) -> None:
         super().close()
-        self._store = _Store()
+        self._content = _CacheContent()
         self._base.close()
 
 
-class _Store:
+class _CacheContent:
     """What a cache holds and has counted; shared by copies of it for several groups."""
 
     def __init__(self) -> None:
         self.clear()
 
     def clear(self) -> None:
-        self.slots: dict[Kind, Tensor] = {}
-        self.tables: dict[tuple[Kind, str], Tensor] = {}
+        self.slots: dict[RowKind, Tensor] = {}
+        self.tables: dict[tuple[RowKind, str], Tensor] = {}
         self.num_rows = self.num_hits = self.num_misses = 0
 
 
-class _Candidates(NamedTuple):
+class _CacheCandidates(NamedTuple):
     """Rows of one kind that may be kept."""
 
     ids: Tensor
@@ -218,7 +233,9 @@ class _Candidates(NamedTuple):
     index_bytes: int
 
 
-def most_wanted(candidates: Mapping[Kind, _Candidates], budget: int) -> dict[Kind, Tensor]:
+def most_wanted(
+    candidates: Mapping[RowKind, _CacheCandidates], budget: int
+) -> dict[RowKind, Tensor]:
     """The rows with the highest counts that fit a budget; of equal ones the first kind and ids.
 
     A kind whose index does not fit beside the others' is left out, the least accessed first.

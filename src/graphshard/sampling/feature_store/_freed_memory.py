@@ -4,9 +4,11 @@
 [Note: freed memory]
     glibc asks the system for every block above some size (32 MB at most) and gives it back as soon
     as it is freed. The activations of a sampled step are larger and are freed with the step, so
-    each step pays for mapping and clearing all its memory again: a quarter of the time of a step of
-    GraphSAGE. Since all steps of sampled training are alike, what one of them frees fits the next,
-    and it is kept. Full-batch training, which is careful about its peak, does not ask for this.
+    each step pays for mapping and clearing all its memory again. Since all steps of sampled
+    training are alike, what one of them frees fits the next, and it is kept. 16 steps of GraphSAGE
+    (hidden 256, fanouts 15, 10, 5, batches of 1000, one thread) take 5.1 s of processor time so and
+    6.9 s otherwise, of which 1.6 s are the system's. Full-batch training, which is careful about
+    its peak, does not ask for this.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where neighbours come from: a local graph, this rank's part, the whole in shared memory."""
+"""Where neighbours come from: a local graph, the ranks that own them, shared memory, your own."""
 
-from ._choose import Transport, choose_structure
-from ._collective import CollectiveStructure
-from ._replicated import ReplicatedStructure
-from ._structure import Drawn, DrawOptions, HopRequest, LocalStructure, Structure
-from ._structures import structure_of
+from ._choose import SamplingTransport, graph_store_of
+from ._collective import CollectiveGraphStore
+from ._graph_store import DrawOptions, GraphStore, NeighborRequest, SampledNeighbors
+from ._local import LocalGraphStore
+from ._replicated import ReplicatedGraphStore

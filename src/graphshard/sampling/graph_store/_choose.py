@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""choose_structure: partitioned or replicated, by argument or by what memory allows."""
+"""graph_store_of: the one store that everything draws from that is made for a graph."""
 
 from __future__ import annotations
 
-from typing import Literal
+import weakref
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -11,22 +13,74 @@ import torch.distributed as dist
 from ..._memory import available_memory
 from ...comm import all_reduce, share_error
 from ...fullbatch import GraphShardManager
+from ...graph import Graph
 from .._ownership import Ownership
-from ._collective import CollectiveStructure
-from ._replicated import ReplicatedStructure
+from ._collective import CollectiveGraphStore
+from ._graph_store import GraphStore, is_graph_store
+from ._local import LocalGraphStore
+from ._replicated import ReplicatedGraphStore
 
-Transport = Literal["auto", "collective", "replicated"]
+SamplingTransport: TypeAlias = Literal["auto", "collective", "replicated"]
 
 _TRANSPORTS = ("auto", "collective", "replicated")
+_KEPT = "_graph_stores"
 
 
-def choose_structure(
+@dataclass
+class _StoresOf:
+    """Stores of one graph, kept with it: each may be as large as the graph."""
+
+    graph: weakref.ref[Any]
+    stores: dict[Any, GraphStore] = field(default_factory=dict)
+
+    def __deepcopy__(self, memo: Any) -> None:
+        return None  # the copied graph has stores of its own
+
+
+def graph_store_of(
+    graph: Any, transport: SamplingTransport = "collective", memory_budget: int | None = None
+) -> GraphStore:
+    """The store to draw from: the same one for the same arguments, made when first asked for.
+
+    Args:
+        graph: A `Graph`; a `GraphShardManager` (then collective); or a `GraphStore` itself.
+        transport: As for `choose_graph_store`, of a sharded graph.
+        memory_budget: As for `choose_graph_store`.
+
+    Raises:
+        TypeError: Something else.
+        ValueError: As for `choose_graph_store`.
+    """
+    if not isinstance(graph, Graph | GraphShardManager):
+        if is_graph_store(graph):
+            store: GraphStore = graph
+            return store
+        raise TypeError(
+            "graph must be a GraphShardManager, a Graph or a GraphStore (got "
+            f"{type(graph).__name__})"
+        )
+    kept = vars(graph).get(_KEPT)
+    if not isinstance(kept, _StoresOf) or kept.graph() is not graph:  # copied from another graph
+        kept = vars(graph)[_KEPT] = _StoresOf(weakref.ref(graph))
+    stores = kept.stores
+    if isinstance(graph, Graph):
+        return stores.setdefault("local", LocalGraphStore(graph))
+    if graph.world_size == 1:
+        transport = "collective"  # which is to say: from its own memory
+    if transport not in stores and (transport, memory_budget) not in stores:
+        chosen = choose_graph_store(graph, transport, memory_budget)
+        kind = "replicated" if isinstance(chosen, ReplicatedGraphStore) else "collective"
+        stores[transport, memory_budget] = stores.setdefault(kind, chosen)
+    return stores.get(transport) or stores[transport, memory_budget]
+
+
+def choose_graph_store(
     manager: GraphShardManager,
-    transport: Transport = "auto",
+    transport: SamplingTransport = "auto",
     memory_budget: int | None = None,
     group: dist.ProcessGroup | None = None,
-) -> CollectiveStructure | ReplicatedStructure:
-    """The structure that neighbours are drawn from; every rank must call and gets the same kind.
+) -> CollectiveGraphStore | ReplicatedGraphStore:
+    """A store that neighbours are drawn from; every rank must call and gets the same kind.
 
     Args:
         manager: This rank's part of a full graph.
@@ -54,8 +108,8 @@ def choose_structure(
         smallest = int(all_reduce(torch.tensor(budget), "min", group))
         transport = "replicated" if replicated_bytes(manager, group) <= smallest else "collective"
     if transport == "replicated":
-        return ReplicatedStructure.of(manager, group)
-    return CollectiveStructure.of(manager, group)
+        return ReplicatedGraphStore.of(manager, group)
+    return CollectiveGraphStore.of(manager, group)
 
 
 def replicated_bytes(manager: GraphShardManager, group: dist.ProcessGroup | None = None) -> int:
@@ -68,7 +122,7 @@ def replicated_bytes(manager: GraphShardManager, group: dist.ProcessGroup | None
     ownership = Ownership.of(manager, group)
     width = ownership.wire_dtype.itemsize
     etypes = manager.canonical_etypes
-    # Where edges do not lie in the order of their destinations, their ids are kept as well.
+    # Where edges are not sorted by destination, their ids are kept as well.
     unordered = torch.tensor([int(_is_unordered(manager, etype)) for etype in etypes])
     unordered = all_reduce(unordered, "max", group)
     size = sum(8 * ownership.ranges[ntype].num_ids for ntype in manager.ntypes)

@@ -119,7 +119,7 @@ class _BatchEvaluation(ShardEvaluation):
 
         Args:
             fields: The relation and what is stored at its ends.
-            functions: What will be called; only user-defined ones are told ids.
+            functions: What will be called; only user-defined ones get ids.
         """
         batch, adj = self.batch, self.batch.adjacency
         nodes, ids = None, None

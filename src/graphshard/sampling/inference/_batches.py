@@ -135,7 +135,7 @@ class _ShardBatch:
 class ShardCut:
     """Cuts this rank's destinations of a sharded graph; making one is collective.
 
-    Which rows a batch reads of other ranks is told to them once, when the batch is first used.
+    Which rows a batch reads of other ranks is planned once, when the batch is first used.
 
     Args:
         structure: Rows and edges of this rank.

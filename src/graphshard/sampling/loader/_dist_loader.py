@@ -20,20 +20,34 @@ from typing import Any
 import torch
 
 from ...comm import Lanes
-from ...comm.collectives import verify
-from ...comm.group import alone, group_state
+from ...comm.collectives import all_gather, verify
+from ...comm.group import GroupState, alone, group_state
 from ...fullbatch import GraphShardManager
 from ...graph import Graph
-from ..feature_store import FeaturePlan, keep_freed_memory
-from ..graph_store import LocalStructure, Transport
-from ..sampler import NeighborSampler, by_type, refuse_unnamed
-from ._mini_batch import MiniBatch
-from ._pipeline import Run
-from ._resources import LoaderResources
-from ._seeds import SeedOrder
-from ._sources import check_options, describe, rows_for, share_sizes, structure_for
-from ._stages import FEATURES, SAMPLING, LoaderStats, Place, Sampling
-from ._work import Work
+from .._ownership import Ownership
+from ..feature_store import (
+    CachedFeatureStore,
+    CollectiveFeatureStore,
+    FeatureStore,
+    LocalFeatureStore,
+    MappedFeatureStore,
+    TableStore,
+    keep_freed_memory,
+)
+from ..graph_store import GraphStore, SamplingTransport, graph_store_of
+from ..sampler import DrawSeed, NeighborSampler, by_type, refuse_unnamed
+from ._batch_order import SeedOrder
+from ._mini_batch import (
+    FEATURES,
+    SAMPLING,
+    BatchPosition,
+    BatchStages,
+    FeaturePlan,
+    LoaderStats,
+    MiniBatch,
+    deliver,
+)
+from ._pipeline import Crew, Pipeline, Run
 
 
 class DataLoader:
@@ -49,7 +63,8 @@ class DataLoader:
     partition, ``transport`` or ``prefetch``.
 
     Args:
-        graph: This rank's part of a sharded graph; or a `Graph`, for a process on its own.
+        graph: This rank's part of a sharded graph; a `Graph`, for a process on its own; or a
+            `GraphStore` of your own.
         seed_nodes: Ids of this rank's seeds in the graph's global numbering, or node type to ids. A
             seed may be there several times (oversampling); in a batch each time has a row, with the
             same neighbours.
@@ -75,6 +90,8 @@ class DataLoader:
         cache_bytes: Bytes for copies of those remote rows that the coming epoch reads most. They
             are known by drawing the epoch once ahead, so sampling costs twice as much.
         edge_ids: Give ``blocks[i].edata[EID]``; messages between ranks are then twice as long.
+        feature_store: Where the features that the sampler names come from, by the ids of the
+            graph; by default the graph has them.
 
     Raises:
         TypeError: Not a graph, a sampler, or ids; on all ranks.
@@ -98,7 +115,7 @@ class DataLoader:
 
     def __init__(
         self,
-        graph: GraphShardManager | Graph,
+        graph: GraphShardManager | Graph | GraphStore,
         seed_nodes: Any,
         sampler: NeighborSampler,
         batch_size: int,
@@ -107,27 +124,24 @@ class DataLoader:
         drop_last: bool = False,
         seed: int | None = None,
         prefetch: int = 2,
-        transport: Transport = "auto",
+        transport: SamplingTransport = "auto",
         structure_budget: int | None = None,
         map_features: bool = True,
         cache_bytes: int = 0,
         edge_ids: bool = False,
+        feature_store: FeatureStore | None = None,
     ) -> None:
         refuse_unnamed("DataLoader", unnamed, "drop_last", "shuffle")
-        if not isinstance(graph, GraphShardManager | Graph):
-            raise TypeError(
-                f"graph must be a GraphShardManager or a Graph (got {type(graph).__name__})"
-            )
-        state = alone() if isinstance(graph, Graph) else group_state(graph.group)
+        state = _ranks_of(graph)
         self._ranks = state
         error, plan = None, None
         try:
-            check_options(graph, sampler, batch_size, seed, prefetch, cache_bytes)
-            plan = FeaturePlan(graph, sampler)
+            _check_options(graph, sampler, batch_size, seed, prefetch, cache_bytes, feature_store)
+            plan = FeaturePlan(graph, sampler, feature_store)
         except (TypeError, ValueError) as caught:
             error = caught
         options = (
-            f"sampler {describe(sampler)}, batch_size {batch_size}, shuffle {shuffle}, "
+            f"sampler {_describe(sampler)}, batch_size {batch_size}, shuffle {shuffle}, "
             f"drop_last {drop_last}, seed {seed}, prefetch {prefetch}, transport {transport!r}, "
             f"structure_budget {structure_budget}, map_features {map_features}, "
             f"cache_bytes {'> 0' if cache_bytes else 0}, edge_ids {edge_ids}, "
@@ -135,16 +149,15 @@ class DataLoader:
         )
         verify(state, options, "the arguments of DataLoader", error)
         assert plan is not None
-        structure = structure_for(graph, transport, structure_budget)
+        store = graph_store_of(graph, transport, structure_budget)
         seeds: dict[str, torch.Tensor] = {}
         try:
-            seeds = by_type(structure, seed_nodes, "seed_nodes")
-            sampler.fanouts_for(structure)
+            seeds = by_type(store, seed_nodes, "seed_nodes")
+            sampler.fanouts_for(store)
         except (TypeError, ValueError) as caught:
             error = caught
         verify(state, "", "", error)
-        num_seeds = sum(ids.numel() for ids in seeds.values())
-        sizes, self.seed = share_sizes(state, num_seeds, seed)
+        sizes, self.seed = _share_sizes(state, sum(map(len, seeds.values())), seed)
         self.graph, self.sampler = graph, sampler
         self.batch_size, self.shuffle, self.drop_last = batch_size, shuffle, drop_last
         self.prefetch = prefetch
@@ -157,20 +170,27 @@ class DataLoader:
             rank=state.rank,
             sizes=sizes,
         )
-        rows = rows_for(graph, plan, map_features, cache_bytes)
-        owned = [] if rows is None else [rows]
-        lanes = None
+        features: FeatureStore | None = feature_store
+        owned: list[FeatureStore] = []
+        if features is None and plan.tables:
+            features = _tables_of(graph, plan, map_features, cache_bytes)
+            owned = [features]
+        groups = None
         if prefetch and state.world_size > 1:
-            lanes = Lanes([SAMPLING, FEATURES][: 1 + len(owned)], state.group)
-            if not isinstance(structure, LocalStructure):
-                structure = structure.on(lanes.group(SAMPLING))
-            if rows is not None:
-                rows = rows.on(lanes.group(FEATURES))
-                owned.append(rows)
-        self._resources = LoaderResources(lanes, owned)
+            groups = Lanes([SAMPLING, FEATURES][: 1 if features is None else 2], state.group)
+            store = store.on(groups.group(SAMPLING))
+            if features is not None:
+                features = features.on(groups.group(FEATURES))
+                if owned:
+                    owned.append(features)
+        self._resources = LoaderResources(groups, owned)
         self._finalizer = weakref.finalize(self, self._resources.close)
-        sampling = Sampling(structure, sampler, self._seeds, self.seed, edge_ids or plan.has_edges)
-        self._work: Work | None = Work(sampling, rows, plan, prefetch, lanes)
+        self._stages: BatchStages | None = BatchStages(
+            store, sampler, self._seeds, self.seed, edge_ids or plan.has_edges, plan, features
+        )
+        self._pipeline: Pipeline | None = Pipeline(
+            self._stages.as_pipeline(), prefetch, None if groups is None else groups.cancelled
+        )
         self._epoch = 0
         self._stats = LoaderStats()
         keep_freed_memory()
@@ -203,7 +223,7 @@ class DataLoader:
         Dropping the loader does the same, and so does the end of the interpreter. Not collective.
         """
         self._finalizer()
-        self._work = None  # what it holds refers to the groups
+        self._stages = self._pipeline = None  # what they hold refers to the groups
 
     def __enter__(self) -> DataLoader:
         return self
@@ -212,7 +232,7 @@ class DataLoader:
         self.close()
 
     def __iter__(self) -> Iterator[MiniBatch]:
-        """One epoch. A pass that is still under way ends.
+        """One epoch. A pass that has not ended does so now.
 
         Raises:
             RuntimeError: The loader is closed, or an earlier pass failed; on all ranks.
@@ -221,40 +241,22 @@ class DataLoader:
             RankError: Another rank failed, or did not answer in time.
         """
         self._begin()
-        work = self._work
-        assert work is not None
+        stages, pipeline = self._stages, self._pipeline
+        assert stages is not None and pipeline is not None
         epoch, self._epoch = self._epoch, self._epoch + 1
-        self._stats = work.begin(LoaderStats())
-        places = [Place(epoch, self._seeds.order(epoch), step) for step in range(len(self))]
-        work.fill_cache(places)
-        run = work.pipeline.run(places)
+        self._stats = stages.stats = LoaderStats()
+        order = self._seeds.of_epoch(epoch)
+        positions = [BatchPosition(epoch, order, step) for step in range(len(self))]
+        stages.fill_cache(positions)
+        run = pipeline.run(positions)
         self._resources.keep(run)
-        return self._batches(run, work, self._stats)
-
-    def _batches(self, run: Run[MiniBatch], work: Work, stats: LoaderStats) -> Iterator[MiniBatch]:
-        try:
-            for batch in run:
-                stats.num_steps, stats.wait_seconds = run.num_delivered, run.seconds_waited
-                stats.cache_hit_rate = work.cache_hit_rate
-                yield batch
-                del batch
-            if run.num_delivered < len(self):
-                raise RuntimeError(
-                    "another pass over this DataLoader has begun, or it was closed, which ended "
-                    "this pass; make a loader for each"
-                )
-        except GeneratorExit:
-            # The caller has left the loop. Close here, and not when `run` is dropped: this may
-            # hold the last reference to the loader, whose end would cut short what the threads
-            # have permission to finish.
-            run.close()
-            raise
+        return deliver(run, stages, self._stats, len(self), self)
 
     def _begin(self) -> None:
         """Wait for the threads of the last pass; find out whether all ranks are in step."""
         error = self._resources.end_of_pass(self._ranks.timeout.total_seconds())
-        lanes = self._resources.lanes
-        done = [] if lanes is None else list(lanes.num_operations)
+        groups = self._resources.groups
+        done = [] if groups is None else list(groups.num_operations)
         verify(
             self._ranks,
             f"epoch {self._epoch}, operations {done}",
@@ -262,3 +264,150 @@ class DataLoader:
             "pass was left at the same batch)",
             error,
         )
+
+
+class LoaderResources:
+    """What a `DataLoader` gives back when it is closed, or dropped.
+
+    Args:
+        groups: Those of the threads, if they communicate.
+        features: Feature stores that the loader has made.
+    """
+
+    def __init__(self, groups: Lanes | None, features: list[FeatureStore]) -> None:
+        self.groups = groups
+        self._features = features
+        self._crew: Crew | None = None
+        self._run: weakref.ref[Run[Any]] | None = None
+        self._failure: str | None = None
+        self._is_closed = False
+
+    def keep(self, run: Run[Any]) -> None:
+        """A pass has begun."""
+        self._run, self._crew = weakref.ref(run), run.crew
+
+    def end_of_pass(self, seconds: float) -> RuntimeError | None:
+        """End the latest pass.
+
+        Args:
+            seconds: How long its threads may take for what has been permitted.
+
+        Returns:
+            What speaks against another pass, if anything does.
+        """
+        if self._is_closed:
+            return RuntimeError("this DataLoader is closed; make another one")
+        run = None if self._run is None else self._run()
+        if run is not None:
+            run.close(0.0)
+        if self._crew is not None and not self._crew.join(seconds):
+            return RuntimeError(
+                f"threads of the last pass over this DataLoader have not ended within "
+                f"{seconds:g} s; make another one"
+            )
+        if self.groups is None:
+            return None
+        if self._crew is not None and self._crew.failure is not None:
+            self._failure = self._crew.failure
+        if self._failure is not None:
+            return RuntimeError(
+                f"an earlier pass over this DataLoader failed ({self._failure}); make another one"
+            )
+        if self.groups.are_broken:
+            return RuntimeError("a pass over this DataLoader was cut short; make another one")
+        return None
+
+    def close(self) -> None:
+        """End the threads whatever they do, and give everything back; not collective."""
+        self._is_closed = True
+        if self._crew is not None:
+            self._crew.cancel()
+        if self.groups is not None:
+            self.groups.close()
+        for features in self._features:
+            features.close()
+        self._features = []
+
+
+def _ranks_of(graph: Any) -> GroupState:
+    """The ranks that iterate together.
+
+    Raises:
+        TypeError: Neither a graph nor a store.
+    """
+    if isinstance(graph, GraphShardManager):
+        return group_state(graph.group)
+    group = graph_store_of(graph).group
+    return alone() if group is None else group_state(group)
+
+
+def _tables_of(graph: Any, plan: FeaturePlan, map_features: bool, cache_bytes: int) -> TableStore:
+    """The store of features that the graph has, or the sampler was given; collective."""
+    if not isinstance(graph, GraphShardManager) or graph.world_size == 1:
+        return LocalFeatureStore(plan.tables)
+    tables: TableStore
+    if map_features:
+        tables = MappedFeatureStore(graph, plan.tables)
+    else:
+        tables = CollectiveFeatureStore.of(graph, plan.tables)
+    if cache_bytes:
+        ranges = Ownership.of(graph).ranges
+        tables = CachedFeatureStore(tables, ranges, cache_bytes, graph.group)
+    return tables
+
+
+def _share_sizes(state: GroupState, num_seeds: int, seed: int | None) -> tuple[list[int], int]:
+    """Every rank's number of seeds, and the random seed of all; collective."""
+    if seed is None:
+        seed = DrawSeed.fresh().seed if state.rank == 0 else 0
+    both = all_gather(state, torch.tensor([num_seeds, seed]), "DataLoader")
+    return [int(each[0]) for each in both], int(both[0][1])
+
+
+def _check_options(
+    graph: GraphShardManager | Graph | GraphStore,
+    sampler: NeighborSampler,
+    batch_size: int,
+    seed: int | None,
+    prefetch: int,
+    cache_bytes: int,
+    feature_store: FeatureStore | None,
+) -> None:
+    """Raise unless the arguments of a loader make sense by themselves.
+
+    Raises:
+        TypeError: Not a sampler that can draw from a sharded graph.
+        ValueError: A message flow graph, a cache of a user's store, or a number out of range.
+    """
+    if not isinstance(sampler, NeighborSampler):
+        raise TypeError(
+            "sampler must be a DistNeighborSampler or another NeighborSampler (got "
+            f"{type(sampler).__name__}); graphshard.dataloading.DataLoader takes any sampler, for "
+            "a graph that is whole in this process"
+        )
+    if isinstance(graph, GraphShardManager | Graph) and graph.is_block:
+        raise ValueError(
+            "graph must be a whole graph (got a message flow graph); make it with "
+            "construct_full_graph"
+        )
+    if cache_bytes and feature_store is not None:
+        raise ValueError(
+            "cache_bytes keeps remote rows of the graph's own features (got it with a "
+            "feature_store); leave it out, and cache in the store"
+        )
+    for name, number, least in (
+        ("batch_size", batch_size, 1),
+        ("prefetch", prefetch, 0),
+        ("cache_bytes", cache_bytes, 0),
+    ):
+        if not isinstance(number, int) or isinstance(number, bool) or number < least:
+            raise ValueError(f"{name} must be an integer of at least {least} (got {number!r})")
+    if seed is not None and not (isinstance(seed, int) and -(2**63) <= seed < 2**63):
+        raise ValueError(f"seed must be a 64-bit integer, or None (got {seed!r})")
+
+
+def _describe(sampler: Any) -> str:
+    """What must be equal on all ranks."""
+    fields = "fanouts edge_dir prob mask replace layer_dependency batch_dependency".split()
+    values = [f"{name}={getattr(sampler, name)!r}" for name in fields if hasattr(sampler, name)]
+    return f"{type(sampler).__name__}({', '.join(values)})"

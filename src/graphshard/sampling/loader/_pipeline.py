@@ -19,7 +19,7 @@
     Everything travels in band: permits are the items themselves, put into the first queue, and the
     last permit is a mark that each stage passes on before it ends. A stage that fails passes its
     error on in the place of the batch, which the caller raises when it gets there, and starts
-    nothing any more. Whoever drops the iterator (a loop that ends, ``break``, an exception) puts
+    nothing any more. Dropping the iterator (a loop that ends, ``break``, an exception) puts
     the mark and waits for the threads, but not long: a thread may have to wait for other ranks
     that are late, and it does so on its own. Only `Run.cancel`, and the end of the interpreter,
     cut such waits short; a thread of Python must not be inside a collective then.
@@ -306,8 +306,8 @@ class _Desk:
         failed_at: The number of that batch.
         num_taken: Batches taken so far.
         num_ended: Threads that have ended.
-        lock: Held by whoever takes a batch, also while there is none.
-        failing: Held by whoever tells of an error.
+        lock: Held by the thread that takes a batch, also while there is none.
+        failing: Held by the thread that reports an error.
     """
 
     stage: Stage

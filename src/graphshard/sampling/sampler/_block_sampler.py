@@ -7,13 +7,15 @@ import functools
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ...graph import EID, NID, Block, Graph
-from .._attach import Names, attach, check_named, names_for, read_named
-from ._keys import DrawSeed
+from .._lazy_features import FeatureNames, check_named, names_for, read_named, set_lazy
+
+if TYPE_CHECKING:
+    from ._neighbor_sampler import DrawSeed
 
 
 class Sampler(ABC):
@@ -44,9 +46,9 @@ class BlockSampler(Sampler):
 
     def __init__(
         self,
-        prefetch_node_feats: Names = None,
-        prefetch_labels: Names = None,
-        prefetch_edge_feats: Names = None,
+        prefetch_node_feats: FeatureNames = None,
+        prefetch_labels: FeatureNames = None,
+        prefetch_edge_feats: FeatureNames = None,
         output_device: torch.device | str | None = None,
     ) -> None:
         self.prefetch_node_feats = prefetch_node_feats or ()
@@ -111,21 +113,23 @@ class BlockSampler(Sampler):
 
     def _attach_named(self, g: Graph, blocks: list[Block]) -> None:
         node_feats, labels = self.prefetch_node_feats, self.prefetch_labels
-        check_named(g.nodes, g.ntypes, node_feats, "prefetch_node_feats")
-        check_named(g.nodes, g.ntypes, labels, "prefetch_labels")
+        check_named(lambda t: g.nodes[t].data, g.ntypes, node_feats, "prefetch_node_feats")
+        check_named(lambda t: g.nodes[t].data, g.ntypes, labels, "prefetch_labels")
         edge_feats = self.prefetch_edge_feats
-        check_named(g.edges, g.canonical_etypes, edge_feats, "prefetch_edge_feats")
+        check_named(
+            lambda t: g.edges[t].data, g.canonical_etypes, edge_feats, "prefetch_edge_feats"
+        )
         for ntype in g.ntypes:
             data = g.nodes[ntype].data
             if ntype in blocks[0].srctypes:
-                attach(data, blocks[0].srcnodes[ntype].data, NID, names_for(node_feats, ntype))
+                set_lazy(data, blocks[0].srcnodes[ntype].data, NID, names_for(node_feats, ntype))
             if ntype in blocks[-1].dsttypes:
-                attach(data, blocks[-1].dstnodes[ntype].data, NID, names_for(labels, ntype))
+                set_lazy(data, blocks[-1].dstnodes[ntype].data, NID, names_for(labels, ntype))
         for etype in g.canonical_etypes:
             for block in blocks:
                 if etype in block.canonical_etypes:
                     data, names = g.edges[etype].data, names_for(edge_feats, etype)
-                    attach(data, block.edges[etype].data, EID, names)
+                    set_lazy(data, block.edges[etype].data, EID, names)
 
 
 def takes(function: Callable[..., Any], name: str) -> bool:

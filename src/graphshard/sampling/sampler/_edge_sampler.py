@@ -13,14 +13,13 @@ from torch import Tensor
 from ..._typing import CanonicalEType, EType
 from ...graph import EID, NID, Graph
 from ...ops import Adjacency
-from .._attach import Names, attach, check_named, read_named
-from ..graph_store import structure_of
+from .._lazy_features import FeatureNames, check_named, read_named, set_lazy
+from ..graph_store import graph_store_of
 from ._block_sampler import Sampler, takes
-from ._blocks import IdTables
 from ._exclude import Exclude, check_exclude, edges_to_exclude
 from ._ids import by_relation, checked_ids, only_if_plain, relation_named
-from ._keys import DrawSeed
 from ._negative import Pairs
+from ._neighbor_sampler import DrawSeed, IdTables
 
 
 class EdgePredictionSampler(Sampler):
@@ -51,7 +50,7 @@ class EdgePredictionSampler(Sampler):
         reverse_eids: Tensor | Mapping[EType, Tensor] | None = None,
         reverse_etypes: Mapping[EType, EType] | None = None,
         negative_sampler: Any = None,
-        prefetch_labels: Names = None,
+        prefetch_labels: FeatureNames = None,
     ) -> None:
         if len(inspect.signature(sampler.sample).parameters) < 3:
             raise TypeError(
@@ -97,11 +96,13 @@ class EdgePredictionSampler(Sampler):
                 f"edges can be sampled from a Graph that is whole in this process (got "
                 f"{type(g).__name__}); sample nodes with graphshard.sampling.DataLoader"
             )
-        structure = structure_of(g)
+        store = graph_store_of(g)
         draw_seed = DrawSeed.fresh() if draw_seed is None else draw_seed
-        seeds = by_relation(structure, indices, "indices") or {}
+        seeds = by_relation(store, indices, "indices") or {}
         as_given = dict(seeds) if isinstance(indices, Mapping) else only_if_plain(seeds)
-        check_named(g.edges, g.canonical_etypes, self.prefetch_labels, "prefetch_labels")
+        check_named(
+            lambda t: g.edges[t].data, g.canonical_etypes, self.prefetch_labels, "prefetch_labels"
+        )
 
         edges = {etype: g.find_edges(eids, etype=etype) for etype, eids in seeds.items()}
         negatives = self._negatives(g, as_given, draw_seed)
@@ -110,7 +111,7 @@ class EdgePredictionSampler(Sampler):
         for etype in g.canonical_etypes:
             eids = seeds.get(etype, torch.empty(0, dtype=g.idtype, device=g.device))
             pair_graph.edges[etype].data[EID] = eids
-            attach(g.edges[etype].data, pair_graph.edges[etype].data, EID)
+            set_lazy(g.edges[etype].data, pair_graph.edges[etype].data, EID)
         pair_graphs = [pair_graph]
         if self.negative_sampler is not None:
             pair_graphs.append(_pair_graph(g, kept, negatives))
@@ -139,7 +140,7 @@ class EdgePredictionSampler(Sampler):
             return {}
         keyed = {"draw_seed": draw_seed} if self._has_keyed_negatives else {}
         pairs = self.negative_sampler(g, eids, **keyed)
-        structure = structure_of(g)
+        store = graph_store_of(g)
         if not isinstance(pairs, Mapping):
             if len(g.canonical_etypes) != 1:
                 raise TypeError(
@@ -149,12 +150,12 @@ class EdgePredictionSampler(Sampler):
             pairs = {g.canonical_etypes[0]: pairs}
         checked = {}
         for name, (source, destination) in pairs.items():
-            etype = relation_named(structure, name)
+            etype = relation_named(store, name)
             source = checked_ids(
-                source, g.num_nodes(etype[0]), f"negative sources of {etype}", structure
+                source, g.num_nodes(etype[0]), f"negative sources of {etype}", store
             )
             destination = checked_ids(
-                destination, g.num_nodes(etype[2]), f"negative destinations of {etype}", structure
+                destination, g.num_nodes(etype[2]), f"negative destinations of {etype}", store
             )
             if source.shape != destination.shape:
                 raise ValueError(
@@ -171,7 +172,7 @@ def as_edge_prediction_sampler(
     reverse_eids: Tensor | Mapping[EType, Tensor] | None = None,
     reverse_etypes: Mapping[EType, EType] | None = None,
     negative_sampler: Any = None,
-    prefetch_labels: Names = None,
+    prefetch_labels: FeatureNames = None,
 ) -> EdgePredictionSampler:
     """A sampler of blocks for edges, out of one for nodes.
 
@@ -209,7 +210,7 @@ def _compacted(
         for etype, pair in group.items():
             ends[etype[0]].append(pair[0])
             ends[etype[2]].append(pair[1])
-    tables = IdTables.of(structure_of(g))
+    tables = IdTables.of(graph_store_of(g))
     none = torch.empty(0, dtype=g.idtype, device=g.device)
     kept, local = {}, {}
     for ntype, of_type in ends.items():
@@ -238,5 +239,5 @@ def _pair_graph(
     )
     for ntype, ids in kept.items():
         new.nodes[ntype].data[NID] = ids
-        attach(g.nodes[ntype].data, new.nodes[ntype].data, NID)
+        set_lazy(g.nodes[ntype].data, new.nodes[ntype].data, NID)
     return new

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..._typing import CanonicalEType, EType
 from ...graph import Graph
-from ..graph_store import structure_of
+from ..graph_store import graph_store_of
 from ._ids import by_relation, relation_named
 
 Exclude: TypeAlias = str | Tensor | Mapping[EType, Tensor] | Callable[[Any], Any] | None
@@ -77,13 +77,13 @@ def edges_to_exclude(
         TypeError: Ids that are no integers, or without a relation on a graph of several.
         ValueError: An unknown relation, an id out of range, or ``reverse_eids`` of another length.
     """
-    structure = structure_of(g)
+    store = graph_store_of(g)
     if exclude is None:
         return None
     if callable(exclude):
-        return by_relation(structure, exclude(as_given), "what exclude returned")
+        return by_relation(store, exclude(as_given), "what exclude returned")
     if not isinstance(exclude, str):
-        return by_relation(structure, exclude, "exclude")
+        return by_relation(store, exclude, "exclude")
     if exclude == "self":
         return dict(seeds)
     if exclude == "reverse_id":
@@ -94,7 +94,7 @@ def edges_to_exclude(
         }
     assert reverse_etypes is not None
     reverse_of = {
-        relation_named(structure, there): relation_named(structure, back)
+        relation_named(store, there): relation_named(store, back)
         for there, back in reverse_etypes.items()
     }
     found: dict[CanonicalEType, list[Tensor]] = {}
@@ -118,7 +118,7 @@ def _reverse(
     """Id of the reverse of every edge of a relation."""
     of_relation = reverse_eids
     if isinstance(reverse_eids, Mapping):
-        named = {relation_named(structure_of(g), name): ids for name, ids in reverse_eids.items()}
+        named = {relation_named(graph_store_of(g), name): ids for name, ids in reverse_eids.items()}
         if etype not in named:
             raise ValueError(f"reverse_eids has no entry for {etype}; it has {list(named)}")
         of_relation = named[etype]

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from ..._typing import INDEX_DTYPES, CanonicalEType
-from ..graph_store import Structure
+from ..graph_store import GraphStore
 
 
-def by_type(structure: Structure, ids: Any, what: str) -> dict[str, Tensor]:
+def by_type(store: GraphStore, ids: Any, what: str) -> dict[str, Tensor]:
     """Node ids as node type to tensor.
 
     Args:
-        structure: Whose nodes they are.
+        store: Whose nodes they are.
         ids: A tensor, or anything a tensor can be made of, or node type to that.
         what: What error messages call them.
 
@@ -26,58 +26,58 @@ def by_type(structure: Structure, ids: Any, what: str) -> dict[str, Tensor]:
         ValueError: An unknown type, or an id that is out of range.
     """
     if not isinstance(ids, Mapping):
-        if len(structure.ntypes) != 1:
+        if len(store.ntypes) != 1:
             raise TypeError(
                 f"{what} must be a dictionary from node type to ids because the graph has the "
-                f"types {list(structure.ntypes)} (got {type(ids).__name__})"
+                f"types {list(store.ntypes)} (got {type(ids).__name__})"
             )
-        ids = {structure.ntypes[0]: ids}
-    unknown = [t for t in ids if t not in structure.ntypes]
+        ids = {store.ntypes[0]: ids}
+    unknown = [t for t in ids if t not in store.ntypes]
     if unknown:
         raise ValueError(
-            f"{what} names unknown node types {unknown}; the graph has {list(structure.ntypes)}"
+            f"{what} names unknown node types {unknown}; the graph has {list(store.ntypes)}"
         )
     found = {}
     for ntype, values in ids.items():
         label = f"{what} of type {ntype!r}"
-        found[ntype] = checked_ids(values, structure.num_nodes(ntype), label, structure)
+        found[ntype] = checked_ids(values, store.num_nodes(ntype), label, store)
     return found
 
 
-def by_relation(structure: Structure, ids: Any, what: str) -> dict[CanonicalEType, Tensor] | None:
+def by_relation(store: GraphStore, ids: Any, what: str) -> dict[CanonicalEType, Tensor] | None:
     """Edge ids as relation to tensor; None stays None. Errors as `by_type`."""
     if ids is None:
         return None
     if not isinstance(ids, Mapping):
-        if len(structure.canonical_etypes) != 1:
+        if len(store.canonical_etypes) != 1:
             raise TypeError(
                 f"{what} must be a dictionary from relation to ids because the graph has the "
-                f"relations {list(structure.canonical_etypes)} (got {type(ids).__name__})"
+                f"relations {list(store.canonical_etypes)} (got {type(ids).__name__})"
             )
-        ids = {structure.canonical_etypes[0]: ids}
+        ids = {store.canonical_etypes[0]: ids}
     return {
-        etype: checked_ids(values, structure.num_edges(etype), f"{what} of {etype}", structure)
-        for etype, values in ((relation_named(structure, name), v) for name, v in ids.items())
+        etype: checked_ids(values, store.num_edges(etype), f"{what} of {etype}", store)
+        for etype, values in ((relation_named(store, name), v) for name, v in ids.items())
     }
 
 
-def relation_named(structure: Structure, name: Any) -> CanonicalEType:
+def relation_named(store: GraphStore, name: Any) -> CanonicalEType:
     """The relation that a name or a triple stands for.
 
     Raises:
         ValueError: None or several do.
     """
-    matching = [t for t in structure.canonical_etypes if name in (t, t[1])]
+    matching = [t for t in store.canonical_etypes if name in (t, t[1])]
     if len(matching) != 1:
         raise ValueError(
             f"{name!r} must name one relation ({len(matching)} match); the graph has "
-            f"{list(structure.canonical_etypes)}"
+            f"{list(store.canonical_etypes)}"
         )
     return matching[0]
 
 
-def checked_ids(values: Any, bound: int, what: str, structure: Structure) -> Tensor:
-    """Ids as a one-dimensional tensor of the structure's idtype.
+def checked_ids(values: Any, bound: int, what: str, store: GraphStore) -> Tensor:
+    """Ids as a one-dimensional tensor of the store's idtype.
 
     Raises:
         TypeError: They are no integers.
@@ -85,11 +85,11 @@ def checked_ids(values: Any, bound: int, what: str, structure: Structure) -> Ten
     """
     ids = torch.as_tensor(values)
     if ids.numel() == 0 and not ids.is_floating_point():
-        return torch.empty(0, dtype=structure.idtype, device=structure.device)
+        return torch.empty(0, dtype=store.idtype, device=store.device)
     if ids.dtype == torch.bool:
         raise TypeError(f"{what} must be ids (got a bool mask); use mask.nonzero().view(-1)")
     if ids.numel() == 0:
-        return torch.empty(0, dtype=structure.idtype, device=structure.device)
+        return torch.empty(0, dtype=store.idtype, device=store.device)
     if ids.dtype not in INDEX_DTYPES:
         raise TypeError(f"{what} must be int32 or int64 (got {ids.dtype})")
     if ids.dim() != 1:
@@ -97,7 +97,7 @@ def checked_ids(values: Any, bound: int, what: str, structure: Structure) -> Ten
     bad = (ids < 0) | (ids >= bound)
     if bool(bad.any()):
         raise ValueError(f"{what} must be in [0, {bound}) (got {int(ids[bad][0])})")
-    return ids.to(device=structure.device, dtype=structure.idtype)
+    return ids.to(device=store.device, dtype=store.idtype)
 
 
 def only_if_plain(by_name: Mapping[Any, Any]) -> Any:

@@ -18,9 +18,9 @@ from torch import Tensor
 from ..._typing import CanonicalEType
 from ...graph import Graph
 from ...ops.sampling import below, key_state, states, unit, word
-from ..graph_store import structure_of
+from ..graph_store import graph_store_of
 from ._ids import by_relation
-from ._keys import DrawSeed
+from ._neighbor_sampler import DrawSeed
 
 Pairs: TypeAlias = tuple[Tensor, Tensor]
 """Source and destination of each pair."""
@@ -66,7 +66,7 @@ class NegativeSampler(ABC):
         """
         draw_seed = DrawSeed.fresh() if draw_seed is None else draw_seed
         pairs = {}
-        for etype, of_relation in (by_relation(structure_of(g), eids, "eids") or {}).items():
+        for etype, of_relation in (by_relation(graph_store_of(g), eids, "eids") or {}).items():
             key = draw_seed.key(NEGATIVES, g.canonical_etypes.index(etype))
             streams = states(key_state(key, _DOMAIN), of_relation.to(torch.int64))
             source, destination = self._pairs(g, etype, of_relation, streams)

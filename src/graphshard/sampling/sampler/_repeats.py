@@ -3,8 +3,8 @@
 
 Neighbours are drawn for distinct seeds, and afterwards each block gets a destination for every
 occurrence. What is drawn for a node depends on its id, not on its place, so all occurrences of a
-seed have the same neighbours, as they had if they were drawn one by one. The destinations of a
-block are the first of its sources, so occurrences are repeated down to the inputs.
+seed have the same neighbours, as if they were drawn one by one. The destinations of a block are the
+first of its sources, so occurrences are repeated down to the inputs.
 """
 
 from __future__ import annotations

@@ -11,16 +11,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from ..graph import EID, NID, Block, Graph
 
-Names: TypeAlias = Sequence[str] | Mapping[Any, Sequence[str]] | None
+FeatureNames: TypeAlias = Sequence[str] | Mapping[Any, Sequence[str]] | None
 """Names of features; on a typed graph also type to names."""
 
 
-def attach_features(graph: Graph, blocks: Sequence[Block]) -> None:
+def set_all_lazy(graph: Graph, blocks: Sequence[Block]) -> None:
     """Give blocks that were drawn from a graph all its features, lazily.
 
     Args:
@@ -29,14 +29,14 @@ def attach_features(graph: Graph, blocks: Sequence[Block]) -> None:
     """
     for block in blocks:
         for ntype in graph.ntypes:
-            attach(graph.nodes[ntype].data, block.srcnodes[ntype].data, NID)
-            attach(graph.nodes[ntype].data, block.dstnodes[ntype].data, NID)
+            set_lazy(graph.nodes[ntype].data, block.srcnodes[ntype].data, NID)
+            set_lazy(graph.nodes[ntype].data, block.dstnodes[ntype].data, NID)
         # Along out-edges messages run against the graph's edges, so names differ and order does not
         for etype, of_block in zip(graph.canonical_etypes, block.canonical_etypes, strict=True):
-            attach(graph.edges[etype].data, block.edges[of_block].data, EID)
+            set_lazy(graph.edges[etype].data, block.edges[of_block].data, EID)
 
 
-def attach(source: Any, target: Any, id_field: str, names: Iterable[str] | None = None) -> None:
+def set_lazy(source: Any, target: Any, id_field: str, names: Iterable[str] | None = None) -> None:
     """Give one frame of a sampled graph columns of the frame that its rows are from, lazily.
 
     Args:
@@ -53,7 +53,7 @@ def attach(source: Any, target: Any, id_field: str, names: Iterable[str] | None 
             target.frame.set_lazy(name, source[name], rows)
 
 
-def read_named(space: Any, types: Sequence[Any], names: Names) -> None:
+def read_named(space: Any, types: Sequence[Any], names: FeatureNames) -> None:
     """Gather the lazy columns of these names.
 
     Args:
@@ -68,12 +68,17 @@ def read_named(space: Any, types: Sequence[Any], names: Names) -> None:
                 data[name]
 
 
-def check_named(space: Any, types: Sequence[Any], names: Names, what: str) -> None:
-    """Raise unless a graph has every feature that is named.
+def check_named(
+    names_of: Callable[[Any], Collection[str]],
+    types: Sequence[Any],
+    names: FeatureNames,
+    what: str,
+) -> None:
+    """Raise unless every feature that is named exists.
 
     Args:
-        space: ``graph.nodes`` or ``graph.edges``.
-        types: Its node types or relations.
+        names_of: The names of the features that a type has.
+        types: Node types or relations.
         names: Names of features; those without a type must be had by some type.
         what: Name of the argument.
 
@@ -89,15 +94,15 @@ def check_named(space: Any, types: Sequence[Any], names: Names, what: str) -> No
         if not meant:
             raise ValueError(f"{what} names the type {key!r}; the graph has {list(types)}")
         for name in of_key:
-            if not any(name in space[kind].data for kind in meant):
-                present = sorted({field for kind in meant for field in space[kind].data})
+            if not any(name in names_of(kind) for kind in meant):
+                present = sorted({field for kind in meant for field in names_of(kind)})
                 of = "" if key is None else f" of {key!r}"
                 raise ValueError(
                     f"{what} names {name!r}{of}, which the graph does not have (it has {present})"
                 )
 
 
-def names_for(names: Names, kind: Any) -> Sequence[str]:
+def names_for(names: FeatureNames, kind: Any) -> Sequence[str]:
     """The names that are meant for one type."""
     if isinstance(names, Mapping):
         return [name for key, of_key in names.items() if _means(key, kind) for name in of_key]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LocalDataLoader: mini-batches of a graph that is whole in this process."""
+"""LocalDataLoader and its kin: mini-batches for one process, or for ranks that have all indices."""
 
 from __future__ import annotations
 
@@ -8,19 +8,27 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from ..._typing import EType
 from ...comm import rank, world_size
 from ...fullbatch import GraphShardManager
-from ..feature_store import keep_freed_memory
+from ...graph import Graph
+from ..feature_store import FeatureStore, keep_freed_memory
+from ..graph_store import LocalGraphStore, graph_store_of
 from ..sampler import (
+    BlockSampler,
     DrawSeed,
+    Exclude,
     LaborSampler,
     MultiLayerFullNeighborSampler,
     NeighborSampler,
+    as_edge_prediction_sampler,
     refuse_unnamed,
     takes,
 )
-from ._epochs import EpochOrder
+from ._batch_order import SplitOrder
+from ._mini_batch import FeaturePlan
 from ._pipeline import Pipeline, Run, Stage
 
 WITHOUT_EFFECT = frozenset(
@@ -47,7 +55,7 @@ class LocalDataLoader:
     takes an argument ``draw_seed`` or draws nothing.
 
     Args:
-        graph: The graph.
+        graph: The graph; or, for a `NeighborSampler`, a `GraphStore`.
         indices: ``[n]`` what to iterate over, or type to that; batches mix the types. An index may
             be there several times (oversampling): ``output_nodes``, and the rows of the last block,
             are a batch's indices as they are, and all times of a node have the same neighbours.
@@ -56,7 +64,7 @@ class LocalDataLoader:
             graph's device.
         *unnamed: None: everything else goes by name.
         use_ddp: Share the indices evenly among the ranks of the default process group, as
-            `EpochOrder` says: without repetition, and with the same number of steps everywhere.
+            `SplitOrder` says: without repetition, and with the same number of steps everywhere.
             All ranks must pass the same indices.
         ddp_seed: The seed where ``use_ddp`` is set and ``seed`` is not.
         batch_size: Indices in a batch.
@@ -70,17 +78,20 @@ class LocalDataLoader:
             done by kernels in threads.
         use_uva: Must be false.
         gpu_cache: Must be None.
+        feature_store: Where the features that the sampler names come from, by the ids of the
+            graph; by default the graph has them. Blocks then have no others.
         **options: Options of torch's loader that concern worker processes; without effect.
 
     Raises:
-        TypeError: A graph that spans ranks, a sampler without ``sample``, unknown options, or
-            indices that are nothing that a tensor can be made of.
+        TypeError: A graph that spans ranks, a sampler without ``sample``, unknown options,
+            indices that are nothing that a tensor can be made of, or a ``feature_store`` with a
+            sampler that is no `BlockSampler`.
         ValueError: ``batch_size`` is not positive, or ``prefetch`` negative.
         NotImplementedError: ``use_uva`` or ``gpu_cache``.
 
     Example:
         >>> from graphshard.data import load_dataset
-        >>> from graphshard.dataloading import NeighborSampler
+        >>> from graphshard.dataloading import DataLoader, NeighborSampler
         >>> cora = load_dataset("cora")
         >>> sampler = NeighborSampler([10, 5], prefetch_node_feats=["feat"])
         >>> loader = DataLoader(cora.graph, cora.node_ids("train"), sampler, batch_size=64)
@@ -108,6 +119,7 @@ class LocalDataLoader:
         num_workers: int = 0,
         use_uva: bool = False,
         gpu_cache: Any = None,
+        feature_store: FeatureStore | None = None,
         **options: Any,
     ) -> None:
         refuse_unnamed(type(self).__name__, unnamed, "use_ddp", "ddp_seed", "batch_size")
@@ -122,6 +134,17 @@ class LocalDataLoader:
                 f"{type(graph_sampler).__name__})"
             )
         _check_options(use_uva, gpu_cache, options)
+        self._features, self._plan = feature_store, None
+        if feature_store is not None:
+            if not isinstance(graph_sampler, BlockSampler):
+                raise TypeError(
+                    "feature_store gives what a BlockSampler names in prefetch_node_feats, "
+                    "prefetch_labels and prefetch_edge_feats (got a "
+                    f"{type(graph_sampler).__name__}); leave it out, and read the store in the loop"
+                )
+            # In the place of the graph, whose own features are then left out.
+            graph = graph_store_of(graph)
+            self._plan = FeaturePlan(graph, graph_sampler, feature_store)
         self._keyed = takes(graph_sampler.sample, "draw_seed")
         if prefetch is None:
             prefetch = 2 if self._keyed else 0
@@ -142,7 +165,7 @@ class LocalDataLoader:
         self.seed, self.prefetch = seed, prefetch
         self.epoch = 0
         place = (rank(), world_size()) if use_ddp else (0, 1)
-        self._order = EpochOrder(indices, batch_size, shuffle, drop_last, seed, *place)
+        self._order = SplitOrder(indices, batch_size, shuffle, drop_last, seed, *place)
         keep_freed_memory()
 
     def __len__(self) -> int:
@@ -162,8 +185,10 @@ class LocalDataLoader:
             for step in range(len(self))
         )
         workers = 1
-        if type(self.graph_sampler) in SIDE_BY_SIDE:
-            # Renumbering takes one thread, so two batches side by side are faster than one in two.
+        own = isinstance(self.graph, Graph | LocalGraphStore)
+        if own and type(self.graph_sampler) in SIDE_BY_SIDE:
+            # Renumbering takes one thread, so two batches side by side are faster than one in two:
+            # 161 M edges/s against 80 with one thread (benchmarks/results/sampling_cpu_2026-11-21).
             workers = max(1, min(torch.get_num_threads(), self.prefetch))
         stages = [Stage("sample", self._sampled, workers), Stage("fetch", self._fetched)]
         return Pipeline(stages, self.prefetch).run(items)
@@ -178,6 +203,11 @@ class LocalDataLoader:
         return self.graph_sampler.sample(self.graph, indices, **keyed)
 
     def _fetched(self, batch: Any) -> Any:
+        if self._plan is not None and self._features is not None:
+            rows = self._features.fetch(self._plan.requests(batch[-1]))
+            batch = moved(batch, self.device)
+            self._plan.attach(batch[-1], rows)
+            return batch
         if hasattr(self.graph_sampler, "prefetch"):
             self.graph_sampler.prefetch(batch)
         return moved(batch, self.device)
@@ -205,6 +235,56 @@ class NodeDataLoader(LocalDataLoader):
         **options: Any,
     ) -> None:
         super().__init__(g, nids, graph_sampler, device, *unnamed, **options)
+
+
+class EdgeDataLoader(LocalDataLoader):
+    """A `DataLoader` over edge ids, whose sampler is made by `as_edge_prediction_sampler`.
+
+    Args:
+        g: The graph.
+        eids: Edge ids, or relation to ids.
+        graph_sampler: Draws blocks for nodes.
+        device: As for `DataLoader`.
+        *unnamed: As for `DataLoader`.
+        exclude: As for `EdgePredictionSampler`.
+        reverse_eids: As for `EdgePredictionSampler`.
+        reverse_etypes: As for `EdgePredictionSampler`.
+        negative_sampler: As for `EdgePredictionSampler`.
+        prefetch_labels: As for `EdgePredictionSampler`.
+        **options: As for `DataLoader`.
+
+    Example:
+        >>> from graphshard.data import load_dataset
+        >>> from graphshard.dataloading import NeighborSampler
+        >>> cora, sampler = load_dataset("cora").graph, NeighborSampler([10, 5])
+        >>> loader = EdgeDataLoader(cora, torch.arange(100), sampler, exclude="self", batch_size=50)
+        >>> [pair_graph.num_edges() for input_nodes, pair_graph, blocks in loader]
+        [50, 50]
+    """
+
+    def __init__(
+        self,
+        g: Any,
+        eids: Any,
+        graph_sampler: Any,
+        device: torch.device | str | None = None,
+        *unnamed: Any,
+        exclude: Exclude = None,
+        reverse_eids: Tensor | Mapping[EType, Tensor] | None = None,
+        reverse_etypes: Mapping[EType, EType] | None = None,
+        negative_sampler: Any = None,
+        prefetch_labels: Any = None,
+        **options: Any,
+    ) -> None:
+        sampler = as_edge_prediction_sampler(
+            graph_sampler,
+            exclude,
+            reverse_eids,
+            reverse_etypes,
+            negative_sampler,
+            prefetch_labels,
+        )
+        super().__init__(g, eids, sampler, device, *unnamed, **options)
 
 
 def moved(value: Any, device: torch.device) -> Any:

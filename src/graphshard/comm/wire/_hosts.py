@@ -4,7 +4,7 @@
 Names of hosts say little where ranks run in containers. So each rank writes a file that only it can
 have named, and the others look whether they see it, on the same running kernel.
 
-[Note: files with a name] What ranks share lies in files, since others may see those but not the
+[Note: files with a name] What ranks share is in files, since others may see those but not the
 process (containers with one /dev/shm and process numbers of their own), and users may want them
 elsewhere. A file has a name for a moment only, in which it is empty. Who makes it locks it for as
 long: the kernel ends the lock with the process, so a file without one was left behind by a process
@@ -28,8 +28,8 @@ from pathlib import Path
 
 import torch
 
-from ...comm.collectives import all_gather
-from ...comm.group import GroupState
+from ..collectives import all_gather
+from ..group import GroupState
 
 _SHARED_MEMORY = Path("/dev/shm")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -99,7 +99,7 @@ class Hosts:
 
 
 def directories(directory: str | os.PathLike[str] | None) -> list[Path]:
-    """Where shared files may lie, the best place first."""
+    """Where shared files may be, the best place first."""
     if directory is not None:
         return [Path(directory)]
     places = [_SHARED_MEMORY, Path(tempfile.gettempdir())]
@@ -140,9 +140,9 @@ def named_file(folder: Path) -> Iterator[tuple[Path, int]]:
         try:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:  # somebody was quicker, and is about to remove it
+            except BlockingIOError:  # another process was quicker, and is about to remove it
                 continue
-            except OSError:  # there are no locks here, so nobody gets one and removes it
+            except OSError:  # there are no locks here, so no process gets one and removes it
                 pass
             if os.fstat(descriptor).st_nlink:
                 yield path, descriptor
@@ -154,7 +154,7 @@ def named_file(folder: Path) -> Iterator[tuple[Path, int]]:
 
 
 def remove_abandoned(folder: Path) -> None:
-    """Remove this user's files of which nobody alive holds the lock."""
+    """Remove this user's files of which no living process holds the lock."""
     with contextlib.suppress(OSError):
         for name in os.listdir(folder):
             if re.fullmatch(_PREFIX + "[0-9a-f]{32}", name):

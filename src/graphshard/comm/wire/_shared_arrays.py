@@ -23,9 +23,8 @@ import torch
 from torch import Tensor
 
 from ..._written_files import writing
-from ...comm import share_error
-from ...comm.collectives import all_to_all, wait_for_all
-from ...comm.group import GroupState
+from ..collectives import all_to_all, share_error, wait_for_all
+from ..group import GroupState
 from ._hosts import Hosts, directory_with_room, gather_texts, named_file
 
 _ALIGNMENT = 64

@@ -1,0 +1,344 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ids and rows of a batch: numbered from 0, sorted by owner, put back in order, collected.
+
+`IdTable` gives new, consecutive ids to the nodes of a sample, in the order in which they appear.
+`group_by_range` sorts what is asked by the rank that owns it, `ungroup` puts answers back in order.
+`copy_rows` moves rows of one table to places of another, without a tensor in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..._kernel import kernels_for, num_threads
+from ..._typing import INDEX_DTYPES
+from .. import _check
+
+_MOST_RANGES = 65535
+
+
+class IdTable:
+    """Renumbers ids from [0, num_ids), again and again, with memory that it keeps between calls.
+
+    The compiled table is an array with an entry per id while that is moderate (up to 2^24), and a
+    hash table beyond; neither is cleared between calls, so a call costs what it renumbers. In plain
+    torch ids are sorted. Use one table per thread.
+
+    Args:
+        num_ids: Ids are below this number.
+
+    Raises:
+        TypeError: ``num_ids`` is not an int.
+        ValueError: ``num_ids`` is negative, or needs more than 63 bits.
+
+    Example:
+        >>> table = IdTable(100)
+        >>> ids, local = table.renumber(torch.tensor([40, 7]), torch.tensor([7, 93, 40, 93]))
+        >>> ids, local
+        (tensor([40,  7, 93]), tensor([1, 2, 0, 2]))
+    """
+
+    __slots__ = ("_table", "num_ids")
+
+    num_ids: int
+
+    def __init__(self, num_ids: int) -> None:
+        if isinstance(num_ids, bool) or not isinstance(num_ids, int):
+            raise TypeError(f"num_ids must be an int (got {num_ids!r}); pass the number of nodes")
+        if num_ids < 0:
+            raise ValueError(f"num_ids must not be negative (got {num_ids})")
+        if num_ids > _check.MOST:
+            raise ValueError(f"num_ids must be below 2^63 (got {num_ids})")
+        self.num_ids = num_ids
+        self._table: Any = None
+
+    def __repr__(self) -> str:
+        return f"IdTable(num_ids={self.num_ids})"
+
+    def renumber(self, first: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
+        """Number ``first`` from 0 on, then each new id of ``others`` where it first appears.
+
+        Args:
+            first: [n] distinct ids, int32 or int64.
+            others: [m] ids, of the same dtype and device.
+
+        Returns:
+            ``(ids, local)``: the id behind each number, [n + new], ``first`` and then the new ones;
+            and the number of each of ``others``, [m]. Both of the dtype of the inputs.
+
+        Raises:
+            TypeError: The ids are not tensors of one integer dtype.
+            ValueError: Devices differ, an id is out of range, or ``first`` repeats one.
+            RuntimeError: Another thread is using this table.
+        """
+        _check.check_index_array("first", first)
+        _check.check_index_array("others", others)
+        _check.check_alike("first", first, "others", others)
+        kernels = kernels_for(first.device)
+        if kernels is None:
+            self._check_range(first, others)
+            return _renumber(first, others)
+        if self._table is None:
+            self._table = kernels.IdTable(self.num_ids)
+        first, others = first.contiguous(), others.contiguous()
+        local = torch.empty_like(others)
+        ids = torch.empty(first.shape[0] + others.shape[0], dtype=first.dtype)
+        count = self._table.renumber(first, others, ids, local)
+        if count < 0:
+            self._check_range(first, others)
+            raise _repeated(first)
+        return ids[:count].clone(), local
+
+    def _check_range(self, first: Tensor, others: Tensor) -> None:
+        for name, array in (("first", first), ("others", others)):
+            if array.numel() == 0:
+                continue
+            low, high = (int(bound) for bound in torch.aminmax(array))
+            if low < 0 or high >= self.num_ids:
+                raise ValueError(
+                    f"every id in {name} must be in [0, num_ids={self.num_ids}) "
+                    f"(got {low if low < 0 else high}); make the table with the number of nodes"
+                )
+
+
+def _renumber(first: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
+    """In plain torch: equal ids side by side, each group led by where the id first stood."""
+    ids = torch.cat([first, others])
+    sorted_ids, order = torch.sort(ids, stable=True)
+    starts = torch.ones_like(sorted_ids, dtype=torch.bool)
+    starts[1:] = sorted_ids[1:] != sorted_ids[:-1]
+    group = starts.cumsum(0) - 1
+    appeared = order[starts]
+    by_appearance = torch.sort(appeared).indices
+    if not torch.equal(
+        appeared[by_appearance[: first.shape[0]]],
+        torch.arange(first.shape[0], device=first.device),
+    ):
+        raise _repeated(first)
+    number = torch.empty_like(by_appearance)
+    number[by_appearance] = torch.arange(number.shape[0], device=ids.device)
+    local = torch.empty_like(order)
+    local[order] = number[group]
+    return ids[appeared[by_appearance]], local[first.shape[0] :].to(ids.dtype)
+
+
+def _repeated(first: Tensor) -> ValueError:
+    values, counts = torch.unique(first, return_counts=True)
+    return ValueError(
+        f"first must hold each id once (got {int(values[counts > 1][0])} several times); use "
+        "torch.unique, or pass the rest in others"
+    )
+
+
+def group_by_range(
+    ids: Tensor, starts: Sequence[int], last: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, list[int]]:
+    """Group ids by the range they are in.
+
+    Args:
+        ids: int32 or int64 ``[n]``.
+        starts: ``num_ranges + 1`` ascending numbers, less than 65,536 ranges; range r is
+            ``[starts[r], starts[r + 1])``.
+        last: The range that comes after all others, which stay in order; so do ids in a range.
+        dtype: int32 or int64, of the second result.
+
+    Returns:
+        int64 ``[n]``, where each grouped id stood; ``[n]``, its distance from the start of its
+        range; and the size of each range, by its number.
+
+    Raises:
+        TypeError: ``ids`` or ``dtype`` has another type.
+        ValueError: An id is in no range, the ranges do not ascend from 0 or more, ``last`` is none
+            of them, or one is too long for ``dtype``.
+    """
+    _check.check_index_array("ids", ids)
+    _check_dtype(dtype)
+    _check_ranges(starts, last, dtype)
+    kernels = kernels_for(ids.device)
+    order = torch.empty(ids.shape, dtype=torch.int64, device=ids.device)
+    if kernels is None:
+        bounds = torch.tensor(starts, dtype=torch.int64, device=ids.device)
+        found = torch.bucketize(ids.long().contiguous(), bounds[1:-1].contiguous(), right=True)
+        is_last = (found == last).to(torch.int64)
+        order = torch.argsort(found + is_last * len(starts), stable=True)
+        rows = (ids.to(torch.int64) - bounds[found]).index_select(0, order).to(dtype)
+        sizes = torch.bincount(found, minlength=len(starts) - 1)
+        in_range = ids.numel() == 0 or bool(
+            (ids.min() >= bounds[0]).logical_and(ids.max() < bounds[-1])
+        )
+    else:
+        rows = torch.empty(ids.shape, dtype=dtype)
+        sizes = torch.empty(len(starts) - 1, dtype=torch.int64)
+        in_range = kernels.group_by_range(
+            ids.contiguous(), torch.tensor(starts, dtype=torch.int64), last, order, rows, sizes
+        )
+    if not in_range:
+        raise ValueError(
+            f"every id must be in [{starts[0]}, {starts[-1]}) (got {int(ids.min())} to "
+            f"{int(ids.max())})"
+        )
+    return order, rows, sizes.tolist()
+
+
+def ungroup(
+    order: Tensor, counts: Tensor, values: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Put lists, which lie one after another, into the places where they belong.
+
+    Args:
+        order: int64 ``[n]``, a permutation: the place of each list.
+        counts: int64 ``[n]``, how many elements each has.
+        values: int32 or int64 ``[sum(counts)]``, their elements.
+        dtype: int32 or int64, of the elements in the result.
+
+    Returns:
+        Counts and elements, by place.
+
+    Raises:
+        TypeError: An array or ``dtype`` has another type.
+        ValueError: There are not as many values as counts say, order is no permutation, devices
+            differ, or an element does not fit into ``dtype``.
+    """
+    _check_dtype(dtype)
+    for name, array in (("order", order), ("counts", counts), ("values", values)):
+        _check.check_index_array(name, array)
+    for name, array in (("order", order), ("counts", counts)):
+        _check.check_result(name, array, counts.shape, torch.int64, values.device)
+    _check.check_narrows("values", values, dtype)
+    # What torch indexes with must hold its numbers itself.
+    order, counts, values = order.resolve_neg(), counts.resolve_neg(), values.resolve_neg()
+    kernels = kernels_for(values.device)
+    by_place = torch.empty(counts.shape, dtype=torch.int64, device=counts.device)
+    if kernels is not None:
+        moved = torch.empty(values.shape, dtype=dtype)
+        fits = kernels.ungroup(
+            order.contiguous(), counts.contiguous(), values.contiguous(), by_place, moved
+        )
+        if not fits:
+            raise _misfit(counts, values)
+        return by_place, moved
+    places = torch.arange(order.numel(), device=order.device)
+    fits = bool(((counts >= 0) & (counts <= values.numel())).all())
+    if not fits or int(counts.sum()) != values.numel() or not order.sort().values.equal(places):
+        raise _misfit(counts, values)
+    by_place[order] = counts
+    begins = counts.cumsum(0) - counts
+    shift = torch.empty_like(begins)
+    shift[order] = begins
+    shift -= by_place.cumsum(0) - by_place
+    source = torch.arange(values.numel(), device=values.device) + shift.repeat_interleave(by_place)
+    return by_place, values.index_select(0, source).to(dtype)
+
+
+def _misfit(counts: Tensor, values: Tensor) -> ValueError:
+    return ValueError(
+        f"order must be a permutation of {counts.numel()} lists, and counts must add up to "
+        f"{values.numel()} (they add up to {sum(counts.tolist())})"
+    )
+
+
+def _check_dtype(dtype: torch.dtype) -> None:
+    if dtype not in INDEX_DTYPES:
+        raise TypeError(f"dtype must be torch.int32 or torch.int64 (got {dtype})")
+
+
+def _check_ranges(starts: Sequence[int], last: int, dtype: torch.dtype) -> None:
+    num_ranges = len(starts) - 1
+    if not 0 < num_ranges <= _MOST_RANGES:
+        raise ValueError(f"there must be 1 to {_MOST_RANGES} ranges (got {num_ranges})")
+    if isinstance(last, bool) or not isinstance(last, int):
+        raise TypeError(f"last must be an int (got {last!r})")
+    if not 0 <= last < num_ranges:
+        raise ValueError(f"last must be one of {num_ranges} ranges (got {last})")
+    longest = max(end - begin for begin, end in pairwise(starts))
+    ascends = all(begin <= end for begin, end in pairwise(starts))
+    if not ascends or starts[0] < 0 or starts[-1] > _check.MOST:
+        raise ValueError(
+            "starts must ascend, from 0 or more to less than 2^63 (got "
+            f"{list(starts[:4])} ... {list(starts[-4:])}); pass where each range begins"
+        )
+    if longest > torch.iinfo(dtype).max + 1:
+        raise ValueError(
+            f"{dtype} must tell the ids of each range apart (got a range of {longest}); ask for "
+            "torch.int64"
+        )
+
+
+def copy_rows(out: Tensor, places: Tensor | None, table: Tensor, rows: Tensor | None) -> None:
+    """``out[places] = table[rows]``, for tables of any dtype; no gradient is recorded.
+
+    The compiled kernel asks for rows before it needs them, and writes large results past the
+    caches.
+
+    Args:
+        out: ``[m, *]``, written to.
+        places: int32 or int64 ``[n]``, distinct, in [0, m); None for the first n rows in order.
+        table: ``[k, *]`` of the dtype and row shape of ``out``; copied first where they overlap.
+        rows: int32 or int64 ``[n]``, in [0, k); None for the first n rows in order. At least one of
+            ``places`` and ``rows`` is given, or n is k.
+
+    Raises:
+        TypeError: An argument is no tensor, or places or rows are not int32 or int64.
+        IndexError: A place or row is out of range.
+        ValueError: Dtypes, row shapes or the numbers of places and rows differ, or entries of
+            ``out`` share memory.
+    """
+    out, table = (_check.check_tensor(n, t).detach() for n, t in (("out", out), ("table", table)))
+    numbers = {"places": places, "rows": rows}
+    for name, array in numbers.items():
+        if array is not None:
+            _check.check_index_array(name, array)
+    if out.is_meta or table.is_meta:
+        raise ValueError("out and table must hold numbers (got a tensor on the device meta)")
+    if 0 in (out.dim(), table.dim()):
+        raise ValueError("out and table must have rows (got a tensor without dimensions)")
+    if out.dtype != table.dtype or out.shape[1:] != table.shape[1:]:
+        raise ValueError(
+            "out and table must have rows of one dtype and shape (got "
+            f"{out.dtype} {tuple(out.shape[1:])} and {table.dtype} {tuple(table.shape[1:])})"
+        )
+    lengths = {name: array.shape[0] for name, array in numbers.items() if array is not None}
+    count = next(iter(lengths.values()), table.shape[0])
+    if any(length != count for length in lengths.values()):
+        raise ValueError(f"places and rows must have one length (got {lengths})")
+    limits = {"places": out.shape[0], "rows": table.shape[0]}
+    for name, limit in limits.items():
+        if numbers[name] is None and count > limit:
+            raise IndexError(
+                f"{count} rows must fit into a table of {limit}; pass {name}, or fewer rows"
+            )
+    _check.check_written("out", out)
+    table = _check.apart(table.resolve_conj().resolve_neg(), out)
+    writes = out.is_contiguous() and _check.is_plain(out)
+    kernels = kernels_for(out.device) if writes else None
+    if kernels is not None and table.device == out.device and out.numel() and table.numel():
+        kernels.copy_rows(
+            _as_bytes(out),
+            None if places is None else places.cpu().contiguous(),
+            _as_bytes(table.contiguous()),
+            None if rows is None else rows.cpu().contiguous(),
+            num_threads(),
+        )
+        return
+    for name, limit in limits.items():
+        number = numbers[name]
+        if number is not None:
+            _check.check_places(name, number, limit)
+    if rows is not None:
+        picked = table.index_select(0, rows.to(table.device))
+    else:
+        picked = table if places is None else table[: places.numel()]
+    picked = picked.detach().to(out.device)
+    if places is None:
+        out[: picked.shape[0]] = picked
+    else:
+        out.index_copy_(0, places.to(out.device, torch.int64), picked)
+
+
+def _as_bytes(table: Tensor) -> Tensor:
+    return table.view(-1).view(torch.uint8).view(table.shape[0], -1)

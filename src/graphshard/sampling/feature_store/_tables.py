@@ -1,0 +1,465 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Feature stores over tensors: whole in this process, spread over ranks, or shared on a host.
+
+Stores can be laid over one another (a cache over an exchange), so underneath `fetch` each of them
+writes rows to given places of a given tensor, and nothing is copied twice.
+
+[Note: messages of rows]
+    The message for a rank holds, for each request and table in turn, the rows that it asked for,
+    back to back. Rows are gathered into the outgoing message and copied out of the incoming one
+    without a tensor in between, so that a row is read once and written once on either side.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TypeAlias, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ...comm import agree, share_error
+from ...comm.collectives import all_to_all
+from ...comm.group import GroupState, group_state
+from ...comm.wire import Hosts, SharedArray, exchange_rows, row_bytes, share_arrays
+from ...fullbatch import GraphShardManager
+from ...ops import IdTable, copy_rows, empty
+from .._ownership import IdsByOwner, Ownership, RowKind, exchange_sizes, owners, same_ranks
+from ._feature_store import FeatureRequest
+
+Tables: TypeAlias = Mapping[tuple[RowKind, str], Tensor]
+"""(node type or relation, feature name) to rows."""
+
+R = TypeVar("R", bound="TableStore")
+
+
+@dataclass(frozen=True)
+class FillRequest:
+    """Rows that are wanted, and where they go.
+
+    Args:
+        kind: What the ids count.
+        ids: int64 ``[n]``.
+        outs: By feature name, tensors to write to.
+        places: Row of ``outs`` for each id; None for row i for the i-th id.
+    """
+
+    kind: RowKind
+    ids: Tensor
+    outs: Mapping[str, Tensor]
+    places: Tensor | None
+
+    def part(self, chosen: Tensor) -> FillRequest:
+        """The ids at some positions."""
+        return FillRequest(
+            self.kind, self.ids.index_select(0, chosen), self.outs, self.places_of(chosen)
+        )
+
+    def places_of(self, chosen: Tensor) -> Tensor:
+        """Where the rows at some positions go."""
+        return chosen if self.places is None else self.places.index_select(0, chosen)
+
+
+class TableStore(ABC):
+    """Base of the feature stores of this package.
+
+    Args:
+        likes: For each table a tensor of its dtype, row shape and device.
+    """
+
+    def __init__(self, likes: Tables) -> None:
+        self.likes = dict(likes)
+        self._is_closed = False
+
+    @abstractmethod
+    def fill(self, requests: Sequence[FillRequest]) -> None:
+        """Write rows to their places; ids of one request are distinct. Collective as `fetch`."""
+
+    @abstractmethod
+    def is_remote(self, kind: RowKind, ids: Tensor) -> Tensor | None:
+        """Whether a row comes from elsewhere, bool ``[n]``; None for none of them."""
+
+    @abstractmethod
+    def on(self: R, group: dist.ProcessGroup | None) -> R:
+        """The same store, communicating over another group of the same ranks."""
+
+    def close(self) -> None:
+        """Free what the store holds; nothing can be fetched afterwards."""
+        self._is_closed = True
+
+    def fetch(self, requests: Sequence[FeatureRequest]) -> list[dict[str, Tensor]]:
+        """The rows of each request; see `FeatureStore.fetch`.
+
+        Raises:
+            KeyError: There is no such feature.
+            RuntimeError: The store is closed.
+        """
+        if self._is_closed:
+            raise RuntimeError("this feature store is closed; make another one")
+        wanted, expand = [], []
+        for request in requests:
+            self._check_names(request)
+            ids = request.ids.to("cpu", torch.int64)
+            distinct, local = ids, None
+            if not request.distinct:
+                distinct, local = self._distinct(request.kind, ids)
+            outs = {n: self._empty(request.kind, n, distinct.numel()) for n in request.names}
+            wanted.append(FillRequest(request.kind, distinct, outs, None))
+            expand.append(local)
+        self.fill(wanted)
+        return [
+            dict(rows.outs)
+            if local is None
+            else {n: out.index_select(0, local.to(out.device)) for n, out in rows.outs.items()}
+            for rows, local in zip(wanted, expand, strict=True)
+        ]
+
+    def _empty(self, kind: RowKind, name: str, num_rows: int) -> Tensor:
+        """Memory for rows of a table."""
+        like = self.likes[kind, name]
+        return empty((num_rows, *like.shape[1:]), like.dtype, like.device)
+
+    def _check_names(self, request: FeatureRequest) -> None:
+        for name in request.names:
+            if (request.kind, name) not in self.likes:
+                known = sorted(self.feature_names(request.kind))
+                raise KeyError(f"no feature {name!r} of {request.kind!r}; there are {known}")
+
+    def _distinct(self, kind: RowKind, ids: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Distinct ids and where each of ``ids`` is among them; None where they were distinct."""
+        return ids, None
+
+    def feature_names(self, kind: RowKind) -> Collection[str]:
+        """Features of nodes of a type, or of edges of a relation."""
+        return tuple(name for k, name in self.likes if k == kind)
+
+    def row_bytes(self, kind: RowKind) -> int:
+        """Bytes in one row of all features of a kind."""
+        return sum(row_bytes(like) for (k, _), like in self.likes.items() if k == kind)
+
+
+class LocalFeatureStore(TableStore):
+    """Rows of tables that are whole in this process, in memory or mapped from files.
+
+    Args:
+        tables: (node type or relation, name) to ``[num_ids, *]``.
+    """
+
+    def __init__(self, tables: Tables) -> None:
+        super().__init__({key: table[:0] for key, table in tables.items()})
+        self._tables = dict(tables)
+
+    def fill(self, requests: Sequence[FillRequest]) -> None:
+        for rows in requests:
+            for name, out in rows.outs.items():
+                copy_rows(out, rows.places, self._tables[rows.kind, name], rows.ids)
+
+    def is_remote(self, kind: RowKind, ids: Tensor) -> Tensor | None:
+        return None
+
+    def on(self, group: dist.ProcessGroup | None) -> LocalFeatureStore:
+        return copy.copy(self)
+
+    def close(self) -> None:
+        super().close()
+        self._tables = {}
+
+
+class CollectiveFeatureStore(TableStore):
+    """Rows of tables that are spread over ranks, each row with the rank that owns the id.
+
+    A fetch is three exchanges for all requests together: sizes, distinct ids of rows of other
+    ranks, and the rows. This rank's own rows are read directly. With P ranks and R requests this
+    rank sends in one fetch ``4 (2 + R) (P - 1)`` bytes, 4 bytes for each id that it asks of others
+    (8 where a type or relation has 2^31 ids or more), and the rows that others ask of it.
+
+    Args:
+        ownership: Who owns what; collective.
+        tables: (node type or relation, name) to this rank's own rows ``[num_owned, *]``. All ranks
+            pass the same keys, dtypes and row shapes.
+        state: The ranks.
+
+    Raises:
+        TypeError: Not a dense tensor; on all ranks.
+        ValueError: An unknown type, another number of rows, a tensor that requires a gradient, or
+            ranks that differ; on all ranks.
+    """
+
+    def __init__(self, ownership: Ownership, tables: Tables, state: GroupState) -> None:
+        check_tables(ownership, tables, state)
+        super().__init__({key: table[:0] for key, table in tables.items()})
+        self.ownership, self._state = ownership, state
+        self._tables = dict(tables)
+        self._id_tables: dict[RowKind, IdTable] = {}
+
+    @classmethod
+    def of(
+        cls, manager: GraphShardManager, tables: Tables, group: dist.ProcessGroup | None = None
+    ) -> CollectiveFeatureStore:
+        """Of a sharded graph, by default over the ranks that share it; collective."""
+        group = manager.group if group is None else group
+        return cls(Ownership.of(manager, group), tables, group_state(group))
+
+    def fill(self, requests: Sequence[FillRequest]) -> None:
+        if not requests:
+            return
+        state = self._state
+        grouped = [self.ownership.by_owner(rows.kind, rows.ids) for rows in requests]
+        if state.world_size == 1:
+            self._fill_own(requests, grouped)
+            return
+        splits = [ids.splits for ids in grouped]
+        sizes, _ = exchange_sizes(
+            state,
+            "what rows are fetched",
+            "; ".join(f"{rows.kind}: {list(rows.outs)}" for rows in requests),
+            None,
+            torch.tensor(splits, dtype=torch.int64).t(),
+        )
+        asked_of_me = sizes.t().tolist()  # by request, by rank
+        asked = exchange_rows(
+            state,
+            [ids.remote_rows for ids in grouped],
+            splits,
+            asked_of_me,
+            "ids of feature rows",
+        )
+        outgoing, send_bytes = self._gathered(requests, asked, asked_of_me)
+        widths = [sum(row_bytes(out) for out in rows.outs.values()) for rows in requests]
+        incoming = all_to_all(
+            state,
+            outgoing,
+            send_bytes,
+            _bytes_by_rank(splits, widths),
+            "feature rows",
+            meanwhile=lambda: self._fill_own(requests, grouped),
+        )
+        _scatter(incoming, requests, grouped)
+
+    def _fill_own(self, requests: Sequence[FillRequest], grouped: Sequence[IdsByOwner]) -> None:
+        """Write the rows that this rank has itself."""
+        for rows, ids in zip(requests, grouped, strict=True):
+            _, own = ids.places()
+            places = rows.places if own is None else rows.places_of(own)
+            for name, out in rows.outs.items():
+                copy_rows(out, places, self._tables[rows.kind, name], ids.own_rows)
+
+    def _gathered(
+        self,
+        requests: Sequence[FillRequest],
+        asked: Sequence[Tensor],
+        counts: Sequence[Sequence[int]],
+    ) -> tuple[Tensor, list[int]]:
+        """The message of rows that others ask for, and its bytes for each rank."""
+        tables = [[self._tables[rows.kind, name] for name in rows.outs] for rows in requests]
+        send_bytes = _bytes_by_rank(counts, [sum(map(row_bytes, each)) for each in tables])
+        message = empty([sum(send_bytes)], torch.uint8)
+        offset = 0
+        by_rank = [rows.split(splits) for rows, splits in zip(asked, counts, strict=True)]
+        for of_rank in zip(*by_rank, strict=True):
+            for index, per_request in zip(of_rank, tables, strict=True):
+                for table in per_request:
+                    stop = offset + index.numel() * row_bytes(table)
+                    if index.numel():
+                        _gather_into(message[offset:stop], table, index)
+                    offset = stop
+        return message, send_bytes
+
+    def is_remote(self, kind: RowKind, ids: Tensor) -> Tensor | None:
+        if self._state.world_size == 1:
+            return None
+        first = self.ownership.first(kind)
+        return (ids < first) | (ids >= first + self.ownership.num_owned(kind))
+
+    def on(self, group: dist.ProcessGroup | None) -> CollectiveFeatureStore:
+        new = copy.copy(self)
+        new._state = same_ranks(self._state, group)
+        new._id_tables = {}  # scratch space is for one thread
+        return new
+
+    def close(self) -> None:
+        super().close()
+        self._tables, self._id_tables = {}, {}
+
+    def _distinct(self, kind: RowKind, ids: Tensor) -> tuple[Tensor, Tensor | None]:
+        if kind not in self._id_tables:
+            self._id_tables[kind] = IdTable(self.ownership.ranges[kind].num_ids)
+        distinct, local = self._id_tables[kind].renumber(ids[:0], ids)
+        if distinct.numel() == ids.numel():
+            return ids, None
+        return distinct, local
+
+
+class MappedFeatureStore(TableStore):
+    """Rows of tables that are spread over ranks, those of ranks on this host read directly.
+
+    Each rank copies its rows, once, into memory that all ranks of its host map; it has no name in
+    any file system, and goes when the last of them ends. Rows of ranks on other hosts come as from
+    `CollectiveFeatureStore`. Where all ranks are on one host, nothing is ever sent.
+
+    Args:
+        manager: The graph that ids belong to; collective.
+        tables: As for `CollectiveFeatureStore`. The rows are copied: later changes to a table are
+            not seen.
+        group: Who takes part; by default the ranks that share the graph.
+        directory: Where the file is while it has a name; by default in shared memory, or where
+            temporary files go if that is too small.
+
+    Raises:
+        OSError: Some host has no room; on all ranks.
+        TypeError: As for `CollectiveFeatureStore`.
+        ValueError: As for `CollectiveFeatureStore`.
+    """
+
+    def __init__(
+        self,
+        manager: GraphShardManager,
+        tables: Tables,
+        group: dist.ProcessGroup | None = None,
+        *,
+        directory: str | os.PathLike[str] | None = None,
+    ) -> None:
+        group = manager.group if group is None else group
+        ownership, state = Ownership.of(manager, group), group_state(group)
+        check_tables(ownership, tables, state)
+        super().__init__({key: table[:0].cpu() for key, table in tables.items()})
+        self.ownership = ownership
+        self.hosts = Hosts.find(state, directory)
+        arrays = [
+            SharedArray.like(table, ownership.ranges[kind].starts)
+            for (kind, _), table in tables.items()
+        ]
+        shared = share_arrays(state, self.hosts, arrays, whole=False, directory=directory)
+        self._tables = dict(zip(tables, shared, strict=True))
+        self._state = state
+        self._far = None
+        if len(self.hosts.leaders) > 1:
+            # It reads its own rows from the shared memory too, so the caller's may go.
+            own = {
+                (kind, name): table[ownership.first(kind) :][: ownership.num_owned(kind)]
+                for (kind, name), table in self._tables.items()
+            }
+            self._far = CollectiveFeatureStore(ownership, own, state)
+        is_far = [leader != self.hosts.leader[state.rank] for leader in self.hosts.leader]
+        self._is_far = torch.tensor(is_far)
+
+    def fill(self, requests: Sequence[FillRequest]) -> None:
+        far: list[FillRequest] = []
+        for rows in requests:
+            near = rows
+            remote = self.is_remote(rows.kind, rows.ids)
+            if remote is not None:
+                far.append(rows.part(remote.nonzero().view(-1)))
+                near = rows.part((~remote).nonzero().view(-1))
+            for name, out in rows.outs.items():
+                copy_rows(out, near.places, self._tables[rows.kind, name], near.ids)
+        if self._far is not None:
+            self._far.fill(far)
+
+    def is_remote(self, kind: RowKind, ids: Tensor) -> Tensor | None:
+        if self._far is None:
+            return None
+        return self._is_far[owners(self.ownership.ranges[kind], ids).long()]
+
+    def on(self, group: dist.ProcessGroup | None) -> MappedFeatureStore:
+        new = copy.copy(self)
+        if self._far is None:
+            same_ranks(self._state, group)
+        else:
+            new._far = self._far.on(group)
+        return new
+
+    def close(self) -> None:
+        super().close()
+        self._tables = {}
+        if self._far is not None:
+            self._far.close()
+
+
+def _bytes_by_rank(splits: Sequence[Sequence[int]], widths: Sequence[int]) -> list[int]:
+    """Bytes for each rank: of each request so many rows, of so many bytes."""
+    return [
+        sum(n * width for n, width in zip(of_rank, widths, strict=True))
+        for of_rank in zip(*splits, strict=True)
+    ]
+
+
+def _gather_into(stream: Tensor, table: Tensor, index: Tensor) -> None:
+    """Write rows of a table to a stretch of bytes."""
+    if table.device.type == "cpu" and stream.storage_offset() % table.element_size() == 0:
+        out = stream.view(table.dtype).view(index.numel(), *table.shape[1:])
+        copy_rows(out, None, table, index)
+        return
+    rows = table.index_select(0, index.to(table.device)).contiguous()
+    stream.copy_(rows.view(-1).view(torch.uint8))
+
+
+def _scatter(
+    message: Tensor, requests: Sequence[FillRequest], grouped: Sequence[IdsByOwner]
+) -> None:
+    """Write the rows of a message to their places. See [Note: messages of rows]."""
+    offset = 0
+    begins = [[0, *accumulate(ids.splits)] for ids in grouped]
+    for rank in range(len(grouped[0].splits)):
+        for rows, ids, begin in zip(requests, grouped, begins, strict=True):
+            assert ids.order is not None
+            places = rows.places_of(ids.order[begin[rank] : begin[rank + 1]])
+            for out in rows.outs.values():
+                stop = offset + places.numel() * row_bytes(out)
+                if places.numel():
+                    stream = message[offset:stop]
+                    if stream.storage_offset() % out.element_size():
+                        stream = stream.clone()
+                    stream = stream.view(out.dtype).view(places.numel(), *out.shape[1:])
+                    copy_rows(out, places, stream, None)
+                offset = stop
+
+
+def check_tables(ownership: Ownership, tables: Tables, state: GroupState) -> None:
+    """Raise on all ranks if the tables of any rank break a rule or differ in kind; collective."""
+    error = None
+    try:
+        for (kind, name), table in tables.items():
+            _check_table(ownership, kind, name, table)
+    except (TypeError, ValueError) as caught:
+        error = caught
+    share_error(error, state.group)
+    agree(
+        "; ".join(
+            f"{kind}/{name} {str(table.dtype).removeprefix('torch.')}{tuple(table.shape[1:])}"
+            for (kind, name), table in tables.items()
+        ),
+        "what features there are, and in which order,",
+        state.group,
+    )
+
+
+def _check_table(ownership: Ownership, kind: RowKind, name: str, table: Tensor) -> None:
+    label = f"feature {name!r} of {kind!r}"
+    if kind not in ownership.ranges:
+        raise ValueError(f"{label}: the graph has {list(ownership.ranges)}")
+    if not isinstance(table, Tensor):
+        raise TypeError(
+            f"{label} must be a tensor (got {type(table).__name__}); use torch.as_tensor"
+        )
+    if table.layout != torch.strided or table.is_complex():
+        raise TypeError(
+            f"{label} must be dense and real (got {table.layout}, {table.dtype}); use .to_dense(), "
+            "or torch.view_as_real"
+        )
+    num_owned = ownership.num_owned(kind)
+    if table.dim() == 0 or table.shape[0] != num_owned:
+        raise ValueError(
+            f"{label} must have a row for each of the {num_owned} that this rank owns (got shape "
+            f"{tuple(table.shape)})"
+        )
+    if table.requires_grad:
+        raise ValueError(
+            f"{label} requires a gradient, which fetched rows do not carry; pass .detach()"
+        )

@@ -1,0 +1,400 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Edges ready to be drawn from: EdgeLists of any nodes, OwnEdges of the nodes that a rank owns.
+
+Within a row edges come by ascending original id, as in the graph before it was partitioned:
+draws speak of the i-th edge of a row. See [Note: keyed draws].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..._typing import CanonicalEType
+from ...comm.collectives import all_reduce_, all_to_all
+from ...comm.group import GroupState
+from ...comm.wire import exchange_rows
+from ...fullbatch import GraphShardManager
+from ...graph import Frame
+from ...graph.message_passing import frames_of
+from ...ops import Adjacency, draw_neighbors
+from .._ownership import Ownership
+from ..feature_store import CollectiveFeatureStore, FeatureRequest
+from ._graph_store import DrawOptions, EdgeDir, NeighborRequest
+
+ListKey: TypeAlias = tuple[CanonicalEType, EdgeDir]
+WeightKey: TypeAlias = tuple[CanonicalEType, EdgeDir, str, bool]
+
+LACKS_OUT_EDGES, LACKS_LABOR_IDS, LACKS_WEIGHTS = 1, 2, 4
+
+
+@dataclass(frozen=True, eq=False)
+class EdgeLists:
+    """The edges at one end of some nodes, under one relation, as compressed rows.
+
+    Args:
+        indptr: ``[num_rows + 1]``.
+        neighbors: ``[num_edges]``, id of the node at the far end.
+        eids: ``[num_edges]``, edge ids; None where they ascend by 1 from ``first_eid``.
+        first_eid: See ``eids``.
+        max_degree: Most edges of any row, on any rank, where that is needed.
+    """
+
+    indptr: Tensor
+    neighbors: Tensor
+    eids: Tensor | None
+    first_eid: int = 0
+    max_degree: int = 0
+
+    def draw(
+        self,
+        request: NeighborRequest,
+        rows: Tensor,
+        original_ids: Tensor,
+        options: DrawOptions,
+        *,
+        weights: Tensor | None,
+        labor_ids: Tensor | None,
+        excluded: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Draw for some rows; what `draw_neighbors` returns.
+
+        Args:
+            request: Its fanout and key.
+            rows: ``[n]`` rows of this.
+            original_ids: ``[n]``, what their nodes were called before partitioning.
+            options: How to draw.
+            weights: ``[num_edges]`` by position.
+            labor_ids: ``[num_edges]``, original id of each neighbour.
+            excluded: Ids of edges that are treated as absent; others than those here are legal.
+        """
+        return draw_neighbors(
+            self.indptr,
+            rows,
+            request.fanout,
+            request.key,
+            original_ids,
+            indices=self.neighbors,
+            replace=options.replace,
+            prob=weights,
+            labor_ids=labor_ids,
+            excluded=None if excluded is None else self._positions_of(excluded),
+        )
+
+    def eids_at(self, positions: Tensor) -> Tensor:
+        """Ids of the edges at some positions."""
+        if self.eids is None:
+            return positions.to(self.neighbors.dtype) + self.first_eid
+        return self.eids.index_select(0, positions)
+
+    def _positions_of(self, eids: Tensor) -> Tensor:
+        """Ascending int64 positions of those of some edges that are here."""
+        eids = torch.unique(eids.to(torch.int64))
+        if self.eids is None:
+            here = (eids >= self.first_eid) & (eids < self.first_eid + self.neighbors.numel())
+            return eids[here] - self.first_eid
+        if self.eids.numel() == 0:
+            return eids[:0]
+        ascending, position = self._sorted_eids
+        found = torch.searchsorted(ascending, eids.to(ascending.dtype))
+        found.clamp_(max=ascending.numel() - 1)
+        return position[found[ascending[found] == eids]].sort().values
+
+    @cached_property
+    def _sorted_eids(self) -> tuple[Tensor, Tensor]:
+        assert self.eids is not None
+        ascending, position = torch.sort(self.eids)
+        return ascending, position
+
+
+class WeightFeature(NamedTuple):
+    """An edge feature that serves as weights, and the state that it had when it was checked."""
+
+    values: Tensor
+    version: int
+    checked: Tensor
+
+
+class CheckedWeights:
+    """Weights of a graph's edges, checked when they are first used, and again once they change."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[CanonicalEType, str, bool], WeightFeature] = {}
+
+    def copy(self) -> CheckedWeights:
+        """The same, for another thread."""
+        new = CheckedWeights()
+        new._known = dict(self._known)
+        return new
+
+    def find(
+        self, data: Mapping[str, Any], etype: CanonicalEType, options: DrawOptions
+    ) -> WeightFeature:
+        """The weights of a relation; the same object until the feature is set or changed.
+
+        Args:
+            data: Features of the relation's edges.
+            etype: The relation.
+            options: Which feature.
+
+        Raises:
+            ValueError: There is no such feature, or it holds no weights.
+        """
+        name = options.weights
+        assert name is not None
+        if name not in data:
+            raise ValueError(
+                f"sampling by {name!r} needs an edge feature of that name on relation {etype} (it "
+                f"has {sorted(data)}); set g.edges[etype].data[{name!r}] to one number per edge"
+            )
+        values: Tensor = data[name]
+        key = (etype, name, options.weights_are_mask)
+        known = self._known.get(key)
+        if known is None or known.values is not values or known.version != values._version:
+            checked = _checked_weights(values.detach(), options, etype)
+            known = self._known[key] = WeightFeature(values, values._version, checked)
+        return known
+
+    def dtype(self, etype: CanonicalEType, options: DrawOptions) -> torch.dtype | None:
+        """Of weights that were found good; None where there are none."""
+        if options.weights is None:
+            return None
+        known = self._known.get((etype, options.weights, options.weights_are_mask))
+        return None if known is None else known.checked.dtype
+
+
+def _checked_weights(values: Tensor, options: DrawOptions, etype: CanonicalEType) -> Tensor:
+    """Weights as `draw_neighbors` takes them: float32 or float64 ``[num_edges]``, none negative.
+
+    Raises:
+        ValueError: Another shape or type, a negative weight, or one that is not finite.
+    """
+    name = options.weights
+    if values.dim() == 2 and values.shape[1] == 1:
+        values = values.view(-1)
+    if values.dim() != 1:
+        raise ValueError(
+            f"edge feature {name!r} of {etype} must have one number per edge to sample by (got "
+            f"shape {tuple(values.shape)})"
+        )
+    if options.weights_are_mask:
+        if values.dtype not in (torch.bool, torch.uint8):
+            raise ValueError(
+                f"edge feature {name!r} of {etype} must be bool to serve as a mask (got "
+                f"{values.dtype}); pass it as prob to sample in proportion to it"
+            )
+        return values.to(torch.float32)
+    if values.dtype not in (torch.float32, torch.float64):
+        values = values.to(torch.float32)
+    bad = ~(values >= 0) | torch.isinf(values)
+    if bool(bad.any()):
+        raise ValueError(
+            f"edge feature {name!r} of {etype} must hold finite weights of 0 or more to sample by "
+            f"(got {float(values[bad][0])} at edge {int(bad.nonzero()[0])})"
+        )
+    return values.contiguous()
+
+
+@dataclass(frozen=True, eq=False)
+class _OutEdgeRoute:
+    """How values of in-edges reach the owners of the sources, in the order of the out-edges."""
+
+    order: Tensor  # own in-edges grouped by the owner of the source
+    send_splits: list[int]
+    recv_splits: list[int]
+    arrangement: Tensor  # what arrived, in the order of the out-edges
+
+    def carry(self, state: GroupState, values: Tensor) -> Tensor:
+        sent = values.index_select(0, self.order)
+        arrived = exchange_rows(
+            state, [sent], [self.send_splits], [self.recv_splits], "values of out-edges"
+        )[0]
+        return arrived.index_select(0, self.arrangement)
+
+
+class OwnEdges:
+    """Edges of the nodes that this rank owns; collective to make.
+
+    In-edges are stored with their destination already. What only several ranks together can say
+    (which out-edges a node has, how edges of other ranks are weighted, what a remote source was
+    called before partitioning) is exchanged once, when first used.
+
+    Args:
+        manager: This rank's part of a full graph.
+        ownership: Who owns what.
+        state: The ranks, for what must be exchanged.
+
+    Attributes:
+        lists: The edges that are here, by relation and direction; ids are global.
+        labor_ids: int64 ``[num_edges]``, the original id of each neighbour, where it is known.
+    """
+
+    def __init__(self, manager: GraphShardManager, ownership: Ownership, state: GroupState) -> None:
+        self.ownership = ownership
+        self.state = state
+        self.original_ids = {t: ids.cpu() for t, ids in manager.original_ids.items()}
+        self._original_edge_ids = manager.original_edge_ids
+        self._frames: dict[CanonicalEType, Frame] = dict(
+            zip(manager.canonical_etypes, frames_of(manager)[2], strict=True)
+        )
+        self._edges = {t: manager._structure.edges[t] for t in manager.canonical_etypes}
+        self._routes: dict[CanonicalEType, _OutEdgeRoute] = {}
+        self._checked = CheckedWeights()
+        self._weights: dict[WeightKey, tuple[WeightFeature, Tensor]] = {}
+        self.labor_ids: dict[ListKey, Tensor] = {}
+        self.lists: dict[ListKey, EdgeLists] = {}
+        in_edges = {etype: self._in_csc(etype) for etype in self._edges}
+        degrees = [_largest(csc[0].diff()) for csc in in_edges.values()]
+        largest = all_reduce_(state, torch.tensor(degrees, dtype=torch.int64), dist.ReduceOp.MAX)
+        for (etype, csc), most in zip(in_edges.items(), largest.tolist(), strict=True):
+            first = ownership.first(etype)
+            eids = None if csc[2] is None else csc[2] + first
+            self.lists[etype, "in"] = EdgeLists(csc[0], csc[1], eids, first, most)
+
+    def on(self, state: GroupState) -> OwnEdges:
+        """The same edges, exchanging what it still lacks over another group."""
+        new = object.__new__(OwnEdges)
+        new.__dict__.update(
+            {k: dict(v) if isinstance(v, dict) else v for k, v in self.__dict__.items()}
+        )
+        new.state = state
+        new._checked = self._checked.copy()
+        return new
+
+    def _in_csc(self, etype: CanonicalEType) -> tuple[Tensor, Tensor, Tensor | None]:
+        edges = self._edges[etype]
+        dtype = self.ownership.wire_dtype
+        ranges = self.ownership.ranges[etype[0]]
+        starts = torch.tensor(ranges.starts, dtype=dtype)
+        src = edges.src.cpu().to(dtype) + starts[edges.src_part.cpu().long()]
+        adjacency = Adjacency(
+            src, edges.dst.cpu().to(dtype), ranges.num_ids, edges.num_dst, check=False
+        )
+        return adjacency.csc()
+
+    def lacking(self, etypes: Iterable[CanonicalEType], options: DrawOptions) -> int:
+        """Bits that say what must be exchanged before draws of a kind.
+
+        Raises:
+            ValueError: This rank's weights are missing or no weights.
+        """
+        bits = 0
+        for etype in etypes:
+            key = (etype, options.edge_dir)
+            if key not in self.lists:
+                bits |= LACKS_OUT_EDGES
+            if options.labor and key not in self.labor_ids:
+                bits |= LACKS_LABOR_IDS
+            if options.weights is not None:
+                feature = self._checked.find(self._frames[etype], etype, options)
+                known = self._weights.get(weight_key(etype, options))
+                if known is None or known[0] is not feature:
+                    bits |= LACKS_WEIGHTS
+        return bits
+
+    def prepare(self, etypes: Iterable[CanonicalEType], options: DrawOptions, lacking: int) -> None:
+        """Make what some rank lacks; where that takes an exchange, every rank must call.
+
+        Args:
+            etypes: Relations that are drawn from; the same on all ranks.
+            options: How, the same on all ranks.
+            lacking: Bits that any rank has set.
+        """
+        if not lacking:
+            return
+        for etype in etypes:
+            key = (etype, options.edge_dir)
+            if lacking & LACKS_OUT_EDGES and options.edge_dir == "out":
+                self._make_out_lists(etype)
+            if lacking & LACKS_LABOR_IDS and options.labor:
+                self.labor_ids[key] = self._original_neighbors(key)
+            if lacking & LACKS_WEIGHTS and options.weights is not None:
+                self._place_weights(etype, options)
+
+    def weights(self, etype: CanonicalEType, options: DrawOptions) -> Tensor | None:
+        """``[num_edges]`` by position, where the draw is weighted."""
+        if options.weights is None:
+            return None
+        return self._weights[weight_key(etype, options)][1]
+
+    def keep_weights(self, etype: CanonicalEType, options: DrawOptions, weights: Tensor) -> None:
+        """Hold an array that equals `weights` in its place, which is stored somewhere else."""
+        key = weight_key(etype, options)
+        self._weights[key] = self._weights[key][0], weights
+
+    def weight_dtype(self, etype: CanonicalEType, options: DrawOptions) -> torch.dtype | None:
+        """Of weights that have been checked."""
+        return self._checked.dtype(etype, options)
+
+    def _place_weights(self, etype: CanonicalEType, options: DrawOptions) -> None:
+        feature = self._checked.find(self._frames[etype], etype, options)
+        checked = feature.checked.cpu()
+        if options.edge_dir == "out":
+            placed = self._routes[etype].carry(self.state, checked)
+        else:
+            lists = self.lists[etype, "in"]
+            first = self.ownership.first(etype)
+            placed = checked if lists.eids is None else checked[lists.eids.long() - first]
+        self._weights[weight_key(etype, options)] = feature, placed
+
+    def _make_out_lists(self, etype: CanonicalEType) -> None:
+        edges = self._edges[etype]
+        dtype = self.ownership.wire_dtype
+        owner = edges.src_part.cpu().long()
+        order = torch.argsort(owner, stable=True)
+        num_ranks = self.state.world_size
+        counts = torch.bincount(owner, minlength=num_ranks)
+        ones = [1] * num_ranks
+        what = f"out-edges of {etype}"
+        recv_splits = all_to_all(self.state, counts, ones, ones, what).tolist()
+        send_splits = counts.tolist()
+        eids = torch.arange(edges.num_edges, dtype=dtype) + self.ownership.first(etype)
+        columns = [
+            edges.src.cpu().to(dtype),
+            edges.dst.cpu().to(dtype) + self.ownership.first(etype[2]),
+            eids,
+            self._original_edge_ids[etype].cpu(),
+        ]
+        row, neighbor, eid, original = exchange_rows(
+            self.state,
+            [column.index_select(0, order) for column in columns],
+            [send_splits] * len(columns),
+            [recv_splits] * len(columns),
+            what,
+        )
+        arrangement = torch.argsort(original)
+        arrangement = arrangement[torch.argsort(row[arrangement], stable=True)]
+        self._routes[etype] = _OutEdgeRoute(order, send_splits, recv_splits, arrangement)
+        num_rows = self.ownership.num_owned(etype[0])
+        degrees = torch.bincount(row, minlength=num_rows)
+        indptr = torch.zeros(num_rows + 1, dtype=dtype)
+        torch.cumsum(degrees, 0, dtype=dtype, out=indptr[1:])
+        most = all_reduce_(self.state, torch.tensor([_largest(degrees)]), dist.ReduceOp.MAX)
+        self.lists[etype, "out"] = EdgeLists(
+            indptr, neighbor[arrangement], eid[arrangement], 0, int(most)
+        )
+
+    def _original_neighbors(self, key: ListKey) -> Tensor:
+        etype, edge_dir = key
+        far = etype[0] if edge_dir == "in" else etype[2]
+        wanted, at = torch.unique(self.lists[key].neighbors, return_inverse=True)
+        store = CollectiveFeatureStore(
+            self.ownership, {(far, "original"): self.original_ids[far]}, self.state
+        )
+        request = FeatureRequest(far, ("original",), wanted.to(torch.int64), distinct=True)
+        return store.fetch([request])[0]["original"][at]
+
+
+def weight_key(etype: CanonicalEType, options: DrawOptions) -> WeightKey:
+    """What tells weights of one graph apart."""
+    return etype, options.edge_dir, options.weights or "", options.weights_are_mask
+
+
+def _largest(numbers: Tensor) -> int:
+    return int(numbers.max()) if numbers.numel() else 0
