@@ -17,10 +17,9 @@ from torch import Tensor
 
 from .._typing import DEFAULT_CANONICAL_ETYPE, DEFAULT_NTYPE, CanonicalEType
 from ..ops import Adjacency
-from ._flatten import flattened
 from ._graph import Graph
 from .frame import Frame
-from .message_passing import LocalGraph, check_relations, edge_frame
+from .message_passing import LocalGraph, check_relations, edge_frame, flattened
 from .structure import (
     EID,
     NID,

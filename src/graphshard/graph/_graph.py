@@ -10,9 +10,8 @@ import torch
 
 from .._typing import DEFAULT_CANONICAL_ETYPE, DEFAULT_NTYPE, CanonicalEType
 from ..ops import Adjacency
-from ._flatten import flattened
 from .frame import Frame
-from .message_passing import LocalGraph, check_relations, edge_frame
+from .message_passing import LocalGraph, check_relations, edge_frame, flattened
 from .structure import Schema, check_count, checked_counts, least_counts, read_edges, read_relations
 
 

@@ -3,6 +3,7 @@
 
 from ._attend import attend
 from ._edge_softmax import edge_softmax
+from ._flatten import flattened
 from ._local import LocalGraph, check_relations, edge_frame
 from ._protocol import (
     AggregationStep,

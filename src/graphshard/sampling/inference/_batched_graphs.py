@@ -27,8 +27,7 @@ from ...fullbatch.lazy import Endpoint, Expression, Leaf, Sddmm, ShardEvaluation
 from ...fullbatch.topology import Shard
 from ...function import MessageFunction, ReduceFunction
 from ...graph import Frame, Graph, MessagePassingGraph
-from ...graph._flatten import flattened
-from ...graph.message_passing import RelationData, edge_values, reduce_messages
+from ...graph.message_passing import RelationData, edge_values, flattened, reduce_messages
 from ...graph.structure import Schema
 from ...ops import Adjacency, edge_softmax
 from ._batches import Batch, Cut, LocalCut, ShardCut, batches

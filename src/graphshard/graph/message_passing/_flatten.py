@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
-from ..ops import Adjacency
-from .frame import Frame
-from .structure import EID, ETYPE, NID, NTYPE, Schema, joined_name
+from ...ops import Adjacency
+from ..frame import Frame
+from ..structure import EID, ETYPE, NID, NTYPE, Schema, joined_name
 
 if TYPE_CHECKING:
-    from .message_passing import LocalGraph
+    from ._local import LocalGraph
 
 LocalT = TypeVar("LocalT", bound="LocalGraph")
 
