@@ -13,6 +13,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -22,6 +23,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "graphshard"
 MAX_LINES = 650
+MAX_FILES = 12
 
 FILES = {"_regular_files", "_written_files", "_temporary"}
 BASE = {"errors", "_typing", "_ranges", "_kernel", "_memory"} | FILES
@@ -289,6 +291,107 @@ def test_no_file_has_grown_a_second_idea() -> None:
         if (count := len(file.read_text(encoding="utf-8").splitlines())) > MAX_LINES
     }
     assert not long, f"longer than {MAX_LINES} lines; look for the second idea: {long}"
+
+
+def owner_of(target: str) -> list[str] | None:
+    """The package in which a private name of an import's target lies; None for a public target."""
+    names = target.split(".")
+    for number, name in enumerate(names):
+        if name.startswith("_") and not name.startswith("__"):
+            return names[:number]
+    return None
+
+
+def test_private_names_stay_in_their_folder() -> None:
+    """A name with an underscore is for its own folder, and for the folders inside that.
+
+    The base, at the root of graphshard, is for all. What another folder needs is exported by the
+    ``__init__`` of the folder that has it.
+    """
+    bad = []
+    for file in python_files():
+        package = list(file.relative_to(PACKAGE.parent).parent.parts)
+        for found in imports_of(file):
+            owner = owner_of(found.target) if found.target.startswith("graphshard") else None
+            if owner is not None and package[: len(owner)] != owner:
+                bad.append(found.where())
+    assert not bad, "\n" + "\n".join(bad)
+
+
+def test_folders_are_small() -> None:
+    counts = Counter(file.parent for file in python_files() if file.name != "__init__.py")
+    counts += Counter(file.parent for file in (ROOT / "csrc").rglob("*.cpp"))
+    bad = {str(folder.relative_to(ROOT)): n for folder, n in counts.items() if n > MAX_FILES}
+    assert not bad, f"more than {MAX_FILES} files in a folder; cut it into wings: {bad}"
+
+
+def wing_of(file: Path) -> str:
+    """Package and folder in it of a file, or its package alone."""
+    return ".".join(file.relative_to(PACKAGE).parent.parts[:2])
+
+
+def test_wings_of_a_package_do_not_import_each_other() -> None:
+    """Between the folders of one package imports point one way, too."""
+    below: dict[str, set[str]] = {wing_of(file): set() for file in python_files()}
+    for file in python_files():
+        unseen = lines_under_type_checking(file)
+        for found in imports_of(file):
+            reached = ".".join(found.target.split(".")[1:3])
+            if reached not in below or found.line in unseen or found.in_function:
+                continue
+            is_sibling = reached.split(".")[0] == part_of(file) and "." in wing_of(file)
+            if is_sibling and reached != wing_of(file):
+                below[wing_of(file)].add(reached)
+    done: set[str] = set()
+    while remaining := {wing: needs for wing, needs in below.items() if wing not in done}:
+        ready = {wing for wing, needs in remaining.items() if needs <= done}
+        assert ready, (
+            f"these import each other: { {w: sorted(n - done) for w, n in remaining.items()} }"
+        )
+        done |= ready
+
+
+def type_names(file: Path) -> Iterator[str]:
+    """Classes and type aliases that a file defines, without a leading underscore."""
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            yield node.name.lstrip("_")
+    for statement in tree.body:
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            if dotted(statement.annotation).endswith("TypeAlias"):
+                yield statement.target.id.lstrip("_")
+        elif isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
+            name = statement.targets[0].id.lstrip("_")
+            is_type = isinstance(statement.value, ast.Subscript | ast.BinOp)
+            if is_type and re.fullmatch(r"[A-Z][a-z]\w*", name):
+                yield name
+
+
+def test_a_type_name_has_one_meaning() -> None:
+    places: dict[str, list[str]] = {}
+    for file in python_files():
+        for name in type_names(file):
+            places.setdefault(name, []).append(str(file.relative_to(PACKAGE)))
+    bad = {name: found for name, found in places.items() if len(found) > 1}
+    assert not bad, f"one type name, several meanings: {bad}"
+
+
+# Words that are nobody's but this project's, or say nothing; the field has its own.
+PRIVATE_WORDS = re.compile(
+    r"\b(whoever|whomever|somebody|nobody|strangers?|let go|lets go|told of|under way|stand-?ins?"
+    r"|passengers?|portions?|at home|goes? home|winners?)\b",
+    re.IGNORECASE,
+)
+
+
+def test_words_are_those_of_the_field() -> None:
+    bad = []
+    for file in [*python_files(), *(ROOT / "csrc").rglob("*.h"), *(ROOT / "csrc").rglob("*.cpp")]:
+        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+            if found := PRIVATE_WORDS.search(line):
+                bad.append(f"{file.relative_to(ROOT)}:{number}: {found.group()}")
+    assert not bad, "\n" + "\n".join(bad)
 
 
 def packages() -> list[str]:

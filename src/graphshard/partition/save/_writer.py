@@ -232,7 +232,7 @@ def _remove(path: Path) -> None:
 
 @contextlib.contextmanager
 def _lock(folder: Path) -> Iterator[None]:
-    """Hold a folder against other writers; the system lets go of it if this process dies."""
+    """Hold a folder against other writers; the system frees it if this process dies."""
     try:
         import fcntl
     except ImportError:  # no such locks on this system
