@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from graphshard.comm import ExchangePlan, HaloUnderWay, fetch_halo
-from graphshard.comm.halo import _arriving as arriving
+from graphshard.comm.halo import _exchange as exchange
 from graphshard.testing import run_ranks
 
 
@@ -54,14 +54,14 @@ def order_of_backward(rank: int, world_size: int) -> list[str]:
     plan = plan_of(rank, world_size)
     x = torch.randn(6, 3, requires_grad=True)
     events: list[str] = []
-    start = arriving.start_return_all
+    start = exchange._start_return
 
     def watched(*arguments: Any) -> Any:
         events.append("gradients leave")
         return start(*arguments)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(arriving, "start_return_all", watched)
+        patch.setattr(exchange, "_start_return", watched)
         halo = HaloUnderWay([(plan, x)])
         own = x * 2
         own.register_hook(lambda grad: events.append("own rows"))

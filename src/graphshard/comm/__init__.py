@@ -5,11 +5,10 @@ Knows rows, ids and process groups, never a graph. Everything that waits has a t
 failures of other ranks arrive as `graphshard.errors.RankError`.
 """
 
-from ._pending import Pending
 from ._ragged import ragged_all_to_all
 from ._sync import gather_grads, sync_params
 from ._trace import Trace, trace
-from .collectives import Lanes, ThreadGroups, agree, all_reduce, barrier, share_error
+from .collectives import Lanes, Pending, ThreadGroups, agree, all_reduce, barrier, share_error
 from .group import (
     guard,
     initialize_comms,

@@ -3,6 +3,7 @@
 
 from ._agree import agree, share_error, verify
 from ._operations import (
+    Pending,
     all_gather,
     all_reduce,
     all_reduce_,

@@ -7,9 +7,9 @@ from ._exchange import (
     anchor,
     fetch_halo,
     return_halo,
+    start_fetch,
     start_fetch_all,
+    start_return,
     start_return_all,
 )
-from ._pairwise import start_fetch, start_return
-from ._plan import ExchangePlan
-from ._sent_rows import SentRows
+from ._plan import ExchangePlan, SentRows

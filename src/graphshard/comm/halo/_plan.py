@@ -10,24 +10,99 @@
 
 The index lists travel once, when the plan is built. From then on both ends know what a message
 holds, so a gather is one flat payload with no header.
+
+Partitioning puts the nodes that others read side by side, so the rows that one rank reads of
+another (`SentRows`) are most often one run of rows, or few: a run is sent as it lies, without a
+copy, few are copied one after the other, and what is scattered is gathered.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
+from ..._memory import empty
 from ..collectives import verify
 from ..group import GroupState, group_state
 from ..wire import exchange_rows, row_bytes, wire_dtype
-from ._sent_rows import SentRows
+
+Allocate = Callable[[Sequence[int], torch.dtype, torch.device | str], Tensor]
+
+LONG_RUN = 1024
+"""Rows of a run, on average, from which on copying runs is faster than gathering rows."""
+
+
+class SentRows:
+    """Rows of a tensor by number, in a fixed order.
+
+    Args:
+        index: int64 ``[n]``, on the CPU.
+    """
+
+    def __init__(self, index: Tensor) -> None:
+        self._index = index
+        self._indices = {index.device: index}
+
+    def __len__(self) -> int:
+        return self._index.numel()
+
+    @cached_property
+    def runs(self) -> list[tuple[int, int]]:
+        """First row and end of each run; empty where there are too many for their length."""
+        if len(self) == 0:
+            return []
+        breaks = (self._index.diff() != 1).nonzero().view(-1) + 1
+        if breaks.numel() and len(self) < LONG_RUN * (breaks.numel() + 1):
+            return []
+        places = [0, *breaks.tolist(), len(self)]
+        firsts = self._index[places[:-1]].tolist()
+        return [
+            (first, first + stop - start)
+            for first, (start, stop) in zip(firsts, pairwise(places), strict=True)
+        ]
+
+    @property
+    def is_slice(self) -> bool:
+        """Whether they lie one after the other."""
+        return len(self.runs) == 1
+
+    def index_on(self, device: torch.device) -> Tensor:
+        """Their numbers on a device; the copy is kept."""
+        if device not in self._indices:
+            self._indices[device] = self._index.to(device)
+        return self._indices[device]
+
+    def of(self, tensor: Tensor, allocate: Allocate | None = None) -> Tensor:
+        """``tensor[index]``: a view where that is one piece of memory and no other is asked for.
+
+        Args:
+            tensor: ``[num_rows, *]``.
+            allocate: Makes the memory for a copy; None leaves it to us.
+        """
+        if self.is_slice and allocate is None:
+            rows = tensor[slice(*self.runs[0])]
+            if rows.is_contiguous():
+                return rows
+        shape = (len(self), *tensor.shape[1:])
+        out = (allocate or empty)(shape, tensor.dtype, tensor.device)
+        self.copy_to(out, tensor)
+        return out
+
+    def copy_to(self, out: Tensor, tensor: Tensor) -> None:
+        """Write ``tensor[index]`` to ``out``, which has its shape and dtype."""
+        if self.is_slice:
+            out.copy_(tensor[slice(*self.runs[0])])
+        elif self.runs:
+            torch.cat([tensor[start:stop] for start, stop in self.runs], out=out)
+        else:
+            torch.index_select(tensor, 0, self.index_on(tensor.device), out=out)
 
 
 @dataclass(frozen=True, eq=False)
@@ -267,3 +342,104 @@ def _check_asked(
         f"[0, {num_rows}), the rows of rank {state.members[state.rank]} "
         f"(got {int(asked[position])})"
     )
+
+
+# -- requests -------------------------------------------------------------------------------------
+
+# [Note: checked once] To ask at each call whether all ranks exchange the same kinds of rows would
+# double the number of collectives. The shapes and dtypes that a model exchanges are few and repeat
+# at every step, so each new combination is checked when it is first used. What this cannot catch is
+# a rank that turns to a new combination alone, while the others go on with one that all have used.
+# Such a run ends at the timeout, with an error that shows which operation each rank was in.
+
+Requests = Sequence[tuple[ExchangePlan, Tensor]]
+
+
+def check_requests(
+    name: str,
+    requests: Requests,
+    num_rows: Sequence[int],
+    needs_grad: Sequence[bool] = (),
+    wire: torch.dtype | None = None,
+) -> tuple[list[ExchangePlan], list[Tensor]]:
+    """Check requests of the function ``name`` here, and with the other ranks where they are new.
+
+    Args:
+        name: The function that the user called.
+        requests: Pairs of a plan and a tensor.
+        num_rows: Rows that each tensor must have.
+        needs_grad: Which tensors will get a gradient; empty where it does not matter.
+        wire: In which dtype wider rows travel; None is their own.
+
+    Returns:
+        The plans, and the tensors.
+    """
+    if not requests:
+        return [], []
+    plans, tensors = [plan for plan, _ in requests], [tensor for _, tensor in requests]
+    state = plans[0].state
+    error = _check(name, requests, num_rows, state)
+    kinds = [(getattr(t, "dtype", None), tuple(getattr(t, "shape", (0,))[1:])) for t in tensors]
+    needs = needs_grad or [False] * len(plans)
+    signature: tuple[object, ...] = (
+        name,
+        wire,
+        *((plan.serial, *kind, need) for plan, kind, need in zip(plans, kinds, needs, strict=True)),
+    )
+    checked = plans[0].checked  # not the group's: plans may be many, and end
+    if signature not in checked:
+        verify(state, _describe(signature), f"what {name} exchanges", error)
+        checked.add(signature)
+    if error is not None:
+        raise error
+    return plans, tensors
+
+
+def needs_grad_now(tensor: Tensor) -> bool:
+    """Whether autograd records what is done with the tensor."""
+    return torch.is_grad_enabled() and bool(getattr(tensor, "requires_grad", False))
+
+
+def _check(
+    name: str, requests: Requests, num_rows: Sequence[int], state: GroupState
+) -> Exception | None:
+    for number, ((plan, tensor), rows) in enumerate(zip(requests, num_rows, strict=True)):
+        if plan.state is not state:
+            return ValueError(
+                f"{name}: the plans of one call must be of one group (request {number} is of "
+                "another); call once for each group"
+            )
+        if not isinstance(tensor, Tensor):
+            return TypeError(
+                f"{name}: request {number} must hold a tensor (got {type(tensor).__name__})"
+            )
+        if tensor.dim() == 0 or tensor.shape[0] != rows:
+            return ValueError(
+                f"{name}: the tensor of request {number} must have {rows} rows "
+                f"(got shape {tuple(tensor.shape)})"
+            )
+        if tensor.is_sparse or tensor.is_complex():
+            return TypeError(
+                f"{name}: the tensor of request {number} must be dense and real (got "
+                f"{tensor.layout}, {tensor.dtype}); exchange its parts"
+            )
+    return None
+
+
+def _describe(signature: tuple[object, ...]) -> str:
+    name, wire, *requests = signature
+    lines = []
+    for request in requests:
+        assert isinstance(request, tuple)
+        serial, dtype, shape, grad = request
+        short = _short(dtype)
+        lines.append(
+            f"plan {serial} {short}[rows{''.join(f', {n}' for n in shape)}]"
+            f"{' with gradient' if grad else ''}"
+        )
+    narrow = "" if wire is None else f", as {_short(wire)}"
+    return f"{name}: " + "; ".join(lines) + narrow
+
+
+def _short(dtype: object) -> str:
+    return str(dtype).removeprefix("torch.")

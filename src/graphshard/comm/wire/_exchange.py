@@ -13,6 +13,12 @@
     such exchange of a group the ranks find out whether each can see each other's memory: on one
     machine, with the extension, in one process namespace. If any cannot, or its environment has
     GRAPHSHARD_SHARED_MEMORY=0, all go on with gloo alone.
+
+[Note: packing]
+    Rows of several tensors, of any dtypes and widths, are one stream of bytes per peer: for each
+    tensor in turn its rows back to back, no header, no padding. Both ends know dtypes, widths and
+    row counts, so the number of bytes is exactly ``rows * row_bytes``. Floating-point rows may be
+    rounded to a narrower wire dtype; the receiver widens them.
 """
 
 from __future__ import annotations
@@ -27,12 +33,19 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..._memory import empty
-from .._pending import Pending
 from .._trace import count
-from ..collectives import all_gather, finish_collective, start_all_to_all, start_collective
+from ..collectives import (
+    Pending,
+    all_gather,
+    finish_collective,
+    start_all_to_all,
+    start_collective,
+)
 from ..group import GroupState, close_in_children, operation, process_namespace
-from ._pack import Splits, as_bytes, bytes_by_rank, joined, parted, row_bytes
 from ._shared_blocks import SharedBlocks, SharedPeer
+
+Splits = Sequence[Sequence[int]]
+"""``splits[i][r]``: rows of tensor ``i`` for, or from, rank ``r``."""
 
 LARGE_BYTES = 1 << 20
 """Exchanges of which some rank receives this much, and more, go through shared memory."""
@@ -221,3 +234,93 @@ def _gather(state: GroupState, numbers: Sequence[int]) -> list[list[int]]:
     """Every rank's numbers. No trace counts it: whether it happens is a matter of the machine."""
     mine = torch.tensor([int(number) for number in numbers], dtype=torch.int64)
     return [part.tolist() for part in all_gather(state, mine, "shared memory", None)]
+
+
+# -- packing ---------------------------------------------------------------------------------------
+
+WIRE_DTYPES = (torch.bfloat16, torch.float16)
+"""What rows may be rounded to."""
+
+
+def wire_dtype(dtype: torch.dtype, wire: torch.dtype | None) -> torch.dtype:
+    """The dtype in which rows of ``dtype`` travel; ``wire`` None is as they are."""
+    if wire is None or not dtype.is_floating_point or dtype.itemsize <= wire.itemsize:
+        return dtype
+    return wire
+
+
+def narrowed(tensor: Tensor, wire: torch.dtype | None) -> Tensor:
+    """Rows as they travel; the same tensor where nothing changes."""
+    return tensor.to(wire_dtype(tensor.dtype, wire))
+
+
+def row_bytes(tensor: Tensor) -> int:
+    """Bytes in one row of ``[rows, *]``."""
+    size = tensor.element_size()
+    for extent in tensor.shape[1:]:
+        size *= extent
+    return size
+
+
+def as_bytes(tensor: Tensor) -> Tensor:
+    """One-dimensional uint8 view of a tensor (of a copy, where it is not contiguous)."""
+    return tensor.detach().contiguous().view(-1).view(torch.uint8)
+
+
+def bytes_by_rank(likes: Sequence[Tensor], splits: Splits) -> list[int]:
+    """Bytes in the message for, or from, each rank."""
+    sizes = [row_bytes(like) for like in likes]
+    return [
+        sum(rows * size for rows, size in zip(by_tensor, sizes, strict=True))
+        for by_tensor in zip(*splits, strict=True)
+    ]
+
+
+def joined(parts: Sequence[Sequence[Tensor]], device: torch.device) -> Tensor:
+    """The bytes of ``parts[i][r]``, rows of tensor ``i`` for rank ``r``, by rank and tensor."""
+    runs = [
+        as_bytes(part).to(device) for by_tensor in zip(*parts, strict=True) for part in by_tensor
+    ]
+    return _concatenated(runs)
+
+
+def parted(stream: Tensor, likes: Sequence[Tensor], splits: Splits) -> list[Tensor]:
+    """Undo `joined`: tensors like ``likes``, with ``sum(splits[i])`` rows, grouped by rank.
+
+    The stream must start its own memory; a result may be a view of it.
+    """
+    if len(likes) == 1:
+        return [_as_rows(stream, likes[0], sum(splits[0]))]
+    sizes = [row_bytes(like) for like in likes]
+    lengths = [
+        rows * size
+        for by_tensor in zip(*splits, strict=True)
+        for rows, size in zip(by_tensor, sizes, strict=True)
+    ]
+    runs = stream.split(lengths)
+    return [
+        _as_rows(_concatenated(runs[i :: len(likes)]), like, sum(splits[i]))
+        for i, like in enumerate(likes)
+    ]
+
+
+def _concatenated(runs: Sequence[Tensor]) -> Tensor:
+    """Bytes one after the other. One run alone, as where there are two ranks, is not copied."""
+    filled = [run for run in runs if run.numel()]
+    if len(filled) == 1:
+        return filled[0]
+    return torch.cat(
+        filled or list(runs),
+        out=empty((sum(run.numel() for run in filled),), torch.uint8, runs[0].device),
+    )
+
+
+def _as_rows(stream: Tensor, like: Tensor, num_rows: int) -> Tensor:
+    """A stream of bytes, seen as ``num_rows`` rows like ``like``'s; copied if it is not aligned."""
+    shape = (num_rows, *like.shape[1:])
+    if stream.numel() == 0:
+        return torch.empty(shape, dtype=like.dtype, device=like.device)
+    stream = stream.to(like.device)
+    if stream.storage_offset() % like.element_size():
+        stream = stream.clone()
+    return stream.view(like.dtype).view(shape)

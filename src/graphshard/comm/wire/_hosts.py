@@ -19,7 +19,6 @@ import os
 import re
 import secrets
 import shutil
-import socket
 import stat
 import tempfile
 from collections.abc import Iterator
@@ -29,10 +28,9 @@ from pathlib import Path
 import torch
 
 from ..collectives import all_gather
-from ..group import GroupState
+from ..group import GroupState, machine_name
 
 _SHARED_MEMORY = Path("/dev/shm")
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _PREFIX = "graphshard-"
 _TEXT_BYTES = 1024
 _ATTEMPTS = 100
@@ -83,10 +81,10 @@ class Hosts:
             with contextlib.suppress(OSError):
                 name = stack.enter_context(named_file(folder))[0].name
                 written = True
-            texts = gather_texts(state, f"{_kernel()} {name}")
+            texts = gather_texts(state, f"{machine_name()} {name}")
             kernels, names = zip(*(text.split() for text in texts), strict=True)
             seen = [
-                kernel == _kernel() and written and os.access(folder / other, os.R_OK | os.W_OK)
+                kernel == machine_name() and written and os.access(folder / other, os.R_OK | os.W_OK)
                 for kernel, other in zip(kernels, names, strict=True)
             ]
             sees = torch.stack(all_gather(state, torch.tensor(seen, dtype=torch.uint8)))
@@ -180,10 +178,3 @@ def gather_texts(state: GroupState, text: str) -> list[str]:
     assert len(data) < _TEXT_BYTES, text
     payload = torch.tensor(list(data.ljust(_TEXT_BYTES, b"\0")), dtype=torch.uint8)
     return [bytes(part.tolist()).rstrip(b"\0").decode() for part in all_gather(state, payload)]
-
-
-def _kernel() -> str:
-    """A name of the running system, equal for all that runs on it."""
-    with contextlib.suppress(OSError):
-        return _BOOT_ID.read_text().strip()
-    return socket.gethostname()
