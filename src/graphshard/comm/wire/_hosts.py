@@ -83,8 +83,11 @@ class Hosts:
                 written = True
             texts = gather_texts(state, f"{machine_name()} {name}")
             kernels, names = zip(*(text.split() for text in texts), strict=True)
+            mode = os.R_OK | os.W_OK
             seen = [
-                kernel == machine_name() and written and os.access(folder / other, os.R_OK | os.W_OK)
+                kernel == machine_name()
+                and written
+                and os.access(folder / other, os.R_OK | os.W_OK)
                 for kernel, other in zip(kernels, names, strict=True)
             ]
             sees = torch.stack(all_gather(state, torch.tensor(seen, dtype=torch.uint8)))
