@@ -21,10 +21,9 @@ from ..._kernel import kernels_for
 from ..._memory import empty
 from .._adjacency import Adjacency
 from .._attention_rule import Attention, wide
+from .._check import Operand
 from ..spmm import flat_rows
 from . import _fallback as fallback
-
-Operand = Tensor | None
 
 
 @dataclass
