@@ -25,14 +25,15 @@ void destination_span(const Attention<T>& a, const Csr& in_edges,
   const Statistics<V> statistics{nullptr, gradient.peak, gradient.total, gradient.delta};
   Chunk chunk = chunk_of(a, in_edges, span, true);
   while (chunk.next()) {
-    score_rows(a, chunk, a.dst, a.src, row_buffer, entries.z);
-    if (a.score == Score::kDot) scale_scores<V>(a, chunk, entries.z);
     for (int p = 0; p < chunk.num_pieces; ++p) {
       const Piece& piece = chunk.pieces[p];
       if (piece.first == piece.last) continue;
+      // One after the other: the rows of joint scores are the values, and in the cache.
+      score_rows(a, chunk, piece, a.dst, a.src, row_buffer, entries.z);
       dot_rows(chunk.rows(piece, a.values, a.dim, a.values != a.src),
                gradient.grad + piece.row * gradient.grad_step, entries.g);
     }
+    if (a.score == Score::kDot) scale_scores<V>(a, chunk, entries.z);
     weigh_backward<V>(a, chunk, statistics, entries);
     find_slopes<V>(a, chunk, entries, result.edge_terms, result.factor);
     for (int p = 0; p < chunk.num_pieces; ++p) {
@@ -77,9 +78,9 @@ void attention_destinations(const Attention<T>& a, const Csr& in_edges,
                      slices.get() + std::max<int64_t>(span.slice, 0) * score_width);
   });
   if (result.dst != nullptr) {
-    for (const Hub& hub : schedule.hubs) {
-      V* to = result.dst + hub.row * score_width;
-      for (int64_t slice = hub.first_slice; slice < hub.last_slice; ++slice) {
+    for (const LongRow& row : schedule.long_rows) {
+      V* to = result.dst + row.row * score_width;
+      for (int64_t slice = row.first_slice; slice < row.last_slice; ++slice) {
         for (int64_t j = 0; j < score_width; ++j) to[j] += slices[slice * score_width + j];
       }
     }

@@ -86,8 +86,10 @@ class SourceSpan {
                          {walk_.statistics.packed, kPacked * a_.heads}, entries_.z);
       return;
     }
-    score_rows(a_, chunk, a_.score == Score::kJoint ? a_.values : a_.src, a_.dst, row_buffer_,
-               entries_.z);
+    const T* fixed = a_.score == Score::kJoint ? a_.values : a_.src;
+    for (int p = 0; p < chunk.num_pieces; ++p) {
+      score_rows(a_, chunk, chunk.pieces[p], fixed, a_.dst, row_buffer_, entries_.z);
+    }
     if (a_.score == Score::kDot) scale_scores<V>(a_, chunk, entries_.z);
   }
 
@@ -228,17 +230,17 @@ void by_rows(const Attention<T>& a, const Csr& out_edges, const Walk<T>& walk, i
     source_span<T>(a, out_edges, walk, span, nullptr,
                    slices.get() + std::max<int64_t>(span.slice, 0) * slice_size);
   });
-  for (const Hub& hub : schedule.hubs) {
-    V* total = slices.get() + hub.first_slice * slice_size;
-    for (int64_t slice = hub.first_slice + 1; slice < hub.last_slice; ++slice) {
+  for (const LongRow& row : schedule.long_rows) {
+    V* total = slices.get() + row.first_slice * slice_size;
+    for (int64_t slice = row.first_slice + 1; slice < row.last_slice; ++slice) {
       const V* other = slices.get() + slice * slice_size;
       for (int64_t j = 0; j < slice_size; ++j) total[j] += other[j];
     }
     if (walk.result.values != nullptr) {
-      store(total, width, walk.result.values + hub.row * width);
+      store(total, width, walk.result.values + row.row * width);
     }
     if (walk.result.src != nullptr) {
-      store(total + width, score_width, walk.result.src + hub.row * score_width);
+      store(total + width, score_width, walk.result.src + row.row * score_width);
     }
   }
 }

@@ -153,22 +153,18 @@ class Workspace {
   V* next_;
 };
 
-// The scores of a chunk that are made of rows: z of each edge and head, from the row that the fixed
-// end of a piece has and those of the varying one. The buffer has room for a row.
+// The scores of a piece that are made of rows: z of each edge and head, from the row that the fixed
+// end has and those of the varying one. The buffer has room for a row.
 template <typename T>
-void score_rows(const Attention<T>& a, const Chunk& chunk, const T* fixed, const T* varying,
-                wide_t<T>* buffer, wide_t<T>* z) {
+void score_rows(const Attention<T>& a, const Chunk& chunk, const Piece& piece, const T* fixed,
+                const T* varying, wide_t<T>* buffer, wide_t<T>* z) {
   const int64_t width = a.score_width();
-  for (int p = 0; p < chunk.num_pieces; ++p) {
-    const Piece& piece = chunk.pieces[p];
-    if (piece.first == piece.last) continue;
-    const T* row = fixed + piece.row * width;
-    const RunRows<T> run = chunk.rows(piece, varying, a.score_dim, true);
-    if (a.score == Score::kJoint) {
-      joint_rows(run, {a.edge, &chunk.edges}, widened(row, width, buffer), a.vector, a.slope, z);
-    } else {
-      dot_rows(run, row, z);
-    }
+  const T* row = fixed + piece.row * width;
+  const RunRows<T> run = chunk.rows(piece, varying, a.score_dim, true);
+  if (a.score == Score::kJoint) {
+    joint_rows(run, {a.edge, &chunk.edges}, widened(row, width, buffer), a.vector, a.slope, z);
+  } else {
+    dot_rows(run, row, z);
   }
 }
 

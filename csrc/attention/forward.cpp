@@ -54,7 +54,9 @@ void forward_span(const Attention<T>& a, const Csr& in_edges, const AttentionSta
     if (a.score == Score::kAdditive) {
       additive_scores<V>(a, chunk, {a.dst_terms, a.heads}, {a.src_terms, a.heads}, entries.scores);
     } else {
-      score_rows(a, chunk, a.dst, a.src, row_buffer, entries.scores);
+      for (int p = 0; p < chunk.num_pieces; ++p) {
+        score_rows(a, chunk, chunk.pieces[p], a.dst, a.src, row_buffer, entries.scores);
+      }
       if (a.score == Score::kDot) scale_scores<V>(a, chunk, entries.scores);
     }
     weigh_forward<V>(a, chunk, states, begins, entries);
@@ -83,13 +85,13 @@ RowStates<V> state_of_slice(const RowStates<V>& slices, int64_t slice, int64_t h
 
 // Joins the slices of a destination, in order.
 template <typename T>
-void join_slices(const Attention<T>& a, const AttentionState<T>& s, const Hub& hub,
+void join_slices(const Attention<T>& a, const AttentionState<T>& s, const LongRow& row,
                  const RowStates<wide_t<T>>& slices, wide_t<T>* buffer) {
   using V = wide_t<T>;
   const RowStates<V> states = states_of(a, s, buffer);
-  V* peak = states.peak + hub.row * states.peak_step;
-  V* total = states.total + hub.row * states.total_step;
-  V* sum = states.sum + hub.row * states.sum_step;
+  V* peak = states.peak + row.row * states.peak_step;
+  V* total = states.total + row.row * states.total_step;
+  V* sum = states.sum + row.row * states.sum_step;
   if (s.begin) {
     for (int64_t h = 0; h < a.heads; ++h) {
       peak[h] = -std::numeric_limits<V>::infinity();
@@ -97,7 +99,7 @@ void join_slices(const Attention<T>& a, const AttentionState<T>& s, const Hub& h
     }
     for (int64_t j = 0; j < a.width(); ++j) sum[j] = 0;
   }
-  for (int64_t slice = hub.first_slice; slice < hub.last_slice; ++slice) {
+  for (int64_t slice = row.first_slice; slice < row.last_slice; ++slice) {
     const RowStates<V> other = state_of_slice(slices, slice, a.heads, a.width());
     for (int64_t h = 0; h < a.heads; ++h) {
       if (other.total[h] == 0) continue;
@@ -108,7 +110,7 @@ void join_slices(const Attention<T>& a, const AttentionState<T>& s, const Hub& h
       for (int64_t j = 0; j < a.dim; ++j) to[j] += scale * other.sum[h * a.dim + j];
     }
   }
-  if (s.out != nullptr) divide(sum, total, a.heads, a.dim, s.out + hub.row * a.width());
+  if (s.out != nullptr) divide(sum, total, a.heads, a.dim, s.out + row.row * a.width());
 }
 
 }  // namespace
@@ -129,9 +131,9 @@ void attention_forward(const Attention<T>& a, const Csr& in_edges, const Attenti
     const int64_t slice = std::max<int64_t>(span.slice, 0);
     forward_span(a, in_edges, s, span, state_of_slice(slices, slice, a.heads, a.width()));
   });
-  run_tasks(static_cast<int64_t>(schedule.hubs.size()), num_threads, [&](int64_t hub) {
+  run_tasks(static_cast<int64_t>(schedule.long_rows.size()), num_threads, [&](int64_t i) {
     const auto buffer = std::make_unique_for_overwrite<V[]>(a.width());
-    join_slices(a, s, schedule.hubs[hub], slices, buffer.get());
+    join_slices(a, s, schedule.long_rows[i], slices, buffer.get());
   });
 }
 

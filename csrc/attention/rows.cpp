@@ -127,29 +127,23 @@ GRAPHSHARD_INLINE void joint_block(const B& block, const EdgeRows<T>& edges, con
   }
 }
 
-}  // namespace
-
-template <typename T>
-void dot_rows(const RunRows<T>& run, const T* fixed, wide_t<T>* out) {
-  dispatch<kWidestRegister<T>>([&](auto bytes) GRAPHSHARD_INLINE_LAMBDA {
-    clear(run, out);
-    in_passes<bytes>(
-        run, [&](const auto& block) GRAPHSHARD_INLINE_LAMBDA { dot_block(block, fixed, out); });
-  });
+template <int kBytes, typename T>
+GRAPHSHARD_INLINE void dot(const RunRows<T>& run, const T* fixed, wide_t<T>* out) {
+  clear(run, out);
+  in_passes<kBytes>(
+      run, [&](const auto& block) GRAPHSHARD_INLINE_LAMBDA { dot_block(block, fixed, out); });
 }
 
-template <typename T>
-void add_rows(const RunRows<T>& run, const wide_t<T>* weight, const RowSum<T>& to) {
-  dispatch<kWidestRegister<T>>([&](auto bytes) GRAPHSHARD_INLINE_LAMBDA {
-    in_passes<bytes>(
-        run, [&](const auto& block) GRAPHSHARD_INLINE_LAMBDA { add_block(block, weight, to); });
-  });
+template <int kBytes, typename T>
+GRAPHSHARD_INLINE void add(const RunRows<T>& run, const wide_t<T>* weight, const RowSum<T>& to) {
+  in_passes<kBytes>(
+      run, [&](const auto& block) GRAPHSHARD_INLINE_LAMBDA { add_block(block, weight, to); });
 }
 
 // As many edges at a time as have rows that stay in the first-level cache between the two.
-template <typename T>
-void dot_and_add_rows(const RunRows<T>& run, const T* fixed, const wide_t<T>* weight,
-                      wide_t<T>* out, const RowSum<T>& to) {
+template <int kBytes, typename T>
+GRAPHSHARD_INLINE void dot_and_add(const RunRows<T>& run, const T* fixed, const wide_t<T>* weight,
+                                   wide_t<T>* out, const RowSum<T>& to) {
   constexpr int64_t kCached = 8192;
   const int64_t row_bytes = run.rows.width() * static_cast<int64_t>(sizeof(T));
   const int few = static_cast<int>(kCached / std::clamp<int64_t>(row_bytes, 1, kCached / 4));
@@ -159,10 +153,33 @@ void dot_and_add_rows(const RunRows<T>& run, const T* fixed, const wide_t<T>* we
     const bool ends = last == run.last;
     part.scale = ends ? to.scale : nullptr;
     part.out = ends ? to.out : nullptr;
-    dot_rows(RunRows<T>{run.rows, run.nodes, first, last, run.prefetch}, fixed, out);
-    add_rows(RunRows<T>{run.rows, run.nodes, first, last, false}, weight, part);
+    dot<kBytes>(RunRows<T>{run.rows, run.nodes, first, last, run.prefetch}, fixed, out);
+    add<kBytes>(RunRows<T>{run.rows, run.nodes, first, last, false}, weight, part);
     if (ends) return;
   }
+}
+
+}  // namespace
+
+template <typename T>
+void dot_rows(const RunRows<T>& run, const T* fixed, wide_t<T>* out) {
+  dispatch<kWidestRegister<T>>([&](auto bytes)
+                                   GRAPHSHARD_INLINE_LAMBDA { dot<bytes>(run, fixed, out); });
+}
+
+template <typename T>
+void add_rows(const RunRows<T>& run, const wide_t<T>* weight, const RowSum<T>& to) {
+  dispatch<kWidestRegister<T>>([&](auto bytes)
+                                   GRAPHSHARD_INLINE_LAMBDA { add<bytes>(run, weight, to); });
+}
+
+// One call and not two: most rows have few edges.
+template <typename T>
+void dot_and_add_rows(const RunRows<T>& run, const T* fixed, const wide_t<T>* weight,
+                      wide_t<T>* out, const RowSum<T>& to) {
+  dispatch<kWidestRegister<T>>([&](auto bytes) GRAPHSHARD_INLINE_LAMBDA {
+    dot_and_add<bytes>(run, fixed, weight, out, to);
+  });
 }
 
 template <typename T>

@@ -40,7 +40,8 @@ void end_use(ManagedTensor* managed) {
   return_block(owned->block);
 }
 
-// A capsule that a tensor was made of has another name; one that nobody took still owns the block.
+// A capsule that a tensor was made of has another name; one that was not taken still owns the
+// block.
 void drop_capsule(PyObject* capsule) {
   if (PyCapsule_IsValid(capsule, "dltensor") == 0) return;
   auto* const managed = static_cast<ManagedTensor*>(PyCapsule_GetPointer(capsule, "dltensor"));

@@ -264,6 +264,7 @@ void gradients_by_argmax(const InMatrix& grad, const InMatrix& arg, const InVect
                          const std::optional<OutMatrix>& rhs_grad, int num_threads) {
   const size_t width = grad.shape(1);
   require(same_shape(arg, grad), "arg must have the shape of grad");
+  require(arg.dtype() == src.dtype(), "arg must have the dtype of src");
   require(lhs_places.shape(0) == width && rhs_places.shape(0) == width,
           "places must have one entry per column");
   require(!lhs_grad || lhs_grad->shape(1) == width, "lhs_grad must have grad's columns");

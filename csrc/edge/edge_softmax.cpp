@@ -215,23 +215,23 @@ int64_t longest_row(const Schedule& schedule, const Ids& indptr) {
   return longest;
 }
 
-// Combines the slices of each hub into its first, then hands that to its other slices.
+// Combines the slices of each long row into its first, then hands that to its other slices.
 template <typename V, typename Combine>
 void combine_slices(const Schedule& schedule, int64_t width, V* values, const Combine& combine) {
-  for (const Hub& hub : schedule.hubs) {
-    V* first = values + hub.first_slice * width;
-    for (int64_t slice = hub.first_slice + 1; slice < hub.last_slice; ++slice) {
+  for (const LongRow& row : schedule.long_rows) {
+    V* first = values + row.first_slice * width;
+    for (int64_t slice = row.first_slice + 1; slice < row.last_slice; ++slice) {
       for (int64_t h = 0; h < width; ++h) first[h] = combine(first[h], values[slice * width + h]);
     }
-    for (int64_t slice = hub.first_slice + 1; slice < hub.last_slice; ++slice) {
+    for (int64_t slice = row.first_slice + 1; slice < row.last_slice; ++slice) {
       std::copy(first, first + width, values + slice * width);
     }
   }
 }
 
 template <typename T>
-void softmax_hubs(const Csr& in_edges, const T* logits, int64_t width, const Schedule& schedule,
-                  T* out, int num_threads) {
+void softmax_long_rows(const Csr& in_edges, const T* logits, int64_t width,
+                       const Schedule& schedule, T* out, int num_threads) {
   using V = wide_t<T>;
   const std::vector<Span> slices = slices_of(schedule);
   const int64_t count = schedule.num_slices;
@@ -255,8 +255,8 @@ void softmax_hubs(const Csr& in_edges, const T* logits, int64_t width, const Sch
 }
 
 template <typename T>
-void backward_hubs(const Csr& in_edges, const T* out, const T* grad, int64_t width,
-                   const Schedule& schedule, T* result, int num_threads) {
+void backward_long_rows(const Csr& in_edges, const T* out, const T* grad, int64_t width,
+                        const Schedule& schedule, T* result, int num_threads) {
   using V = wide_t<T>;
   const std::vector<Span> slices = slices_of(schedule);
   const auto total = scratch<V>(schedule.num_slices * width);
@@ -290,7 +290,8 @@ void edge_softmax(const Csr& in_edges, const T* logits, int64_t width, T* out, i
       });
     });
   });
-  if (!schedule.hubs.empty()) softmax_hubs(in_edges, logits, width, schedule, out, num_threads);
+  if (!schedule.long_rows.empty())
+    softmax_long_rows(in_edges, logits, width, schedule, out, num_threads);
 }
 
 template <typename T>
@@ -306,8 +307,8 @@ void edge_softmax_backward(const Csr& in_edges, const T* out, const T* grad, int
       });
     });
   });
-  if (!schedule.hubs.empty())
-    backward_hubs(in_edges, out, grad, width, schedule, result, num_threads);
+  if (!schedule.long_rows.empty())
+    backward_long_rows(in_edges, out, grad, width, schedule, result, num_threads);
 }
 
 #define INSTANTIATE(T)                                                \

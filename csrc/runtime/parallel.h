@@ -4,7 +4,8 @@
 // [Note: repeatable sums] The order in which numbers are added must not depend on the number of
 // threads. A destination is summed by one thread, edge after edge, unless it has more than
 // kSliceEdges edges; then it is cut into slices of that many, always, and the slices' sums are
-// added in order. So a hub does not keep one thread busy while the others wait.
+// added in order. So a destination of many edges does
+// not keep one thread busy while the others wait.
 
 #pragma once
 
@@ -72,7 +73,7 @@ struct Span {
 };
 
 // A destination that is cut, with its slices [first_slice, last_slice).
-struct Hub {
+struct LongRow {
   int64_t row;
   int64_t first_slice;
   int64_t last_slice;
@@ -80,12 +81,12 @@ struct Hub {
 
 struct Schedule {
   std::vector<Span> spans;
-  std::vector<Hub> hubs;
+  std::vector<LongRow> long_rows;
   int64_t num_slices = 0;
 };
 
 // Cuts destinations into spans of about equal numbers of edges. Spans of whole rows may contain a
-// hub: whoever runs them skips rows of more than kSliceEdges edges.
+// long row: a kernel skips rows of more than kSliceEdges edges there.
 template <typename Indptr>  // const I*, or Ids
 Schedule make_schedule(const Indptr& indptr, int64_t num_rows, int64_t width, int num_threads) {
   Schedule schedule;
@@ -102,7 +103,7 @@ Schedule make_schedule(const Indptr& indptr, int64_t num_rows, int64_t width, in
         schedule.spans.push_back(
             {row, row + 1, at, std::min(at + kSliceEdges, end), schedule.num_slices++});
       }
-      schedule.hubs.push_back({row, first, schedule.num_slices});
+      schedule.long_rows.push_back({row, first, schedule.num_slices});
     }
   }
   const int64_t parts = num_parts(work, 16384 / std::max<int64_t>(width, 1), num_threads);

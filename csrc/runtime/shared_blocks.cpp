@@ -115,7 +115,7 @@ bool has_left(const SharedPlace& place) {
 
 }  // namespace graphshard
 
-#else  // there is no /proc, and nobody calls these
+#else  // there is no /proc, and these are never called
 
 namespace graphshard {
 

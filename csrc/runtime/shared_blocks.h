@@ -12,12 +12,12 @@ namespace graphshard {
 //
 //   token | use | left | ... | done[0] | done[1] | ...        kSharedHeader bytes in all
 //
-// The writer maps the whole file. Before it tells anybody of a use, it numbers the use in the
+// The writer maps the whole file. Before it announces a use, it numbers the use in the
 // header. A reader opens the file through /proc, where the writer's process keeps it, checks token
 // and use, reads its part with read(), which leaves no pages behind in its own memory, and notes
-// the use in its slot of `done`. Once all readers have, the writer may write again. So nobody ever
-// waits for a block, nothing is left behind by a process that is killed, and a reader that finds
-// another file or another use under a number, since the writer is gone, knows that.
+// the use in its slot of `done`. Once all readers have, the writer may write again. So no process
+// ever waits for a block, nothing is left behind by a process that is killed, and a reader that
+// finds another file or another use under a number, since the writer is gone, knows that.
 
 constexpr size_t kSharedHeader = size_t{1} << 12;
 constexpr size_t kSharedReaders = kSharedHeader / sizeof(uint64_t) - 8;
@@ -34,7 +34,7 @@ struct SharedPlace {
 void begin_use(void* header, uint64_t token, uint64_t use);
 // Whether these readers have noted the use.
 bool is_read(void* header, uint64_t use, const int64_t* readers, size_t num_readers);
-// Notes in the header that this process reads no more of anybody's blocks.
+// Notes in the header that this process reads no more blocks.
 void mark_left(void* header);
 
 // Reads `size` bytes from `offset` (behind the header) of another process's block, and notes that

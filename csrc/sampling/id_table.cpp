@@ -70,7 +70,7 @@ int64_t IdTable::number_direct(const I* first, int64_t num_first, const I* other
   const auto is_known = [&](I id) {
     return static_cast<uint64_t>(static_cast<int64_t>(id)) < num_ids;
   };
-  // Of ids that nobody has looked at yet, so that there may be no such place.
+  // Of ids that are not checked yet, so that there may be no such place.
   const auto request = [&](I id) GRAPHSHARD_INLINE_LAMBDA {
     const uint64_t offset = static_cast<uint64_t>(static_cast<int64_t>(id)) * sizeof(uint32_t);
     GRAPHSHARD_PREFETCH_WRITE(reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(table) + offset));
@@ -91,7 +91,7 @@ int64_t IdTable::number_direct(const I* first, int64_t num_first, const I* other
       base_ = next;
       return -1;
     }
-    // Without a branch on whether the id is new, which nobody could predict.
+    // Without a branch on whether the id is new, which could not be predicted.
     const uint32_t before = table[id];
     const uint32_t value = before < base ? next : before;
     ids[next - base] = id;

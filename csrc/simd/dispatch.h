@@ -61,10 +61,7 @@ inline int find_register_bytes() { return kLeastRegisterBytes; }
 #endif
 
 // The width of this machine's registers, as far as code is compiled for them.
-inline int register_bytes() {
-  static const int bytes = find_register_bytes();
-  return bytes;
-}
+inline const int kRegisterBytes = find_register_bytes();
 
 template <typename Function>
 GRAPHSHARD_NOINLINE void run_with_least(const Function& function) {
@@ -77,10 +74,10 @@ template <int kMost, typename Function>
 GRAPHSHARD_INLINE void dispatch(const Function& function) {
 #if defined(GRAPHSHARD_HAS_DISPATCH)
   if constexpr (kMost >= 64 && kLeastRegisterBytes < 64) {
-    if (register_bytes() >= 64) return run_with_64(function);
+    if (kRegisterBytes >= 64) return run_with_64(function);
   }
   if constexpr (kMost >= 32 && kLeastRegisterBytes < 32) {
-    if (register_bytes() >= 32) return run_with_32(function);
+    if (kRegisterBytes >= 32) return run_with_32(function);
   }
 #endif
   run_with_least(function);

@@ -14,7 +14,7 @@ struct ArgmaxArguments {
   const T* grad;  // [num_rows, width]
   int64_t num_rows;
   int64_t width;
-  Ids src;  // [num_edges] source of each edge
+  Ids src;  // [num_edges] source of each edge, in the type of arg
   uint64_t num_edges;
   Rows<T> lhs;  // null data unless the operator multiplies or divides
   Rows<T> rhs;

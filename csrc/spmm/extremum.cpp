@@ -102,19 +102,19 @@ void best_of_others(const SpmmArguments<T>& a, WritableIds arg, Op op, const Spa
 
 // The best of the slices of a row with many edges; the first of equals.
 template <typename T>
-void join_slices(const SpmmArguments<T>& a, WritableIds arg, const Hub& hub, wide_t<T> sign,
+void join_slices(const SpmmArguments<T>& a, WritableIds arg, const LongRow& row, wide_t<T> sign,
                  const Best<wide_t<T>>& best) {
   using V = wide_t<T>;
   const int64_t width = a.loop.outer * a.loop.inner;
   for (int64_t j = 0; j < width; ++j) {
-    int64_t found = hub.first_slice;
-    for (int64_t slice = found + 1; slice < hub.last_slice; ++slice) {
+    int64_t found = row.first_slice;
+    for (int64_t slice = found + 1; slice < row.last_slice; ++slice) {
       const V candidate = best.value[slice * width + j];
       if (exceeds(candidate, best.value[found * width + j])) found = slice;
     }
-    const int64_t start = a.edges.begin(hub.row) + (found - hub.first_slice) * kSliceEdges;
-    narrow(sign * best.value[found * width + j], a.out[hub.row * width + j]);
-    arg.set(hub.row * width + j, a.edges.edge_id(start + best.place[found * width + j]));
+    const int64_t start = a.edges.begin(row.row) + (found - row.first_slice) * kSliceEdges;
+    narrow(sign * best.value[found * width + j], a.out[row.row * width + j]);
+    arg.set(row.row * width + j, a.edges.edge_id(start + best.place[found * width + j]));
   }
 }
 
@@ -142,8 +142,8 @@ void spmm_extremum(const SpmmArguments<T>& a, WritableIds arg, Op op, bool small
       run_span(a, arg, op, span, sign, {value.get(), place.get()});
     }
   });
-  run_tasks(static_cast<int64_t>(schedule.hubs.size()), num_threads, [&](int64_t i) {
-    join_slices(a, arg, schedule.hubs[i], sign, {values.get(), places.get()});
+  run_tasks(static_cast<int64_t>(schedule.long_rows.size()), num_threads, [&](int64_t i) {
+    join_slices(a, arg, schedule.long_rows[i], sign, {values.get(), places.get()});
   });
 }
 

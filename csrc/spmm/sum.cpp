@@ -86,9 +86,8 @@ GRAPHSHARD_INLINE void sum_frequent(const SpmmArguments<T>& a, const Messages& m
                                     const Span& span, SumResult result, int64_t width,
                                     wide_t<T>* partial) {
   constexpr int kMost = kMostColumns<T, kBytes>;
-  constexpr int kFew = std::max(kMost / 8, 4);
-  sum_span<kBytes, kMost, kMost / 2, kMost / 4, kFew, 4, 1>(a, messages, span, result, width,
-                                                            partial);
+  sum_span<kBytes, kMost, kMost / 2, std::max(kMost / 4, 4), std::max(kMost / 8, 4), 8, 4, 1>(
+      a, messages, span, result, width, partial);
 }
 
 template <typename T>
@@ -126,16 +125,16 @@ auto* choose(const SpmmArguments<T>& a, Op op, int64_t width) {
 
 // The sums of the slices of a row with many edges, added in order.
 template <typename T>
-void join_slices(const SpmmArguments<T>& a, const Hub& hub, SumResult result, int64_t width,
+void join_slices(const SpmmArguments<T>& a, const LongRow& row, SumResult result, int64_t width,
                  wide_t<T>* partial) {
   using V = wide_t<T>;
-  V* total = partial + hub.first_slice * width;
-  for (int64_t slice = hub.first_slice + 1; slice < hub.last_slice; ++slice) {
+  V* total = partial + row.first_slice * width;
+  for (int64_t slice = row.first_slice + 1; slice < row.last_slice; ++slice) {
     const V* other = partial + slice * width;
     for (int64_t j = 0; j < width; ++j) total[j] += other[j];
   }
-  const int64_t degree = a.edges.end(hub.row) - a.edges.begin(hub.row);
-  T* out = a.out + hub.row * width;
+  const int64_t degree = a.edges.end(row.row) - a.edges.begin(row.row);
+  T* out = a.out + row.row * width;
   for (int64_t j = 0; j < width; ++j) {
     PlainColumns<T, 1> sum;
     sum.load(total + j);
@@ -163,8 +162,9 @@ void spmm_sum(const SpmmArguments<T>& a, Op op, SumResult result, int num_thread
       run_rows(a, op, span, result, width, buffer.get());
     }
   });
-  run_tasks(static_cast<int64_t>(schedule.hubs.size()), num_threads,
-            [&](int64_t i) { join_slices(a, schedule.hubs[i], result, width, partial.get()); });
+  run_tasks(static_cast<int64_t>(schedule.long_rows.size()), num_threads, [&](int64_t i) {
+    join_slices(a, schedule.long_rows[i], result, width, partial.get());
+  });
 }
 
 template void spmm_sum(const SpmmArguments<float>&, Op, SumResult, int);

@@ -12,6 +12,9 @@ from torch import Tensor
 
 from graphshard._typing import INDEX_DTYPES
 
+Operand = Tensor | None
+"""What an operator reads, None where it does not."""
+
 VALUE_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 """float16 runs in plain torch; the others have compiled kernels."""
 

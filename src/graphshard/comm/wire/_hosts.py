@@ -83,7 +83,6 @@ class Hosts:
                 written = True
             texts = gather_texts(state, f"{machine_name()} {name}")
             kernels, names = zip(*(text.split() for text in texts), strict=True)
-            mode = os.R_OK | os.W_OK
             seen = [
                 kernel == machine_name()
                 and written

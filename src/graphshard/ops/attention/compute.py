@@ -21,7 +21,8 @@ from ..._kernel import kernels_for
 from ..._memory import empty
 from .._adjacency import Adjacency
 from .._attention_rule import Attention, wide
-from ..spmm import Operand, flat_rows
+from .._check import Operand
+from ..spmm import flat_rows
 from . import _fallback as fallback
 
 

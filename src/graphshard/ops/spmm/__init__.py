@@ -3,7 +3,7 @@
 
 from ._add_rows import add_rows
 from ._argmax import merge_best
-from ._compute import Operand, flat_rows
+from ._compute import flat_rows
 from ._edge_softmax import edge_softmax
 from ._gsddmm import gsddmm
 from ._gspmm import gspmm, gspmm_add, gspmm_arg, gspmm_arg_backward

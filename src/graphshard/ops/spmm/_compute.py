@@ -19,10 +19,9 @@ from ..._kernel import kernels_for, num_threads
 from ..._memory import empty
 from .. import _check
 from .._adjacency import Adjacency
+from .._check import Operand
 from . import fallback
 from ._broadcast import RowLoop, Shape, copy_loop, dot_loop, row_loop, row_places, sum_to_row
-
-Operand = Tensor | None
 
 
 def spmm(
