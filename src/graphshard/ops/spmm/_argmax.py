@@ -16,7 +16,6 @@ from .._adjacency import Adjacency
 from .._check import Operand
 from . import _compute
 from ._broadcast import row_places
-from ._compute import Operand
 
 _HALF = (torch.float16, torch.bfloat16)
 
