@@ -17,8 +17,7 @@ from shards import own_nodes, write_parts
 from torch.nn import functional as F
 
 import graphshard
-from graphshard._kernel import force_extension
-from graphshard._memory import LARGE_BYTES
+from graphshard._kernel import LARGE_BYTES, force_extension
 from graphshard.nn import DotGatConv, GATConv, GATv2Conv, GraphConv, SAGEConv
 from graphshard.testing import run_ranks
 

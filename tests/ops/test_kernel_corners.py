@@ -19,7 +19,7 @@ from ops_cases import adjacency
 from torch import Tensor
 
 from graphshard import ops
-from graphshard._memory import LARGE_BYTES
+from graphshard._kernel import LARGE_BYTES
 from graphshard.ops import reference
 from graphshard.ops.spmm import fallback
 

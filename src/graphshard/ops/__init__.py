@@ -9,8 +9,7 @@ compiled kernels where those are installed and in plain torch where not; `refere
 operators on edges in their simplest form.
 """
 
-from .._kernel import extension_available
-from .._memory import empty, empty_like, release_memory
+from .._kernel import empty, empty_like, extension_available, release_memory
 from . import reference
 from ._adjacency import Adjacency, HasAdjacency, as_adjacency
 from ._attention_rule import Attention

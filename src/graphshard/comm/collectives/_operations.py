@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..._memory import empty
+from ..._kernel import empty
 from .._trace import TraceKind, count
 from ..group import HOST_BACKENDS, GroupState, group_state, operation
 

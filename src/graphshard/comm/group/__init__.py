@@ -2,7 +2,7 @@
 """Process groups: how ranks meet, what is known of a group, who notices that a rank fails."""
 
 from ._address import JOB_VARIABLE, loopback_interface, nfs_ip_init
-from ._failure import NOTICE, operation
+from ._failure import NOTICE
 from ._machine import machine_name, process_namespace
 from ._start import guard, initialize_comms, report_failure, shutdown_comms
 from ._state import (
@@ -14,6 +14,7 @@ from ._state import (
     forget,
     group_state,
     is_initialized,
+    operation,
     rank,
     register,
     registered,

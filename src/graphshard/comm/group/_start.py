@@ -30,10 +30,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ..._memory import release_memory
+from ..._kernel import release_memory
 from ...errors import RankError
 from ._address import is_loopback, listen_for_others, loopback_interface, own_address
-from ._failure import first_line, operation
+from ._failure import first_line
 from ._monitor import FailureMonitor
 from ._monitor_server import MonitorServer
 from ._rendezvous import check_refused, meet
@@ -44,6 +44,7 @@ from ._state import (
     forget,
     group_state,
     is_initialized,
+    operation,
     registered,
 )
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GroupState: what graphshard adds to a process group: timeout, device, counters, monitor.
+"""GroupState: what graphshard adds to a process group; `operation`: one step of communication.
 
 [Note: the registry] ``torch.distributed`` keeps process groups in process-wide state; the few facts
 that graphshard adds to a group live beside it, in one dictionary with weak keys. It is the only
@@ -12,13 +12,19 @@ import ctypes
 import functools
 import os
 import threading
+import time
 import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
+
+from ...errors import RankError
+from ._failure import first_line
 
 if TYPE_CHECKING:
     from ..wire import SharedBlocks
@@ -208,3 +214,67 @@ def _close_inherited() -> None:
         if state.shared is not None:
             state.shared.close_inherited()
         state.monitor = state.shared = None
+
+
+# -- operations -----------------------------------------------------------------------------------
+
+
+@contextmanager
+def operation(
+    state: GroupState, name: str, number: int, peers: Sequence[int] | None = None
+) -> Iterator[None]:
+    """Run one step of communication; a failure inside becomes a `RankError`.
+
+    Args:
+        state: The group.
+        name: What the user would call the operation; for messages.
+        number: The operation's number in the group.
+        peers: Ranks in the group that it waits for; None means all of them.
+
+    Raises:
+        RankError: Anything in the block raised a RuntimeError other than out of memory.
+        RuntimeError: The group has been shut down.
+    """
+    if state.closed:
+        raise RuntimeError(
+            f"{name} needs the process group '{state.name}', which has been shut down; make what "
+            "uses it again after initialize_comms"
+        )
+    others = [
+        state.members[peer]
+        for peer in (range(state.world_size) if peers is None else peers)
+        if peer != state.rank
+    ]
+    monitor = state.monitor
+    if monitor is not None:
+        monitor.enter(state.name, name, number, others, state.timeout.total_seconds())
+    start = time.monotonic()
+    try:
+        if monitor is not None and monitor.has_failure():
+            raise RuntimeError("not started")
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        if state.shared is not None:
+            state.shared.fail()
+        raise _rank_error(state, name, others, error, time.monotonic() - start) from error
+    finally:
+        if monitor is not None:
+            monitor.leave()
+
+
+def _rank_error(
+    state: GroupState, name: str, peers: Sequence[int], error: BaseException, waited: float
+) -> RankError:
+    """The error of an operation that waited for global ranks, some seconds, and then failed."""
+    me = state.members[state.rank]
+    awaited = f"rank {peers[0]}" if len(peers) == 1 else f"ranks {list(peers)}"
+    reason = first_line(error)
+    head = f"rank {me}: {name} with {awaited} failed after {waited:.1f} s"
+    if state.monitor is not None:
+        timed_out = waited >= state.timeout.total_seconds() - 0.2
+        verdict = state.monitor.diagnose(name, peers, timed_out)
+        if verdict is not None:
+            return RankError(f"{head}: {verdict.text} (the backend said: {reason})", verdict.ranks)
+    return RankError(f"{head}: {reason}", peers if len(peers) == 1 else ())

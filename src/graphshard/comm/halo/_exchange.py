@@ -30,7 +30,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..._memory import empty
+from ..._kernel import empty
 from .._trace import count
 from ..collectives import Pending, wait
 from ..group import GroupState, operation

@@ -28,7 +28,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
-from ..._memory import empty
+from ..._kernel import empty
 from ..collectives import verify
 from ..group import GroupState, group_state
 from ..wire import exchange_rows, row_bytes, wire_dtype

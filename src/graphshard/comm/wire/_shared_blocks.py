@@ -28,8 +28,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ... import _memory
-from ..._kernel import kernels_for
+from ..._kernel import empty, kernels_for
 
 _STEP = 1 << 16
 _CPU = torch.device("cpu")
@@ -121,7 +120,7 @@ class SharedBlocks:
         for extent in shape:
             size *= extent
         if size == 0 or torch.device(device).type != "cpu":
-            return _memory.empty(shape, dtype, device)
+            return empty(shape, dtype, device)
         with self._lock:
             block = self._take(size)
             contents = memoryview(block.memory)[self._header : self._header + size]

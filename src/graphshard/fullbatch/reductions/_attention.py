@@ -16,7 +16,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ..._memory import empty, empty_like
+from ..._kernel import empty, empty_like
 from ...ops import Attention, attend
 from ...ops.attention import begin_backward, compute, finish, finish_
 from ..lazy import Leaf, LeafKey, ShardEvaluation, distinct

@@ -15,8 +15,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from ..._kernel import kernels_for, num_threads
-from ..._memory import empty
+from ..._kernel import empty, kernels_for, num_threads
 from .. import _check
 from .._adjacency import Adjacency
 from .._check import Operand
