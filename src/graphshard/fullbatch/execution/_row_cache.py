@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..._typing import version_of
 from ...comm import fetch_halo
 from ...graph import Frame
 from ..topology import Halo, ShardStructure
@@ -107,7 +108,7 @@ class HaloRowCache:
         in_use = {id(value) for frame in frames for value in frame.values()}
         self._fields = {k: e for k, e in self._fields.items() if id(e.tensor) in in_use}
         for tensor, remote in rows:
-            self._fields[id(halo), id(tensor)] = _HaloRows(tensor, _version(tensor), remote)
+            self._fields[id(halo), id(tensor)] = _HaloRows(tensor, version_of(tensor), remote)
 
     def clear(self) -> None:
         """Drop the rows of fields."""
@@ -115,7 +116,7 @@ class HaloRowCache:
 
     def _find(self, halo: Halo, tensor: Tensor) -> _HaloRows | None:
         entry = self._fields.get((id(halo), id(tensor)))
-        if entry is None or entry.tensor is not tensor or entry.version != _version(tensor):
+        if entry is None or entry.tensor is not tensor or entry.version != version_of(tensor):
             return None
         # Rows fetched without a gradient do not serve a pass that needs one.
         stale = tensor.requires_grad and torch.is_grad_enabled() and not entry.remote.requires_grad
@@ -152,8 +153,3 @@ class _ExtendedFields(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self._frame)
-
-
-def _version(tensor: Tensor) -> int:
-    """How often a tensor was changed in place; inference tensors do not say."""
-    return 0 if tensor.is_inference() else tensor._version

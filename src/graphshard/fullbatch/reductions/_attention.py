@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ..._kernel import empty, empty_like
+from ..._typing import version_of
 from ...ops import Attention, attend
 from ...ops.attention import begin_backward, compute, finish, finish_
 from ..lazy import Leaf, LeafKey, ShardEvaluation, distinct
@@ -145,7 +146,7 @@ class AttentionSum(Reduction):
                 part = finish(self._states.pop(0), self._dtype)
                 ColumnBlock(index, count).of(result, _COLUMNS).copy_(part)
             finish_(result, bias, self._rule.relu)
-        self._out, self._version = result.detach(), _version(result)
+        self._out, self._version = result.detach(), version_of(result)
         return (result,)
 
     def tie(self, outputs: Sequence[Tensor]) -> None:
@@ -175,7 +176,7 @@ class AttentionSum(Reduction):
 
     def _begin(self, grad: Tensor, relu: bool) -> Tensor:
         """Gradient of the attention itself; finds delta, after which the result may go."""
-        if _version(self._out) != self._version:
+        if version_of(self._out) != self._version:
             raise RuntimeError(
                 "the result of an attention layer was changed in place, and its gradient needs the "
                 "values as they were; use an operation that makes a new tensor, such as relu "
@@ -230,8 +231,3 @@ class AttentionSum(Reduction):
         if self._is_cut_by_heads:
             return block.of(self._delta, 1).contiguous()
         return self._delta if block.is_first else torch.zeros_like(self._delta)
-
-
-def _version(tensor: Tensor) -> int:
-    """How often a tensor was changed in place; inference tensors do not say."""
-    return 0 if tensor.is_inference() else tensor._version
