@@ -29,8 +29,7 @@ struct Walk {
 // Moves a row that was summed in a buffer to its place, if that is not where it was summed.
 template <typename T>
 void store(const wide_t<T>* from, int64_t width, T* to) {
-  if (static_cast<const void*>(to) == from) return;
-  for (int64_t j = 0; j < width; ++j) narrow(from[j], to[j]);
+  if (static_cast<const void*>(to) != from) narrow_row(from, width, to);
 }
 
 // Where a row of `rows` is summed: of a slice, in its own; else at its place, or in a buffer until

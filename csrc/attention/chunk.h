@@ -125,7 +125,7 @@ const wide_t<T>* widened(const T* row, int64_t width, wide_t<T>* buffer) {
   if constexpr (std::is_same_v<T, wide_t<T>>) {
     return row;
   } else {
-    for (int64_t j = 0; j < width; ++j) buffer[j] = widen(row[j]);
+    widen_row(row, width, buffer);
     return buffer;
   }
 }

@@ -102,6 +102,20 @@ GRAPHSHARD_INLINE void add_dst_columns(const Joint<T>& joint, int64_t first, int
 }  // namespace
 
 template <typename T>
+void widen_row(const T* row, int64_t width, wide_t<T>* to) {
+  dispatch<kWidest<T>>([&](auto) GRAPHSHARD_INLINE_LAMBDA {
+    for (int64_t j = 0; j < width; ++j) to[j] = widen(row[j]);
+  });
+}
+
+template <typename T>
+void narrow_row(const wide_t<T>* sums, int64_t width, T* to) {
+  dispatch<kWidest<T>>([&](auto) GRAPHSHARD_INLINE_LAMBDA {
+    for (int64_t j = 0; j < width; ++j) narrow(sums[j], to[j]);
+  });
+}
+
+template <typename T>
 void add_joint_src(const RunRows<T>& run, const EdgeRows<T>& edges, const wide_t<T>* fixed,
                    const wide_t<T>* vector, wide_t<T> slope, const wide_t<T>* slope_grad,
                    wide_t<T>* sum) {
@@ -134,6 +148,8 @@ void add_joint_dst(const RunRows<T>& run, const EdgeRows<T>& edges, const wide_t
 }
 
 #define INSTANTIATE(T)                                                                    \
+  template void widen_row(const T*, int64_t, wide_t<T>*);                                 \
+  template void narrow_row(const wide_t<T>*, int64_t, T*);                                \
   template void add_joint_src(const RunRows<T>&, const EdgeRows<T>&, const wide_t<T>*,    \
                               const wide_t<T>*, wide_t<T>, const wide_t<T>*, wide_t<T>*); \
   template void add_joint_dst(const RunRows<T>&, const EdgeRows<T>&, const wide_t<T>*,    \

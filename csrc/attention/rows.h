@@ -79,6 +79,12 @@ template <typename T>
 void joint_rows(const RunRows<T>& run, const EdgeRows<T>& edges, const wide_t<T>* fixed,
                 const wide_t<T>* vector, wide_t<T> slope, wide_t<T>* out);
 
+// A row in the type of sums, and one that was summed in the type of rows.
+template <typename T>
+void widen_row(const T* row, int64_t width, wide_t<T>* to);
+template <typename T>
+void narrow_row(const wide_t<T>* sums, int64_t width, T* to);
+
 // Gradients of joint scores with respect to the features that the leaky ReLU joins, given those of
 // the scores. With w = slope_grad[k, h] times the slope of the ReLU where the joined feature is:
 //   sum[h] += vector[h] * sum over k of w.
