@@ -15,8 +15,7 @@
 // a total in each.
 //
 // Vectors are those of GCC and clang, on any processor. (Google Highway does the same behind
-// intrinsics; its headers alone take longer to compile than these kernels, and pip has no package
-// of them to build against.)
+// intrinsics; pip has no package of its headers to build against.)
 
 #pragma once
 
