@@ -203,7 +203,7 @@ def raise_and_stay(rank, world_size):
     start = time.monotonic()
     with pytest.raises(RankError, match="rank 1 raised ValueError: not today"):
         operations.message()
-    assert time.monotonic() - start < 1
+    assert time.monotonic() - start < 5  # of 30
     return first
 
 
