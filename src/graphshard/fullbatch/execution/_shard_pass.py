@@ -247,8 +247,10 @@ class ShardPass:
             yield from self._fetched(tensors, {leaf.key: False for leaf in self.sources})
             return
         visits = self._visits()
-        if len(visits) == 2 and self.sources:
-            visits.reverse()  # gradients of remote rows travel while those of own rows are found
+        if self.transport.returns_rows and self.sources:
+            # Gradients of remote rows travel while those of own rows are found. One remote rank at
+            # a time they come last: the memory of a message is not held beside that of own rows.
+            visits.reverse()
         for step, block in visits:
             if step == 0 or not self.sources:
                 yield step, block, {leaf.key: tensors[leaf.key] for leaf in self.sources}
