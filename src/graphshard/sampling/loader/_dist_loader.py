@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from ...comm import Lanes
+from ...comm import ThreadGroups
 from ...comm.collectives import all_gather, verify
 from ...comm.group import GroupState, alone, group_state
 from ...fullbatch import GraphShardManager
@@ -177,7 +177,7 @@ class DataLoader:
             owned = [features]
         groups = None
         if prefetch and state.world_size > 1:
-            groups = Lanes([SAMPLING, FEATURES][: 1 if features is None else 2], state.group)
+            groups = ThreadGroups([SAMPLING, FEATURES][: 1 if features is None else 2], state.group)
             store = store.on(groups.group(SAMPLING))
             if features is not None:
                 features = features.on(groups.group(FEATURES))
@@ -274,7 +274,7 @@ class LoaderResources:
         features: Feature stores that the loader has made.
     """
 
-    def __init__(self, groups: Lanes | None, features: list[FeatureStore]) -> None:
+    def __init__(self, groups: ThreadGroups | None, features: list[FeatureStore]) -> None:
         self.groups = groups
         self._features = features
         self._crew: Crew | None = None

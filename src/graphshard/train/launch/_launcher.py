@@ -297,9 +297,10 @@ class _Worker:
             self.events.close()
 
     def exit(self) -> WorkerExit:
+        code = self.process.poll()
         return WorkerExit(
             rank=self.rank,
-            code=self.process.wait(),
+            code=-signal.SIGKILL if code is None else code,  # None: killed, and not gone yet
             place=sys.maxsize if self.place is None else self.place,
             ended_by_us=self.ended_by_us,
             stderr=tuple(self.tail),
@@ -389,8 +390,9 @@ def _end(workers: Sequence[_Worker]) -> None:
     finally:
         for worker in workers:  # also what workers that ended by themselves have started
             worker.signal(signal.SIGKILL)
-        for worker in workers:
-            worker.process.wait()
+        for worker in workers:  # one that the system cannot end now is not waited for
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                worker.process.wait(_TERMINATE_SECONDS)
 
 
 def _variables(rank: int, num_workers: int, port: int) -> dict[str, str]:
