@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Aliases shared by all of graphshard, and one fact about tensors."""
+"""Aliases shared by all of graphshard."""
 
 from __future__ import annotations
 
@@ -28,8 +28,3 @@ DEFAULT_CANONICAL_ETYPE: CanonicalEType = (DEFAULT_NTYPE, DEFAULT_ETYPE, DEFAULT
 
 INDEX_DTYPES = (torch.int32, torch.int64)
 FLOAT_DTYPES = (torch.float32, torch.float64, torch.bfloat16)
-
-
-def version_of(tensor: torch.Tensor) -> int:
-    """How often a tensor was changed in place; inference tensors do not say."""
-    return 0 if tensor.is_inference() else tensor._version

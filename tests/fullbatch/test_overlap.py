@@ -21,7 +21,7 @@ from torch import Tensor, nn
 import graphshard
 from graphshard import comm
 from graphshard import function as fn
-from graphshard.fullbatch.execution._transports import (
+from graphshard.fullbatch.execution._source_rows import (
     CollectiveTransport,
     PairwiseTransport,
     RowTransport,

@@ -22,7 +22,7 @@ from test_parity import MODES, construct
 from torch import Tensor, nn
 
 import graphshard
-from graphshard.fullbatch.planning import Planner
+from graphshard.fullbatch._planner import Planner
 from graphshard.graph import attend
 from graphshard.nn import AGNNConv, DotGatConv, GATConv, GATv2Conv, HeteroGraphConv
 from graphshard.ops import Attention, EdgeMask

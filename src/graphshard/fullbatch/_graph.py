@@ -24,7 +24,7 @@ from ..ops import Attention
 from ..ops.attention import check_attention
 from ._config import AggregationMode
 from ._localized import LocalizedShards
-from .planning import Planner, RelationFields
+from ._planner import Planner, RelationFields
 from .topology import OriginalIds, ShardStructure
 
 T = TypeVar("T")

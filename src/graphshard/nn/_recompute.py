@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from .._typing import version_of
 from ..graph import MessagePassingGraph
+from ..graph.frame import version_of
 from ..ops import is_plain, linear
 
 

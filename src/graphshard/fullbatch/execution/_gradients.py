@@ -17,7 +17,7 @@ from ...ops import empty
 from ..lazy import Leaf, LeafKey
 from ..reductions import accumulation_dtype
 from ..topology import ColumnBlock, Shard
-from ._transports import RowTransport
+from ._source_rows import RowTransport
 
 
 @dataclass

@@ -37,7 +37,7 @@ from ..reductions import Reduction, find_chunks, is_graph_kept
 from ..topology import WHOLE, ColumnBlock, Shard
 from ._gradients import GradientSums, ShardGradients
 from ._random_state import RandomState, replayed
-from ._transports import RowTransport, SourceRows, Visit
+from ._source_rows import RowTransport, SourceRows, Visit
 
 
 class ShardPass:

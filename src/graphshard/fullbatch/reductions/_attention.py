@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..._kernel import empty, empty_like
-from ..._typing import version_of
+from ...graph.frame import version_of
 from ...ops import Attention, attend
 from ...ops.attention import begin_backward, compute, finish, finish_
 from ..lazy import Leaf, LeafKey, ShardEvaluation, distinct

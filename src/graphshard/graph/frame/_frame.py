@@ -26,6 +26,11 @@ View: TypeAlias = Literal["src", "dst", "node", "edge"]
 """Through which view a field was set: ``srcdata``, ``dstdata``, ``ndata``, ``edata``."""
 
 
+def version_of(tensor: Tensor) -> int:
+    """How often a column was changed in place; inference tensors do not say."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
 class Scheme(NamedTuple):
     """Shape of one row of a column, and its dtype."""
 

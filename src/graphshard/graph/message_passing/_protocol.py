@@ -248,7 +248,7 @@ class MessagePassingGraph(TypedGraph):
         if etype is None and len(self._edge_frames) > 1:
             self._update_all_relations(message, reduce, apply_node_func)
             return
-        relation = self._schema.relation(etype)
+        relation = 0 if etype is None and self._edge_frames else self._schema.relation(etype)
         result = self._reduce(relation, message, reduce)
         self._store(self._schema.dst_of[relation], result, apply_node_func)
 
@@ -412,7 +412,11 @@ class MessagePassingGraph(TypedGraph):
 
 def checked_functions(message_func: Any, reduce_func: Any) -> tuple[Any, Any]:
     """The pair with built-ins read; raises where the two name different messages."""
-    message, reduce = as_message(message_func), as_reduce(reduce_func)
+    message, reduce = message_func, reduce_func
+    if not isinstance(message, MessageFunction):
+        message = as_message(message_func)
+    if not isinstance(reduce, ReduceFunction):
+        reduce = as_reduce(reduce_func)
     if message is not None and reduce is not None and message.out_field != reduce.msg_field:
         raise ValueError(
             f"the reduce function must read the message that the message function writes (got "

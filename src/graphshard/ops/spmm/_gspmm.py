@@ -52,7 +52,9 @@ def gspmm(
         tensor([10., 11.])
     """
     adj, lhs, rhs = _checked("gspmm", adj, op, reduce, REDUCES, lhs, rhs)
-    return _autograd.spmm(adj, op, reduce, lhs, rhs)
+    if torch.is_grad_enabled():
+        return _autograd.spmm(adj, op, reduce, lhs, rhs)
+    return _compute.spmm(adj, op, reduce, lhs, rhs)[0]
 
 
 def gspmm_add(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RowTransport: where a pass gets the rows of remote shards from, and sends their gradients.
+"""Source rows of remote shards: how a pass gets them and returns their gradients, and their cache.
 
 All that sequential and one-shot mode do differently is in the transport:
 
@@ -12,6 +12,16 @@ transport              shards                                   messages
 
 Both start an exchange and hand out a `Pending`. Rows on their way are moved by the backend: gloo
 has threads of its own for it, NCCL a stream of the device, so the thread that computes is free.
+
+Rows that are here already are in a `HaloRowCache`, so that what several calls read is fetched once:
+those of tensors that never change for the run, see `ConstantCache`, and those of source fields
+until the innermost ``local_scope`` ends.
+
+[Note: fields travel together]
+    A layer often reads several source fields one after the other: GAT reads ``el`` for the scores
+    and ``ft`` for the sum. The first read sends along every source field that was set since the
+    innermost ``local_scope`` began, so a layer costs one exchange forward and one backward. Fields
+    set through ``dstdata`` do not travel, nor do fields from outside the scope until they are read.
 """
 
 from __future__ import annotations
@@ -19,8 +29,9 @@ from __future__ import annotations
 import contextlib
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Generator, Hashable, Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Generator, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -36,9 +47,10 @@ from ...comm import (
     start_return_all,
 )
 from ...errors import RankError
+from ...graph.frame import Frame, version_of
 from ...ops import add_rows
 from ..lazy import LeafKey
-from ..topology import ColumnBlock, Halo, Shard
+from ..topology import ColumnBlock, Halo, Shard, ShardStructure
 
 SourceRows: TypeAlias = dict[LeafKey, Tensor]
 """Rows of each source leaf."""
@@ -246,3 +258,132 @@ def _add_at(total: Tensor, sent: SentRows, rows: Tensor) -> None:
     lengths = [stop - start for start, stop in sent.runs]
     for (start, stop), some in zip(sent.runs, rows.split(lengths), strict=True):
         total[start:stop].add_(some)
+
+
+@dataclass
+class _HaloRows:
+    """Halo rows of a field, at the version that they are of."""
+
+    tensor: Tensor
+    version: int
+    remote: Tensor
+    extended: Tensor | None = None
+
+
+class HaloRowCache:
+    """Halo rows of constant tensors and of source fields.
+
+    Args:
+        structure: The rank's rows and edges.
+        wire: In which dtype wider rows travel; None is their own.
+    """
+
+    def __init__(self, structure: ShardStructure, wire: torch.dtype | None) -> None:
+        self._constants, self._wire = structure.constants, wire
+        self._fields: dict[tuple[int, int], _HaloRows] = {}
+
+    # ------------------------------------------------------------------ constants
+
+    def known(self, halo: Halo, own: Tensor) -> Tensor | None:
+        """Halo rows of a tensor that needs no gradient, if they were fetched before."""
+        if not self._constants.is_constant([own]):
+            return None
+        return self._constants.get(("halo", id(halo)), [own])
+
+    def keep(self, halo: Halo, own: Tensor, rows: Tensor) -> None:
+        """Keep halo rows of a tensor that needs no gradient."""
+        if self._constants.is_constant([own]):
+            self._constants.put(("halo", id(halo)), [own], rows)
+
+    def fetch(self, requests: Sequence[tuple[Halo, Tensor]]) -> list[Tensor]:
+        """Halo rows ``[num_halo, ...]`` of each tensor, in one exchange; collective."""
+        found = [self.known(halo, own) for halo, own in requests]
+        missing = [i for i, rows in enumerate(found) if rows is None]
+        pairs = [(requests[i][0].plan, requests[i][1]) for i in missing]
+        for i, rows in zip(missing, fetch_halo(pairs, self._wire), strict=True):
+            found[i] = rows
+            self.keep(*requests[i], rows)
+        return [rows for rows in found if rows is not None]
+
+    def extended(self, requests: Sequence[tuple[Halo, Tensor]]) -> list[Tensor]:
+        """Own and then halo rows, ``[num_extended, ...]``; with one rank the own tensor itself."""
+        if all(halo.plan.world_size == 1 for halo, _ in requests):
+            return [own for _, own in requests]
+        rows = self.fetch(requests)
+        return [torch.cat([own, part]) for (_, own), part in zip(requests, rows, strict=True)]
+
+    # ------------------------------------------------------------------ fields
+
+    def fields(self, halo: Halo, frame: Frame, frames: Sequence[Frame]) -> Mapping[str, Any]:
+        """A source frame as one relation's edges see it: extended rows, fetched when read.
+
+        Args:
+            halo: The rows to fetch.
+            frame: The source frame.
+            frames: All source frames in use; rows of what is in none of them are dropped.
+        """
+        return _ExtendedFields(self, halo, frame, frames)
+
+    def has(self, halo: Halo, tensor: Tensor) -> bool:
+        """Whether the tensor's halo rows are here."""
+        return self._find(halo, tensor) is not None
+
+    def companions(self, halo: Halo, frame: Frame, name: str) -> list[Tensor]:
+        """What else a read of field ``name`` fetches. See [Note: fields travel together]."""
+        wanted = frame[name]
+        others = [frame[n] for n in frame.scope_fields() if frame.view_of(n) != "dst"]
+        distinct = {id(tensor): tensor for tensor in others if tensor is not wanted}
+        return [tensor for tensor in distinct.values() if not self.has(halo, tensor)]
+
+    def put(
+        self, halo: Halo, rows: Sequence[tuple[Tensor, Tensor]], frames: Sequence[Frame]
+    ) -> None:
+        """Keep halo rows of fields, as (field, rows) each."""
+        in_use = {id(value) for frame in frames for value in frame.values()}
+        self._fields = {k: e for k, e in self._fields.items() if id(e.tensor) in in_use}
+        for tensor, remote in rows:
+            self._fields[id(halo), id(tensor)] = _HaloRows(tensor, version_of(tensor), remote)
+
+    def clear(self) -> None:
+        """Drop the rows of fields."""
+        self._fields.clear()
+
+    def _find(self, halo: Halo, tensor: Tensor) -> _HaloRows | None:
+        entry = self._fields.get((id(halo), id(tensor)))
+        if entry is None or entry.tensor is not tensor or entry.version != version_of(tensor):
+            return None
+        # Rows fetched without a gradient do not serve a pass that needs one.
+        stale = tensor.requires_grad and torch.is_grad_enabled() and not entry.remote.requires_grad
+        return None if stale else entry
+
+    def _extended_field(
+        self, halo: Halo, frame: Frame, name: str, frames: Sequence[Frame]
+    ) -> Tensor:
+        wanted = frame[name]
+        entry = self._find(halo, wanted)
+        if entry is None:
+            distinct = [wanted, *self.companions(halo, frame, name)]
+            fetched = self.fetch([(halo, tensor) for tensor in distinct])
+            self.put(halo, list(zip(distinct, fetched, strict=True)), frames)
+            entry = self._find(halo, wanted)
+            assert entry is not None
+        if entry.extended is None:
+            alone = halo.plan.world_size == 1
+            entry.extended = wanted if alone else torch.cat([wanted, entry.remote])
+        return entry.extended
+
+
+class _ExtendedFields(Mapping[str, Any]):
+    def __init__(
+        self, cache: HaloRowCache, halo: Halo, frame: Frame, frames: Sequence[Frame]
+    ) -> None:
+        self._cache, self._halo, self._frame, self._frames = cache, halo, frame, frames
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._cache._extended_field(self._halo, self._frame, name, self._frames)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._frame)
+
+    def __len__(self) -> int:
+        return len(self._frame)

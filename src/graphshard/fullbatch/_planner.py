@@ -19,27 +19,30 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from ..._typing import CanonicalEType
-from ...function import MessageFunction, ReduceFunction
-from ...graph import Frame
-from ...graph.message_passing import RelationData, edge_values, reduce_messages
-from ...ops import Attention, attend
-from .._config import AggregationMode
-from ..execution import (
+from .._typing import CanonicalEType
+from ..function import MessageFunction, ReduceFunction
+from ..graph import Frame
+from ..graph.message_passing import RelationData, edge_values, reduce_messages
+from ..ops import Attention, attend
+from ._config import AggregationMode
+from .execution import (
     CollectiveTransport,
     HaloRowCache,
     PairwiseTransport,
     RowTransport,
     ShardPass,
 )
-from ..lazy import (
+from .lazy import (
+    CopySource,
     DeferredEdges,
     EdgeRows,
+    Endpoint,
     Expression,
     LazySoftmax,
     LeafKey,
     Message,
     PerEdge,
+    Sddmm,
     UserFunction,
     UserMessage,
     Weighted,
@@ -47,32 +50,67 @@ from ..lazy import (
     substitute,
     walk,
 )
-from ..reductions import (
+from .reductions import (
     AttentionSum,
     CompanionRows,
     EdgeValues,
+    Extremum,
     Reduction,
     SoftmaxSum,
+    Sum,
     holds_softmax,
     proportional_softmax,
     softmax_over_in_edges,
     softmax_over_out_edges,
 )
-from ..topology import Shard, ShardStructure
-from ._plan import (
-    AggregationPlan,
-    RelationFields,
-    broadcasts,
-    edge_value,
-    message_of,
-    operands_of,
-    plan_of,
-    reduction_of,
-    value_of,
-)
+from .topology import Shard, ShardStructure
+
+
+@dataclass(frozen=True)
+class RelationFields:
+    """One relation and the frames at its ends."""
+
+    etype: CanonicalEType
+    src: Frame
+    dst: Frame
+    edge: Frame
+
+    @property
+    def num_edges(self) -> int:
+        return self.edge.num_rows
+
+    def frame(self, target: str) -> Frame:
+        """The frame on side ``u``, ``v`` or ``e``."""
+        return {"u": self.src, "v": self.dst, "e": self.edge}[target]
+
+    def value(self, target: str, field: str) -> Expression:
+        """What each edge sees of a field."""
+        if target == "e":
+            return expression_of(self.edge[field])
+        frame = self.src if target == "u" else self.dst
+        return Endpoint("u" if target == "u" else "v", frame[field], self.num_edges)
+
 
 Call: TypeAlias = tuple[RelationFields, Any, Any]
 """Fields, message function and reduce function; or fields, attention and the field to write."""
+
+
+@dataclass(frozen=True)
+class AggregationPlan:
+    """What one call site computes.
+
+    Args:
+        operands: Side and name of the fields that the message reads.
+        bind: From the fields of a call to the reduction that a pass runs.
+        source: The only source field among them; None where there is none, or several.
+        constant: Under what the result is kept for the run where no operand changes; None where it
+            depends on more than stored tensors.
+    """
+
+    operands: tuple[tuple[str, str], ...]
+    bind: Callable[[RelationFields], Reduction]
+    source: str | None
+    constant: Hashable | None
 
 
 @dataclass
@@ -167,7 +205,7 @@ class Planner:
             return self._bind_message(fields, UserMessage(function, reduce.msg_field), reduce)
         plan = self._plan(fields, message, reduce)
         if plan is None:
-            found = None if self._is_oneshot else message_of(fields, message)
+            found = None if self._is_oneshot else _message_of(fields, message)
             return None if found is None else self._bind_message(fields, found, reduce)
         if self._is_oneshot and plan.source is None:
             return None
@@ -183,7 +221,7 @@ class Planner:
     ) -> AggregationPlan | None:
         """The plan of a call site; None where a field is no tensor, or one-shot cannot take it."""
         shapes = []
-        for target, name in operands_of(message):
+        for target, name in _operands_of(message):
             value = fields.frame(target)[name]
             if not isinstance(value, Tensor):
                 return None
@@ -191,11 +229,11 @@ class Planner:
         site = (fields.etype, message, reduce, *shapes)
         plan = self._plans.get(site)
         if plan is None:
-            values = [fields.frame(target)[name] for target, name in operands_of(message)]
-            if self._is_oneshot and len(values) == 2 and not broadcasts(message.op, *values):
+            values = [fields.frame(target)[name] for target, name in _operands_of(message)]
+            if self._is_oneshot and len(values) == 2 and not _broadcasts(message.op, *values):
                 return None  # the kernel says what is wrong
             counts = self._counts(fields, reduce)
-            plan = self._plans[site] = plan_of(fields, message, reduce, counts, site)
+            plan = self._plans[site] = _plan_of(fields, message, reduce, counts, site)
         return plan
 
     def _counts(self, fields: RelationFields, reduce: ReduceFunction) -> Tensor | None:
@@ -209,7 +247,7 @@ class Planner:
     ) -> _BoundPlan:
         """A sequential pass over messages that are not made of stored tensors alone."""
         etype, counts = fields.etype, self._counts(fields, reduce)
-        weights = edge_value(message)
+        weights = _edge_value(message)
         is_product = not (isinstance(message, Weighted) and message.op != "mul")
         if reduce.op not in ("max", "min") and weights is not None and is_product:
             proportional = proportional_softmax(weights)
@@ -227,7 +265,7 @@ class Planner:
                 message = Weighted(message.op, message.source.tensor, resolved)
             else:
                 message = PerEdge(resolved)
-        return _BoundPlan(etype, reduction_of(message, reduce, fields.num_edges, counts))
+        return _BoundPlan(etype, _reduction_of(message, reduce, fields.num_edges, counts))
 
     def _is_here(self, one: _BoundPlan, fields: RelationFields, num_calls: int) -> bool:
         """Whether nothing has to be fetched for a call in one-shot mode."""
@@ -353,12 +391,12 @@ class Planner:
         if not self._is_oneshot:
             if function.rhs_target is None and function.lhs_target == "e":
                 return {function.out_field: fields.edge[function.lhs_field]}
-            return {function.out_field: self._deferred(fields, value_of(fields, function))}
-        values = [fields.frame(target)[name] for target, name in operands_of(function)]
-        sources = [name for target, name in operands_of(function) if target == "u"]
+            return {function.out_field: self._deferred(fields, _value_of(fields, function))}
+        values = [fields.frame(target)[name] for target, name in _operands_of(function)]
+        sources = [name for target, name in _operands_of(function) if target == "u"]
         takes = all(isinstance(value, Tensor) for value in values) and len(sources) == 1
-        if takes and (len(values) == 1 or broadcasts(function.op, *values)):
-            reduction = EdgeValues([PerEdge(value_of(fields, function))], fields.num_edges)
+        if takes and (len(values) == 1 or _broadcasts(function.op, *values)):
+            reduction = EdgeValues([PerEdge(_value_of(fields, function))], fields.num_edges)
             one = _BoundPlan(fields.etype, reduction, sources[0])
             if not self._is_here(one, fields, 1):
                 ((rows,),) = self._run([one], self._companions(one, fields), frames)
@@ -446,6 +484,97 @@ class Planner:
         ((total,),) = self._run([_BoundPlan(etype, reduction)])
         assert reduction.shifted.peak is not None
         return reduction.shifted.peak, total
+
+
+def _plan_of(
+    fields: RelationFields,
+    message: MessageFunction,
+    reduce: ReduceFunction,
+    counts: Tensor | None,
+    site: Hashable,
+) -> AggregationPlan:
+    """The plan of a call whose fields are tensors.
+
+    Args:
+        fields: The relation.
+        message: What each edge carries.
+        reduce: How messages that meet become one.
+        counts: ``[num_dst]`` to divide sums by; None for other reductions than the mean.
+        site: What tells call sites apart.
+    """
+    operands = tuple(_operands_of(message))
+    sources = [name for target, name in operands if target == "u"]
+    value = _edge_value(_message_of(fields, message))
+    constant: Hashable | None = None
+    if value is None or isinstance(
+        value, EdgeRows | Endpoint
+    ):  # values to be computed may drop out
+        constant = ("aggregate", fields.etype, message.name, reduce.op)
+
+    def bind(fields: RelationFields) -> Reduction:
+        if message.rhs_target is None and message.lhs_target == "u":
+            found: Message = CopySource(fields.src[message.lhs_field])
+        else:
+            found = _message_of(fields, message)
+        reduction = _reduction_of(found, reduce, fields.edge.num_rows, counts)
+        reduction.site = site
+        return reduction
+
+    return AggregationPlan(operands, bind, sources[0] if len(sources) == 1 else None, constant)
+
+
+def _reduction_of(
+    message: Message, reduce: ReduceFunction, num_edges: int, counts: Tensor | None
+) -> Reduction:
+    """How messages that meet become one."""
+    if reduce.op in ("max", "min"):
+        return Extremum(message, reduce.op, num_edges)
+    return Sum(message, counts)
+
+
+def _operands_of(function: MessageFunction) -> list[tuple[str, str]]:
+    """Side and name of the fields that a built-in function reads."""
+    found = [(function.lhs_target, function.lhs_field)]
+    if function.rhs_target is not None and function.rhs_field is not None:
+        found.append((function.rhs_target, function.rhs_field))
+    return found
+
+
+def _message_of(fields: RelationFields, function: MessageFunction) -> Message:
+    """The message of a built-in function, in the form that costs least."""
+    (left, name), *others = _operands_of(function)
+    if not others:
+        return CopySource(fields.src[name]) if left == "u" else PerEdge(fields.value(left, name))
+    ((right, other),) = others
+    if function.op != "dot" and {left, right} == {"u", "e"}:
+        if left == "u":
+            return Weighted(function.op, fields.src[name], fields.value("e", other))
+        if function.op in ("add", "mul"):
+            return Weighted(function.op, fields.src[other], fields.value("e", name))
+    return PerEdge(_value_of(fields, function))
+
+
+def _value_of(fields: RelationFields, function: MessageFunction) -> Expression:
+    """The value that a built-in function gives each edge."""
+    values = [fields.value(*operand) for operand in _operands_of(function)]
+    return values[0] if len(values) == 1 else Sddmm(function.op, *values)
+
+
+def _edge_value(message: Message) -> Expression | None:
+    """The part of a message that has a row per edge, if any."""
+    return message.value if isinstance(message, Weighted | PerEdge) else None
+
+
+def _broadcasts(op: str, left: Tensor, right: Tensor) -> bool:
+    """Whether the rows of two operands fit each other."""
+    rows = left.shape[1:], right.shape[1:]
+    if op == "dot" and (not all(rows) or rows[0][-1] != rows[1][-1]):
+        return False
+    try:
+        torch.broadcast_shapes(*rows)
+    except RuntimeError:
+        return False
+    return True
 
 
 def _name(reduce: ReduceFunction | str) -> str:
