@@ -17,20 +17,20 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .._typing import CanonicalEType
-from ..graph import ALL, Frame, MessagePassingGraph
+from ..graph import ALL, Frame
 from ..graph.message_passing import AggregationStep, checked_functions, run_together
-from ..graph.structure import Schema, is_all
+from ..graph.structure import Schema
 from ..ops import Attention
 from ..ops.attention import check_attention
 from ._config import AggregationMode
-from ._localized import LocalizedShards
+from ._localized import GlobalFacts, LocalizedShards, picked
 from ._planner import Planner, RelationFields
 from .topology import OriginalIds, ShardStructure
 
 T = TypeVar("T")
 
 
-class GraphShardManager(MessagePassingGraph):
+class GraphShardManager(GlobalFacts):
     """One rank's part of a sharded graph. Made by `construct_full_graph` and `construct_mfgs`.
 
     Node features have a row per owned node, edge features a row per in-edge of an owned node.
@@ -139,7 +139,7 @@ class GraphShardManager(MessagePassingGraph):
 
     def global_num_edges(self, etype: Any = None) -> int:
         """Edges of a relation, or of all, on all ranks together."""
-        return sum(self._structure.global_num_edges(t) for t in self._asked(etype))
+        return sum(self._structure.global_num_edges(t) for t in self._etypes_of(etype))
 
     def halo_rows(self, ntype: str | None = None) -> int:
         """Rows of one source type, or of all, that this rank reads from others; collective."""
@@ -237,24 +237,9 @@ class GraphShardManager(MessagePassingGraph):
 
     # ------------------------------------------------------------------ structure
 
-    def _asked(self, etype: Any) -> list[CanonicalEType]:
-        return self.canonical_etypes if etype is None else [self.to_canonical_etype(etype)]
-
-    def any_zero_in_degree(self, etype: Any = None) -> bool:
-        """Whether some destination, on any rank, has no in-edge."""
-        return any(self._structure.any_zero_in_degree(t) for t in self._asked(etype))
-
-    def has_edges(self, etype: Any = None) -> bool:
-        """Whether there is an edge on any rank."""
-        return any(self._structure.global_num_edges(t) for t in self._asked(etype))
-
-    def in_degrees(self, v: Any = ALL, etype: Any = None) -> Any:
-        """Number of in-edges of this rank's destination rows, ``[num_dst]`` int64."""
-        return _picked(self._structure.in_degrees(self.to_canonical_etype(etype)), v)
-
     def out_degrees(self, u: Any = ALL, etype: Any = None) -> Any:
         """Number of out-edges, on all ranks, of this rank's source rows; collective at first."""
-        return _picked(self._structure.out_degrees(self.to_canonical_etype(etype)), u)
+        return picked(self._structure.out_degrees(self.to_canonical_etype(etype)), u)
 
     def localize(self, inputs: dict[str, Tensor]) -> tuple[Any, Any]:
         """In one-shot mode, fetch the halo rows of all source types in one exchange.
@@ -353,11 +338,3 @@ class GraphShardManager(MessagePassingGraph):
 
 def _only_value(by_type: dict[str, Tensor]) -> Any:
     return next(iter(by_type.values())) if len(by_type) == 1 else by_type
-
-
-def _picked(degrees: Tensor, ids: Any) -> Any:
-    if is_all(ids):
-        return degrees
-    if isinstance(ids, int):
-        return int(degrees[ids])
-    return degrees[torch.as_tensor(ids, device=degrees.device)]

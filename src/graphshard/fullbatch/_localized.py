@@ -15,7 +15,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ..graph import ALL, Frame
+from .._typing import CanonicalEType
+from ..graph import ALL, Frame, MessagePassingGraph
 from ..graph.message_passing import LocalGraph
 from ..graph.structure import Schema, is_all
 from ..ops import Attention
@@ -29,7 +30,37 @@ class _ShardedGraph(Protocol):
     _original: OriginalIds
 
 
-class LocalizedShards(LocalGraph):
+class GlobalFacts(MessagePassingGraph):
+    """What one rank answers for the graph of all ranks."""
+
+    _structure: ShardStructure
+
+    def _etypes_of(self, etype: Any) -> list[CanonicalEType]:
+        return self.canonical_etypes if etype is None else [self.to_canonical_etype(etype)]
+
+    def any_zero_in_degree(self, etype: Any = None) -> bool:
+        """Whether some destination, on any rank, has no in-edge."""
+        return any(self._structure.any_zero_in_degree(t) for t in self._etypes_of(etype))
+
+    def has_edges(self, etype: Any = None) -> bool:
+        """Whether there is an edge on any rank."""
+        return any(self._structure.global_num_edges(t) for t in self._etypes_of(etype))
+
+    def in_degrees(self, v: Any = ALL, etype: Any = None) -> Any:
+        """Number of in-edges of this rank's destination rows, ``[num_dst]`` int64."""
+        return picked(self._structure.in_degrees(self.to_canonical_etype(etype)), v)
+
+
+def picked(degrees: Tensor, ids: Any) -> Any:
+    """The degrees of some rows: all, one as an int, or those of several ids."""
+    if is_all(ids):
+        return degrees
+    if isinstance(ids, int):
+        return int(degrees[ids])
+    return degrees[torch.as_tensor(ids, device=degrees.device)]
+
+
+class LocalizedShards(GlobalFacts, LocalGraph):
     """All in-edges of this rank's destinations, between extended source rows and own rows.
 
     Args:
@@ -78,26 +109,10 @@ class LocalizedShards(LocalGraph):
         )
         return view
 
-    def _etypes(self, etype: Any) -> list[Any]:
-        return self.canonical_etypes if etype is None else [self.to_canonical_etype(etype)]
-
-    def any_zero_in_degree(self, etype: Any = None) -> bool:
-        """Whether some destination, on any rank, has no in-edge."""
-        return any(self._structure.any_zero_in_degree(t) for t in self._etypes(etype))
-
-    def has_edges(self, etype: Any = None) -> bool:
-        """Whether there is an edge on any rank."""
-        return any(self._structure.global_num_edges(t) for t in self._etypes(etype))
-
-    def in_degrees(self, v: Any = ALL, etype: Any = None) -> Any:
-        """Number of in-edges of this rank's destination rows."""
-        degrees = self._structure.in_degrees(self.to_canonical_etype(etype))
-        return degrees if is_all(v) else degrees[torch.as_tensor(v)]
-
     def out_degrees(self, u: Any = ALL, etype: Any = None) -> Any:
         """Number of out-edges, on all ranks, of each extended source row; collective at first."""
         degrees = self._structure.extended_out_degrees(self.to_canonical_etype(etype))
-        return degrees if is_all(u) else degrees[torch.as_tensor(u)]
+        return picked(degrees, u)
 
     def _attend(self, relation: int, attention: Attention) -> Tensor | None:
         etype = self._schema.canonical_etypes[relation]

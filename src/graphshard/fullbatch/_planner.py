@@ -471,7 +471,7 @@ class Planner:
         """``root`` with each softmax turned into arithmetic, by a pass that finds its total."""
         while True:
             softmaxes = (node for node in walk(root) if isinstance(node, LazySoftmax))
-            inner = next((node for node in softmaxes if not holds_softmax(node.scores)), None)
+            inner = next((node for node in softmaxes if not holds_softmax(node.child)), None)
             if inner is None:
                 return root
             peak, total = self._statistics(etype, inner)

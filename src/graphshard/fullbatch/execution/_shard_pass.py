@@ -22,9 +22,9 @@ fixed order is what makes runs repeatable to the bit.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing
-from dataclasses import replace
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -36,7 +36,6 @@ from ..lazy import Leaf, LeafKey, ShardEvaluation
 from ..reductions import Reduction, find_chunks, is_graph_kept
 from ..topology import WHOLE, ColumnBlock, Shard
 from ._gradients import GradientSums, ShardGradients
-from ._random_state import RandomState, replayed
 from ._source_rows import RowTransport, SourceRows, Visit
 
 
@@ -79,7 +78,7 @@ class ShardPass:
             self._cut_into_blocks(places)
         self._known = dict(known or {})
         self._kept: dict[tuple[int, ColumnBlock], SourceRows] = {}
-        self._random: list[RandomState] = []
+        self._random: list[_RandomState] = []
         self._grouped: list[Sequence[Tensor]] = []
         self._outer_grads: list[Tensor | None] = []
         kind = device.type
@@ -137,7 +136,7 @@ class ShardPass:
                     if self.transport.returns_rows and step:
                         self._remote = dict(rows)
                     if is_random:
-                        self._random.append(RandomState.capture(self.device))
+                        self._random.append(_RandomState.capture(self.device))
                     for etype, reduction in self.reductions:
                         shard = self.transport.shards(etype)[step]
                         reduction.merge(self._evaluation(reduction, shard, block, rows, tensors))
@@ -270,7 +269,7 @@ class ShardPass:
 
     def _as_in_forward(self, step: int) -> AbstractContextManager[Any]:
         random = self._random[step] if self._random else None
-        return replayed(random, self._autocast, self.device)
+        return _replayed(random, self._autocast, self.device)
 
     def differentiated(
         self, grads: Sequence[Tensor | None], inputs: Sequence[Tensor], needed: Sequence[bool]
@@ -387,6 +386,47 @@ def _gradients(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
     if not is_graph_kept():
         ctx.walk = None  # it holds the inputs, too; this node lives as long as the loss does
     return None, None, *found
+
+
+@dataclass
+class _RandomState:
+    """The generators' states at one point, to compute a shard again with the same draws."""
+
+    cpu: Tensor
+    device: Tensor | None
+
+    @classmethod
+    def capture(cls, device: torch.device) -> _RandomState:
+        on_gpu = device.type == "cuda"
+        return cls(torch.get_rng_state(), torch.cuda.get_rng_state(device) if on_gpu else None)
+
+    def restore(self, device: torch.device) -> None:
+        torch.set_rng_state(self.cpu)
+        if self.device is not None:
+            torch.cuda.set_rng_state(self.device, device)
+
+
+@contextmanager
+def _replayed(
+    random: _RandomState | None, autocast: tuple[bool, torch.dtype], device: torch.device
+) -> Iterator[None]:
+    """Random state and autocast as they were in the forward; both put back on the way out.
+
+    Args:
+        random: The generators' states then; None where nothing was drawn.
+        autocast: Whether it was enabled, and its dtype.
+        device: Where it is computed.
+    """
+    outside = None if random is None else _RandomState.capture(device)
+    enabled, dtype = autocast
+    try:
+        if random is not None:
+            random.restore(device)
+        with torch.autocast(device.type, dtype=dtype, enabled=enabled, cache_enabled=False):
+            yield
+    finally:
+        if outside is not None:
+            outside.restore(device)
 
 
 def _split(items: list[Any], sizes: Sequence[int]) -> list[list[Any]]:

@@ -9,6 +9,7 @@ user-facing object is `DeferredEdges`.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -138,6 +139,23 @@ def distinct(leaves: Sequence[Leaf]) -> list[Leaf]:
     return list({leaf.key: leaf for leaf in leaves}.values())
 
 
+class _OfOne(Expression):
+    """An expression of one other."""
+
+    def __init__(self, child: Expression) -> None:
+        self.child = child
+        self.like(child)
+
+    def children(self) -> Sequence[Expression]:
+        return (self.child,)
+
+    def with_child(self, child: Expression) -> Expression:
+        """The same of another expression."""
+        new = copy.copy(self)
+        new.child = child
+        return new
+
+
 class EdgeRows(Expression):
     """Rows of a tensor that has one row per local edge."""
 
@@ -243,31 +261,24 @@ def _value(operand: Any, evaluation: ShardEvaluation) -> Any:
     return evaluation.leaf(operand) if isinstance(operand, Leaf) else operand
 
 
-class Reshape(Expression):
+class Reshape(_OfOne):
     """Another shape for each edge's row; the row count stays."""
 
     def __init__(self, child: Expression, shape: torch.Size) -> None:
-        self.like(child)
-        self.child, self.shape = child, shape
-
-    def children(self) -> Sequence[Expression]:
-        return (self.child,)
+        super().__init__(child)
+        self.shape = shape
 
     def compute(self, evaluation: ShardEvaluation) -> Tensor:
         rows = self.child.evaluate(evaluation)
         return rows.reshape(rows.shape[0], *self.shape[1:])
 
 
-class Dropout(Expression):
+class Dropout(_OfOne):
     """Dropout with a seed of its own, so that evaluating again drops the same entries."""
 
     def __init__(self, child: Expression, p: float) -> None:
-        self.child, self.p = child, p
-        self.seed = int(torch.randint(2**31, ()))
-        self.like(child)
-
-    def children(self) -> Sequence[Expression]:
-        return (self.child,)
+        super().__init__(child)
+        self.p, self.seed = p, int(torch.randint(2**31, ()))
 
     def compute(self, evaluation: ShardEvaluation) -> Tensor:
         rows = self.child.evaluate(evaluation)
@@ -279,19 +290,12 @@ class Dropout(Expression):
         return rows * kept.to(rows.dtype) / (1.0 - self.p)
 
 
-class LazySoftmax(Expression):
-    """Softmax of ``scores`` over the in-edges of each destination.
+class LazySoftmax(_OfOne):
+    """Softmax of ``child``, the scores, over the in-edges of each destination.
 
     It has no value before the scores of all shards are known: `_reductions` either carries it
     along as an online softmax, or computes ``peak`` and ``total`` first and calls `resolve`.
     """
-
-    def __init__(self, scores: Expression) -> None:
-        self.scores = scores
-        self.like(scores)
-
-    def children(self) -> Sequence[Expression]:
-        return (self.scores,)
 
     def compute(self, evaluation: ShardEvaluation) -> Tensor:
         raise AssertionError("a softmax over shards was evaluated before it was resolved")
@@ -299,7 +303,7 @@ class LazySoftmax(Expression):
     def resolve(self, peak: Tensor, total: Tensor) -> Expression:
         """The same weights as plain per-edge arithmetic, given each destination's statistics."""
         num_edges = self.shape[0]
-        shifted = Apply(torch.sub, (self.scores, Endpoint("v", peak, num_edges)), {})
+        shifted = Apply(torch.sub, (self.child, Endpoint("v", peak, num_edges)), {})
         return Apply(
             torch.div,
             (Apply(torch.exp, (shifted,), {}), Endpoint("v", total, num_edges)),
@@ -307,7 +311,7 @@ class LazySoftmax(Expression):
         )
 
 
-class ShiftedSoftmax(Expression):
+class ShiftedSoftmax(_OfOne):
     """exp(score - peak of its destination): a softmax before it is divided by its total.
 
     Attributes:
@@ -315,16 +319,12 @@ class ShiftedSoftmax(Expression):
     """
 
     def __init__(self, softmax: LazySoftmax) -> None:
-        self.scores = softmax.scores
-        self.like(softmax)
+        super().__init__(softmax.child)
         self.peak: Tensor | None = None
-
-    def children(self) -> Sequence[Expression]:
-        return (self.scores,)
 
     def compute(self, evaluation: ShardEvaluation) -> Tensor:
         assert self.peak is not None
-        scores = self.scores.evaluate(evaluation)
+        scores = self.child.evaluate(evaluation)
         return gsddmm(evaluation.shard.adjacency, "sub", scores, self.peak, "e", "v").exp()
 
 
@@ -353,13 +353,6 @@ def _rebuild(node: Expression, done: Mapping[int, Expression]) -> Expression:
         )
     if isinstance(node, Sddmm):
         return Sddmm(node.op, done.get(id(node.lhs), node.lhs), done.get(id(node.rhs), node.rhs))
-    if isinstance(node, Reshape):
-        return Reshape(done[id(node.child)], node.shape)
-    if isinstance(node, Dropout):
-        copy = Dropout.__new__(Dropout)
-        copy.child, copy.p, copy.seed = done[id(node.child)], node.p, node.seed
-        copy.like(node)
-        return copy
-    if isinstance(node, LazySoftmax):
-        return LazySoftmax(done[id(node.scores)])
+    if isinstance(node, _OfOne):
+        return node.with_child(done[id(node.child)])
     raise AssertionError(f"{type(node).__name__} has no children to replace")

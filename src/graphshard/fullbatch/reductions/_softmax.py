@@ -72,7 +72,7 @@ class SoftmaxSum(Reduction):
 
     def _raise_peak(self, evaluation: ShardEvaluation) -> None:
         """Take a shard's scores into the peak; what is summed up so far shrinks by ``_scale``."""
-        scores = self.shifted.scores.evaluate(evaluation)
+        scores = self.shifted.child.evaluate(evaluation)
         peak, argmax = gspmm_arg(evaluation.shard.adjacency, "copy_rhs", "max", None, scores)
         peak = peak.masked_fill(argmax < 0, float("-inf"))
         if self._peak is None or self.shifted.peak is None:
@@ -190,7 +190,7 @@ def proportional_softmax(root: Expression) -> tuple[LazySoftmax, list[Reshape]] 
             node = following
         else:
             return None
-    if holds_softmax(node.scores):
+    if holds_softmax(node.child):
         return None
     return node, reshapes[::-1]
 
