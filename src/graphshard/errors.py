@@ -9,6 +9,8 @@
         ├── PartitionFormatError   a partition folder is missing, incomplete or damaged
         ├── MetisError             METIS refused the graph or could not satisfy the request
         ├── RankError              another rank failed, or did not answer in time
+        ├── ServerError            a graph server failed, refused, or did not answer in time
+        ├── MessageError           what came over the wire, or is to go over it, is no message
         └── CheckpointError        a checkpoint is damaged or of another run, or in use
 
 Everything else that graphshard raises is a built-in exception whose message holds the rule,
@@ -47,3 +49,20 @@ class RankError(GraphShardError, RuntimeError):
     def __init__(self, message: str, ranks: Sequence[int] = ()) -> None:
         super().__init__(message)
         self.ranks = tuple(sorted(ranks))
+
+
+class ServerError(GraphShardError, RuntimeError):
+    """A graph server failed, left, refused a request, or did not answer within the timeout.
+
+    Args:
+        message: The whole text shown to the user.
+        host: Number of the host that the server is on, if it is known.
+    """
+
+    def __init__(self, message: str, host: int | None = None) -> None:
+        super().__init__(message)
+        self.host = host
+
+
+class MessageError(GraphShardError, ValueError):
+    """Bytes from the wire that are no message, or a message that cannot be sent."""

@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Connection: requests to one server, several at a time, each bounded by a timeout."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from ...comm import Pending
+from ...errors import MessageError, ServerError
+from ._message import Message
+from ._server import COMMAND, EXPECTED, MAX_MESSAGE, SCHEMA, batch_of, message_of
+
+_KINDS = {kind.__name__: kind for kind in (*EXPECTED, MessageError)}
+_RETRY_SECONDS = 0.2
+
+
+class Connection:
+    """A server, as its clients see it. Safe to use from several threads, not across a fork.
+
+    Args:
+        address: ``host:port``.
+        token: Of the server.
+        host: Number of the host, for errors.
+        timeout: Longest wait for an answer, in seconds.
+        certificates: Path of the PEM certificates that the server's must be signed with, for TLS.
+        streams: Most requests at a time.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        token: str,
+        host: int = 0,
+        timeout: float = 60.0,
+        certificates: str | os.PathLike[str] | None = None,
+        streams: int = 4,
+    ) -> None:
+        self.address, self.host, self.timeout = address, host, timeout
+        scheme = "grpc" if certificates is None else "grpc+tls"
+        options: dict[str, Any] = {}
+        if certificates is not None:
+            options["tls_root_certs"] = Path(certificates).read_bytes()
+        self._client = flight.FlightClient(f"{scheme}://{address}", **options)
+        headers = [(b"authorization", f"Bearer {token}".encode())]
+        self._options = flight.FlightCallOptions(headers=headers)
+        self._queue: SimpleQueue[_Call | None] = SimpleQueue()
+        self._lock, self._workers, self._most = threading.Lock(), list[_Stream](), streams
+        self._num_open = 0
+        self._pid = os.getpid()
+        self._close = weakref.finalize(self, _close, self._queue, self._workers, self._client)
+
+    def call(self, request: Message, timeout: float | None = None) -> Message:
+        """The answer to a request.
+
+        Args:
+            request: What is asked.
+            timeout: As for the connection, for this request.
+
+        Raises:
+            ServerError: The server is gone, refuses, failed, or did not answer in time.
+            Exception: What the server's handler raised: `ValueError`, `IndexError`, ...
+        """
+        return self.start(request, timeout).result()
+
+    def start(self, request: Message, timeout: float | None = None) -> PendingAnswer:
+        """Send a request, and go on; at most as many as there are streams travel at a time."""
+        if os.getpid() != self._pid:
+            raise RuntimeError("a connection does not outlive a fork; make another one")
+        call = _Call(request, self.timeout if timeout is None else timeout)
+        with self._lock:
+            if not self._close.alive:
+                raise RuntimeError("the connection is closed; make another one")
+            self._num_open += 1
+            if len(self._workers) < min(self._most, self._num_open):
+                self._workers.append(_Stream(self._client, self._options, self._queue))
+            self._queue.put(call)
+        call.answer.add_done_callback(self._ended)
+        return PendingAnswer(self, call)
+
+    def _ended(self, _: object) -> None:
+        with self._lock:
+            self._num_open -= 1
+
+    def wait_until_up(self, timeout: float) -> None:
+        """Ask until the server answers.
+
+        Raises:
+            ServerError: It has not within ``timeout`` seconds, or refuses the token.
+        """
+        deadline = time.monotonic() + timeout
+        while True:
+            try:
+                self.call(Message("ping"), max(0.1, min(self.timeout, deadline - time.monotonic())))
+                return
+            except ServerError as error:
+                refused = isinstance(error.__cause__, flight.FlightUnauthenticatedError)
+                if refused or time.monotonic() + _RETRY_SECONDS > deadline:
+                    raise
+            time.sleep(_RETRY_SECONDS)
+
+    def close(self) -> None:
+        """End the streams; what still waits for an answer gets an error."""
+        self._close()
+
+    def error(self, what: str, cause: BaseException | None = None) -> ServerError:
+        """An error that names the server."""
+        error = ServerError(f"the graph server of host {self.host} ({self.address}) {what}", self.host)
+        error.__cause__ = cause
+        return error
+
+
+class PendingAnswer:
+    """The answer to a request that was sent."""
+
+    def __init__(self, connection: Connection, call: _Call) -> None:
+        self._connection, self._call = connection, call
+
+    def result(self) -> Message:
+        """Wait for it; raises as `Connection.call`."""
+        call, connection = self._call, self._connection
+        try:
+            answer = call.answer.result(max(0.0, call.deadline - time.monotonic()))
+        except FutureTimeout:
+            call.cancel()
+            raise connection.error(
+                f"did not answer {call.request.op!r} within {call.timeout:g} s; is the host up, and "
+                "has the server memory left?"
+            ) from None
+        except flight.FlightUnauthenticatedError as error:
+            raise connection.error(
+                "refused the token; the servers and all trainers of a job need the same one", error
+            ) from error
+        except (pa.ArrowException, OSError) as error:
+            first = str(error).splitlines()[0][:300]
+            raise connection.error(f"is gone ({first})", error) from error
+        if answer.op != "error":
+            return answer
+        kind, text = str(answer.fields.get("kind", "")), str(answer.fields.get("text", ""))
+        if kind in _KINDS:
+            raise _KINDS[kind](text)
+        raise connection.error(f"failed: {text}")
+
+    def then(self, function: Any) -> Pending:
+        """What ``function`` makes of the answer, a list of tensors, as a `Pending`."""
+        return Pending(lambda: function(self.result()))
+
+
+class _Call:
+    """A request, and its answer to come."""
+
+    def __init__(self, request: Message, timeout: float) -> None:
+        self.request, self.timeout = request, timeout
+        self.deadline = time.monotonic() + timeout
+        self.answer: Future[Message] = Future()
+        self.stream: _Stream | None = None
+
+    def cancel(self) -> None:
+        self.answer.cancel()
+        if self.stream is not None:
+            self.stream.cancel(self)
+
+
+class _Stream:
+    """A thread with a stream of its own, made for its first request and again after an error."""
+
+    def __init__(
+        self,
+        client: flight.FlightClient,
+        options: flight.FlightCallOptions,
+        queue: SimpleQueue[_Call | None],
+    ) -> None:
+        self._client, self._options, self._queue = client, options, queue
+        self._reader: Any = None
+        self._writer: Any = None
+        self._current: _Call | None = None
+        self._thread = threading.Thread(target=self._run, name="graphshard-stream", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            call = self._queue.get()
+            if call is None:
+                self._end()
+                return
+            if not call.answer.set_running_or_notify_cancel():
+                continue
+            self._current = call
+            call.stream = self
+            try:
+                answer = self._exchange(call)
+            except BaseException as error:  # whoever waits has to hear of it
+                self._end()
+                self._current = None
+                _set(call.answer, error)
+            else:
+                self._current = None
+                _set(call.answer, answer)
+            del call
+
+    def _exchange(self, call: _Call) -> Message:
+        header, payload = call.request.encode()
+        if self._writer is None:
+            descriptor = flight.FlightDescriptor.for_command(COMMAND)
+            self._writer, self._reader = self._client.do_exchange(descriptor, self._options)
+            self._writer.begin(SCHEMA)
+        self._writer.write_with_metadata(batch_of(payload), pa.py_buffer(header))
+        try:
+            return message_of(self._reader.read_chunk(), MAX_MESSAGE)
+        except StopIteration:
+            raise ConnectionResetError("it ended the stream") from None
+
+    def cancel(self, call: _Call) -> None:
+        """Give up the exchange that runs for a call."""
+        reader = self._reader
+        if self._current is call and reader is not None:
+            reader.cancel()
+
+    def _end(self) -> None:
+        writer, self._writer, self._reader = self._writer, None, None
+        if writer is not None:
+            try:
+                writer.close()
+            except (pa.ArrowException, OSError):
+                pass
+
+
+def _set(answer: Future[Message], found: Message | BaseException) -> None:
+    if isinstance(found, BaseException):
+        answer.set_exception(found)
+    else:
+        answer.set_result(found)
+
+
+def _close(
+    queue: SimpleQueue[_Call | None], workers: list[_Stream], client: flight.FlightClient
+) -> None:
+    while True:
+        try:
+            call = queue.get_nowait()
+        except Empty:
+            break
+        if call is not None:
+            call.answer.set_exception(ConnectionResetError("the connection was closed"))
+    for worker in workers:
+        if worker._current is not None:
+            worker._current.cancel()
+        queue.put(None)

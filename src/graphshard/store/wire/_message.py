@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Message: a name, some plain values and some tensors, as a header and one run of bytes.
+
+::
+
+    header   JSON, UTF-8: {"op": str, "fields": {...}, "tensors": [[dtype, shape], ...]}
+    payload  the tensors' rows back to back, each from a multiple of 64 bytes on
+
+Nothing in a message is code, and decoding checks every length before it makes a tensor.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from ..._kernel import empty
+from ...errors import MessageError
+
+Spec: TypeAlias = tuple[torch.dtype, tuple[int, ...]]
+"""Dtype and shape of a tensor."""
+
+MAX_HEADER = 1 << 20
+MAX_TENSORS = 4096
+_ALIGNMENT = 64
+_DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (
+        torch.bool,
+        torch.uint8,
+        torch.int8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+        torch.float64,
+    )
+}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+
+
+@dataclass(frozen=True)
+class Message:
+    """What one side says to the other.
+
+    Args:
+        op: What is asked for, or ``"error"``.
+        fields: Values that JSON has.
+        tensors: Dense, on the CPU.
+        payload: uint8, the memory that ``tensors`` are views of, laid out as on the wire; None
+            where they lie elsewhere.
+    """
+
+    op: str
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    tensors: Sequence[Tensor] = ()
+    payload: Tensor | None = None
+
+    @classmethod
+    def allocate(cls, op: str, fields: Mapping[str, Any], specs: Sequence[Spec]) -> Message:
+        """A message whose tensors are to be filled in, where they are sent from."""
+        offsets, size = _layout(specs)
+        payload = empty([size], torch.uint8)
+        tensors = [_view(payload, spec, at) for spec, at in zip(specs, offsets, strict=True)]
+        return cls(op, fields, tensors, payload)
+
+    def encode(self) -> tuple[bytes, pa.Buffer]:
+        """Header and payload.
+
+        Raises:
+            MessageError: A dtype that cannot be sent, or a header that is too long.
+        """
+        specs = [(tensor.dtype, tuple(tensor.shape)) for tensor in self.tensors]
+        for dtype, _ in specs:
+            check_dtype(dtype)
+        header = json.dumps(
+            {
+                "op": self.op,
+                "fields": self.fields,
+                "tensors": [[_NAMES[dtype], list(shape)] for dtype, shape in specs],
+            }
+        ).encode()
+        if len(header) > MAX_HEADER:
+            raise MessageError(
+                f"the header of a message must have at most {MAX_HEADER} bytes (got {len(header)}); "
+                "use shorter names, or ask for fewer of them at once"
+            )
+        if self.payload is not None:
+            return header, _buffer_of(self.payload)
+        if len(self.tensors) == 1:
+            return header, _buffer_of(self.tensors[0].detach().contiguous().view(-1))
+        filled = Message.allocate(self.op, self.fields, specs)
+        for out, tensor in zip(filled.tensors, self.tensors, strict=True):
+            out.copy_(tensor.detach())
+        assert filled.payload is not None
+        return header, _buffer_of(filled.payload)
+
+    @classmethod
+    def decode(cls, header: bytes, payload: pa.Buffer) -> Message:
+        """The message; its tensors are views of ``payload``.
+
+        Raises:
+            MessageError: It is none, or its lengths do not fit.
+        """
+        if len(header) > MAX_HEADER:
+            raise MessageError(f"a header has {len(header)} bytes; at most {MAX_HEADER} are legal")
+        try:
+            content = json.loads(header)
+            op, fields, listed = content["op"], content["fields"], content["tensors"]
+        except (ValueError, TypeError, KeyError, RecursionError):
+            raise MessageError("a header must be JSON with op, fields and tensors") from None
+        if not (isinstance(op, str) and isinstance(fields, dict) and isinstance(listed, list)):
+            raise MessageError("a header must hold a text, an object and a list")
+        if len(listed) > MAX_TENSORS:
+            raise MessageError(f"a message has at most {MAX_TENSORS} tensors (got {len(listed)})")
+        specs = [_spec(entry) for entry in listed]
+        offsets, size = _layout(specs)
+        if size != payload.size:
+            raise MessageError(
+                f"the tensors of a message take {size} bytes (got {payload.size} bytes)"
+            )
+        memory = _tensor_over(payload)
+        views = [_view(memory, spec, at) for spec, at in zip(specs, offsets, strict=True)]
+        return cls(op, fields, views, memory)
+
+
+def check_dtype(dtype: torch.dtype) -> None:
+    """Raise unless tensors of a dtype can be sent."""
+    if dtype not in _NAMES:
+        raise MessageError(
+            f"tensors of {', '.join(_DTYPES)} can be sent (got {dtype}); convert it first"
+        )
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """How a message names a dtype."""
+    check_dtype(dtype)
+    return _NAMES[dtype]
+
+
+def dtype_named(name: Any) -> torch.dtype:
+    """The dtype of a name.
+
+    Raises:
+        MessageError: There is none.
+    """
+    if not isinstance(name, str) or name not in _DTYPES:
+        raise MessageError(f"unknown dtype {name!r:.80}; known are {', '.join(_DTYPES)}")
+    return _DTYPES[name]
+
+
+def _spec(entry: Any) -> Spec:
+    if not (isinstance(entry, list) and len(entry) == 2 and isinstance(entry[1], list)):
+        raise MessageError("a tensor is described by its dtype and shape")
+    name, shape = entry
+    if len(shape) > 16 or not all(type(extent) is int and 0 <= extent < 2**48 for extent in shape):
+        raise MessageError(f"a shape has at most 16 extents, none negative (got {shape!r:.80})")
+    if math.prod(shape) >= 2**48:
+        raise MessageError(f"a tensor is too large (got shape {shape!r:.80})")
+    return dtype_named(name), tuple(shape)
+
+
+def _layout(specs: Sequence[Spec]) -> tuple[list[int], int]:
+    """First byte of each tensor, and the length of all."""
+    offsets, end = [], 0
+    for dtype, shape in specs:
+        start = -(-end // _ALIGNMENT) * _ALIGNMENT
+        offsets.append(start)
+        end = start + math.prod(shape) * dtype.itemsize
+    return offsets, end
+
+
+def _view(payload: Tensor, spec: Spec, offset: int) -> Tensor:
+    dtype, shape = spec
+    size = math.prod(shape) * dtype.itemsize
+    return payload[offset : offset + size].view(dtype).view(shape)
+
+
+def _buffer_of(tensor: Tensor) -> pa.Buffer:
+    """The bytes of a contiguous tensor, not copied."""
+    if tensor.numel() == 0:
+        return pa.py_buffer(b"")
+    size = tensor.numel() * tensor.element_size()
+    return pa.foreign_buffer(tensor.data_ptr(), size, base=tensor)
+
+
+def _tensor_over(payload: pa.Buffer) -> Tensor:
+    """uint8 over a buffer, not copied; it keeps the buffer."""
+    if payload.size == 0:
+        return torch.empty(0, dtype=torch.uint8)
+    memory = (ctypes.c_uint8 * payload.size).from_address(payload.address)
+    memory.buffer = payload  # type: ignore[attr-defined]
+    return torch.frombuffer(memory, dtype=torch.uint8)

@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MessageServer: answers messages over Arrow Flight, to those who know the token.
+
+A client keeps a stream open and sends one message after the other; each is answered by one, which
+is what a handler returns, or ``"error"`` with what it raised. So a bad request costs its sender an
+error and nobody anything else.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import os
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from ...errors import MessageError
+from ._message import Message
+
+Handler: TypeAlias = Callable[[Message], Message]
+
+COMMAND = b"graphshard 1"
+SCHEMA = pa.schema([pa.field("bytes", pa.uint8(), nullable=False)])
+MAX_MESSAGE = 1 << 30
+MIN_TOKEN = 16
+
+_log = logging.getLogger("graphshard.server")
+#: What handlers raise on purpose; the client raises the same. All else is a fault of the server.
+EXPECTED: tuple[type[Exception], ...] = (
+    ValueError,
+    TypeError,
+    IndexError,
+    KeyError,
+    NotImplementedError,
+    OSError,
+    MemoryError,
+)
+
+
+class MessageServer:
+    """A server of one process. `serve` answers until `stop` is called.
+
+    Args:
+        handlers: By op.
+        token: What clients must know; at least 16 characters.
+        host: Address to listen on.
+        port: 0 for a free one.
+        certificate: Paths of a certificate chain and its key, PEM, for TLS; None for none.
+        max_message: Most bytes of a message.
+
+    Raises:
+        ValueError: The token is too short.
+        OSError: The address is in use, or none of this machine.
+    """
+
+    def __init__(
+        self,
+        handlers: Mapping[str, Handler],
+        token: str,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        certificate: tuple[str | os.PathLike[str], str | os.PathLike[str]] | None = None,
+        max_message: int = MAX_MESSAGE,
+    ) -> None:
+        if len(token) < MIN_TOKEN:
+            raise ValueError(
+                f"a token must have at least {MIN_TOKEN} characters (got {len(token)}); make one "
+                "with secrets.token_hex()"
+            )
+        location = flight.Location.for_grpc_tcp(host, port)
+        tls: list[tuple[bytes, bytes]] = []
+        if certificate is not None:
+            location = flight.Location.for_grpc_tls(host, port)
+            chain, key = (Path(path).read_bytes() for path in certificate)
+            tls = [(chain, key)]
+        try:
+            self._flight = _FlightServer(handlers, max_message, location, tls, token)
+        except pa.ArrowException as error:
+            raise OSError(
+                f"no server can listen on {host}:{port} ({str(error).splitlines()[0]}); choose "
+                "another port, or an address of this machine"
+            ) from None
+        self.host, self.port = host, self._flight.port
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Answer in a thread."""
+        self._thread = threading.Thread(target=self.serve, name="graphshard-server", daemon=True)
+        self._thread.start()
+
+    def serve(self) -> None:
+        """Answer in this thread, until `stop`."""
+        self._flight.serve()
+
+    def stop(self, timeout: float = 5.0) -> None:
+        """Stop answering; streams that are open end with an error at their other end."""
+        self._flight.stopping.set()
+        stopper = threading.Thread(target=self._flight.shutdown, daemon=True)
+        stopper.start()
+        stopper.join(timeout)
+        if self._thread is not None:
+            self._thread.join(timeout)
+
+
+class _FlightServer(flight.FlightServerBase):  # type: ignore[misc]
+    def __init__(
+        self,
+        handlers: Mapping[str, Handler],
+        max_message: int,
+        location: flight.Location,
+        tls: list[tuple[bytes, bytes]],
+        token: str,
+    ) -> None:
+        self.handlers, self.max_message = dict(handlers), max_message
+        self.stopping = threading.Event()
+        super().__init__(location, tls_certificates=tls, middleware={"token": _TokenCheck(token)})
+
+    def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+        peer = context.peer()
+        if descriptor.command != COMMAND or reader.schema != SCHEMA:
+            _log.warning("refused a stream of another protocol from %s", peer)
+            raise flight.FlightServerError(
+                f"this server speaks {COMMAND.decode()!r}; use graphshard of the same version"
+            )
+        writer.begin(SCHEMA)
+        while not self.stopping.is_set():
+            try:
+                chunk = reader.read_chunk()
+            except StopIteration:
+                return
+            header, payload = self._answer(chunk, peer).encode()
+            writer.write_with_metadata(batch_of(payload), pa.py_buffer(header))
+
+    def _answer(self, chunk: Any, peer: str) -> Message:
+        op = "a message"
+        try:
+            request = message_of(chunk, self.max_message)
+            op = request.op
+            handler = self.handlers.get(op)
+            if handler is None:
+                raise MessageError(f"unknown request {op!r:.80}")
+            return handler(request)
+        except EXPECTED as error:
+            _log.warning("refused %.80s from %s: %.500s", op, peer, error)
+            return _error_message(error)
+        except Exception as error:
+            _log.exception("failed at %.80s from %s", op, peer)
+            return _error_message(error)
+
+
+def _error_message(error: Exception) -> Message:
+    kinds = [kind.__name__ for kind in type(error).__mro__ if kind in EXPECTED]
+    if isinstance(error, MessageError):
+        kinds = ["MessageError"]
+    text = error.args[0] if isinstance(error, KeyError) and error.args else str(error)
+    text = str(text)
+    if not kinds:
+        text = f"{type(error).__name__}: {text}"
+    return Message("error", {"kind": kinds[0] if kinds else "", "text": text[:10_000]})
+
+
+def message_of(chunk: Any, max_message: int) -> Message:
+    """The message in a chunk of a stream.
+
+    Raises:
+        MessageError: It holds none, or one that is too long.
+    """
+    if chunk.data is None or chunk.app_metadata is None:
+        raise MessageError("a message has a header and a payload")
+    column = chunk.data.column(0)
+    if len(column) > max_message:
+        raise MessageError(
+            f"a message has at most {max_message} bytes (got {len(column)}); send fewer rows at once"
+        )
+    payload = pa.py_buffer(b"")
+    if len(column):
+        payload = column.buffers()[1].slice(column.offset, len(column))
+    return Message.decode(chunk.app_metadata.to_pybytes(), payload)
+
+
+def batch_of(payload: pa.Buffer) -> pa.RecordBatch:
+    """A payload as Flight takes it."""
+    column = pa.Array.from_buffers(pa.uint8(), payload.size, [None, payload])
+    return pa.RecordBatch.from_arrays([column], schema=SCHEMA)
+
+
+class _TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc]
+    """Refuses calls without the token, before anything of them is read."""
+
+    def __init__(self, token: str) -> None:
+        super().__init__()
+        self._expected = f"Bearer {token}".encode()
+
+    def start_call(self, info: Any, headers: Mapping[str, list[str]]) -> None:
+        given = next((v for k, v in headers.items() if k.lower() == "authorization"), [""])
+        found = str(given[0] if given else "").encode("utf-8", "replace")
+        if info.method != flight.FlightMethod.DO_EXCHANGE:
+            _log.warning("refused a call of %s", info.method)
+            raise flight.FlightUnauthorizedError("this server answers graphshard's messages alone")
+        if not hmac.compare_digest(found, self._expected):
+            _log.warning("refused a call %s", "with a wrong token" if given[0] else "without token")
+            raise flight.FlightUnauthenticatedError("wrong token, or none")
