@@ -24,16 +24,20 @@ class TemporaryFolder:
 
     The lock is on the folder itself; what locks folders too, like a partition, needs one inside.
 
+    Args:
+        parent: Where it goes; by default where temporary files go.
+
     Attributes:
         path: The folder.
         descriptor: Holds the lock; a process that inherits it keeps the folder.
     """
 
-    def __init__(self) -> None:
-        remove_abandoned()
+    def __init__(self, parent: str | os.PathLike[str] | None = None) -> None:
+        parent = tempfile.gettempdir() if parent is None else parent
+        remove_abandoned(parent)
         self.descriptor = -1
         while self.descriptor < 0:
-            self.path = Path(tempfile.gettempdir(), _PREFIX + secrets.token_hex(8))
+            self.path = Path(parent, _PREFIX + secrets.token_hex(8))
             # First, because Ctrl-C may come at any time.
             self._finalizer = weakref.finalize(self, _remove, self.path, os.getpid())
             self.path.mkdir(mode=0o700)
@@ -54,9 +58,9 @@ class TemporaryFolder:
         self._close()
 
 
-def remove_abandoned() -> None:
-    """Remove folders of processes that were killed."""
-    for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+def remove_abandoned(parent: str | os.PathLike[str] | None = None) -> None:
+    """Remove folders of processes that were killed; by default where temporary files go."""
+    for path in Path(tempfile.gettempdir() if parent is None else parent).glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):
             descriptor = _held(path)
             if descriptor >= 0:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -115,7 +116,9 @@ class Connection:
 
     def error(self, what: str, cause: BaseException | None = None) -> ServerError:
         """An error that names the server."""
-        error = ServerError(f"the graph server of host {self.host} ({self.address}) {what}", self.host)
+        error = ServerError(
+            f"the graph server of host {self.host} ({self.address}) {what}", self.host
+        )
         error.__cause__ = cause
         return error
 
@@ -134,8 +137,8 @@ class PendingAnswer:
         except FutureTimeout:
             call.cancel()
             raise connection.error(
-                f"did not answer {call.request.op!r} within {call.timeout:g} s; is the host up, and "
-                "has the server memory left?"
+                f"did not answer {call.request.op!r} within {call.timeout:g} s; is the host up, "
+                "and has the server memory left?"
             ) from None
         except flight.FlightUnauthenticatedError as error:
             raise connection.error(
@@ -229,10 +232,8 @@ class _Stream:
     def _end(self) -> None:
         writer, self._writer, self._reader = self._writer, None, None
         if writer is not None:
-            try:
+            with contextlib.suppress(pa.ArrowException, OSError):
                 writer.close()
-            except (pa.ArrowException, OSError):
-                pass
 
 
 def _set(answer: Future[Message], found: Message | BaseException) -> None:

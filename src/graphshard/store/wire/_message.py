@@ -92,8 +92,8 @@ class Message:
         ).encode()
         if len(header) > MAX_HEADER:
             raise MessageError(
-                f"the header of a message must have at most {MAX_HEADER} bytes (got {len(header)}); "
-                "use shorter names, or ask for fewer of them at once"
+                f"the header of a message must have at most {MAX_HEADER} bytes (got "
+                f"{len(header)}); use shorter names, or ask for fewer of them at once"
             )
         if self.payload is not None:
             return header, _buffer_of(self.payload)
@@ -199,5 +199,5 @@ def _tensor_over(payload: pa.Buffer) -> Tensor:
     if payload.size == 0:
         return torch.empty(0, dtype=torch.uint8)
     memory = (ctypes.c_uint8 * payload.size).from_address(payload.address)
-    memory.buffer = payload  # type: ignore[attr-defined]
+    memory.buffer = payload
     return torch.frombuffer(memory, dtype=torch.uint8)

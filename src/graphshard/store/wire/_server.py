@@ -107,7 +107,7 @@ class MessageServer:
             self._thread.join(timeout)
 
 
-class _FlightServer(flight.FlightServerBase):  # type: ignore[misc]
+class _FlightServer(flight.FlightServerBase):
     def __init__(
         self,
         handlers: Mapping[str, Handler],
@@ -175,7 +175,8 @@ def message_of(chunk: Any, max_message: int) -> Message:
     column = chunk.data.column(0)
     if len(column) > max_message:
         raise MessageError(
-            f"a message has at most {max_message} bytes (got {len(column)}); send fewer rows at once"
+            f"a message has at most {max_message} bytes (got {len(column)}); send fewer rows at "
+            "once"
         )
     payload = pa.py_buffer(b"")
     if len(column):
@@ -189,7 +190,7 @@ def batch_of(payload: pa.Buffer) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([column], schema=SCHEMA)
 
 
-class _TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc]
+class _TokenCheck(flight.ServerMiddlewareFactory):
     """Refuses calls without the token, before anything of them is read."""
 
     def __init__(self, token: str) -> None:

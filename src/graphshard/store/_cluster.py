@@ -1,0 +1,407 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cluster: the named tables of all hosts, as one process reads and writes them.
+
+Rows of this host are read and written in place. Those of another one take a message there and one
+back, all of them at the same time, each no longer than the connection's timeout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from .._kernel import empty
+from ..comm import Pending
+from ..errors import MessageError, ServerError
+from ..ops import copy_rows, group_by_range
+from ._tables import HostTables, TableInfo, attached, check_rows, write_rows
+from .wire import Connection, Message
+
+_INT32_MAX = 2**31 - 1
+MESSAGE_BYTES = 1 << 26
+"""Longer requests and answers go in pieces of about this many bytes."""
+
+
+class Answer(Protocol):
+    """A request's answer to come."""
+
+    def result(self) -> Message:
+        """Wait for it."""
+
+
+class Host(Protocol):
+    """A host, as its clients see it."""
+
+    def start(self, request: Message) -> Answer:
+        """Ask its server."""
+
+    def rows(self, name: str) -> Tensor | None:
+        """Its rows of a table, where this process can read and write them; else None."""
+
+    def found(self, info: TableInfo, file: Sequence[Any] | None) -> None:
+        """See what its server says of a table."""
+
+    def close(self) -> None:
+        """Give back what it holds."""
+
+
+class LocalHost:
+    """The only host of a job without servers: this process.
+
+    Args:
+        tables: What it has.
+    """
+
+    def __init__(self, tables: HostTables) -> None:
+        self._tables, self._handlers = tables, tables.handlers()
+
+    def add_handlers(self, handlers: dict[str, Callable[[Message], Message]]) -> None:
+        """More requests that it answers."""
+        self._handlers |= handlers
+
+    def start(self, request: Message) -> Answer:
+        answer = self._handlers[request.op](request)
+        return _Known(answer)
+
+    def rows(self, name: str) -> Tensor | None:
+        return self._tables.rows(name)
+
+    def found(self, info: TableInfo, file: Sequence[Any] | None) -> None:
+        return
+
+    def close(self) -> None:
+        self._tables.close()
+
+
+@dataclass(frozen=True)
+class _Known:
+    answer: Message
+
+    def result(self) -> Message:
+        return self.answer
+
+
+class ServedHost:
+    """A host with a server.
+
+    Args:
+        connection: To the server.
+        may_attach: Whether the server may be on this machine.
+    """
+
+    def __init__(self, connection: Connection, may_attach: bool) -> None:
+        self.connection, self._may_attach = connection, may_attach
+        self._rows: dict[str, tuple[Sequence[Any], Tensor | None]] = {}
+
+    def start(self, request: Message) -> Answer:
+        return self.connection.start(request)
+
+    def rows(self, name: str) -> Tensor | None:
+        known = self._rows.get(name)
+        return None if known is None else known[1]
+
+    def found(self, info: TableInfo, file: Sequence[Any] | None) -> None:
+        known = self._rows.get(info.name)
+        if file is None or not self._may_attach:
+            self._rows.pop(info.name, None)
+        elif known is None or known[0] != file:
+            self._rows[info.name] = file, attached(file, info, self.connection.host)
+
+    def forget(self, name: str) -> None:
+        self._rows.pop(name, None)
+
+    def close(self) -> None:
+        self._rows.clear()
+        self.connection.close()
+
+
+@dataclass(frozen=True)
+class RowsRequest:
+    """Rows of some tables that are spread alike.
+
+    Args:
+        names: The tables.
+        ids: Integer ``[n]``, ids of all hosts together, on the CPU.
+    """
+
+    names: Sequence[str]
+    ids: Tensor
+
+
+class Cluster:
+    """The hosts of a job.
+
+    Args:
+        hosts: By number.
+        here: The number of this process's host.
+    """
+
+    def __init__(self, hosts: Sequence[Host], here: int) -> None:
+        self.hosts, self.here = list(hosts), here
+        self._infos: dict[str, TableInfo] = {}
+
+    @property
+    def num_hosts(self) -> int:
+        return len(self.hosts)
+
+    def close(self) -> None:
+        """End the connections."""
+        for host in self.hosts:
+            host.close()
+
+    def ask(self, requests: Sequence[tuple[int, Message]]) -> list[Message]:
+        """The answers of hosts, all asked at the same time.
+
+        All are waited for, also after an error.
+        """
+        started = [self.hosts[number].start(message) for number, message in requests]
+        answers, error = [], None
+        for one in started:
+            try:
+                answers.append(one.result())
+            except Exception as caught:
+                error = error or caught
+        if error is not None:
+            raise error
+        return answers
+
+    # ------------------------------------------------------------------ tables
+
+    def refresh(self) -> None:
+        """Learn which tables there are."""
+        self._learn(self.ask([(n, Message("tables")) for n in range(self.num_hosts)]))
+
+    def names(self) -> list[str]:
+        """The tables that are known."""
+        return sorted(self._infos)
+
+    def info(self, name: str) -> TableInfo:
+        """A table; asks the servers if it is new here.
+
+        Raises:
+            KeyError: There is none.
+        """
+        if name not in self._infos:
+            request = Message("tables", {"names": [name]})
+            self._learn(self.ask([(n, request) for n in range(self.num_hosts)]))
+        if name not in self._infos:
+            raise KeyError(f"no tensor named {name!r}; there are: {', '.join(self.names())}")
+        return self._infos[name]
+
+    def create(self, info: TableInfo) -> bool:
+        """Make a table of zeros on all hosts, or find it; returns whether it is new.
+
+        Raises:
+            ValueError: A table of that name has another shape, dtype or policy.
+            OSError: Some host has no room.
+        """
+        request = Message("create", info.as_json())
+        answers = self.ask([(number, request) for number in range(self.num_hosts)])
+        self._learn(answers)
+        return any(bool(answer.fields.get("is_new")) for answer in answers)
+
+    def delete(self, name: str) -> None:
+        """Delete a table on all hosts."""
+        self._infos.pop(name, None)
+        request = Message("delete", {"name": name})
+        self.ask([(number, request) for number in range(self.num_hosts)])
+        for host in self.hosts:
+            if isinstance(host, ServedHost):
+                host.forget(name)
+
+    def _learn(self, answers: Sequence[Message]) -> None:
+        for number, answer in enumerate(answers):
+            listed = answer.fields.get("tables")
+            for fields in [answer.fields["table"]] if listed is None else listed:
+                info = TableInfo.from_json(fields)
+                known = self._infos.setdefault(info.name, info)
+                if number == 0:
+                    self._infos[info.name] = info
+                elif known.starts != info.starts:
+                    raise ServerError(f"hosts 0 and {number} disagree on {info.name!r}", number)
+                self.hosts[number].found(info, fields.get("file"))
+
+    # ------------------------------------------------------------------ rows
+
+    def start_read(self, requests: Sequence[RowsRequest]) -> Pending:
+        """Rows of each request's tables in turn, ``[n, *row_shape]`` each.
+
+        Raises:
+            KeyError: There is no such table.
+            IndexError: An id is out of range.
+        """
+        outs: list[Tensor] = []
+        local: list[_Piece] = []
+        remote: list[list[_Piece]] = [[] for _ in self.hosts]
+        for request in requests:
+            infos = [self.info(name) for name in request.names]
+            found = [empty((request.ids.numel(), *i.row_shape), i.dtype) for i in infos]
+            outs += found
+            for number, rows, places in self._by_host(infos, request.ids):
+                piece = _Piece(list(request.names), rows, places, found)
+                here = [self.hosts[number].rows(name) for name in request.names]
+                if all(table is not None for table in here):
+                    local.append(piece)
+                    piece.tables = here  # type: ignore[assignment]
+                else:
+                    remote[number] += piece.parts(sum(i.row_bytes for i in infos))
+        started = [
+            (pieces, self.hosts[number].start(_read_request(pieces)))
+            for number, all_pieces in enumerate(remote)
+            for pieces in _batches(all_pieces)
+        ]
+
+        def finish() -> list[Tensor]:
+            for piece in local:
+                for out, table in zip(piece.outs, piece.tables, strict=True):
+                    copy_rows(out, piece.places, table, piece.rows)
+            error = None
+            for pieces, answer in started:
+                try:
+                    _take(pieces, answer.result())
+                except Exception as caught:
+                    error = error or caught
+            if error is not None:
+                raise error
+            return outs
+
+        return Pending(finish)
+
+    def write(self, name: str, ids: Tensor, rows: Tensor) -> None:
+        """``table[ids] = rows``; on return every host has what it owns.
+
+        Args:
+            name: The table.
+            ids: Integer ``[n]``; where one is repeated, its last row counts.
+            rows: ``[n, *row_shape]`` of the table's dtype.
+
+        Raises:
+            IndexError: An id is out of range; nothing is written.
+            TypeError: Another dtype; nothing is written.
+            ValueError: Another shape; nothing is written.
+            ServerError: A server is gone; rows of other hosts are written.
+        """
+        info = self.info(name)
+        check_rows(info, ids.numel(), rows)
+        rows = rows.detach().cpu()
+        asked: list[tuple[int, Message]] = []
+        for number, local, places in self._by_host([info], ids):
+            chosen = rows if places is None else rows.index_select(0, places)
+            table = self.hosts[number].rows(name)
+            if table is not None:
+                write_rows(table, local, chosen)
+                continue
+            most = max(1, MESSAGE_BYTES // max(1, info.row_bytes))
+            asked += [
+                (number, Message("write", {"name": name}, [i, r]))
+                for i, r in zip(local.split(most), chosen.split(most), strict=True)
+            ]
+        # One after another to a host, so that of an id in two messages the later one counts.
+        while asked:
+            batch: dict[int, Message] = {}
+            left = []
+            for number, message in asked:
+                if number in batch:
+                    left.append((number, message))
+                else:
+                    batch[number] = message
+            self.ask(list(batch.items()))
+            asked = left
+
+    def count_nonzero(self, name: str) -> int:
+        """Elements of a table that are not 0, on all hosts."""
+        request = Message("count_nonzero", {"name": name})
+        answers = self.ask([(number, request) for number in range(self.num_hosts)])
+        return sum(int(answer.fields["count"]) for answer in answers)
+
+    def _by_host(
+        self, infos: Sequence[TableInfo], ids: Tensor
+    ) -> Iterator[tuple[int, Tensor, Tensor | None]]:
+        """(host, rows there, places among ``ids``) for each host that has some of them."""
+        starts = infos[0].starts
+        if any(info.starts != starts for info in infos):
+            raise ValueError("tables that are read together must have rows of the same kind")
+        if ids.numel() and not (int(ids.min()) >= 0 and int(ids.max()) < starts[-1]):
+            bad = ids[(ids < 0) | (ids >= starts[-1])]
+            raise IndexError(
+                f"ids of {infos[0].name!r} must be in [0, {starts[-1]}) (got {int(bad[0])})"
+            )
+        dtype = torch.int32 if starts[-1] <= _INT32_MAX else torch.int64
+        if len(starts) == 2:
+            if ids.numel():
+                yield 0, ids.to(dtype), None
+            return
+        order, rows, sizes = group_by_range(ids, starts, len(starts) - 2, dtype)
+        begin = 0
+        for number, size in enumerate(sizes):
+            if size:
+                end = begin + size
+                yield number, rows[begin:end], order[begin:end]
+                begin = end
+
+
+@dataclass
+class _Piece:
+    """Rows of one host that a request wants.
+
+    Args:
+        names: The tables.
+        rows: Rows on the host.
+        places: Where they go in ``outs``; None for everywhere, in order.
+        outs: One for each table.
+    """
+
+    names: list[str]
+    rows: Tensor
+    places: Tensor | None
+    outs: Sequence[Tensor]
+    tables: Sequence[Tensor] = ()
+
+    def parts(self, row_bytes: int) -> list[_Piece]:
+        """The same in pieces for one message each."""
+        most = max(1, MESSAGE_BYTES // max(1, row_bytes))
+        count = self.rows.numel()
+        if count <= most:
+            return [self]
+        places = torch.arange(count) if self.places is None else self.places
+        both = zip(self.rows.split(most), places.split(most), strict=True)
+        return [_Piece(self.names, rows, at, self.outs) for rows, at in both]
+
+    @property
+    def num_bytes(self) -> int:
+        per_row = sum(out[:1].numel() * out.element_size() for out in self.outs)
+        return self.rows.numel() * per_row
+
+
+def _batches(pieces: Sequence[_Piece]) -> Iterator[list[_Piece]]:
+    """Pieces that go into one message."""
+    batch: list[_Piece] = []
+    size = 0
+    for piece in pieces:
+        if batch and size + piece.num_bytes > MESSAGE_BYTES:
+            yield batch
+            batch, size = [], 0
+        batch.append(piece)
+        size += piece.num_bytes
+    if batch:
+        yield batch
+
+
+def _read_request(pieces: Sequence[_Piece]) -> Message:
+    return Message("read", {"names": [p.names for p in pieces]}, [p.rows for p in pieces])
+
+
+def _take(pieces: Sequence[_Piece], answer: Message) -> None:
+    """Copy the rows of an answer to where they go."""
+    arrived = iter(answer.tensors)
+    for piece in pieces:
+        for out in piece.outs:
+            rows = next(arrived, None)
+            expected = (piece.rows.numel(), *out.shape[1:])
+            if rows is None or rows.dtype != out.dtype or tuple(rows.shape) != expected:
+                raise MessageError("a server answered with other rows than were asked for")
+            copy_rows(out, piece.places, rows, None)
