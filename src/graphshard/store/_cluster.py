@@ -195,6 +195,8 @@ class Cluster:
     def create(self, info: TableInfo) -> bool:
         """Make a table of zeros on all hosts, or find it; returns whether it is new.
 
+        What is not persistent stays until `release` was called as often as this, or `delete`.
+
         Raises:
             ValueError: A table of that name has another shape, dtype or policy.
             OSError: Some host has no room.
@@ -212,6 +214,14 @@ class Cluster:
         for host in self.hosts:
             if isinstance(host, ServedHost):
                 host.forget(name)
+
+    def release(self, name: str) -> None:
+        """Let a table go that this process has asked for; not waited for.
+
+        A table that is not persistent is deleted once all that have asked for it let it go.
+        """
+        for host in self.hosts:
+            host.start(Message("release", {"name": name}))
 
     def _learn(self, answers: Sequence[Message]) -> None:
         for number, answer in enumerate(answers):

@@ -107,6 +107,7 @@ class _Table:
     info: TableInfo
     rows: Tensor
     path: str | None
+    num_holders: int = 1
 
 
 class HostTables:
@@ -166,8 +167,11 @@ class HostTables:
                         f"a tensor named {info.name!r} exists with {_described(known.info)} (asked "
                         f"for {_described(info)}); use another name, or delete it first"
                     )
-                if info.persistent and not known.info.persistent:
-                    self._tables[info.name] = replace(known, info=info)
+                persistent = known.info.persistent or info.persistent
+                kept = replace(known.info, persistent=persistent)
+                self._tables[info.name] = replace(
+                    known, info=kept, num_holders=known.num_holders + 1
+                )
                 return False
             if self.host >= len(info.starts) - 1:
                 raise ValueError(f"{info.name!r} has no rows on host {self.host}")
@@ -189,6 +193,17 @@ class HostTables:
             if table is not None and table.path is not None:
                 Path(table.path).unlink(missing_ok=True)
 
+    def release(self, name: str) -> None:
+        """Let a table go that was asked for by `create`."""
+        with self._lock:
+            table = self._tables.get(name)
+            if table is None or table.info.persistent:
+                return
+            if table.num_holders > 1:
+                self._tables[name] = replace(table, num_holders=table.num_holders - 1)
+            else:
+                self.delete(name)
+
     def _find(self, name: Any) -> _Table:
         with self._lock:
             table = self._tables.get(name) if isinstance(name, str) else None
@@ -205,6 +220,7 @@ class HostTables:
             "tables": self._on_tables,
             "create": self._on_create,
             "delete": self._on_delete,
+            "release": self._on_release,
             "read": self._on_read,
             "write": self._on_write,
             "count_nonzero": self._on_count_nonzero,
@@ -233,6 +249,10 @@ class HostTables:
     def _on_delete(self, request: Message) -> Message:
         self.delete(request.fields.get("name", ""))
         return Message("deleted")
+
+    def _on_release(self, request: Message) -> Message:
+        self.release(request.fields.get("name", ""))
+        return Message("released")
 
     def _on_read(self, request: Message) -> Message:
         """Rows of several tables: ``fields["names"]`` has a list of names for each ids tensor."""
