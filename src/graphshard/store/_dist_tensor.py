@@ -153,6 +153,11 @@ class DistTensor:
         """How rows are spread."""
         return self._info.policy
 
+    @property
+    def is_persistent(self) -> bool:
+        """Whether it stays when no trainer has it any more."""
+        return self._info.persistent
+
     def __len__(self) -> int:
         return self._info.starts[-1]
 

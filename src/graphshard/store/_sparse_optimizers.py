@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SparseSGD, SparseAdagrad, SparseAdam: optimizers of `DistEmbedding`.
+
+A step sends each row's gradients to the trainer that takes care of the row. It adds up those of
+all trainers, updates the row once, and writes it; other rows are not touched. So a row changes as
+that of a ``torch.nn.Embedding(sparse=True)`` in one process whose batch is that of all trainers.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..comm.collectives import all_gather, all_to_all
+from ..comm.group import group_state
+from ..comm.wire import exchange_rows
+from ..ops import group_by_range
+from ._cluster import RowsRequest
+from ._dist_tensor import DistTensor
+from ._embedding import DistEmbedding
+from ._job import current_job, wait_for_trainers
+
+
+class SparseOptimizer(ABC):
+    """What the optimizers have in common. All trainers make one together, and step together.
+
+    Args:
+        params: The embeddings.
+        lr: Learning rate, at least 0.
+    """
+
+    #: Names of the rows of state beside each row of an embedding.
+    states: tuple[str, ...] = ()
+
+    def __init__(self, params: Sequence[DistEmbedding], lr: float) -> None:
+        if not isinstance(params, Sequence) or not params:
+            raise ValueError(f"params must be a list of DistEmbedding (got {params!r:.200})")
+        for embedding in params:
+            if not isinstance(embedding, DistEmbedding):
+                raise TypeError(
+                    f"params must be DistEmbedding (got {type(embedding).__name__}); parameters of "
+                    "modules go to a torch.optim optimizer"
+                )
+        check_at_least("lr", lr, 0.0)
+        self.lr, self._params = lr, list(params)
+        self._num_steps = [0] * len(self._params)
+        self._state = [
+            {name: self._new_state(embedding, name) for name in self.states}
+            for embedding in self._params
+        ]
+        self._shares: dict[str, list[tuple[int, int, int]]] = {}
+
+    def _new_state(self, embedding: DistEmbedding, name: str) -> DistTensor:
+        key = f"{embedding.weight.tensor_name or embedding.name.rsplit('~', 1)[1]}.{name}"
+        return DistTensor(
+            embedding.weight.shape,
+            torch.float32,
+            key,
+            self._initial(name),
+            embedding.part_policy,
+            embedding.weight.is_persistent,
+        )
+
+    def _initial(self, name: str) -> Any:
+        """First contents of a state; None for zeros."""
+        return None
+
+    @abstractmethod
+    def _update(self, rows: Tensor, grad: Tensor, state: Mapping[str, Tensor], step: int) -> None:
+        """Change rows ``[n, dim]`` and their state in place.
+
+        Args:
+            rows: Of the embedding.
+            grad: Their gradients, added up.
+            state: By name.
+            step: Steps of this embedding, this one included.
+        """
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients of what was looked up; lookups of a loss to come stay."""
+        for embedding in self._params:
+            embedding.zero_grad()
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Update the rows that have gradients on any trainer; then forget the lookups.
+
+        All trainers must call. When it returns, all of them read the new rows.
+
+        Raises:
+            RankError: A trainer failed, or did not answer in time.
+            ServerError: A server is gone.
+        """
+        for number, embedding in enumerate(self._params):
+            ids, grads = self._to_owners(embedding, *_summed(*embedding.gradients()))
+            embedding.reset()
+            if ids is None:
+                continue
+            self._num_steps[number] += 1
+            ids, grads = _summed(ids, grads)
+            tensors = {"": embedding.weight} | self._state[number]
+            names = [tensor.name for tensor in tensors.values()]
+            cluster = current_job().cluster
+            found = cluster.start_read([RowsRequest(names, ids)]).wait()
+            values = dict(zip(tensors, found, strict=True))
+            self._update(values[""], grads, values, self._num_steps[number])
+            for name, tensor in tensors.items():
+                cluster.write(tensor.name, ids, values[name])
+        wait_for_trainers()
+
+    def _to_owners(
+        self, embedding: DistEmbedding, ids: Tensor, grads: Tensor
+    ) -> tuple[Tensor | None, Tensor]:
+        """The gradients that this trainer adds up; None if no trainer has any."""
+        state = group_state()
+        if state.world_size == 1:
+            return (ids if ids.numel() else None), grads
+        shares = self._shares_of(embedding.part_policy)
+        starts = [0, *(stop for _, stop, _ in shares)]
+        order, _, sizes = group_by_range(ids, starts, len(shares) - 1, torch.int64)
+        counts = torch.zeros(state.world_size, 2, dtype=torch.int64)
+        groups: dict[int, Tensor] = {}
+        for (_, _, rank), places in zip(shares, order.split(sizes), strict=True):
+            groups[rank] = places
+            counts[rank, 0] = places.numel()
+        counts[:, 1] = ids.numel()
+        twos = [2] * state.world_size
+        arrived = all_to_all(state, counts.view(-1), twos, twos, "gradients").view(-1, 2)
+        if not bool(arrived[:, 1].any()):
+            return None, grads
+        places = torch.cat([groups[rank] for rank in range(state.world_size)])
+        send, receive = counts[:, 0].tolist(), arrived[:, 0].tolist()
+        mine = [ids.index_select(0, places), grads.index_select(0, places)]
+        found = exchange_rows(state, mine, [send] * 2, [receive] * 2, "gradients")
+        return found[0], found[1]
+
+    def _shares_of(self, policy: str) -> list[tuple[int, int, int]]:
+        """(first id, last id + 1, rank), ascending, of all trainers; collective at first."""
+        if policy not in self._shares:
+            state = group_state()
+            mine = torch.tensor(current_job().share(policy))
+            gathered = all_gather(state, mine, "rows of trainers")
+            shares = [(int(s[0]), int(s[1]), rank) for rank, s in enumerate(gathered)]
+            self._shares[policy] = sorted(shares)
+        return self._shares[policy]
+
+
+class SparseSGD(SparseOptimizer):
+    """``w -= lr g``, as `torch.optim.SGD`.
+
+    Args:
+        params: The embeddings.
+        lr: Learning rate, at least 0.
+    """
+
+    def _update(self, rows: Tensor, grad: Tensor, state: Mapping[str, Tensor], step: int) -> None:
+        rows.add_(grad, alpha=-self.lr)
+
+
+class SparseAdagrad(SparseOptimizer):
+    """``s += g^2; w -= lr g / (sqrt(s) + eps)``, as `torch.optim.Adagrad`.
+
+    Source: Duchi, Hazan and Singer, "Adaptive Subgradient Methods for Online Learning and
+    Stochastic Optimization", JMLR 2011.
+
+    Args:
+        params: The embeddings.
+        lr: Learning rate, at least 0.
+        eps: Added to the root, at least 0.
+        lr_decay: The rate of step t is ``lr / (1 + (t - 1) lr_decay)``.
+        initial_accumulator_value: First value of ``s``.
+    """
+
+    states = ("adagrad_sum",)
+
+    def __init__(
+        self,
+        params: Sequence[DistEmbedding],
+        lr: float = 1e-2,
+        eps: float = 1e-10,
+        *,
+        lr_decay: float = 0.0,
+        initial_accumulator_value: float = 0.0,
+    ) -> None:
+        check_at_least("eps", eps, 0.0)
+        check_at_least("lr_decay", lr_decay, 0.0)
+        check_at_least("initial_accumulator_value", initial_accumulator_value, 0.0)
+        self.eps, self.lr_decay = eps, lr_decay
+        self._first = initial_accumulator_value
+        super().__init__(params, lr)
+
+    def _initial(self, name: str) -> Any:
+        if self._first == 0:
+            return None
+        return lambda shape, dtype: torch.full(shape, self._first, dtype=dtype)
+
+    def _update(self, rows: Tensor, grad: Tensor, state: Mapping[str, Tensor], step: int) -> None:
+        total = state["adagrad_sum"]
+        total.add_(grad * grad)
+        rate = self.lr / (1 + (step - 1) * self.lr_decay)
+        rows.add_(grad / total.sqrt().add_(self.eps), alpha=-rate)
+
+
+class SparseAdam(SparseOptimizer):
+    """Adam of the rows that have gradients, as `torch.optim.SparseAdam`.
+
+    Source: Kingma and Ba, "Adam: A Method for Stochastic Optimization", ICLR 2015,
+    https://arxiv.org/abs/1412.6980. Moments of rows without gradients do not decay.
+
+    Args:
+        params: The embeddings.
+        lr: Learning rate, at least 0.
+        betas: Decay of the moments, each in [0, 1).
+        eps: Added to the root, at least 0.
+    """
+
+    states = ("adam_mean", "adam_square")
+
+    def __init__(
+        self,
+        params: Sequence[DistEmbedding],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+    ) -> None:
+        check_at_least("eps", eps, 0.0)
+        if len(betas) != 2 or not all(0.0 <= beta < 1.0 for beta in betas):
+            raise ValueError(f"betas must be two numbers in [0, 1) (got {betas})")
+        self.betas, self.eps = (betas[0], betas[1]), eps
+        super().__init__(params, lr)
+
+    def _update(self, rows: Tensor, grad: Tensor, state: Mapping[str, Tensor], step: int) -> None:
+        (first, second), mean, square = self.betas, state["adam_mean"], state["adam_square"]
+        mean.lerp_(grad, 1 - first)
+        square.lerp_(grad * grad, 1 - second)
+        correction = (1 - second**step) ** 0.5 / (1 - first**step)
+        rows.add_(mean / square.sqrt().add_(self.eps), alpha=-self.lr * correction)
+
+
+def check_at_least(name: str, value: float, least: float) -> None:
+    """Raise ValueError unless a number is finite and not below ``least``."""
+    if not isinstance(value, int | float) or not least <= value < float("inf"):
+        raise ValueError(f"{name} must be a number of at least {least:g} (got {value!r})")
+
+
+def _summed(ids: Tensor, grads: Tensor) -> tuple[Tensor, Tensor]:
+    """Distinct ids, ascending, and the sums of their gradients, always added in one order."""
+    if ids.numel() == 0:
+        return ids, grads
+    distinct, place = torch.unique(ids, return_inverse=True)
+    if distinct.numel() == ids.numel():
+        return distinct, torch.empty_like(grads).index_copy_(0, place, grads)
+    total = torch.zeros(distinct.numel(), grads.shape[1], dtype=grads.dtype)
+    return distinct, total.index_add_(0, place, grads)
