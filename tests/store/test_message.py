@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages: what is sent arrives, and what is none is refused. No process group."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pyarrow as pa
+import pytest
+import torch
+
+from graphshard.errors import MessageError
+from graphshard.store import Message
+
+TENSORS = [
+    torch.arange(7),
+    torch.tensor([True, False]),
+    torch.randn(3, 4, dtype=torch.float64),
+    torch.randn(5, 0, 2),
+    torch.randn(9).to(torch.bfloat16),
+    torch.randn(2, 6).t(),
+    torch.tensor(3, dtype=torch.int8),
+]
+
+
+def sent(message: Message) -> Message:
+    header, payload = message.encode()
+    return Message.decode(header, pa.py_buffer(payload.to_pybytes()))
+
+
+@pytest.mark.parametrize("number", [0, 1, 2, len(TENSORS)])
+def test_what_is_sent_arrives(number: int) -> None:
+    fields = {"text": "ä\n", "numbers": [1, 2.5], "none": None}
+    found = sent(Message("op", fields, TENSORS[:number]))
+    assert (found.op, found.fields) == ("op", fields)
+    for one, other in zip(found.tensors, TENSORS[:number], strict=True):
+        assert one.dtype == other.dtype
+        assert torch.equal(one, other)
+
+
+def test_what_is_filled_in_arrives() -> None:
+    message = Message.allocate("op", {}, [(t.dtype, tuple(t.shape)) for t in TENSORS])
+    for out, tensor in zip(message.tensors, TENSORS, strict=True):
+        out.copy_(tensor)
+    found = sent(message)
+    assert all(torch.equal(a, b) for a, b in zip(found.tensors, TENSORS, strict=True))
+
+
+def test_a_dtype_without_a_name_cannot_be_sent() -> None:
+    with pytest.raises(MessageError, match="complex64"):
+        Message("op", {}, [torch.zeros(2, dtype=torch.complex64)]).encode()
+
+
+def test_a_header_has_a_limit() -> None:
+    with pytest.raises(MessageError, match="at most 1048576 bytes"):
+        Message("op", {"name": "x" * (1 << 20)}).encode()
+
+
+def header(tensors: object, op: object = "op", fields: object = None) -> bytes:
+    return json.dumps({"op": op, "fields": fields or {}, "tensors": tensors}).encode()
+
+
+@pytest.mark.parametrize(
+    ("head", "payload"),
+    [
+        (b"", b""),
+        (b"{", b""),
+        (b"\xff\xfe", b""),
+        (b"[1]", b""),
+        (b"[" * 100_000, b""),
+        (b"x" * ((1 << 20) + 1), b""),
+        (header([], op=3), b""),
+        (header([], fields=[1]), b""),
+        (header("abc"), b""),
+        (header([3]), b""),
+        (header([["float32"]]), b""),
+        (header([["float32", 4]]), b"0" * 16),
+        (header([["float32", [-1]]]), b""),
+        (header([["float32", [True]]]), b"0" * 4),
+        (header([["float32", [1.0]]]), b"0" * 4),
+        (header([["float32", [2**60]]]), b""),
+        (header([["float32", [2**40, 2**40, 0]]]), b""[:0]),
+        (header([["float32", [2**47, 2**47]]]), b""),
+        (header([["float32", [1] * 17]]), b"0" * 4),
+        (header([["float32", [4]]]), b"0" * 15),
+        (header([["float32", [4]]]), b"0" * 17),
+        (header([["object", [1]]]), b"0" * 8),
+        (header([["int8", [1]]] * 5000), b"0" * 5000),
+    ],
+)
+def test_what_is_no_message_is_refused(head: bytes, payload: bytes) -> None:
+    if b"1099511627776, 0" in head:  # no bytes at all: legal, and harmless
+        assert Message.decode(head, pa.py_buffer(payload)).tensors[0].numel() == 0
+        return
+    with pytest.raises(MessageError):
+        Message.decode(head, pa.py_buffer(payload))
+
+
+def test_changed_bytes_are_a_message_or_refused() -> None:
+    chosen = random.Random(0)
+    head, payload = Message("read", {"names": [["a"]]}, TENSORS[:3]).encode()
+    body = payload.to_pybytes()
+    refused = 0
+    for _ in range(3000):
+        changed, cut = bytearray(head), body[: chosen.randrange(len(body) + 1)]
+        for _ in range(chosen.randrange(1, 4)):
+            changed[chosen.randrange(len(changed))] = chosen.randrange(256)
+        try:
+            found = Message.decode(bytes(changed), pa.py_buffer(cut if refused % 2 else body))
+        except MessageError:
+            refused += 1
+        else:
+            assert sum(t.numel() * t.element_size() for t in found.tensors) <= len(body)
+    assert refused > 1000

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sparse optimizers against torch.optim on torch.nn.Embedding(sparse=True) in one process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from clusters import NUM_ROWS, alone, join, served
+from torch import Tensor
+
+from graphshard.comm import barrier
+from graphshard.store import DistEmbedding, SparseAdagrad, SparseAdam, SparseSGD, set_job
+from graphshard.testing import run_ranks
+
+WIDTH, STEPS = 6, 12
+OURS: dict[str, Any] = {
+    "sgd": lambda e: SparseSGD([e], 0.1),
+    "adagrad": lambda e: SparseAdagrad([e], 0.1, lr_decay=0.01, initial_accumulator_value=0.1),
+    "adam": lambda e: SparseAdam([e], 0.01, betas=(0.8, 0.95)),
+}
+TORCHS: dict[str, Any] = {
+    "sgd": lambda p: torch.optim.SGD(p, 0.1),
+    "adagrad": lambda p: torch.optim.Adagrad(p, 0.1, 0.01, initial_accumulator_value=0.1),
+    "adam": lambda p: torch.optim.SparseAdam(p, 0.01, betas=(0.8, 0.95)),
+}
+
+
+def first() -> Tensor:
+    return torch.randn(NUM_ROWS, WIDTH, generator=torch.Generator().manual_seed(3))
+
+
+def batch(step: int, rank: int) -> Tensor:
+    """Ids with repeats, few or many; of some ranks at some steps none, of all at step 4."""
+    if step == 4 or (step + rank) % 3 == 0:
+        return torch.empty(0, dtype=torch.int64)
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    most = 50 if step % 2 else NUM_ROWS
+    return torch.randint(0, most, (30,), generator=generator)
+
+
+def train(rank: int, world_size: int, addresses: list[str], kind: str) -> Tensor:
+    job = join(addresses, rank % len(addresses)) if addresses else alone()
+    embedding = DistEmbedding(NUM_ROWS, WIDTH, "emb")
+    if rank == 0:
+        embedding.weight[:] = first()
+    barrier()
+    optimizer = OURS[kind](embedding)
+    for step in range(STEPS):
+        ids = batch(step, rank)
+        one, other, _unused = embedding(ids), embedding(ids[:5]), embedding([1, 2])
+        optimizer.zero_grad()  # between the lookup and the backward, as scripts do
+        if ids.numel():
+            (one**2).sum().backward()
+            other.sum().backward()  # gradients of several backwards add up
+        optimizer.step()
+    found: Tensor = embedding.weight[:]
+    barrier()
+    job.cluster.close()
+    return found
+
+
+def oracle(world_size: int, kind: str) -> Tensor:
+    embedding = torch.nn.Embedding(NUM_ROWS, WIDTH, sparse=True, _weight=first())
+    optimizer = TORCHS[kind](embedding.parameters())
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        batches = [batch(step, rank) for rank in range(world_size)]
+        for ids in batches:
+            if ids.numel():
+                ((embedding(ids) ** 2).sum() + embedding(ids[:5]).sum()).backward()
+        if any(ids.numel() for ids in batches):
+            optimizer.step()
+    return embedding.weight.detach()
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+@pytest.mark.parametrize("kind", list(OURS))
+@pytest.mark.parametrize(("num_hosts", "world_size"), [(0, 1), (1, 2), (3, 3), (3, 2)])
+def test_rows_change_as_in_one_process(kind: str, num_hosts: int, world_size: int) -> None:
+    with served(num_hosts) as addresses:
+        found = run_ranks(train, world_size, addresses, kind)
+    expected = oracle(world_size, kind)
+    assert not torch.equal(expected, first())
+    for each in found:
+        torch.testing.assert_close(each, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_without_gradients_enabled_nothing_is_kept() -> None:
+    alone()
+    embedding = DistEmbedding(NUM_ROWS, WIDTH, "emb", lambda s, d: torch.ones(s, dtype=d))
+    with torch.no_grad():
+        rows = embedding(torch.tensor([3, 4]))
+    assert not rows.requires_grad
+    assert embedding.gradients()[0].numel() == 0
+    assert torch.equal(rows, torch.ones(2, WIDTH))
+    set_job(None)
+
+
+def test_wrong_arguments_are_errors() -> None:
+    alone()
+    embedding = DistEmbedding(NUM_ROWS, WIDTH, "emb")
+    with pytest.raises(IndexError, match="got 5000"):
+        embedding([NUM_ROWS])
+    with pytest.raises(ValueError, match="lr must be a number of at least 0"):
+        SparseAdam([embedding], lr=-1)
+    with pytest.raises(ValueError, match=r"betas must be two numbers in \[0, 1\)"):
+        SparseAdam([embedding], betas=(0.9, 1.0))
+    with pytest.raises(ValueError, match="eps"):
+        SparseAdagrad([embedding], eps=float("nan"))
+    with pytest.raises(ValueError, match="params must be a list"):
+        SparseSGD([], 0.1)
+    with pytest.raises(TypeError, match=r"torch\.optim"):
+        SparseSGD([torch.nn.Parameter(torch.zeros(2))], 0.1)  # type: ignore[list-item]
+    set_job(None)
