@@ -31,8 +31,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..._kernel import empty
-from .._trace import count
-from ..collectives import Pending, wait
+from ..collectives import Pending, count, wait
 from ..group import GroupState, operation
 from ..wire import SharedBlocks, as_bytes, narrowed, shared_blocks, start_exchange, wire_dtype
 from ._plan import ExchangePlan, Requests, check_requests, most_bytes, needs_grad_now

@@ -33,10 +33,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..._kernel import empty
-from .._trace import count
 from ..collectives import (
     Pending,
     all_gather,
+    count,
     finish_collective,
     start_all_to_all,
     start_collective,
