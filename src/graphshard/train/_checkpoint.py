@@ -69,13 +69,11 @@ class Checkpoint:
     """The state of a run after an epoch, as one rank has it.
 
     Args:
-        epoch: Epochs trained.
         shared: What all ranks hold alike.
         local: What this rank alone holds.
         history: The run so far, the same on all ranks.
     """
 
-    epoch: int
     shared: dict[str, Tensor]
     local: dict[str, Tensor]
     history: History
@@ -153,7 +151,7 @@ class CheckpointFolder:
         Raises:
             OSError: A rank could not write; raised on every rank.
         """
-        name = checkpoint_name(checkpoint.epoch)
+        name = checkpoint_name(checkpoint.history.epoch)
         partial = self.path / f"{name}{_PARTIAL}"
         try:
             _on_rank_0(lambda: _fresh_folder(partial))
@@ -171,9 +169,7 @@ class CheckpointFolder:
             path.name: FileRecord(path.stat().st_size, TensorFile.open(path).blake2b)
             for path in written
         }
-        manifest = Manifest(
-            checkpoint.epoch, world_size(), self._identity, checkpoint.history, files
-        )
+        manifest = Manifest(world_size(), self._identity, checkpoint.history, files)
         write_manifest(partial, manifest)
         sync_folder(partial)
         if os.path.lexists(final):  # found damaged when the run was resumed
@@ -226,7 +222,7 @@ class CheckpointFolder:
     def unusable(self, found: Checkpoint, error: Exception) -> CheckpointError:
         """The error for a checkpoint whose content does not fit the run."""
         return CheckpointError(
-            f"the checkpoint of epoch {found.epoch} in {self.path} does not fit this run "
+            f"the checkpoint of epoch {found.history.epoch} in {self.path} does not fit this run "
             f"({error}); resume with the same graph and model"
         )
 
@@ -239,7 +235,6 @@ class CheckpointFolder:
 
     def _read(self, folder: Path, manifest: Manifest) -> Checkpoint:
         return Checkpoint(
-            epoch=manifest.epoch,
             shared=_read_file(folder / SHARED, manifest),
             local=_read_file(folder / rank_file(rank()), manifest),
             history=manifest.history,

@@ -39,9 +39,8 @@ class Learner:
     def __init__(self, shard: TrainingShard, config: ResolvedConfig) -> None:
         self._shard = shard
         torch.manual_seed(config.seed)
-        self.model: nn.Module = build_model(shard, config).to(config.torch_dtype)
-        classifier: NodeClassifier = self.model  # type: ignore[assignment]
-        width = classifier.exchanged_width()
+        self.model = build_model(shard, config).to(config.torch_dtype)
+        width = self.model.exchanged_width()
         self.graph = shard.graph(config, width)
         self.graphs: list[Any] = [self.graph] * config.layers
         tables = {
@@ -63,7 +62,7 @@ class Learner:
             **{f"model/{name}": p for name, p in self.model.named_parameters()},
             **{f"embeddings/{name}": p for name, p in self.embeddings.named_parameters()},
         }
-        chosen = {id(p) for p in [*classifier.penalized_parameters(), *self.embeddings.rows]}
+        chosen = {id(p) for p in [*self.model.penalized_parameters(), *self.embeddings.rows]}
         groups: list[dict[str, Any]] = [
             {
                 "params": [p for p in self._named.values() if id(p) in chosen],
@@ -232,7 +231,7 @@ def summed_loss(scores: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(wide, labels, reduction="sum")
 
 
-def build_model(shard: TrainingShard, config: ResolvedConfig) -> nn.Module:
+def build_model(shard: TrainingShard, config: ResolvedConfig) -> NodeClassifier:
     """The configured model for a graph, with weights from torch's default generator."""
     hidden, layers = config.hidden, config.layers
     classes, dropout = shard.num_classes, config.dropout

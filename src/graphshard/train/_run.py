@@ -17,7 +17,7 @@ from ..comm import trace, world_size
 from ..data.dataset import SPLITS
 from ._checkpoint import Checkpoint, CheckpointFolder
 from ._collectives import gather_int, raise_everywhere, reduce_floats, reduce_ints
-from ._config import FullBatchConfig, ResolvedConfig
+from ._config import FullBatchConfig, ResolvedConfig, SampledConfig
 from ._learner import Learner
 from ._result import EpochReport, Evaluation, History, SamplingReport, TrainResult
 from ._shard import TrainingShard, load_shard
@@ -45,15 +45,15 @@ class TrainingRun:
 
     def __init__(
         self,
-        config: ResolvedConfig,
+        config: FullBatchConfig | SampledConfig,
         shard: TrainingShard | None = None,
         progress: Progress | None = None,
     ) -> None:
-        self.config = config
+        self.config: ResolvedConfig = config.resolved()
         self._progress = progress
         self._memory = PeakMemory()
-        self._shard = load_shard(config) if shard is None else shard
-        self._learner = Learner(self._shard, config)
+        self._shard = load_shard(self.config) if shard is None else shard
+        self._learner = Learner(self._shard, self.config)
         graph = self._learner.graph
         if config.model in ("gcn", "gat") and graph.any_zero_in_degree():
             raise ValueError(
@@ -135,9 +135,7 @@ class TrainingRun:
         if history.epoch % every and not is_last:
             return
         shared, local = self._learner.shared_state(), self._learner.local_state()
-        self._checkpoints.save(
-            Checkpoint(epoch=history.epoch, shared=shared, local=local, history=history)
-        )
+        self._checkpoints.save(Checkpoint(shared=shared, local=local, history=history))
 
     # ------------------------------------------------------------------ epochs
 
@@ -236,15 +234,6 @@ class FullBatchRun(TrainingRun):
         shard: A part that `load_shard` has read before, to save reading it again.
         progress: Called after every epoch, on every rank.
     """
-
-    def __init__(
-        self,
-        config: FullBatchConfig,
-        *,
-        shard: TrainingShard | None = None,
-        progress: Progress | None = None,
-    ) -> None:
-        super().__init__(config.resolved(), shard, progress)
 
     def _train_epoch(self, epoch: int) -> float:
         return self._learner.step()
