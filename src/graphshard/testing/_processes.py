@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from .._temporary import TemporaryFolder
-from ..comm.group import loopback_interface
+from ..comm.group import local_environment
 
 MAX_KEPT = 5
 """Ranks that stay alive between calls."""
@@ -265,12 +265,7 @@ class Pool:
 
 def rank_environment() -> dict[str, str]:
     """The caller's environment, with the settings that local ranks need."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    loopback = loopback_interface()
-    if loopback is not None:
-        # Without it gloo looks up the host's name, which need not lead anywhere.
-        environment.setdefault("GLOO_SOCKET_IFNAME", loopback)
-    return environment
+    return {**local_environment(), "OMP_NUM_THREADS": "1"}
 
 
 # Kept between calls; that is what makes a test on three ranks take milliseconds.

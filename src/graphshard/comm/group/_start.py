@@ -32,7 +32,13 @@ import torch.distributed as dist
 
 from ..._kernel import release_memory
 from ...errors import RankError
-from ._address import is_loopback, listen_for_others, loopback_interface, own_address
+from ._address import (
+    GLOO_INTERFACE,
+    is_loopback,
+    listen_for_others,
+    loopback_interface,
+    own_address,
+)
 from ._failure import first_line
 from ._monitor import FailureMonitor
 from ._monitor_server import MonitorServer
@@ -50,7 +56,6 @@ from ._state import (
 
 DEFAULT_PORT = 1234
 
-_INTERFACE = "GLOO_SOCKET_IFNAME"
 _MAX_TEXT = 1000
 
 
@@ -224,15 +229,15 @@ def _choose_interface() -> str | None:
     host's name leads, if that leads anywhere. `_give_back_interface` takes what this returns.
     """
     name = loopback_interface()
-    if name is None or _INTERFACE in os.environ:
+    if name is None or GLOO_INTERFACE in os.environ:
         return None
-    os.environ[_INTERFACE] = name
+    os.environ[GLOO_INTERFACE] = name
     return name
 
 
 def _give_back_interface(name: str | None) -> None:
-    if name is not None and os.environ.get(_INTERFACE) == name:
-        del os.environ[_INTERFACE]
+    if name is not None and os.environ.get(GLOO_INTERFACE) == name:
+        del os.environ[GLOO_INTERFACE]
 
 
 def _check_backend(backend: str, device: torch.device | None) -> None:
