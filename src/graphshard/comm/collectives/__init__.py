@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Operations in which every rank of a group takes part, and checks that all ranks mean the same."""
 
-from ._agree import agree, share_error, verify
+from ._agree import agree, gather_texts, share_error, verify
 from ._operations import (
     Pending,
     Trace,

@@ -26,6 +26,17 @@ GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 _POLL_SECONDS = 0.1
 
 
+def from_environment(name: str, variable: str) -> str:
+    """What ``torchrun`` puts into the environment for an argument that was not given."""
+    text = os.environ.get(variable)
+    if text is None:
+        raise ValueError(
+            f"{name} was not given and the environment has no {variable}; pass {name}=, or start "
+            "the program with torchrun"
+        )
+    return text
+
+
 def job_id() -> str | None:
     """The name of this process's job, from the environment; None where it has none."""
     run = os.environ.get("TORCHELASTIC_RUN_ID", "none")  # torchrun's word for no name

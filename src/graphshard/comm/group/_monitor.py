@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ._failure import NOTICE
+from ._failure import NOTICE, rank_names
 from ._monitor_server import Lines, MonitorServer, keep_alive, line
 from ._state import THREAD_GROUP
 
@@ -159,7 +159,7 @@ class FailureMonitor:
             gone = sorted(peer for peer in peers if peer in self._left)
         if not self._events:
             if gone:
-                found = Verdict(f"{_ranks(gone)} left with shutdown_comms()", tuple(gone))
+                found = Verdict(f"{rank_names(gone)} left with shutdown_comms()", tuple(gone))
             elif self._connected:
                 me = self._running.get(threading.get_ident())
                 found, _ = self._search(me or ("", name, -1, list(peers), 0.0, 0.0))
@@ -198,7 +198,7 @@ class FailureMonitor:
         group, name, number, peers, *_ = own
         states = self._ask()
         if 0 in peers and not states and 0 not in self._left:
-            text = f"{_ranks([0])} {self._tell(0, None)}, and without it nothing is known of others"
+            text = f"rank 0 {self._tell(0, None)}, and without it nothing is known of others"
             return Verdict(text, (0,)), [self._rank]
         here = (name, number, group)
         missing: list[int] = []
@@ -223,7 +223,7 @@ class FailureMonitor:
             told = "; ".join(
                 f"rank {peer} {self._tell(peer, states.get(peer))}" for peer in missing
             )
-            return Verdict(f"{_ranks(missing)} {absence}: {told}", tuple(missing)), waiting
+            return Verdict(f"{rank_names(missing)} {absence}: {told}", tuple(missing)), waiting
         if len(ranks_in) == 1:
             text = (
                 "every rank is in the operation, but it does not complete; is the network between "
@@ -234,7 +234,7 @@ class FailureMonitor:
         right = max(ranks_in, key=lambda key: (len(ranks_in[key]), -min(ranks_in[key])))
         blamed = sorted(rank for key, ranks in ranks_in.items() if key != right for rank in ranks)
         told = "; ".join(
-            f"{_ranks(sorted(ranks))} in {key[0]} (operation {key[1]})"
+            f"{rank_names(sorted(ranks))} in {key[0]} (operation {key[1]})"
             for key, ranks in ranks_in.items()
         )
         return Verdict(f"ranks are in different operations: {told}", tuple(blamed)), waiting
@@ -377,7 +377,3 @@ def _relevant(operations: list[Any], group: str) -> list[Any]:
     """
     same = [found for found in operations if found[0] == group]
     return same or [found for found in operations if not found[0].startswith(THREAD_GROUP)]
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {list(ranks)}"

@@ -34,6 +34,7 @@ from ..._kernel import release_memory
 from ...errors import RankError
 from ._address import (
     GLOO_INTERFACE,
+    from_environment,
     is_loopback,
     listen_for_others,
     loopback_interface,
@@ -116,8 +117,9 @@ def initialize_comms(
     if backend == "mpi":
         _start_mpi(rank, world_size, limit, device)
         return
-    rank = _from_environment("rank", "RANK", rank)
-    world_size = _from_environment("world_size", "WORLD_SIZE", world_size)
+    rank = int(from_environment("rank", "RANK") if rank is None else rank)
+    size = from_environment("world_size", "WORLD_SIZE") if world_size is None else world_size
+    world_size = int(size)
     if world_size < 1 or not 0 <= rank < world_size:
         raise ValueError(
             f"rank must be in [0, world_size) (got rank {rank}, world_size {world_size})"
@@ -270,18 +272,6 @@ def _start_mpi(
             raise ValueError(f"{name} must be MPI's own, {actual}, or None (got {given})")
     state = group_state()
     state.timeout, state.comm_device = timeout, device
-
-
-def _from_environment(name: str, variable: str, value: int | None) -> int:
-    if value is not None:
-        return int(value)
-    text = os.environ.get(variable)
-    if text is None:
-        raise ValueError(
-            f"{name} was not given and the environment has no {variable}; pass {name}=, or start "
-            "the program with torchrun"
-        )
-    return int(text)
 
 
 def _start_monitor(

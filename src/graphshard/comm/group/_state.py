@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 
 from ...errors import RankError
-from ._failure import first_line
+from ._failure import first_line, rank_names
 
 if TYPE_CHECKING:
     from ..wire import SharedBlocks
@@ -119,21 +119,17 @@ def group_state(group: dist.ProcessGroup | None = None) -> GroupState:
     """
     if group is None:
         if not is_initialized():
-            return _alone()
+            expected = os.environ.get("WORLD_SIZE", "1")
+            if expected != "1":
+                raise RuntimeError(
+                    f"there is no process group, and this process is one of {expected}; call "
+                    "graphshard.initialize_comms() first"
+                )
+            return alone()
         group = dist.group.WORLD
         assert group is not None
     state = _states.get(group) if isinstance(group, dist.ProcessGroup) else None
     return _of_users_group(group) if state is None else state
-
-
-def _alone() -> GroupState:
-    expected = os.environ.get("WORLD_SIZE", "1")
-    if expected != "1":
-        raise RuntimeError(
-            f"there is no process group, and this process is one of {expected}; call "
-            "graphshard.initialize_comms() first"
-        )
-    return alone()
 
 
 @functools.cache
@@ -269,9 +265,8 @@ def _rank_error(
 ) -> RankError:
     """The error of an operation that waited for global ranks, some seconds, and then failed."""
     me = state.members[state.rank]
-    awaited = f"rank {peers[0]}" if len(peers) == 1 else f"ranks {list(peers)}"
     reason = first_line(error)
-    head = f"rank {me}: {name} with {awaited} failed after {waited:.1f} s"
+    head = f"rank {me}: {name} with {rank_names(peers)} failed after {waited:.1f} s"
     if state.monitor is not None:
         timed_out = waited >= state.timeout.total_seconds() - 0.2
         verdict = state.monitor.diagnose(name, peers, timed_out)

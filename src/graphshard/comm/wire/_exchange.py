@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
@@ -256,10 +257,7 @@ def narrowed(tensor: Tensor, wire: torch.dtype | None) -> Tensor:
 
 def row_bytes(tensor: Tensor) -> int:
     """Bytes in one row of ``[rows, *]``."""
-    size = tensor.element_size()
-    for extent in tensor.shape[1:]:
-        size *= extent
-    return size
+    return tensor.element_size() * math.prod(tensor.shape[1:])
 
 
 def as_bytes(tensor: Tensor) -> Tensor:

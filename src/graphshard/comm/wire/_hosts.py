@@ -27,12 +27,12 @@ from pathlib import Path
 
 import torch
 
-from ..collectives import all_gather
+from ..collectives import all_gather, gather_texts
 from ..group import GroupState, machine_name
 
 _SHARED_MEMORY = Path("/dev/shm")
 _PREFIX = "graphshard-"
-_TEXT_BYTES = 1024
+_MAX_PATH_BYTES = 512
 _ATTEMPTS = 100
 
 
@@ -114,7 +114,7 @@ def directory_with_room(directory: str | os.PathLike[str] | None, num_bytes: int
     """
     places = directories(directory)
     for place in places:
-        if len(os.fsencode(place)) > _TEXT_BYTES // 2:
+        if len(os.fsencode(place)) > _MAX_PATH_BYTES:
             raise OSError(f"the path of a shared file must be shorter (got {place})")
         if shutil.disk_usage(place).free > num_bytes:
             return place
@@ -172,11 +172,3 @@ def _remove_abandoned_file(path: Path) -> None:
             path.unlink()
     finally:
         os.close(descriptor)
-
-
-def gather_texts(state: GroupState, text: str) -> list[str]:
-    """Every rank's text of less than a kilobyte, by rank."""
-    data = text.encode()
-    assert len(data) < _TEXT_BYTES, text
-    payload = torch.tensor(list(data.ljust(_TEXT_BYTES, b"\0")), dtype=torch.uint8)
-    return [bytes(part.tolist()).rstrip(b"\0").decode() for part in all_gather(state, payload)]

@@ -23,9 +23,10 @@ import torch
 from torch import Tensor
 
 from ..._written_files import writing
-from ..collectives import all_to_all, share_error, wait_for_all
+from ..collectives import all_to_all, gather_texts, share_error, wait_for_all
 from ..group import GroupState
-from ._hosts import Hosts, directory_with_room, gather_texts, named_file
+from ._exchange import as_bytes, row_bytes
+from ._hosts import Hosts, directory_with_room, named_file
 
 _ALIGNMENT = 64
 _MESSAGE_BYTES = 1 << 25
@@ -36,36 +37,21 @@ class SharedArray:
     """An array that is to be shared.
 
     Args:
-        dtype: Of its elements.
-        row_shape: Shape of one row.
+        own: This rank's slice, ``[starts[rank + 1] - starts[rank], *]``.
         starts: First row of each rank's slice, and the number of rows.
-        own: This rank's slice, ``[starts[rank + 1] - starts[rank], *row_shape]``.
     """
 
-    dtype: torch.dtype
-    row_shape: tuple[int, ...]
-    starts: tuple[int, ...]
     own: Tensor
-
-    @classmethod
-    def like(cls, own: Tensor, starts: Sequence[int]) -> SharedArray:
-        """One of the dtype and row shape of this rank's slice."""
-        return cls(own.dtype, tuple(own.shape[1:]), tuple(starts), own)
-
-    @property
-    def row_bytes(self) -> int:
-        size = self.dtype.itemsize
-        for extent in self.row_shape:
-            size *= extent
-        return size
+    starts: Sequence[int]
 
     @property
     def num_bytes(self) -> int:
-        return self.starts[-1] * self.row_bytes
+        return self.starts[-1] * row_bytes(self.own)
 
     def slice_bytes(self, rank: int) -> tuple[int, int]:
         """(start, stop) of a rank's slice, in bytes."""
-        return self.starts[rank] * self.row_bytes, self.starts[rank + 1] * self.row_bytes
+        size = row_bytes(self.own)
+        return self.starts[rank] * size, self.starts[rank + 1] * size
 
 
 def share_arrays(
@@ -87,7 +73,7 @@ def share_arrays(
         directory: As for `Hosts.find`.
 
     Returns:
-        The arrays, ``[starts[-1], *row_shape]`` each. Not to be written to.
+        The arrays, ``[starts[-1], *]`` each. Not to be written to.
 
     Raises:
         OSError: On all ranks, if some host has no room.
@@ -110,12 +96,12 @@ def share_arrays(
     ]
     for target, array in zip(targets, arrays, strict=True):
         start, stop = array.slice_bytes(state.rank)
-        target[start:stop].copy_(_as_bytes(array.own))
+        target[start:stop].copy_(as_bytes(array.own.cpu()))
     if whole and len(hosts.leaders) > 1:
         _spread(state, hosts, arrays, targets)
     wait_for_all(state, "shared arrays")
     return [
-        target.view(array.dtype).view(array.starts[-1], *array.row_shape)
+        target.view(array.own.dtype).view(array.starts[-1], *array.own.shape[1:])
         for target, array in zip(targets, arrays, strict=True)
     ]
 
@@ -220,10 +206,6 @@ def _stretch(
             found.append(target[start + low : start + high])
         passed += stop - start
     return found
-
-
-def _as_bytes(tensor: Tensor) -> Tensor:
-    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
 
 
 def _aligned(size: int) -> int:

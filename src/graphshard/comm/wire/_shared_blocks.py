@@ -12,6 +12,7 @@ what was in use at once before. See csrc/runtime/shared_blocks.h.
 from __future__ import annotations
 
 import contextlib
+import math
 import mmap
 import os
 import secrets
@@ -93,7 +94,7 @@ class SharedBlocks:
         """None where there can be none, or where the environment says so."""
         kernels = kernels_for(_CPU)
         is_wanted = os.environ.get("GRAPHSHARD_SHARED_MEMORY", "1") != "0"
-        can = kernels is not None and hasattr(os, "memfd_create") and Path("/proc/self/fd").is_dir()
+        can = hasattr(os, "memfd_create") and Path("/proc/self/fd").is_dir()
         if kernels is None or not is_wanted or not can or world_size > kernels.shared_readers:
             return None
         try:
@@ -116,9 +117,7 @@ class SharedBlocks:
         self, shape: Sequence[int], dtype: torch.dtype, device: torch.device | str = _CPU
     ) -> Tensor:
         """As `graphshard.ops.empty`, but others can read it once it is published."""
-        size = dtype.itemsize
-        for extent in shape:
-            size *= extent
+        size = dtype.itemsize * math.prod(shape)
         if size == 0 or torch.device(device).type != "cpu":
             return empty(shape, dtype, device)
         with self._lock:
