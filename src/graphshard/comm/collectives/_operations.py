@@ -239,11 +239,10 @@ def all_to_all(
     send_splits: Sequence[int],
     recv_splits: Sequence[int],
     name: str = "all_to_all",
-    into: Tensor | None = None,
     meanwhile: Callable[[], None] | None = None,
 ) -> Tensor:
     """`start_all_to_all`, then ``meanwhile``, then wait."""
-    pending = start_all_to_all(state, payload, send_splits, recv_splits, name, into)
+    pending = start_all_to_all(state, payload, send_splits, recv_splits, name)
     return pending.wait(meanwhile)[0]
 
 
@@ -253,32 +252,20 @@ def start_all_to_all(
     send_splits: Sequence[int],
     recv_splits: Sequence[int],
     name: str = "all_to_all",
-    into: Tensor | None = None,
 ) -> Pending:
-    """Start to send slice ``r`` of a one-dimensional tensor to rank ``r``.
+    """Start to send slice ``r`` of a one-dimensional tensor to rank ``r``; one tensor comes.
 
     The backend's own threads move it (gloo), or a stream of the device (NCCL); this one is free.
-
-    Args:
-        state: The group; every rank must call, and must wait.
-        payload: It must not change before the wait is over.
-        send_splits: Elements for each rank, own slot included.
-        recv_splits: Elements from each rank.
-        name: What error messages call the operation.
-        into: Memory for what comes, of the payload's dtype and device; by default new memory.
-
-    Returns:
-        One tensor: what came, by rank.
+    Every rank must call, and must wait; until then the payload must not change. The splits are
+    elements for, and from, each rank, the own one included.
     """
     if state.world_size == 1:
-        return Pending.of([payload.clone() if into is None else into.copy_(payload)])
+        return Pending.of([payload.clone()])
     sent = payload.numel() - send_splits[state.rank]
     count("all_to_all", sent * payload.element_size())
     device = state.payload_device(payload.device)
     outgoing = payload.contiguous().to(device)
-    incoming = into
-    if incoming is None or incoming.device != device:
-        incoming = empty((sum(recv_splits),), payload.dtype, device)
+    incoming = empty((sum(recv_splits),), payload.dtype, device)
     number, work = start_collective(
         state,
         name,
@@ -296,8 +283,7 @@ def start_all_to_all(
 
     def finish() -> list[Tensor]:
         finish_collective(state, name, number, work)
-        arrived = incoming.to(here)
-        return [arrived if into is None or arrived is into else into.copy_(arrived)]
+        return [incoming.to(here)]
 
     return Pending(finish)
 

@@ -52,12 +52,7 @@ class Verdict:
 class FailureMonitor:
     """This rank's end of the connection to the server; one daemon thread.
 
-    Args:
-        address: Where the server is reached.
-        token: For authentication.
-        rank: This rank, in the default group.
-        world_size: Number of ranks.
-        server: The server itself, on rank 0, which closes it.
+    Rank 0 has the server itself, too, and closes it.
     """
 
     def __init__(
@@ -71,7 +66,13 @@ class FailureMonitor:
         self._rank = rank
         self._world_size = world_size
         self._server = server
-        self._socket = _connect(address)
+        try:
+            self._socket = socket.create_connection(address, _CONNECT_SECONDS)
+        except OSError as error:
+            where = f"{address[0]}:{address[1]}"
+            raise ConnectionError(f"rank 0 cannot be reached ({where}: {error})") from error
+        self._socket.settimeout(None)
+        keep_alive(self._socket)
         self._send_lock = threading.Lock()
         self._changed = threading.Condition()
         self._events: list[dict[str, Any]] = []
@@ -357,17 +358,6 @@ class FailureMonitor:
         # A failure to send means that the server is gone, which the thread finds out.
         with self._send_lock, contextlib.suppress(OSError):
             self._socket.sendall(line(message))
-
-
-def _connect(address: tuple[str, int]) -> socket.socket:
-    try:
-        connection = socket.create_connection(address, _CONNECT_SECONDS)
-    except OSError as error:
-        where = f"{address[0]}:{address[1]}"
-        raise ConnectionError(f"rank 0 cannot be reached ({where}: {error})") from error
-    connection.settimeout(None)
-    keep_alive(connection)
-    return connection
 
 
 def _relevant(operations: list[Any], group: str) -> list[Any]:

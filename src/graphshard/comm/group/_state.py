@@ -41,47 +41,30 @@ HOST_BACKENDS = ("gloo", "mpi", "ucc")
 
 @dataclass(eq=False)
 class GroupState:
-    """One process group as this package uses it.
+    """One process group as this package uses it."""
 
-    Attributes:
-        group: The process group; None for a process that is alone, without any.
-        rank: This process in the group.
-        world_size: Number of processes in the group.
-        members: Global rank of each member.
-        name: The group's name, equal on all its ranks.
-        backend: Name of the backend, as ``torch.distributed`` spells it.
-        timeout: The longest that any wait in the group may take.
-        comm_device: Where payloads must live for the backend; None chooses by backend.
-        monitor: Knows which ranks are alive, where ``initialize_comms`` made the default group.
-        num_operations: Operations started so far; equal on all ranks that are in step.
-        num_plans: Exchange plans built so far.
-        checked: Signatures of models that all ranks have found to be the same everywhere.
-        cancelled: Set to make waits in the group end with `Cancelled`; None where that cannot be.
-        unfinished: A collective that was left before it was complete.
-        closed: The group has been shut down.
-        shared: Memory through which the ranks exchange large payloads; None without any.
-        tried_shared: The ranks have found out whether they can have such memory.
-        interface: Put into the environment for gloo, until the group is shut down.
-    """
-
-    group: dist.ProcessGroup | None
-    rank: int
+    group: dist.ProcessGroup | None  # None for a process that is alone, without any
+    rank: int  # this process, in the group
     world_size: int
-    members: tuple[int, ...]
-    name: str
-    backend: str
-    timeout: timedelta
+    members: tuple[int, ...]  # their global ranks
+    name: str  # equal on all ranks
+    backend: str  # as torch.distributed spells it
+    timeout: timedelta  # the longest that any wait in the group may take
+    # Where payloads must live for the backend; None chooses by backend.
     comm_device: torch.device | None = None
+    # Knows which ranks are alive, where ``initialize_comms`` made the default group.
     monitor: FailureMonitor | None = None
-    num_operations: int = 0
-    num_plans: int = 0
+    num_operations: int = 0  # started so far; equal on all ranks that are in step
+    num_plans: int = 0  # exchange plans built so far
+    # Signatures of models that all ranks have found to be the same everywhere.
     checked: set[tuple[object, ...]] = field(default_factory=set)
+    # Set to make waits in the group end with `Cancelled`; None where that cannot be.
     cancelled: threading.Event | None = None
-    unfinished: dist.Work | None = None
-    closed: bool = False
-    shared: SharedBlocks | None = None
-    tried_shared: bool = False
-    interface: str | None = None
+    unfinished: dist.Work | None = None  # a collective that was left before it was complete
+    closed: bool = False  # the group has been shut down
+    shared: SharedBlocks | None = None  # through which ranks exchange large payloads
+    tried_shared: bool = False  # the ranks have found out whether they can have such memory
+    interface: str | None = None  # put into the environment for gloo, until the group is shut down
 
     def payload_device(self, device: torch.device) -> torch.device:
         """Where data that lives on ``device`` must be copied before the backend can send it."""
@@ -221,11 +204,7 @@ def operation(
 ) -> Iterator[None]:
     """Run one step of communication; a failure inside becomes a `RankError`.
 
-    Args:
-        state: The group.
-        name: What the user would call the operation; for messages.
-        number: The operation's number in the group.
-        peers: Ranks in the group that it waits for; None means all of them.
+    For messages it has a name and a number in the group; it waits for ``peers``, or for all.
 
     Raises:
         RankError: Anything in the block raised a RuntimeError other than out of memory.

@@ -170,42 +170,20 @@ def _spread(
     targets: Sequence[Tensor],
 ) -> None:
     """Send every slice to the first rank of each other host, which writes it."""
+    ranks = range(state.world_size)
     far = [leader for leader in hosts.leaders if leader != hosts.leader[state.rank]]
+    comes = [hosts.is_leader and hosts.leader[r] != state.rank for r in ranks]
     limit = max(1, _MESSAGE_BYTES // state.world_size)
-    spans = [[array.slice_bytes(r) for array in arrays] for r in range(state.world_size)]
-    lengths = [sum(stop - start for start, stop in per_rank) for per_rank in spans]
-    for begin in range(0, max(lengths), limit):
-
-        def pieces(rank: int, begin: int = begin) -> list[Tensor]:
-            """What a rank sends in this round, as stretches of the targets."""
-            return _stretch(targets, spans[rank], begin, begin + limit)
-
-        chunk = torch.cat([*pieces(state.rank), targets[0][:0]])
-        send = [chunk.numel() if r in far else 0 for r in range(state.world_size)]
-        comes = [hosts.is_leader and hosts.leader[r] != state.rank for r in range(state.world_size)]
-        recv = [
-            max(0, min(length, begin + limit) - begin) if c else 0
-            for c, length in zip(comes, lengths, strict=True)
-        ]
-        arrived = all_to_all(state, chunk.repeat(len(far)), send, recv, "shared arrays")
-        offset = 0
-        for rank in (r for r, c in enumerate(comes) if c):
-            for piece in pieces(rank):
-                piece.copy_(arrived[offset : offset + piece.numel()])
-                offset += piece.numel()
-
-
-def _stretch(
-    targets: Sequence[Tensor], spans: Sequence[tuple[int, int]], begin: int, end: int
-) -> list[Tensor]:
-    """Bytes ``begin`` to ``end`` of one rank's slices of all arrays, laid end to end."""
-    found, passed = [], 0
-    for target, (start, stop) in zip(targets, spans, strict=True):
-        low, high = max(begin - passed, 0), min(end - passed, stop - start)
-        if low < high:
-            found.append(target[start + low : start + high])
-        passed += stop - start
-    return found
+    for array, target in zip(arrays, targets, strict=True):
+        slices = [target[slice(*array.slice_bytes(r))] for r in ranks]
+        for begin in range(0, max(map(len, slices)), limit):
+            pieces = [part[begin : begin + limit] for part in slices]
+            own = pieces[state.rank]
+            send = [len(own) if r in far else 0 for r in ranks]
+            recv = [len(pieces[r]) if comes[r] else 0 for r in ranks]
+            arrived = all_to_all(state, own.repeat(len(far)), send, recv, "shared arrays")
+            for piece, part in zip(pieces, arrived.split(recv), strict=True):
+                piece[: len(part)].copy_(part)
 
 
 def _aligned(size: int) -> int:
