@@ -66,17 +66,11 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """The state of a run after an epoch, as one rank has it.
+    """The state of a run after an epoch, as one rank has it."""
 
-    Args:
-        shared: What all ranks hold alike.
-        local: What this rank alone holds.
-        history: The run so far, the same on all ranks.
-    """
-
-    shared: dict[str, Tensor]
-    local: dict[str, Tensor]
-    history: History
+    shared: dict[str, Tensor]  # what all ranks hold alike
+    local: dict[str, Tensor]  # what this rank alone holds
+    history: History  # the same on all ranks
 
 
 class CheckpointFolder:
@@ -218,13 +212,6 @@ class CheckpointFolder:
         if is_initialized() and not reduce_ints([int(not digest)], "max")[0]:
             agree(digest, f"the manifest of {folder}")
         return found, damage
-
-    def unusable(self, found: Checkpoint, error: Exception) -> CheckpointError:
-        """The error for a checkpoint whose content does not fit the run."""
-        return CheckpointError(
-            f"the checkpoint of epoch {found.history.epoch} in {self.path} does not fit this run "
-            f"({error}); resume with the same graph and model"
-        )
 
     def _names(self) -> list[str]:
         """Finished checkpoints, newest first."""

@@ -75,21 +75,6 @@ class Learner:
         self.best: tuple[dict[str, Tensor], ...] | None = None
         torch.manual_seed(dropout_seed(config.seed, rank()))
 
-    @property
-    def aggregation(self) -> str:
-        """How rows of other ranks are fetched on the whole graph."""
-        return self.graph.mode
-
-    @property
-    def num_parameters(self) -> int:
-        """Numbers that all ranks hold alike."""
-        return sum(p.numel() for p in self.model.parameters())
-
-    @property
-    def num_embedding_parameters(self) -> int:
-        """Numbers in this rank's embeddings."""
-        return sum(p.numel() for p in self.embeddings.parameters())
-
     def scores(self) -> Tensor:
         """The model's output for this rank's nodes of the target type; collective."""
         rows = {**self._shard.features, **self.embeddings()}
@@ -100,14 +85,6 @@ class Learner:
         """This rank's share of the mean cross entropy over a split's nodes on all ranks."""
         rows = self._shard.rows[split]
         return summed_loss(scores[rows], self._shard.label[rows]) / self._shard.num_nodes[split]
-
-    def step(self) -> float:
-        """One step on the whole graph; returns this rank's share of the loss before it.
-
-        Collective.
-        """
-        self.model.train()
-        return self.descend(self.loss(self.scores(), "train"))
 
     def descend(self, loss: Tensor) -> float:
         """Step down the sum of all ranks' losses; returns this rank's. Collective."""

@@ -51,15 +51,7 @@ class DamagedError(Exception):
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a manifest says, checked.
-
-    Args:
-        world_size: Number of ranks that wrote it.
-        identity: What a run must have in common with the one that wrote it.
-        history: The run so far.
-        files: Size and digest of each file.
-        digest: Of everything above, as the file has it.
-    """
+    """What a manifest says, checked."""
 
     world_size: int
     identity: dict[str, Any]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any, Literal
 
 import torch
@@ -104,7 +105,7 @@ class NodeClassifier(nn.Module):
 
     def exchanged_width(self) -> int:
         """A layer sends its rows before or after the matrix, whichever is narrower."""
-        return max(min(pair) for pair in zip(self._widths, self._widths[1:], strict=False))
+        return max(min(pair) for pair in pairwise(self._widths))
 
 
 class GCN(NodeClassifier):
@@ -128,9 +129,7 @@ class GCN(NodeClassifier):
     ) -> None:
         super().__init__()
         widths = [in_feats, *[hidden] * (layers - 1), num_classes]
-        self.layers = nn.ModuleList(
-            GraphConv(widths[i], widths[i + 1]) for i in range(len(widths) - 1)
-        )
+        self.layers = nn.ModuleList(GraphConv(*pair) for pair in pairwise(widths))
         self.input_dropout = InputDropout(dropout)
         self.dropout = nn.Dropout(dropout)
         self._widths = widths
@@ -165,9 +164,7 @@ class SAGE(NodeClassifier):
     ) -> None:
         super().__init__()
         widths = [in_feats, *[hidden] * (layers - 1), num_classes]
-        self.layers = nn.ModuleList(
-            SAGEConv(widths[i], widths[i + 1], aggregator) for i in range(len(widths) - 1)
-        )
+        self.layers = nn.ModuleList(SAGEConv(*pair, aggregator) for pair in pairwise(widths))
         self.input_dropout = InputDropout(dropout)
         self.dropout = nn.Dropout(dropout)
         self._widths, self._pools = widths, aggregator == "pool"

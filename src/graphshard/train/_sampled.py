@@ -148,17 +148,15 @@ class SampledRun(TrainingRun):
             [sum(self._seconds_waiting) / num_epochs, self._seconds], "max"
         )
         num_edges = reduce_ints([self._num_edges])[0]
+        hit_rate = None
+        if self.config.cache_bytes:
+            hit_rate = reduce_floats([self._loader.cache_hit_rate])[0] / world_size()
         return SamplingReport(
             steps_per_epoch=len(self._loader),
             seconds_waiting=waiting,
             edges_per_second=num_edges / seconds if seconds else 0.0,
-            cache_hit_rate=self._cache_hit_rate(),
+            cache_hit_rate=hit_rate,
         )
-
-    def _cache_hit_rate(self) -> float | None:
-        if not self.config.cache_bytes:
-            return None
-        return reduce_floats([self._loader.cache_hit_rate])[0] / world_size()
 
     def _close(self) -> None:
         self._loader.close()
@@ -242,12 +240,9 @@ def _moves(surplus: list[int]) -> dict[tuple[int, int], int]:
 
 
 class SampledInputs:
-    """Makes a model's input of blocks. Every call is collective, as is making one.
+    """Makes the input of the learner's model of blocks. Every call is collective, as is making one.
 
-    Args:
-        shard: This rank's part.
-        learner: Whose model and embeddings they are for.
-        model: Name of the model.
+    ``model`` is the model's name.
     """
 
     def __init__(self, shard: TrainingShard, learner: Learner, model: str) -> None:
