@@ -112,7 +112,9 @@ class CheckpointFolder:
                     "that run, or give another checkpoint_dir"
                 )
             if write:
-                self._sweep()
+                for item in self.path.iterdir():
+                    if item.name.endswith(_PARTIAL) and epoch_of(item.name.removesuffix(_PARTIAL)):
+                        _remove(item)
 
         try:
             _on_rank_0(check)
@@ -126,11 +128,6 @@ class CheckpointFolder:
         if self._lock is not None:
             self._lock.release()
             self._lock = None
-
-    def _sweep(self) -> None:
-        for item in self.path.iterdir():
-            if item.name.endswith(_PARTIAL) and epoch_of(item.name.removesuffix(_PARTIAL)):
-                _remove(item)
 
     def _check_visible(self) -> None:
         if not self.path.is_dir():
@@ -166,8 +163,7 @@ class CheckpointFolder:
         manifest = Manifest(world_size(), self._identity, checkpoint.history, files)
         write_manifest(partial, manifest)
         sync_folder(partial)
-        if os.path.lexists(final):  # found damaged when the run was resumed
-            _remove(final)
+        _remove(final)  # found damaged when the run was resumed
         os.rename(partial, final)
         sync_folder(self.path)
         for old in self._names()[KEPT:]:
@@ -283,17 +279,16 @@ def _on_rank_0(action: Callable[[], None]) -> None:
 
 
 def _fresh_folder(path: Path) -> None:
-    if os.path.lexists(path):
-        _remove(path)
+    _remove(path)
     path.mkdir()
 
 
 def _remove(path: Path) -> None:
-    """Remove a folder with all in it, or whatever else has its name."""
+    """Remove a folder with all in it, or whatever else has its name; it need not be there."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
-        path.unlink()
+        path.unlink(missing_ok=True)
 
 
 def load_model_state(checkpoint: str | os.PathLike[str]) -> dict[str, Tensor]:

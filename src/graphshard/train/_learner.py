@@ -127,18 +127,16 @@ class Learner:
 
     def _state_of(self, place: int, module: nn.Module, prefix: str) -> dict[str, Tensor]:
         best = {} if self.best is None else self.best[place]
-        return {
-            **{f"{prefix}{k}": v for k, v in module.state_dict().items()},
-            **self._optimizer_state(prefix),
-            **{f"best/{k}": v for k, v in best.items()},
-        }
-
-    def _optimizer_state(self, prefix: str) -> dict[str, Tensor]:
-        return {
+        moments = {
             f"optimizer/{name}/{key}": value
             for name, parameter in self._named.items()
             if name.startswith(prefix)
             for key, value in self.optimizer.state.get(parameter, {}).items()
+        }
+        return {
+            **{f"{prefix}{k}": v for k, v in module.state_dict().items()},
+            **moments,
+            **{f"best/{k}": v for k, v in best.items()},
         }
 
     def load(self, shared: Mapping[str, Tensor], local: Mapping[str, Tensor]) -> None:

@@ -82,15 +82,12 @@ def share_arrays(
         return [array.own for array in arrays]
     *begins, num_bytes = accumulate((_aligned(array.num_bytes) for array in arrays), initial=0)
     present = range(state.world_size) if whole else hosts.here
-    needed = sum(
-        stop - start for array in arrays for start, stop in map(array.slice_bytes, present)
-    )
     stretches = [
         (begin + start, stop - start)
         for begin, array in zip(begins, arrays, strict=True)
         for start, stop in map(array.slice_bytes, present)
     ]
-    memory = _map(state, hosts, num_bytes, needed, stretches, directory)
+    memory = _map(state, hosts, num_bytes, stretches, directory)
     targets = [
         memory[begin : begin + array.num_bytes] for begin, array in zip(begins, arrays, strict=True)
     ]
@@ -110,7 +107,6 @@ def _map(
     state: GroupState,
     hosts: Hosts,
     num_bytes: int,
-    needed: int,
     stretches: Sequence[tuple[int, int]],
     directory: str | os.PathLike[str] | None,
 ) -> Tensor:
@@ -119,7 +115,7 @@ def _map(
         path, descriptor = None, -1
         with _shared(state):
             if hosts.is_leader:
-                folder = directory_with_room(directory, needed)
+                folder = directory_with_room(directory, sum(length for _, length in stretches))
                 path, descriptor = stack.enter_context(named_file(folder))
                 with writing(path):
                     os.ftruncate(descriptor, max(num_bytes, 1))  # takes no memory
