@@ -27,7 +27,7 @@ from typing import Any
 
 from ._failure import NOTICE, rank_names
 from ._monitor_server import Lines, MonitorServer, keep_alive, line
-from ._state import THREAD_GROUP
+from ._state import THREAD_GROUP, OperationLog, RunningOperation
 
 _CONNECT_SECONDS = 20.0
 _EVENT_SECONDS = 1.0
@@ -36,9 +36,6 @@ _ANSWER_SECONDS = 3.5
 _GOODBYE_SECONDS = 2.0
 _CHECK_SECONDS = 0.5
 _DRAIN_SECONDS = 5.0
-
-RunningOperation = tuple[str, str, int, list[int], float, float]
-"""Group, name, number in the group, peers, when it started, the seconds that it may take."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +46,7 @@ class Verdict:
     ranks: tuple[int, ...]
 
 
-class FailureMonitor:
+class FailureMonitor(OperationLog):
     """This rank's end of the connection to the server; one daemon thread.
 
     Rank 0 has the server itself, too, and closes it.
@@ -63,6 +60,7 @@ class FailureMonitor:
         world_size: int,
         server: MonitorServer | None = None,
     ) -> None:
+        super().__init__()
         self._rank = rank
         self._world_size = world_size
         self._server = server
@@ -79,38 +77,14 @@ class FailureMonitor:
         self._left: set[int] = set()
         self._answers: dict[int, dict[int, dict[str, Any]]] = {}
         self._questions = itertools.count()
-        self._running: dict[int, RunningOperation] = {}
         self._noticed: dict[int, RunningOperation] = {}
         self._gone: dict[int, float] = {}
-        self._last: tuple[str, int, float] | None = None
         self._closing = False
         self._connected = True
         self._send({"token": token, "rank": rank})
         self._notices: list[threading.Thread] = []
         self._thread = threading.Thread(target=self._listen, name="graphshard-monitor", daemon=True)
         self._thread.start()
-
-    # -- what operations report ----------------------------------------------------------------
-
-    def enter(
-        self, group: str, name: str, number: int, peers: list[int], limit: float = math.inf
-    ) -> None:
-        """This thread starts an operation, which waits for ``peers`` (global ranks).
-
-        After half of ``limit``, in seconds, a notice says for whom it waits.
-        """
-        running = (group, name, number, peers, time.monotonic(), limit)
-        self._running[threading.get_ident()] = running
-
-    def leave(self) -> None:
-        """This thread's operation is over."""
-        found = self._running.pop(threading.get_ident(), None)
-        if found is not None:
-            self._last = (found[1], found[2], time.monotonic())
-
-    def has_failure(self) -> bool:
-        """Whether a rank has announced that it has failed or has given up."""
-        return any(event["kind"] != "ended" for event in self._events)
 
     def has_lost(self, peers: Sequence[int]) -> bool:
         """Whether one of some ranks is gone for so long that nothing it sent can still arrive.
@@ -335,6 +309,7 @@ class FailureMonitor:
             if "event" in message:
                 event = message["event"]
                 self._events.append(event)
+                self._has_failure |= event["kind"] != "ended"
                 if event["kind"] == "ended":
                     self._gone.setdefault(event["rank"], time.monotonic())
             elif "left" in message:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 import os
 import threading
 import time
@@ -196,6 +197,38 @@ def _close_inherited() -> None:
 
 
 # -- operations -----------------------------------------------------------------------------------
+
+RunningOperation = tuple[str, str, int, list[int], float, float]
+"""Group, name, number in the group, peers, when it started, the seconds that it may take."""
+
+
+class OperationLog:
+    """Which operation each thread of this process is in, for the `FailureMonitor`."""
+
+    def __init__(self) -> None:
+        self._running: dict[int, RunningOperation] = {}
+        self._last: tuple[str, int, float] | None = None
+        self._has_failure = False
+
+    def enter(
+        self, group: str, name: str, number: int, peers: list[int], limit: float = math.inf
+    ) -> None:
+        """This thread starts an operation, which waits for ``peers`` (global ranks).
+
+        After half of ``limit``, in seconds, a notice says for whom it waits.
+        """
+        running = (group, name, number, peers, time.monotonic(), limit)
+        self._running[threading.get_ident()] = running
+
+    def leave(self) -> None:
+        """This thread's operation is over."""
+        found = self._running.pop(threading.get_ident(), None)
+        if found is not None:
+            self._last = (found[1], found[2], time.monotonic())
+
+    def has_failure(self) -> bool:
+        """Whether a rank has announced that it has failed or has given up."""
+        return self._has_failure
 
 
 @contextmanager
