@@ -29,12 +29,7 @@ ROWS, SELF_ROWS = "one-hot rows", "one-hot rows of self loops"
 
 
 class Learner:
-    """A model with its embeddings and its optimizer.
-
-    Args:
-        shard: This rank's part.
-        config: The run; the same on every rank.
-    """
+    """A model with its embeddings and its optimizer, for this rank's part of a graph."""
 
     def __init__(self, shard: TrainingShard, config: ResolvedConfig) -> None:
         self._shard = shard

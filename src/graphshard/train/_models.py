@@ -34,9 +34,6 @@ class InputDropout(nn.Module):
     random numbers are drawn for the non-zeros alone, whose places are found once. That is for a
     tensor that is the same object in every step and needs no gradient; any other is treated as
     ``nn.Dropout`` does. The distribution is the same; the random numbers are not.
-
-    Args:
-        p: Probability.
     """
 
     def __init__(self, p: float) -> None:

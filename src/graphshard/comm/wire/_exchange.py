@@ -156,19 +156,14 @@ def _start_shared(
 
 
 class _SharedRows:
-    """Rows that others have put into shared memory, and the message that says where.
-
-    Attributes:
-        where: int64 ``[rank, tensor, words]``, for the message.
-        work: What brings the message.
-    """
+    """Rows that others have put into shared memory, and the message that says where."""
 
     def __init__(
         self, state: GroupState, blocks: SharedBlocks, likes: Sequence[Tensor], splits: Splits
     ) -> None:
         shape = (state.world_size, len(likes), _WORDS)
-        self.where = torch.full(shape, -1, dtype=torch.int64)
-        self.work: dist.Work | None = None
+        self.where = torch.full(shape, -1, dtype=torch.int64)  # the message
+        self.work: dist.Work | None = None  # what brings it
         self._state, self._blocks, self._likes, self._splits = state, blocks, likes, splits
 
     def read(self, name: str, number: int) -> list[Tensor]:

@@ -38,15 +38,10 @@ _ATTEMPTS = 100
 
 @dataclass(frozen=True)
 class Hosts:
-    """The ranks of a group, by host.
+    """The ranks of a group, by host."""
 
-    Args:
-        rank: This process.
-        leader: For each rank the smallest rank on its host.
-    """
-
-    rank: int
-    leader: tuple[int, ...]
+    rank: int  # this process
+    leader: tuple[int, ...]  # for each rank the smallest rank on its host
 
     @property
     def leaders(self) -> list[int]:
@@ -64,12 +59,10 @@ class Hosts:
 
     @classmethod
     def find(cls, state: GroupState, directory: str | os.PathLike[str] | None = None) -> Hosts:
-        """Collective.
+        """The hosts of a group; collective.
 
-        Args:
-            state: The group.
-            directory: Where files can be shared; by default in shared memory, else where
-                temporary files go. Ranks that do not see the same one count as being apart.
+        Files can be shared in ``directory``, by default in shared memory, else where temporary
+        files go. Ranks that do not see the same one count as being apart.
         """
         if state.world_size == 1:
             return cls(0, (0,))

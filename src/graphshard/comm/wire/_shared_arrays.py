@@ -34,15 +34,10 @@ _MESSAGE_BYTES = 1 << 25
 
 @dataclass(frozen=True)
 class SharedArray:
-    """An array that is to be shared.
+    """An array that is to be shared."""
 
-    Args:
-        own: This rank's slice, ``[starts[rank + 1] - starts[rank], *]``.
-        starts: First row of each rank's slice, and the number of rows.
-    """
-
-    own: Tensor
-    starts: Sequence[int]
+    own: Tensor  # this rank's slice, [starts[rank + 1] - starts[rank], *]
+    starts: Sequence[int]  # first row of each rank's slice, and the number of rows
 
     @property
     def num_bytes(self) -> int:

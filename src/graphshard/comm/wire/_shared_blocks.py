@@ -60,14 +60,10 @@ class _SharedBlock:
 
 
 class SharedBlocks:
-    """This rank's blocks for one group, and its view of its peers' blocks.
-
-    Attributes:
-        peers: Where each rank's blocks are; known once the ranks have told each other.
-    """
+    """This rank's blocks for one group, and its view of its peers' blocks."""
 
     def __init__(self, kernels: ModuleType, rank: int) -> None:
-        self.peers: list[SharedPeer] = []
+        self.peers: list[SharedPeer] = []  # by rank; known once the ranks have told each other
         self._kernels = kernels
         self._rank = rank
         self._process = os.getpid()
@@ -215,10 +211,8 @@ class SharedBlocks:
     def read(self, rank: int, place: Sequence[int], into: Tensor) -> None:
         """Copy bytes of a rank's block, and note that this rank is done with them.
 
-        Args:
-            rank: The rank that published the block.
-            place: What its `publish` returned, and the bytes before the first to read.
-            into: uint8, contiguous; an empty one reads nothing.
+        ``place`` is what `publish` returned there, and the bytes before the first to read; ``into``
+        is uint8 and contiguous. If it is empty nothing is read.
 
         Raises:
             RuntimeError: The rank is gone, or has left.
