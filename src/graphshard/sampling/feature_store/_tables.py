@@ -332,8 +332,7 @@ class MappedFeatureStore(TableStore):
         self.ownership = ownership
         self.hosts = Hosts.find(state, directory)
         arrays = [
-            SharedArray.like(table, ownership.ranges[kind].starts)
-            for (kind, _), table in tables.items()
+            SharedArray(table, ownership.ranges[kind].starts) for (kind, _), table in tables.items()
         ]
         shared = share_arrays(state, self.hosts, arrays, whole=False, directory=directory)
         self._tables = dict(zip(tables, shared, strict=True))

@@ -62,8 +62,7 @@ class ReplicatedGraphStore(ShardedGraphStore):
         self._labor_ids: dict[ListKey, Tensor] = {}
         self._weights: dict[WeightKey, Tensor] = {}
         ids = [
-            SharedArray.like(edges.original_ids[t], self.ownership.ranges[t].starts)
-            for t in self.ntypes
+            SharedArray(edges.original_ids[t], self.ownership.ranges[t].starts) for t in self.ntypes
         ]
         self._original_ids = dict(zip(self.ntypes, self._share(ids), strict=True))
         self._share_lists([(etype, "in") for etype in self.canonical_etypes])
@@ -215,11 +214,11 @@ class ReplicatedGraphStore(ShardedGraphStore):
             # The pointer has one entry more than there are rows: rank 0 writes the leading 0.
             pointer = lists.indptr if rank == 0 else lists.indptr[1:]
             pointer_starts = [0, *(start + 1 for start in near.starts[1:])]
-            arrays.append(SharedArray.like((pointer + begin[rank]).to(wire), pointer_starts))
-            arrays.append(SharedArray.like(lists.neighbors, begin))
+            arrays.append(SharedArray((pointer + begin[rank]).to(wire), pointer_starts))
+            arrays.append(SharedArray(lists.neighbors, begin))
             if has_eids:
                 all_eids = lists.eids_at(torch.arange(lists.neighbors.numel()))
-                arrays.append(SharedArray.like(all_eids, begin))
+                arrays.append(SharedArray(all_eids, begin))
         shared = iter(zip(arrays, self._share(arrays), strict=True))
         for key, has_eids in zip(keys, have_eids.tolist(), strict=True):
             (_, indptr), (array, neighbors) = next(shared), next(shared)
@@ -240,6 +239,6 @@ class ReplicatedGraphStore(ShardedGraphStore):
         self, columns: Mapping[ListKey, Tensor]
     ) -> Iterator[tuple[ListKey, Tensor, Tensor]]:
         """Columns by position: the key, the column of all edges, and this rank's part of that."""
-        arrays = [SharedArray.like(own, self._edge_starts(key)) for key, own in columns.items()]
+        arrays = [SharedArray(own, self._edge_starts(key)) for key, own in columns.items()]
         for key, array, whole in zip(columns, arrays, self._share(arrays), strict=True):
             yield key, whole, whole[self._own(array)]
