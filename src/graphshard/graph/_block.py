@@ -19,7 +19,7 @@ from .._typing import DEFAULT_CANONICAL_ETYPE, DEFAULT_NTYPE, CanonicalEType
 from ..ops import Adjacency
 from ._graph import Graph
 from .frame import Frame
-from .message_passing import LocalGraph, check_relations, edge_frame, flattened
+from .message_passing import LocalGraph, check_relations, edge_frame
 from .structure import (
     EID,
     NID,
@@ -68,20 +68,7 @@ class Block(LocalGraph):
         )
 
     def _relation_view(self, relations: list[int]) -> Block:
-        if len(relations) > 1:
-            return flattened(self, relations, Block)
-        (relation,) = relations
-        view = object.__new__(Block)
-        view._init_local(
-            self._schema.single(relation),
-            [self.relations[relation]],
-            [self._src_frames[self._schema.src_of[relation]]],
-            [self._dst_frames[self._schema.dst_of[relation]]],
-            [self._edge_frames[relation]],
-            is_block=True,
-            facts=[self._facts[relation]],
-        )
-        return view
+        return self._sliced(relations, Block)
 
     def __repr__(self) -> str:
         if len(self.srctypes) == len(self.dsttypes) == len(self.etypes) == 1:

@@ -207,8 +207,8 @@ class Schema:
         """
         return self._side(self._dst_index, self.dsttypes, ntype, "destination node type")
 
-    def node_id(self, ntype: str | None) -> tuple[bool, int]:
-        """Where the nodes of a type live: (on the destination side only?, index on that side).
+    def node_id(self, ntype: str | None) -> tuple[str, int]:
+        """Where the nodes of a type are: ("src" or "dst", index on that side).
 
         On a block a name means its source nodes, unless only destinations have it; the prefixes
         ``SRC/`` and ``DST/`` choose a side.
@@ -222,16 +222,16 @@ class Schema:
                     f"ntype must be given because the graph has several node types: one of "
                     f"{sorted(set(self.ntypes))}"
                 )
-            return False, 0
+            return "src", 0
         if isinstance(ntype, str):
             if self.split and ntype.startswith("SRC/"):
-                return False, self.src_id(ntype[4:])
+                return "src", self.src_id(ntype[4:])
             if self.split and ntype.startswith("DST/"):
-                return True, self.dst_id(ntype[4:])
+                return "dst", self.dst_id(ntype[4:])
             if ntype in self._src_index:
-                return False, self._src_index[ntype]
+                return "src", self._src_index[ntype]
             if ntype in self._dst_index:
-                return True, self._dst_index[ntype]
+                return "dst", self._dst_index[ntype]
         raise ValueError(f"no node type {ntype!r}; the graph has {sorted(set(self.ntypes))}")
 
     @staticmethod
