@@ -232,8 +232,7 @@ def _carry_features(
             target[NID] = ids
     for etype, adj in zip(g.canonical_etypes, g.relations, strict=True):
         target = block.edges[etype].data
-        for name, value in g.edges[etype].data.items():
-            target[name] = value
+        target.update(g.edges[etype].data)
         target[EID] = torch.arange(adj.num_edges, dtype=adj.idtype, device=adj.device)
 
 
