@@ -24,10 +24,12 @@ from .structure import (
     EID,
     NID,
     Schema,
+    by_first_occurrence,
     check_ids,
     checked_counts,
     id_tensor,
     least_counts,
+    places_of,
     read_relations,
 )
 
@@ -198,7 +200,7 @@ def to_block(
             dst_of[ntype] = wanted_dst.get(ntype, none)
         first = [dst_of[ntype]] if include_dst_in_src else []
         if wanted_src is None:
-            src_of[ntype] = _first_appearances(torch.cat([none, *first, *out_of[ntype]]))
+            src_of[ntype] = by_first_occurrence(torch.cat([none, *first, *out_of[ntype]]))
         else:
             src_of[ntype] = wanted_src.get(ntype, none)
             _check_begins(src_of[ntype], first, ntype)
@@ -252,25 +254,12 @@ def _nodes_by_type(g: Graph, nodes: Any, what: str) -> dict[str, Tensor] | None:
     return {ntype: id_tensor(ids, what, g.idtype, g.device) for ntype, ids in nodes.items()}
 
 
-def _first_appearances(ids: Tensor) -> Tensor:
-    """Distinct ids in the order in which they first appear."""
-    distinct, group = torch.unique(ids, return_inverse=True)
-    places = torch.arange(ids.shape[0], device=ids.device)
-    first = torch.full(distinct.shape, ids.shape[0], dtype=torch.int64, device=ids.device)
-    first = first.scatter_reduce(0, group, places, "amin")
-    return ids[torch.sort(first).values]
-
-
 def _places(ids: Tensor, num_nodes: int, what: str, ntype: str) -> Tensor:
     """``[num_nodes]`` place of each node in ``ids``, -1 where it is not there."""
     check_ids(ids, num_nodes, f"an id in {what}", f"nodes of type {ntype!r}")
-    places = torch.full((num_nodes,), -1, dtype=ids.dtype, device=ids.device)
-    numbers = torch.arange(ids.shape[0], dtype=ids.dtype, device=ids.device)
-    index = ids.long()
-    places[index] = numbers
-    twice = places[index] != numbers
-    if bool(twice.any()):
-        raise ValueError(f"{what} must differ (got {int(ids[twice][0])} of type {ntype!r} twice)")
+    places, repeated = places_of(ids, num_nodes)
+    if repeated.numel():
+        raise ValueError(f"{what} must differ (got {int(repeated[0])} of type {ntype!r} twice)")
     return places
 
 

@@ -207,11 +207,7 @@ class LeakyAttentionConv(AttentionConv):
 
 
 def attention_mask(dropout: nn.Module) -> EdgeMask | None:
-    """The mask that a dropout module would draw now; None where it would drop nothing.
-
-    Raises:
-        Unfused: The module is not plain dropout.
-    """
+    """The mask that a dropout module would draw now; None where it would drop nothing."""
     if is_plain(dropout, nn.Identity):
         return None
     if not isinstance(dropout, nn.Dropout) or not is_plain(dropout, nn.Dropout):
@@ -222,11 +218,7 @@ def attention_mask(dropout: nn.Module) -> EdgeMask | None:
 
 
 def slope_of(activation: nn.Module) -> float:
-    """The slope below zero of a leaky ReLU.
-
-    Raises:
-        Unfused: It is another activation.
-    """
+    """The slope below zero of a leaky ReLU."""
     if not isinstance(activation, nn.LeakyReLU) or not is_plain(activation, nn.LeakyReLU):
         raise Unfused
     return activation.negative_slope
@@ -252,9 +244,6 @@ def attention_factor(edge_weight: Any, row: tuple[int, ...]) -> Tensor | None:
     Args:
         edge_weight: As broadcast against ``[num_edges, *row, 1]``, or None.
         row: Dimensions between nodes and the columns of a head; flattened they are the heads.
-
-    Raises:
-        Unfused: It is no tensor, or varies over columns.
     """
     if edge_weight is None:
         return None
@@ -269,4 +258,4 @@ def attention_factor(edge_weight: Any, row: tuple[int, ...]) -> Tensor | None:
 
 
 class Unfused(Exception):
-    """A layer has to go by edges: something in it has no place in the kernel."""
+    """A layer has to go by edges: something in it (a module, a weight) is not for the kernel."""
