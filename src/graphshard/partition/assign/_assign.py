@@ -128,12 +128,10 @@ def metis_assignment(
     objective: Objective = "cut",
     tolerance: float = 1.05,
     seed: int = 0,
-    weigh_edges: bool = False,
 ) -> Parts:
     """Few cut edges and every constraint within ``tolerance``; see the note on the module.
 
-    A constraint that is missed is a `BalanceWarning`. With ``weigh_edges`` parallel edges count;
-    ``graph`` must have counts. The other arguments are those of `assign_nodes`.
+    A constraint that is missed is a `BalanceWarning`. Arguments are those of `assign_nodes`.
     """
     if num_parts == 1 or graph.num_nodes <= num_parts:
         # One part, or one node for each: nothing to choose.
@@ -164,7 +162,6 @@ def metis_assignment(
             ],
             objective=objective,
             method=method,
-            weigh_edges=weigh_edges,
             seed=(seed + attempt) % 2**31,
             num_iterations=3 if hard else 10,
             num_trials=1 if hard else None,

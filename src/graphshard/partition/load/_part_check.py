@@ -48,12 +48,7 @@ def checked_adjacency(tensors: Mapping[str, Tensor], book: RangePartitionBook) -
 
 
 def check_formats_agree(tensors: Mapping[str, Tensor], adjacency: Adjacency) -> None:
-    """Check that all formats in which a file holds the edges of a part hold the same ones.
-
-    Args:
-        tensors: The content of the file, of which `checked_adjacency` has been made.
-        adjacency: What it has made.
-    """
+    """Check that all formats in which a file holds the edges of a part hold the same ones."""
     expected = adjacency.coo()
     for name in ("csc", "csr", "coo"):
         alone = {k: v for k, v in tensors.items() if k.startswith(f"{name}/")}
