@@ -28,13 +28,12 @@ from torch import Tensor
 import graphshard
 from graphshard import comm
 from graphshard.comm.wire import _shared_arrays
-from graphshard.sampling._ownership import Ownership, owners
+from graphshard.sampling._ownership import Ownership
 from graphshard.sampling.feature_store import (
     CollectiveFeatureStore,
     FeatureRequest,
     LocalFeatureStore,
     MappedFeatureStore,
-    TableStore,
 )
 from graphshard.testing import run_ranks
 
@@ -74,7 +73,7 @@ def requests_of(tables: dict[Any, Tensor]) -> list[tuple[Any, tuple[str, ...]]]:
 
 def source_of(
     how: str, manager: Any, tables: dict[Any, Tensor], rank: int, folder: str
-) -> TableStore:
+) -> LocalFeatureStore:
     if how == "collective":
         return CollectiveFeatureStore.of(manager, tables)
     if how == "mapped":
@@ -170,7 +169,7 @@ def traced_fetch(rank: int, world_size: int, parts: str, how: str, folder: str) 
     return {
         "calls": counted.calls,
         "bytes": counted.total_bytes,
-        "owners": [owners(ranges, torch.unique(r.ids)).long() for r in requests],
+        "owners": [ranges.part_of(torch.unique(r.ids)) for r in requests],
     }
 
 

@@ -31,7 +31,6 @@ from ..feature_store import (
     FeatureStore,
     LocalFeatureStore,
     MappedFeatureStore,
-    TableStore,
     keep_freed_memory,
 )
 from ..graph_store import GraphStore, SamplingTransport, graph_store_of
@@ -341,11 +340,13 @@ def _ranks_of(graph: Any) -> GroupState:
     return alone() if group is None else group_state(group)
 
 
-def _tables_of(graph: Any, plan: FeaturePlan, map_features: bool, cache_bytes: int) -> TableStore:
+def _tables_of(
+    graph: Any, plan: FeaturePlan, map_features: bool, cache_bytes: int
+) -> LocalFeatureStore:
     """The store of features that the graph has, or the sampler was given; collective."""
     if not isinstance(graph, GraphShardManager) or graph.world_size == 1:
         return LocalFeatureStore(plan.tables)
-    tables: TableStore
+    tables: LocalFeatureStore
     if map_features:
         tables = MappedFeatureStore(graph, plan.tables)
     else:
