@@ -28,8 +28,8 @@ from ...comm.wire import exchange_rows
 from ...fullbatch import GraphShardManager
 from ...ops import ungroup
 from .._ownership import IdsByOwner, exchange_sizes, same_ranks
-from ._edges import DrawnEdges, OwnEdges, sampled
-from ._graph_store import DrawOptions, NeighborRequest, SampledNeighbors, ends
+from ._edges import DrawnEdges, OwnEdges, ends, sampled
+from ._graph_store import DrawOptions, NeighborRequest, SampledNeighbors
 
 S = TypeVar("S", bound="ShardedGraphStore")
 

@@ -27,13 +27,18 @@ from ...graph.message_passing import frames_of
 from ...ops import Adjacency, draw_neighbors
 from .._ownership import Ownership
 from ..feature_store import CollectiveFeatureStore, FeatureRequest
-from ._graph_store import DrawOptions, EdgeDir, NeighborRequest, SampledNeighbors, ends
+from ._graph_store import DrawOptions, EdgeDir, NeighborRequest, SampledNeighbors
 
 ListKey: TypeAlias = tuple[CanonicalEType, EdgeDir]
 DrawnEdges: TypeAlias = tuple[Tensor, list[Tensor]]
 """Number of edges by node; and by edge the neighbours, and the edge ids if they are wanted."""
 
 LACKS_OUT_EDGES, LACKS_LABOR_IDS, LACKS_WEIGHTS = 1, 2, 4
+
+
+def ends(etype: CanonicalEType, edge_dir: EdgeDir) -> tuple[str, str]:
+    """Types of the nodes that draw, and of their neighbours."""
+    return (etype[2], etype[0]) if edge_dir == "in" else (etype[0], etype[2])
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,11 +22,6 @@ from ...graph.frame import LazyRows
 EdgeDir = Literal["in", "out"]
 
 
-def ends(etype: CanonicalEType, edge_dir: EdgeDir) -> tuple[str, str]:
-    """Types of the nodes that draw, and of their neighbours."""
-    return (etype[2], etype[0]) if edge_dir == "in" else (etype[0], etype[2])
-
-
 @dataclass(frozen=True, kw_only=True)
 class DrawOptions:
     """How neighbours are drawn; the same for all requests of a batch.

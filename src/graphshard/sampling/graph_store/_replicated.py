@@ -23,9 +23,10 @@ from ._edges import (
     EdgeLists,
     ListKey,
     OwnEdges,
+    ends,
     sampled,
 )
-from ._graph_store import DrawOptions, NeighborRequest, SampledNeighbors, ends
+from ._graph_store import DrawOptions, NeighborRequest, SampledNeighbors
 
 
 class ReplicatedGraphStore(ShardedGraphStore):

@@ -28,6 +28,7 @@ from ..graph_store import (
     GraphStore,
     NeighborRequest,
     SampledNeighbors,
+    ends,
     graph_store_of,
 )
 from ._block_sampler import BlockSampler
@@ -157,7 +158,7 @@ def sample_blocks(
         requests = [
             NeighborRequest(
                 etype,
-                frontier[_near(etype, options)],
+                frontier[ends(etype, options.edge_dir)[0]],
                 fanouts[layer][etype],
                 draw_seed.key(layer, relation),
             )
@@ -171,11 +172,6 @@ def sample_blocks(
     return blocks[::-1]
 
 
-def _near(etype: CanonicalEType, options: DrawOptions) -> str:
-    """The node type that draws: messages flow towards it."""
-    return etype[2] if options.edge_dir == "in" else etype[0]
-
-
 def _block(
     store: GraphStore,
     requests: Sequence[NeighborRequest],
@@ -187,11 +183,11 @@ def _block(
     """The block of one layer, and the ids of its sources by type."""
     # What follows in-edges keeps their direction; messages along out-edges flow back.
     turned = options.edge_dir == "out"
-    far = {i: r.etype[2] if turned else r.etype[0] for i, r in enumerate(requests)}
+    far = [ends(request.etype, options.edge_dir)[1] for request in requests]
     src_ids: dict[str, Tensor] = {}
     places: dict[int, Tensor] = {}
     for ntype in store.ntypes:
-        from_here = [i for i in far if far[i] == ntype]
+        from_here = [i for i, of_request in enumerate(far) if of_request == ntype]
         found = [drawn[i].neighbors for i in from_here]
         others = found[0] if len(found) == 1 else torch.cat([frontier[ntype][:0], *found])
         src_ids[ntype], local = tables.renumber(ntype, frontier[ntype], others)
