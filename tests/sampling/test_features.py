@@ -276,7 +276,7 @@ def error_of(rank: int, world_size: int, parts: str, case: str, how: str) -> str
     [
         ("rows", r"ValueError: rank 1: feature 'x' of '_N' must have a row for each of the \d+"),
         ("grad", r"ValueError: rank 1: .*requires a gradient.*\.detach"),
-        ("sparse", r"TypeError: rank 1: .*must be dense and real \(got torch.sparse_coo"),
+        ("sparse", r"TypeError: rank 1: .*must be dense \(got torch.sparse_coo"),
         ("list", r"TypeError: rank 1: feature 'x' of '_N' must be a tensor \(got list\)"),
         ("kind", r"ValueError: rank 1: feature 'x' of 'paper': the graph has \['_N', "),
         ("width", r"ValueError: what features there are.*float32\(2,\)'.*float32\(3,\)'"),

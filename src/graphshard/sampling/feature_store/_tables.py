@@ -17,7 +17,7 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -407,22 +407,32 @@ def _check_table(ownership: Ownership, kind: RowKind, name: str, table: Tensor) 
     label = f"feature {name!r} of {kind!r}"
     if kind not in ownership.ranges:
         raise ValueError(f"{label}: the graph has {list(ownership.ranges)}")
-    if not isinstance(table, Tensor):
+    if isinstance(table, Tensor) and table.is_complex():
+        raise TypeError(f"{label} must be real (got {table.dtype}); use torch.view_as_real")
+    check_rows(table, ownership.num_owned(kind), "that this rank owns", label)
+
+
+def check_rows(rows: Any, num_rows: int, of: str, label: str) -> None:
+    """Raise unless feature rows are a dense tensor with a row for each of ``num_rows`` ids.
+
+    Args:
+        rows: What a user gave.
+        num_rows: Rows that there must be.
+        of: What an error calls those that have a row.
+        label: What an error calls the rows.
+    """
+    if not isinstance(rows, Tensor):
         raise TypeError(
-            f"{label} must be a tensor (got {type(table).__name__}); use torch.as_tensor"
+            f"{label} must be a tensor (got {type(rows).__name__}); use torch.as_tensor"
         )
-    if table.layout != torch.strided or table.is_complex():
-        raise TypeError(
-            f"{label} must be dense and real (got {table.layout}, {table.dtype}); use .to_dense(), "
-            "or torch.view_as_real"
-        )
-    num_owned = ownership.num_owned(kind)
-    if table.dim() == 0 or table.shape[0] != num_owned:
+    if rows.layout != torch.strided:
+        raise TypeError(f"{label} must be dense (got {rows.layout}); use .to_dense()")
+    if rows.dim() == 0 or rows.shape[0] != num_rows:
         raise ValueError(
-            f"{label} must have a row for each of the {num_owned} that this rank owns (got shape "
-            f"{tuple(table.shape)})"
+            f"{label} must have a row for each of the {num_rows} {of} (got shape "
+            f"{tuple(rows.shape)})"
         )
-    if table.requires_grad:
+    if rows.requires_grad:
         raise ValueError(
             f"{label} requires a gradient, which fetched rows do not carry; pass .detach()"
         )

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -44,7 +45,6 @@ from ._mini_batch import (
     FeaturePlan,
     LoaderStats,
     MiniBatch,
-    deliver,
 )
 from ._pipeline import Crew, Pipeline, Run
 
@@ -249,7 +249,29 @@ class DataLoader:
         stages.fill_cache(positions)
         run = pipeline.run(positions)
         self._resources.keep(run)
-        return deliver(run, stages, self._stats, len(self), self)
+        return self._deliver(run, stages, self._stats)
+
+    def _deliver(
+        self, run: Run[MiniBatch], stages: BatchStages, stats: LoaderStats
+    ) -> Iterator[MiniBatch]:
+        """Give the batches of a pass to the training loop, and count."""
+        try:
+            for batch in run:
+                stats.num_steps, stats.wait_seconds = run.num_delivered, run.seconds_waited
+                stats.cache_hit_rate = stages.cache_hit_rate
+                yield batch
+                del batch
+            if run.num_delivered < len(self):
+                raise RuntimeError(
+                    "another pass over this DataLoader has begun, or it was closed, which ended "
+                    "this pass; make a loader for each"
+                )
+        except GeneratorExit:
+            # The caller has left the loop. Close here, and not when `run` is dropped: this may hold
+            # the last reference to the loader, whose end would cut short what the threads have
+            # permission to finish.
+            run.close()
+            raise
 
     def _begin(self) -> None:
         """Wait for the threads of the last pass; find out whether all ranks are in step."""
@@ -265,6 +287,7 @@ class DataLoader:
         )
 
 
+@dataclass(eq=False)
 class LoaderResources:
     """What a `DataLoader` gives back when it is closed, or dropped.
 
@@ -273,13 +296,12 @@ class LoaderResources:
         features: Feature stores that the loader has made.
     """
 
-    def __init__(self, groups: ThreadGroups | None, features: list[FeatureStore]) -> None:
-        self.groups = groups
-        self._features = features
-        self._crew: Crew | None = None
-        self._run: weakref.ref[Run[Any]] | None = None
-        self._failure: str | None = None
-        self._is_closed = False
+    groups: ThreadGroups | None
+    features: list[FeatureStore]
+    _crew: Crew | None = None
+    _run: weakref.ref[Run[Any]] | None = None
+    _failure: str | None = None
+    _is_closed: bool = False
 
     def keep(self, run: Run[Any]) -> None:
         """A pass has begun."""
@@ -323,9 +345,9 @@ class LoaderResources:
             self._crew.cancel()
         if self.groups is not None:
             self.groups.close()
-        for features in self._features:
+        for features in self.features:
             features.close()
-        self._features = []
+        self.features = []
 
 
 def _ranks_of(graph: Any) -> GroupState:
