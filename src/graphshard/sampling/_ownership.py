@@ -125,6 +125,12 @@ class IdsByOwner:
         return self.rows[self.num_remote :]
 
     @property
+    def remote_places(self) -> Tensor:
+        """The place that each id of others had."""
+        assert self.order is not None
+        return self.order[: self.num_remote]
+
+    @property
     def own_places(self) -> Tensor | None:
         """The place that each own id had; None where nothing moved."""
         return None if self.order is None else self.order[self.num_remote :]

@@ -14,9 +14,8 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any, TypeAlias, TypeVar
 
 import torch
@@ -204,8 +203,13 @@ class CollectiveFeatureStore(LocalFeatureStore):
             asked_of_me,
             "ids of feature rows",
         )
-        outgoing, send_bytes = self._gathered(requests, asked, asked_of_me)
-        widths = [sum(row_bytes(out) for out in rows.outs.values()) for rows in requests]
+        widths = [sum(map(row_bytes, rows.outs.values())) for rows in requests]
+        send_bytes = _bytes_by_rank(asked_of_me, widths)
+        outgoing = empty([sum(send_bytes)], torch.uint8)
+        by_rank = [rows.split(sizes) for rows, sizes in zip(asked, asked_of_me, strict=True)]
+        for rank, number, name, stream in _stretches(outgoing, requests, asked_of_me):
+            table = self.tables[requests[number].kind, name]
+            _gather_into(stream, table, by_rank[number][rank])
         incoming = all_to_all(
             state,
             outgoing,
@@ -214,34 +218,18 @@ class CollectiveFeatureStore(LocalFeatureStore):
             "feature rows",
             meanwhile=lambda: self._fill_own(requests, grouped),
         )
-        _scatter(incoming, requests, grouped)
+        places = [
+            rows.places_of(ids.remote_places).split(ids.splits)
+            for rows, ids in zip(requests, grouped, strict=True)
+        ]
+        for rank, number, name, stream in _stretches(incoming, requests, splits):
+            _scatter_from(stream, requests[number].outs[name], places[number][rank])
 
     def _fill_own(self, requests: Sequence[FillRequest], grouped: Sequence[IdsByOwner]) -> None:
         """Write the rows that this rank has itself."""
         for rows, ids in zip(requests, grouped, strict=True):
             own = ids.own_places
             self._copy(rows, rows.places if own is None else rows.places_of(own), ids.own_rows)
-
-    def _gathered(
-        self,
-        requests: Sequence[FillRequest],
-        asked: Sequence[Tensor],
-        counts: Sequence[Sequence[int]],
-    ) -> tuple[Tensor, list[int]]:
-        """The message of rows that others ask for, and its bytes for each rank."""
-        tables = [[self.tables[rows.kind, name] for name in rows.outs] for rows in requests]
-        send_bytes = _bytes_by_rank(counts, [sum(map(row_bytes, each)) for each in tables])
-        message = empty([sum(send_bytes)], torch.uint8)
-        offset = 0
-        by_rank = [rows.split(splits) for rows, splits in zip(asked, counts, strict=True)]
-        for of_rank in zip(*by_rank, strict=True):
-            for index, per_request in zip(of_rank, tables, strict=True):
-                for table in per_request:
-                    stop = offset + index.numel() * row_bytes(table)
-                    if index.numel():
-                        _gather_into(message[offset:stop], table, index)
-                    offset = stop
-        return message, send_bytes
 
     def is_remote(self, kind: RowKind, ids: Tensor) -> Tensor | None:
         if self._state.world_size == 1:
@@ -353,6 +341,26 @@ def _bytes_by_rank(splits: Sequence[Sequence[int]], widths: Sequence[int]) -> li
     ]
 
 
+def _stretches(
+    message: Tensor, requests: Sequence[FillRequest], splits: Sequence[Sequence[int]]
+) -> Iterator[tuple[int, int, str, Tensor]]:
+    """Rank, number of the request, feature and bytes of all that is in a message of rows.
+
+    Args:
+        message: See [Note: messages of rows].
+        requests: What the rows are.
+        splits: Rows of each request, for or from each rank.
+    """
+    offset = 0
+    for rank, sizes in enumerate(zip(*splits, strict=True)):
+        for number, (rows, size) in enumerate(zip(requests, sizes, strict=True)):
+            for name, out in rows.outs.items():
+                stop = offset + size * row_bytes(out)
+                if stop > offset:
+                    yield rank, number, name, message[offset:stop]
+                offset = stop
+
+
 def _gather_into(stream: Tensor, table: Tensor, index: Tensor) -> None:
     """Write rows of a table to a stretch of bytes."""
     if table.device.type == "cpu" and stream.storage_offset() % table.element_size() == 0:
@@ -363,25 +371,11 @@ def _gather_into(stream: Tensor, table: Tensor, index: Tensor) -> None:
     stream.copy_(rows.view(-1).view(torch.uint8))
 
 
-def _scatter(
-    message: Tensor, requests: Sequence[FillRequest], grouped: Sequence[IdsByOwner]
-) -> None:
-    """Write the rows of a message to their places. See [Note: messages of rows]."""
-    offset = 0
-    begins = [[0, *accumulate(ids.splits)] for ids in grouped]
-    for rank in range(len(grouped[0].splits)):
-        for rows, ids, begin in zip(requests, grouped, begins, strict=True):
-            assert ids.order is not None
-            places = rows.places_of(ids.order[begin[rank] : begin[rank + 1]])
-            for out in rows.outs.values():
-                stop = offset + places.numel() * row_bytes(out)
-                if places.numel():
-                    stream = message[offset:stop]
-                    if stream.storage_offset() % out.element_size():
-                        stream = stream.clone()
-                    stream = stream.view(out.dtype).view(places.numel(), *out.shape[1:])
-                    copy_rows(out, places, stream, None)
-                offset = stop
+def _scatter_from(stream: Tensor, out: Tensor, places: Tensor) -> None:
+    """Write the rows in a stretch of bytes to their places."""
+    if stream.storage_offset() % out.element_size():
+        stream = stream.clone()
+    copy_rows(out, places, stream.view(out.dtype).view(places.numel(), *out.shape[1:]), None)
 
 
 def check_tables(ownership: Ownership, tables: Tables, state: GroupState) -> None:

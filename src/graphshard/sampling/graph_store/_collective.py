@@ -129,15 +129,7 @@ class CollectiveGraphStore(ShardedGraphStore):
 
 
 class _LayerDraw:
-    """One round in which ranks ask owners for neighbours, and owners draw and answer.
-
-    Args:
-        edges: Edges of this rank's nodes.
-        requests: What this rank wants.
-        options: How to draw.
-        excluded: Edges that this rank does not want.
-        idtype: Of the ids in the answers.
-    """
+    """One round in which ranks ask owners for neighbours, and owners draw and answer."""
 
     def __init__(
         self,

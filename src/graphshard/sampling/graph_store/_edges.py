@@ -70,16 +70,9 @@ class EdgeLists:
         labor_ids: Tensor | None,
         excluded: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Draw for some rows; what `draw_neighbors` returns.
+        """Draw for some rows; arguments by position, and what is returned, as `draw_neighbors`.
 
-        Args:
-            request: Its fanout and key.
-            rows: ``[n]`` rows of this.
-            original_ids: ``[n]``, what their nodes were called before partitioning.
-            options: How to draw.
-            weights: ``[num_edges]`` by position.
-            labor_ids: ``[num_edges]``, original id of each neighbour.
-            excluded: Ids of edges that are treated as absent; others than those here are legal.
+        ``excluded`` are ids of edges that are treated as absent; others than those here are legal.
         """
         return draw_neighbors(
             self.indptr,
