@@ -161,13 +161,9 @@ Cut: TypeAlias = LocalCut | ShardCut
 def _edges_into(
     indptr: Tensor, order: Tensor | None, start: int, stop: int
 ) -> tuple[Tensor, Tensor | slice]:
-    """Of destinations ``[start, stop)``: where the edges of each begin among theirs, and the ids.
+    """Where the edges of each of some destinations begin among theirs, and ids of the edges.
 
-    Args:
-        indptr: Where the edges of each destination of the graph begin.
-        order: Edge ids by destination; None where these ascend by 1.
-        start: First destination.
-        stop: One past the last.
+    ``indptr`` and ``order`` are those of `Adjacency.csc`, of all destinations.
     """
     first, last = int(indptr[start]), int(indptr[stop])
     eids = slice(first, last) if order is None else order[first:last]
