@@ -354,10 +354,7 @@ class OwnEdges:
     ) -> Tensor:
         """Weights of this rank's edges by position; along out-edges, every rank must call.
 
-        Args:
-            etype: The relation.
-            options: Which feature.
-            eids: Ids of the edges by position; None where they ascend by 1.
+        ``eids`` are their ids by position; None where they ascend by 1.
         """
         known = self.weights.known(etype, options)
         assert known is not None

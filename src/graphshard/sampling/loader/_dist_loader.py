@@ -45,6 +45,7 @@ from ._mini_batch import (
     FeaturePlan,
     LoaderStats,
     MiniBatch,
+    deliver,
 )
 from ._pipeline import Crew, Pipeline, Run
 
@@ -249,29 +250,7 @@ class DataLoader:
         stages.fill_cache(positions)
         run = pipeline.run(positions)
         self._resources.keep(run)
-        return self._deliver(run, stages, self._stats)
-
-    def _deliver(
-        self, run: Run[MiniBatch], stages: BatchStages, stats: LoaderStats
-    ) -> Iterator[MiniBatch]:
-        """Give the batches of a pass to the training loop, and count."""
-        try:
-            for batch in run:
-                stats.num_steps, stats.wait_seconds = run.num_delivered, run.seconds_waited
-                stats.cache_hit_rate = stages.cache_hit_rate
-                yield batch
-                del batch
-            if run.num_delivered < len(self):
-                raise RuntimeError(
-                    "another pass over this DataLoader has begun, or it was closed, which ended "
-                    "this pass; make a loader for each"
-                )
-        except GeneratorExit:
-            # The caller has left the loop. Close here, and not when `run` is dropped: this may hold
-            # the last reference to the loader, whose end would cut short what the threads have
-            # permission to finish.
-            run.close()
-            raise
+        return deliver(run, stages, self._stats, self)
 
     def _begin(self) -> None:
         """Wait for the threads of the last pass; find out whether all ranks are in step."""

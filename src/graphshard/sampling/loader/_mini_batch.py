@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
@@ -24,7 +24,7 @@ from ..feature_store import CachedFeatureStore, FeatureRequest, FeatureStore, ch
 from ..graph_store import GraphStore
 from ..sampler import DrawSeed, IdTables, NeighborSampler, per_kind
 from ._batch_order import SeedOrder
-from ._pipeline import Stage
+from ._pipeline import Run, Stage
 
 SAMPLING, FEATURES, DEVICE = "sampling", "features", "device"
 
@@ -384,6 +384,29 @@ class BatchStages:
             with trace(only_this_thread=True) as sent:
                 self.features.prepare(counts)
         self.stats.feature_bytes += sent.total_bytes
+
+
+def deliver(
+    run: Run[MiniBatch], stages: BatchStages, stats: LoaderStats, loader: Sized
+) -> Iterator[MiniBatch]:
+    """Give the batches of a pass to the training loop, and count; meanwhile the loader lives."""
+    try:
+        for batch in run:
+            stats.num_steps, stats.wait_seconds = run.num_delivered, run.seconds_waited
+            stats.cache_hit_rate = stages.cache_hit_rate
+            yield batch
+            del batch
+        if run.num_delivered < len(loader):
+            raise RuntimeError(
+                "another pass over this DataLoader has begun, or it was closed, which ended "
+                "this pass; make a loader for each"
+            )
+    except GeneratorExit:
+        # The caller has left the loop. Close here, and not when `run` is dropped: this may hold
+        # the last reference to the loader, whose end would cut short what the threads have
+        # permission to finish.
+        run.close()
+        raise
 
 
 def _given_rows(graph: Any, features: Any, what: str) -> dict[RowKind, dict[str, Tensor]]:

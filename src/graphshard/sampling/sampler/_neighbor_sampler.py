@@ -257,7 +257,7 @@ class NeighborSampler(BlockSampler):
         tables: IdTables | None = None,
         with_eids: bool = True,
     ) -> list[Block]:
-        """The blocks of one batch, without features; drawn from the outputs to the inputs.
+        """The blocks of one batch, without features.
 
         Each block's destination nodes come first among its source nodes of the same type, in the
         same order; the other sources follow in order of first appearance. ``srcdata[NID]``,
