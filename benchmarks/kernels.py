@@ -45,8 +45,6 @@ from _common import Side, community_graph, markdown_table, run_side, write_resul
 from torch import Tensor
 
 from graphshard.ops import Adjacency, edge_softmax, gsddmm, gspmm
-from graphshard.partition.assign._order import order_nodes
-from graphshard.partition.assign._undirected import UndirectedGraph
 
 try:
     import dgl
@@ -133,13 +131,23 @@ def load_graph(path: Path, order: str, idtype: torch.dtype) -> Graph:
         src, dst = torch.from_numpy(arrays["src"]), torch.from_numpy(arrays["dst"])
         num_nodes = arrays["y"].shape[0]
     if order == "locality":
-        undirected = UndirectedGraph.from_edges([(src, dst)], num_nodes)
-        old = order_nodes(np.zeros(num_nodes, np.int64), [0, num_nodes], 1, undirected)
         new = torch.empty(num_nodes, dtype=torch.int64)
-        new[torch.from_numpy(old)] = torch.arange(num_nodes)
+        new[locality_order(path, src, dst, num_nodes)] = torch.arange(num_nodes)
         src, dst = new[src], new[dst]
     by_destination = torch.sort(dst, stable=True).indices
     return Graph(src[by_destination].to(idtype), dst[by_destination].to(idtype), num_nodes)
+
+
+def locality_order(path: Path, src: Tensor, dst: Tensor, num_nodes: int) -> Tensor:
+    """The order that nodes get in a part; kept beside the graph, for another tree to use."""
+    kept = path.with_suffix(".order.npy")
+    if not kept.exists():
+        from graphshard.partition.assign._order import order_nodes
+        from graphshard.partition.assign._undirected import UndirectedGraph
+
+        undirected = UndirectedGraph.from_edges([(src, dst)], num_nodes)
+        np.save(kept, order_nodes(np.zeros(num_nodes, np.int64), [0, num_nodes], 1, undirected))
+    return torch.from_numpy(np.load(kept))
 
 
 def sparse_matrix(graph: Graph, values: Tensor) -> Tensor:
