@@ -42,6 +42,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     testing = sys.modules.get("graphshard.testing")
     if testing is not None:
         testing.stop_ranks()
+    programs = sys.modules.get("forked_programs")
+    if programs is not None:
+        programs.stop()
 
 
 @pytest.fixture(autouse=True)
