@@ -3,9 +3,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import textwrap
 from typing import Any
 
 import pytest
@@ -14,6 +11,7 @@ from ops_cases import GRAPHS, SHAPES, adjacency, num_rows, values
 from torch import Tensor
 
 from case_selection import sampled
+from forked_programs import run_program
 from graphshard import ops
 from graphshard._kernel import extension_available, force_extension
 from graphshard.ops import reference
@@ -169,7 +167,7 @@ def test_wrong_input(call: Any, error: Any, text: str, way: str) -> None:
 
 
 def test_absence_of_the_kernels_warns_once() -> None:
-    """In a fresh interpreter in which the extension cannot be imported."""
+    """In a process in which the extension cannot be imported."""
     script = """
         import sys, warnings
         sys.modules["graphshard._kernels"] = None
@@ -186,7 +184,7 @@ def test_absence_of_the_kernels_warns_once() -> None:
         assert out.tolist() == [[0.0], [1.0]]
         assert not ops.extension_available()
     """
-    subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True, timeout=60)
+    run_program(script)
 
 
 def test_forcing_absent_kernels_is_an_error() -> None:
