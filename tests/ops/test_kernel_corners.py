@@ -6,9 +6,6 @@ Oracles: SciPy's sparse product, torch's stable sort, and the reference. No proc
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -19,6 +16,7 @@ from ops_cases import adjacency
 from torch import Tensor
 
 from case_selection import sampled
+from forked_programs import run_program
 from graphshard import ops
 from graphshard._kernel import LARGE_BYTES
 from graphshard.ops import reference
@@ -351,5 +349,4 @@ def test_the_environment_turns_the_kernels_off_in_silence() -> None:
         "from graphshard import ops\n"
         "assert not ops.extension_available()\n"
     )
-    environment = {**os.environ, "GRAPHSHARD_NO_EXTENSION": "1"}
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=60, env=environment)
+    run_program(script, GRAPHSHARD_NO_EXTENSION="1")
