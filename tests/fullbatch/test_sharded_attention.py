@@ -2,15 +2,11 @@
 """Fused attention across ranks: dropout and edge values, nothing per edge and head, refusals.
 
 Every rank has the seed of the single process, so dropout has to drop the same entries of the same
-edges, however the graph is cut. Uses 1, 2, 3 and 5 gloo ranks; the last test starts processes of
-its own.
+edges, however the graph is cut. Uses 1, 2, 3 and 5 gloo ranks; the last test forks programs.
 """
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +18,7 @@ from test_parity import MODES, construct
 from torch import Tensor, nn
 
 import graphshard
+from forked_programs import run_program
 from graphshard.fullbatch.planning import Planner
 from graphshard.graph import attend
 from graphshard.nn import AGNNConv, DotGatConv, GATConv, GATv2Conv, HeteroGraphConv
@@ -253,14 +250,5 @@ def test_the_peak_of_a_process_does_not_grow_with_edges_times_heads() -> None:
         pytest.skip("plain torch takes edges in portions of a fixed size, larger than this graph")
     if not Path("/proc/self/status").exists():
         pytest.skip("peaks of memory are read from /proc")
-    peaks = []
-    for num_edges in (250_000, 500_000):
-        done = subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(PEAK), str(num_edges)],
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=120,
-        )
-        peaks.append(int(done.stdout) / 1024)
+    peaks = [int(run_program(PEAK, edges)) / 1024 for edges in ("250000", "500000")]
     assert peaks[1] < peaks[0] + 6.0
