@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Python programs in processes of their own that start at once, because torch is imported already.
 
-`start_program` does what starting ``python -c program`` does. On Linux the
-process is forked from one that has imported torch and nothing else of ours, the program runs as
-``__main__``, and its interpreter ends as one does. Elsewhere torch must not be forked, and the
-program starts with an interpreter of its own. MALLOC_MMAP_THRESHOLD_ is set as if it had been there
-from the start; other options of an interpreter or of a C library are for `subprocess`.
+`start_program` does what starting ``python -c program`` does. On Linux the process is forked from
+one that has imported torch, and not graphshard; the program runs as ``__main__``. Elsewhere torch
+must not be forked, and the program starts with an interpreter of its own.
+
+MALLOC_MMAP_THRESHOLD_ is set as if it had been there from the start. Other options of an
+interpreter or of a C library are for `subprocess`, and so is what happens to threads when an
+interpreter ends: there a forked process does not fail as one does that was started.
 """
 
 from __future__ import annotations

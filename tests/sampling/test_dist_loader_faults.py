@@ -2,13 +2,14 @@
 """Ranks that die, raise, hang or are interrupted while a DataLoader is at work.
 
 The others end with a RankError that names them, soon; nothing is left behind. Up to 3 gloo ranks;
-one test forks programs.
+one test starts interpreters.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from datetime import timedelta
@@ -19,7 +20,6 @@ import pytest
 import torch
 from sharded_cases import graph_of, left_behind, manager_of, write_parts
 
-from forked_programs import start_program
 from graphshard import RankError
 from graphshard.comm import all_reduce
 from graphshard.comm.group import _monitor
@@ -271,18 +271,33 @@ EXITS = {
 }
 
 
-def start(folder: Path, parts: str, mode: str) -> list[Any]:
-    store = str(folder / f"store of {mode}")
-    return [
-        start_program(PROGRAM, str(rank), store, parts, mode, GLOO_SOCKET_IFNAME="lo")
-        for rank in range(2)
-    ]
+def start(folder: Path, parts: str, mode: str) -> list[subprocess.Popen[str]]:
+    folder.mkdir()
+    program = folder / "program.py"
+    program.write_text(PROGRAM)
+    ranks: list[subprocess.Popen[str]] = []
+    for rank in range(2):
+        ranks.append(
+            subprocess.Popen(
+                [sys.executable, str(program), str(rank), str(folder / "store"), parts, mode],
+                env={
+                    **os.environ,
+                    "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry),
+                    "OMP_NUM_THREADS": "1",
+                    "GLOO_SOCKET_IFNAME": "lo",
+                },
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+    return ranks
 
 
 @pytest.mark.timeout(240)
 def test_programs_end_cleanly(tmp_path: Path) -> None:
     parts = write_parts(tmp_path, graph_of("plain"), 2, "random")
-    running = {mode: start(tmp_path, parts, mode) for mode in EXITS}
+    running = {mode: start(tmp_path / mode, parts, mode) for mode in EXITS}
     try:
         for mode, ranks in running.items():
             if mode == "ctrl-c":  # one rank is in its loop then, the other waits for a batch

@@ -7,6 +7,9 @@ import gc
 import itertools
 import os
 import signal
+import subprocess
+import sys
+import textwrap
 import threading
 import time
 import traceback
@@ -14,7 +17,6 @@ import traceback
 import pytest
 import torch
 
-from forked_programs import start_program
 from graphshard._kernel import num_threads
 from graphshard.sampling.loader._pipeline import _PREFIX, Pipeline, Run, Stage
 
@@ -352,8 +354,18 @@ pipeline = Pipeline([Stage("busy", busy), Stage("sleeps", lambda x: time.sleep(0
 """
 
 
-def test_the_interpreter_ends_cleanly_with_threads_at_work():
-    running = {name: start_program(HEAD + body) for name, (_, body) in PROGRAMS.items()}
+def test_the_interpreter_ends_cleanly_with_threads_at_work(tmp_path):
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    running = {}
+    for name, (_, body) in PROGRAMS.items():
+        program = tmp_path / f"{name}.py"
+        program.write_text(HEAD + textwrap.dedent(body))
+        running[name] = subprocess.Popen(
+            [sys.executable, str(program)],
+            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
     for name, (code, _) in PROGRAMS.items():
         _, errors = running[name].communicate(timeout=60)
         assert running[name].returncode == code, errors
