@@ -152,7 +152,7 @@ def _environment() -> dict[str, str]:
 
 def _serve(control: socket.socket) -> dict[str, Any]:
     """Fork at each message; returns in a program's process alone, with what it is to do."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the keepers
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers are not waited for
     while True:
         data, descriptors, _, _ = socket.recv_fds(control, MAX_MESSAGE, 3)
         if not data:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""attend against formulas written out, the reference, itself in portions, and other threads."""
+"""attend against formulas written out, the reference, itself in shards, and other threads."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_other_dtypes(case: AttentionCase, dtype: torch.dtype, way: str) -> None
 
 @pytest.mark.parametrize("score", ["additive", "joint", "dot"])
 def test_hubs_at_both_ends(score: str, way: str) -> None:
-    """Nodes with more edges than one portion, and than one slice, have."""
+    """Nodes with more edges than one chunk, and than one slice, have."""
     adj = random_adjacency(300, 200, 2000, torch.int32, hub=9000)
     attention = AttentionCase(score, 2, 8, edge=True, dropout=0.2).make(adj)
     inputs = inputs_of(attention)
@@ -144,7 +144,7 @@ def test_only_what_is_wanted(case: AttentionCase, way: str) -> None:
 
 
 @ANY
-def test_portions_add_up_to_the_whole(case: AttentionCase, way: str) -> None:
+def test_shards_add_up_to_the_whole(case: AttentionCase, way: str) -> None:
     """Edges come one shard after the other, each with sources of its own."""
     adj = random_adjacency(23, 11, 140)
     attention = case.make(adj)
