@@ -12,6 +12,8 @@ PEER ?= .venv-peer
 
 # How many files of tests run side by side; 0 runs them in one process, where a debugger works.
 TEST_WORKERS ?= 2
+# Each file in one process, in the order of tests/conftest.py.
+SIDE_BY_SIDE := --dist loadfile --no-loadscope-reorder
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input -q
@@ -55,10 +57,10 @@ demo: $(VENV)/.run  ## partition Cora in two, train a GCN and a GAT on it with t
 	$(BIN)/graphshard train --data $(DEMO)/cora.json --model gat --workers 2 --mode full
 
 test: $(VENV)/.test  ## run the tests (PYTEST_ARGS="tests/ops -x" narrows them)
-	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(TEST_WORKERS) $(SIDE_BY_SIDE) $(PYTEST_ARGS)
 
 test-all: $(VENV)/.test  ## run the tests with every case and whole campaigns: hours, before a release
-	$(BIN)/python -m pytest --all -n $(TEST_WORKERS) --dist loadfile $(PYTEST_ARGS)
+	$(BIN)/python -m pytest --all -n $(TEST_WORKERS) $(SIDE_BY_SIDE) $(PYTEST_ARGS)
 
 lint: $(VENV)/.dev  ## ruff, mypy, clang-format, codespell: what CI runs
 	$(BIN)/ruff check .

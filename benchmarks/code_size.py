@@ -12,12 +12,14 @@ docs/reference.md lists them. Ends with 1 if a public name of the other commit i
 from __future__ import annotations
 
 import argparse
+import importlib
 import re
 import statistics
 import subprocess
 import tempfile
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -55,6 +57,20 @@ def public_names(reference: Path) -> dict[str, str]:
     return names
 
 
+def is_there(name: str) -> bool:
+    """Whether a name that the reference does not list is inherited, or another name's alias."""
+    parts = name.split(".")
+    for count in range(len(parts), 0, -1):
+        try:
+            found: Any = importlib.import_module(".".join(parts[:count]))
+        except ImportError:
+            continue
+        for part in parts[count:]:
+            found = getattr(found, part, None)
+        return found is not None
+    return False
+
+
 def main() -> int:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
@@ -82,7 +98,8 @@ def main() -> int:
         names = {n: public_names(tree / "docs" / "reference.md") for n, tree in trees.items()}
     missing = []
     if before:
-        missing = sorted(names[before].keys() - names["now"].keys())
+        gone = names[before].keys() - names["now"].keys()
+        missing = sorted(name for name in gone if not is_there(name))
         print(f"public names: {len(names[before])} before, {len(names['now'])} now")
         for name in missing:
             print(f"  missing: {name}{names[before][name]}")

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Full-batch training of this tree beside that of another one: time, memory, losses to the bit.
+"""What the other benchmarks measure of this tree, beside the same of another one.
 
     git worktree add --detach ../before COMMIT      # and install it there, in a .venv of its own
     python benchmarks/two_trees.py ../before
-    python benchmarks/two_trees.py ../before --case sage:sequential:2 --rounds 5
+    python benchmarks/two_trees.py ../before --case full_batch:sage:sequential --rounds 5
 
-Each case (model, mode, workers) is run by `benchmarks/full_batch.py` of either tree, in turn, the
-order changing from round to round, with one thread for each worker. A ratio is this tree over the
-other, of medians and of minima; CPU seconds are those of all workers, start included.
+Each case is a side of one of the scripts beside this one, run by either tree's Python in turn, the
+order changing from round to round, with one thread for each process. A ratio is this tree over the
+other, of medians and of minima; the spread is that of the other tree's rounds, largest over
+smallest. CPU seconds are those of all processes, start included.
 """
 
 from __future__ import annotations
@@ -18,66 +19,161 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import full_batch
-from _common import community_graph
+from _common import ROOT, community_graph
 
-ROOT = Path(__file__).resolve().parent.parent
-CASES = ("sage:oneshot:2", "sage:sequential:2", "gat:oneshot:2", "gat:sequential:2")
-FIGURES = {"cpu": "CPU s", "seconds": "s per epoch", "peak_mb": "peak MB per worker"}
+import sampling
+
+HERE = Path(__file__).resolve().parent
+Figures: TypeAlias = dict[str, float]
+#: What a worker prints, and in which unit a table has it.
+UNITS = {"seconds": "s", "peak_mb": "MB", "peak": "bytes", "cpu": "CPU s"}
 
 
-def run(tree: Path, parts: str, model: str, mode: str, workers: str, epochs: int) -> dict[str, Any]:
-    """What the workers of one tree report, and their CPU seconds."""
-    python = tree / ".venv" / "bin" / "python"
-    command = [str(python), "-m", "torch.distributed.run", "--standalone"]
-    command += [f"--nproc-per-node={workers}", str(tree / "benchmarks" / "full_batch.py")]
-    command += ["--work", parts, "--model", model, "--mode", mode, "--epochs", str(epochs)]
+def torchrun(workers: int, script: str, *arguments: str) -> list[str]:
+    """Arguments for Python: some workers of a script."""
+    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={workers}"]
+    return [*launch, str(HERE / script), *arguments]
+
+
+def cases(
+    graph: Path, folder: Path, args: argparse.Namespace
+) -> dict[str, Callable[[], list[str]]]:
+    """By name, what makes the arguments for Python; it prepares what they need."""
+    found: dict[str, Callable[[], list[str]]] = {}
+    epochs = str(args.epochs)
+
+    def full(model: str, mode: str) -> Callable[[], list[str]]:
+        return lambda: torchrun(
+            2, "full_batch.py", "--work", full_batch.our_parts(graph, 2), "--model", model,
+            "--mode", mode, "--epochs", epochs,
+        )  # fmt: skip
+
+    def memory(model: str, mode: str) -> Callable[[], list[str]]:
+        def prepare() -> list[str]:
+            parts = {"parts": 100_000, "tiny": 64}
+            for name, nodes in parts.items():
+                if not (folder / name / "g.json").exists():
+                    options = ["--partition", str(folder / name), "--nodes", str(nodes)]
+                    script = [sys.executable, str(HERE / "memory.py"), *options]
+                    subprocess.run([*script, "--degree", "20", "--parts", "2"], check=True)
+            where = [str(folder / name / "g.json") for name in parts]
+            options = ["--work", where[0], "--tiny", where[1], "--model", model, "--mode", mode]
+            return torchrun(2, "memory.py", *options, "--epochs", "2")
+
+        return prepare
+
+    def shared(transport: str, hidden: int) -> Callable[[], list[str]]:
+        return lambda: torchrun(
+            2, "sampling.py", "--work", sampling.our_parts(graph), "--hidden", str(hidden),
+            "--transport", transport, "--epochs", epochs,
+        )  # fmt: skip
+
+    for model in ("sage", "gat"):
+        for mode in ("sequential", "oneshot"):
+            found[f"full_batch:{model}:{mode}"] = full(model, mode)
+            found[f"memory:{model}:{mode}"] = memory(model, mode)
+    found["sampling:draw"] = lambda: [
+        str(HERE / "sampling.py"), "--work", str(graph), "--hidden", "0", "--epochs", epochs
+    ]  # fmt: skip
+    for transport in ("collective", "replicated"):
+        found[f"sampling:fetch:{transport}"] = shared(transport, 0)
+        found[f"sampling:epoch:{transport}"] = shared(transport, 128)
+    for layer in ("gat", "gatv2", "dotgat", "agnn"):
+        command = [str(HERE / "attention.py"), "--work", str(graph), "--layer", layer]
+        found[f"attention:{layer}"] = lambda command=command: command  # type: ignore[misc]
+    sizes = ["--nodes", str(args.nodes), "--edges", str(args.edges), "--graphs", str(graph.parent)]
+    for dtype in ("float32", "bfloat16"):
+        command = [str(HERE / "kernels.py"), "--own", "--dtypes", dtype, *sizes]
+        found[f"kernels:{dtype}"] = lambda command=command: ordered(command)  # type: ignore[misc]
+    return found
+
+
+def ordered(command: list[str]) -> list[str]:
+    """The same, after this tree has written the order of nodes that either tree measures."""
+    brief = ["--ops", "dot", "--widths", "64", "--passes", "forward", "--orders", "locality"]
+    subprocess.run(
+        [sys.executable, *command, *brief, "--rounds", "1"], check=True, stdout=subprocess.DEVNULL
+    )
+    return command
+
+
+def run(python: Path, command: list[str]) -> tuple[Figures, Any]:
+    """Figures of one run, and its losses if it trains."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True)
+    process = subprocess.Popen(
+        [str(python), *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment,
+        text=True,
+    )  # fmt: skip
     assert process.stdout is not None
-    lines = [line for line in process.stdout if line.startswith("{")]
-    _, status, usage = os.wait4(process.pid, 0)
-    if status or not lines:
-        raise SystemExit(f"{' '.join(command)} ended with {status}")
-    found: dict[str, Any] = json.loads(lines[-1])
-    return found | {"cpu": usage.ru_utime + usage.ru_stime}
+    assert process.stderr is not None
+    with tempfile.TemporaryFile("w+") as errors:
+        lines = [line for line in process.stdout if line.startswith("{")]
+        errors.write(process.stderr.read()[-4000:])
+        _, status, usage = os.wait4(process.pid, 0)
+        if status or not lines:
+            errors.seek(0)
+            raise SystemExit(f"{' '.join(command)} ended with {status}: {errors.read()}")
+    printed: list[dict[str, Any]] = [json.loads(line) for line in lines]
+    figures: Figures = {"cpu": usage.ru_utime + usage.ru_stime}
+    losses = printed[-1].get("losses", printed[-1].get("loss"))
+    for one in printed:
+        for key, value in one.items():
+            if key in UNITS or " " in key:
+                figures[key] = max(value, figures.get(key, value))
+    return figures, losses
+
+
+def compared(before: list[float], now: list[float]) -> str:
+    """Both medians, ratios of medians and minima, and the spread of the rounds before."""
+    middles = statistics.median(before), statistics.median(now)
+    return (
+        f"{middles[0]:.4g} | {middles[1]:.4g} | {middles[1] / middles[0]:.3f} | "
+        f"{min(now) / min(before):.3f} | {max(before) / min(before):.3f}"
+    )
 
 
 def main() -> None:
     """Print a table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("before", type=Path, help="the other tree")
-    parser.add_argument("--case", action="append", help="model:mode:workers")
+    parser.add_argument("--case", action="append", help="only cases that begin so")
     parser.add_argument("--nodes", type=int, default=100_000)
     parser.add_argument("--edges", type=int, default=1_050_000, help="pairs drawn")
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "bench")
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
-    trees = {"before": args.before.resolve(), "now": ROOT}
+    pythons: Mapping[str, Path] = {
+        name: tree.resolve() / ".venv" / "bin" / "python"
+        for name, tree in (("before", args.before), ("now", ROOT))
+    }
     graph = community_graph(args.folder, args.nodes, args.edges)
-    print("| case | losses | " + " | ".join(FIGURES.values()) + " |")
-    print("| --- | --- |" + " --- |" * len(FIGURES))
-    for case in args.case or CASES:
-        model, mode, workers = case.split(":")
-        parts = full_batch.our_parts(graph, int(workers))
-        found: dict[str, list[dict[str, Any]]] = {name: [] for name in trees}
+    wanted = tuple(args.case or [""])
+    print("| case | figure | before | now | now / before | of minima | spread before |")
+    print("| --- |" + " --- |" * 6)
+    for case, prepare in cases(graph, args.folder, args).items():
+        if not case.startswith(wanted):
+            continue
+        command = prepare()
+        found: dict[str, list[Figures]] = {name: [] for name in pythons}
+        losses = []
         for number in range(args.rounds):
-            for name in sorted(trees, reverse=bool(number % 2)):
-                found[name].append(run(trees[name], parts, model, mode, workers, args.epochs))
-        same = all(r["losses"] == found["now"][0]["losses"] for f in found.values() for r in f)
-        cells = []
-        for figure in FIGURES:
-            before, now = ([r[figure] for r in found[name]] for name in trees)
-            middle = statistics.median(now) / statistics.median(before)
-            cells.append(
-                f"{statistics.median(before):.2f} to {statistics.median(now):.2f}: "
-                f"{middle:.2f}x ({min(now) / min(before):.2f}x of minima)"
-            )
-        print(f"| {case} | {'equal' if same else 'differ'} | {' | '.join(cells)} |", flush=True)
+            for name in sorted(pythons, reverse=bool(number % 2)):
+                figures, loss = run(pythons[name], command)
+                found[name].append(figures)
+                losses.append(loss)
+        if losses[0] is not None:
+            same = all(loss == losses[0] for loss in losses)
+            print(f"| {case} | losses | | | {'equal to the bit' if same else 'differ'} | | |")
+        for key in found["now"][0]:
+            both = ([figures[key] for figures in found[name]] for name in ("before", "now"))
+            print(f"| {case} | {UNITS.get(key, key)} | {compared(*both)} |", flush=True)
     print(f"\nCommand: `python {' '.join(['benchmarks/two_trees.py', *sys.argv[1:]])}`")
 
 

@@ -128,6 +128,7 @@ def _entry(section: str, name: str, value: Any, home: dict[int, str]) -> Iterato
 def _members(cls: type, home: dict[int, str]) -> dict[str, str]:
     """Public methods and properties that are described, up to the next class that has an entry."""
     found: dict[str, str] = {}
+    seen: set[str] = set()  # what a class overrides is described there
     for base in cls.__mro__:
         if not base.__module__.startswith("graphshard"):
             continue
@@ -135,8 +136,9 @@ def _members(cls: type, home: dict[int, str]) -> dict[str, str]:
             break
         for name, value in vars(base).items():
             member = value.__func__ if isinstance(value, classmethod | staticmethod) else value
-            if name.startswith("_") or name in found:
+            if name.startswith("_") or name in seen:
                 continue
+            seen.add(name)
             if isinstance(member, property):
                 if inspect.getdoc(member):
                     found[name] = _first_line(member)

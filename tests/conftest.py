@@ -20,13 +20,28 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+# Files that take long, or wait for processes: side by side from the start (pytest-xdist hands out
+# files in this order), so that no worker is left with one of them at the end.
+FIRST = (
+    "test_kills.py",
+    "test_docs.py",
+    "test_cli_commands.py",
+    "test_failures.py",
+    "test_train_killed.py",
+    "test_train_launch.py",
+    "test_dist_loader_faults.py",
+    "test_readme.py",
+)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--all"):
-        return
-    left_out = [item for item in items if item.get_closest_marker("exhaustive")]
-    if left_out:
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if not item.get_closest_marker("exhaustive")]
+    if not config.getoption("--all"):
+        left_out = [item for item in items if item.get_closest_marker("exhaustive")]
+        if left_out:
+            config.hook.pytest_deselected(items=left_out)
+            items[:] = [item for item in items if not item.get_closest_marker("exhaustive")]
+    order = {name: place for place, name in enumerate(FIRST)}
+    items.sort(key=lambda item: order.get(item.path.name, len(order)))
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -42,6 +57,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     testing = sys.modules.get("graphshard.testing")
     if testing is not None:
         testing.stop_ranks()
+    programs = sys.modules.get("forked_programs")
+    if programs is not None:
+        programs.stop()
 
 
 @pytest.fixture(autouse=True)

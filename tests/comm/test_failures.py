@@ -1,16 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks that die, hang, stop, raise or leave: every other rank raises in time and names them.
 
-Up to 4 ranks; one test starts two interpreters.
+Up to 4 ranks; one test forks two programs.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
-import textwrap
 import time
 from datetime import timedelta
 
@@ -18,6 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from forked_programs import start_program
 from graphshard.comm import (
     ExchangePlan,
     agree,
@@ -320,19 +318,7 @@ with comm.guard():
 
 
 def test_a_survivors_process_ends(tmp_path):
-    program = tmp_path / "program.py"
-    program.write_text(textwrap.dedent(PROGRAM))
-    path = os.pathsep.join(entry for entry in sys.path if entry)
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(program), str(rank), str(tmp_path / "store")],
-            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
+    processes = [start_program(PROGRAM, str(rank), str(tmp_path / "store")) for rank in range(2)]
     survivor, victim = processes
     try:
         assert victim.stdout.readline() == "ready\n"

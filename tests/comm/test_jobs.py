@@ -9,9 +9,7 @@ import functools
 import os
 import re
 import socket
-import subprocess
 import sys
-import textwrap
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -20,6 +18,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from forked_programs import run_program
 from graphshard.comm import all_reduce, initialize_comms, shutdown_comms
 from graphshard.comm.group import _address, _rendezvous
 from graphshard.comm.group._address import JOB_VARIABLE, job_id, listen
@@ -316,18 +315,9 @@ STARTS_AND_ENDS = """
 
 @on_linux
 @pytest.mark.timeout(6000)  # for 500 starts
-def test_a_job_that_has_ended_leaves_no_thread_and_ends_well(tmp_path, run_all):
+def test_a_job_that_has_ended_leaves_no_thread_and_ends_well(run_all):
     """The threads of a process group that lives on may abort the process at its very end."""
-    program = tmp_path / "program.py"
-    program.write_text(textwrap.dedent(STARTS_AND_ENDS))
-    path = os.pathsep.join(entry for entry in sys.path if entry)
     starts = 500 if run_all else 3
-    done = subprocess.run(
-        [sys.executable, str(program), str(free_port()), str(starts)],
-        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=100 + 10 * starts,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == f"ended {starts}\n"
+    arguments = str(free_port()), str(starts)
+    printed = run_program(STARTS_AND_ENDS, *arguments, timeout=100 + 10 * starts)
+    assert printed == f"ended {starts}\n"

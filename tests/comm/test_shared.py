@@ -189,7 +189,7 @@ def test_groups_beside_each_other():
 
 
 def slow_reader(rank, world_size):
-    """What is under way stays as it was sent, however late it is read."""
+    """What is in flight stays as it was sent, however late it is read."""
     plan, x = two_ranks(rank)
     shared = None
     for _ in range(3):

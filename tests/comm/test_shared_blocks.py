@@ -108,14 +108,14 @@ def test_blocks_grow_and_never_exceed_the_peak_of_use(ranks):
     assert len(addresses(writer)) == 1
     assert writer.counts() == (0, 7 * MEGABYTE, 7 * MEGABYTE)
     generator = torch.Generator().manual_seed(0)
-    under_way, most = [], 0
+    in_flight, most = [], 0
     for _ in range(200):
-        if under_way and torch.rand((), generator=generator) < 0.5:
-            place, size = under_way.pop(int(torch.randint(len(under_way), (), generator=generator)))
+        if in_flight and torch.rand((), generator=generator) < 0.5:
+            place, size = in_flight.pop(int(torch.randint(len(in_flight), (), generator=generator)))
             assert int(read(one, place, size)[-1]) == size % 251
         else:
             size = int(torch.randint(1, MEGABYTE, (), generator=generator))
-            under_way.append((write(writer, size, size % 251, [1]), size))
+            in_flight.append((write(writer, size, size % 251, [1]), size))
         used, waiting, peak = writer.counts()
         most = max(most, used)
         assert used + waiting <= peak

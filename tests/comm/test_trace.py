@@ -6,7 +6,7 @@ from __future__ import annotations
 import threading
 
 from graphshard.comm import trace
-from graphshard.comm._trace import count
+from graphshard.comm.collectives import count
 
 
 def test_traces_nest():

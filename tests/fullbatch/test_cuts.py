@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from shards import PLAIN, graph_of, own_edges, own_nodes, write_parts
-from test_parity import check_all_layers
+from test_parity import check_layers, layers
 from torch import Tensor
 
 import graphshard
@@ -281,7 +281,9 @@ def test_scores_of_all_columns_in_bfloat16(tmp_path: Path, name: str) -> None:
 
 def check_layers_in_blocks(rank: int, world_size: int, parts: str, kind: str) -> list[str]:
     with many_blocks(True):
-        return check_all_layers(rank, world_size, parts, kind, "sequential", 1)
+        return check_layers(
+            rank, world_size, parts, kind, "sequential", 1, layers(kind, "sequential")
+        )
 
 
 @pytest.mark.parametrize("kind", ["plain", "typed"])

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every built-in function and reduction on a sharded graph, against plain torch edge by edge.
 
-Results and gradients, in both modes, with 1, 3 and 5 ranks, in float64.
+Results and gradients, in both modes, with 1, 3 and 5 ranks, in float64. Every pair of message,
+reduction, mode and cut is tried; the whole product in ``make test-all``.
 """
 
 from __future__ import annotations
 
 import itertools
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from shards import PLAIN, graph_of, own_edges, own_nodes, write_parts
 from torch import Tensor
 
 import graphshard
+from case_selection import pairwise
 from graphshard import comm
 from graphshard import function as fn
 from graphshard.testing import run_ranks
@@ -26,6 +29,8 @@ MESSAGES = [f"copy_{side}" for side in ("u", "e")] + [
     f"{a}_{op}_{b}" for a, b in itertools.permutations(SIDES, 2) for op in OPS
 ]
 REDUCES = ("sum", "mean", "max", "min")
+MODES = ("oneshot", "sequential")
+CUTS = ((1, "random"), (3, "empty_part"), (5, "random"))
 WIDTH = 3
 
 
@@ -67,13 +72,20 @@ def by_hand(name: str, reduce: str, fields: dict[str, Tensor]) -> tuple[Tensor, 
     return message, zeros.scatter_reduce(0, index, message, kind, include_self=False)
 
 
-def gaps(rank: int, world_size: int, parts: str, mode: str, dtype: torch.dtype) -> dict[str, float]:
+@cache
+def all_pairs() -> list[tuple[Any, ...]]:
+    return pairwise(list(itertools.product(MODES, CUTS, MESSAGES, REDUCES)))
+
+
+def gaps(
+    rank: int, world_size: int, parts: str, mode: str, functions: list[tuple[str, str]]
+) -> dict[str, float]:
     """Largest relative difference of each function's results and gradients."""
     data = graphshard.load_dgl_partition_data(parts, rank)
     graph = graphshard.construct_full_graph(data, mode=mode)
     nodes, edges = own_nodes(data)["_N"], own_edges(data)[PLAIN]
-    whole, worst = values("plain", dtype), {}
-    for name, reduce in itertools.product(MESSAGES, REDUCES):
+    whole, worst = values("plain", torch.float64), {}
+    for name, reduce in functions:
         full = {side: rows.clone().requires_grad_() for side, rows in whole.items()}
         message, expected = by_hand(name, reduce, full)
         (expected.sin().sum() + (message * message).sum()).backward()
@@ -107,11 +119,18 @@ def gaps(rank: int, world_size: int, parts: str, mode: str, dtype: torch.dtype) 
     return worst
 
 
-@pytest.mark.parametrize("mode", ["oneshot", "sequential"])
-@pytest.mark.parametrize(("num_ranks", "how"), [(1, "random"), (3, "empty_part"), (5, "random")])
-def test_every_function_and_reduction(tmp_path: Path, mode: str, num_ranks: int, how: str) -> None:
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("cut", CUTS)
+def test_every_function_and_reduction(
+    tmp_path: Path, mode: str, cut: tuple[int, str], run_all: bool
+) -> None:
+    num_ranks, how = cut
+    functions = list(itertools.product(MESSAGES, REDUCES))
+    if not run_all:
+        functions = [(name, by) for m, c, name, by in all_pairs() if (m, c) == (mode, cut)]
     parts = write_parts(tmp_path, graph_of("plain"), num_ranks, how)
-    for worst in run_ranks(gaps, num_ranks, parts, mode, torch.float64):
+    for worst in run_ranks(gaps, num_ranks, parts, mode, functions):
+        assert len(worst) == len(functions)
         assert not {name: gap for name, gap in worst.items() if not gap < 1e-10}
 
 

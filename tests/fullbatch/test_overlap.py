@@ -131,22 +131,22 @@ def test_one_shot_computes_own_rows_while_others_travel(
 
 
 @pytest.mark.parametrize("prefetch", [0, 1, 2, 9])
-def test_sequential_has_as_many_shards_under_way_as_told(tmp_path: Path, prefetch: int) -> None:
+def test_sequential_has_as_many_shards_in_flight_as_it_may(tmp_path: Path, prefetch: int) -> None:
     parts = write_parts(tmp_path, graph_of("plain"), 5, "random")
     for found in run_ranks(events_of, 5, parts, "gat", "sequential", prefetch):
         for events, work in zip(found, ("merge", "gradient"), strict=True):
             assert [e for e in events if e.startswith(work)] == [f"{work} {s}" for s in range(5)]
             for name in ("fetch", "return"):
-                under_way, most = 0, {True: 0, False: 0}
+                in_flight, most = 0, {True: 0, False: 0}
                 for event in events:
-                    under_way += event.startswith(f"start {name}")
-                    under_way -= event.startswith(f"wait {name}")
+                    in_flight += event.startswith(f"start {name}")
+                    in_flight -= event.startswith(f"wait {name}")
                     is_work = event.startswith(work)
-                    most[is_work] = max(most[is_work], under_way)
+                    most[is_work] = max(most[is_work], in_flight)
                 if name in " ".join(events):
                     assert most[True] == min(prefetch, 4 if name == "fetch" else 3)
                     assert most[False] <= max(prefetch, 1)
-                assert under_way == 0
+                assert in_flight == 0
 
 
 def results(rank: int, world_size: int, parts: str, mode: str, prefetch: int) -> list[Tensor]:
@@ -368,7 +368,7 @@ class Broken(Exception):
 def fails_in_the_middle(
     rank: int, world_size: int, parts: str, mode: str, where: str, prefetch: int
 ) -> list[bool]:
-    """Whether results are right after an error while rows were under way."""
+    """Whether results are right after an error while rows were in flight."""
     data = graphshard.load_dgl_partition_data(parts, rank)
     graph = graphshard.construct_full_graph(data, mode=mode, prefetch=prefetch)
     torch.manual_seed(0)

@@ -2,15 +2,11 @@
 """Fused attention across ranks: dropout and edge values, nothing per edge and head, refusals.
 
 Every rank has the seed of the single process, so dropout has to drop the same entries of the same
-edges, however the graph is cut. Uses 1, 2, 3 and 5 gloo ranks; the last test starts processes of
-its own.
+edges, however the graph is cut. Uses 1, 2, 3 and 5 gloo ranks; the last test forks programs.
 """
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +18,8 @@ from test_parity import MODES, construct
 from torch import Tensor, nn
 
 import graphshard
+from case_selection import sampled
+from forked_programs import run_program
 from graphshard.fullbatch._planner import Planner
 from graphshard.graph import attend
 from graphshard.nn import AGNNConv, DotGatConv, GATConv, GATv2Conv, HeteroGraphConv
@@ -138,17 +136,18 @@ def largest_gap(rank: int, world_size: int, path: str, name: str, mode: str) -> 
         torch.set_default_dtype(torch.float32)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize(
+    ("name", "mode", "cut"),
+    sampled(list(LAYERS), MODES, [(1, "metis"), (2, "random"), (3, "empty_part"), (5, "random")]),
+)
 @pytest.mark.timeout(300)
 def test_dropout_does_not_depend_on_the_number_of_ranks(
-    tmp_path: Path, name: str, mode: str
+    tmp_path: Path, name: str, mode: str, cut: tuple[int, str]
 ) -> None:
-    kind = LAYERS[name][0]
-    for num_ranks, how in ((1, "metis"), (2, "random"), (3, "empty_part"), (5, "random")):
-        path = write_parts(tmp_path / str(num_ranks), graph_of(kind), num_ranks, how)
-        for gap in run_ranks(largest_gap, num_ranks, path, name, mode, timeout=140.0):
-            assert gap < 1e-10
+    num_ranks, how = cut
+    path = write_parts(tmp_path, graph_of(LAYERS[name][0]), num_ranks, how)
+    for gap in run_ranks(largest_gap, num_ranks, path, name, mode, timeout=140.0):
+        assert gap < 1e-10
 
 
 def fused_layers(rank: int, world_size: int, path: str, mode: str) -> list[str]:
@@ -253,14 +252,5 @@ def test_the_peak_of_a_process_does_not_grow_with_edges_times_heads() -> None:
         pytest.skip("plain torch takes edges in portions of a fixed size, larger than this graph")
     if not Path("/proc/self/status").exists():
         pytest.skip("peaks of memory are read from /proc")
-    peaks = []
-    for num_edges in (250_000, 500_000):
-        done = subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(PEAK), str(num_edges)],
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=120,
-        )
-        peaks.append(int(done.stdout) / 1024)
+    peaks = [int(run_program(PEAK, edges)) / 1024 for edges in ("250000", "500000")]
     assert peaks[1] < peaks[0] + 6.0

@@ -11,6 +11,7 @@ import torch
 from graph_oracle import dgl, fn, gs, plain_pair, rand, typed_pair
 
 from graphshard.graph.frame._frame import Frame
+from graphshard.graph.structure import Schema
 
 # ---------------------------------------------------------------------------------- scopes
 
@@ -87,11 +88,9 @@ class HalfGraph(gs.MessagePassingGraph):
     def __init__(self, num_nodes: int, num_edges: int) -> None:
         frames = [Frame(num_nodes)]
         edge_frames = [Frame(num_edges, default_view="edge")]
-        etypes = [("n", "e", "n")]
+        schema = Schema.of_graph(["n"], [("n", "e", "n")])
         device = torch.device("cpu")
-        self._init_protocol(
-            ["n"], ["n"], etypes, frames, frames, edge_frames, False, device, torch.int64
-        )
+        self._init_protocol(schema, frames, frames, edge_frames, False, device, torch.int64)
         self.calls: list[Any] = []
 
     def _reduce(self, relation: int, message_func: Any, reduce_func: Any) -> dict[str, Any]:
@@ -182,9 +181,7 @@ def test_separate_sides() -> None:
     class Sides(gs.MessagePassingGraph):
         def __init__(self) -> None:
             self._init_protocol(
-                ["a"],
-                ["a", "b"],
-                [("a", "r", "a"), ("a", "r", "b")],
+                Schema.of_block(["a"], ["a", "b"], [("a", "r", "a"), ("a", "r", "b")]),
                 [Frame(4)],
                 [Frame(2), Frame(3)],
                 [Frame(5), Frame(6)],

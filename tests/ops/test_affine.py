@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from case_selection import sampled
 from graphshard.ops import affine, is_relu, linear
 
 SMALL, LARGE = 7, 9000  # rows; 9000 x 128 float32 live in a block that is kept
@@ -33,11 +34,9 @@ def expected(products, bias, plus, relu):
     return F.relu(result) if relu else result
 
 
-@pytest.mark.parametrize("rows", [SMALL, LARGE])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(
-    ("count", "with_bias", "with_plus", "relu"),
-    list(itertools.product([1, 2], [False, True], [False, True], [False, True])),
+    ("rows", "dtype", "count", "with_bias", "with_plus", "relu"),
+    sampled([SMALL, LARGE], [torch.float32, torch.float64], [1, 2], *[[False, True]] * 3),
 )
 def test_value_and_gradients_are_those_of_plain_torch(
     rows, dtype, count, with_bias, with_plus, relu

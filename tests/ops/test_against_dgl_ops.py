@@ -15,6 +15,7 @@ import torch
 from ops_cases import GRAPHS, SHAPES, adjacency, generic, num_rows
 from torch import Tensor
 
+from case_selection import sampled
 from graphshard import ops
 
 with warnings.catch_warnings():
@@ -23,6 +24,7 @@ with warnings.catch_warnings():
 
 BINARY = ("add", "sub", "mul", "div")
 REAL_GRAPHS = ["odd", "one hub"]
+REAL_SHAPES = [s for s in SHAPES if s[0] and 0 not in s[0]]
 
 
 def dgl_graph(name: str) -> Any:
@@ -47,10 +49,16 @@ def compare(ours: Tensor, theirs: Tensor, inputs: list[Tensor]) -> None:
             torch.testing.assert_close(a, b)
 
 
-@pytest.mark.parametrize("shape", [s for s in SHAPES if s[0] and 0 not in s[0]], ids=str)
-@pytest.mark.parametrize("reduce", ["sum", "mean", "max", "min"])
-@pytest.mark.parametrize("op", [*BINARY, "copy_lhs", "copy_rhs"])
-@pytest.mark.parametrize("name", REAL_GRAPHS)
+@pytest.mark.parametrize(
+    ("name", "op", "reduce", "shape"),
+    sampled(
+        REAL_GRAPHS,
+        [*BINARY, "copy_lhs", "copy_rhs"],
+        ["sum", "mean", "max", "min"],
+        REAL_SHAPES,
+    ),
+    ids=str,
+)
 def test_gspmm(name: str, op: str, reduce: str, shape: Any, way: str) -> None:
     adj, graph = adjacency(name), dgl_graph(name)
     lhs = None if op == "copy_rhs" else generic(adj.num_src, shape[0], 1)
@@ -62,10 +70,11 @@ def test_gspmm(name: str, op: str, reduce: str, shape: Any, way: str) -> None:
     compare(ops.gspmm(adj, op, reduce, lhs, rhs), theirs, inputs)
 
 
-@pytest.mark.parametrize("shape", [s for s in SHAPES if s[0] and 0 not in s[0]], ids=str)
-@pytest.mark.parametrize("targets", ["uv", "vu", "ue", "eu", "ve", "ev", "ee"])
-@pytest.mark.parametrize("op", [*BINARY, "dot"])
-@pytest.mark.parametrize("name", REAL_GRAPHS)
+@pytest.mark.parametrize(
+    ("name", "op", "targets", "shape"),
+    sampled(REAL_GRAPHS, [*BINARY, "dot"], ["uv", "vu", "ue", "eu", "ve", "ev", "ee"], REAL_SHAPES),
+    ids=str,
+)
 def test_gsddmm(name: str, op: str, targets: str, shape: Any, way: str) -> None:
     if op == "dot" and shape[0][-1] != shape[1][-1]:
         shape = (shape[0], shape[0])

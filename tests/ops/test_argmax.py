@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from case_selection import sampled
 from graphshard.ops import Adjacency, gspmm_arg, gspmm_arg_backward, merge_best
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
@@ -37,11 +38,11 @@ def rows(dtype: torch.dtype, odd: bool) -> Tensor:
     return found
 
 
-@pytest.mark.parametrize("num_sets", [1, 2, 4])
-@pytest.mark.parametrize("odd", [False, True])
-@pytest.mark.parametrize("reduce", ["max", "min"])
-@pytest.mark.parametrize("idtype", IDTYPES, ids=str)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "idtype", "reduce", "odd", "num_sets"),
+    sampled(DTYPES, IDTYPES, ["max", "min"], [False, True], [1, 2, 4]),
+    ids=str,
+)
 def test_sets_of_edges_make_the_whole(
     dtype: torch.dtype, idtype: torch.dtype, reduce: str, odd: bool, num_sets: int, way: str
 ) -> None:

@@ -9,15 +9,18 @@ import pytest
 import torch
 from ops_cases import SHAPES, adjacency, generic, num_rows
 
+from case_selection import sampled
 from graphshard import ops
 
 BINARY = ("add", "sub", "mul", "div")
 SMALL = [s for s in SHAPES if 0 not in s[0] and s[0] != (17,)]
 
 
-@pytest.mark.parametrize("shape", SMALL, ids=str)
-@pytest.mark.parametrize("reduce", ["sum", "mean", "max", "min"])
-@pytest.mark.parametrize("op", [*BINARY, "copy_lhs", "copy_rhs"])
+@pytest.mark.parametrize(
+    ("op", "reduce", "shape"),
+    sampled([*BINARY, "copy_lhs", "copy_rhs"], ["sum", "mean", "max", "min"], SMALL),
+    ids=str,
+)
 def test_gspmm(op: str, reduce: str, shape: Any, way: str) -> None:
     adj = adjacency("odd")
     lhs = None if op == "copy_rhs" else generic(adj.num_src, shape[0], 1)
@@ -33,9 +36,11 @@ def test_gspmm(op: str, reduce: str, shape: Any, way: str) -> None:
     assert torch.autograd.gradcheck(run, inputs)
 
 
-@pytest.mark.parametrize("shape", SMALL, ids=str)
-@pytest.mark.parametrize("targets", ["uv", "ue", "ev", "ee"])
-@pytest.mark.parametrize("op", [*BINARY, "dot"])
+@pytest.mark.parametrize(
+    ("op", "targets", "shape"),
+    sampled([*BINARY, "dot"], ["uv", "ue", "ev", "ee"], SMALL),
+    ids=str,
+)
 def test_gsddmm(op: str, targets: str, shape: Any, way: str) -> None:
     if op == "dot" and shape[0][-1:] != shape[1][-1:]:
         shape = (shape[0], shape[0])

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from case_selection import sampled
 from graphshard import ops
 from graphshard.ops import reference
 
@@ -39,9 +40,11 @@ def tolerance(expected: Tensor, dtype: torch.dtype) -> float:
     return share * float(expected.abs().max())
 
 
-@pytest.mark.parametrize("idtype", [torch.int32, torch.int64], ids=str)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize(
+    ("width", "dtype", "idtype"),
+    sampled(WIDTHS, DTYPES, [torch.int32, torch.int64]),
+    ids=str,
+)
 def test_sums_means_and_sums_that_continue(
     width: int, dtype: torch.dtype, idtype: torch.dtype, way: str
 ) -> None:

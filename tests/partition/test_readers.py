@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-import graphshard
+import graphshard.testing
 from graphshard import Graph, graph, heterograph
 from graphshard.distributed import load_partition, partition_graph
 from graphshard.partition._source import GraphSource

@@ -30,7 +30,6 @@ import graphshard
 from graphshard import comm
 from graphshard.distributed import partition_graph
 from graphshard.sampling import NeighborSampler
-from graphshard.sampling._ownership import owners
 from graphshard.sampling.graph_store import DrawOptions, NeighborRequest, graph_store_of
 from graphshard.sampling.graph_store._collective import CollectiveGraphStore
 from graphshard.testing import run_ranks
@@ -68,9 +67,9 @@ def traced_draw(rank: int, world_size: int, kind: str, parts: str, how: dict) ->
         "bytes": counted.total_bytes,
         "requests": [
             {
-                "owner": owners(ranges[r.etype[2]], r.nodes).long(),
+                "owner": ranges[r.etype[2]].part_of(r.nodes),
                 "counts": d.counts,
-                "excluded": owners(ranges[r.etype], excluded.get(r.etype, r.nodes[:0])).long(),
+                "excluded": ranges[r.etype].part_of(excluded.get(r.etype, r.nodes[:0])),
                 "fanout": r.fanout,
             }
             for r, d in zip(requests, drawn, strict=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import os
 import platform
-import subprocess
-import sys
 
 import pytest
+
+from forked_programs import run_program
 
 PROGRAM = """
 import resource, torch
@@ -25,16 +25,8 @@ _ONCE = (64 << 20) // os.sysconf("SC_PAGE_SIZE")  # faults of one tensor that is
 
 def run(**environment: str) -> tuple[bool, int]:
     told = ("MALLOC_", "GLIBC_TUNABLES", "GRAPHSHARD_KEEP")
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith(told)}
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        env={**inherited, **environment},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    kept, faults = done.stdout.split()
+    inherited = dict.fromkeys(name for name in os.environ if name.startswith(told))
+    kept, faults = run_program(PROGRAM, **{**inherited, **environment}).split()
     return kept == "True", int(faults)
 
 

@@ -86,7 +86,7 @@ def share_and_die(rank: int, world_size: int, where: str, folder: str) -> None:
         {"share": _shared_arrays, "find": _hosts}[where].gather_texts = killed
     state = group_state()
     own = torch.ones(1 << 20)
-    array = SharedArray.like(own, [r << 20 for r in range(world_size + 1)])
+    array = SharedArray(own, [r << 20 for r in range(world_size + 1)])
     share_arrays(state, Hosts.find(state, folder), [array], whole=True, directory=folder)
 
 

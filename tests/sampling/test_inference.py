@@ -6,10 +6,7 @@ Also that memory is bounded by the batch, in a process of its own.
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import graphshard
+from forked_programs import run_program
 from graphshard import function as fn
 from graphshard.sampling import inference
 from graphshard.testing import RanksFailed, run_ranks
@@ -498,16 +496,7 @@ PEAK = """
 
 
 def peak(layer: str, how: str, graph: str) -> int:
-    path = os.pathsep.join(p for p in sys.path if p)
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(PEAK), layer, how, graph],
-        check=True,
-        timeout=100,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": path, "MALLOC_MMAP_THRESHOLD_": str(1 << 16)},
-    )
-    return int(done.stdout)
+    return int(run_program(PEAK, layer, how, graph, MALLOC_MMAP_THRESHOLD_=str(1 << 16)))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems only know the peak of a life")

@@ -7,9 +7,11 @@ import json
 import os
 import resource
 import select
+import shutil
 import signal
 import socket
 import warnings
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -43,15 +45,23 @@ def state(run: FullBatchRun) -> dict[str, torch.Tensor]:
 
 
 @pytest.fixture
-def data(tmp_path: Path) -> str:
-    return write_parts(tmp_path, "typed", 1)
+def data(trained: Path) -> str:
+    """Not to be changed."""
+    return str(trained / "typed-1-random" / "g.json")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One part under `typed-1-random`, and the checkpoints of a run on it under `c`."""
+    folder = tmp_path_factory.mktemp("trained")
+    FullBatchRun(config(write_parts(folder, "typed", 1), folder / "c")).train()
+    return folder
 
 
 @pytest.fixture
-def newest(data: str, tmp_path: Path) -> Path:
-    """The checkpoint of epoch 4; that of epoch 2 is beside it."""
-    FullBatchRun(config(data, tmp_path / "c")).train()
-    return tmp_path / "c" / "epoch-00000004"
+def newest(trained: Path, tmp_path: Path) -> Path:
+    """A copy of the checkpoint of epoch 4; that of epoch 2 is beside it."""
+    return Path(shutil.copytree(trained / "c", tmp_path / "c")) / "epoch-00000004"
 
 
 def change(folder: Path, changes: dict[str, Any], *, with_digest: bool) -> None:
@@ -104,20 +114,26 @@ CHANGES: dict[str, dict[str, Any]] = {
 }
 
 
+@cache
+def undisturbed(data: str) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Losses and state of a run of six epochs."""
+    run = FullBatchRun(config(data, None, epochs=6))
+    return run.train().losses, state(run)
+
+
 @pytest.mark.filterwarnings("ignore:.*trying the one before:RuntimeWarning")
 @pytest.mark.parametrize("case", CHANGES)
 def test_a_changed_manifest_gives_way_to_the_one_before(
     case: str, data: str, newest: Path, tmp_path: Path
 ) -> None:
-    undisturbed = FullBatchRun(config(data, None, epochs=6))
-    expected = undisturbed.train()
+    losses, expected = undisturbed(data)
     change(newest, CHANGES[case], with_digest=False)
     with pytest.raises(CheckpointError, match="is not a whole checkpoint .*its digest is not"):
         load_model_state(newest)
     run = FullBatchRun(config(data, tmp_path / "c", epochs=6, resume=True))
     result = run.train()
-    assert (result.resumed_from, result.losses) == (2, expected.losses)
-    assert all(torch.equal(value, state(run)[k]) for k, value in state(undisturbed).items())
+    assert (result.resumed_from, result.losses) == (2, losses)
+    assert all(torch.equal(value, state(run)[k]) for k, value in expected.items())
 
 
 FORGED: dict[str, tuple[dict[str, Any], str]] = {

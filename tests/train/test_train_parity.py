@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from train_cases import as_values, config_of, train_on_rank, write_parts
 
 from graphshard.testing import RanksFailed, run_ranks
 
+NUM_STEPS = 3  # epochs of one step each, with an evaluation after each
 CASES = {
     "gcn": ("plain", {"model": "gcn"}),
     "sage": ("plain", {"model": "sage", "layers": 3}),
@@ -34,6 +37,13 @@ def run(folder: Path, case: str, world_size: int, how: str, **more: Any) -> list
     return found
 
 
+@cache
+def one_worker(case: str) -> list[dict[str, Any]]:
+    """`run` on one part, which is the same however the graph would be cut."""
+    with TemporaryDirectory() as folder:
+        return run(Path(folder), case, 1, "random", epochs=NUM_STEPS)
+
+
 def embedding_rows(ranks: list[dict[str, Any]]) -> list[torch.Tensor]:
     """The rows of each table in the order of their ids, whatever the partition."""
     tables = []
@@ -47,8 +57,8 @@ def embedding_rows(ranks: list[dict[str, Any]]) -> list[torch.Tensor]:
 @pytest.mark.parametrize("case", list(CASES))
 @pytest.mark.parametrize("how", ["random", "empty_part", "no_train"])
 def test_workers_train_as_one_does(case: str, how: str, tmp_path: Path) -> None:
-    (one,) = run(tmp_path, case, 1, how)
-    several = run(tmp_path, case, 3, how, aggregation="oneshot")
+    (one,) = one_worker(case)
+    several = run(tmp_path, case, 3, how, aggregation="oneshot", epochs=NUM_STEPS)
     for rank in several:
         expected, found = one["result"], rank["result"]
         torch.testing.assert_close(found["losses"], expected["losses"], rtol=0, atol=1e-10)
@@ -69,8 +79,9 @@ def test_workers_train_as_one_does(case: str, how: str, tmp_path: Path) -> None:
 def test_sequential_aggregation_trains_the_same(
     case: str, rematerialize: bool, tmp_path: Path
 ) -> None:
-    (one,) = run(tmp_path, case, 1, "random")
-    two = run(tmp_path, case, 2, "random", aggregation="sequential", rematerialize=rematerialize)
+    (one,) = one_worker(case)
+    options = {"aggregation": "sequential", "rematerialize": rematerialize, "epochs": NUM_STEPS}
+    two = run(tmp_path, case, 2, "random", **options)
     assert two[0]["result"]["aggregation"] == "sequential"
     torch.testing.assert_close(
         two[1]["result"]["losses"], one["result"]["losses"], rtol=0, atol=1e-10

@@ -4,16 +4,14 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import numpy as np
 import pytest
 from train_cases import NUM_CLASSES, typed_graph, write_parts
 
+from forked_programs import run_program
 from graphshard import PartitionFormatError
 from graphshard.data import NodeDataset
 from graphshard.data.prepare import Preparation, has_relations, read_dataset
@@ -130,10 +128,4 @@ def test_peak_memory_counts_what_was_held_since_the_start_and_freed() -> None:
         assert current_memory() < before + 20 * 2**20
         assert PeakMemory().above_start() < 10 * 2**20
     """
-    path = os.pathsep.join(p for p in sys.path if p)
-    subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)],
-        check=True,
-        timeout=60,
-        env={**os.environ, "PYTHONPATH": path, "MALLOC_MMAP_THRESHOLD_": str(1 << 20)},
-    )
+    run_program(script, MALLOC_MMAP_THRESHOLD_=str(1 << 20))

@@ -120,7 +120,7 @@ def result_table(result: TrainResult, model: str) -> Table:
         "training loss, last epoch": f"{result.losses[-1]:.4f}",
         "seconds per epoch": f"{result.seconds_per_epoch:.4f}",
         "seconds per evaluation": f"{result.seconds_per_evaluation:.4f}",
-        "peak memory per worker": " ".join(megabytes(n) for n in result.peak_memory),
+        "peak memory per worker": " ".join(f"{n / 2**20:.1f} MiB" for n in result.peak_memory),
         "bytes sent per epoch": " ".join(f"{n:,}" for n in result.bytes_per_epoch),
         "parameters": f"{result.num_parameters:,}",
     }
@@ -145,8 +145,3 @@ def _sampling_facts(sampling: SamplingReport) -> dict[str, str]:
         "edges sampled per second": f"{sampling.edges_per_second:,.0f}",
         "cache hit rate": "no cache" if hit_rate is None else f"{100 * hit_rate:.1f} %",
     }
-
-
-def megabytes(num_bytes: int) -> str:
-    """In units of 2^20 bytes."""
-    return f"{num_bytes / 2**20:.1f} MiB"

@@ -7,8 +7,17 @@ failures of other ranks arrive as `graphshard.errors.RankError`.
 
 from ._ragged import ragged_all_to_all
 from ._sync import gather_grads, sync_params
-from ._trace import Trace, trace
-from .collectives import Lanes, Pending, ThreadGroups, agree, all_reduce, barrier, share_error
+from .collectives import (
+    Lanes,
+    Pending,
+    ThreadGroups,
+    Trace,
+    agree,
+    all_reduce,
+    barrier,
+    share_error,
+    trace,
+)
 from .group import (
     guard,
     initialize_comms,

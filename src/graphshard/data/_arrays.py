@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays of a data set folder, read without pickle and checked at the door.
+"""Arrays of a data set folder, read without pickle and checked: what is wrong is a ValueError.
 
 Features are a dense ``feat.npy``, or a ``feat.npz`` that holds a CSR matrix as the plain arrays
 ``data``, ``indices``, ``indptr`` and ``shape``; ``scipy.sparse.save_npz`` writes such files.
@@ -47,9 +47,6 @@ def read_array(path: Path, ndim: int, kind: str) -> np.ndarray:
         path: The file.
         ndim: Number of dimensions it must have.
         kind: ``'i'`` integers (returned as int64), ``'f'`` real numbers, ``'b'`` bool.
-
-    Raises:
-        ValueError: It is no such array, or would need pickle to be read.
     """
     array = read_npy(path)
     if array.ndim != ndim or array.dtype.kind not in _ALLOWED[kind]:
@@ -67,9 +64,6 @@ def plain_numbers(path: Path, array: np.ndarray, kind: str) -> np.ndarray:
         path: Where it is from, for errors.
         array: Integers, real numbers or bool.
         kind: As for `read_array`.
-
-    Raises:
-        ValueError: An integer does not fit int64.
     """
     if kind == "i":
         if array.dtype == np.uint64 and array.size and array.max() > np.iinfo(np.int64).max:
@@ -83,11 +77,7 @@ def plain_numbers(path: Path, array: np.ndarray, kind: str) -> np.ndarray:
 
 
 def read_features(folder: Path, stem: str) -> np.ndarray | SparseRows | None:
-    """Read ``{stem}.npy`` (dense) or ``{stem}.npz`` (CSR) of a folder; None if there is neither.
-
-    Raises:
-        ValueError: The file is not of either form, or its numbers do not fit each other.
-    """
+    """Read ``{stem}.npy`` (dense) or ``{stem}.npz`` (CSR) of a folder; None if there is neither."""
     if is_there(folder / f"{stem}.npy"):
         return read_array(folder / f"{stem}.npy", 2, "f")
     path = folder / f"{stem}.npz"

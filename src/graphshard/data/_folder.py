@@ -17,7 +17,8 @@ Several node types: ``edge_index__SRC__NAME__DST.npy`` per relation, ``feat__TYP
 one ``label__TYPE.npy``, whose type is the target, ``train_idx.npy`` and its variants
 ``train_idx_20.npy``, and ``node_types.txt`` with lines of a type and its number of nodes.
 
-Everything but the edges may be absent.
+Everything but the edges may be absent. A file that does not fit this layout, or another file, is a
+ValueError that names it.
 """
 
 from __future__ import annotations
@@ -76,10 +77,6 @@ def read_folder(folder: Path, split: int | None, features: bool) -> FolderArrays
         folder: The folder.
         split: Which of several published splits; None takes the files without a number.
         features: Whether to read feature matrices.
-
-    Raises:
-        FileNotFoundError: There is no such folder.
-        ValueError: It has no edges, or a file does not fit the layout or another file.
     """
     if not folder.is_dir():
         raise FileNotFoundError(f"no data set folder {folder}")
@@ -234,9 +231,6 @@ def check_node_count(source: Path, ntype: str, count: int, num_ends: int) -> Non
         ntype: Node type.
         count: Number of nodes that an id or a line of text calls for.
         num_ends: Ends of edges at nodes of this type.
-
-    Raises:
-        ValueError: There are more than a million nodes, and more than 64 for each end of an edge.
     """
     most = max(_FREE_NODES, _NODES_PER_END * num_ends)
     if count > most:

@@ -3,7 +3,8 @@
 
 ``numpy.load`` evaluates the header as Python's syntax and allocates what it says before it looks at
 the file. Here the header must have the form that NumPy writes, the dtype must be one of plain
-numbers, and the size that follows from both must be the file's own. No pickle.
+numbers, and the size that follows from both must be the file's own; else it is a ValueError that
+names the file. No pickle.
 
 An archive may grow: of each array that is read, to what its directory says, which is at most 1032
 times the bytes in the file, as much as deflate can. Memory is filled only as the bytes arrive.
@@ -44,11 +45,7 @@ _SHAPE = re.compile(r"\s*(?:[0-9]{1,18}L?\s*,\s*)*(?:[0-9]{1,18}L?\s*)?", re.ASC
 
 
 def read_npy(path: Path) -> np.ndarray:
-    """The array of a ``.npy`` file, of bool, integers, real or complex numbers.
-
-    Raises:
-        ValueError: It is no such file, is damaged or cannot be read; names it.
-    """
+    """The array of a ``.npy`` file, of bool, integers, real or complex numbers."""
     try:
         with open_regular(path) as file:
             size = file.seek(0, 2)
@@ -64,9 +61,6 @@ def read_npz(path: Path, wanted: Callable[[str], bool]) -> dict[str, np.ndarray]
     Args:
         path: The file.
         wanted: Whether to read the array of a name.
-
-    Raises:
-        ValueError: It is no such file, is damaged or cannot be read; names it.
     """
     try:
         with open_regular(path) as file, zipfile.ZipFile(file) as archive:

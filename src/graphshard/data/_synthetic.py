@@ -56,8 +56,7 @@ def random_graph(
     rng = np.random.default_rng(seed)
     src, dst = _uniform_edges(rng, num_nodes, num_nodes, num_edges, idtype)
     g = graph((src, dst), num_nodes=num_nodes)
-    for name, value in _node_fields(rng, num_nodes, feat_dim, num_classes).items():
-        g.ndata[name] = value
+    g.ndata.update(_node_fields(rng, num_nodes, feat_dim, num_classes))
     return g
 
 
@@ -179,8 +178,7 @@ def random_typed_graph(
     for ntype in sorted(num_nodes):
         classes = num_classes if ntype == target else 0
         fields = _node_fields(rng, num_nodes[ntype], widths.get(ntype, 0), classes)
-        for name, value in fields.items():
-            g.nodes[ntype].data[name] = value
+        g.nodes[ntype].data.update(fields)
     return g
 
 

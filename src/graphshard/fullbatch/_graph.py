@@ -65,16 +65,7 @@ class GraphShardManager(GlobalFacts):
         self._mode = mode
         self._planner = Planner(structure, mode)
         self._input_nodes, self._seeds = input_nodes, seeds
-        self._init_protocol(
-            schema.srctypes,
-            schema.dsttypes,
-            schema.canonical_etypes,
-            *frames,
-            is_block,
-            structure.device,
-            torch.int64,
-            schema=schema,
-        )
+        self._init_protocol(schema, *frames, is_block, structure.device, torch.int64)
 
     # ------------------------------------------------------------------ what it is
 

@@ -19,15 +19,17 @@ from .._typing import DEFAULT_CANONICAL_ETYPE, DEFAULT_NTYPE, CanonicalEType
 from ..ops import Adjacency
 from ._graph import Graph
 from .frame import Frame
-from .message_passing import LocalGraph, check_relations, edge_frame, flattened
+from .message_passing import LocalGraph, check_relations, edge_frame
 from .structure import (
     EID,
     NID,
     Schema,
+    by_first_occurrence,
     check_ids,
     checked_counts,
     id_tensor,
     least_counts,
+    places_of,
     read_relations,
 )
 
@@ -68,20 +70,7 @@ class Block(LocalGraph):
         )
 
     def _relation_view(self, relations: list[int]) -> Block:
-        if len(relations) > 1:
-            return flattened(self, relations, Block)
-        (relation,) = relations
-        view = object.__new__(Block)
-        view._init_local(
-            self._schema.single(relation),
-            [self.relations[relation]],
-            [self._src_frames[self._schema.src_of[relation]]],
-            [self._dst_frames[self._schema.dst_of[relation]]],
-            [self._edge_frames[relation]],
-            is_block=True,
-            facts=[self._facts[relation]],
-        )
-        return view
+        return self._sliced(relations, Block)
 
     def __repr__(self) -> str:
         if len(self.srctypes) == len(self.dsttypes) == len(self.etypes) == 1:
@@ -211,7 +200,7 @@ def to_block(
             dst_of[ntype] = wanted_dst.get(ntype, none)
         first = [dst_of[ntype]] if include_dst_in_src else []
         if wanted_src is None:
-            src_of[ntype] = _first_appearances(torch.cat([none, *first, *out_of[ntype]]))
+            src_of[ntype] = by_first_occurrence(torch.cat([none, *first, *out_of[ntype]]))
         else:
             src_of[ntype] = wanted_src.get(ntype, none)
             _check_begins(src_of[ntype], first, ntype)
@@ -245,8 +234,7 @@ def _carry_features(
             target[NID] = ids
     for etype, adj in zip(g.canonical_etypes, g.relations, strict=True):
         target = block.edges[etype].data
-        for name, value in g.edges[etype].data.items():
-            target[name] = value
+        target.update(g.edges[etype].data)
         target[EID] = torch.arange(adj.num_edges, dtype=adj.idtype, device=adj.device)
 
 
@@ -266,25 +254,12 @@ def _nodes_by_type(g: Graph, nodes: Any, what: str) -> dict[str, Tensor] | None:
     return {ntype: id_tensor(ids, what, g.idtype, g.device) for ntype, ids in nodes.items()}
 
 
-def _first_appearances(ids: Tensor) -> Tensor:
-    """Distinct ids in the order in which they first appear."""
-    distinct, group = torch.unique(ids, return_inverse=True)
-    places = torch.arange(ids.shape[0], device=ids.device)
-    first = torch.full(distinct.shape, ids.shape[0], dtype=torch.int64, device=ids.device)
-    first = first.scatter_reduce(0, group, places, "amin")
-    return ids[torch.sort(first).values]
-
-
 def _places(ids: Tensor, num_nodes: int, what: str, ntype: str) -> Tensor:
     """``[num_nodes]`` place of each node in ``ids``, -1 where it is not there."""
     check_ids(ids, num_nodes, f"an id in {what}", f"nodes of type {ntype!r}")
-    places = torch.full((num_nodes,), -1, dtype=ids.dtype, device=ids.device)
-    numbers = torch.arange(ids.shape[0], dtype=ids.dtype, device=ids.device)
-    index = ids.long()
-    places[index] = numbers
-    twice = places[index] != numbers
-    if bool(twice.any()):
-        raise ValueError(f"{what} must differ (got {int(ids[twice][0])} of type {ntype!r} twice)")
+    places, repeated = places_of(ids, num_nodes)
+    if repeated.numel():
+        raise ValueError(f"{what} must differ (got {int(repeated[0])} of type {ntype!r} twice)")
     return places
 
 

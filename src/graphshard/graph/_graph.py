@@ -11,7 +11,7 @@ import torch
 from .._typing import DEFAULT_CANONICAL_ETYPE, DEFAULT_NTYPE, CanonicalEType
 from ..ops import Adjacency
 from .frame import Frame
-from .message_passing import LocalGraph, check_relations, edge_frame, flattened
+from .message_passing import LocalGraph, check_relations, edge_frame
 from .structure import Schema, check_count, checked_counts, least_counts, read_edges, read_relations
 
 
@@ -46,25 +46,7 @@ class Graph(LocalGraph):
         )
 
     def _relation_view(self, relations: list[int]) -> Graph:
-        if len(relations) > 1:
-            return flattened(self, relations, Graph)
-        (relation,) = relations
-        schema = self._schema.single(relation)
-        src_frames = [self._src_frames[self._schema.src_of[relation]]]
-        dst_frames = src_frames
-        if schema.split:
-            dst_frames = [self._dst_frames[self._schema.dst_of[relation]]]
-        view = object.__new__(Graph)
-        view._init_local(
-            schema,
-            [self.relations[relation]],
-            src_frames,
-            dst_frames,
-            [self._edge_frames[relation]],
-            is_block=False,
-            facts=[self._facts[relation]],
-        )
-        return view
+        return self._sliced(relations, Graph)
 
     def __repr__(self) -> str:
         if self.is_homogeneous:

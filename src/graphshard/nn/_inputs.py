@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from .. import function as fn
 from ..graph import MessagePassingGraph
 
 Widths: TypeAlias = int | tuple[int, int]
@@ -68,6 +69,14 @@ def prepare_edge_weight(graph: MessagePassingGraph, edge_weight: Any, num_dims: 
         for _ in range(num_dims - 1):
             edge_weight = edge_weight.unsqueeze(-1)
     return edge_weight
+
+
+def neighbour_message(graph: MessagePassingGraph, edge_weight: Any, num_dims: int) -> Any:
+    """The message ``m``: ``h`` of the source, times edge weights (which are stored) if given."""
+    if edge_weight is None:
+        return fn.copy_u("h", "m")
+    graph.edata["_edge_weight"] = prepare_edge_weight(graph, edge_weight, num_dims)
+    return fn.u_mul_e("h", "_edge_weight", "m")
 
 
 def degree_scale(degrees: Tensor, power: float, like: Tensor) -> Tensor:

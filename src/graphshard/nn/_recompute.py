@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -30,15 +29,12 @@ class _Projection:
         self._versions = [version_of(t) for t in self._tensors]
         self._autocast = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
         self._storage, self._numel = like.untyped_storage().data_ptr(), like.numel()
-        self._users = 0  # saved by so many operations, each of which asks for it once
+        self.users = 0  # saved by so many operations, each of which asks for it once
         self._found: Tensor | None = None
 
     def stands_for(self, tensor: Tensor) -> bool:
         is_same = tensor.untyped_storage().data_ptr() == self._storage
         return is_same and tensor.numel() == self._numel and tensor.is_contiguous()
-
-    def save(self) -> None:
-        self._users += 1
 
     def rows(self) -> Tensor:
         """The rows, kept until the last operation that saved them has asked."""
@@ -54,15 +50,9 @@ class _Projection:
         if found is None:
             with torch.no_grad(), torch.autocast("cpu", dtype, enabled=enabled):
                 found = linear(self._x, self._layer)
-        self._users -= 1
-        self._found = found if self._users > 0 else None
+        self.users -= 1
+        self._found = found if self.users > 0 else None
         return found
-
-
-@dataclass
-class _Saved:
-    projection: _Projection
-    shape: torch.Size
 
 
 class Projections:
@@ -98,13 +88,13 @@ class Projections:
         with torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack):
             yield
 
-    def _pack(self, tensor: Tensor) -> Tensor | _Saved:
+    def _pack(self, tensor: Tensor) -> Tensor | tuple[_Projection, torch.Size]:
         for projection in self._made:
             if projection.stands_for(tensor):
-                projection.save()
-                return _Saved(projection, tensor.shape)
+                projection.users += 1
+                return projection, tensor.shape
         return tensor
 
 
-def _unpack(saved: Tensor | _Saved) -> Tensor:
-    return saved.projection.rows().view(saved.shape) if isinstance(saved, _Saved) else saved
+def _unpack(saved: Tensor | tuple[_Projection, torch.Size]) -> Tensor:
+    return saved if isinstance(saved, Tensor) else saved[0].rows().view(saved[1])

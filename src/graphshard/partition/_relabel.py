@@ -45,7 +45,6 @@ class Relabeling:
 
     Args:
         source: The graph.
-        num_parts: Number of parts.
         node_sizes: Nodes ``[part][type]``.
         edge_sizes: Edges ``[part][relation]``.
         old_node_ids: Per type, tensor ``[num_nodes]``: original id of each new per-type id.
@@ -54,12 +53,15 @@ class Relabeling:
     """
 
     source: GraphSource
-    num_parts: int
     node_sizes: list[list[int]]
     edge_sizes: list[list[int]]
     old_node_ids: list[Tensor]
     relations: list[Relation]
     book: RangePartitionBook
+
+    @property
+    def num_parts(self) -> int:
+        return len(self.node_sizes)
 
     def node_range(self, part: int) -> tuple[int, int]:
         """Homogenised ids of the nodes that a part owns: ``[start, stop)``."""
@@ -116,7 +118,6 @@ def relabel(
         relations.append(made)
     return Relabeling(
         source,
-        num_parts,
         node_sizes.tolist(),
         edge_sizes.tolist(),
         old_node_ids,

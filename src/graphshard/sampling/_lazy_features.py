@@ -54,13 +54,7 @@ def set_lazy(source: Any, target: Any, id_field: str, names: Iterable[str] | Non
 
 
 def read_named(space: Any, types: Sequence[Any], names: FeatureNames) -> None:
-    """Gather the lazy columns of these names.
-
-    Args:
-        space: Type to ``DataSpace`` of a sampled graph.
-        types: Its types.
-        names: Names of features; those without a type mean every type.
-    """
+    """Gather the lazy columns of these names; ``space`` is ``nodes`` or ``edges`` of a graph."""
     for kind in types:
         data = space[kind].data
         for name in names_for(names, kind):

@@ -29,7 +29,6 @@ RowKind: TypeAlias = str | CanonicalEType
 """What rows stand for: nodes of a type, or edges of a relation."""
 
 _INT32_MAX = 2**31 - 1
-_FEW_RANKS = 8
 
 _FAILED = 1
 _HEAD = 2
@@ -51,27 +50,22 @@ class Ownership:
     ranges: Mapping[RowKind, RangeMap]
 
     @classmethod
-    def of(cls, manager: GraphShardManager, group: dist.ProcessGroup | None = None) -> Ownership:
-        """Collective: every rank says how many nodes and edges it owns.
-
-        Args:
-            manager: This rank's part of a full graph.
-            group: Who takes part; by default the ranks that share the graph.
+    def of(cls, manager: GraphShardManager) -> Ownership:
+        """Of a full graph; collective: every rank says how many nodes and edges it owns.
 
         Raises:
             ValueError: The graph is a message flow graph, which holds a selection of rows.
         """
-        group = manager.group if group is None else group
         error = None
         if manager.is_block:
             error = ValueError(
                 "neighbours and features come from a whole graph (got a message flow graph); make "
                 "it with construct_full_graph"
             )
-        share_error(error, group)
+        share_error(error, manager.group)
         sizes: dict[RowKind, int] = {t: manager.num_nodes(t) for t in manager.ntypes}
         sizes.update((t, manager.num_edges(t)) for t in manager.canonical_etypes)
-        state = group_state(group)
+        state = group_state(manager.group)
         gathered = all_gather(state, torch.tensor(list(sizes.values()), dtype=torch.int64))
         per_kind = torch.stack(gathered, 1).tolist()
         ranges = {
@@ -130,22 +124,16 @@ class IdsByOwner:
         """Row of each own id among this rank's."""
         return self.rows[self.num_remote :]
 
-    def places(self) -> tuple[Tensor | None, Tensor | None]:
-        """Where the ids of others, and the own ones, stood; None for everywhere."""
-        if self.order is None:
-            return None, None
-        return self.order[: self.num_remote], self.order[self.num_remote :]
+    @property
+    def remote_places(self) -> Tensor:
+        """The place that each id of others had."""
+        assert self.order is not None
+        return self.order[: self.num_remote]
 
-
-def owners(ranges: RangeMap, ids: Tensor) -> Tensor:
-    """Owner of each id: uint8 or int16, or wider where there are more ranks."""
-    dtype = torch.uint8 if ranges.num_parts < 255 else torch.int32
-    if ranges.num_parts > _FEW_RANKS:
-        return ranges.part_of(ids).to(dtype)
-    owner = torch.zeros(ids.shape, dtype=dtype, device=ids.device)
-    for start in ranges.starts[1:-1]:
-        owner += ids >= start
-    return owner
+    @property
+    def own_places(self) -> Tensor | None:
+        """The place that each own id had; None where nothing moved."""
+        return None if self.order is None else self.order[self.num_remote :]
 
 
 def exchange_sizes(

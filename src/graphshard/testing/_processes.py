@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from .._temporary import TemporaryFolder
-from ..comm.group import loopback_interface
+from ..comm.group import local_environment
 
 MAX_KEPT = 5
 """Ranks that stay alive between calls."""
@@ -117,25 +117,16 @@ class Template:
 
 @dataclass(eq=False)
 class RankProcess:
-    """One rank's process, seen from the caller.
-
-    Attributes:
-        pid: Its process number, and that of its process group.
-        jobs: Descriptor to which jobs are written.
-        notify: Descriptor from which its answers are read.
-        stacks: Where it writes its stacks on SIGUSR1.
-        log: What it prints.
-        usable: Whether it can take another job; false once it is about to end.
-    """
+    """One rank's process, seen from the caller."""
 
     template: Template
-    pid: int
-    jobs: int
-    notify: int
-    stacks: Path
-    log: Path
+    pid: int  # its process number, and that of its process group
+    jobs: int  # descriptor to which jobs are written
+    notify: int  # descriptor from which its answers are read
+    stacks: Path  # where it writes its stacks on SIGUSR1
+    log: Path  # what it prints
     log_start: int = 0
-    usable: bool = True
+    usable: bool = True  # can take another job; false once it is about to end
 
     @classmethod
     def start(cls, template: Template) -> RankProcess:
@@ -187,24 +178,25 @@ class RankProcess:
         if self.jobs >= 0:
             os.close(self.jobs)
             self.jobs = -1
-        deadline = time.monotonic() + _END_SECONDS
-        while self.alive() and time.monotonic() < deadline:
-            self.template.read(deadline - time.monotonic())
+        self._wait()
         self.kill()
 
     def kill(self) -> None:
         """End it, and what it started, now."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
-        deadline = time.monotonic() + _END_SECONDS
-        while self.alive() and time.monotonic() < deadline:
-            self.template.read(deadline - time.monotonic())
+        self._wait()
         for name in ("jobs", "notify"):
             if getattr(self, name) >= 0:
                 os.close(getattr(self, name))
                 setattr(self, name, -1)
         if not _CAN_FORK:
             self.template.stop()
+
+    def _wait(self) -> None:
+        deadline = time.monotonic() + _END_SECONDS
+        while self.alive() and time.monotonic() < deadline:
+            self.template.read(deadline - time.monotonic())
 
 
 class Pool:
@@ -223,7 +215,9 @@ class Pool:
             self.stop()
         self._drop_dead()
         while len(self._workers) < number:
-            self._workers.append(RankProcess.start(self._find_template()))
+            if self._template is None or not _CAN_FORK:
+                self._template = Template.start()
+            self._workers.append(RankProcess.start(self._template))
         try:
             yield self._workers[:number]
         finally:
@@ -251,11 +245,6 @@ class Pool:
                 self._template.stop()
             self._template = None
 
-    def _find_template(self) -> Template:
-        if self._template is None or not _CAN_FORK:
-            self._template = Template.start()
-        return self._template
-
     def _drop_dead(self) -> None:
         for worker in list(self._workers):
             if not (worker.usable and worker.alive()):
@@ -265,12 +254,7 @@ class Pool:
 
 def rank_environment() -> dict[str, str]:
     """The caller's environment, with the settings that local ranks need."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    loopback = loopback_interface()
-    if loopback is not None:
-        # Without it gloo looks up the host's name, which need not lead anywhere.
-        environment.setdefault("GLOO_SOCKET_IFNAME", loopback)
-    return environment
+    return {**local_environment(), "OMP_NUM_THREADS": "1"}
 
 
 # Kept between calls; that is what makes a test on three ranks take milliseconds.

@@ -46,12 +46,9 @@ _SECONDARY = (
 
 
 def serve(jobs_from: int, notify_to: int, stacks_file: str) -> NoReturn:
-    """Run jobs until they end; never returns.
+    """Run the jobs that come on a descriptor, and answer on another, until they end.
 
-    Args:
-        jobs_from: Descriptor from which jobs are read.
-        notify_to: Descriptor to which answers are written.
-        stacks_file: Where SIGUSR1 writes the stacks of all threads.
+    SIGUSR1 writes the stacks of all threads to a file.
     """
     stacks = Path(stacks_file).open("w")  # noqa: SIM115 - open as long as the process lives
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)

@@ -66,19 +66,11 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """The state of a run after an epoch, as one rank has it.
+    """The state of a run after an epoch, as one rank has it."""
 
-    Args:
-        epoch: Epochs trained.
-        shared: What all ranks hold alike.
-        local: What this rank alone holds.
-        history: The run so far, the same on all ranks.
-    """
-
-    epoch: int
-    shared: dict[str, Tensor]
-    local: dict[str, Tensor]
-    history: History
+    shared: dict[str, Tensor]  # what all ranks hold alike
+    local: dict[str, Tensor]  # what this rank alone holds
+    history: History  # the same on all ranks
 
 
 class CheckpointFolder:
@@ -120,7 +112,9 @@ class CheckpointFolder:
                     "that run, or give another checkpoint_dir"
                 )
             if write:
-                self._sweep()
+                for item in self.path.iterdir():
+                    if item.name.endswith(_PARTIAL) and epoch_of(item.name.removesuffix(_PARTIAL)):
+                        _remove(item)
 
         try:
             _on_rank_0(check)
@@ -135,11 +129,6 @@ class CheckpointFolder:
             self._lock.release()
             self._lock = None
 
-    def _sweep(self) -> None:
-        for item in self.path.iterdir():
-            if item.name.endswith(_PARTIAL) and epoch_of(item.name.removesuffix(_PARTIAL)):
-                _remove(item)
-
     def _check_visible(self) -> None:
         if not self.path.is_dir():
             raise CheckpointError(
@@ -153,7 +142,7 @@ class CheckpointFolder:
         Raises:
             OSError: A rank could not write; raised on every rank.
         """
-        name = checkpoint_name(checkpoint.epoch)
+        name = checkpoint_name(checkpoint.history.epoch)
         partial = self.path / f"{name}{_PARTIAL}"
         try:
             _on_rank_0(lambda: _fresh_folder(partial))
@@ -171,13 +160,10 @@ class CheckpointFolder:
             path.name: FileRecord(path.stat().st_size, TensorFile.open(path).blake2b)
             for path in written
         }
-        manifest = Manifest(
-            checkpoint.epoch, world_size(), self._identity, checkpoint.history, files
-        )
+        manifest = Manifest(world_size(), self._identity, checkpoint.history, files)
         write_manifest(partial, manifest)
         sync_folder(partial)
-        if os.path.lexists(final):  # found damaged when the run was resumed
-            _remove(final)
+        _remove(final)  # found damaged when the run was resumed
         os.rename(partial, final)
         sync_folder(self.path)
         for old in self._names()[KEPT:]:
@@ -223,13 +209,6 @@ class CheckpointFolder:
             agree(digest, f"the manifest of {folder}")
         return found, damage
 
-    def unusable(self, found: Checkpoint, error: Exception) -> CheckpointError:
-        """The error for a checkpoint whose content does not fit the run."""
-        return CheckpointError(
-            f"the checkpoint of epoch {found.epoch} in {self.path} does not fit this run "
-            f"({error}); resume with the same graph and model"
-        )
-
     def _names(self) -> list[str]:
         """Finished checkpoints, newest first."""
         if not self.path.is_dir():
@@ -239,7 +218,6 @@ class CheckpointFolder:
 
     def _read(self, folder: Path, manifest: Manifest) -> Checkpoint:
         return Checkpoint(
-            epoch=manifest.epoch,
             shared=_read_file(folder / SHARED, manifest),
             local=_read_file(folder / rank_file(rank()), manifest),
             history=manifest.history,
@@ -301,17 +279,16 @@ def _on_rank_0(action: Callable[[], None]) -> None:
 
 
 def _fresh_folder(path: Path) -> None:
-    if os.path.lexists(path):
-        _remove(path)
+    _remove(path)
     path.mkdir()
 
 
 def _remove(path: Path) -> None:
-    """Remove a folder with all in it, or whatever else has its name."""
+    """Remove a folder with all in it, or whatever else has its name; it need not be there."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
-        path.unlink()
+        path.unlink(missing_ok=True)
 
 
 def load_model_state(checkpoint: str | os.PathLike[str]) -> dict[str, Tensor]:

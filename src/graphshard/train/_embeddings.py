@@ -42,16 +42,10 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 @dataclass(frozen=True)
 class Table:
-    """This rank's rows of one table of embeddings.
+    """This rank's rows of one table of embeddings."""
 
-    Args:
-        ids: ``[num_owned]``, ids that do not depend on the partition.
-        height: Rows of the matrix that the table stands for, on all ranks; sets the scale.
-        width: Columns.
-    """
-
-    ids: Tensor
-    height: int
+    ids: Tensor  # [num_owned], ids that do not depend on the partition
+    height: int  # rows of the matrix that the table stands for, on all ranks; sets the scale
     width: int
 
 
@@ -88,12 +82,7 @@ def uniform_rows(seed: int, stream: str, ids: Tensor, width: int) -> Tensor:
     """Numbers in [0, 1), float64 ``[num_ids, width]``; row ``i`` depends on ``ids[i]`` alone.
 
     Each number is the hash of its place: SplitMix64's finaliser over (seed and stream, id, column).
-
-    Args:
-        seed: Any number in [0, 2^63).
-        stream: Keeps the numbers of different uses apart.
-        ids: Integers ``[num_ids]``.
-        width: Number of columns.
+    The stream keeps the numbers of different uses apart.
     """
     word = hashlib.blake2b(f"{seed}/{stream}".encode(), digest_size=8).digest()
     key = np.frombuffer(word, dtype="<u8").astype(np.uint64)
@@ -246,17 +235,11 @@ def _blocks(sizes: Mapping[_Type, list[int]]) -> dict[_Type, list[list[int]]]:
 
 
 class OwnedRows(NamedTuple):
-    """Rows that are wanted.
+    """Rows that are wanted."""
 
-    Args:
-        table: ``[num_owned, width]``, the rows that this rank owns.
-        ranges: Ids that each rank owns.
-        ids: Integer ``[n]``, which rows; of any rank, in any order.
-    """
-
-    table: Tensor
-    ranges: RangeMap
-    ids: Tensor
+    table: Tensor  # [num_owned, width], the rows that this rank owns
+    ranges: RangeMap  # ids that each rank owns
+    ids: Tensor  # [n], which rows; of any rank, in any order
 
 
 def fetch_owned_rows(requests: Sequence[OwnedRows]) -> list[Tensor]:

@@ -29,19 +29,13 @@ ROWS, SELF_ROWS = "one-hot rows", "one-hot rows of self loops"
 
 
 class Learner:
-    """A model with its embeddings and its optimizer.
-
-    Args:
-        shard: This rank's part.
-        config: The run; the same on every rank.
-    """
+    """A model with its embeddings and its optimizer, for this rank's part of a graph."""
 
     def __init__(self, shard: TrainingShard, config: ResolvedConfig) -> None:
         self._shard = shard
         torch.manual_seed(config.seed)
-        self.model: nn.Module = build_model(shard, config).to(config.torch_dtype)
-        classifier: NodeClassifier = self.model  # type: ignore[assignment]
-        width = classifier.exchanged_width()
+        self.model = build_model(shard, config).to(config.torch_dtype)
+        width = self.model.exchanged_width()
         self.graph = shard.graph(config, width)
         self.graphs: list[Any] = [self.graph] * config.layers
         tables = {
@@ -63,7 +57,7 @@ class Learner:
             **{f"model/{name}": p for name, p in self.model.named_parameters()},
             **{f"embeddings/{name}": p for name, p in self.embeddings.named_parameters()},
         }
-        chosen = {id(p) for p in [*classifier.penalized_parameters(), *self.embeddings.rows]}
+        chosen = {id(p) for p in [*self.model.penalized_parameters(), *self.embeddings.rows]}
         groups: list[dict[str, Any]] = [
             {
                 "params": [p for p in self._named.values() if id(p) in chosen],
@@ -76,21 +70,6 @@ class Learner:
         self.best: tuple[dict[str, Tensor], ...] | None = None
         torch.manual_seed(dropout_seed(config.seed, rank()))
 
-    @property
-    def aggregation(self) -> str:
-        """How rows of other ranks are fetched on the whole graph."""
-        return self.graph.mode
-
-    @property
-    def num_parameters(self) -> int:
-        """Numbers that all ranks hold alike."""
-        return sum(p.numel() for p in self.model.parameters())
-
-    @property
-    def num_embedding_parameters(self) -> int:
-        """Numbers in this rank's embeddings."""
-        return sum(p.numel() for p in self.embeddings.parameters())
-
     def scores(self) -> Tensor:
         """The model's output for this rank's nodes of the target type; collective."""
         rows = {**self._shard.features, **self.embeddings()}
@@ -101,14 +80,6 @@ class Learner:
         """This rank's share of the mean cross entropy over a split's nodes on all ranks."""
         rows = self._shard.rows[split]
         return summed_loss(scores[rows], self._shard.label[rows]) / self._shard.num_nodes[split]
-
-    def step(self) -> float:
-        """One step on the whole graph; returns this rank's share of the loss before it.
-
-        Collective.
-        """
-        self.model.train()
-        return self.descend(self.loss(self.scores(), "train"))
 
     def descend(self, loss: Tensor) -> float:
         """Step down the sum of all ranks' losses; returns this rank's. Collective."""
@@ -151,18 +122,16 @@ class Learner:
 
     def _state_of(self, place: int, module: nn.Module, prefix: str) -> dict[str, Tensor]:
         best = {} if self.best is None else self.best[place]
-        return {
-            **{f"{prefix}{k}": v for k, v in module.state_dict().items()},
-            **self._optimizer_state(prefix),
-            **{f"best/{k}": v for k, v in best.items()},
-        }
-
-    def _optimizer_state(self, prefix: str) -> dict[str, Tensor]:
-        return {
+        moments = {
             f"optimizer/{name}/{key}": value
             for name, parameter in self._named.items()
             if name.startswith(prefix)
             for key, value in self.optimizer.state.get(parameter, {}).items()
+        }
+        return {
+            **{f"{prefix}{k}": v for k, v in module.state_dict().items()},
+            **moments,
+            **{f"best/{k}": v for k, v in best.items()},
         }
 
     def load(self, shared: Mapping[str, Tensor], local: Mapping[str, Tensor]) -> None:
@@ -232,7 +201,7 @@ def summed_loss(scores: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(wide, labels, reduction="sum")
 
 
-def build_model(shard: TrainingShard, config: ResolvedConfig) -> nn.Module:
+def build_model(shard: TrainingShard, config: ResolvedConfig) -> NodeClassifier:
     """The configured model for a graph, with weights from torch's default generator."""
     hidden, layers = config.hidden, config.layers
     classes, dropout = shard.num_classes, config.dropout

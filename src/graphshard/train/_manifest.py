@@ -51,18 +51,8 @@ class DamagedError(Exception):
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a manifest says, checked.
+    """What a manifest says, checked."""
 
-    Args:
-        epoch: Epochs trained.
-        world_size: Number of ranks that wrote it.
-        identity: What a run must have in common with the one that wrote it.
-        history: The run so far.
-        files: Size and digest of each file.
-        digest: Of everything above, as the file has it.
-    """
-
-    epoch: int
     world_size: int
     identity: dict[str, Any]
     history: History
@@ -92,7 +82,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     content = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
-        "epoch": manifest.epoch,
+        "epoch": manifest.history.epoch,
         "world_size": manifest.world_size,
         "identity": manifest.identity,
         "history": manifest.history.as_dict(),
@@ -150,7 +140,6 @@ def _checked(folder: Path, content: dict[str, Any]) -> Manifest:
     if set(files) != names or len(files) != world_size + 1:
         raise ValueError(f"files must be {SHARED} and one of each of {world_size} ranks")
     return Manifest(
-        epoch=epoch,
         world_size=world_size,
         identity=_object(content, "identity"),
         history=history,

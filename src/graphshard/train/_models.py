@@ -5,15 +5,14 @@
 graph, repeated, or sampled blocks or MFGs, in which the destinations of one layer are the sources
 of the next; a model does not know which. Features are a tensor, or for a typed graph one per node
 type.
-
-``penalized_parameters()`` are those on which the model's paper puts an L2 penalty.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Protocol
+from itertools import pairwise
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -28,16 +27,6 @@ _MAX_DENSITY = 0.2
 """Share of non-zeros above which plain dropout of input features is as fast."""
 
 
-class NodeClassifier(Protocol):
-    """What the training loop asks of a model, besides being an ``nn.Module``."""
-
-    def penalized_parameters(self) -> list[nn.Parameter]:
-        """Parameters under the L2 penalty."""
-
-    def exchanged_width(self) -> int:
-        """Columns of the widest row that ranks exchange, a bound for choosing how."""
-
-
 class InputDropout(nn.Module):
     """Dropout on input features at the price of their non-zeros.
 
@@ -45,9 +34,6 @@ class InputDropout(nn.Module):
     random numbers are drawn for the non-zeros alone, whose places are found once. That is for a
     tensor that is the same object in every step and needs no gradient; any other is treated as
     ``nn.Dropout`` does. The distribution is the same; the random numbers are not.
-
-    Args:
-        p: Probability.
     """
 
     def __init__(self, p: float) -> None:
@@ -80,7 +66,46 @@ class InputDropout(nn.Module):
         return f"p={self.p}"
 
 
-class GCN(nn.Module):
+class NodeClassifier(nn.Module):
+    """Layers one after the other, with a ReLU and dropout between them.
+
+    ``penalized_parameters()`` are those on which the model's paper puts an L2 penalty,
+    ``exchanged_width()`` is a bound on the columns of the rows that ranks exchange.
+    """
+
+    input_dropout: nn.Module
+    layers: nn.ModuleList
+    dropout: nn.Module
+    _widths: list[int]  # of what goes into each layer, and comes out of the last
+
+    def forward(self, graphs: Sequence[MessagePassingGraph], features: Any) -> Any:
+        """Scores ``[num_dst, num_classes]``."""
+        h = self.input_dropout(features)
+        if len(self.layers) != len(graphs):
+            raise ValueError(
+                f"a model of {len(self.layers)} layers needs {len(self.layers)} graphs (got "
+                f"{len(graphs)}); repeat a whole graph: [graph] * layers"
+            )
+        for index, (layer, graph) in enumerate(zip(self.layers, graphs, strict=True)):
+            h = self._layer(layer, graph, self._between(h) if index else h)
+        return h
+
+    def _layer(self, layer: nn.Module, graph: MessagePassingGraph, h: Any) -> Any:
+        return layer(graph, h)
+
+    def _between(self, h: Any) -> Any:
+        return self.dropout(F.relu(h))
+
+    def penalized_parameters(self) -> list[nn.Parameter]:
+        """The first layer's."""
+        return list(self.layers[0].parameters())
+
+    def exchanged_width(self) -> int:
+        """A layer sends its rows before or after the matrix, whichever is narrower."""
+        return max(min(pair) for pair in pairwise(self._widths))
+
+
+class GCN(NodeClassifier):
     """Graph convolutional network.
 
     From Kipf and Welling, `Semi-Supervised Classification with Graph Convolutional Networks
@@ -101,31 +126,16 @@ class GCN(nn.Module):
     ) -> None:
         super().__init__()
         widths = [in_feats, *[hidden] * (layers - 1), num_classes]
-        self.layers = nn.ModuleList(
-            GraphConv(widths[i], widths[i + 1]) for i in range(len(widths) - 1)
-        )
+        self.layers = nn.ModuleList(GraphConv(*pair) for pair in pairwise(widths))
         self.input_dropout = InputDropout(dropout)
         self.dropout = nn.Dropout(dropout)
         self._widths = widths
 
-    def forward(self, graphs: Sequence[MessagePassingGraph], features: Tensor) -> Tensor:
-        """Scores ``[num_dst, num_classes]``."""
-        h = self.input_dropout(features)
-        for index, (layer, graph) in enumerate(_pairs(self.layers, graphs)):
-            inputs = h if index == 0 else self.dropout(F.relu(h))
-            h = layer(graph, inputs, edge_weight=graph.edata.get("weight"))
-        return h
-
-    def penalized_parameters(self) -> list[nn.Parameter]:
-        """The first layer's."""
-        return list(self.layers[0].parameters())
-
-    def exchanged_width(self) -> int:
-        """A layer sends its rows before or after the matrix, whichever is narrower."""
-        return max(min(pair) for pair in zip(self._widths, self._widths[1:], strict=False))
+    def _layer(self, layer: nn.Module, graph: MessagePassingGraph, h: Any) -> Any:
+        return layer(graph, h, edge_weight=graph.edata.get("weight"))
 
 
-class SAGE(nn.Module):
+class SAGE(NodeClassifier):
     """GraphSAGE.
 
     From Hamilton et al., `Inductive Representation Learning on Large Graphs
@@ -151,19 +161,10 @@ class SAGE(nn.Module):
     ) -> None:
         super().__init__()
         widths = [in_feats, *[hidden] * (layers - 1), num_classes]
-        self.layers = nn.ModuleList(
-            SAGEConv(widths[i], widths[i + 1], aggregator) for i in range(len(widths) - 1)
-        )
+        self.layers = nn.ModuleList(SAGEConv(*pair, aggregator) for pair in pairwise(widths))
         self.input_dropout = InputDropout(dropout)
         self.dropout = nn.Dropout(dropout)
         self._widths, self._pools = widths, aggregator == "pool"
-
-    def forward(self, graphs: Sequence[MessagePassingGraph], features: Tensor) -> Tensor:
-        """Scores ``[num_dst, num_classes]``."""
-        h = self.input_dropout(features)
-        for index, (layer, graph) in enumerate(_pairs(self.layers, graphs)):
-            h = layer(graph, h if index == 0 else self.dropout(F.relu(h)))
-        return h
 
     def penalized_parameters(self) -> list[nn.Parameter]:
         """All."""
@@ -171,12 +172,10 @@ class SAGE(nn.Module):
 
     def exchanged_width(self) -> int:
         """As `GCN.exchanged_width`; pooled rows are as wide as a layer's input."""
-        if self._pools:
-            return max(self._widths[:-1])
-        return max(min(pair) for pair in zip(self._widths, self._widths[1:], strict=False))
+        return max(self._widths[:-1]) if self._pools else super().exchanged_width()
 
 
-class GAT(nn.Module):
+class GAT(NodeClassifier):
     """Graph attention network.
 
     From Velickovic et al., `Graph Attention Networks <https://arxiv.org/abs/1710.10903>`_. Hidden
@@ -211,12 +210,11 @@ class GAT(nn.Module):
         self.layers.append(GATConv(widths[-1], num_classes, 1, drops[-1], dropout))
         self._exchanged = max([hidden * heads] * (layers > 1) + [num_classes])
 
-    def forward(self, graphs: Sequence[MessagePassingGraph], features: Tensor) -> Tensor:
-        """Scores ``[num_dst, num_classes]``."""
-        h = self.input_dropout(features)
-        for index, (layer, graph) in enumerate(_pairs(self.layers, graphs)):
-            h = layer(graph, h if index == 0 else F.elu(h)).flatten(1)
-        return h
+    def _layer(self, layer: nn.Module, graph: MessagePassingGraph, h: Any) -> Any:
+        return layer(graph, h).flatten(1)
+
+    def _between(self, h: Any) -> Any:
+        return F.elu(h)
 
     def penalized_parameters(self) -> list[nn.Parameter]:
         """All but the biases."""
@@ -227,7 +225,7 @@ class GAT(nn.Module):
         return self._exchanged
 
 
-class RGCN(nn.Module):
+class RGCN(NodeClassifier):
     """Relational graph convolutional network, on a graph whose edges carry a relation number.
 
     From Schlichtkrull et al., `Modeling Relational Data with Graph Convolutional Networks
@@ -276,19 +274,11 @@ class RGCN(nn.Module):
             first = OneHotRelGraphConv(outs[0], num_rels, num_bases)
             self.layers.insert(0, first)
             widths[0] = first.in_width
-        self.dropout = nn.Dropout(dropout)
+        self.input_dropout, self.dropout = nn.Identity(), nn.Dropout(dropout)
         self._widths = widths
 
-    def forward(
-        self, graphs: Sequence[MessagePassingGraph], features: Tensor | tuple[Tensor, Tensor]
-    ) -> Tensor:
-        """Scores ``[num_dst, num_classes]``."""
-        h: Any = features
-        for index, (layer, graph) in enumerate(_pairs(self.layers, graphs)):
-            inputs = h if index == 0 else self.dropout(F.relu(h))
-            h = layer(graph, inputs, graph.edata["etype"], graph.edata.get("norm"))
-        scores: Tensor = h
-        return scores
+    def _layer(self, layer: nn.Module, graph: MessagePassingGraph, h: Any) -> Any:
+        return layer(graph, h, graph.edata["etype"], graph.edata.get("norm"))
 
     @property
     def one_hot(self) -> OneHotRelGraphConv | None:
@@ -296,16 +286,12 @@ class RGCN(nn.Module):
         first = self.layers[0]
         return first if isinstance(first, OneHotRelGraphConv) else None
 
-    def penalized_parameters(self) -> list[nn.Parameter]:
-        """The first layer's."""
-        return list(self.layers[0].parameters())
-
     def exchanged_width(self) -> int:
         """A layer sends its untransformed rows."""
         return max(self._widths[:-1])
 
 
-class TypedRGCN(nn.Module):
+class TypedRGCN(NodeClassifier):
     """The same model on a graph with several node types or relations.
 
     A node type's features first pass through a matrix of its own into the hidden width; embeddings
@@ -348,7 +334,7 @@ class TypedRGCN(nn.Module):
             _TypedLayer(widths[i], widths[i + 1], canonical_etypes, ntypes, num_bases)
             for i in range(layers)
         )
-        self.dropout = nn.Dropout(dropout)
+        self.input_dropout, self.dropout = nn.Identity(), nn.Dropout(dropout)
         self._hidden = hidden
 
     def forward(
@@ -358,11 +344,11 @@ class TypedRGCN(nn.Module):
         h = dict(features)
         for ntype, projection in zip(self._projected, self.projections, strict=True):
             h[ntype] = projection(features[ntype])
-        for index, (layer, graph) in enumerate(_pairs(self.layers, graphs)):
-            if index > 0:
-                h = {ntype: self.dropout(F.relu(rows)) for ntype, rows in h.items()}
-            h = layer(graph, h)
-        return h[self.target]
+        scores: Tensor = super().forward(graphs, h)[self.target]
+        return scores
+
+    def _between(self, h: Any) -> Any:
+        return {ntype: self.dropout(F.relu(rows)) for ntype, rows in h.items()}
 
     def penalized_parameters(self) -> list[nn.Parameter]:
         """The first layer's, and the matrices before it."""
@@ -417,17 +403,3 @@ class _TypedLayer(nn.Module):
             rows = own @ self.loop_weight[index] + self.bias[index]
             out[ntype] = rows + gathered[ntype] if ntype in gathered else rows
         return out
-
-
-def _pairs(layers: nn.ModuleList, graphs: Sequence[MessagePassingGraph]) -> Any:
-    """(layer, its graph), in order.
-
-    Raises:
-        ValueError: There is not one graph per layer.
-    """
-    if len(layers) != len(graphs):
-        raise ValueError(
-            f"a model of {len(layers)} layers needs {len(layers)} graphs (got {len(graphs)}); "
-            "repeat a whole graph: [graph] * layers"
-        )
-    return zip(layers, graphs, strict=True)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
-import math
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -161,8 +161,9 @@ class History:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON, which has no infinity: such numbers are their names there."""
-        values: dict[str, Any] = dataclasses.asdict(self)
-        return _with_names(values)
+        text = json.dumps(dataclasses.asdict(self))
+        values: dict[str, Any] = json.loads(text, parse_constant=_NAMES.get)
+        return values
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> History:
@@ -211,25 +212,17 @@ class History:
         return True
 
 
-_NAMED = {str(value): value for value in (math.inf, -math.inf, math.nan)}
-
-
-def _with_names(value: Any) -> Any:
-    """The same with the names of numbers that are not finite, however nested."""
-    if isinstance(value, dict):
-        return {key: _with_names(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_with_names(inner) for inner in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+_NAMES = {"Infinity": "inf", "-Infinity": "-inf", "NaN": "nan"}
+_NUMBERS = {name: float(name) for name in _NAMES.values()}
 
 
 def _with_numbers(value: Any) -> Any:
-    """The way back."""
+    """The same with numbers in place of their names, however nested."""
     if isinstance(value, Mapping):
         return {key: _with_numbers(inner) for key, inner in value.items()}
     if isinstance(value, list):
         return [_with_numbers(inner) for inner in value]
-    return _NAMED.get(value, value) if isinstance(value, str) else value
+    return _NUMBERS.get(value, value) if isinstance(value, str) else value
 
 
 def _evaluation(name: str, value: Any) -> Evaluation | None:

@@ -15,9 +15,10 @@ import torch
 from .._memory import PeakMemory
 from ..comm import trace, world_size
 from ..data.dataset import SPLITS
+from ..errors import CheckpointError
 from ._checkpoint import Checkpoint, CheckpointFolder
 from ._collectives import gather_int, raise_everywhere, reduce_floats, reduce_ints
-from ._config import FullBatchConfig, ResolvedConfig
+from ._config import FullBatchConfig, ResolvedConfig, SampledConfig
 from ._learner import Learner
 from ._result import EpochReport, Evaluation, History, SamplingReport, TrainResult
 from ._shard import TrainingShard, load_shard
@@ -45,15 +46,15 @@ class TrainingRun:
 
     def __init__(
         self,
-        config: ResolvedConfig,
+        config: FullBatchConfig | SampledConfig,
         shard: TrainingShard | None = None,
         progress: Progress | None = None,
     ) -> None:
-        self.config = config
+        self.config: ResolvedConfig = config.resolved()
         self._progress = progress
         self._memory = PeakMemory()
-        self._shard = load_shard(config) if shard is None else shard
-        self._learner = Learner(self._shard, config)
+        self._shard = load_shard(self.config) if shard is None else shard
+        self._learner = Learner(self._shard, self.config)
         graph = self._learner.graph
         if config.model in ("gcn", "gat") and graph.any_zero_in_degree():
             raise ValueError(
@@ -99,7 +100,7 @@ class TrainingRun:
             return None
         identity = {
             **self.config.fixed_fields(),
-            "aggregation": self._learner.aggregation,
+            "aggregation": self._learner.graph.mode,
             "graph": self._shard.data.graph_name,
             "build": self._shard.data.build,
             "parts": self._shard.data.num_parts,
@@ -121,7 +122,10 @@ class TrainingRun:
                 raise ValueError("it must have the best model if one was evaluated")
             self._history = found.history
         except ValueError as caught:
-            error = checkpoints.unusable(found, caught)
+            error = CheckpointError(
+                f"the checkpoint of epoch {found.history.epoch} in {checkpoints.path} does not "
+                f"fit this run ({caught}); resume with the same graph and model"
+            )
         raise_everywhere(error)
         self._resumed_from = self._history.epoch
         self._history.stopped = 0 < self.config.patience <= self._history.waited
@@ -135,9 +139,7 @@ class TrainingRun:
         if history.epoch % every and not is_last:
             return
         shared, local = self._learner.shared_state(), self._learner.local_state()
-        self._checkpoints.save(
-            Checkpoint(epoch=history.epoch, shared=shared, local=local, history=history)
-        )
+        self._checkpoints.save(Checkpoint(shared=shared, local=local, history=history))
 
     # ------------------------------------------------------------------ epochs
 
@@ -197,7 +199,7 @@ class TrainingRun:
     def _result(
         self, epoch_seconds: list[float], evaluation_seconds: list[float], bytes_sent: int
     ) -> TrainResult:
-        best, last = self._history.best, self._history.last
+        learner, best, last = self._learner, self._history.best, self._history.last
         assert best is not None, "the last epoch is always evaluated"
         assert last is not None, "the last epoch is always evaluated"
         epoch, evaluation = reduce_floats([_mean(epoch_seconds), _mean(evaluation_seconds)], "max")
@@ -206,9 +208,9 @@ class TrainingRun:
             last=last,
             losses=list(self._history.losses),
             num_nodes=dict(self._shard.num_nodes),
-            num_parameters=self._learner.num_parameters,
-            num_embedding_parameters=reduce_ints([self._learner.num_embedding_parameters])[0],
-            aggregation=self._learner.aggregation,
+            num_parameters=_num_elements(learner.model),
+            num_embedding_parameters=reduce_ints([_num_elements(learner.embeddings)])[0],
+            aggregation=learner.graph.mode,
             world_size=world_size(),
             seconds_per_epoch=epoch,
             seconds_per_evaluation=evaluation,
@@ -218,6 +220,10 @@ class TrainingRun:
             stopped_early=self._history.stopped,
             sampling=self._sampling(),
         )
+
+
+def _num_elements(module: torch.nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def _mean(values: list[float]) -> float:
@@ -237,17 +243,10 @@ class FullBatchRun(TrainingRun):
         progress: Called after every epoch, on every rank.
     """
 
-    def __init__(
-        self,
-        config: FullBatchConfig,
-        *,
-        shard: TrainingShard | None = None,
-        progress: Progress | None = None,
-    ) -> None:
-        super().__init__(config.resolved(), shard, progress)
-
     def _train_epoch(self, epoch: int) -> float:
-        return self._learner.step()
+        learner = self._learner
+        learner.model.train()
+        return learner.descend(learner.loss(learner.scores(), "train"))
 
 
 def train_full_batch(

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -67,15 +66,6 @@ class SampledRun(TrainingRun):
 
     config: ResolvedSampledConfig
 
-    def __init__(
-        self,
-        config: SampledConfig,
-        *,
-        shard: TrainingShard | None = None,
-        progress: Progress | None = None,
-    ) -> None:
-        super().__init__(config.resolved(), shard, progress)
-
     def _set_up(self) -> None:
         shard, config = self._shard, self.config
         self._inputs = SampledInputs(shard, self._learner, config.model)
@@ -106,7 +96,7 @@ class SampledRun(TrainingRun):
         config, inputs = self.config, self._inputs
         features: dict[str, Any] = {
             "prefetch_node_feats": inputs.node_features,
-            "prefetch_labels": inputs.labels,
+            "prefetch_labels": {self._shard.target: (LABELS,)},
             "prefetch_edge_feats": inputs.edge_features,
         }
         if config.sampler == "labor":
@@ -145,11 +135,11 @@ class SampledRun(TrainingRun):
         """One step; returns this rank's summed loss before it, and over how many nodes."""
         learner = self._learner
         learner.model.train()
-        batch = self._inputs(blocks)
-        scores: Tensor = learner.model(batch.graphs, batch.features)
+        graphs, features, learnt = self._inputs(blocks)
+        scores: Tensor = learner.model(graphs, features)
         labels = blocks[-1].dstnodes[self._shard.target].data[LABELS]
         num_seeds = max(1, blocks.num_global_seeds)
-        loss = anchor(summed_loss(scores, labels) / num_seeds, *batch.learnt)
+        loss = anchor(summed_loss(scores, labels) / num_seeds, *learnt)
         return learner.descend(loss) * num_seeds, blocks.num_seeds
 
     def _sampling(self) -> SamplingReport:
@@ -158,17 +148,15 @@ class SampledRun(TrainingRun):
             [sum(self._seconds_waiting) / num_epochs, self._seconds], "max"
         )
         num_edges = reduce_ints([self._num_edges])[0]
+        hit_rate = None
+        if self.config.cache_bytes:
+            hit_rate = reduce_floats([self._loader.cache_hit_rate])[0] / world_size()
         return SamplingReport(
             steps_per_epoch=len(self._loader),
             seconds_waiting=waiting,
             edges_per_second=num_edges / seconds if seconds else 0.0,
-            cache_hit_rate=self._cache_hit_rate(),
+            cache_hit_rate=hit_rate,
         )
-
-    def _cache_hit_rate(self) -> float | None:
-        if not self.config.cache_bytes:
-            return None
-        return reduce_floats([self._loader.cache_hit_rate])[0] / world_size()
 
     def _close(self) -> None:
         self._loader.close()
@@ -251,28 +239,10 @@ def _moves(surplus: list[int]) -> dict[tuple[int, int], int]:
     return found
 
 
-@dataclass(frozen=True)
-class ModelInput:
-    """One batch, as a model takes it.
-
-    Args:
-        graphs: One for each layer.
-        features: What the model takes as features.
-        learnt: Fetched rows that need a gradient. Every rank's loss must be made to depend on them.
-    """
-
-    graphs: list[Block]
-    features: Any
-    learnt: list[Tensor]
-
-
 class SampledInputs:
-    """Makes a `ModelInput` of blocks. Every call is collective, as is making one.
+    """Makes the input of the learner's model of blocks. Every call is collective, as is making one.
 
-    Args:
-        shard: This rank's part.
-        learner: Whose model and embeddings they are for.
-        model: Name of the model.
+    ``model`` is the model's name.
     """
 
     def __init__(self, shard: TrainingShard, learner: Learner, model: str) -> None:
@@ -307,12 +277,11 @@ class SampledInputs:
             names[target] = (*names.get(target, ()), IN_DEGREE, OUT_DEGREE)
         return names
 
-    @property
-    def labels(self) -> dict[str, tuple[str, ...]]:
-        """Node type to the features that the last block needs."""
-        return {self._shard.target: (LABELS,)}
+    def __call__(self, blocks: Sequence[Block]) -> tuple[list[Block], Any, list[Tensor]]:
+        """A graph for each layer, the features, and the fetched rows that need a gradient.
 
-    def __call__(self, blocks: Sequence[Block]) -> ModelInput:
+        Every rank's loss must be made to depend on those.
+        """
         graphs = list(blocks)
         if self.edge_features:
             assert self._shard.relation is not None
@@ -329,7 +298,7 @@ class SampledInputs:
         rows, learnt = self._embeddings(graphs[0], pairs)
         for ntype in self._shard.features:
             rows[ntype] = blocks[0].srcnodes[ntype].data[FEATURES]
-        return ModelInput(graphs, model_features(self._shard, rows), learnt)
+        return graphs, model_features(self._shard, rows), learnt
 
     def _set_weights(self, graphs: list[Block]) -> None:
         """Put ``weight`` on edges. See [Note: degrees of samples]."""

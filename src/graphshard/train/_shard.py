@@ -7,11 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from .._typing import CanonicalEType
-from ..comm import agree, is_initialized, rank
+from ..comm import agree, is_initialized, rank, world_size
 from ..data.dataset import SPLITS
 from ..fullbatch import (
     GraphShardManager,
@@ -20,8 +18,9 @@ from ..fullbatch import (
     load_dgl_partition_data,
 )
 from ..fullbatch.topology import agree_on_build
+from ..partition.format import etype_key
 from ._collectives import reduce_ints
-from ._config import ResolvedConfig
+from ._config import ResolvedConfig, RunConfig
 from .task import TaskInfo, read_task
 
 _NUMBERS_AT_LEAST = 4096  # classes or relations that are believed on any graph, however small
@@ -108,16 +107,20 @@ def load_shard(config: ResolvedConfig) -> TrainingShard:
     return shard
 
 
+def check_num_workers(config: RunConfig, num_parts: int, num_workers: int) -> None:
+    """Whether there is a worker for each part."""
+    if num_parts != num_workers:
+        raise ValueError(
+            f"{config.data} has {num_parts} parts, which need as many workers (got "
+            f"{num_workers}); start {num_parts} workers, or partition into {num_workers} parts"
+        )
+
+
 def _read(config: ResolvedConfig) -> TrainingShard:
     """What this rank can say alone; counts are its own, or 0 where nothing is known."""
     data = load_dgl_partition_data(config.data, rank(), checksums=True)
     task = read_task(config.data)
-    world_size = dist.get_world_size() if is_initialized() else 1
-    if data.num_parts != world_size:
-        raise ValueError(
-            f"{config.data} has {data.num_parts} parts, which need as many workers (got "
-            f"{world_size}); start {data.num_parts} workers, or partition into {world_size} parts"
-        )
+    check_num_workers(config, data.num_parts, world_size())
     target = _target(data, task)
     label = data.node_features[f"{target}/label"]
     if label.ndim != 1 or label.is_floating_point() or label.dtype == torch.bool:
@@ -207,7 +210,8 @@ def _relation(data: PartitionData, config: ResolvedConfig) -> tuple[Tensor, Tens
     """Relation numbers of a homogeneous graph's edges, and 1 over the in-degree per relation."""
     if len(data.canonical_etypes) != 1:
         return None
-    etype = data.edge_features.get(edge_feature(data.canonical_etypes[0], "etype"))
+    name = f"{etype_key(data.canonical_etypes[0])}/etype"
+    etype = data.edge_features.get(name)
     if etype is None:
         return None
     if etype.ndim != 1 or etype.is_floating_point():
@@ -219,7 +223,6 @@ def _relation(data: PartitionData, config: ResolvedConfig) -> tuple[Tensor, Tens
     if etype.numel() and int(etype.min()) < 0:
         raise ValueError(f"the edge feature 'etype' must not be negative (got {int(etype.min())})")
     num_edges = data.partition_book.num_edges()
-    name = edge_feature(data.canonical_etypes[0], "etype")
     _check_numbers(etype, num_edges, name, "edges", config)
     dst = data.edges[data.canonical_etypes[0]].dst
     num_relations = int(etype.max()) + 1 if etype.numel() else 1
@@ -231,11 +234,6 @@ def relation_norm(dst: Tensor, etype: Tensor, num_relations: int) -> Tensor:
     code = dst * num_relations + etype
     _, place, count = torch.unique(code, return_inverse=True, return_counts=True)
     return count.to(torch.float64).reciprocal()[place].unsqueeze(1)
-
-
-def edge_feature(etype: CanonicalEType, name: str) -> str:
-    """The key of an edge feature in `PartitionData.edge_features`."""
-    return f"{':'.join(etype)}/{name}"
 
 
 def _counted(shard: TrainingShard, config: ResolvedConfig) -> TrainingShard:

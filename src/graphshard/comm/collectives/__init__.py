@@ -1,19 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Operations in which every rank of a group takes part, and checks that all ranks mean the same."""
 
-from ._agree import agree, share_error, verify
+from ._agree import agree, gather_texts, share_error, verify
 from ._operations import (
     Pending,
+    Trace,
     all_gather,
     all_reduce,
     all_reduce_,
     all_to_all,
     barrier,
     broadcast_,
+    count,
     finish_collective,
     run_collective,
     start_all_to_all,
     start_collective,
+    trace,
     wait,
     wait_collective,
     wait_for_all,

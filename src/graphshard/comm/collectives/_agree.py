@@ -8,13 +8,12 @@ the ranks exchange texts, in a second round that all of them know to be needed.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
 
 from ... import errors
-from ..group import GroupState, group_state
+from ..group import GroupState, group_state, rank_names
 from ._operations import all_gather
 
 _DIGEST_BYTES = 32
@@ -91,7 +90,7 @@ def verify(
 def _raise_shared(state: GroupState, failed: list[int], error: BaseException | None) -> None:
     text = f"{type(error).__name__}\n{error}" if error is not None else ""
     first = failed[0]
-    kind_name, _, message = _gather_texts(state, text)[first].partition("\n")
+    kind_name, _, message = gather_texts(state, text)[first].partition("\n")
     who = state.members[first]
     others = [state.members[r] for r in failed[1:]]
     head = f"rank {who}: {message}" + (f" (so did ranks {others})" if others else "")
@@ -108,30 +107,24 @@ def _raise_shared(state: GroupState, failed: list[int], error: BaseException | N
 def _raise_different(
     state: GroupState, verdicts: list[bytes], value: bytes, what: str, cure: str
 ) -> None:
-    texts = _gather_texts(state, value.decode(errors="backslashreplace"))
+    texts = gather_texts(state, value.decode(errors="backslashreplace"))
     different = [r for r, verdict in enumerate(verdicts) if verdict != verdicts[0]]
     ranks = [state.members[r] for r in different]
     one, other = _around_difference(texts[0], texts[different[0]])
     found = f"rank {state.members[0]} has {one!r}, rank {ranks[0]} has {other!r}"
     if max(map(len, texts)) <= _SHORT and len(set(texts)) <= _FEW:
-        holders = {text: [state.members[r] for r in _places(texts, text)] for text in texts}
+        holders: dict[str, list[int]] = {}
+        for member, text in zip(state.members, texts, strict=True):
+            holders.setdefault(text, []).append(member)
         found = ", ".join(
-            f"{_name(who)} {'has' if len(who) == 1 else 'have'} {text!r}"
+            f"{rank_names(who)} {'has' if len(who) == 1 else 'have'} {text!r}"
             for text, who in holders.items()
         )
     raise ValueError(
-        f"{what} must be the same on all ranks, but {_name(ranks)} "
+        f"{what} must be the same on all ranks, but {rank_names(ranks)} "
         f"{'differs' if len(ranks) == 1 else 'differ'} from rank {state.members[0]}: "
         f"{found}{'; ' if cure else ''}{cure}"
     )
-
-
-def _places(texts: list[str], text: str) -> list[int]:
-    return [place for place, other in enumerate(texts) if other == text]
-
-
-def _name(ranks: Sequence[int]) -> str:
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {list(ranks)}"
 
 
 def _around_difference(one: str, other: str) -> tuple[str, str]:
@@ -149,8 +142,8 @@ def _gather_bytes(state: GroupState, data: bytes) -> list[bytes]:
     return [bytes(part.tolist()) for part in all_gather(state, payload, "agree", "agree")]
 
 
-def _gather_texts(state: GroupState, text: str) -> list[str]:
-    """Every rank's text, cut after a few kilobytes."""
+def gather_texts(state: GroupState, text: str) -> list[str]:
+    """Every rank's text, by rank, cut after a few kilobytes."""
     data = text.encode()[:_MAX_TEXT_BYTES]
     sizes = [
         int.from_bytes(size, "big") for size in _gather_bytes(state, len(data).to_bytes(8, "big"))

@@ -5,22 +5,109 @@ Each function takes the state of its group, counts itself in the open traces, co
 the device that the backend needs, waits no longer than the group's timeout, and turns whatever
 goes wrong into a `RankError` that names the operation and the ranks that are missing. With one
 rank none of them communicates or counts.
+
+`trace` counts the operations and the bytes that they send. Every communication function of the
+package reports to `count` as it starts, once; with no trace open that is a loop over an empty
+tuple.
 """
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from ..._kernel import empty
-from .._trace import TraceKind, count
 from ..group import HOST_BACKENDS, GroupState, group_state, operation
+
+# -- counting --------------------------------------------------------------------------------------
+
+TraceKind: TypeAlias = Literal[
+    "all_to_all", "send", "all_reduce", "broadcast", "all_gather", "agree", "barrier"
+]
+"""What is counted; ``agree`` is every check that ranks make among themselves."""
+
+
+class Trace:
+    """What this rank has sent while the trace was open.
+
+    Attributes:
+        calls: Number of operations by kind; a kind that did not occur is absent.
+        bytes_sent: Payload bytes sent to other ranks, by kind. What a rank keeps for itself is
+            not counted. An ``all_to_all`` or ``send`` counts what it sends, an ``all_gather`` and
+            (on the sending rank) a ``broadcast`` count the payload once for each other rank, and
+            an ``all_reduce`` counts its payload once, whatever algorithm the backend runs.
+    """
+
+    def __init__(self, thread: int | None = None) -> None:
+        self.calls: dict[str, int] = {}
+        self.bytes_sent: dict[str, int] = {}
+        self._thread = thread
+        self._lock = threading.Lock()
+
+    @property
+    def total_calls(self) -> int:
+        return sum(self.calls.values())
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(self.bytes_sent.values())
+
+    def _add(self, kind: TraceKind, num_bytes: int) -> None:
+        if self._thread is not None and self._thread != threading.get_ident():
+            return
+        with self._lock:
+            self.calls[kind] = self.calls.get(kind, 0) + 1
+            self.bytes_sent[kind] = self.bytes_sent.get(kind, 0) + num_bytes
+
+    def __repr__(self) -> str:
+        return f"Trace(calls={self.calls}, bytes_sent={self.bytes_sent})"
+
+
+# [Note: traces are process wide] The backward pass may run in autograd's own threads, so neither
+# a thread-local nor a context variable would see it. The tuple is replaced, never changed.
+_open: tuple[Trace, ...] = ()
+_open_lock = threading.Lock()
+
+
+@contextmanager
+def trace(only_this_thread: bool = False) -> Iterator[Trace]:
+    """Count the communication of this process while the block runs; traces may be nested.
+
+    Args:
+        only_this_thread: Leave out what other threads send. The backward pass may run in others.
+
+    Example:
+        >>> with trace() as counted:
+        ...     pass
+        >>> counted.total_calls, counted.total_bytes
+        (0, 0)
+    """
+    global _open
+    counted = Trace(threading.get_ident() if only_this_thread else None)
+    with _open_lock:
+        _open = (*_open, counted)
+    try:
+        yield counted
+    finally:
+        with _open_lock:
+            _open = tuple(other for other in _open if other is not counted)
+
+
+def count(kind: TraceKind, num_bytes: int) -> None:
+    """Report one operation to every open trace."""
+    for counted in _open:
+        counted._add(kind, num_bytes)
+
+
+# -- waiting ---------------------------------------------------------------------------------------
 
 
 class Pending:
@@ -122,6 +209,9 @@ def wait_collective(state: GroupState, work: dist.Work | None) -> None:
     state.unfinished = None
 
 
+# -- collectives -----------------------------------------------------------------------------------
+
+
 def start_collective(
     state: GroupState, name: str, start: Callable[[], dist.Work | None]
 ) -> tuple[int, dist.Work | None]:
@@ -149,11 +239,10 @@ def all_to_all(
     send_splits: Sequence[int],
     recv_splits: Sequence[int],
     name: str = "all_to_all",
-    into: Tensor | None = None,
     meanwhile: Callable[[], None] | None = None,
 ) -> Tensor:
     """`start_all_to_all`, then ``meanwhile``, then wait."""
-    pending = start_all_to_all(state, payload, send_splits, recv_splits, name, into)
+    pending = start_all_to_all(state, payload, send_splits, recv_splits, name)
     return pending.wait(meanwhile)[0]
 
 
@@ -163,32 +252,20 @@ def start_all_to_all(
     send_splits: Sequence[int],
     recv_splits: Sequence[int],
     name: str = "all_to_all",
-    into: Tensor | None = None,
 ) -> Pending:
-    """Start to send slice ``r`` of a one-dimensional tensor to rank ``r``.
+    """Start to send slice ``r`` of a one-dimensional tensor to rank ``r``; one tensor comes.
 
     The backend's own threads move it (gloo), or a stream of the device (NCCL); this one is free.
-
-    Args:
-        state: The group; every rank must call, and must wait.
-        payload: It must not change before the wait is over.
-        send_splits: Elements for each rank, own slot included.
-        recv_splits: Elements from each rank.
-        name: What error messages call the operation.
-        into: Memory for what comes, of the payload's dtype and device; by default new memory.
-
-    Returns:
-        One tensor: what came, by rank.
+    Every rank must call, and must wait; until then the payload must not change. The splits are
+    elements for, and from, each rank, the own one included.
     """
     if state.world_size == 1:
-        return Pending.of([payload.clone() if into is None else into.copy_(payload)])
+        return Pending.of([payload.clone()])
     sent = payload.numel() - send_splits[state.rank]
     count("all_to_all", sent * payload.element_size())
     device = state.payload_device(payload.device)
     outgoing = payload.contiguous().to(device)
-    incoming = into
-    if incoming is None or incoming.device != device:
-        incoming = empty((sum(recv_splits),), payload.dtype, device)
+    incoming = empty((sum(recv_splits),), payload.dtype, device)
     number, work = start_collective(
         state,
         name,
@@ -206,8 +283,7 @@ def start_all_to_all(
 
     def finish() -> list[Tensor]:
         finish_collective(state, name, number, work)
-        arrived = incoming.to(here)
-        return [arrived if into is None or arrived is into else into.copy_(arrived)]
+        return [incoming.to(here)]
 
     return Pending(finish)
 

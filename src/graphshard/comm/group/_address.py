@@ -21,8 +21,20 @@ from ...errors import RankError
 from ._state import DEFAULT_TIMEOUT
 
 JOB_VARIABLE = "GRAPHSHARD_JOB_ID"
+GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 
 _POLL_SECONDS = 0.1
+
+
+def from_environment(name: str, variable: str) -> str:
+    """What ``torchrun`` puts into the environment for an argument that was not given."""
+    text = os.environ.get(variable)
+    if text is None:
+        raise ValueError(
+            f"{name} was not given and the environment has no {variable}; pass {name}=, or start "
+            "the program with torchrun"
+        )
+    return text
 
 
 def job_id() -> str | None:
@@ -93,6 +105,16 @@ def loopback_interface() -> str | None:
     """The name of the interface that leads only to this host."""
     names = [name for _, name in socket.if_nameindex()]
     return next((name for name in ("lo", "lo0") if name in names), None)
+
+
+def local_environment() -> dict[str, str]:
+    """This process's environment, for ranks that it starts on its own host."""
+    environment = dict(os.environ)
+    loopback = loopback_interface()
+    if loopback is not None:
+        # Without it gloo looks up the host's name, which need not lead anywhere.
+        environment.setdefault(GLOO_INTERFACE, loopback)
+    return environment
 
 
 def _is_name(address: str) -> bool:

@@ -22,12 +22,18 @@ a rank says for whom it waits (see `FailureMonitor`).
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 MARGIN_SECONDS = 10.0
 """What may pass beyond the timeout until a failed job has ended; see the note."""
 
 NOTICE = "graphshard: "
 """How a line begins that says for whom a wait has lasted half of its time."""
+
+
+def rank_names(ranks: Sequence[int]) -> str:
+    """Ranks, for a message."""
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {list(ranks)}"
 
 
 def first_line(error: BaseException) -> str:

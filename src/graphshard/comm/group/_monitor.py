@@ -25,9 +25,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ._failure import NOTICE
+from ._failure import NOTICE, rank_names
 from ._monitor_server import Lines, MonitorServer, keep_alive, line
-from ._state import THREAD_GROUP
+from ._state import THREAD_GROUP, OperationLog, RunningOperation
 
 _CONNECT_SECONDS = 20.0
 _EVENT_SECONDS = 1.0
@@ -36,9 +36,6 @@ _ANSWER_SECONDS = 3.5
 _GOODBYE_SECONDS = 2.0
 _CHECK_SECONDS = 0.5
 _DRAIN_SECONDS = 5.0
-
-RunningOperation = tuple[str, str, int, list[int], float, float]
-"""Group, name, number in the group, peers, when it started, the seconds that it may take."""
 
 
 @dataclass(frozen=True)
@@ -49,15 +46,10 @@ class Verdict:
     ranks: tuple[int, ...]
 
 
-class FailureMonitor:
+class FailureMonitor(OperationLog):
     """This rank's end of the connection to the server; one daemon thread.
 
-    Args:
-        address: Where the server is reached.
-        token: For authentication.
-        rank: This rank, in the default group.
-        world_size: Number of ranks.
-        server: The server itself, on rank 0, which closes it.
+    Rank 0 has the server itself, too, and closes it.
     """
 
     def __init__(
@@ -68,48 +60,31 @@ class FailureMonitor:
         world_size: int,
         server: MonitorServer | None = None,
     ) -> None:
+        super().__init__()
         self._rank = rank
         self._world_size = world_size
         self._server = server
-        self._socket = _connect(address)
+        try:
+            self._socket = socket.create_connection(address, _CONNECT_SECONDS)
+        except OSError as error:
+            where = f"{address[0]}:{address[1]}"
+            raise ConnectionError(f"rank 0 cannot be reached ({where}: {error})") from error
+        self._socket.settimeout(None)
+        keep_alive(self._socket)
         self._send_lock = threading.Lock()
         self._changed = threading.Condition()
         self._events: list[dict[str, Any]] = []
         self._left: set[int] = set()
         self._answers: dict[int, dict[int, dict[str, Any]]] = {}
         self._questions = itertools.count()
-        self._running: dict[int, RunningOperation] = {}
         self._noticed: dict[int, RunningOperation] = {}
         self._gone: dict[int, float] = {}
-        self._last: tuple[str, int, float] | None = None
         self._closing = False
         self._connected = True
         self._send({"token": token, "rank": rank})
         self._notices: list[threading.Thread] = []
         self._thread = threading.Thread(target=self._listen, name="graphshard-monitor", daemon=True)
         self._thread.start()
-
-    # -- what operations report ----------------------------------------------------------------
-
-    def enter(
-        self, group: str, name: str, number: int, peers: list[int], limit: float = math.inf
-    ) -> None:
-        """This thread starts an operation, which waits for ``peers`` (global ranks).
-
-        After half of ``limit``, in seconds, a notice says for whom it waits.
-        """
-        running = (group, name, number, peers, time.monotonic(), limit)
-        self._running[threading.get_ident()] = running
-
-    def leave(self) -> None:
-        """This thread's operation is over."""
-        found = self._running.pop(threading.get_ident(), None)
-        if found is not None:
-            self._last = (found[1], found[2], time.monotonic())
-
-    def has_failure(self) -> bool:
-        """Whether a rank has announced that it has failed or has given up."""
-        return any(event["kind"] != "ended" for event in self._events)
 
     def has_lost(self, peers: Sequence[int]) -> bool:
         """Whether one of some ranks is gone for so long that nothing it sent can still arrive.
@@ -159,7 +134,7 @@ class FailureMonitor:
             gone = sorted(peer for peer in peers if peer in self._left)
         if not self._events:
             if gone:
-                found = Verdict(f"{_ranks(gone)} left with shutdown_comms()", tuple(gone))
+                found = Verdict(f"{rank_names(gone)} left with shutdown_comms()", tuple(gone))
             elif self._connected:
                 me = self._running.get(threading.get_ident())
                 found, _ = self._search(me or ("", name, -1, list(peers), 0.0, 0.0))
@@ -198,7 +173,7 @@ class FailureMonitor:
         group, name, number, peers, *_ = own
         states = self._ask()
         if 0 in peers and not states and 0 not in self._left:
-            text = f"{_ranks([0])} {self._tell(0, None)}, and without it nothing is known of others"
+            text = f"rank 0 {self._tell(0, None)}, and without it nothing is known of others"
             return Verdict(text, (0,)), [self._rank]
         here = (name, number, group)
         missing: list[int] = []
@@ -223,7 +198,7 @@ class FailureMonitor:
             told = "; ".join(
                 f"rank {peer} {self._tell(peer, states.get(peer))}" for peer in missing
             )
-            return Verdict(f"{_ranks(missing)} {absence}: {told}", tuple(missing)), waiting
+            return Verdict(f"{rank_names(missing)} {absence}: {told}", tuple(missing)), waiting
         if len(ranks_in) == 1:
             text = (
                 "every rank is in the operation, but it does not complete; is the network between "
@@ -234,7 +209,7 @@ class FailureMonitor:
         right = max(ranks_in, key=lambda key: (len(ranks_in[key]), -min(ranks_in[key])))
         blamed = sorted(rank for key, ranks in ranks_in.items() if key != right for rank in ranks)
         told = "; ".join(
-            f"{_ranks(sorted(ranks))} in {key[0]} (operation {key[1]})"
+            f"{rank_names(sorted(ranks))} in {key[0]} (operation {key[1]})"
             for key, ranks in ranks_in.items()
         )
         return Verdict(f"ranks are in different operations: {told}", tuple(blamed)), waiting
@@ -334,6 +309,7 @@ class FailureMonitor:
             if "event" in message:
                 event = message["event"]
                 self._events.append(event)
+                self._has_failure |= event["kind"] != "ended"
                 if event["kind"] == "ended":
                     self._gone.setdefault(event["rank"], time.monotonic())
             elif "left" in message:
@@ -359,17 +335,6 @@ class FailureMonitor:
             self._socket.sendall(line(message))
 
 
-def _connect(address: tuple[str, int]) -> socket.socket:
-    try:
-        connection = socket.create_connection(address, _CONNECT_SECONDS)
-    except OSError as error:
-        where = f"{address[0]}:{address[1]}"
-        raise ConnectionError(f"rank 0 cannot be reached ({where}: {error})") from error
-    connection.settimeout(None)
-    keep_alive(connection)
-    return connection
-
-
 def _relevant(operations: list[Any], group: str) -> list[Any]:
     """Those of a rank's operations, one per thread, that tell whether it takes part in a group.
 
@@ -377,7 +342,3 @@ def _relevant(operations: list[Any], group: str) -> list[Any]:
     """
     same = [found for found in operations if found[0] == group]
     return same or [found for found in operations if not found[0].startswith(THREAD_GROUP)]
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {list(ranks)}"

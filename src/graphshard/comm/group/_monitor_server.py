@@ -99,13 +99,9 @@ class _Connection:
 
 
 class MonitorServer:
-    """Serves until `close`; one daemon thread.
+    """Serves until `close`, and then closes the listener; one daemon thread.
 
-    Args:
-        listener: Where ranks can connect to; closed with the server.
-        token: Authenticates a rank.
-        world_size: Number of ranks.
-        event_seconds: For how long to accept events of processes that were turned away.
+    For ``event_seconds`` it accepts events of processes that were turned away.
     """
 
     def __init__(

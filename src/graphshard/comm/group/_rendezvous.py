@@ -28,8 +28,8 @@ from typing import TypeVar, cast
 import torch.distributed as dist
 
 from ...errors import RankError
-from ._address import JOB_VARIABLE, job_id, listen_for_others
-from ._failure import NOTICE, first_line
+from ._address import JOB_VARIABLE, from_environment, job_id, listen_for_others
+from ._failure import NOTICE, first_line, rank_names
 from ._machine import network_name
 from ._monitor_server import send_event
 
@@ -56,7 +56,8 @@ def meet(
     is_hosted = False
     if store is None:
         if address is None:
-            address, port = _address_in_environment(port)
+            address = from_environment("master_ip_address", "MASTER_ADDR")
+            port = int(os.environ.get("MASTER_PORT", port))
         place = f"{address}:{port}"
         deadline, left = time.monotonic() + timeout.total_seconds(), timeout
         while True:
@@ -118,16 +119,6 @@ def check_refused(store: dist.Store, rank: int, timeout: timedelta) -> None:
     if is_refused:
         other, text = json.loads(store.get("refused"))
         raise RankError(f"rank {rank}: initialize_comms failed: {text}", [other])
-
-
-def _address_in_environment(port: int) -> tuple[str, int]:
-    address = os.environ.get("MASTER_ADDR")
-    if address is None:
-        raise ValueError(
-            "master_ip_address was not given and the environment has no MASTER_ADDR; pass "
-            "master_ip_address=, or start the program with torchrun"
-        )
-    return address, int(os.environ.get("MASTER_PORT", port))
 
 
 def _find_store(
@@ -272,11 +263,10 @@ def _arrive(
         absent = [0]
         with contextlib.suppress(RuntimeError):
             absent = _absent(store, missing, timedelta(seconds=_ANSWER_SECONDS))
-        names = f"rank {absent[0]}" if len(absent) == 1 else f"ranks {absent}"
         raise RankError(
-            f"rank {rank}: initialize_comms waited {timeout.total_seconds():g} s for {names} of "
-            f"{world_size}: not started, or started with another address, port or world_size "
-            f"({first_line(error)})",
+            f"rank {rank}: initialize_comms waited {timeout.total_seconds():g} s for "
+            f"{rank_names(absent)} of {world_size}: not started, or started with another address, "
+            f"port or world_size ({first_line(error)})",
             absent,
         ) from error
 

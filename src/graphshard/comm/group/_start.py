@@ -32,7 +32,14 @@ import torch.distributed as dist
 
 from ..._kernel import release_memory
 from ...errors import RankError
-from ._address import is_loopback, listen_for_others, loopback_interface, own_address
+from ._address import (
+    GLOO_INTERFACE,
+    from_environment,
+    is_loopback,
+    listen_for_others,
+    loopback_interface,
+    own_address,
+)
 from ._failure import first_line
 from ._monitor import FailureMonitor
 from ._monitor_server import MonitorServer
@@ -50,7 +57,6 @@ from ._state import (
 
 DEFAULT_PORT = 1234
 
-_INTERFACE = "GLOO_SOCKET_IFNAME"
 _MAX_TEXT = 1000
 
 
@@ -111,8 +117,9 @@ def initialize_comms(
     if backend == "mpi":
         _start_mpi(rank, world_size, limit, device)
         return
-    rank = _from_environment("rank", "RANK", rank)
-    world_size = _from_environment("world_size", "WORLD_SIZE", world_size)
+    rank = int(from_environment("rank", "RANK") if rank is None else rank)
+    size = from_environment("world_size", "WORLD_SIZE") if world_size is None else world_size
+    world_size = int(size)
     if world_size < 1 or not 0 <= rank < world_size:
         raise ValueError(
             f"rank must be in [0, world_size) (got rank {rank}, world_size {world_size})"
@@ -224,15 +231,15 @@ def _choose_interface() -> str | None:
     host's name leads, if that leads anywhere. `_give_back_interface` takes what this returns.
     """
     name = loopback_interface()
-    if name is None or _INTERFACE in os.environ:
+    if name is None or GLOO_INTERFACE in os.environ:
         return None
-    os.environ[_INTERFACE] = name
+    os.environ[GLOO_INTERFACE] = name
     return name
 
 
 def _give_back_interface(name: str | None) -> None:
-    if name is not None and os.environ.get(_INTERFACE) == name:
-        del os.environ[_INTERFACE]
+    if name is not None and os.environ.get(GLOO_INTERFACE) == name:
+        del os.environ[GLOO_INTERFACE]
 
 
 def _check_backend(backend: str, device: torch.device | None) -> None:
@@ -265,18 +272,6 @@ def _start_mpi(
             raise ValueError(f"{name} must be MPI's own, {actual}, or None (got {given})")
     state = group_state()
     state.timeout, state.comm_device = timeout, device
-
-
-def _from_environment(name: str, variable: str, value: int | None) -> int:
-    if value is not None:
-        return int(value)
-    text = os.environ.get(variable)
-    if text is None:
-        raise ValueError(
-            f"{name} was not given and the environment has no {variable}; pass {name}=, or start "
-            "the program with torchrun"
-        )
-    return int(text)
 
 
 def _start_monitor(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 import os
 import threading
 import time
@@ -24,7 +25,7 @@ import torch
 import torch.distributed as dist
 
 from ...errors import RankError
-from ._failure import first_line
+from ._failure import first_line, rank_names
 
 if TYPE_CHECKING:
     from ..wire import SharedBlocks
@@ -41,47 +42,30 @@ HOST_BACKENDS = ("gloo", "mpi", "ucc")
 
 @dataclass(eq=False)
 class GroupState:
-    """One process group as this package uses it.
+    """One process group as this package uses it."""
 
-    Attributes:
-        group: The process group; None for a process that is alone, without any.
-        rank: This process in the group.
-        world_size: Number of processes in the group.
-        members: Global rank of each member.
-        name: The group's name, equal on all its ranks.
-        backend: Name of the backend, as ``torch.distributed`` spells it.
-        timeout: The longest that any wait in the group may take.
-        comm_device: Where payloads must live for the backend; None chooses by backend.
-        monitor: Knows which ranks are alive, where ``initialize_comms`` made the default group.
-        num_operations: Operations started so far; equal on all ranks that are in step.
-        num_plans: Exchange plans built so far.
-        checked: Signatures of models that all ranks have found to be the same everywhere.
-        cancelled: Set to make waits in the group end with `Cancelled`; None where that cannot be.
-        unfinished: A collective that was left before it was complete.
-        closed: The group has been shut down.
-        shared: Memory through which the ranks exchange large payloads; None without any.
-        tried_shared: The ranks have found out whether they can have such memory.
-        interface: Put into the environment for gloo, until the group is shut down.
-    """
-
-    group: dist.ProcessGroup | None
-    rank: int
+    group: dist.ProcessGroup | None  # None for a process that is alone, without any
+    rank: int  # this process, in the group
     world_size: int
-    members: tuple[int, ...]
-    name: str
-    backend: str
-    timeout: timedelta
+    members: tuple[int, ...]  # their global ranks
+    name: str  # equal on all ranks
+    backend: str  # as torch.distributed spells it
+    timeout: timedelta  # the longest that any wait in the group may take
+    # Where payloads must live for the backend; None chooses by backend.
     comm_device: torch.device | None = None
+    # Knows which ranks are alive, where ``initialize_comms`` made the default group.
     monitor: FailureMonitor | None = None
-    num_operations: int = 0
-    num_plans: int = 0
+    num_operations: int = 0  # started so far; equal on all ranks that are in step
+    num_plans: int = 0  # exchange plans built so far
+    # Signatures of models that all ranks have found to be the same everywhere.
     checked: set[tuple[object, ...]] = field(default_factory=set)
+    # Set to make waits in the group end with `Cancelled`; None where that cannot be.
     cancelled: threading.Event | None = None
-    unfinished: dist.Work | None = None
-    closed: bool = False
-    shared: SharedBlocks | None = None
-    tried_shared: bool = False
-    interface: str | None = None
+    unfinished: dist.Work | None = None  # a collective that was left before it was complete
+    closed: bool = False  # the group has been shut down
+    shared: SharedBlocks | None = None  # through which ranks exchange large payloads
+    tried_shared: bool = False  # the ranks have found out whether they can have such memory
+    interface: str | None = None  # put into the environment for gloo, until the group is shut down
 
     def payload_device(self, device: torch.device) -> torch.device:
         """Where data that lives on ``device`` must be copied before the backend can send it."""
@@ -119,21 +103,17 @@ def group_state(group: dist.ProcessGroup | None = None) -> GroupState:
     """
     if group is None:
         if not is_initialized():
-            return _alone()
+            expected = os.environ.get("WORLD_SIZE", "1")
+            if expected != "1":
+                raise RuntimeError(
+                    f"there is no process group, and this process is one of {expected}; call "
+                    "graphshard.initialize_comms() first"
+                )
+            return alone()
         group = dist.group.WORLD
         assert group is not None
     state = _states.get(group) if isinstance(group, dist.ProcessGroup) else None
     return _of_users_group(group) if state is None else state
-
-
-def _alone() -> GroupState:
-    expected = os.environ.get("WORLD_SIZE", "1")
-    if expected != "1":
-        raise RuntimeError(
-            f"there is no process group, and this process is one of {expected}; call "
-            "graphshard.initialize_comms() first"
-        )
-    return alone()
 
 
 @functools.cache
@@ -218,6 +198,38 @@ def _close_inherited() -> None:
 
 # -- operations -----------------------------------------------------------------------------------
 
+RunningOperation = tuple[str, str, int, list[int], float, float]
+"""Group, name, number in the group, peers, when it started, the seconds that it may take."""
+
+
+class OperationLog:
+    """Which operation each thread of this process is in, for the `FailureMonitor`."""
+
+    def __init__(self) -> None:
+        self._running: dict[int, RunningOperation] = {}
+        self._last: tuple[str, int, float] | None = None
+        self._has_failure = False
+
+    def enter(
+        self, group: str, name: str, number: int, peers: list[int], limit: float = math.inf
+    ) -> None:
+        """This thread starts an operation, which waits for ``peers`` (global ranks).
+
+        After half of ``limit``, in seconds, a notice says for whom it waits.
+        """
+        running = (group, name, number, peers, time.monotonic(), limit)
+        self._running[threading.get_ident()] = running
+
+    def leave(self) -> None:
+        """This thread's operation is over."""
+        found = self._running.pop(threading.get_ident(), None)
+        if found is not None:
+            self._last = (found[1], found[2], time.monotonic())
+
+    def has_failure(self) -> bool:
+        """Whether a rank has announced that it has failed or has given up."""
+        return self._has_failure
+
 
 @contextmanager
 def operation(
@@ -225,11 +237,7 @@ def operation(
 ) -> Iterator[None]:
     """Run one step of communication; a failure inside becomes a `RankError`.
 
-    Args:
-        state: The group.
-        name: What the user would call the operation; for messages.
-        number: The operation's number in the group.
-        peers: Ranks in the group that it waits for; None means all of them.
+    For messages it has a name and a number in the group; it waits for ``peers``, or for all.
 
     Raises:
         RankError: Anything in the block raised a RuntimeError other than out of memory.
@@ -269,9 +277,8 @@ def _rank_error(
 ) -> RankError:
     """The error of an operation that waited for global ranks, some seconds, and then failed."""
     me = state.members[state.rank]
-    awaited = f"rank {peers[0]}" if len(peers) == 1 else f"ranks {list(peers)}"
     reason = first_line(error)
-    head = f"rank {me}: {name} with {awaited} failed after {waited:.1f} s"
+    head = f"rank {me}: {name} with {rank_names(peers)} failed after {waited:.1f} s"
     if state.monitor is not None:
         timed_out = waited >= state.timeout.total_seconds() - 0.2
         verdict = state.monitor.diagnose(name, peers, timed_out)

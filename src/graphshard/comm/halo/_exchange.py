@@ -31,8 +31,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..._kernel import empty
-from .._trace import count
-from ..collectives import Pending, wait
+from ..collectives import Pending, count, wait
 from ..group import GroupState, operation
 from ..wire import SharedBlocks, as_bytes, narrowed, shared_blocks, start_exchange, wire_dtype
 from ._plan import ExchangePlan, Requests, check_requests, most_bytes, needs_grad_now
@@ -374,14 +373,11 @@ def start_fetch(
         RankError: Another rank failed.
     """
     source, target = _pair(plan, step)
-    if not tensors:
-        return Pending.of([])
     requests, own = [(plan, tensor) for tensor in tensors], [plan.num_rows] * len(tensors)
     check_requests("start_fetch", requests, own, wire=wire)
     rows = [plan.sent[target].of(tensor.detach()) for tensor in tensors]
-    return _start_messages(
-        plan.state, "start_fetch", rows, source, plan.recv_splits[source], target, wire
-    )
+    num_rows = plan.recv_splits[source]
+    return _start_messages(plan.state, "start_fetch", rows, source, num_rows, target, wire)
 
 
 def start_return(
@@ -405,14 +401,11 @@ def start_return(
         RankError: Another rank failed.
     """
     owner, reader = _pair(plan, step)
-    if not grads:
-        return Pending.of([])
     requests, fetched = [(plan, grad) for grad in grads], [plan.recv_splits[owner]] * len(grads)
     check_requests("start_return", requests, fetched, wire=wire)
     rows = [grad.detach() for grad in grads]
-    return _start_messages(
-        plan.state, "start_return", rows, reader, plan.send_splits[reader], owner, wire
-    )
+    num_rows = plan.send_splits[reader]
+    return _start_messages(plan.state, "start_return", rows, reader, num_rows, owner, wire)
 
 
 def _pair(plan: ExchangePlan, step: int) -> tuple[int, int]:
@@ -433,6 +426,8 @@ def _start_messages(
     wire: torch.dtype | None,
 ) -> Pending:
     """Send ``parts`` to ``target``; receive ``num_rows`` rows like theirs from ``source``."""
+    if not parts:
+        return Pending.of([])
     likes = [(part.device, part.dtype) for part in parts]
     parts = [narrowed(part, wire) for part in parts]
     device = state.payload_device(parts[0].device)

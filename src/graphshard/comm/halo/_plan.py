@@ -364,15 +364,8 @@ def check_requests(
 ) -> tuple[list[ExchangePlan], list[Tensor]]:
     """Check requests of the function ``name`` here, and with the other ranks where they are new.
 
-    Args:
-        name: The function that the user called.
-        requests: Pairs of a plan and a tensor.
-        num_rows: Rows that each tensor must have.
-        needs_grad: Which tensors will get a gradient; empty where it does not matter.
-        wire: In which dtype wider rows travel; None is their own.
-
-    Returns:
-        The plans, and the tensors.
+    Returns the plans, and the tensors. ``num_rows`` are the rows that each tensor must have, and
+    ``needs_grad`` says which will get a gradient; it is empty where that does not matter.
     """
     if not requests:
         return [], []
@@ -432,14 +425,7 @@ def _describe(signature: tuple[object, ...]) -> str:
     for request in requests:
         assert isinstance(request, tuple)
         serial, dtype, shape, grad = request
-        short = _short(dtype)
-        lines.append(
-            f"plan {serial} {short}[rows{''.join(f', {n}' for n in shape)}]"
-            f"{' with gradient' if grad else ''}"
-        )
-    narrow = "" if wire is None else f", as {_short(wire)}"
-    return f"{name}: " + "; ".join(lines) + narrow
-
-
-def _short(dtype: object) -> str:
-    return str(dtype).removeprefix("torch.")
+        rows = "".join(f", {n}" for n in shape)
+        lines.append(f"plan {serial} {dtype}[rows{rows}]{' with gradient' if grad else ''}")
+    narrow = "" if wire is None else f", as {wire}"
+    return f"{name}: {'; '.join(lines)}{narrow}".replace("torch.", "")

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
@@ -33,10 +34,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..._kernel import empty
-from .._trace import count
 from ..collectives import (
     Pending,
     all_gather,
+    count,
     finish_collective,
     start_all_to_all,
     start_collective,
@@ -155,19 +156,14 @@ def _start_shared(
 
 
 class _SharedRows:
-    """Rows that others have put into shared memory, and the message that says where.
-
-    Attributes:
-        where: int64 ``[rank, tensor, words]``, for the message.
-        work: What brings the message.
-    """
+    """Rows that others have put into shared memory, and the message that says where."""
 
     def __init__(
         self, state: GroupState, blocks: SharedBlocks, likes: Sequence[Tensor], splits: Splits
     ) -> None:
         shape = (state.world_size, len(likes), _WORDS)
-        self.where = torch.full(shape, -1, dtype=torch.int64)
-        self.work: dist.Work | None = None
+        self.where = torch.full(shape, -1, dtype=torch.int64)  # the message
+        self.work: dist.Work | None = None  # what brings it
         self._state, self._blocks, self._likes, self._splits = state, blocks, likes, splits
 
     def read(self, name: str, number: int) -> list[Tensor]:
@@ -256,10 +252,7 @@ def narrowed(tensor: Tensor, wire: torch.dtype | None) -> Tensor:
 
 def row_bytes(tensor: Tensor) -> int:
     """Bytes in one row of ``[rows, *]``."""
-    size = tensor.element_size()
-    for extent in tensor.shape[1:]:
-        size *= extent
-    return size
+    return tensor.element_size() * math.prod(tensor.shape[1:])
 
 
 def as_bytes(tensor: Tensor) -> Tensor:

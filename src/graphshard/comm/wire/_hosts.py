@@ -27,26 +27,21 @@ from pathlib import Path
 
 import torch
 
-from ..collectives import all_gather
+from ..collectives import all_gather, gather_texts
 from ..group import GroupState, machine_name
 
 _SHARED_MEMORY = Path("/dev/shm")
 _PREFIX = "graphshard-"
-_TEXT_BYTES = 1024
+_MAX_PATH_BYTES = 512
 _ATTEMPTS = 100
 
 
 @dataclass(frozen=True)
 class Hosts:
-    """The ranks of a group, by host.
+    """The ranks of a group, by host."""
 
-    Args:
-        rank: This process.
-        leader: For each rank the smallest rank on its host.
-    """
-
-    rank: int
-    leader: tuple[int, ...]
+    rank: int  # this process
+    leader: tuple[int, ...]  # for each rank the smallest rank on its host
 
     @property
     def leaders(self) -> list[int]:
@@ -64,12 +59,10 @@ class Hosts:
 
     @classmethod
     def find(cls, state: GroupState, directory: str | os.PathLike[str] | None = None) -> Hosts:
-        """Collective.
+        """The hosts of a group; collective.
 
-        Args:
-            state: The group.
-            directory: Where files can be shared; by default in shared memory, else where
-                temporary files go. Ranks that do not see the same one count as being apart.
+        Files can be shared in ``directory``, by default in shared memory, else where temporary
+        files go. Ranks that do not see the same one count as being apart.
         """
         if state.world_size == 1:
             return cls(0, (0,))
@@ -114,7 +107,7 @@ def directory_with_room(directory: str | os.PathLike[str] | None, num_bytes: int
     """
     places = directories(directory)
     for place in places:
-        if len(os.fsencode(place)) > _TEXT_BYTES // 2:
+        if len(os.fsencode(place)) > _MAX_PATH_BYTES:
             raise OSError(f"the path of a shared file must be shorter (got {place})")
         if shutil.disk_usage(place).free > num_bytes:
             return place
@@ -172,11 +165,3 @@ def _remove_abandoned_file(path: Path) -> None:
             path.unlink()
     finally:
         os.close(descriptor)
-
-
-def gather_texts(state: GroupState, text: str) -> list[str]:
-    """Every rank's text of less than a kilobyte, by rank."""
-    data = text.encode()
-    assert len(data) < _TEXT_BYTES, text
-    payload = torch.tensor(list(data.ljust(_TEXT_BYTES, b"\0")), dtype=torch.uint8)
-    return [bytes(part.tolist()).rstrip(b"\0").decode() for part in all_gather(state, payload)]

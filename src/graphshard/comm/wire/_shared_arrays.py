@@ -23,9 +23,10 @@ import torch
 from torch import Tensor
 
 from ..._written_files import writing
-from ..collectives import all_to_all, share_error, wait_for_all
+from ..collectives import all_to_all, gather_texts, share_error, wait_for_all
 from ..group import GroupState
-from ._hosts import Hosts, directory_with_room, gather_texts, named_file
+from ._exchange import as_bytes, row_bytes
+from ._hosts import Hosts, directory_with_room, named_file
 
 _ALIGNMENT = 64
 _MESSAGE_BYTES = 1 << 25
@@ -33,39 +34,19 @@ _MESSAGE_BYTES = 1 << 25
 
 @dataclass(frozen=True)
 class SharedArray:
-    """An array that is to be shared.
+    """An array that is to be shared."""
 
-    Args:
-        dtype: Of its elements.
-        row_shape: Shape of one row.
-        starts: First row of each rank's slice, and the number of rows.
-        own: This rank's slice, ``[starts[rank + 1] - starts[rank], *row_shape]``.
-    """
-
-    dtype: torch.dtype
-    row_shape: tuple[int, ...]
-    starts: tuple[int, ...]
-    own: Tensor
-
-    @classmethod
-    def like(cls, own: Tensor, starts: Sequence[int]) -> SharedArray:
-        """One of the dtype and row shape of this rank's slice."""
-        return cls(own.dtype, tuple(own.shape[1:]), tuple(starts), own)
-
-    @property
-    def row_bytes(self) -> int:
-        size = self.dtype.itemsize
-        for extent in self.row_shape:
-            size *= extent
-        return size
+    own: Tensor  # this rank's slice, [starts[rank + 1] - starts[rank], *]
+    starts: Sequence[int]  # first row of each rank's slice, and the number of rows
 
     @property
     def num_bytes(self) -> int:
-        return self.starts[-1] * self.row_bytes
+        return self.starts[-1] * row_bytes(self.own)
 
     def slice_bytes(self, rank: int) -> tuple[int, int]:
         """(start, stop) of a rank's slice, in bytes."""
-        return self.starts[rank] * self.row_bytes, self.starts[rank + 1] * self.row_bytes
+        size = row_bytes(self.own)
+        return self.starts[rank] * size, self.starts[rank + 1] * size
 
 
 def share_arrays(
@@ -87,7 +68,7 @@ def share_arrays(
         directory: As for `Hosts.find`.
 
     Returns:
-        The arrays, ``[starts[-1], *row_shape]`` each. Not to be written to.
+        The arrays, ``[starts[-1], *]`` each. Not to be written to.
 
     Raises:
         OSError: On all ranks, if some host has no room.
@@ -96,26 +77,23 @@ def share_arrays(
         return [array.own for array in arrays]
     *begins, num_bytes = accumulate((_aligned(array.num_bytes) for array in arrays), initial=0)
     present = range(state.world_size) if whole else hosts.here
-    needed = sum(
-        stop - start for array in arrays for start, stop in map(array.slice_bytes, present)
-    )
     stretches = [
         (begin + start, stop - start)
         for begin, array in zip(begins, arrays, strict=True)
         for start, stop in map(array.slice_bytes, present)
     ]
-    memory = _map(state, hosts, num_bytes, needed, stretches, directory)
+    memory = _map(state, hosts, num_bytes, stretches, directory)
     targets = [
         memory[begin : begin + array.num_bytes] for begin, array in zip(begins, arrays, strict=True)
     ]
     for target, array in zip(targets, arrays, strict=True):
         start, stop = array.slice_bytes(state.rank)
-        target[start:stop].copy_(_as_bytes(array.own))
+        target[start:stop].copy_(as_bytes(array.own.cpu()))
     if whole and len(hosts.leaders) > 1:
         _spread(state, hosts, arrays, targets)
     wait_for_all(state, "shared arrays")
     return [
-        target.view(array.dtype).view(array.starts[-1], *array.row_shape)
+        target.view(array.own.dtype).view(array.starts[-1], *array.own.shape[1:])
         for target, array in zip(targets, arrays, strict=True)
     ]
 
@@ -124,7 +102,6 @@ def _map(
     state: GroupState,
     hosts: Hosts,
     num_bytes: int,
-    needed: int,
     stretches: Sequence[tuple[int, int]],
     directory: str | os.PathLike[str] | None,
 ) -> Tensor:
@@ -133,7 +110,7 @@ def _map(
         path, descriptor = None, -1
         with _shared(state):
             if hosts.is_leader:
-                folder = directory_with_room(directory, needed)
+                folder = directory_with_room(directory, sum(length for _, length in stretches))
                 path, descriptor = stack.enter_context(named_file(folder))
                 with writing(path):
                     os.ftruncate(descriptor, max(num_bytes, 1))  # takes no memory
@@ -184,46 +161,20 @@ def _spread(
     targets: Sequence[Tensor],
 ) -> None:
     """Send every slice to the first rank of each other host, which writes it."""
+    ranks = range(state.world_size)
     far = [leader for leader in hosts.leaders if leader != hosts.leader[state.rank]]
+    comes = [hosts.is_leader and hosts.leader[r] != state.rank for r in ranks]
     limit = max(1, _MESSAGE_BYTES // state.world_size)
-    spans = [[array.slice_bytes(r) for array in arrays] for r in range(state.world_size)]
-    lengths = [sum(stop - start for start, stop in per_rank) for per_rank in spans]
-    for begin in range(0, max(lengths), limit):
-
-        def pieces(rank: int, begin: int = begin) -> list[Tensor]:
-            """What a rank sends in this round, as stretches of the targets."""
-            return _stretch(targets, spans[rank], begin, begin + limit)
-
-        chunk = torch.cat([*pieces(state.rank), targets[0][:0]])
-        send = [chunk.numel() if r in far else 0 for r in range(state.world_size)]
-        comes = [hosts.is_leader and hosts.leader[r] != state.rank for r in range(state.world_size)]
-        recv = [
-            max(0, min(length, begin + limit) - begin) if c else 0
-            for c, length in zip(comes, lengths, strict=True)
-        ]
-        arrived = all_to_all(state, chunk.repeat(len(far)), send, recv, "shared arrays")
-        offset = 0
-        for rank in (r for r, c in enumerate(comes) if c):
-            for piece in pieces(rank):
-                piece.copy_(arrived[offset : offset + piece.numel()])
-                offset += piece.numel()
-
-
-def _stretch(
-    targets: Sequence[Tensor], spans: Sequence[tuple[int, int]], begin: int, end: int
-) -> list[Tensor]:
-    """Bytes ``begin`` to ``end`` of one rank's slices of all arrays, laid end to end."""
-    found, passed = [], 0
-    for target, (start, stop) in zip(targets, spans, strict=True):
-        low, high = max(begin - passed, 0), min(end - passed, stop - start)
-        if low < high:
-            found.append(target[start + low : start + high])
-        passed += stop - start
-    return found
-
-
-def _as_bytes(tensor: Tensor) -> Tensor:
-    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
+    for array, target in zip(arrays, targets, strict=True):
+        slices = [target[slice(*array.slice_bytes(r))] for r in ranks]
+        for begin in range(0, max(map(len, slices)), limit):
+            pieces = [part[begin : begin + limit] for part in slices]
+            own = pieces[state.rank]
+            send = [len(own) if r in far else 0 for r in ranks]
+            recv = [len(pieces[r]) if comes[r] else 0 for r in ranks]
+            arrived = all_to_all(state, own.repeat(len(far)), send, recv, "shared arrays")
+            for piece, part in zip(pieces, arrived.split(recv), strict=True):
+                piece[: len(part)].copy_(part)
 
 
 def _aligned(size: int) -> int:

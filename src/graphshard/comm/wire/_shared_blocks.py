@@ -12,6 +12,7 @@ what was in use at once before. See csrc/runtime/shared_blocks.h.
 from __future__ import annotations
 
 import contextlib
+import math
 import mmap
 import os
 import secrets
@@ -59,14 +60,10 @@ class _SharedBlock:
 
 
 class SharedBlocks:
-    """This rank's blocks for one group, and its view of its peers' blocks.
-
-    Attributes:
-        peers: Where each rank's blocks are; known once the ranks have told each other.
-    """
+    """This rank's blocks for one group, and its view of its peers' blocks."""
 
     def __init__(self, kernels: ModuleType, rank: int) -> None:
-        self.peers: list[SharedPeer] = []
+        self.peers: list[SharedPeer] = []  # by rank; known once the ranks have told each other
         self._kernels = kernels
         self._rank = rank
         self._process = os.getpid()
@@ -93,7 +90,7 @@ class SharedBlocks:
         """None where there can be none, or where the environment says so."""
         kernels = kernels_for(_CPU)
         is_wanted = os.environ.get("GRAPHSHARD_SHARED_MEMORY", "1") != "0"
-        can = kernels is not None and hasattr(os, "memfd_create") and Path("/proc/self/fd").is_dir()
+        can = hasattr(os, "memfd_create") and Path("/proc/self/fd").is_dir()
         if kernels is None or not is_wanted or not can or world_size > kernels.shared_readers:
             return None
         try:
@@ -116,9 +113,7 @@ class SharedBlocks:
         self, shape: Sequence[int], dtype: torch.dtype, device: torch.device | str = _CPU
     ) -> Tensor:
         """As `graphshard.ops.empty`, but others can read it once it is published."""
-        size = dtype.itemsize
-        for extent in shape:
-            size *= extent
+        size = dtype.itemsize * math.prod(shape)
         if size == 0 or torch.device(device).type != "cpu":
             return empty(shape, dtype, device)
         with self._lock:
@@ -216,10 +211,8 @@ class SharedBlocks:
     def read(self, rank: int, place: Sequence[int], into: Tensor) -> None:
         """Copy bytes of a rank's block, and note that this rank is done with them.
 
-        Args:
-            rank: The rank that published the block.
-            place: What its `publish` returned, and the bytes before the first to read.
-            into: uint8, contiguous; an empty one reads nothing.
+        ``place`` is what `publish` returned there, and the bytes before the first to read; ``into``
+        is uint8 and contiguous. If it is empty nothing is read.
 
         Raises:
             RuntimeError: The rank is gone, or has left.

@@ -297,17 +297,13 @@ def _stack(name: str, what: str, owners: list[tuple[Any, Mapping[str, Any]]]) ->
     try:
         if isinstance(values[0], Tensor):
             return torch.stack(values)
-        return (
-            torch.from_numpy(np.asarray(values)) if _is_array(values[0]) else torch.tensor(values)
-        )
+        if isinstance(values[0], np.ndarray | np.generic):
+            return torch.from_numpy(np.asarray(values))
+        return torch.tensor(values)
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(
             f"{what} attribute {name!r} must be numbers, or arrays of one shape ({error})"
         ) from error
-
-
-def _is_array(value: Any) -> bool:
-    return isinstance(value, np.ndarray | np.generic)
 
 
 def to_networkx(

@@ -46,10 +46,6 @@ def read_csv_file(
     """Read the columns of one CSV file; arguments as for ``from_csv``.
 
     Node ids are read as integers, or as text where that fails or names are wanted.
-
-    Raises:
-        FileNotFoundError: No such file.
-        ValueError: A column is missing, or the file is no CSV or damaged.
     """
     import pyarrow
     from pyarrow import csv
@@ -91,12 +87,7 @@ def read_csv_file(
 
 
 def read_parquet_file(path: Path, src: str, dst: str, fields: list[str]) -> EdgeTable:
-    """Read the columns of one Parquet file.
-
-    Raises:
-        FileNotFoundError: No such file.
-        ValueError: A column is missing, or the file is no Parquet or damaged.
-    """
+    """Read the columns of one Parquet file."""
     import pyarrow
     from pyarrow import parquet
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Columns of a table as tensors: node ids, node names and edge fields, each cell checked.
 
-A column is a pyarrow ``ChunkedArray`` here; with its name it is a pair, so that an error can say
-where it stands.
+A column is a pyarrow ``ChunkedArray`` here; with its name it is a pair, so that an error (always a
+ValueError) can say where it stands.
 """
 
 from __future__ import annotations
@@ -33,9 +33,6 @@ def integer_ids(
         column: Name and values; text means that some cell could not be read as an integer.
         num_nodes: Ids must be below this, where it is known.
         idtype: Ids must fit this dtype.
-
-    Raises:
-        ValueError: A cell is empty, no integer, negative or too large.
     """
     import pyarrow
     from pyarrow import compute
@@ -78,9 +75,6 @@ class NameTable:
 
     Args:
         columns: Every column that names nodes of the type, with its file.
-
-    Raises:
-        ValueError: A cell is empty, or the columns are neither all text nor all integers.
     """
 
     def __init__(self, columns: Sequence[tuple[Path, NamedColumn]]) -> None:
@@ -145,11 +139,7 @@ def _name_type(path: Path, name: str, values: Any) -> Any:
 
 
 def names_column(names: Mapping[Hashable, int] | None, ids: Tensor) -> Any:
-    """Column of node ids, or of the names that belong to them.
-
-    Raises:
-        ValueError: ``names`` does not number its names 0, 1, 2, ... or has too few.
-    """
+    """Column of node ids, or of the names that belong to them."""
     import pyarrow
 
     ids = ids.detach().cpu()
@@ -170,9 +160,6 @@ def tensor_column(path: Path, name: str, values: Any, dtype: torch.dtype | None)
         name: Name of the column.
         values: The column.
         dtype: dtype of real numbers; None keeps what the column has.
-
-    Raises:
-        ValueError: A cell is empty, or the column holds something else.
     """
     import pyarrow
     from pyarrow import compute

@@ -161,6 +161,14 @@ class Frame(MutableMapping[str, Any]):
         self._views[name] = view
         self._recent[name] = None
 
+    def _set_all(self, fields: Mapping[str, Any], view: View, rows: Tensor | None = None) -> None:
+        """Store several columns, or with ``rows`` values for those rows; see `set`, `set_rows`."""
+        for name, value in fields.items():
+            if rows is None:
+                self.set(name, value, view)
+            else:
+                self.set_rows(name, rows, value, view)
+
     def _check(self, name: str, value: Any, num_rows: int) -> None:
         if not isinstance(name, str):
             raise TypeError(f"a field name must be a string (got {name!r})")

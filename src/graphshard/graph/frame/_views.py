@@ -7,7 +7,7 @@ others than outside, and a view made outside must follow.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -107,42 +107,44 @@ class TypedFrameView(MutableMapping[str, dict[Any, Any]]):
     Args:
         graph: The graph.
         view: As for `FrameView`.
-        places: For each type its key, side and index.
-        find: Turns the key that a user gives into (side, index).
+        keys: The types.
+        find: Turns a type, or what a user calls it, into (side, index).
     """
 
-    __slots__ = ("_graph", "_view", "_places", "_find")
+    __slots__ = ("_graph", "_view", "_keys", "_find")
 
     def __init__(
         self,
         graph: TypedGraph,
         view: View,
-        places: Sequence[tuple[Any, str, int]],
+        keys: list[Any],
         find: Callable[[Any], tuple[str, int]],
     ) -> None:
         self._graph = graph
         self._view = view
-        self._places = places
+        self._keys = keys
         self._find = find
 
+    def _frame(self, key: Any) -> Frame:
+        side, index = self._find(key)
+        return self._graph._frames(side)[index]
+
     def _typed_frames(self) -> Iterator[tuple[Any, Frame]]:
-        for key, side, index in self._places:
-            yield key, self._graph._frames(side)[index]
+        for key in self._keys:
+            yield key, self._frame(key)
 
     def __getitem__(self, name: str) -> dict[Any, Any]:
         return {key: frame[name] for key, frame in self._typed_frames() if name in frame}
 
     def __setitem__(self, name: str, value: Mapping[Any, Any]) -> None:
         if not isinstance(value, Mapping):
-            keys = [key for key, _, _ in self._places]
             raise TypeError(
                 f"field {name!r} must be set with a dictionary from type to tensor because there "
-                f"are several types {keys} (got {type(value).__name__}); to set one type, use "
-                f".nodes[type].data or .edges[etype].data"
+                f"are several types {self._keys} (got {type(value).__name__}); to set one type, "
+                f"use .nodes[type].data or .edges[etype].data"
             )
         for key, values in value.items():
-            side, index = self._find(key)
-            self._graph._frames(side)[index].set(name, values, self._view)
+            self._frame(key).set(name, values, self._view)
 
     def __delitem__(self, name: str) -> None:
         frames = [frame for _, frame in self._typed_frames() if name in frame]
@@ -184,8 +186,7 @@ class NodeSpaceView:
             return "src", schema.src_id(ntype)
         if self._view == "dst":
             return "dst", schema.dst_id(ntype)
-        on_dst, index = schema.node_id(ntype)
-        return ("dst" if on_dst else "src"), index
+        return schema.node_id(ntype)
 
     def __call__(self, ntype: str | None = None) -> Tensor:
         """All node ids of a type, ascending, of the graph's idtype."""

@@ -17,6 +17,7 @@ from ..._typing import CanonicalEType
 from ...ops import Adjacency, Attention, attend, edge_softmax
 from ..frame import Frame, OverlayView
 from ..structure import Schema
+from ._flatten import LocalT, flattened
 from ._moves import MovableGraph
 from ._protocol import ApplyFunction, checked_functions
 from ._queries import RelationFacts
@@ -40,17 +41,36 @@ class LocalGraph(MovableGraph):
         self.relations = list(relations)
         self._facts = [RelationFacts() for _ in relations] if facts is None else facts
         self._init_protocol(
-            schema.srctypes,
-            schema.dsttypes,
-            schema.canonical_etypes,
+            schema,
             src_frames,
             dst_frames,
             edge_frames,
             is_block,
             self.relations[0].device,
             self.relations[0].idtype,
-            schema=schema,
         )
+
+    def _sliced(self, relations: list[int], kind: type[LocalT]) -> LocalT:
+        """A view of one relation, or several joined into one, as a graph of class ``kind``."""
+        if len(relations) > 1:
+            return flattened(self, relations, kind)
+        (relation,) = relations
+        schema = self._schema.single(relation)
+        src_frames = [self._src_frames[self._schema.src_of[relation]]]
+        dst_frames = src_frames
+        if schema.split:
+            dst_frames = [self._dst_frames[self._schema.dst_of[relation]]]
+        view = object.__new__(kind)
+        view._init_local(
+            schema,
+            [self.relations[relation]],
+            src_frames,
+            dst_frames,
+            [self._edge_frames[relation]],
+            self.is_block,
+            facts=[self._facts[relation]],
+        )
+        return view
 
     # ------------------------------------------------------------------ structure
 
@@ -62,7 +82,6 @@ class LocalGraph(MovableGraph):
         return self.relations[self._schema.relation(None)]
 
     def any_zero_in_degree(self, etype: Any = None) -> bool:
-        """Whether some destination has no in-edge; with no ``etype``, in any relation."""
         return any(self._has_zero_in_degree(relation) for relation in self._asked(etype))
 
     def _has_zero_in_degree(self, relation: int) -> bool:
@@ -72,7 +91,6 @@ class LocalGraph(MovableGraph):
         return facts.zero_in_degree
 
     def has_edges(self, etype: Any = None) -> bool:
-        """Whether there is an edge; with no ``etype``, in any relation."""
         return any(self.relations[relation].num_edges > 0 for relation in self._asked(etype))
 
     def _asked(self, etype: Any) -> Sequence[int]:
@@ -141,92 +159,34 @@ class LocalGraph(MovableGraph):
         weights = edge_softmax(joint, torch.cat(logits), "dst")
         return list(torch.split(weights, [adj.num_edges for adj in chosen]))
 
-    def send_and_recv(
+    def _update_some(
         self,
-        edges: Any,
-        message_func: Any,
-        reduce_func: Any,
-        apply_node_func: ApplyFunction | None = None,
-        etype: Any = None,
-    ) -> None:
-        """Send messages along some edges, reduce and store them where they arrive.
-
-        Args:
-            edges: Edge ids, or a pair (source ids, destination ids).
-            message_func: As for `update_all`.
-            reduce_func: As for `update_all`.
-            apply_node_func: As for `update_all`.
-            etype: The relation, where there are several.
-        """
-        relation = self._schema.relation(etype)
-        eids = self._edge_ids(edges, relation)
-        if eids.shape[0] == 0:
-            return
-        dst_nodes = torch.unique(self.relations[relation].coo()[1].index_select(0, eids))
-        self._receive(relation, eids, dst_nodes, message_func, reduce_func, apply_node_func)
-
-    def pull(
-        self,
-        v: Any,
-        message_func: Any,
-        reduce_func: Any,
-        apply_node_func: ApplyFunction | None = None,
-        etype: Any = None,
-    ) -> None:
-        """Receive messages along all in-edges of some nodes; nodes without any get 0.
-
-        Args:
-            v: Destination node ids.
-            message_func: As for `update_all`.
-            reduce_func: As for `update_all`.
-            apply_node_func: As for `update_all`.
-            etype: The relation, where there are several.
-        """
-        relation = self._schema.relation(etype)
-        nodes = torch.unique(self._node_ids(v, "dst", self._schema.dst_of[relation]))
-        if nodes.shape[0] == 0:
-            return
-        eids = self._in_edge_ids(relation, nodes)
-        self._receive(relation, eids, nodes, message_func, reduce_func, apply_node_func)
-
-    def push(
-        self,
-        u: Any,
-        message_func: Any,
-        reduce_func: Any,
-        apply_node_func: ApplyFunction | None = None,
-        etype: Any = None,
-    ) -> None:
-        """Send messages along all out-edges of some nodes; the nodes they reach are updated.
-
-        Args:
-            u: Source node ids.
-            message_func: As for `update_all`.
-            reduce_func: As for `update_all`.
-            apply_node_func: As for `update_all`.
-            etype: The relation, where there are several.
-        """
-        eids = self.out_edges(u, "eid", etype)
-        self.send_and_recv(eids, message_func, reduce_func, apply_node_func, etype)
-
-    def _receive(
-        self,
-        relation: int,
-        eids: Tensor,
-        dst_nodes: Tensor,
+        caller: str,
+        chosen: Any,
         message_func: Any,
         reduce_func: Any,
         apply_node_func: ApplyFunction | None,
+        etype: Any,
     ) -> None:
+        relation = self._schema.relation(etype)
+        dst_type = self._schema.dst_of[relation]
+        if caller == "pull":
+            dst_nodes = torch.unique(self._node_ids(chosen, "dst", dst_type))
+            eids = self._in_edge_ids(relation, dst_nodes)
+        else:
+            if caller == "push":
+                chosen = self.out_edges(chosen, "eid", etype)
+            eids = self._edge_ids(chosen, relation)
+            dst_nodes = torch.unique(self.relations[relation].coo()[1].index_select(0, eids))
+        if dst_nodes.shape[0] == 0:
+            return
         message, reduce = checked_functions(message_func, reduce_func)
         data = self._relation_data_at(relation, eids, dst_nodes)
         result = reduce_messages(data, message, reduce)
         if apply_node_func is not None:
             overlay = OverlayView(result, data.dst)
             result = run_apply(apply_node_func, overlay, dst_nodes, data.etype[2])
-        frame = self._dst_frames[self._schema.dst_of[relation]]
-        for name, value in result.items():
-            frame.set_rows(name, dst_nodes, value, "dst")
+        self._dst_frames[dst_type]._set_all(result, "dst", dst_nodes)
 
 
 def edge_frame(etype: CanonicalEType, adj: Adjacency) -> Frame:

@@ -155,11 +155,19 @@ class MessagePassingGraph(TypedGraph):
         self._unsupported("has_edges")
 
     def in_degrees(self, v: Any = ALL, etype: Any = None) -> Any:
-        """Number of in-edges of destination nodes; a number for a number, else a tensor."""
+        """Number of in-edges of destination nodes.
+
+        Args:
+            v: A node id, several, or all.
+            etype: The relation, where there are several.
+
+        Returns:
+            A number for a number, else a tensor of the graph's idtype.
+        """
         self._unsupported("in_degrees")
 
     def out_degrees(self, u: Any = ALL, etype: Any = None) -> Any:
-        """Number of out-edges of source nodes; a number for a number, else a tensor."""
+        """Number of out-edges of source nodes; the counterpart of `in_degrees`."""
         self._unsupported("out_degrees")
 
     def localize(self: ProtocolT, inputs: dict[str, Tensor]) -> tuple[ProtocolT, dict[str, Tensor]]:
@@ -186,38 +194,18 @@ class MessagePassingGraph(TypedGraph):
         found = (call() for call in calls)
         return [run_steps(one) if isinstance(one, Generator) else one for one in found]
 
-    def send_and_recv(
+    def _update_some(
         self,
-        edges: Any,
+        caller: str,
+        chosen: Any,
         message_func: Any,
         reduce_func: Any,
-        apply_node_func: ApplyFunction | None = None,
-        etype: Any = None,
+        apply_node_func: ApplyFunction | None,
+        etype: Any,
     ) -> None:
-        """Send messages along some edges and reduce them where they arrive."""
-        self._unsupported("send_and_recv", "use update_all, which takes all edges")
-
-    def pull(
-        self,
-        v: Any,
-        message_func: Any,
-        reduce_func: Any,
-        apply_node_func: ApplyFunction | None = None,
-        etype: Any = None,
-    ) -> None:
-        """Receive and reduce messages at some nodes."""
-        self._unsupported("pull", "use update_all, which takes all nodes")
-
-    def push(
-        self,
-        u: Any,
-        message_func: Any,
-        reduce_func: Any,
-        apply_node_func: ApplyFunction | None = None,
-        etype: Any = None,
-    ) -> None:
-        """Send messages from some nodes and reduce them where they arrive."""
-        self._unsupported("push", "use update_all, which takes all nodes")
+        """What ``send_and_recv``, ``pull`` and ``push`` do; ``caller`` is which of them."""
+        every = "edges" if caller == "send_and_recv" else "nodes"
+        self._unsupported(caller, f"use update_all, which takes all {every}")
 
     # ------------------------------------------------------------------ message passing
 
@@ -251,6 +239,63 @@ class MessagePassingGraph(TypedGraph):
         relation = 0 if etype is None and self._edge_frames else self._schema.relation(etype)
         result = self._reduce(relation, message, reduce)
         self._store(self._schema.dst_of[relation], result, apply_node_func)
+
+    def send_and_recv(
+        self,
+        edges: Any,
+        message_func: Any,
+        reduce_func: Any,
+        apply_node_func: ApplyFunction | None = None,
+        etype: Any = None,
+    ) -> None:
+        """Send messages along some edges, reduce and store them where they arrive.
+
+        Args:
+            edges: Edge ids, or a pair (source ids, destination ids).
+            message_func: As for `update_all`.
+            reduce_func: As for `update_all`.
+            apply_node_func: As for `update_all`.
+            etype: The relation, where there are several.
+        """
+        self._update_some("send_and_recv", edges, message_func, reduce_func, apply_node_func, etype)
+
+    def pull(
+        self,
+        v: Any,
+        message_func: Any,
+        reduce_func: Any,
+        apply_node_func: ApplyFunction | None = None,
+        etype: Any = None,
+    ) -> None:
+        """Receive messages along all in-edges of some nodes; nodes without any get 0.
+
+        Args:
+            v: Destination node ids.
+            message_func: As for `update_all`.
+            reduce_func: As for `update_all`.
+            apply_node_func: As for `update_all`.
+            etype: The relation, where there are several.
+        """
+        self._update_some("pull", v, message_func, reduce_func, apply_node_func, etype)
+
+    def push(
+        self,
+        u: Any,
+        message_func: Any,
+        reduce_func: Any,
+        apply_node_func: ApplyFunction | None = None,
+        etype: Any = None,
+    ) -> None:
+        """Send messages along all out-edges of some nodes; the nodes they reach are updated.
+
+        Args:
+            u: Source node ids.
+            message_func: As for `update_all`.
+            reduce_func: As for `update_all`.
+            apply_node_func: As for `update_all`.
+            etype: The relation, where there are several.
+        """
+        self._update_some("push", u, message_func, reduce_func, apply_node_func, etype)
 
     def _update_all_relations(
         self, message: Any, reduce: Any, apply_node_func: ApplyFunction | None
@@ -339,9 +384,7 @@ class MessagePassingGraph(TypedGraph):
     ) -> None:
         if apply_node_func is not None:
             result = self._applied(index, result, apply_node_func)
-        frame = self._dst_frames[index]
-        for name, value in result.items():
-            frame.set(name, value, "dst")
+        self._dst_frames[index]._set_all(result, "dst")
 
     def _applied(
         self, index: int, result: Mapping[str, Any], func: ApplyFunction
@@ -358,18 +401,15 @@ class MessagePassingGraph(TypedGraph):
             v: Node ids, or all.
             ntype: The node type, where there are several.
         """
-        on_dst, index = self._schema.node_id(ntype)
-        side = "dst" if on_dst else "src"
+        side, index = self._schema.node_id(ntype)
         frame = self._frames(side)[index]
-        name = (self._schema.dsttypes if on_dst else self._schema.srctypes)[index]
+        name = (self._schema.dsttypes if side == "dst" else self._schema.srctypes)[index]
         if is_all(v):
             nodes = torch.arange(frame.num_rows, dtype=self.idtype, device=self.device)
-            for field, value in run_apply(func, RowsView(frame, None), nodes, name).items():
-                frame.set(field, value, "node")
+            frame._set_all(run_apply(func, RowsView(frame, None), nodes, name), "node")
             return
         rows = self._node_ids(v, side, index)
-        for field, value in run_apply(func, frame.rows(rows), rows, name).items():
-            frame.set_rows(field, rows, value, "node")
+        frame._set_all(run_apply(func, frame.rows(rows), rows, name), "node", rows)
 
     def apply_edges(self, func: Any, edges: Any = ALL, etype: Any = None) -> None:
         """Set edge fields to what ``func`` gives for each edge.
@@ -396,18 +436,15 @@ class MessagePassingGraph(TypedGraph):
                 )
             values = [self._edge_values(r, func) for r in range(len(self._edge_frames))]
             for frame, fields in zip(self._edge_frames, values, strict=True):
-                for name, value in fields.items():
-                    frame.set(name, value, "edge")
+                frame._set_all(fields, "edge")
             return
         relation = self._schema.relation(etype)
         frame = self._edge_frames[relation]
         if is_all(edges):
-            for name, value in self._edge_values(relation, func).items():
-                frame.set(name, value, "edge")
+            frame._set_all(self._edge_values(relation, func), "edge")
             return
         rows = self._edge_ids(edges, relation)
-        for name, value in self._edge_values_at(relation, func, rows).items():
-            frame.set_rows(name, rows, value, "edge")
+        frame._set_all(self._edge_values_at(relation, func, rows), "edge", rows)
 
 
 def checked_functions(message_func: Any, reduce_func: Any) -> tuple[Any, Any]:

@@ -41,15 +41,6 @@ class QueryableGraph(MessagePassingGraph):
     # ------------------------------------------------------------------ degrees and edges
 
     def in_degrees(self, v: Any = ALL, etype: Any = None) -> Any:
-        """Number of in-edges of destination nodes.
-
-        Args:
-            v: A node id, several, or all.
-            etype: The relation, where there are several.
-
-        Returns:
-            A number for a number, else a tensor of the graph's idtype.
-        """
         relation = self._schema.relation(etype)
         degrees = self.relations[relation].in_degrees()
         if is_all(v):
@@ -57,7 +48,6 @@ class QueryableGraph(MessagePassingGraph):
         return _like(degrees[self._node_ids(v, "dst", self._schema.dst_of[relation]).long()], v)
 
     def out_degrees(self, u: Any = ALL, etype: Any = None) -> Any:
-        """Number of out-edges of source nodes; the counterpart of `in_degrees`."""
         relation = self._schema.relation(etype)
         degrees = self.relations[relation].out_degrees()
         if is_all(u):
@@ -65,16 +55,6 @@ class QueryableGraph(MessagePassingGraph):
         return _like(degrees[self._node_ids(u, "src", self._schema.src_of[relation]).long()], u)
 
     def all_edges(self, form: str = "uv", order: str | None = "eid", etype: Any = None) -> Any:
-        """End points or ids of all edges of a relation.
-
-        Args:
-            form: ``"uv"`` for (sources, destinations), ``"eid"`` for ids, ``"all"`` for all three.
-            order: ``"eid"`` (or None) by edge id, ``"srcdst"`` by source, then destination.
-            etype: The relation, where there are several.
-
-        Raises:
-            ValueError: unknown form or order.
-        """
         adj = self.relations[self._schema.relation(etype)]
         if order not in ("eid", "srcdst", None):
             raise ValueError(f"order must be 'eid' or 'srcdst' (got {order!r})")
@@ -125,8 +105,8 @@ class QueryableGraph(MessagePassingGraph):
         Raises:
             ValueError: a negative id.
         """
-        on_dst, index = self._schema.node_id(ntype)
-        num_nodes = self._frames("dst" if on_dst else "src")[index].num_rows
+        side, index = self._schema.node_id(ntype)
+        num_nodes = self._frames(side)[index].num_rows
         ids = id_tensor(vid, "node ids", self.idtype, self.device)
         if ids.numel() and int(ids.min()) < 0:
             raise ValueError(f"node ids must not be negative (got {int(ids.min())})")

@@ -8,7 +8,7 @@ graph is whole here or spans ranks.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn, TypeVar
 
@@ -35,24 +35,18 @@ class TypedGraph:
 
     def _init_protocol(
         self,
-        srctypes: Sequence[str],
-        dsttypes: Sequence[str],
-        canonical_etypes: Sequence[CanonicalEType],
+        schema: Schema,
         src_frames: list[Frame],
         dst_frames: list[Frame],
         edge_frames: list[Frame],
         is_block: bool,
         device: torch.device,
         idtype: torch.dtype,
-        *,
-        schema: Schema | None = None,
     ) -> None:
         """Set what the protocol reads.
 
         Args:
-            srctypes: Names of the source node types.
-            dsttypes: Names of the destination node types.
-            canonical_etypes: Relations as triples.
+            schema: The types.
             src_frames: One frame per source type.
             dst_frames: One per destination type; the same list object as ``src_frames`` where
                 the two sides are one set of nodes.
@@ -60,13 +54,7 @@ class TypedGraph:
             is_block: What ``is_block`` answers.
             device: Where all frames live.
             idtype: dtype of ids that the graph returns.
-            schema: The types, where they are at hand; then the three lists of names are not read.
         """
-        if schema is None:
-            if dst_frames is src_frames:
-                schema = Schema(srctypes, srctypes, srctypes, canonical_etypes, split=False)
-            else:
-                schema = Schema.of_block(srctypes, dsttypes, canonical_etypes)
         assert len(src_frames) == len(schema.srctypes)
         assert len(dst_frames) == len(schema.dsttypes)
         assert len(edge_frames) == len(schema.etypes)
@@ -94,7 +82,16 @@ class TypedGraph:
         self._unsupported("naming single edges", "use all edges")
 
     def all_edges(self, form: str = "uv", order: str = "eid", etype: Any = None) -> Any:
-        """End points or ids of all edges of a relation."""
+        """End points or ids of all edges of a relation.
+
+        Args:
+            form: ``"uv"`` for (sources, destinations), ``"eid"`` for ids, ``"all"`` for all three.
+            order: ``"eid"`` (or None) by edge id, ``"srcdst"`` by source, then destination.
+            etype: The relation, where there are several.
+
+        Raises:
+            ValueError: unknown form or order.
+        """
         self._unsupported("all_edges")
 
     def _unsupported(self, what: str, cure: str | None = None) -> NoReturn:
@@ -153,8 +150,8 @@ class TypedGraph:
 
     def get_ntype_id(self, ntype: str | None) -> int:
         """Index of a node type in ``ntypes``."""
-        on_dst, index = self._schema.node_id(ntype)
-        name = (self._schema.dsttypes if on_dst else self._schema.srctypes)[index]
+        side, index = self._schema.node_id(ntype)
+        name = (self._schema.dsttypes if side == "dst" else self._schema.srctypes)[index]
         return self._schema.ntypes.index(name)
 
     def num_nodes(self, ntype: str | None = None) -> int:
@@ -162,8 +159,8 @@ class TypedGraph:
         if ntype is None:
             dst = self._dst_frames if self._schema.split else []
             return sum(frame.num_rows for frame in (*self._src_frames, *dst))
-        on_dst, index = self._schema.node_id(ntype)
-        return (self._dst_frames if on_dst else self._src_frames)[index].num_rows
+        side, index = self._schema.node_id(ntype)
+        return self._frames(side)[index].num_rows
 
     def num_src_nodes(self, ntype: str | None = None) -> int:
         """Number of source nodes of a type, or of all types together."""
@@ -221,8 +218,7 @@ class TypedGraph:
         if len(self._src_frames) == 1:
             return FrameView(self, "src", "src", 0)
         schema = self._schema
-        places = [(name, "src", i) for i, name in enumerate(schema.srctypes)]
-        return TypedFrameView(self, "src", places, lambda key: ("src", schema.src_id(key)))
+        return TypedFrameView(self, "src", schema.srctypes, lambda t: ("src", schema.src_id(t)))
 
     @property
     def dstdata(self) -> Any:
@@ -230,8 +226,7 @@ class TypedGraph:
         if len(self._dst_frames) == 1:
             return FrameView(self, "dst", "dst", 0)
         schema = self._schema
-        places = [(name, "dst", i) for i, name in enumerate(schema.dsttypes)]
-        return TypedFrameView(self, "dst", places, lambda key: ("dst", schema.dst_id(key)))
+        return TypedFrameView(self, "dst", schema.dsttypes, lambda t: ("dst", schema.dst_id(t)))
 
     @property
     def ndata(self) -> Any:
@@ -248,27 +243,20 @@ class TypedGraph:
                 "a block has no ndata because its source and destination nodes are separate; use "
                 "srcdata or dstdata"
             )
-
-        def find(ntype: Any) -> tuple[str, int]:
-            on_dst, index = schema.node_id(ntype)
-            return ("dst" if on_dst else "src"), index
-
-        places = [(name, *find(name)) for name in schema.ntypes]
-        return TypedFrameView(self, "node", places, find)
+        return TypedFrameView(self, "node", schema.ntypes, schema.node_id)
 
     @property
     def edata(self) -> Any:
         """Features of edges; with several relations, field -> {triple: values}."""
         if len(self._edge_frames) == 1:
             return FrameView(self, "edge", "edge", 0)
-        schema = self._schema
-        places = [(etype, "edge", i) for i, etype in enumerate(schema.canonical_etypes)]
-        return TypedFrameView(self, "edge", places, lambda key: ("edge", schema.relation(key)))
+        schema, etypes = self._schema, self._schema.canonical_etypes
+        return TypedFrameView(self, "edge", etypes, lambda t: ("edge", schema.relation(t)))
 
     def node_attr_schemes(self, ntype: str | None = None) -> dict[str, Scheme]:
         """Row shape and dtype of each feature of a node type."""
-        on_dst, index = self._schema.node_id(ntype)
-        return (self._dst_frames if on_dst else self._src_frames)[index].schemes
+        side, index = self._schema.node_id(ntype)
+        return self._frames(side)[index].schemes
 
     def edge_attr_schemes(self, etype: Any = None) -> dict[str, Scheme]:
         """Row shape and dtype of each feature of a relation."""

@@ -144,11 +144,7 @@ class NodeBatch:
 
 
 def checked_result(result: Any, what: str) -> dict[str, Any]:
-    """Return what a user-defined function returned, if it is a dictionary with string keys.
-
-    Raises:
-        TypeError: it is not.
-    """
+    """Return what a user-defined function returned, if it is a dictionary with string keys."""
     if not isinstance(result, Mapping) or not all(isinstance(name, str) for name in result):
         raise TypeError(
             f"a user-defined {what} function must return a dictionary from field name to tensor "
@@ -185,13 +181,6 @@ def run_reduce(
         data: Features of the destinations, each ``[num_dst, ...]``.
         nodes: ``[num_dst]`` ids that the batches report.
         ntype: The destinations' type.
-
-    Returns:
-        Fields of ``num_dst`` rows.
-
-    Raises:
-        TypeError: the function does not return a dictionary of tensors.
-        ValueError: groups return different fields, or a wrong number of rows.
     """
     indptr, _, eids = adj.csc()
     degrees = indptr.diff()

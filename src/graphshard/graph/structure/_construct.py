@@ -2,7 +2,8 @@
 """Edges from a user's hands: every accepted form of one relation, checked, as an `Adjacency`.
 
 Accepted are ``(sources, destinations)`` in tensors, arrays or lists; a list of pairs; a SciPy
-sparse matrix; and ``(format, arrays)`` with format ``"coo"``, ``"csr"`` or ``"csc"``.
+sparse matrix; and ``(format, arrays)`` with format ``"coo"``, ``"csr"`` or ``"csc"``. Anything else
+is a TypeError; arrays, names and counts that do not fit together are a ValueError.
 """
 
 from __future__ import annotations
@@ -69,10 +70,6 @@ def read_edges(data: Any, idtype: Any, device: Any, what: str = "the graph") -> 
         idtype: dtype to convert ids to; None keeps that of tensors.
         device: Where to move them; None keeps them where they are.
         what: Whose edges these are, for error texts.
-
-    Raises:
-        TypeError: an unknown form, or ids that are not integers.
-        ValueError: arrays that do not fit together, negative ids, mixed devices or dtypes.
     """
     if idtype is not None:
         check_idtype(idtype)
@@ -208,12 +205,7 @@ def _least_count(ids: Tensor, what: str) -> int:
 
 
 def check_count(count: Any, least: int, idtype: torch.dtype, what: str) -> int:
-    """Return a user's number of nodes if the edges fit in it.
-
-    Raises:
-        TypeError: not an integer.
-        ValueError: negative, less than ``least``, or too large for ``idtype``.
-    """
+    """Return a user's number of nodes if the edges fit in it."""
     if isinstance(count, bool) or not hasattr(count, "__index__"):
         raise TypeError(f"the number of {what} must be an integer (got {count!r})")
     number = int(count)
@@ -231,12 +223,7 @@ def check_count(count: Any, least: int, idtype: torch.dtype, what: str) -> int:
 def read_relations(
     data: Mapping[CanonicalEType, Any], idtype: Any, device: Any
 ) -> dict[CanonicalEType, EdgeArrays]:
-    """Read all relations of a typed graph, in sorted order.
-
-    Raises:
-        TypeError: keys are not triples of strings.
-        ValueError: bad names, no relation, or relations of several dtypes or devices.
-    """
+    """Read all relations of a typed graph, in sorted order."""
     if not isinstance(data, Mapping):
         raise TypeError(
             f"relations must be a dictionary from (source type, name, destination type) to edges "
@@ -275,12 +262,7 @@ def checked_counts(
     idtype: torch.dtype,
     what: str,
 ) -> dict[str, int]:
-    """Number of nodes per type: the given numbers, checked, or what the edges ask for.
-
-    Raises:
-        TypeError: not a dictionary of integers.
-        ValueError: a type is missing or its number is too small.
-    """
+    """Number of nodes per type: the given numbers, checked, or what the edges ask for."""
     if given is None:
         return dict(least)
     if not isinstance(given, Mapping):

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ids from a user's hands: into checked tensors, or into an error that says what is wrong."""
+"""Ids from a user's hands: into checked tensors, or into an error that says what is wrong.
+
+What is no integer, or no id type, is a TypeError; what does not fit the graph is a ValueError.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,7 @@ _MAX_INT32 = 2**31 - 1
 
 
 def check_idtype(idtype: Any) -> torch.dtype:
-    """Return ``idtype`` if ids can have it.
-
-    Raises:
-        TypeError: not torch.int32 or torch.int64.
-    """
+    """Return ``idtype`` if ids can have it."""
     if idtype not in INDEX_DTYPES:
         raise TypeError(f"idtype must be torch.int32 or torch.int64 (got {idtype!r})")
     chosen: torch.dtype = idtype
@@ -29,10 +28,6 @@ def as_integers(ids: Any, what: str) -> Tensor:
     """A one-dimensional integer tensor from a tensor, an array, a sequence or one number.
 
     Tensors keep dtype and device if they are int32 or int64; other integers become int64.
-
-    Raises:
-        TypeError: not integers.
-        ValueError: more than one dimension.
     """
     if isinstance(ids, Tensor):
         tensor = ids
@@ -62,12 +57,7 @@ def as_integers(ids: Any, what: str) -> Tensor:
 
 
 def id_tensor(ids: Any, what: str, idtype: torch.dtype, device: torch.device) -> Tensor:
-    """Ids as a graph of ``idtype`` on ``device`` uses them; a tensor must match already.
-
-    Raises:
-        TypeError: not integers.
-        ValueError: another dtype or device, or more than one dimension.
-    """
+    """Ids as a graph of ``idtype`` on ``device`` uses them; a tensor must match already."""
     tensor = as_integers(ids, what)
     if not isinstance(ids, Tensor):
         return tensor.to(device=device, dtype=idtype)
@@ -92,9 +82,6 @@ def check_ids(ids: Tensor, stop: int, what: str, of: str) -> None:
         stop: How many there are.
         what: An id of what ("a node id").
         of: What there are ``stop`` of ("nodes of type 'user'").
-
-    Raises:
-        ValueError: names the first kind of bad value found.
     """
     if ids.numel() == 0:
         return
@@ -106,12 +93,25 @@ def check_ids(ids: Tensor, stop: int, what: str, of: str) -> None:
         )
 
 
-def check_fits(count: int, idtype: torch.dtype, what: str) -> None:
-    """Raise where ids of ``count`` things do not fit in ``idtype``.
+def by_first_occurrence(ids: Tensor) -> Tensor:
+    """The distinct ids, in the order in which they first occur."""
+    distinct, group = torch.unique(ids, return_inverse=True)
+    first = torch.full(distinct.shape, ids.shape[0], dtype=torch.int64, device=ids.device)
+    position = torch.arange(ids.shape[0], device=ids.device)
+    first.scatter_reduce_(0, group, position, "amin")
+    return distinct[first.argsort()]
 
-    Raises:
-        ValueError: they do not.
-    """
+
+def places_of(ids: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """``[count]`` place of each id in ``ids``, or -1; and the ids that are there several times."""
+    places = torch.full((count,), -1, dtype=ids.dtype, device=ids.device)
+    positions = torch.arange(ids.shape[0], dtype=ids.dtype, device=ids.device)
+    places[ids.long()] = positions
+    return places, ids[places.index_select(0, ids) != positions]
+
+
+def check_fits(count: int, idtype: torch.dtype, what: str) -> None:
+    """Raise where ids of ``count`` things do not fit in ``idtype``."""
     if idtype == torch.int32 and count > _MAX_INT32:
         raise ValueError(
             f"int32 ids reach {_MAX_INT32} (got {count} {what}); use idtype=torch.int64"

@@ -5,7 +5,7 @@ A relation is ``(source type, name, destination type)``; inside the package it i
 ``canonical_etypes``. Node types have two sides: the types that edges leave (``srctypes``) and
 those they enter (``dsttypes``). On an ordinary graph both lists are all the types and share their
 data; on a block, and on a graph in which no type has both incoming and outgoing edges, they are
-separate.
+separate. A name that is unknown or ambiguous is a ValueError; so is None where there are several.
 """
 
 from __future__ import annotations
@@ -44,12 +44,7 @@ def is_all(ids: Any) -> bool:
 
 
 def check_type_name(name: Any, what: str) -> str:
-    """Return ``name`` if it can name a type; file and policy names use ``/ : ~`` as separators.
-
-    Raises:
-        TypeError: it is not a string.
-        ValueError: it is empty or holds a reserved character.
-    """
+    """Return ``name`` if it can name a type; file and policy names use ``/ : ~`` as separators."""
     if not isinstance(name, str):
         raise TypeError(f"{what} must be a string (got {name!r}); for example 'user'")
     if not name or any(character in name for character in _RESERVED):
@@ -130,11 +125,7 @@ class Schema:
         return schema
 
     def relation(self, etype: Any) -> int:
-        """Index of a relation given by name, by triple, or by None when there is only one.
-
-        Raises:
-            ValueError: unknown, ambiguous, or missing where several exist.
-        """
+        """Index of a relation given by name, by triple, or by None when there is only one."""
         if etype is None:
             if len(self.canonical_etypes) != 1:
                 raise ValueError(
@@ -164,10 +155,6 @@ class Schema:
         Args:
             key: A relation's name, ``"_"`` or ``:`` for all of them, or a triple in which each
                 place is a name, ``:`` or ``"_"``.
-
-        Raises:
-            ValueError: nothing matches.
-            TypeError: the key has another form.
         """
         wanted = key if isinstance(key, tuple) else (_FULL, key, _FULL)
         if len(wanted) != 3 or not all(isinstance(x, str) or x == _FULL for x in wanted):
@@ -192,29 +179,18 @@ class Schema:
         return found
 
     def src_id(self, ntype: str | None) -> int:
-        """Index into ``srctypes``; None means the only one.
-
-        Raises:
-            ValueError: unknown, or None where several exist.
-        """
+        """Index into ``srctypes``; None means the only one."""
         return self._side(self._src_index, self.srctypes, ntype, "source node type")
 
     def dst_id(self, ntype: str | None) -> int:
-        """Index into ``dsttypes``; None means the only one.
-
-        Raises:
-            ValueError: unknown, or None where several exist.
-        """
+        """Index into ``dsttypes``; None means the only one."""
         return self._side(self._dst_index, self.dsttypes, ntype, "destination node type")
 
-    def node_id(self, ntype: str | None) -> tuple[bool, int]:
-        """Where the nodes of a type live: (on the destination side only?, index on that side).
+    def node_id(self, ntype: str | None) -> tuple[str, int]:
+        """Where the nodes of a type are: ("src" or "dst", index on that side).
 
         On a block a name means its source nodes, unless only destinations have it; the prefixes
         ``SRC/`` and ``DST/`` choose a side.
-
-        Raises:
-            ValueError: unknown, or None where several exist.
         """
         if ntype is None:
             if self.split or len(self.ntypes) != 1:
@@ -222,16 +198,16 @@ class Schema:
                     f"ntype must be given because the graph has several node types: one of "
                     f"{sorted(set(self.ntypes))}"
                 )
-            return False, 0
+            return "src", 0
         if isinstance(ntype, str):
             if self.split and ntype.startswith("SRC/"):
-                return False, self.src_id(ntype[4:])
+                return "src", self.src_id(ntype[4:])
             if self.split and ntype.startswith("DST/"):
-                return True, self.dst_id(ntype[4:])
+                return "dst", self.dst_id(ntype[4:])
             if ntype in self._src_index:
-                return False, self._src_index[ntype]
+                return "src", self._src_index[ntype]
             if ntype in self._dst_index:
-                return True, self._dst_index[ntype]
+                return "dst", self._dst_index[ntype]
         raise ValueError(f"no node type {ntype!r}; the graph has {sorted(set(self.ntypes))}")
 
     @staticmethod

@@ -17,7 +17,7 @@ from torch import Tensor
 from ..._typing import CanonicalEType
 from ...ops import Adjacency
 from .._graph import Graph
-from ..structure import EID, NID, check_ids, id_tensor
+from ..structure import EID, NID, by_first_occurrence, check_ids, id_tensor, places_of
 from ._transforms import check_plain, node_counts, select_fields, share_nodes
 
 
@@ -160,7 +160,7 @@ def _from_edges(
         for ntype, side in zip((etype[0], etype[2]), g.adjacency(etype).coo(), strict=True):
             ends[ntype].append(side.index_select(0, ids))
     kept = {
-        ntype: _by_first_occurrence(torch.cat(sides) if sides else _no_ids(g))
+        ntype: by_first_occurrence(torch.cat(sides) if sides else _no_ids(g))
         for ntype, sides in ends.items()
     }
     place = {ntype: _places(ids, g.num_nodes(ntype), ntype) for ntype, ids in kept.items()}
@@ -227,24 +227,12 @@ def _no_ids(g: Graph) -> Tensor:
     return torch.empty(0, dtype=g.idtype, device=g.device)
 
 
-def _by_first_occurrence(ids: Tensor) -> Tensor:
-    """The distinct ids, in the order in which they first occur."""
-    distinct, group = torch.unique(ids, return_inverse=True)
-    first = torch.full(distinct.shape, ids.shape[0], dtype=torch.int64, device=ids.device)
-    position = torch.arange(ids.shape[0], device=ids.device)
-    first.scatter_reduce_(0, group, position, "amin")
-    return distinct[first.argsort()]
-
-
 def _places(ids: Tensor, count: int, ntype: str) -> Tensor:
     """[count] position of each node in ``ids``, or -1; ids must differ."""
-    place = torch.full((count,), -1, dtype=ids.dtype, device=ids.device)
-    position = torch.arange(ids.shape[0], dtype=ids.dtype, device=ids.device)
-    place[ids.long()] = position
-    twice = place.index_select(0, ids) != position
-    if bool(twice.any()):
+    place, repeated = places_of(ids, count)
+    if repeated.numel():
         raise ValueError(
-            f"each node may be given once (node {int(ids[twice][0])} of type {ntype!r} is there "
+            f"each node may be given once (node {int(repeated[0])} of type {ntype!r} is there "
             "several times); pass nodes.unique()"
         )
     return place

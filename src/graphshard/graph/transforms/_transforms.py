@@ -216,8 +216,7 @@ def reverse(g: Graph, copy_ndata: bool = True, copy_edata: bool = False) -> Grap
     if copy_ndata:
         share_nodes(g, new_graph)
     for old, new in turned.items() if copy_edata else ():
-        for name, value in g.edges[old].data.items():
-            new_graph.edges[new].data[name] = value
+        new_graph.edges[new].data.update(g.edges[old].data)
     return new_graph
 
 
@@ -246,8 +245,7 @@ def share_nodes(g: Graph, new: Graph) -> None:
     """Give ``new`` the node features of ``g``."""
     for ntype in g.ntypes:
         fields = new.nodes[ntype].data
-        for name, value in g.nodes[ntype].data.items():
-            fields[name] = value
+        fields.update(g.nodes[ntype].data)
 
 
 def select_fields(old: Any, new: Any, rows: Tensor) -> None:
@@ -266,8 +264,7 @@ def _with_relation(
     share_nodes(g, new)
     for etype in g.canonical_etypes:
         fields = new.edges[etype].data
-        for name, value in (values if etype == changed else g.edges[etype].data).items():
-            fields[name] = value
+        fields.update(values if etype == changed else g.edges[etype].data)
     return new
 
 

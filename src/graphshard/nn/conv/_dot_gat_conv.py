@@ -5,17 +5,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor, nn
-
 from ... import function as fn
 from ...graph import MessagePassingGraph, attend, edge_softmax
 from ...ops import Attention
-from .._inputs import Features, Widths, split_features, split_widths
+from .._attention import AttentionConv
+from .._inputs import Features, Widths
 from .._recompute import Projections
-from .._zero_in_degree import ZeroInDegreeCheck
 
 
-class DotGatConv(ZeroInDegreeCheck):
+class DotGatConv(AttentionConv):
     r"""Graph attention with scaled dot-product scores.
 
     `Graph Attention Networks <https://arxiv.org/abs/1710.10903>`_ with the score of `Attention Is
@@ -58,36 +56,8 @@ class DotGatConv(ZeroInDegreeCheck):
         num_heads: int,
         allow_zero_in_degree: bool = False,
     ) -> None:
-        super().__init__(allow_zero_in_degree)
-        self._in_src_feats, self._in_dst_feats = split_widths(in_feats)
-        self._out_feats = out_feats
-        self._num_heads = num_heads
-        width = num_heads * out_feats
-        self._separate = isinstance(in_feats, tuple)
-        if self._separate:
-            self.fc_src = nn.Linear(self._in_src_feats, width, bias=False)
-            self.fc_dst = nn.Linear(self._in_dst_feats, width, bias=False)
-        else:
-            self.fc = nn.Linear(self._in_src_feats, width, bias=False)
-
-    def _project(
-        self, graph: MessagePassingGraph, feat: Features, projections: Projections
-    ) -> tuple[Tensor, Tensor]:
-        """(``W h`` of the sources, ``W h`` of the destinations), ``[rows, heads, out_feats]``."""
-        heads = (self._num_heads, self._out_feats)
-        if isinstance(feat, tuple):
-            source, destination = split_features(graph, feat)
-            fc_src, fc_dst = (self.fc_src, self.fc_dst) if self._separate else (self.fc, self.fc)
-            return (
-                projections.project(source, fc_src, heads),
-                projections.project(destination, fc_dst, heads),
-            )
-        if self._separate:
-            raise ValueError(
-                "a layer built with a pair of in_feats needs a pair of inputs, source and "
-                f"destination (got one tensor of shape {tuple(feat.shape)})"
-            )
-        return split_features(graph, projections.project(feat, self.fc, heads))
+        super().__init__(in_feats, out_feats, num_heads, allow_zero_in_degree)
+        self._add_projections()
 
     def forward(
         self, graph: MessagePassingGraph, feat: Features, get_attention: bool = False
@@ -99,7 +69,7 @@ class DotGatConv(ZeroInDegreeCheck):
         """
         self._check_in_degrees(graph)
         projections = Projections(graph)
-        source, destination = self._project(graph, feat, projections)
+        source, destination, _ = self._projected(graph, feat, projections, lambda rows: rows)
         scale = self._out_feats**-0.5
         if not get_attention:
             row = tuple(source.shape[1:-1])
@@ -115,9 +85,3 @@ class DotGatConv(ZeroInDegreeCheck):
             graph.update_all(fn.u_mul_e("ft", "a", "m"), fn.sum("m", "out"))
             result = graph.dstdata["out"]
             return (result, graph.edata["a"]) if get_attention else result
-
-    def extra_repr(self) -> str:
-        return (
-            f"in={self._in_src_feats, self._in_dst_feats}, out={self._out_feats}, "
-            f"num_heads={self._num_heads}"
-        )

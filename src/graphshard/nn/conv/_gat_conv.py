@@ -10,15 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from ... import function as fn
-from ...graph import MessagePassingGraph, attend, edge_softmax
-from ...ops import Attention, head_products, is_relu
-from .._attention import Unfused, attention_factor, attention_mask, slope_of, vector_of
-from .._inputs import Features, Widths, prepare_edge_weight, split_features, split_widths
-from .._recompute import Projections
-from .._zero_in_degree import ZeroInDegreeCheck
+from ...graph import MessagePassingGraph
+from ...ops import Attention, head_products
+from .._attention import LeakyAttentionConv
+from .._inputs import Features, Widths
 
 
-class GATConv(ZeroInDegreeCheck):
+class GATConv(LeakyAttentionConv):
     r"""Graph attention layer.
 
     From `Graph Attention Networks <https://arxiv.org/abs/1710.10903>`_:
@@ -63,7 +61,6 @@ class GATConv(ZeroInDegreeCheck):
     """
 
     bias: Tensor | None
-    res_fc: nn.Module | None
 
     def __init__(
         self,
@@ -78,124 +75,34 @@ class GATConv(ZeroInDegreeCheck):
         allow_zero_in_degree: bool = False,
         bias: bool = True,
     ) -> None:
-        super().__init__(allow_zero_in_degree)
-        self._num_heads = num_heads
-        self._in_src_feats, self._in_dst_feats = split_widths(in_feats)
-        self._out_feats = out_feats
-        width = num_heads * out_feats
-        self._separate = isinstance(in_feats, tuple)
-        if self._separate:
-            self.fc_src = nn.Linear(self._in_src_feats, width, bias=False)
-            self.fc_dst = nn.Linear(self._in_dst_feats, width, bias=False)
-        else:
-            self.fc = nn.Linear(self._in_src_feats, width, bias=False)
+        super().__init__(in_feats, out_feats, num_heads, allow_zero_in_degree)
+        self._add_projections()
         self.attn_l = nn.Parameter(torch.empty(1, num_heads, out_feats))
         self.attn_r = nn.Parameter(torch.empty(1, num_heads, out_feats))
-        self.feat_drop = nn.Dropout(feat_drop)
-        self.attn_drop = nn.Dropout(attn_drop)
-        self.leaky_relu = nn.LeakyReLU(negative_slope)
-
-        project = residual and self._in_dst_feats != width
-        if project:
-            self.res_fc = nn.Linear(self._in_dst_feats, width, bias=bias)
-        elif residual:
-            self.res_fc = nn.Identity()
-        else:
-            self.register_buffer("res_fc", None)
-        if bias and not project:
-            self.bias = nn.Parameter(torch.empty(width))
+        self._add_rest(feat_drop, attn_drop, negative_slope, residual, activation, bias)
+        if bias and not isinstance(self.res_fc, nn.Linear):
+            self.bias = nn.Parameter(torch.empty(num_heads * out_feats))
         else:
             self.register_buffer("bias", None)
         self.reset_parameters()
-        self.activation = activation
 
-    def reset_parameters(self) -> None:
-        """Draw the weights anew (Xavier normal, gain of ReLU); biases become zero."""
-        gain = nn.init.calculate_gain("relu")
-        for layer in (self.fc_src, self.fc_dst) if self._separate else (self.fc,):
-            nn.init.xavier_normal_(layer.weight, gain=gain)
-        nn.init.xavier_normal_(self.attn_l, gain=gain)
-        nn.init.xavier_normal_(self.attn_r, gain=gain)
-        if self.bias is not None:
-            nn.init.zeros_(self.bias)
-        if isinstance(self.res_fc, nn.Linear):
-            nn.init.xavier_normal_(self.res_fc.weight, gain=gain)
-            if self.res_fc.bias is not None:
-                nn.init.zeros_(self.res_fc.bias)
+    def _vectors(self) -> tuple[Tensor, ...]:
+        return self.attn_l, self.attn_r
 
-    def _project(
-        self, graph: MessagePassingGraph, feat: Features, projections: Projections
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """(``W h`` of the sources, ``W h`` of the destinations, input of the destinations)."""
-        heads = (self._num_heads, self._out_feats)
-        if isinstance(feat, tuple):
-            source, destination = split_features(graph, feat)
-            source, destination = self.feat_drop(source), self.feat_drop(destination)
-            fc_src, fc_dst = (self.fc_src, self.fc_dst) if self._separate else (self.fc, self.fc)
-            return (
-                projections.project(source, fc_src, heads),
-                projections.project(destination, fc_dst, heads),
-                destination,
-            )
-        if self._separate:
-            raise ValueError(
-                "a layer built with a pair of in_feats needs a pair of inputs, source and "
-                f"destination (got one tensor of shape {tuple(feat.shape)})"
-            )
-        source, destination = split_features(graph, self.feat_drop(feat))
-        rows = projections.project(source, self.fc, heads)
-        projected, projected_dst = split_features(graph, rows)
-        return projected, projected_dst, destination
-
-    def _attend(
-        self,
-        graph: MessagePassingGraph,
-        source: Tensor,
-        destination: Tensor,
-        edge_weight: Any,
-    ) -> Tensor | None:
-        """The result in one go, finished unless there is a residual; None if it cannot be done."""
-        row = tuple(source.shape[1:-1])
-        try:
-            slope = slope_of(self.leaky_relu)
-            factor = attention_factor(edge_weight, row)
-            mask = attention_mask(self.attn_drop)
-        except Unfused:
-            return None
-        left, right = vector_of(self.attn_l, row), vector_of(self.attn_r, row)
+    def _attention(
+        self, source: Tensor, destination: Tensor, vectors: tuple[Tensor, ...], **options: Any
+    ) -> Attention:
         same = source is destination
-        source, src, dst = head_products(source.flatten(1, -2), left, right)
+        source, src, dst = head_products(source.flatten(1, -2), *vectors)
         if not same:
-            _, _, dst = head_products(destination.flatten(1, -2), left, right)
-        attention = Attention.additive(source, src, dst, slope=slope, factor=factor, mask=mask)
-        if self.res_fc is None:  # else the residual comes between
-            bias = self.bias
-            if bias is not None:
-                bias = vector_of(bias.view(1, self._num_heads, self._out_feats), row)
-            attention = attention.finished(bias, is_relu(self.activation))
-        result = attend(graph, attention)
-        return None if result is None else result.unflatten(1, row)
+            _, _, dst = head_products(destination.flatten(1, -2), *vectors)
+        return Attention.additive(source, src, dst, **options)
 
-    def _by_edges(
-        self,
-        graph: MessagePassingGraph,
-        source: Tensor,
-        destination: Tensor,
-        edge_weight: Any,
-    ) -> tuple[Tensor, Any]:
-        """The same, and the attention, with a number per edge and head at every step."""
-        with graph.local_scope():
-            graph.srcdata["ft"] = source
-            graph.srcdata["el"] = (source * self.attn_l).sum(-1, keepdim=True)
-            graph.dstdata["er"] = (destination * self.attn_r).sum(-1, keepdim=True)
-            graph.apply_edges(fn.u_add_v("el", "er", "e"))
-            scores = self.leaky_relu(graph.edata.pop("e"))
-            attention = self.attn_drop(edge_softmax(graph, scores))
-            if edge_weight is not None:
-                attention = attention * edge_weight
-            graph.edata["a"] = attention
-            graph.update_all(fn.u_mul_e("ft", "a", "m"), fn.sum("m", "out"))
-            return graph.dstdata["out"], graph.edata["a"]
+    def _scores(self, graph: MessagePassingGraph, source: Tensor, destination: Tensor) -> Any:
+        graph.srcdata["el"] = (source * self.attn_l).sum(-1, keepdim=True)
+        graph.dstdata["er"] = (destination * self.attn_r).sum(-1, keepdim=True)
+        graph.apply_edges(fn.u_add_v("el", "er", "e"))
+        return self.leaky_relu(graph.edata.pop("e"))
 
     def forward(
         self,
@@ -210,30 +117,4 @@ class GATConv(ZeroInDegreeCheck):
             The output, or (output, attention) with ``get_attention``; the attention is what
             multiplied the messages: after dropout and edge weights.
         """
-        self._check_in_degrees(graph)
-        projections = Projections(graph)
-        source, destination, inputs = self._project(graph, feat, projections)
-        if edge_weight is not None:
-            edge_weight = prepare_edge_weight(graph, edge_weight, source.dim())
-        result = attention = None
-        if not get_attention:
-            with projections.recomputed():
-                result = self._attend(graph, source, destination, edge_weight)
-        # Without a residual in between, the bias and a ReLU are in it already.
-        is_finished = result is not None and self.res_fc is None
-        if result is None:
-            result, attention = self._by_edges(graph, source, destination, edge_weight)
-
-        if self.res_fc is not None:
-            result = result + self.res_fc(inputs).unflatten(-1, (-1, self._out_feats))
-        if self.bias is not None and not is_finished:
-            result = result + self.bias.view(self._num_heads, self._out_feats)
-        if self.activation is not None and not (is_finished and is_relu(self.activation)):
-            result = self.activation(result)
-        return (result, attention) if get_attention else result
-
-    def extra_repr(self) -> str:
-        return (
-            f"in={self._in_src_feats, self._in_dst_feats}, out={self._out_feats}, "
-            f"num_heads={self._num_heads}"
-        )
+        return self._attended(graph, feat, edge_weight, get_attention)

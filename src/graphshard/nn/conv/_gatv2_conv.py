@@ -10,15 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from ... import function as fn
-from ...graph import MessagePassingGraph, attend, edge_softmax
-from ...ops import Attention, is_relu
-from .._attention import Unfused, attention_mask, slope_of, vector_of
-from .._inputs import Features, Widths, split_features, split_widths
+from ...graph import MessagePassingGraph
+from ...ops import Attention
+from .._attention import LeakyAttentionConv
+from .._inputs import Features, Widths, split_features
 from .._recompute import Projections
-from .._zero_in_degree import ZeroInDegreeCheck
 
 
-class GATv2Conv(ZeroInDegreeCheck):
+class GATv2Conv(LeakyAttentionConv):
     r"""Graph attention whose scores depend on both ends jointly.
 
     From `How Attentive are Graph Attention Networks? <https://arxiv.org/abs/2105.14491>`_:
@@ -60,8 +59,6 @@ class GATv2Conv(ZeroInDegreeCheck):
         torch.Size([3, 3, 2])
     """
 
-    res_fc: nn.Module | None
-
     def __init__(
         self,
         in_feats: Widths,
@@ -76,12 +73,9 @@ class GATv2Conv(ZeroInDegreeCheck):
         bias: bool = True,
         share_weights: bool = False,
     ) -> None:
-        super().__init__(allow_zero_in_degree)
-        self._num_heads = num_heads
-        self._in_src_feats, self._in_dst_feats = split_widths(in_feats)
-        self._out_feats = out_feats
+        super().__init__(in_feats, out_feats, num_heads, allow_zero_in_degree)
         width = num_heads * out_feats
-        self.share_weights = share_weights and not isinstance(in_feats, tuple)
+        self.share_weights = share_weights and not self._separate
         self.bias = bias
         self.fc_src = nn.Linear(self._in_src_feats, width, bias=bias)
         if self.share_weights:
@@ -89,79 +83,38 @@ class GATv2Conv(ZeroInDegreeCheck):
         else:
             self.fc_dst = nn.Linear(self._in_dst_feats, width, bias=bias)
         self.attn = nn.Parameter(torch.empty(1, num_heads, out_feats))
-        self.feat_drop = nn.Dropout(feat_drop)
-        self.attn_drop = nn.Dropout(attn_drop)
-        self.leaky_relu = nn.LeakyReLU(negative_slope)
-        if not residual:
-            self.register_buffer("res_fc", None)
-        elif self._in_dst_feats != width:
-            self.res_fc = nn.Linear(self._in_dst_feats, width, bias=bias)
-        else:
-            self.res_fc = nn.Identity()
-        self.activation = activation
+        self._add_rest(feat_drop, attn_drop, negative_slope, residual, activation, bias)
         self.reset_parameters()
 
-    def reset_parameters(self) -> None:
-        """Draw the weights anew (Xavier normal, gain of ReLU); biases become zero."""
-        gain = nn.init.calculate_gain("relu")
-        nn.init.xavier_normal_(self.fc_src.weight, gain=gain)
-        if not self.share_weights:
-            nn.init.xavier_normal_(self.fc_dst.weight, gain=gain)
-        nn.init.xavier_normal_(self.attn, gain=gain)
-        if isinstance(self.res_fc, nn.Linear):
-            nn.init.xavier_normal_(self.res_fc.weight, gain=gain)
-        for layer in (self.fc_src, self.fc_dst, self.res_fc):
-            if isinstance(layer, nn.Linear) and layer.bias is not None:
-                nn.init.zeros_(layer.bias)
+    def _layers(self) -> tuple[nn.Linear, ...]:
+        return (self.fc_src,) if self.share_weights else (self.fc_src, self.fc_dst)
 
     def _project(
         self, graph: MessagePassingGraph, feat: Features, projections: Projections
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """(projected sources, projected destinations, input of the destinations)."""
         heads = (self._num_heads, self._out_feats)
         if isinstance(feat, tuple):
-            source, destination = split_features(graph, feat)
-            source, destination = self.feat_drop(source), self.feat_drop(destination)
+            source, inputs = map(self.feat_drop, split_features(graph, feat))
         else:
-            source, destination = split_features(graph, self.feat_drop(feat))
+            source, inputs = split_features(graph, self.feat_drop(feat))
         projected = projections.project(source, self.fc_src, heads)
         if self.share_weights and not isinstance(feat, tuple):
-            _, projected_dst = split_features(graph, projected)
-        else:
-            projected_dst = projections.project(destination, self.fc_dst, heads)
-        return projected, projected_dst, destination
+            return *split_features(graph, projected), inputs
+        return projected, projections.project(inputs, self.fc_dst, heads), inputs
 
-    def _attend(
-        self, graph: MessagePassingGraph, source: Tensor, destination: Tensor
-    ) -> Tensor | None:
-        """The result in one go, activated unless there is a residual; None if it cannot be done."""
-        row = tuple(source.shape[1:-1])
-        try:
-            slope = slope_of(self.leaky_relu)
-            mask = attention_mask(self.attn_drop)
-        except Unfused:
-            return None
-        vector = vector_of(self.attn, row)
+    def _vectors(self) -> tuple[Tensor, ...]:
+        return (self.attn,)
+
+    def _attention(
+        self, source: Tensor, destination: Tensor, vectors: tuple[Tensor, ...], **options: Any
+    ) -> Attention:
         values, dst = source.flatten(1, -2), destination.flatten(1, -2)
-        attention = Attention.joint(values, dst, vector, slope=slope, mask=mask)
-        if self.res_fc is None:  # else the residual comes between
-            attention = attention.finished(None, is_relu(self.activation))
-        result = attend(graph, attention)
-        return None if result is None else result.unflatten(1, row)
+        return Attention.joint(values, dst, *vectors, **options)
 
-    def _by_edges(
-        self, graph: MessagePassingGraph, source: Tensor, destination: Tensor
-    ) -> tuple[Tensor, Any]:
-        """The same, and the attention, with numbers per edge at every step."""
-        with graph.local_scope():
-            graph.srcdata["el"] = source
-            graph.dstdata["er"] = destination
-            graph.apply_edges(fn.u_add_v("el", "er", "e"))
-            activated = self.leaky_relu(graph.edata.pop("e"))
-            scores = (activated * self.attn).sum(-1, keepdim=True)
-            graph.edata["a"] = self.attn_drop(edge_softmax(graph, scores))
-            graph.update_all(fn.u_mul_e("el", "a", "m"), fn.sum("m", "out"))
-            return graph.dstdata["out"], graph.edata["a"]
+    def _scores(self, graph: MessagePassingGraph, source: Tensor, destination: Tensor) -> Any:
+        graph.dstdata["er"] = destination
+        graph.apply_edges(fn.u_add_v("ft", "er", "e"))
+        return (self.leaky_relu(graph.edata.pop("e")) * self.attn).sum(-1, keepdim=True)
 
     def forward(
         self, graph: MessagePassingGraph, feat: Features, get_attention: bool = False
@@ -171,25 +124,4 @@ class GATv2Conv(ZeroInDegreeCheck):
         Returns:
             The output, or (output, attention after dropout) with ``get_attention``.
         """
-        self._check_in_degrees(graph)
-        projections = Projections(graph)
-        source, projected_dst, destination = self._project(graph, feat, projections)
-        result = attention = None
-        if not get_attention:
-            with projections.recomputed():
-                result = self._attend(graph, source, projected_dst)
-        is_finished = result is not None and self.res_fc is None and is_relu(self.activation)
-        if result is None:
-            result, attention = self._by_edges(graph, source, projected_dst)
-
-        if self.res_fc is not None:
-            result = result + self.res_fc(destination).unflatten(-1, (-1, self._out_feats))
-        if self.activation is not None and not is_finished:
-            result = self.activation(result)
-        return (result, attention) if get_attention else result
-
-    def extra_repr(self) -> str:
-        return (
-            f"in={self._in_src_feats, self._in_dst_feats}, out={self._out_feats}, "
-            f"num_heads={self._num_heads}"
-        )
+        return self._attended(graph, feat, None, get_attention)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ... import function as fn
 from ...graph import MessagePassingGraph
 from ...graph.message_passing import AggregationStep, Steps, run_steps
-from .._inputs import Features, prepare_edge_weight, split_features
+from .._inputs import Features, neighbour_message, split_features
 
 REDUCERS = {"sum": fn.sum, "max": fn.max, "mean": fn.mean}
 
@@ -86,10 +86,7 @@ class GINConv(nn.Module):
     ) -> Steps[Tensor]:
         with graph.local_scope():
             source, destination = split_features(graph, feat)
-            message = fn.copy_u("h", "m")
-            if edge_weight is not None:
-                graph.edata["_edge_weight"] = prepare_edge_weight(graph, edge_weight, source.dim())
-                message = fn.u_mul_e("h", "_edge_weight", "m")
+            message = neighbour_message(graph, edge_weight, source.dim())
             graph.srcdata["h"] = source
             yield AggregationStep(graph, message, REDUCERS[self._aggregator_type]("m", "neigh"))
             result = (1 + self.eps) * destination + graph.dstdata["neigh"]

@@ -13,7 +13,7 @@ from ... import function as fn
 from ...graph import MessagePassingGraph
 from ...graph.message_passing import AggregationStep, Steps, run_steps
 from ...ops import affine, is_relu
-from .._inputs import Features, degree_scale, prepare_edge_weight
+from .._inputs import Features, degree_scale, neighbour_message
 from .._zero_in_degree import ZeroInDegreeCheck
 
 NORMS = ("none", "both", "right", "left")
@@ -119,10 +119,7 @@ class GraphConv(ZeroInDegreeCheck):
         self._check_in_degrees(graph)
         with graph.local_scope():
             source = feat[0] if isinstance(feat, tuple) else feat
-            message = fn.copy_u("h", "m")
-            if edge_weight is not None:
-                graph.edata["_edge_weight"] = prepare_edge_weight(graph, edge_weight, source.dim())
-                message = fn.u_mul_e("h", "_edge_weight", "m")
+            message = neighbour_message(graph, edge_weight, source.dim())
             if self._norm in ("left", "both"):
                 power = -0.5 if self._norm == "both" else -1.0
                 source = source * degree_scale(graph.out_degrees(), power, source)

@@ -15,7 +15,7 @@ from ... import function as fn
 from ...graph import MessagePassingGraph
 from ...graph.message_passing import AggregationStep, Steps, run_steps
 from ...ops import affine, is_plain, is_relu, linear
-from .._inputs import Features, Widths, prepare_edge_weight, split_features, split_widths
+from .._inputs import Features, Widths, neighbour_message, split_features, split_widths
 
 AGGREGATORS = ("mean", "gcn", "pool", "lstm")
 
@@ -136,10 +136,7 @@ class SAGEConv(nn.Module):
                     f"destination features need one width (got {tuple(source.shape)} and "
                     f"{tuple(destination.shape)})"
                 )
-            message = fn.copy_u("h", "m")
-            if edge_weight is not None:
-                graph.edata["_edge_weight"] = prepare_edge_weight(graph, edge_weight, source.dim())
-                message = fn.u_mul_e("h", "_edge_weight", "m")
+            message = neighbour_message(graph, edge_weight, source.dim())
 
             # Multiplied by W_neigh already, or still to be.
             is_done = self._aggre_type in ("mean", "gcn") and self._in_src_feats > self._out_feats

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ... import function as fn
 from ...graph import MessagePassingGraph
 from .._edge_weight_norm import EdgeWeightNorm
-from .._inputs import degree_scale, prepare_edge_weight
+from .._inputs import degree_scale, neighbour_message
 from .._zero_in_degree import ZeroInDegreeCheck
 
 
@@ -94,14 +94,12 @@ class SGConv(ZeroInDegreeCheck):
     ) -> Tensor:
         """``k`` normalised sums over the neighbours."""
         with graph.local_scope():
-            message = fn.copy_u("h", "m")
             scale = None
             if edge_weight is None:
                 scale = degree_scale(graph.in_degrees(), -0.5, feat)
             else:
-                weight = EdgeWeightNorm("both")(graph, edge_weight)
-                graph.edata["w"] = prepare_edge_weight(graph, weight, feat.dim())
-                message = fn.u_mul_e("h", "w", "m")
+                edge_weight = EdgeWeightNorm("both")(graph, edge_weight)
+            message = neighbour_message(graph, edge_weight, feat.dim())
             for _ in range(self._k):
                 graph.srcdata["h"] = feat if scale is None else feat * scale
                 graph.update_all(message, fn.sum("m", "out"))

@@ -9,6 +9,7 @@ mask. csrc/attention/entries.cpp says the same in C++, bit for bit.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +22,8 @@ _MASK = 0xFFFFFFFF
 _FIRST = 0x7FEB352D
 _SECOND = 0x846CA68B
 _HEAD_STEP = 0x9E3779B9
+
+WordT = TypeVar("WordT", int, Tensor)
 
 
 @dataclass(frozen=True)
@@ -83,9 +86,9 @@ class EdgeMask:
         if num_heads >= 2**31:
             raise ValueError(f"num_heads must be in [0, 2^31) (got {num_heads})")
         keys = edge_keys(edges) if self.keys is None else self.keys.index_select(0, edges.long())
-        words = _mixed_words((keys.long() & _MASK) + self.edge_seed)
+        words = _mixed((keys.long() & _MASK) + self.edge_seed)
         heads = torch.arange(num_heads, device=edges.device) * _HEAD_STEP + self.head_seed
-        hashes = _mixed_words(words.view(-1, 1) ^ _mixed_words(heads))
+        hashes = _mixed(words.view(-1, 1) ^ _mixed(heads))
         return (hashes >= self.threshold).double() * self.kept
 
 
@@ -106,21 +109,13 @@ def edge_keys(ids: Tensor) -> Tensor:
     if _check.check_tensor("ids", ids).dtype not in INDEX_DTYPES:
         raise TypeError(f"ids must be int32 or int64 (got {ids.dtype}); convert with .long()")
     ids = ids.long()
-    keys = (ids & _MASK) ^ _mixed_words(ids >> 32 & _MASK)
+    keys = (ids & _MASK) ^ _mixed(ids >> 32 & _MASK)
     return (keys - (keys >> 31 << 32)).to(torch.int32)
 
 
-def _mixed(word: int) -> int:
-    """A bijection of 32-bit words that looks random."""
-    word &= _MASK
+def _mixed(word: WordT) -> WordT:
+    """A bijection of 32-bit words that looks random; of int64 tensors the lower 32 bits count."""
+    word = word & _MASK
     word = (word ^ word >> 16) * _FIRST & _MASK
     word = (word ^ word >> 15) * _SECOND & _MASK
     return word ^ word >> 16
-
-
-def _mixed_words(words: Tensor) -> Tensor:
-    """The same for int64 tensors, of which the lower 32 bits count."""
-    words = words & _MASK
-    words = (words ^ words >> 16) * _FIRST & _MASK
-    words = (words ^ words >> 15) * _SECOND & _MASK
-    return words ^ words >> 16

@@ -76,25 +76,18 @@ def assign_nodes(
     seed: int = 0,
     undirected: UndirectedGraph | None = None,
 ) -> Assignment:
-    """Choose the part of every node.
+    """Choose the part of every node; arguments and errors as for `partition_graph`.
 
     Args:
         source: The graph.
         num_parts: Number of parts.
-        part_method: "metis", "random", or the part of each node: one number per node, for several
-            node types a dict from each type to its numbers.
+        part_method: Method, or the parts.
         constraints: What to balance. An assignment of the caller's is taken as it is.
         num_trainers_per_machine: Divide each part further, among so many trainers.
-        objective: "cut" or "vol", for METIS.
+        objective: For METIS.
         tolerance: Largest weight of a part over the mean, for every constraint.
         seed: Of METIS or of the random numbers.
         undirected: The graph's undirected form, if it has been built already.
-
-    Raises:
-        ValueError: An argument is out of range or does not fit the graph.
-        TypeError: ``part_method`` has the wrong form.
-        NotImplementedError: Trainers were asked for together with the caller's own assignment.
-        MetisError: METIS is missing or failed.
     """
     if not isinstance(part_method, str):
         if num_trainers_per_machine > 1:
@@ -135,24 +128,10 @@ def metis_assignment(
     objective: Objective = "cut",
     tolerance: float = 1.05,
     seed: int = 0,
-    weigh_edges: bool = False,
 ) -> Parts:
     """Few cut edges and every constraint within ``tolerance``; see the note on the module.
 
-    Args:
-        graph: The graph; its nodes are the constraints' nodes.
-        num_parts: Number of parts.
-        constraints: What to balance.
-        objective: "cut" or "vol".
-        tolerance: Largest weight of a part over the mean.
-        seed: Of METIS.
-        weigh_edges: Count parallel edges; ``graph`` must have counts.
-
-    Warns:
-        BalanceWarning: A constraint is missed.
-
-    Raises:
-        MetisError: METIS is missing or failed.
+    A constraint that is missed is a `BalanceWarning`. Arguments are those of `assign_nodes`.
     """
     if num_parts == 1 or graph.num_nodes <= num_parts:
         # One part, or one node for each: nothing to choose.
@@ -183,7 +162,6 @@ def metis_assignment(
             ],
             objective=objective,
             method=method,
-            weigh_edges=weigh_edges,
             seed=(seed + attempt) % 2**31,
             num_iterations=3 if hard else 10,
             num_trials=1 if hard else None,
@@ -209,17 +187,8 @@ def random_assignment(
     """Every part an equal share of every kind of node, drawn at random.
 
     Nodes that count alike under all constraints are one kind; each kind is dealt out like cards,
-    those with more in-edges first, so that heavy nodes spread too.
-
-    Args:
-        constraints: What to balance.
-        num_nodes: Number of nodes.
-        num_parts: Number of parts.
-        tolerance: Largest weight of a part over the mean.
-        seed: Of the random numbers.
-
-    Warns:
-        BalanceWarning: A constraint is missed.
+    those with more in-edges first, so that heavy nodes spread too. A constraint that is missed is a
+    `BalanceWarning`.
     """
     chosen = _distinct(constraints)
     order = np.random.default_rng(seed).permutation(num_nodes)

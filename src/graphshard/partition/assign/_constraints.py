@@ -107,19 +107,25 @@ def _classes(
         )
     classes: list[tuple[str | None, npt.NDArray[np.bool_]]] = []
     for type_id, ntype in enumerate(source.ntypes):
-        place = slice(source.offsets[type_id], source.offsets[type_id + 1])
         if ntype not in table:
-            members = np.zeros(source.num_nodes, dtype=bool)
-            members[place] = True
+            members = _members(source, type_id, True)
             classes.append((f"'{ntype}'" if len(source.ntypes) > 1 else None, members))
             continue
         values = _labels(table[ntype], ntype, source.node_counts[type_id])
         for label in np.unique(values).tolist():
-            members = np.zeros(source.num_nodes, dtype=bool)
-            members[place] = values == label
+            members = _members(source, type_id, values == label)
             owner = f"'{ntype}', " if len(source.ntypes) > 1 else ""
             classes.append((f"{owner}class {label}", members))
     return classes
+
+
+def _members(
+    source: GraphSource, type_id: int, mask: npt.NDArray[np.bool_] | bool
+) -> npt.NDArray[np.bool_]:
+    """Membership of every node, from that of the nodes of one type; no others are members."""
+    members = np.zeros(source.num_nodes, dtype=bool)
+    members[source.offsets[type_id] : source.offsets[type_id + 1]] = mask
+    return members
 
 
 def _labels(labels: Any, ntype: str, count: int) -> npt.NDArray[np.int64]:
@@ -158,8 +164,7 @@ def _split_members(
                     f"{tuple(features[name].shape)})"
                 )
             missing.discard(name)
-            members = np.zeros(source.num_nodes, dtype=bool)
-            members[source.offsets[type_id] : source.offsets[type_id + 1]] = mask
+            members = _members(source, type_id, mask)
             found.append((f"{name} of '{ntype}'" if len(source.ntypes) > 1 else name, members))
     if balance_split is not True and missing:
         raise ValueError(

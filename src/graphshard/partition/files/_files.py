@@ -5,7 +5,8 @@ The bytes are those of the safetensors format, so any safetensors reader opens t
 make a writer of our own worth its lines: rows can be gathered slice by slice while they are
 written, so that a wide feature never exists twice in memory, and the header carries the BLAKE2b
 digest of the whole file, so that a reader can tell at the price of the header alone whether a file
-is the one that the partition's JSON speaks of.
+is the one that the partition's JSON speaks of. What cannot be read, or is damaged, is a
+PartitionFormatError that names the file.
 
 ::
 
@@ -199,11 +200,7 @@ class TensorFile:
 
     @classmethod
     def open(cls, path: Path) -> TensorFile:
-        """Read the header.
-
-        Raises:
-            PartitionFormatError: The file is missing, truncated, or not a tensor file of ours.
-        """
+        """Read the header."""
         try:
             with open_regular(path) as file:
                 size = os.fstat(file.fileno()).st_size
@@ -228,11 +225,7 @@ class TensorFile:
         return cls(path, shapes, metadata[_DIGEST_KEY], size)
 
     def check_digest(self) -> None:
-        """Read every byte, and compare their digest with the one that the header carries.
-
-        Raises:
-            PartitionFormatError: They differ.
-        """
+        """Read every byte, and compare their digest with the one that the header carries."""
         if digest_of(self.path) != self.blake2b:
             raise PartitionFormatError(
                 f"file {self.path} is damaged (its checksum differs); copy the part again, or "
@@ -243,10 +236,6 @@ class TensorFile:
         """All tensors, mapped from the file: pages are read when touched, those of bools at once.
 
         Writing to a tensor changes this process's copy only, never the file.
-
-        Raises:
-            PartitionFormatError: The file is another than when it was opened, or a bool in it is
-                neither true nor false.
         """
         try:
             check_regular(self.path)
@@ -264,11 +253,7 @@ class TensorFile:
 
 
 def digest_of(path: Path) -> str:
-    """Compute the digest of a whole tensor file, to be compared with the one it carries.
-
-    Raises:
-        PartitionFormatError: It cannot be read.
-    """
+    """Compute the digest of a whole tensor file, to be compared with the one it carries."""
     digest = _new_digest()
     try:
         with open_regular(path) as file:
@@ -306,11 +291,7 @@ def _read_header(file: IO[bytes], size: int) -> tuple[bytes, bytes]:
 def _checked_header(
     header: bytes, data_bytes: int
 ) -> tuple[dict[str, str], dict[str, tuple[int, ...]]]:
-    """Metadata and shapes, after checking that the tensors fill the data without gaps.
-
-    Raises:
-        ValueError: They do not, or it is no header.
-    """
+    """Metadata and shapes, after checking that the tensors fill the data without gaps."""
     entries = parse_json(header.rstrip(b" "))
     if not isinstance(entries, dict):
         raise ValueError("its header is not an object")

@@ -3,7 +3,7 @@
 
 A JSON may have been damaged, or be an attempt to have files elsewhere read or moved. So numbers
 are whole and bounded, counts are checked against the maps and lists that are there before anything
-loops over them, and paths cannot leave the folder.
+loops over them, and paths cannot leave the folder. What is wrong is a ValueError that shows it.
 """
 
 from __future__ import annotations
@@ -51,66 +51,42 @@ def etype_key(etype: CanonicalEType) -> str:
 
 
 def required(content: Mapping[str, Any], key: str) -> Any:
-    """The value of a key.
-
-    Raises:
-        ValueError: There is none.
-    """
+    """The value of a key."""
     if key not in content:
         raise ValueError(f"'{key}' is missing")
     return content[key]
 
 
 def whole_number(value: Any, name: str, least: int = 0) -> int:
-    """A whole number from ``least`` up.
-
-    Raises:
-        ValueError: It is anything else, or past what ids can count.
-    """
+    """A whole number from ``least`` up."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _LARGEST:
         raise ValueError(f"{name} must be a whole number from {least} up (got {shown(value)})")
     return value
 
 
 def text(value: Any, name: str) -> str:
-    """A text that is not empty.
-
-    Raises:
-        ValueError: It is anything else.
-    """
+    """A text that is not empty."""
     if not isinstance(value, str) or not value:
         raise ValueError(f"{name} must be a text that is not empty (got {shown(value)})")
     return value
 
 
 def mapping(value: Any, name: str) -> dict[str, Any]:
-    """An object of JSON.
-
-    Raises:
-        ValueError: It is anything else.
-    """
+    """An object of JSON."""
     if not isinstance(value, dict):
         raise ValueError(f"{name} must be an object with keys (got {shown(value)})")
     return value
 
 
 def listing(value: Any, name: str) -> list[Any]:
-    """A list of JSON.
-
-    Raises:
-        ValueError: It is anything else.
-    """
+    """A list of JSON."""
     if not isinstance(value, list):
         raise ValueError(f"{name} must be a list (got {shown(value)})")
     return value
 
 
 def only_keys(content: Mapping[str, Any], keys: Iterable[str], name: str) -> None:
-    """Raise unless an object has these keys and no other.
-
-    Raises:
-        ValueError: One is missing, or is one too many.
-    """
+    """Raise unless an object has these keys and no other."""
     for key in keys:
         required(content, key)
     strange = sorted(set(content) - set(keys))
@@ -229,11 +205,7 @@ def _read_part(content: Mapping[str, Any], part: int) -> dict[str, PartFile]:
 
 
 def inside_path(name: Any) -> str:
-    """A path that stays inside the folder that it is taken from, as far as its text can tell.
-
-    Raises:
-        ValueError: It is absolute, leads upwards, or is no path.
-    """
+    """A path that stays inside the folder that it is taken from, as far as its text can tell."""
     path = PurePosixPath(text(name, "a path"))
     if path.is_absolute() or ".." in path.parts or not path.parts or set("\\\0:") & set(str(name)):
         raise ValueError(f"a path must stay inside the partition's folder (got {shown(name)})")

@@ -71,15 +71,7 @@ def load_part(
     feature_digests: bool = False,
     structure_digest: bool = True,
 ) -> tuple[Graph, TensorDict, TensorDict, RangePartitionBook, str, list[str], list[CanonicalEType]]:
-    """`load_partition` from a JSON that has been read.
-
-    Args:
-        config: The JSON.
-        part_id: The part.
-        load_feats: Whether to load features.
-        feature_digests: Compare the digests of the features.
-        structure_digest: Compare the digest of the structure; False where that has been done.
-    """
+    """`load_partition` from a JSON that has been read; ``*_digest`` says which digests to check."""
     book = config.book(part_id)
     file = config.open_part(part_id, "part_graph")
     if structure_digest:

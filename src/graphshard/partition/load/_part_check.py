@@ -3,8 +3,8 @@
 
 Kernels believe their input: a pointer that points past the end, or an id that is none, would have
 them read or write anywhere. So whatever a file says is held against the partition book and against
-itself before a graph is made of it. It takes a pass over the ids, in vector operations; what costs
-more than that is left to `verify_partition`.
+itself before a graph is made of it; a contradiction is a ValueError. It takes a pass over the ids,
+in vector operations; what costs more than that is left to `verify_partition`.
 """
 
 from __future__ import annotations
@@ -37,9 +37,6 @@ def checked_adjacency(tensors: Mapping[str, Tensor], book: RangePartitionBook) -
     Args:
         tensors: The content of the file.
         book: Who owns what, seen from the part.
-
-    Raises:
-        ValueError: Something is missing, or contradicts the book or something else in the file.
     """
     counts = {what: _count(tensors, what) for what in _COLUMNS}
     adjacency = _adjacency(tensors, counts["node"])
@@ -51,15 +48,7 @@ def checked_adjacency(tensors: Mapping[str, Tensor], book: RangePartitionBook) -
 
 
 def check_formats_agree(tensors: Mapping[str, Tensor], adjacency: Adjacency) -> None:
-    """Check that all formats in which a file holds the edges of a part hold the same ones.
-
-    Args:
-        tensors: The content of the file, of which `checked_adjacency` has been made.
-        adjacency: What it has made.
-
-    Raises:
-        ValueError: Two formats differ, or one makes no sense.
-    """
+    """Check that all formats in which a file holds the edges of a part hold the same ones."""
     expected = adjacency.coo()
     for name in ("csc", "csr", "coo"):
         alone = {k: v for k, v in tensors.items() if k.startswith(f"{name}/")}

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -55,7 +54,7 @@ def verify_partition(part_config: str | os.PathLike[str], *, checksums: bool = T
         except ValueError as error:  # of which PartitionFormatError is one
             problems.append(f"part {part}: {error}")
             continue
-        check.part(part, graph, book, node_feats, edge_feats)
+        check.part(graph, book, node_feats, edge_feats)
     if not problems:  # these compare parts, so every part must make sense by itself
         check.copies()
         check.whole()
@@ -84,26 +83,18 @@ class _Checker:
         self.orig_ids: dict[str, list[IdArray]] = {}
         self.cut_edges = 0
 
+    def _expect(self, part: int, condition: object, sentence: str) -> None:
+        if not condition:
+            self.problems.append(f"part {part}: {sentence}")
+
     def part(
-        self,
-        part: int,
-        graph: Graph,
-        book: RangePartitionBook,
-        node_feats: TensorDict,
-        edge_feats: TensorDict,
+        self, graph: Graph, book: RangePartitionBook, node_feats: TensorDict, edge_feats: TensorDict
     ) -> None:
         """Check one part by itself."""
-
-        def expect(condition: object, sentence: str) -> bool:
-            holds = bool(condition)
-            if not holds:
-                self.problems.append(f"part {part}: {sentence}")
-            return holds
-
         nodes, edges = _columns(graph, "n"), _columns(graph, "e")
         src, dst = (ids.numpy().astype(np.int64) for ids in graph.edges())
-        self._check_edges(expect, book, nodes, edges, src, dst, nodes["part_id"], part)
-        self._check_sizes(expect, part, nodes, edges)
+        self._check_edges(book, nodes, edges, src, dst)
+        self._check_sizes(book.partid, nodes, edges)
         for kind, names, feats in (
             ("nodes of type", book.ntypes, node_feats),
             ("edges of", [etype_key(etype) for etype in book.canonical_etypes], edge_feats),
@@ -112,13 +103,7 @@ class _Checker:
                 ids = feats[f"{name}/orig_id"].numpy()
                 self.orig_ids.setdefault(f"{kind} {name}", []).append(ids)
 
-    def _check_sizes(
-        self,
-        expect: Callable[[object, str], bool],
-        part: int,
-        nodes: dict[str, IdArray],
-        edges: dict[str, IdArray],
-    ) -> None:
+    def _check_sizes(self, part: int, nodes: dict[str, IdArray], edges: dict[str, IdArray]) -> None:
         assert self.config.stats is not None
         said = self.config.stats.parts[part]
         inner_nodes, inner_edges = int(nodes["inner_node"].sum()), int(edges["inner_edge"].sum())
@@ -129,41 +114,30 @@ class _Checker:
             ("outer edges", said.outer_edges, edges["_ID"].size - inner_edges),
             ("bytes", said.bytes, sum(file.bytes for file in self.config.files[part].values())),
         ):
-            expect(number == actual, f"the statistics say {number} {what}, but it has {actual}")
+            sentence = f"the statistics say {number} {what}, but it has {actual}"
+            self._expect(part, number == actual, sentence)
 
     def _check_edges(
         self,
-        expect: Callable[[object, str], bool],
         book: RangePartitionBook,
         nodes: dict[str, IdArray],
         edges: dict[str, IdArray],
         src: IdArray,
         dst: IdArray,
-        owners: IdArray,
-        part: int,
     ) -> None:
-        ends = np.array(
-            [
-                (book.ntypes.index(source), book.ntypes.index(target))
-                for source, _, target in book.canonical_etypes
-            ]
-        )
-        expected = ends[edges["_TYPE"]]
+        part, owners = book.partid, nodes["part_id"]
+        ntypes = book.ntypes
+        ends = np.array([(ntypes.index(s), ntypes.index(d)) for s, _, d in book.canonical_etypes])
         actual = np.stack([nodes["_TYPE"][src], nodes["_TYPE"][dst]], axis=1)
-        expect(
-            np.array_equal(expected, actual), "the ends of an edge have other types than its own"
-        )
+        same = np.array_equal(ends[edges["_TYPE"]], actual)
+        self._expect(part, same, "the ends of an edge have other types than its own")
         edge_owners = book.eid2partid(torch.from_numpy(edges["_ID"])).numpy()
-        expect(
-            np.array_equal(edge_owners, owners[dst]),
-            "an edge is not owned by the part of its destination",
-        )
+        same = np.array_equal(edge_owners, owners[dst])
+        self._expect(part, same, "an edge is not owned by the part of its destination")
         inner = int(edges["inner_edge"].sum())
         order = np.stack([edges["_TYPE"][:inner], dst[:inner]])
-        expect(
-            np.array_equal(np.lexsort(order[::-1]), np.arange(inner)),
-            "inner edges are not ordered by type and destination",
-        )
+        ordered = np.array_equal(np.lexsort(order[::-1]), np.arange(inner))
+        self._expect(part, ordered, "inner edges are not ordered by type and destination")
         self.cut_edges += int((owners[src[:inner]] != part).sum())
 
     def copies(self) -> None:
@@ -185,12 +159,11 @@ class _Checker:
                     src_of[ids], dst_of[ids] = src, dst
                     leaving += np.bincount(owners[owners != part], minlength=leaving.shape[0])
                     continue
-                if not (np.array_equal(src_of[ids], src) and np.array_equal(dst_of[ids], dst)):
-                    self.problems.append(
-                        f"part {part}: an outer edge joins other nodes than at its owner"
-                    )
-                elif self.config.content["halo_hops"] and (owners == part).sum() != leaving[part]:
-                    self.problems.append(f"part {part}: an edge that leaves it is missing")
+                same = np.array_equal(src_of[ids], src) and np.array_equal(dst_of[ids], dst)
+                self._expect(part, same, "an outer edge joins other nodes than at its owner")
+                if same and self.config.content["halo_hops"]:
+                    complete = (owners == part).sum() == leaving[part]
+                    self._expect(part, complete, "an edge that leaves it is missing")
 
     def whole(self) -> None:
         """Check what only all parts together can show."""

@@ -82,16 +82,16 @@ def node_tensors(
 
 
 def edge_tensors(
-    source: GraphSource, relabeling: Relabeling, trainers: IdArray | None, part: int
+    relabeling: Relabeling, trainers: IdArray | None, part: int
 ) -> dict[str, Tensor | Rows]:
     """The features of the edges of a part.
 
     Args:
-        source: The graph.
         relabeling: New ids.
         trainers: ``[num_nodes]``, the trainer of each node; None if machines have one.
         part: The part.
     """
+    source = relabeling.source
     tensors: dict[str, Tensor | Rows] = {}
     for relation, etype in enumerate(source.canonical_etypes):
         start, stop = relabeling.edge_range(part, relation)

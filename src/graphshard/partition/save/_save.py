@@ -54,7 +54,6 @@ _WRITING_THREADS = 2
 class _Plan:
     """What every part is written from."""
 
-    source: GraphSource
     relabeling: Relabeling
     assignment: Assignment
     formats: tuple[str, ...]
@@ -178,7 +177,7 @@ def partition_graph(
         del undirected
         relabeling = relabel(source, assignment.parts, order, num_parts)
         del order
-        plan = _Plan(source, relabeling, assignment, formats)
+        plan = _Plan(relabeling, assignment, formats)
         stats = PartitionStats(
             graph_name=graph_name,
             num_nodes=source.num_nodes,
@@ -215,7 +214,7 @@ def _write_graph(
     plan: _Plan, writer: PartitionWriter, part: int, num_hops: int, cut_edges: list[CutEdges]
 ) -> PartSizes:
     local = cut_part(plan.relabeling, part, num_hops, cut_edges)
-    tensors = graph_tensors(local, plan.formats, plan.source.idtype)
+    tensors = graph_tensors(local, plan.formats, plan.relabeling.source.idtype)
     sizes = PartSizes(
         inner_nodes=local.num_inner_nodes,
         halo_nodes=local.num_nodes - local.num_inner_nodes,
@@ -230,14 +229,14 @@ def _write_graph(
 
 
 def _write_edges(plan: _Plan, writer: PartitionWriter, part: int) -> None:
-    tensors = edge_tensors(plan.source, plan.relabeling, plan.assignment.trainers, part)
+    tensors = edge_tensors(plan.relabeling, plan.assignment.trainers, part)
     writer.write_file(part, "edge_feats", tensors)
 
 
 def _json_content(
     plan: _Plan, stats: PartitionStats, num_hops: int, num_trainers_per_machine: int
 ) -> dict[str, Any]:
-    source, book = plan.source, plan.relabeling.book
+    source, book = plan.relabeling.source, plan.relabeling.book
     node_map, edge_map = book.node_map(), book.edge_map()
     return {
         "graph_name": stats.graph_name,

@@ -16,13 +16,13 @@ from ...comm import all_reduce, share_error
 from ...ops import copy_rows
 from .._ownership import RowKind
 from ._feature_store import FeatureRequest
-from ._tables import FillRequest, TableStore
+from ._tables import FillRequest, LocalFeatureStore
 
 _MESSAGE_BYTES = 1 << 26
 _SLOT_BYTES = 4
 
 
-class CachedFeatureStore(TableStore):
+class CachedFeatureStore(LocalFeatureStore):
     """Rows of another source, of which hot remote rows are kept here.
 
     What to keep is not guessed: draws are deterministic, so the accesses of a coming epoch can be
@@ -42,7 +42,7 @@ class CachedFeatureStore(TableStore):
 
     def __init__(
         self,
-        base: TableStore,
+        base: LocalFeatureStore,
         ranges: Mapping[RowKind, RangeMap],
         budget_bytes: int,
         group: dist.ProcessGroup | None = None,
@@ -51,7 +51,7 @@ class CachedFeatureStore(TableStore):
             raise ValueError(
                 f"budget_bytes must be a number of bytes, at least 0 (got {budget_bytes})"
             )
-        super().__init__(base.likes)
+        super().__init__(base.tables)
         self._base, self._ranges, self._group = base, ranges, group
         self.budget_bytes = budget_bytes
         self._content = _CacheContent()
@@ -128,7 +128,7 @@ class CachedFeatureStore(TableStore):
                 self._content.num_rows += ids.numel()
 
     def _kinds(self) -> list[RowKind]:
-        return list(dict.fromkeys(kind for kind, _ in self.likes))
+        return list(dict.fromkeys(kind for kind, _ in self.tables))
 
     def _choose(self, counts: Mapping[RowKind, tuple[Tensor, Tensor]]) -> dict[RowKind, Tensor]:
         """Ids to keep, by kind."""

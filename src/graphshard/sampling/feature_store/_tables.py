@@ -14,11 +14,9 @@ from __future__ import annotations
 
 import copy
 import os
-from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -30,13 +28,13 @@ from ...comm.group import GroupState, group_state
 from ...comm.wire import Hosts, SharedArray, exchange_rows, row_bytes, share_arrays
 from ...fullbatch import GraphShardManager
 from ...ops import IdTable, copy_rows, empty
-from .._ownership import IdsByOwner, Ownership, RowKind, exchange_sizes, owners, same_ranks
+from .._ownership import IdsByOwner, Ownership, RowKind, exchange_sizes, same_ranks
 from ._feature_store import FeatureRequest
 
 Tables: TypeAlias = Mapping[tuple[RowKind, str], Tensor]
 """(node type or relation, feature name) to rows."""
 
-R = TypeVar("R", bound="TableStore")
+R = TypeVar("R", bound="LocalFeatureStore")
 
 
 @dataclass(frozen=True)
@@ -66,32 +64,38 @@ class FillRequest:
         return chosen if self.places is None else self.places.index_select(0, chosen)
 
 
-class TableStore(ABC):
-    """Base of the feature stores of this package.
+class LocalFeatureStore:
+    """Rows of tables that are whole in this process; base of the stores that fetch some of them.
 
     Args:
-        likes: For each table a tensor of its dtype, row shape and device.
+        tables: (node type or relation, name) to ``[num_ids, *]``.
     """
 
-    def __init__(self, likes: Tables) -> None:
-        self.likes = dict(likes)
+    def __init__(self, tables: Tables) -> None:
+        self.tables = dict(tables)
         self._is_closed = False
 
-    @abstractmethod
     def fill(self, requests: Sequence[FillRequest]) -> None:
         """Write rows to their places; ids of one request are distinct. Collective as `fetch`."""
+        for rows in requests:
+            self._copy(rows, rows.places, rows.ids)
 
-    @abstractmethod
+    def _copy(self, rows: FillRequest, places: Tensor | None, table_rows: Tensor) -> None:
+        """Write rows of this process's tables to their places."""
+        for name, out in rows.outs.items():
+            copy_rows(out, places, self.tables[rows.kind, name], table_rows)
+
     def is_remote(self, kind: RowKind, ids: Tensor) -> Tensor | None:
         """Whether a row comes from elsewhere, bool ``[n]``; None for none of them."""
+        return None
 
-    @abstractmethod
     def on(self: R, group: dist.ProcessGroup | None) -> R:
         """The same store, communicating over another group of the same ranks."""
+        return copy.copy(self)
 
     def close(self) -> None:
         """Free what the store holds; nothing can be fetched afterwards."""
-        self._is_closed = True
+        self._is_closed, self.tables = True, {}
 
     def fetch(self, requests: Sequence[FeatureRequest]) -> list[dict[str, Tensor]]:
         """The rows of each request; see `FeatureStore.fetch`.
@@ -122,12 +126,12 @@ class TableStore(ABC):
 
     def _empty(self, kind: RowKind, name: str, num_rows: int) -> Tensor:
         """Memory for rows of a table."""
-        like = self.likes[kind, name]
+        like = self.tables[kind, name]
         return empty((num_rows, *like.shape[1:]), like.dtype, like.device)
 
     def _check_names(self, request: FeatureRequest) -> None:
         for name in request.names:
-            if (request.kind, name) not in self.likes:
+            if (request.kind, name) not in self.tables:
                 known = sorted(self.feature_names(request.kind))
                 raise KeyError(f"no feature {name!r} of {request.kind!r}; there are {known}")
 
@@ -137,41 +141,14 @@ class TableStore(ABC):
 
     def feature_names(self, kind: RowKind) -> Collection[str]:
         """Features of nodes of a type, or of edges of a relation."""
-        return tuple(name for k, name in self.likes if k == kind)
+        return tuple(name for k, name in self.tables if k == kind)
 
     def row_bytes(self, kind: RowKind) -> int:
         """Bytes in one row of all features of a kind."""
-        return sum(row_bytes(like) for (k, _), like in self.likes.items() if k == kind)
+        return sum(row_bytes(like) for (k, _), like in self.tables.items() if k == kind)
 
 
-class LocalFeatureStore(TableStore):
-    """Rows of tables that are whole in this process, in memory or mapped from files.
-
-    Args:
-        tables: (node type or relation, name) to ``[num_ids, *]``.
-    """
-
-    def __init__(self, tables: Tables) -> None:
-        super().__init__({key: table[:0] for key, table in tables.items()})
-        self._tables = dict(tables)
-
-    def fill(self, requests: Sequence[FillRequest]) -> None:
-        for rows in requests:
-            for name, out in rows.outs.items():
-                copy_rows(out, rows.places, self._tables[rows.kind, name], rows.ids)
-
-    def is_remote(self, kind: RowKind, ids: Tensor) -> Tensor | None:
-        return None
-
-    def on(self, group: dist.ProcessGroup | None) -> LocalFeatureStore:
-        return copy.copy(self)
-
-    def close(self) -> None:
-        super().close()
-        self._tables = {}
-
-
-class CollectiveFeatureStore(TableStore):
+class CollectiveFeatureStore(LocalFeatureStore):
     """Rows of tables that are spread over ranks, each row with the rank that owns the id.
 
     A fetch is three exchanges for all requests together: sizes, distinct ids of rows of other
@@ -193,18 +170,14 @@ class CollectiveFeatureStore(TableStore):
 
     def __init__(self, ownership: Ownership, tables: Tables, state: GroupState) -> None:
         check_tables(ownership, tables, state)
-        super().__init__({key: table[:0] for key, table in tables.items()})
+        super().__init__(tables)
         self.ownership, self._state = ownership, state
-        self._tables = dict(tables)
         self._id_tables: dict[RowKind, IdTable] = {}
 
     @classmethod
-    def of(
-        cls, manager: GraphShardManager, tables: Tables, group: dist.ProcessGroup | None = None
-    ) -> CollectiveFeatureStore:
-        """Of a sharded graph, by default over the ranks that share it; collective."""
-        group = manager.group if group is None else group
-        return cls(Ownership.of(manager, group), tables, group_state(group))
+    def of(cls, manager: GraphShardManager, tables: Tables) -> CollectiveFeatureStore:
+        """Of a sharded graph; collective."""
+        return cls(Ownership.of(manager), tables, group_state(manager.group))
 
     def fill(self, requests: Sequence[FillRequest]) -> None:
         if not requests:
@@ -230,8 +203,13 @@ class CollectiveFeatureStore(TableStore):
             asked_of_me,
             "ids of feature rows",
         )
-        outgoing, send_bytes = self._gathered(requests, asked, asked_of_me)
-        widths = [sum(row_bytes(out) for out in rows.outs.values()) for rows in requests]
+        widths = [sum(map(row_bytes, rows.outs.values())) for rows in requests]
+        send_bytes = _bytes_by_rank(asked_of_me, widths)
+        outgoing = empty([sum(send_bytes)], torch.uint8)
+        by_rank = [rows.split(sizes) for rows, sizes in zip(asked, asked_of_me, strict=True)]
+        for rank, number, name, stream in _stretches(outgoing, requests, asked_of_me):
+            table = self.tables[requests[number].kind, name]
+            _gather_into(stream, table, by_rank[number][rank])
         incoming = all_to_all(
             state,
             outgoing,
@@ -240,36 +218,18 @@ class CollectiveFeatureStore(TableStore):
             "feature rows",
             meanwhile=lambda: self._fill_own(requests, grouped),
         )
-        _scatter(incoming, requests, grouped)
+        places = [
+            rows.places_of(ids.remote_places).split(ids.splits)
+            for rows, ids in zip(requests, grouped, strict=True)
+        ]
+        for rank, number, name, stream in _stretches(incoming, requests, splits):
+            _scatter_from(stream, requests[number].outs[name], places[number][rank])
 
     def _fill_own(self, requests: Sequence[FillRequest], grouped: Sequence[IdsByOwner]) -> None:
         """Write the rows that this rank has itself."""
         for rows, ids in zip(requests, grouped, strict=True):
-            _, own = ids.places()
-            places = rows.places if own is None else rows.places_of(own)
-            for name, out in rows.outs.items():
-                copy_rows(out, places, self._tables[rows.kind, name], ids.own_rows)
-
-    def _gathered(
-        self,
-        requests: Sequence[FillRequest],
-        asked: Sequence[Tensor],
-        counts: Sequence[Sequence[int]],
-    ) -> tuple[Tensor, list[int]]:
-        """The message of rows that others ask for, and its bytes for each rank."""
-        tables = [[self._tables[rows.kind, name] for name in rows.outs] for rows in requests]
-        send_bytes = _bytes_by_rank(counts, [sum(map(row_bytes, each)) for each in tables])
-        message = empty([sum(send_bytes)], torch.uint8)
-        offset = 0
-        by_rank = [rows.split(splits) for rows, splits in zip(asked, counts, strict=True)]
-        for of_rank in zip(*by_rank, strict=True):
-            for index, per_request in zip(of_rank, tables, strict=True):
-                for table in per_request:
-                    stop = offset + index.numel() * row_bytes(table)
-                    if index.numel():
-                        _gather_into(message[offset:stop], table, index)
-                    offset = stop
-        return message, send_bytes
+            own = ids.own_places
+            self._copy(rows, rows.places if own is None else rows.places_of(own), ids.own_rows)
 
     def is_remote(self, kind: RowKind, ids: Tensor) -> Tensor | None:
         if self._state.world_size == 1:
@@ -285,7 +245,7 @@ class CollectiveFeatureStore(TableStore):
 
     def close(self) -> None:
         super().close()
-        self._tables, self._id_tables = {}, {}
+        self._id_tables = {}
 
     def _distinct(self, kind: RowKind, ids: Tensor) -> tuple[Tensor, Tensor | None]:
         if kind not in self._id_tables:
@@ -296,7 +256,7 @@ class CollectiveFeatureStore(TableStore):
         return distinct, local
 
 
-class MappedFeatureStore(TableStore):
+class MappedFeatureStore(LocalFeatureStore):
     """Rows of tables that are spread over ranks, those of ranks on this host read directly.
 
     Each rank copies its rows, once, into memory that all ranks of its host map; it has no name in
@@ -307,7 +267,6 @@ class MappedFeatureStore(TableStore):
         manager: The graph that ids belong to; collective.
         tables: As for `CollectiveFeatureStore`. The rows are copied: later changes to a table are
             not seen.
-        group: Who takes part; by default the ranks that share the graph.
         directory: Where the file is while it has a name; by default in shared memory, or where
             temporary files go if that is too small.
 
@@ -321,51 +280,43 @@ class MappedFeatureStore(TableStore):
         self,
         manager: GraphShardManager,
         tables: Tables,
-        group: dist.ProcessGroup | None = None,
         *,
         directory: str | os.PathLike[str] | None = None,
     ) -> None:
-        group = manager.group if group is None else group
-        ownership, state = Ownership.of(manager, group), group_state(group)
+        ownership, state = Ownership.of(manager), group_state(manager.group)
         check_tables(ownership, tables, state)
-        super().__init__({key: table[:0].cpu() for key, table in tables.items()})
-        self.ownership = ownership
-        self.hosts = Hosts.find(state, directory)
+        hosts = Hosts.find(state, directory)
         arrays = [
-            SharedArray.like(table, ownership.ranges[kind].starts)
-            for (kind, _), table in tables.items()
+            SharedArray(table, ownership.ranges[kind].starts) for (kind, _), table in tables.items()
         ]
-        shared = share_arrays(state, self.hosts, arrays, whole=False, directory=directory)
-        self._tables = dict(zip(tables, shared, strict=True))
-        self._state = state
+        shared = share_arrays(state, hosts, arrays, whole=False, directory=directory)
+        super().__init__(dict(zip(tables, shared, strict=True)))
+        self._ownership, self._state = ownership, state
         self._far = None
-        if len(self.hosts.leaders) > 1:
+        if len(hosts.leaders) > 1:
             # It reads its own rows from the shared memory too, so the caller's may go.
             own = {
                 (kind, name): table[ownership.first(kind) :][: ownership.num_owned(kind)]
-                for (kind, name), table in self._tables.items()
+                for (kind, name), table in self.tables.items()
             }
             self._far = CollectiveFeatureStore(ownership, own, state)
-        is_far = [leader != self.hosts.leader[state.rank] for leader in self.hosts.leader]
+        is_far = [leader != hosts.leader[state.rank] for leader in hosts.leader]
         self._is_far = torch.tensor(is_far)
 
     def fill(self, requests: Sequence[FillRequest]) -> None:
-        far: list[FillRequest] = []
-        for rows in requests:
-            near = rows
-            remote = self.is_remote(rows.kind, rows.ids)
-            if remote is not None:
-                far.append(rows.part(remote.nonzero().view(-1)))
-                near = rows.part((~remote).nonzero().view(-1))
-            for name, out in rows.outs.items():
-                copy_rows(out, near.places, self._tables[rows.kind, name], near.ids)
-        if self._far is not None:
-            self._far.fill(far)
+        if self._far is None:
+            super().fill(requests)
+            return
+        is_far = [self._is_far_row(rows.kind, rows.ids) for rows in requests]
+        both = list(zip(requests, is_far, strict=True))
+        super().fill([rows.part((~far).nonzero().view(-1)) for rows, far in both])
+        self._far.fill([rows.part(far.nonzero().view(-1)) for rows, far in both])
 
     def is_remote(self, kind: RowKind, ids: Tensor) -> Tensor | None:
-        if self._far is None:
-            return None
-        return self._is_far[owners(self.ownership.ranges[kind], ids).long()]
+        return None if self._far is None else self._is_far_row(kind, ids)
+
+    def _is_far_row(self, kind: RowKind, ids: Tensor) -> Tensor:
+        return self._is_far[self._ownership.ranges[kind].part_of(ids)]
 
     def on(self, group: dist.ProcessGroup | None) -> MappedFeatureStore:
         new = copy.copy(self)
@@ -377,7 +328,6 @@ class MappedFeatureStore(TableStore):
 
     def close(self) -> None:
         super().close()
-        self._tables = {}
         if self._far is not None:
             self._far.close()
 
@@ -390,6 +340,26 @@ def _bytes_by_rank(splits: Sequence[Sequence[int]], widths: Sequence[int]) -> li
     ]
 
 
+def _stretches(
+    message: Tensor, requests: Sequence[FillRequest], splits: Sequence[Sequence[int]]
+) -> Iterator[tuple[int, int, str, Tensor]]:
+    """Rank, number of the request, feature and bytes of all that is in a message of rows.
+
+    Args:
+        message: See [Note: messages of rows].
+        requests: What the rows are.
+        splits: Rows of each request, for or from each rank.
+    """
+    offset = 0
+    for rank, sizes in enumerate(zip(*splits, strict=True)):
+        for number, (rows, size) in enumerate(zip(requests, sizes, strict=True)):
+            for name, out in rows.outs.items():
+                stop = offset + size * row_bytes(out)
+                if stop > offset:
+                    yield rank, number, name, message[offset:stop]
+                offset = stop
+
+
 def _gather_into(stream: Tensor, table: Tensor, index: Tensor) -> None:
     """Write rows of a table to a stretch of bytes."""
     if table.device.type == "cpu" and stream.storage_offset() % table.element_size() == 0:
@@ -400,25 +370,11 @@ def _gather_into(stream: Tensor, table: Tensor, index: Tensor) -> None:
     stream.copy_(rows.view(-1).view(torch.uint8))
 
 
-def _scatter(
-    message: Tensor, requests: Sequence[FillRequest], grouped: Sequence[IdsByOwner]
-) -> None:
-    """Write the rows of a message to their places. See [Note: messages of rows]."""
-    offset = 0
-    begins = [[0, *accumulate(ids.splits)] for ids in grouped]
-    for rank in range(len(grouped[0].splits)):
-        for rows, ids, begin in zip(requests, grouped, begins, strict=True):
-            assert ids.order is not None
-            places = rows.places_of(ids.order[begin[rank] : begin[rank + 1]])
-            for out in rows.outs.values():
-                stop = offset + places.numel() * row_bytes(out)
-                if places.numel():
-                    stream = message[offset:stop]
-                    if stream.storage_offset() % out.element_size():
-                        stream = stream.clone()
-                    stream = stream.view(out.dtype).view(places.numel(), *out.shape[1:])
-                    copy_rows(out, places, stream, None)
-                offset = stop
+def _scatter_from(stream: Tensor, out: Tensor, places: Tensor) -> None:
+    """Write the rows in a stretch of bytes to their places."""
+    if stream.storage_offset() % out.element_size():
+        stream = stream.clone()
+    copy_rows(out, places, stream.view(out.dtype).view(places.numel(), *out.shape[1:]), None)
 
 
 def check_tables(ownership: Ownership, tables: Tables, state: GroupState) -> None:
@@ -444,22 +400,32 @@ def _check_table(ownership: Ownership, kind: RowKind, name: str, table: Tensor) 
     label = f"feature {name!r} of {kind!r}"
     if kind not in ownership.ranges:
         raise ValueError(f"{label}: the graph has {list(ownership.ranges)}")
-    if not isinstance(table, Tensor):
+    if isinstance(table, Tensor) and table.is_complex():
+        raise TypeError(f"{label} must be real (got {table.dtype}); use torch.view_as_real")
+    check_rows(table, ownership.num_owned(kind), "that this rank owns", label)
+
+
+def check_rows(rows: Any, num_rows: int, of: str, label: str) -> None:
+    """Raise unless feature rows are a dense tensor with a row for each of ``num_rows`` ids.
+
+    Args:
+        rows: What a user gave.
+        num_rows: Rows that there must be.
+        of: What an error calls those that have a row.
+        label: What an error calls the rows.
+    """
+    if not isinstance(rows, Tensor):
         raise TypeError(
-            f"{label} must be a tensor (got {type(table).__name__}); use torch.as_tensor"
+            f"{label} must be a tensor (got {type(rows).__name__}); use torch.as_tensor"
         )
-    if table.layout != torch.strided or table.is_complex():
-        raise TypeError(
-            f"{label} must be dense and real (got {table.layout}, {table.dtype}); use .to_dense(), "
-            "or torch.view_as_real"
-        )
-    num_owned = ownership.num_owned(kind)
-    if table.dim() == 0 or table.shape[0] != num_owned:
+    if rows.layout != torch.strided:
+        raise TypeError(f"{label} must be dense (got {rows.layout}); use .to_dense()")
+    if rows.dim() == 0 or rows.shape[0] != num_rows:
         raise ValueError(
-            f"{label} must have a row for each of the {num_owned} that this rank owns (got shape "
-            f"{tuple(table.shape)})"
+            f"{label} must have a row for each of the {num_rows} {of} (got shape "
+            f"{tuple(rows.shape)})"
         )
-    if table.requires_grad:
+    if rows.requires_grad:
         raise ValueError(
             f"{label} requires a gradient, which fetched rows do not carry; pass .detach()"
         )

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 import torch
-import torch.distributed as dist
 
 from ..._memory import available_memory
 from ...comm import all_reduce, share_error
@@ -78,7 +77,6 @@ def choose_graph_store(
     manager: GraphShardManager,
     transport: SamplingTransport = "auto",
     memory_budget: int | None = None,
-    group: dist.ProcessGroup | None = None,
 ) -> CollectiveGraphStore | ReplicatedGraphStore:
     """A store that neighbours are drawn from; every rank must call and gets the same kind.
 
@@ -89,12 +87,10 @@ def choose_graph_store(
             ``"auto"``: replicated if that fits the budget.
         memory_budget: For ``"auto"``: bytes that the whole graph may take on a host; of ranks that
             differ the smallest counts. None: a quarter of what is free on the fullest host.
-        group: Who takes part; by default the ranks that share the graph.
 
     Raises:
         ValueError: An unknown transport, a negative budget, or a message flow graph; on all ranks.
     """
-    group = manager.group if group is None else group
     error = None
     if transport not in _TRANSPORTS:
         error = ValueError(f"transport must be one of {', '.join(_TRANSPORTS)} (got {transport!r})")
@@ -102,36 +98,30 @@ def choose_graph_store(
         error = ValueError(
             f"memory_budget must be a number of bytes, at least 0 (got {memory_budget})"
         )
-    share_error(error, group)
+    share_error(error, manager.group)
     if transport == "auto":
         budget = available_memory() // 4 if memory_budget is None else memory_budget
-        smallest = int(all_reduce(torch.tensor(budget), "min", group))
-        transport = "replicated" if replicated_bytes(manager, group) <= smallest else "collective"
+        smallest = int(all_reduce(torch.tensor(budget), "min", manager.group))
+        transport = "replicated" if replicated_bytes(manager) <= smallest else "collective"
     if transport == "replicated":
-        return ReplicatedGraphStore.of(manager, group)
-    return CollectiveGraphStore.of(manager, group)
+        return ReplicatedGraphStore.of(manager)
+    return CollectiveGraphStore.of(manager)
 
 
-def replicated_bytes(manager: GraphShardManager, group: dist.ProcessGroup | None = None) -> int:
+def replicated_bytes(manager: GraphShardManager) -> int:
     """Bytes of the whole graph's in-edges and original ids; the same on all ranks. Collective.
 
     Raises:
         ValueError: The graph is a message flow graph.
     """
-    group = manager.group if group is None else group
-    ownership = Ownership.of(manager, group)
+    ownership = Ownership.of(manager)
     width = ownership.wire_dtype.itemsize
-    etypes = manager.canonical_etypes
     # Where edges are not sorted by destination, their ids are kept as well.
-    unordered = torch.tensor([int(_is_unordered(manager, etype)) for etype in etypes])
-    unordered = all_reduce(unordered, "max", group)
+    ends = [manager._structure.edges[etype].dst for etype in manager.canonical_etypes]
+    unordered = torch.tensor([int((dst[1:] < dst[:-1]).any()) for dst in ends])
+    unordered = all_reduce(unordered, "max", manager.group)
     size = sum(8 * ownership.ranges[ntype].num_ids for ntype in manager.ntypes)
-    for etype, has_eids in zip(etypes, unordered.tolist(), strict=True):
+    for etype, has_eids in zip(manager.canonical_etypes, unordered.tolist(), strict=True):
         size += width * (ownership.ranges[etype[2]].num_ids + 1)
         size += width * (1 + has_eids) * ownership.ranges[etype].num_ids
     return size
-
-
-def _is_unordered(manager: GraphShardManager, etype: tuple[str, str, str]) -> bool:
-    dst = manager._structure.edges[etype].dst
-    return bool((dst[1:] < dst[:-1]).any())

@@ -14,21 +14,24 @@ has 2^31 ids or more. Nodes that a rank owns itself do not leave it.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from ..._typing import CanonicalEType
-from ...comm.group import group_state
 from ...comm.wire import exchange_rows
 from ...fullbatch import GraphShardManager
 from ...ops import ungroup
-from .._ownership import Ownership, exchange_sizes, same_ranks
-from ._edges import OwnEdges
+from .._ownership import IdsByOwner, exchange_sizes, same_ranks
+from ._edges import DrawnEdges, OwnEdges, ends, sampled
 from ._graph_store import DrawOptions, NeighborRequest, SampledNeighbors
+
+S = TypeVar("S", bound="ShardedGraphStore")
 
 
 class ShardedGraphStore:
@@ -58,6 +61,17 @@ class ShardedGraphStore:
     def num_edges(self, etype: CanonicalEType) -> int:
         return self.ownership.ranges[etype].num_ids
 
+    def on(self: S, group: dist.ProcessGroup | None) -> S:
+        """The same store; what it exchanges goes over another group of the same ranks.
+
+        Raises:
+            ValueError: The group has other ranks.
+        """
+        new = copy.copy(self)
+        new._state = same_ranks(self._state, group)
+        new._edges = self._edges.on(new._state)
+        return new
+
 
 class CollectiveGraphStore(ShardedGraphStore):
     """A graph whose nodes draw where they are owned; made by `of`.
@@ -70,29 +84,13 @@ class CollectiveGraphStore(ShardedGraphStore):
     """
 
     @classmethod
-    def of(
-        cls, manager: GraphShardManager, group: dist.ProcessGroup | None = None
-    ) -> CollectiveGraphStore:
+    def of(cls, manager: GraphShardManager) -> CollectiveGraphStore:
         """The store of a sharded graph; every rank must call.
-
-        Args:
-            manager: This rank's part of a full graph.
-            group: Who takes part; by default the ranks that share the graph.
 
         Raises:
             ValueError: The graph is a message flow graph.
         """
-        group = manager.group if group is None else group
-        ownership = Ownership.of(manager, group)
-        return cls(OwnEdges(manager, ownership, group_state(group)), manager.idtype)
-
-    def on(self, group: dist.ProcessGroup | None) -> CollectiveGraphStore:
-        """The same store, answering over another group of the same ranks.
-
-        Raises:
-            ValueError: The group has other ranks.
-        """
-        return CollectiveGraphStore(self._edges.on(same_ranks(self._state, group)), self.idtype)
+        return cls(OwnEdges(manager), manager.idtype)
 
     def sample_neighbors(
         self,
@@ -110,18 +108,18 @@ class CollectiveGraphStore(ShardedGraphStore):
         """
         if not requests:
             return []
-        error = None
-        lacking = 0
         etypes = [request.etype for request in requests]
-        try:
-            lacking = self._edges.lacking(etypes, options)
-        except ValueError as caught:
-            error = caught
+        lacking, error = self._edges.lacking(etypes, options)
+        drawn = [
+            f"{r.etype} fanout {r.fanout} key {r.key:#x} weights "
+            f"{self._edges.weights.dtype(r.etype, options)}"
+            for r in requests
+        ]
         drawing = _LayerDraw(self._edges, requests, options, excluded or {}, self.idtype)
         asked, lacking = exchange_sizes(
             self._state,
             "what neighbours are drawn",
-            self._signature(requests, options, error),
+            f"{options}: {'; '.join(drawn)}",
             error,
             drawing.sizes(),
             lacking,
@@ -129,28 +127,9 @@ class CollectiveGraphStore(ShardedGraphStore):
         self._edges.prepare(etypes, options, lacking)
         return drawing.run(asked)
 
-    def _signature(
-        self, requests: Sequence[NeighborRequest], options: DrawOptions, error: Exception | None
-    ) -> str:
-        """What ranks must agree about."""
-        drawn = [
-            f"{r.etype} fanout {r.fanout} key {r.key:#x} weights "
-            f"{None if error else self._edges.weight_dtype(r.etype, options)}"
-            for r in requests
-        ]
-        return f"{options}: {'; '.join(drawn)}"
-
 
 class _LayerDraw:
-    """One round in which ranks ask owners for neighbours, and owners draw and answer.
-
-    Args:
-        edges: Edges of this rank's nodes.
-        requests: What this rank wants.
-        options: How to draw.
-        excluded: Edges that this rank does not want.
-        idtype: Of the ids in the answers.
-    """
+    """One round in which ranks ask owners for neighbours, and owners draw and answer."""
 
     def __init__(
         self,
@@ -162,38 +141,37 @@ class _LayerDraw:
     ) -> None:
         self._edges, self._state = edges, edges.state
         self._requests, self._options, self._idtype = requests, options, idtype
-        self._wire = edges.ownership.wire_dtype
-        near = 2 if options.edge_dir == "in" else 0
-        self._near = [request.etype[near] for request in requests]
         self._rows = [
             # Where nothing is drawn, nothing need be asked.
-            edges.ownership.by_owner(r.etype[near], r.nodes if r.fanout else r.nodes[:0])
+            edges.ownership.by_owner(
+                ends(r.etype, options.edge_dir)[0], r.nodes if r.fanout else r.nodes[:0]
+            )
             for r in requests
         ]
         self._excluded = [self._excluded_by_owner(r, excluded) for r in requests]
 
     def _excluded_by_owner(
         self, request: NeighborRequest, excluded: Mapping[CanonicalEType, Tensor]
-    ) -> _ExcludedEdges:
+    ) -> IdsByOwner:
+        """Edges that are not to be drawn; ``rows`` are their ids."""
+        ownership, ranks = self._edges.ownership, self._state.world_size
         eids = excluded.get(request.etype)
-        ranks = self._state.world_size
         if eids is None or eids.numel() == 0 or request.fanout == 0:
-            return _ExcludedEdges(torch.empty(0, dtype=self._wire), [0] * ranks, None)
+            return IdsByOwner(None, torch.empty(0, dtype=ownership.wire_dtype), [0] * ranks)
         eids = eids.to("cpu", torch.int64)
         if self._options.edge_dir == "out":
             # Who owns the source of an edge is not to be seen from its id.
             splits = [eids.numel()] * ranks
             splits[self._state.rank] = 0
-            return _ExcludedEdges(eids.to(self._wire).repeat(ranks - 1), splits, eids)
-        by_owner = self._edges.ownership.by_owner(request.etype, eids)
-        remote, own = by_owner.places()
-        here = eids if own is None else eids.index_select(0, own)
-        there = eids[:0] if remote is None else eids.index_select(0, remote)
-        return _ExcludedEdges(there.to(self._wire), by_owner.splits, here)
+            return IdsByOwner(None, eids.to(ownership.wire_dtype).repeat(ranks), splits)
+        by_owner = ownership.by_owner(request.etype, eids)
+        if by_owner.order is not None:
+            eids = eids.index_select(0, by_owner.order)
+        return replace(by_owner, rows=eids.to(ownership.wire_dtype))
 
     def sizes(self) -> Tensor:
         """int64 ``[world_size, 2 R]``: per request nodes, then excluded edges, for each rank."""
-        splits = [rows.splits for rows in self._rows] + [e.splits for e in self._excluded]
+        splits = [ids.splits for ids in (*self._rows, *self._excluded)]
         return torch.tensor(splits, dtype=torch.int64).t()
 
     def run(self, asked: Tensor) -> list[SampledNeighbors]:
@@ -202,112 +180,94 @@ class _LayerDraw:
         Args:
             asked: int64 ``[world_size, 2 R]``, the sizes of what each rank asks of this one.
         """
-        own: list[SampledNeighbors] = []
+        own: list[DrawnEdges] = []
         if self._state.world_size == 1:
             self._draw_own(own)
-            return [self._arranged(i, d) for i, d in enumerate(own)]
+            return [self._arranged(number, drawn) for number, drawn in enumerate(own)]
         num = len(self._requests)
         recv = asked.t().tolist()
+        asks = [*self._rows, *self._excluded]
         of_others = exchange_rows(
             self._state,
-            [rows.remote_rows for rows in self._rows] + [e.remote for e in self._excluded],
-            [rows.splits for rows in self._rows] + [e.splits for e in self._excluded],
+            [ids.remote_rows for ids in asks],
+            [ids.splits for ids in asks],
             recv,
             "rows to draw for",
             meanwhile=lambda: self._draw_own(own),
         )
         drawn = [
-            self._draw(number, rows.split(recv[number]), absent.split(recv[num + number]))
-            for number, (rows, absent) in enumerate(
-                zip(of_others[:num], of_others[num:], strict=True)
+            self._draw_for_others(
+                number,
+                of_others[number].split(recv[number]),
+                of_others[num + number].split(recv[num + number]),
             )
+            for number in range(num)
         ]
         answers = self._answer(drawn, recv[:num])
         return [
-            self._arranged(i, _joined([answer, here], self._options))
-            for i, (answer, here) in enumerate(zip(answers, own, strict=True))
+            self._arranged(number, _joined(both))
+            for number, both in enumerate(zip(answers, own, strict=True))
         ]
 
-    def _draw_own(self, found: list[SampledNeighbors]) -> None:
+    def _draw_own(self, found: list[DrawnEdges]) -> None:
         """Add what is drawn for the nodes that this rank has itself, for each request."""
         for number, (rows, excluded) in enumerate(zip(self._rows, self._excluded, strict=True)):
-            found.append(self._draw_group(number, rows.own_rows, excluded.own))
+            found.append(self._draw(number, rows.own_rows, excluded.own_rows))
 
-    def _draw(
-        self, number: int, rows: Sequence[Tensor], absent: Sequence[Tensor]
-    ) -> SampledNeighbors:
+    def _draw_for_others(
+        self, number: int, rows: Sequence[Tensor], excluded: Sequence[Tensor]
+    ) -> DrawnEdges:
         """Draw for groups of own rows, each group with its own excluded edges."""
-        if all(eids.numel() == 0 for eids in absent):
-            return self._draw_group(number, torch.cat(list(rows)), None)
-        groups = [self._draw_group(number, r, a) for r, a in zip(rows, absent, strict=True)]
-        return _joined(groups, self._options)
+        if all(eids.numel() == 0 for eids in excluded):
+            return self._draw(number, torch.cat(list(rows)), excluded[0])
+        return _joined([self._draw(number, r, e) for r, e in zip(rows, excluded, strict=True)])
 
-    def _draw_group(self, number: int, rows: Tensor, absent: Tensor | None) -> SampledNeighbors:
-        request, options = self._requests[number], self._options
-        key = (request.etype, options.edge_dir)
-        lists = self._edges.lists[key]
-        counts, positions, picked = lists.draw(
-            request,
-            rows,
-            self._edges.original_ids[self._near[number]].index_select(0, rows),
-            options,
-            weights=self._edges.weights(request.etype, options),
-            labor_ids=self._edges.labor_ids[key] if options.labor else None,
-            excluded=absent,
-        )
-        return SampledNeighbors(
-            counts, picked, lists.eids_at(positions) if options.with_eids else None
-        )
+    def _draw(self, number: int, rows: Tensor, excluded: Tensor) -> DrawnEdges:
+        absent = excluded if excluded.numel() else None
+        return self._edges.draw(self._requests[number], rows, self._options, absent)
 
     def _answer(
-        self, drawn: Sequence[SampledNeighbors], asked: Sequence[Sequence[int]]
-    ) -> list[SampledNeighbors]:
+        self, drawn: Sequence[DrawnEdges], asked: Sequence[Sequence[int]]
+    ) -> list[DrawnEdges]:
         """Send what was drawn for others; what others drew for this rank, by rank.
 
         Args:
             drawn: For each request, what was drawn for the nodes of each other rank.
             asked: For each request, nodes that each rank asked for.
         """
+        wanted = [rows.splits for rows in self._rows]
         counts = exchange_rows(
             self._state,
-            [
-                d.counts.to(self._count_dtype(request))
-                for d, request in zip(drawn, self._requests, strict=True)
-            ],
+            [c.to(self._count_dtype(r)) for (c, _), r in zip(drawn, self._requests, strict=True)],
             asked,
-            [rows.splits for rows in self._rows],
+            wanted,
             "numbers of neighbours",
         )
-        send = [_sums(d.counts, splits) for d, splits in zip(drawn, asked, strict=True)]
-        recv = [_sums(c, rows.splits) for c, rows in zip(counts, self._rows, strict=True)]
-        columns = [d.neighbors for d in drawn]
-        if self._options.with_eids:
-            columns += _eids(drawn)
-            send, recv = send * 2, recv * 2
-        arrived = exchange_rows(self._state, columns, send, recv, "neighbours")
-        num = len(drawn)
-        with_eids = self._options.with_eids
+        width = 2 if self._options.with_eids else 1
+        send = [_sums(c, splits) for (c, _), splits in zip(drawn, asked, strict=True)]
+        recv = [_sums(c, splits) for c, splits in zip(counts, wanted, strict=True)]
+        arrived = exchange_rows(
+            self._state,
+            [column for _, columns in drawn for column in columns],
+            [sums for sums in send for _ in range(width)],
+            [sums for sums in recv for _ in range(width)],
+            "neighbours",
+        )
         return [
-            SampledNeighbors(
-                count.to(torch.int64), neighbors, arrived[num + i] if with_eids else None
-            )
-            for i, (count, neighbors) in enumerate(zip(counts, arrived[:num], strict=True))
+            (count.to(torch.int64), arrived[number * width : (number + 1) * width])
+            for number, count in enumerate(counts)
         ]
 
-    def _arranged(self, number: int, drawn: SampledNeighbors) -> SampledNeighbors:
+    def _arranged(self, number: int, drawn: DrawnEdges) -> SampledNeighbors:
         """What was drawn for nodes grouped by owner, in the order in which they were given."""
         request, order = self._requests[number], self._rows[number].order
-        counts, neighbors = drawn.counts, drawn.neighbors
-        eids = next(iter(_eids([drawn])), None)
+        counts, columns = drawn
         if request.fanout == 0:
             counts = torch.zeros(request.nodes.numel(), dtype=torch.int64)
         elif order is not None:
-            if eids is not None:
-                _, eids = ungroup(order, counts, eids, self._idtype)
-            counts, neighbors = ungroup(order, counts, neighbors, self._idtype)
-        if eids is not None:
-            eids = eids.to(self._idtype)
-        return SampledNeighbors(counts, neighbors.to(self._idtype), eids)
+            ordered = [ungroup(order, counts, column, self._idtype) for column in columns]
+            counts, columns = ordered[0][0], [column for _, column in ordered]
+        return sampled((counts, columns), self._idtype)
 
     def _count_dtype(self, request: NeighborRequest) -> torch.dtype:
         """The smallest integer that holds a count; the same on all ranks."""
@@ -322,34 +282,12 @@ class _LayerDraw:
         return torch.int64
 
 
-@dataclass(frozen=True)
-class _ExcludedEdges:
-    """Edges that are not to be drawn under one relation.
-
-    Args:
-        remote: Their ids as they travel, by rank.
-        splits: Number of them for each rank; 0 in the own slot.
-        own: Ids of those that may be this rank's.
-    """
-
-    remote: Tensor
-    splits: list[int]
-    own: Tensor | None
-
-
-def _eids(groups: Sequence[SampledNeighbors]) -> list[Tensor]:
-    return [g.eids for g in groups if isinstance(g.eids, Tensor)]
-
-
 def _sums(counts: Tensor, splits: Sequence[int]) -> list[int]:
     """Sum of each group of counts."""
     return [int(group.sum(dtype=torch.int64)) for group in counts[: sum(splits)].split(splits)]
 
 
-def _joined(groups: Sequence[SampledNeighbors], options: DrawOptions) -> SampledNeighbors:
+def _joined(groups: Sequence[DrawnEdges]) -> DrawnEdges:
     """What was drawn for several groups of nodes, as if it had been drawn at once."""
-    return SampledNeighbors(
-        torch.cat([g.counts for g in groups]),
-        torch.cat([g.neighbors for g in groups]),
-        torch.cat(_eids(groups)) if options.with_eids else None,
-    )
+    by_column = zip(*(columns for _, columns in groups), strict=True)
+    return torch.cat([counts for counts, _ in groups]), [torch.cat(c) for c in by_column]

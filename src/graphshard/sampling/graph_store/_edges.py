@@ -7,10 +7,11 @@ draws speak of the i-th edge of a row. See [Note: keyed draws].
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from ..._typing import CanonicalEType
 from ...comm.collectives import all_reduce_, all_to_all
-from ...comm.group import GroupState
+from ...comm.group import GroupState, group_state
 from ...comm.wire import exchange_rows
 from ...fullbatch import GraphShardManager
 from ...graph import Frame
@@ -26,12 +27,18 @@ from ...graph.message_passing import frames_of
 from ...ops import Adjacency, draw_neighbors
 from .._ownership import Ownership
 from ..feature_store import CollectiveFeatureStore, FeatureRequest
-from ._graph_store import DrawOptions, EdgeDir, NeighborRequest
+from ._graph_store import DrawOptions, EdgeDir, NeighborRequest, SampledNeighbors
 
 ListKey: TypeAlias = tuple[CanonicalEType, EdgeDir]
-WeightKey: TypeAlias = tuple[CanonicalEType, EdgeDir, str, bool]
+DrawnEdges: TypeAlias = tuple[Tensor, list[Tensor]]
+"""Number of edges by node; and by edge the neighbours, and the edge ids if they are wanted."""
 
 LACKS_OUT_EDGES, LACKS_LABOR_IDS, LACKS_WEIGHTS = 1, 2, 4
+
+
+def ends(etype: CanonicalEType, edge_dir: EdgeDir) -> tuple[str, str]:
+    """Types of the nodes that draw, and of their neighbours."""
+    return (etype[2], etype[0]) if edge_dir == "in" else (etype[0], etype[2])
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,16 +70,9 @@ class EdgeLists:
         labor_ids: Tensor | None,
         excluded: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Draw for some rows; what `draw_neighbors` returns.
+        """Draw for some rows; arguments by position, and what is returned, as `draw_neighbors`.
 
-        Args:
-            request: Its fanout and key.
-            rows: ``[n]`` rows of this.
-            original_ids: ``[n]``, what their nodes were called before partitioning.
-            options: How to draw.
-            weights: ``[num_edges]`` by position.
-            labor_ids: ``[num_edges]``, original id of each neighbour.
-            excluded: Ids of edges that are treated as absent; others than those here are legal.
+        ``excluded`` are ids of edges that are treated as absent; others than those here are legal.
         """
         return draw_neighbors(
             self.indptr,
@@ -113,24 +113,34 @@ class EdgeLists:
         return ascending, position
 
 
-class WeightFeature(NamedTuple):
-    """An edge feature that serves as weights, and the state that it had when it was checked."""
+@dataclass(frozen=True, eq=False)
+class WeightFeature:
+    """An edge feature that serves as weights, and the state that it had when it was checked.
+
+    Args:
+        values: The feature.
+        version: torch's count of its changes.
+        checked: ``[num_edges]`` by edge, as `draw_neighbors` takes weights.
+        placed: By direction, the same by position in the `EdgeLists` that are drawn from; filled
+            in when first needed.
+    """
 
     values: Tensor
     version: int
     checked: Tensor
+    placed: dict[EdgeDir, Tensor] = field(default_factory=dict)
 
 
 class CheckedWeights:
     """Weights of a graph's edges, checked when they are first used, and again once they change."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[CanonicalEType, str, bool], WeightFeature] = {}
+        self._known: dict[Any, WeightFeature] = {}
 
     def copy(self) -> CheckedWeights:
         """The same, for another thread."""
         new = CheckedWeights()
-        new._known = dict(self._known)
+        new._known = {k: replace(f, placed=dict(f.placed)) for k, f in self._known.items()}
         return new
 
     def find(
@@ -154,18 +164,24 @@ class CheckedWeights:
                 f"has {sorted(data)}); set g.edges[etype].data[{name!r}] to one number per edge"
             )
         values: Tensor = data[name]
-        key = (etype, name, options.weights_are_mask)
-        known = self._known.get(key)
+        known = self.known(etype, options)
         if known is None or known.values is not values or known.version != values._version:
             checked = _checked_weights(values.detach(), options, etype)
-            known = self._known[key] = WeightFeature(values, values._version, checked)
+            known = WeightFeature(values, values._version, checked)
+            self._known[etype, name, options.weights_are_mask] = known
         return known
 
+    def known(self, etype: CanonicalEType, options: DrawOptions) -> WeightFeature | None:
+        """What `find` gave last; None where draws are not weighted."""
+        return self._known.get((etype, options.weights, options.weights_are_mask))
+
+    def placed(self) -> list[Tensor]:
+        """All weights by position."""
+        return [placed for known in self._known.values() for placed in known.placed.values()]
+
     def dtype(self, etype: CanonicalEType, options: DrawOptions) -> torch.dtype | None:
-        """Of weights that were found good; None where there are none."""
-        if options.weights is None:
-            return None
-        known = self._known.get((etype, options.weights, options.weights_are_mask))
+        """Of the weights; None where draws are not weighted."""
+        known = self.known(etype, options)
         return None if known is None else known.checked.dtype
 
 
@@ -227,44 +243,40 @@ class OwnEdges:
 
     Args:
         manager: This rank's part of a full graph.
-        ownership: Who owns what.
-        state: The ranks, for what must be exchanged.
 
     Attributes:
+        original_ids: Node type to what rows of ``lists`` were called before partitioning.
         lists: The edges that are here, by relation and direction; ids are global.
         labor_ids: int64 ``[num_edges]``, the original id of each neighbour, where it is known.
+        weights: Of the edges that are here.
     """
 
-    def __init__(self, manager: GraphShardManager, ownership: Ownership, state: GroupState) -> None:
-        self.ownership = ownership
-        self.state = state
+    def __init__(self, manager: GraphShardManager) -> None:
+        self.ownership, self.state = Ownership.of(manager), group_state(manager.group)
         self.original_ids = {t: ids.cpu() for t, ids in manager.original_ids.items()}
+        self.weights = CheckedWeights()
+        self.labor_ids: dict[ListKey, Tensor] = {}
+        self.lists: dict[ListKey, EdgeLists] = {}
         self._original_edge_ids = manager.original_edge_ids
         self._frames: dict[CanonicalEType, Frame] = dict(
             zip(manager.canonical_etypes, frames_of(manager)[2], strict=True)
         )
         self._edges = {t: manager._structure.edges[t] for t in manager.canonical_etypes}
         self._routes: dict[CanonicalEType, _OutEdgeRoute] = {}
-        self._checked = CheckedWeights()
-        self._weights: dict[WeightKey, tuple[WeightFeature, Tensor]] = {}
-        self.labor_ids: dict[ListKey, Tensor] = {}
-        self.lists: dict[ListKey, EdgeLists] = {}
         in_edges = {etype: self._in_csc(etype) for etype in self._edges}
         degrees = [_largest(csc[0].diff()) for csc in in_edges.values()]
-        largest = all_reduce_(state, torch.tensor(degrees, dtype=torch.int64), dist.ReduceOp.MAX)
-        for (etype, csc), most in zip(in_edges.items(), largest.tolist(), strict=True):
-            first = ownership.first(etype)
+        most_anywhere = torch.tensor(degrees, dtype=torch.int64)
+        all_reduce_(self.state, most_anywhere, dist.ReduceOp.MAX)
+        for (etype, csc), most in zip(in_edges.items(), most_anywhere.tolist(), strict=True):
+            first = self.ownership.first(etype)
             eids = None if csc[2] is None else csc[2] + first
             self.lists[etype, "in"] = EdgeLists(csc[0], csc[1], eids, first, most)
 
     def on(self, state: GroupState) -> OwnEdges:
         """The same edges, exchanging what it still lacks over another group."""
-        new = object.__new__(OwnEdges)
-        new.__dict__.update(
-            {k: dict(v) if isinstance(v, dict) else v for k, v in self.__dict__.items()}
-        )
-        new.state = state
-        new._checked = self._checked.copy()
+        new = copy.copy(self)
+        new.state, new.weights, new._routes = state, self.weights.copy(), dict(self._routes)
+        new.lists, new.labor_ids = dict(self.lists), dict(self.labor_ids)
         return new
 
     def _in_csc(self, etype: CanonicalEType) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -278,27 +290,48 @@ class OwnEdges:
         )
         return adjacency.csc()
 
-    def lacking(self, etypes: Iterable[CanonicalEType], options: DrawOptions) -> int:
+    def draw(
+        self, request: NeighborRequest, rows: Tensor, options: DrawOptions, excluded: Tensor | None
+    ) -> DrawnEdges:
+        """Draw for some rows of ``lists``; see `EdgeLists.draw`. Nothing may be lacking."""
+        key = request.etype, options.edge_dir
+        lists, known = self.lists[key], self.weights.known(request.etype, options)
+        counts, positions, picked = lists.draw(
+            request,
+            rows,
+            self.original_ids[ends(*key)[0]].index_select(0, rows),
+            options,
+            weights=None if known is None else known.placed[options.edge_dir],
+            labor_ids=self.labor_ids[key] if options.labor else None,
+            excluded=excluded,
+        )
+        return counts, [picked, lists.eids_at(positions)] if options.with_eids else [picked]
+
+    def lacking(
+        self, etypes: Sequence[CanonicalEType], options: DrawOptions
+    ) -> tuple[int, ValueError | None]:
         """Bits that say what must be exchanged before draws of a kind.
 
-        Raises:
-            ValueError: This rank's weights are missing or no weights.
+        Returns:
+            The bits; and what is wrong with this rank's weights, if anything is.
         """
         bits = 0
-        for etype in etypes:
-            key = (etype, options.edge_dir)
-            if key not in self.lists:
-                bits |= LACKS_OUT_EDGES
-            if options.labor and key not in self.labor_ids:
-                bits |= LACKS_LABOR_IDS
-            if options.weights is not None:
-                feature = self._checked.find(self._frames[etype], etype, options)
-                known = self._weights.get(weight_key(etype, options))
-                if known is None or known[0] is not feature:
-                    bits |= LACKS_WEIGHTS
-        return bits
+        try:
+            for etype in etypes:
+                key = (etype, options.edge_dir)
+                if key not in self.lists:
+                    bits |= LACKS_OUT_EDGES
+                if options.labor and key not in self.labor_ids:
+                    bits |= LACKS_LABOR_IDS
+                if options.weights is not None:
+                    feature = self.weights.find(self._frames[etype], etype, options)
+                    if options.edge_dir not in feature.placed:
+                        bits |= LACKS_WEIGHTS
+        except ValueError as error:
+            return LACKS_WEIGHTS, error
+        return bits, None
 
-    def prepare(self, etypes: Iterable[CanonicalEType], options: DrawOptions, lacking: int) -> None:
+    def prepare(self, etypes: Sequence[CanonicalEType], options: DrawOptions, lacking: int) -> None:
         """Make what some rank lacks; where that takes an exchange, every rank must call.
 
         Args:
@@ -306,42 +339,35 @@ class OwnEdges:
             options: How, the same on all ranks.
             lacking: Bits that any rank has set.
         """
-        if not lacking:
-            return
         for etype in etypes:
             key = (etype, options.edge_dir)
-            if lacking & LACKS_OUT_EDGES and options.edge_dir == "out":
+            if lacking & LACKS_OUT_EDGES:
                 self._make_out_lists(etype)
-            if lacking & LACKS_LABOR_IDS and options.labor:
+            if lacking & LACKS_LABOR_IDS:
                 self.labor_ids[key] = self._original_neighbors(key)
-            if lacking & LACKS_WEIGHTS and options.weights is not None:
-                self._place_weights(etype, options)
+            if lacking & LACKS_WEIGHTS:
+                placed = self.placed_weights(etype, options, self.lists[key].eids)
+                self.keep_weights(etype, options, placed)
 
-    def weights(self, etype: CanonicalEType, options: DrawOptions) -> Tensor | None:
-        """``[num_edges]`` by position, where the draw is weighted."""
-        if options.weights is None:
-            return None
-        return self._weights[weight_key(etype, options)][1]
+    def placed_weights(
+        self, etype: CanonicalEType, options: DrawOptions, eids: Tensor | None
+    ) -> Tensor:
+        """Weights of this rank's edges by position; along out-edges, every rank must call.
 
-    def keep_weights(self, etype: CanonicalEType, options: DrawOptions, weights: Tensor) -> None:
-        """Hold an array that equals `weights` in its place, which is stored somewhere else."""
-        key = weight_key(etype, options)
-        self._weights[key] = self._weights[key][0], weights
-
-    def weight_dtype(self, etype: CanonicalEType, options: DrawOptions) -> torch.dtype | None:
-        """Of weights that have been checked."""
-        return self._checked.dtype(etype, options)
-
-    def _place_weights(self, etype: CanonicalEType, options: DrawOptions) -> None:
-        feature = self._checked.find(self._frames[etype], etype, options)
-        checked = feature.checked.cpu()
+        ``eids`` are their ids by position; None where they ascend by 1.
+        """
+        known = self.weights.known(etype, options)
+        assert known is not None
+        checked = known.checked.cpu()
         if options.edge_dir == "out":
-            placed = self._routes[etype].carry(self.state, checked)
-        else:
-            lists = self.lists[etype, "in"]
-            first = self.ownership.first(etype)
-            placed = checked if lists.eids is None else checked[lists.eids.long() - first]
-        self._weights[weight_key(etype, options)] = feature, placed
+            return self._routes[etype].carry(self.state, checked)
+        return checked if eids is None else checked[eids.long() - self.ownership.first(etype)]
+
+    def keep_weights(self, etype: CanonicalEType, options: DrawOptions, placed: Tensor) -> None:
+        """Draw by these weights, ``[num_edges]`` by position in ``lists``."""
+        known = self.weights.known(etype, options)
+        assert known is not None
+        known.placed[options.edge_dir] = placed
 
     def _make_out_lists(self, etype: CanonicalEType) -> None:
         edges = self._edges[etype]
@@ -381,8 +407,7 @@ class OwnEdges:
         )
 
     def _original_neighbors(self, key: ListKey) -> Tensor:
-        etype, edge_dir = key
-        far = etype[0] if edge_dir == "in" else etype[2]
+        far = ends(*key)[1]
         wanted, at = torch.unique(self.lists[key].neighbors, return_inverse=True)
         store = CollectiveFeatureStore(
             self.ownership, {(far, "original"): self.original_ids[far]}, self.state
@@ -391,9 +416,11 @@ class OwnEdges:
         return store.fetch([request])[0]["original"][at]
 
 
-def weight_key(etype: CanonicalEType, options: DrawOptions) -> WeightKey:
-    """What tells weights of one graph apart."""
-    return etype, options.edge_dir, options.weights or "", options.weights_are_mask
+def sampled(drawn: DrawnEdges, idtype: torch.dtype) -> SampledNeighbors:
+    """What a store answers."""
+    counts, columns = drawn
+    neighbors, *eids = (column.to(idtype) for column in columns)
+    return SampledNeighbors(counts, neighbors, eids[0] if eids else None)
 
 
 def _largest(numbers: Tensor) -> int:

@@ -14,7 +14,7 @@ from ..._typing import CanonicalEType
 from ...graph import Graph
 from ...graph.frame import LazyRows
 from ...ops import Adjacency
-from ._edges import CheckedWeights, EdgeLists, ListKey, WeightFeature, WeightKey, weight_key
+from ._edges import CheckedWeights, EdgeLists, ListKey
 from ._graph_store import DrawOptions, NeighborRequest, SampledNeighbors
 
 
@@ -29,28 +29,14 @@ class LocalGraphStore:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
+        self.ntypes: Sequence[str] = graph.ntypes
+        self.canonical_etypes: Sequence[CanonicalEType] = graph.canonical_etypes
+        self.idtype, self.device = graph.idtype, graph.device
         self._lists: dict[ListKey, EdgeLists] = {}
-        self._checked = CheckedWeights()
-        self._weights: dict[WeightKey, tuple[WeightFeature, Tensor]] = {}
+        self._weights = CheckedWeights()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LocalGraphStore:
         return LocalGraphStore(copy.deepcopy(self.graph, memo))
-
-    @property
-    def ntypes(self) -> Sequence[str]:
-        return self.graph.ntypes
-
-    @property
-    def canonical_etypes(self) -> Sequence[CanonicalEType]:
-        return self.graph.canonical_etypes
-
-    @property
-    def idtype(self) -> torch.dtype:
-        return self.graph.idtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.graph.device
 
     def num_nodes(self, ntype: str) -> int:
         return self.graph.num_nodes(ntype)
@@ -104,11 +90,8 @@ class LocalGraphStore:
     ) -> Tensor | None:
         if options.weights is None:
             return None
-        feature = self._checked.find(self.graph.edges[etype].data, etype, options)
-        key = weight_key(etype, options)
-        known = self._weights.get(key)
-        if known is None or known[0] is not feature:
-            by_id = feature.checked
-            placed = by_id if lists.eids is None else by_id[lists.eids]
-            known = self._weights[key] = feature, placed
-        return known[1]
+        feature = self._weights.find(self.graph.edges[etype].data, etype, options)
+        placed, by_id = feature.placed, feature.checked
+        if options.edge_dir not in placed:
+            placed[options.edge_dir] = by_id if lists.eids is None else by_id[lists.eids]
+        return placed[options.edge_dir]

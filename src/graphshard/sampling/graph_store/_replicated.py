@@ -3,22 +3,18 @@
 
 from __future__ import annotations
 
-import copy
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
+from ..._ranges import RangeMap
 from ..._typing import CanonicalEType
-from ...comm import agree, all_reduce, share_error
+from ...comm import agree, share_error
 from ...comm.collectives import all_gather
-from ...comm.group import group_state
 from ...comm.wire import Hosts, SharedArray, share_arrays
 from ...fullbatch import GraphShardManager
-from .._ownership import Ownership, same_ranks
 from ._collective import ShardedGraphStore
 from ._edges import (
     LACKS_LABOR_IDS,
@@ -27,8 +23,8 @@ from ._edges import (
     EdgeLists,
     ListKey,
     OwnEdges,
-    WeightKey,
-    weight_key,
+    ends,
+    sampled,
 )
 from ._graph_store import DrawOptions, NeighborRequest, SampledNeighbors
 
@@ -41,6 +37,9 @@ class ReplicatedGraphStore(ShardedGraphStore):
     (out-edges, weights by position, original ids of neighbours for LABOR) is put beside them by the
     first draw that needs it, which is therefore collective; so is the first draw after edge weights
     were set anew, which every rank must then do.
+
+    What the ranks know of their own edges is replaced, as soon as it is shared, by what the host
+    has of all edges.
 
     Args:
         edges: Edges of this rank's nodes.
@@ -58,29 +57,19 @@ class ReplicatedGraphStore(ShardedGraphStore):
     ) -> None:
         super().__init__(edges, idtype)
         self._hosts, self._directory = hosts, directory
-        self._lists: dict[ListKey, EdgeLists] = {}
-        self._labor_ids: dict[ListKey, Tensor] = {}
-        self._weights: dict[WeightKey, Tensor] = {}
-        ids = [
-            SharedArray.like(edges.original_ids[t], self.ownership.ranges[t].starts)
-            for t in self.ntypes
-        ]
-        self._original_ids = dict(zip(self.ntypes, self._share(ids), strict=True))
-        self._share_lists([(etype, "in") for etype in self.canonical_etypes])
+        ranges, own_ids = self.ownership.ranges, edges.original_ids
+        ids = [SharedArray(own_ids[t], ranges[t].starts) for t in self.ntypes]
+        edges.original_ids = dict(zip(self.ntypes, self._share(ids), strict=True))
+        self._share_lists(list(edges.lists))
 
     @classmethod
     def of(
-        cls,
-        manager: GraphShardManager,
-        group: dist.ProcessGroup | None = None,
-        *,
-        directory: str | os.PathLike[str] | None = None,
+        cls, manager: GraphShardManager, *, directory: str | os.PathLike[str] | None = None
     ) -> ReplicatedGraphStore:
         """The store of a sharded graph; every rank must call.
 
         Args:
             manager: This rank's part of a full graph.
-            group: Who takes part; by default the ranks that share the graph.
             directory: Where shared files have a name for a moment; by default in shared memory, or
                 where temporary files go if that is too small.
 
@@ -88,29 +77,15 @@ class ReplicatedGraphStore(ShardedGraphStore):
             ValueError: The graph is a message flow graph.
             OSError: Some host has no room for it; on all ranks.
         """
-        state = group_state(manager.group if group is None else group)
-        ownership = Ownership.of(manager, state.group)
-        hosts = Hosts.find(state, directory)
-        return cls(OwnEdges(manager, ownership, state), hosts, directory, manager.idtype)
-
-    def on(self, group: dist.ProcessGroup | None) -> ReplicatedGraphStore:
-        """The same store; what a first draw must exchange goes over another group.
-
-        Raises:
-            ValueError: The group has other ranks.
-        """
-        new = copy.copy(self)
-        new._state = same_ranks(self._state, group)
-        new._edges = self._edges.on(new._state)
-        for name in ("_lists", "_labor_ids", "_weights"):
-            setattr(new, name, dict(getattr(self, name)))
-        return new
+        edges = OwnEdges(manager)
+        return cls(edges, Hosts.find(edges.state, directory), directory, manager.idtype)
 
     @property
     def num_bytes(self) -> int:
         """Bytes that one host holds."""
-        arrays = [*self._original_ids.values(), *self._labor_ids.values(), *self._weights.values()]
-        for lists in self._lists.values():
+        edges = self._edges
+        arrays = [*edges.original_ids.values(), *edges.labor_ids.values(), *edges.weights.placed()]
+        for lists in edges.lists.values():
             arrays += [a for a in (lists.indptr, lists.neighbors, lists.eids) if a is not None]
         return sum(array.numel() * array.element_size() for array in arrays)
 
@@ -129,117 +104,76 @@ class ReplicatedGraphStore(ShardedGraphStore):
                 on first use.
         """
         self._prepare([request.etype for request in requests], options)
-        return [self._draw(request, options, excluded or {}) for request in requests]
-
-    def _draw(
-        self,
-        request: NeighborRequest,
-        options: DrawOptions,
-        excluded: Mapping[CanonicalEType, Tensor],
-    ) -> SampledNeighbors:
-        etype = request.etype
-        key = etype, options.edge_dir
-        lists = self._lists[key]
-        near = etype[2] if options.edge_dir == "in" else etype[0]
-        weighted = options.weights is not None
-        counts, positions, picked = lists.draw(
-            request,
-            request.nodes,
-            self._original_ids[near].index_select(0, request.nodes),
-            options,
-            weights=self._weights[weight_key(etype, options)] if weighted else None,
-            labor_ids=self._labor_ids[key] if options.labor else None,
-            excluded=excluded.get(etype),
-        )
-        eids = lists.eids_at(positions).to(self.idtype) if options.with_eids else None
-        return SampledNeighbors(counts, picked.to(self.idtype), eids)
-
-    # -- what all ranks make together ----------------------------------------------------------
+        draw, absent = self._edges.draw, excluded or {}
+        return [
+            sampled(draw(request, request.nodes, options, absent.get(request.etype)), self.idtype)
+            for request in requests
+        ]
 
     def _prepare(self, etypes: Sequence[CanonicalEType], options: DrawOptions) -> None:
-        error = None
-        lacking = LACKS_WEIGHTS
-        try:
-            lacking = self._edges.lacking(etypes, options)
-        except ValueError as caught:
-            error = caught
+        """Put what some draw needs for the first time where all ranks of a host read it."""
+        edges, edge_dir = self._edges, options.edge_dir
+        lacking, error = edges.lacking(etypes, options)
         if not lacking:
             return
-        share_error(error, self._state.group)
-        dtypes = [self._edges.weight_dtype(etype, options) for etype in etypes]
-        agree(f"{options} {dtypes}", "what sampling needs first", self._state.group)
-        keys: list[ListKey] = [(etype, options.edge_dir) for etype in etypes]
+        share_error(error, self.group)
+        dtypes = [edges.weights.dtype(etype, options) for etype in etypes]
+        agree(f"{options} {dtypes}", "what sampling needs first", self.group)
+        keys: list[ListKey] = [(etype, edge_dir) for etype in etypes]
         if lacking & LACKS_OUT_EDGES:
-            self._edges.prepare(etypes, options, LACKS_OUT_EDGES)
+            edges.prepare(etypes, options, LACKS_OUT_EDGES)
             self._share_lists(keys)
+        own = {key: slice(*self._edge_starts(key)[edges.state.rank :][:2]) for key in keys}
         if lacking & LACKS_LABOR_IDS:
-            ids = {key: self._far_original_ids(key) for key in keys}
-            for key, whole, own in self._share_columns(ids):
-                self._labor_ids[key], self._edges.labor_ids[key] = whole, own
+            ids = [
+                edges.original_ids[ends(*key)[1]].index_select(0, edges.lists[key].neighbors[at])
+                for key, at in own.items()
+            ]
+            edges.labor_ids.update(zip(keys, self._share_columns(keys, ids), strict=True))
         if lacking & LACKS_WEIGHTS:
-            self._edges.prepare(etypes, options, LACKS_WEIGHTS)
-            placed = {key: self._edges.weights(key[0], options) for key in keys}
-            weights = {key: w for key, w in placed.items() if w is not None}
-            for (etype, _), whole, own in self._share_columns(weights):
-                self._weights[weight_key(etype, options)] = whole
-                self._edges.keep_weights(etype, options, own)
+            weights = []
+            for key, at in own.items():
+                eids = edges.lists[key].eids
+                own_eids = None if eids is None else eids[at]
+                weights.append(edges.placed_weights(key[0], options, own_eids))
+            for etype, placed in zip(etypes, self._share_columns(keys, weights), strict=True):
+                edges.keep_weights(etype, options, placed)
 
     def _share(self, arrays: Sequence[SharedArray]) -> list[Tensor]:
         return share_arrays(self._state, self._hosts, arrays, whole=True, directory=self._directory)
 
-    def _edge_starts(self, key: ListKey) -> tuple[int, ...]:
-        """First position of each rank's edges, in the order of the parts."""
-        etype, edge_dir = key
-        if edge_dir == "in":
-            return self.ownership.ranges[etype].starts
-        own = self._edges.lists[key].neighbors.numel()
-        starts = [0]
-        for size in all_gather(self._state, torch.tensor([own])):
-            starts.append(starts[-1] + int(size))
-        return tuple(starts)
+    def _share_columns(self, keys: Sequence[ListKey], own: Sequence[Tensor]) -> list[Tensor]:
+        """Columns of all edges by position, from those of this rank's edges."""
+        starts = map(self._edge_starts, keys)
+        return self._share([SharedArray(c, s) for c, s in zip(own, starts, strict=True)])
 
-    def _own(self, array: SharedArray) -> slice:
-        """This rank's rows of a shared array."""
-        return slice(*array.starts[self._state.rank : self._state.rank + 2])
+    def _edge_starts(self, key: ListKey) -> list[int]:
+        """First position of each rank's edges, and the number of edges."""
+        near = self.ownership.ranges[ends(*key)[0]]
+        starts: list[int] = self._edges.lists[key].indptr[list(near.starts)].tolist()
+        return starts
 
     def _share_lists(self, keys: Sequence[ListKey]) -> None:
+        """Replace lists of this rank's edges by those of all."""
         rank, wire = self._state.rank, self.ownership.wire_dtype
-        have_eids = torch.tensor([int(self._edges.lists[key].eids is not None) for key in keys])
-        have_eids = all_reduce(have_eids, "max", self._state.group)
+        own = [self._edges.lists[key] for key in keys]
+        sizes = torch.tensor([(one.neighbors.numel(), one.eids is not None) for one in own])
+        by_rank = torch.stack(all_gather(self._state, sizes.view(-1, 2).to(torch.int64)))
+        has_eids = by_rank[:, :, 1].any(0).tolist()
         arrays = []
-        for key, has_eids in zip(keys, have_eids.tolist(), strict=True):
-            etype, edge_dir = key
-            lists = self._edges.lists[key]
-            begin = self._edge_starts(key)
-            near = self.ownership.ranges[etype[2] if edge_dir == "in" else etype[0]]
+        for number, (key, lists) in enumerate(zip(keys, own, strict=True)):
+            begin = RangeMap.from_sizes(by_rank[:, number, 0].tolist()).starts
+            near = self.ownership.ranges[ends(*key)[0]]
             # The pointer has one entry more than there are rows: rank 0 writes the leading 0.
             pointer = lists.indptr if rank == 0 else lists.indptr[1:]
             pointer_starts = [0, *(start + 1 for start in near.starts[1:])]
-            arrays.append(SharedArray.like((pointer + begin[rank]).to(wire), pointer_starts))
-            arrays.append(SharedArray.like(lists.neighbors, begin))
-            if has_eids:
+            arrays.append(SharedArray((pointer + begin[rank]).to(wire), pointer_starts))
+            arrays.append(SharedArray(lists.neighbors, begin))
+            if has_eids[number]:
                 all_eids = lists.eids_at(torch.arange(lists.neighbors.numel()))
-                arrays.append(SharedArray.like(all_eids, begin))
-        shared = iter(zip(arrays, self._share(arrays), strict=True))
-        for key, has_eids in zip(keys, have_eids.tolist(), strict=True):
-            (_, indptr), (array, neighbors) = next(shared), next(shared)
-            eids = next(shared)[1] if has_eids else None
-            own, at = self._edges.lists[key], self._own(array)
-            self._lists[key] = EdgeLists(indptr, neighbors, eids, 0, own.max_degree)
-            # What this rank has itself is read from the shared memory too, so its copy is freed.
-            if eids is not None:
-                own = replace(own, eids=eids[at], first_eid=0)
-            self._edges.lists[key] = replace(own, neighbors=neighbors[at])
-
-    def _far_original_ids(self, key: ListKey) -> Tensor:
-        etype, edge_dir = key
-        far = self._original_ids[etype[0] if edge_dir == "in" else etype[2]]
-        return far.index_select(0, self._edges.lists[key].neighbors)
-
-    def _share_columns(
-        self, columns: Mapping[ListKey, Tensor]
-    ) -> Iterator[tuple[ListKey, Tensor, Tensor]]:
-        """Columns by position: the key, the column of all edges, and this rank's part of that."""
-        arrays = [SharedArray.like(own, self._edge_starts(key)) for key, own in columns.items()]
-        for key, array, whole in zip(columns, arrays, self._share(arrays), strict=True):
-            yield key, whole, whole[self._own(array)]
+                arrays.append(SharedArray(all_eids, begin))
+        shared = iter(self._share(arrays))
+        for key, lists, with_eids in zip(keys, own, has_eids, strict=True):
+            indptr, neighbors = next(shared), next(shared)
+            eids = next(shared) if with_eids else None
+            self._edges.lists[key] = EdgeLists(indptr, neighbors, eids, 0, lists.max_degree)

@@ -30,7 +30,7 @@ from ...graph import Frame, Graph, MessagePassingGraph
 from ...graph.message_passing import RelationData, edge_values, flattened, reduce_messages
 from ...graph.structure import Schema
 from ...ops import Adjacency, edge_softmax
-from ._batches import Batch, Cut, LocalCut, ShardCut, batches
+from ._batches import Batch, Cut, LocalCut, ShardCut
 
 T = TypeVar("T")
 
@@ -79,8 +79,8 @@ class _BatchEvaluation(ShardEvaluation):
     def __init__(self, cut: Cut, batch: Batch) -> None:
         eids = batch.eids if isinstance(batch.eids, Tensor) else None
         find_eids = None if eids is None else (lambda: eids)
-        super().__init__(Shard(batch.index, batch.adjacency, find_eids), {})
         self.cut, self.batch = cut, batch
+        super().__init__(Shard(batch.index, batch.adjacency(), find_eids), {})
         self._sources: dict[int, Tensor] = {}
 
     def of_relation(self, etype: CanonicalEType) -> _BatchEvaluation:
@@ -120,7 +120,7 @@ class _BatchEvaluation(ShardEvaluation):
             fields: The relation and what is stored at its ends.
             functions: What will be called; only user-defined ones get ids.
         """
-        batch, adj = self.batch, self.batch.adjacency
+        batch, adj = self.batch, self.shard.adjacency
         nodes, ids = None, None
         if not all(isinstance(f, MessageFunction | ReduceFunction) for f in functions):
             nodes = torch.arange(batch.start, batch.stop, dtype=adj.idtype, device=adj.device)
@@ -172,11 +172,11 @@ class _Softmax(Expression):
         assert isinstance(evaluation, _BatchEvaluation)
         if len(self.scores) == 1:
             scores = self.scores[self.wanted].evaluate(evaluation)
-            return edge_softmax(evaluation.batch.adjacency, scores, "dst")
+            return edge_softmax(evaluation.shard.adjacency, scores, "dst")
         seen = {etype: evaluation.of_relation(etype) for etype in self.scores}
         rows = [self.scores[etype].evaluate(seen[etype]) for etype in self.scores]
-        ends = torch.cat([one.batch.adjacency.coo()[1].long() for one in seen.values()])
-        num_dst = evaluation.batch.adjacency.num_dst
+        ends = torch.cat([one.shard.adjacency.coo()[1].long() for one in seen.values()])
+        num_dst = evaluation.shard.adjacency.num_dst
         joint = Adjacency(torch.zeros_like(ends), ends, 1, num_dst, check=False)
         weights = edge_softmax(joint, torch.cat(rows), "dst").split([r.shape[0] for r in rows])
         return weights[list(self.scores).index(self.wanted)]
@@ -222,7 +222,8 @@ class BatchedPassing(MessagePassingGraph):
         )
 
     def _evaluations(self, etype: CanonicalEType) -> Iterator[_BatchEvaluation]:
-        return (_BatchEvaluation(self._cut, batch) for batch in batches(self._cut, etype))
+        for index in range(self._cut.num_batches(etype)):
+            yield _BatchEvaluation(self._cut, self._cut.batch(etype, index))
 
     def _reduce(self, relation: int, message_func: Any, reduce_func: Any) -> dict[str, Any]:
         fields = self._seen(relation)

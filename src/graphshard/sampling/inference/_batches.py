@@ -9,16 +9,17 @@ rank must go through the batches of a relation in the same order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from ..._typing import CanonicalEType
 from ...comm import ExchangePlan, all_reduce, fetch_halo
-from ...fullbatch.topology import LocalEdges, ShardStructure, narrow
+from ...fullbatch.topology import ShardStructure, narrow
 from ...ops import Adjacency
 
 
@@ -31,9 +32,10 @@ class Batch:
         index: Which batch.
         start: First destination row.
         stop: One past the last.
-        adjacency: From the rows that ``source_rows`` gives to destinations from 0; an edge's id
-            is its place among the batch's edges.
-        eids: Ids of the edges in the graph, ``[num_batch_edges]``; or the range that they are.
+        indptr: ``[num_dst + 1]`` where the edges of each destination begin.
+        src: ``[num_edges]`` place of each edge's source among the rows that ``source_rows`` gives.
+        num_src: Number of those rows.
+        eids: Ids of the edges in the graph, ``[num_edges]``; or the range that they are.
         source_rows: From a column of the source frame to the rows that the batch reads.
     """
 
@@ -41,9 +43,16 @@ class Batch:
     index: int
     start: int
     stop: int
-    adjacency: Adjacency
+    indptr: Tensor
+    src: Tensor
+    num_src: int
     eids: Tensor | slice
     source_rows: Callable[[Tensor], Tensor]
+
+    def adjacency(self) -> Adjacency:
+        """The edges by place, made anew: batches are kept, and formats that are derived are not."""
+        num_dst = self.stop - self.start
+        return Adjacency.from_csc(self.indptr, self.src, None, self.num_src, num_dst, check=False)
 
     def edge_rows(self, values: Tensor) -> Tensor:
         """The rows of a column of the edge frame that belong to the batch's edges."""
@@ -55,23 +64,8 @@ class Batch:
         """Ids of the edges in the graph."""
         if isinstance(self.eids, Tensor):
             return self.eids
-        adj = self.adjacency
-        return torch.arange(self.eids.start, self.eids.stop, dtype=adj.idtype, device=adj.device)
-
-
-class Cut(Protocol):
-    """A way to cut a graph into batches."""
-
-    def num_batches(self, etype: CanonicalEType) -> int:
-        """At least 1, and the same on all ranks and for all relations into one node type."""
-
-    def batch(self, etype: CanonicalEType, index: int) -> Batch:
-        """One batch of a relation; on a sharded graph collective the first time."""
-
-
-def batches(cut: Cut, etype: CanonicalEType) -> Iterator[Batch]:
-    """All batches of a relation, in order."""
-    return (cut.batch(etype, index) for index in range(cut.num_batches(etype)))
+        src = self.src
+        return torch.arange(self.eids.start, self.eids.stop, dtype=src.dtype, device=src.device)
 
 
 class LocalCut:
@@ -83,53 +77,22 @@ class LocalCut:
     """
 
     def __init__(self, relations: Mapping[CanonicalEType, Adjacency], batch_size: int) -> None:
-        self._relations = dict(relations)
-        self.batch_size = batch_size
+        self._relations, self._batch_size = dict(relations), batch_size
 
     def num_batches(self, etype: CanonicalEType) -> int:
-        return max(1, -(-self._relations[etype].num_dst // self.batch_size))
+        """At least 1, and the same for all relations into one node type."""
+        return max(1, -(-self._relations[etype].num_dst // self._batch_size))
 
     def batch(self, etype: CanonicalEType, index: int) -> Batch:
         adj = self._relations[etype]
-        start = index * self.batch_size
-        stop = min(start + self.batch_size, adj.num_dst)
-        indptr, src, eids = adj.csc()
+        start = index * self._batch_size
+        stop = min(start + self._batch_size, adj.num_dst)
+        indptr, src, order = adj.csc()
+        pointer, eids = _edges_into(indptr, order, start, stop)
         first, last = int(indptr[start]), int(indptr[stop])
-        pointer = indptr[start : stop + 1] - first
-        part = Adjacency.from_csc(
-            pointer, src[first:last], None, adj.num_src, stop - start, check=False
+        return Batch(
+            etype, index, start, stop, pointer, src[first:last], adj.num_src, eids, _as_it_is
         )
-        ids = slice(first, last) if eids is None else eids[first:last]
-        return Batch(etype, index, start, stop, part, ids, _as_it_is)
-
-
-def _as_it_is(column: Tensor) -> Tensor:
-    return column
-
-
-@dataclass(frozen=True, eq=False)
-class _ShardBatch:
-    """What is kept of a batch of a sharded graph.
-
-    Args:
-        pointer: ``[num_dst + 1]`` where the edges of each destination begin.
-        src: ``[num_edges]`` place of each edge's source among own and remote rows.
-        own: Own source rows that the batch reads, ascending.
-        plan: The remote ones, by owner.
-    """
-
-    pointer: Tensor
-    src: Tensor
-    own: Tensor
-    plan: ExchangePlan
-
-    @property
-    def num_src(self) -> int:
-        return self.own.numel() + self.plan.num_halo
-
-    def source_rows(self, column: Tensor) -> Tensor:
-        """Own rows, then remote ones; collective."""
-        return torch.cat([column.index_select(0, self.own), *fetch_halo([(self.plan, column)])])
 
 
 class ShardCut:
@@ -143,52 +106,32 @@ class ShardCut:
     """
 
     def __init__(self, structure: ShardStructure, batch_size: int) -> None:
-        self._structure = structure
-        self.batch_size = batch_size
-        self._order: dict[CanonicalEType, tuple[Tensor, Tensor | None]] = {}
-        self._kept: dict[tuple[CanonicalEType, int], _ShardBatch] = {}
+        self._structure, self._batch_size = structure, batch_size
+        self._by_destination: dict[CanonicalEType, tuple[Tensor, Tensor | None]] = {}
+        self._kept: dict[tuple[CanonicalEType, int], Batch] = {}
         counts = [max(1, -(-count // batch_size)) for count in structure.num_dst.values()]
         most = all_reduce(torch.tensor(counts, dtype=torch.int64), "max", group=structure.group)
         self._counts = dict(zip(structure.num_dst, most.tolist(), strict=True))
 
     def num_batches(self, etype: CanonicalEType) -> int:
+        """At least 1, and the same on all ranks and for all relations into one node type."""
         return int(self._counts[etype[2]])
 
     def batch(self, etype: CanonicalEType, index: int) -> Batch:
-        num_dst = self._structure.num_dst[etype[2]]
-        start = min(index * self.batch_size, num_dst)
-        stop = min(start + self.batch_size, num_dst)
-        indptr, order = self._by_destination(etype)
-        first, last = int(indptr[start]), int(indptr[stop])
-        eids = slice(first, last) if order is None else order[first:last]
-        kept = self._kept.get((etype, index))
-        if kept is None:
-            pointer = indptr[start : stop + 1] - first
-            kept = self._make(self._structure.edges[etype], eids, pointer, etype)
-            self._kept[etype, index] = kept
-        part = Adjacency.from_csc(
-            kept.pointer, kept.src, None, kept.num_src, stop - start, check=False
-        )
-        return Batch(etype, index, start, stop, part, eids, kept.source_rows)
+        """One batch of a relation; collective the first time."""
+        if (etype, index) not in self._kept:
+            self._kept[etype, index] = self._make(etype, index)
+        return self._kept[etype, index]
 
-    def _by_destination(self, etype: CanonicalEType) -> tuple[Tensor, Tensor | None]:
-        """Where the edges of each destination begin, and edge ids by destination (None: as is)."""
-        if etype not in self._order:
-            dst = self._structure.edges[etype].dst
-            order = None
-            if bool((dst[1:] < dst[:-1]).any()):
-                order = torch.sort(dst, stable=True).indices
-            indptr = torch.zeros(
-                self._structure.num_dst[etype[2]] + 1, dtype=torch.int64, device=dst.device
-            )
-            torch.cumsum(self._structure.in_degrees(etype), 0, out=indptr[1:])
-            self._order[etype] = indptr, order
-        return self._order[etype]
-
-    def _make(
-        self, edges: LocalEdges, eids: Tensor | slice, pointer: Tensor, etype: CanonicalEType
-    ) -> _ShardBatch:
-        structure = self._structure
+    def _make(self, etype: CanonicalEType, index: int) -> Batch:
+        structure, edges = self._structure, self._structure.edges[etype]
+        if etype not in self._by_destination:
+            ends = Adjacency(torch.zeros_like(edges.dst), edges.dst, 1, edges.num_dst, check=False)
+            indptr, _, order = ends.csc()
+            self._by_destination[etype] = indptr, None if order is None else order.to(torch.int64)
+        start = min(index * self._batch_size, edges.num_dst)
+        stop = min(start + self._batch_size, edges.num_dst)
+        pointer, eids = _edges_into(*self._by_destination[etype], start, stop)
         owner, rows = edges.src_part[eids], edges.src[eids]
         none = torch.empty(0, dtype=torch.int64, device=structure.device)
         places = torch.empty_like(rows, dtype=torch.int64)
@@ -206,4 +149,31 @@ class ShardCut:
             wanted, structure.num_src[etype[0]], group=structure.group, device=structure.device
         )
         src = narrow(places, total)
-        return _ShardBatch(pointer.to(src.dtype), src, own, plan)
+        source_rows = partial(_own_and_remote, own, plan)
+        return Batch(
+            etype, index, start, stop, pointer.to(src.dtype), src, total, eids, source_rows
+        )
+
+
+Cut: TypeAlias = LocalCut | ShardCut
+
+
+def _edges_into(
+    indptr: Tensor, order: Tensor | None, start: int, stop: int
+) -> tuple[Tensor, Tensor | slice]:
+    """Where the edges of each of some destinations begin among theirs, and ids of the edges.
+
+    ``indptr`` and ``order`` are those of `Adjacency.csc`, of all destinations.
+    """
+    first, last = int(indptr[start]), int(indptr[stop])
+    eids = slice(first, last) if order is None else order[first:last]
+    return indptr[start : stop + 1] - first, eids
+
+
+def _as_it_is(column: Tensor) -> Tensor:
+    return column
+
+
+def _own_and_remote(own: Tensor, plan: ExchangePlan, column: Tensor) -> Tensor:
+    """The own rows of a column that a batch reads, then the remote ones; collective."""
+    return torch.cat([column.index_select(0, own), *fetch_halo([(plan, column)])])

@@ -89,11 +89,7 @@ def inference(
 
 
 class SameGraph(Sequence[MessagePassingGraph]):
-    """One graph for as many layers as a model asks for.
-
-    Args:
-        graph: The graph.
-    """
+    """One graph for as many layers as a model asks for."""
 
     def __init__(self, graph: MessagePassingGraph) -> None:
         self._graph = graph

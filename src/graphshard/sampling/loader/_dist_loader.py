@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -31,7 +32,6 @@ from ..feature_store import (
     FeatureStore,
     LocalFeatureStore,
     MappedFeatureStore,
-    TableStore,
     keep_freed_memory,
 )
 from ..graph_store import GraphStore, SamplingTransport, graph_store_of
@@ -250,7 +250,7 @@ class DataLoader:
         stages.fill_cache(positions)
         run = pipeline.run(positions)
         self._resources.keep(run)
-        return deliver(run, stages, self._stats, len(self), self)
+        return deliver(run, stages, self._stats, self)
 
     def _begin(self) -> None:
         """Wait for the threads of the last pass; find out whether all ranks are in step."""
@@ -266,6 +266,7 @@ class DataLoader:
         )
 
 
+@dataclass(eq=False)
 class LoaderResources:
     """What a `DataLoader` gives back when it is closed, or dropped.
 
@@ -274,13 +275,12 @@ class LoaderResources:
         features: Feature stores that the loader has made.
     """
 
-    def __init__(self, groups: ThreadGroups | None, features: list[FeatureStore]) -> None:
-        self.groups = groups
-        self._features = features
-        self._crew: Crew | None = None
-        self._run: weakref.ref[Run[Any]] | None = None
-        self._failure: str | None = None
-        self._is_closed = False
+    groups: ThreadGroups | None
+    features: list[FeatureStore]
+    _crew: Crew | None = None
+    _run: weakref.ref[Run[Any]] | None = None
+    _failure: str | None = None
+    _is_closed: bool = False
 
     def keep(self, run: Run[Any]) -> None:
         """A pass has begun."""
@@ -324,9 +324,9 @@ class LoaderResources:
             self._crew.cancel()
         if self.groups is not None:
             self.groups.close()
-        for features in self._features:
+        for features in self.features:
             features.close()
-        self._features = []
+        self.features = []
 
 
 def _ranks_of(graph: Any) -> GroupState:
@@ -341,11 +341,13 @@ def _ranks_of(graph: Any) -> GroupState:
     return alone() if group is None else group_state(group)
 
 
-def _tables_of(graph: Any, plan: FeaturePlan, map_features: bool, cache_bytes: int) -> TableStore:
+def _tables_of(
+    graph: Any, plan: FeaturePlan, map_features: bool, cache_bytes: int
+) -> LocalFeatureStore:
     """The store of features that the graph has, or the sampler was given; collective."""
     if not isinstance(graph, GraphShardManager) or graph.world_size == 1:
         return LocalFeatureStore(plan.tables)
-    tables: TableStore
+    tables: LocalFeatureStore
     if map_features:
         tables = MappedFeatureStore(graph, plan.tables)
     else:

@@ -8,9 +8,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypeAlias
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Sized
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -20,16 +20,15 @@ from ...graph import EID, NID, Block, Frame, MessagePassingGraph
 from ...graph.message_passing import frames_of
 from .._lazy_features import check_named, names_for
 from .._ownership import RowKind
-from ..feature_store import CachedFeatureStore, FeatureRequest, FeatureStore
+from ..feature_store import CachedFeatureStore, FeatureRequest, FeatureStore, check_rows
 from ..graph_store import GraphStore
-from ..sampler import DrawSeed, IdTables, NeighborSampler
+from ..sampler import DrawSeed, IdTables, NeighborSampler, per_kind
 from ._batch_order import SeedOrder
 from ._pipeline import Run, Stage
 
 SAMPLING, FEATURES, DEVICE = "sampling", "features", "device"
 
 FetchedRows: TypeAlias = list[dict[str, Tensor]]
-BatchSide: TypeAlias = Literal["input", "output", "edge"]
 
 
 class MiniBatch(list[Block]):
@@ -143,12 +142,13 @@ class _PlannedColumns:
     """Features of one kind on one side of a batch.
 
     Args:
-        side: Sources of the first block, destinations of the last, or edges of every block.
+        side: "input": sources of the first block; "output": destinations of the last; or "edge":
+            edges of every block.
         kind: Node type or relation.
         names: What a feature is called in the batch, to what its table is called.
     """
 
-    side: BatchSide
+    side: str
     kind: RowKind
     names: Mapping[str, str]
 
@@ -178,13 +178,12 @@ class FeaturePlan:
         self._columns: list[_PlannedColumns] = []
         self._graph, self._store = graph, store
         self._etypes = list(graph.canonical_etypes)
-        ntypes = list(graph.ntypes)
-        sides: tuple[tuple[BatchSide, str, str, list[Any]], ...] = (
+        ntypes: list[Any] = list(graph.ntypes)
+        for side, given, named, kinds in (
             ("input", "input_node_features", "prefetch_node_feats", ntypes),
             ("output", "output_node_features", "prefetch_labels", ntypes),
             ("edge", "", "prefetch_edge_feats", self._etypes),
-        )
-        for side, given, named, kinds in sides:
+        ):
             names = getattr(sampler, named, ())
             check_named(self._names_of, kinds, names, named)
             rows = _given_rows(graph, getattr(sampler, given, None) or {}, given)
@@ -195,15 +194,13 @@ class FeaturePlan:
                 )
             for kind in kinds:
                 wanted = [name for name in names_for(names, kind) if name in self._names_of(kind)]
-                if store is not None:
-                    if wanted:
-                        columns = _PlannedColumns(
-                            side, kind, dict(zip(wanted, wanted, strict=True))
-                        )
-                        self._columns.append(columns)
-                    continue
-                data = self._data_of(kind)
-                self._add(side, kind, {name: data[name] for name in wanted} | rows.get(kind, {}))
+                columns = dict(zip(wanted, wanted, strict=True))
+                if store is None:
+                    data = self._data_of(kind)
+                    own = {name: data[name] for name in wanted} | rows.get(kind, {})
+                    columns = {name: self._table(side, kind, name, own[name]) for name in own}
+                if columns:
+                    self._columns.append(_PlannedColumns(side, kind, columns))
 
     def _data_of(self, kind: RowKind) -> Mapping[str, Any]:
         """Features that the graph has itself."""
@@ -216,22 +213,13 @@ class FeaturePlan:
     def _names_of(self, kind: RowKind) -> Collection[str]:
         return self._data_of(kind) if self._store is None else self._store.feature_names(kind)
 
-    def _add(self, side: BatchSide, kind: RowKind, rows: Mapping[str, Tensor]) -> None:
-        if not rows:
-            return
-        names = {}
-        for name, table in rows.items():
-            if table.requires_grad:
-                table = table.detach()
-            known = self.tables.get((kind, name), table)
-            names[name] = name if known is table else f"{name} ({side})"  # two of one name
-            self.tables[kind, names[name]] = table
-        self._columns.append(_PlannedColumns(side, kind, names))
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether no features are attached."""
-        return not self._columns
+    def _table(self, side: str, kind: RowKind, name: str, rows: Tensor) -> str:
+        """Keep a table; what it is called, for two of one name may differ."""
+        rows = rows.detach() if rows.requires_grad else rows
+        if self.tables.get((kind, name), rows) is not rows:
+            name = f"{name} ({side})"
+        self.tables[kind, name] = rows
+        return name
 
     @property
     def has_edges(self) -> bool:
@@ -296,6 +284,7 @@ class BatchPosition(NamedTuple):
     step: int
 
 
+@dataclass(eq=False)
 class BatchStages:
     """What a `DataLoader` does for a batch: draw blocks, fetch features, move both to a device.
 
@@ -307,33 +296,31 @@ class BatchStages:
         with_eids: Whether edge ids are wanted.
         plan: Which features.
         features: Where they come from, for the thread that fetches; None if there are none.
+        stats: What the pass has done.
     """
 
-    def __init__(
-        self,
-        store: GraphStore,
-        sampler: NeighborSampler,
-        seeds: SeedOrder,
-        seed: int,
-        with_eids: bool,
-        plan: FeaturePlan,
-        features: FeatureStore | None,
-    ) -> None:
-        self._store, self._sampler, self._seeds, self._seed = store, sampler, seeds, seed
-        self._with_eids, self._plan, self._features = with_eids, plan, features
-        self._tables = IdTables(store)
-        wanted = sampler.output_device
-        self._device = torch.empty(0, device=store.device if wanted is None else wanted).device
-        self.stats = LoaderStats()
+    store: GraphStore
+    sampler: NeighborSampler
+    seeds: SeedOrder
+    seed: int
+    with_eids: bool
+    plan: FeaturePlan
+    features: FeatureStore | None
+    stats: LoaderStats = field(default_factory=LoaderStats)
+
+    def __post_init__(self) -> None:
+        self._tables = IdTables(self.store)
+        wanted = self.sampler.output_device
+        self._device = torch.empty(0, device=self.store.device if wanted is None else wanted).device
 
     def as_pipeline(self) -> list[Stage]:
         """The stages, each for a thread of its own."""
         stages = [Stage(SAMPLING, self.sample)]
-        if self._device != self._store.device:
-            if self._features is None:
+        if self._device != self.store.device:
+            if self.features is None:
                 return [*stages, Stage(DEVICE, self._moved)]
             return [*stages, Stage(FEATURES, self.fetch), Stage(DEVICE, self.finish)]
-        if self._features is not None:  # attaching is not worth a thread
+        if self.features is not None:  # attaching is not worth a thread
             stages.append(Stage(FEATURES, lambda batch: self.finish(self.fetch(batch))))
         return stages
 
@@ -346,14 +333,14 @@ class BatchStages:
 
     def _drawn(self, position: BatchPosition) -> MiniBatch:
         epoch, order, step = position
-        seeds = self._seeds.batch(order, step)
+        seeds = self.seeds.batch(order, step)
         with trace(only_this_thread=True) as sent:
-            blocks = self._sampler.draw(
-                self._store,
+            blocks = self.sampler.draw(
+                self.store,
                 seeds,
-                DrawSeed(self._seed, epoch, step),
+                DrawSeed(self.seed, epoch, step),
                 tables=self._tables,
-                with_eids=self._with_eids,
+                with_eids=self.with_eids,
             )
         self.stats.sampling_bytes += sent.total_bytes
         return MiniBatch(
@@ -361,66 +348,55 @@ class BatchStages:
             epoch=epoch,
             step=step,
             num_seeds=sum(ids.numel() for ids in seeds.values()),
-            num_global_seeds=self._seeds.num_global(step),
+            num_global_seeds=self.seeds.num_global(step),
         )
 
     def fetch(self, batch: MiniBatch) -> tuple[MiniBatch, FetchedRows]:
         """Fetch the features of a batch."""
-        assert self._features is not None
+        assert self.features is not None
         with trace(only_this_thread=True) as sent:
-            rows = self._features.fetch(self._plan.requests(batch))
+            rows = self.features.fetch(self.plan.requests(batch))
         self.stats.feature_bytes += sent.total_bytes
         return batch, rows
 
     def finish(self, fetched: tuple[MiniBatch, FetchedRows]) -> MiniBatch:
         """Move a batch to its device and attach the features."""
         batch = self._moved(fetched[0])
-        self._plan.attach(batch, fetched[1])
+        self.plan.attach(batch, fetched[1])
         return batch
 
     def _moved(self, batch: MiniBatch) -> MiniBatch:
-        return batch if self._device == self._store.device else batch.to(self._device)
+        return batch if self._device == self.store.device else batch.to(self._device)
 
     @property
     def cache_hit_rate(self) -> float:
         """Part of the accesses to remote rows that the cache answered, since it was filled."""
-        features = self._features
+        features = self.features
         return features.hit_rate if isinstance(features, CachedFeatureStore) else 0.0
 
     def fill_cache(self, positions: Sequence[BatchPosition]) -> None:
         """If there is a cache, draw a pass to count how often it reads each row; collective."""
-        if not isinstance(self._features, CachedFeatureStore):
+        if not isinstance(self.features, CachedFeatureStore):
             return
         with torch.no_grad():
-            drawn = (self._plan.requests(self._drawn(position)) for position in positions)
-            counts = self._features.count(drawn)
+            drawn = (self.plan.requests(self._drawn(position)) for position in positions)
+            counts = self.features.count(drawn)
             with trace(only_this_thread=True) as sent:
-                self._features.prepare(counts)
+                self.features.prepare(counts)
         self.stats.feature_bytes += sent.total_bytes
 
 
 def deliver(
-    run: Run[MiniBatch], stages: BatchStages, stats: LoaderStats, num_steps: int, loader: object
+    run: Run[MiniBatch], stages: BatchStages, stats: LoaderStats, loader: Sized
 ) -> Iterator[MiniBatch]:
-    """Give the batches of a pass to the training loop, and count.
-
-    Args:
-        run: The pass.
-        stages: Which make its batches.
-        stats: Of the pass.
-        num_steps: Batches in a whole pass.
-        loader: Kept alive as long as the loop.
-
-    Raises:
-        RuntimeError: The pass was ended by something else than the loop.
-    """
+    """Give the batches of a pass to the training loop, and count; meanwhile the loader lives."""
     try:
         for batch in run:
             stats.num_steps, stats.wait_seconds = run.num_delivered, run.seconds_waited
             stats.cache_hit_rate = stages.cache_hit_rate
             yield batch
             del batch
-        if run.num_delivered < num_steps:
+        if run.num_delivered < len(loader):
             raise RuntimeError(
                 "another pass over this DataLoader has begun, or it was closed, which ended "
                 "this pass; make a loader for each"
@@ -436,36 +412,14 @@ def deliver(
 def _given_rows(graph: Any, features: Any, what: str) -> dict[RowKind, dict[str, Tensor]]:
     """Node type to name to rows, for features that the user passed."""
     found: dict[RowKind, dict[str, Tensor]] = {}
-    for name, by_type in features.items():
-        if not isinstance(by_type, Mapping):
-            if len(graph.ntypes) != 1:
-                raise TypeError(
-                    f"{what}[{name!r}] must be a dictionary from node type to rows because the "
-                    f"graph has the types {list(graph.ntypes)} (got {type(by_type).__name__})"
+    for name, given in features.items():
+        label = f"{what}[{name!r}]"
+        for ntype, rows in per_kind(given, graph.ntypes, label, "node type to rows").items():
+            if ntype not in graph.ntypes:
+                raise ValueError(
+                    f"{label} names the node type {ntype!r}; the graph has {list(graph.ntypes)}"
                 )
-            by_type = {graph.ntypes[0]: by_type}
-        for ntype, rows in by_type.items():
-            _check_rows(graph, ntype, rows, f"{what}[{name!r}]")
+            of = f"nodes of type {ntype!r} that this process holds"
+            check_rows(rows, graph.num_nodes(ntype), of, label)
             found.setdefault(ntype, {})[name] = rows
     return found
-
-
-def _check_rows(graph: Any, ntype: str, rows: Any, what: str) -> None:
-    if ntype not in graph.ntypes:
-        raise ValueError(
-            f"{what} names the node type {ntype!r}; the graph has {list(graph.ntypes)}"
-        )
-    if not isinstance(rows, Tensor):
-        raise TypeError(f"{what} must be a tensor (got {type(rows).__name__}); use torch.as_tensor")
-    if rows.layout != torch.strided:
-        raise TypeError(f"{what} must be dense (got {rows.layout}); use .to_dense()")
-    num_nodes = graph.num_nodes(ntype)
-    if rows.dim() == 0 or rows.shape[0] != num_nodes:
-        raise ValueError(
-            f"{what} must have a row for each of the {num_nodes} nodes of type {ntype!r} that this "
-            f"process holds (got shape {tuple(rows.shape)})"
-        )
-    if rows.requires_grad:
-        raise ValueError(
-            f"{what} requires a gradient, which rows that are fetched do not carry; pass .detach()"
-        )

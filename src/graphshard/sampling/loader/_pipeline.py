@@ -79,11 +79,8 @@ class _Promise:
     kept: SimpleQueue[Any] = field(default_factory=SimpleQueue)
 
 
-class _End:
-    """The last thing in every queue."""
-
-
-_END = _End()
+_END = object()
+"""The last thing in every queue."""
 
 
 class Pipeline:
@@ -298,10 +295,6 @@ class _Desk:
     """What the threads of a stage share.
 
     Args:
-        stage: What they do.
-        source: Batches to work on.
-        target: Where they go, in the same order.
-        crew: Of the whole run.
         failure: The error of the earliest batch that has one; nothing later is started.
         failed_at: The number of that batch.
         num_taken: Batches taken so far.

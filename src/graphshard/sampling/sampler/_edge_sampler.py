@@ -151,12 +151,10 @@ class EdgePredictionSampler(Sampler):
         checked = {}
         for name, (source, destination) in pairs.items():
             etype = relation_named(store, name)
-            source = checked_ids(
-                source, g.num_nodes(etype[0]), f"negative sources of {etype}", store
-            )
-            destination = checked_ids(
-                destination, g.num_nodes(etype[2]), f"negative destinations of {etype}", store
-            )
+            num_src, num_dst = g.num_nodes(etype[0]), g.num_nodes(etype[2])
+            source = checked_ids(source, num_src, f"negative sources of {etype}", store)
+            what = f"negative destinations of {etype}"
+            destination = checked_ids(destination, num_dst, what, store)
             if source.shape != destination.shape:
                 raise ValueError(
                     f"a negative sampler must return as many sources as destinations (got "

@@ -30,25 +30,21 @@ def check_exclude(
     reverse_etypes: Mapping[EType, EType] | None,
 ) -> None:
     """Raise a ValueError where the arguments do not say what to exclude."""
-    if isinstance(exclude, str):
-        if exclude not in MODES:
-            raise ValueError(
-                f"exclude must be None, one of {list(MODES)}, edge ids, or a function of the "
-                f"batch's edge ids (got {exclude!r})"
-            )
-        if exclude == "reverse_id" and reverse_eids is None:
-            raise ValueError(
-                "exclude='reverse_id' needs reverse_eids: for every edge id that of its reverse, "
-                "or relation to that"
-            )
-        if exclude == "reverse_types" and reverse_etypes is None:
-            raise ValueError(
-                "exclude='reverse_types' needs reverse_etypes: from each relation to its reverse"
-            )
-    elif not (exclude is None or callable(exclude) or isinstance(exclude, Tensor | Mapping)):
-        raise TypeError(
+    is_mode = isinstance(exclude, str)
+    is_other = exclude is None or callable(exclude) or isinstance(exclude, Tensor | Mapping)
+    if not (exclude in MODES if is_mode else is_other):
+        raise (ValueError if is_mode else TypeError)(
             f"exclude must be None, one of {list(MODES)}, edge ids, or a function of the batch's "
-            f"edge ids (got {type(exclude).__name__})"
+            f"edge ids (got {repr(exclude) if is_mode else type(exclude).__name__})"
+        )
+    if is_mode and exclude == "reverse_id" and reverse_eids is None:
+        raise ValueError(
+            "exclude='reverse_id' needs reverse_eids: for every edge id that of its reverse, "
+            "or relation to that"
+        )
+    if is_mode and exclude == "reverse_types" and reverse_etypes is None:
+        raise ValueError(
+            "exclude='reverse_types' needs reverse_etypes: from each relation to its reverse"
         )
 
 
@@ -66,12 +62,9 @@ def edges_to_exclude(
         g: The graph.
         seeds: Ids of the batch's edges.
         as_given: The same as a user's function sees them: a tensor where there is one relation.
-        exclude: ``"self"``: the edges themselves. ``"reverse_id"``: also edge
-            ``reverse_eids[e]`` of the same relation for each edge e. ``"reverse_types"``: also
-            edge e of relation ``reverse_etypes[r]`` for each edge e of relation r. Edge ids:
-            those. A function of the batch's edge ids: what it returns.
-        reverse_eids: For every edge id that of its reverse; or relation to that.
-        reverse_etypes: Relation to its reverse.
+        exclude: As for `EdgePredictionSampler`.
+        reverse_eids: As for `EdgePredictionSampler`.
+        reverse_etypes: As for `EdgePredictionSampler`.
 
     Raises:
         TypeError: Ids that are no integers, or without a relation on a graph of several.

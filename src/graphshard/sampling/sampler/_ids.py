@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,29 @@ from torch import Tensor
 
 from ..._typing import INDEX_DTYPES, CanonicalEType
 from ..graph_store import GraphStore
+
+
+def per_kind(value: Any, kinds: Sequence[Any], what: str, shape: str) -> Mapping[Any, Any]:
+    """A dictionary by node type or by relation, out of a user's value that may be one already.
+
+    Args:
+        value: What was given.
+        kinds: The node types, or the relations, of the graph.
+        what: What the error calls the value.
+        shape: What the dictionary should be from and to.
+
+    Raises:
+        TypeError: No dictionary, where there are several kinds.
+    """
+    if isinstance(value, Mapping):
+        return value
+    if len(kinds) != 1:
+        have = "types" if kinds and isinstance(kinds[0], str) else "relations"
+        raise TypeError(
+            f"{what} must be a dictionary from {shape} because the graph has the {have} "
+            f"{list(kinds)} (got {type(value).__name__})"
+        )
+    return {kinds[0]: value}
 
 
 def by_type(store: GraphStore, ids: Any, what: str) -> dict[str, Tensor]:
@@ -25,13 +48,7 @@ def by_type(store: GraphStore, ids: Any, what: str) -> dict[str, Tensor]:
         TypeError: Ids without a type on a graph of several, or ids that are no integers.
         ValueError: An unknown type, or an id that is out of range.
     """
-    if not isinstance(ids, Mapping):
-        if len(store.ntypes) != 1:
-            raise TypeError(
-                f"{what} must be a dictionary from node type to ids because the graph has the "
-                f"types {list(store.ntypes)} (got {type(ids).__name__})"
-            )
-        ids = {store.ntypes[0]: ids}
+    ids = per_kind(ids, store.ntypes, what, "node type to ids")
     unknown = [t for t in ids if t not in store.ntypes]
     if unknown:
         raise ValueError(
@@ -48,13 +65,7 @@ def by_relation(store: GraphStore, ids: Any, what: str) -> dict[CanonicalEType, 
     """Edge ids as relation to tensor; None stays None. Errors as `by_type`."""
     if ids is None:
         return None
-    if not isinstance(ids, Mapping):
-        if len(store.canonical_etypes) != 1:
-            raise TypeError(
-                f"{what} must be a dictionary from relation to ids because the graph has the "
-                f"relations {list(store.canonical_etypes)} (got {type(ids).__name__})"
-            )
-        ids = {store.canonical_etypes[0]: ids}
+    ids = per_kind(ids, store.canonical_etypes, what, "relation to ids")
     return {
         etype: checked_ids(values, store.num_edges(etype), f"{what} of {etype}", store)
         for etype, values in ((relation_named(store, name), v) for name, v in ids.items())

@@ -28,6 +28,7 @@ from ..graph_store import (
     GraphStore,
     NeighborRequest,
     SampledNeighbors,
+    ends,
     graph_store_of,
 )
 from ._block_sampler import BlockSampler
@@ -87,9 +88,6 @@ def _mix(word: int) -> int:
 
 LayerFanout: TypeAlias = int | Mapping[EType, int]
 
-RelationFanouts: TypeAlias = Mapping[CanonicalEType, int]
-"""Relation to neighbours per node; -1 for all."""
-
 
 class IdTables:
     """Scratch space for renumbering, one table per node type; for one thread at a time.
@@ -117,65 +115,6 @@ class IdTables:
         return self._tables[ntype].renumber(first, others)
 
 
-def sample_blocks(
-    store: GraphStore,
-    fanouts: Sequence[RelationFanouts],
-    options: DrawOptions,
-    seeds: Mapping[str, Tensor],
-    draw_seed: DrawSeed,
-    *,
-    excluded: Mapping[CanonicalEType, Tensor] | None = None,
-    tables: IdTables | None = None,
-) -> list[Block]:
-    """Draw neighbours layer by layer, from the outputs to the inputs.
-
-    Each block's destination nodes come first among its source nodes of the same type, in the same
-    order; the other sources follow in order of first appearance. ``srcdata[NID]``,
-    ``dstdata[NID]`` and, if asked for, ``edata[EID]`` hold ids of the store. Where the graph
-    spans ranks, collective.
-
-    Args:
-        store: Where neighbours come from.
-        fanouts: Per block, the fanout of every relation.
-        options: How to draw.
-        seeds: Node type to ids; a type may be absent, ids may be none, and one may be there several
-            times: see `_repeats`.
-        draw_seed: Which draw this is.
-        excluded: Relation to ids of edges that are treated as absent.
-        tables: Scratch space; by default this thread's.
-
-    Returns:
-        ``blocks[0]`` takes the input features; the destinations of ``blocks[-1]`` are the seeds.
-    """
-    tables = IdTables.of(store) if tables is None else tables
-    none = torch.empty(0, dtype=store.idtype, device=store.device)
-    given = {t: seeds.get(t, none).to(store.idtype) for t in store.ntypes}
-    distinct = {t: tables.renumber(t, ids[:0], ids) for t, ids in given.items()}
-    frontier = {t: ids for t, (ids, _) in distinct.items()}
-    blocks: list[Block] = []
-    for layer in reversed(range(len(fanouts))):
-        requests = [
-            NeighborRequest(
-                etype,
-                frontier[_near(etype, options)],
-                fanouts[layer][etype],
-                draw_seed.key(layer, relation),
-            )
-            for relation, etype in enumerate(store.canonical_etypes)
-        ]
-        drawn = store.sample_neighbors(requests, options, excluded)
-        block, frontier = _block(store, requests, drawn, options, frontier, tables)
-        blocks.append(block)
-    if any(len(ids) < len(given[t]) for t, (ids, _) in distinct.items()):
-        return repeat_seeds(blocks[::-1], {t: places for t, (_, places) in distinct.items()})
-    return blocks[::-1]
-
-
-def _near(etype: CanonicalEType, options: DrawOptions) -> str:
-    """The node type that draws: messages flow towards it."""
-    return etype[2] if options.edge_dir == "in" else etype[0]
-
-
 def _block(
     store: GraphStore,
     requests: Sequence[NeighborRequest],
@@ -187,11 +126,11 @@ def _block(
     """The block of one layer, and the ids of its sources by type."""
     # What follows in-edges keeps their direction; messages along out-edges flow back.
     turned = options.edge_dir == "out"
-    far = {i: r.etype[2] if turned else r.etype[0] for i, r in enumerate(requests)}
+    far = [ends(request.etype, options.edge_dir)[1] for request in requests]
     src_ids: dict[str, Tensor] = {}
     places: dict[int, Tensor] = {}
     for ntype in store.ntypes:
-        from_here = [i for i in far if far[i] == ntype]
+        from_here = [i for i, of_request in enumerate(far) if of_request == ntype]
         found = [drawn[i].neighbors for i in from_here]
         others = found[0] if len(found) == 1 else torch.cat([frontier[ntype][:0], *found])
         src_ids[ntype], local = tables.renumber(ntype, frontier[ntype], others)
@@ -296,7 +235,7 @@ class NeighborSampler(BlockSampler):
             edge_dir=self.edge_dir,  # type: ignore[arg-type]
         )
 
-    def fanouts_for(self, structure: GraphStore) -> list[RelationFanouts]:
+    def fanouts_for(self, structure: GraphStore) -> list[Mapping[CanonicalEType, int]]:
         """Fanout of every relation, per block.
 
         Raises:
@@ -318,19 +257,46 @@ class NeighborSampler(BlockSampler):
         tables: IdTables | None = None,
         with_eids: bool = True,
     ) -> list[Block]:
-        """The blocks of one batch, without features."""
-        options = self.options
-        if not with_eids:
-            options = DrawOptions(**{**vars(options), "with_eids": False})
-        return sample_blocks(
-            structure,
-            self.fanouts_for(structure),
-            options,
-            seeds,
-            self.draw_seed_for(draw_seed),
-            excluded=excluded,
-            tables=tables,
-        )
+        """The blocks of one batch, without features.
+
+        Each block's destination nodes come first among its source nodes of the same type, in the
+        same order; the other sources follow in order of first appearance. ``srcdata[NID]``,
+        ``dstdata[NID]`` and, if asked for, ``edata[EID]`` hold ids of the store. Where the graph
+        spans ranks, collective.
+
+        Args:
+            structure: Where neighbours come from.
+            seeds: Node type to ids; a type may be absent, ids may be none, and one may be there
+                several times: see `_repeats`.
+            draw_seed: Which draw this is.
+            excluded: Relation to ids of edges that are treated as absent.
+            tables: Scratch space; by default this thread's.
+            with_eids: Whether edge ids are wanted.
+        """
+        options = replace(self.options, with_eids=with_eids)
+        fanouts, draw_seed = self.fanouts_for(structure), self.draw_seed_for(draw_seed)
+        tables = IdTables.of(structure) if tables is None else tables
+        none = torch.empty(0, dtype=structure.idtype, device=structure.device)
+        given = {t: seeds.get(t, none).to(structure.idtype) for t in structure.ntypes}
+        distinct = {t: tables.renumber(t, ids[:0], ids) for t, ids in given.items()}
+        frontier = {t: ids for t, (ids, _) in distinct.items()}
+        blocks: list[Block] = []
+        for layer in reversed(range(self.num_layers)):
+            requests = [
+                NeighborRequest(
+                    etype,
+                    frontier[ends(etype, options.edge_dir)[0]],
+                    fanouts[layer][etype],
+                    draw_seed.key(layer, relation),
+                )
+                for relation, etype in enumerate(structure.canonical_etypes)
+            ]
+            drawn = structure.sample_neighbors(requests, options, excluded)
+            block, frontier = _block(structure, requests, drawn, options, frontier, tables)
+            blocks.insert(0, block)
+        if any(len(ids) < len(given[t]) for t, (ids, _) in distinct.items()):
+            return repeat_seeds(blocks, {t: places for t, (_, places) in distinct.items()})
+        return blocks
 
     def sample_blocks(
         self,
@@ -375,7 +341,9 @@ def _check_fanouts(fanouts: Sequence[LayerFanout], replace: bool) -> None:
                 )
 
 
-def _per_relation(fanout: LayerFanout, etypes: Sequence[CanonicalEType]) -> RelationFanouts:
+def _per_relation(
+    fanout: LayerFanout, etypes: Sequence[CanonicalEType]
+) -> Mapping[CanonicalEType, int]:
     if not isinstance(fanout, Mapping):
         return dict.fromkeys(etypes, fanout)
     found: dict[CanonicalEType, int] = {}

@@ -31,16 +31,14 @@ def repeat_seeds(blocks: Sequence[Block], places: Mapping[str, Tensor]) -> list[
     dst_rows = {ntype: rows.long() for ntype, rows in places.items()}
     found = []
     for block in reversed(blocks):
-        src_rows = {t: torch.cat([rows, _others(block, t, rows)]) for t, rows in dst_rows.items()}
+        src_rows = {}
+        for ntype, rows in dst_rows.items():  # sources after the destinations are there once
+            num_dst, num_src = block.num_dst_nodes(ntype), block.num_src_nodes(ntype)
+            others = torch.arange(num_dst, num_src, dtype=rows.dtype, device=rows.device)
+            src_rows[ntype] = torch.cat([rows, others])
         found.append(_repeated(block, src_rows, dst_rows))
         dst_rows = src_rows
     return found[::-1]
-
-
-def _others(block: Block, ntype: str, like: Tensor) -> Tensor:
-    """The sources after the destinations."""
-    first, last = block.num_dst_nodes(ntype), block.num_src_nodes(ntype)
-    return torch.arange(first, last, dtype=like.dtype, device=like.device)
 
 
 def _repeated(

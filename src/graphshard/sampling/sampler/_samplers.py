@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import torch
@@ -92,7 +93,7 @@ class LaborSampler(NeighborSampler):
 
     @property
     def options(self) -> DrawOptions:
-        return DrawOptions(**{**vars(super().options), "labor": True})
+        return replace(super().options, labor=True)
 
     def draw_seed_for(self, draw_seed: DrawSeed) -> DrawSeed:
         draw_seed = draw_seed.at(step=draw_seed.step // self.batch_dependency)

@@ -46,7 +46,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import IO, Any
 
-from ...comm.group import JOB_VARIABLE, NOTICE, loopback_interface
+from ...comm.group import JOB_VARIABLE, NOTICE, local_environment
 from ._worker import EVENTS_VARIABLE, FAILURE_MARK, PARENT_VARIABLE, ExitCode
 
 _TAIL_LINES = 60
@@ -188,6 +188,7 @@ def launch_workers(
     """
     if num_workers < 1:
         raise ValueError(f"num_workers must be at least 1 (got {num_workers})")
+    on_line = on_stderr or _ignore
     with stop_on_signals():
         workers: list[_Worker] = []
         try:
@@ -195,15 +196,36 @@ def launch_workers(
             common = {JOB_VARIABLE: secrets.token_hex(8), **(environment or {})}
             for rank in range(num_workers):
                 variables = {**_variables(rank, num_workers, port), **common}
-                workers.append(_Worker.start(command, rank, variables))
+                workers.append(_Worker.start(command, rank, variables, on_line, on_event))
             if on_start is not None:
                 on_start([worker.process.pid for worker in workers])
-            _watch(workers, timeout, on_event, on_stderr)
+            _watch(workers, timeout, on_line)
         finally:
             _end(workers)
             for worker in workers:
                 worker.close()
         return LaunchOutcome(tuple(worker.exit() for worker in workers), timeout)
+
+
+def _ignore(said: object) -> None:
+    pass
+
+
+@dataclass(eq=False)
+class _Stream:
+    """Lines that a worker writes, and what takes each."""
+
+    file: IO[bytes]
+    take: Callable[[str], None]
+    rest: bytes = b""
+
+    def read(self) -> bool:
+        """Take what has come; False at the end."""
+        data = os.read(self.file.fileno(), 65536)
+        *lines, self.rest = (self.rest + data).split(b"\n")
+        for line in lines:
+            self.take(line.decode(errors="replace"))
+        return bool(data)
 
 
 @dataclass(eq=False)
@@ -212,55 +234,49 @@ class _Worker:
 
     rank: int
     process: subprocess.Popen[bytes]
-    output: IO[bytes]
-    events: IO[bytes] | None
+    on_line: Callable[[str], None]
+    streams: list[_Stream] = field(default_factory=list)  # what it prints; events
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=_TAIL_LINES))
     place: int | None = None
     ended_by_us: bool = False
     failing: bool = False
     blames: tuple[int, ...] = ()
-    pending: dict[int, bytes] = field(default_factory=dict)
 
     @classmethod
-    def start(cls, command: Sequence[str], rank: int, variables: Mapping[str, str]) -> _Worker:
-        read_end = write_end = -1
-        variables = dict(variables)
-        if rank == 0:
-            read_end, write_end = os.pipe()
-            variables[EVENTS_VARIABLE] = str(write_end)
+    def start(
+        cls,
+        command: Sequence[str],
+        rank: int,
+        variables: dict[str, str],
+        on_line: Callable[[str], None],
+        on_event: Callable[[Event], None] | None,
+    ) -> _Worker:
+        ends = os.pipe() if rank == 0 else ()  # for events
         try:
             process = subprocess.Popen(
                 list(command),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                env=variables,
-                pass_fds=[write_end] if rank == 0 else [],
+                env=variables if not ends else {**variables, EVENTS_VARIABLE: str(ends[1])},
+                pass_fds=ends[1:],
                 start_new_session=True,
             )
         except BaseException:
-            if rank == 0:
-                os.close(read_end)
+            for end in ends[:1]:
+                os.close(end)
             raise
         finally:
-            if rank == 0:
-                os.close(write_end)
+            for end in ends[1:]:
+                os.close(end)
+        worker = cls(rank, process, on_line)
         assert process.stdout is not None
-        events = os.fdopen(read_end, "rb", buffering=0) if rank == 0 else None
-        return cls(rank, process, process.stdout, events)
-
-    def lines(self, stream: IO[bytes]) -> list[str] | None:
-        """Whole lines that have come on a stream that is readable; None at its end."""
-        data = os.read(stream.fileno(), 65536)
-        before = self.pending.get(stream.fileno(), b"")
-        if not data:
-            self.pending.pop(stream.fileno(), None)
-            if before and stream is self.output:
-                self.tail.append(before.decode(errors="replace"))
-            return None
-        *whole, rest = (before + data).split(b"\n")
-        self.pending[stream.fileno()] = rest
-        return [line.decode(errors="replace") for line in whole]
+        worker.streams.append(_Stream(process.stdout, worker.take))
+        tell = on_event or _ignore
+        for end in ends[:1]:
+            events = os.fdopen(end, "rb", buffering=0)
+            worker.streams.append(_Stream(events, lambda line: tell(json.loads(line))))
+        return worker
 
     def code(self) -> int | None:
         """How the process ended, as Popen has it; None while it runs.
@@ -275,16 +291,15 @@ class _Worker:
             return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
         return self.process.poll()
 
-    def take(self, line: str, on_line: Callable[[str], None] | None) -> None:
+    def take(self, line: str) -> None:
         """Keep a line that the worker has printed, and pass on what is to be shown now."""
         if line.startswith(FAILURE_MARK):
             self.failing = True
             self.blames = tuple(map(int, line.removeprefix(FAILURE_MARK).split()))
             return
         self.tail.append(line)
-        shown = (self.rank == 0 and not self.failing) or line.startswith(NOTICE)
-        if shown and on_line is not None:
-            on_line(line)
+        if (self.rank == 0 and not self.failing) or line.startswith(NOTICE):
+            self.on_line(line)
 
     def signal(self, number: int) -> None:
         """Signal the worker and what it has started."""
@@ -292,11 +307,12 @@ class _Worker:
             os.killpg(self.process.pid, number)
 
     def close(self) -> None:
-        self.output.close()
-        if self.events is not None:
-            self.events.close()
+        for stream in self.streams:
+            stream.file.close()
 
     def exit(self) -> WorkerExit:
+        if self.streams[0].rest:
+            self.tail.append(self.streams[0].rest.decode(errors="replace"))
         code = self.process.poll()
         return WorkerExit(
             rank=self.rank,
@@ -308,20 +324,13 @@ class _Worker:
         )
 
 
-def _watch(
-    workers: list[_Worker],
-    timeout: float,
-    on_event: Callable[[Event], None] | None,
-    on_stderr: Callable[[str], None] | None,
-) -> None:
+def _watch(workers: list[_Worker], timeout: float, on_line: Callable[[str], None]) -> None:
     """Read what workers say until all have ended, or have had their time after one has."""
     deadline = notice = math.inf
     ended = 0
     with selectors.DefaultSelector() as selector:
-        for worker in workers:
-            selector.register(worker.output, selectors.EVENT_READ, worker)
-            if worker.events is not None:
-                selector.register(worker.events, selectors.EVENT_READ, worker)
+        for stream in (stream for worker in workers for stream in worker.streams):
+            selector.register(stream.file, selectors.EVENT_READ, stream)
         while ended < len(workers):
             now = time.monotonic()
             for worker in workers:
@@ -341,39 +350,24 @@ def _watch(
                     break
                 notice = math.inf
                 late = [worker.rank for worker in workers if worker.place is None]
-                if on_stderr is not None:
-                    on_stderr(
-                        f"{NOTICE}waited {timeout / 2:g} s of {timeout:g} s for ranks {late} to "
-                        "end as the others have"
-                    )
-            _read(selector, _POLL_SECONDS, on_event, on_stderr)
+                on_line(
+                    f"{NOTICE}waited {timeout / 2:g} s of {timeout:g} s for ranks {late} to end as "
+                    "the others have"
+                )
+            _read(selector)
         stop = time.monotonic() + 1.0  # output not read yet; a child may hold a pipe
         while selector.get_map() and ended == len(workers) and time.monotonic() < stop:
-            _read(selector, _POLL_SECONDS, on_event, on_stderr)
+            _read(selector)
 
 
-def _read(
-    selector: selectors.BaseSelector,
-    seconds: float,
-    on_event: Callable[[Event], None] | None,
-    on_stderr: Callable[[str], None] | None,
-) -> None:
+def _read(selector: selectors.BaseSelector) -> None:
+    """Take what workers say within a moment."""
     if not selector.get_map():
-        time.sleep(seconds)
-        return
-    for key, _ in selector.select(seconds):
-        worker: _Worker = key.data
-        stream: IO[bytes] = key.fileobj  # type: ignore[assignment]
-        lines = worker.lines(stream)
-        if lines is None:
-            selector.unregister(stream)
-            continue
-        for line in lines:
-            if stream is worker.events:
-                if on_event is not None:
-                    on_event(json.loads(line))
-            else:
-                worker.take(line, on_stderr)
+        time.sleep(_POLL_SECONDS)
+    for key, _ in selector.select(_POLL_SECONDS) if selector.get_map() else ():
+        stream: _Stream = key.data
+        if not stream.read():
+            selector.unregister(stream.file)
 
 
 def _end(workers: Sequence[_Worker]) -> None:
@@ -396,8 +390,11 @@ def _end(workers: Sequence[_Worker]) -> None:
 
 
 def _variables(rank: int, num_workers: int, port: int) -> dict[str, str]:
-    variables = {
-        **os.environ,
+    has_affinity = hasattr(os, "sched_getaffinity")
+    num_cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+    return {
+        "OMP_NUM_THREADS": str(max(1, num_cores // num_workers)),
+        **local_environment(),
         "RANK": str(rank),
         "WORLD_SIZE": str(num_workers),
         "LOCAL_RANK": str(rank),
@@ -408,18 +405,6 @@ def _variables(rank: int, num_workers: int, port: int) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
         PARENT_VARIABLE: str(os.getpid()),
     }
-    variables.setdefault("OMP_NUM_THREADS", str(max(1, _num_cores() // num_workers)))
-    loopback = loopback_interface()
-    if loopback is not None:
-        # Without it gloo looks up the host's name, which need not resolve.
-        variables.setdefault("GLOO_SOCKET_IFNAME", loopback)
-    return variables
-
-
-def _num_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _free_port() -> int:

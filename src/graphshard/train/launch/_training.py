@@ -15,7 +15,8 @@ from .._config import FullBatchConfig, SampledConfig
 from .._result import EpochReport, Evaluation, TrainResult
 from .._run import FullBatchRun, Progress, TrainingRun
 from .._sampled import SampledRun
-from ._launcher import LaunchOutcome, launch_workers
+from .._shard import check_num_workers
+from ._launcher import launch_workers
 from ._worker import ExitCode, send_event
 
 
@@ -44,12 +45,7 @@ def launch_training(
         RankError: A worker failed; the message starts with the first cause.
         KeyboardInterrupt: Ctrl-C; all workers have been ended.
     """
-    num_parts = read_config(config.data).num_parts
-    if num_parts != num_workers:
-        raise ValueError(
-            f"{config.data} has {num_parts} parts, which need as many workers (got "
-            f"{num_workers}); start {num_parts} workers, or partition into {num_workers} parts"
-        )
+    check_num_workers(config, read_config(config.data).num_parts, num_workers)
     results: list[TrainResult] = []
 
     def on_event(event: dict[str, Any]) -> None:
@@ -68,21 +64,12 @@ def launch_training(
         on_stderr=on_stderr,
         on_start=on_start,
     )
-    raise_if_failed(outcome)
-    return results[0]
-
-
-def raise_if_failed(outcome: LaunchOutcome) -> None:
-    """Raise what the first cause of a failed launch was.
-
-    Raises:
-        ValueError: Wrong input.
-        RankError: Anything else; names the rank.
-    """
+    reason = outcome.report().removeprefix("error: ")
     if outcome.exit_code == ExitCode.WRONG_INPUT:
-        raise ValueError(outcome.report().removeprefix("error: "))
+        raise ValueError(reason)
     if outcome.exit_code:
-        raise RankError(outcome.report().removeprefix("error: "), outcome.culprits)
+        raise RankError(reason, outcome.culprits)
+    return results[0]
 
 
 def start_run(
@@ -113,8 +100,10 @@ def rank_work(
 
     def work() -> None:
         result = run.train()
-        if first:
-            (on_result or _send_result)(result)
+        if first and on_result is not None:
+            on_result(result)
+        elif first:
+            send_event({"result": result.as_dict()})
         # A rank that gets no further than this fails the run, also where torchrun started it, which
         # waits without end for a process that is stopped after all others have ended well.
         barrier()
@@ -125,10 +114,6 @@ def rank_work(
 
 def _send_progress(report: EpochReport) -> None:
     send_event({"progress": dataclasses.asdict(report)})
-
-
-def _send_result(result: TrainResult) -> None:
-    send_event({"result": result.as_dict()})
 
 
 def report_from_dict(values: dict[str, Any]) -> EpochReport:

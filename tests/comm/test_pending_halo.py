@@ -46,7 +46,7 @@ def same_as_fetch(rank: int, world_size: int) -> None:
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 5])
-def test_a_halo_under_way_is_that_of_fetch_halo(world_size: int) -> None:
+def test_a_pending_halo_is_that_of_fetch_halo(world_size: int) -> None:
     run_ranks(same_as_fetch, world_size)
 
 
