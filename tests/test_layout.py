@@ -50,6 +50,7 @@ ARROWS: dict[str, set[str]] = {
     "sampling": BASE | {"function", "ops", "graph", "comm", "partition", "fullbatch"},
     "dataloading": {"sampling"},
     "data": BASE | {"function", "ops", "graph"},
+    "store": BASE | {"ops", "comm"},
 }
 ARROWS["train"] = set(ARROWS)
 ARROWS["testing"] = set(ARROWS)

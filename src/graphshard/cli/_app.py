@@ -19,6 +19,7 @@ from ..errors import GraphShardError, RankError
 from ..train.launch import WRONG_INPUT_ERRORS, ExitCode, stop_on_signals
 from ._inspect import inspect
 from ._partition import partition
+from ._serve import serve
 from ._train import train
 from ._verify import verify
 
@@ -28,7 +29,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
 )
-for command in (partition, inspect, verify, train):
+for command in (partition, inspect, verify, train, serve):
     app.command()(command)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The names of ``dgl.distributed``."""
+"""The names of ``dgl.distributed``: partitions, servers, and the graph that trainers see."""
 
 from ..partition import (
     BalanceWarning,
@@ -13,16 +13,47 @@ from ..partition import (
     partition_graph,
     verify_partition,
 )
+from ..store import DistEmbedding, DistTensor, SparseAdagrad, SparseAdam, SparseSGD
+from ._dist_graph import DistGraph
+from ._graph_server import GraphServer
+from ._initialize import (
+    client_barrier,
+    exit_client,
+    get_num_clients,
+    get_rank,
+    initialize,
+)
+from ._loaders import DistNodeDataLoader
+from ._policies import EdgePartitionPolicy, NodePartitionPolicy, PartitionPolicy
+from ._splits import edge_split, node_split
 
 __all__ = [
     "BalanceWarning",
+    "DistEmbedding",
+    "DistGraph",
+    "DistNodeDataLoader",
+    "DistTensor",
+    "EdgePartitionPolicy",
+    "GraphServer",
+    "NodePartitionPolicy",
     "PartitionBook",
+    "PartitionPolicy",
     "PartitionStats",
     "RangePartitionBook",
+    "SparseAdagrad",
+    "SparseAdam",
+    "SparseSGD",
+    "client_barrier",
+    "edge_split",
+    "exit_client",
+    "get_num_clients",
+    "get_rank",
+    "initialize",
     "load_partition",
     "load_partition_book",
     "load_partition_feats",
     "load_partition_stats",
+    "node_split",
     "partition_graph",
     "verify_partition",
 ]

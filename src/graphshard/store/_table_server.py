@@ -20,7 +20,6 @@ class TableServer:
         host: Address to listen on.
         port: 0 for a free one.
         directory: Where shared memory goes; see `HostTables`.
-        handlers: More requests that it answers, by op.
         options: As for `MessageServer`.
     """
 
@@ -31,17 +30,20 @@ class TableServer:
         host: str = "127.0.0.1",
         port: int = 0,
         directory: str | os.PathLike[str] | None = None,
-        handlers: Mapping[str, Handler] | None = None,
         **options: Any,
     ) -> None:
         self.tables = HostTables(number, is_shared=True, directory=directory)
-        answers = self.tables.handlers() | {"ping": _on_ping} | dict(handlers or {})
+        answers = self.tables.handlers() | {"ping": _on_ping}
         try:
             self._server = MessageServer(answers, token, host, port, **options)
         except BaseException:
             self.tables.close()
             raise
         self.address = f"{host}:{self._server.port}"
+
+    def add_handlers(self, handlers: Mapping[str, Handler]) -> None:
+        """More requests that it answers, by op; before it starts."""
+        self._server.add_handlers(handlers)
 
     def start(self) -> None:
         """Answer in a thread."""

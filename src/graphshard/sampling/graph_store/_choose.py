@@ -42,7 +42,8 @@ def graph_store_of(
     """The store to draw from: the same one for the same arguments, made when first asked for.
 
     Args:
-        graph: A `Graph`; a `GraphShardManager` (then collective); or a `GraphStore` itself.
+        graph: A `Graph`; a `GraphShardManager` (then collective); a `GraphStore` itself; or what
+            has one, as ``graph_store``.
         transport: As for `choose_graph_store`, of a sharded graph.
         memory_budget: As for `choose_graph_store`.
 
@@ -51,6 +52,7 @@ def graph_store_of(
         ValueError: As for `choose_graph_store`.
     """
     if not isinstance(graph, Graph | GraphShardManager):
+        graph = getattr(graph, "graph_store", graph)
         if is_graph_store(graph):
             store: GraphStore = graph
             return store

@@ -166,7 +166,7 @@ class CheckedWeights:
         values: Tensor = data[name]
         known = self.known(etype, options)
         if known is None or known.values is not values or known.version != values._version:
-            checked = _checked_weights(values.detach(), options, etype)
+            checked = checked_weights(values.detach(), options, etype)
             known = WeightFeature(values, values._version, checked)
             self._known[etype, name, options.weights_are_mask] = known
         return known
@@ -185,7 +185,7 @@ class CheckedWeights:
         return None if known is None else known.checked.dtype
 
 
-def _checked_weights(values: Tensor, options: DrawOptions, etype: CanonicalEType) -> Tensor:
+def checked_weights(values: Tensor, options: DrawOptions, etype: CanonicalEType) -> Tensor:
     """Weights as `draw_neighbors` takes them: float32 or float64 ``[num_edges]``, none negative.
 
     Raises:

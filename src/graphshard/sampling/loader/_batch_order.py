@@ -106,11 +106,17 @@ class SplitOrder(BatchOrder):
         tensors = {key: _tensor(values, key) for key, values in by_type.items()}
         super().__init__(tensors, shuffle, seed, (_SPLIT_KEY, 0))
         self._rank, self._num_ranks, self._batch_size = rank, num_ranks, batch_size
+        self._is_even = num_ranks > 1
         per_step = batch_size * num_ranks
         self.num_steps = self.num_indices // per_step
         self._used = self.num_steps * per_step
         if not drop_last and self._used < self.num_indices:
             self.num_steps, self._used = self.num_steps + 1, self.num_indices
+
+    def cut_evenly(self, num_steps: int) -> None:
+        """Take ``num_steps`` batches of one size, up to one, in the place of fewer full ones."""
+        if num_steps > self.num_steps:
+            self.num_steps, self._is_even = num_steps, True
 
     def batch(self, order: Tensor | None, step: int) -> Any:
         """The indices of one step: a tensor, or type to tensor, as they were given.
@@ -119,7 +125,7 @@ class SplitOrder(BatchOrder):
             order: From `of_epoch`.
             step: Which step of the epoch.
         """
-        if self._num_ranks == 1:
+        if not self._is_even:
             start = step * self._batch_size
             stop = min(start + self._batch_size, self._used)
         else:

@@ -55,7 +55,8 @@ class LocalDataLoader:
     takes an argument ``draw_seed`` or draws nothing.
 
     Args:
-        graph: The graph; or, for a `NeighborSampler`, a `GraphStore`.
+        graph: The graph; or, for a `NeighborSampler`, a `GraphStore` or a
+            `graphshard.distributed.DistGraph`, whose trainers get as many batches each.
         indices: ``[n]`` what to iterate over, or type to that; batches mix the types. An index may
             be there several times (oversampling): ``output_nodes``, and the rows of the last block,
             are a batch's indices as they are, and all times of a node have the same neighbours.
@@ -134,7 +135,9 @@ class LocalDataLoader:
                 f"{type(graph_sampler).__name__})"
             )
         _check_options(use_uva, gpu_cache, options)
-        self._features, self._plan = feature_store, None
+        if feature_store is None and isinstance(graph_sampler, BlockSampler):
+            feature_store = getattr(graph, "feature_store", None)
+        self._features, self._plan, spanning = feature_store, None, graph
         if feature_store is not None:
             if not isinstance(graph_sampler, BlockSampler):
                 raise TypeError(
@@ -166,6 +169,8 @@ class LocalDataLoader:
         self.epoch = 0
         place = (rank(), world_size()) if use_ddp else (0, 1)
         self._order = SplitOrder(indices, batch_size, shuffle, drop_last, seed, *place)
+        if hasattr(spanning, "most_steps"):
+            self._order.cut_evenly(spanning.most_steps(len(self._order)))
         keep_freed_memory()
 
     def __len__(self) -> int:

@@ -88,6 +88,10 @@ class MessageServer:
         self.host, self.port = host, self._flight.port
         self._thread: threading.Thread | None = None
 
+    def add_handlers(self, handlers: Mapping[str, Handler]) -> None:
+        """More requests that it answers, by op; before it starts."""
+        self._flight.handlers.update(handlers)
+
     def start(self) -> None:
         """Answer in a thread."""
         self._thread = threading.Thread(target=self.serve, name="graphshard-server", daemon=True)

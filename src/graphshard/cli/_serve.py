@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``graphshard serve``."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..distributed import GraphServer
+from ..distributed.token import read_token
+from ..store import read_ip_config
+from ._paths import partition_json
+
+
+def serve(
+    partition: Annotated[Path, typer.Argument(help="The partition's JSON.", metavar="PARTS.json")],
+    ip_config: Annotated[
+        Path, typer.Option("--ip-config", help="The hosts, one 'address [port]' a line.")
+    ],
+    host: Annotated[
+        int, typer.Option("--host", help="Which of them this is: its line, counted from 0.", min=0)
+    ],
+    listen: Annotated[
+        str | None,
+        typer.Option(
+            "--listen", help="Address to listen on.", show_default="that of its line in --ip-config"
+        ),
+    ] = None,
+    certificate: Annotated[
+        Path | None, typer.Option("--tls-certificate", help="Certificate chain, PEM, for TLS.")
+    ] = None,
+    key: Annotated[Path | None, typer.Option("--tls-key", help="Its key, PEM.")] = None,
+) -> None:
+    """Serve one host's parts of a graph to trainers, until the command is ended.
+
+    The token is read from the file that GRAPHSHARD_TOKEN_FILE names, or from GRAPHSHARD_TOKEN.
+    """
+    hosts = read_ip_config(ip_config)
+    if host >= len(hosts):
+        raise ValueError(f"--host must be a line of {ip_config}, below {len(hosts)} (got {host})")
+    if (certificate is None) != (key is None):
+        raise ValueError("--tls-certificate and --tls-key go together; give both")
+    tls = None if certificate is None or key is None else (certificate, key)
+    own = hosts[host]
+    server = GraphServer(
+        host,
+        len(hosts),
+        partition_json(partition),
+        read_token(),
+        own.address if listen is None else listen,
+        own.port,
+        certificate=tls,
+    )
+    server.start()
+    print(f"host {host} of {len(hosts)} serves {partition} on {server.address}", flush=True)
+    try:
+        threading.Event().wait()  # until a signal ends it
+    finally:
+        server.stop()

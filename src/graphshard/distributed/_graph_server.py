@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GraphServer: one host's parts of a graph, in memory that its trainers share."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from ..store import TableServer
+from ._host_graph import GraphHandlers, load_parts
+
+
+class GraphServer:
+    """The server of one host.
+
+    Args:
+        number: Of the host.
+        num_hosts: Number of hosts; each has one server, and a run of the parts.
+        part_config: The JSON of the partition.
+        token: What trainers must know; at least 16 characters.
+        host: Address to listen on.
+        port: 0 for a free one.
+        directory: Where shared memory goes; by default ``/dev/shm``.
+        **options: ``certificate`` and ``max_message``, as for `graphshard.store.MessageServer`.
+
+    Raises:
+        PartitionFormatError: The partition is damaged.
+        ValueError: There are more hosts than parts, or the token is too short.
+        OSError: There is no room, or the address is in use.
+
+    Attributes:
+        address: ``host:port``.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        num_hosts: int,
+        part_config: str | os.PathLike[str],
+        token: str,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        directory: str | os.PathLike[str] | None = None,
+        **options: Any,
+    ) -> None:
+        if not 0 <= number < num_hosts:
+            raise ValueError(f"the number of a host must be in [0, {num_hosts}) (got {number})")
+        self._server = TableServer(number, token, host, port, directory, **options)
+        self.address = self._server.address
+        try:
+            ids = load_parts(self._server.tables, part_config, num_hosts)
+            self._server.add_handlers(GraphHandlers(self._server.tables, ids).handlers())
+        except BaseException:
+            self._server.stop()
+            raise
+
+    def start(self) -> None:
+        """Answer in a thread."""
+        self._server.start()
+
+    def serve(self) -> None:
+        """Answer in this thread, until `stop`."""
+        self._server.serve()
+
+    def stop(self) -> None:
+        """Stop answering, and free the memory."""
+        self._server.stop()
