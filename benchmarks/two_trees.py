@@ -121,7 +121,7 @@ def run(python: Path, command: list[str]) -> tuple[Figures, Any]:
             raise SystemExit(f"{' '.join(command)} ended with {status}: {errors.read()}")
     printed: list[dict[str, Any]] = [json.loads(line) for line in lines]
     figures: Figures = {"cpu": usage.ru_utime + usage.ru_stime}
-    losses = printed[-1].get("losses", printed[-1].get("loss"))
+    losses = printed[-1].get("losses")
     for one in printed:
         for key, value in one.items():
             if key in UNITS or " " in key:
