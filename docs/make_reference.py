@@ -34,6 +34,7 @@ MODULES = {
     "graphshard.dataloading": "The names of `dgl.dataloading`.",
     "graphshard.dataloading.negative_sampler": "The names of `dgl.dataloading.negative_sampler`.",
     "graphshard.comm": "Communication.",
+    "graphshard.store": "Rows of named tensors on the hosts of a cluster, under `distributed`.",
     "graphshard.data": "Data sets.",
     "graphshard.train": "Training runs.",
     "graphshard.ops": "Sparse operators.",

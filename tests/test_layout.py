@@ -70,7 +70,7 @@ OPTIONAL: dict[str, set[str]] = {
     "networkx": {"data", "graph"},
     "pandas": set(),
     "pymetis": {"partition"},
-    "pyarrow": {"data", "graph"},
+    "pyarrow": {"data", "graph", "store"},
     "matplotlib": {"cli"},
 }
 

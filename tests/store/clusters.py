@@ -7,7 +7,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from graphshard._ranges import RangeMap
-from graphshard.store import Cluster, Connection, Job, LocalHost, ServedHost, TableServer, set_job
+from graphshard.store import (
+    Cluster,
+    FlightConnection,
+    Job,
+    LocalHost,
+    ServedHost,
+    TableServer,
+    set_job,
+)
 from graphshard.store._tables import HostTables
 
 TOKEN = "a token that is for tests alone"
@@ -33,7 +41,7 @@ def served(num_hosts: int) -> Iterator[list[str]]:
 def join(addresses: Sequence[str], here: int, attach: bool = True, timeout: float = 30.0) -> Job:
     """A job on some servers; rows of ``here`` are read in place, if ``attach``."""
     hosts = [
-        ServedHost(Connection(address, TOKEN, number, timeout), attach and number == here)
+        ServedHost(FlightConnection(address, TOKEN, number, timeout), attach and number == here)
         for number, address in enumerate(addresses)
     ]
     return _made(Job("test", Cluster(hosts, here)))

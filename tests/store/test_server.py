@@ -19,18 +19,18 @@ import torch
 from clusters import TOKEN
 
 from graphshard.errors import MessageError, ServerError
-from graphshard.store import Connection, Message, MessageServer
+from graphshard.store import FlightConnection, MessageServer, WireMessage
 
 COMMAND = flight.FlightDescriptor.for_command(b"graphshard 1")
 HEADERS = flight.FlightCallOptions(headers=[(b"authorization", f"Bearer {TOKEN}".encode())])
 BYTES = pa.schema([pa.field("bytes", pa.uint8(), nullable=False)])
 
 
-def double(request: Message) -> Message:
-    return Message("doubled", request.fields, [2 * t for t in request.tensors])
+def double(request: WireMessage) -> WireMessage:
+    return WireMessage("doubled", request.fields, [2 * t for t in request.tensors])
 
 
-def fail(request: Message) -> Message:
+def fail(request: WireMessage) -> WireMessage:
     if request.fields["how"] == "index":
         raise IndexError("ids must be below 3 (got 4)")
     raise RuntimeError("a fault of the server")
@@ -39,15 +39,15 @@ def fail(request: Message) -> Message:
 RELEASED = threading.Event()
 
 
-def hang(request: Message) -> Message:
+def hang(request: WireMessage) -> WireMessage:
     RELEASED.wait(30)
-    return Message("late")
+    return WireMessage("late")
 
 
 @pytest.fixture
 def server() -> Iterator[MessageServer]:
     RELEASED.clear()
-    handlers = {"double": double, "fail": fail, "hang": hang, "ping": lambda _: Message("ok")}
+    handlers = {"double": double, "fail": fail, "hang": hang, "ping": lambda _: WireMessage("ok")}
     made = MessageServer(handlers, TOKEN, max_message=1 << 20)
     made.start()
     yield made
@@ -56,62 +56,62 @@ def server() -> Iterator[MessageServer]:
 
 
 @pytest.fixture
-def client(server: MessageServer) -> Iterator[Connection]:
-    connection = Connection(f"127.0.0.1:{server.port}", TOKEN, 3, timeout=20)
+def client(server: MessageServer) -> Iterator[FlightConnection]:
+    connection = FlightConnection(f"127.0.0.1:{server.port}", TOKEN, 3, timeout=20)
     yield connection
     connection.close()
 
 
-def test_it_answers(client: Connection) -> None:
-    found = client.call(Message("double", {"a": 1}, [torch.arange(5), torch.ones(2, 3)]))
+def test_it_answers(client: FlightConnection) -> None:
+    found = client.call(WireMessage("double", {"a": 1}, [torch.arange(5), torch.ones(2, 3)]))
     assert found.op == "doubled"
     assert found.fields == {"a": 1}
     assert found.tensors[0].tolist() == [0, 2, 4, 6, 8]
 
 
-def test_several_requests_travel_at_a_time(client: Connection) -> None:
-    waiting = client.start(Message("hang"))
-    found = [client.start(Message("double", {}, [torch.tensor([i])])) for i in range(20)]
+def test_several_requests_travel_at_a_time(client: FlightConnection) -> None:
+    waiting = client.start(WireMessage("hang"))
+    found = [client.start(WireMessage("double", {}, [torch.tensor([i])])) for i in range(20)]
     assert [int(each.result().tensors[0]) for each in found] == list(range(0, 40, 2))
     RELEASED.set()
     assert waiting.result().op == "late"
 
 
-def test_what_a_handler_raises_its_caller_gets(client: Connection) -> None:
+def test_what_a_handler_raises_its_caller_gets(client: FlightConnection) -> None:
     with pytest.raises(IndexError, match=r"ids must be below 3 \(got 4\)"):
-        client.call(Message("fail", {"how": "index"}))
+        client.call(WireMessage("fail", {"how": "index"}))
     with pytest.raises(ServerError, match="of host 3 .* failed: RuntimeError: a fault"):
-        client.call(Message("fail", {"how": "other"}))
+        client.call(WireMessage("fail", {"how": "other"}))
     with pytest.raises(MessageError, match="unknown request 'other'"):
-        client.call(Message("other"))
-    assert client.call(Message("ping")).op == "ok"
+        client.call(WireMessage("other"))
+    assert client.call(WireMessage("ping")).op == "ok"
 
 
-def test_a_request_that_is_too_long_is_refused(client: Connection) -> None:
+def test_a_request_that_is_too_long_is_refused(client: FlightConnection) -> None:
     with pytest.raises(MessageError, match=r"at most 1048576 bytes \(got 1600000\)"):
-        client.call(Message("double", {}, [torch.zeros(200_000, dtype=torch.float64)]))
-    assert client.call(Message("ping")).op == "ok"
+        client.call(WireMessage("double", {}, [torch.zeros(200_000, dtype=torch.float64)]))
+    assert client.call(WireMessage("ping")).op == "ok"
 
 
-def test_a_server_that_does_not_answer_is_an_error_in_time(client: Connection) -> None:
+def test_a_server_that_does_not_answer_is_an_error_in_time(client: FlightConnection) -> None:
     start = time.monotonic()
     with pytest.raises(ServerError, match="of host 3 .* did not answer 'hang' within 0.5 s"):
-        client.call(Message("hang"), timeout=0.5)
+        client.call(WireMessage("hang"), timeout=0.5)
     assert time.monotonic() - start < 15
-    assert client.call(Message("ping")).op == "ok"
+    assert client.call(WireMessage("ping")).op == "ok"
 
 
 @pytest.mark.parametrize("token", ["", "another token, as long as the other"])
 def test_who_does_not_know_the_token_is_refused(
-    server: MessageServer, client: Connection, token: str
+    server: MessageServer, client: FlightConnection, token: str
 ) -> None:
-    other = Connection(f"127.0.0.1:{server.port}", token, 3, timeout=20)
+    other = FlightConnection(f"127.0.0.1:{server.port}", token, 3, timeout=20)
     with pytest.raises(ServerError, match="of host 3 .* refused the token"):
-        other.call(Message("ping"))
+        other.call(WireMessage("ping"))
     with pytest.raises(ServerError, match="refused the token"):
         other.wait_until_up(20)
     other.close()
-    assert client.call(Message("ping")).op == "ok"
+    assert client.call(WireMessage("ping")).op == "ok"
 
 
 def test_no_token_no_call(server: MessageServer) -> None:
@@ -127,7 +127,7 @@ def test_no_token_no_call(server: MessageServer) -> None:
 
 @pytest.mark.parametrize("what", ["command", "schema", "no header", "cut", "half a stream"])
 def test_streams_that_are_none_are_refused(
-    server: MessageServer, client: Connection, what: str
+    server: MessageServer, client: FlightConnection, what: str
 ) -> None:
     raw = flight.FlightClient(f"grpc://127.0.0.1:{server.port}")
     command = flight.FlightDescriptor.for_command(b"x") if what == "command" else COMMAND
@@ -140,7 +140,7 @@ def test_streams_that_are_none_are_refused(
     elif what == "half a stream":
         reader.cancel()
     else:
-        header = Message("double", {}, [torch.zeros(3)]).encode()[0]
+        header = WireMessage("double", {}, [torch.zeros(3)]).encode()[0]
         column = pa.array([0] * 5, type=pa.uint8())
         batch = pa.RecordBatch.from_arrays([column], schema=BYTES)
         if what == "no header":
@@ -149,7 +149,7 @@ def test_streams_that_are_none_are_refused(
             writer.write_with_metadata(batch, pa.py_buffer(header))
         answer = reader.read_chunk()
         assert b'"error"' in answer.app_metadata.to_pybytes()
-    assert client.call(Message("ping")).op == "ok"
+    assert client.call(WireMessage("ping")).op == "ok"
 
 
 def test_a_port_that_is_taken_is_an_error(server: MessageServer) -> None:
@@ -163,23 +163,23 @@ def test_a_short_token_is_an_error() -> None:
 
 
 def test_a_connection_that_is_closed_says_so(server: MessageServer) -> None:
-    connection = Connection(f"127.0.0.1:{server.port}", TOKEN, timeout=20)
-    waiting = connection.start(Message("hang"))
+    connection = FlightConnection(f"127.0.0.1:{server.port}", TOKEN, timeout=20)
+    waiting = connection.start(WireMessage("hang"))
     time.sleep(0.2)
     connection.close()
     with pytest.raises(ServerError):
         waiting.result()
     with pytest.raises(RuntimeError, match="the connection is closed"):
-        connection.call(Message("ping"))
+        connection.call(WireMessage("ping"))
 
 
 SCRIPT = """
 import sys, time
-from graphshard.store import Message, MessageServer
+from graphshard.store import WireMessage, MessageServer
 def hang(request):
     time.sleep(60)
-    return Message("late")
-server = MessageServer({"hang": hang, "ping": lambda _: Message("ok")}, sys.argv[1])
+    return WireMessage("late")
+server = MessageServer({"hang": hang, "ping": lambda _: WireMessage("ok")}, sys.argv[1])
 print(server.port, flush=True)
 server.serve()
 """
@@ -196,15 +196,15 @@ def test_a_server_that_vanishes_is_named(number: int, tmp_path: Path) -> None:
     )
     try:
         assert process.stdout is not None
-        connection = Connection(f"127.0.0.1:{process.stdout.readline().strip()}", TOKEN, 5, 2)
+        connection = FlightConnection(f"127.0.0.1:{process.stdout.readline().strip()}", TOKEN, 5, 2)
         connection.wait_until_up(30)
-        waiting = connection.start(Message("hang"), timeout=2)
+        waiting = connection.start(WireMessage("hang"), timeout=2)
         process.send_signal(number)
         with pytest.raises(ServerError, match=r"of host 5 .* (is gone|did not answer)") as caught:
             waiting.result()
         assert caught.value.host == 5
         with pytest.raises(ServerError, match=r"of host 5"):
-            connection.call(Message("ping"), timeout=1)
+            connection.call(WireMessage("ping"), timeout=1)
         connection.close()
     finally:
         process.kill()

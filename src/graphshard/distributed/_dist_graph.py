@@ -22,8 +22,8 @@ from ..store import (
     HostTables,
     Job,
     LocalHost,
-    Message,
     RowsRequest,
+    WireMessage,
     current_job,
     has_job,
     set_job,
@@ -82,7 +82,7 @@ class DistGraph:
             self._start_alone(graph_name, part_config)
         self._job = current_job()
         cluster = self._job.cluster
-        (answer,) = cluster.ask([(0, Message("graph", {"name": graph_name}))])
+        (answer,) = cluster.ask([(0, WireMessage("graph", {"name": graph_name}))])
         num_parts = int(answer.fields["num_parts"])
         part = cluster.here * num_parts // cluster.num_hosts
         self._ids = GraphIds.from_json(answer.fields, part)
@@ -304,7 +304,7 @@ class DistGraph:
         src, dst = torch.empty_like(ids), torch.empty_like(ids)
         places = [(host == number).nonzero().view(-1) for number in range(cluster.num_hosts)]
         asked = [
-            (number, Message("ends", {"etype": list(etype)}, [ids[at] - starts[number]]))
+            (number, WireMessage("ends", {"etype": list(etype)}, [ids[at] - starts[number]]))
             for number, at in enumerate(places)
             if at.numel()
         ]
@@ -319,9 +319,9 @@ class DistGraph:
         fanout: Any,
         edge_dir: str = "in",
         prob: str | None = None,
-        replace: bool = False,
         *,
         exclude_edges: Any = None,
+        replace: bool = False,
         seed: int | None = None,
     ) -> Graph:
         """Edges drawn for nodes, as a graph with all nodes; ``edata[EID]`` has their ids.
@@ -331,8 +331,8 @@ class DistGraph:
             fanout: Edges of each relation for a node, -1 for all; or relation to that.
             edge_dir: ``"in"``.
             prob: Name of the edge feature to draw in proportion to.
-            replace: Draw with replacement.
             exclude_edges: Ids of edges that are not drawn, or relation to ids.
+            replace: Draw with replacement.
             seed: Names the draw; by default one from torch's generator.
 
         Raises:

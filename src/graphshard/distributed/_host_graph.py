@@ -33,7 +33,7 @@ from ..partition import RangePartitionBook, load_partition
 from ..partition.format import read_config
 from ..sampling import DrawOptions, NeighborRequest
 from ..sampling.graph_store import CheckedWeights, EdgeLists
-from ..store import HostTables, Message, TableInfo, parts_of_host, starts_of_hosts
+from ..store import HostTables, TableInfo, WireMessage, parts_of_host, starts_of_hosts
 from ..store.wire import Handler
 
 _INT32_MAX = 2**31 - 1
@@ -236,15 +236,15 @@ class GraphHandlers:
         """By op."""
         return {"graph": self._on_graph, "draw": self._on_draw, "ends": self._on_ends}
 
-    def _on_graph(self, request: Message) -> Message:
+    def _on_graph(self, request: WireMessage) -> WireMessage:
         name = request.fields.get("name")
         if name != self._ids.name:
             raise ValueError(
                 f"the servers have the graph {self._ids.name!r} (asked for {name!r:.80})"
             )
-        return Message("graph", self._ids.as_json())
+        return WireMessage("graph", self._ids.as_json())
 
-    def _on_draw(self, request: Message) -> Message:
+    def _on_draw(self, request: WireMessage) -> WireMessage:
         fields, tensors = request.fields, request.tensors
         listed = fields.get("requests")
         if not isinstance(listed, list) or len(tensors) != 2 * len(listed):
@@ -257,7 +257,7 @@ class GraphHandlers:
             _check_rows(excluded, None)
             absent = excluded if excluded.numel() else None
             answer += self._graph.draw(wanted, rows, options, absent)
-        return Message("drawn", {}, answer)
+        return WireMessage("drawn", {}, answer)
 
     def _request_of(self, entry: Any, rows: Tensor) -> NeighborRequest:
         if not isinstance(entry, list) or len(entry) != 3:
@@ -278,7 +278,7 @@ class GraphHandlers:
                 return etype
         raise ValueError(f"unknown relation {value!r:.200}")
 
-    def _on_ends(self, request: Message) -> Message:
+    def _on_ends(self, request: WireMessage) -> WireMessage:
         """Sources and destinations of edges of one relation."""
         etype = self._etype(request.fields.get("etype"))
         if len(request.tensors) != 1:
@@ -288,7 +288,7 @@ class GraphHandlers:
         assert lists is not None
         _check_rows(positions, lists.neighbors.numel())
         src = lists.neighbors.index_select(0, positions)
-        return Message("ends", {}, [src, self._graph.destinations(etype, positions)])
+        return WireMessage("ends", {}, [src, self._graph.destinations(etype, positions)])
 
 
 def _check_rows(rows: Tensor, limit: int | None) -> None:

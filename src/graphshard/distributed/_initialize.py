@@ -23,7 +23,7 @@ from ..comm import barrier as comm_barrier
 from ..comm import rank, world_size
 from ..store import (
     Cluster,
-    Connection,
+    FlightConnection,
     Job,
     ServedHost,
     current_job,
@@ -40,12 +40,12 @@ _START_SECONDS = 120.0
 
 def initialize(
     ip_config: str | os.PathLike[str] | None = None,
+    *,
     num_workers: int = 0,
     max_queue_size: int | None = None,
     net_type: str | None = None,
     num_worker_threads: int = 1,
     use_graphbolt: bool = False,
-    *,
     timeout: float = 60.0,
 ) -> None:
     """Connect this trainer to the servers of its job; call it before anything of a `DistGraph`.
@@ -80,7 +80,7 @@ def initialize(
     token, certificate = read_token(), os.environ.get(CERTIFICATE)
     served = []
     for number, host in enumerate(hosts):
-        connection = Connection(str(host), token, number, timeout, certificate)
+        connection = FlightConnection(str(host), token, number, timeout, certificate)
         served.append(ServedHost(connection, may_attach=number == here))
     for each in served:
         each.connection.wait_until_up(_START_SECONDS)

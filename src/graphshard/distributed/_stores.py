@@ -17,7 +17,7 @@ from .._typing import CanonicalEType
 from ..errors import MessageError
 from ..ops import group_by_range, ungroup
 from ..sampling import DrawOptions, FeatureRequest, NeighborRequest, SampledNeighbors
-from ..store import Cluster, Message, RowsRequest
+from ..store import Cluster, RowsRequest, WireMessage
 from ._host_graph import GraphIds, HostGraph, check_options, edge_policy, node_policy
 
 
@@ -111,7 +111,7 @@ class ServedGraphStore:
         options: DrawOptions,
         excluded: Mapping[CanonicalEType, Tensor] | None,
         host: int,
-    ) -> Message:
+    ) -> WireMessage:
         tensors = []
         for request, nodes in zip(requests, rows, strict=True):
             absent = None if excluded is None else _some(excluded.get(request.etype))
@@ -122,7 +122,7 @@ class ServedGraphStore:
                 absent = absent[(absent >= starts[host]) & (absent < starts[host + 1])]
             tensors += [nodes, absent]
         listed = [[list(r.etype), int(r.fanout), r.key] for r in requests]
-        return Message("draw", {"requests": listed, "options": asdict(options)}, tensors)
+        return WireMessage("draw", {"requests": listed, "options": asdict(options)}, tensors)
 
     def _joined(
         self, order: Tensor | None, by_host: Sequence[Sequence[Tensor]]

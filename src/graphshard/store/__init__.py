@@ -9,18 +9,17 @@ from ._job import Job, current_job, has_job, set_job
 from ._sparse_optimizers import SparseAdagrad, SparseAdam, SparseOptimizer, SparseSGD
 from ._table_server import TableServer
 from ._tables import HostTables, TableInfo
-from .wire import Connection, Message, MessageServer
+from .wire import FlightConnection, MessageServer, WireMessage
 
 __all__ = [
     "Cluster",
-    "Connection",
     "DistEmbedding",
     "DistTensor",
+    "FlightConnection",
     "HostAddress",
     "HostTables",
     "Job",
     "LocalHost",
-    "Message",
     "MessageServer",
     "RowsRequest",
     "ServedHost",
@@ -30,6 +29,7 @@ __all__ = [
     "SparseSGD",
     "TableInfo",
     "TableServer",
+    "WireMessage",
     "current_job",
     "has_job",
     "parts_of_host",

@@ -19,7 +19,7 @@ from ..comm import Pending
 from ..errors import MessageError, ServerError
 from ..ops import copy_rows, group_by_range
 from ._tables import HostTables, TableInfo, attached, check_rows, write_rows
-from .wire import Connection, Message
+from .wire import FlightConnection, WireMessage
 
 _INT32_MAX = 2**31 - 1
 MESSAGE_BYTES = 1 << 26
@@ -29,14 +29,14 @@ MESSAGE_BYTES = 1 << 26
 class Answer(Protocol):
     """A request's answer to come."""
 
-    def result(self) -> Message:
+    def result(self) -> WireMessage:
         """Wait for it."""
 
 
 class Host(Protocol):
     """A host, as its clients see it."""
 
-    def start(self, request: Message) -> Answer:
+    def start(self, request: WireMessage) -> Answer:
         """Ask its server."""
 
     def rows(self, name: str) -> Tensor | None:
@@ -59,11 +59,11 @@ class LocalHost:
     def __init__(self, tables: HostTables) -> None:
         self._tables, self._handlers = tables, tables.handlers()
 
-    def add_handlers(self, handlers: dict[str, Callable[[Message], Message]]) -> None:
+    def add_handlers(self, handlers: dict[str, Callable[[WireMessage], WireMessage]]) -> None:
         """More requests that it answers."""
         self._handlers |= handlers
 
-    def start(self, request: Message) -> Answer:
+    def start(self, request: WireMessage) -> Answer:
         answer = self._handlers[request.op](request)
         return _Known(answer)
 
@@ -79,9 +79,9 @@ class LocalHost:
 
 @dataclass(frozen=True)
 class _Known:
-    answer: Message
+    answer: WireMessage
 
-    def result(self) -> Message:
+    def result(self) -> WireMessage:
         return self.answer
 
 
@@ -93,11 +93,11 @@ class ServedHost:
         may_attach: Whether the server may be on this machine.
     """
 
-    def __init__(self, connection: Connection, may_attach: bool) -> None:
+    def __init__(self, connection: FlightConnection, may_attach: bool) -> None:
         self.connection, self._may_attach = connection, may_attach
         self._rows: dict[str, tuple[Sequence[Any], Tensor | None]] = {}
 
-    def start(self, request: Message) -> Answer:
+    def start(self, request: WireMessage) -> Answer:
         return self.connection.start(request)
 
     def rows(self, name: str) -> Tensor | None:
@@ -153,7 +153,7 @@ class Cluster:
         for host in self.hosts:
             host.close()
 
-    def ask(self, requests: Sequence[tuple[int, Message]]) -> list[Message]:
+    def ask(self, requests: Sequence[tuple[int, WireMessage]]) -> list[WireMessage]:
         """The answers of hosts, all asked at the same time.
 
         All are waited for, also after an error.
@@ -173,7 +173,7 @@ class Cluster:
 
     def refresh(self) -> None:
         """Learn which tables there are."""
-        self._learn(self.ask([(n, Message("tables")) for n in range(self.num_hosts)]))
+        self._learn(self.ask([(n, WireMessage("tables")) for n in range(self.num_hosts)]))
 
     def names(self) -> list[str]:
         """The tables that are known."""
@@ -186,7 +186,7 @@ class Cluster:
             KeyError: There is none.
         """
         if name not in self._infos:
-            request = Message("tables", {"names": [name]})
+            request = WireMessage("tables", {"names": [name]})
             self._learn(self.ask([(n, request) for n in range(self.num_hosts)]))
         if name not in self._infos:
             raise KeyError(f"no tensor named {name!r}; there are: {', '.join(self.names())}")
@@ -201,7 +201,7 @@ class Cluster:
             ValueError: A table of that name has another shape, dtype or policy.
             OSError: Some host has no room.
         """
-        request = Message("create", info.as_json())
+        request = WireMessage("create", info.as_json())
         answers = self.ask([(number, request) for number in range(self.num_hosts)])
         self._learn(answers)
         return any(bool(answer.fields.get("is_new")) for answer in answers)
@@ -209,7 +209,7 @@ class Cluster:
     def delete(self, name: str) -> None:
         """Delete a table on all hosts."""
         self._infos.pop(name, None)
-        request = Message("delete", {"name": name})
+        request = WireMessage("delete", {"name": name})
         self.ask([(number, request) for number in range(self.num_hosts)])
         for host in self.hosts:
             if isinstance(host, ServedHost):
@@ -221,9 +221,9 @@ class Cluster:
         A table that is not persistent is deleted once all that have asked for it let it go.
         """
         for host in self.hosts:
-            host.start(Message("release", {"name": name}))
+            host.start(WireMessage("release", {"name": name}))
 
-    def _learn(self, answers: Sequence[Message]) -> None:
+    def _learn(self, answers: Sequence[WireMessage]) -> None:
         for number, answer in enumerate(answers):
             listed = answer.fields.get("tables")
             for fields in [answer.fields["table"]] if listed is None else listed:
@@ -298,7 +298,7 @@ class Cluster:
         info = self.info(name)
         check_rows(info, ids.numel(), rows)
         rows = rows.detach().cpu()
-        asked: list[tuple[int, Message]] = []
+        asked: list[tuple[int, WireMessage]] = []
         for number, local, places in self._by_host([info], ids):
             chosen = rows if places is None else rows.index_select(0, places)
             table = self.hosts[number].rows(name)
@@ -307,12 +307,12 @@ class Cluster:
                 continue
             most = max(1, MESSAGE_BYTES // max(1, info.row_bytes))
             asked += [
-                (number, Message("write", {"name": name}, [i, r]))
+                (number, WireMessage("write", {"name": name}, [i, r]))
                 for i, r in zip(local.split(most), chosen.split(most), strict=True)
             ]
         # One after another to a host, so that of an id in two messages the later one counts.
         while asked:
-            batch: dict[int, Message] = {}
+            batch: dict[int, WireMessage] = {}
             left = []
             for number, message in asked:
                 if number in batch:
@@ -324,7 +324,7 @@ class Cluster:
 
     def count_nonzero(self, name: str) -> int:
         """Elements of a table that are not 0, on all hosts."""
-        request = Message("count_nonzero", {"name": name})
+        request = WireMessage("count_nonzero", {"name": name})
         answers = self.ask([(number, request) for number in range(self.num_hosts)])
         return sum(int(answer.fields["count"]) for answer in answers)
 
@@ -401,11 +401,11 @@ def _batches(pieces: Sequence[_Piece]) -> Iterator[list[_Piece]]:
         yield batch
 
 
-def _read_request(pieces: Sequence[_Piece]) -> Message:
-    return Message("read", {"names": [p.names for p in pieces]}, [p.rows for p in pieces])
+def _read_request(pieces: Sequence[_Piece]) -> WireMessage:
+    return WireMessage("read", {"names": [p.names for p in pieces]}, [p.rows for p in pieces])
 
 
-def _take(pieces: Sequence[_Piece], answer: Message) -> None:
+def _take(pieces: Sequence[_Piece], answer: WireMessage) -> None:
     """Copy the rows of an answer to where they go."""
     arrived = iter(answer.tensors)
     for piece in pieces:

@@ -44,7 +44,7 @@ class DistTensor:
     Args:
         shape: First the number of nodes or edges of a type.
         dtype: Of the elements.
-        name: Of the tensor in the cluster; None for one that nobody else can ask for.
+        name: Of the tensor in the cluster; None for one that cannot be asked for by name.
         init_func: From shape and dtype to first contents; None for zeros. It is called for a few
             rows at a time, with torch's seed set from the tensor's name, the first row's id and
             rank 0's random state, so contents do not depend on the number of hosts and trainers.

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ._tables import HostTables
-from .wire import Handler, Message, MessageServer
+from .wire import Handler, MessageServer, WireMessage
 
 
 class TableServer:
@@ -59,5 +59,5 @@ class TableServer:
         self.tables.close()
 
 
-def _on_ping(request: Message) -> Message:
-    return Message("ok")
+def _on_ping(request: WireMessage) -> WireMessage:
+    return WireMessage("ok")

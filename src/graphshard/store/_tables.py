@@ -25,7 +25,7 @@ from .._temporary import TemporaryFolder
 from .._written_files import writing
 from ..errors import MessageError
 from ..ops import copy_rows
-from .wire import Handler, Message, dtype_name, dtype_named
+from .wire import Handler, WireMessage, dtype_name, dtype_named
 
 MAX_NAME = 512
 _NAME = re.compile(r"[^\x00-\x1f\x7f]+")
@@ -103,7 +103,7 @@ def check_name(name: Any) -> None:
 
 
 @dataclass(frozen=True)
-class _Table:
+class _HostTable:
     info: TableInfo
     rows: Tensor
     path: str | None
@@ -123,7 +123,7 @@ class HostTables:
         self, host: int, is_shared: bool, directory: str | os.PathLike[str] | None = None
     ) -> None:
         self.host = host
-        self._tables: dict[str, _Table] = {}
+        self._tables: dict[str, _HostTable] = {}
         self._lock = threading.RLock()
         self._folder: TemporaryFolder | None = None
         if is_shared:
@@ -183,7 +183,7 @@ class HostTables:
             else:
                 path = str(self._folder.path / secrets.token_hex(8))
                 rows = new_file(path, shape, info.dtype)
-            self._tables[info.name] = _Table(info, rows, path)
+            self._tables[info.name] = _HostTable(info, rows, path)
             return True
 
     def delete(self, name: str) -> None:
@@ -204,7 +204,7 @@ class HostTables:
             else:
                 self.delete(name)
 
-    def _find(self, name: Any) -> _Table:
+    def _find(self, name: Any) -> _HostTable:
         with self._lock:
             table = self._tables.get(name) if isinstance(name, str) else None
             if table is None:
@@ -226,17 +226,17 @@ class HostTables:
             "count_nonzero": self._on_count_nonzero,
         }
 
-    def _on_tables(self, request: Message) -> Message:
+    def _on_tables(self, request: WireMessage) -> WireMessage:
         with self._lock:
             names = request.fields.get("names")
             chosen = sorted(self._tables) if names is None else _texts(names)
             found = [self._described(name) for name in chosen if name in self._tables]
-        return Message("tables", {"tables": found})
+        return WireMessage("tables", {"tables": found})
 
-    def _on_create(self, request: Message) -> Message:
+    def _on_create(self, request: WireMessage) -> WireMessage:
         info = TableInfo.from_json(request.fields)
         is_new = self.create(info)
-        return Message("created", {"is_new": is_new, "table": self._described(info.name)})
+        return WireMessage("created", {"is_new": is_new, "table": self._described(info.name)})
 
     def _described(self, name: str) -> dict[str, Any]:
         table = self._find(name)
@@ -246,28 +246,28 @@ class HostTables:
             found["file"] = [table.path, stat.st_dev, stat.st_ino]
         return found
 
-    def _on_delete(self, request: Message) -> Message:
+    def _on_delete(self, request: WireMessage) -> WireMessage:
         self.delete(request.fields.get("name", ""))
-        return Message("deleted")
+        return WireMessage("deleted")
 
-    def _on_release(self, request: Message) -> Message:
+    def _on_release(self, request: WireMessage) -> WireMessage:
         self.release(request.fields.get("name", ""))
-        return Message("released")
+        return WireMessage("released")
 
-    def _on_read(self, request: Message) -> Message:
+    def _on_read(self, request: WireMessage) -> WireMessage:
         """Rows of several tables: ``fields["names"]`` has a list of names for each ids tensor."""
         wanted = _read_plan(request, self._find)
         specs = [
             (t.info.dtype, (ids.numel(), *t.info.row_shape)) for ids, some in wanted for t in some
         ]
-        answer = Message.allocate("rows", {}, specs)
+        answer = WireMessage.allocate("rows", {}, specs)
         outs = iter(answer.tensors)
         for ids, tables in wanted:
             for table in tables:
                 copy_rows(next(outs), None, table.rows, ids)
         return answer
 
-    def _on_write(self, request: Message) -> Message:
+    def _on_write(self, request: WireMessage) -> WireMessage:
         table = self._find(request.fields.get("name"))
         if len(request.tensors) != 2:
             raise MessageError("write takes ids and rows")
@@ -275,11 +275,11 @@ class HostTables:
         _check_ids(ids, table)
         check_rows(table.info, ids.numel(), rows)
         write_rows(table.rows, ids, rows)
-        return Message("written")
+        return WireMessage("written")
 
-    def _on_count_nonzero(self, request: Message) -> Message:
+    def _on_count_nonzero(self, request: WireMessage) -> WireMessage:
         table = self._find(request.fields.get("name"))
-        return Message("count", {"count": int(torch.count_nonzero(table.rows))})
+        return WireMessage("count", {"count": int(torch.count_nonzero(table.rows))})
 
 
 def new_file(path: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -366,7 +366,7 @@ def write_rows(table: Tensor, ids: Tensor, rows: Tensor) -> None:
     copy_rows(table, ids, rows, None)
 
 
-def _read_plan(request: Message, find: Any) -> list[tuple[Tensor, list[_Table]]]:
+def _read_plan(request: WireMessage, find: Any) -> list[tuple[Tensor, list[_HostTable]]]:
     names = request.fields.get("names")
     if not isinstance(names, list) or len(names) != len(request.tensors):
         raise MessageError("read takes names for each tensor of ids")
@@ -379,7 +379,7 @@ def _read_plan(request: Message, find: Any) -> list[tuple[Tensor, list[_Table]]]
     return wanted
 
 
-def _check_ids(ids: Tensor, table: _Table) -> None:
+def _check_ids(ids: Tensor, table: _HostTable) -> None:
     if ids.dim() != 1 or ids.dtype not in (torch.int32, torch.int64):
         raise MessageError(f"ids must be int32 or int64 of one dimension (got {ids.dtype})")
     num_rows = table.rows.shape[0]

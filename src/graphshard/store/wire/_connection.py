@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Connection: requests to one server, several at a time, each bounded by a timeout."""
+"""FlightConnection: requests to one server, several at a time, each bounded by a timeout."""
 
 from __future__ import annotations
 
@@ -14,19 +14,17 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.flight as flight
-
 from ...comm import Pending
 from ...errors import MessageError, ServerError
-from ._message import Message
-from ._server import COMMAND, EXPECTED, MAX_MESSAGE, SCHEMA, batch_of, message_of
+from ._arrow import COMMAND, arrow, arrow_flight, batch_of, stream_schema
+from ._message import WireMessage
+from ._server import EXPECTED, MAX_MESSAGE, message_of
 
 _KINDS = {kind.__name__: kind for kind in (*EXPECTED, MessageError)}
 _RETRY_SECONDS = 0.2
 
 
-class Connection:
+class FlightConnection:
     """A server, as its clients see it. Safe to use from several threads, not across a fork.
 
     Args:
@@ -52,16 +50,16 @@ class Connection:
         options: dict[str, Any] = {}
         if certificates is not None:
             options["tls_root_certs"] = Path(certificates).read_bytes()
-        self._client = flight.FlightClient(f"{scheme}://{address}", **options)
+        self._client = arrow_flight().FlightClient(f"{scheme}://{address}", **options)
         headers = [(b"authorization", f"Bearer {token}".encode())]
-        self._options = flight.FlightCallOptions(headers=headers)
-        self._queue: SimpleQueue[_Call | None] = SimpleQueue()
-        self._lock, self._workers, self._most = threading.Lock(), list[_Stream](), streams
+        self._options = arrow_flight().FlightCallOptions(headers=headers)
+        self._queue: SimpleQueue[_PendingCall | None] = SimpleQueue()
+        self._lock, self._workers, self._most = threading.Lock(), list[_CallStream](), streams
         self._num_open = 0
         self._pid = os.getpid()
         self._close = weakref.finalize(self, _close, self._queue, self._workers, self._client)
 
-    def call(self, request: Message, timeout: float | None = None) -> Message:
+    def call(self, request: WireMessage, timeout: float | None = None) -> WireMessage:
         """The answer to a request.
 
         Args:
@@ -74,17 +72,17 @@ class Connection:
         """
         return self.start(request, timeout).result()
 
-    def start(self, request: Message, timeout: float | None = None) -> PendingAnswer:
+    def start(self, request: WireMessage, timeout: float | None = None) -> PendingAnswer:
         """Send a request, and go on; at most as many as there are streams travel at a time."""
         if os.getpid() != self._pid:
             raise RuntimeError("a connection does not outlive a fork; make another one")
-        call = _Call(request, self.timeout if timeout is None else timeout)
+        call = _PendingCall(request, self.timeout if timeout is None else timeout)
         with self._lock:
             if not self._close.alive:
                 raise RuntimeError("the connection is closed; make another one")
             self._num_open += 1
             if len(self._workers) < min(self._most, self._num_open):
-                self._workers.append(_Stream(self._client, self._options, self._queue))
+                self._workers.append(_CallStream(self._client, self._options, self._queue))
             self._queue.put(call)
         call.answer.add_done_callback(self._ended)
         return PendingAnswer(self, call)
@@ -102,10 +100,12 @@ class Connection:
         deadline = time.monotonic() + timeout
         while True:
             try:
-                self.call(Message("ping"), max(0.1, min(self.timeout, deadline - time.monotonic())))
+                self.call(
+                    WireMessage("ping"), max(0.1, min(self.timeout, deadline - time.monotonic()))
+                )
                 return
             except ServerError as error:
-                refused = isinstance(error.__cause__, flight.FlightUnauthenticatedError)
+                refused = isinstance(error.__cause__, arrow_flight().FlightUnauthenticatedError)
                 if refused or time.monotonic() + _RETRY_SECONDS > deadline:
                     raise
             time.sleep(_RETRY_SECONDS)
@@ -126,11 +126,11 @@ class Connection:
 class PendingAnswer:
     """The answer to a request that was sent."""
 
-    def __init__(self, connection: Connection, call: _Call) -> None:
+    def __init__(self, connection: FlightConnection, call: _PendingCall) -> None:
         self._connection, self._call = connection, call
 
-    def result(self) -> Message:
-        """Wait for it; raises as `Connection.call`."""
+    def result(self) -> WireMessage:
+        """Wait for it; raises as `FlightConnection.call`."""
         call, connection = self._call, self._connection
         try:
             answer = call.answer.result(max(0.0, call.deadline - time.monotonic()))
@@ -140,11 +140,11 @@ class PendingAnswer:
                 f"did not answer {call.request.op!r} within {call.timeout:g} s; is the host up, "
                 "and has the server memory left?"
             ) from None
-        except flight.FlightUnauthenticatedError as error:
+        except arrow_flight().FlightUnauthenticatedError as error:
             raise connection.error(
                 "refused the token; the servers and all trainers of a job need the same one", error
             ) from error
-        except (pa.ArrowException, OSError) as error:
+        except (arrow().ArrowException, OSError) as error:
             first = str(error).splitlines()[0][:300]
             raise connection.error(f"is gone ({first})", error) from error
         if answer.op != "error":
@@ -159,14 +159,14 @@ class PendingAnswer:
         return Pending(lambda: function(self.result()))
 
 
-class _Call:
+class _PendingCall:
     """A request, and its answer to come."""
 
-    def __init__(self, request: Message, timeout: float) -> None:
+    def __init__(self, request: WireMessage, timeout: float) -> None:
         self.request, self.timeout = request, timeout
         self.deadline = time.monotonic() + timeout
-        self.answer: Future[Message] = Future()
-        self.stream: _Stream | None = None
+        self.answer: Future[WireMessage] = Future()
+        self.stream: _CallStream | None = None
 
     def cancel(self) -> None:
         self.answer.cancel()
@@ -174,19 +174,19 @@ class _Call:
             self.stream.cancel(self)
 
 
-class _Stream:
+class _CallStream:
     """A thread with a stream of its own, made for its first request and again after an error."""
 
     def __init__(
         self,
-        client: flight.FlightClient,
-        options: flight.FlightCallOptions,
-        queue: SimpleQueue[_Call | None],
+        client: Any,
+        options: Any,
+        queue: SimpleQueue[_PendingCall | None],
     ) -> None:
         self._client, self._options, self._queue = client, options, queue
         self._reader: Any = None
         self._writer: Any = None
-        self._current: _Call | None = None
+        self._current: _PendingCall | None = None
         self._thread = threading.Thread(target=self._run, name="graphshard-stream", daemon=True)
         self._thread.start()
 
@@ -202,7 +202,7 @@ class _Stream:
             call.stream = self
             try:
                 answer = self._exchange(call)
-            except BaseException as error:  # whoever waits has to hear of it
+            except BaseException as error:  # for those who wait
                 self._end()
                 self._current = None
                 _set(call.answer, error)
@@ -211,19 +211,19 @@ class _Stream:
                 _set(call.answer, answer)
             del call
 
-    def _exchange(self, call: _Call) -> Message:
+    def _exchange(self, call: _PendingCall) -> WireMessage:
         header, payload = call.request.encode()
         if self._writer is None:
-            descriptor = flight.FlightDescriptor.for_command(COMMAND)
+            descriptor = arrow_flight().FlightDescriptor.for_command(COMMAND)
             self._writer, self._reader = self._client.do_exchange(descriptor, self._options)
-            self._writer.begin(SCHEMA)
-        self._writer.write_with_metadata(batch_of(payload), pa.py_buffer(header))
+            self._writer.begin(stream_schema())
+        self._writer.write_with_metadata(batch_of(payload), arrow().py_buffer(header))
         try:
             return message_of(self._reader.read_chunk(), MAX_MESSAGE)
         except StopIteration:
             raise ConnectionResetError("it ended the stream") from None
 
-    def cancel(self, call: _Call) -> None:
+    def cancel(self, call: _PendingCall) -> None:
         """Give up the exchange that runs for a call."""
         reader = self._reader
         if self._current is call and reader is not None:
@@ -232,11 +232,11 @@ class _Stream:
     def _end(self) -> None:
         writer, self._writer, self._reader = self._writer, None, None
         if writer is not None:
-            with contextlib.suppress(pa.ArrowException, OSError):
+            with contextlib.suppress(arrow().ArrowException, OSError):
                 writer.close()
 
 
-def _set(answer: Future[Message], found: Message | BaseException) -> None:
+def _set(answer: Future[WireMessage], found: WireMessage | BaseException) -> None:
     if isinstance(found, BaseException):
         answer.set_exception(found)
     else:
@@ -244,7 +244,7 @@ def _set(answer: Future[Message], found: Message | BaseException) -> None:
 
 
 def _close(
-    queue: SimpleQueue[_Call | None], workers: list[_Stream], client: flight.FlightClient
+    queue: SimpleQueue[_PendingCall | None], workers: list[_CallStream], client: Any
 ) -> None:
     while True:
         try:

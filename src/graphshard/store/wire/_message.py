@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Message: a name, some plain values and some tensors, as a header and one run of bytes.
+"""WireMessage: a name, some plain values and some tensors, as a header and one run of bytes.
 
 ::
 
@@ -18,12 +18,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-import pyarrow as pa
 import torch
 from torch import Tensor
 
 from ..._kernel import empty
 from ...errors import MessageError
+from ._arrow import arrow
 
 Spec: TypeAlias = tuple[torch.dtype, tuple[int, ...]]
 """Dtype and shape of a tensor."""
@@ -50,7 +50,7 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
 @dataclass(frozen=True)
-class Message:
+class WireMessage:
     """What one side says to the other.
 
     Args:
@@ -67,14 +67,14 @@ class Message:
     payload: Tensor | None = None
 
     @classmethod
-    def allocate(cls, op: str, fields: Mapping[str, Any], specs: Sequence[Spec]) -> Message:
+    def allocate(cls, op: str, fields: Mapping[str, Any], specs: Sequence[Spec]) -> WireMessage:
         """A message whose tensors are to be filled in, where they are sent from."""
         offsets, size = _layout(specs)
         payload = empty([size], torch.uint8)
         tensors = [_view(payload, spec, at) for spec, at in zip(specs, offsets, strict=True)]
         return cls(op, fields, tensors, payload)
 
-    def encode(self) -> tuple[bytes, pa.Buffer]:
+    def encode(self) -> tuple[bytes, Any]:
         """Header and payload.
 
         Raises:
@@ -99,14 +99,14 @@ class Message:
             return header, _buffer_of(self.payload)
         if len(self.tensors) == 1:
             return header, _buffer_of(self.tensors[0].detach().contiguous().view(-1))
-        filled = Message.allocate(self.op, self.fields, specs)
+        filled = WireMessage.allocate(self.op, self.fields, specs)
         for out, tensor in zip(filled.tensors, self.tensors, strict=True):
             out.copy_(tensor.detach())
         assert filled.payload is not None
         return header, _buffer_of(filled.payload)
 
     @classmethod
-    def decode(cls, header: bytes, payload: pa.Buffer) -> Message:
+    def decode(cls, header: bytes, payload: Any) -> WireMessage:
         """The message; its tensors are views of ``payload``.
 
         Raises:
@@ -165,7 +165,7 @@ def _spec(entry: Any) -> Spec:
     name, shape = entry
     if len(shape) > 16 or not all(type(extent) is int and 0 <= extent < 2**48 for extent in shape):
         raise MessageError(f"a shape has at most 16 extents, none negative (got {shape!r:.80})")
-    if math.prod(shape) >= 2**48:
+    if math.prod(max(extent, 1) for extent in shape) >= 2**48:
         raise MessageError(f"a tensor is too large (got shape {shape!r:.80})")
     return dtype_named(name), tuple(shape)
 
@@ -186,15 +186,15 @@ def _view(payload: Tensor, spec: Spec, offset: int) -> Tensor:
     return payload[offset : offset + size].view(dtype).view(shape)
 
 
-def _buffer_of(tensor: Tensor) -> pa.Buffer:
+def _buffer_of(tensor: Tensor) -> Any:
     """The bytes of a contiguous tensor, not copied."""
     if tensor.numel() == 0:
-        return pa.py_buffer(b"")
+        return arrow().py_buffer(b"")
     size = tensor.numel() * tensor.element_size()
-    return pa.foreign_buffer(tensor.data_ptr(), size, base=tensor)
+    return arrow().foreign_buffer(tensor.data_ptr(), size, base=tensor)
 
 
-def _tensor_over(payload: pa.Buffer) -> Tensor:
+def _tensor_over(payload: Any) -> Tensor:
     """uint8 over a buffer, not copied; it keeps the buffer."""
     if payload.size == 0:
         return torch.empty(0, dtype=torch.uint8)

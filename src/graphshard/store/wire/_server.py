@@ -3,7 +3,7 @@
 
 A client keeps a stream open and sends one message after the other; each is answered by one, which
 is what a handler returns, or ``"error"`` with what it raised. So a bad request costs its sender an
-error and nobody anything else.
+error, and the others nothing.
 """
 
 from __future__ import annotations
@@ -13,19 +13,16 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import pyarrow as pa
-import pyarrow.flight as flight
-
 from ...errors import MessageError
-from ._message import Message
+from ._arrow import COMMAND, arrow, arrow_flight, batch_of, stream_schema
+from ._message import WireMessage
 
-Handler: TypeAlias = Callable[[Message], Message]
+Handler: TypeAlias = Callable[[WireMessage], WireMessage]
 
-COMMAND = b"graphshard 1"
-SCHEMA = pa.schema([pa.field("bytes", pa.uint8(), nullable=False)])
 MAX_MESSAGE = 1 << 30
 MIN_TOKEN = 16
 
@@ -72,6 +69,7 @@ class MessageServer:
                 f"a token must have at least {MIN_TOKEN} characters (got {len(token)}); make one "
                 "with secrets.token_hex()"
             )
+        flight = arrow_flight()
         location = flight.Location.for_grpc_tcp(host, port)
         tls: list[tuple[bytes, bytes]] = []
         if certificate is not None:
@@ -79,8 +77,8 @@ class MessageServer:
             chain, key = (Path(path).read_bytes() for path in certificate)
             tls = [(chain, key)]
         try:
-            self._flight = _FlightServer(handlers, max_message, location, tls, token)
-        except pa.ArrowException as error:
+            self._flight = _flight_server()(handlers, max_message, location, tls, token)
+        except arrow().ArrowException as error:
             raise OSError(
                 f"no server can listen on {host}:{port} ({str(error).splitlines()[0]}); choose "
                 "another port, or an address of this machine"
@@ -111,53 +109,88 @@ class MessageServer:
             self._thread.join(timeout)
 
 
-class _FlightServer(flight.FlightServerBase):
-    def __init__(
-        self,
-        handlers: Mapping[str, Handler],
-        max_message: int,
-        location: flight.Location,
-        tls: list[tuple[bytes, bytes]],
-        token: str,
-    ) -> None:
-        self.handlers, self.max_message = dict(handlers), max_message
-        self.stopping = threading.Event()
-        super().__init__(location, tls_certificates=tls, middleware={"token": _TokenCheck(token)})
+@cache
+def _flight_server() -> Any:
+    """The class of Flight's servers, made when the first one is."""
+    flight = arrow_flight()
+    middleware_base: Any = flight.ServerMiddlewareFactory
+    server_base: Any = flight.FlightServerBase
 
-    def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        peer = context.peer()
-        if descriptor.command != COMMAND or reader.schema != SCHEMA:
-            _log.warning("refused a stream of another protocol from %s", peer)
-            raise flight.FlightServerError(
-                f"this server speaks {COMMAND.decode()!r}; use graphshard of the same version"
+    class TokenCheck(middleware_base):
+        """Refuses calls without the token, before anything of them is read."""
+
+        def __init__(self, token: str) -> None:
+            super().__init__()
+            self._expected = f"Bearer {token}".encode()
+
+        def start_call(self, info: Any, headers: Mapping[str, list[str]]) -> None:
+            given = next((v for k, v in headers.items() if k.lower() == "authorization"), [""])
+            found = str(given[0] if given else "").encode("utf-8", "replace")
+            if info.method != flight.FlightMethod.DO_EXCHANGE:
+                _log.warning("refused a call of %s", info.method)
+                raise flight.FlightUnauthorizedError(
+                    "this server answers graphshard's messages alone"
+                )
+            if not hmac.compare_digest(found, self._expected):
+                _log.warning(
+                    "refused a call %s", "with a wrong token" if given[0] else "without token"
+                )
+                raise flight.FlightUnauthenticatedError("wrong token, or none")
+
+    class AnsweringServer(server_base):
+        def __init__(
+            self,
+            handlers: Mapping[str, Handler],
+            max_message: int,
+            location: Any,
+            tls: list[tuple[bytes, bytes]],
+            token: str,
+        ) -> None:
+            self.handlers, self.max_message = dict(handlers), max_message
+            self.stopping = threading.Event()
+            super().__init__(
+                location, tls_certificates=tls, middleware={"token": TokenCheck(token)}
             )
-        writer.begin(SCHEMA)
-        while not self.stopping.is_set():
+
+        def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+            peer = context.peer()
+            if descriptor.command != COMMAND or reader.schema != stream_schema():
+                _log.warning("refused a stream of another protocol from %s", peer)
+                raise flight.FlightServerError(
+                    f"this server speaks {COMMAND.decode()!r}; use graphshard of the same version"
+                )
+            writer.begin(stream_schema())
+            while not self.stopping.is_set():
+                try:
+                    chunk = reader.read_chunk()
+                except StopIteration:
+                    return
+                try:
+                    header, payload = self._answer(chunk, peer).encode()
+                except MessageError as error:
+                    header, payload = _error_message(error).encode()
+                writer.write_with_metadata(batch_of(payload), arrow().py_buffer(header))
+
+        def _answer(self, chunk: Any, peer: str) -> WireMessage:
+            op = "a message"
             try:
-                chunk = reader.read_chunk()
-            except StopIteration:
-                return
-            header, payload = self._answer(chunk, peer).encode()
-            writer.write_with_metadata(batch_of(payload), pa.py_buffer(header))
+                request = message_of(chunk, self.max_message)
+                op = request.op
+                handler = self.handlers.get(op)
+                if handler is None:
+                    raise MessageError(f"unknown request {op!r:.80}")
+                return handler(request)
+            except EXPECTED as error:
+                _log.warning("refused %.80s from %s: %.500s", op, peer, error)
+                return _error_message(error)
+            except Exception as error:
+                _log.exception("failed at %.80s from %s", op, peer)
+                return _error_message(error)
 
-    def _answer(self, chunk: Any, peer: str) -> Message:
-        op = "a message"
-        try:
-            request = message_of(chunk, self.max_message)
-            op = request.op
-            handler = self.handlers.get(op)
-            if handler is None:
-                raise MessageError(f"unknown request {op!r:.80}")
-            return handler(request)
-        except EXPECTED as error:
-            _log.warning("refused %.80s from %s: %.500s", op, peer, error)
-            return _error_message(error)
-        except Exception as error:
-            _log.exception("failed at %.80s from %s", op, peer)
-            return _error_message(error)
+    return AnsweringServer
 
 
-def _error_message(error: Exception) -> Message:
+def _error_message(error: Exception) -> WireMessage:
     kinds = [kind.__name__ for kind in type(error).__mro__ if kind in EXPECTED]
     if isinstance(error, MessageError):
         kinds = ["MessageError"]
@@ -165,10 +198,10 @@ def _error_message(error: Exception) -> Message:
     text = str(text)
     if not kinds:
         text = f"{type(error).__name__}: {text}"
-    return Message("error", {"kind": kinds[0] if kinds else "", "text": text[:10_000]})
+    return WireMessage("error", {"kind": kinds[0] if kinds else "", "text": text[:10_000]})
 
 
-def message_of(chunk: Any, max_message: int) -> Message:
+def message_of(chunk: Any, max_message: int) -> WireMessage:
     """The message in a chunk of a stream.
 
     Raises:
@@ -182,31 +215,7 @@ def message_of(chunk: Any, max_message: int) -> Message:
             f"a message has at most {max_message} bytes (got {len(column)}); send fewer rows at "
             "once"
         )
-    payload = pa.py_buffer(b"")
+    payload = arrow().py_buffer(b"")
     if len(column):
         payload = column.buffers()[1].slice(column.offset, len(column))
-    return Message.decode(chunk.app_metadata.to_pybytes(), payload)
-
-
-def batch_of(payload: pa.Buffer) -> pa.RecordBatch:
-    """A payload as Flight takes it."""
-    column = pa.Array.from_buffers(pa.uint8(), payload.size, [None, payload])
-    return pa.RecordBatch.from_arrays([column], schema=SCHEMA)
-
-
-class _TokenCheck(flight.ServerMiddlewareFactory):
-    """Refuses calls without the token, before anything of them is read."""
-
-    def __init__(self, token: str) -> None:
-        super().__init__()
-        self._expected = f"Bearer {token}".encode()
-
-    def start_call(self, info: Any, headers: Mapping[str, list[str]]) -> None:
-        given = next((v for k, v in headers.items() if k.lower() == "authorization"), [""])
-        found = str(given[0] if given else "").encode("utf-8", "replace")
-        if info.method != flight.FlightMethod.DO_EXCHANGE:
-            _log.warning("refused a call of %s", info.method)
-            raise flight.FlightUnauthorizedError("this server answers graphshard's messages alone")
-        if not hmac.compare_digest(found, self._expected):
-            _log.warning("refused a call %s", "with a wrong token" if given[0] else "without token")
-            raise flight.FlightUnauthenticatedError("wrong token, or none")
+    return WireMessage.decode(chunk.app_metadata.to_pybytes(), payload)
