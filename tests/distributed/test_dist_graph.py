@@ -120,7 +120,6 @@ class Servers:
         for host in range(num_hosts):
             server = GraphServer(host, num_hosts, part_config, TOKEN)
             stack.callback(server.stop)
-            server.start()
             lines.append(server.address.replace(":", " "))
         self.ip_config = folder / "ip_config.txt"
         self.ip_config.write_text("\n".join(lines) + "\n")

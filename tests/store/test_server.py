@@ -49,7 +49,6 @@ def server() -> Iterator[MessageServer]:
     RELEASED.clear()
     handlers = {"double": double, "fail": fail, "hang": hang, "ping": lambda _: WireMessage("ok")}
     made = MessageServer(handlers, TOKEN, max_message=1 << 20)
-    made.start()
     yield made
     RELEASED.set()
     made.stop()
@@ -181,7 +180,7 @@ def hang(request):
     return WireMessage("late")
 server = MessageServer({"hang": hang, "ping": lambda _: WireMessage("ok")}, sys.argv[1])
 print(server.port, flush=True)
-server.serve()
+server.wait()
 """
 
 

@@ -54,7 +54,6 @@ def serve(
         own.port,
         certificate=tls,
     )
-    server.start()
     print(f"host {host} of {len(hosts)} serves {partition} on {server.address}", flush=True)
     try:
         threading.Event().wait()  # until a signal ends it

@@ -11,7 +11,7 @@ from ._host_graph import GraphHandlers, load_parts
 
 
 class GraphServer:
-    """The server of one host.
+    """The server of one host. It answers, in threads, until `stop` is called.
 
     Args:
         number: Of the host.
@@ -46,21 +46,14 @@ class GraphServer:
         if not 0 <= number < num_hosts:
             raise ValueError(f"the number of a host must be in [0, {num_hosts}) (got {number})")
         self._server = TableServer(number, token, host, port, directory, **options)
-        self.address = self._server.address
         try:
             ids = load_parts(self._server.tables, part_config, num_hosts)
-            self._server.add_handlers(GraphHandlers(self._server.tables, ids).handlers())
+            self._server.handlers |= GraphHandlers(self._server.tables, ids).handlers()
+            self._server.start()
         except BaseException:
             self._server.stop()
             raise
-
-    def start(self) -> None:
-        """Answer in a thread."""
-        self._server.start()
-
-    def serve(self) -> None:
-        """Answer in this thread, until `stop`."""
-        self._server.serve()
+        self.address = self._server.address
 
     def stop(self) -> None:
         """Stop answering, and free the memory."""

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from typing import Any
 
 from ._tables import HostTables
@@ -12,7 +11,7 @@ from .wire import Handler, MessageServer, WireMessage
 
 
 class TableServer:
-    """The server of one host.
+    """The server of one host. It answers once it is started, when its tables are filled.
 
     Args:
         number: Of the host.
@@ -20,7 +19,11 @@ class TableServer:
         host: Address to listen on.
         port: 0 for a free one.
         directory: Where shared memory goes; see `HostTables`.
-        options: As for `MessageServer`.
+        **options: As for `MessageServer`.
+
+    Attributes:
+        tables: Its rows.
+        handlers: What answers requests, by op; more may be added before it starts.
     """
 
     def __init__(
@@ -33,29 +36,29 @@ class TableServer:
         **options: Any,
     ) -> None:
         self.tables = HostTables(number, is_shared=True, directory=directory)
-        answers = self.tables.handlers() | {"ping": _on_ping}
-        try:
-            self._server = MessageServer(answers, token, host, port, **options)
-        except BaseException:
-            self.tables.close()
-            raise
-        self.address = f"{host}:{self._server.port}"
-
-    def add_handlers(self, handlers: Mapping[str, Handler]) -> None:
-        """More requests that it answers, by op; before it starts."""
-        self._server.add_handlers(handlers)
+        self.handlers: dict[str, Handler] = self.tables.handlers() | {"ping": _on_ping}
+        self._options = {"token": token, "host": host, "port": port, **options}
+        self._server: MessageServer | None = None
 
     def start(self) -> None:
-        """Answer in a thread."""
-        self._server.start()
+        """Listen, and answer in threads.
 
-    def serve(self) -> None:
-        """Answer in this thread, until `stop`."""
-        self._server.serve()
+        Raises:
+            ValueError: The token is too short.
+            OSError: The address is in use, or none of this machine.
+        """
+        self._server = MessageServer(self.handlers, **self._options)
+
+    @property
+    def address(self) -> str:
+        """``host:port``, once it has started."""
+        assert self._server is not None
+        return f"{self._server.host}:{self._server.port}"
 
     def stop(self) -> None:
         """Stop answering, and free the tables."""
-        self._server.stop()
+        if self._server is not None:
+            self._server.stop()
         self.tables.close()
 
 

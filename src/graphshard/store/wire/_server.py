@@ -8,10 +8,12 @@ error, and the others nothing.
 
 from __future__ import annotations
 
+import ctypes
 import hmac
 import logging
 import os
 import threading
+import weakref
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
@@ -40,7 +42,7 @@ EXPECTED: tuple[type[Exception], ...] = (
 
 
 class MessageServer:
-    """A server of one process. `serve` answers until `stop` is called.
+    """A server of one process, that answers from now on, in threads, until `stop` is called.
 
     Args:
         handlers: By op.
@@ -83,30 +85,25 @@ class MessageServer:
                 f"no server can listen on {host}:{port} ({str(error).splitlines()[0]}); choose "
                 "another port, or an address of this machine"
             ) from None
+        for finalizer in list(getattr(weakref.finalize, "_registry", ())):
+            alive = finalizer.peek()
+            if alive is not None and alive[0] is self._flight:
+                finalizer.atexit = False  # pyarrow's, which waits for streams without end
         self.host, self.port = host, self._flight.port
-        self._thread: threading.Thread | None = None
 
-    def add_handlers(self, handlers: Mapping[str, Handler]) -> None:
-        """More requests that it answers, by op; before it starts."""
-        self._flight.handlers.update(handlers)
+    def wait(self) -> None:
+        """Wait until `stop` is called."""
+        self._flight.wait()
 
-    def start(self) -> None:
-        """Answer in a thread."""
-        self._thread = threading.Thread(target=self.serve, name="graphshard-server", daemon=True)
-        self._thread.start()
-
-    def serve(self) -> None:
-        """Answer in this thread, until `stop`."""
-        self._flight.serve()
-
-    def stop(self, timeout: float = 5.0) -> None:
+    def stop(self, timeout: float = 1.0) -> None:
         """Stop answering; streams that are open end with an error at their other end."""
         self._flight.stopping.set()
         stopper = threading.Thread(target=self._flight.shutdown, daemon=True)
         stopper.start()
         stopper.join(timeout)
-        if self._thread is not None:
-            self._thread.join(timeout)
+        if stopper.is_alive():
+            # Clients keep streams open. To free the server would wait for them without end.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._flight))
 
 
 @cache
