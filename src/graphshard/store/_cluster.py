@@ -7,6 +7,8 @@ back, all of them at the same time, each no longer than the connection's timeout
 
 from __future__ import annotations
 
+import contextlib
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -143,6 +145,7 @@ class Cluster:
     def __init__(self, hosts: Sequence[Host], here: int) -> None:
         self.hosts, self.here = list(hosts), here
         self._infos: dict[str, TableInfo] = {}
+        self._releases: deque[Answer] = deque()
 
     @property
     def num_hosts(self) -> int:
@@ -221,7 +224,13 @@ class Cluster:
         A table that is not persistent is deleted once all that have asked for it let it go.
         """
         for host in self.hosts:
-            host.start(WireMessage("release", {"name": name}))
+            self._releases.append(host.start(WireMessage("release", {"name": name})))
+
+    def settle(self) -> None:
+        """Wait until what this process has let go is gone; servers that are gone do not count."""
+        while self._releases:
+            with contextlib.suppress(ServerError):
+                self._releases.popleft().result()
 
     def _learn(self, answers: Sequence[WireMessage]) -> None:
         for number, answer in enumerate(answers):

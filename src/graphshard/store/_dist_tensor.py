@@ -83,6 +83,7 @@ class DistTensor:
         key = _new_key(job, policy, name)
         info = TableInfo(key, dtype, shape[1:], job.starts(policy), policy, persistent)
         check_dtype(dtype)
+        job.cluster.settle()
         agree_on(f"{info}, {init_func is not None}, {attach}", "the DistTensor that is made")
         found = [False]
 

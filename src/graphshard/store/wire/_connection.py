@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import threading
@@ -22,6 +23,9 @@ from ._server import EXPECTED, MAX_MESSAGE, message_of
 
 _KINDS = {kind.__name__: kind for kind in (*EXPECTED, MessageError)}
 _RETRY_SECONDS = 0.2
+_END_SECONDS = 5.0
+_open: weakref.WeakSet[FlightConnection] = weakref.WeakSet()
+_ending: list[threading.Thread] = []
 
 
 class FlightConnection:
@@ -54,10 +58,15 @@ class FlightConnection:
         headers = [(b"authorization", f"Bearer {token}".encode())]
         self._options = arrow_flight().FlightCallOptions(headers=headers)
         self._queue: SimpleQueue[_PendingCall | None] = SimpleQueue()
-        self._lock, self._workers, self._most = threading.Lock(), list[_CallStream](), streams
+        self._lock, self._workers, self._most = threading.RLock(), list[_CallStream](), streams
         self._num_open = 0
         self._pid = os.getpid()
         self._close = weakref.finalize(self, _close, self._queue, self._workers, self._client)
+        self._close.atexit = False
+        if not _open:
+            atexit.unregister(_end_all)
+            atexit.register(_end_all)
+        _open.add(self)
 
     def call(self, request: WireMessage, timeout: float | None = None) -> WireMessage:
         """The answer to a request.
@@ -230,9 +239,11 @@ class _CallStream:
             reader.cancel()
 
     def _end(self) -> None:
-        writer, self._writer, self._reader = self._writer, None, None
+        """Give the stream up; destructors then have nothing to wait for."""
+        writer, reader, self._writer, self._reader = self._writer, self._reader, None, None
         if writer is not None:
             with contextlib.suppress(arrow().ArrowException, OSError):
+                reader.cancel()
                 writer.close()
 
 
@@ -246,6 +257,11 @@ def _set(answer: Future[WireMessage], found: WireMessage | BaseException) -> Non
 def _close(
     queue: SimpleQueue[_PendingCall | None], workers: list[_CallStream], client: Any
 ) -> None:
+    """End the streams and their client, in a thread.
+
+    The garbage collector may call this, in the midst of anything. And what gRPC waits for may need
+    the interpreter's lock, which the destructor of a client holds, and its `close` does not.
+    """
     while True:
         try:
             call = queue.get_nowait()
@@ -253,7 +269,27 @@ def _close(
             break
         if call is not None:
             call.answer.set_exception(ConnectionResetError("the connection was closed"))
-    for worker in workers:
-        if worker._current is not None:
-            worker._current.cancel()
+    for _ in workers:
         queue.put(None)
+
+    def end() -> None:
+        _ending[:] = [t for t in _ending if t.is_alive() or t is threading.current_thread()]
+        for worker in workers:
+            current = worker._current
+            if current is not None:
+                worker.cancel(current)
+            worker._thread.join(_END_SECONDS)
+        with contextlib.suppress(arrow().ArrowException, OSError):
+            client.close()
+
+    thread = threading.Thread(target=end, name="graphshard-close", daemon=True)
+    _ending.append(thread)
+    thread.start()
+
+
+def _end_all() -> None:
+    """At the end of the interpreter: no thread may be within gRPC then."""
+    for connection in list(_open):
+        connection.close()
+    while _ending:
+        _ending.pop().join(_END_SECONDS)

@@ -160,8 +160,8 @@ def _flight_server() -> Any:
             while not self.stopping.is_set():
                 try:
                     chunk = reader.read_chunk()
-                except StopIteration:
-                    return
+                except (StopIteration, flight.FlightCancelledError, OSError):
+                    return  # the client has ended the stream
                 try:
                     header, payload = self._answer(chunk, peer).encode()
                 except MessageError as error:
