@@ -411,9 +411,9 @@ def _free_port() -> int:
     """A port that is free now; another process may take it before rank 0 listens.
 
     Ports below the range from which systems serve outgoing connections are taken least often, so
-    some of those are tried first.
+    some of those are tried first; not by the numbers that a program may have seeded.
     """
-    for port in [*random.sample(range(20000, 32000), 20), 0]:
+    for port in [*random.SystemRandom().sample(range(20000, 32000), 20), 0]:
         with contextlib.suppress(OSError), socket.socket() as probe:
             probe.bind(("127.0.0.1", port))
             return int(probe.getsockname()[1])
