@@ -144,6 +144,7 @@ def opened(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[tuple[DistGraph, Any]]:
     part_config, graph = parts[request.param]
+    exit_client()
     with ExitStack() as stack:
         stack.callback(exit_client)
         monkeypatch.delenv("GRAPHSHARD_HOST", raising=False)

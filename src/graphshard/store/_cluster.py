@@ -227,7 +227,7 @@ class Cluster:
             self._releases.append(host.start(WireMessage("release", {"name": name})))
 
     def settle(self) -> None:
-        """Wait until what this process has let go is gone; servers that are gone do not count."""
+        """Wait until what this process has released is gone; servers that are gone do not count."""
         while self._releases:
             with contextlib.suppress(ServerError):
                 self._releases.popleft().result()
