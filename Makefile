@@ -11,7 +11,7 @@ BENCH ?= short
 PEER ?= .venv-peer
 
 # How many files of tests run side by side; 0 runs them in one process, where a debugger works.
-TEST_WORKERS ?= 3
+TEST_WORKERS ?= 2
 # Each file in one process, in the order of tests/conftest.py.
 SIDE_BY_SIDE := --dist loadfile --no-loadscope-reorder
 
