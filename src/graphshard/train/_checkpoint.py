@@ -41,7 +41,7 @@ from torch import Tensor
 from .._regular_files import check_regular
 from .._written_files import sync_folder
 from ..comm import agree, is_initialized, rank, world_size
-from ..errors import CheckpointError, PartitionFormatError
+from ..errors import CheckpointError, PartitionFormatError, RankError
 from ..partition.files import FileRecord, TensorFile, digest_of, write_tensors
 from ._collectives import raise_everywhere, reduce_ints
 from ._manifest import (
@@ -148,7 +148,7 @@ class CheckpointFolder:
             _on_rank_0(lambda: _fresh_folder(partial))
             _everywhere(lambda: _write_own(partial, checkpoint))
             _on_rank_0(lambda: self._finish(partial, self.path / name, checkpoint))
-        except (OSError, ValueError):
+        except (OSError, ValueError, RankError):  # a rank that failed may be gone, not say why
             if rank() == 0:  # a disk that is full needs the room
                 shutil.rmtree(partial, ignore_errors=True)
             raise
