@@ -328,7 +328,7 @@ def test_tensors_can_be_features(opened: tuple[DistGraph, Any]) -> None:
     g.nodes[ntype].data["h"] = tensor
     assert set(g.nodes[ntype].data) == before | {"h"}
     g.nodes[ntype].data["h"][0] = torch.ones(2)
-    assert tensor[0].tolist() == [1, 1]
+    assert tensor[0].tolist() == [[1, 1]]
     edges = g.get_edge_partition_policy(graph.canonical_etypes[0])
     size = g.num_edges(graph.canonical_etypes[0])
     assert DistTensor((size,), torch.int32, "e", part_policy=edges).shape == (size,)

@@ -14,6 +14,8 @@ from graphshard.store import (
     LocalHost,
     ServedHost,
     TableServer,
+    current_job,
+    has_job,
     set_job,
 )
 from graphshard.store._tables import HostTables
@@ -50,6 +52,13 @@ def join(addresses: Sequence[str], here: int, attach: bool = True, timeout: floa
 def alone() -> Job:
     """A job without servers."""
     return _made(Job("test", Cluster([LocalHost(HostTables(0, is_shared=False))], 0)))
+
+
+def leave() -> None:
+    """End the connections of this process's job, which there then is none of."""
+    if has_job():
+        current_job().cluster.close()
+        set_job(None)
 
 
 def _made(job: Job) -> Job:

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from clusters import NUM_ROWS, alone, join, served
+from clusters import NUM_ROWS, alone, join, leave, served
 from torch import Tensor
 
 from graphshard.comm import barrier
-from graphshard.store import DistEmbedding, SparseAdagrad, SparseAdam, SparseSGD, set_job
+from graphshard.store import DistEmbedding, SparseAdagrad, SparseAdam, SparseSGD
 from graphshard.testing import run_ranks
 
 WIDTH, STEPS = 6, 12
@@ -41,7 +41,10 @@ def batch(step: int, rank: int) -> Tensor:
 
 
 def train(rank: int, world_size: int, addresses: list[str], kind: str) -> Tensor:
-    job = join(addresses, rank % len(addresses)) if addresses else alone()
+    if addresses:
+        join(addresses, rank % len(addresses))
+    else:
+        alone()
     embedding = DistEmbedding(NUM_ROWS, WIDTH, "emb")
     if rank == 0:
         embedding.weight[:] = first()
@@ -57,7 +60,7 @@ def train(rank: int, world_size: int, addresses: list[str], kind: str) -> Tensor
         optimizer.step()
     found: Tensor = embedding.weight[:]
     barrier()
-    job.cluster.close()
+    leave()
     return found
 
 
@@ -95,7 +98,7 @@ def test_without_gradients_enabled_nothing_is_kept() -> None:
     assert not rows.requires_grad
     assert embedding.gradients()[0].numel() == 0
     assert torch.equal(rows, torch.ones(2, WIDTH))
-    set_job(None)
+    leave()
 
 
 def test_wrong_arguments_are_errors() -> None:
@@ -113,4 +116,4 @@ def test_wrong_arguments_are_errors() -> None:
         SparseSGD([], 0.1)
     with pytest.raises(TypeError, match=r"torch\.optim"):
         SparseSGD([torch.nn.Parameter(torch.zeros(2))], 0.1)  # type: ignore[list-item]
-    set_job(None)
+    leave()

@@ -16,6 +16,7 @@ find the token, in the environment:
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -82,8 +83,10 @@ def initialize(
     for number, host in enumerate(hosts):
         connection = FlightConnection(str(host), token, number, timeout, certificate)
         served.append(ServedHost(connection, may_attach=number == here))
+    label = f"rank {os.environ.get('RANK', '0')} (process {os.getpid()} of {socket.gethostname()})"
     for each in served:
         each.connection.wait_until_up(_START_SECONDS)
+        each.connection.announce(f"trainer {label}"[:200])
     set_job(Job(Path(ip_config).name, Cluster(served, here)))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import secrets
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
@@ -168,7 +169,7 @@ class DistTensor:
     # ------------------------------------------------------------------ rows
 
     def __getitem__(self, index: RowIndex) -> Tensor:
-        """Rows: ``[n, ...]``, or one of them for an int.
+        """Rows: ``[n, ...]``, as in DGL also for an int, where ``n`` is 1.
 
         Raises:
             IndexError: An id is out of range.
@@ -181,8 +182,7 @@ class DistTensor:
     def read_async(self, index: RowIndex) -> Pending:
         """Start reading rows; ``wait()`` gives ``[rows]``."""
         ids = row_ids(index, len(self), self.name)
-        pending = self._job.cluster.start_read([RowsRequest([self.name], ids)])
-        return pending.then(lambda found: [found[0][0]]) if _is_int(index) else pending
+        return self._job.cluster.start_read([RowsRequest([self.name], ids)])
 
     def __setitem__(self, index: RowIndex, rows: Any) -> None:
         """Write rows; on return their owners have them.
@@ -277,12 +277,13 @@ def row_ids(index: RowIndex, num_rows: int, what: str) -> Tensor:
             f"of one dimension (got {_kind(index)})"
         )
     ids = ids.cpu()
-    if ids.numel() and int(ids.min()) < 0:
-        ids = torch.where(ids < 0, ids + num_rows, ids)
-    if ids.numel() and not (int(ids.min()) >= 0 and int(ids.max()) < num_rows):
-        bad = ids[(ids < 0) | (ids >= num_rows)][0]
-        raise IndexError(f"ids of {what!r} must be in [0, {num_rows}) (got {int(bad)})")
-    return ids
+    if ids.numel() == 0:
+        return ids
+    low, high = (int(end) for end in ids.aminmax())
+    if low < -num_rows or high >= num_rows:
+        bad = low if low < -num_rows else high
+        raise IndexError(f"ids of {what!r} must be in [0, {num_rows}) (got {bad})")
+    return torch.where(ids < 0, ids + num_rows, ids) if low < 0 else ids
 
 
 def _is_int(index: Any) -> bool:
@@ -318,7 +319,9 @@ def _policy_of(job: Job, shape: tuple[int, ...], part_policy: Any) -> str:
 def _new_key(job: Job, policy: str, name: str | None) -> str:
     if name is None:
         job.num_anonymous += 1
-        name = f"anonymous-{job.num_anonymous}"
+        if job.run_id == 0:
+            job.run_id = from_rank_0(secrets.randbits(62) | 1)
+        name = f"anonymous-{job.run_id:x}-{job.num_anonymous}"
     check_name(name)
     if "~" in name:
         raise ValueError(f"the name of a tensor must not contain '~' (got {name!r})")

@@ -25,12 +25,15 @@ class Job:
         name: Of the job.
         cluster: Its hosts.
         policies: How rows are spread, by ``node~TYPE`` or ``edge~SRC:REL:DST``: the ids of parts.
+        num_anonymous: Tensors without a name that were made.
+        run_id: Of this run of trainers, which those tensors are called by; 0 before the first one.
     """
 
     name: str
     cluster: Cluster
     policies: dict[str, RangeMap] = field(default_factory=dict)
     num_anonymous: int = 0
+    run_id: int = 0
 
     def add_policies(self, policies: Mapping[str, RangeMap]) -> None:
         """Learn how rows of some kinds are spread.

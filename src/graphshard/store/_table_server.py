@@ -37,7 +37,13 @@ class TableServer:
     ) -> None:
         self.tables = HostTables(number, is_shared=True, directory=directory)
         self.handlers: dict[str, Handler] = self.tables.handlers() | {"ping": _on_ping}
-        self._options = {"token": token, "host": host, "port": port, **options}
+        self._options = {
+            "token": token,
+            "host": host,
+            "port": port,
+            "on_client_gone": self.tables.release_all,
+            **options,
+        }
         self._server: MessageServer | None = None
 
     def start(self) -> None:
@@ -54,6 +60,10 @@ class TableServer:
         """``host:port``, once it has started."""
         assert self._server is not None
         return f"{self._server.host}:{self._server.port}"
+
+    def num_clients(self) -> int:
+        """How many clients have announced themselves and are there."""
+        return 0 if self._server is None else len(self._server.clients.labels())
 
     def stop(self) -> None:
         """Stop answering, and free the tables."""

@@ -13,6 +13,7 @@ import os
 import re
 import secrets
 import threading
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -107,7 +108,7 @@ class _HostTable:
     info: TableInfo
     rows: Tensor
     path: str | None
-    num_holders: int = 1
+    holders: Counter[str]  # how often each client has asked for it
 
 
 class HostTables:
@@ -152,8 +153,12 @@ class HostTables:
         """Where other processes of the host find a table; None where it is this process's own."""
         return self._find(name).path
 
-    def create(self, info: TableInfo) -> bool:
+    def create(self, info: TableInfo, holder: str = "") -> bool:
         """Make a table of zeros, or find it; returns whether it is new.
+
+        Args:
+            info: The table.
+            holder: Id of the client that asks for it.
 
         Raises:
             ValueError: A table of that name has another shape, dtype or policy.
@@ -169,9 +174,8 @@ class HostTables:
                     )
                 persistent = known.info.persistent or info.persistent
                 kept = replace(known.info, persistent=persistent)
-                self._tables[info.name] = replace(
-                    known, info=kept, num_holders=known.num_holders + 1
-                )
+                self._tables[info.name] = replace(known, info=kept)
+                known.holders[holder] += 1
                 return False
             if self.host >= len(info.starts) - 1:
                 raise ValueError(f"{info.name!r} has no rows on host {self.host}")
@@ -183,7 +187,7 @@ class HostTables:
             else:
                 path = str(self._folder.path / secrets.token_hex(8))
                 rows = new_file(path, shape, info.dtype)
-            self._tables[info.name] = _HostTable(info, rows, path)
+            self._tables[info.name] = _HostTable(info, rows, path, Counter([holder]))
             return True
 
     def delete(self, name: str) -> None:
@@ -193,16 +197,22 @@ class HostTables:
             if table is not None and table.path is not None:
                 Path(table.path).unlink(missing_ok=True)
 
-    def release(self, name: str) -> None:
-        """Let a table go that was asked for by `create`."""
+    def release(self, name: str, holder: str = "") -> None:
+        """Let a table go that a client asked for by `create`."""
         with self._lock:
             table = self._tables.get(name)
-            if table is None or table.info.persistent:
+            if table is None or table.holders[holder] == 0:
                 return
-            if table.num_holders > 1:
-                self._tables[name] = replace(table, num_holders=table.num_holders - 1)
-            else:
+            table.holders[holder] -= 1
+            if not table.info.persistent and table.holders.total() == 0:
                 self.delete(name)
+
+    def release_all(self, holder: str) -> None:
+        """Let everything go that a client asked for."""
+        with self._lock:
+            for name in [n for n, table in self._tables.items() if table.holders[holder]]:
+                self._tables[name].holders[holder] = 1
+                self.release(name, holder)
 
     def _find(self, name: Any) -> _HostTable:
         with self._lock:
@@ -235,7 +245,7 @@ class HostTables:
 
     def _on_create(self, request: WireMessage) -> WireMessage:
         info = TableInfo.from_json(request.fields)
-        is_new = self.create(info)
+        is_new = self.create(info, request.sender)
         return WireMessage("created", {"is_new": is_new, "table": self._described(info.name)})
 
     def _described(self, name: str) -> dict[str, Any]:
@@ -251,7 +261,7 @@ class HostTables:
         return WireMessage("deleted")
 
     def _on_release(self, request: WireMessage) -> WireMessage:
-        self.release(request.fields.get("name", ""))
+        self.release(request.fields.get("name", ""), request.sender)
         return WireMessage("released")
 
     def _on_read(self, request: WireMessage) -> WireMessage:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import secrets
 import threading
 import time
 import weakref
@@ -19,7 +20,8 @@ from ...comm import Pending
 from ...errors import MessageError, ServerError
 from ._arrow import COMMAND, arrow, arrow_flight, batch_of, stream_schema
 from ._message import WireMessage
-from ._server import EXPECTED, MAX_MESSAGE, message_of
+from ._presence import BEAT_SECONDS, HERE, LEAVE
+from ._server import CLIENT_HEADER, EXPECTED, MAX_MESSAGE, message_of
 
 _KINDS = {kind.__name__: kind for kind in (*EXPECTED, MessageError)}
 _RETRY_SECONDS = 0.2
@@ -55,13 +57,19 @@ class FlightConnection:
         if certificates is not None:
             options["tls_root_certs"] = Path(certificates).read_bytes()
         self._client = arrow_flight().FlightClient(f"{scheme}://{address}", **options)
-        headers = [(b"authorization", f"Bearer {token}".encode())]
+        headers = [
+            (b"authorization", f"Bearer {token}".encode()),
+            (CLIENT_HEADER.encode(), secrets.token_hex(8).encode()),
+        ]
         self._options = arrow_flight().FlightCallOptions(headers=headers)
         self._queue: SimpleQueue[_PendingCall | None] = SimpleQueue()
         self._lock, self._workers, self._most = threading.RLock(), list[_CallStream](), streams
         self._num_open = 0
         self._pid = os.getpid()
-        self._close = weakref.finalize(self, _close, self._queue, self._workers, self._client)
+        self._beats: list[_Beat] = []
+        self._close = weakref.finalize(
+            self, _close, self._queue, self._workers, self._beats, self._client
+        )
         self._close.atexit = False
         if not _open:
             atexit.unregister(_end_all)
@@ -99,6 +107,24 @@ class FlightConnection:
     def _ended(self, _: object) -> None:
         with self._lock:
             self._num_open -= 1
+
+    def announce(self, label: str) -> None:
+        """Tell the server who this is, now and every few seconds, so that it notices the end.
+
+        What `HostTables.create` was asked for over this connection is released then.
+
+        Args:
+            label: For the server's log: ``"rank 3 (process 17 of host-a)"``.
+
+        Raises:
+            ServerError: The server does not answer.
+        """
+        if self._beats:
+            return
+        beat = _Beat(_Stream(self._client, self._options), label)
+        self._beats.append(beat)
+        if not beat.wait_until_heard(self.timeout):
+            raise self.error(f"did not answer within {self.timeout:g} s")
 
     def wait_until_up(self, timeout: float) -> None:
         """Ask until the server answers.
@@ -183,18 +209,51 @@ class _PendingCall:
             self.stream.cancel(self)
 
 
-class _CallStream:
-    """A thread with a stream of its own, made for its first request and again after an error."""
+class _Stream:
+    """A stream to the server, made for its first request and again after an error."""
 
-    def __init__(
-        self,
-        client: Any,
-        options: Any,
-        queue: SimpleQueue[_PendingCall | None],
-    ) -> None:
-        self._client, self._options, self._queue = client, options, queue
+    def __init__(self, client: Any, options: Any) -> None:
+        self._client, self._options = client, options
         self._reader: Any = None
         self._writer: Any = None
+
+    def exchange(self, request: WireMessage) -> WireMessage:
+        """The answer to a request; without a timeout, see `cancel`."""
+        try:
+            header, payload = request.encode()
+            if self._writer is None:
+                descriptor = arrow_flight().FlightDescriptor.for_command(COMMAND)
+                self._writer, self._reader = self._client.do_exchange(descriptor, self._options)
+                self._writer.begin(stream_schema())
+            self._writer.write_with_metadata(batch_of(payload), arrow().py_buffer(header))
+            try:
+                return message_of(self._reader.read_chunk(), MAX_MESSAGE)
+            except StopIteration:
+                raise ConnectionResetError("it ended the stream") from None
+        except BaseException:
+            self.end()
+            raise
+
+    def cancel(self) -> None:
+        """Give up the exchange that runs."""
+        reader = self._reader
+        if reader is not None:
+            reader.cancel()
+
+    def end(self) -> None:
+        """Give the stream up; destructors then have nothing to wait for."""
+        writer, reader, self._writer, self._reader = self._writer, self._reader, None, None
+        if writer is not None:
+            with contextlib.suppress(arrow().ArrowException, OSError):
+                reader.cancel()
+                writer.close()
+
+
+class _CallStream:
+    """A thread that sends the requests of a queue over a stream of its own."""
+
+    def __init__(self, client: Any, options: Any, queue: SimpleQueue[_PendingCall | None]) -> None:
+        self._stream, self._queue = _Stream(client, options), queue
         self._current: _PendingCall | None = None
         self._thread = threading.Thread(target=self._run, name="graphshard-stream", daemon=True)
         self._thread.start()
@@ -203,16 +262,15 @@ class _CallStream:
         while True:
             call = self._queue.get()
             if call is None:
-                self._end()
+                self._stream.end()
                 return
             if not call.answer.set_running_or_notify_cancel():
                 continue
             self._current = call
             call.stream = self
             try:
-                answer = self._exchange(call)
+                answer = self._stream.exchange(call.request)
             except BaseException as error:  # for those who wait
-                self._end()
                 self._current = None
                 _set(call.answer, error)
             else:
@@ -220,31 +278,47 @@ class _CallStream:
                 _set(call.answer, answer)
             del call
 
-    def _exchange(self, call: _PendingCall) -> WireMessage:
-        header, payload = call.request.encode()
-        if self._writer is None:
-            descriptor = arrow_flight().FlightDescriptor.for_command(COMMAND)
-            self._writer, self._reader = self._client.do_exchange(descriptor, self._options)
-            self._writer.begin(stream_schema())
-        self._writer.write_with_metadata(batch_of(payload), arrow().py_buffer(header))
-        try:
-            return message_of(self._reader.read_chunk(), MAX_MESSAGE)
-        except StopIteration:
-            raise ConnectionResetError("it ended the stream") from None
-
-    def cancel(self, call: _PendingCall) -> None:
+    def cancel(self, call: _PendingCall | None) -> None:
         """Give up the exchange that runs for a call."""
-        reader = self._reader
-        if self._current is call and reader is not None:
-            reader.cancel()
+        if call is not None and self._current is call:
+            self._stream.cancel()
 
-    def _end(self) -> None:
-        """Give the stream up; destructors then have nothing to wait for."""
-        writer, reader, self._writer, self._reader = self._writer, self._reader, None, None
-        if writer is not None:
-            with contextlib.suppress(arrow().ArrowException, OSError):
-                reader.cancel()
-                writer.close()
+    def end(self) -> None:
+        """Wait until the thread has ended, after the None that ends it; cancel what it does."""
+        self.cancel(self._current)
+        self._thread.join(_END_SECONDS)
+
+
+class _Beat:
+    """A thread that tells the server that this process is there, and at the end that it leaves."""
+
+    def __init__(self, stream: _Stream, label: str) -> None:
+        self._stream, self._label = stream, label
+        self._heard, self._stopped = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name="graphshard-beat", daemon=True)
+        self._thread.start()
+
+    def wait_until_heard(self, timeout: float) -> bool:
+        return self._heard.wait(timeout)
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def end(self) -> None:
+        """Wait until the thread has ended, after `stop`."""
+        self._thread.join(_END_SECONDS)
+        self._stream.cancel()
+
+    def _run(self) -> None:
+        while True:
+            word = LEAVE if self._stopped.is_set() else HERE
+            with contextlib.suppress(arrow().ArrowException, OSError, MessageError):
+                self._stream.exchange(WireMessage(word, {"label": self._label}))
+                self._heard.set()
+            if word == LEAVE:
+                self._stream.end()
+                return
+            self._stopped.wait(BEAT_SECONDS)
 
 
 def _set(answer: Future[WireMessage], found: WireMessage | BaseException) -> None:
@@ -255,7 +329,10 @@ def _set(answer: Future[WireMessage], found: WireMessage | BaseException) -> Non
 
 
 def _close(
-    queue: SimpleQueue[_PendingCall | None], workers: list[_CallStream], client: Any
+    queue: SimpleQueue[_PendingCall | None],
+    workers: list[_CallStream],
+    beats: list[_Beat],
+    client: Any,
 ) -> None:
     """End the streams and their client, in a thread.
 
@@ -271,14 +348,15 @@ def _close(
             call.answer.set_exception(ConnectionResetError("the connection was closed"))
     for _ in workers:
         queue.put(None)
+    for beat in beats:
+        beat.stop()
 
     def end() -> None:
         _ending[:] = [t for t in _ending if t.is_alive() or t is threading.current_thread()]
         for worker in workers:
-            current = worker._current
-            if current is not None:
-                worker.cancel(current)
-            worker._thread.join(_END_SECONDS)
+            worker.end()
+        for beat in beats:
+            beat.end()
         with contextlib.suppress(arrow().ArrowException, OSError):
             client.close()
 

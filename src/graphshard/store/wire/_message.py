@@ -59,12 +59,14 @@ class WireMessage:
         tensors: Dense, on the CPU.
         payload: uint8, the memory that ``tensors`` are views of, laid out as on the wire; None
             where they lie elsewhere.
+        sender: Id of the client that a server has it from; not sent.
     """
 
     op: str
     fields: Mapping[str, Any] = field(default_factory=dict)
     tensors: Sequence[Tensor] = ()
     payload: Tensor | None = None
+    sender: str = ""
 
     @classmethod
     def allocate(cls, op: str, fields: Mapping[str, Any], specs: Sequence[Spec]) -> WireMessage:

@@ -12,9 +12,11 @@ import ctypes
 import hmac
 import logging
 import os
+import re
 import threading
 import weakref
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -22,11 +24,14 @@ from typing import Any, TypeAlias
 from ...errors import MessageError
 from ._arrow import COMMAND, arrow, arrow_flight, batch_of, stream_schema
 from ._message import WireMessage
+from ._presence import HERE, LEAVE, SILENT_SECONDS, PresentClients
 
 Handler: TypeAlias = Callable[[WireMessage], WireMessage]
 
 MAX_MESSAGE = 1 << 30
 MIN_TOKEN = 16
+CLIENT_HEADER = "graphshard-client"
+_CLIENT = re.compile(r"[0-9a-f]{1,64}")
 
 _log = logging.getLogger("graphshard.server")
 #: What handlers raise on purpose; the client raises the same. All else is a fault of the server.
@@ -51,6 +56,9 @@ class MessageServer:
         port: 0 for a free one.
         certificate: Paths of a certificate chain and its key, PEM, for TLS; None for none.
         max_message: Most bytes of a message.
+        on_client_gone: Called with the id of a client that had announced itself and has left, or
+            is gone. The requests of a client have its id as ``sender``.
+        silent_seconds: A client of which nothing was heard for so long is gone.
 
     Raises:
         ValueError: The token is too short.
@@ -65,6 +73,8 @@ class MessageServer:
         port: int = 0,
         certificate: tuple[str | os.PathLike[str], str | os.PathLike[str]] | None = None,
         max_message: int = MAX_MESSAGE,
+        on_client_gone: Callable[[str], object] | None = None,
+        silent_seconds: float = SILENT_SECONDS,
     ) -> None:
         if len(token) < MIN_TOKEN:
             raise ValueError(
@@ -78,9 +88,13 @@ class MessageServer:
             location = flight.Location.for_grpc_tls(host, port)
             chain, key = (Path(path).read_bytes() for path in certificate)
             tls = [(chain, key)]
+        self.clients = PresentClients(on_client_gone or (lambda client: None), silent_seconds)
         try:
-            self._flight = _flight_server()(handlers, max_message, location, tls, token)
+            self._flight = _flight_server()(
+                handlers, max_message, location, tls, token, self.clients
+            )
         except arrow().ArrowException as error:
+            self.clients.stop()
             raise OSError(
                 f"no server can listen on {host}:{port} ({str(error).splitlines()[0]}); choose "
                 "another port, or an address of this machine"
@@ -97,6 +111,7 @@ class MessageServer:
 
     def stop(self, timeout: float = 1.0) -> None:
         """Stop answering; streams that are open end with an error at their other end."""
+        self.clients.stop()
         self._flight.stopping.set()
         stopper = threading.Thread(target=self._flight.shutdown, daemon=True)
         stopper.start()
@@ -110,19 +125,28 @@ class MessageServer:
 def _flight_server() -> Any:
     """The class of Flight's servers, made when the first one is."""
     flight = arrow_flight()
-    middleware_base: Any = flight.ServerMiddlewareFactory
+    factory_base: Any = flight.ServerMiddlewareFactory
+    middleware_base: Any = flight.ServerMiddleware
     server_base: Any = flight.FlightServerBase
 
-    class TokenCheck(middleware_base):
+    class Caller(middleware_base):
+        """Whose call it is."""
+
+        def __init__(self, client: str) -> None:
+            super().__init__()
+            self.client = client
+
+    class TokenCheck(factory_base):
         """Refuses calls without the token, before anything of them is read."""
 
         def __init__(self, token: str) -> None:
             super().__init__()
             self._expected = f"Bearer {token}".encode()
 
-        def start_call(self, info: Any, headers: Mapping[str, list[str]]) -> None:
-            given = next((v for k, v in headers.items() if k.lower() == "authorization"), [""])
-            found = str(given[0] if given else "").encode("utf-8", "replace")
+        def start_call(self, info: Any, headers: Mapping[str, list[str]]) -> Caller:
+            first = {key.lower(): str(values[0]) for key, values in headers.items() if values}
+            given = first.get("authorization", "")
+            found = given.encode("utf-8", "replace")
             if info.method != flight.FlightMethod.DO_EXCHANGE:
                 _log.warning("refused a call of %s", info.method)
                 raise flight.FlightUnauthorizedError(
@@ -130,9 +154,11 @@ def _flight_server() -> Any:
                 )
             if not hmac.compare_digest(found, self._expected):
                 _log.warning(
-                    "refused a call %s", "with a wrong token" if given[0] else "without token"
+                    "refused a call %s", "with a wrong token" if given else "without token"
                 )
                 raise flight.FlightUnauthenticatedError("wrong token, or none")
+            client = first.get(CLIENT_HEADER, "")
+            return Caller(client if _CLIENT.fullmatch(client) else "")
 
     class AnsweringServer(server_base):
         def __init__(
@@ -142,8 +168,10 @@ def _flight_server() -> Any:
             location: Any,
             tls: list[tuple[bytes, bytes]],
             token: str,
+            clients: PresentClients,
         ) -> None:
             self.handlers, self.max_message = dict(handlers), max_message
+            self.clients = clients
             self.stopping = threading.Event()
             super().__init__(
                 location, tls_certificates=tls, middleware={"token": TokenCheck(token)}
@@ -156,23 +184,31 @@ def _flight_server() -> Any:
                 raise flight.FlightServerError(
                     f"this server speaks {COMMAND.decode()!r}; use graphshard of the same version"
                 )
+            client = context.get_middleware("token").client
             writer.begin(stream_schema())
-            while not self.stopping.is_set():
-                try:
-                    chunk = reader.read_chunk()
-                except (StopIteration, flight.FlightCancelledError, OSError):
-                    return  # the client has ended the stream
-                try:
-                    header, payload = self._answer(chunk, peer).encode()
-                except MessageError as error:
-                    header, payload = _error_message(error).encode()
-                writer.write_with_metadata(batch_of(payload), arrow().py_buffer(header))
+            try:
+                while not self.stopping.is_set():
+                    try:
+                        chunk = reader.read_chunk()
+                    except (StopIteration, flight.FlightCancelledError, OSError):
+                        return  # the client has ended the stream
+                    try:
+                        header, payload = self._answer(chunk, peer, client, writer).encode()
+                    except MessageError as error:
+                        header, payload = _error_message(error).encode()
+                    writer.write_with_metadata(batch_of(payload), arrow().py_buffer(header))
+            finally:
+                self.clients.ended(client, writer)
 
-        def _answer(self, chunk: Any, peer: str) -> WireMessage:
+        def _answer(self, chunk: Any, peer: str, client: str, stream: object) -> WireMessage:
             op = "a message"
             try:
-                request = message_of(chunk, self.max_message)
+                request = replace(message_of(chunk, self.max_message), sender=client)
                 op = request.op
+                if op == HERE:
+                    return self.clients.here(client, request.fields.get("label"), stream)
+                if op == LEAVE:
+                    return self.clients.leave(client)
                 handler = self.handlers.get(op)
                 if handler is None:
                     raise MessageError(f"unknown request {op!r:.80}")
