@@ -16,6 +16,7 @@ from typing import Annotated
 import typer
 
 from ..errors import GraphShardError, RankError
+from ..store.wire import exit_process
 from ..train.launch import WRONG_INPUT_ERRORS, ExitCode, stop_on_signals
 from ._inspect import inspect
 from ._partition import partition
@@ -57,7 +58,8 @@ def main() -> None:
     SIGTERM and SIGHUP are taken as Ctrl-C is, so that nothing temporary stays behind.
     """
     with stop_on_signals():
-        sys.exit(run(sys.argv[1:]))
+        code = run(sys.argv[1:])
+    exit_process(code)
 
 
 def run(arguments: Sequence[str]) -> int:

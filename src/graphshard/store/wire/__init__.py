@@ -3,4 +3,4 @@
 
 from ._connection import FlightConnection, PendingAnswer
 from ._message import Spec, WireMessage, check_dtype, dtype_name, dtype_named
-from ._server import Handler, MessageServer
+from ._server import Handler, MessageServer, exit_process

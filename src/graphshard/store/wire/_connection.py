@@ -21,7 +21,7 @@ from ...errors import MessageError, ServerError
 from ._arrow import COMMAND, arrow, arrow_flight, batch_of, stream_schema
 from ._message import WireMessage
 from ._presence import BEAT_SECONDS, HERE, LEAVE
-from ._server import CLIENT_HEADER, EXPECTED, MAX_MESSAGE, message_of
+from ._server import CLIENT_HEADER, EXPECTED, MAX_MESSAGE, message_of, wait_for_streams
 
 _KINDS = {kind.__name__: kind for kind in (*EXPECTED, MessageError)}
 _RETRY_SECONDS = 0.2
@@ -140,9 +140,14 @@ class FlightConnection:
                 )
                 return
             except ServerError as error:
-                refused = isinstance(error.__cause__, arrow_flight().FlightUnauthenticatedError)
-                if refused or time.monotonic() + _RETRY_SECONDS > deadline:
+                if isinstance(error.__cause__, arrow_flight().FlightUnauthenticatedError):
                     raise
+                if time.monotonic() + _RETRY_SECONDS > deadline:
+                    raise self.error(
+                        f"cannot be reached within {timeout:g} s ({_first_line(error.__cause__)}); "
+                        "is it started, and is its address right?",
+                        error.__cause__,
+                    ) from None
             time.sleep(_RETRY_SECONDS)
 
     def close(self) -> None:
@@ -180,8 +185,7 @@ class PendingAnswer:
                 "refused the token; the servers and all trainers of a job need the same one", error
             ) from error
         except (arrow().ArrowException, OSError) as error:
-            first = str(error).splitlines()[0][:300]
-            raise connection.error(f"is gone ({first})", error) from error
+            raise connection.error(f"is gone ({_first_line(error)})", error) from error
         if answer.op != "error":
             return answer
         kind, text = str(answer.fields.get("kind", "")), str(answer.fields.get("text", ""))
@@ -321,6 +325,13 @@ class _Beat:
             self._stopped.wait(BEAT_SECONDS)
 
 
+def _first_line(error: BaseException | None) -> str:
+    """What Flight says, without what gRPC adds."""
+    line = str(error).splitlines()[0] if str(error) else type(error).__name__
+    text = line.split(", with message: ", 1)[-1]
+    return text.split(". gRPC client debug context", 1)[0][:300]
+
+
 def _set(answer: Future[WireMessage], found: WireMessage | BaseException) -> None:
     if isinstance(found, BaseException):
         answer.set_exception(found)
@@ -371,3 +382,4 @@ def _end_all() -> None:
         connection.close()
     while _ending:
         _ending.pop().join(_END_SECONDS)
+    wait_for_streams()  # of servers in this process

@@ -8,18 +8,20 @@ error, and the others nothing.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import hmac
 import logging
 import os
 import re
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 from ...errors import MessageError
 from ._arrow import COMMAND, arrow, arrow_flight, batch_of, stream_schema
@@ -34,6 +36,9 @@ CLIENT_HEADER = "graphshard-client"
 _CLIENT = re.compile(r"[0-9a-f]{1,64}")
 
 _log = logging.getLogger("graphshard.server")
+_END_SECONDS = 1.0
+_streams = threading.Condition()
+_num_streams = 0
 #: What handlers raise on purpose; the client raises the same. All else is a fault of the server.
 EXPECTED: tuple[type[Exception], ...] = (
     ValueError,
@@ -83,6 +88,8 @@ class MessageServer:
             )
         flight = arrow_flight()
         location = flight.Location.for_grpc_tcp(host, port)
+        atexit.unregister(wait_for_streams)
+        atexit.register(wait_for_streams)
         tls: list[tuple[bytes, bytes]] = []
         if certificate is not None:
             location = flight.Location.for_grpc_tls(host, port)
@@ -186,6 +193,7 @@ def _flight_server() -> Any:
                 )
             client = context.get_middleware("token").client
             writer.begin(stream_schema())
+            _count_streams(1)
             try:
                 while not self.stopping.is_set():
                     try:
@@ -199,6 +207,7 @@ def _flight_server() -> Any:
                     writer.write_with_metadata(batch_of(payload), arrow().py_buffer(header))
             finally:
                 self.clients.ended(client, writer)
+                _count_streams(-1)
 
         def _answer(self, chunk: Any, peer: str, client: str, stream: object) -> WireMessage:
             op = "a message"
@@ -221,6 +230,35 @@ def _flight_server() -> Any:
                 return _error_message(error)
 
     return AnsweringServer
+
+
+def _count_streams(change: int) -> None:
+    global _num_streams
+    with _streams:
+        _num_streams += change
+        _streams.notify_all()
+
+
+def wait_for_streams(timeout: float = _END_SECONDS) -> bool:
+    """Whether all streams of this process's servers end in time.
+
+    At the end of the interpreter no thread may be within gRPC: on its way back it would abort.
+    """
+    with _streams:
+        return _streams.wait_for(lambda: _num_streams == 0, timeout)
+
+
+def exit_process(code: int) -> NoReturn:
+    """End this process, as ``sys.exit``; without atexit's functions where streams are open.
+
+    A client that lives on keeps the streams open that a stopped server has. Their threads cannot be
+    ended, and would abort the interpreter's end.
+    """
+    if not wait_for_streams(0.0):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def _error_message(error: Exception) -> WireMessage:
