@@ -256,8 +256,10 @@ class _Run:
     def _message(self, agent: _HostAgent, message: dict[str, Any]) -> None:
         if "said" in message:
             who = message["said"]
-            # What torchrun says about a trainer that has failed is known by then, and long.
-            agent.say(self._name(agent, who), message["line"], not self._is_echo(agent, who))
+            # What torchrun says about a trainer that has failed is known by then, and long; a
+            # server that is ended says that it was.
+            is_known = self._is_echo(agent, who) or (who == _SERVER and self.is_stopping)
+            agent.say(self._name(agent, who), message["line"], not is_known)
         elif "up" in message:
             agent.port = int(message["up"])
         elif "ended" in message:
