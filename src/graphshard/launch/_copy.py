@@ -16,6 +16,7 @@ where it stood, file by file, and no half-written file is ever read. The JSON go
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import os
 import shlex
@@ -28,11 +29,13 @@ from pathlib import Path, PurePosixPath
 
 from .._children import how_ended
 from .._regular_files import check_regular
+from .._temporary import TemporaryFolder
 from ..partition.format import read_config
 from ..store import HostAddress, parts_of_host
 from ._shell import RemoteShell, quoted_path
 
 _MAX_HOSTS_AT_ONCE = 8
+_MAX_SOCKET_FOLDER = 60  # characters; the path of a socket has about 100
 _NAMES_AT_ONCE = 200
 _DIGEST = (
     'd() { if command -v sha256sum >/dev/null; then sha256sum "$1"; else shasum -a 256 "$1"; fi; }'
@@ -125,9 +128,6 @@ def copy_partition(
         more.append(FileToCopy(Path(ip_config), Path(ip_config).name))
     for plan in plans:
         plan[:0] = more
-    senders = [
-        _Sender(host, address, shell, workspace, timeout) for host, address in enumerate(addresses)
-    ]
     digests = _Digests()
 
     def copy(sender: _Sender) -> HostCopy:
@@ -136,7 +136,15 @@ def copy_partition(
             on_host(done)
         return done
 
-    with ThreadPoolExecutor(min(_MAX_HOSTS_AT_ONCE, len(addresses))) as pool:
+    with TemporaryFolder() as folder, ExitStack() as stack:
+        if len(str(folder)) <= _MAX_SOCKET_FOLDER:
+            shell = dataclasses.replace(shell, sockets=folder)
+        senders = []
+        for host, address in enumerate(addresses):
+            senders.append(_Sender(host, address, shell, workspace, timeout))
+            stack.callback(shell.close, address.address)
+        workers = min(_MAX_HOSTS_AT_ONCE, len(addresses))
+        pool = stack.enter_context(ThreadPoolExecutor(workers))
         try:
             return list(pool.map(copy, senders))
         except BaseException:  # such as Ctrl-C: what is not whole stays under its other name
@@ -275,14 +283,15 @@ class _Sender:
         """Send a file, and have it renamed once it is whole there."""
         target = PurePosixPath(file.target)
         # Hosts may share a file system.
-        partial = shlex.quote(f"./{target}.partial{self.host}")
+        partial, name = shlex.quote(f"./{target}.partial{self.host}"), shlex.quote(f"./{target}")
         mode = "755" if os.access(file.source, os.X_OK) else "644"
         command = (
             f"{_DIGEST}; cd {self._folder} && mkdir -p {shlex.quote(f'./{target.parent}')} && "
+            f"if [ -d {name} ]; then echo 'a folder has its name' >&2; exit 1; fi && "
             f"cat > {partial} && s=$(d {partial}) && "
             f'if [ "${{s%% *}}" != {digest} ]; then rm -f {partial}; '
             'echo "it arrived with another SHA-256 digest, ${s%% *}" >&2; exit 1; fi && '
-            f"chmod {mode} {partial} && mv -f {partial} {shlex.quote(f'./{target}')}"
+            f"chmod {mode} {partial} && mv -f {partial} {name}"
         )
         self._ask(command, file.source, file.target)
 
@@ -301,7 +310,7 @@ class _Sender:
                 process = subprocess.Popen(words, stdin=stdin, stdout=pipe, stderr=pipe)
             except FileNotFoundError:
                 raise _HostFailed(f"{words[0]} was not found; pass --ssh-command") from None
-            self._running = process
+            self._running = stack.enter_context(process)
             try:
                 if self._is_stopped:
                     raise _HostFailed("stopped")
