@@ -60,7 +60,7 @@ ARROWS["testing"] = set(ARROWS)
 ARROWS["distributed"] = set(ARROWS) - {"testing"}
 ARROWS["__init__"] = set(ARROWS)
 ARROWS["launch"] = BASE | {"_children", "_host_agent", "partition", "store", "train"}
-ARROWS["ray"] = {"_temporary", "distributed", "partition", "store"}
+ARROWS["ray"] = {"_temporary", "distributed", "graph"}
 ARROWS["cli"] = set(ARROWS)
 ARROWS["__main__"] = {"cli"}
 

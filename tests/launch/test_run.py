@@ -229,24 +229,37 @@ def test_a_host_that_falls_silent_is_named(notes: Path) -> None:
     assert outcome.report().startswith("error: host 1 (127.0.0.1) has said nothing for 7 s")
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_all_hosts(notes: Path, number: signal.Signals) -> None:
+    there = []
+
+    def on_line(line: str) -> None:
+        there.extend([line] if line.endswith("there") else [])
+        if len(there) == 4:
+            os.kill(os.getpid(), number)
+
+    with pytest.raises(KeyboardInterrupt):
+        run_job(
+            on_this_machine(2),
+            commands("print('there'); time.sleep(1000)", notes),
+            token=TOKEN,
+            on_line=on_line,
+        )
+    assert len(os.listdir(notes)) == 4
+    check_all_gone(notes)
+
+
 PROGRAM = """
-import json, sys
+import sys
 sys.path.insert(0, {folder!r})
 import test_run
 from pathlib import Path
-try:
-    test_run.run_job(test_run.on_this_machine(2), test_run.commands(sys.argv[1], Path(sys.argv[2])),
-                     token=test_run.TOKEN, on_line=lambda line: print(line, flush=True))
-except KeyboardInterrupt:
-    sys.exit(130)
+test_run.run_job(test_run.on_this_machine(2), test_run.commands(sys.argv[1], Path(sys.argv[2])),
+                 token=test_run.TOKEN, on_line=lambda line: print(line, flush=True))
 """
 
 
-@pytest.mark.parametrize(
-    "number",
-    [signal.SIGINT, signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.exhaustive)],
-)
-def test_no_process_is_left_when_the_launcher_is_ended(notes: Path, number: signal.Signals) -> None:
+def test_no_process_is_left_when_the_launcher_is_killed(notes: Path) -> None:
     program = PROGRAM.format(folder=str(Path(__file__).parent))
     trainer = "print('there', flush=True); time.sleep(1000)"
     launcher = subprocess.Popen(
@@ -259,13 +272,11 @@ def test_no_process_is_left_when_the_launcher_is_ended(notes: Path, number: sign
             line = launcher.stdout.readline()
             assert line, "the launcher has ended"
             there += line.endswith("there\n")
-        assert len(os.listdir(notes)) == 4
-        launcher.send_signal(number)
-        code = launcher.wait(60)
-    assert code == (130 if number != signal.SIGKILL else -signal.SIGKILL)
+        launcher.kill()
     check_all_gone(notes)
 
 
+@pytest.mark.exhaustive
 def test_an_agent_that_is_killed_takes_its_processes_with_it(notes: Path) -> None:
     trainer = (
         "(host, rank) == (1, 0) and (time.sleep(0.5), os.kill(parent(parent(os.getppid())), 9)); "
@@ -275,6 +286,7 @@ def test_an_agent_that_is_killed_takes_its_processes_with_it(notes: Path) -> Non
     assert "host 1 (127.0.0.1) is gone: its agent ended with signal SIGKILL" in outcome.report()
 
 
+@pytest.mark.exhaustive
 def test_lines_that_are_no_messages_are_shown(notes: Path) -> None:
     """A login script may print."""
     hosts = on_this_machine(2)
