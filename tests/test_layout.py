@@ -26,6 +26,7 @@ MAX_LINES = 650
 MAX_FILES = 12
 
 FILES = {"_regular_files", "_written_files", "_temporary"}
+PROCESSES = {"_children", "_temporary"}
 BASE = {"errors", "_typing", "_ranges", "_kernel", "_memory"} | FILES
 KERNELS = {"_kernels"}
 
@@ -40,6 +41,8 @@ ARROWS: dict[str, set[str]] = {
     "_regular_files": set(),
     "_written_files": set(),
     "_temporary": set(),
+    "_children": set(),
+    "_host_agent": PROCESSES,
     "function": set(),
     "ops": BASE | KERNELS,
     "graph": BASE | {"function", "ops"},
@@ -56,6 +59,8 @@ ARROWS["train"] = set(ARROWS)
 ARROWS["testing"] = set(ARROWS)
 ARROWS["distributed"] = set(ARROWS) - {"testing"}
 ARROWS["__init__"] = set(ARROWS)
+ARROWS["launch"] = BASE | {"_children", "_host_agent", "partition", "store", "train"}
+ARROWS["ray"] = {"_temporary", "distributed", "graph"}
 ARROWS["cli"] = set(ARROWS)
 ARROWS["__main__"] = {"cli"}
 
@@ -72,6 +77,7 @@ OPTIONAL: dict[str, set[str]] = {
     "pymetis": {"partition"},
     "pyarrow": {"data", "graph", "store"},
     "matplotlib": {"cli"},
+    "ray": {"ray"},
 }
 
 # Functions whose first argument is the name of a module to import.

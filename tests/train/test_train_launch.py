@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from graphshard import _children
 from graphshard.comm.group import _monitor
 from graphshard.comm.group._failure import MARGIN_SECONDS
 from graphshard.train import launch_workers
@@ -185,7 +186,7 @@ def test_the_parts_of_the_margin_add_up() -> None:
         _monitor._ANSWER_SECONDS,
         _monitor._EVENT_SECONDS,
         GRACE_SECONDS,
-        _launcher._TERMINATE_SECONDS,
+        _children.TERMINATE_SECONDS,
     )
     assert sum(parts) <= MARGIN_SECONDS - 1.0
 

@@ -18,7 +18,9 @@ import typer
 from ..errors import GraphShardError, RankError
 from ..store.wire import exit_process
 from ..train.launch import WRONG_INPUT_ERRORS, ExitCode, stop_on_signals
+from ._copy import copy
 from ._inspect import inspect
+from ._launch import launch
 from ._partition import partition
 from ._serve import serve
 from ._train import train
@@ -30,7 +32,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
 )
-for command in (partition, inspect, verify, train, serve):
+for command in (partition, inspect, verify, train, serve, copy, launch):
     app.command()(command)
 
 

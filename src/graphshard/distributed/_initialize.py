@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """initialize: how a trainer finds the servers of its job.
 
-``graphshard serve`` starts the server of a host. Trainers on a host get its number, and where to
-find the token, in the environment:
+``graphshard serve`` starts the server of a host, ``graphshard launch`` those of all hosts. Trainers
+on a host get its number, and where to find the rest, in the environment:
 
 =============================  ===================================================================
 ``GRAPHSHARD_HOST``            number of the host, its line in ip_config; without it a process
                                works on its own (standalone)
+``GRAPHSHARD_IP_CONFIG``       file of the hosts, set by ``graphshard launch``; it counts before
+                               the one that `initialize` is given
 ``GRAPHSHARD_TOKEN_FILE``      a file with the token, that no other user may read
 ``GRAPHSHARD_TOKEN``           the token itself, where there is no file
 ``GRAPHSHARD_TLS_CERTIFICATE``  certificates to check the servers' with; without it there is no TLS
@@ -35,6 +37,7 @@ from ..store import (
 from .token import read_token
 
 HOST = "GRAPHSHARD_HOST"
+IP_CONFIG = "GRAPHSHARD_IP_CONFIG"
 CERTIFICATE = "GRAPHSHARD_TLS_CERTIFICATE"
 _START_SECONDS = 120.0
 
@@ -55,7 +58,8 @@ def initialize(
     connection; `DistGraph` then loads the graph itself, from ``part_config``.
 
     Args:
-        ip_config: File of the hosts, one address a line; see `read_ip_config`.
+        ip_config: File of the hosts, one address a line; see `read_ip_config`. Where
+            ``GRAPHSHARD_IP_CONFIG`` is set, as ``graphshard launch`` does, its hosts are taken.
         num_workers: Accepted for DGL's scripts: batches are made ahead by threads.
         max_queue_size: Accepted for DGL's scripts.
         net_type: Accepted for DGL's scripts.
@@ -74,8 +78,12 @@ def initialize(
         return
     if has_job():
         raise RuntimeError("this process is connected already; call initialize once")
+    ip_config = os.environ.get(IP_CONFIG, ip_config)
     if ip_config is None:
-        raise ValueError(f"{HOST} is set, so there are servers; pass ip_config, which lists them")
+        raise ValueError(
+            f"{HOST} is set, so there are servers; pass ip_config, which lists them, or set "
+            f"{IP_CONFIG}"
+        )
     hosts = read_ip_config(ip_config)
     here = _host_number(len(hosts))
     token, certificate = read_token(), os.environ.get(CERTIFICATE)

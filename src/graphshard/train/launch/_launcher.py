@@ -44,16 +44,15 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import IO, Any
+from typing import Any
 
+from ..._children import Child, LineStream, end_children, how_ended, read_streams
 from ...comm.group import JOB_VARIABLE, NOTICE, local_environment
 from ._worker import EVENTS_VARIABLE, FAILURE_MARK, PARENT_VARIABLE, ExitCode
 
 _TAIL_LINES = 60
 _LINE_CHARACTERS = 500
 _GRACE_SECONDS = 2.0
-_TERMINATE_SECONDS = 1.5
-_POLL_SECONDS = 0.05
 
 Event = dict[str, Any]
 
@@ -81,11 +80,7 @@ class WorkerExit:
     @property
     def how(self) -> str:
         """``"signal SIGKILL"`` or ``"exit code 1"``."""
-        if self.code >= 0:
-            return f"exit code {self.code}"
-        with contextlib.suppress(ValueError):
-            return f"signal {signal.Signals(-self.code).name}"
-        return f"signal {-self.code}"
+        return how_ended(self.code)
 
     @property
     def blame(self) -> tuple[bool, bool, int]:
@@ -212,30 +207,12 @@ def _ignore(said: object) -> None:
 
 
 @dataclass(eq=False)
-class _Stream:
-    """Lines that a worker writes, and what takes each."""
-
-    file: IO[bytes]
-    take: Callable[[str], None]
-    rest: bytes = b""
-
-    def read(self) -> bool:
-        """Take what has come; False at the end."""
-        data = os.read(self.file.fileno(), 65536)
-        *lines, self.rest = (self.rest + data).split(b"\n")
-        for line in lines:
-            self.take(line.decode(errors="replace"))
-        return bool(data)
-
-
-@dataclass(eq=False)
-class _Worker:
+class _Worker(Child):
     """One worker's process and what it has said."""
 
     rank: int
-    process: subprocess.Popen[bytes]
     on_line: Callable[[str], None]
-    streams: list[_Stream] = field(default_factory=list)  # what it prints; events
+    streams: list[LineStream] = field(default_factory=list)  # what it prints; events
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=_TAIL_LINES))
     place: int | None = None
     ended_by_us: bool = False
@@ -269,27 +246,14 @@ class _Worker:
         finally:
             for end in ends[1:]:
                 os.close(end)
-        worker = cls(rank, process, on_line)
+        worker = cls(process, rank, on_line)
         assert process.stdout is not None
-        worker.streams.append(_Stream(process.stdout, worker.take))
+        worker.streams.append(LineStream(process.stdout, worker.take))
         tell = on_event or _ignore
         for end in ends[:1]:
             events = os.fdopen(end, "rb", buffering=0)
-            worker.streams.append(_Stream(events, lambda line: tell(json.loads(line))))
+            worker.streams.append(LineStream(events, lambda line: tell(json.loads(line))))
         return worker
-
-    def code(self) -> int | None:
-        """How the process ended, as Popen has it; None while it runs.
-
-        The kernel keeps its number until `exit`, so that `signal` reaches no other process.
-        """
-        if self.process.returncode is None and hasattr(os, "waitid"):
-            how = os.WEXITED | os.WNOHANG | os.WNOWAIT
-            found = os.waitid(os.P_PID, self.process.pid, how)
-            if found is None:
-                return None
-            return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
-        return self.process.poll()
 
     def take(self, line: str) -> None:
         """Keep a line that the worker has printed, and pass on what is to be shown now."""
@@ -300,11 +264,6 @@ class _Worker:
         self.tail.append(line)
         if (self.rank == 0 and not self.failing) or line.startswith(NOTICE):
             self.on_line(line)
-
-    def signal(self, number: int) -> None:
-        """Signal the worker and what it has started."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, number)
 
     def close(self) -> None:
         for stream in self.streams:
@@ -354,39 +313,17 @@ def _watch(workers: list[_Worker], timeout: float, on_line: Callable[[str], None
                     f"{NOTICE}waited {timeout / 2:g} s of {timeout:g} s for ranks {late} to end as "
                     "the others have"
                 )
-            _read(selector)
+            read_streams(selector)
         stop = time.monotonic() + 1.0  # output not read yet; a child may hold a pipe
         while selector.get_map() and ended == len(workers) and time.monotonic() < stop:
-            _read(selector)
-
-
-def _read(selector: selectors.BaseSelector) -> None:
-    """Take what workers say within a moment."""
-    if not selector.get_map():
-        time.sleep(_POLL_SECONDS)
-    for key, _ in selector.select(_POLL_SECONDS) if selector.get_map() else ():
-        stream: _Stream = key.data
-        if not stream.read():
-            selector.unregister(stream.file)
+            read_streams(selector)
 
 
 def _end(workers: Sequence[_Worker]) -> None:
-    """End what still runs: SIGTERM, then SIGKILL; at once, if a second signal comes meanwhile."""
-    running = [worker for worker in workers if worker.code() is None]
-    try:
-        for worker in running:
-            worker.ended_by_us = True
-            worker.signal(signal.SIGTERM)
-            worker.signal(signal.SIGCONT)  # what is stopped takes no other signal
-        stop = time.monotonic() + _TERMINATE_SECONDS
-        while any(worker.code() is None for worker in running) and time.monotonic() < stop:
-            time.sleep(_POLL_SECONDS)
-    finally:
-        for worker in workers:  # also what workers that ended by themselves have started
-            worker.signal(signal.SIGKILL)
-        for worker in workers:  # one that the system cannot end now is not waited for
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                worker.process.wait(_TERMINATE_SECONDS)
+    """End what still runs, and what the others have started."""
+    for worker in workers:
+        worker.ended_by_us = worker.code() is None
+    end_children(workers)
 
 
 def _variables(rank: int, num_workers: int, port: int) -> dict[str, str]:

@@ -1,0 +1,305 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ``graphshard launch`` runs on each host: it starts the processes there and ends them.
+
+The launcher reaches it by its standard streams alone, through ssh, srun or a pipe::
+
+    launcher -> agent    a line of JSON: the job, with the token; then {"engine": [...]} once all
+                         servers are up; then "beat" now and then. The end of the stream, or
+                         silence, ends everything.
+    agent -> launcher    lines that begin with MARK, of JSON: {"up": port}, {"said": who, "line":
+                         text}, {"ended": who, "code": code}, {"beat": 1}. Others are not its own.
+
+So no process is left when the launcher is killed or the network is gone. ``who`` is "server",
+"engine" (torchrun), or the number of a trainer on its host. `START` starts the agent without
+loading torch: the file imports the standard library alone, and the package is entered around its
+own ``__init__``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import json
+import os
+import selectors
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from ._children import Child, LineStream, end_children, read_streams
+from ._temporary import TemporaryFolder
+
+START = (
+    "import importlib, importlib.util, sys, types; "
+    "spec = importlib.util.find_spec('graphshard') "
+    "or sys.exit('graphshard is not installed for ' + sys.executable); "
+    "package = sys.modules['graphshard'] = types.ModuleType('graphshard'); "
+    "package.__path__ = spec.submodule_search_locations; "
+    "sys.exit(importlib.import_module('graphshard._host_agent').main(sys.argv[1:]))"
+)
+"""A program for ``python -c``."""
+
+MARK = "\x1e"
+_ENDED = "\x1eended "
+BEAT_SECONDS = 5.0
+END_SECONDS = 8.0
+"""What processes have to end after SIGTERM, before SIGKILL."""
+
+_PR_SET_PDEATHSIG = 1
+_SIOCGIFADDR = 0x8915
+_SERVER, _ENGINE = "server", "engine"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Be the agent of a host, or, with ``trainer FOLDER COMMAND...``, watch one trainer."""
+    if arguments:
+        return _watch_trainer(Path(arguments[1]), arguments[2:])
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGALRM):
+        signal.signal(number, _stop)
+    signal.alarm(60)
+    try:
+        job = json.loads(_first_line())
+        with TemporaryFolder() as folder:
+            agent = _Agent(job, folder)
+            try:
+                agent.start_server()
+                agent.watch()
+            finally:
+                signal.alarm(0)
+                agent.end()
+    except (KeyboardInterrupt, BrokenPipeError):
+        return 130
+    return 0
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt(signal.Signals(number).name)
+
+
+def _first_line() -> bytes:
+    """The job; read byte by byte, so that what follows stays in the stream."""
+    line = b""
+    while not line.endswith(b"\n"):
+        byte = os.read(0, 1)
+        if not byte:
+            raise KeyboardInterrupt("the launcher has ended")
+        line += byte
+    return line
+
+
+class _Agent:
+    """The processes of one host.
+
+    Args:
+        job: What the launcher says; see `graphshard.launch`.
+        folder: For the token, the list of hosts, and what trainers print.
+    """
+
+    def __init__(self, job: Mapping[str, Any], folder: Path) -> None:
+        self.job, self.folder = job, folder
+        self.children: dict[str, Child] = {}
+        self.streams: list[LineStream] = []
+        self.selector = selectors.DefaultSelector()
+        self.is_up = False
+        self.ended: set[str] = set()
+        self._write("token", job["token"] + "\n")
+        self._write("ip_config", job["ip_config"])
+        self.workspace = os.path.expanduser(job["workspace"])
+        self.environment = self._environment()
+        self._add(LineStream(open(0, "rb", buffering=0, closefd=False), self._hear))  # noqa: SIM115
+
+    def _write(self, name: str, text: str) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        with open(os.open(self.folder / name, flags, 0o600), "w", encoding="utf-8") as file:
+            file.write(text)
+
+    def _environment(self) -> dict[str, str]:
+        """Variables of the host's processes; those that the user gives come last."""
+        threads = max(1, _num_cores() // self.job["num_local"])
+        found = {
+            "PYTHONUNBUFFERED": "1",
+            "OMP_NUM_THREADS": str(threads),
+            "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "5",
+            **os.environ,
+            "GRAPHSHARD_HOST": str(self.job["host"]),
+            "GRAPHSHARD_IP_CONFIG": str(self.folder / "ip_config"),
+            "GRAPHSHARD_TOKEN_FILE": str(self.folder / "token"),
+        }
+        interface = _interface(self.job["address"])
+        if interface is not None:
+            # Without it gloo looks up the host's name, which need not lead anywhere.
+            found.setdefault("GLOO_SOCKET_IFNAME", interface)
+        found.pop("GRAPHSHARD_TOKEN", None)
+        return {**found, **self.job["environment"]}
+
+    # ------------------------------------------------------------------ processes
+
+    def start_server(self) -> None:
+        self._start(_SERVER, self.job["server"])
+
+    def _start_engine(self, command: Sequence[str]) -> None:
+        for number in range(self.job["num_trainers"]):
+            path = self.folder / f"trainer{number}"
+            os.mkfifo(path, 0o600)
+            # For writing, too: it then has no end until this process closes it.
+            pipe = open(os.open(path, os.O_RDWR), "rb", buffering=0)  # noqa: SIM115
+            who = str(number)
+            self._add(LineStream(pipe, lambda line, who=who: self._said(who, line)))  # type: ignore[misc]
+        self._start(_ENGINE, command)
+
+    def _start(self, who: str, command: Sequence[str]) -> None:
+        known = {"{python}": sys.executable, "{folder}": str(self.folder), "{start}": START}
+        known["{ip_config}"] = str(self.folder / "ip_config")
+        process = subprocess.Popen(
+            [known.get(word, word) for word in command],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            cwd=self.workspace,
+            env=self.environment,
+            start_new_session=True,
+            preexec_fn=_end_with_parent,
+        )
+        self.children[who] = Child(process)
+        assert process.stdout is not None
+        self._add(LineStream(process.stdout, lambda line: self._said(who, line)))
+
+    def _add(self, stream: LineStream) -> None:
+        self.streams.append(stream)
+        self.selector.register(stream.file, selectors.EVENT_READ, stream)
+
+    def watch(self) -> None:
+        """Pass on what there is to say, until the launcher ends it or is silent."""
+        beat = 0.0
+        signal.alarm(self.job["silence"])
+        launcher = self.streams[0]
+        while launcher.file in self.selector.get_map():
+            if time.monotonic() > beat:
+                beat = time.monotonic() + BEAT_SECONDS
+                self._tell({"beat": 1})
+            read_streams(self.selector)
+            for who, child in self.children.items():
+                if who not in self.ended and (code := child.code()) is not None:
+                    self.ended.add(who)
+                    self._read_rest()
+                    self._tell({"ended": who, "code": code})
+
+    def _read_rest(self) -> None:
+        """Take the last lines of what has ended; a child of it may hold the pipe open."""
+        for _ in range(100):
+            if not self.selector.get_map() or not self.selector.select(0):
+                return
+            read_streams(self.selector)
+
+    def end(self) -> None:
+        """End what runs; trainers before the server that they read from."""
+        engine, server = self.children.get(_ENGINE), self.children.get(_SERVER)
+        try:
+            if engine is not None:
+                end_children([engine], END_SECONDS)
+        finally:
+            end_children([] if server is None else [server])
+        with contextlib.suppress(KeyError):
+            self.selector.unregister(self.streams[0].file)
+        with contextlib.suppress(OSError):  # the launcher is gone
+            self._read_rest()
+            for stream in self.streams[1:]:
+                stream.finish()
+            for who, child in self.children.items():
+                if who not in self.ended and (code := child.process.poll()) is not None:
+                    self._tell({"ended": who, "code": code})
+
+    # ------------------------------------------------------------------ messages
+
+    def _hear(self, line: str) -> None:
+        signal.alarm(self.job["silence"])
+        if line != "beat":
+            self._start_engine(json.loads(line)["engine"])
+
+    def _said(self, who: str, line: str) -> None:
+        line, ended, code = line.partition(_ENDED)  # what _watch_trainer writes
+        if ended:
+            if line:
+                self._tell({"said": who, "line": line})
+            self._tell({"ended": who, "code": int(code)})
+            return
+        self._tell({"said": who, "line": line})
+        if who == _SERVER and not self.is_up and line.startswith(self.job["up_line"]):
+            self.is_up = True
+            self._tell({"up": _free_port(self.job["address"])})
+
+    def _tell(self, message: Mapping[str, Any]) -> None:
+        data = memoryview(f"{MARK}{json.dumps(message)}\n".encode())
+        while data:
+            data = data[os.write(1, data) :]
+
+
+def _watch_trainer(folder: Path, command: Sequence[str]) -> int:
+    """Run a trainer under torchrun; what it prints, and how it ends, go to the agent."""
+    _killed_with_parent()
+    pipe = os.open(folder / f"trainer{os.environ['LOCAL_RANK']}", os.O_WRONLY)
+    words = [sys.executable if word == "{python}" else word for word in command]
+    try:
+        process = subprocess.Popen(words, stdout=pipe, stderr=pipe, preexec_fn=_killed_with_parent)
+    except OSError as error:
+        os.write(pipe, f"error: {words[0]} cannot be started ({error.strerror})\n".encode())
+        os.write(pipe, f"{_ENDED}127\n".encode())
+        return 127
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        process.send_signal(number)
+
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, pass_on)
+    code = process.wait()
+    os.write(pipe, f"{_ENDED}{code}\n".encode())
+    return code if code >= 0 else 128 - code
+
+
+def _end_with_parent() -> None:
+    _ask_for_signal(signal.SIGTERM)
+
+
+def _killed_with_parent() -> None:
+    _ask_for_signal(signal.SIGKILL)
+
+
+def _ask_for_signal(number: int) -> None:
+    """Have this process signalled when the one that started it is gone, however it ended."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+
+
+def _num_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _interface(address: str) -> str | None:
+    """The interface that has an address; None where that cannot be found out."""
+    with contextlib.suppress(OSError, struct.error), socket.socket() as probe:
+        wanted = socket.gethostbyname(address)
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):
+                request = struct.pack("256s", name.encode()[:15])
+                answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
+                if socket.inet_ntoa(answer[20:24]) == wanted:
+                    return name
+    return None
+
+
+def _free_port(address: str) -> int:
+    """A port of this host that is free now, for torchrun."""
+    for place in (address, ""):
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind((place, 0))
+            return int(probe.getsockname()[1])
+    raise OSError(f"no free port on {address}")

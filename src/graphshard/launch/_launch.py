@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""launch: servers, addresses and a token for a training script, which torchrun starts per host."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ._hosts import JobHosts
+from ._run import JobCommands, JobOutcome, print_line, run_job
+
+_PYTHON = re.compile(r"python(3(\.\d+)?)?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchConfig:
+    """What a job is.
+
+    Args:
+        part_config: The partition's JSON on each host, relative to ``workspace``.
+        workspace: Folder on each host in which servers and trainers run.
+        num_trainers: Trainers on each host.
+        environment: Further variables of servers and trainers.
+        server_options: Further arguments of ``graphshard serve``.
+        tls: Certificate and key on each host, relative to ``workspace``; trainers check the
+            servers with the certificate.
+        start_timeout: Seconds until all servers are up.
+        timeout: Seconds that trainers have to end after one has.
+    """
+
+    part_config: str
+    workspace: str
+    num_trainers: int = 1
+    environment: Mapping[str, str] = field(default_factory=dict)
+    server_options: Sequence[str] = ()
+    tls: tuple[str, str] | None = None
+    start_timeout: float = 600.0
+    timeout: float = 1800.0
+
+    def __post_init__(self) -> None:
+        if self.num_trainers < 1:
+            raise ValueError(f"num_trainers must be at least 1 (got {self.num_trainers})")
+        for name in ("start_timeout", "timeout"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be above 0 (got {getattr(self, name)})")
+
+
+def launch(
+    hosts: JobHosts,
+    script: Sequence[str],
+    config: LaunchConfig,
+    *,
+    on_line: Callable[[str], None] = print_line,
+) -> JobOutcome:
+    """Run a training script on all hosts, with one graph server on each; wait until it has ended.
+
+    Trainers get torchrun's variables, and those that `graphshard.distributed.initialize` reads. The
+    token is new for each job. It reaches hosts by standard input, is there in a file that no other
+    user may read, and goes with the job.
+
+    Args:
+        hosts: From `over_ssh`, `on_this_machine` or `of_slurm_job`.
+        script: The command of a trainer; ``python`` is the interpreter that has graphshard.
+        config: The rest.
+        on_line: Called with each line that a process prints, after ``[host 1 rank 3]``.
+
+    Returns:
+        How the job ended. Also if it failed: ask ``exit_code`` and ``report()``.
+
+    Raises:
+        ValueError: The script is empty, or a program that reaches hosts is missing.
+        KeyboardInterrupt: Ctrl-C; all hosts have been told to stop.
+    """
+    words = script_words(script)
+    num_hosts = len(hosts.addresses)
+    serve = ["{python}", "-m", "graphshard", "serve", config.part_config]
+    serve += ["--ip-config", "{ip_config}", *config.server_options]
+    environment = dict(config.environment)
+    if config.tls is not None:
+        certificate, key = config.tls
+        serve += ["--tls-certificate", certificate, "--tls-key", key]
+        environment.setdefault("GRAPHSHARD_TLS_CERTIFICATE", certificate)
+    job_id = secrets.token_hex(8)
+    environment.setdefault("GRAPHSHARD_JOB_ID", job_id)
+
+    def engine(host: int, port: int) -> list[str]:
+        return [
+            *("{python}", "-m", "torch.distributed.run", "--no-python", "--max-restarts=0"),
+            *(f"--nnodes={num_hosts}", f"--node-rank={host}", f"--rdzv-id={job_id}"),
+            *(f"--nproc-per-node={config.num_trainers}", f"--master-port={port}"),
+            f"--master-addr={hosts.addresses[0].address}",
+            f"--local-addr={hosts.addresses[host].address}",
+            *("{python}", "-c", "{start}", "trainer", "{folder}", *words),
+        ]
+
+    commands = JobCommands(
+        server=[[*serve, "--host", str(host)] for host in range(num_hosts)],
+        up_line=[f"host {host} of {num_hosts} serves" for host in range(num_hosts)],
+        engine=engine,
+        num_trainers=config.num_trainers,
+        workspace=config.workspace,
+        environment=environment,
+    )
+    return run_job(
+        hosts,
+        commands,
+        token=secrets.token_hex(),
+        on_line=on_line,
+        start_timeout=config.start_timeout,
+        timeout=config.timeout,
+    )
+
+
+def script_words(script: Sequence[str]) -> list[str]:
+    """The command of a trainer as words, its interpreter left open.
+
+    One word is a command line, as DGL's launcher takes it.
+
+    Raises:
+        ValueError: There is none.
+    """
+    words = shlex.split(script[0]) if len(script) == 1 else list(script)
+    if not words:
+        raise ValueError('the command of a trainer is empty; give one, such as "python train.py"')
+    if _PYTHON.fullmatch(os.path.basename(words[0])) and "/" not in words[0]:
+        return ["{python}", *words[1:]]
+    return ["{python}", *words] if words[0].endswith(".py") else words

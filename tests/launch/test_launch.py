@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``graphshard launch`` with real servers, torchrun and trainers, on two hosts.
+
+Hosts are network namespaces with sshd, to which the parts go by ``graphshard copy``; where those
+are not permitted, folders of this machine and a program in the place of ssh. The sample that always
+runs is one job; ``make test-all`` has both kinds of hosts, two trainers each, and failures.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hosts import TestHosts, hosts_of, why_no_namespaces
+
+from graphshard.cli import run
+from graphshard.data import load_dataset
+from graphshard.distributed import partition_graph
+
+SCRIPT = """
+import os, sys, time
+
+import torch
+
+import graphshard as dgl
+from graphshard.distributed import DistGraph, DistNodeDataLoader, node_split
+
+print("pid", os.getpid())
+dgl.distributed.initialize("ip_config.txt")
+torch.distributed.init_process_group("gloo")
+rank = torch.distributed.get_rank()
+g = DistGraph("cora", part_config="data/cora.json")
+seeds = node_split(g.ndata["train_mask"], g.get_partition_book())
+sampler = dgl.dataloading.NeighborSampler(
+    [10, 25], prefetch_node_feats=["feat"], prefetch_labels=["label"]
+)
+loader = DistNodeDataLoader(g, seeds, sampler, batch_size=35, shuffle=True, seed=0)
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(
+            [dgl.nn.SAGEConv(1433, 16, "mean"), dgl.nn.SAGEConv(16, 7, "mean")]
+        )
+
+    def forward(self, blocks, h):
+        h = torch.relu(self.layers[0](blocks[0], h))
+        return self.layers[1](blocks[1], h)
+
+
+torch.manual_seed(0)
+model = torch.nn.parallel.DistributedDataParallel(Model())
+optimizer = torch.optim.Adam(model.parameters(), lr=0.03)
+losses = []
+for epoch in range(4):
+    for _, _, blocks in loader:
+        loss = torch.nn.functional.cross_entropy(
+            model(blocks, blocks[0].srcdata["feat"]), blocks[-1].dstdata["label"]
+        )
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+if "wait" in sys.argv:
+    print("waiting")
+    time.sleep(1000)
+if "raise" in sys.argv and rank == 1:
+    raise RuntimeError("on purpose")
+if "raise" in sys.argv:
+    torch.distributed.barrier()
+print("losses", losses[0], losses[-1], "of", len(losses), "host", os.environ["GRAPHSHARD_HOST"])
+dgl.distributed.exit_client()
+torch.distributed.destroy_process_group()
+"""
+
+
+@pytest.fixture(scope="module")
+def kind(request: pytest.FixtureRequest) -> str:
+    """What hosts are: those asked for, or the best that there are here."""
+    reason = why_no_namespaces()
+    if getattr(request, "param", "namespaces") == "loopback":
+        return "loopback"
+    if reason is not None and hasattr(request, "param"):
+        pytest.skip(reason)
+    if reason is not None:
+        sys.stderr.write(f"hosts are folders of this machine, because {reason}\n")
+    return "namespaces" if reason is None else "loopback"
+
+
+@pytest.fixture(scope="module")
+def hosts(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestHosts]:
+    """Two hosts that have their parts, and the script."""
+    folder = tmp_path_factory.mktemp("hosts")
+    (folder / "code").mkdir()
+    (folder / "code" / "train.py").write_text(SCRIPT)
+    with hosts_of(kind, folder) as found:
+        partition_graph(load_dataset("cora").graph, "cora", 2, folder / "cora", quiet=True)
+        done = run(
+            [
+                *("copy", "--ip_config", str(found.ip_config), "--workspace", "~/job"),
+                *("--part_config", str(folder / "cora" / "cora.json"), "--rel_data_path", "data"),
+                *("--script_folder", str(folder / "code"), "--ssh-command", found.ssh),
+            ]
+        )
+        assert done == 0
+        yield found
+
+
+def command(hosts: TestHosts, num_trainers: int, script: str) -> list[str]:
+    return [
+        *("launch", "--ip_config", str(hosts.ip_config), "--workspace", "~/job"),
+        *("--part_config", "data/cora.json", "--ssh-command", hosts.ssh),
+        *("--num_trainers", str(num_trainers), "--num_servers", "1", "--num_omp_threads", "1"),
+        *("--extra_envs", "TRAINED=1", "ALSO=2", script),
+    ]
+
+
+def check_losses(printed: str, num_hosts: int, num_trainers: int) -> None:
+    """Each rank has printed what it got, and has learnt."""
+    for rank in range(num_hosts * num_trainers):
+        host = rank // num_trainers
+        prefix = rf"\[host {host} rank {rank}\] losses (\S+) (\S+) of (\d+) host {host}"
+        (found,) = re.findall(prefix, printed)
+        assert float(found[1]) < 0.7 * float(found[0])
+        assert int(found[2]) == 4 * 140 // (35 * num_hosts * num_trainers)
+
+
+def pids(printed: str) -> list[int]:
+    return [int(pid) for pid in re.findall(r"rank \d+\] pid (\d+)", printed)]
+
+
+def check_gone(printed: str) -> None:
+    """No trainer that has printed its number is there (numbers are those of this machine)."""
+    deadline = time.monotonic() + 30
+    while any(Path(f"/proc/{pid}").exists() for pid in pids(printed)):
+        assert time.monotonic() < deadline, "trainers are left"
+        time.sleep(0.05)
+
+
+def test_a_job_on_two_hosts(hosts: TestHosts, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(command(hosts, 1, "python3 code/train.py")) == 0, capfd.readouterr()
+    printed = capfd.readouterr().out
+    check_losses(printed, 2, 1)
+    for host, address in enumerate(hosts.addresses):
+        assert (
+            f"[host {host} server] host {host} of 2 serves data/cora.json on {address}:" in printed
+        )
+    check_gone(printed)
+    if hosts.kind == "namespaces":  # nothing is left in the memory that only they see
+        for host in range(2):
+            assert hosts.shell(host, "ls /dev/shm") == ""
+
+
+both = pytest.mark.parametrize("kind", ["namespaces", "loopback"], indirect=True, scope="module")
+
+
+@pytest.mark.exhaustive
+@both
+def test_two_trainers_on_each_of_two_hosts(
+    hosts: TestHosts, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run(command(hosts, 2, "python3 code/train.py")) == 0, capfd.readouterr()
+    check_losses(capfd.readouterr().out, 2, 2)
+
+
+@pytest.mark.exhaustive
+@both
+def test_a_trainer_that_raises_is_reported_first(
+    hosts: TestHosts, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run(command(hosts, 2, "python3 code/train.py raise")) == 1
+    printed = capfd.readouterr()
+    assert printed.err.startswith("error: host 0 rank 1 ended with exit code 1\n")
+    assert "RuntimeError: on purpose" in printed.err.split("\nthen ")[0]
+    assert len(pids(printed.out)) == 4
+    check_gone(printed.out)
+
+
+@pytest.mark.exhaustive
+@both
+def test_a_server_that_is_killed_is_named(hosts: TestHosts) -> None:
+    launcher, printed = waiting(hosts)
+    with launcher:
+        (server,) = [pid for pid, words in commands_of_this_machine() if is_server(words, 1)]
+        os.kill(server, signal.SIGKILL)
+        out, error = launcher.communicate(timeout=60)
+    assert launcher.returncode == 1
+    assert error.startswith("error: host 1 server ended with signal SIGKILL")
+    assert "[host 1 server] ended with signal SIGKILL; all hosts are told to stop" in out
+    check_gone(printed)
+
+
+@pytest.mark.exhaustive
+@both
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_no_process_is_left_when_the_launcher_is_ended(
+    hosts: TestHosts, number: signal.Signals
+) -> None:
+    launcher, printed = waiting(hosts)
+    with launcher:
+        launcher.send_signal(number)
+        launcher.communicate(timeout=60)
+    assert launcher.returncode == (-9 if number == signal.SIGKILL else 130)
+    check_gone(printed)
+    deadline = time.monotonic() + 30
+    while any(is_server(words) for _, words in commands_of_this_machine()):
+        assert time.monotonic() < deadline, "servers are left"
+        time.sleep(0.05)
+
+
+def waiting(hosts: TestHosts) -> tuple[subprocess.Popen[str], str]:
+    """A job whose trainers wait, and what was printed until all do."""
+    words = [sys.executable, "-m", "graphshard", *command(hosts, 2, "python3 code/train.py wait")]
+    pipe = subprocess.PIPE
+    launcher = subprocess.Popen(words, stdout=pipe, stderr=pipe, text=True)
+    assert launcher.stdout is not None
+    printed = ""
+    while printed.count("] waiting\n") < 4:
+        line = launcher.stdout.readline()
+        assert line, launcher.communicate()
+        printed += line
+    return launcher, printed
+
+
+def commands_of_this_machine() -> list[tuple[int, list[str]]]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            found.append((int(path.parent.name), path.read_text().split("\0")[:-1]))
+        except OSError:
+            continue
+    return found
+
+
+def is_server(words: list[str], host: int | None = None) -> bool:
+    ours = "serve" in words and "data/cora.json" in words
+    return ours and (host is None or words[-2:] == ["--host", str(host)])

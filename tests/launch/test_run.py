@@ -1,0 +1,309 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a job ends, with servers, engines and trainers that are a line of Python or shell each.
+
+The agents are real, on this machine; only what they start is not: no torch, no process group.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from graphshard.launch import JobOutcome, _run, on_this_machine
+from graphshard.launch._hosts import JobHosts
+from graphshard.launch._run import JobCommands, run_job
+
+TOKEN = "a token that is for tests alone"
+
+# Prints what the launcher waits for, and stays.
+SERVER = "import os, time; {}; print('up', flush=True); time.sleep(1000)"
+# Starts trainers as torchrun does: LOCAL_RANK and all; the first that fails ends the others.
+ENGINE = """
+n=0; while [ $n -lt 2 ]; do LOCAL_RANK=$n "$@" & n=$((n+1)); done
+trap 'kill $(jobs -p); wait; exit 1' TERM
+wait -n || { kill $(jobs -p); wait; echo long report; exit 1; }
+wait
+"""
+NOTE = "import os, time; name = os.environ['NOTES'] + '/' + str(os.getpid()); open(name, 'w'); "
+PARENT = "parent = lambda pid: int(open(f'/proc/{pid}/stat').read().rsplit(')')[-1].split()[1]); "
+TRAINER = (
+    NOTE
+    + PARENT
+    + "host = int(os.environ['GRAPHSHARD_HOST']); rank = int(os.environ['LOCAL_RANK']); "
+)
+
+
+@pytest.fixture(autouse=True)
+def _short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_run, "_GRACE_SECONDS", 0.3)
+
+
+@pytest.fixture
+def notes(tmp_path: Path) -> Path:
+    """Where processes leave their numbers."""
+    (tmp_path / "notes").mkdir()
+    return tmp_path / "notes"
+
+
+def commands(trainer: str, notes: Path, server: str = "pass") -> JobCommands:
+    program = ["{python}", "-S", "-c", SERVER.format(server)]
+    watched = ["{python}", "-c", "{start}", "trainer", "{folder}", "{python}", "-S", "-c"]
+    engine = ["bash", "-c", ENGINE, "engine", *watched, TRAINER + trainer]
+    return JobCommands(
+        server=[program, program],
+        up_line=["up", "up"],
+        engine=lambda host, port: engine,
+        num_trainers=2,
+        workspace=str(notes),
+        environment={"NOTES": str(notes)},
+    )
+
+
+def run(trainer: str, notes: Path, server: str = "pass", **options: Any) -> tuple[JobOutcome, list]:
+    lines: list[str] = []
+    outcome = run_job(
+        on_this_machine(2),
+        commands(trainer, notes, server),
+        token=TOKEN,
+        on_line=lines.append,
+        **options,
+    )
+    check_all_gone(notes)
+    return outcome, lines
+
+
+def check_all_gone(notes: Path, seconds: float = 20.0) -> None:
+    """No process that has left its number is there, nor any that has the folder's name."""
+    deadline = time.monotonic() + seconds
+    while True:
+        left = [int(name) for name in os.listdir(notes) if name.isdecimal() and is_alive(int(name))]
+        left += [pid for pid in processes() if str(notes) in environment_of(pid)]
+        if not left:
+            return
+        assert time.monotonic() < deadline, f"these processes are left: {left}"
+        time.sleep(0.05)
+
+
+def processes() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+
+
+def environment_of(pid: int) -> str:
+    try:
+        return f"{Path(f'/proc/{pid}/environ').read_text()}" if pid != os.getpid() else ""
+    except OSError:
+        return ""
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_all_that_is_printed_has_host_and_rank_before_it(notes: Path) -> None:
+    trainer = (
+        "print('hello'); import sys; sys.stderr.write('no end'); "
+        "print(); print(os.environ['GRAPHSHARD_IP_CONFIG']); "
+        "path = os.environ['GRAPHSHARD_TOKEN_FILE']; "
+        f"assert open(path).read().strip() == '{TOKEN}'; "
+        "assert os.stat(path).st_mode & 0o777 == 0o600; "
+        "print(open(os.environ['GRAPHSHARD_IP_CONFIG']).read().count('127.0.0.1'), 'hosts')"
+    )
+    outcome, lines = run(trainer, notes)
+    assert outcome.exit_code == 0, outcome.report()
+    assert outcome.report() == ""
+    for rank in range(4):
+        mine = [line for line in lines if line.startswith(f"[host {rank // 2} rank {rank}] ")]
+        texts = [line.split("] ", 1)[1] for line in mine]
+        assert "hello" in texts
+        assert "2 hosts" in texts
+        assert any("no end" in text for text in texts)
+        # The folder of the token went with the job.
+        (folder,) = {Path(text).parent for text in texts if text.endswith("/ip_config")}
+        assert not folder.exists()
+    assert "[host 0 server] up" in lines
+    assert "[host 1 server] up" in lines
+
+
+def test_the_first_failure_is_reported_first_and_stops_all(notes: Path) -> None:
+    trainer = (
+        "time.sleep(0.3 if (host, rank) == (1, 0) else 1000); print('the reason'); os._exit(7)"
+    )
+    outcome, lines = run(trainer, notes)
+    assert outcome.exit_code == 7
+    report = outcome.report().splitlines()
+    assert report[0] == "error: host 1 rank 2 ended with exit code 7"
+    assert report[1] == "  | the reason"
+    assert "[host 1 rank 2] ended with exit code 7; all hosts are told to stop" in lines
+    assert not any("long report" in line for line in lines), "torchrun repeats what is known"
+
+
+def test_a_trainer_that_blames_another_one_is_not_the_first_cause(
+    notes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exit code 3 says that the fault is another rank's."""
+    monkeypatch.setattr(_run, "_GRACE_SECONDS", 2.0)
+    trainer = (
+        "[time.sleep(0.01) for _ in range(2000) if len(os.listdir(os.environ['NOTES'])) < 4]; "
+        "(host, rank) == (0, 0) and os._exit(3); "
+        "(host, rank) == (1, 1) and (time.sleep(0.15), print('mine'), os._exit(9)); time.sleep(99)"
+    )
+    outcome, _ = run(trainer, notes)
+    assert outcome.exit_code == 9
+    assert "error: host 1 rank 3 ended with exit code 9" in outcome.report()
+    assert "then host 0 rank 0 ended with exit code 3" in outcome.report()
+
+
+def test_a_server_that_is_killed_is_named(notes: Path) -> None:
+    server = "open(os.environ['NOTES'] + f'/server{os.environ[\"GRAPHSHARD_HOST\"]}', 'w')"
+    server += ".write(str(os.getpid()))"
+    trainer = (
+        "time.sleep(0.2 if (host, rank) == (0, 0) else 1000); "
+        "os.kill(int(open(os.environ['NOTES'] + '/server1').read()), 9); time.sleep(1000)"
+    )
+    outcome, _ = run(trainer, notes, server)
+    assert outcome.exit_code == 1
+    assert outcome.report().startswith("error: host 1 server ended with signal SIGKILL")
+
+
+def test_a_server_that_does_not_start_is_named(notes: Path) -> None:
+    server = "os.environ['GRAPHSHARD_HOST'] == '1' and (print('no such file'), os._exit(2))"
+    outcome, _ = run("pass", notes, server)
+    assert outcome.exit_code == 2
+    assert outcome.report() == "error: host 1 server ended with exit code 2\n  | no such file"
+    late = commands("pass", notes)
+    late = JobCommands(
+        server=[late.server[0], ["{python}", "-S", "-c", "import time; time.sleep(1000)"]],
+        up_line=late.up_line,
+        engine=late.engine,
+        num_trainers=2,
+        workspace=str(notes),
+        environment=late.environment,
+    )
+    outcome = run_job(
+        on_this_machine(2), late, token=TOKEN, on_line=lambda line: None, start_timeout=1.0
+    )
+    assert outcome.report().startswith("error: host 1 server was not up within 1 s")
+    check_all_gone(notes)
+
+
+def test_trainers_have_a_timeout_after_the_first_has_ended(notes: Path) -> None:
+    trainer = "(host, rank) == (1, 1) and (print('busy', flush=True), time.sleep(1000))"
+    outcome, _ = run(trainer, notes, timeout=0.5)
+    assert outcome.exit_code == 1
+    assert outcome.report() == (
+        "error: host 1 rank 3 did not end within 0.5 s after the first trainer had\n  | busy"
+    )
+
+
+def test_a_host_that_cannot_be_reached_is_named(notes: Path) -> None:
+    hosts = on_this_machine(2)
+    refused = ["sh", "-c", "echo connection refused >&2; exit 255"]
+    hosts = JobHosts(hosts.addresses, [hosts.commands[0], refused], "ssh")
+    outcome = run_job(hosts, commands("pass", notes), token=TOKEN, on_line=lambda line: None)
+    assert outcome.exit_code == 255
+    assert outcome.report().splitlines()[:2] == [
+        "error: host 1 (127.0.0.1) is gone: ssh ended with exit code 255",
+        "  | connection refused",
+    ]
+    check_all_gone(notes)
+
+
+@pytest.mark.exhaustive  # it takes as long as a host has to stop
+def test_a_host_that_falls_silent_is_named(notes: Path) -> None:
+    """An agent that is stopped says nothing any more; the others are told to stop."""
+    trainer = (
+        "(host, rank) == (1, 0) and os.kill(parent(parent(os.getppid())), 19); time.sleep(1000)"
+    )
+    outcome, _ = run(trainer, notes, silence=7.0)
+    assert outcome.report().startswith("error: host 1 (127.0.0.1) has said nothing for 7 s")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_all_hosts(notes: Path, number: signal.Signals) -> None:
+    there = []
+
+    def on_line(line: str) -> None:
+        there.extend([line] if line.endswith("there") else [])
+        if len(there) == 4:
+            os.kill(os.getpid(), number)
+
+    with pytest.raises(KeyboardInterrupt):
+        run_job(
+            on_this_machine(2),
+            commands("print('there'); time.sleep(1000)", notes),
+            token=TOKEN,
+            on_line=on_line,
+        )
+    assert len(os.listdir(notes)) == 4
+    check_all_gone(notes)
+
+
+PROGRAM = """
+import sys
+sys.path.insert(0, {folder!r})
+import test_run
+from pathlib import Path
+test_run.run_job(test_run.on_this_machine(2), test_run.commands(sys.argv[1], Path(sys.argv[2])),
+                 token=test_run.TOKEN, on_line=lambda line: print(line, flush=True))
+"""
+
+
+def test_no_process_is_left_when_the_launcher_is_killed(notes: Path) -> None:
+    program = PROGRAM.format(folder=str(Path(__file__).parent))
+    trainer = "print('there', flush=True); time.sleep(1000)"
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", program, trainer, str(notes)], stdout=subprocess.PIPE, text=True
+    )
+    assert launcher.stdout is not None
+    with launcher:
+        there = 0
+        while there < 4:
+            line = launcher.stdout.readline()
+            assert line, "the launcher has ended"
+            there += line.endswith("there\n")
+        launcher.kill()
+    check_all_gone(notes)
+
+
+@pytest.mark.exhaustive
+def test_an_agent_that_is_killed_takes_its_processes_with_it(notes: Path) -> None:
+    trainer = (
+        "(host, rank) == (1, 0) and (time.sleep(0.5), os.kill(parent(parent(os.getppid())), 9)); "
+        "time.sleep(1000)"
+    )
+    outcome, _ = run(trainer, notes)
+    assert "host 1 (127.0.0.1) is gone: its agent ended with signal SIGKILL" in outcome.report()
+
+
+@pytest.mark.exhaustive
+def test_lines_that_are_no_messages_are_shown(notes: Path) -> None:
+    """A login script may print."""
+    hosts = on_this_machine(2)
+    login = ["sh", "-c", 'echo welcome; exec "$@"', "sh"]
+    hosts = JobHosts(hosts.addresses, [[*login, *command] for command in hosts.commands], "ssh")
+    lines: list[str] = []
+    outcome = run_job(hosts, commands("pass", notes), token=TOKEN, on_line=lines.append)
+    assert outcome.exit_code == 0, outcome.report()
+    assert "[host 0] welcome" in lines
+
+
+def test_the_token_is_on_no_command_line(notes: Path) -> None:
+    trainer = (
+        "import glob, sys; "
+        "all = [open(f, 'rb').read() for f in glob.glob('/proc/[0-9]*/cmdline')]; "
+        f"print(sum(b'{TOKEN[:9]}' + b'{TOKEN[9:]}' in line for line in all), 'command lines')"
+    )
+    outcome, lines = run(trainer, notes)
+    assert outcome.exit_code == 0, outcome.report()
+    assert sum(line.endswith("] 0 command lines") for line in lines) == 4, json.dumps(lines)
