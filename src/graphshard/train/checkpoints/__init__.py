@@ -1,0 +1,17 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all checkpoints have in common: folders that are whole or not there, digests, a lock."""
+
+from ._folder import CheckpointNames, check_visible, everywhere, on_rank_0, remove, write_whole
+from ._lock import LOCK_FILE, RunLock
+from ._sealed import (
+    DamagedError,
+    check_positive,
+    check_record,
+    digest_of_content,
+    json_object,
+    open_checked,
+    read_checked,
+    read_sealed,
+    records_of,
+    write_sealed,
+)
