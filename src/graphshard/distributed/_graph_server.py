@@ -6,8 +6,9 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from ..store import TableServer
+from ..store import TableServer, WireMessage
 from ._host_graph import GraphHandlers, load_parts
+from .saving import RestoredTables, restore_tables
 
 
 class GraphServer:
@@ -21,15 +22,19 @@ class GraphServer:
         host: Address to listen on.
         port: 0 for a free one.
         directory: Where shared memory goes; by default ``/dev/shm``.
+        restore: A folder of `save_checkpoint`, from whose newest checkpoint persistent tensors are
+            taken, and features that were written to; it may have no checkpoint yet.
         **options: ``certificate`` and ``max_message``, as for `graphshard.store.MessageServer`.
 
     Raises:
         PartitionFormatError: The partition is damaged.
+        CheckpointError: What is to be restored is damaged, or of another graph.
         ValueError: There are more hosts than parts, or the token is too short.
         OSError: There is no room, or the address is in use.
 
     Attributes:
         address: ``host:port``.
+        restored: What was restored, a `RestoredTables`; None if nothing was.
     """
 
     def __init__(
@@ -41,6 +46,8 @@ class GraphServer:
         host: str = "127.0.0.1",
         port: int = 0,
         directory: str | os.PathLike[str] | None = None,
+        *,
+        restore: str | os.PathLike[str] | None = None,
         **options: Any,
     ) -> None:
         if not 0 <= number < num_hosts:
@@ -48,12 +55,22 @@ class GraphServer:
         self._server = TableServer(number, token, host, port, directory, **options)
         try:
             ids = load_parts(self._server.tables, part_config, num_hosts)
+            self.restored: RestoredTables | None = None
+            if restore is not None:
+                self.restored = restore_tables(self._server.tables, ids, restore)
+            self._server.handlers |= {"restored": self._on_restored}
             self._server.handlers |= GraphHandlers(self._server.tables, ids).handlers()
             self._server.start()
         except BaseException:
             self._server.stop()
             raise
         self.address = self._server.address
+
+    def _on_restored(self, request: WireMessage) -> WireMessage:
+        """From which checkpoint this host's rows are."""
+        found = self.restored
+        fields = {} if found is None else {"digest": found.digest, "step": found.step}
+        return WireMessage("restored", fields)
 
     def stop(self) -> None:
         """Stop answering, and free the memory."""

@@ -16,6 +16,7 @@ find the token, in the environment:
 from __future__ import annotations
 
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from ..store import (
     FlightConnection,
     Job,
     ServedHost,
+    WireMessage,
     current_job,
     has_job,
     read_ip_config,
@@ -84,7 +86,23 @@ def initialize(
         served.append(ServedHost(connection, may_attach=number == here))
     for each in served:
         each.connection.wait_until_up(_START_SECONDS)
-    set_job(Job(Path(ip_config).name, Cluster(served, here)))
+    cluster = Cluster(served, here)
+    _check_restored(cluster)
+    set_job(Job(Path(ip_config).name, cluster))
+
+
+def _check_restored(cluster: Cluster) -> None:
+    """Warn if the hosts' rows are of different checkpoints."""
+    asked = [(number, WireMessage("restored")) for number in range(cluster.num_hosts)]
+    found = [answer.fields for answer in cluster.ask(asked)]
+    if len({str(fields.get("digest")) for fields in found}) > 1:
+        steps = [f"host {n}: step {fields.get('step', 'none')}" for n, fields in enumerate(found)]
+        warnings.warn(
+            f"the servers were started from different checkpoints ({', '.join(steps)}); call "
+            "load_checkpoint to have the rows of one",
+            RuntimeWarning,
+            stacklevel=3,
+        )
 
 
 def _host_number(num_hosts: int) -> int:

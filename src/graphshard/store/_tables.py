@@ -108,6 +108,7 @@ class _HostTable:
     rows: Tensor
     path: str | None
     num_holders: int = 1
+    is_loaded: bool = False
 
 
 class HostTables:
@@ -204,6 +205,19 @@ class HostTables:
             else:
                 self.delete(name)
 
+    def mark_loaded(self) -> None:
+        """Remember that the tables there are have the rows of the graph's partition."""
+        with self._lock:
+            for name, table in self._tables.items():
+                self._tables[name] = replace(table, is_loaded=True)
+
+    def mark_written(self, name: str) -> None:
+        """Remember that rows of a table may be others than it was loaded with."""
+        with self._lock:
+            table = self._find(name)
+            if table.is_loaded:
+                self._tables[name] = replace(table, is_loaded=False)
+
     def _find(self, name: Any) -> _HostTable:
         with self._lock:
             table = self._tables.get(name) if isinstance(name, str) else None
@@ -223,6 +237,7 @@ class HostTables:
             "release": self._on_release,
             "read": self._on_read,
             "write": self._on_write,
+            "mark_written": self._on_mark_written,
             "count_nonzero": self._on_count_nonzero,
         }
 
@@ -240,7 +255,7 @@ class HostTables:
 
     def _described(self, name: str) -> dict[str, Any]:
         table = self._find(name)
-        found = table.info.as_json()
+        found = table.info.as_json() | {"is_loaded": table.is_loaded}
         if table.path is not None:
             stat = os.stat(table.path)
             found["file"] = [table.path, stat.st_dev, stat.st_ino]
@@ -274,8 +289,14 @@ class HostTables:
         ids, rows = request.tensors
         _check_ids(ids, table)
         check_rows(table.info, ids.numel(), rows)
+        self.mark_written(table.info.name)
         write_rows(table.rows, ids, rows)
         return WireMessage("written")
+
+    def _on_mark_written(self, request: WireMessage) -> WireMessage:
+        """A process of this host writes to a table in place."""
+        self.mark_written(self._find(request.fields.get("name")).info.name)
+        return WireMessage("marked")
 
     def _on_count_nonzero(self, request: WireMessage) -> WireMessage:
         table = self._find(request.fields.get("name"))

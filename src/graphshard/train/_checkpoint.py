@@ -36,14 +36,16 @@ from ..comm import agree, is_initialized, rank, world_size
 from ..errors import CheckpointError
 from ..partition.files import write_tensors
 from ._collectives import reduce_ints
-from ._manifest import EPOCHS, SHARED, Manifest, rank_file, read_manifest, write_manifest
+from ._manifest import EPOCHS, Manifest, read_manifest, write_manifest
 from ._result import History
 from .checkpoints import (
+    SHARED,
     DamagedError,
     RunLock,
-    check_visible,
+    check_shared,
     everywhere,
     on_rank_0,
+    rank_file,
     read_checked,
     records_of,
     write_whole,
@@ -105,7 +107,8 @@ class CheckpointFolder:
 
         try:
             on_rank_0(check)
-            everywhere(lambda: check_visible(self.path) if write else None)
+            if write:
+                check_shared(self.path)
         except BaseException:
             self.close()
             raise

@@ -25,18 +25,19 @@ from typing import Any
 from ..partition.files import FileRecord
 from ._result import History
 from .checkpoints import (
+    SHARED,
     CheckpointNames,
     DamagedError,
     check_positive,
     check_record,
     json_object,
+    rank_file,
     read_sealed,
     write_sealed,
 )
 
 FORMAT = "graphshard-checkpoint"
 FORMAT_VERSION = 2
-SHARED = "shared.safetensors"
 EPOCHS = CheckpointNames("epoch")
 
 
@@ -49,11 +50,6 @@ class Manifest:
     history: History
     files: dict[str, FileRecord]
     digest: str = ""
-
-
-def rank_file(rank: int) -> str:
-    """Name of the file with what a rank alone holds."""
-    return f"rank-{rank}.safetensors"
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:

@@ -1,7 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """What all checkpoints have in common: folders that are whole or not there, digests, a lock."""
 
-from ._folder import CheckpointNames, check_visible, everywhere, on_rank_0, remove, write_whole
+from .._collectives import text_of_rank_0
+from ._folder import (
+    SHARED,
+    CheckpointNames,
+    check_shared,
+    everywhere,
+    on_rank_0,
+    rank_file,
+    remove,
+    write_whole,
+)
 from ._lock import LOCK_FILE, RunLock
 from ._sealed import (
     DamagedError,

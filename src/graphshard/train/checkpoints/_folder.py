@@ -18,7 +18,9 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import secrets
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,11 +29,20 @@ from typing import TypeVar
 from ..._written_files import sync_folder
 from ...comm import rank
 from ...errors import CheckpointError
-from .._collectives import raise_everywhere
+from .._collectives import raise_everywhere, text_of_rank_0
 
 PARTIAL = ".partial"
+_SEEN = ".seen-"
+SHARED = "shared.safetensors"
+VISIBLE_SECONDS = 10.0
+"""Longest wait for what rank 0 wrote: network file systems remember that a name was not there."""
 
 _T = TypeVar("_T")
+
+
+def rank_file(rank: int) -> str:
+    """Name of the file with what a rank alone holds."""
+    return f"rank-{rank}.safetensors"
 
 
 @dataclass(frozen=True)
@@ -67,6 +78,8 @@ class CheckpointNames:
     def remove_partial(self, folder: Path) -> None:
         """Remove what killed runs left half written."""
         for item in folder.iterdir():
+            if item.name.startswith(_SEEN):
+                remove(item)
             whole = item.name.removesuffix(PARTIAL)
             if whole != item.name and self.number(whole) is not None:
                 remove(item)
@@ -110,13 +123,27 @@ def _finish(partial: Path, final: Path, write_manifest: Callable[[Path], object]
     sync_folder(final.parent)
 
 
-def check_visible(folder: Path) -> None:
-    """Raise unless this rank sees the folder that rank 0 has made."""
-    if not folder.is_dir():
-        raise CheckpointError(
-            f"rank 0 made the folder {folder}, but this rank does not see it; "
-            "checkpoint_dir must be on storage that all ranks share"
-        )
+def check_shared(folder: Path) -> None:
+    """Raise unless all ranks see what rank 0 writes to a folder. Collective."""
+    name = text_of_rank_0(f"{_SEEN}{secrets.token_hex(8)}")
+
+    def check() -> None:
+        deadline = time.monotonic() + VISIBLE_SECONDS
+        while not (folder / name).is_file():
+            if time.monotonic() > deadline:
+                raise CheckpointError(
+                    f"rank 0 wrote to the folder {folder}, but this rank does not see it there; "
+                    "checkpoint_dir must be on storage that all ranks share"
+                )
+            time.sleep(0.05)
+
+    try:
+        on_rank_0((folder / name).touch)
+        everywhere(check)
+    finally:
+        if rank() == 0:
+            with contextlib.suppress(OSError):
+                (folder / name).unlink(missing_ok=True)
 
 
 def everywhere(action: Callable[[], _T]) -> _T:
