@@ -30,7 +30,7 @@ from ._manifest import (
     read_row_files,
 )
 from ._rows import Reader, SavedRows, Structure, cluster_reader, id_table, pieces
-from ._save import job_with_graph, tables_made_by_trainers
+from ._save import LiveTable, job_with_graph, live_tables
 from ._state import Stateful, check_state, load_state, unpack
 
 
@@ -105,25 +105,25 @@ def load_checkpoint(
     barrier()
     opened = _open(folder, step)
     path, manifest = opened.path, opened.manifest
-    made = everywhere(lambda: tables_made_by_trainers(job))
+    live = everywhere(lambda: live_tables(job))
 
     def check() -> tuple[dict[str, Any], list[TableInfo]]:
         check_graph(manifest, {p: parts.num_ids for p, parts in job.policies.items()}, path)
-        chosen = _check_tables(job, opened, made, strict)
+        _check_optimizers(sparse_optimizers, manifest, path)
+        chosen = _check_tables(opened, live, strict)
         try:
             states = {k: unpack(packed, opened.shared) for k, packed in manifest.state.items()}
         except ValueError as error:
             raise CheckpointError(f"{path} is damaged ({error})") from None
         check_state(model, states["model"], "model")
         check_state(optimizer, states["optimizer"], "optimizer")
-        _check_optimizers(sparse_optimizers, manifest, path)
         return states, chosen
 
     states, chosen = everywhere(check)
     policies = sorted({info.policy for info in chosen} | set(manifest.policies))
     shares = {policy: job.share(policy) for policy in policies}
     places = everywhere(lambda: _places(job, opened, shares))
-    _make_missing(job, chosen)
+    _make(job, [info for info in chosen if info.name not in live])
     everywhere(lambda: _write(job, opened, chosen, shares, places))
     barrier()
 
@@ -192,21 +192,19 @@ def _try(path: Path) -> tuple[_Opened | None, str]:
 # ---------------------------------------------------------------------------- checks
 
 
-def _check_tables(
-    job: Job, opened: _Opened, made: Mapping[str, TableInfo], strict: bool
-) -> list[TableInfo]:
+def _check_tables(opened: _Opened, live: Mapping[str, LiveTable], strict: bool) -> list[TableInfo]:
     """What is to be loaded, in the order of names."""
     saved, path = opened.manifest.tables, opened.path
-    known = set(job.cluster.names()) | set(made)
-    if strict and (lacking := sorted(set(made) - set(saved))):
+    lacking = sorted(name for name, t in live.items() if t.is_saved and name not in saved)
+    if strict and lacking:
         raise CheckpointError(
             f"{path} lacks the tensors {lacking}, which are in the cluster; delete them, load "
             "another checkpoint, or pass strict=False to leave them as they are"
         )
     chosen = []
     for name, info in saved.items():
-        if name in known:
-            check_table(info, job.cluster.info(name), path)
+        if name in live:
+            check_table(info, live[name].info, path)
         elif not info.persistent:
             if strict:
                 raise CheckpointError(
@@ -279,10 +277,8 @@ def find_rows(
     return saved, places
 
 
-def _make_missing(job: Job, chosen: Sequence[TableInfo]) -> None:
+def _make(job: Job, missing: Sequence[TableInfo]) -> None:
     """Make what the cluster lacks; nothing stays if there is no room for all. Collective."""
-    known = set(job.cluster.names())
-    missing = [info for info in chosen if info.name not in known]
     made: list[str] = []
 
     def make() -> None:
@@ -295,6 +291,7 @@ def _make_missing(job: Job, chosen: Sequence[TableInfo]) -> None:
 
     try:
         everywhere(make)
+        everywhere(job.cluster.refresh)
     except Exception:
         for name in made:
             job.cluster.delete(name)
@@ -310,7 +307,6 @@ def _write(
 ) -> None:
     """Put this trainer's share of all rows into the cluster."""
     for info in chosen:
-        job.cluster.info(info.name)
         start, stop = shares[info.policy]
         saved, found = places[info.policy]
         for begin, end in pieces(start, stop, info.dtype, info.row_shape):

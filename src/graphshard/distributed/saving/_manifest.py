@@ -213,13 +213,13 @@ def check_graph(manifest: ClusterManifest, rows: Mapping[str, int], folder: Path
         CheckpointError: It is of another graph.
     """
     different = [
-        f"{policy} has {manifest.rows.get(policy, 'no')} rows there and {rows.get(policy, 'no')}"
+        f"{policy} has {manifest.rows.get(policy, 'no')} rows there, {rows.get(policy, 'no')} here"
         for policy in sorted({*manifest.rows, *rows})
         if manifest.rows.get(policy) != rows.get(policy)
     ]
     if different:
         raise CheckpointError(
-            f"{folder} is of another graph: {'; '.join(different)} here; give the checkpoint_dir "
+            f"{folder} is of another graph: {'; '.join(different)}; give the checkpoint_dir "
             "of this graph"
         )
 

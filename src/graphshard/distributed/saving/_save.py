@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,8 @@ from ._manifest import (
 )
 from ._rows import RowStream, Structure, cluster_reader, id_table, policies_in_files
 from ._state import Stateful, pack, state_of
+
+_ANONYMOUS = re.compile(r"(^|\.)anonymous-[0-9]+($|\.)")
 
 
 def save_checkpoint(
@@ -171,31 +175,47 @@ def _check_named(optimizers: Sequence[SparseOptimizer]) -> None:
 
 def is_anonymous(table: str) -> bool:
     """Whether a table cannot be asked for by name."""
-    return "anonymous-" in table.rsplit("~", 1)[-1]
+    return _ANONYMOUS.search(table.rsplit("~", 1)[-1]) is not None
 
 
-def tables_made_by_trainers(job: Job) -> dict[str, TableInfo]:
-    """What a checkpoint must hold: tables with names that are not as the partition has them."""
+@dataclass(frozen=True)
+class LiveTable:
+    """A table that the servers have now.
+
+    Args:
+        info: Of the table.
+        is_saved: Whether a checkpoint must hold it: it has a name, and is not as the partition of
+            the graph has it.
+    """
+
+    info: TableInfo
+    is_saved: bool
+
+
+def live_tables(job: Job) -> dict[str, LiveTable]:
+    """All tables of the cluster, by name."""
     cluster = job.cluster
+    cluster.refresh()
     answers = cluster.ask([(number, WireMessage("tables")) for number in range(cluster.num_hosts)])
-    found: dict[str, TableInfo] = {}
+    found: dict[str, LiveTable] = {}
     for answer in answers:
         for fields in answer.fields["tables"]:
             info = TableInfo.from_json(fields)
-            is_saved = not (info.name.startswith("graph~") or is_anonymous(info.name))
-            if is_saved and not fields["is_loaded"]:
-                found[info.name] = info
+            is_own = not (info.name.startswith("graph~") or is_anonymous(info.name))
+            is_saved = is_own and not fields["is_loaded"]
+            if info.name not in found or is_saved:
+                found[info.name] = LiveTable(info, is_saved)
     return dict(sorted(found.items()))
 
 
 def _tables_to_save(job: Job) -> dict[str, TableInfo]:
-    """The same on all ranks, with ``starts`` of one host."""
+    """The same on all ranks, with ``starts`` of one host. Collective."""
 
     def find() -> str:
-        found = tables_made_by_trainers(job) if rank() == 0 else {}
+        infos = [table.info for table in live_tables(job).values() if table.is_saved]
         listed = [
             TableInfo(i.name, i.dtype, i.row_shape, (0, i.starts[-1]), i.policy, i.persistent)
-            for i in found.values()
+            for i in infos
         ]
         return json.dumps([info.as_json() for info in listed])
 
