@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from ..errors import MessageError
 from ..store import TableServer, WireMessage
 from ._host_graph import GraphHandlers, load_parts
 from .saving import RestoredTables, restore_tables
@@ -55,10 +56,14 @@ class GraphServer:
         self._server = TableServer(number, token, host, port, directory, **options)
         try:
             ids = load_parts(self._server.tables, part_config, num_hosts)
+            self._origin: dict[str, Any] = {}
             self.restored: RestoredTables | None = None
             if restore is not None:
                 self.restored = restore_tables(self._server.tables, ids, restore)
-            self._server.handlers |= {"restored": self._on_restored}
+                if self.restored is not None:
+                    found = self.restored
+                    self._origin = {"digest": found.digest, "step": found.step}
+            self._server.handlers |= {"restored": self._on_restored, "loaded": self._on_loaded}
             self._server.handlers |= GraphHandlers(self._server.tables, ids).handlers()
             self._server.start()
         except BaseException:
@@ -68,9 +73,15 @@ class GraphServer:
 
     def _on_restored(self, request: WireMessage) -> WireMessage:
         """From which checkpoint this host's rows are."""
-        found = self.restored
-        fields = {} if found is None else {"digest": found.digest, "step": found.step}
-        return WireMessage("restored", fields)
+        return WireMessage("restored", self._origin)
+
+    def _on_loaded(self, request: WireMessage) -> WireMessage:
+        """Trainers have loaded a checkpoint on all hosts."""
+        digest, step = request.fields.get("digest"), request.fields.get("step")
+        if not isinstance(digest, str) or len(digest) > 64 or type(step) is not int:
+            raise MessageError("loaded takes the digest and the step of a checkpoint")
+        self._origin = {"digest": digest, "step": step}
+        return WireMessage("loaded")
 
     def stop(self) -> None:
         """Stop answering, and free the memory."""

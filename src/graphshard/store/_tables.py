@@ -376,7 +376,7 @@ def check_rows(info: TableInfo, count: int, rows: Tensor) -> None:
 
 def write_rows(table: Tensor, ids: Tensor, rows: Tensor) -> None:
     """``table[ids] = rows``; of an id that is there several times, the last row counts."""
-    if ids.numel() > 1:
+    if ids.numel() > 1 and not bool((ids[1:] > ids[:-1]).all()):
         ascending, order = torch.sort(ids, stable=True)
         is_last = torch.ones_like(ascending, dtype=torch.bool)
         is_last[:-1] = ascending[:-1] != ascending[1:]

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ...comm import agree, all_reduce, barrier, rank, world_size
 from ...errors import CheckpointError
-from ...store import Job, SparseOptimizer, TableInfo
+from ...store import Job, ServedHost, SparseOptimizer, TableInfo, WireMessage
 from ...train.checkpoints import SHARED, DamagedError, everywhere, read_checked, text_of_rank_0
 from ._manifest import (
     STEPS,
@@ -97,7 +97,7 @@ def load_checkpoint(
         ValueError: The state of ``model`` or an optimizer is of another one.
 
     Example:
-        >>> from graphshard.distributed import load_checkpoint, save_checkpoint
+        See `save_checkpoint`.
     """
     job, folder = job_with_graph(), Path(checkpoint_dir)
     agree(repr((step, len(sparse_optimizers), strict)), "what is loaded")
@@ -123,9 +123,9 @@ def load_checkpoint(
     policies = sorted({info.policy for info in chosen} | set(manifest.policies))
     shares = {policy: job.share(policy) for policy in policies}
     places = everywhere(lambda: _places(job, opened, shares))
-    _make(job, [info for info in chosen if info.name not in live])
+    _make(job, chosen, live)
     everywhere(lambda: _write(job, opened, chosen, shares, places))
-    barrier()
+    everywhere(lambda: _tell_servers(job, manifest))
 
     def load_states() -> None:
         load_state(model, states["model"])
@@ -277,24 +277,23 @@ def find_rows(
     return saved, places
 
 
-def _make(job: Job, missing: Sequence[TableInfo]) -> None:
-    """Make what the cluster lacks; nothing stays if there is no room for all. Collective."""
-    made: list[str] = []
+def _make(job: Job, chosen: Sequence[TableInfo], live: Mapping[str, LiveTable]) -> None:
+    """Make what hosts lack; nothing stays if there is no room for all. Collective."""
+    made: list[tuple[int, str]] = []
 
     def make() -> None:
-        for info in missing if rank() == 0 else ():
-            made.append(info.name)
-            starts = job.starts(info.policy)
-            job.cluster.create(
-                TableInfo(info.name, info.dtype, info.row_shape, starts, info.policy, True)
-            )
+        for info in chosen if rank() == 0 else ():
+            known, starts = live.get(info.name), job.starts(info.policy)
+            lacking = range(job.cluster.num_hosts) if known is None else known.lacking
+            new = TableInfo(info.name, info.dtype, info.row_shape, starts, info.policy, True)
+            made.extend((number, info.name) for number in lacking)
+            job.cluster.ask([(n, WireMessage("create", new.as_json())) for n in lacking])
 
     try:
         everywhere(make)
         everywhere(job.cluster.refresh)
     except Exception:
-        for name in made:
-            job.cluster.delete(name)
+        job.cluster.ask([(n, WireMessage("delete", {"name": name})) for n, name in made])
         raise
 
 
@@ -312,3 +311,11 @@ def _write(
         for begin, end in pieces(start, stop, info.dtype, info.row_shape):
             rows = saved.read(f"row/{info.name}", found[begin - start : end - start])
             job.cluster.write(info.name, torch.arange(begin, end), rows)
+
+
+def _tell_servers(job: Job, manifest: ClusterManifest) -> None:
+    """Of which checkpoint their rows are now."""
+    if rank() == 0:
+        message = WireMessage("loaded", {"digest": manifest.digest, "step": manifest.step})
+        hosts = enumerate(job.cluster.hosts)
+        job.cluster.ask([(n, message) for n, host in hosts if isinstance(host, ServedHost)])

@@ -81,14 +81,28 @@ def save_checkpoint(
             checkpoint of this step or a later one.
         OSError: A trainer cannot write, such as on a full disk.
         RankError: A trainer failed, or did not answer in time.
-        RuntimeError: There is no `DistGraph` yet.
+        RuntimeError: There is no `DistGraph` yet; or a server was started again, and lacks rows.
         ServerError: A server is gone.
         TypeError: A state holds what JSON and safetensors do not have.
         ValueError: An embedding of ``sparse_optimizers`` has no name, or ``step`` or ``keep`` is
             out of range.
 
     Example:
-        >>> from graphshard.distributed import load_checkpoint, save_checkpoint
+        >>> import tempfile, torch
+        >>> from graphshard.data import load_dataset
+        >>> from graphshard.distributed import *
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> _ = partition_graph(load_dataset("cora").graph, "cora", 2, folder.name, quiet=True)
+        >>> g = DistGraph("cora", part_config=f"{folder.name}/cora.json")
+        >>> rank = DistTensor((g.num_nodes(),), torch.float32, "rank")
+        >>> rank[:] = torch.ones(g.num_nodes())
+        >>> save_checkpoint(f"{folder.name}/run", 7, extra={"done": True}).name
+        'step-00000007'
+        >>> rank[:] = torch.zeros(g.num_nodes())
+        >>> load_checkpoint(f"{folder.name}/run").extra, rank.count_nonzero()
+        ({'done': True}, 2708)
+        >>> exit_client()
+        >>> folder.cleanup()
     """
     job, folder = job_with_graph(), Path(checkpoint_dir)
     tensors: dict[str, Tensor] = {}
@@ -186,10 +200,12 @@ class LiveTable:
         info: Of the table.
         is_saved: Whether a checkpoint must hold it: it has a name, and is not as the partition of
             the graph has it.
+        lacking: Hosts that lack it, because their servers were started again.
     """
 
     info: TableInfo
     is_saved: bool
+    lacking: tuple[int, ...]
 
 
 def live_tables(job: Job) -> dict[str, LiveTable]:
@@ -197,22 +213,36 @@ def live_tables(job: Job) -> dict[str, LiveTable]:
     cluster = job.cluster
     cluster.refresh()
     answers = cluster.ask([(number, WireMessage("tables")) for number in range(cluster.num_hosts)])
-    found: dict[str, LiveTable] = {}
-    for answer in answers:
+    infos: dict[str, TableInfo] = {}
+    written: set[str] = set()
+    hosts: dict[str, set[int]] = {}
+    for number, answer in enumerate(answers):
         for fields in answer.fields["tables"]:
             info = TableInfo.from_json(fields)
-            is_own = not (info.name.startswith("graph~") or is_anonymous(info.name))
-            is_saved = is_own and not fields["is_loaded"]
-            if info.name not in found or is_saved:
-                found[info.name] = LiveTable(info, is_saved)
-    return dict(sorted(found.items()))
+            infos[info.name] = info
+            hosts.setdefault(info.name, set()).add(number)
+            if not fields["is_loaded"]:
+                written.add(info.name)
+    found = {}
+    for name, info in sorted(infos.items()):
+        is_own = not (name.startswith("graph~") or is_anonymous(name))
+        lacking = tuple(n for n in range(cluster.num_hosts) if n not in hosts[name])
+        found[name] = LiveTable(info, is_own and name in written, lacking)
+    return found
 
 
 def _tables_to_save(job: Job) -> dict[str, TableInfo]:
     """The same on all ranks, with ``starts`` of one host. Collective."""
 
     def find() -> str:
-        infos = [table.info for table in live_tables(job).values() if table.is_saved]
+        tables = [table for table in live_tables(job).values() if table.is_saved]
+        for table in tables:
+            if table.lacking:
+                raise RuntimeError(
+                    f"hosts {list(table.lacking)} have no rows of {table.info.name!r}: their "
+                    "servers were started again; call load_checkpoint first"
+                )
+        infos = [table.info for table in tables]
         listed = [
             TableInfo(i.name, i.dtype, i.row_shape, (0, i.starts[-1]), i.policy, i.persistent)
             for i in infos
