@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -277,9 +278,7 @@ def test_a_server_that_is_started_again_serves_what_was_saved(
         with pytest.warns(RuntimeWarning, match=r"host 1: step 4, host 2: step none\); call load"):
             initialize(hosts.path)
         g = DistGraph("g")
-        with pytest.raises(
-            RuntimeError, match=r"hosts .2. have no rows of 'edge~_N:_E"
-        ):
+        with pytest.raises(RuntimeError, match=r"hosts .2. have no rows of 'edge~_N:_E"):
             save_checkpoint(folder, 6)
         assert load_checkpoint(folder).step == 5
         check_rows(g)
@@ -287,35 +286,32 @@ def test_a_server_that_is_started_again_serves_what_was_saved(
         initialize(hosts.path)  # all is of one now
 
 
-def test_the_command_says_what_it_restores(parts: dict[str, str], tmp_path: Path) -> None:
+def test_the_command_says_what_it_restores_and_serves_it(
+    parts: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     g = opened(0, 1, parts["plain 2"], 0)
-    DistTensor((NUM_NODES,), torch.float32, "x", persistent=True)
+    tensor = DistTensor((NUM_NODES,), torch.int64, "x", persistent=True)
+    tensor[:] = g.ndata["orig_id"][:]
     save_checkpoint(tmp_path / "c", 12)
-    del g
     exit_client()
-    (tmp_path / "hosts").write_text("127.0.0.1 1\n")
-    text = serve_lines(parts["plain 5"], tmp_path, tmp_path / "c")
-    assert text == f"host 0 of 1 restored 1 tensors of step 12 from {tmp_path}/c/step-00000012"
-
-
-def serve_lines(part_config: str, folder: Path, restore: Path) -> str:
-    """What the command prints first."""
-    import socket
-
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        (folder / "hosts").write_text(f"127.0.0.1 {free.getsockname()[1]}\n")
-    command = [sys.executable, "-m", "graphshard", "serve", part_config, "--host", "0"]
-    command += ["--ip-config", str(folder / "hosts"), "--restore", str(restore)]
-    server = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "GRAPHSHARD_TOKEN": TOKEN},
-    )
+        (tmp_path / "hosts").write_text(f"127.0.0.1 {free.getsockname()[1]}\n")
+    command = [sys.executable, "-m", "graphshard", "serve", parts["plain 5"], "--host", "0"]
+    command += ["--ip-config", str(tmp_path / "hosts"), "--restore", str(tmp_path / "c")]
+    monkeypatch.setenv("GRAPHSHARD_TOKEN", TOKEN)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
     try:
         assert server.stdout is not None
-        return server.stdout.readline().strip()
+        assert server.stdout.readline() == (
+            f"host 0 of 1 restored 1 tensors of step 12 from {tmp_path}/c/step-00000012\n"
+        )
+        assert server.stdout.readline().startswith("host 0 of 1 serves")
+        g = opened(0, 1, str(tmp_path / "hosts"), 1)
+        found = DistTensor((NUM_NODES,), torch.int64, "x", persistent=True)
+        assert torch.equal(found[:], g.ndata["orig_id"][:])
+        exit_client()
     finally:
         server.kill()
         server.communicate(timeout=30)
