@@ -20,7 +20,7 @@ FLAGS = {
         --tolerance
     """,
     "inspect": "--help --plot partition",
-    "serve": "--help --host --ip-config --listen --tls-certificate --tls-key partition",
+    "serve": "--help --host --ip-config --listen --restore --tls-certificate --tls-key partition",
     "verify": "--checksums --help --no-checksums partition",
     "train": """
         --aggregation --aggregator --batch-size --cache-bytes --checkpoint-dir --data --dropout

@@ -24,13 +24,9 @@ from graphshard._written_files import writing
 from graphshard.distributed import partition_graph
 from graphshard.testing import RanksFailed, run_ranks
 from graphshard.train import FullBatchConfig, FullBatchRun, load_model_state
-from graphshard.train._checkpoint import LOCK_FILE, RunLock
-from graphshard.train._manifest import (
-    DamagedError,
-    digest_of_content,
-    read_manifest,
-)
+from graphshard.train._manifest import read_manifest
 from graphshard.train._result import Evaluation, History
+from graphshard.train.checkpoints import LOCK_FILE, DamagedError, RunLock, digest_of_content
 
 
 def config(data: str, folder: Path | None, **more: Any) -> FullBatchConfig:

@@ -33,6 +33,14 @@ def serve(
         Path | None, typer.Option("--tls-certificate", help="Certificate chain, PEM, for TLS.")
     ] = None,
     key: Annotated[Path | None, typer.Option("--tls-key", help="Its key, PEM.")] = None,
+    restore: Annotated[
+        Path | None,
+        typer.Option(
+            "--restore",
+            help="Folder of checkpoints to take persistent tensors from; it may be empty.",
+            metavar="DIR",
+        ),
+    ] = None,
 ) -> None:
     """Serve one host's parts of a graph to trainers, until the command is ended.
 
@@ -53,7 +61,14 @@ def serve(
         own.address if listen is None else listen,
         own.port,
         certificate=tls,
+        restore=restore,
     )
+    if restore is not None:
+        found = server.restored
+        what = f"found no checkpoint in {restore}"
+        if found is not None:
+            what = f"restored {found.num_tensors} tensors of step {found.step} from {found.path}"
+        print(f"host {host} of {len(hosts)} {what}", flush=True)
     print(f"host {host} of {len(hosts)} serves {partition} on {server.address}", flush=True)
     try:
         threading.Event().wait()  # until a signal ends it

@@ -26,9 +26,11 @@ from ._initialize import (
 from ._loaders import DistNodeDataLoader
 from ._policies import EdgePartitionPolicy, NodePartitionPolicy, PartitionPolicy
 from ._splits import edge_split, node_split
+from .saving import ClusterCheckpoint, load_checkpoint, save_checkpoint
 
 __all__ = [
     "BalanceWarning",
+    "ClusterCheckpoint",
     "DistEmbedding",
     "DistGraph",
     "DistNodeDataLoader",
@@ -49,11 +51,13 @@ __all__ = [
     "get_num_clients",
     "get_rank",
     "initialize",
+    "load_checkpoint",
     "load_partition",
     "load_partition_book",
     "load_partition_feats",
     "load_partition_stats",
     "node_split",
     "partition_graph",
+    "save_checkpoint",
     "verify_partition",
 ]

@@ -335,6 +335,7 @@ def load_parts(tables: HostTables, part_config: str | os.PathLike[str], num_host
         _fill_edges(tables, ids, data, is_first=place == 0)
         del data
         _fill_out_degrees(tables, ids, part_config, part)
+    tables.mark_loaded()
     return ids
 
 

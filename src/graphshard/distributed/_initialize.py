@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import os
 import socket
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from ..store import (
     FlightConnection,
     Job,
     ServedHost,
+    WireMessage,
     current_job,
     has_job,
     read_ip_config,
@@ -95,7 +97,23 @@ def initialize(
     for each in served:
         each.connection.wait_until_up(_START_SECONDS)
         each.connection.announce(f"trainer {label}"[:200])
-    set_job(Job(Path(ip_config).name, Cluster(served, here)))
+    cluster = Cluster(served, here)
+    _check_restored(cluster)
+    set_job(Job(Path(ip_config).name, cluster))
+
+
+def _check_restored(cluster: Cluster) -> None:
+    """Warn if the hosts' rows are of different checkpoints."""
+    asked = [(number, WireMessage("restored")) for number in range(cluster.num_hosts)]
+    found = [answer.fields for answer in cluster.ask(asked)]
+    if len({str(fields.get("digest")) for fields in found}) > 1:
+        steps = [f"host {n}: step {fields.get('step', 'none')}" for n, fields in enumerate(found)]
+        warnings.warn(
+            f"the servers were started from different checkpoints ({', '.join(steps)}); call "
+            "load_checkpoint to have the rows of one",
+            RuntimeWarning,
+            stacklevel=3,
+        )
 
 
 def _host_number(num_hosts: int) -> int:

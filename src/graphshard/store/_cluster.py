@@ -146,6 +146,7 @@ class Cluster:
         self.hosts, self.here = list(hosts), here
         self._infos: dict[str, TableInfo] = {}
         self._releases: deque[Answer] = deque()
+        self._marked: set[tuple[str, int]] = set()
 
     @property
     def num_hosts(self) -> int:
@@ -312,6 +313,7 @@ class Cluster:
             chosen = rows if places is None else rows.index_select(0, places)
             table = self.hosts[number].rows(name)
             if table is not None:
+                self.mark_written(name, number)
                 write_rows(table, local, chosen)
                 continue
             most = max(1, MESSAGE_BYTES // max(1, info.row_bytes))
@@ -330,6 +332,15 @@ class Cluster:
                     batch[number] = message
             self.ask(list(batch.items()))
             asked = left
+
+    def mark_written(self, name: str, number: int) -> None:
+        """Tell a host, once, that this process writes to its rows of a table in place.
+
+        What is not as the partition has it is saved with the cluster.
+        """
+        if (name, number) not in self._marked:
+            self.ask([(number, WireMessage("mark_written", {"name": name}))])
+            self._marked.add((name, number))
 
     def count_nonzero(self, name: str) -> int:
         """Elements of a table that are not 0, on all hosts."""

@@ -203,7 +203,10 @@ class DistTensor:
         """The rows of this host, ``[num_rows, ...]``: the memory itself where it is shared."""
         starts, here = self._info.starts, self._job.cluster.here
         rows = self._job.cluster.hosts[here].rows(self.name)
-        return self[starts[here] : starts[here + 1]] if rows is None else rows
+        if rows is None:
+            return self[starts[here] : starts[here + 1]]
+        self._job.cluster.mark_written(self.name, here)  # it may be
+        return rows
 
     def count_nonzero(self) -> int:
         """Elements that are not 0, on all hosts."""

@@ -16,6 +16,9 @@ from ..comm.group import group_state
 from ._cluster import Cluster
 from ._ip_config import starts_of_hosts
 
+SINGLE = "single"
+"""The policy of tensors of one row for the whole cluster; the first host has it."""
+
 
 @dataclass
 class Job:
@@ -50,6 +53,8 @@ class Job:
 
     def starts(self, policy: str) -> tuple[int, ...]:
         """First id of each host, and the number of ids."""
+        if policy == SINGLE:
+            return (0, *[1] * self.cluster.num_hosts)
         if policy not in self.policies:
             raise ValueError(
                 f"unknown policy {policy!r}; there are {', '.join(sorted(self.policies)) or 'none'}"

@@ -22,7 +22,7 @@ from ..ops import group_by_range
 from ._cluster import RowsRequest
 from ._dist_tensor import DistTensor
 from ._embedding import DistEmbedding
-from ._job import current_job, wait_for_trainers
+from ._job import SINGLE, current_job, wait_for_trainers
 
 
 class SparseOptimizer(ABC):
@@ -35,6 +35,8 @@ class SparseOptimizer(ABC):
 
     #: Names of the rows of state beside each row of an embedding.
     states: tuple[str, ...] = ()
+    #: Numbers that it is made with.
+    settings: tuple[str, ...] = ("lr",)
 
     def __init__(self, params: Sequence[DistEmbedding], lr: float) -> None:
         if not isinstance(params, Sequence) or not params:
@@ -47,7 +49,8 @@ class SparseOptimizer(ABC):
                 )
         check_at_least("lr", lr, 0.0)
         self.lr, self._params = lr, list(params)
-        self._num_steps = [0] * len(self._params)
+        self._steps = [self._step_table(embedding) for embedding in self._params]
+        self._num_steps = self._read_steps()
         self._state = [
             {name: self._new_state(embedding, name) for name in self.states}
             for embedding in self._params
@@ -65,9 +68,64 @@ class SparseOptimizer(ABC):
             embedding.weight.is_persistent,
         )
 
+    def _step_table(self, embedding: DistEmbedding) -> DistTensor:
+        """How often an embedding was updated: one number of the cluster."""
+        kind, weight = type(self).__name__, embedding.weight
+        name = f"{weight.name.replace('~', '.')}.{kind}.num_steps"
+        return DistTensor(
+            (1,), torch.int64, name, part_policy=SINGLE, persistent=weight.is_persistent
+        )
+
     def _initial(self, name: str) -> Any:
         """First contents of a state; None for zeros."""
         return None
+
+    def _read_steps(self) -> list[int]:
+        return [int(table[0]) for table in self._steps]
+
+    def tensors(self) -> list[DistTensor]:
+        """The embeddings' rows, and all that is kept beside them."""
+        states = [tensor for state in self._state for tensor in state.values()]
+        return [*(embedding.weight for embedding in self._params), *states, *self._steps]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Its kind, settings and embeddings, as plain values; rows and steps are in the cluster."""
+        return {
+            "kind": type(self).__name__,
+            "embeddings": [embedding.name for embedding in self._params],
+            **{name: getattr(self, name) for name in self.settings},
+        }
+
+    def check_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Raise ValueError unless `load_state_dict` takes a state."""
+        mine = self.state_dict()
+        for key in ("kind", "embeddings"):
+            if state.get(key) != mine[key]:
+                raise ValueError(
+                    f"a state of {mine['kind']} must have {key} {mine[key]!r} (got "
+                    f"{state.get(key)!r:.200})"
+                )
+        for name in self.settings:
+            values, own = state.get(name), mine[name]
+            if not isinstance(own, tuple):
+                check_at_least(name, values, 0.0)  # type: ignore[arg-type]
+            elif not isinstance(values, tuple | list) or len(values) != len(own):
+                raise ValueError(f"{name} must be {len(own)} numbers (got {values!r:.200})")
+            else:
+                for value in values:
+                    check_at_least(name, value, 0.0)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take the settings of a state, and the numbers of steps that the cluster has.
+
+        Raises:
+            ValueError: It is of another kind, or of other embeddings.
+        """
+        self.check_state_dict(state)
+        for name in self.settings:
+            value = state[name]
+            setattr(self, name, tuple(value) if isinstance(value, list) else value)
+        self._num_steps = self._read_steps()
 
     @abstractmethod
     def _update(self, rows: Tensor, grad: Tensor, state: Mapping[str, Tensor], step: int) -> None:
@@ -110,6 +168,8 @@ class SparseOptimizer(ABC):
             self._update(values[""], grads, values, self._num_steps[number])
             for name, tensor in tensors.items():
                 cluster.write(tensor.name, ids, values[name])
+            if group_state().rank == 0:
+                self._steps[number][0] = self._num_steps[number]
         wait_for_trainers()
 
     def _to_owners(
@@ -176,6 +236,7 @@ class SparseAdagrad(SparseOptimizer):
     """
 
     states = ("adagrad_sum",)
+    settings = ("lr", "eps", "lr_decay")
 
     def __init__(
         self,
@@ -219,6 +280,7 @@ class SparseAdam(SparseOptimizer):
     """
 
     states = ("adam_mean", "adam_square")
+    settings = ("lr", "eps", "betas")
 
     def __init__(
         self,

@@ -109,6 +109,7 @@ class _HostTable:
     rows: Tensor
     path: str | None
     holders: Counter[str]  # how often each client has asked for it
+    is_loaded: bool = False
 
 
 class HostTables:
@@ -214,6 +215,19 @@ class HostTables:
                 self._tables[name].holders[holder] = 1
                 self.release(name, holder)
 
+    def mark_loaded(self) -> None:
+        """Remember that the tables there are have the rows of the graph's partition."""
+        with self._lock:
+            for name, table in self._tables.items():
+                self._tables[name] = replace(table, is_loaded=True)
+
+    def mark_written(self, name: str) -> None:
+        """Remember that rows of a table may be others than it was loaded with."""
+        with self._lock:
+            table = self._find(name)
+            if table.is_loaded:
+                self._tables[name] = replace(table, is_loaded=False)
+
     def _find(self, name: Any) -> _HostTable:
         with self._lock:
             table = self._tables.get(name) if isinstance(name, str) else None
@@ -233,6 +247,7 @@ class HostTables:
             "release": self._on_release,
             "read": self._on_read,
             "write": self._on_write,
+            "mark_written": self._on_mark_written,
             "count_nonzero": self._on_count_nonzero,
         }
 
@@ -250,7 +265,7 @@ class HostTables:
 
     def _described(self, name: str) -> dict[str, Any]:
         table = self._find(name)
-        found = table.info.as_json()
+        found = table.info.as_json() | {"is_loaded": table.is_loaded}
         if table.path is not None:
             stat = os.stat(table.path)
             found["file"] = [table.path, stat.st_dev, stat.st_ino]
@@ -284,8 +299,14 @@ class HostTables:
         ids, rows = request.tensors
         _check_ids(ids, table)
         check_rows(table.info, ids.numel(), rows)
+        self.mark_written(table.info.name)
         write_rows(table.rows, ids, rows)
         return WireMessage("written")
+
+    def _on_mark_written(self, request: WireMessage) -> WireMessage:
+        """A process of this host writes to a table in place."""
+        self.mark_written(self._find(request.fields.get("name")).info.name)
+        return WireMessage("marked")
 
     def _on_count_nonzero(self, request: WireMessage) -> WireMessage:
         table = self._find(request.fields.get("name"))
@@ -365,7 +386,7 @@ def check_rows(info: TableInfo, count: int, rows: Tensor) -> None:
 
 def write_rows(table: Tensor, ids: Tensor, rows: Tensor) -> None:
     """``table[ids] = rows``; of an id that is there several times, the last row counts."""
-    if ids.numel() > 1:
+    if ids.numel() > 1 and not bool((ids[1:] > ids[:-1]).all()):
         ascending, order = torch.sort(ids, stable=True)
         is_last = torch.ones_like(ascending, dtype=torch.bool)
         is_last[:-1] = ascending[:-1] != ascending[1:]

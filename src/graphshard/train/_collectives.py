@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from ..comm import all_reduce, is_initialized, rank, share_error, world_size
+from ..comm.collectives import broadcast_
+from ..comm.group import group_state
 
 
 def reduce_ints(numbers: Sequence[int], how: Literal["sum", "max"] = "sum") -> list[int]:
@@ -31,6 +33,17 @@ def gather_int(number: int) -> list[int]:
     mine = [0] * world_size()
     mine[rank()] = number
     return reduce_ints(mine)
+
+
+def text_of_rank_0(text: str) -> str:
+    """The text of rank 0, on every rank; collective."""
+    if not is_initialized():
+        return text
+    data = text.encode() if rank() == 0 else b""
+    size = reduce_ints([len(data)], "max")[0]
+    payload = torch.frombuffer(bytearray(data.ljust(max(1, size), b" ")), dtype=torch.uint8)
+    found = broadcast_(group_state(), payload, 0)
+    return bytes(found.numpy())[:size].decode()
 
 
 def raise_everywhere(error: Exception | None) -> None:

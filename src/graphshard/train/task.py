@@ -27,7 +27,7 @@ from ..errors import PartitionFormatError
 from ..partition import partition_graph
 from ..partition.files import listing, mapping, required, shown, text, whole_number
 from ..partition.format import read_config
-from ._manifest import digest_of_content
+from .checkpoints import digest_of_content
 
 FORMAT = "graphshard-dataset"
 FORMAT_VERSION = 2

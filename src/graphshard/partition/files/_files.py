@@ -24,7 +24,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, BinaryIO
+from typing import IO, Any, BinaryIO, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -56,6 +56,19 @@ _NO_DIGEST = "0" * (2 * _DIGEST_BYTES)
 _LARGEST = 2**62
 _MOST_DIMENSIONS = 64  # as many as numpy takes
 _SLICE_BYTES = 1 << 20  # which fits the cache next to a core, from gathering to the digest
+
+
+class RowSource(Protocol):
+    """Rows that are there only piece by piece, while they are written."""
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    @property
+    def shape(self) -> torch.Size: ...
+
+    def slices(self) -> Iterator[Tensor]:
+        """The rows in order, some at a time."""
 
 
 @dataclass(frozen=True)
@@ -117,12 +130,12 @@ class FileRecord:
         return {"bytes": self.bytes, "blake2b": self.blake2b}
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor | Rows]) -> FileRecord:
+def write_tensors(path: Path, tensors: Mapping[str, Tensor | RowSource]) -> FileRecord:
     """Write ``tensors`` to a new file and sync it to disk.
 
     Args:
         path: File to create; its folder must exist.
-        tensors: Whole tensors, or rows to gather while writing. Any device, any stride.
+        tensors: Whole tensors, or rows to get while writing. Any device, any stride.
 
     Raises:
         TypeError: A dtype has no name in safetensors.
@@ -142,7 +155,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor | Rows]) -> FileRecor
         file.write(header)
         for name in names:
             tensor = tensors[name]
-            for piece in tensor.slices() if isinstance(tensor, Rows) else (tensor,):
+            for piece in (tensor,) if isinstance(tensor, Tensor) else tensor.slices():
                 _write_bytes(file, digest, piece)
         size = file.tell()
         file.seek(header.index(_NO_DIGEST.encode()))
@@ -152,7 +165,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor | Rows]) -> FileRecor
     return FileRecord(size, digest.hexdigest())
 
 
-def _header(tensors: Mapping[str, Tensor | Rows]) -> bytes:
+def _header(tensors: Mapping[str, Tensor | RowSource]) -> bytes:
     entries: dict[str, Any] = {"__metadata__": {_DIGEST_KEY: _NO_DIGEST}}
     offset = 0
     for name, tensor in tensors.items():
