@@ -26,6 +26,7 @@ from ._initialize import (
 from ._loaders import DistNodeDataLoader
 from ._policies import EdgePartitionPolicy, NodePartitionPolicy, PartitionPolicy
 from ._splits import edge_split, node_split
+from ._subgraphs import find_edges, in_subgraph, sample_etype_neighbors, sample_neighbors
 
 __all__ = [
     "BalanceWarning",
@@ -46,8 +47,10 @@ __all__ = [
     "client_barrier",
     "edge_split",
     "exit_client",
+    "find_edges",
     "get_num_clients",
     "get_rank",
+    "in_subgraph",
     "initialize",
     "load_partition",
     "load_partition_book",
@@ -55,5 +58,7 @@ __all__ = [
     "load_partition_stats",
     "node_split",
     "partition_graph",
+    "sample_etype_neighbors",
+    "sample_neighbors",
     "verify_partition",
 ]
