@@ -24,7 +24,7 @@ from ._host_graph import GraphIds, HostGraph, edge_policy, node_policy
 if TYPE_CHECKING:
     from ._dist_graph import DistGraph
 
-EdgeColumns: TypeAlias = tuple[Tensor, Tensor, Tensor]
+FoundEdges: TypeAlias = tuple[Tensor, Tensor, Tensor]
 """Sources, destinations and ids of some edges."""
 
 
@@ -75,7 +75,7 @@ def sample_neighbors(
     fanout = _checked_fanout(fanout, replace)
     draw_seed = DrawSeed.fresh() if seed is None else DrawSeed(seed)
     excluded = edges_by_relation(g, exclude_edges) or {}
-    drawn: dict[CanonicalEType, EdgeColumns] = {}
+    drawn: dict[CanonicalEType, FoundEdges] = {}
     for ntype, near in nodes_by_type(g, nodes).items():
         etypes = [t for t in g.canonical_etypes if ends(t, options.edge_dir)[0] == ntype]
         if etypes:
@@ -338,7 +338,7 @@ def _drawn_of_all(
     options: DrawOptions,
     gathered: list[GatheredEdges],
     excluded: Mapping[CanonicalEType, Tensor],
-) -> dict[CanonicalEType, EdgeColumns]:
+) -> dict[CanonicalEType, FoundEdges]:
     """Draw from the edges of several relations at the same nodes as if they were of one.
 
     Within a node edges come by relation. While they are drawn, those of all relations are numbered
@@ -380,7 +380,7 @@ def _drawn_of_all(
 
 def _graph_of(
     g: DistGraph,
-    edges: Mapping[CanonicalEType, EdgeColumns],
+    edges: Mapping[CanonicalEType, FoundEdges],
     relabel_nodes: bool,
     store_ids: bool,
 ) -> Graph:
