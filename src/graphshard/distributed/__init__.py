@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The names of ``dgl.distributed``: partitions, servers, and the graph that trainers see."""
 
+from ..dataloading import EdgeCollator, NodeCollator
 from ..partition import (
     BalanceWarning,
     PartitionBook,
@@ -23,19 +24,23 @@ from ._initialize import (
     get_rank,
     initialize,
 )
-from ._loaders import DistNodeDataLoader
+from ._loaders import DistDataLoader, DistEdgeDataLoader, DistNodeDataLoader
 from ._policies import EdgePartitionPolicy, NodePartitionPolicy, PartitionPolicy
 from ._splits import edge_split, node_split
 from ._subgraphs import find_edges, in_subgraph, sample_etype_neighbors, sample_neighbors
 
 __all__ = [
     "BalanceWarning",
+    "DistDataLoader",
+    "DistEdgeDataLoader",
     "DistEmbedding",
     "DistGraph",
     "DistNodeDataLoader",
     "DistTensor",
+    "EdgeCollator",
     "EdgePartitionPolicy",
     "GraphServer",
+    "NodeCollator",
     "NodePartitionPolicy",
     "PartitionBook",
     "PartitionPolicy",

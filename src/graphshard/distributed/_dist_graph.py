@@ -15,6 +15,7 @@ from ..comm import all_reduce, barrier, rank
 from ..graph import Graph
 from ..graph.structure import Schema, as_integers, is_all
 from ..partition import RangePartitionBook
+from ..sampling import DrawOptions
 from ..store import (
     Cluster,
     DistTensor,
@@ -175,6 +176,15 @@ class DistGraph:
     def most_steps(self, num_steps: int) -> int:
         """The largest of all trainers' numbers of batches. All trainers must call."""
         return int(all_reduce(torch.tensor([num_steps]), "max"))
+
+    def check_draws(self, options: DrawOptions) -> None:
+        """Raise unless neighbours can be drawn so; loaders ask before they draw.
+
+        Raises:
+            ValueError: There is no feature that draws are weighted by, or the parts do not know
+                the edges that leave them.
+        """
+        self.graph_store.check_draws(self.canonical_etypes, options)
 
     def is_pinned(self) -> bool:
         """No."""

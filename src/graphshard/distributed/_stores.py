@@ -81,14 +81,12 @@ class ServedGraphStore:
             ValueError: The weights are missing or no weights, or the parts do not know the edges
                 that leave them.
         """
-        weights = [self._weights(request.etype, options) for request in requests]
+        weights = self.check_draws([request.etype for request in requests], options)
         for request in requests:
             self._check_nodes(request, options.edge_dir)
         in_place = all(w is None or self._cluster.info(w).dtype in DRAWN_BY for w in weights)
         if are_on_hosts(options) and in_place:
             return self._drawn_by_hosts(requests, options, excluded or {}, weights)
-        if options.edge_dir == "out":
-            self.check_out_edges()
         wanted = [(r.etype, r.nodes.cpu() if r.fanout else _NO_IDS) for r in requests]
         gathered = gather_edges(self._cluster, self._ids, self.find_edges, wanted, options, weights)
         drawn = []
@@ -113,11 +111,9 @@ class ServedGraphStore:
             ServerError: A server is gone.
             ValueError: As for `sample_neighbors`.
         """
-        weights = [self._weights(etype, options) for etype, _ in requests]
+        weights = self.check_draws([etype for etype, _ in requests], options)
         for etype, nodes in requests:
             self._check_nodes(NeighborRequest(etype, nodes, 0, 0), options.edge_dir)
-        if options.edge_dir == "out":
-            self.check_out_edges()
         return gather_edges(self._cluster, self._ids, self.find_edges, requests, options, weights)
 
     def find_edges(self, etype: CanonicalEType, eids: Tensor) -> tuple[Tensor, Tensor]:
@@ -174,23 +170,29 @@ class ServedGraphStore:
                 "out-edges need a partition with num_hops of at least 1; partition again"
             )
 
-    def check_weights(self, etype: CanonicalEType, name: str) -> str:
-        """The table of an edge feature that is to be drawn by.
+    def check_draws(
+        self, etypes: Sequence[CanonicalEType], options: DrawOptions
+    ) -> list[str | None]:
+        """For each relation the table of the weights that are drawn by; None where none are.
 
         Raises:
-            ValueError: There is none.
+            ValueError: There is none, or the parts do not know the edges that leave them.
         """
-        table = self._edge_table(etype, name)
-        if table is None:
-            raise ValueError(
-                f"sampling by {name!r} needs an edge feature of that name on relation {etype} (it "
-                f"has {self._ids.feature_names(edge_policy(etype))}); partition the graph with it, "
-                f"or set g.edges[etype].data[{name!r}] to a DistTensor"
-            )
-        return table
-
-    def _weights(self, etype: CanonicalEType, options: DrawOptions) -> str | None:
-        return None if options.weights is None else self.check_weights(etype, options.weights)
+        if options.edge_dir == "out":
+            self.check_out_edges()
+        name = options.weights
+        if name is None:
+            return [None] * len(etypes)
+        tables = [self._edge_table(etype, name) for etype in etypes]
+        for etype, table in zip(etypes, tables, strict=True):
+            if table is None:
+                names = self._ids.feature_names(edge_policy(etype))
+                raise ValueError(
+                    f"sampling by {name!r} needs an edge feature of that name on relation {etype} "
+                    f"(it has {names}); partition the graph with it, or set "
+                    f"g.edges[etype].data[{name!r}] to a DistTensor"
+                )
+        return tables
 
     def _check_nodes(self, request: NeighborRequest, edge_dir: EdgeDir) -> None:
         near = ends(request.etype, edge_dir)[0]
