@@ -13,7 +13,7 @@ from torch import Tensor
 
 import graphshard
 from graphshard.data import random_graph
-from graphshard.distributed import GraphServer, initialize
+from graphshard.distributed import GraphServer, initialize, partition_graph
 from graphshard.graph import EID, NID
 
 TOKEN = "a token that is for tests alone"
@@ -112,3 +112,48 @@ def equal(one: Any, other: Any) -> bool:
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(equal(one[k], other[k]) for k in one)
     return len(one) == len(other) and all(equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+class Original:
+    """A graph, its partition, and the original ids of new ones.
+
+    There are five parts, one of them empty and one without nodes of the type "item".
+    """
+
+    def __init__(self, kind: str, folder: Path, num_hops: int = 1, graph: Any = None) -> None:
+        torch.manual_seed(4)
+        if graph is None:
+            graph = plain() if kind == "plain" else typed()
+        self.kind, self.graph = kind, graph
+        owner = {}
+        for ntype in self.graph.ntypes:
+            count = self.graph.num_nodes(ntype)
+            part = torch.tensor([0, 1, 3, 4])[torch.randint(0, 4, (count,))]
+            owner[ntype] = torch.where(part == 4, 1, part) if ntype == "item" else part
+        for etype in self.graph.canonical_etypes:
+            data, count = self.graph.edges[etype].data, self.graph.num_edges(etype)
+            data["weight"] = torch.rand(count, 1) * (torch.rand(count, 1) < 0.8)
+            data["open"] = torch.rand(count) < 0.6
+            data["half"] = torch.rand(count).to(torch.float16)
+        nodes, edges = partition_graph(  # type: ignore[misc]
+            self.graph,
+            kind,
+            5,
+            folder,
+            num_hops,
+            part_method=owner.get("_N", owner),
+            return_mapping=True,
+            quiet=True,
+        )
+        self.part_config = str(folder / f"{kind}.json")
+        self.nodes: dict[str, Tensor] = nodes if isinstance(nodes, dict) else {"_N": nodes}
+        etype = self.graph.canonical_etypes[0]
+        self.edges: dict[Any, Tensor] = edges if isinstance(edges, dict) else {etype: edges}
+
+    def new(self, ids: dict[str, Tensor]) -> dict[str, Tensor]:
+        """New ids of original nodes."""
+        return {t: torch.argsort(self.nodes[t])[i] for t, i in ids.items()}
+
+    def old(self, kind: Any, ids: Tensor) -> Tensor:
+        """Original ids of nodes of a type, or of edges of a relation."""
+        return (self.nodes[kind] if isinstance(kind, str) else self.edges[kind])[ids]

@@ -22,7 +22,6 @@ from graphshard.distributed import (
     edge_split,
     exit_client,
     get_num_clients,
-    initialize,
     node_split,
 )
 from graphshard.graph import EID
@@ -234,71 +233,6 @@ def test_splits_hold_each_once(
     assert len({len(f["sizes"]) for f in found}) == 1
     assert [sum(f["sizes"]) for f in found] == [10 + 7 * rank for rank in range(world_size)]
     assert min(min(f["sizes"]) for f in found) > 0
-
-
-class Sage(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = torch.nn.ModuleList(
-            [graphshard.nn.SAGEConv(5, 8, "mean"), graphshard.nn.SAGEConv(8, 3, "mean")]
-        )
-
-    def forward(self, blocks: Any, h: Tensor) -> Tensor:
-        for i, (layer, block) in enumerate(zip(self.layers, blocks, strict=True)):
-            h = layer(block, h)
-            h = h.relu() if i == 0 else h
-        return h
-
-
-def walkthrough(
-    rank: int, world_size: int, ip_config: str, part_config: str, hosts: int
-) -> list[float]:
-    """DistDGL's walk-through, with a global batch that does not depend on the trainers."""
-    if ip_config:
-        join(ip_config, rank * hosts // world_size)
-    else:
-        initialize()
-    g = DistGraph("plain", part_config=part_config)
-    train_nid = node_split(g.ndata["train_mask"], g.get_partition_book())
-    sampler = NeighborSampler([-1, -1])
-    loader = DistNodeDataLoader(g, train_nid, sampler, batch_size=1000)
-    torch.manual_seed(3)
-    model = Sage().double()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    count = g.ndata["train_mask"].count_nonzero()
-    losses = []
-    for _ in range(3):
-        for input_nodes, output_nodes, blocks in loader:
-            rows = g.ndata["feat"][input_nodes].double()
-            labels = g.ndata["feat"][output_nodes][:, :3].argmax(1)
-            out = model(blocks, rows)
-            loss = torch.nn.functional.cross_entropy(out, labels, reduction="sum") / count
-            optimizer.zero_grad()
-            loss.backward()
-            for parameter in model.parameters():
-                assert parameter.grad is not None
-                parameter.grad.copy_(graphshard.comm.all_reduce(parameter.grad))
-            optimizer.step()
-            losses.append(float(graphshard.comm.all_reduce(loss.detach())))
-    barrier()
-    exit_client()
-    return losses
-
-
-def test_losses_do_not_depend_on_hosts_and_trainers(parts: dict[str, Any], tmp_path: Path) -> None:
-    part_config, _ = parts["plain"]
-    (expected,) = run_ranks(walkthrough, 1, "", part_config, 1)
-    assert expected[-1] < expected[0]
-    for num_hosts, world_size in ((1, 2), (2, 4)):
-        with ExitStack() as stack:
-            servers = Servers(stack, part_config, num_hosts, tmp_path)
-            found = run_ranks(
-                walkthrough, world_size, str(servers.ip_config), part_config, num_hosts, timeout=120
-            )
-        for losses in found:
-            torch.testing.assert_close(
-                torch.tensor(losses), torch.tensor(expected), rtol=1e-9, atol=1e-9
-            )
 
 
 def several_without_servers(rank: int, world_size: int, part_config: str) -> str:

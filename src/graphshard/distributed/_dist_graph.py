@@ -310,6 +310,26 @@ class DistGraph:
             )
         return self.graph_store.has_edges_between(etype, src, dst)
 
+    def reverse_edges(self, eids: Any, etype: Any, reverse_etype: Any) -> Tensor:
+        """Ids of the reverses of edges, which lie under the same ids in another relation.
+
+        That is, under the ids that edges had before the graph was partitioned. Partitioning gives
+        those of each relation new ids, by which an edge and its reverse cannot be told.
+
+        Args:
+            eids: Ids.
+            etype: Their relation.
+            reverse_etype: The relation of their reverses.
+
+        Raises:
+            IndexError: An id is out of range.
+            ValueError: An edge has no reverse there.
+        """
+        found = edges_by_relation(self, {etype: eids})
+        assert found is not None
+        ((relation, ids),) = found.items()
+        return self.graph_store.reverse_edges(relation, self.to_canonical_etype(reverse_etype), ids)
+
     def edge_subgraph(
         self, edges: Any, relabel_nodes: bool = True, store_ids: bool = True
     ) -> Graph:

@@ -158,6 +158,32 @@ class ServedGraphStore:
         there = edges.row_of_edge * num_src + edges.neighbors
         return torch.isin(edges.rows * num_src + src, there)
 
+    def reverse_edges(self, etype: CanonicalEType, back: CanonicalEType, eids: Tensor) -> Tensor:
+        """What `DistGraph.reverse_edges` says, for ids that are in range."""
+        src, dst = self.find_edges(etype, eids)
+        (edges,) = self.gather([(back, src)], DrawOptions())
+        original, candidates = self._cluster.start_read(
+            [
+                RowsRequest([f"{edge_policy(etype)}~orig_id"], eids),
+                RowsRequest([f"{edge_policy(back)}~orig_id"], edges.eids),
+            ]
+        ).wait()
+        ascending, order = torch.sort(candidates)
+        place = torch.searchsorted(ascending, original).clamp_(max=max(len(order) - 1, 0))
+        is_there = torch.zeros_like(original, dtype=torch.bool)
+        if len(order):
+            at = order[place]
+            is_there = (candidates[at] == original) & (edges.neighbors[at] == dst)
+            is_there &= edges.nodes[edges.row_of_edge[at]] == src
+        if not bool(is_there.all()):
+            missing = int(eids[~is_there][0])
+            raise ValueError(
+                f"edge {missing} of {etype} has no reverse in {back}: under the id that it had "
+                "before partitioning there is no edge from its destination to its source; pass "
+                "exclude='reverse_id' with reverse_eids, or correct reverse_etypes"
+            )
+        return edges.eids[order[place]] if len(eids) else eids
+
     def check_out_edges(self) -> None:
         """Raise unless the parts know the edges that leave them.
 

@@ -34,7 +34,8 @@ class EdgePredictionSampler(Sampler):
             their reverses by ``reverse_etypes``; edge ids; or a function of the batch's ids.
         reverse_eids: For every edge id that of its reverse; on a graph of several relations,
             relation to that.
-        reverse_etypes: Relation to the relation that holds its reverse edges under the same ids.
+        reverse_etypes: Relation to the relation that holds its reverse edges under the same ids;
+            of a `graphshard.distributed.DistGraph`, the ids before it was partitioned.
         negative_sampler: Called with the graph and the batch's edge ids, as they were given;
             returns ``(sources, destinations)``, or relation to that.
         prefetch_labels: Names of edge features that a loader puts into the pair graph's ``edata``.

@@ -100,7 +100,10 @@ def edges_to_exclude(
                     f"reverse of edge e of the other (got {g.num_edges(etype)} edges of {etype} "
                     f"and {g.num_edges(back)} of {back})"
                 )
-            found.setdefault(back, []).append(eids)
+            # Partitioning gives the edges of each relation ids of their own.
+            reverse_edges = getattr(g, "reverse_edges", None)
+            reverses = eids if reverse_edges is None else reverse_edges(eids, etype, back)
+            found.setdefault(back, []).append(reverses)
     return {etype: torch.cat(ids) for etype, ids in found.items()}
 
 
