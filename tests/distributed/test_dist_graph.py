@@ -3,161 +3,29 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from dist_graph_cases import NUM_PARTS, Servers, blocks_of, equal, join
 from torch import Tensor
 
 import graphshard
 from graphshard.comm import barrier
-from graphshard.data import random_graph
 from graphshard.dataloading import NeighborSampler, NodeDataLoader
 from graphshard.distributed import (
     DistGraph,
     DistNodeDataLoader,
     DistTensor,
-    GraphServer,
     edge_split,
     exit_client,
     get_num_clients,
-    initialize,
     node_split,
-    partition_graph,
 )
-from graphshard.graph import EID, NID
+from graphshard.graph import EID
 from graphshard.testing import run_ranks
-
-TOKEN = "a token that is for tests alone"
-NUM_PARTS = 3
-
-
-def plain() -> Any:
-    graph = random_graph(num_nodes=400, num_edges=3000, seed=1)
-    graph.ndata["feat"] = torch.randn(400, 5)
-    graph.ndata["train_mask"] = torch.rand(400) < 0.4
-    graph.ndata["double"] = torch.randn(400, 2, 3, dtype=torch.float64)
-    graph.edata["weight"] = torch.rand(3000) + 0.1
-    return graph
-
-
-def typed() -> Any:
-    graph = graphshard.heterograph(
-        {
-            ("user", "rates", "item"): (
-                torch.randint(0, 120, (900,)),
-                torch.randint(0, 60, (900,)),
-            ),
-            ("item", "rated", "user"): (
-                torch.randint(0, 60, (700,)),
-                torch.randint(0, 120, (700,)),
-            ),
-            ("user", "knows", "user"): (torch.randint(0, 120, (50,)), torch.randint(0, 120, (50,))),
-        },
-        {"user": 120, "item": 60},
-    )
-    graph.nodes["user"].data["feat"] = torch.randn(120, 4)
-    graph.nodes["item"].data["feat"] = torch.randn(60, 7)
-    graph.nodes["user"].data["train_mask"] = torch.rand(120) < 0.5
-    graph.edges["rates"].data["stars"] = torch.randint(0, 5, (900,))
-    return graph
-
-
-@pytest.fixture(scope="module")
-def parts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Partitions by kind: the JSON, and the graph with the ids that it has there."""
-    folder = tmp_path_factory.mktemp("parts")
-    found = {}
-    for kind, make in (("plain", plain), ("typed", typed)):
-        torch.manual_seed(0)
-        graph = make()
-        method = "metis" if kind == "plain" else "random"
-        maps = partition_graph(
-            graph,
-            kind,
-            NUM_PARTS,
-            folder / kind,
-            part_method=method,
-            return_mapping=True,
-            quiet=True,
-        )
-        found[kind] = str(folder / kind / f"{kind}.json"), relabelled(graph, *maps)
-    return found
-
-
-def relabelled(graph: Any, node_map: Any, edge_map: Any) -> Any:
-    """The graph under its new ids: nodes and edges of a type in the order that the maps give."""
-    if not isinstance(node_map, dict):
-        node_map = {graph.ntypes[0]: node_map}
-        edge_map = {graph.canonical_etypes[0]: edge_map}
-    new = {}
-    for ntype, old in node_map.items():
-        new[ntype] = torch.empty_like(old)
-        new[ntype][old] = torch.arange(len(old))
-    edges = {}
-    for etype, old in edge_map.items():
-        src, dst = graph.find_edges(old, etype=etype)
-        edges[etype] = new[etype[0]][src], new[etype[2]][dst]
-    result = graphshard.heterograph(edges, {t: len(ids) for t, ids in node_map.items()})
-    for ntype, old in node_map.items():
-        for name, rows in graph.nodes[ntype].data.items():
-            result.nodes[ntype].data[name] = rows[old]
-    for etype, old in edge_map.items():
-        for name, rows in graph.edges[etype].data.items():
-            result.edges[etype].data[name] = rows[old]
-    return result
-
-
-class Servers:
-    """One for each host, in threads of the test, and their ip_config."""
-
-    def __init__(self, stack: ExitStack, part_config: str, num_hosts: int, folder: Path) -> None:
-        lines = []
-        for host in range(num_hosts):
-            server = GraphServer(host, num_hosts, part_config, TOKEN)
-            stack.callback(server.stop)
-            lines.append(server.address.replace(":", " "))
-        self.ip_config = folder / "ip_config.txt"
-        self.ip_config.write_text("\n".join(lines) + "\n")
-
-
-def join(ip_config: str, host: int) -> None:
-    os.environ |= {"GRAPHSHARD_HOST": str(host), "GRAPHSHARD_TOKEN": TOKEN}
-    initialize(ip_config, num_workers=2)
-
-
-@pytest.fixture(params=["alone", "one host", "three hosts"])
-def where(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture(params=["plain", "typed"])
-def opened(
-    request: pytest.FixtureRequest,
-    where: str,
-    parts: dict[str, Any],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Iterator[tuple[DistGraph, Any]]:
-    part_config, graph = parts[request.param]
-    exit_client()
-    with ExitStack() as stack:
-        stack.callback(exit_client)
-        monkeypatch.delenv("GRAPHSHARD_HOST", raising=False)
-        if where == "alone":
-            initialize()
-            yield DistGraph(request.param, part_config=part_config), graph
-            return
-        servers = Servers(stack, part_config, 1 if where == "one host" else 3, tmp_path)
-        monkeypatch.setenv("GRAPHSHARD_HOST", "0")
-        monkeypatch.setenv("GRAPHSHARD_TOKEN", TOKEN)
-        initialize(servers.ip_config)
-        stack.callback(exit_client)
-        yield DistGraph(request.param), graph
 
 
 def test_it_has_what_the_graph_has(opened: tuple[DistGraph, Any]) -> None:
@@ -208,28 +76,6 @@ def test_all_neighbours_are_those_of_the_graph(opened: tuple[DistGraph, Any]) ->
     for etype in graph.canonical_etypes:
         kept = found.edges[etype].data[EID][1::2]
         assert torch.equal(without.edges[etype].data[EID].sort().values, kept.sort().values)
-
-
-def blocks_of(loader: Any) -> list[Any]:
-    """What a loader gives, as plain tensors in a fixed order."""
-    found = []
-    for inputs, outputs, blocks in loader:
-        found.append((inputs, outputs))
-        for block in blocks:
-            for etype in block.canonical_etypes:
-                found.append(block.edges[etype].data[EID])
-            for ntype in block.srctypes:
-                found.append(block.srcnodes[ntype].data[NID])
-                found += [block.srcnodes[ntype].data.get("feat", torch.zeros(0))]
-    return found
-
-
-def equal(one: Any, other: Any) -> bool:
-    if isinstance(one, Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(equal(one[k], other[k]) for k in one)
-    return len(one) == len(other) and all(equal(a, b) for a, b in zip(one, other, strict=True))
 
 
 def load(g: Any, ntype: str, weighted: bool) -> list[Any]:
@@ -313,8 +159,8 @@ def test_wrong_requests_are_errors(opened: tuple[DistGraph, Any]) -> None:
         g.nodes[ntype].data["other"]
     with pytest.raises(ValueError, match="needs an edge feature of that name"):
         g.sample_neighbors({etype[2]: [0, 1, 2]}, 2, prob="other")
-    with pytest.raises(NotImplementedError, match="out"):
-        g.sample_neighbors({ntype: [0]}, 2, edge_dir="out")
+    with pytest.raises(ValueError, match="must be 'in' or 'out'"):
+        g.sample_neighbors({ntype: [0]}, 2, edge_dir="both")
     with pytest.raises(TypeError, match="must be a DistTensor"):
         g.nodes[ntype].data["new"] = torch.zeros(3)  # type: ignore[assignment]
 
@@ -387,71 +233,6 @@ def test_splits_hold_each_once(
     assert len({len(f["sizes"]) for f in found}) == 1
     assert [sum(f["sizes"]) for f in found] == [10 + 7 * rank for rank in range(world_size)]
     assert min(min(f["sizes"]) for f in found) > 0
-
-
-class Sage(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = torch.nn.ModuleList(
-            [graphshard.nn.SAGEConv(5, 8, "mean"), graphshard.nn.SAGEConv(8, 3, "mean")]
-        )
-
-    def forward(self, blocks: Any, h: Tensor) -> Tensor:
-        for i, (layer, block) in enumerate(zip(self.layers, blocks, strict=True)):
-            h = layer(block, h)
-            h = h.relu() if i == 0 else h
-        return h
-
-
-def walkthrough(
-    rank: int, world_size: int, ip_config: str, part_config: str, hosts: int
-) -> list[float]:
-    """DistDGL's walk-through, with a global batch that does not depend on the trainers."""
-    if ip_config:
-        join(ip_config, rank * hosts // world_size)
-    else:
-        initialize()
-    g = DistGraph("plain", part_config=part_config)
-    train_nid = node_split(g.ndata["train_mask"], g.get_partition_book())
-    sampler = NeighborSampler([-1, -1])
-    loader = DistNodeDataLoader(g, train_nid, sampler, batch_size=1000)
-    torch.manual_seed(3)
-    model = Sage().double()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    count = g.ndata["train_mask"].count_nonzero()
-    losses = []
-    for _ in range(3):
-        for input_nodes, output_nodes, blocks in loader:
-            rows = g.ndata["feat"][input_nodes].double()
-            labels = g.ndata["feat"][output_nodes][:, :3].argmax(1)
-            out = model(blocks, rows)
-            loss = torch.nn.functional.cross_entropy(out, labels, reduction="sum") / count
-            optimizer.zero_grad()
-            loss.backward()
-            for parameter in model.parameters():
-                assert parameter.grad is not None
-                parameter.grad.copy_(graphshard.comm.all_reduce(parameter.grad))
-            optimizer.step()
-            losses.append(float(graphshard.comm.all_reduce(loss.detach())))
-    barrier()
-    exit_client()
-    return losses
-
-
-def test_losses_do_not_depend_on_hosts_and_trainers(parts: dict[str, Any], tmp_path: Path) -> None:
-    part_config, _ = parts["plain"]
-    (expected,) = run_ranks(walkthrough, 1, "", part_config, 1)
-    assert expected[-1] < expected[0]
-    for num_hosts, world_size in ((1, 2), (2, 4)):
-        with ExitStack() as stack:
-            servers = Servers(stack, part_config, num_hosts, tmp_path)
-            found = run_ranks(
-                walkthrough, world_size, str(servers.ip_config), part_config, num_hosts, timeout=120
-            )
-        for losses in found:
-            torch.testing.assert_close(
-                torch.tensor(losses), torch.tensor(expected), rtol=1e-9, atol=1e-9
-            )
 
 
 def several_without_servers(rank: int, world_size: int, part_config: str) -> str:

@@ -6,6 +6,8 @@
 lists in CSV and Parquet, SciPy and NetworkX graphs are read by ``graphshard.graph``.
 """
 
+import sys
+
 from ._dgl import from_dgl, to_dgl
 from ._load import load_dataset
 from ._ogb import from_ogb
@@ -25,3 +27,16 @@ __all__ = [
     "to_dgl",
     "to_pyg",
 ]
+
+_LOADERS = ("MultiLayerNeighborSampler", "NodeDataLoader")
+
+
+def __getattr__(name: str) -> object:
+    """Names that DGL had here before it had ``dgl.dataloading``, which is where they are.
+
+    Data sets do not need loaders, so that these are looked up when they are asked for.
+    """
+    if name in _LOADERS:
+        found: object = getattr(sys.modules["graphshard"].dataloading, name)
+        return found
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

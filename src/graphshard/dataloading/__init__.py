@@ -5,7 +5,13 @@ What they draw with is in ``graphshard.sampling``, which also has the loader for
 ranks.
 """
 
-from ..sampling.loader import EdgeDataLoader, LocalDataLoader, NodeDataLoader
+from ..sampling.loader import (
+    EdgeCollator,
+    EdgeDataLoader,
+    LocalDataLoader,
+    NodeCollator,
+    NodeDataLoader,
+)
 from ..sampling.sampler import (
     BlockSampler,
     EdgePredictionSampler,
@@ -23,12 +29,14 @@ DataLoader = LocalDataLoader
 __all__ = [
     "BlockSampler",
     "DataLoader",
+    "EdgeCollator",
     "EdgeDataLoader",
     "EdgePredictionSampler",
     "LaborSampler",
     "MultiLayerFullNeighborSampler",
     "MultiLayerNeighborSampler",
     "NeighborSampler",
+    "NodeCollator",
     "NodeDataLoader",
     "Sampler",
     "as_edge_prediction_sampler",

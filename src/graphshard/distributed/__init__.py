@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The names of ``dgl.distributed``: partitions, servers, and the graph that trainers see."""
 
+from ..dataloading import EdgeCollator, NodeCollator
 from ..partition import (
     BalanceWarning,
     PartitionBook,
@@ -23,20 +24,25 @@ from ._initialize import (
     get_rank,
     initialize,
 )
-from ._loaders import DistNodeDataLoader
+from ._loaders import DistDataLoader, DistEdgeDataLoader, DistNodeDataLoader
 from ._policies import EdgePartitionPolicy, NodePartitionPolicy, PartitionPolicy
 from ._splits import edge_split, node_split
+from ._subgraphs import find_edges, in_subgraph, sample_etype_neighbors, sample_neighbors
 from .saving import ClusterCheckpoint, load_checkpoint, save_checkpoint
 
 __all__ = [
     "BalanceWarning",
     "ClusterCheckpoint",
+    "DistDataLoader",
+    "DistEdgeDataLoader",
     "DistEmbedding",
     "DistGraph",
     "DistNodeDataLoader",
     "DistTensor",
+    "EdgeCollator",
     "EdgePartitionPolicy",
     "GraphServer",
+    "NodeCollator",
     "NodePartitionPolicy",
     "PartitionBook",
     "PartitionPolicy",
@@ -48,8 +54,10 @@ __all__ = [
     "client_barrier",
     "edge_split",
     "exit_client",
+    "find_edges",
     "get_num_clients",
     "get_rank",
+    "in_subgraph",
     "initialize",
     "load_checkpoint",
     "load_partition",
@@ -58,6 +66,8 @@ __all__ = [
     "load_partition_stats",
     "node_split",
     "partition_graph",
+    "sample_etype_neighbors",
+    "sample_neighbors",
     "save_checkpoint",
     "verify_partition",
 ]

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterator, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -12,10 +12,10 @@ from torch import Tensor
 
 from .._typing import CanonicalEType
 from ..comm import all_reduce, barrier, rank
-from ..graph import EID, Graph, heterograph
-from ..graph.structure import Schema
+from ..graph import Graph
+from ..graph.structure import Schema, as_integers, is_all
 from ..partition import RangePartitionBook
-from ..sampling import DrawOptions, DrawSeed, NeighborRequest
+from ..sampling import DrawOptions
 from ..store import (
     Cluster,
     DistTensor,
@@ -34,12 +34,18 @@ from ._host_graph import (
     edge_policy,
     load_parts,
     node_policy,
-    out_degree_table,
     pointer_table,
 )
 from ._initialize import refuse_several_without_servers
 from ._policies import EdgePartitionPolicy, NodePartitionPolicy
 from ._stores import ServedFeatureStore, ServedGraphStore
+from ._subgraphs import (
+    edge_subgraph_of,
+    edges_by_relation,
+    in_subgraph_of,
+    local_part,
+    sample_etype_neighbors,
+)
 
 
 class DistGraph:
@@ -52,7 +58,8 @@ class DistGraph:
     Args:
         graph_name: As it was called when it was partitioned.
         gpb: Accepted for DGL's scripts; the servers know it.
-        part_config: The JSON of the partition, for a process without servers.
+        part_config: The JSON of the partition, for a process without servers. It may open several
+            graphs; a `DistTensor` is then made for the one that was opened last.
 
     Raises:
         ValueError: The servers have another graph; or there are none, and no ``part_config``.
@@ -78,9 +85,7 @@ class DistGraph:
         gpb: Any = None,
         part_config: str | os.PathLike[str] | None = None,
     ) -> None:
-        if not has_job():
-            self._start_alone(graph_name, part_config)
-        self._job = current_job()
+        self._job = _job_with(graph_name, part_config)
         cluster = self._job.cluster
         (answer,) = cluster.ask([(0, WireMessage("graph", {"name": graph_name}))])
         num_parts = int(answer.fields["num_parts"])
@@ -94,23 +99,10 @@ class DistGraph:
         self._job.add_policies(self._ids.parts)
         cluster.refresh()
         self._schema = Schema.of_graph(self._ids.book.ntypes, self._ids.book.canonical_etypes)
-        self.graph_store = ServedGraphStore(cluster, self._ids)
+        self._features = features = GraphFeatures(self._job, self._ids)
+        self.graph_store = ServedGraphStore(cluster, self._ids, features.edge_table)
         self.feature_store = ServedFeatureStore(cluster, self._ids)
-        self._data: dict[str, DistData] = {}
-
-    @staticmethod
-    def _start_alone(graph_name: str, part_config: str | os.PathLike[str] | None) -> None:
-        if part_config is None:
-            raise ValueError(
-                "there are no servers, so part_config must be given: the JSON that partition_graph "
-                "wrote; or start servers, and call initialize first"
-            )
-        refuse_several_without_servers(f"DistGraph({graph_name!r})")
-        tables = HostTables(0, is_shared=False)
-        handlers = GraphHandlers(tables, load_parts(tables, part_config, 1)).handlers()
-        host = LocalHost(tables)
-        host.add_handlers(handlers)
-        set_job(Job(graph_name, Cluster([host], 0)))
+        self._local_partition: Graph | None = None
 
     # ------------------------------------------------------------------ what it is
 
@@ -185,6 +177,15 @@ class DistGraph:
         """The largest of all trainers' numbers of batches. All trainers must call."""
         return int(all_reduce(torch.tensor([num_steps]), "max"))
 
+    def check_draws(self, options: DrawOptions) -> None:
+        """Raise unless neighbours can be drawn so; loaders ask before they draw.
+
+        Raises:
+            ValueError: There is no feature that draws are weighted by, or the parts do not know
+                the edges that leave them.
+        """
+        self.graph_store.check_draws(self.canonical_etypes, options)
+
     def is_pinned(self) -> bool:
         """No."""
         return False
@@ -214,23 +215,23 @@ class DistGraph:
     def ndata(self) -> DistData:
         """Features of nodes, where there is one type."""
         self._only(self.ntypes, "ndata", "nodes[TYPE].data")
-        return self._data_of(node_policy(self.ntypes[0]))
+        return self._features.of(node_policy(self.ntypes[0]))
 
     @property
     def edata(self) -> DistData:
         """Features of edges, where there is one relation."""
         self._only(self.canonical_etypes, "edata", "edges[RELATION].data")
-        return self._data_of(edge_policy(self.canonical_etypes[0]))
+        return self._features.of(edge_policy(self.canonical_etypes[0]))
 
     @property
     def nodes(self) -> TypeView:
         """``nodes[TYPE].data``: features of nodes of a type."""
-        return TypeView(lambda ntype: self._data_of(node_policy(self._ntype(ntype))))
+        return TypeView(lambda ntype: self._features.of(node_policy(self._ntype(ntype))))
 
     @property
     def edges(self) -> TypeView:
         """``edges[RELATION].data``: features of edges of a relation."""
-        return TypeView(lambda e: self._data_of(edge_policy(self.to_canonical_etype(e))))
+        return TypeView(lambda e: self._features.of(edge_policy(self.to_canonical_etype(e))))
 
     def node_attr_schemes(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         """Row shape and dtype of each node feature, where there is one type."""
@@ -249,69 +250,142 @@ class DistGraph:
             raise ValueError(f"no node type {ntype!r}; the graph has {self.ntypes}")
         return ntype
 
-    def _data_of(self, policy: str) -> DistData:
-        if policy not in self._data:
-            self._data[policy] = DistData(self._job, policy, self._ids.feature_names(policy))
-        return self._data[policy]
-
     # ------------------------------------------------------------------ structure
 
-    def in_degrees(self, v: Any = None, etype: Any = None) -> Tensor:
-        """In-edges of nodes, int64; of all nodes by default.
+    def in_degrees(self, v: Any = None, etype: Any = None) -> Any:
+        """In-edges of nodes, int64; of all nodes by default. A number for a number.
 
         Raises:
             IndexError: An id is out of range.
         """
         etype = self.to_canonical_etype(etype)
-        ids = self._node_ids(v, etype[2])
-        starts = torch.tensor(self._ids.starts(node_policy(etype[2]))[1:])
-        rows = ids + torch.searchsorted(starts, ids, right=True)  # one row more on each host
-        table = [pointer_table(etype)]
-        begin, end = self._job.cluster.start_read(
-            [RowsRequest(table, rows), RowsRequest(table, rows + 1)]
-        ).wait()
-        return (end - begin).to(torch.int64)
+        return self._degrees(v, etype, etype[2], "in")
 
-    def out_degrees(self, u: Any = None, etype: Any = None) -> Tensor:
-        """Out-edges of nodes, int64; of all nodes by default.
+    def out_degrees(self, u: Any = None, etype: Any = None) -> Any:
+        """Out-edges of nodes, int64; of all nodes by default. A number for a number.
 
         Raises:
             IndexError: An id is out of range.
             ValueError: The parts do not know; see ``num_hops`` of `partition_graph`.
         """
         etype = self.to_canonical_etype(etype)
-        name = out_degree_table(etype)
-        if name not in self._job.cluster.names():
-            raise ValueError(
-                "out-degrees need a partition with num_hops of at least 1; partition again"
-            )
-        request = RowsRequest([name], self._node_ids(u, etype[0]))
-        return self._job.cluster.start_read([request]).wait()[0]
+        self.graph_store.check_out_edges()
+        return self._degrees(u, etype, etype[0], "out")
+
+    def _degrees(self, given: Any, etype: CanonicalEType, ntype: str, edge_dir: str) -> Any:
+        ids = self._node_ids(given, ntype)
+        starts = torch.tensor(self._ids.starts(node_policy(ntype))[1:])
+        rows = ids + torch.searchsorted(starts, ids, right=True)  # one row more on each host
+        table = [pointer_table(etype, edge_dir)]
+        begin, end = self._job.cluster.start_read(
+            [RowsRequest(table, rows), RowsRequest(table, rows + 1)]
+        ).wait()
+        degrees = (end - begin).to(torch.int64)
+        return int(degrees) if isinstance(given, int) else degrees
 
     def find_edges(self, edges: Any, etype: Any = None) -> tuple[Tensor, Tensor]:
-        """Sources and destinations of edges.
+        """Sources and destinations of edges, int64.
 
         Raises:
             IndexError: An id is out of range.
+            TypeError: They are no ids.
+        """
+        found = edges_by_relation(self, {self.to_canonical_etype(etype): edges})
+        assert found is not None
+        ((relation, eids),) = found.items()
+        return self.graph_store.find_edges(relation, eids)
+
+    def has_edges_between(self, u: Any, v: Any, etype: Any = None) -> Tensor:
+        """Whether there is an edge from each ``u`` to its ``v``: bool, for as many as there are.
+
+        Raises:
+            IndexError: An id is out of range.
+            ValueError: There are not as many ``u`` as ``v``.
         """
         etype = self.to_canonical_etype(etype)
-        cluster, starts = self._job.cluster, self._ids.starts(edge_policy(etype))
-        ids = torch.as_tensor(edges, dtype=torch.int64).view(-1)
-        if ids.numel() and not (0 <= int(ids.min()) <= int(ids.max()) < starts[-1]):
-            bad = ids[(ids < 0) | (ids >= starts[-1])]
-            raise IndexError(f"edges of {etype} must be in [0, {starts[-1]}) (got {int(bad[0])})")
-        host = torch.searchsorted(torch.tensor(starts[1:]), ids, right=True)
-        src, dst = torch.empty_like(ids), torch.empty_like(ids)
-        places = [(host == number).nonzero().view(-1) for number in range(cluster.num_hosts)]
-        asked = [
-            (number, WireMessage("ends", {"etype": list(etype)}, [ids[at] - starts[number]]))
-            for number, at in enumerate(places)
-            if at.numel()
-        ]
-        for (number, _), answer in zip(asked, cluster.ask(asked), strict=True):
-            src[places[number]] = answer.tensors[0].to(torch.int64)
-            dst[places[number]] = answer.tensors[1].to(torch.int64)
-        return src, dst
+        src, dst = self._node_ids(u, etype[0]), self._node_ids(v, etype[2])
+        if src.shape != dst.shape:
+            raise ValueError(
+                f"u and v must be as many as pairs are asked for (got {len(src)} and {len(dst)})"
+            )
+        return self.graph_store.has_edges_between(etype, src, dst)
+
+    def reverse_edges(self, eids: Any, etype: Any, reverse_etype: Any) -> Tensor:
+        """Ids of the reverses of edges, which lie under the same ids in another relation.
+
+        That is, under the ids that edges had before the graph was partitioned. Partitioning gives
+        those of each relation new ids, by which an edge and its reverse cannot be told.
+
+        Args:
+            eids: Ids.
+            etype: Their relation.
+            reverse_etype: The relation of their reverses.
+
+        Raises:
+            IndexError: An id is out of range.
+            ValueError: An edge has no reverse there.
+        """
+        found = edges_by_relation(self, {etype: eids})
+        assert found is not None
+        ((relation, ids),) = found.items()
+        return self.graph_store.reverse_edges(relation, self.to_canonical_etype(reverse_etype), ids)
+
+    def edge_subgraph(
+        self, edges: Any, relabel_nodes: bool = True, store_ids: bool = True
+    ) -> Graph:
+        """The graph of some edges, in the order given; of their features none.
+
+        Args:
+            edges: Ids, or relation to ids.
+            relabel_nodes: Whether to keep only the ends of these edges, numbered as they first
+                occur (per relation, sources before destinations), with their ids in
+                ``ndata[NID]``; if not, all nodes stay.
+            store_ids: Whether to store ids, of edges in ``edata[EID]``.
+
+        Raises:
+            IndexError: An id is out of range.
+            TypeError: They are no ids.
+            ValueError: There is no such relation.
+        """
+        return edge_subgraph_of(self, edges, relabel_nodes, store_ids)
+
+    def in_subgraph(self, nodes: Any, relabel_nodes: bool = False, store_ids: bool = True) -> Graph:
+        """The graph of all edges that enter some nodes; of their features none.
+
+        Edges come node by node in the order given, each node's by ascending id.
+
+        Args:
+            nodes: Ids, or type to ids. A node that is given twice has its in-edges twice.
+            relabel_nodes: As for `edge_subgraph`.
+            store_ids: As for `edge_subgraph`.
+
+        Raises:
+            IndexError: An id is out of range.
+            TypeError: They are no ids.
+            ValueError: There is no such type.
+        """
+        return in_subgraph_of(self, nodes, relabel_nodes, store_ids)
+
+    @property
+    def local_partition(self) -> Graph | None:
+        """What this process's host has, with local ids and one type, as `load_partition` gives it.
+
+        *Inner* nodes, which the host has, come first, by type and id: as the rows of a
+        `DistTensor` that ``DistTensor.local_partition`` gives. After them, by type and id, come
+        *halo* nodes of other hosts that an edge leads from. Edges are those that enter inner nodes,
+        by relation and id. ``ndata`` has ``_ID`` (homogenised, see `RangePartitionBook`), ``_TYPE``
+        (number of the type), ``part_id`` and ``inner_node``; ``edata`` has ``_ID``, ``_TYPE`` and
+        ``inner_edge``. Where a host has several parts they are one here, with the edges between
+        them. None where this process cannot map its server's memory. It is made when first asked
+        for, and takes memory of its own.
+        """
+        if self._local_partition is None:
+            cluster = self._job.cluster
+            known, here = set(cluster.names()), cluster.hosts[cluster.here]
+            self._local_partition = local_part(
+                self._ids, cluster.here, lambda name: here.rows(name) if name in known else None
+            )
+        return self._local_partition
 
     def sample_neighbors(
         self,
@@ -319,80 +393,98 @@ class DistGraph:
         fanout: Any,
         edge_dir: str = "in",
         prob: str | None = None,
-        *,
         exclude_edges: Any = None,
         replace: bool = False,
+        etype_sorted: bool = True,
+        output_device: torch.device | str | None = None,
+        *,
         seed: int | None = None,
     ) -> Graph:
         """Edges drawn for nodes, as a graph with all nodes; ``edata[EID]`` has their ids.
 
         Args:
             nodes: Ids, or type to ids.
-            fanout: Edges of each relation for a node, -1 for all; or relation to that.
-            edge_dir: ``"in"``.
+            fanout: Edges of each relation for a node, -1 for all; or relation to that, for all.
+            edge_dir: ``"in"`` for edges that enter the nodes, ``"out"`` for those that leave them.
             prob: Name of the edge feature to draw in proportion to.
             exclude_edges: Ids of edges that are not drawn, or relation to ids.
             replace: Draw with replacement.
+            etype_sorted: Accepted for DGL's scripts.
+            output_device: Where the graph shall be; by default on the CPU.
             seed: Names the draw; by default one from torch's generator.
 
         Raises:
             IndexError: An id is out of range.
-            NotImplementedError: ``edge_dir="out"``.
-            ValueError: The weights are missing or no weights.
+            TypeError: They are no ids.
+            ValueError: The weights are missing or no weights; or ``edge_dir="out"``, and the parts
+                do not know the edges that leave them; see ``num_hops`` of `partition_graph`.
         """
-        options = DrawOptions(replace=replace, weights=prob, edge_dir=edge_dir)  # type: ignore[arg-type]
-        given = nodes if isinstance(nodes, Mapping) else {self._only_ntype(): nodes}
-        draw_seed = DrawSeed.fresh() if seed is None else DrawSeed(seed)
-        near = {t: torch.as_tensor(i, dtype=torch.int64).view(-1) for t, i in given.items()}
-        for ntype in near:
-            self._ntype(ntype)
-        requests = [
-            NeighborRequest(etype, near[etype[2]], self._fanout(fanout, etype), draw_seed.key(0, r))
-            for r, etype in enumerate(self.canonical_etypes)
-            if etype[2] in near
-        ]
-        drawn = self.graph_store.sample_neighbors(
-            requests, options, self._by_relation(exclude_edges)
+        found = sample_etype_neighbors(
+            self, nodes, fanout, edge_dir, prob, exclude_edges, replace, seed=seed
         )
-        edges, eids = {}, {}
-        for request, one in zip(requests, drawn, strict=True):
-            dst = request.nodes.repeat_interleave(one.counts)
-            edges[request.etype] = one.neighbors, dst
-            eids[request.etype] = one.eids
-        none = torch.empty(0, dtype=torch.int64)
-        for etype in self.canonical_etypes:
-            edges.setdefault(etype, (none, none))
-            eids.setdefault(etype, none)
-        graph: Graph = heterograph(edges, {t: self.num_nodes(t) for t in self.ntypes})
-        for etype, ids in eids.items():
-            graph.edges[etype].data[EID] = ids
-        return graph
-
-    def _fanout(self, fanout: Any, etype: CanonicalEType) -> int:
-        if not isinstance(fanout, Mapping):
-            return int(fanout)
-        by_triple = {self.to_canonical_etype(key): int(value) for key, value in fanout.items()}
-        return by_triple.get(etype, 0)
-
-    def _by_relation(self, edges: Any) -> dict[CanonicalEType, Tensor] | None:
-        if edges is None:
-            return None
-        given = edges if isinstance(edges, Mapping) else {None: edges}
-        return {self.to_canonical_etype(t): torch.as_tensor(i).view(-1) for t, i in given.items()}
-
-    def _only_ntype(self) -> str:
-        self._only(self.ntypes, "ids without a type", "a dictionary from type to ids")
-        return self.ntypes[0]
+        return found if output_device is None else found.to(output_device)
 
     def _node_ids(self, ids: Any, ntype: str) -> Tensor:
         count = self.num_nodes(ntype)
-        if ids is None or ids is Ellipsis or (isinstance(ids, str) and ids == "__ALL__"):
+        if ids is None or ids is Ellipsis or is_all(ids):
             return torch.arange(count)
-        found = torch.as_tensor(ids, dtype=torch.int64).view(-1)
+        found = as_integers(ids, f"nodes of type {ntype!r}").to("cpu", torch.int64)
         if found.numel() and not (0 <= int(found.min()) <= int(found.max()) < count):
             bad = found[(found < 0) | (found >= count)]
             raise IndexError(f"nodes of type {ntype!r} must be in [0, {count}) (got {int(bad[0])})")
         return found
+
+
+def _job_with(graph_name: str, part_config: str | os.PathLike[str] | None) -> Job:
+    """The job of the servers; or, where there are none, one with the parts of a graph.
+
+    A process without servers may open several graphs, one after another: each has a job of its own,
+    and the last one is the current job, in which tensors are made.
+    """
+    path = None if part_config is None else os.path.realpath(part_config)
+    if has_job():
+        job = current_job()
+        is_alone = isinstance(job.cluster.hosts[0], LocalHost)
+        if not is_alone or path is None or job.name == path:
+            return job
+    if path is None:
+        raise ValueError(
+            "there are no servers, so part_config must be given: the JSON that partition_graph "
+            "wrote; or start servers, and call initialize first"
+        )
+    refuse_several_without_servers(f"DistGraph({graph_name!r})")
+    tables = HostTables(0, is_shared=False)
+    handlers = GraphHandlers(tables, load_parts(tables, path, 1)).handlers()
+    host = LocalHost(tables)
+    host.add_handlers(handlers)
+    job = Job(path, Cluster([host], 0))
+    host.start(WireMessage("graph", {"name": graph_name}))  # raises unless it is called so
+    set_job(job)
+    return job
+
+
+class GraphFeatures:
+    """Features of a graph, of all types.
+
+    Args:
+        job: Whose.
+        ids: Of the graph.
+    """
+
+    def __init__(self, job: Job, ids: GraphIds) -> None:
+        self._job, self._ids = job, ids
+        self._known: dict[str, DistData] = {}
+
+    def of(self, policy: str) -> DistData:
+        """Features of one kind of rows."""
+        if policy not in self._known:
+            self._known[policy] = DistData(self._job, policy, self._ids.feature_names(policy))
+        return self._known[policy]
+
+    def edge_table(self, etype: CanonicalEType, name: str) -> str | None:
+        """The table of a feature of a relation's edges; None if there is none."""
+        data = self.of(edge_policy(etype))
+        return data[name].name if name in data else None
 
 
 class DistData(MutableMapping[str, DistTensor]):

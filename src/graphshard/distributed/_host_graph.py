@@ -2,17 +2,21 @@
 """HostGraph: the parts of a graph that one host has, as rows of its tables, and draws from them.
 
 Nodes and edges of a host have consecutive ids, because its parts do. So everything that is known
-of them is rows of a table: features, and the in-edges of each node as compressed rows.
+of them is rows of a table: features, and the edges of each node as compressed rows.
 
-========================  ======================  ===========================================
-table                     a row for each          holds
-========================  ======================  ===========================================
-``node~T~NAME``           node of type T          a feature
-``edge~S:R:D~NAME``       edge of a relation      a feature
-``graph~src~S:R:D``       edge of a relation      its source
-``graph~indptr~S:R:D``    destination, and one    where its in-edges begin among the host's
-``graph~out~S:R:D``       source                  its out-degree
-========================  ======================  ===========================================
+==========================  ======================  ============================================
+table                       a row for each          holds
+==========================  ======================  ============================================
+``node~T~NAME``             node of type T          a feature
+``edge~S:R:D~NAME``         edge of a relation      a feature
+``graph~src~S:R:D``         edge of a relation      its source
+``graph~indptr~S:R:D``      destination, and one    where its in-edges begin among the host's
+``graph~outptr~S:R:D``      source, and one         where its out-edges begin among the host's
+``graph~outeid~S:R:D~HOST`` out-edge of a source    its id, grouped by source; one table a host,
+                            on that host            for no other host knows how many there are
+==========================  ======================  ============================================
+
+The last two are there if the parts keep the edges that leave them (``num_hops`` of 1 or more).
 """
 
 from __future__ import annotations
@@ -32,9 +36,12 @@ from ..fullbatch import PartitionData, load_dgl_partition_data
 from ..partition import RangePartitionBook, load_partition
 from ..partition.format import read_config
 from ..sampling import DrawOptions, NeighborRequest
-from ..sampling.graph_store import CheckedWeights, EdgeLists
+from ..sampling.graph_store import EdgeDir, EdgeLists, checked_weights, ends
 from ..store import HostTables, TableInfo, WireMessage, parts_of_host, starts_of_hosts
 from ..store.wire import Handler
+
+DRAWN_BY = (torch.float32, torch.float64)
+"""Weights that a host draws by as they are; of others it would have to keep a copy."""
 
 _INT32_MAX = 2**31 - 1
 
@@ -59,14 +66,14 @@ def source_table(etype: CanonicalEType) -> str:
     return f"graph~src~{etype_name(etype)}"
 
 
-def pointer_table(etype: CanonicalEType) -> str:
-    """The table of where in-edges begin."""
-    return f"graph~indptr~{etype_name(etype)}"
+def pointer_table(etype: CanonicalEType, edge_dir: str = "in") -> str:
+    """The table of where in-edges, or out-edges, begin."""
+    return f"graph~{'indptr' if edge_dir == 'in' else 'outptr'}~{etype_name(etype)}"
 
 
-def out_degree_table(etype: CanonicalEType) -> str:
-    """The table of out-degrees."""
-    return f"graph~out~{etype_name(etype)}"
+def out_edge_table(etype: CanonicalEType, host: int) -> str:
+    """The table of the ids of the edges that leave nodes of a host."""
+    return f"graph~outeid~{etype_name(etype)}~{host}"
 
 
 class GraphIds:
@@ -96,6 +103,11 @@ class GraphIds:
     def starts(self, policy: str) -> tuple[int, ...]:
         """First id of each host, and the number of ids."""
         return starts_of_hosts(self.parts[policy].starts, self.num_hosts)
+
+    def edge_dtype(self, etype: CanonicalEType) -> torch.dtype:
+        """Of ids of a relation's edges, in tables."""
+        few = self.parts[edge_policy(etype)].num_ids <= _INT32_MAX
+        return torch.int32 if few else torch.int64
 
     def feature_names(self, policy: str) -> list[str]:
         """Features of one kind of rows."""
@@ -147,7 +159,6 @@ class HostGraph:
     def __init__(self, ids: GraphIds, host: int, rows: Callable[[str], Tensor | None]) -> None:
         self.ids, self.host, self._rows = ids, host, rows
         self._lists: dict[CanonicalEType, EdgeLists] = {}
-        self._weights = CheckedWeights()
 
     def edge_lists(self, etype: CanonicalEType) -> EdgeLists | None:
         """In-edges by destination; None where this process cannot read them."""
@@ -165,56 +176,83 @@ class HostGraph:
         rows: Tensor,
         options: DrawOptions,
         excluded: Tensor | None,
+        weights: str | None,
     ) -> list[Tensor]:
         """Counts, neighbours and, if wanted, edge ids, for some of the host's nodes.
 
         Args:
             request: Its relation, fanout and key.
             rows: The nodes, counted from the host's first.
-            options: How to draw.
+            options: How to draw; see `are_on_hosts`.
             excluded: Ids of edges that are treated as absent.
+            weights: The table that draws are weighted by, where they are.
 
         Raises:
             ValueError: The weights are missing or no weights.
-            NotImplementedError: A way of drawing that servers do not offer.
         """
-        check_options(options)
         etype = request.etype
         lists, original = self.edge_lists(etype), self._rows(f"{node_policy(etype[2])}~orig_id")
         assert lists is not None and original is not None
-        weights = None
+        values = None
         if options.weights is not None:
-            found = self._rows(f"{edge_policy(etype)}~{options.weights}")
-            data = {} if found is None else {options.weights: found}
-            weights = self._weights.find(data, etype, options).checked
+            values = self._checked(lists, rows, options, etype, weights)
         counts, positions, neighbors = lists.draw(
             request,
             rows,
             original.index_select(0, rows),
             options,
-            weights=weights,
+            weights=values,
             labor_ids=None,
             excluded=excluded,
         )
         drawn = [counts, neighbors]
         return [*drawn, lists.eids_at(positions)] if options.with_eids else drawn
 
-    def destinations(self, etype: CanonicalEType, positions: Tensor) -> Tensor:
-        """Global ids of the destinations of edges, counted from the host's first edge."""
+    def _checked(
+        self,
+        lists: EdgeLists,
+        rows: Tensor,
+        options: DrawOptions,
+        etype: CanonicalEType,
+        table: str | None,
+    ) -> Tensor:
+        """Weights by position, checked at the edges of some rows.
+
+        Any trainer may write to the table at any time, so that one check for all would not hold.
+        """
+        values = None if table is None else self._rows(table)
+        if values is None or values.dtype not in DRAWN_BY:
+            raise ValueError(f"host {self.host} has no table {table!r:.200} of weights to draw by")
+        begin = lists.indptr.index_select(0, rows)
+        positions = row_positions(begin, lists.indptr.index_select(0, rows + 1) - begin)
+        some = values.index_select(0, positions)
+        checked_weights(some, options, etype, lists.eids_at(positions))
+        return values.view(-1)
+
+    def ends_of(self, etype: CanonicalEType, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Global ids of the sources and destinations of edges, counted from the host's first."""
         lists = self.edge_lists(etype)
         assert lists is not None
         rows = torch.searchsorted(lists.indptr, positions.to(lists.indptr.dtype), right=True) - 1
-        return rows + self.ids.starts(node_policy(etype[2]))[self.host]
+        src = lists.neighbors.index_select(0, positions)
+        return src, rows + self.ids.starts(node_policy(etype[2]))[self.host]
 
 
-def check_options(options: DrawOptions) -> None:
-    """Raise unless servers can draw so."""
-    if options.edge_dir != "in" or options.labor:
-        what = "LABOR sampling" if options.labor else "edge_dir='out'"
-        raise NotImplementedError(
-            f"{what} is not offered on a DistGraph; load the parts with load_dgl_partition_data "
-            "and use graphshard.sampling.DataLoader"
-        )
+def row_positions(begin: Tensor, counts: Tensor) -> Tensor:
+    """int64: for rows that begin somewhere, the places of all that is in them, row by row."""
+    before = counts.cumsum(0) - counts
+    shift = (begin - before).to(torch.int64).repeat_interleave(counts)
+    return torch.arange(len(shift)) + shift
+
+
+def are_on_hosts(options: DrawOptions) -> bool:
+    """Whether the host of a node has all that a draw needs.
+
+    Of out-edges it does not have the order and the weights, which their destinations' hosts have;
+    and of the neighbours that LABOR looks at not the original ids. A trainer then reads what it
+    needs and draws itself; see `GatheredEdges`.
+    """
+    return options.edge_dir == "in" and not options.labor
 
 
 class GraphHandlers:
@@ -227,10 +265,14 @@ class GraphHandlers:
 
     def __init__(self, tables: HostTables, ids: GraphIds) -> None:
         self._ids = ids
-        known = {info.name for info in tables.infos()}
-        self._graph = HostGraph(
-            ids, tables.host, lambda name: tables.rows(name) if name in known else None
-        )
+
+        def rows(name: str) -> Tensor | None:
+            try:
+                return tables.rows(name)
+            except KeyError:
+                return None
+
+        self._graph = HostGraph(ids, tables.host, rows)
 
     def handlers(self) -> dict[str, Handler]:
         """By op."""
@@ -256,13 +298,17 @@ class GraphHandlers:
             wanted = self._request_of(entry, rows)
             _check_rows(excluded, None)
             absent = excluded if excluded.numel() else None
-            answer += self._graph.draw(wanted, rows, options, absent)
+            answer += self._graph.draw(wanted, rows, options, absent, entry[3])
         return WireMessage("drawn", {}, answer)
 
     def _request_of(self, entry: Any, rows: Tensor) -> NeighborRequest:
-        if not isinstance(entry, list) or len(entry) != 3:
-            raise MessageError("a request has a relation, a fanout and a key")
+        if not isinstance(entry, list) or len(entry) != 4:
+            raise MessageError("a request has a relation, a fanout, a key and a table of weights")
         etype, fanout, key = self._etype(entry[0]), entry[1], entry[2]
+        if entry[3] is not None and not str(entry[3]).startswith(f"{edge_policy(etype)}~"):
+            raise MessageError(
+                f"weights must be a table of edges of {etype} (got {entry[3]!r:.80})"
+            )
         if type(fanout) is not int or not -1 <= fanout <= _INT32_MAX:
             raise MessageError(f"a fanout must be in [-1, 2^31) (got {fanout!r:.80})")
         if type(key) is not int or not 0 <= key < 2**64:
@@ -287,8 +333,7 @@ class GraphHandlers:
         lists = self._graph.edge_lists(etype)
         assert lists is not None
         _check_rows(positions, lists.neighbors.numel())
-        src = lists.neighbors.index_select(0, positions)
-        return WireMessage("ends", {}, [src, self._graph.destinations(etype, positions)])
+        return WireMessage("ends", {}, list(self._graph.ends_of(etype, positions)))
 
 
 def _check_rows(rows: Tensor, limit: int | None) -> None:
@@ -306,7 +351,10 @@ def _options_of(value: Any) -> DrawOptions:
         raise MessageError("options of a draw must be true or false")
     if not isinstance(value["weights"], str | None) or value["edge_dir"] not in ("in", "out"):
         raise MessageError("weights must be a name, and edge_dir 'in' or 'out'")
-    return DrawOptions(**value)
+    options = DrawOptions(**value)
+    if not are_on_hosts(options):
+        raise MessageError("servers draw from in-edges, and not as LABOR does")
+    return options
 
 
 # ---------------------------------------------------------------------------- loading
@@ -329,12 +377,18 @@ def load_parts(tables: HostTables, part_config: str | os.PathLike[str], num_host
     config.check_format()
     ids = GraphIds(config.graph_name, config.book(0), num_hosts)
     parts = parts_of_host(tables.host, num_hosts, config.num_parts)
-    for place, part in enumerate(parts):
+    has_out_edges = config.num_parts == 1 or config.content.get("halo_hops", 0) >= 1
+    out_edges: dict[CanonicalEType, list[Tensor]] = {}
+    for part in parts:
         data = load_dgl_partition_data(Path(part_config), part)
         _fill_features(tables, ids, data)
-        _fill_edges(tables, ids, data, is_first=place == 0)
+        _fill_edges(tables, ids, data)
         del data
-        _fill_out_degrees(tables, ids, part_config, part)
+        if has_out_edges:
+            _read_out_edges(tables, ids, part_config, part, out_edges)
+    for etype, pieces in out_edges.items():
+        _fill_out_edges(tables, ids, etype, pieces)
+        pieces.clear()
     tables.mark_loaded()
     return ids
 
@@ -367,49 +421,76 @@ def _part_of(
     return tables.rows(name)[ranges.starts[part] - first : ranges.starts[part + 1] - first]
 
 
-def _fill_edges(tables: HostTables, ids: GraphIds, data: PartitionData, is_first: bool) -> None:
+def _fill_edges(tables: HostTables, ids: GraphIds, data: PartitionData) -> None:
     for etype, edges in data.edges.items():
         if bool((edges.dst[1:] < edges.dst[:-1]).any()):
             raise ValueError(f"edges of {etype} are not sorted by destination; partition again")
-        sources, nodes = ids.parts[node_policy(etype[0])], ids.parts[node_policy(etype[2])]
+        sources = ids.parts[node_policy(etype[0])]
         dtype = torch.int32 if sources.num_ids <= _INT32_MAX else torch.int64
         begins = torch.tensor(sources.starts[:-1], dtype=dtype)
         rows = _part_of(tables, ids, source_table(etype), edge_policy(etype), dtype, (), data.rank)
         torch.add(edges.src.to(dtype), begins[edges.src_part.long()], out=rows)
-        # One row more than destinations on each host.
-        starts = ids.starts(node_policy(etype[2]))
-        shifted = tuple(start + host for host, start in enumerate(starts))
-        edge_starts = ids.starts(edge_policy(etype))
-        wide = torch.int32 if edge_starts[-1] <= _INT32_MAX else torch.int64
-        tables.create(
-            TableInfo(pointer_table(etype), wide, (), shifted, "graph~indptr", persistent=True)
-        )
-        pointer = tables.rows(pointer_table(etype))
-        if is_first:
-            pointer[0] = 0
-        low = nodes.starts[data.rank] - starts[tables.host]
-        high = nodes.starts[data.rank + 1] - starts[tables.host]
-        degrees = torch.bincount(edges.dst, minlength=high - low)
-        pointer[low + 1 : high + 1] = pointer[low] + degrees.cumsum(0)
+        _fill_pointer(tables, ids, etype, "in", data.rank, edges.dst)
 
 
-def _fill_out_degrees(
-    tables: HostTables, ids: GraphIds, part_config: str | os.PathLike[str], part: int
+def _fill_pointer(
+    tables: HostTables,
+    ids: GraphIds,
+    etype: CanonicalEType,
+    edge_dir: EdgeDir,
+    part: int,
+    near: Tensor,
 ) -> None:
-    """Out-degrees, where the part has all out-edges of its nodes."""
-    config = read_config(part_config)
-    if config.content.get("halo_hops", 0) < 1 and config.num_parts > 1:
-        return
+    """Where the edges of each node of a part begin, after those of the part before it.
+
+    Args:
+        tables: Of the host.
+        ids: Of the graph.
+        etype: The relation.
+        edge_dir: Which edges.
+        part: The part.
+        near: The node of the part that each edge is at, counted from the part's first.
+    """
+    policy, name = node_policy(ends(etype, edge_dir)[0]), pointer_table(etype, edge_dir)
+    starts, nodes = ids.starts(policy), ids.parts[policy]
+    # One row more than nodes on each host; the first is 0, as new tables are.
+    shifted = tuple(start + host for host, start in enumerate(starts))
+    dtype = ids.edge_dtype(etype)
+    tables.create(TableInfo(name, dtype, (), shifted, f"graph~{edge_dir}ptr", persistent=True))
+    pointer = tables.rows(name)
+    low = nodes.starts[part] - starts[tables.host]
+    high = nodes.starts[part + 1] - starts[tables.host]
+    degrees = torch.bincount(near, minlength=high - low)
+    pointer[low + 1 : high + 1] = pointer[low] + degrees.cumsum(0)
+
+
+def _read_out_edges(
+    tables: HostTables,
+    ids: GraphIds,
+    part_config: str | os.PathLike[str],
+    part: int,
+    found: dict[CanonicalEType, list[Tensor]],
+) -> None:
+    """Add the ids of the edges that leave a part's nodes, grouped by node, to those found."""
     graph, _, _, book, _, ntypes, etypes = load_partition(part_config, part, load_feats=False)
     src, _ = graph.adjacency().coo()
-    types = graph.edata["_TYPE"]
-    offsets = book.local_ntype_offset
-    num_inner = offsets[-1]
+    types, offsets = graph.edata["_TYPE"], book.local_ntype_offset
     for relation, etype in enumerate(etypes):
-        chosen = src[types == relation]
-        counts = torch.bincount(chosen[chosen < num_inner], minlength=num_inner)
         place = ntypes.index(etype[0])
-        rows = _part_of(
-            tables, ids, out_degree_table(etype), node_policy(etype[0]), torch.int64, (), part
-        )
-        rows.copy_(counts[offsets[place] : offsets[place + 1]])
+        chosen = ((types == relation) & (src < offsets[-1])).nonzero().view(-1)
+        near = src[chosen].long() - offsets[place]
+        _, eids = book.map_to_per_etype(graph.edata["_ID"][chosen])
+        order = torch.argsort(near, stable=True)
+        found.setdefault(etype, []).append(eids[order].to(ids.edge_dtype(etype)))
+        _fill_pointer(tables, ids, etype, "out", part, near)
+
+
+def _fill_out_edges(
+    tables: HostTables, ids: GraphIds, etype: CanonicalEType, pieces: Sequence[Tensor]
+) -> None:
+    name, count = out_edge_table(etype, tables.host), sum(piece.numel() for piece in pieces)
+    starts = tuple(count if host > tables.host else 0 for host in range(ids.num_hosts + 1))
+    tables.create(
+        TableInfo(name, ids.edge_dtype(etype), (), starts, "graph~outeid", persistent=True)
+    )
+    torch.cat(list(pieces), out=tables.rows(name))

@@ -3,7 +3,7 @@
 
 from ._choose import SamplingTransport, graph_store_of
 from ._collective import CollectiveGraphStore
-from ._edges import CheckedWeights, EdgeLists, ends
-from ._graph_store import DrawOptions, GraphStore, NeighborRequest, SampledNeighbors
+from ._edges import CheckedWeights, EdgeLists, checked_weights, ends
+from ._graph_store import DrawOptions, EdgeDir, GraphStore, NeighborRequest, SampledNeighbors
 from ._local import LocalGraphStore
 from ._replicated import ReplicatedGraphStore

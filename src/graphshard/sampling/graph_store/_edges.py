@@ -185,8 +185,16 @@ class CheckedWeights:
         return None if known is None else known.checked.dtype
 
 
-def checked_weights(values: Tensor, options: DrawOptions, etype: CanonicalEType) -> Tensor:
+def checked_weights(
+    values: Tensor, options: DrawOptions, etype: CanonicalEType, eids: Tensor | None = None
+) -> Tensor:
     """Weights as `draw_neighbors` takes them: float32 or float64 ``[num_edges]``, none negative.
+
+    Args:
+        values: Of some edges.
+        options: Whether they are a mask, and what the feature is called.
+        etype: The relation.
+        eids: Ids of the edges, for the error; None where they are all, in order.
 
     Raises:
         ValueError: Another shape or type, a negative weight, or one that is not finite.
@@ -210,9 +218,10 @@ def checked_weights(values: Tensor, options: DrawOptions, etype: CanonicalEType)
         values = values.to(torch.float32)
     bad = ~(values >= 0) | torch.isinf(values)
     if bool(bad.any()):
+        first = int(bad.nonzero()[0])
         raise ValueError(
             f"edge feature {name!r} of {etype} must hold finite weights of 0 or more to sample by "
-            f"(got {float(values[bad][0])} at edge {int(bad.nonzero()[0])})"
+            f"(got {float(values[first])} at edge {first if eids is None else int(eids[first])})"
         )
     return values.contiguous()
 

@@ -3,27 +3,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..._typing import EType
-from ...comm import rank, world_size
+from ..._typing import CanonicalEType, EType
+from ...comm import rank, share_error, world_size
 from ...fullbatch import GraphShardManager
-from ...graph import Graph
-from ..feature_store import FeatureStore, keep_freed_memory
-from ..graph_store import LocalGraphStore, graph_store_of
+from ...graph import EID, Graph
+from .._lazy_features import FeatureNames, check_named, names_for
+from ..feature_store import FeatureRequest, FeatureStore, keep_freed_memory
+from ..graph_store import GraphStore, LocalGraphStore, graph_store_of
 from ..sampler import (
     BlockSampler,
     DrawSeed,
+    EdgePredictionSampler,
     Exclude,
     LaborSampler,
     MultiLayerFullNeighborSampler,
     NeighborSampler,
-    as_edge_prediction_sampler,
     refuse_unnamed,
     takes,
 )
@@ -55,8 +57,9 @@ class LocalDataLoader:
     takes an argument ``draw_seed`` or draws nothing.
 
     Args:
-        graph: The graph; or, for a `NeighborSampler`, a `GraphStore` or a
-            `graphshard.distributed.DistGraph`, whose trainers get as many batches each.
+        graph: The graph; or, for a `NeighborSampler`, a `GraphStore`; or, for one or an
+            `EdgePredictionSampler`, a `graphshard.distributed.DistGraph`, whose trainers make a
+            loader together and get as many batches each.
         indices: ``[n]`` what to iterate over, or type to that; batches mix the types. An index may
             be there several times (oversampling): ``output_nodes``, and the rows of the last block,
             are a batch's indices as they are, and all times of a node have the same neighbours.
@@ -123,6 +126,60 @@ class LocalDataLoader:
         feature_store: FeatureStore | None = None,
         **options: Any,
     ) -> None:
+        is_shared, error = hasattr(graph, "most_steps"), None
+        try:
+            self._set_up(
+                graph,
+                indices,
+                graph_sampler,
+                device,
+                unnamed,
+                use_ddp,
+                ddp_seed,
+                batch_size,
+                drop_last,
+                shuffle,
+                seed,
+                prefetch,
+                num_workers,
+                use_uva,
+                gpu_cache,
+                feature_store,
+                options,
+            )
+        except Exception as caught:
+            if not is_shared:
+                raise
+            error = caught
+        if is_shared:  # by trainers, none of which may wait for one that has failed
+            share_error(error)
+            self._order.cut_evenly(graph.most_steps(len(self._order)))
+        keep_freed_memory()
+
+    def _set_up(
+        self,
+        graph: Any,
+        indices: Any,
+        graph_sampler: Any,
+        device: torch.device | str | None,
+        unnamed: tuple[Any, ...],
+        use_ddp: bool,
+        ddp_seed: int,
+        batch_size: int,
+        drop_last: bool,
+        shuffle: bool,
+        seed: int | None,
+        prefetch: int | None,
+        num_workers: int,
+        use_uva: bool,
+        gpu_cache: Any,
+        feature_store: FeatureStore | None,
+        options: Mapping[str, Any],
+    ) -> None:
+        """What `__init__` says, on this process alone."""
+        self._features: FeatureStore | None
+        self._plan: FeaturePlan | None
+        self._labels: _PairLabels | None
         refuse_unnamed(type(self).__name__, unnamed, "use_ddp", "ddp_seed", "batch_size")
         if isinstance(graph, GraphShardManager):
             raise TypeError(
@@ -135,10 +192,19 @@ class LocalDataLoader:
                 f"{type(graph_sampler).__name__})"
             )
         _check_options(use_uva, gpu_cache, options)
-        if feature_store is None and isinstance(graph_sampler, BlockSampler):
-            feature_store = getattr(graph, "feature_store", None)
-        self._features, self._plan, spanning = feature_store, None, graph
-        if feature_store is not None:
+        self._features, self._plan, self._labels = feature_store, None, None
+        if feature_store is None and hasattr(graph, "feature_store"):
+            draws = graph_sampler
+            if isinstance(draws, EdgePredictionSampler):
+                self._features, draws = graph.feature_store, draws.sampler
+                names = graph_sampler.prefetch_labels
+                self._labels = _PairLabels.of(names, graph_store_of(graph), graph.feature_store)
+            if isinstance(draws, BlockSampler):
+                self._features = graph.feature_store
+                self._plan = FeaturePlan(graph_store_of(graph), draws, self._features)
+            if isinstance(draws, NeighborSampler) and hasattr(graph, "check_draws"):
+                graph.check_draws(draws.options)
+        elif feature_store is not None:
             if not isinstance(graph_sampler, BlockSampler):
                 raise TypeError(
                     "feature_store gives what a BlockSampler names in prefetch_node_feats, "
@@ -169,9 +235,6 @@ class LocalDataLoader:
         self.epoch = 0
         place = (rank(), world_size()) if use_ddp else (0, 1)
         self._order = SplitOrder(indices, batch_size, shuffle, drop_last, seed, *place)
-        if hasattr(spanning, "most_steps"):
-            self._order.cut_evenly(spanning.most_steps(len(self._order)))
-        keep_freed_memory()
 
     def __len__(self) -> int:
         """Batches in an epoch."""
@@ -208,14 +271,55 @@ class LocalDataLoader:
         return self.graph_sampler.sample(self.graph, indices, **keyed)
 
     def _fetched(self, batch: Any) -> Any:
-        if self._plan is not None and self._features is not None:
-            rows = self._features.fetch(self._plan.requests(batch[-1]))
+        if self._features is not None:
+            plan, labels = self._plan, self._labels
+            of_blocks = [] if plan is None else plan.requests(batch[-1])
+            of_pairs = [] if labels is None else labels.requests(batch[1])
+            rows = self._features.fetch([*of_blocks, *of_pairs])
             batch = moved(batch, self.device)
-            self._plan.attach(batch[-1], rows)
+            if plan is not None:
+                plan.attach(batch[-1], rows[: len(of_blocks)])
+            if labels is not None:
+                labels.attach(batch[1], rows[len(of_blocks) :])
             return batch
         if hasattr(self.graph_sampler, "prefetch"):
             self.graph_sampler.prefetch(batch)
         return moved(batch, self.device)
+
+
+@dataclass(frozen=True)
+class _PairLabels:
+    """Features of a batch of edges, from a store.
+
+    Args:
+        names: Relation to names.
+    """
+
+    names: Mapping[CanonicalEType, Sequence[str]]
+
+    @classmethod
+    def of(cls, names: FeatureNames, graph: GraphStore, features: FeatureStore) -> _PairLabels:
+        """Those that are named, of the relations that have them."""
+        etypes = list(graph.canonical_etypes)
+        check_named(features.feature_names, etypes, names, "prefetch_labels")
+        return cls(
+            {t: [n for n in names_for(names, t) if n in features.feature_names(t)] for t in etypes}
+        )
+
+    def requests(self, pair_graph: Graph) -> list[FeatureRequest]:
+        """The rows of a batch."""
+        return [
+            FeatureRequest(etype, tuple(names), pair_graph.edges[etype].data[EID])
+            for etype, names in self.names.items()
+            if names
+        ]
+
+    def attach(self, pair_graph: Graph, rows: Sequence[Mapping[str, Tensor]]) -> None:
+        """Put rows where they belong."""
+        answers = iter(rows)
+        for etype, names in self.names.items():
+            for name, column in next(answers).items() if names else ():
+                pair_graph.edges[etype].data[name] = column.to(pair_graph.device)
 
 
 class NodeDataLoader(LocalDataLoader):
@@ -256,6 +360,7 @@ class EdgeDataLoader(LocalDataLoader):
         reverse_etypes: As for `EdgePredictionSampler`.
         negative_sampler: As for `EdgePredictionSampler`.
         prefetch_labels: As for `EdgePredictionSampler`.
+        g_sampling: As for `EdgePredictionSampler`.
         **options: As for `DataLoader`.
 
     Example:
@@ -279,15 +384,17 @@ class EdgeDataLoader(LocalDataLoader):
         reverse_etypes: Mapping[EType, EType] | None = None,
         negative_sampler: Any = None,
         prefetch_labels: Any = None,
+        g_sampling: Any = None,
         **options: Any,
     ) -> None:
-        sampler = as_edge_prediction_sampler(
+        sampler = EdgePredictionSampler(
             graph_sampler,
             exclude,
             reverse_eids,
             reverse_etypes,
             negative_sampler,
             prefetch_labels,
+            g_sampling,
         )
         super().__init__(g, eids, sampler, device, *unnamed, **options)
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..._typing import CanonicalEType, EType
+from ...fullbatch import GraphShardManager
 from ...graph import EID, NID, Graph
 from ...ops import Adjacency
 from .._lazy_features import FeatureNames, check_named, read_named, set_lazy
@@ -33,10 +34,13 @@ class EdgePredictionSampler(Sampler):
             their reverses by ``reverse_etypes``; edge ids; or a function of the batch's ids.
         reverse_eids: For every edge id that of its reverse; on a graph of several relations,
             relation to that.
-        reverse_etypes: Relation to the relation that holds its reverse edges under the same ids.
+        reverse_etypes: Relation to the relation that holds its reverse edges under the same ids;
+            of a `graphshard.distributed.DistGraph`, the ids before it was partitioned.
         negative_sampler: Called with the graph and the batch's edge ids, as they were given;
             returns ``(sources, destinations)``, or relation to that.
         prefetch_labels: Names of edge features that a loader puts into the pair graph's ``edata``.
+        g_sampling: A graph of the same nodes and relations that neighbours are drawn from in place
+            of the graph that has the edges. As with DGL, nothing is excluded then.
 
     Raises:
         TypeError: The sampler cannot exclude edges.
@@ -51,6 +55,7 @@ class EdgePredictionSampler(Sampler):
         reverse_etypes: Mapping[EType, EType] | None = None,
         negative_sampler: Any = None,
         prefetch_labels: FeatureNames = None,
+        g_sampling: Any = None,
     ) -> None:
         if len(inspect.signature(sampler.sample).parameters) < 3:
             raise TypeError(
@@ -59,7 +64,8 @@ class EdgePredictionSampler(Sampler):
             )
         check_exclude(exclude, reverse_eids, reverse_etypes)
         self.sampler = sampler
-        self.exclude = exclude
+        self.g_sampling = g_sampling
+        self.exclude = exclude if g_sampling is None else None
         self.reverse_eids = reverse_eids
         self.reverse_etypes = reverse_etypes
         self.negative_sampler = negative_sampler
@@ -79,7 +85,8 @@ class EdgePredictionSampler(Sampler):
         are also the destinations of the last block, in the same order.
 
         Args:
-            g: The graph.
+            g: The graph: a `Graph`, a `graphshard.distributed.DistGraph`, or a `GraphStore` that
+                has a method ``find_edges(eids, etype=...)`` besides.
             indices: Edge ids, or relation to ids.
             draw_seed: Which draw to make; by default one from torch's generator.
 
@@ -88,30 +95,32 @@ class EdgePredictionSampler(Sampler):
             ``(input_nodes, pair_graph, negative_pair_graph, blocks)``.
 
         Raises:
-            TypeError: ``g`` is no `Graph`, or ids without a relation on a graph of several.
+            TypeError: ``g`` has no edges by id, or ids without a relation on a graph of several.
             ValueError: An unknown relation, or an id that is out of range.
         """
-        if not isinstance(g, Graph):
+        if isinstance(g, GraphShardManager) or not callable(getattr(g, "find_edges", None)):
             raise TypeError(
-                f"edges can be sampled from a Graph that is whole in this process (got "
-                f"{type(g).__name__}); sample nodes with graphshard.sampling.DataLoader"
+                "edges can be sampled from a Graph that is whole in this process or from a "
+                f"DistGraph, which find edges by id (got {type(g).__name__}); sample nodes with "
+                "graphshard.sampling.DataLoader"
             )
         store = graph_store_of(g)
         draw_seed = DrawSeed.fresh() if draw_seed is None else draw_seed
         seeds = by_relation(store, indices, "indices") or {}
         as_given = dict(seeds) if isinstance(indices, Mapping) else only_if_plain(seeds)
-        check_named(
-            lambda t: g.edges[t].data, g.canonical_etypes, self.prefetch_labels, "prefetch_labels"
-        )
+        if isinstance(g, Graph):
+            labels, etypes = self.prefetch_labels, g.canonical_etypes
+            check_named(lambda t: g.edges[t].data, etypes, labels, "prefetch_labels")
 
         edges = {etype: g.find_edges(eids, etype=etype) for etype, eids in seeds.items()}
         negatives = self._negatives(g, as_given, draw_seed)
         kept, (edges, negatives) = _compacted(g, [edges, negatives])
         pair_graph = _pair_graph(g, kept, edges)
         for etype in g.canonical_etypes:
-            eids = seeds.get(etype, torch.empty(0, dtype=g.idtype, device=g.device))
+            eids = seeds.get(etype, torch.empty(0, dtype=store.idtype, device=store.device))
             pair_graph.edges[etype].data[EID] = eids
-            set_lazy(g.edges[etype].data, pair_graph.edges[etype].data, EID)
+            if isinstance(g, Graph):
+                set_lazy(g.edges[etype].data, pair_graph.edges[etype].data, EID)
         pair_graphs = [pair_graph]
         if self.negative_sampler is not None:
             pair_graphs.append(_pair_graph(g, kept, negatives))
@@ -124,7 +133,8 @@ class EdgePredictionSampler(Sampler):
             plain = len(g.canonical_etypes) == 1
             excluded_ids = only_if_plain(excluded) if plain else excluded
         keyed = {"draw_seed": draw_seed} if self._is_keyed else {}
-        sampled = self.sampler.sample(g, only_if_plain(kept), excluded_ids, **keyed)
+        drawn_from = g if self.g_sampling is None else self.g_sampling
+        sampled = self.sampler.sample(drawn_from, only_if_plain(kept), excluded_ids, **keyed)
         return (sampled[0], *pair_graphs, sampled[-1])
 
     def prefetch(self, batch: Any) -> None:
@@ -134,7 +144,7 @@ class EdgePredictionSampler(Sampler):
         if hasattr(self.sampler, "prefetch"):
             self.sampler.prefetch((batch[0], None, batch[-1]))
 
-    def _negatives(self, g: Graph, eids: Any, draw_seed: DrawSeed) -> dict[CanonicalEType, Pairs]:
+    def _negatives(self, g: Any, eids: Any, draw_seed: DrawSeed) -> dict[CanonicalEType, Pairs]:
         """Relation to negative pairs, checked."""
         if self.negative_sampler is None:
             return {}
@@ -200,7 +210,7 @@ def as_edge_prediction_sampler(
 
 
 def _compacted(
-    g: Graph, groups: Sequence[Mapping[CanonicalEType, Pairs]]
+    g: Any, groups: Sequence[Mapping[CanonicalEType, Pairs]]
 ) -> tuple[dict[str, Tensor], list[dict[CanonicalEType, Pairs]]]:
     """The nodes that occur in some pairs, by type, and the pairs numbered by their places there."""
     ends: dict[str, list[Tensor]] = {ntype: [] for ntype in g.ntypes}
@@ -208,8 +218,9 @@ def _compacted(
         for etype, pair in group.items():
             ends[etype[0]].append(pair[0])
             ends[etype[2]].append(pair[1])
-    tables = IdTables.of(graph_store_of(g))
-    none = torch.empty(0, dtype=g.idtype, device=g.device)
+    store = graph_store_of(g)
+    tables = IdTables.of(store)
+    none = torch.empty(0, dtype=store.idtype, device=store.device)
     kept, local = {}, {}
     for ntype, of_type in ends.items():
         kept[ntype], places = tables.renumber(ntype, none, torch.cat([none, *of_type]))
@@ -220,11 +231,10 @@ def _compacted(
     ]
 
 
-def _pair_graph(
-    g: Graph, kept: Mapping[str, Tensor], pairs: Mapping[CanonicalEType, Pairs]
-) -> Graph:
+def _pair_graph(g: Any, kept: Mapping[str, Tensor], pairs: Mapping[CanonicalEType, Pairs]) -> Graph:
     """A graph of some pairs over chosen nodes of ``g``, whose ids and features the nodes have."""
-    none = torch.empty(0, dtype=g.idtype, device=g.device)
+    store = graph_store_of(g)
+    none = torch.empty(0, dtype=store.idtype, device=store.device)
     counts = {ntype: ids.numel() for ntype, ids in kept.items()}
     new = Graph(
         counts,
@@ -237,5 +247,6 @@ def _pair_graph(
     )
     for ntype, ids in kept.items():
         new.nodes[ntype].data[NID] = ids
-        set_lazy(g.nodes[ntype].data, new.nodes[ntype].data, NID)
+        if isinstance(g, Graph):
+            set_lazy(g.nodes[ntype].data, new.nodes[ntype].data, NID)
     return new

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from ..._typing import CanonicalEType, EType
-from ...graph import Graph
 from ..graph_store import graph_store_of
-from ._ids import by_relation, relation_named
+from ._ids import by_relation, checked_ids, relation_named
 
 Exclude: TypeAlias = str | Tensor | Mapping[EType, Tensor] | Callable[[Any], Any] | None
 """``None``, ``"self"``, ``"reverse_id"``, ``"reverse_types"``, edge ids, or a function of ids."""
@@ -49,7 +48,7 @@ def check_exclude(
 
 
 def edges_to_exclude(
-    g: Graph,
+    g: Any,
     seeds: Mapping[CanonicalEType, Tensor],
     as_given: Any,
     exclude: Exclude,
@@ -82,7 +81,7 @@ def edges_to_exclude(
     if exclude == "reverse_id":
         assert reverse_eids is not None
         return {
-            etype: torch.cat([eids, _reverse(g, etype, reverse_eids).index_select(0, eids)])
+            etype: torch.cat([eids, _reverse(g, etype, reverse_eids, eids)])
             for etype, eids in seeds.items()
         }
     assert reverse_etypes is not None
@@ -101,24 +100,36 @@ def edges_to_exclude(
                     f"reverse of edge e of the other (got {g.num_edges(etype)} edges of {etype} "
                     f"and {g.num_edges(back)} of {back})"
                 )
-            found.setdefault(back, []).append(eids)
+            # Partitioning gives the edges of each relation ids of their own.
+            reverse_edges = getattr(g, "reverse_edges", None)
+            reverses = eids if reverse_edges is None else reverse_edges(eids, etype, back)
+            found.setdefault(back, []).append(reverses)
     return {etype: torch.cat(ids) for etype, ids in found.items()}
 
 
 def _reverse(
-    g: Graph, etype: CanonicalEType, reverse_eids: Tensor | Mapping[EType, Tensor]
+    g: Any, etype: CanonicalEType, reverse_eids: Tensor | Mapping[EType, Tensor], eids: Tensor
 ) -> Tensor:
-    """Id of the reverse of every edge of a relation."""
-    of_relation = reverse_eids
+    """Ids of the reverses of some edges of a relation.
+
+    What has one row for each edge may be a tensor that lies elsewhere, as a
+    `graphshard.distributed.DistTensor`, so it is asked for these rows alone.
+    """
+    store = graph_store_of(g)
+    of_relation: Any = reverse_eids
     if isinstance(reverse_eids, Mapping):
-        named = {relation_named(graph_store_of(g), name): ids for name, ids in reverse_eids.items()}
+        named = {relation_named(store, name): ids for name, ids in reverse_eids.items()}
         if etype not in named:
             raise ValueError(f"reverse_eids has no entry for {etype}; it has {list(named)}")
         of_relation = named[etype]
-    ids = torch.as_tensor(of_relation)
-    if ids.shape != (g.num_edges(etype),):
+    if not hasattr(of_relation, "shape"):
+        of_relation = torch.as_tensor(of_relation)
+    num_edges = store.num_edges(etype)
+    if tuple(of_relation.shape) != (num_edges,):
         raise ValueError(
-            f"reverse_eids must have one id for each of the {g.num_edges(etype)} edges of {etype} "
-            f"(got shape {tuple(ids.shape)})"
+            f"reverse_eids must have one id for each of the {num_edges} edges of {etype} (got "
+            f"shape {tuple(of_relation.shape)})"
         )
-    return ids.to(device=g.device, dtype=g.idtype)
+    at = eids.to(of_relation.device) if isinstance(of_relation, Tensor) else eids.cpu()
+    found = torch.as_tensor(of_relation[at])
+    return checked_ids(found, num_edges, f"reverse_eids of {etype}", store)

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from ..._typing import CanonicalEType
-from ...graph import Graph
 from ...ops.sampling import below, key_state, states, unit, word
 from ..graph_store import graph_store_of
 from ._ids import by_relation
@@ -48,12 +47,12 @@ class NegativeSampler(ABC):
         self.k = k
 
     def __call__(
-        self, g: Graph, eids: Any, draw_seed: DrawSeed | None = None
+        self, g: Any, eids: Any, draw_seed: DrawSeed | None = None
     ) -> Pairs | dict[CanonicalEType, Pairs]:
         """Negative pairs for some edges.
 
         Args:
-            g: The graph.
+            g: The graph: a `Graph`, or a `graphshard.distributed.DistGraph`.
             eids: Edge ids, or relation to ids.
             draw_seed: Which draw to make; by default one from torch's generator.
 
@@ -74,7 +73,7 @@ class NegativeSampler(ABC):
         return pairs if isinstance(eids, Mapping) else next(iter(pairs.values()))
 
     @abstractmethod
-    def _pairs(self, g: Graph, etype: CanonicalEType, eids: Tensor, streams: Tensor) -> Pairs:
+    def _pairs(self, g: Any, etype: CanonicalEType, eids: Tensor, streams: Tensor) -> Pairs:
         """Pairs for the edges of one relation, from one stream of random words for each."""
 
 
@@ -94,7 +93,7 @@ class PerSourceUniform(NegativeSampler):
         (tensor([1, 1, 2, 2]), 4)
     """
 
-    def _pairs(self, g: Graph, etype: CanonicalEType, eids: Tensor, streams: Tensor) -> Pairs:
+    def _pairs(self, g: Any, etype: CanonicalEType, eids: Tensor, streams: Tensor) -> Pairs:
         source = g.find_edges(eids, etype=etype)[0]
         words = word(streams[:, None], torch.arange(self.k, device=streams.device))
         destination = _any_of(g.num_nodes(etype[2]), words.view(-1))
@@ -140,7 +139,7 @@ class GlobalUniform(NegativeSampler):
         self.exclude_self_loops, self.replace = exclude_self_loops, replace
         self.max_rounds = _MAX_ROUNDS if redundancy is None else 1 + int(-(-redundancy // 1))
 
-    def _pairs(self, g: Graph, etype: CanonicalEType, eids: Tensor, streams: Tensor) -> Pairs:
+    def _pairs(self, g: Any, etype: CanonicalEType, eids: Tensor, streams: Tensor) -> Pairs:
         source_type, _, target_type = etype
         num_src, num_dst = g.num_nodes(source_type), g.num_nodes(target_type)
         streams = streams.repeat_interleave(self.k)
