@@ -24,6 +24,7 @@ from ._tables import HostTables, TableInfo, attached, check_rows, write_rows
 from .wire import FlightConnection, WireMessage
 
 _INT32_MAX = 2**31 - 1
+_ALIGNMENT = 16
 MESSAGE_BYTES = 1 << 26
 """Longer requests and answers go in pieces of about this many bytes."""
 
@@ -253,13 +254,13 @@ class Cluster:
             KeyError: There is no such table.
             IndexError: An id is out of range.
         """
-        outs: list[Tensor] = []
+        outs: list[list[Tensor]] = []
         local: list[_Piece] = []
         remote: list[list[_Piece]] = [[] for _ in self.hosts]
         for request in requests:
             infos = [self.info(name) for name in request.names]
             found = [empty((request.ids.numel(), *i.row_shape), i.dtype) for i in infos]
-            outs += found
+            outs.append(found)
             for number, rows, places in self._by_host(infos, request.ids):
                 piece = _Piece(list(request.names), rows, places, found)
                 here = [self.hosts[number].rows(name) for name in request.names]
@@ -286,7 +287,7 @@ class Cluster:
                     error = error or caught
             if error is not None:
                 raise error
-            return outs
+            return [out for found in outs for out in found]
 
         return Pending(finish)
 
@@ -359,7 +360,8 @@ class Cluster:
         for number, size in enumerate(sizes):
             if size:
                 end = begin + size
-                yield number, rows[begin:end], order[begin:end]
+                places = None if size == ids.numel() else order[begin:end]
+                yield number, rows[begin:end], places
                 begin = end
 
 
@@ -377,7 +379,7 @@ class _Piece:
     names: list[str]
     rows: Tensor
     places: Tensor | None
-    outs: Sequence[Tensor]
+    outs: list[Tensor]
     tables: Sequence[Tensor] = ()
 
     def parts(self, row_bytes: int) -> list[_Piece]:
@@ -415,12 +417,15 @@ def _read_request(pieces: Sequence[_Piece]) -> WireMessage:
 
 
 def _take(pieces: Sequence[_Piece], answer: WireMessage) -> None:
-    """Copy the rows of an answer to where they go."""
+    """Put the rows of an answer where they go: all rows of a request as they are, others copied."""
     arrived = iter(answer.tensors)
     for piece in pieces:
-        for out in piece.outs:
+        for number, out in enumerate(piece.outs):
             rows = next(arrived, None)
             expected = (piece.rows.numel(), *out.shape[1:])
             if rows is None or rows.dtype != out.dtype or tuple(rows.shape) != expected:
                 raise MessageError("a server answered with other rows than were asked for")
-            copy_rows(out, piece.places, rows, None)
+            if piece.places is None and rows.data_ptr() % _ALIGNMENT == 0:
+                piece.outs[number] = rows
+            else:
+                copy_rows(out, piece.places, rows, None)
