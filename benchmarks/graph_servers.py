@@ -109,7 +109,7 @@ def take_steps(graph: Any, columns: int, batch: int, steps: int) -> dict[str, An
     embedding = DistEmbedding(graph.num_nodes(), columns, "embedding")
     optimizer = SparseAdagrad([embedding], lr=0.1)
     generator = torch.Generator().manual_seed(dist.get_rank())
-    seconds, losses = [], []
+    seconds, losses, cpu = [], [], time.process_time()
     for _ in range(steps):
         ids = torch.randint(graph.num_nodes(), (batch,), generator=generator)
         dist.barrier()
@@ -120,7 +120,8 @@ def take_steps(graph: Any, columns: int, batch: int, steps: int) -> dict[str, An
         optimizer.step()
         seconds.append(time.perf_counter() - start)
         losses.append(float(loss.detach()))
-    return {"seconds": seconds, "losses": losses[-3:]}
+    cpu = (time.process_time() - cpu) / steps
+    return {"seconds": seconds, "losses": losses[-3:], "cpu": cpu}
 
 
 def train(graph: Any, hidden: int, epochs: int) -> dict[str, Any]:
