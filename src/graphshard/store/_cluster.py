@@ -27,6 +27,8 @@ _INT32_MAX = 2**31 - 1
 _ALIGNMENT = 16
 MESSAGE_BYTES = 1 << 26
 """Longer requests and answers go in pieces of about this many bytes."""
+BLOCK_BYTES = 1 << 18
+"""Rows of this host are updated so many bytes at a time, which stay in a cache meanwhile."""
 
 
 class Answer(Protocol):
@@ -331,6 +333,58 @@ class Cluster:
                     batch[number] = message
             self.ask(list(batch.items()))
             asked = left
+
+    def update(
+        self,
+        names: Sequence[str],
+        ids: Tensor,
+        change: Callable[[Sequence[Tensor], int, int], None],
+    ) -> None:
+        """Read rows of some tables that are spread alike, change them, and write them back.
+
+        Rows of this host take a block at a time; those of others, all in one read and one write.
+
+        Args:
+            names: The tables.
+            ids: Integer ``[n]``, ascending, each once.
+            change: Called with rows of each table, which it changes in place, and which of the ids
+                they are: the first, and the last plus 1.
+
+        Raises:
+            IndexError: An id is out of range; nothing is written.
+            ServerError: A server is gone; rows of other hosts are written.
+        """
+        infos = [self.info(name) for name in names]
+        local: list[tuple[int, Tensor, list[Tensor]]] = []
+        remote: list[slice] = []
+        begin = 0
+        for number, rows, _ in self._by_host(infos, ids):  # ids ascend, so that hosts do
+            here = [self.hosts[number].rows(name) for name in names]
+            tables = [table for table in here if table is not None]
+            if len(tables) == len(here):
+                local.append((begin, rows, tables))
+            else:
+                remote.append(slice(begin, begin + rows.numel()))
+            begin += rows.numel()
+        others = torch.cat([ids[:0], *(ids[each] for each in remote)])
+        pending = self.start_read([RowsRequest(names, others)])
+        most = max(1, BLOCK_BYTES // max(1, *(info.row_bytes for info in infos)))
+        for begin, rows, tables in local:
+            for block in rows.split(most):
+                values = [empty((block.numel(), *t.shape[1:]), t.dtype) for t in tables]
+                for value, table in zip(values, tables, strict=True):
+                    copy_rows(value, None, table, block)
+                change(values, begin, begin + block.numel())
+                for value, table in zip(values, tables, strict=True):
+                    copy_rows(table, block, value, None)
+                begin += block.numel()
+        values, begin = pending.wait(), 0
+        for each in remote:
+            end = begin + each.stop - each.start
+            change([value[begin:end] for value in values], each.start, each.stop)
+            begin = end
+        for name, value in zip(names, values, strict=True):
+            self.write(name, others, value)
 
     def count_nonzero(self, name: str) -> int:
         """Elements of a table that are not 0, on all hosts."""
