@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DistDGL: one server or trainer of a sampled GraphSAGE run; started by distdgl.sh.
+"""DistDGL: one server or trainer of a sampled GraphSAGE run; started by two_hosts.sh.
 
-usage: distdgl_sampled.py IP_CONFIG PARTS.json HIDDEN EPOCHS
+usage: distdgl_sampled.py PARTS.json HIDDEN EPOCHS
 Trainer 0 prints one line of JSON.
 """
 
@@ -12,15 +12,11 @@ import time
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from _distdgl import start as start_distdgl
 
-torch.set_num_threads(1)
-import dgl  # noqa: E402
-
-ip_config, parts = sys.argv[1:3]
-hidden, epochs = int(sys.argv[3]), int(sys.argv[4])
-dgl.distributed.initialize(ip_config)
-dist.init_process_group("gloo")
-graph = dgl.distributed.DistGraph("g", part_config=parts)
+hidden, epochs = int(sys.argv[2]), int(sys.argv[3])
+dgl = start_distdgl(sys.argv[1])
+graph = dgl.distributed.DistGraph("g", part_config=sys.argv[1])
 train = dgl.distributed.node_split(
     graph.ndata["train"], graph.get_partition_book(), force_even=True
 )

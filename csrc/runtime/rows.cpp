@@ -19,7 +19,7 @@ namespace {
 constexpr int64_t kAhead = 16;        // rows between the one that is asked for and the one copied
 constexpr int64_t kLine = 64;         // bytes of a cache line
 constexpr int64_t kMostAhead = 4096;  // bytes of a row that are asked for ahead
-constexpr int64_t kStream = 1 << 22;  // a result of more bytes will not be found in a cache
+constexpr int64_t kStream = 1 << 25;  // a result of more bytes will not be found in a cache
 constexpr int64_t kTaskBytes = 1 << 18;
 
 void check(bool in_range) {

@@ -24,8 +24,11 @@ from ._tables import HostTables, TableInfo, attached, check_rows, write_rows
 from .wire import FlightConnection, WireMessage
 
 _INT32_MAX = 2**31 - 1
+_ALIGNMENT = 16
 MESSAGE_BYTES = 1 << 26
 """Longer requests and answers go in pieces of about this many bytes."""
+BLOCK_BYTES = 1 << 18
+"""Rows of this host are updated so many bytes at a time, which stay in a cache meanwhile."""
 
 
 class Answer(Protocol):
@@ -254,13 +257,13 @@ class Cluster:
             KeyError: There is no such table.
             IndexError: An id is out of range.
         """
-        outs: list[Tensor] = []
+        outs: list[list[Tensor]] = []
         local: list[_Piece] = []
         remote: list[list[_Piece]] = [[] for _ in self.hosts]
         for request in requests:
             infos = [self.info(name) for name in request.names]
             found = [empty((request.ids.numel(), *i.row_shape), i.dtype) for i in infos]
-            outs += found
+            outs.append(found)
             for number, rows, places in self._by_host(infos, request.ids):
                 piece = _Piece(list(request.names), rows, places, found)
                 here = [self.hosts[number].rows(name) for name in request.names]
@@ -287,7 +290,7 @@ class Cluster:
                     error = error or caught
             if error is not None:
                 raise error
-            return outs
+            return [out for found in outs for out in found]
 
         return Pending(finish)
 
@@ -342,6 +345,60 @@ class Cluster:
             self.ask([(number, WireMessage("mark_written", {"name": name}))])
             self._marked.add((name, number))
 
+    def update(
+        self,
+        names: Sequence[str],
+        ids: Tensor,
+        change: Callable[[Sequence[Tensor], int, int], None],
+    ) -> None:
+        """Read rows of some tables that are spread alike, change them, and write them back.
+
+        Rows of this host take a block at a time; those of others, all in one read and one write.
+
+        Args:
+            names: The tables.
+            ids: Integer ``[n]``, ascending, each once.
+            change: Called with rows of each table, which it changes in place, and which of the ids
+                they are: the first, and the last plus 1.
+
+        Raises:
+            IndexError: An id is out of range; nothing is written.
+            ServerError: A server is gone; rows of other hosts are written.
+        """
+        infos = [self.info(name) for name in names]
+        local: list[tuple[int, Tensor, list[Tensor]]] = []
+        remote: list[slice] = []
+        begin = 0
+        for number, rows, _ in self._by_host(infos, ids):  # ids ascend, so that hosts do
+            here = [self.hosts[number].rows(name) for name in names]
+            tables = [table for table in here if table is not None]
+            if len(tables) == len(here):
+                local.append((begin, rows, tables))
+                for name in names:
+                    self.mark_written(name, number)
+            else:
+                remote.append(slice(begin, begin + rows.numel()))
+            begin += rows.numel()
+        others = torch.cat([ids[:0], *(ids[each] for each in remote)])
+        pending = self.start_read([RowsRequest(names, others)])
+        most = max(1, BLOCK_BYTES // max(1, *(info.row_bytes for info in infos)))
+        for begin, rows, tables in local:
+            for block in rows.split(most):
+                values = [empty((block.numel(), *t.shape[1:]), t.dtype) for t in tables]
+                for value, table in zip(values, tables, strict=True):
+                    copy_rows(value, None, table, block)
+                change(values, begin, begin + block.numel())
+                for value, table in zip(values, tables, strict=True):
+                    copy_rows(table, block, value, None)
+                begin += block.numel()
+        values, begin = pending.wait(), 0
+        for each in remote:
+            end = begin + each.stop - each.start
+            change([value[begin:end] for value in values], each.start, each.stop)
+            begin = end
+        for name, value in zip(names, values, strict=True):
+            self.write(name, others, value)
+
     def count_nonzero(self, name: str) -> int:
         """Elements of a table that are not 0, on all hosts."""
         request = WireMessage("count_nonzero", {"name": name})
@@ -370,7 +427,8 @@ class Cluster:
         for number, size in enumerate(sizes):
             if size:
                 end = begin + size
-                yield number, rows[begin:end], order[begin:end]
+                places = None if size == ids.numel() else order[begin:end]
+                yield number, rows[begin:end], places
                 begin = end
 
 
@@ -388,7 +446,7 @@ class _Piece:
     names: list[str]
     rows: Tensor
     places: Tensor | None
-    outs: Sequence[Tensor]
+    outs: list[Tensor]
     tables: Sequence[Tensor] = ()
 
     def parts(self, row_bytes: int) -> list[_Piece]:
@@ -426,12 +484,15 @@ def _read_request(pieces: Sequence[_Piece]) -> WireMessage:
 
 
 def _take(pieces: Sequence[_Piece], answer: WireMessage) -> None:
-    """Copy the rows of an answer to where they go."""
+    """Put the rows of an answer where they go: all rows of a request as they are, others copied."""
     arrived = iter(answer.tensors)
     for piece in pieces:
-        for out in piece.outs:
+        for number, out in enumerate(piece.outs):
             rows = next(arrived, None)
             expected = (piece.rows.numel(), *out.shape[1:])
             if rows is None or rows.dtype != out.dtype or tuple(rows.shape) != expected:
                 raise MessageError("a server answered with other rows than were asked for")
-            copy_rows(out, piece.places, rows, None)
+            if piece.places is None and rows.data_ptr() % _ALIGNMENT == 0:
+                piece.outs[number] = rows
+            else:
+                copy_rows(out, piece.places, rows, None)

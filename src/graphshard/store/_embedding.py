@@ -88,6 +88,8 @@ class DistEmbedding:
     def gradients(self) -> tuple[Tensor, Tensor]:
         """Ids and gradients of all lookups since `reset`; those outside of the loss have none."""
         found = [(ids, rows.grad) for ids, rows in self._lookups if rows.grad is not None]
+        if len(found) == 1:
+            return found[0][0].long(), found[0][1].cpu()
         ids = torch.cat([torch.empty(0, dtype=torch.int64), *(ids.long() for ids, _ in found)])
         empty = torch.empty(0, self.embedding_dim)
         return ids, torch.cat([empty, *(grad.cpu() for _, grad in found)])

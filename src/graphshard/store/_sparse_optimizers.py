@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._kernel import empty
 from ..comm.collectives import all_gather, all_to_all
 from ..comm.group import group_state
-from ..comm.wire import exchange_rows
-from ..ops import group_by_range
-from ._cluster import RowsRequest
+from ..comm.wire import start_exchange
+from ..ops import copy_rows
 from ._dist_tensor import DistTensor
 from ._embedding import DistEmbedding
 from ._job import SINGLE, current_job, wait_for_trainers
@@ -161,41 +161,48 @@ class SparseOptimizer(ABC):
             self._num_steps[number] += 1
             ids, grads = _summed(ids, grads)
             tensors = {"": embedding.weight} | self._state[number]
-            names = [tensor.name for tensor in tensors.values()]
-            cluster = current_job().cluster
-            found = cluster.start_read([RowsRequest(names, ids)]).wait()
-            values = dict(zip(tensors, found, strict=True))
-            self._update(values[""], grads, values, self._num_steps[number])
-            for name, tensor in tensors.items():
-                cluster.write(tensor.name, ids, values[name])
+            self._update_rows(tensors, ids, grads, self._num_steps[number])
             if group_state().rank == 0:
                 self._steps[number][0] = self._num_steps[number]
         wait_for_trainers()
 
+    def _update_rows(
+        self, tensors: Mapping[str, DistTensor], ids: Tensor, grads: Tensor, step: int
+    ) -> None:
+        def change(values: Sequence[Tensor], begin: int, end: int) -> None:
+            by_name = dict(zip(tensors, values, strict=True))
+            self._update(by_name[""], grads[begin:end], by_name, step)
+
+        names = [tensor.name for tensor in tensors.values()]
+        current_job().cluster.update(names, ids, change)
+
     def _to_owners(
         self, embedding: DistEmbedding, ids: Tensor, grads: Tensor
     ) -> tuple[Tensor | None, Tensor]:
-        """The gradients that this trainer adds up; None if no trainer has any."""
+        """The gradients that this trainer adds up; None if no trainer has any.
+
+        Args:
+            embedding: Whose.
+            ids: Ascending, each once.
+            grads: Theirs.
+        """
         state = group_state()
         if state.world_size == 1:
             return (ids if ids.numel() else None), grads
         shares = self._shares_of(embedding.part_policy)
-        starts = [0, *(stop for _, stop, _ in shares)]
-        order, _, sizes = group_by_range(ids, starts, len(shares) - 1, torch.int64)
-        counts = torch.zeros(state.world_size, 2, dtype=torch.int64)
-        groups: dict[int, Tensor] = {}
-        for (_, _, rank), places in zip(shares, order.split(sizes), strict=True):
-            groups[rank] = places
-            counts[rank, 0] = places.numel()
-        counts[:, 1] = ids.numel()
+        bounds = torch.tensor([0, *(stop for _, stop, _ in shares)])
+        ends = torch.searchsorted(ids, bounds).tolist()  # ids ascend
+        groups = {rank: slice(*ends[i : i + 2]) for i, (_, _, rank) in enumerate(shares)}
+        slices = [groups[rank] for rank in range(state.world_size)]
+        send = [each.stop - each.start for each in slices]
+        counts = torch.tensor([[size, ids.numel()] for size in send])
         twos = [2] * state.world_size
         arrived = all_to_all(state, counts.view(-1), twos, twos, "gradients").view(-1, 2)
         if not bool(arrived[:, 1].any()):
             return None, grads
-        places = torch.cat([groups[rank] for rank in range(state.world_size)])
-        send, receive = counts[:, 0].tolist(), arrived[:, 0].tolist()
-        mine = [ids.index_select(0, places), grads.index_select(0, places)]
-        found = exchange_rows(state, mine, [send] * 2, [receive] * 2, "gradients")
+        receive = arrived[:, 0].tolist()
+        mine = [[ids[each] for each in slices], [grads[each] for each in slices]]
+        found = start_exchange(state, mine, [send] * 2, [receive] * 2, "gradients").wait()
         return found[0], found[1]
 
     def _shares_of(self, policy: str) -> list[tuple[int, int, int]]:
@@ -261,9 +268,9 @@ class SparseAdagrad(SparseOptimizer):
 
     def _update(self, rows: Tensor, grad: Tensor, state: Mapping[str, Tensor], step: int) -> None:
         total = state["adagrad_sum"]
-        total.add_(grad * grad)
+        total.addcmul_(grad, grad)
         rate = self.lr / (1 + (step - 1) * self.lr_decay)
-        rows.add_(grad / total.sqrt().add_(self.eps), alpha=-rate)
+        rows.addcdiv_(grad, total.sqrt().add_(self.eps), value=-rate)
 
 
 class SparseAdam(SparseOptimizer):
@@ -298,9 +305,9 @@ class SparseAdam(SparseOptimizer):
     def _update(self, rows: Tensor, grad: Tensor, state: Mapping[str, Tensor], step: int) -> None:
         (first, second), mean, square = self.betas, state["adam_mean"], state["adam_square"]
         mean.lerp_(grad, 1 - first)
-        square.lerp_(grad * grad, 1 - second)
+        square.mul_(second).addcmul_(grad, grad, value=1 - second)
         correction = (1 - second**step) ** 0.5 / (1 - first**step)
-        rows.add_(mean / square.sqrt().add_(self.eps), alpha=-self.lr * correction)
+        rows.addcdiv_(mean, square.sqrt().add_(self.eps), value=-self.lr * correction)
 
 
 def check_at_least(name: str, value: float, least: float) -> None:
@@ -313,8 +320,14 @@ def _summed(ids: Tensor, grads: Tensor) -> tuple[Tensor, Tensor]:
     """Distinct ids, ascending, and the sums of their gradients, always added in one order."""
     if ids.numel() == 0:
         return ids, grads
-    distinct, place = torch.unique(ids, return_inverse=True)
-    if distinct.numel() == ids.numel():
-        return distinct, torch.empty_like(grads).index_copy_(0, place, grads)
-    total = torch.zeros(distinct.numel(), grads.shape[1], dtype=grads.dtype)
-    return distinct, total.index_add_(0, place, grads)
+    ascending, order = torch.sort(ids, stable=True)
+    is_first = torch.ones_like(ascending, dtype=torch.bool)
+    torch.ne(ascending[1:], ascending[:-1], out=is_first[1:])
+    distinct, firsts = ascending[is_first], order[is_first]
+    total = empty((distinct.numel(), *grads.shape[1:]), grads.dtype)
+    copy_rows(total, None, grads, firsts)
+    if distinct.numel() < ids.numel():
+        others = ~is_first
+        places = (is_first.cumsum(0) - 1)[others]
+        total.index_add_(0, places, grads.index_select(0, order[others]))
+    return distinct, total

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch RPC: reads of rows of a table in another process; started by two_hosts.sh.
+
+usage: rpc_rows.py ROWS COLUMNS BATCH READS FROM TRANSPORT
+FROM is ``far`` for the other host, ``near`` for the same one; TRANSPORT is ``tcp``, or ``any`` for
+what RPC chooses. Trainer 0 prints one line of JSON.
+"""
+
+import json
+import os
+import sys
+import time
+
+import torch
+from torch.distributed import rpc
+
+num_rows, columns, batch, reads = map(int, sys.argv[1:5])
+far, is_tcp = sys.argv[5] == "far", sys.argv[6] == "tcp"
+torch.set_num_threads(1)
+host, role = int(os.environ["HOST"]), os.environ["ROLE"]
+table = torch.empty(0)
+
+
+def rows_of(ids: torch.Tensor) -> torch.Tensor:
+    """Rows of this process's table."""
+    return table.index_select(0, ids)
+
+
+def measure() -> dict[str, object]:
+    """Seconds of each read."""
+    generator = torch.Generator().manual_seed(0)
+    seconds, found = [], torch.empty(0)
+    for _ in range(reads):
+        ids = torch.randint(num_rows, (batch,), generator=generator)
+        start = time.perf_counter()
+        found = rpc.rpc_sync("server", rows_of, (ids,))
+        seconds.append(time.perf_counter() - start)
+    return {"seconds": seconds, "sum": float(found.double().sum())}
+
+
+if role == "server" and host == int(far):
+    table = torch.randn(num_rows, columns, generator=torch.Generator().manual_seed(1))
+    name, number = "server", 1
+elif role == "trainer" and host == 0:
+    name, number = "trainer", 0
+else:
+    sys.exit()
+options = rpc.TensorPipeRpcBackendOptions(
+    num_worker_threads=2,
+    init_method=f"tcp://{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}",
+    **({"_transports": ["uv"], "_channels": ["basic"]} if is_tcp else {}),
+)
+rpc.init_rpc(name, rank=number, world_size=2, rpc_backend_options=options)
+if number == 0:
+    print(json.dumps(measure()), flush=True)
+rpc.shutdown()
