@@ -52,10 +52,13 @@ GOOD = [
     WireMessage("ends", {"etype": ETYPE}, [IDS]),
     WireMessage(
         "draw",
-        {"requests": [[ETYPE, 4, 7]], "options": OPTIONS},
+        {"requests": [[ETYPE, 4, 7, None]], "options": OPTIONS},
         [IDS, torch.empty(0, dtype=torch.int64)],
     ),
     WireMessage("here", {"label": "trainer"}),
+    WireMessage("mark_written", {"name": OURS["name"]}),
+    WireMessage("restored"),
+    WireMessage("loaded", {"digest": "a" * 64, "step": 3}),
 ]
 VALUES: list[Any] = [
     None,
@@ -78,7 +81,7 @@ VALUES: list[Any] = [
     {},
     {"name": "node~_N~feat"},
     ["node~_N~feat"] * 300,
-    [[["_N", "_E", "_N"], 4, 7]] * 20,
+    [[["_N", "_E", "_N"], 4, 7, None]] * 20,
     "float32",
     "object",
 ]

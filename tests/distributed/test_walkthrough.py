@@ -98,6 +98,7 @@ def train(args: Any) -> list[float]:
 
 
 def run(rank: int, world_size: int, part_config: str, ip_config: str, hosts: int) -> list[float]:
+    os.environ.pop("GRAPHSHARD_HOST", None)  # of an earlier test
     if ip_config:
         here = rank * hosts // world_size
         os.environ |= {"GRAPHSHARD_HOST": str(here), "GRAPHSHARD_TOKEN": TOKEN}

@@ -15,7 +15,7 @@ from clusters import NUM_ROWS, POLICY, alone, join, leave, served
 from torch import Tensor
 
 from graphshard.comm import barrier
-from graphshard.store import DistTensor, Job
+from graphshard.store import DistTensor, Job, WireMessage
 from graphshard.testing import run_ranks
 
 
@@ -194,6 +194,22 @@ def test_masks_are_combined(job: Job) -> None:
 def test_without_a_cluster_there_is_an_error() -> None:
     with pytest.raises(RuntimeError, match="initialize"):
         DistTensor((5,), torch.int32)
+
+
+def test_rows_of_other_hosts_stay_when_one_lost_its_own() -> None:
+    with served(3) as addresses:
+        job = join(addresses, 0)
+        tensor = DistTensor((NUM_ROWS,), torch.int64, "x", persistent=True)
+        tensor[:] = torch.arange(NUM_ROWS)
+        lost = WireMessage("delete", {"name": tensor.name})
+        job.cluster.hosts[1].start(lost).result()  # as after a start of its server
+        for _ in range(2):
+            with pytest.raises(ValueError, match=r"hosts \[1\] have no rows of 'node~_N~x'"):
+                DistTensor((NUM_ROWS,), torch.int64, "x", lambda s, d: -torch.ones(s, dtype=d))
+        start, stop = job.starts(POLICY)[1:3]
+        kept = torch.cat([torch.arange(start), torch.arange(stop, NUM_ROWS)])
+        assert torch.equal(tensor[kept], kept)
+        leave()
 
 
 # ---------------------------------------------------------------------------- several trainers

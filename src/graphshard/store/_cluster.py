@@ -205,13 +205,32 @@ class Cluster:
         What is not persistent stays until `release` was called as often as this, or `delete`.
 
         Raises:
-            ValueError: A table of that name has another shape, dtype or policy.
-            OSError: Some host has no room.
+            ValueError: A table of that name has another shape, dtype or policy; or some hosts have
+                it and others, which were started again, do not. Nothing is made then.
+            OSError: Some host has no room. Nothing is made then.
         """
         request = WireMessage("create", info.as_json())
-        answers = self.ask([(number, request) for number in range(self.num_hosts)])
-        self._learn(answers)
-        return any(bool(answer.fields.get("is_new")) for answer in answers)
+        started = [host.start(request) for host in self.hosts]
+        answers: dict[int, WireMessage] = {}
+        error: Exception | None = None
+        for number, pending in enumerate(started):
+            try:
+                answers[number] = pending.result()
+            except Exception as caught:
+                error = error or caught
+        new = [number for number, answer in answers.items() if answer.fields["is_new"]]
+        if error is None and 0 < len(new) < self.num_hosts:
+            error = ValueError(
+                f"hosts {new} have no rows of {info.name!r}, and others have; where a server was "
+                "started again, call load_checkpoint, or delete the tensor and make it anew"
+            )
+        if error is not None:
+            undo = {n: "delete" if n in new else "release" for n in answers}
+            with contextlib.suppress(ServerError):
+                self.ask([(n, WireMessage(op, {"name": info.name})) for n, op in undo.items()])
+            raise error
+        self._learn(list(answers.values()))
+        return bool(new)
 
     def delete(self, name: str) -> None:
         """Delete a table on all hosts."""

@@ -41,7 +41,7 @@ from ._manifest import (
 from ._rows import RowStream, Structure, cluster_reader, id_table, policies_in_files
 from ._state import Stateful, pack, state_of
 
-_ANONYMOUS = re.compile(r"(^|\.)anonymous-[0-9]+($|\.)")
+_ANONYMOUS = re.compile(r"(^|\.)anonymous-[0-9a-f]+-[0-9]+($|\.)")
 
 
 def save_checkpoint(
