@@ -10,9 +10,7 @@ from typing import Any
 import pytest
 import torch
 from dist_graph_cases import NUM_PARTS, Servers, blocks_of, equal, join
-from torch import Tensor
 
-import graphshard
 from graphshard.comm import barrier
 from graphshard.dataloading import NeighborSampler, NodeDataLoader
 from graphshard.distributed import (
@@ -113,33 +111,6 @@ def test_draws_do_not_depend_on_hosts(
     found = load(g, graph.ntypes[0], weighted)
     assert len(found) > 10
     assert equal(found, drawn_alone[kind, weighted])
-
-
-def test_draws_are_those_of_the_collective_sampler(parts: dict[str, Any], drawn_alone: Any) -> None:
-    part_config, graph = parts["plain"]
-    ids, count = run_ranks(collective, NUM_PARTS, part_config, timeout=120)[0]
-    g = DistGraph("plain", part_config=part_config)
-    sampler = NeighborSampler([4, 3])
-    requests = g.sample_neighbors(torch.arange(0, 400, 7), 3, seed=11)
-    exit_client()
-    del sampler, graph
-    assert count == requests.num_edges()
-    assert torch.equal(requests.edata[EID].sort().values, ids)
-
-
-def collective(rank: int, world_size: int, part_config: str) -> tuple[Tensor, int]:
-    """The same request, answered by all ranks together."""
-    from graphshard.sampling import DrawOptions, DrawSeed, NeighborRequest
-    from graphshard.sampling.graph_store import graph_store_of
-
-    data = graphshard.load_dgl_partition_data(part_config, rank)
-    store = graph_store_of(graphshard.construct_full_graph(data), "collective")
-    etype = store.canonical_etypes[0]
-    key = DrawSeed(11).key(0, 0)
-    request = NeighborRequest(etype, torch.arange(0, 400, 7), 3, key)
-    (found,) = store.sample_neighbors([request], DrawOptions())
-    assert isinstance(found.eids, Tensor)
-    return found.eids.to(torch.int64).sort().values, int(found.counts.sum())
 
 
 def test_wrong_requests_are_errors(opened: tuple[DistGraph, Any]) -> None:

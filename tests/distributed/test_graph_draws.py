@@ -149,7 +149,7 @@ def test_a_fanout_for_all_relations_together(opened: Any, edge_dir: str, prob: s
         fanout,
         edge_dir,
         prob,
-        {"knows": torch.argsort(original.edges["user", "knows", "user"])[hidden]},
+        exclude_edges={"knows": torch.argsort(original.edges["user", "knows", "user"])[hidden]},
         seed=5,
     )
     rows = edges_of_all(original.graph, "user", edge_dir)

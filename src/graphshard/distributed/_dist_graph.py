@@ -349,7 +349,9 @@ class DistGraph:
         """
         return edge_subgraph_of(self, edges, relabel_nodes, store_ids)
 
-    def in_subgraph(self, nodes: Any, relabel_nodes: bool = False, store_ids: bool = True) -> Graph:
+    def in_subgraph(
+        self, nodes: Any, *, relabel_nodes: bool = False, store_ids: bool = True
+    ) -> Graph:
         """The graph of all edges that enter some nodes; of their features none.
 
         Edges come node by node in the order given, each node's by ascending id.
@@ -420,7 +422,14 @@ class DistGraph:
                 do not know the edges that leave them; see ``num_hops`` of `partition_graph`.
         """
         found = sample_etype_neighbors(
-            self, nodes, fanout, edge_dir, prob, exclude_edges, replace, seed=seed
+            self,
+            nodes,
+            fanout,
+            edge_dir,
+            prob,
+            exclude_edges=exclude_edges,
+            replace=replace,
+            seed=seed,
         )
         return found if output_device is None else found.to(output_device)
 

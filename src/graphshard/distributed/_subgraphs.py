@@ -34,10 +34,10 @@ def sample_neighbors(
     fanout: int,
     edge_dir: str = "in",
     prob: str | None = None,
+    *,
     exclude_edges: Any = None,
     replace: bool = False,
     use_graphbolt: bool = False,
-    *,
     seed: int | None = None,
 ) -> Graph:
     """Edges drawn for nodes, ``fanout`` for a node from all its relations together.
@@ -69,7 +69,14 @@ def sample_neighbors(
         )
     if len(g.canonical_etypes) == 1:
         return sample_etype_neighbors(
-            g, nodes, fanout, edge_dir, prob, exclude_edges, replace, seed=seed
+            g,
+            nodes,
+            fanout,
+            edge_dir,
+            prob,
+            exclude_edges=exclude_edges,
+            replace=replace,
+            seed=seed,
         )
     options = _options(edge_dir, prob, replace)
     fanout = _checked_fanout(fanout, replace)
@@ -93,11 +100,11 @@ def sample_etype_neighbors(
     fanout: Any,
     edge_dir: str = "in",
     prob: str | None = None,
+    *,
     exclude_edges: Any = None,
     replace: bool = False,
     etype_sorted: bool = True,
     use_graphbolt: bool = False,
-    *,
     seed: int | None = None,
 ) -> Graph:
     """Edges drawn for nodes, ``fanout`` of each relation; see `DistGraph.sample_neighbors`.
