@@ -2,9 +2,9 @@
 """Training on graph servers under Ray Train, which starts the trainers; needs ``graphshard[ray]``.
 
 On each node on which Ray has placed trainers, the first of them starts a graph server, as an actor
-of that node; nodes are the hosts of the job, in the order of their first ranks. Trainers learn from each other
-where the servers are. Ray pickles what it sends, the training function and the token among it: its
-cluster is trusted, and graph and features do not go through it.
+of that node; nodes are the hosts of the job, in the order of their first ranks. Trainers learn from
+each other where the servers are. Ray pickles what it sends, the training function and the token
+among it: its cluster is trusted. Graph and features do not go through it.
 """
 
 from __future__ import annotations
