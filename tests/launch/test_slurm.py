@@ -82,8 +82,8 @@ class Slurm:
         deadline = time.monotonic() + 60
         while (found := self.ask("sinfo", "-h", "-o", "%t %D").strip()) != "idle 2":
             logs = "".join(path.read_text() for path in folder.glob("*.output"))
-            is_late = time.monotonic() > deadline
-            assert not is_late and all(d.poll() is None for d in self.daemons), f"{found}\n{logs}"
+            assert time.monotonic() < deadline, f"{found}\n{logs}"
+            assert all(daemon.poll() is None for daemon in self.daemons), f"{found}\n{logs}"
             time.sleep(0.2)
 
     def inside(self, node: int, *command: str) -> list[str]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training on graph servers under Ray Train, which starts the trainers; needs ``graphshard[ray]``.
+"""trainer: a training function on graph servers, under Ray Train, which starts the trainers.
 
 On each node on which Ray has placed trainers, the first of them starts a graph server, as an actor
 of that node; nodes are the hosts of the job, in the order of their first ranks. Trainers learn from
@@ -22,11 +22,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ._temporary import TemporaryFolder
-from .distributed import GraphServer, exit_client
-from .graph.convert import require
-
-__all__ = ["trainer"]
+from .._temporary import TemporaryFolder
+from ..distributed import GraphServer, exit_client
+from ..graph.convert import require
 
 _TEXT_BYTES = 256
 _STOP_SECONDS = 30.0
