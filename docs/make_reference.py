@@ -35,6 +35,8 @@ MODULES = {
     "graphshard.dataloading.negative_sampler": "The names of `dgl.dataloading.negative_sampler`.",
     "graphshard.comm": "Communication.",
     "graphshard.store": "Rows of named tensors on the hosts of a cluster, under `distributed`.",
+    "graphshard.launch": "To a cluster and onto it; the commands `copy` and `launch`.",
+    "graphshard.ray": "Training on graph servers under Ray Train; needs `graphshard[ray]`.",
     "graphshard.data": "Data sets.",
     "graphshard.train": "Training runs.",
     "graphshard.ops": "Sparse operators.",

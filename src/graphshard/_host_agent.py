@@ -77,6 +77,9 @@ def main(arguments: Sequence[str]) -> int:
                 agent.end()
     except (KeyboardInterrupt, BrokenPipeError):
         return 130
+    except OSError as error:  # such as no workspace
+        sys.stderr.write(f"error: {error}\n")
+        return 2
     return 0
 
 

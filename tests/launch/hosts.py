@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -124,23 +125,11 @@ def loopback(folder: Path) -> Iterator[TestHosts]:
 @contextlib.contextmanager
 def namespaces(folder: Path) -> Iterator[TestHosts]:
     """Network namespaces with sshd in them; the ssh of the tests runs in the first."""
-    mark = os.getpid()
-    names = [f"gs-cluster-{mark}-{number}" for number in range(2)]
-    ends = [f"gsc{mark}{end}" for end in "ab"]
     addresses = ("10.77.3.1", "10.77.3.2")
     home = folder / "home"
     home.mkdir()
-    servers = []
-    try:
-        for name in names:
-            _do("ip", "netns", "add", name)
-        link = ("ip", "-n", names[0], "link")
-        _do(*link, "add", ends[0], "type", "veth", "peer", "name", ends[1])
-        _do(*link, "set", ends[1], "netns", names[1])
-        for name, end, address in zip(names, ends, addresses, strict=True):
-            _do("ip", "-n", name, "addr", "add", f"{address}/24", "dev", end)
-            _do("ip", "-n", name, "link", "set", end, "up")
-            _do("ip", "-n", name, "link", "set", "lo", "up")
+    with ExitStack() as stack:
+        names = stack.enter_context(networks(addresses))
         for key in ("host_key", "key"):
             _do("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / key))
         (folder / "ssh_config").write_text(_SSH_CONFIG.format(folder=folder))
@@ -153,21 +142,48 @@ def namespaces(folder: Path) -> Iterator[TestHosts]:
             script = _IN_NAMESPACE.format(home=home, sshd=SSHD, config=config)
             inside = ["ip", "netns", "exec", name, "unshare", "-m", "sh", "-c", script]
             with (folder / f"log_{name}").open("w") as log:
-                servers.append(subprocess.Popen(inside, stdout=log, stderr=log))
+                server = subprocess.Popen(inside, stdout=log, stderr=log)
+            stack.callback(stop, server)
         ssh = f"ip netns exec {names[0]} ssh -F {folder / 'ssh_config'}"
         hosts = TestHosts("namespaces", addresses, ssh, _ip_config(folder, addresses))
         _wait_for(hosts, folder)
         yield hosts
+
+
+@contextlib.contextmanager
+def networks(addresses: tuple[str, str]) -> Iterator[list[str]]:
+    """Names of two network namespaces with these addresses; processes in them end with this."""
+    mark = os.getpid()
+    names = [f"gs-cluster-{mark}-{number}" for number in range(2)]
+    ends = [f"gsc{mark}{end}" for end in "ab"]
+    link = ("ip", "-n", names[0], "link")
+    try:
+        for name in names:
+            _do("ip", "netns", "add", name)
+        _do(*link, "add", ends[0], "type", "veth", "peer", "name", ends[1])
+        _do(*link, "set", ends[1], "netns", names[1])
+        for name, end, address in zip(names, ends, addresses, strict=True):
+            _do("ip", "-n", name, "addr", "add", f"{address}/24", "dev", end)
+            _do("ip", "-n", name, "link", "set", end, "up")
+            _do("ip", "-n", name, "link", "set", "lo", "up")
+        yield names
     finally:
-        for server in servers:
-            server.terminate()
-            server.wait(20)
         for name in names:
             found = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True)
             for pid in found.stdout.split():  # what a failed test has left
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(int(pid), signal.SIGKILL)
             subprocess.run(["ip", "netns", "del", name], capture_output=True)
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """End a daemon."""
+    process.terminate()
+    try:
+        process.wait(20)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait(20)
 
 
 def _do(*command: str) -> None:

@@ -100,7 +100,7 @@ def test_each_host_gets_its_parts_and_a_json_that_loads_there(
         assert digest == hashlib.sha256((parts / name).read_bytes()).hexdigest(), name
 
 
-@BOTH
+@SAMPLE
 def test_what_is_there_is_not_sent_again_and_what_is_damaged_is(
     hosts: TestHosts, parts: Path, workspace: str, capfd: pytest.CaptureFixture[str]
 ) -> None:

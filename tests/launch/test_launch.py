@@ -23,6 +23,7 @@ from hosts import TestHosts, hosts_of, why_no_namespaces
 from graphshard.cli import run
 from graphshard.data import load_dataset
 from graphshard.distributed import partition_graph
+from graphshard.launch._launch import script_words
 
 SCRIPT = """
 import os, sys, time
@@ -130,7 +131,7 @@ def check_losses(printed: str, num_hosts: int, num_trainers: int) -> None:
         prefix = rf"\[host {host} rank {rank}\] losses (\S+) (\S+) of (\d+) host {host}"
         (found,) = re.findall(prefix, printed)
         assert float(found[1]) < 0.7 * float(found[0])
-        assert int(found[2]) == 4 * 140 // (35 * num_hosts * num_trainers)
+        assert int(found[2]) == 4 * -(-140 // (35 * num_hosts * num_trainers))
 
 
 def pids(printed: str) -> list[int]:
@@ -157,6 +158,65 @@ def test_a_job_on_two_hosts(hosts: TestHosts, capfd: pytest.CaptureFixture[str])
     if hosts.kind == "namespaces":  # nothing is left in the memory that only they see
         for host in range(2):
             assert hosts.shell(host, "ls /dev/shm") == ""
+
+
+@pytest.mark.exhaustive
+def test_a_partition_that_is_not_there_is_an_error_of_the_server(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = ["launch", "--local", "1", "--workspace", str(tmp_path), "--part-config", "no.json"]
+    assert run([*words, "python train.py"]) == 2
+    printed = capfd.readouterr()
+    assert printed.err.startswith("error: host 0 server ended with exit code 2\n")
+    assert "partition config no.json does not exist" in printed.err
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        ([], "give one of --ip-config (hosts over ssh), --local N and --slurm"),
+        (["--local", "2", "--slurm"], "give one of --ip-config"),
+        (["--local", "0"], "the number of local hosts must be at least 1 (got 0)"),
+        (["--local", "1", "--num-trainers", "0"], "num_trainers must be at least 1 (got 0)"),
+        (["--local", "1", "--timeout", "0"], "timeout must be above 0 (got 0.0)"),
+        (["--local", "1", "--tls-key", "k"], "--tls-certificate and --tls-key go together"),
+        (["--local", "1", "--extra-envs", "A"], "--extra-envs takes NAME=VALUE (got 'A')"),
+        (["--local", "1", "--workspace", "/no/such"], "/no/such"),
+        (["--ip-config", "no-such-file"], "no-such-file"),
+    ],
+)
+def test_wrong_input_is_one_line(
+    words: list[str], error: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["launch", "--part-config", "x.json", *words, "python train.py"]) in (1, 2)
+    printed = capfd.readouterr().err
+    assert error in printed
+    assert "Traceback" not in printed
+
+
+def test_the_command_of_a_trainer_names_its_interpreter_or_none() -> None:
+    assert script_words(["python3 train.py --name 'a b'"])[1:] == ["train.py", "--name", "a b"]
+    for first in ("python", "python3", "python3.12"):
+        assert script_words([f"{first} x.py"]) == ["{python}", "x.py"]
+    assert script_words(["train.py", "a b"]) == ["{python}", "train.py", "a b"]
+    for first in ("/usr/bin/python3", "./run", "pythonista"):
+        assert script_words([f"{first} x"]) == [first, "x"]
+    with pytest.raises(ValueError, match="the command of a trainer is empty"):
+        script_words([" "])
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("num_hosts", [1, 3])
+def test_hosts_on_this_machine(
+    num_hosts: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """One host may have several parts; DGL's way to give several variables is taken."""
+    partition_graph(load_dataset("cora").graph, "cora", 3, tmp_path / "data", quiet=True)
+    (tmp_path / "train.py").write_text(SCRIPT)
+    words = ["launch", "--local", str(num_hosts), "--workspace", str(tmp_path), "--num_clients"]
+    words += ["2", "--part_config", "data/cora.json", "--extra_envs", "A=1", "B=2", "train.py"]
+    assert run(words) == 0, capfd.readouterr()
+    check_losses(capfd.readouterr().out, num_hosts, 2)
 
 
 both = pytest.mark.parametrize("kind", ["namespaces", "loopback"], indirect=True, scope="module")

@@ -31,9 +31,7 @@ def copy(
     part_config: Annotated[
         Path, typer.Option("--part-config", "--part_config", help="The partition's JSON, here.")
     ],
-    workspace: Annotated[
-        str, typer.Option(help="Folder on each host; '~/' is the home folder there.")
-    ],
+    workspace: Annotated[str, typer.Option(help="Folder on each host; '~/' is the user's own.")],
     rel_data_path: Annotated[
         str | None,
         typer.Option(

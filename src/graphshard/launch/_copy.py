@@ -103,7 +103,7 @@ def copy_partition(
         part_config: The partition's JSON.
         addresses: The hosts; host ``i`` gets the parts that ``parts_of_host`` says.
         shell: How hosts are reached.
-        workspace: Folder on each host, made if it is not there; ``~/`` is the home folder there.
+        workspace: Folder on each host, made if it is not there; ``~/`` is the user's own.
         data_path: Folder of the JSON in the workspace; by default that of ``part_config``, if it
             is a relative path, else the workspace itself.
         script_folder: A folder that goes to the workspace under its name.

@@ -140,7 +140,7 @@ def run_job(
     Raises:
         KeyboardInterrupt: Ctrl-C, SIGTERM or SIGHUP; all hosts have been told to stop.
     """
-    run = _Run(hosts, commands, on_line)
+    run = _RunningJob(hosts, commands, on_line)
     with stop_on_signals():
         try:
             run.start(token, silence)
@@ -197,7 +197,7 @@ class _HostAgent(Child):
             self.process.stdin.close()
 
 
-class _Run:
+class _RunningJob:
     """The state of a job: which processes have ended, and how."""
 
     def __init__(

@@ -80,7 +80,7 @@ class RemoteShell:
 
 
 def quoted_path(path: str) -> str:
-    """A path for the shell of a host; ``~/`` is the home folder there."""
+    """A path for the shell of a host; ``~/`` is the user's own folder there."""
     if path == "~" or path.startswith("~/"):
         return '"$HOME"' + (f"/{shlex.quote(path[2:])}" if path[2:] else "")
     return shlex.quote(path)

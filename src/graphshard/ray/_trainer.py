@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training on graph servers under Ray Train, which starts the trainers; needs ``graphshard[ray]``.
+"""trainer: a training function on graph servers, under Ray Train, which starts the trainers.
 
 On each node on which Ray has placed trainers, the first of them starts a graph server, as an actor
 of that node; nodes are the hosts of the job, in the order of their first ranks. Trainers learn from
 each other where the servers are. Ray pickles what it sends, the training function and the token
-among it: its cluster is trusted, and graph and features do not go through it.
+among it: its cluster is trusted. Graph and features do not go through it.
 """
 
 from __future__ import annotations
@@ -22,11 +22,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ._temporary import TemporaryFolder
-from .distributed import GraphServer, exit_client
-from .graph.convert import require
-
-__all__ = ["trainer"]
+from .._temporary import TemporaryFolder
+from ..distributed import GraphServer, exit_client
+from ..graph.convert import require
 
 _TEXT_BYTES = 256
 _STOP_SECONDS = 30.0
