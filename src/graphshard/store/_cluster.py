@@ -27,7 +27,7 @@ _INT32_MAX = 2**31 - 1
 _ALIGNMENT = 16
 MESSAGE_BYTES = 1 << 26
 """Longer requests and answers go in pieces of about this many bytes."""
-BLOCK_BYTES = 1 << 18
+BLOCK_BYTES = 1 << 20
 """Rows of this host are updated so many bytes at a time, which stay in a cache meanwhile."""
 
 
