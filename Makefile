@@ -60,6 +60,7 @@ test: $(VENV)/.test  ## run the tests (PYTEST_ARGS="tests/ops -x" narrows them)
 	$(BIN)/python -m pytest -n $(TEST_WORKERS) $(SIDE_BY_SIDE) $(PYTEST_ARGS)
 
 test-all: $(VENV)/.test  ## run the tests with every case and whole campaigns: hours, before a release
+	@$(INSTALL) "ray[train]" || echo "Ray cannot be installed here: its tests are skipped"
 	$(BIN)/python -m pytest --all -n $(TEST_WORKERS) $(SIDE_BY_SIDE) $(PYTEST_ARGS)
 
 lint: $(VENV)/.dev  ## ruff, mypy, clang-format, codespell: what CI runs

@@ -48,7 +48,7 @@ START = (
 """A program for ``python -c``."""
 
 MARK = "\x1e"
-_ENDED = "\x1eended "
+_TRAINER = "\x1etrainer "
 BEAT_SECONDS = 5.0
 END_SECONDS = 8.0
 """What processes have to end after SIGTERM, before SIGKILL."""
@@ -112,6 +112,7 @@ class _Agent:
         self.streams: list[LineStream] = []
         self.selector = selectors.DefaultSelector()
         self.is_up = False
+        self.trainers: dict[str, int] = {}  # process groups of those that have not ended
         self.ended: set[str] = set()
         self._write("token", job["token"] + "\n")
         self._write("ip_config", job["ip_config"])
@@ -210,6 +211,7 @@ class _Agent:
                 end_children([engine], END_SECONDS)
         finally:
             end_children([] if server is None else [server])
+            self._end_trainers()
         with contextlib.suppress(KeyError):
             self.selector.unregister(self.streams[0].file)
         with contextlib.suppress(OSError):  # the launcher is gone
@@ -220,6 +222,14 @@ class _Agent:
                 if who not in self.ended and (code := child.process.poll()) is not None:
                     self._tell({"ended": who, "code": code})
 
+    def _end_trainers(self) -> None:
+        """End what trainers have started that had to be killed."""
+        with contextlib.suppress(BrokenPipeError):
+            self._read_rest()
+        for group in self.trainers.values():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(group, signal.SIGKILL)
+
     # ------------------------------------------------------------------ messages
 
     def _hear(self, line: str) -> None:
@@ -228,16 +238,23 @@ class _Agent:
             self._start_engine(json.loads(line)["engine"])
 
     def _said(self, who: str, line: str) -> None:
-        line, ended, code = line.partition(_ENDED)  # what _watch_trainer writes
-        if ended:
+        line, news, text = line.partition(_TRAINER)  # what _watch_trainer writes
+        if news:
             if line:
                 self._tell({"said": who, "line": line})
-            self._tell({"ended": who, "code": int(code)})
+            self._hear_of_trainer(who, *text.split())
             return
         self._tell({"said": who, "line": line})
         if who == _SERVER and not self.is_up and line.startswith(self.job["up_line"]):
             self.is_up = True
             self._tell({"up": _free_port(self.job["address"])})
+
+    def _hear_of_trainer(self, who: str, what: str, number: str) -> None:
+        if what == "started":
+            self.trainers[who] = int(number)
+        else:
+            self.trainers.pop(who, None)
+            self._tell({"ended": who, "code": int(number)})
 
     def _tell(self, message: Mapping[str, Any]) -> None:
         data = memoryview(f"{MARK}{json.dumps(message)}\n".encode())
@@ -251,19 +268,26 @@ def _watch_trainer(folder: Path, command: Sequence[str]) -> int:
     pipe = os.open(folder / f"trainer{os.environ['LOCAL_RANK']}", os.O_WRONLY)
     words = [sys.executable if word == "{python}" else word for word in command]
     try:
-        process = subprocess.Popen(words, stdout=pipe, stderr=pipe, preexec_fn=_killed_with_parent)
+        process = subprocess.Popen(
+            words,
+            stdout=pipe,
+            stderr=pipe,
+            start_new_session=True,
+            preexec_fn=_killed_with_parent,
+        )
     except OSError as error:
         os.write(pipe, f"error: {words[0]} cannot be started ({error.strerror})\n".encode())
-        os.write(pipe, f"{_ENDED}127\n".encode())
+        os.write(pipe, f"{_TRAINER}ended 127\n".encode())
         return 127
-
-    def pass_on(number: int, frame: FrameType | None) -> None:
-        process.send_signal(number)
-
+    trainer = Child(process)
+    os.write(pipe, f"{_TRAINER}started {process.pid}\n".encode())
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-        signal.signal(number, pass_on)
+        signal.signal(number, lambda number, frame: trainer.signal(number))
+    if hasattr(os, "waitid"):
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        trainer.signal(signal.SIGKILL)  # what it has started, and left
     code = process.wait()
-    os.write(pipe, f"{_ENDED}{code}\n".encode())
+    os.write(pipe, f"{_TRAINER}ended {code}\n".encode())
     return code if code >= 0 else 128 - code
 
 

@@ -13,6 +13,7 @@ import os
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -22,7 +23,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SSHD = shutil.which("sshd", path=os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin"]))
-PORT = 30050
 
 _IN_NAMESPACE = """\
 mount -t tmpfs tmpfs /dev/shm && mount -t tmpfs tmpfs {home} && mount -t tmpfs tmpfs /run &&
@@ -119,7 +119,10 @@ def loopback(folder: Path) -> Iterator[TestHosts]:
     program = folder / "ssh"
     program.write_text(_LOOPBACK_SSH.format(folder=folder))
     program.chmod(0o755)
-    yield TestHosts("loopback", addresses, str(program), _ip_config(folder, addresses))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    yield TestHosts("loopback", addresses, str(program), _ip_config(folder, addresses, port))
 
 
 @contextlib.contextmanager
@@ -145,7 +148,7 @@ def namespaces(folder: Path) -> Iterator[TestHosts]:
                 server = subprocess.Popen(inside, stdout=log, stderr=log)
             stack.callback(stop, server)
         ssh = f"ip netns exec {names[0]} ssh -F {folder / 'ssh_config'}"
-        hosts = TestHosts("namespaces", addresses, ssh, _ip_config(folder, addresses))
+        hosts = TestHosts("namespaces", addresses, ssh, _ip_config(folder, addresses, 30050))
         _wait_for(hosts, folder)
         yield hosts
 
@@ -190,9 +193,9 @@ def _do(*command: str) -> None:
     subprocess.run(command, check=True, capture_output=True, timeout=60)
 
 
-def _ip_config(folder: Path, addresses: tuple[str, str]) -> Path:
+def _ip_config(folder: Path, addresses: tuple[str, str], port: int) -> Path:
     path = folder / "ip_config.txt"
-    path.write_text("".join(f"{address} {PORT}\n" for address in addresses))
+    path.write_text("".join(f"{address} {port}\n" for address in addresses))
     return path
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from hosts import TestHosts, hosts_of, why_no_namespaces
 
 from graphshard.cli import run
 from graphshard.data import load_dataset
-from graphshard.distributed import partition_graph
+from graphshard.distributed import initialize, partition_graph
 from graphshard.launch._launch import script_words
 
 SCRIPT = """
@@ -203,6 +204,34 @@ def test_the_command_of_a_trainer_names_its_interpreter_or_none() -> None:
         assert script_words([f"{first} x"]) == [first, "x"]
     with pytest.raises(ValueError, match="the command of a trainer is empty"):
         script_words([" "])
+
+
+def test_initialize_takes_the_hosts_of_the_launcher(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They count before the file that a script gives, which may list others."""
+    (tmp_path / "one_host").write_text("127.0.0.1\n")
+    (tmp_path / "two_hosts").write_text("127.0.0.1\n127.0.0.2\n")
+    monkeypatch.setenv("GRAPHSHARD_HOST", "2")
+    monkeypatch.setenv("GRAPHSHARD_IP_CONFIG", str(tmp_path / "one_host"))
+    for given in (tmp_path / "two_hosts", "no-such-file", None):
+        with pytest.raises(ValueError, match=r"must be the number of a host, in \[0, 1\)"):
+            initialize(given)
+
+
+@pytest.mark.exhaustive
+def test_servers_with_tls(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed")
+    partition_graph(load_dataset("cora").graph, "cora", 2, tmp_path / "data", quiet=True)
+    (tmp_path / "train.py").write_text(SCRIPT)
+    make = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=127.0.0.1"]
+    make += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", "key.pem", "-out", "cert.pem"]
+    subprocess.run(make, cwd=tmp_path, check=True, capture_output=True)
+    words = ["launch", "--local", "2", "--workspace", str(tmp_path), "--part-config"]
+    words += ["data/cora.json", "--tls-certificate", "cert.pem", "--tls-key", "key.pem"]
+    assert run([*words, "python train.py"]) == 0, capfd.readouterr()
+    check_losses(capfd.readouterr().out, 2, 1)
 
 
 @pytest.mark.exhaustive

@@ -136,6 +136,7 @@ def test_all_that_is_printed_has_host_and_rank_before_it(notes: Path) -> None:
 
 def test_the_first_failure_is_reported_first_and_stops_all(notes: Path) -> None:
     trainer = (
+        "os.system('sleep 1000 & trap : TERM; sleep 1000 &'); "
         "time.sleep(0.3 if (host, rank) == (1, 0) else 1000); print('the reason'); os._exit(7)"
     )
     outcome, lines = run(trainer, notes)
@@ -242,7 +243,7 @@ def test_a_signal_stops_all_hosts(notes: Path, number: signal.Signals) -> None:
     with pytest.raises(KeyboardInterrupt):
         run_job(
             on_this_machine(2),
-            commands("print('there'); time.sleep(1000)", notes),
+            commands("os.system('sleep 1000 &'); print('there'); time.sleep(1000)", notes),
             token=TOKEN,
             on_line=on_line,
         )

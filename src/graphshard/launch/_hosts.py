@@ -100,6 +100,7 @@ def of_slurm_job(python: str, environment: Mapping[str, str] = os.environ) -> Jo
     # Jobs that share a node get different ports.
     port = _SLURM_PORT + int(job) % _SLURM_PORTS
     common = ["srun", "--nodes=1", "--ntasks=1", "--overlap", "--unbuffered", "--export=ALL"]
-    common += ["--kill-on-bad-exit=0", "--quit-on-interrupt"]
+    # The agent's processes share all cores of the node that the job has.
+    common += ["--cpu-bind=none", "--kill-on-bad-exit=0", "--quit-on-interrupt"]
     commands = [[*common, f"--nodelist={name}", python, "-c", START] for name in names]
     return JobHosts([HostAddress(name, port) for name in names], commands, "srun")
