@@ -38,10 +38,10 @@ def measure() -> dict[str, object]:
     return {"seconds": seconds, "sum": float(found.double().sum())}
 
 
-if role == "server" and host == int(far):
+if (role, host) == (("trainer", 1) if far else ("server", 0)):
     table = torch.randn(num_rows, columns, generator=torch.Generator().manual_seed(1))
     name, number = "server", 1
-elif role == "trainer" and host == 0:
+elif (role, host) == ("trainer", 0):
     name, number = "trainer", 0
 else:
     sys.exit()

@@ -24,7 +24,6 @@ from ._tables import HostTables, TableInfo, attached, check_rows, write_rows
 from .wire import FlightConnection, WireMessage
 
 _INT32_MAX = 2**31 - 1
-_ALIGNMENT = 16
 MESSAGE_BYTES = 1 << 26
 """Longer requests and answers go in pieces of about this many bytes."""
 BLOCK_BYTES = 1 << 20
@@ -276,13 +275,13 @@ class Cluster:
             KeyError: There is no such table.
             IndexError: An id is out of range.
         """
-        outs: list[list[Tensor]] = []
+        outs: list[Tensor] = []
         local: list[_Piece] = []
         remote: list[list[_Piece]] = [[] for _ in self.hosts]
         for request in requests:
             infos = [self.info(name) for name in request.names]
             found = [empty((request.ids.numel(), *i.row_shape), i.dtype) for i in infos]
-            outs.append(found)
+            outs += found
             for number, rows, places in self._by_host(infos, request.ids):
                 piece = _Piece(list(request.names), rows, places, found)
                 here = [self.hosts[number].rows(name) for name in request.names]
@@ -309,7 +308,7 @@ class Cluster:
                     error = error or caught
             if error is not None:
                 raise error
-            return [out for found in outs for out in found]
+            return outs
 
         return Pending(finish)
 
@@ -465,7 +464,7 @@ class _Piece:
     names: list[str]
     rows: Tensor
     places: Tensor | None
-    outs: list[Tensor]
+    outs: Sequence[Tensor]
     tables: Sequence[Tensor] = ()
 
     def parts(self, row_bytes: int) -> list[_Piece]:
@@ -503,15 +502,12 @@ def _read_request(pieces: Sequence[_Piece]) -> WireMessage:
 
 
 def _take(pieces: Sequence[_Piece], answer: WireMessage) -> None:
-    """Put the rows of an answer where they go: all rows of a request as they are, others copied."""
+    """Copy the rows of an answer to where they go."""
     arrived = iter(answer.tensors)
     for piece in pieces:
-        for number, out in enumerate(piece.outs):
+        for out in piece.outs:
             rows = next(arrived, None)
             expected = (piece.rows.numel(), *out.shape[1:])
             if rows is None or rows.dtype != out.dtype or tuple(rows.shape) != expected:
                 raise MessageError("a server answered with other rows than were asked for")
-            if piece.places is None and rows.data_ptr() % _ALIGNMENT == 0:
-                piece.outs[number] = rows
-            else:
-                copy_rows(out, piece.places, rows, None)
+            copy_rows(out, piece.places, rows, None)
