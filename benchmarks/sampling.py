@@ -186,8 +186,8 @@ def dgl_alone(graph: Path, hidden: int, threads: int, epochs: int) -> Side:
 
 def distdgl(graph: Path, hidden: int, epochs: int) -> Side:
     """DistDGL, two machines."""
-    command = ["bash", str(PEERS / "distdgl.sh"), PEER_PYTHON, dgl_parts(graph)]
-    return Side("DistDGL, 2 + 2 processes", [*command, str(hidden), str(epochs)])
+    command = ["bash", str(PEERS / "two_hosts.sh"), PEER_PYTHON, str(PEERS / "distdgl_sampled.py")]
+    return Side("DistDGL, 2 + 2 processes", [*command, dgl_parts(graph), str(hidden), str(epochs)])
 
 
 def ours_alone(graph: Path, hidden: int, threads: int, epochs: int) -> Side:

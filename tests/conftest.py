@@ -24,6 +24,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 # files in this order), so that no worker is left with one of them at the end.
 FIRST = (
     "test_kills.py",
+    "test_launch.py",
     "test_docs.py",
     "test_cli_commands.py",
     "test_failures.py",

@@ -31,6 +31,14 @@ TABLE = {
 
 @pytest.fixture
 def server() -> Iterator[TableServer]:
+    made = TableServer(0, TOKEN)
+    made.start()
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def impatient_server() -> Iterator[TableServer]:
     made = TableServer(0, TOKEN, silent_seconds=2.0)
     made.start()
     yield made
@@ -100,8 +108,13 @@ time.sleep(60)
     ],
 )
 def test_a_client_that_vanishes_is_named(
-    server: TableServer, caplog: pytest.LogCaptureFixture, number: int, why: str
+    server: TableServer,
+    impatient_server: TableServer,
+    caplog: pytest.LogCaptureFixture,
+    number: int,
+    why: str,
 ) -> None:
+    server = impatient_server if number == signal.SIGSTOP else server
     path = os.pathsep.join(entry for entry in sys.path if entry)
     process = subprocess.Popen(
         [sys.executable, "-c", SCRIPT, server.address, TOKEN, json.dumps(TABLE)],

@@ -199,6 +199,7 @@ class DistTensor:
             value = value.unsqueeze(0)
         self._job.cluster.write(self.name, ids, value)
 
+    @property
     def local_partition(self) -> Tensor:
         """The rows of this host, ``[num_rows, ...]``: the memory itself where it is shared."""
         starts, here = self._info.starts, self._job.cluster.here
