@@ -16,7 +16,7 @@
 namespace graphshard {
 namespace {
 
-constexpr int64_t kAhead = 16;        // rows between the one that is asked for and the one copied
+constexpr int64_t kAhead = 8;         // rows between the one that is asked for and the one copied
 constexpr int64_t kLine = 64;         // bytes of a cache line
 constexpr int64_t kMostAhead = 4096;  // bytes of a row that are asked for ahead
 constexpr int64_t kStream = 1 << 25;  // a result of more bytes will not be found in a cache
@@ -87,8 +87,8 @@ void copy_rows(const RowTable<char>& out, const Ids& places, const RowTable<cons
         const int64_t next = rows[i + kAhead];
         check(next >= 0 && next < table.num_rows);
         const char* address = table.data + next * row_bytes;
-        for (int64_t at = 0; at < ahead; at += kLine) GRAPHSHARD_PREFETCH_OUTER(address + at);
-        GRAPHSHARD_PREFETCH_OUTER(address + ahead - 1);  // rows of a file may lie across lines
+        for (int64_t at = 0; at < ahead; at += kLine) GRAPHSHARD_PREFETCH(address + at);
+        GRAPHSHARD_PREFETCH(address + ahead - 1);  // rows of a file may lie across lines
       }
       const int64_t from = number_of(rows, i);
       const int64_t to = number_of(places, i);

@@ -8,6 +8,7 @@ back, all of them at the same time, each no longer than the connection's timeout
 from __future__ import annotations
 
 import contextlib
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -430,23 +431,25 @@ class Cluster:
         starts = infos[0].starts
         if any(info.starts != starts for info in infos):
             raise ValueError("tables that are read together must have rows of the same kind")
-        if ids.numel() and not (int(ids.min()) >= 0 and int(ids.max()) < starts[-1]):
-            bad = ids[(ids < 0) | (ids >= starts[-1])]
+        if ids.numel() == 0:
+            return
+        low, high = (int(end) for end in ids.aminmax())
+        if low < 0 or high >= starts[-1]:
             raise IndexError(
-                f"ids of {infos[0].name!r} must be in [0, {starts[-1]}) (got {int(bad[0])})"
+                f"ids of {infos[0].name!r} must be in [0, {starts[-1]}) (got "
+                f"{low if low < 0 else high})"
             )
         dtype = torch.int32 if starts[-1] <= _INT32_MAX else torch.int64
-        if len(starts) == 2:
-            if ids.numel():
-                yield 0, ids.to(dtype), None
+        first = bisect_right(starts, low) - 1
+        if high < starts[first + 1]:
+            yield first, (ids - starts[first]).to(dtype) if starts[first] else ids.to(dtype), None
             return
         order, rows, sizes = group_by_range(ids, starts, len(starts) - 2, dtype)
         begin = 0
         for number, size in enumerate(sizes):
             if size:
                 end = begin + size
-                places = None if size == ids.numel() else order[begin:end]
-                yield number, rows[begin:end], places
+                yield number, rows[begin:end], order[begin:end]
                 begin = end
 
 
