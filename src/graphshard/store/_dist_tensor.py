@@ -61,8 +61,17 @@ class DistTensor:
         RuntimeError: There is no cluster yet.
 
     Example:
-        >>> import torch, graphshard as dgl
-        >>> from graphshard.distributed import DistGraph, DistTensor
+        >>> import tempfile, torch
+        >>> from graphshard.data import random_graph
+        >>> from graphshard.distributed import DistGraph, DistTensor, exit_client, partition_graph
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = partition_graph(random_graph(50, 200, seed=0), "g", 2, folder, quiet=True)
+        ...     g = DistGraph("g", part_config=f"{folder}/g.json")
+        >>> hidden = DistTensor((g.num_nodes(), 3), torch.float32, "hidden")
+        >>> hidden[[4, 7]] = torch.ones(2, 3)
+        >>> hidden[4:8].sum(1)
+        tensor([3., 0., 0., 3.])
+        >>> exit_client()
     """
 
     def __init__(

@@ -29,8 +29,21 @@ class DistEmbedding:
         ValueError: As `DistTensor`.
 
     Example:
-        >>> import torch
-        >>> from graphshard.distributed import DistEmbedding, SparseAdagrad
+        >>> import tempfile, torch
+        >>> from graphshard.data import random_graph
+        >>> from graphshard.distributed import DistEmbedding, DistGraph, SparseSGD
+        >>> from graphshard.distributed import exit_client, partition_graph
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = partition_graph(random_graph(50, 200, seed=0), "g", 2, folder, quiet=True)
+        ...     g = DistGraph("g", part_config=f"{folder}/g.json")
+        >>> rows = DistEmbedding(g.num_nodes(), 2, "rows")
+        >>> optimizer = SparseSGD([rows], lr=0.5)
+        >>> rows([3, 3, 8]).sum().backward()
+        >>> optimizer.step()
+        >>> rows.weight[[3, 8]]
+        tensor([[-1.0000, -1.0000],
+                [-0.5000, -0.5000]])
+        >>> exit_client()
     """
 
     def __init__(
