@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from graphshard.cli import run
 from graphshard.data import random_graph
-from graphshard.distributed import DistGraph, exit_client, initialize, partition_graph
+from graphshard.distributed import DistGraph, GraphServer, exit_client, initialize, partition_graph
 from graphshard.errors import ServerError
 
 SHARED = Path("/dev/shm")
@@ -114,37 +115,47 @@ def test_it_serves_until_it_is_ended(
 
 
 def test_a_wrong_token_is_refused(
-    parts: str, ip_config: Path, token: Path, monkeypatch: pytest.MonkeyPatch
+    parts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GRAPHSHARD_HOST", "0")
     monkeypatch.setenv("GRAPHSHARD_TOKEN", "beef" * 8)
-    with serving(parts, ip_config, token), pytest.raises(ServerError, match="refused the token"):
-        initialize(ip_config, timeout=20)
+    server, path = GraphServer(0, 1, parts, TOKEN), tmp_path / "ip_config.txt"
+    path.write_text(server.address.replace(":", " "))
+    with pytest.raises(ServerError, match="refused the token"):
+        initialize(path, timeout=20)
+    server.stop()
 
 
-def failed(server: subprocess.Popen[str]) -> str:
-    _, error = server.communicate(timeout=60)
-    assert server.returncode == 2, error
+def refused(parts: str, ip_config: Path, host: int, capsys: pytest.CaptureFixture[str]) -> str:
+    """What the command says of wrong input, in one line."""
+    command = ["serve", parts, "--ip-config", str(ip_config), "--host", str(host)]
+    assert run(command) == 2
+    error = capsys.readouterr().err
     assert len(error.splitlines()) == 1
     return error
 
 
-def test_wrong_input_is_one_line(parts: str, ip_config: Path, token: Path) -> None:
-    with_token = {"GRAPHSHARD_TOKEN_FILE": str(token)}
-    assert "must be a line of" in failed(start(parts, ip_config, 5, **with_token))
-    assert "there is no token" in failed(start(parts, ip_config, 0))
+def test_wrong_input_is_one_line(
+    parts: str,
+    ip_config: Path,
+    token: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name in ("GRAPHSHARD_TOKEN", "GRAPHSHARD_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    assert "there is no token" in refused(parts, ip_config, 0, capsys)
+    monkeypatch.setenv("GRAPHSHARD_TOKEN_FILE", str(token))
+    assert "must be a line of" in refused(parts, ip_config, 5, capsys)
     token.chmod(0o644)
-    assert "readable by its owner alone (got mode 644)" in failed(
-        start(parts, ip_config, 0, **with_token)
-    )
+    error = refused(parts, ip_config, 0, capsys)
+    assert "readable by its owner alone (got mode 644)" in error
+    monkeypatch.delenv("GRAPHSHARD_TOKEN_FILE")
+    monkeypatch.setenv("GRAPHSHARD_TOKEN", TOKEN)
     ip_config.write_text("127.0.0.1 70000\n")
-    assert "a port must be in [1, 65535]" in failed(
-        start(parts, ip_config, 0, GRAPHSHARD_TOKEN=TOKEN)
-    )
+    assert "a port must be in [1, 65535]" in refused(parts, ip_config, 0, capsys)
     ip_config.write_text("".join(f"127.0.0.1 {port}\n" for port in range(3000, 3004)))
-    assert "3 parts need 1 to 3 hosts (got 4)" in failed(
-        start(parts, ip_config, 0, GRAPHSHARD_TOKEN=TOKEN)
-    )
+    assert "3 parts need 1 to 3 hosts (got 4)" in refused(parts, ip_config, 0, capsys)
 
 
 @pytest.mark.parametrize(
