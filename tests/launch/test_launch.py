@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -121,7 +122,7 @@ def command(hosts: TestHosts, num_trainers: int, script: str) -> list[str]:
         *("launch", "--ip_config", str(hosts.ip_config), "--workspace", "~/job"),
         *("--part_config", "data/cora.json", "--ssh-command", hosts.ssh),
         *("--num_trainers", str(num_trainers), "--num_servers", "1", "--num_omp_threads", "1"),
-        *("--extra_envs", "TRAINED=1", "ALSO=2", script),
+        *("--extra_envs", "TRAINED=1", "ALSO=2", f"HOSTS_OF_TEST={hosts.ip_config}", script),
     ]
 
 
@@ -276,9 +277,8 @@ def test_a_trainer_that_raises_is_reported_first(
 @pytest.mark.exhaustive
 @both
 def test_a_server_that_is_killed_is_named(hosts: TestHosts) -> None:
-    launcher, printed = waiting(hosts)
-    with launcher:
-        (server,) = [pid for pid, words in commands_of_this_machine() if is_server(words, 1)]
+    with waiting(hosts) as (launcher, printed):
+        (server,) = servers_of(hosts, 1)
         os.kill(server, signal.SIGKILL)
         out, error = launcher.communicate(timeout=60)
     assert launcher.returncode == 1
@@ -293,42 +293,45 @@ def test_a_server_that_is_killed_is_named(hosts: TestHosts) -> None:
 def test_no_process_is_left_when_the_launcher_is_ended(
     hosts: TestHosts, number: signal.Signals
 ) -> None:
-    launcher, printed = waiting(hosts)
-    with launcher:
+    with waiting(hosts) as (launcher, printed):
         launcher.send_signal(number)
         launcher.communicate(timeout=60)
     assert launcher.returncode == (-9 if number == signal.SIGKILL else 130)
     check_gone(printed)
     deadline = time.monotonic() + 30
-    while any(is_server(words) for _, words in commands_of_this_machine()):
+    while servers_of(hosts):
         assert time.monotonic() < deadline, "servers are left"
         time.sleep(0.05)
 
 
-def waiting(hosts: TestHosts) -> tuple[subprocess.Popen[str], str]:
+@contextmanager
+def waiting(hosts: TestHosts) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A job whose trainers wait, and what was printed until all do."""
     words = [sys.executable, "-m", "graphshard", *command(hosts, 2, "python3 code/train.py wait")]
     pipe = subprocess.PIPE
-    launcher = subprocess.Popen(words, stdout=pipe, stderr=pipe, text=True)
-    assert launcher.stdout is not None
-    printed = ""
-    while printed.count("] waiting\n") < 4:
-        line = launcher.stdout.readline()
-        assert line, launcher.communicate()
-        printed += line
-    return launcher, printed
-
-
-def commands_of_this_machine() -> list[tuple[int, list[str]]]:
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
+    with subprocess.Popen(words, stdout=pipe, stderr=pipe, text=True) as launcher:
         try:
-            found.append((int(path.parent.name), path.read_text().split("\0")[:-1]))
+            assert launcher.stdout is not None
+            printed = ""
+            while printed.count("] waiting\n") < 4:
+                line = launcher.stdout.readline()
+                assert line, launcher.communicate()
+                printed += line
+            yield launcher, printed
+        finally:
+            launcher.kill()
+
+
+def servers_of(hosts: TestHosts, host: int | None = None) -> list[int]:
+    """Numbers of the processes that are servers of a job on these hosts."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (folder / "cmdline").read_text().split("\0")[:-1]
+            variables = (folder / "environ").read_text(errors="replace").split("\0")
         except OSError:
             continue
+        is_ours = "serve" in words and f"HOSTS_OF_TEST={hosts.ip_config}" in variables
+        if is_ours and (host is None or words[-2:] == ["--host", str(host)]):
+            found.append(int(folder.name))
     return found
-
-
-def is_server(words: list[str], host: int | None = None) -> bool:
-    ours = "serve" in words and "data/cora.json" in words
-    return ours and (host is None or words[-2:] == ["--host", str(host)])
