@@ -249,6 +249,18 @@ def test_hosts_on_this_machine(
     check_losses(capfd.readouterr().out, num_hosts, 2)
 
 
+def test_more_hosts_than_parts_are_one_line(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    partition_graph(load_dataset("cora").graph, "cora", 2, tmp_path, quiet=True)
+    assert (
+        run(["launch", "--local", "3", "--part-config", str(tmp_path / "cora.json"), "x.py"]) == 2
+    )
+    printed = capfd.readouterr()
+    assert "2 parts need 1 to 2 hosts (got 3)" in printed.err
+    assert (printed.out, len(printed.err.splitlines())) == ("", 1)
+
+
 both = pytest.mark.parametrize("kind", ["namespaces", "loopback"], indirect=True, scope="module")
 
 

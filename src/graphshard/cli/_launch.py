@@ -21,7 +21,8 @@ from ..launch import (
     over_ssh,
 )
 from ..launch import launch as launch_job
-from ..store import read_ip_config
+from ..partition.format import read_config
+from ..store import parts_of_host, read_ip_config
 from ._copy import SshCommand, SshPort, SshUsername
 
 _VARIABLE = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
@@ -161,6 +162,9 @@ def launch(
         start_timeout=start_timeout,
         timeout=timeout,
     )
+    if local is not None:
+        found = os.path.join(os.path.expanduser(workspace), part_config)
+        parts_of_host(0, local, read_config(found).num_parts)  # wrong here is wrong on each host
     outcome = launch_job(hosts, words, config)
     if outcome.failures:
         sys.stderr.write(outcome.report() + "\n")
