@@ -75,7 +75,7 @@ OPTIONAL: dict[str, set[str]] = {
     "networkx": {"data", "graph"},
     "pandas": set(),
     "pymetis": {"partition"},
-    "pyarrow": {"data", "graph", "store"},
+    "pyarrow": {"data", "graph"},
     "matplotlib": {"cli"},
     "ray": {"ray"},
 }

@@ -15,7 +15,7 @@ from torch import Tensor
 from graphshard.data import random_graph
 from graphshard.distributed import GraphServer, partition_graph
 from graphshard.errors import MessageError
-from graphshard.store import FlightConnection, WireMessage
+from graphshard.store import MessageClient, WireMessage
 
 TOKEN = "a token that is for tests alone"
 NUM_NODES = 60
@@ -154,7 +154,7 @@ def hostile(chosen: random.Random) -> WireMessage:
     return WireMessage(op, fields, tensors)
 
 
-def contents(connection: FlightConnection) -> dict[str, tuple[str, Tensor]]:
+def contents(connection: MessageClient) -> dict[str, tuple[str, Tensor]]:
     """Every table of the server: what it is, and its rows."""
     found = {}
     for table in connection.call(WireMessage("tables")).fields["tables"]:
@@ -169,7 +169,7 @@ def contents(connection: FlightConnection) -> dict[str, tuple[str, Tensor]]:
 def test_what_is_refused_changes_nothing(
     server: GraphServer, rounds: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    connection = FlightConnection(server.address, TOKEN, timeout=30)
+    connection = MessageClient(server.address, TOKEN, timeout=30)
     for request in (GOOD[3], *GOOD, GOOD[3]):
         connection.call(request)
     chosen, refused, before = random.Random(rounds), 0, contents(connection)

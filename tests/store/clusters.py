@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from graphshard._ranges import RangeMap
 from graphshard.store import (
     Cluster,
-    FlightConnection,
     Job,
     LocalHost,
+    MessageClient,
     ServedHost,
     TableServer,
     current_job,
@@ -43,7 +43,7 @@ def served(num_hosts: int) -> Iterator[list[str]]:
 def join(addresses: Sequence[str], here: int, attach: bool = True, timeout: float = 30.0) -> Job:
     """A job on some servers; rows of ``here`` are read in place, if ``attach``."""
     hosts = [
-        ServedHost(FlightConnection(address, TOKEN, number, timeout), attach and number == here)
+        ServedHost(MessageClient(address, TOKEN, number, timeout), attach and number == here)
         for number, address in enumerate(addresses)
     ]
     return _made(Job("test", Cluster(hosts, here)))

@@ -16,7 +16,7 @@ import pytest
 from clusters import TOKEN
 
 from graphshard.errors import MessageError
-from graphshard.store import FlightConnection, TableServer, WireMessage
+from graphshard.store import MessageClient, TableServer, WireMessage
 from graphshard.store.wire._presence import PresentClients
 
 TABLE = {
@@ -45,8 +45,8 @@ def impatient_server() -> Iterator[TableServer]:
     made.stop()
 
 
-def connected(server: TableServer, label: str) -> FlightConnection:
-    connection = FlightConnection(server.address, TOKEN, timeout=20)
+def connected(server: TableServer, label: str) -> MessageClient:
+    connection = MessageClient(server.address, TOKEN, timeout=20)
     connection.announce(label)
     return connection
 
@@ -91,8 +91,8 @@ def test_a_client_releases_what_it_asked_for_alone(server: TableServer) -> None:
 
 SCRIPT = """
 import json, sys, time
-from graphshard.store import FlightConnection, WireMessage
-connection = FlightConnection(sys.argv[1], sys.argv[2], timeout=20)
+from graphshard.store import MessageClient, WireMessage
+connection = MessageClient(sys.argv[1], sys.argv[2], timeout=20)
 connection.announce("trainer 3")
 connection.call(WireMessage("create", json.loads(sys.argv[3])))
 print("ready", flush=True)
@@ -141,7 +141,7 @@ def test_a_stream_that_ends_otherwise_is_not_the_client(server: TableServer) -> 
     connection = connected(server, "trainer 0")
     connection.call(WireMessage("create", TABLE))
     for stream in connection._workers:
-        stream._stream.end()
+        stream._stream.close()
     assert connection.call(WireMessage("ping")).op == "ok"
     assert names(server) == [TABLE["name"]]
     connection.close()
@@ -149,7 +149,7 @@ def test_a_stream_that_ends_otherwise_is_not_the_client(server: TableServer) -> 
 
 @pytest.mark.parametrize("label", [None, "", "x" * 1000, "two\nlines", 3])
 def test_a_client_says_who_it_is(server: TableServer, label: object) -> None:
-    connection = FlightConnection(server.address, TOKEN, timeout=20)
+    connection = MessageClient(server.address, TOKEN, timeout=20)
     with pytest.raises(MessageError, match="an id and a label"):
         connection.call(WireMessage("here", {"label": label}))
     connection.close()

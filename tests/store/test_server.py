@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -12,18 +14,15 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.flight as flight
 import pytest
 import torch
 from clusters import TOKEN
 
 from graphshard.errors import MessageError, ServerError
-from graphshard.store import FlightConnection, MessageServer, WireMessage
+from graphshard.store import MessageClient, MessageServer, WireMessage
+from graphshard.store.wire._stream import MessageStream
 
-COMMAND = flight.FlightDescriptor.for_command(b"graphshard 1")
-HEADERS = flight.FlightCallOptions(headers=[(b"authorization", f"Bearer {TOKEN}".encode())])
-BYTES = pa.schema([pa.field("bytes", pa.uint8(), nullable=False)])
+PROTOCOL = b"graphshard 2\n"
 
 
 def double(request: WireMessage) -> WireMessage:
@@ -55,20 +54,20 @@ def server() -> Iterator[MessageServer]:
 
 
 @pytest.fixture
-def client(server: MessageServer) -> Iterator[FlightConnection]:
-    connection = FlightConnection(f"127.0.0.1:{server.port}", TOKEN, 3, timeout=20)
+def client(server: MessageServer) -> Iterator[MessageClient]:
+    connection = MessageClient(f"127.0.0.1:{server.port}", TOKEN, 3, timeout=20)
     yield connection
     connection.close()
 
 
-def test_it_answers(client: FlightConnection) -> None:
+def test_it_answers(client: MessageClient) -> None:
     found = client.call(WireMessage("double", {"a": 1}, [torch.arange(5), torch.ones(2, 3)]))
     assert found.op == "doubled"
     assert found.fields == {"a": 1}
     assert found.tensors[0].tolist() == [0, 2, 4, 6, 8]
 
 
-def test_several_requests_travel_at_a_time(client: FlightConnection) -> None:
+def test_several_requests_travel_at_a_time(client: MessageClient) -> None:
     waiting = client.start(WireMessage("hang"))
     found = [client.start(WireMessage("double", {}, [torch.tensor([i])])) for i in range(20)]
     assert [int(each.result().tensors[0]) for each in found] == list(range(0, 40, 2))
@@ -76,7 +75,7 @@ def test_several_requests_travel_at_a_time(client: FlightConnection) -> None:
     assert waiting.result().op == "late"
 
 
-def test_what_a_handler_raises_its_caller_gets(client: FlightConnection) -> None:
+def test_what_a_handler_raises_its_caller_gets(client: MessageClient) -> None:
     with pytest.raises(IndexError, match=r"ids must be below 3 \(got 4\)"):
         client.call(WireMessage("fail", {"how": "index"}))
     with pytest.raises(ServerError, match="of host 3 .* failed: RuntimeError: a fault"):
@@ -86,13 +85,13 @@ def test_what_a_handler_raises_its_caller_gets(client: FlightConnection) -> None
     assert client.call(WireMessage("ping")).op == "ok"
 
 
-def test_a_request_that_is_too_long_is_refused(client: FlightConnection) -> None:
+def test_a_request_that_is_too_long_is_refused(client: MessageClient) -> None:
     with pytest.raises(MessageError, match=r"at most 1048576 bytes \(got 1600000\)"):
         client.call(WireMessage("double", {}, [torch.zeros(200_000, dtype=torch.float64)]))
     assert client.call(WireMessage("ping")).op == "ok"
 
 
-def test_a_server_that_does_not_answer_is_an_error_in_time(client: FlightConnection) -> None:
+def test_a_server_that_does_not_answer_is_an_error_in_time(client: MessageClient) -> None:
     start = time.monotonic()
     with pytest.raises(ServerError, match="of host 3 .* did not answer 'hang' within 0.5 s"):
         client.call(WireMessage("hang"), timeout=0.5)
@@ -102,9 +101,9 @@ def test_a_server_that_does_not_answer_is_an_error_in_time(client: FlightConnect
 
 @pytest.mark.parametrize("token", ["", "another token, as long as the other"])
 def test_who_does_not_know_the_token_is_refused(
-    server: MessageServer, client: FlightConnection, token: str
+    server: MessageServer, client: MessageClient, token: str
 ) -> None:
-    other = FlightConnection(f"127.0.0.1:{server.port}", token, 3, timeout=20)
+    other = MessageClient(f"127.0.0.1:{server.port}", token, 3, timeout=20)
     with pytest.raises(ServerError, match="of host 3 .* refused the token"):
         other.call(WireMessage("ping"))
     with pytest.raises(ServerError, match="refused the token"):
@@ -113,45 +112,145 @@ def test_who_does_not_know_the_token_is_refused(
     assert client.call(WireMessage("ping")).op == "ok"
 
 
-def test_no_token_no_call(server: MessageServer) -> None:
-    raw = flight.FlightClient(f"grpc://127.0.0.1:{server.port}")
-    with pytest.raises(flight.FlightUnauthenticatedError):
-        writer, reader = raw.do_exchange(COMMAND)
-        writer.begin(BYTES)
-        reader.read_chunk()
-    for call in (raw.list_flights, lambda: raw.do_action("ping")):
-        with pytest.raises(flight.FlightUnauthorizedError):
-            list(call())
+def connected(server: MessageServer) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", server.port), 20)
 
 
-@pytest.mark.parametrize("what", ["command", "schema", "no header", "cut", "half a stream"])
-def test_streams_that_are_none_are_refused(
-    server: MessageServer, client: FlightConnection, what: str
+def received(raw: socket.socket) -> bytes:
+    """All that the server says until it ends the connection."""
+    found = b""
+    try:
+        while piece := raw.recv(1 << 16):
+            found += piece
+    except ConnectionResetError:
+        pass
+    return found
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"",
+        PROTOCOL,
+        b"GET / HTTP/1.1\r\n" + b"x" * 100,
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(100),
+        b"graphshard 1\n" + bytes(40),
+        os.urandom(1 << 20),
+    ],
+)
+def test_who_speaks_another_protocol_hears_nothing(
+    server: MessageServer, client: MessageClient, said: bytes
 ) -> None:
-    raw = flight.FlightClient(f"grpc://127.0.0.1:{server.port}")
-    command = flight.FlightDescriptor.for_command(b"x") if what == "command" else COMMAND
-    schema = pa.schema([("a", pa.int64())]) if what == "schema" else BYTES
-    writer, reader = raw.do_exchange(command, HEADERS)
-    if what in ("command", "schema"):
-        with pytest.raises(flight.FlightError):
-            writer.begin(schema)
-            reader.read_chunk()
-        assert client.call(WireMessage("ping")).op == "ok"
-        return
-    writer.begin(schema)
-    if what == "half a stream":
-        reader.cancel()
-    else:
-        header = WireMessage("double", {}, [torch.zeros(3)]).encode()[0]
-        column = pa.array([0] * 5, type=pa.uint8())
-        batch = pa.RecordBatch.from_arrays([column], schema=BYTES)
-        if what == "no header":
-            writer.write_batch(batch)
-        else:
-            writer.write_with_metadata(batch, pa.py_buffer(header))
-        answer = reader.read_chunk()
-        assert b'"error"' in answer.app_metadata.to_pybytes()
+    with connected(server) as raw:
+        try:
+            raw.sendall(said)
+            raw.shutdown(socket.SHUT_WR)
+            assert received(raw) == b""
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # it had heard enough
     assert client.call(WireMessage("ping")).op == "ok"
+
+
+@pytest.mark.parametrize("proof", [bytes(32), b"", b"x" * 1000])
+def test_without_the_token_nothing_is_answered(
+    server: MessageServer, client: MessageClient, proof: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Who says the right words, but cannot prove to know the token."""
+    header = b'{"op": "ping", "fields": {}, "tensors": []}'
+    with connected(server) as raw:
+        raw.sendall(PROTOCOL + bytes(8) + bytes(32))
+        raw.sendall(proof + struct.pack("<IQ", len(header), 0) + header)
+        raw.shutdown(socket.SHUT_WR)
+        found = received(raw)
+    assert found[: len(PROTOCOL)] == PROTOCOL
+    assert found[len(PROTOCOL) + 40 :] in (b"", bytes(33))
+    assert "refused 127.0.0.1" in caplog.text
+    assert client.call(WireMessage("ping")).op == "ok"
+
+
+def test_a_server_without_the_token_is_refused() -> None:
+    """The client asks for a proof, too, and sends no request without one."""
+    heard: list[bytes] = []
+
+    def pretend() -> None:
+        raw, _ = listener.accept()
+        raw.recv(1000)
+        raw.sendall(PROTOCOL + struct.pack("<Q", 1 << 30) + bytes(32))
+        heard.append(raw.recv(1000))
+        raw.sendall(b"\1" + bytes(32))
+        heard.append(raw.recv(1000))
+        raw.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=pretend)
+        thread.start()
+        client = MessageClient(f"127.0.0.1:{listener.getsockname()[1]}", TOKEN, 3, timeout=20)
+        with pytest.raises(ServerError, match="of host 3 .* refused the token"):
+            client.call(WireMessage("ping"))
+        thread.join(20)
+        client.close()
+    assert len(heard[0]) == 32
+    assert TOKEN.encode() not in heard[0]
+    assert heard[1] == b""
+
+
+HEADER = b'{"op": "double", "fields": {}, "tensors": [["float32", [3]]]}'
+
+
+@pytest.mark.parametrize(
+    ("sizes", "rest", "refusal"),
+    [
+        ((len(HEADER), 5), HEADER + bytes(5), "take 12 bytes"),
+        ((len(HEADER), 2000), HEADER + bytes(2000), "take 12 bytes"),
+        ((3, 0), b"abc", "must be JSON"),
+        ((0, 0), b"", "must be JSON"),
+        ((1 << 31, 0), b"", "at most 1048576 bytes"),
+        ((10, 1 << 63), b"", "at most 1048576 bytes"),
+        ((len(HEADER), 12), HEADER + bytes(5), None),  # cut
+        ((len(HEADER), 12), HEADER[:9], None),
+    ],
+)
+def test_what_is_no_message_is_refused(
+    server: MessageServer,
+    client: MessageClient,
+    sizes: tuple[int, int],
+    rest: bytes,
+    refusal: str | None,
+) -> None:
+    raw = connected(server)
+    stream = MessageStream(raw, 1 << 20)
+    stream.prove(TOKEN, "0123456789abcdef")
+    raw.sendall(struct.pack("<IQ", *sizes) + rest)
+    if refusal is None:
+        raw.shutdown(socket.SHUT_WR)
+        with pytest.raises(ConnectionError):
+            stream.receive()
+    else:
+        answer = stream.receive()
+        assert answer.op == "error"
+        assert refusal in answer.fields["text"]
+        if sizes[1] < 1 << 20 and sizes[0] < 1 << 20:  # the next message is found
+            stream.send(WireMessage("double", {}, [torch.ones(2)]))
+            assert stream.receive().tensors[0].tolist() == [2.0, 2.0]
+        else:
+            with pytest.raises(ConnectionError):
+                stream.receive()
+    stream.close()
+    assert client.call(WireMessage("ping")).op == "ok"
+
+
+def test_who_says_nothing_does_not_keep_clients_out(
+    server: MessageServer, client: MessageClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert client.call(WireMessage("ping")).op == "ok"
+    silent = [connected(server) for _ in range(200)]
+    assert client.call(WireMessage("ping")).op == "ok"
+    for raw in silent:
+        raw.close()
+    other = MessageClient(f"127.0.0.1:{server.port}", TOKEN, 3, timeout=20)
+    other.wait_until_up(20)
+    other.close()
+    assert "have yet to prove who they are" in caplog.text
 
 
 def test_a_port_that_is_taken_is_an_error(server: MessageServer) -> None:
@@ -165,7 +264,7 @@ def test_a_short_token_is_an_error() -> None:
 
 
 def test_a_connection_that_is_closed_says_so(server: MessageServer) -> None:
-    connection = FlightConnection(f"127.0.0.1:{server.port}", TOKEN, timeout=20)
+    connection = MessageClient(f"127.0.0.1:{server.port}", TOKEN, timeout=20)
     waiting = connection.start(WireMessage("hang"))
     time.sleep(0.2)
     connection.close()
@@ -198,7 +297,7 @@ def test_a_server_that_vanishes_is_named(number: int, tmp_path: Path) -> None:
     )
     try:
         assert process.stdout is not None
-        connection = FlightConnection(f"127.0.0.1:{process.stdout.readline().strip()}", TOKEN, 5, 2)
+        connection = MessageClient(f"127.0.0.1:{process.stdout.readline().strip()}", TOKEN, 5, 2)
         connection.wait_until_up(30)
         waiting = connection.start(WireMessage("hang"), timeout=2)
         process.send_signal(number)

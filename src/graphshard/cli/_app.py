@@ -16,7 +16,6 @@ from typing import Annotated
 import typer
 
 from ..errors import GraphShardError, RankError
-from ..store.wire import exit_process
 from ..train.launch import WRONG_INPUT_ERRORS, ExitCode, stop_on_signals
 from ._copy import copy
 from ._inspect import inspect
@@ -61,7 +60,7 @@ def main() -> None:
     """
     with stop_on_signals():
         code = run(sys.argv[1:])
-    exit_process(code)
+    sys.exit(code)
 
 
 def run(arguments: Sequence[str]) -> int:

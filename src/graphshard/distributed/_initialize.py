@@ -27,8 +27,8 @@ from ..comm import barrier as comm_barrier
 from ..comm import rank, world_size
 from ..store import (
     Cluster,
-    FlightConnection,
     Job,
+    MessageClient,
     ServedHost,
     WireMessage,
     current_job,
@@ -91,7 +91,7 @@ def initialize(
     token, certificate = read_token(), os.environ.get(CERTIFICATE)
     served = []
     for number, host in enumerate(hosts):
-        connection = FlightConnection(str(host), token, number, timeout, certificate)
+        connection = MessageClient(str(host), token, number, timeout, certificate)
         served.append(ServedHost(connection, may_attach=number == here))
     label = f"rank {os.environ.get('RANK', '0')} (process {os.getpid()} of {socket.gethostname()})"
     for each in served:

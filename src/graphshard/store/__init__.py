@@ -9,17 +9,17 @@ from ._job import Job, current_job, has_job, set_job
 from ._sparse_optimizers import SparseAdagrad, SparseAdam, SparseOptimizer, SparseSGD
 from ._table_server import TableServer
 from ._tables import HostTables, TableInfo
-from .wire import FlightConnection, MessageServer, WireMessage
+from .wire import MessageClient, MessageServer, WireMessage
 
 __all__ = [
     "Cluster",
     "DistEmbedding",
     "DistTensor",
-    "FlightConnection",
     "HostAddress",
     "HostTables",
     "Job",
     "LocalHost",
+    "MessageClient",
     "MessageServer",
     "RowsRequest",
     "ServedHost",

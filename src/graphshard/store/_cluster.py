@@ -12,6 +12,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice, zip_longest
 from typing import Any, Protocol
 
 import torch
@@ -22,7 +23,7 @@ from ..comm import Pending
 from ..errors import MessageError, ServerError
 from ..ops import copy_rows, group_by_range
 from ._tables import HostTables, TableInfo, attached, check_rows, write_rows
-from .wire import FlightConnection, WireMessage
+from .wire import MessageClient, WireMessage
 
 _INT32_MAX = 2**31 - 1
 MESSAGE_BYTES = 1 << 26
@@ -98,7 +99,7 @@ class ServedHost:
         may_attach: Whether the server may be on this machine.
     """
 
-    def __init__(self, connection: FlightConnection, may_attach: bool) -> None:
+    def __init__(self, connection: MessageClient, may_attach: bool) -> None:
         self.connection, self._may_attach = connection, may_attach
         self._rows: dict[str, tuple[Sequence[Any], Tensor | None]] = {}
 
@@ -276,21 +277,28 @@ class Cluster:
             KeyError: There is no such table.
             IndexError: An id is out of range.
         """
-        outs: list[Tensor] = []
+        results: list[list[Tensor]] = []
         local: list[_Piece] = []
         remote: list[list[_Piece]] = [[] for _ in self.hosts]
         for request in requests:
             infos = [self.info(name) for name in request.names]
-            found = [empty((request.ids.numel(), *i.row_shape), i.dtype) for i in infos]
-            outs += found
+            row_bytes = sum(info.row_bytes for info in infos)
+            outs: list[Tensor] = []
+            results.append(outs)
             for number, rows, places in self._by_host(infos, request.ids):
-                piece = _Piece(list(request.names), rows, places, found)
+                piece = _Piece(infos, rows, places, outs)
                 here = [self.hosts[number].rows(name) for name in request.names]
                 if all(table is not None for table in here):
                     local.append(piece)
                     piece.tables = here  # type: ignore[assignment]
-                else:
-                    remote[number] += piece.parts(sum(i.row_bytes for i in infos))
+                    continue
+                pieces = piece.parts(row_bytes)
+                remote[number] += pieces
+                if pieces == [piece] and places is None:
+                    break  # the rows that arrive are the result
+            else:
+                count = request.ids.numel()
+                outs += [empty((count, *info.row_shape), info.dtype) for info in infos]
         started = [
             (pieces, self.hosts[number].start(_read_request(pieces)))
             for number, all_pieces in enumerate(remote)
@@ -309,7 +317,7 @@ class Cluster:
                     error = error or caught
             if error is not None:
                 raise error
-            return outs
+            return [out for outs in results for out in outs]
 
         return Pending(finish)
 
@@ -453,21 +461,22 @@ class Cluster:
                 begin = end
 
 
-@dataclass
+@dataclass(eq=False)
 class _Piece:
     """Rows of one host that a request wants.
 
     Args:
-        names: The tables.
+        infos: The tables.
         rows: Rows on the host.
         places: Where they go in ``outs``; None for everywhere, in order.
-        outs: One for each table.
+        outs: One for each table, by the time that rows arrive; none where those are the result.
+        tables: The rows of the host, where this process can read them.
     """
 
-    names: list[str]
+    infos: Sequence[TableInfo]
     rows: Tensor
     places: Tensor | None
-    outs: Sequence[Tensor]
+    outs: list[Tensor]
     tables: Sequence[Tensor] = ()
 
     def parts(self, row_bytes: int) -> list[_Piece]:
@@ -478,12 +487,11 @@ class _Piece:
             return [self]
         places = torch.arange(count) if self.places is None else self.places
         both = zip(self.rows.split(most), places.split(most), strict=True)
-        return [_Piece(self.names, rows, at, self.outs) for rows, at in both]
+        return [_Piece(self.infos, rows, at, self.outs) for rows, at in both]
 
     @property
     def num_bytes(self) -> int:
-        per_row = sum(out[:1].numel() * out.element_size() for out in self.outs)
-        return self.rows.numel() * per_row
+        return self.rows.numel() * sum(info.row_bytes for info in self.infos)
 
 
 def _batches(pieces: Sequence[_Piece]) -> Iterator[list[_Piece]]:
@@ -501,16 +509,21 @@ def _batches(pieces: Sequence[_Piece]) -> Iterator[list[_Piece]]:
 
 
 def _read_request(pieces: Sequence[_Piece]) -> WireMessage:
-    return WireMessage("read", {"names": [p.names for p in pieces]}, [p.rows for p in pieces])
+    names = [[info.name for info in piece.infos] for piece in pieces]
+    return WireMessage("read", {"names": names}, [piece.rows for piece in pieces])
 
 
 def _take(pieces: Sequence[_Piece], answer: WireMessage) -> None:
-    """Copy the rows of an answer to where they go."""
+    """Put the rows of an answer where they go."""
     arrived = iter(answer.tensors)
     for piece in pieces:
-        for out in piece.outs:
-            rows = next(arrived, None)
-            expected = (piece.rows.numel(), *out.shape[1:])
-            if rows is None or rows.dtype != out.dtype or tuple(rows.shape) != expected:
+        found = list(islice(arrived, len(piece.infos)))
+        for info, rows in zip_longest(piece.infos, found):
+            expected = (piece.rows.numel(), *info.row_shape)
+            if rows is None or rows.dtype != info.dtype or tuple(rows.shape) != expected:
                 raise MessageError("a server answered with other rows than were asked for")
+        if not piece.outs:
+            piece.outs += found
+            continue
+        for out, rows in zip(piece.outs, found, strict=True):
             copy_rows(out, piece.places, rows, None)

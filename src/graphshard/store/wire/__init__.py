@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How servers and trainers talk: messages, a server that answers them, a connection to one."""
+"""How servers and trainers talk: messages, a server that answers them, a client of one."""
 
-from ._connection import FlightConnection, PendingAnswer
+from ._client import MessageClient, PendingAnswer
 from ._message import Spec, WireMessage, check_dtype, dtype_name, dtype_named
-from ._server import Handler, MessageServer, exit_process
+from ._server import Handler, MessageServer

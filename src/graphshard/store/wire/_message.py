@@ -11,7 +11,6 @@ Nothing in a message is code, and decoding checks every length before it makes a
 
 from __future__ import annotations
 
-import ctypes
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -23,7 +22,6 @@ from torch import Tensor
 
 from ..._kernel import empty
 from ...errors import MessageError
-from ._arrow import arrow
 
 Spec: TypeAlias = tuple[torch.dtype, tuple[int, ...]]
 """Dtype and shape of a tensor."""
@@ -76,8 +74,8 @@ class WireMessage:
         tensors = [_view(payload, spec, at) for spec, at in zip(specs, offsets, strict=True)]
         return cls(op, fields, tensors, payload)
 
-    def encode(self) -> tuple[bytes, Any]:
-        """Header and payload.
+    def encode(self) -> tuple[bytes, list[memoryview]]:
+        """Header, and the payload in pieces that follow each other; tensors are not copied.
 
         Raises:
             MessageError: A dtype that cannot be sent, or a header that is too long.
@@ -98,21 +96,23 @@ class WireMessage:
                 f"{len(header)}); use shorter names, or ask for fewer of them at once"
             )
         if self.payload is not None:
-            return header, _buffer_of(self.payload)
-        if len(self.tensors) == 1:
-            return header, _buffer_of(self.tensors[0].detach().contiguous().view(-1))
-        filled = WireMessage.allocate(self.op, self.fields, specs)
-        for out, tensor in zip(filled.tensors, self.tensors, strict=True):
-            out.copy_(tensor.detach())
-        assert filled.payload is not None
-        return header, _buffer_of(filled.payload)
+            return header, [_bytes_of(self.payload)]
+        pieces, end = [], 0
+        for tensor, offset in zip(self.tensors, _layout(specs)[0], strict=True):
+            pieces += [memoryview(bytes(offset - end)), _bytes_of(tensor)]
+            end = offset + len(pieces[-1])
+        return header, [piece for piece in pieces if len(piece)]
 
     @classmethod
-    def decode(cls, header: bytes, payload: Any) -> WireMessage:
-        """The message; its tensors are views of ``payload``.
+    def from_header(cls, header: bytes, size: int) -> WireMessage:
+        """The message that a header describes, with room for its payload.
+
+        Args:
+            header: As `encode` makes it.
+            size: Bytes of the payload that follows; to be received into ``payload``.
 
         Raises:
-            MessageError: It is none, or its lengths do not fit.
+            MessageError: It is none, or the tensors that it describes have another size.
         """
         if len(header) > MAX_HEADER:
             raise MessageError(f"a header has {len(header)} bytes; at most {MAX_HEADER} are legal")
@@ -126,14 +126,10 @@ class WireMessage:
         if len(listed) > MAX_TENSORS:
             raise MessageError(f"a message has at most {MAX_TENSORS} tensors (got {len(listed)})")
         specs = [_spec(entry) for entry in listed]
-        offsets, size = _layout(specs)
-        if size != payload.size:
-            raise MessageError(
-                f"the tensors of a message take {size} bytes (got {payload.size} bytes)"
-            )
-        memory = _tensor_over(payload)
-        views = [_view(memory, spec, at) for spec, at in zip(specs, offsets, strict=True)]
-        return cls(op, fields, views, memory)
+        expected = _layout(specs)[1]
+        if expected != size:
+            raise MessageError(f"the tensors of a message take {expected} bytes (got {size} bytes)")
+        return cls.allocate(op, fields, specs)
 
 
 def check_dtype(dtype: torch.dtype) -> None:
@@ -188,18 +184,6 @@ def _view(payload: Tensor, spec: Spec, offset: int) -> Tensor:
     return payload[offset : offset + size].view(dtype).view(shape)
 
 
-def _buffer_of(tensor: Tensor) -> Any:
-    """The bytes of a contiguous tensor, not copied."""
-    if tensor.numel() == 0:
-        return arrow().py_buffer(b"")
-    size = tensor.numel() * tensor.element_size()
-    return arrow().foreign_buffer(tensor.data_ptr(), size, base=tensor)
-
-
-def _tensor_over(payload: Any) -> Tensor:
-    """uint8 over a buffer, not copied; it keeps the buffer."""
-    if payload.size == 0:
-        return torch.empty(0, dtype=torch.uint8)
-    memory = (ctypes.c_uint8 * payload.size).from_address(payload.address)
-    memory.buffer = payload
-    return torch.frombuffer(memory, dtype=torch.uint8)
+def _bytes_of(tensor: Tensor) -> memoryview:
+    """The memory of a tensor, which is copied only if it is not contiguous."""
+    return tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().data

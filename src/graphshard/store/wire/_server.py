@@ -1,44 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MessageServer: answers messages over Arrow Flight, to those who know the token.
+"""MessageServer: answers messages of those who know the token.
 
-A client keeps a stream open and sends one message after the other; each is answered by one, which
-is what a handler returns, or ``"error"`` with what it raised. So a bad request costs its sender an
-error, and the others nothing.
+A client keeps streams open and sends one message after the other on each; each is answered by one,
+which is what a handler returns, or ``"error"`` with what it raised. So a bad request costs its
+sender an error, and the others nothing.
 """
 
 from __future__ import annotations
 
-import atexit
-import ctypes
-import hmac
+import contextlib
 import logging
 import os
-import re
-import sys
+import socket
+import ssl
 import threading
-import weakref
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cache
-from pathlib import Path
-from typing import Any, NoReturn, TypeAlias
+from typing import TypeAlias
 
 from ...errors import MessageError
-from ._arrow import COMMAND, arrow, arrow_flight, batch_of, stream_schema
 from ._message import WireMessage
 from ._presence import HERE, LEAVE, SILENT_SECONDS, PresentClients
+from ._stream import MessageStream, TokenError, prepare
 
 Handler: TypeAlias = Callable[[WireMessage], WireMessage]
 
 MAX_MESSAGE = 1 << 30
 MIN_TOKEN = 16
-CLIENT_HEADER = "graphshard-client"
-_CLIENT = re.compile(r"[0-9a-f]{1,64}")
+_MESSAGE_SECONDS = 60.0
+_PROOF_SECONDS = 10.0
+_ACCEPT_SECONDS = 1.0
+_MOST_UNPROVEN = 128
 
 _log = logging.getLogger("graphshard.server")
-_END_SECONDS = 1.0
-_streams = threading.Condition()
-_num_streams = 0
 #: What handlers raise on purpose; the client raises the same. All else is a fault of the server.
 EXPECTED: tuple[type[Exception], ...] = (
     ValueError,
@@ -67,7 +62,7 @@ class MessageServer:
 
     Raises:
         ValueError: The token is too short.
-        OSError: The address is in use, or none of this machine.
+        OSError: The address is in use, or none of this machine; or the certificate cannot be read.
     """
 
     def __init__(
@@ -86,179 +81,142 @@ class MessageServer:
                 f"a token must have at least {MIN_TOKEN} characters (got {len(token)}); make one "
                 "with secrets.token_hex()"
             )
-        flight = arrow_flight()
-        location = flight.Location.for_grpc_tcp(host, port)
-        atexit.unregister(wait_for_streams)
-        atexit.register(wait_for_streams)
-        tls: list[tuple[bytes, bytes]] = []
+        self._tls: ssl.SSLContext | None = None
         if certificate is not None:
-            location = flight.Location.for_grpc_tls(host, port)
-            chain, key = (Path(path).read_bytes() for path in certificate)
-            tls = [(chain, key)]
-        self.clients = PresentClients(on_client_gone or (lambda client: None), silent_seconds)
+            self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            self._tls.load_cert_chain(*certificate)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
-            self._flight = _flight_server()(
-                handlers, max_message, location, tls, token, self.clients
-            )
-        except arrow().ArrowException as error:
-            self.clients.stop()
+            self._listener = socket.create_server((host, port), family=family, backlog=128)
+        except OSError as error:
             raise OSError(
-                f"no server can listen on {host}:{port} ({str(error).splitlines()[0]}); choose "
+                f"no server can listen on {host}:{port} ({error.strerror or error}); choose "
                 "another port, or an address of this machine"
             ) from None
-        for finalizer in list(getattr(weakref.finalize, "_registry", ())):
-            alive = finalizer.peek()
-            if alive is not None and alive[0] is self._flight:
-                finalizer.atexit = False  # pyarrow's, which waits for streams without end
-        self.host, self.port = host, self._flight.port
+        self._listener.settimeout(_ACCEPT_SECONDS)
+        self.host, self.port = host, self._listener.getsockname()[1]
+        self._handlers, self._token, self._max_message = dict(handlers), token, max_message
+        self.clients = PresentClients(on_client_gone or (lambda client: None), silent_seconds)
+        self._streams: set[MessageStream] = set()
+        self._lock, self._stopped = threading.Lock(), threading.Event()
+        self._unproven = threading.BoundedSemaphore(_MOST_UNPROVEN)
+        self._thread = threading.Thread(target=self._accept, name="graphshard-server", daemon=True)
+        self._thread.start()
 
     def wait(self) -> None:
         """Wait until `stop` is called."""
-        self._flight.wait()
+        self._stopped.wait()
 
-    def stop(self, timeout: float = 1.0) -> None:
+    def stop(self) -> None:
         """Stop answering; streams that are open end with an error at their other end."""
         self.clients.stop()
-        self._flight.stopping.set()
-        stopper = threading.Thread(target=self._flight.shutdown, daemon=True)
-        stopper.start()
-        stopper.join(timeout)
-        if stopper.is_alive():
-            # Clients keep streams open. To free the server would wait for them without end.
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._flight))
+        self._stopped.set()
+        with contextlib.suppress(OSError):  # who waits for a client wakes up, on Linux
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        with self._lock:
+            for stream in self._streams:
+                stream.end()
+        self._thread.join(2 * _ACCEPT_SECONDS)
 
-
-@cache
-def _flight_server() -> Any:
-    """The class of Flight's servers, made when the first one is."""
-    flight = arrow_flight()
-    factory_base: Any = flight.ServerMiddlewareFactory
-    middleware_base: Any = flight.ServerMiddleware
-    server_base: Any = flight.FlightServerBase
-
-    class Caller(middleware_base):
-        """Whose call it is."""
-
-        def __init__(self, client: str) -> None:
-            super().__init__()
-            self.client = client
-
-    class TokenCheck(factory_base):
-        """Refuses calls without the token, before anything of them is read."""
-
-        def __init__(self, token: str) -> None:
-            super().__init__()
-            self._expected = f"Bearer {token}".encode()
-
-        def start_call(self, info: Any, headers: Mapping[str, list[str]]) -> Caller:
-            first = {key.lower(): str(values[0]) for key, values in headers.items() if values}
-            given = first.get("authorization", "")
-            found = given.encode("utf-8", "replace")
-            if info.method != flight.FlightMethod.DO_EXCHANGE:
-                _log.warning("refused a call of %s", info.method)
-                raise flight.FlightUnauthorizedError(
-                    "this server answers graphshard's messages alone"
-                )
-            if not hmac.compare_digest(found, self._expected):
+    def _accept(self) -> None:
+        while not self._stopped.is_set():
+            try:
+                connected, address = self._listener.accept()
+            except TimeoutError:
+                continue
+            except OSError as error:
+                if not self._stopped.is_set():  # as when no more files can be opened
+                    _log.error("cannot take a connection: %s", error)
+                    time.sleep(0.1)
+                continue
+            peer = f"{address[0]}:{address[1]}"
+            if not self._unproven.acquire(blocking=False):
                 _log.warning(
-                    "refused a call %s", "with a wrong token" if given else "without token"
+                    "refused %s: %d others have yet to prove who they are", peer, _MOST_UNPROVEN
                 )
-                raise flight.FlightUnauthenticatedError("wrong token, or none")
-            client = first.get(CLIENT_HEADER, "")
-            return Caller(client if _CLIENT.fullmatch(client) else "")
+                connected.close()
+                continue
+            threading.Thread(
+                target=self._serve,
+                args=(connected, peer),
+                name=f"graphshard-stream-{peer}",
+                daemon=True,
+            ).start()
 
-    class AnsweringServer(server_base):
-        def __init__(
-            self,
-            handlers: Mapping[str, Handler],
-            max_message: int,
-            location: Any,
-            tls: list[tuple[bytes, bytes]],
-            token: str,
-            clients: PresentClients,
-        ) -> None:
-            self.handlers, self.max_message = dict(handlers), max_message
-            self.clients = clients
-            self.stopping = threading.Event()
-            super().__init__(
-                location, tls_certificates=tls, middleware={"token": TokenCheck(token)}
-            )
+    def _serve(self, connected: socket.socket, peer: str) -> None:
+        """Answer what one connection asks, until it ends."""
+        try:
+            stream = self._begin(connected, peer)
+        finally:
+            self._unproven.release()
+        if stream is None:
+            connected.close()
+            return
+        try:
+            while not self._stopped.is_set():
+                self._answer_next(stream, peer)
+        except (OSError, MessageError) as error:
+            _log.debug("the stream of %s has ended: %s", peer, error)
+        finally:
+            with self._lock:
+                self._streams.discard(stream)
+            self.clients.ended(stream.client, stream)
+            stream.close()
 
-        def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-            peer = context.peer()
-            if descriptor.command != COMMAND or reader.schema != stream_schema():
-                _log.warning("refused a stream of another protocol from %s", peer)
-                raise flight.FlightServerError(
-                    f"this server speaks {COMMAND.decode()!r}; use graphshard of the same version"
-                )
-            client = context.get_middleware("token").client
-            writer.begin(stream_schema())
-            _count_streams(1)
-            try:
-                while not self.stopping.is_set():
-                    try:
-                        chunk = reader.read_chunk()
-                    except (StopIteration, flight.FlightCancelledError, OSError):
-                        return  # the client has ended the stream
-                    try:
-                        header, payload = self._answer(chunk, peer, client, writer).encode()
-                    except MessageError as error:
-                        header, payload = _error_message(error).encode()
-                    writer.write_with_metadata(batch_of(payload), arrow().py_buffer(header))
-            finally:
-                self.clients.ended(client, writer)
-                _count_streams(-1)
+    def _begin(self, connected: socket.socket, peer: str) -> MessageStream | None:
+        try:
+            prepare(connected, _PROOF_SECONDS)
+            if self._tls is not None:
+                connected = self._tls.wrap_socket(connected, server_side=True)
+            stream = MessageStream(connected, self._max_message)
+            stream.verify(self._token)
+            connected.settimeout(_MESSAGE_SECONDS)
+        except TokenError:
+            _log.warning("refused %s: it does not know the token", peer)
+            return None
+        except (OSError, MessageError, ValueError) as error:
+            _log.warning("refused %s: %s", peer, error)
+            return None
+        with self._lock:
+            self._streams.add(stream)
+        return stream
 
-        def _answer(self, chunk: Any, peer: str, client: str, stream: object) -> WireMessage:
-            op = "a message"
-            try:
-                request = replace(message_of(chunk, self.max_message), sender=client)
-                op = request.op
-                if op == HERE:
-                    return self.clients.here(client, request.fields.get("label"), stream)
-                if op == LEAVE:
-                    return self.clients.leave(client)
-                handler = self.handlers.get(op)
-                if handler is None:
-                    raise MessageError(f"unknown request {op!r:.80}")
-                return handler(request)
-            except EXPECTED as error:
-                _log.warning("refused %.80s from %s: %.500s", op, peer, error)
-                return _error_message(error)
-            except Exception as error:
-                _log.exception("failed at %.80s from %s", op, peer)
-                return _error_message(error)
+    def _answer_next(self, stream: MessageStream, peer: str) -> None:
+        """Receive a request, and answer it."""
+        try:
+            request = replace(stream.receive(may_idle=True), sender=stream.client)
+        except MessageError as error:
+            _log.warning("refused a message from %s: %.500s", peer, error)
+            stream.send(_error_message(error))
+            if not stream.is_in_step:
+                raise
+            return
+        except TimeoutError:
+            _log.warning("%s stopped in the midst of a message", peer)
+            raise
+        answer = self._answer(request, peer, stream)
+        try:
+            stream.send(answer)
+        except MessageError as error:
+            stream.send(_error_message(error))
 
-    return AnsweringServer
-
-
-def _count_streams(change: int) -> None:
-    global _num_streams
-    with _streams:
-        _num_streams += change
-        _streams.notify_all()
-
-
-def wait_for_streams(timeout: float = _END_SECONDS) -> bool:
-    """Whether all streams of this process's servers end in time.
-
-    At the end of the interpreter no thread may be within gRPC: on its way back it would abort.
-    """
-    with _streams:
-        return _streams.wait_for(lambda: _num_streams == 0, timeout)
-
-
-def exit_process(code: int) -> NoReturn:
-    """End this process, as ``sys.exit``; without atexit's functions where streams are open.
-
-    A client that lives on keeps the streams open that a stopped server has. Their threads cannot be
-    ended, and would abort the interpreter's end.
-    """
-    if not wait_for_streams(0.0):
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-    sys.exit(code)
+    def _answer(self, request: WireMessage, peer: str, stream: MessageStream) -> WireMessage:
+        try:
+            if request.op == HERE:
+                return self.clients.here(stream.client, request.fields.get("label"), stream)
+            if request.op == LEAVE:
+                return self.clients.leave(stream.client)
+            handler = self._handlers.get(request.op)
+            if handler is None:
+                raise MessageError(f"unknown request {request.op!r:.80}")
+            return handler(request)
+        except EXPECTED as error:
+            _log.warning("refused %.80s from %s: %.500s", request.op, peer, error)
+            return _error_message(error)
+        except Exception as error:
+            _log.exception("failed at %.80s from %s", request.op, peer)
+            return _error_message(error)
 
 
 def _error_message(error: Exception) -> WireMessage:
@@ -270,23 +228,3 @@ def _error_message(error: Exception) -> WireMessage:
     if not kinds:
         text = f"{type(error).__name__}: {text}"
     return WireMessage("error", {"kind": kinds[0] if kinds else "", "text": text[:10_000]})
-
-
-def message_of(chunk: Any, max_message: int) -> WireMessage:
-    """The message in a chunk of a stream.
-
-    Raises:
-        MessageError: It holds none, or one that is too long.
-    """
-    if chunk.data is None or chunk.app_metadata is None:
-        raise MessageError("a message has a header and a payload")
-    column = chunk.data.column(0)
-    if len(column) > max_message:
-        raise MessageError(
-            f"a message has at most {max_message} bytes (got {len(column)}); send fewer rows at "
-            "once"
-        )
-    payload = arrow().py_buffer(b"")
-    if len(column):
-        payload = column.buffers()[1].slice(column.offset, len(column))
-    return WireMessage.decode(chunk.app_metadata.to_pybytes(), payload)

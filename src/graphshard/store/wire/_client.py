@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FlightConnection: requests to one server, several at a time, each bounded by a timeout."""
+"""MessageClient: requests to one server, several at a time, each bounded by a timeout."""
 
 from __future__ import annotations
 
@@ -7,30 +7,32 @@ import atexit
 import contextlib
 import os
 import secrets
+import socket
+import ssl
 import threading
 import time
 import weakref
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from pathlib import Path
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any
 
 from ...comm import Pending
 from ...errors import MessageError, ServerError
-from ._arrow import COMMAND, arrow, arrow_flight, batch_of, stream_schema
 from ._message import WireMessage
-from ._presence import BEAT_SECONDS, HERE, LEAVE
-from ._server import CLIENT_HEADER, EXPECTED, MAX_MESSAGE, message_of, wait_for_streams
+from ._presence import BEAT_SECONDS, HERE, LEAVE, SILENT_SECONDS
+from ._server import EXPECTED, MAX_MESSAGE
+from ._stream import MessageStream, TokenError, prepare
 
 _KINDS = {kind.__name__: kind for kind in (*EXPECTED, MessageError)}
 _RETRY_SECONDS = 0.2
 _END_SECONDS = 5.0
-_open: weakref.WeakSet[FlightConnection] = weakref.WeakSet()
-_ending: list[threading.Thread] = []
+_open: weakref.WeakSet[MessageClient] = weakref.WeakSet()
+_leaving: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
-class FlightConnection:
+class MessageClient:
     """A server, as its clients see it. Safe to use from several threads, not across a fork.
 
     Args:
@@ -40,6 +42,9 @@ class FlightConnection:
         timeout: Longest wait for an answer, in seconds.
         certificates: Path of the PEM certificates that the server's must be signed with, for TLS.
         streams: Most requests at a time.
+
+    Raises:
+        OSError: The certificates cannot be read.
     """
 
     def __init__(
@@ -52,23 +57,16 @@ class FlightConnection:
         streams: int = 4,
     ) -> None:
         self.address, self.host, self.timeout = address, host, timeout
-        scheme = "grpc" if certificates is None else "grpc+tls"
-        options: dict[str, Any] = {}
-        if certificates is not None:
-            options["tls_root_certs"] = Path(certificates).read_bytes()
-        self._client = arrow_flight().FlightClient(f"{scheme}://{address}", **options)
-        headers = [
-            (b"authorization", f"Bearer {token}".encode()),
-            (CLIENT_HEADER.encode(), secrets.token_hex(8).encode()),
-        ]
-        self._options = arrow_flight().FlightCallOptions(headers=headers)
+        tls = None if certificates is None else ssl.create_default_context(cafile=certificates)
+        name, _, port = address.rpartition(":")
+        self._server = _Server(name.strip("[]"), int(port), token, secrets.token_hex(8), tls)
         self._queue: SimpleQueue[_PendingCall | None] = SimpleQueue()
         self._lock, self._workers, self._most = threading.RLock(), list[_CallStream](), streams
         self._num_open = 0
         self._pid = os.getpid()
         self._beats: list[_Beat] = []
         self._close = weakref.finalize(
-            self, _close, self._queue, self._workers, self._beats, self._client
+            self, _close, self._queue, self._workers, self._beats, self._pid
         )
         self._close.atexit = False
         if not _open:
@@ -99,7 +97,7 @@ class FlightConnection:
                 raise RuntimeError("the connection is closed; make another one")
             self._num_open += 1
             if len(self._workers) < min(self._most, self._num_open):
-                self._workers.append(_CallStream(self._client, self._options, self._queue))
+                self._workers.append(_CallStream(self._server, self._queue))
             self._queue.put(call)
         call.answer.add_done_callback(self._ended)
         return PendingAnswer(self, call)
@@ -121,7 +119,7 @@ class FlightConnection:
         """
         if self._beats:
             return
-        beat = _Beat(_Stream(self._client, self._options), label)
+        beat = _Beat(self._server, label)
         self._beats.append(beat)
         if not beat.wait_until_heard(self.timeout):
             raise self.error(f"did not answer within {self.timeout:g} s")
@@ -140,11 +138,11 @@ class FlightConnection:
                 )
                 return
             except ServerError as error:
-                if isinstance(error.__cause__, arrow_flight().FlightUnauthenticatedError):
+                if isinstance(error.__cause__, TokenError):
                     raise
                 if time.monotonic() + _RETRY_SECONDS > deadline:
                     raise self.error(
-                        f"cannot be reached within {timeout:g} s ({_first_line(error.__cause__)}); "
+                        f"cannot be reached within {timeout:g} s ({_reason(error.__cause__)}); "
                         "is it started, and is its address right?",
                         error.__cause__,
                     ) from None
@@ -166,32 +164,32 @@ class FlightConnection:
 class PendingAnswer:
     """The answer to a request that was sent."""
 
-    def __init__(self, connection: FlightConnection, call: _PendingCall) -> None:
-        self._connection, self._call = connection, call
+    def __init__(self, client: MessageClient, call: _PendingCall) -> None:
+        self._client, self._call = client, call
 
     def result(self) -> WireMessage:
-        """Wait for it; raises as `FlightConnection.call`."""
-        call, connection = self._call, self._connection
+        """Wait for it; raises as `MessageClient.call`."""
+        call, client = self._call, self._client
         try:
             answer = call.answer.result(max(0.0, call.deadline - time.monotonic()))
         except FutureTimeout:
             call.cancel()
-            raise connection.error(
+            raise client.error(
                 f"did not answer {call.request.op!r} within {call.timeout:g} s; is the host up, "
                 "and has the server memory left?"
             ) from None
-        except arrow_flight().FlightUnauthenticatedError as error:
-            raise connection.error(
+        except TokenError as error:
+            raise client.error(
                 "refused the token; the servers and all trainers of a job need the same one", error
             ) from error
-        except (arrow().ArrowException, OSError) as error:
-            raise connection.error(f"is gone ({_first_line(error)})", error) from error
+        except OSError as error:
+            raise client.error(f"is gone ({_reason(error)})", error) from error
         if answer.op != "error":
             return answer
         kind, text = str(answer.fields.get("kind", "")), str(answer.fields.get("text", ""))
         if kind in _KINDS:
             raise _KINDS[kind](text)
-        raise connection.error(f"failed: {text}")
+        raise client.error(f"failed: {text}")
 
     def then(self, function: Any) -> Pending:
         """What ``function`` makes of the answer, a list of tensors, as a `Pending`."""
@@ -213,52 +211,67 @@ class _PendingCall:
             self.stream.cancel(self)
 
 
+@dataclass(frozen=True)
+class _Server:
+    """Where a server is, and how a client connects to it."""
+
+    name: str
+    port: int
+    token: str
+    client: str
+    tls: ssl.SSLContext | None
+
+    def connect(self, timeout: float) -> MessageStream:
+        connected = socket.create_connection((self.name, self.port), timeout)
+        try:
+            prepare(connected, timeout)
+            if self.tls is not None:
+                connected = self.tls.wrap_socket(connected, server_hostname=self.name)
+            stream = MessageStream(connected, MAX_MESSAGE)
+            stream.prove(self.token, self.client)
+        except BaseException:
+            connected.close()
+            raise
+        return stream
+
+
 class _Stream:
     """A stream to the server, made for its first request and again after an error."""
 
-    def __init__(self, client: Any, options: Any) -> None:
-        self._client, self._options = client, options
-        self._reader: Any = None
-        self._writer: Any = None
+    def __init__(self, server: _Server) -> None:
+        self._server = server
+        self._connected: MessageStream | None = None
 
-    def exchange(self, request: WireMessage) -> WireMessage:
-        """The answer to a request; without a timeout, see `cancel`."""
+    def exchange(self, request: WireMessage, timeout: float) -> WireMessage:
+        """The answer to a request; each wait is bounded by the timeout, all by `end`."""
         try:
-            header, payload = request.encode()
-            if self._writer is None:
-                descriptor = arrow_flight().FlightDescriptor.for_command(COMMAND)
-                self._writer, self._reader = self._client.do_exchange(descriptor, self._options)
-                self._writer.begin(stream_schema())
-            self._writer.write_with_metadata(batch_of(payload), arrow().py_buffer(header))
-            try:
-                return message_of(self._reader.read_chunk(), MAX_MESSAGE)
-            except StopIteration:
-                raise ConnectionResetError("it ended the stream") from None
+            if self._connected is None:
+                self._connected = self._server.connect(timeout)
+            self._connected.send(request)
+            return self._connected.receive()
         except BaseException:
-            self.end()
+            self.close()
             raise
 
-    def cancel(self) -> None:
-        """Give up the exchange that runs."""
-        reader = self._reader
-        if reader is not None:
-            reader.cancel()
-
     def end(self) -> None:
-        """Give the stream up; destructors then have nothing to wait for."""
-        writer, reader, self._writer, self._reader = self._writer, self._reader, None, None
-        if writer is not None:
-            with contextlib.suppress(arrow().ArrowException, OSError):
-                reader.cancel()
-                writer.close()
+        """Give up the exchange that runs in another thread."""
+        if (connected := self._connected) is not None:
+            connected.end()
+
+    def close(self) -> None:
+        """Free the connection; the next exchange makes another one."""
+        connected, self._connected = self._connected, None
+        if connected is not None:
+            connected.close()
 
 
 class _CallStream:
     """A thread that sends the requests of a queue over a stream of its own."""
 
-    def __init__(self, client: Any, options: Any, queue: SimpleQueue[_PendingCall | None]) -> None:
-        self._stream, self._queue = _Stream(client, options), queue
+    def __init__(self, server: _Server, queue: SimpleQueue[_PendingCall | None]) -> None:
+        self._stream, self._queue = _Stream(server), queue
         self._current: _PendingCall | None = None
+        self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="graphshard-stream", daemon=True)
         self._thread.start()
 
@@ -266,38 +279,40 @@ class _CallStream:
         while True:
             call = self._queue.get()
             if call is None:
-                self._stream.end()
+                self._stream.close()
                 return
             if not call.answer.set_running_or_notify_cancel():
                 continue
-            self._current = call
             call.stream = self
+            self._set_current(call)
+            found: WireMessage | BaseException
             try:
-                answer = self._stream.exchange(call.request)
+                found = self._stream.exchange(call.request, call.timeout)
             except BaseException as error:  # for those who wait
-                self._current = None
-                _set(call.answer, error)
+                found = error
+            self._set_current(None)
+            if isinstance(found, BaseException):
+                call.answer.set_exception(found)
             else:
-                self._current = None
-                _set(call.answer, answer)
-            del call
+                call.answer.set_result(found)
+            del call, found
 
-    def cancel(self, call: _PendingCall | None) -> None:
-        """Give up the exchange that runs for a call."""
-        if call is not None and self._current is call:
-            self._stream.cancel()
+    def _set_current(self, call: _PendingCall | None) -> None:
+        with self._lock:
+            self._current = call
 
-    def end(self) -> None:
-        """Wait until the thread has ended, after the None that ends it; cancel what it does."""
-        self.cancel(self._current)
-        self._thread.join(_END_SECONDS)
+    def cancel(self, call: _PendingCall | None = None) -> None:
+        """Give up the exchange that runs for a call; None for any."""
+        with self._lock:
+            if self._current is not None and call in (None, self._current):
+                self._stream.end()
 
 
 class _Beat:
     """A thread that tells the server that this process is there, and at the end that it leaves."""
 
-    def __init__(self, stream: _Stream, label: str) -> None:
-        self._stream, self._label = stream, label
+    def __init__(self, server: _Server, label: str) -> None:
+        self._stream, self._label = _Stream(server), label
         self._heard, self._stopped = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="graphshard-beat", daemon=True)
         self._thread.start()
@@ -306,50 +321,36 @@ class _Beat:
         return self._heard.wait(timeout)
 
     def stop(self) -> None:
+        _leaving.add(self._thread)
         self._stopped.set()
-
-    def end(self) -> None:
-        """Wait until the thread has ended, after `stop`."""
-        self._thread.join(_END_SECONDS)
-        self._stream.cancel()
 
     def _run(self) -> None:
         while True:
             word = LEAVE if self._stopped.is_set() else HERE
-            with contextlib.suppress(arrow().ArrowException, OSError, MessageError):
-                self._stream.exchange(WireMessage(word, {"label": self._label}))
+            with contextlib.suppress(OSError, MessageError, TokenError):
+                self._stream.exchange(WireMessage(word, {"label": self._label}), SILENT_SECONDS)
                 self._heard.set()
             if word == LEAVE:
-                self._stream.end()
+                self._stream.close()
                 return
             self._stopped.wait(BEAT_SECONDS)
 
 
-def _first_line(error: BaseException | None) -> str:
-    """What Flight says, without what gRPC adds."""
-    line = str(error).splitlines()[0] if str(error) else type(error).__name__
-    text = line.split(", with message: ", 1)[-1]
-    return text.split(". gRPC client debug context", 1)[0][:300]
-
-
-def _set(answer: Future[WireMessage], found: WireMessage | BaseException) -> None:
-    if isinstance(found, BaseException):
-        answer.set_exception(found)
-    else:
-        answer.set_result(found)
+def _reason(error: BaseException | None) -> str:
+    """What went wrong, in a few words."""
+    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return str(text)[:300]
 
 
 def _close(
     queue: SimpleQueue[_PendingCall | None],
     workers: list[_CallStream],
     beats: list[_Beat],
-    client: Any,
+    pid: int,
 ) -> None:
-    """End the streams and their client, in a thread.
-
-    The garbage collector may call this, in the midst of anything. And what gRPC waits for may need
-    the interpreter's lock, which the destructor of a client holds, and its `close` does not.
-    """
+    """End the streams. The garbage collector may call this, in the midst of anything."""
+    if os.getpid() != pid:  # they are those of the process that was forked
+        return
     while True:
         try:
             call = queue.get_nowait()
@@ -359,27 +360,16 @@ def _close(
             call.answer.set_exception(ConnectionResetError("the connection was closed"))
     for _ in workers:
         queue.put(None)
+    for worker in workers:
+        worker.cancel()
     for beat in beats:
         beat.stop()
 
-    def end() -> None:
-        _ending[:] = [t for t in _ending if t.is_alive() or t is threading.current_thread()]
-        for worker in workers:
-            worker.end()
-        for beat in beats:
-            beat.end()
-        with contextlib.suppress(arrow().ArrowException, OSError):
-            client.close()
-
-    thread = threading.Thread(target=end, name="graphshard-close", daemon=True)
-    _ending.append(thread)
-    thread.start()
-
 
 def _end_all() -> None:
-    """At the end of the interpreter: no thread may be within gRPC then."""
-    for connection in list(_open):
-        connection.close()
-    while _ending:
-        _ending.pop().join(_END_SECONDS)
-    wait_for_streams()  # of servers in this process
+    """At the end of the interpreter: let servers hear that this process leaves."""
+    for client in list(_open):
+        client.close()
+    deadline = time.monotonic() + _END_SECONDS
+    for thread in list(_leaving):
+        thread.join(max(0.0, deadline - time.monotonic()))
