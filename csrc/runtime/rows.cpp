@@ -16,7 +16,7 @@
 namespace graphshard {
 namespace {
 
-constexpr int64_t kAhead = 8;         // rows between the one that is asked for and the one copied
+constexpr int64_t kAhead = 32;        // rows between the one that is asked for and the one copied
 constexpr int64_t kLine = 64;         // bytes of a cache line
 constexpr int64_t kMostAhead = 4096;  // bytes of a row that are asked for ahead
 constexpr int64_t kStream = 1 << 25;  // a result of more bytes will not be found in a cache
