@@ -8,8 +8,8 @@
 
 The hosts are two network namespaces of this machine, each with its own /dev/shm and process ids, a
 server and a trainer (peers/two_hosts.sh; needs root and iproute2). All processes have one thread,
-both sides the same parts: those of DGL. DGL 1.1.3 runs in the environment that
-GRAPHSHARD_PEER_PYTHON names.
+unless the environment variable THREADS says otherwise; both sides the same parts: those of DGL.
+DGL 1.1.3 runs in the environment that GRAPHSHARD_PEER_PYTHON names.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def work(task: str, parts: str, arguments: list[int]) -> None:
     """This process's share of a run: a server, or a trainer."""
     from graphshard.distributed import DistGraph, GraphServer, exit_client, initialize
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     host = int(os.environ["HOST"])
     if os.environ["ROLE"] == "server":
         GraphServer(host, 2, parts, TOKEN, f"10.77.0.{host + 1}", 30050)
@@ -232,19 +232,21 @@ def rows(folder: Path, args: argparse.Namespace) -> list[str]:
         "torch RPC, same host, its choice": ("near", "any"),
     }
     sides = [on_two_hosts(name, *peer, *how) for name, how in rpc.items()]
+    flight = [sys.executable, str(PEERS / "flight_rows.py"), args.rows // 2, *numbers]
+    sides.append(on_two_hosts("Arrow Flight, other host", *flight))
     found = run_in_turn([here, *sides], args.rounds)
     by_name: dict[str, list[dict[str, Any]]] = {}
-    for name in rpc:
+    for name in (side.name for side in sides):
         by_name[name] = [{"s": statistics.median(run["seconds"])} for run in found[name]]
     for name, key in (("graphshard, other host", "far"), ("graphshard, same host", "near")):
         by_name[name] = [{"s": statistics.median(run[key])} for run in found["ours"]]
     best_near = min(list(rpc)[1:], key=lambda name: median(by_name[name], "s"))
     text = [f"## Reads of {IDS:,} rows of {COLUMNS} float32", ""]
-    for base, ours in (
-        ("torch RPC, other host", "graphshard, other host"),
+    for base, *others in (
+        ("torch RPC, other host", "Arrow Flight, other host", "graphshard, other host"),
         (best_near, "graphshard, same host"),
     ):
-        both = {name: by_name[name] for name in (base, ours)}
+        both = {name: by_name[name] for name in (base, *others)}
         text += [*markdown_table(["", "ms a read", "throughput"], compared(both, "s", base)), ""]
     return text
 

@@ -16,7 +16,7 @@ from torch.distributed import rpc
 
 num_rows, columns, batch, reads = map(int, sys.argv[1:5])
 far, is_tcp = sys.argv[5] == "far", sys.argv[6] == "tcp"
-torch.set_num_threads(1)
+torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 host, role = int(os.environ["HOST"]), os.environ["ROLE"]
 table = torch.empty(0)
 

@@ -6,7 +6,7 @@
 #
 # The program finds ROLE (server or trainer), HOST (0 or 1), IP_CONFIG (a file with the addresses of
 # both servers), FOLDER (for what both hosts share), and what torch.distributed and its RPC want.
-# usage: two_hosts.sh PROGRAM ARGUMENTS...
+# usage: [THREADS=1] two_hosts.sh PROGRAM ARGUMENTS...
 set -u
 FOLDER=$(mktemp -d)
 LINK=gsb$$
@@ -27,7 +27,7 @@ for i in 0 1; do
   ip -n "$LINK-$i" link set dev lo up
 done
 printf '10.77.0.1 30050\n10.77.0.2 30050\n' >"$FOLDER/ip.txt"
-export IP_CONFIG=$FOLDER/ip.txt OMP_NUM_THREADS=1 WORLD_SIZE=2 LOCAL_RANK=0 FOLDER
+export IP_CONFIG=$FOLDER/ip.txt OMP_NUM_THREADS=${THREADS:-1} WORLD_SIZE=2 LOCAL_RANK=0 FOLDER
 export MASTER_ADDR=10.77.0.1 MASTER_PORT=29555 GLOO_SOCKET_IFNAME=host TP_SOCKET_IFNAME=host
 host() {
   HOST=$1 RANK=$1 ip netns exec "$LINK-$1" unshare --mount --pid --fork --kill-child bash -c '

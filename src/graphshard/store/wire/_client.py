@@ -247,6 +247,7 @@ class _Stream:
         try:
             if self._connected is None:
                 self._connected = self._server.connect(timeout)
+            self._connected.set_timeout(timeout + _RETRY_SECONDS)  # who waits is told first
             self._connected.send(request)
             return self._connected.receive()
         except BaseException:

@@ -85,8 +85,8 @@ class MessageServer:
         if certificate is not None:
             self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             self._tls.load_cert_chain(*certificate)
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
+            family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
             self._listener = socket.create_server((host, port), family=family, backlog=128)
         except OSError as error:
             raise OSError(
@@ -151,7 +151,6 @@ class MessageServer:
         finally:
             self._unproven.release()
         if stream is None:
-            connected.close()
             return
         try:
             while not self._stopped.is_set():
@@ -171,12 +170,10 @@ class MessageServer:
                 connected = self._tls.wrap_socket(connected, server_side=True)
             stream = MessageStream(connected, self._max_message)
             stream.verify(self._token)
-            connected.settimeout(_MESSAGE_SECONDS)
-        except TokenError:
-            _log.warning("refused %s: it does not know the token", peer)
-            return None
-        except (OSError, MessageError, ValueError) as error:
+            stream.set_timeout(_MESSAGE_SECONDS)
+        except (OSError, MessageError, TokenError) as error:
             _log.warning("refused %s: %s", peer, error)
+            connected.close()
             return None
         with self._lock:
             self._streams.add(stream)

@@ -108,7 +108,7 @@ class MessageStream:
         own = _proof(token, b"server", hello + greeting) if is_right else bytes(32)
         self._socket.sendall(_VERDICT.pack(is_right, own))
         if not is_right:
-            raise TokenError("the client knows another token")
+            raise TokenError("it does not know the token")
         self.client = client.hex()
 
     def send(self, message: WireMessage) -> None:
@@ -164,6 +164,10 @@ class MessageStream:
         assert message.payload is not None
         self._receive_into(message.payload.numpy().data)
         return message
+
+    def set_timeout(self, seconds: float) -> None:
+        """Bound each wait within a message from now on."""
+        self._socket.settimeout(seconds)
 
     def end(self) -> None:
         """End the connection; who waits for it, in any thread, gets an error. It is not freed."""
