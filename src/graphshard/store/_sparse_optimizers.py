@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,10 +20,23 @@ from .._kernel import empty
 from ..comm.collectives import all_gather, all_to_all
 from ..comm.group import group_state
 from ..comm.wire import start_exchange
-from ..ops import copy_rows
+from ..ops import UpdateRule, group_equal, sum_groups, update_rows
 from ._dist_tensor import DistTensor
 from ._embedding import DistEmbedding
 from ._job import SINGLE, current_job, wait_for_trainers
+
+_ID_COLUMNS = 2  # of a message's float32 rows: an id of 64 bits, and then a gradient
+
+
+@dataclass(frozen=True)
+class _Gradients:
+    """Gradients of distinct ids, ascending, as `update_rows` takes them."""
+
+    ids: Tensor
+    starts: Tensor
+    order: Tensor
+    tables: Sequence[Tensor]
+    inner: tuple[int, int] = (0, 0)
 
 
 class SparseOptimizer(ABC):
@@ -128,14 +142,11 @@ class SparseOptimizer(ABC):
         self._num_steps = self._read_steps()
 
     @abstractmethod
-    def _update(self, rows: Tensor, grad: Tensor, state: Mapping[str, Tensor], step: int) -> None:
-        """Change rows ``[n, dim]`` and their state in place.
+    def _rule(self, step: int) -> UpdateRule:
+        """How rows change.
 
         Args:
-            rows: Of the embedding.
-            grad: Their gradients, added up.
-            state: By name.
-            step: Steps of this embedding, this one included.
+            step: Steps of their embedding, this one included.
         """
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -154,56 +165,61 @@ class SparseOptimizer(ABC):
             ServerError: A server is gone.
         """
         for number, embedding in enumerate(self._params):
-            ids, grads = self._to_owners(embedding, *_summed(*embedding.gradients()))
+            found = self._to_owners(embedding)
             embedding.reset()
-            if ids is None:
+            if found is None:
                 continue
             self._num_steps[number] += 1
-            ids, grads = _summed(ids, grads)
-            tensors = {"": embedding.weight} | self._state[number]
-            self._update_rows(tensors, ids, grads, self._num_steps[number])
-            if group_state().rank == 0:
-                self._steps[number][0] = self._num_steps[number]
+            self._update_rows([embedding.weight, *self._state[number].values()], found, number)
+            self._write_steps(number)
         wait_for_trainers()
 
-    def _update_rows(
-        self, tensors: Mapping[str, DistTensor], ids: Tensor, grads: Tensor, step: int
-    ) -> None:
-        def change(values: Sequence[Tensor], begin: int, end: int) -> None:
-            by_name = dict(zip(tensors, values, strict=True))
-            self._update(by_name[""], grads[begin:end], by_name, step)
+    def _update_rows(self, tensors: Sequence[DistTensor], found: _Gradients, number: int) -> None:
+        rule = self._rule(self._num_steps[number])
 
-        names = [tensor.name for tensor in tensors.values()]
-        current_job().cluster.update(names, ids, change)
+        def change(tables: Sequence[Tensor], rows: Tensor, begin: int, end: int) -> None:
+            starts = found.starts[begin : end + 1]
+            update_rows(rule, tables, rows, found.tables, found.order, starts, found.inner)
 
-    def _to_owners(
-        self, embedding: DistEmbedding, ids: Tensor, grads: Tensor
-    ) -> tuple[Tensor | None, Tensor]:
-        """The gradients that this trainer adds up; None if no trainer has any.
+        current_job().cluster.update([tensor.name for tensor in tensors], found.ids, change)
 
-        Args:
-            embedding: Whose.
-            ids: Ascending, each once.
-            grads: Theirs.
-        """
+    def _write_steps(self, number: int) -> None:
+        """The trainer that has the row writes it."""
         state = group_state()
+        if any(stop > start and r == state.rank for start, stop, r in self._shares_of(SINGLE)):
+            self._steps[number][0] = self._num_steps[number]
+
+    def _to_owners(self, embedding: DistEmbedding) -> _Gradients | None:
+        """The gradients that this trainer adds up; None if no trainer has any."""
+        state, (ids, tables) = group_state(), embedding.gradients()
+        distinct, starts, order = group_equal(ids)
         if state.world_size == 1:
-            return (ids if ids.numel() else None), grads
+            return _Gradients(distinct, starts, order, tables) if ids.numel() else None
         shares = self._shares_of(embedding.part_policy)
         bounds = torch.tensor([0, *(stop for _, stop, _ in shares)])
-        ends = torch.searchsorted(ids, bounds).tolist()  # ids ascend
+        ends = torch.searchsorted(distinct, bounds).tolist()
         groups = {rank: slice(*ends[i : i + 2]) for i, (_, _, rank) in enumerate(shares)}
-        slices = [groups[rank] for rank in range(state.world_size)]
-        send = [each.stop - each.start for each in slices]
+        own = groups.pop(state.rank)
+        send = [0] * state.world_size
+        for rank, each in groups.items():
+            send[rank] = each.stop - each.start
         counts = torch.tensor([[size, ids.numel()] for size in send])
         twos = [2] * state.world_size
         arrived = all_to_all(state, counts.view(-1), twos, twos, "gradients").view(-1, 2)
         if not bool(arrived[:, 1].any()):
-            return None, grads
-        receive = arrived[:, 0].tolist()
-        mine = [[ids[each] for each in slices], [grads[each] for each in slices]]
-        found = start_exchange(state, mine, [send] * 2, [receive] * 2, "gradients").wait()
-        return found[0], found[1]
+            return None
+        receive: list[int] = arrived[:, 0].tolist()
+        message = empty((sum(send), _ID_COLUMNS + embedding.embedding_dim), torch.float32)
+        runs = message.split(send)
+        for rank, each in groups.items():
+            if send[rank]:
+                of_ids = distinct[each].view(torch.int32).view(-1, _ID_COLUMNS)
+                runs[rank].view(torch.int32)[:, :_ID_COLUMNS] = of_ids
+                sums = runs[rank][:, _ID_COLUMNS:]
+                sum_groups(sums, tables, order, starts[each.start : each.stop + 1])
+        (rows,) = start_exchange(state, [message], [send], [receive], "gradients").wait()
+        mine = order[starts[own.start] : starts[own.stop]]
+        return _merged(rows, sum(receive[: state.rank]), ids, mine, tables)
 
     def _shares_of(self, policy: str) -> list[tuple[int, int, int]]:
         """(first id, last id + 1, rank), ascending, of all trainers; collective at first."""
@@ -224,8 +240,8 @@ class SparseSGD(SparseOptimizer):
         lr: Learning rate, at least 0.
     """
 
-    def _update(self, rows: Tensor, grad: Tensor, state: Mapping[str, Tensor], step: int) -> None:
-        rows.add_(grad, alpha=-self.lr)
+    def _rule(self, step: int) -> UpdateRule:
+        return UpdateRule("sgd", self.lr)
 
 
 class SparseAdagrad(SparseOptimizer):
@@ -266,11 +282,8 @@ class SparseAdagrad(SparseOptimizer):
             return None
         return lambda shape, dtype: torch.full(shape, self._first, dtype=dtype)
 
-    def _update(self, rows: Tensor, grad: Tensor, state: Mapping[str, Tensor], step: int) -> None:
-        total = state["adagrad_sum"]
-        total.addcmul_(grad, grad)
-        rate = self.lr / (1 + (step - 1) * self.lr_decay)
-        rows.addcdiv_(grad, total.sqrt().add_(self.eps), value=-rate)
+    def _rule(self, step: int) -> UpdateRule:
+        return UpdateRule("adagrad", self.lr / (1 + (step - 1) * self.lr_decay), self.eps)
 
 
 class SparseAdam(SparseOptimizer):
@@ -302,12 +315,10 @@ class SparseAdam(SparseOptimizer):
         self.betas, self.eps = (betas[0], betas[1]), eps
         super().__init__(params, lr)
 
-    def _update(self, rows: Tensor, grad: Tensor, state: Mapping[str, Tensor], step: int) -> None:
-        (first, second), mean, square = self.betas, state["adam_mean"], state["adam_square"]
-        mean.lerp_(grad, 1 - first)
-        square.mul_(second).addcmul_(grad, grad, value=1 - second)
+    def _rule(self, step: int) -> UpdateRule:
+        first, second = self.betas
         correction = (1 - second**step) ** 0.5 / (1 - first**step)
-        rows.addcdiv_(mean, square.sqrt().add_(self.eps), value=-self.lr * correction)
+        return UpdateRule("adam", self.lr * correction, self.eps, self.betas)
 
 
 def check_at_least(name: str, value: float, least: float) -> None:
@@ -316,18 +327,22 @@ def check_at_least(name: str, value: float, least: float) -> None:
         raise ValueError(f"{name} must be a number of at least {least:g} (got {value!r})")
 
 
-def _summed(ids: Tensor, grads: Tensor) -> tuple[Tensor, Tensor]:
-    """Distinct ids, ascending, and the sums of their gradients, always added in one order."""
-    if ids.numel() == 0:
-        return ids, grads
-    ascending, order = torch.sort(ids, stable=True)
-    is_first = torch.ones_like(ascending, dtype=torch.bool)
-    torch.ne(ascending[1:], ascending[:-1], out=is_first[1:])
-    distinct, firsts = ascending[is_first], order[is_first]
-    total = empty((distinct.numel(), *grads.shape[1:]), grads.dtype)
-    copy_rows(total, None, grads, firsts)
-    if distinct.numel() < ids.numel():
-        others = ~is_first
-        places = (is_first.cumsum(0) - 1)[others]
-        total.index_add_(0, places, grads.index_select(0, order[others]))
-    return distinct, total
+def _merged(
+    arrived: Tensor, place: int, ids: Tensor, mine: Tensor, tables: Sequence[Tensor]
+) -> _Gradients:
+    """Gradients from other ranks, and this one's own where they lie.
+
+    Args:
+        arrived: Messages, from other ranks in order.
+        place: How many rows of them come from ranks before this one.
+        ids: Of this rank's gradients.
+        mine: Which of those it adds up itself.
+        tables: Its gradients.
+    """
+    columns = arrived.view(torch.int32)[:, :_ID_COLUMNS].contiguous()
+    others, grads = columns.view(torch.int64).view(-1), arrived[:, _ID_COLUMNS:]
+    count, end = ids.numel(), arrived.shape[0] + ids.numel()
+    numbers = torch.cat([torch.arange(place), mine + place, torch.arange(place + count, end)])
+    distinct, starts, order = group_equal(torch.cat([others[:place], ids[mine], others[place:]]))
+    by_number = [grads[:place], *tables, grads[place:]]
+    return _Gradients(distinct, starts, numbers[order], by_number, (place, place + count))
