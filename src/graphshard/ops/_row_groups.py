@@ -37,12 +37,23 @@ class UpdateRule:
         rate: Learning rate, with what else the step is multiplied by.
         eps: Added to the root.
         betas: Decay of the moments.
+
+    Raises:
+        TypeError: A number is none.
+        ValueError: There is no such rule.
     """
 
     name: RuleName
     rate: float
     eps: float = 0.0
     betas: tuple[float, float] = (0.0, 0.0)
+
+    def __post_init__(self) -> None:
+        _check.check_choice("name", self.name, get_args(RuleName))
+        _check.check_number("rate", self.rate)
+        _check.check_number("eps", self.eps)
+        for beta in self.betas:
+            _check.check_number("betas", beta)
 
     @property
     def num_tables(self) -> int:
@@ -97,9 +108,9 @@ def sum_groups(out: Tensor, tables: Sequence[Tensor], order: Tensor, starts: Ten
         TypeError: An argument has another dtype.
         ValueError: An argument has another shape or device.
     """
-    _check_groups(tables, order, starts)
+    tables, order, starts = _checked(tables, order, starts)
     shape = (starts.shape[0] - 1, tables[0].shape[1])
-    _check.check_result("out", out, shape, torch.float32, tables[0].device)
+    out = _check.check_result("out", out, shape, torch.float32, tables[0].device).detach()
     _check.check_written("out", out)
     if out.numel() == 0:
         return
@@ -139,15 +150,21 @@ def update_rows(
         TypeError: An argument has another dtype.
         ValueError: An argument has another shape or device.
     """
-    if len(changed) != rule.num_tables:
-        raise ValueError(f"{rule.name} changes {rule.num_tables} tables (got {len(changed)})")
-    _check_groups(tables, order, starts)
+    if not isinstance(rule, UpdateRule):
+        raise TypeError(f"rule must be an UpdateRule (got {type(rule).__name__})")
+    if not isinstance(changed, list | tuple) or len(changed) != rule.num_tables:
+        raise ValueError(f"{rule.name} changes a list of {rule.num_tables} (got {changed!r:.200})")
+    for number in inner:
+        _check.check_count("inner", number)
+    first_inner, last_inner = inner
+    tables, order, starts = _checked(tables, order, starts)
     _check.check_index_array("rows", rows)
     if rows.shape[0] != starts.shape[0] - 1:
         raise ValueError(
             f"starts must have one entry more than rows (got {starts.shape[0]} and {rows.shape[0]})"
         )
-    shape = (changed[0].shape[0], tables[0].shape[1])
+    changed = [_check.check_tensor("each of changed", table).detach() for table in changed]
+    shape = (changed[0].shape[0] if changed[0].dim() else 0, tables[0].shape[1])
     for table in changed:
         _check.check_result("each of changed", table, shape, torch.float32, tables[0].device)
         _check.check_written("each of changed", table)
@@ -160,32 +177,36 @@ def update_rows(
         if bool((rows[1:] <= rows[:-1]).any()):
             raise IndexError("rows must ascend, each once")
         _check.check_places("rows", rows, shape[0])
-        _update(rule, changed, rows.long(), _sums(tables, order, starts, inner))
+        _update(rule, changed, rows.resolve_neg().long(), _sums(tables, order, starts, inner))
         return
     first, second = rule.betas
     numbers = [rule.rate, rule.eps, 1 - first, second, 1 - second]
     kernels.update_rows(
         get_args(RuleName).index(rule.name),
         numbers,
-        list(changed),
+        changed,
         rows.contiguous(),
         tables,
         order.contiguous(),
         starts.contiguous(),
-        *inner,
+        first_inner,
+        last_inner,
         num_threads(),
     )
 
 
-def _check_groups(tables: Sequence[Tensor], order: Tensor, starts: Tensor) -> None:
-    if not tables:
-        raise ValueError("there must be a table of rows (got none)")
-    for table in tables:
-        _check.check_tensor("each of tables", table)
-        if table.dim() != 2 or table.shape[1] != tables[0].shape[1]:
+def _checked(
+    tables: Sequence[Tensor], order: Tensor, starts: Tensor
+) -> tuple[list[Tensor], Tensor, Tensor]:
+    """Groups of rows, as the kernels and torch's indexing take them."""
+    if not isinstance(tables, list | tuple) or not tables:
+        raise ValueError(f"tables must be a list of one or more (got {tables!r:.200})")
+    found = [_check.check_tensor("each of tables", table).detach() for table in tables]
+    for table in found:
+        if table.dim() != 2 or table.shape[1] != found[0].shape[1]:
             raise ValueError(
                 "tables must have two dimensions, and as many columns as the first (got "
-                f"{tuple(table.shape)} and {tuple(tables[0].shape)})"
+                f"{tuple(table.shape)} and {tuple(found[0].shape)})"
             )
         if table.dtype != torch.float32 or table.device.type != "cpu":
             raise TypeError(
@@ -197,6 +218,8 @@ def _check_groups(tables: Sequence[Tensor], order: Tensor, starts: Tensor) -> No
             raise TypeError(f"{name} must be torch.int64 (got {array.dtype})")
     if starts.numel() == 0:
         raise ValueError("starts must have an entry more than there are groups (got none)")
+    found = [table if table.stride(1) == 1 else table.contiguous() for table in found]
+    return found, order.resolve_neg(), starts.resolve_neg()
 
 
 def _is_first(ascending: Tensor) -> Tensor:
@@ -214,7 +237,7 @@ def _sums(
     if bool((counts < 0).any()) or int(starts[0]) < 0 or int(starts[-1]) > order.numel():
         raise IndexError("starts must ascend, within order")
     numbers = order[int(starts[0]) : int(starts[-1])]
-    rows = torch.cat([table.detach() for table in tables])
+    rows = torch.cat(list(tables))
     _check.check_places("order", numbers, rows.shape[0])
     group = torch.arange(counts.numel()).repeat_interleave(counts)
     is_inner = (numbers >= inner[0]) & (numbers < inner[1])
