@@ -10,33 +10,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .._kernel import empty
-from ..comm.collectives import all_gather, all_to_all
 from ..comm.group import group_state
-from ..comm.wire import start_exchange
-from ..ops import UpdateRule, group_equal, sum_groups, update_rows
+from ..ops import UpdateRule, update_rows
 from ._dist_tensor import DistTensor
 from ._embedding import DistEmbedding
+from ._gradient_exchange import GradientExchange, RowGradients, shares_of_trainers
 from ._job import SINGLE, current_job, wait_for_trainers
-
-_ID_COLUMNS = 2  # of a message's float32 rows: an id of 64 bits, and then a gradient
-
-
-@dataclass(frozen=True)
-class _Gradients:
-    """Gradients of distinct ids, ascending, as `update_rows` takes them."""
-
-    ids: Tensor
-    starts: Tensor
-    order: Tensor
-    tables: Sequence[Tensor]
-    inner: tuple[int, int] = (0, 0)
 
 
 class SparseOptimizer(ABC):
@@ -69,7 +53,8 @@ class SparseOptimizer(ABC):
             {name: self._new_state(embedding, name) for name in self.states}
             for embedding in self._params
         ]
-        self._shares: dict[str, list[tuple[int, int, int]]] = {}
+        self._exchanges: dict[int, GradientExchange] = {}  # made by the first step
+        self._writer: int | None = None  # of the numbers of steps
 
     def _new_state(self, embedding: DistEmbedding, name: str) -> DistTensor:
         key = f"{embedding.weight.tensor_name or embedding.name.rsplit('~', 1)[1]}.{name}"
@@ -165,17 +150,18 @@ class SparseOptimizer(ABC):
             ServerError: A server is gone.
         """
         for number, embedding in enumerate(self._params):
-            found = self._to_owners(embedding)
+            found = self._exchange(number).gather(*embedding.gradients())
             embedding.reset()
             if found is None:
                 continue
             self._num_steps[number] += 1
-            self._update_rows([embedding.weight, *self._state[number].values()], found, number)
+            tensors = [embedding.weight, *self._state[number].values()]
+            self._update_rows(tensors, found, self._num_steps[number])
             self._write_steps(number)
         wait_for_trainers()
 
-    def _update_rows(self, tensors: Sequence[DistTensor], found: _Gradients, number: int) -> None:
-        rule = self._rule(self._num_steps[number])
+    def _update_rows(self, tensors: Sequence[DistTensor], found: RowGradients, step: int) -> None:
+        rule = self._rule(step)
 
         def change(tables: Sequence[Tensor], rows: Tensor, begin: int, end: int) -> None:
             starts = found.starts[begin : end + 1]
@@ -185,51 +171,18 @@ class SparseOptimizer(ABC):
 
     def _write_steps(self, number: int) -> None:
         """The trainer that has the row writes it."""
-        state = group_state()
-        if any(stop > start and r == state.rank for start, stop, r in self._shares_of(SINGLE)):
-            self._steps[number][0] = self._num_steps[number]
+        if self._writer is None:
+            shares = shares_of_trainers(SINGLE)
+            self._writer = next(rank for start, stop, rank in shares if stop > start)
+        if self._writer == group_state().rank:
+            steps, name = self._num_steps[number], self._steps[number].name
+            update = current_job().cluster.update
+            update([name], torch.tensor([0]), lambda tables, *_: tables[0].fill_(steps))
 
-    def _to_owners(self, embedding: DistEmbedding) -> _Gradients | None:
-        """The gradients that this trainer adds up; None if no trainer has any."""
-        state, (ids, tables) = group_state(), embedding.gradients()
-        distinct, starts, order = group_equal(ids)
-        if state.world_size == 1:
-            return _Gradients(distinct, starts, order, tables) if ids.numel() else None
-        shares = self._shares_of(embedding.part_policy)
-        bounds = torch.tensor([0, *(stop for _, stop, _ in shares)])
-        ends = torch.searchsorted(distinct, bounds).tolist()
-        groups = {rank: slice(*ends[i : i + 2]) for i, (_, _, rank) in enumerate(shares)}
-        own = groups.pop(state.rank)
-        send = [0] * state.world_size
-        for rank, each in groups.items():
-            send[rank] = each.stop - each.start
-        counts = torch.tensor([[size, ids.numel()] for size in send])
-        twos = [2] * state.world_size
-        arrived = all_to_all(state, counts.view(-1), twos, twos, "gradients").view(-1, 2)
-        if not bool(arrived[:, 1].any()):
-            return None
-        receive: list[int] = arrived[:, 0].tolist()
-        message = empty((sum(send), _ID_COLUMNS + embedding.embedding_dim), torch.float32)
-        runs = message.split(send)
-        for rank, each in groups.items():
-            if send[rank]:
-                of_ids = distinct[each].view(torch.int32).view(-1, _ID_COLUMNS)
-                runs[rank].view(torch.int32)[:, :_ID_COLUMNS] = of_ids
-                sums = runs[rank][:, _ID_COLUMNS:]
-                sum_groups(sums, tables, order, starts[each.start : each.stop + 1])
-        (rows,) = start_exchange(state, [message], [send], [receive], "gradients").wait()
-        mine = order[starts[own.start] : starts[own.stop]]
-        return _merged(rows, sum(receive[: state.rank]), ids, mine, tables)
-
-    def _shares_of(self, policy: str) -> list[tuple[int, int, int]]:
-        """(first id, last id + 1, rank), ascending, of all trainers; collective at first."""
-        if policy not in self._shares:
-            state = group_state()
-            mine = torch.tensor(current_job().share(policy))
-            gathered = all_gather(state, mine, "rows of trainers")
-            shares = [(int(s[0]), int(s[1]), rank) for rank, s in enumerate(gathered)]
-            self._shares[policy] = sorted(shares)
-        return self._shares[policy]
+    def _exchange(self, number: int) -> GradientExchange:
+        if number not in self._exchanges:
+            self._exchanges[number] = GradientExchange(self._params[number].part_policy)
+        return self._exchanges[number]
 
 
 class SparseSGD(SparseOptimizer):
@@ -325,24 +278,3 @@ def check_at_least(name: str, value: float, least: float) -> None:
     """Raise ValueError unless a number is finite and not below ``least``."""
     if not isinstance(value, int | float) or not least <= value < float("inf"):
         raise ValueError(f"{name} must be a number of at least {least:g} (got {value!r})")
-
-
-def _merged(
-    arrived: Tensor, place: int, ids: Tensor, mine: Tensor, tables: Sequence[Tensor]
-) -> _Gradients:
-    """Gradients from other ranks, and this one's own where they lie.
-
-    Args:
-        arrived: Messages, from other ranks in order.
-        place: How many rows of them come from ranks before this one.
-        ids: Of this rank's gradients.
-        mine: Which of those it adds up itself.
-        tables: Its gradients.
-    """
-    columns = arrived.view(torch.int32)[:, :_ID_COLUMNS].contiguous()
-    others, grads = columns.view(torch.int64).view(-1), arrived[:, _ID_COLUMNS:]
-    count, end = ids.numel(), arrived.shape[0] + ids.numel()
-    numbers = torch.cat([torch.arange(place), mine + place, torch.arange(place + count, end)])
-    distinct, starts, order = group_equal(torch.cat([others[:place], ids[mine], others[place:]]))
-    by_number = [grads[:place], *tables, grads[place:]]
-    return _Gradients(distinct, starts, numbers[order], by_number, (place, place + count))

@@ -345,11 +345,13 @@ def _clear(descriptor: int, num_bytes: int) -> None:
     Else each is cleared as it is first touched, which takes several times as long, in a process
     that trains.
     """
-    with contextlib.suppress(OSError, AttributeError):  # Linux has it from 5.14 on
-        with mmap.mmap(descriptor, num_bytes) as memory:
-            for begin in range(0, min(num_bytes, _MOST_CLEARED), _CLEARED_AT_ONCE):
-                length = min(_CLEARED_AT_ONCE, num_bytes - begin)
-                memory.madvise(_MADV_POPULATE_WRITE, begin, length)
+    with (
+        contextlib.suppress(OSError, AttributeError),  # Linux has it from 5.14 on
+        mmap.mmap(descriptor, num_bytes) as memory,
+    ):
+        for begin in range(0, min(num_bytes, _MOST_CLEARED), _CLEARED_AT_ONCE):
+            length = min(_CLEARED_AT_ONCE, num_bytes - begin)
+            memory.madvise(_MADV_POPULATE_WRITE, begin, length)
 
 
 def attached(file: Sequence[Any], info: TableInfo, host: int) -> Tensor | None:
