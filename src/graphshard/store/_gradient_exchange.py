@@ -1,16 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """GradientExchange: gradients of an embedding to the trainers that take care of their rows.
 
-::
-
-    message to each other trainer    [1 + room, 2 + dim] float32
-      row 0        how many gradients this trainer has for that one, and 1 + the most that it has
-                   for any other, or 0 if it has none at all, not even of its own rows
-      other rows   an id, in 64 bits; the sum of this trainer's gradients of that id
-
-All trainers have room for the same number of gradients, a few more than what any had for another
-one a step before. Where that is too little, all of them learn it from row 0, and what is left goes
-in a second message. So a step most often takes one exchange, and always ends in the same sums.
+A trainer adds up its own gradients of each row. Sums of rows that others take care of go into one
+message for each, as they are added up; gradients of its own rows stay where they lie. First all
+trainers tell each other how many come: a message with room for as many as a step before, which
+needs no such exchange, took no less processor time.
 """
 
 from __future__ import annotations
@@ -22,14 +16,13 @@ import torch
 from torch import Tensor
 
 from .._kernel import empty
-from ..comm.collectives import all_gather
-from ..comm.group import GroupState, group_state
+from ..comm.collectives import all_gather, all_to_all
+from ..comm.group import group_state
 from ..comm.wire import start_exchange
 from ..ops import group_equal, sum_groups
 from ._job import current_job
 
-_ID_COLUMNS = 2
-_SPARE = 16  # of so many gradients' room, one more
+_ID_COLUMNS = 2  # of a message's float32 rows: an id of 64 bits, and then a gradient
 
 
 @dataclass(frozen=True)
@@ -61,7 +54,6 @@ class GradientExchange:
         shares = shares_of_trainers(policy)
         self._bounds = torch.tensor([0, *(stop for _, stop, _ in shares)])
         self._ranks = [rank for _, _, rank in shares]
-        self._room = 0
 
     def gather(self, ids: Tensor, tables: Sequence[Tensor]) -> RowGradients | None:
         """The gradients, of all trainers, of this one's rows; None if no trainer has any.
@@ -83,104 +75,43 @@ class GradientExchange:
         for place, rank in enumerate(self._ranks):
             runs[rank] = range(ends[place], ends[place + 1])
         own, runs[state.rank] = runs[state.rank], range(0)
-        most, room = max(map(len, runs)), self._room
-        word = 1 + most if ids.numel() else 0
-        sizes = [0 if rank == state.rank else 1 + room for rank in range(state.world_size)]
-        message = self._message(groups, tables, [run[:room] for run in runs], sizes, 1)
-        heads = [[len(run), word] for rank, run in enumerate(runs) if rank != state.rank]
-        message.view(torch.int32)[:: 1 + room, :_ID_COLUMNS] = torch.tensor(
-            heads, dtype=torch.int32
-        )
-        arrived = [_exchange(state, message, sizes, sizes)]
-        heads = arrived[0].view(torch.int32)[:: 1 + room, :_ID_COLUMNS].tolist()
-        word = max(word, *(other for _, other in heads))
-        if word == 0:
+        send = [len(run) for run in runs]
+        counts = torch.tensor([[size, ids.numel()] for size in send]).view(-1)
+        twos = [2] * state.world_size
+        arrived = all_to_all(state, counts, twos, twos, "gradients").view(-1, 2)
+        if not bool(arrived[:, 1].any()):
             return None
-        self._room = word + word // _SPARE
-        counts = [count for count, _ in heads]
-        counts.insert(state.rank, 0)
-        if word - 1 > room:
-            rest = [run[room:] for run in runs]
-            sizes = [len(run) for run in rest]
-            message = self._message(groups, tables, rest, sizes, 0)
-            left = [max(0, count - room) for count in counts]
-            arrived.append(_exchange(state, message, sizes, left))
-        mine = order[starts[own.start] : starts[own.stop]]
-        return _merged(state, (ids, mine, tables), arrived, counts, room)
-
-    def _message(
-        self,
-        groups: tuple[Tensor, Tensor, Tensor],
-        tables: Sequence[Tensor],
-        runs: Sequence[range],
-        sizes: Sequence[int],
-        first: int,
-    ) -> Tensor:
-        """Ids and sums of a run of groups for each rank, in rows ``first`` and on of its part."""
-        distinct, starts, order = groups
-        message = empty((sum(sizes), _ID_COLUMNS + tables[0].shape[1]), torch.float32)
+        receive: list[int] = arrived[:, 0].tolist()
+        message = empty((sum(send), _ID_COLUMNS + tables[0].shape[1]), torch.float32)
         words = distinct.view(torch.int32).view(-1, _ID_COLUMNS)
-        begin = 0
-        for run, size in zip(runs, sizes, strict=True):
-            end = begin + first + len(run)
+        for rows, run in zip(message.split(send), runs, strict=True):
             if run:
-                rows = message[begin + first : end]
                 rows.view(torch.int32)[:, :_ID_COLUMNS] = words[run.start : run.stop]
                 of_run = starts[run.start : run.stop + 1]
                 sum_groups(rows[:, _ID_COLUMNS:], tables, order, of_run)
-            begin += size
-            message[end:begin] = 0
-        return message
-
-
-def _exchange(
-    state: GroupState, message: Tensor, send: Sequence[int], receive: Sequence[int]
-) -> Tensor:
-    (rows,) = start_exchange(state, [message], [send], [receive], "gradients").wait()
-    return rows
+        (rows,) = start_exchange(state, [message], [send], [receive], "gradients").wait()
+        mine = order[starts[own.start] : starts[own.stop]]
+        return _merged(rows, sum(receive[: state.rank]), (ids, mine, tables))
 
 
 def _merged(
-    state: GroupState,
-    own: tuple[Tensor, Tensor, Sequence[Tensor]],
-    arrived: Sequence[Tensor],
-    counts: Sequence[int],
-    room: int,
+    arrived: Tensor, place: int, own: tuple[Tensor, Tensor, Sequence[Tensor]]
 ) -> RowGradients:
     """The gradients of this rank's rows, where they lie.
 
     Args:
-        state: The group.
+        arrived: Messages, by rank.
+        place: How many of their rows come from ranks before this one.
         own: This rank's ids, the places of those whose rows it has, and the gradients.
-        arrived: Messages with row 0, and what was left.
-        counts: Gradients from each rank.
-        room: As messages had.
     """
     ids, mine, tables = own
     count = ids.numel()
-    ends = torch.tensor([count, *(len(rows) for rows in arrived)]).cumsum(0).tolist()
-    numbers = [torch.arange(*of) for of in zip(ends[:-1], ends[1:], strict=True)]
-    of_ids = [_ids(rows) for rows in arrived]
-    pieces: list[tuple[Tensor, Tensor]] = []
-    begin, rest = 0, 0
-    for rank, size in enumerate(counts):
-        if rank == state.rank:
-            pieces.append((ids[mine], mine))
-            continue
-        found = slice(begin + 1, begin + 1 + min(size, room))
-        pieces.append((of_ids[0][found], numbers[0][found]))
-        begin += 1 + room
-        if size > room:
-            found = slice(rest, rest + size - room)
-            pieces.append((of_ids[1][found], numbers[1][found]))
-            rest = found.stop
-    all_ids, all_numbers = (torch.cat(parts) for parts in zip(*pieces, strict=True))
-    distinct, starts, order = group_equal(all_ids)
-    grads = [rows[:, _ID_COLUMNS:] for rows in arrived]
-    order = all_numbers.index_select(0, order)
-    return RowGradients(distinct, starts, order, [*tables, *grads], (0, count))
-
-
-def _ids(message: Tensor) -> Tensor:
-    words = message.view(torch.int32)[:, :_ID_COLUMNS].contiguous()
-    return words.view(torch.int64).view(-1)
+    words = arrived.view(torch.int32)[:, :_ID_COLUMNS].contiguous()
+    others = words.view(torch.int64).view(-1)
+    numbers = torch.arange(count, count + arrived.shape[0])
+    numbers = torch.cat([numbers[:place], mine, numbers[place:]])
+    by_rank = torch.cat([others[:place], ids.index_select(0, mine), others[place:]])
+    distinct, starts, order = group_equal(by_rank)
+    by_number = [*tables, arrived[:, _ID_COLUMNS:]]
+    order = numbers.index_select(0, order)
+    return RowGradients(distinct, starts, order, by_number, (0, count))
