@@ -29,7 +29,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-INTERFACE = 12
+INTERFACE = 13
 """Goes up, here and in csrc/bindings/module.cpp, when a signature of the extension changes."""
 
 _NATIVE_DTYPES = (torch.float32, torch.float64, torch.bfloat16)

@@ -243,6 +243,31 @@ def group_by_range(
     rows: Tensor,  # [n], written
     sizes: Tensor,  # [num_ranges] int64, written
 ) -> bool: ...  # whether all ids are in a range
+def group_equal(
+    ids: Tensor,  # [n]
+    distinct: Tensor,  # [n], written up to the number of groups
+    starts: Tensor,  # [n + 1] int64, likewise, and one more
+    order: Tensor,  # [n] int64, written
+) -> int: ...  # the number of groups
+def sum_groups(
+    out: Tensor,  # [num_groups, dim] float32, written
+    tables: list[Tensor],  # [_, dim] float32 each, their rows numbered through
+    order: Tensor,  # [n] int64, numbers of rows
+    starts: Tensor,  # [num_groups + 1] int64
+    num_threads: int,
+) -> None: ...
+def update_rows(
+    rule: int,  # 0 SGD, 1 Adagrad, 2 Adam
+    numbers: list[float],  # rate, eps, 1 - betas[0], betas[1], 1 - betas[1]
+    changed: list[Tensor],  # [k, dim] float32, as many as the rule has
+    rows: Tensor,  # [num_groups], ascending, each once
+    tables: list[Tensor],  # gradients, as for sum_groups
+    order: Tensor,
+    starts: Tensor,
+    first_inner: int,  # numbers in this range are added up before they are added to others
+    last_inner: int,
+    num_threads: int,
+) -> None: ...
 def ungroup(
     order: Tensor,  # [n] int64
     counts: Tensor,  # [n] int64

@@ -18,8 +18,8 @@ Recipe = Callable[[random.Random], Call]
 #: Public, and nothing that can be called with arrays: classes that a type checker reads, functions
 #: without arguments, and modules.
 NOT_CALLED = {
-    "HasAdjacency", "extension_available", "is_hooked", "is_plain", "is_relu", "random_seed",
-    "reference", "release_memory",
+    "HasAdjacency", "UpdateRule", "extension_available", "is_hooked", "is_plain", "is_relu",
+    "random_seed", "reference", "release_memory",
 }  # fmt: skip
 VALUES = (torch.float32, torch.float64, torch.bfloat16)
 
@@ -309,6 +309,38 @@ def ungroup(rng: random.Random) -> Call:
     return ops.ungroup, {"order": order, "counts": counts, "values": values, "dtype": dtype}
 
 
+def group_equal(rng: random.Random) -> Call:
+    return ops.group_equal, {"ids": ids(rng, 9, 5, rng.choice((torch.int32, torch.int64)))}
+
+
+def groups(rng: random.Random, width: int) -> dict[str, Any]:
+    """Three groups of rows of two tables."""
+    return {
+        "tables": [draws(rng, torch.float32, n, width) for n in (4, 3)],
+        "order": ids(rng, 6, 7, torch.int64),
+        "starts": torch.tensor([0, rng.randrange(3), 4, 6]),
+    }
+
+
+def sum_groups(rng: random.Random) -> Call:
+    width = rng.choice((1, 3, 16))
+    return ops.sum_groups, {"out": draws(rng, torch.float32, 3, width), **groups(rng, width)}
+
+
+def update_rows(rng: random.Random) -> Call:
+    rule, width = (
+        ops.UpdateRule(rng.choice(("sgd", "adagrad", "adam")), 0.1),
+        rng.choice((1, 3, 16)),
+    )
+    return ops.update_rows, {
+        "rule": rule,
+        "changed": [draws(rng, torch.float32, 5, width) for _ in range(rule.num_tables)],
+        "rows": torch.tensor([0, 2, 4], dtype=rng.choice((torch.int32, torch.int64))),
+        **groups(rng, width),
+        "inner": (rng.randrange(4), rng.randrange(8)),
+    }
+
+
 def draw_neighbors(rng: random.Random) -> Call:
     dtype = rng.choice((torch.int32, torch.int64))
     degrees = [rng.choice((0, 1, 3, 9, 80)) for _ in range(5)]
@@ -412,6 +444,7 @@ RECIPES: dict[str, Recipe] = {
     "empty": empty,
     "empty_like": empty_like,
     "group_by_range": group_by_range,
+    "group_equal": group_equal,
     "gsddmm": gsddmm,
     "gspmm": gspmm,
     "gspmm_add": gspmm_add,
@@ -420,5 +453,7 @@ RECIPES: dict[str, Recipe] = {
     "head_products": head_products,
     "linear": linear,
     "merge_best": merge_best,
+    "sum_groups": sum_groups,
     "ungroup": ungroup,
+    "update_rows": update_rows,
 }

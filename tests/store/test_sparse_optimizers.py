@@ -85,6 +85,20 @@ def oracle(world_size: int, kind: str) -> Tensor:
     return embedding.weight.detach()
 
 
+def added_rank_by_rank(world_size: int) -> Tensor:
+    """Steps of SGD, with the gradients of each rank added up first, and then those sums."""
+    weight = first()
+    for step in range(STEPS):
+        total: Tensor | None = None
+        for ids in (batch(step, rank) for rank in range(world_size)):
+            grads = torch.cat([2 * weight[ids], torch.ones_like(weight[ids[:5]])])
+            own = torch.zeros_like(weight).index_add_(0, torch.cat([ids, ids[:5]]), grads)
+            total = own if total is None else total + own
+        assert total is not None
+        weight.add_(total, alpha=-0.1)
+    return weight
+
+
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 @pytest.mark.parametrize("kind", list(OURS))
 @pytest.mark.parametrize(("num_hosts", "world_size"), [(0, 1), (1, 2), (3, 3), (3, 2)])
@@ -95,32 +109,36 @@ def test_rows_change_as_in_one_process(kind: str, num_hosts: int, world_size: in
     assert not torch.equal(expected, first())
     for each in found:
         torch.testing.assert_close(each, expected, rtol=1e-6, atol=1e-6)
+    if kind == "sgd":  # on whichever host a row is, and whoever takes care of it
+        assert torch.equal(found[0], added_rank_by_rank(world_size))
 
 
 @pytest.mark.parametrize("here", [0, 2])
-def test_rows_are_changed_in_blocks_where_they_lie_and_at_once_elsewhere(here: int) -> None:
-    """Of three hosts' rows, those of one in place, by blocks; the others over the wire."""
+def test_rows_are_changed_where_they_lie_and_at_once_elsewhere(here: int) -> None:
+    """Of three hosts' rows, those of one in place; the others over the wire."""
     with served(3) as addresses:
         cluster = join(addresses, here).cluster
-        tables = [DistTensor((NUM_ROWS, 600), torch.float32, name) for name in ("one", "two")]
-        expected = [torch.randn(NUM_ROWS, 600) for _ in tables]
+        tables = [DistTensor((NUM_ROWS, 6), torch.float32, name) for name in ("one", "two")]
+        expected = [torch.randn(NUM_ROWS, 6) for _ in tables]
         for table, rows in zip(tables, expected, strict=True):
             table[:] = rows
         ids = torch.arange(3, NUM_ROWS, 2)
-        grads, seen = torch.randn(ids.numel(), 600), []
+        grads, seen, places = torch.randn(ids.numel(), 6), [], []
 
-        def change(values: Sequence[Tensor], begin: int, end: int) -> None:
+        def change(values: Sequence[Tensor], rows: Tensor, begin: int, end: int) -> None:
             seen.append((begin, end))
-            values[0].add_(values[1])
-            values[1].sub_(grads[begin:end])
+            places.append(values[0].data_ptr())
+            values[0][rows] += values[1][rows]
+            values[1][rows] -= grads[begin:end]
 
         cluster.update([table.name for table in tables], ids, change)
         expected[0][ids] += expected[1][ids]
         expected[1][ids] -= grads
         assert torch.equal(tables[0][:], expected[0])
         assert torch.equal(tables[1][:], expected[1])
+        assert tables[0].local_partition.data_ptr() == places[0]
         bounds = sorted(seen)
-        assert len(bounds) >= 3  # the other host, and blocks of this one
+        assert len(bounds) == 2  # one host has no rows
         assert [end for _, end in bounds[:-1]] == [begin for begin, _ in bounds[1:]]
         with pytest.raises(IndexError, match="got 5000"):
             cluster.update([tables[0].name], torch.tensor([0, NUM_ROWS]), change)

@@ -4,7 +4,8 @@
 `gspmm` sends messages along edges and reduces them at destinations, `gsddmm` computes a value per
 edge, `edge_softmax` normalizes edge values, `attend` does all three for attention. `draw_neighbors`
 draws edges at random, `IdTable` gives the nodes they reach consecutive ids, `copy_rows` collects
-their features, and `group_by_range` and `ungroup` sort what is asked of several owners. All run in
+their features, and `group_by_range` and `ungroup` sort what is asked of several owners.
+`group_equal`, `sum_groups` and `update_rows` are the step of an embedding's optimizer. All run in
 compiled kernels where those are installed and in plain torch where not; `reference` has the
 operators on edges in their simplest form.
 """
@@ -13,6 +14,7 @@ from .._kernel import empty, empty_like, extension_available, release_memory
 from . import reference
 from ._adjacency import Adjacency, HasAdjacency, as_adjacency
 from ._attention_rule import Attention
+from ._row_groups import UpdateRule, group_equal, sum_groups, update_rows
 from .attention import affine, attend, head_products, is_hooked, is_plain, is_relu, linear
 from .sampling import (
     EdgeMask,
@@ -41,6 +43,7 @@ __all__ = [
     "EdgeMask",
     "HasAdjacency",
     "IdTable",
+    "UpdateRule",
     "add_rows",
     "affine",
     "as_adjacency",
@@ -53,6 +56,7 @@ __all__ = [
     "empty_like",
     "extension_available",
     "group_by_range",
+    "group_equal",
     "gsddmm",
     "gspmm",
     "gspmm_add",
@@ -67,5 +71,7 @@ __all__ = [
     "random_seed",
     "reference",
     "release_memory",
+    "sum_groups",
     "ungroup",
+    "update_rows",
 ]

@@ -28,8 +28,6 @@ from .wire import MessageClient, WireMessage
 _INT32_MAX = 2**31 - 1
 MESSAGE_BYTES = 1 << 26
 """Longer requests and answers go in pieces of about this many bytes."""
-BLOCK_BYTES = 1 << 20
-"""Rows of this host are updated so many bytes at a time, which stay in a cache meanwhile."""
 
 
 class Answer(Protocol):
@@ -376,17 +374,18 @@ class Cluster:
         self,
         names: Sequence[str],
         ids: Tensor,
-        change: Callable[[Sequence[Tensor], int, int], None],
+        change: Callable[[Sequence[Tensor], Tensor, int, int], None],
     ) -> None:
-        """Read rows of some tables that are spread alike, change them, and write them back.
+        """Change rows of some tables that are spread alike.
 
-        Rows of this host take a block at a time; those of others, all in one read and one write.
+        Rows of this host are changed where they lie; those of others, all in one read and one
+        write.
 
         Args:
             names: The tables.
             ids: Integer ``[n]``, ascending, each once.
-            change: Called with rows of each table, which it changes in place, and which of the ids
-                they are: the first, and the last plus 1.
+            change: Called with tables, the rows that it changes there, and which of the ids these
+                are: the first, and the last plus 1.
 
         Raises:
             IndexError: An id is out of range; nothing is written.
@@ -407,21 +406,16 @@ class Cluster:
                 remote.append(slice(begin, begin + rows.numel()))
             begin += rows.numel()
         others = torch.cat([ids[:0], *(ids[each] for each in remote)])
-        pending = self.start_read([RowsRequest(names, others)])
-        most = max(1, BLOCK_BYTES // max(1, *(info.row_bytes for info in infos)))
+        pending = self.start_read([RowsRequest(names, others)] if remote else [])
         for begin, rows, tables in local:
-            for block in rows.split(most):
-                values = [empty((block.numel(), *t.shape[1:]), t.dtype) for t in tables]
-                for value, table in zip(values, tables, strict=True):
-                    copy_rows(value, None, table, block)
-                change(values, begin, begin + block.numel())
-                for value, table in zip(values, tables, strict=True):
-                    copy_rows(table, block, value, None)
-                begin += block.numel()
+            change(tables, rows, begin, begin + rows.numel())
+        if not remote:
+            return
         values, begin = pending.wait(), 0
         for each in remote:
             end = begin + each.stop - each.start
-            change([value[begin:end] for value in values], each.start, each.stop)
+            places = torch.arange(end - begin)
+            change([value[begin:end] for value in values], places, each.start, each.stop)
             begin = end
         for name, value in zip(names, values, strict=True):
             self.write(name, others, value)

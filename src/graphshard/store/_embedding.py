@@ -98,14 +98,18 @@ class DistEmbedding:
         """As `DistTensor.part_policy`."""
         return self._tensor.part_policy
 
-    def gradients(self) -> tuple[Tensor, Tensor]:
-        """Ids and gradients of all lookups since `reset`; those outside of the loss have none."""
+    def gradients(self) -> tuple[Tensor, list[Tensor]]:
+        """Of all lookups since `reset`; those outside of the loss have none.
+
+        Returns:
+            Ids, int64 ``[n]``; and their gradients, ``[_, embedding_dim]`` of each lookup, at least
+            one, which together have ``n`` rows.
+        """
         found = [(ids, rows.grad) for ids, rows in self._lookups if rows.grad is not None]
-        if len(found) == 1:
-            return found[0][0].long(), found[0][1].cpu()
-        ids = torch.cat([torch.empty(0, dtype=torch.int64), *(ids.long() for ids, _ in found)])
-        empty = torch.empty(0, self.embedding_dim)
-        return ids, torch.cat([empty, *(grad.cpu() for _, grad in found)])
+        if not found:
+            return torch.empty(0, dtype=torch.int64), [torch.empty(0, self.embedding_dim)]
+        ids = found[0][0] if len(found) == 1 else torch.cat([ids for ids, _ in found])
+        return ids.long(), [grad.cpu() for _, grad in found]
 
     def zero_grad(self) -> None:
         """Forget the gradients of lookups."""

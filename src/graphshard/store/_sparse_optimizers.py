@@ -15,13 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._kernel import empty
-from ..comm.collectives import all_gather, all_to_all
 from ..comm.group import group_state
-from ..comm.wire import start_exchange
-from ..ops import copy_rows
+from ..ops import UpdateRule, update_rows
 from ._dist_tensor import DistTensor
 from ._embedding import DistEmbedding
+from ._gradient_exchange import GradientExchange, RowGradients, shares_of_trainers
 from ._job import SINGLE, current_job, wait_for_trainers
 
 
@@ -55,7 +53,8 @@ class SparseOptimizer(ABC):
             {name: self._new_state(embedding, name) for name in self.states}
             for embedding in self._params
         ]
-        self._shares: dict[str, list[tuple[int, int, int]]] = {}
+        self._exchanges: dict[int, GradientExchange] = {}  # made by the first step
+        self._writer: int | None = None  # of the numbers of steps
 
     def _new_state(self, embedding: DistEmbedding, name: str) -> DistTensor:
         key = f"{embedding.weight.tensor_name or embedding.name.rsplit('~', 1)[1]}.{name}"
@@ -128,14 +127,11 @@ class SparseOptimizer(ABC):
         self._num_steps = self._read_steps()
 
     @abstractmethod
-    def _update(self, rows: Tensor, grad: Tensor, state: Mapping[str, Tensor], step: int) -> None:
-        """Change rows ``[n, dim]`` and their state in place.
+    def _rule(self, step: int) -> UpdateRule:
+        """How rows change.
 
         Args:
-            rows: Of the embedding.
-            grad: Their gradients, added up.
-            state: By name.
-            step: Steps of this embedding, this one included.
+            step: Steps of their embedding, this one included.
         """
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -154,66 +150,39 @@ class SparseOptimizer(ABC):
             ServerError: A server is gone.
         """
         for number, embedding in enumerate(self._params):
-            ids, grads = self._to_owners(embedding, *_summed(*embedding.gradients()))
+            found = self._exchange(number).gather(*embedding.gradients())
             embedding.reset()
-            if ids is None:
+            if found is None:
                 continue
             self._num_steps[number] += 1
-            ids, grads = _summed(ids, grads)
-            tensors = {"": embedding.weight} | self._state[number]
-            self._update_rows(tensors, ids, grads, self._num_steps[number])
-            if group_state().rank == 0:
-                self._steps[number][0] = self._num_steps[number]
+            tensors = [embedding.weight, *self._state[number].values()]
+            self._update_rows(tensors, found, self._num_steps[number])
+            self._write_steps(number)
         wait_for_trainers()
 
-    def _update_rows(
-        self, tensors: Mapping[str, DistTensor], ids: Tensor, grads: Tensor, step: int
-    ) -> None:
-        def change(values: Sequence[Tensor], begin: int, end: int) -> None:
-            by_name = dict(zip(tensors, values, strict=True))
-            self._update(by_name[""], grads[begin:end], by_name, step)
+    def _update_rows(self, tensors: Sequence[DistTensor], found: RowGradients, step: int) -> None:
+        rule = self._rule(step)
 
-        names = [tensor.name for tensor in tensors.values()]
-        current_job().cluster.update(names, ids, change)
+        def change(tables: Sequence[Tensor], rows: Tensor, begin: int, end: int) -> None:
+            starts = found.starts[begin : end + 1]
+            update_rows(rule, tables, rows, found.tables, found.order, starts, found.inner)
 
-    def _to_owners(
-        self, embedding: DistEmbedding, ids: Tensor, grads: Tensor
-    ) -> tuple[Tensor | None, Tensor]:
-        """The gradients that this trainer adds up; None if no trainer has any.
+        current_job().cluster.update([tensor.name for tensor in tensors], found.ids, change)
 
-        Args:
-            embedding: Whose.
-            ids: Ascending, each once.
-            grads: Theirs.
-        """
-        state = group_state()
-        if state.world_size == 1:
-            return (ids if ids.numel() else None), grads
-        shares = self._shares_of(embedding.part_policy)
-        bounds = torch.tensor([0, *(stop for _, stop, _ in shares)])
-        ends = torch.searchsorted(ids, bounds).tolist()  # ids ascend
-        groups = {rank: slice(*ends[i : i + 2]) for i, (_, _, rank) in enumerate(shares)}
-        slices = [groups[rank] for rank in range(state.world_size)]
-        send = [each.stop - each.start for each in slices]
-        counts = torch.tensor([[size, ids.numel()] for size in send])
-        twos = [2] * state.world_size
-        arrived = all_to_all(state, counts.view(-1), twos, twos, "gradients").view(-1, 2)
-        if not bool(arrived[:, 1].any()):
-            return None, grads
-        receive = arrived[:, 0].tolist()
-        mine = [[ids[each] for each in slices], [grads[each] for each in slices]]
-        found = start_exchange(state, mine, [send] * 2, [receive] * 2, "gradients").wait()
-        return found[0], found[1]
+    def _write_steps(self, number: int) -> None:
+        """The trainer that has the row writes it."""
+        if self._writer is None:
+            shares = shares_of_trainers(SINGLE)
+            self._writer = next(rank for start, stop, rank in shares if stop > start)
+        if self._writer == group_state().rank:
+            steps, name = self._num_steps[number], self._steps[number].name
+            update = current_job().cluster.update
+            update([name], torch.tensor([0]), lambda tables, *_: tables[0].fill_(steps))
 
-    def _shares_of(self, policy: str) -> list[tuple[int, int, int]]:
-        """(first id, last id + 1, rank), ascending, of all trainers; collective at first."""
-        if policy not in self._shares:
-            state = group_state()
-            mine = torch.tensor(current_job().share(policy))
-            gathered = all_gather(state, mine, "rows of trainers")
-            shares = [(int(s[0]), int(s[1]), rank) for rank, s in enumerate(gathered)]
-            self._shares[policy] = sorted(shares)
-        return self._shares[policy]
+    def _exchange(self, number: int) -> GradientExchange:
+        if number not in self._exchanges:
+            self._exchanges[number] = GradientExchange(self._params[number].part_policy)
+        return self._exchanges[number]
 
 
 class SparseSGD(SparseOptimizer):
@@ -224,8 +193,8 @@ class SparseSGD(SparseOptimizer):
         lr: Learning rate, at least 0.
     """
 
-    def _update(self, rows: Tensor, grad: Tensor, state: Mapping[str, Tensor], step: int) -> None:
-        rows.add_(grad, alpha=-self.lr)
+    def _rule(self, step: int) -> UpdateRule:
+        return UpdateRule("sgd", self.lr)
 
 
 class SparseAdagrad(SparseOptimizer):
@@ -266,11 +235,8 @@ class SparseAdagrad(SparseOptimizer):
             return None
         return lambda shape, dtype: torch.full(shape, self._first, dtype=dtype)
 
-    def _update(self, rows: Tensor, grad: Tensor, state: Mapping[str, Tensor], step: int) -> None:
-        total = state["adagrad_sum"]
-        total.addcmul_(grad, grad)
-        rate = self.lr / (1 + (step - 1) * self.lr_decay)
-        rows.addcdiv_(grad, total.sqrt().add_(self.eps), value=-rate)
+    def _rule(self, step: int) -> UpdateRule:
+        return UpdateRule("adagrad", self.lr / (1 + (step - 1) * self.lr_decay), self.eps)
 
 
 class SparseAdam(SparseOptimizer):
@@ -302,32 +268,13 @@ class SparseAdam(SparseOptimizer):
         self.betas, self.eps = (betas[0], betas[1]), eps
         super().__init__(params, lr)
 
-    def _update(self, rows: Tensor, grad: Tensor, state: Mapping[str, Tensor], step: int) -> None:
-        (first, second), mean, square = self.betas, state["adam_mean"], state["adam_square"]
-        mean.lerp_(grad, 1 - first)
-        square.mul_(second).addcmul_(grad, grad, value=1 - second)
+    def _rule(self, step: int) -> UpdateRule:
+        first, second = self.betas
         correction = (1 - second**step) ** 0.5 / (1 - first**step)
-        rows.addcdiv_(mean, square.sqrt().add_(self.eps), value=-self.lr * correction)
+        return UpdateRule("adam", self.lr * correction, self.eps, self.betas)
 
 
 def check_at_least(name: str, value: float, least: float) -> None:
     """Raise ValueError unless a number is finite and not below ``least``."""
     if not isinstance(value, int | float) or not least <= value < float("inf"):
         raise ValueError(f"{name} must be a number of at least {least:g} (got {value!r})")
-
-
-def _summed(ids: Tensor, grads: Tensor) -> tuple[Tensor, Tensor]:
-    """Distinct ids, ascending, and the sums of their gradients, always added in one order."""
-    if ids.numel() == 0:
-        return ids, grads
-    ascending, order = torch.sort(ids, stable=True)
-    is_first = torch.ones_like(ascending, dtype=torch.bool)
-    torch.ne(ascending[1:], ascending[:-1], out=is_first[1:])
-    distinct, firsts = ascending[is_first], order[is_first]
-    total = empty((distinct.numel(), *grads.shape[1:]), grads.dtype)
-    copy_rows(total, None, grads, firsts)
-    if distinct.numel() < ids.numel():
-        others = ~is_first
-        places = (is_first.cumsum(0) - 1)[others]
-        total.index_add_(0, places, grads.index_select(0, order[others]))
-    return distinct, total
