@@ -137,7 +137,7 @@ class PartitionWriter:
         why = "it is of another format"
         try:
             config = read_config(self.json_path)
-            if config.build is not None:
+            if config.layout == "graphshard":
                 return config.build
         except PartitionFormatError as error:
             why = str(error)
