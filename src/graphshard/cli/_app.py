@@ -18,6 +18,7 @@ import typer
 from ..errors import GraphShardError, RankError
 from ..store.wire import exit_process
 from ..train.launch import WRONG_INPUT_ERRORS, ExitCode, stop_on_signals
+from ._convert import convert
 from ._copy import copy
 from ._inspect import inspect
 from ._launch import launch
@@ -32,7 +33,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
 )
-for command in (partition, inspect, verify, train, serve, copy, launch):
+for command in (partition, inspect, verify, convert, train, serve, copy, launch):
     app.command()(command)
 
 

@@ -101,19 +101,34 @@ class DGLPartFile:
         Raises:
             PartitionFormatError: It is damaged, or its ids are none.
         """
-        with _opened(self.path) as reader:
-            if self.kind == "part_graph":
+        if self.kind == "part_graph":
+            with _opened(self.path) as reader:
                 graph = _structure(reader)
                 found = _edges_of(graph)
                 for what, fields in (("node", graph.ndata[0]), ("edge", graph.edata[0])):
                     found |= _columns(what, fields, self.book)
                 return found
-            stored = _with_types(open_tensors(reader), self.kind, self.book)
-            features = {name: one.read() for name, one in stored.items()}
-        known = self._original_ids(features)
-        return features | {name: ids for name, ids in known.items() if name not in features}
+        with self.rows() as features:
+            return {
+                name: one if isinstance(one, Tensor) else one.read()
+                for name, one in features.items()
+            }
 
-    def _original_ids(self, features: Mapping[str, Tensor]) -> TensorDict:
+    @contextmanager
+    def rows(self) -> Iterator[dict[str, Tensor | StoredTensor]]:
+        """What `read` gives of features, still in the file as far as it is there.
+
+        Raises:
+            PartitionFormatError: As for `read`, also while they are read.
+        """
+        with _opened(self.path) as reader:
+            found: dict[str, Tensor | StoredTensor] = dict(
+                _with_types(open_tensors(reader), self.kind, self.book)
+            )
+            known = self._original_ids(found)
+            yield found | {name: ids for name, ids in known.items() if name not in found}
+
+    def _original_ids(self, features: Mapping[str, object]) -> TensorDict:
         """The ids before partitioning, of the types whose features do not have them."""
         owned = _owned(self.kind, self.book)
         if all(f"{owner}/{_ORIGINAL}" in features for owner in owned):

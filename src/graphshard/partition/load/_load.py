@@ -174,15 +174,16 @@ def _load_graph(file: TensorFile | DGLPartFile, book: RangePartitionBook) -> Gra
     return graph
 
 
-def _load_features(
-    config: PartitionConfig, book: RangePartitionBook, kind: str, checksums: bool
-) -> TensorDict:
+def open_features(
+    config: PartitionConfig, book: RangePartitionBook, kind: str
+) -> TensorFile | DGLPartFile:
+    """The file of a part's features, whose shapes are those of the part.
+
+    Raises:
+        PartitionFormatError: They are not; or as for `PartitionConfig.open_part`.
+    """
     file = config.open_part(book.partid, kind)
-    offsets = book.local_ntype_offset if kind == "node_feats" else book.local_etype_offset
-    names = book.ntypes
-    if kind == "edge_feats":
-        names = [etype_key(etype) for etype in book.canonical_etypes]
-    rows = dict(zip(names, torch.tensor(offsets).diff().tolist(), strict=True))
+    rows = _owned_rows(book, kind)
     for key, shape in file.shapes.items():
         owner = key.rsplit("/", 1)[0]
         if owner not in rows or not shape or shape[0] != rows[owner]:
@@ -190,10 +191,26 @@ def _load_features(
                 f"feature '{key}' in {file.path} has shape {shape}, but part {book.partid} owns "
                 f"{rows.get(owner, 'nothing')} of that type; partition again"
             )
+    return file
+
+
+def _owned_rows(book: RangePartitionBook, kind: str) -> dict[str, int]:
+    """How many nodes or edges the part owns, by the names of types in files."""
+    offsets = book.local_ntype_offset if kind == "node_feats" else book.local_etype_offset
+    names = book.ntypes
+    if kind == "edge_feats":
+        names = [etype_key(etype) for etype in book.canonical_etypes]
+    return dict(zip(names, torch.tensor(offsets).diff().tolist(), strict=True))
+
+
+def _load_features(
+    config: PartitionConfig, book: RangePartitionBook, kind: str, checksums: bool
+) -> TensorDict:
+    file = open_features(config, book, kind)
     if checksums:
         file.check_digest()
     features = file.read()
-    for owner in rows:
+    for owner in _owned_rows(book, kind):
         ids = features.get(f"{owner}/orig_id")
         if ids is None or ids.dtype != torch.int64 or ids.dim() != 1:
             found = "none" if ids is None else f"{ids.dtype} of shape {tuple(ids.shape)}"
