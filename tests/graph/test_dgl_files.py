@@ -83,6 +83,16 @@ def test_tensors_are_read_and_written_as_dgl_does(dgl: Any, tmp_path: Path) -> N
     assert same({"one": torch.tensor(3.5)}, utils.load_tensors(path))
 
 
+def test_types_may_have_names_that_partitions_cannot_have(dgl: Any, tmp_path: Path) -> None:
+    path = str(tmp_path / "g.bin")
+    dgl.save_graphs(path, dgl.heterograph({("a:b", "http://x#y/z", "c~d"): ([0, 1], [1, 0])}))
+    (graph,), _ = graphshard.load_graphs(path)
+    assert graph.canonical_etypes == [("a:b", "http://x#y/z", "c~d")]
+    graphshard.save_graphs(path, graph)
+    (again,), _ = dgl.load_graphs(path)
+    assert same(content(graph), content(again))
+
+
 def test_a_file_that_is_written_anew_is_the_old_one_or_the_new_one(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "graph.bin"
     graph = graphshard.graph(([0], [1]))

@@ -154,7 +154,9 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         losses.append(FullBatchRun(config.resolved()).train().losses)
     assert losses[0] == losses[1] == losses[2]
     capsys.readouterr()
-    assert run(["inspect", str(tmp_path / "theirs")]) == 2
+    assert run(["inspect", str(tmp_path / "theirs")]) == 0
+    assert "DGL wrote it: it has no statistics" in capsys.readouterr().out
+    assert run(["inspect", str(tmp_path / "theirs"), "--plot", "x.png"]) == 2
     assert "has no statistics, because DGL wrote it" in capsys.readouterr().err
     assert run(["convert", str(tmp_path / "ours"), "--out", str(tmp_path / "ours")]) == 2
 

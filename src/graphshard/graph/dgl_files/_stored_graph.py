@@ -29,7 +29,6 @@ from torch import Tensor
 from ..._typing import INDEX_DTYPES, CanonicalEType
 from ...ops import Adjacency
 from .._graph import Graph
-from ..structure import check_type_name
 from ._binary import BinaryReader, BinaryWriter, DamagedFileError, StoredTensor
 
 _GRAPH = 0xDD589FBE35224ABF
@@ -287,11 +286,6 @@ def _check_names(ntypes: list[str], etypes: list[CanonicalEType]) -> None:
         raise DamagedFileError("it has a node type twice, as blocks do, which are not supported")
     if len(set(etypes)) != len(etypes):
         raise DamagedFileError("it has a relation twice")
-    try:
-        for name in (*ntypes, *(name for _, name, _ in etypes)):
-            check_type_name(name, "a type")
-    except ValueError as error:
-        raise DamagedFileError(str(error)) from None
 
 
 def _check_rows(fields: Mapping[str, StoredTensor], count: int, what: str) -> None:

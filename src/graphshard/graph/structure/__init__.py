@@ -3,14 +3,4 @@
 
 from ._construct import check_count, checked_counts, least_counts, read_edges, read_relations
 from ._ids import as_integers, by_first_occurrence, check_ids, id_tensor, places_of
-from ._schema import (
-    ALL,
-    EID,
-    ETYPE,
-    NID,
-    NTYPE,
-    Schema,
-    check_type_name,
-    is_all,
-    joined_name,
-)
+from ._schema import ALL, EID, ETYPE, NID, NTYPE, Schema, is_all, joined_name
