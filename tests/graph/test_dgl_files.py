@@ -219,6 +219,7 @@ def test_files_that_were_kept_are_read_or_refused(allocated: list[int]) -> None:
         allocated.clear()
 
 
+@pytest.mark.timeout(3600)
 def test_damaged_files_are_read_or_refused(
     allocated: list[int], run_all: bool, tmp_path: Path
 ) -> None:

@@ -26,6 +26,7 @@ from dgl_file_cases import damaged
 pytestmark = pytest.mark.usefixtures("no_syncing")
 
 
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("make", [plain, bipartite])
 def test_damaged_folders(make: object, run_all: bool, tmp_path: Path) -> None:
     graph = make()  # type: ignore[operator]
