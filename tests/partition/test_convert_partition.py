@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -129,6 +130,23 @@ def test_what_is_in_the_way_stays(tmp_path: Path) -> None:
     with pytest.raises(PartitionFormatError, match="its checksum differs"):
         convert_partition(ours, tmp_path / "new")
     assert os.listdir(tmp_path / "new") == []
+
+
+def test_a_full_disk_is_told_of_the_file_that_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partition_graph(add_features(GRAPHS["plain"]()), "g", 2, tmp_path / "ours", quiet=True)
+    theirs = convert_partition(tmp_path / "ours" / "g.json", tmp_path / "theirs")
+
+    def is_full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", is_full)
+    for config in (tmp_path / "ours" / "g.json", theirs):
+        with pytest.raises(OSError, match="cannot be written .No space left on device") as caught:
+            convert_partition(config, tmp_path / "new")
+        assert str(tmp_path / "new") in str(caught.value)
+        assert list((tmp_path / "new").rglob("*")) == []
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

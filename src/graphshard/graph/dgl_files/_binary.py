@@ -84,17 +84,18 @@ def reading(path: str | os.PathLike[str]) -> Iterator[BinaryReader]:
     """
     path = Path(path)
     try:
-        with open_regular(path) as file:
-            reader = BinaryReader(path, file, os.fstat(file.fileno()).st_size)
-            try:
-                yield reader
-            except DamagedFileError as error:
-                raise ValueError(
-                    f"{path} is damaged, or no such file of DGL's ({error}, near byte "
-                    f"{reader.place}); write it again"
-                ) from None
+        opened = open_regular(path)
     except (IsADirectoryError, NotRegularFileError) as error:
         raise ValueError(f"{path} must be a regular file ({error.strerror})") from None
+    with opened as file:
+        reader = BinaryReader(path, file, os.fstat(file.fileno()).st_size)
+        try:
+            yield reader
+        except DamagedFileError as error:
+            raise ValueError(
+                f"{path} is damaged, or no such file of DGL's ({error}, near byte "
+                f"{reader.place}); write it again"
+            ) from None
 
 
 class DamagedFileError(ValueError):

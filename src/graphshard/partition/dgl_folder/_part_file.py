@@ -22,7 +22,7 @@ name features without their type.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -108,7 +108,7 @@ class DGLPartFile:
                 for what, fields in (("node", graph.ndata[0]), ("edge", graph.edata[0])):
                     found |= _columns(what, fields, self.book)
                 return found
-        with self.rows() as features:
+        with _explained(self.path), self.rows() as features:
             return {
                 name: one if isinstance(one, Tensor) else one.read()
                 for name, one in features.items()
@@ -119,13 +119,15 @@ class DGLPartFile:
         """What `read` gives of features, still in the file as far as it is there.
 
         Raises:
-            PartitionFormatError: As for `read`, also while they are read.
+            PartitionFormatError: As for `read`; while rows are read, a ValueError.
         """
-        with _opened(self.path) as reader:
-            found: dict[str, Tensor | StoredTensor] = dict(
-                _with_types(open_tensors(reader), self.kind, self.book)
-            )
-            known = self._original_ids(found)
+        with ExitStack() as stack:  # errors of what is done with the rows are not explained here
+            with _explained(self.path):
+                reader = stack.enter_context(reading(self.path))
+                found: dict[str, Tensor | StoredTensor] = dict(
+                    _with_types(open_tensors(reader), self.kind, self.book)
+                )
+                known = self._original_ids(found)
             yield found | {name: ids for name, ids in known.items() if name not in found}
 
     def _original_ids(self, features: Mapping[str, object]) -> TensorDict:
@@ -161,9 +163,15 @@ class DGLPartFile:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[BinaryReader]:
+    with _explained(path), reading(path) as reader:
+        yield reader
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """What is wrong with a file that is read in here is a PartitionFormatError."""
     try:
-        with reading(path) as reader:
-            yield reader
+        yield
     except PartitionFormatError:
         raise
     except FileNotFoundError:
