@@ -194,6 +194,10 @@ def test_the_command_on_single_graphs(tmp_path: Path, capsys: pytest.CaptureFixt
     assert run(["convert", str(tmp_path / "edges.dgl"), "--out", str(tmp_path / "new.csv")]) == 0
     assert (tmp_path / "new.csv").read_text().replace('"', "") == edges.read_text()
     capsys.readouterr()
+    graphshard.save_graphs(tmp_path / "huge.bin", graphshard.graph(([], []), num_nodes=2**50))
+    arguments = ["--data", str(tmp_path / "huge.bin"), "--parts", "2", "--out", str(tmp_path / "h")]
+    assert run(["partition", *arguments]) == 2
+    assert "calls for 1125899906842624 nodes" in capsys.readouterr().err
     for arguments, words in (
         ([str(cora), "--out", str(tmp_path / "cora.csv")], "write a .bin file"),
         ([str(cora), "--out", str(tmp_path / "cora.txt")], "a graph goes to a file in"),

@@ -153,6 +153,11 @@ def _read_dgl_graph(path: Path, preparation: Preparation) -> NodeDataset:
         )
     for ntype in graph.ntypes:
         fields = graph.nodes[ntype].data
+        if not any(rows.numel() for rows in fields.values()):
+            ends = [
+                graph.num_edges(e) for e in graph.canonical_etypes for t in e[::2] if t == ntype
+            ]
+            check_node_count(path, ntype, graph.num_nodes(ntype), sum(ends))
         for name in (f"{split}_mask" for split in SPLITS):
             if name in fields and fields[name].dtype == torch.uint8:  # DGL's files know no bool
                 fields[name] = fields[name].to(torch.bool)
