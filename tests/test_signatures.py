@@ -47,6 +47,7 @@ OURS_ALONE = {
     "graphshard.graph.Frame.to non_blocking",  # as torch.Tensor.to
     "graphshard.sampling.MiniBatch.to non_blocking",
     "graphshard.distributed.load_partition_feats load_edges",
+    "graphshard.graph.load_tensors return_dgl_ndarray",  # as dgl.data.utils.load_tensors
 }
 
 

@@ -20,6 +20,7 @@ FLAGS = {
         --tolerance
     """,
     "inspect": "--help --plot partition",
+    "convert": "--help --out --to source",
     "copy": """
         --help --ip-config --ip_config --part-config --part_config --rel-data-path --rel_data_path
         --script-folder --script_folder --ssh-command --ssh-port --ssh-username --ssh_port

@@ -205,15 +205,15 @@ def test_ids_that_no_file_holds_take_no_memory(folder: Path) -> None:
     assert any("fewer than the" in problem for problem in verify_partition(folder / "g.json"))
 
 
-def test_a_partition_without_digest_of_dgl_still_gives_a_book(folder: Path) -> None:
+def test_files_of_ours_are_not_taken_for_those_of_dgl(folder: Path) -> None:
     def change(content: dict[str, Any]) -> None:
         for key in ("format", "format_version", "build", "stats"):
             content.pop(key)
 
     edit(folder, change)
-    assert read_config(folder / "g.json").build is None
+    assert read_config(folder / "g.json").layout == "dgl"
     assert load_partition_book(folder / "g.json", 1)[0].num_nodes() == 77
-    with pytest.raises(PartitionFormatError, match="does not describe a graphshard partition"):
+    with pytest.raises(PartitionFormatError, match="a file of graphs begins with"):
         load_partition(folder / "g.json", 1)
 
 

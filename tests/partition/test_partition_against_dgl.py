@@ -221,17 +221,15 @@ def test_dgl_reads_the_maps_that_we_write(make: Any, tmp_path: Path) -> None:
     assert torch.equal(ours.map_to_per_ntype(nodes)[1], theirs.map_to_per_ntype(nodes)[1])
 
 
-def test_we_read_the_book_of_a_partition_that_dgl_wrote_but_not_its_parts(tmp_path: Path) -> None:
-    dgl_partition(plain(), tmp_path, 3, 1)
-    book, name, ntypes, etypes = load_partition_book(tmp_path / "theirs.json", 2)
-    assert (name, ntypes, etypes) == ("theirs", {"_N": 0}, {("_N", "_E", "_N"): 0})
-    assert book.num_nodes() == 50
-    with pytest.raises(PartitionFormatError, match="does not describe a graphshard partition"):
-        load_partition(tmp_path / "theirs.json", 2)
-    (problem,) = verify_partition(tmp_path / "theirs.json")
-    assert "does not describe a graphshard partition" in problem
-    with pytest.raises(ValueError, match="is not a partition that graphshard wrote"):
-        partition_graph(plain(), "theirs", 2, tmp_path, quiet=True)
+def test_a_json_of_another_program_gives_a_book_and_no_parts(tmp_path: Path) -> None:
+    path = tmp_path / "g.json"
+    path.write_text(json.dumps({**book_json(0, 4), "format": "another"}))
+    book, name, ntypes, _ = load_partition_book(path, 2)
+    assert (name, ntypes, book.partid) == ("g", {"u": 0, "v": 1}, 2)
+    with pytest.raises(PartitionFormatError, match="neither a graphshard partition nor one of"):
+        load_partition(path, 2)
+    (problem,) = verify_partition(path)
+    assert "neither a graphshard partition nor one of DGL's" in problem
 
 
 def test_a_type_with_two_nodes_works_where_dgl_gives_up(tmp_path: Path) -> None:

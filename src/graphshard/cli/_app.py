@@ -17,6 +17,7 @@ import typer
 
 from ..errors import GraphShardError, RankError
 from ..train.launch import WRONG_INPUT_ERRORS, ExitCode, stop_on_signals
+from ._convert import convert
 from ._copy import copy
 from ._inspect import inspect
 from ._launch import launch
@@ -31,7 +32,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
 )
-for command in (partition, inspect, verify, train, serve, copy, launch):
+for command in (partition, inspect, verify, convert, train, serve, copy, launch):
     app.command()(command)
 
 

@@ -25,13 +25,17 @@ def inspect(
 ) -> None:
     """Show what is in a partition and how good it is."""
     path = partition_json(partition)
-    config, stats, task = read_config(path), load_partition_stats(path), read_task(path)
+    config, task = read_config(path), read_task(path)
+    config.check_format()
     if plot is not None:
-        plot_partition(stats, plot)
+        plot_partition(load_partition_stats(path), plot)
     console = Console()
     console.print(_types_table(config))
-    console.print(stats.table())
-    console.print(_balance_table(stats))
+    if config.stats is not None:
+        console.print(config.stats.table())
+        console.print(_balance_table(config.stats))
+    else:
+        console.print("DGL wrote it: it has no statistics until graphshard convert", markup=False)
     for line in _facts(task):
         console.print(line, markup=False, highlight=False)
     if plot is not None:

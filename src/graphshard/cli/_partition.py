@@ -22,8 +22,9 @@ def partition(
     data: Annotated[
         str,
         typer.Option(
-            help="A data set: 'cora', a folder, the name of a folder in $GRAPHSHARD_DATASETS, or "
-            "an edge list that ends in .csv or .parquet (columns src and dst).",
+            help="A data set: 'cora', a folder, the name of a folder in $GRAPHSHARD_DATASETS, an "
+            "edge list that ends in .csv or .parquet (columns src and dst), or a graph of DGL's "
+            "save_graphs that ends in .bin or .dgl.",
         ),
     ],
     parts: Annotated[int, typer.Option(help="Number of parts.")],

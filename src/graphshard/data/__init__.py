@@ -8,6 +8,7 @@ lists in CSV and Parquet, SciPy and NetworkX graphs are read by ``graphshard.gra
 
 import sys
 
+from . import utils
 from ._dgl import from_dgl, to_dgl
 from ._load import load_dataset
 from ._ogb import from_ogb
@@ -26,6 +27,7 @@ __all__ = [
     "random_typed_graph",
     "to_dgl",
     "to_pyg",
+    "utils",
 ]
 
 _LOADERS = ("MultiLayerNeighborSampler", "NodeDataLoader")

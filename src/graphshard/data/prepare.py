@@ -8,10 +8,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
-from ..graph import add_self_loop, from_csv, from_parquet, remove_self_loop, to_bidirected
+import torch
+
+from ..graph import (
+    Graph,
+    add_self_loop,
+    from_csv,
+    from_parquet,
+    load_graphs,
+    remove_self_loop,
+    save_graphs,
+    to_bidirected,
+    to_csv,
+    to_parquet,
+)
 from ._folder import check_node_count
 from ._load import load_dataset
-from .dataset import NodeDataset
+from .dataset import SPLITS, NodeDataset
 
 DATASETS_VARIABLE = "GRAPHSHARD_DATASETS"
 
@@ -25,6 +38,7 @@ NORMALIZED_WITH_LOOPS = (
     "pubmed-partial",
 )
 _TABLES = (".csv", ".parquet")
+_DGL_GRAPHS = (".bin", ".dgl")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +65,9 @@ def read_dataset(name: str, preparation: Preparation = Preparation()) -> NodeDat
 
     Args:
         name: ``"cora"``, a folder, the name of a folder in the one that the environment variable
-            GRAPHSHARD_DATASETS names, or an edge list that ends in ``.csv`` or ``.parquet``
-            (columns ``src`` and ``dst``).
+            GRAPHSHARD_DATASETS names, an edge list that ends in ``.csv`` or ``.parquet``
+            (columns ``src`` and ``dst``), or a file of one graph that ``dgl.save_graphs`` wrote
+            and that ends in ``.bin`` or ``.dgl``.
         preparation: What to do to the graph.
 
     Raises:
@@ -62,6 +77,8 @@ def read_dataset(name: str, preparation: Preparation = Preparation()) -> NodeDat
     path = Path(name)
     if path.suffix in _TABLES:
         return _read_table(path, preparation)
+    if path.suffix in _DGL_GRAPHS:
+        return _read_dgl_graph(path, preparation)
     folder = _folder(name)
     known = Path(folder).name in NORMALIZED_WITH_LOOPS
     relations = has_relations(folder)
@@ -111,11 +128,96 @@ def _read_table(path: Path, preparation: Preparation) -> NodeDataset:
         )
     graph = from_csv(path) if path.suffix == ".csv" else from_parquet(path)
     check_node_count(path, "_N", graph.num_nodes(), 2 * graph.num_edges())
+    return NodeDataset.from_graph(_prepared(graph, preparation), name=path.stem)
+
+
+def _prepared(graph: Graph, preparation: Preparation) -> Graph:
     if preparation.bidirected:
         graph = to_bidirected(graph)
     if preparation.self_loops:
         graph = add_self_loop(remove_self_loop(graph))
-    return NodeDataset.from_graph(graph, name=path.stem)
+    return graph
+
+
+def _read_dgl_graph(path: Path, preparation: Preparation) -> NodeDataset:
+    if preparation.inverse or preparation.row_normalize:
+        raise ValueError(
+            f"inverse and row_normalize are for folders of arrays (got {path}); change the graph "
+            "before it is saved"
+        )
+    graph = read_graph(path)
+    is_plain = len(graph.ntypes) == len(graph.canonical_etypes) == 1
+    if not is_plain and (preparation.self_loops or preparation.bidirected):
+        raise ValueError(
+            f"self_loops and bidirected are for graphs without relations, and {path} has relations"
+        )
+    for ntype in graph.ntypes:
+        fields = graph.nodes[ntype].data
+        if not any(rows.numel() for rows in fields.values()):
+            ends = [
+                graph.num_edges(e) for e in graph.canonical_etypes for t in e[::2] if t == ntype
+            ]
+            check_node_count(path, ntype, graph.num_nodes(ntype), sum(ends))
+        for name in (f"{split}_mask" for split in SPLITS):
+            if name in fields and fields[name].dtype == torch.uint8:  # DGL's files know no bool
+                fields[name] = fields[name].to(torch.bool)
+    return NodeDataset.from_graph(_prepared(graph, preparation), name=path.stem)
+
+
+def read_graph(source: str | os.PathLike[str]) -> Graph:
+    """A graph as it is: that of a file, or of a data set as its published results had it.
+
+    Args:
+        source: As for `read_dataset`.
+
+    Raises:
+        FileNotFoundError: There is no such file or data set.
+        ValueError: It is damaged, or a file with several graphs.
+    """
+    path = Path(source)
+    if path.suffix in _TABLES:
+        return from_csv(path) if path.suffix == ".csv" else from_parquet(path)
+    if path.suffix not in _DGL_GRAPHS:
+        return read_dataset(os.fspath(source)).graph
+    graphs, _ = load_graphs(path)
+    if len(graphs) != 1:
+        raise ValueError(
+            f"{path} must hold one graph (got {len(graphs)}); save the wanted one on its own"
+        )
+    return graphs[0]
+
+
+def write_graph(graph: Graph, path: str | os.PathLike[str]) -> None:
+    """Write a graph to a file, whose ending says how.
+
+    Args:
+        graph: The graph.
+        path: ``.bin`` and ``.dgl`` for what ``dgl.load_graphs`` reads, with all features;
+            ``.csv`` and ``.parquet`` for the edges of a graph with one relation and their features.
+
+    Raises:
+        TypeError: A feature has a dtype that the file cannot hold.
+        ValueError: Another ending; or a table, which cannot hold several relations or features of
+            nodes.
+        OSError: The file cannot be written.
+    """
+    path = Path(path)
+    if path.suffix in _DGL_GRAPHS:
+        save_graphs(path, graph)
+        return
+    if path.suffix not in _TABLES:
+        raise ValueError(f"a graph goes to a file in {(*_DGL_GRAPHS, *_TABLES)} (got {path})")
+    if len(graph.canonical_etypes) != 1 or any(graph.nodes[t].data for t in graph.ntypes):
+        raise ValueError(
+            f"a table holds the edges of one relation, and no features of nodes (got "
+            f"{len(graph.canonical_etypes)} relations, and {path}); write a .bin file"
+        )
+    (etype,) = graph.canonical_etypes
+    names = list(graph.edges[etype].data.keys())
+    if path.suffix == ".csv":
+        to_csv(graph, path, edge_columns=names)
+    else:
+        to_parquet(graph, path, edge_columns=names)
 
 
 def _default(value: bool | None, otherwise: bool) -> bool:

@@ -27,6 +27,7 @@ from ..store import Cluster, RowsRequest
 from ._host_graph import (
     GraphIds,
     edge_policy,
+    in_edge_table,
     node_policy,
     out_edge_table,
     pointer_table,
@@ -112,8 +113,10 @@ def gather_edges(
     """
     edge_dir = options.edge_dir
     found = _where_edges_begin(cluster, ids, requests, edge_dir)
-    columns = _read_edges(cluster, ids, found, options, weights)
-    if edge_dir == "out":
+    if edge_dir == "in":
+        columns = _read_in_edges(cluster, ids, found, weights)
+    else:
+        _find_out_edges(cluster, ids, found)
         columns = _read_edges_by_id(cluster, found, find_ends, weights)
     for one, weight in zip(found, columns, strict=True):
         if weight is not None:
@@ -168,44 +171,57 @@ def _hosts_of(ids: GraphIds, policy: str, rows: Tensor) -> Tensor:
     return torch.searchsorted(torch.tensor(ids.starts(policy)[1:]), rows, right=True)
 
 
-def _read_edges(
-    cluster: Cluster,
-    ids: GraphIds,
-    found: Sequence[GatheredEdges],
-    options: DrawOptions,
-    weights: Sequence[str | None],
-) -> list[Tensor | None]:
-    """Turn positions into edge ids; of in-edges also find neighbours, and return weights."""
+def _find_out_edges(cluster: Cluster, ids: GraphIds, found: Sequence[GatheredEdges]) -> None:
+    """Turn positions of out-edges into edge ids."""
     reads: list[RowsRequest] = []
     chosen: list[list[Tensor]] = []
-    for one, weight in zip(found, weights, strict=True):
-        near = node_policy(ends(one.etype, options.edge_dir)[0])
-        host = _hosts_of(ids, near, one.nodes).repeat_interleave(one.indptr.diff())
-        if options.edge_dir == "in":
-            one.eids = one.eids + torch.tensor(ids.starts(edge_policy(one.etype)))[host]
-            reads.append(RowsRequest([source_table(one.etype)], one.eids))
-            if weight is not None:
-                reads.append(RowsRequest([weight], one.eids))
-            continue
+    for one in found:
+        host = _hosts_of_edges(ids, one)
         places = [(host == number).nonzero().view(-1) for number in range(cluster.num_hosts)]
         chosen.append(places)
         for number, at in enumerate(places):
             if at.numel():
                 reads.append(RowsRequest([out_edge_table(one.etype, number)], one.eids[at]))
     answers = iter(cluster.start_read(reads).wait())
-    if options.edge_dir == "in":
-        columns: list[Tensor | None] = []
-        for one, weight in zip(found, weights, strict=True):
-            one.neighbors = next(answers).to(torch.int64)
-            columns.append(None if weight is None else next(answers))
-        return columns
     for one, places in zip(found, chosen, strict=True):
         eids = torch.empty_like(one.eids)
         for at in places:
             if at.numel():
                 eids[at] = next(answers).to(torch.int64)
         one.eids = eids
-    return [None] * len(found)
+
+
+def _hosts_of_edges(ids: GraphIds, one: GatheredEdges) -> Tensor:
+    """The host of each edge: that of the node it was found at."""
+    near = node_policy(ends(one.etype, one.edge_dir)[0])
+    return _hosts_of(ids, near, one.nodes).repeat_interleave(one.indptr.diff())
+
+
+def _read_in_edges(
+    cluster: Cluster,
+    ids: GraphIds,
+    found: Sequence[GatheredEdges],
+    weights: Sequence[str | None],
+) -> list[Tensor | None]:
+    """Turn positions of in-edges into edge ids, and find their neighbours; returns weights."""
+    known = set(cluster.names())
+    for one in found:
+        first = torch.tensor(ids.starts(edge_policy(one.etype)))
+        one.eids = one.eids + first[_hosts_of_edges(ids, one)]
+    unsorted = [one for one in found if in_edge_table(one.etype) in known]
+    asked = [RowsRequest([in_edge_table(one.etype)], one.eids) for one in unsorted]
+    for one, eids in zip(unsorted, cluster.start_read(asked).wait() if asked else [], strict=True):
+        one.eids = eids.to(torch.int64)
+    reads = []
+    for one, weight in zip(found, weights, strict=True):
+        names = [source_table(one.etype)] + ([] if weight is None else [weight])
+        reads.append(RowsRequest(names, one.eids))
+    answers = iter(cluster.start_read(reads).wait())
+    columns: list[Tensor | None] = []
+    for one, weight in zip(found, weights, strict=True):
+        one.neighbors = next(answers).to(torch.int64)
+        columns.append(None if weight is None else next(answers))
+    return columns
 
 
 def _read_edges_by_id(

@@ -11,6 +11,8 @@ table                       a row for each          holds
 ``edge~S:R:D~NAME``         edge of a relation      a feature
 ``graph~src~S:R:D``         edge of a relation      its source
 ``graph~indptr~S:R:D``      destination, and one    where its in-edges begin among the host's
+``graph~ineid~S:R:D``       edge of a relation      ids of the host's edges, by destination; only
+                            of DGL's partitions     where edges need not come in that order
 ``graph~outptr~S:R:D``      source, and one         where its out-edges begin among the host's
 ``graph~outeid~S:R:D~HOST`` out-edge of a source    its id, grouped by source; one table a host,
                             on that host            for no other host knows how many there are
@@ -69,6 +71,11 @@ def source_table(etype: CanonicalEType) -> str:
 def pointer_table(etype: CanonicalEType, edge_dir: str = "in") -> str:
     """The table of where in-edges, or out-edges, begin."""
     return f"graph~{'indptr' if edge_dir == 'in' else 'outptr'}~{etype_name(etype)}"
+
+
+def in_edge_table(etype: CanonicalEType) -> str:
+    """The table of the ids of edges by destination, where ids do not ascend so."""
+    return f"graph~ineid~{etype_name(etype)}"
 
 
 def out_edge_table(etype: CanonicalEType, host: int) -> str:
@@ -167,7 +174,10 @@ class HostGraph:
             if indptr is None or src is None:
                 return None
             first = self.ids.starts(edge_policy(etype))[self.host]
-            self._lists[etype] = EdgeLists(indptr, src, None, first)
+            eids = self._rows(in_edge_table(etype))
+            if eids is not None:
+                src = src.index_select(0, eids - first)
+            self._lists[etype] = EdgeLists(indptr, src, eids, first)
         return self._lists[etype]
 
     def draw(
@@ -225,14 +235,22 @@ class HostGraph:
             raise ValueError(f"host {self.host} has no table {table!r:.200} of weights to draw by")
         begin = lists.indptr.index_select(0, rows)
         positions = row_positions(begin, lists.indptr.index_select(0, rows + 1) - begin)
-        some = values.index_select(0, positions)
-        checked_weights(some, options, etype, lists.eids_at(positions))
-        return values.view(-1)
+        eids = lists.eids_at(positions)
+        if lists.eids is None:
+            checked_weights(values.index_select(0, positions), options, etype, eids)
+            return values.view(-1)
+        some = values.index_select(0, eids - lists.first_eid)
+        checked_weights(some, options, etype, eids)
+        placed = torch.zeros(lists.neighbors.shape, dtype=values.dtype)
+        placed[positions] = some.view(-1)
+        return placed
 
     def ends_of(self, etype: CanonicalEType, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Global ids of the sources and destinations of edges, counted from the host's first."""
         lists = self.edge_lists(etype)
         assert lists is not None
+        if lists.eids is not None:
+            positions = lists.positions_of(positions + lists.first_eid)
         rows = torch.searchsorted(lists.indptr, positions.to(lists.indptr.dtype), right=True) - 1
         src = lists.neighbors.index_select(0, positions)
         return src, rows + self.ids.starts(node_policy(etype[2]))[self.host]
@@ -369,7 +387,7 @@ def load_parts(tables: HostTables, part_config: str | os.PathLike[str], num_host
         num_hosts: Number of hosts.
 
     Raises:
-        PartitionFormatError: The partition is damaged, or not ours.
+        PartitionFormatError: The partition is damaged.
         ValueError: There are more hosts than parts.
         OSError: There is no room.
     """
@@ -382,7 +400,7 @@ def load_parts(tables: HostTables, part_config: str | os.PathLike[str], num_host
     for part in parts:
         data = load_dgl_partition_data(Path(part_config), part)
         _fill_features(tables, ids, data)
-        _fill_edges(tables, ids, data)
+        _fill_edges(tables, ids, data, config.edges_by_destination)
         del data
         if has_out_edges:
             _read_out_edges(tables, ids, part_config, part, out_edges)
@@ -421,10 +439,17 @@ def _part_of(
     return tables.rows(name)[ranges.starts[part] - first : ranges.starts[part + 1] - first]
 
 
-def _fill_edges(tables: HostTables, ids: GraphIds, data: PartitionData) -> None:
+def _fill_edges(
+    tables: HostTables, ids: GraphIds, data: PartitionData, by_destination: bool
+) -> None:
     for etype, edges in data.edges.items():
-        if bool((edges.dst[1:] < edges.dst[:-1]).any()):
+        if by_destination and bool((edges.dst[1:] < edges.dst[:-1]).any()):
             raise ValueError(f"edges of {etype} are not sorted by destination; partition again")
+        if not by_destination:
+            policy, eids = edge_policy(etype), torch.argsort(edges.dst, stable=True)
+            eids += ids.parts[policy].starts[data.rank]
+            table, dtype = in_edge_table(etype), ids.edge_dtype(etype)
+            _part_of(tables, ids, table, policy, dtype, (), data.rank).copy_(eids)
         sources = ids.parts[node_policy(etype[0])]
         dtype = torch.int32 if sources.num_ids <= _INT32_MAX else torch.int64
         begins = torch.tensor(sources.starts[:-1], dtype=dtype)

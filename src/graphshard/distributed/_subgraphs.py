@@ -223,10 +223,13 @@ def local_part(ids: GraphIds, host: int, rows: Callable[[str], Tensor | None]) -
         assert lists is not None
         first, begin = ids.starts(edge_policy(etype))[host], ids.starts(node_policy(etype[0]))[host]
         nodes = lists.neighbors.to(torch.int64)
+        near = torch.arange(len(inner[etype[2]])).repeat_interleave(lists.indptr.diff().long())
+        if lists.eids is not None:
+            order = torch.argsort(lists.eids)
+            nodes, near = nodes[order], near[order]
         is_here = (nodes >= begin) & (nodes < begin + len(inner[etype[0]]))
         outside = torch.searchsorted(halo[etype[0]], nodes) + local[etype[0], False]
         src.append(torch.where(is_here, nodes - begin + local[etype[0], True], outside))
-        near = torch.arange(len(inner[etype[2]])).repeat_interleave(lists.indptr.diff().long())
         dst.append(near + local[etype[2], True])
         eids = torch.arange(first, first + len(nodes))
         edge_ids.append(book.map_to_homo_eid(eids, etype))

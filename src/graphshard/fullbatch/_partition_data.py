@@ -28,9 +28,10 @@ _INT16_MAX = 2**15 - 1
 
 @dataclass(frozen=True)
 class RelationEdges:
-    """The in-edges of one rank's nodes under one relation, ordered by destination.
+    """The in-edges of one rank's nodes under one relation, by edge id.
 
-    Row numbers are int32 wherever they fit: of a large graph the structure is what fills memory.
+    In parts that `partition_graph` wrote that is by destination, in DGL's it need not be. Row
+    numbers are int32 wherever they fit: of a large graph the structure is what fills memory.
 
     Args:
         src_part: int16 or int32 ``[num_edges]``, the rank that owns each edge's source.
@@ -177,13 +178,15 @@ def load_dgl_partition_data(
     *,
     checksums: bool = False,
 ) -> PartitionData:
-    """Read one part of a partition folder. Needs no process group.
+    """Read one part of a partition folder, ours or DGL's. Needs no process group, and no DGL.
 
-    The JSON and the structure are checked as a whole. That all ranks read the same partition is
+    The JSON and the structure are checked as a whole. Of a folder that DGL wrote, old ones
+    included, all is read into memory; ours is mapped. That all ranks read the same partition is
     checked where they meet: in `construct_full_graph` and `construct_mfgs`.
 
     Args:
-        partitioning_json_file: The JSON that `graphshard.distributed.partition_graph` wrote.
+        partitioning_json_file: The JSON that ``partition_graph``, that of
+            ``graphshard.distributed`` or that of ``dgl.distributed``, wrote.
         rank: Part to read.
         device: Where to put its tensors.
         checksums: Read every byte of the features, too, and compare digests; ``graphshard train``

@@ -15,6 +15,7 @@ from .convert import (
     to_parquet,
     to_scipy,
 )
+from .dgl_files import load_graphs, load_labels, load_tensors, save_graphs, save_tensors
 from .frame import Frame, Scheme
 from .message_passing import EdgeBatch, MessagePassingGraph, NodeBatch, attend, edge_softmax
 from .structure import ALL, EID, ETYPE, NID, NTYPE
@@ -59,10 +60,15 @@ __all__ = [
     "graph",
     "heterograph",
     "in_subgraph",
+    "load_graphs",
+    "load_labels",
+    "load_tensors",
     "node_subgraph",
     "out_subgraph",
     "remove_self_loop",
     "reverse",
+    "save_graphs",
+    "save_tensors",
     "to_bidirected",
     "to_block",
     "to_csv",

@@ -2,6 +2,7 @@
 """Dividing a graph into parts, on disk and back: assignment, new ids, files, partition books."""
 
 from ._book import PartitionBook, RangePartitionBook
+from ._convert import convert_partition
 from ._stats import Balance, PartitionStats, PartSizes
 from .assign import BalanceWarning, UndirectedGraph, metis_available, metis_partition
 from .load import (
@@ -21,6 +22,7 @@ __all__ = [
     "PartitionStats",
     "RangePartitionBook",
     "UndirectedGraph",
+    "convert_partition",
     "load_partition",
     "load_partition_book",
     "load_partition_feats",

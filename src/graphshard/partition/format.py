@@ -20,7 +20,8 @@
 "type/orig_id" and "src:relation:dst/orig_id" (int64) are always among the features: the ids that
 the nodes and edges of the type had in the graph that was partitioned.
 
-How a folder is written, and replaced, is described in `save/_writer.py`.
+How a folder is written, and replaced, is described in `save/_writer.py`. Folders that DGL wrote are
+read, too; `dgl_folder` draws them.
 """
 
 from __future__ import annotations
@@ -31,13 +32,14 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from .._regular_files import NotRegularFileError, read_json_regular
 from .._typing import CanonicalEType
 from ..errors import PartitionFormatError
 from ._book import RangePartitionBook
 from ._stats import PartitionStats
+from .dgl_folder import DGLPartFile, find_relations
 from .files import PART_FILES, PartFile, TensorFile, entries, etype_key
 
 __all__ = [
@@ -69,10 +71,12 @@ class PartitionConfig:
         etypes: Canonical edge type to its number.
         node_map: Per node type, the block of each part.
         edge_map: Per edge type, the block of each part.
+        layout: Whose files the parts are: ours, DGL's, or those of another version or program,
+            which are not read.
         build: Digest of everything else in the JSON, which names the partition; None where the
-            JSON is not ours.
-        files: Part to the kinds of its files to what the JSON says of them; empty where the JSON
-            is not ours.
+            parts are not read.
+        files: Part to the kinds of its files to what the JSON says of them; empty where the parts
+            are not read.
         stats: The statistics; None where the JSON is not ours.
     """
 
@@ -84,6 +88,7 @@ class PartitionConfig:
     etypes: dict[CanonicalEType, int]
     node_map: dict[str, list[list[int]]]
     edge_map: dict[CanonicalEType, list[list[int]]]
+    layout: Literal["graphshard", "dgl", "other"] = "other"
     build: str | None = None
     files: tuple[dict[str, PartFile], ...] = ()
     stats: PartitionStats | None = None
@@ -113,8 +118,15 @@ class PartitionConfig:
             self.etypes,
         )
 
-    def open_part(self, part_id: int, kind: str) -> TensorFile:
+    @property
+    def edges_by_destination(self) -> bool:
+        """Whether a part's own edges of a relation come by destination; DGL's need not."""
+        return self.layout == "graphshard" and self.content.get("edges_by_destination", True)
+
+    def open_part(self, part_id: int, kind: str) -> TensorFile | DGLPartFile:
         """Open one file of one part, after checking that it is the one this JSON speaks of.
+
+        DGL's JSON says nothing of its files but where they are.
 
         Args:
             part_id: The part.
@@ -126,8 +138,18 @@ class PartitionConfig:
         """
         self.check_format()
         assert self.build is not None
+        if kind not in self.files[part_id]:
+            raise PartitionFormatError(
+                f"{self.path} names no {kind} of part {part_id}; partition the graph again"
+            )
         expected = self.files[part_id][kind]
         folder = self.path.parent
+        if self.layout == "dgl":
+            names = [self.files[part_id].get(of, expected).name for of in (kind, "part_graph")]
+            for name in names:
+                _check_inside(folder / name, folder)
+            path, graph_path = (folder / name for name in names)
+            return DGLPartFile.open(path, kind, self.book(part_id), graph_path)
         problem: PartitionFormatError | None = None
         for base in (folder, displaced_folder(self.path, self.build)):
             path = base / expected.name
@@ -154,13 +176,13 @@ class PartitionConfig:
             PartitionFormatError: They are not.
         """
         found, version = self.content.get("format"), self.content.get("format_version")
-        if found != FORMAT:
+        if self.layout == "other" and found != FORMAT:
             raise PartitionFormatError(
-                f"{self.path} does not describe a graphshard partition (format "
+                f"{self.path} describes neither a graphshard partition nor one of DGL's (format "
                 f"{entries.shown(found)}, expected {FORMAT!r}); partition the graph with "
                 "graphshard's partition_graph"
             )
-        if not _is_read(self.content):
+        if self.layout == "other":
             raise PartitionFormatError(
                 f"{self.path} has format version {entries.shown(version)}, and this graphshard "
                 f"reads {FORMAT_VERSION}; use the graphshard that wrote it, or partition again"
@@ -168,9 +190,10 @@ class PartitionConfig:
 
 
 def read_config(part_config: str | os.PathLike[str]) -> PartitionConfig:
-    """Read a partition's JSON: ours, or DGL's (whose parts cannot be opened, but whose maps can).
+    """Read a partition's JSON, ours or DGL's, old ones included.
 
     All of it is checked, and of ours the digest too, so that what comes later need not look again.
+    An old JSON of DGL's that names relations alone is completed from the structure of its parts.
 
     Raises:
         PartitionFormatError: It is missing, not JSON, incomplete or inconsistent, or was changed
@@ -182,16 +205,24 @@ def read_config(part_config: str | os.PathLike[str]) -> PartitionConfig:
         content = entries.mapping(content, "the JSON")
         num_parts = entries.whole_number(entries.required(content, "num_parts"), "num_parts", 1)
         ntypes = entries.read_ntypes(content)
+        node_map = entries.read_node_map(content, num_parts)
+        of_layout: dict[str, Any] = {}
+        if _is_read(content):
+            of_layout = _read_ours(path, content, num_parts)
+        elif "format" not in content:
+            files = entries.read_dgl_files(content, num_parts)
+            of_layout = {"layout": "dgl", "build": build_of(content), "files": files}
+        relations = _unnamed_types(path, content, ntypes, node_map, of_layout)
         config = PartitionConfig(
             path=path,
             content=content,
             graph_name=entries.text(entries.required(content, "graph_name"), "graph_name"),
             num_parts=num_parts,
             ntypes=ntypes,
-            etypes=entries.read_etypes(content, ntypes),
-            node_map=entries.read_node_map(content, num_parts),
-            edge_map=entries.read_edge_map(content, num_parts),
-            **(_read_ours(path, content, num_parts) if _is_read(content) else {}),
+            etypes=entries.read_etypes(content, ntypes, relations),
+            node_map=node_map,
+            edge_map=entries.read_edge_map(content, num_parts, relations),
+            **of_layout,
         )
         book = config.book(0)
         for what, count in (("nodes", book.num_nodes()), ("edges", book.num_edges())):
@@ -205,7 +236,7 @@ def read_config(part_config: str | os.PathLike[str]) -> PartitionConfig:
             f"partition config {path} is incomplete or of an unknown form ({error}); copy it "
             "again, or partition the graph again"
         ) from None
-    if config.build is not None and build_of(content) != config.build:
+    if config.layout == "graphshard" and build_of(content) != config.build:
         raise PartitionFormatError(
             f"{path} was changed after it was written (its digest differs); copy it again, or "
             "partition the graph again"
@@ -269,7 +300,32 @@ def _read_ours(path: Path, content: dict[str, Any], num_parts: int) -> dict[str,
         raise PartitionFormatError(
             f"the statistics in {path} are incomplete ({error}); partition again"
         ) from None
-    return {"build": entries.read_build(content), "files": files, "stats": stats}
+    if not isinstance(content.get("edges_by_destination", True), bool):
+        raise ValueError("edges_by_destination must be true or false")
+    build = entries.read_build(content)
+    return {"layout": "graphshard", "build": build, "files": files, "stats": stats}
+
+
+def _unnamed_types(
+    path: Path,
+    content: dict[str, Any],
+    ntypes: dict[str, int],
+    node_map: dict[str, list[list[int]]],
+    of_layout: dict[str, Any],
+) -> dict[str, CanonicalEType]:
+    """The relations of an old JSON of DGL's that names them without their node types."""
+    names = {key: n for key, n in entries.relation_names(content).items() if ":" not in key}
+    if of_layout.get("layout") != "dgl" or not names:
+        return {}
+    graphs = []
+    for part, files in enumerate(of_layout["files"]):
+        if "part_graph" not in files:
+            raise ValueError(f"it names no part_graph of part {part}")
+        graphs.append(path.parent / files["part_graph"].name)
+        _check_inside(graphs[-1], path.parent)
+    if set(node_map) != set(ntypes):
+        raise ValueError(f"node_map has {sorted(node_map)[:5]} and ntypes {sorted(ntypes)[:5]}")
+    return find_relations(names, ntypes, node_map, graphs)
 
 
 def _check_inside(path: Path, folder: Path) -> None:

@@ -36,13 +36,13 @@ class PartFile:
 
     Args:
         name: Path inside the partition's folder.
-        bytes: Its size.
-        blake2b: Its digest.
+        bytes: Its size; None where DGL wrote it, which says nothing of it.
+        blake2b: Its digest; None likewise.
     """
 
     name: str
-    bytes: int
-    blake2b: str
+    bytes: int | None = None
+    blake2b: str | None = None
 
 
 def etype_key(etype: CanonicalEType) -> str:
@@ -112,10 +112,20 @@ def read_ntypes(content: Mapping[str, Any]) -> dict[str, int]:
     return {name: whole_number(n, f"ntypes[{shown(name)}]") for name, n in types.items()}
 
 
-def read_etypes(content: Mapping[str, Any], ntypes: Mapping[str, int]) -> dict[CanonicalEType, int]:
-    """Canonical edge type to its number."""
+def relation_names(content: Mapping[str, Any]) -> dict[str, int]:
+    """Relation, as the JSON names it, to its number; DGL leaves them out where there is one."""
     types = mapping(content.get("etypes", {etype_key(DEFAULT_CANONICAL_ETYPE): 0}), "etypes")
-    found = {_read_etype(key): whole_number(n, f"etypes[{shown(key)}]") for key, n in types.items()}
+    return {key: whole_number(n, f"etypes[{shown(key)}]") for key, n in types.items()}
+
+
+def read_etypes(
+    content: Mapping[str, Any],
+    ntypes: Mapping[str, int],
+    relations: Mapping[str, CanonicalEType],
+) -> dict[CanonicalEType, int]:
+    """Canonical edge type to its number; ``relations`` are those that are named in another way."""
+    types = relation_names(content)
+    found = {relations.get(key) or _read_etype(key): number for key, number in types.items()}
     for source, _, target in found:
         for ntype in (source, target):
             if ntype not in ntypes:
@@ -128,11 +138,13 @@ def read_node_map(content: Mapping[str, Any], num_parts: int) -> dict[str, PartR
     return _read_map(required(content, "node_map"), "node_map", DEFAULT_NTYPE, num_parts)
 
 
-def read_edge_map(content: Mapping[str, Any], num_parts: int) -> dict[CanonicalEType, PartRanges]:
-    """Per edge type, the block of each part."""
+def read_edge_map(
+    content: Mapping[str, Any], num_parts: int, relations: Mapping[str, CanonicalEType]
+) -> dict[CanonicalEType, PartRanges]:
+    """Per edge type, the block of each part; ``relations`` as for `read_etypes`."""
     only_type = etype_key(DEFAULT_CANONICAL_ETYPE)
     found = _read_map(required(content, "edge_map"), "edge_map", only_type, num_parts)
-    return {_read_etype(key): blocks for key, blocks in found.items()}
+    return {relations.get(key) or _read_etype(key): blocks for key, blocks in found.items()}
 
 
 def _read_etype(key: str) -> CanonicalEType:
@@ -182,6 +194,21 @@ def read_part_files(content: Mapping[str, Any], num_parts: int) -> tuple[dict[st
     if strange:
         raise ValueError(f"there is {min(strange)[:_SHOWN]!r}, but there are {num_parts} parts")
     return tuple(_read_part(content, part) for part in range(num_parts))
+
+
+def read_dgl_files(content: Mapping[str, Any], num_parts: int) -> tuple[dict[str, PartFile], ...]:
+    """For every part of a JSON that DGL wrote, its files by kind, as far as it names them."""
+    found = []
+    for part in range(num_parts):
+        entry = mapping(content.get(f"part-{part}", {}), f"part-{part}")
+        kinds = [kind for kind in PART_FILES if kind in entry]
+        found.append({kind: PartFile(inside_path(entry[kind])) for kind in kinds})
+        if "part_graph_graphbolt" in entry and not kinds:
+            raise ValueError(
+                f"part {part} is a pickle of GraphBolt's, which is never read; partition with "
+                "use_graphbolt=False"
+            )
+    return tuple(found)
 
 
 def _read_part(content: Mapping[str, Any], part: int) -> dict[str, PartFile]:

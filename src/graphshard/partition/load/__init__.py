@@ -7,5 +7,6 @@ from ._load import (
     load_partition_book,
     load_partition_feats,
     load_partition_stats,
+    open_features,
 )
 from ._verify import verify_partition

@@ -12,6 +12,7 @@ from ...errors import PartitionFormatError
 from ...graph import Graph
 from .._book import RangePartitionBook
 from .._stats import PartitionStats
+from ..dgl_folder import DGLPartFile
 from ..files import TensorFile
 from ..format import PartitionConfig, etype_key, read_config
 from ._part_check import checked_adjacency
@@ -22,7 +23,7 @@ Path = str | os.PathLike[str]
 def load_partition(
     part_config: Path, part_id: int, load_feats: bool = True, *, checksums: bool = False
 ) -> tuple[Graph, TensorDict, TensorDict, RangePartitionBook, str, list[str], list[CanonicalEType]]:
-    """Load one part. Needs no process group.
+    """Load one part, of a partition that `partition_graph` wrote, or DGL's. Needs no process group.
 
     The JSON and the structure are read and checked as a whole, digest and all, before anything
     computes with them. Features are mapped; their digest, which needs all their bytes, is computed
@@ -30,8 +31,9 @@ def load_partition(
 
     The graph has one node type and one relation; types are numbers in its data, and ids are local:
     inner nodes come first, by type, then halo nodes; inner edges first, by (relation,
-    destination, original id), then outer edges. What is loaded is the process's own: writing to a
-    tensor never changes a file.
+    destination, original id), then outer edges. In a part that DGL wrote, foreign nodes and edges,
+    and edges of one relation, come as DGL has them. What is loaded is the process's own: writing to
+    a tensor never changes a file.
 
     ============  ==================================================================
     graph.ndata
@@ -46,7 +48,7 @@ def load_partition(
     ============  ==================================================================
 
     Args:
-        part_config: Path of the JSON that `partition_graph` wrote.
+        part_config: Path of the JSON that `partition_graph`, ours or DGL's, wrote.
         part_id: The part.
         load_feats: False leaves the two dicts of features empty.
         checksums: Read every byte of the features, too, and compare their digests.
@@ -54,7 +56,8 @@ def load_partition(
     Returns:
         ``(graph, node_feats, edge_feats, book, graph_name, ntypes, etypes)``. Features are keyed
         "type/name" and "source:relation:destination/name"; their rows are the inner nodes or edges
-        of the type in local order. ``etypes`` are canonical.
+        of the type in local order. ``etypes`` are canonical. Where DGL did not keep "orig_id",
+        it holds the ids of the partition itself.
 
     Raises:
         PartitionFormatError: A file is missing, damaged, or belongs to another partition.
@@ -146,11 +149,15 @@ def load_partition_stats(part_config: Path) -> PartitionStats:
     """
     config = read_config(part_config)
     config.check_format()
-    assert config.stats is not None
+    if config.stats is None:
+        raise PartitionFormatError(
+            f"{config.path} has no statistics, because DGL wrote it; graphshard convert makes a "
+            "partition of it that has them"
+        )
     return config.stats
 
 
-def _load_graph(file: TensorFile, book: RangePartitionBook) -> Graph:
+def _load_graph(file: TensorFile | DGLPartFile, book: RangePartitionBook) -> Graph:
     tensors = file.read()
     try:
         adjacency = checked_adjacency(tensors, book)
@@ -167,15 +174,16 @@ def _load_graph(file: TensorFile, book: RangePartitionBook) -> Graph:
     return graph
 
 
-def _load_features(
-    config: PartitionConfig, book: RangePartitionBook, kind: str, checksums: bool
-) -> TensorDict:
+def open_features(
+    config: PartitionConfig, book: RangePartitionBook, kind: str
+) -> TensorFile | DGLPartFile:
+    """The file of a part's features, whose shapes are those of the part.
+
+    Raises:
+        PartitionFormatError: They are not; or as for `PartitionConfig.open_part`.
+    """
     file = config.open_part(book.partid, kind)
-    offsets = book.local_ntype_offset if kind == "node_feats" else book.local_etype_offset
-    names = book.ntypes
-    if kind == "edge_feats":
-        names = [etype_key(etype) for etype in book.canonical_etypes]
-    rows = dict(zip(names, torch.tensor(offsets).diff().tolist(), strict=True))
+    rows = _owned_rows(book, kind)
     for key, shape in file.shapes.items():
         owner = key.rsplit("/", 1)[0]
         if owner not in rows or not shape or shape[0] != rows[owner]:
@@ -183,10 +191,26 @@ def _load_features(
                 f"feature '{key}' in {file.path} has shape {shape}, but part {book.partid} owns "
                 f"{rows.get(owner, 'nothing')} of that type; partition again"
             )
+    return file
+
+
+def _owned_rows(book: RangePartitionBook, kind: str) -> dict[str, int]:
+    """How many nodes or edges the part owns, by the names of types in files."""
+    offsets = book.local_ntype_offset if kind == "node_feats" else book.local_etype_offset
+    names = book.ntypes
+    if kind == "edge_feats":
+        names = [etype_key(etype) for etype in book.canonical_etypes]
+    return dict(zip(names, torch.tensor(offsets).diff().tolist(), strict=True))
+
+
+def _load_features(
+    config: PartitionConfig, book: RangePartitionBook, kind: str, checksums: bool
+) -> TensorDict:
+    file = open_features(config, book, kind)
     if checksums:
         file.check_digest()
     features = file.read()
-    for owner in rows:
+    for owner in _owned_rows(book, kind):
         ids = features.get(f"{owner}/orig_id")
         if ids is None or ids.dtype != torch.int64 or ids.dim() != 1:
             found = "none" if ids is None else f"{ids.dtype} of shape {tuple(ids.shape)}"

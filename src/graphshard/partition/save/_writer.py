@@ -27,7 +27,7 @@ from torch import Tensor
 from ..._regular_files import read_text_regular
 from ..._written_files import sync_folder, write_json
 from ...errors import PartitionFormatError
-from ..files import FileRecord, Rows, write_tensors
+from ..files import FileRecord, RowSource, write_tensors
 from ..format import FORMAT, FORMAT_VERSION, PART_FILES, build_of, displaced_folder, read_config
 
 
@@ -44,11 +44,7 @@ class PartitionWriter:
     """
 
     def __init__(self, out_path: str | os.PathLike[str], graph_name: str) -> None:
-        if not graph_name or graph_name.startswith(".") or set(graph_name) & set("/\\\0"):
-            raise ValueError(
-                "graph_name must be usable as a file name: not empty, no leading dot, no slash "
-                f"(got {graph_name!r})"
-            )
+        check_graph_name(graph_name)
         self.root = Path(os.path.abspath(out_path))
         self.graph_name = graph_name
         self.json_path = self.root / f"{graph_name}.json"
@@ -71,7 +67,7 @@ class PartitionWriter:
     def __exit__(self, *error: object) -> None:
         self._stack.close()
 
-    def write_file(self, part: int, kind: str, tensors: Mapping[str, Tensor | Rows]) -> None:
+    def write_file(self, part: int, kind: str, tensors: Mapping[str, Tensor | RowSource]) -> None:
         """Write one file of a part. Several threads may write, each a file of its own.
 
         Args:
@@ -137,7 +133,7 @@ class PartitionWriter:
         why = "it is of another format"
         try:
             config = read_config(self.json_path)
-            if config.build is not None:
+            if config.layout == "graphshard":
                 return config.build
         except PartitionFormatError as error:
             why = str(error)
@@ -189,6 +185,19 @@ class PartitionWriter:
                     _remove(self.root / part.name)
                     os.rename(part, self.root / part.name)
             shutil.rmtree(leftover)
+
+
+def check_graph_name(graph_name: str) -> None:
+    """Raise unless a graph's name can name a file.
+
+    Raises:
+        ValueError: It cannot.
+    """
+    if not graph_name or graph_name.startswith(".") or set(graph_name) & set("/\\\0"):
+        raise ValueError(
+            "graph_name must be usable as a file name: not empty, no leading dot, no slash "
+            f"(got {graph_name!r})"
+        )
 
 
 _PART_FOLDER = re.compile(r"part[0-9]+")

@@ -93,6 +93,13 @@ class EdgeLists:
             return positions.to(self.neighbors.dtype) + self.first_eid
         return self.eids.index_select(0, positions)
 
+    def positions_of(self, eids: Tensor) -> Tensor:
+        """Position of each of some edges, all of which are here."""
+        if self.eids is None:
+            return eids.to(torch.int64) - self.first_eid
+        ascending, position = self._sorted_eids
+        return position[torch.searchsorted(ascending, eids.to(ascending.dtype))]
+
     def _positions_of(self, eids: Tensor) -> Tensor:
         """Ascending int64 positions of those of some edges that are here."""
         eids = torch.unique(eids.to(torch.int64))

@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: Apache-2.0
+"""convert_partition: from the files that DGL writes to ours, and back; nothing is relabelled.
+
+Part by part, and features some rows at a time, so that it takes the memory of the structure of one
+part. Ids, the order of local nodes and edges, and every feature stay as they are, with two
+exceptions that DGL's files make: they know no bool, which becomes uint8, and they hold ``orig_id``
+only where it says more than the ids themselves.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from .._written_files import sync_folder, write_json
+from ..graph import Graph
+from ..graph.dgl_files import dgl_dtype, save_graphs, write_tensor_file
+from ._stats import Balance, PartitionStats, PartSizes
+from .dgl_folder import DGL_PART_FILES
+from .files import RowSource, TensorFile
+from .format import PartitionConfig, etype_key, read_config
+from .load import load_part, open_features
+from .save import PartitionWriter, check_graph_name
+
+Layout = Literal["graphshard", "dgl"]
+_SLICE_BYTES = 1 << 24
+_FEATURES: tuple[Literal["node_feats", "edge_feats"], ...] = ("node_feats", "edge_feats")
+
+
+def convert_partition(
+    part_config: str | os.PathLike[str],
+    out_path: str | os.PathLike[str],
+    to: Layout | None = None,
+) -> Path:
+    """Write a partition again, in DGL's files or in ours. Needs no process group, and no DGL.
+
+    Args:
+        part_config: The JSON of a partition that `partition_graph`, ours or DGL's, wrote.
+        out_path: Folder to write to; made if need be. Not the one that is read.
+        to: "dgl" for files that DGL reads, "graphshard" for ours; by default the other kind.
+
+    Returns:
+        The path of the new JSON.
+
+    Raises:
+        PartitionFormatError: The partition is damaged.
+        TypeError: A feature has a dtype that DGL's files cannot hold.
+        ValueError: ``to`` is neither; or there is something in ``out_path`` that would be replaced.
+        RuntimeError: Another process is writing to the folder.
+        OSError: A file cannot be written, such as on a full disk; names it.
+
+    Example:
+        >>> convert_partition("parts/cora.json", "parts-for-dgl")  # doctest: +SKIP
+    """
+    config = read_config(part_config)
+    config.check_format()
+    if to is None:
+        to = "dgl" if config.layout == "graphshard" else "graphshard"
+    if to not in ("dgl", "graphshard"):
+        raise ValueError(f"to must be 'dgl', 'graphshard' or None (got {to!r})")
+    if os.path.realpath(out_path) == os.path.realpath(config.path.parent):
+        raise ValueError(f"out_path must be another folder than that of {config.path}")
+    return _to_dgl(config, Path(out_path)) if to == "dgl" else _to_ours(config, Path(out_path))
+
+
+@contextmanager
+def _feature_rows(
+    config: PartitionConfig, part: int, kind: str
+) -> Iterator[dict[str, Tensor | RowSource]]:
+    """The features of a part; mapped, or still in the file."""
+    file = open_features(config, config.book(part), kind)
+    file.check_digest()
+    if isinstance(file, TensorFile):
+        yield dict(file.read())
+        return
+    with file.rows() as rows:
+        yield dict(rows)
+
+
+def _pieces(rows: Tensor | RowSource) -> Iterable[Tensor]:
+    if not isinstance(rows, Tensor):
+        return rows.slices()
+    row_bytes = max(1, rows[:1].nbytes)
+    return torch.split(rows, max(1, _SLICE_BYTES // row_bytes)) if rows.dim() else (rows,)
+
+
+# ---------------------------------------------------------------------------- to DGL
+
+
+def _to_dgl(config: PartitionConfig, folder: Path) -> Path:
+    check_graph_name(config.graph_name)
+    json_path = folder / f"{config.graph_name}.json"
+    parts = [f"part{part}" for part in range(config.num_parts)]
+    for path in (json_path, *(folder / name for name in parts)):
+        if os.path.lexists(path):
+            raise ValueError(f"{path} exists; choose another out_path, or move it away")
+    folder.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(prefix=f".{config.graph_name}-staging-", dir=folder))
+    try:
+        for part, name in enumerate(parts):
+            _write_dgl_part(config, part, staging / name)
+        write_json(staging / json_path.name, _dgl_content(config), final=json_path)
+        for name in (*parts, json_path.name):  # without the JSON there is no partition
+            os.rename(staging / name, folder / name)
+            sync_folder(folder)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    return json_path
+
+
+def _write_dgl_part(config: PartitionConfig, part: int, folder: Path) -> None:
+    graph, *_ = load_part(config, part, load_feats=False)
+    save_graphs(
+        folder / DGL_PART_FILES["part_graph"],
+        _as_dgl_has_it(graph, config),
+        formats=_formats(config),
+    )
+    for kind in _FEATURES:
+        with _feature_rows(config, part, kind) as features:
+            for rows in features.values():
+                dgl_dtype(rows.dtype)
+            pieces = {
+                name: (rows.dtype, tuple(rows.shape), _pieces(rows))
+                for name, rows in features.items()
+                if not _is_implied(config, part, name, rows)
+            }
+            write_tensor_file(folder / DGL_PART_FILES[kind], pieces)
+    sync_folder(folder)
+
+
+def _dgl_content(config: PartitionConfig) -> dict[str, Any]:
+    content = _maps(config)
+    for part in range(config.num_parts):
+        paths = {kind: f"part{part}/{name}" for kind, name in DGL_PART_FILES.items()}
+        content[f"part-{part}"] = paths
+    return content
+
+
+def _maps(config: PartitionConfig) -> dict[str, Any]:
+    """What both kinds of JSON say."""
+    book, method = config.book(0), config.content.get("part_method")
+    return {
+        "graph_name": config.graph_name,
+        "num_nodes": book.num_nodes(),
+        "num_edges": book.num_edges(),
+        "part_method": method if isinstance(method, str) and method else "custom",
+        "num_parts": config.num_parts,
+        "halo_hops": config.content.get("halo_hops", 1),
+        "node_map": book.node_map(),
+        "edge_map": {etype_key(etype): blocks for etype, blocks in book.edge_map().items()},
+        "ntypes": {name: number for number, name in enumerate(book.ntypes)},
+        "etypes": {etype_key(name): n for n, name in enumerate(book.canonical_etypes)},
+    }
+
+
+def _formats(config: PartitionConfig) -> list[str] | None:
+    stored = config.content.get("graph_formats")
+    return stored if isinstance(stored, list) and stored else None
+
+
+def _as_dgl_has_it(graph: Graph, config: PartitionConfig) -> Graph:
+    """The same structure with the columns that DGL has, in its dtypes."""
+    adjacency = graph.adjacency()
+    found = Graph({graph.ntypes[0]: adjacency.num_dst}, {graph.canonical_etypes[0]: adjacency})
+    # As DGL does it: of one part there are always types, and never owners.
+    has_types = config.num_parts == 1 or len(config.ntypes) > 1 or len(config.etypes) > 1
+    for data, new, names in (
+        (graph.ndata, found.ndata, ("_ID", "_TYPE", "part_id", "inner_node")),
+        (graph.edata, found.edata, ("_ID", "_TYPE", "inner_edge")),
+    ):
+        for name in names:
+            if name == "_TYPE" and not has_types:
+                continue
+            if name == "part_id" and config.num_parts == 1:
+                continue
+            new[name] = data[name].to(torch.uint8) if name.startswith("inner_") else data[name]
+    return found
+
+
+def _is_implied(config: PartitionConfig, part: int, name: str, rows: Tensor | RowSource) -> bool:
+    """Whether a feature says nothing: ids before partitioning that are those of the partition."""
+    owner, _, feature = name.rpartition("/")
+    if feature != "orig_id" or not isinstance(rows, Tensor):
+        return False
+    book = config.book(part)
+    if owner in book.ntypes:
+        ids = book.partid2nids(part, owner)
+    else:
+        etypes = {etype_key(etype): etype for etype in book.canonical_etypes}
+        ids = book.partid2eids(part, etypes[owner])
+    return torch.equal(rows, ids)
+
+
+# ---------------------------------------------------------------------------- to ours
+
+
+def _to_ours(config: PartitionConfig, folder: Path) -> Path:
+    leaving = torch.zeros(config.num_parts, dtype=torch.int64)  # cut edges, by owner of the source
+    kept = torch.zeros(config.num_parts, dtype=torch.int64)  # of which the owner has a copy
+    sizes, by_destination, formats = [], True, set()
+    with PartitionWriter(folder, config.graph_name) as writer:
+        for part in range(config.num_parts):
+            graph, _, _, book, *_ = load_part(config, part, load_feats=False)
+            inner_nodes = graph.ndata["inner_node"]
+            inner_edges = graph.edata["inner_edge"]
+            count = int(inner_edges.sum())
+            src, dst = graph.edges()
+            owners = graph.ndata["part_id"][src]
+            cut = owners[:count][owners[:count] != part]
+            leaving += torch.bincount(cut, minlength=config.num_parts)
+            kept[part] = int((owners[count:] == part).sum())
+            offsets = book.local_etype_offset
+            for start, stop in zip(offsets[:-1], offsets[1:], strict=True):
+                ends = dst[start:stop]
+                by_destination &= bool((ends[1:] >= ends[:-1]).all())
+            structure = config.open_part(part, "part_graph").read()
+            formats |= {name.split("/")[0] for name in structure} - {"node", "edge"}
+            writer.write_file(part, "part_graph", structure)
+            for kind in _FEATURES:
+                with _feature_rows(config, part, kind) as features:
+                    writer.write_file(part, kind, features)
+            sizes.append(
+                PartSizes(
+                    inner_nodes=int(inner_nodes.sum()),
+                    halo_nodes=int((~inner_nodes).sum()),
+                    inner_edges=count,
+                    outer_edges=len(owners) - count,
+                    cut_edges=len(cut),
+                    bytes=writer.part_bytes(part),
+                )
+            )
+        said = config.content.get("halo_hops", 1)
+        hops = said if isinstance(said, int) and said >= 0 and torch.equal(leaving, kept) else 0
+        return writer.commit(_our_content(config, tuple(sizes), hops, by_destination, formats))
+
+
+def _our_content(
+    config: PartitionConfig,
+    sizes: tuple[PartSizes, ...],
+    hops: int,
+    by_destination: bool,
+    formats: set[str],
+) -> dict[str, Any]:
+    content = _maps(config)
+    balance = Balance("nodes", tuple(size.inner_nodes for size in sizes))
+    stats = PartitionStats(
+        graph_name=config.graph_name,
+        num_nodes=content["num_nodes"],
+        num_edges=content["num_edges"],
+        part_method=content["part_method"],
+        tolerance=max(1.0, balance.ratio),  # what was asked for is not known
+        parts=sizes,
+        balances=(balance,),
+    )
+    trainers = config.content.get("num_trainers_per_machine", 1)
+    return {
+        **content,
+        "halo_hops": hops,
+        "num_trainers_per_machine": trainers if isinstance(trainers, int) and trainers > 0 else 1,
+        "graph_formats": sorted(formats),
+        "edges_by_destination": by_destination,
+        "stats": stats.as_dict(),
+    }

@@ -1,0 +1,281 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DGLPartFile: one file of a part that DGL wrote, read as a file of ours is.
+
+::
+
+    out_path/
+    ├── <graph_name>.json      paths relative to it
+    ├── part0/
+    │   ├── graph.dgl          one graph of one type, with local ids; inner nodes and edges first
+    │   │     ndata  _ID, inner_node; part_id (several parts), _TYPE (several types), orig_id (old)
+    │   │     edata  _ID, inner_edge; _TYPE (several relations), orig_id (old)
+    │   ├── node_feat.dgl      "type/feature"             [inner nodes of the type, ...]
+    │   └── edge_feat.dgl      "src:relation:dst/feature" [inner edges of the relation, ...]
+    └── part1/ ...
+
+What such a folder leaves out follows from the ids: types and owners. Since its version 1.0 DGL does
+not keep the ids before partitioning; those of the partition then stand for them as ``orig_id``,
+which says that nothing is known of a graph before. Older files have ``orig_id``, and older still
+name features without their type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ..._typing import DEFAULT_NTYPE, TensorDict
+from ...errors import PartitionFormatError
+from ...graph.dgl_files import (
+    BinaryReader,
+    StoredGraph,
+    StoredTensor,
+    open_graphs,
+    open_tensors,
+    reading,
+    stored_graph,
+)
+from .._book import RangePartitionBook
+from ..files import etype_key
+
+DGL_PART_FILES = {
+    "part_graph": "graph.dgl",
+    "node_feats": "node_feat.dgl",
+    "edge_feats": "edge_feat.dgl",
+}
+
+_ORIGINAL = "orig_id"
+
+
+@dataclass(frozen=True)
+class DGLPartFile:
+    """A file of a part that has been opened and found to be whole; as a `TensorFile` is.
+
+    Args:
+        path: The file.
+        kind: "part_graph", "node_feats" or "edge_feats".
+        book: The partition book, seen from the part.
+        graph_path: The file of the part's structure.
+        shapes: Shape of each tensor that `read` gives.
+        bytes: Size of the file.
+    """
+
+    path: Path
+    kind: str
+    book: RangePartitionBook
+    graph_path: Path
+    shapes: dict[str, tuple[int, ...]]
+    bytes: int
+
+    blake2b: ClassVar[None] = None
+
+    @classmethod
+    def open(cls, path: Path, kind: str, book: RangePartitionBook, graph_path: Path) -> DGLPartFile:
+        """Walk through the file; its tensors are not read.
+
+        Raises:
+            PartitionFormatError: It is missing or damaged.
+        """
+        with _opened(path) as reader:
+            if kind == "part_graph":
+                _structure(reader)
+                return cls(path, kind, book, graph_path, {}, reader.size)
+            stored = _with_types(open_tensors(reader), kind, book)
+            shapes = {name: tuple(one.shape) for name, one in stored.items()}
+            for owner, count in _owned(kind, book).items():
+                shapes.setdefault(f"{owner}/{_ORIGINAL}", (count,))
+            return cls(path, kind, book, graph_path, shapes, reader.size)
+
+    def check_digest(self) -> None:
+        """Nothing: DGL's files carry no digest."""
+
+    def read(self) -> TensorDict:
+        """All tensors, in memory, under the names that they have in files of ours.
+
+        Raises:
+            PartitionFormatError: It is damaged, or its ids are none.
+        """
+        if self.kind == "part_graph":
+            with _opened(self.path) as reader:
+                graph = _structure(reader)
+                found = _edges_of(graph)
+                for what, fields in (("node", graph.ndata[0]), ("edge", graph.edata[0])):
+                    found |= _columns(what, fields, self.book)
+                return found
+        with _explained(self.path), self.rows() as features:
+            return {
+                name: one if isinstance(one, Tensor) else one.read()
+                for name, one in features.items()
+            }
+
+    @contextmanager
+    def rows(self) -> Iterator[dict[str, Tensor | StoredTensor]]:
+        """What `read` gives of features, still in the file as far as it is there.
+
+        Raises:
+            PartitionFormatError: As for `read`; while rows are read, a ValueError.
+        """
+        with ExitStack() as stack:  # errors of what is done with the rows are not explained here
+            with _explained(self.path):
+                reader = stack.enter_context(reading(self.path))
+                found: dict[str, Tensor | StoredTensor] = dict(
+                    _with_types(open_tensors(reader), self.kind, self.book)
+                )
+                known = self._original_ids(found)
+            yield found | {name: ids for name, ids in known.items() if name not in found}
+
+    def _original_ids(self, features: Mapping[str, object]) -> TensorDict:
+        """The ids before partitioning, of the types whose features do not have them."""
+        owned = _owned(self.kind, self.book)
+        if all(f"{owner}/{_ORIGINAL}" in features for owner in owned):
+            return {}
+        is_node = self.kind == "node_feats"
+        with _opened(self.graph_path) as reader:
+            graph = _structure(reader)
+            column = (graph.ndata if is_node else graph.edata)[0].get(_ORIGINAL)
+            homogenised = None if column is None else column.read()
+        found, first, before = {}, 0, 0
+        for (owner, count), (ids, total) in zip(owned.items(), self._ids_by_type(), strict=True):
+            if homogenised is not None:
+                ids = homogenised[first : first + count].to(torch.int64) - before
+                if len(ids) != count or bool(((ids < 0) | (ids >= total)).any()):
+                    raise _unusable(self.graph_path, f"orig_id is none of {owner}")
+            found[f"{owner}/{_ORIGINAL}"] = ids
+            first, before = first + count, before + total
+        return found
+
+    def _ids_by_type(self) -> Iterator[tuple[Tensor, int]]:
+        """The part's own ids of each type, and the number of all of the type."""
+        book = self.book
+        if self.kind == "node_feats":
+            for ntype in book.ntypes:
+                yield book.partid2nids(book.partid, ntype), book.num_nodes(ntype)
+        else:
+            for etype in book.canonical_etypes:
+                yield book.partid2eids(book.partid, etype), book.num_edges(etype)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[BinaryReader]:
+    with _explained(path), reading(path) as reader:
+        yield reader
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """What is wrong with a file that is read in here is a PartitionFormatError."""
+    try:
+        yield
+    except PartitionFormatError:
+        raise
+    except FileNotFoundError:
+        raise PartitionFormatError(
+            f"file {path} is missing; copy the part again, or partition the graph again"
+        ) from None
+    except OSError as error:
+        raise PartitionFormatError(
+            f"file {path} cannot be read ({error.strerror or error}); copy the part again, or "
+            "partition the graph again"
+        ) from error
+    except (ValueError, IndexError) as error:
+        raise _unusable(path, error) from None
+
+
+def _unusable(path: Path, what: object) -> PartitionFormatError:
+    return PartitionFormatError(
+        f"file {path} is damaged or not of this partition ({what}); copy the part again, or "
+        "partition the graph again"
+    )
+
+
+def _structure(reader: BinaryReader) -> StoredGraph:
+    """The one graph that an open file holds."""
+    _, places = open_graphs(reader)
+    if len(places) != 2:
+        raise ValueError(f"it holds {len(places) - 1} graphs, and the structure of a part is one")
+    graph = stored_graph(reader, places, 0)
+    if (len(graph.ntypes), len(graph.relations)) != (1, 1):
+        raise ValueError("it is of several types, and the structure of a part is of one")
+    return graph
+
+
+def _owned(kind: str, book: RangePartitionBook) -> dict[str, int]:
+    """Name of each type in files, and how many of it the part owns."""
+    if kind == "node_feats":
+        counts = torch.tensor(book.local_ntype_offset).diff().tolist()
+        return dict(zip(book.ntypes, counts, strict=True))
+    counts = torch.tensor(book.local_etype_offset).diff().tolist()
+    return dict(zip(map(etype_key, book.canonical_etypes), counts, strict=True))
+
+
+def _with_types(
+    stored: Mapping[str, StoredTensor], kind: str, book: RangePartitionBook
+) -> dict[str, StoredTensor]:
+    """Features by the names of today: old ones lack the type, or name a relation alone."""
+    owners = list(_owned(kind, book))
+    by_relation: dict[str, list[str]] = {}
+    for owner in owners:
+        by_relation.setdefault(owner.split(":")[1] if kind == "edge_feats" else owner, []).append(
+            owner
+        )
+    found = {}
+    for name, one in stored.items():
+        owner, _, feature = name.rpartition("/")
+        if not owner and len(owners) == 1:
+            owner = owners[0]
+        elif owner not in owners and len(by_relation.get(owner, ())) == 1:
+            (owner,) = by_relation[owner]
+        found[f"{owner or DEFAULT_NTYPE}/{feature}"] = one
+    if len(found) != len(stored):
+        raise ValueError("it has a feature twice, with and without its type")
+    return found
+
+
+def _edges_of(graph: StoredGraph) -> TensorDict:
+    (relation,) = graph.relations
+    found: TensorDict = {}
+    name = next(name for name in ("coo", "csc", "csr") if name in relation.arrays)
+    first, second, ids = relation.arrays[name]
+    labels = ("src", "dst") if name == "coo" else ("indptr", "indices")
+    found[f"{name}/{labels[0]}"], found[f"{name}/{labels[1]}"] = first.read(), second.read()
+    if ids is not None:
+        found[f"{name}/eids"] = ids.read()
+    return found
+
+
+def _columns(what: str, fields: Mapping[str, StoredTensor], book: RangePartitionBook) -> TensorDict:
+    """What a part says of its nodes or edges, and what it leaves out because it follows."""
+    ids = _column(fields, "_ID", torch.int64)
+    found = {f"{what}/_ID": ids}
+    flags = _column(fields, f"inner_{what}", None)
+    if bool(((flags != 0) & (flags != 1)).any()):
+        raise ValueError(f"an inner_{what} is neither 0 nor 1")
+    found[f"{what}/inner_{what}"] = flags.to(torch.bool)
+    per_type: Callable[[Tensor], tuple[Tensor, Tensor]] = (
+        book.map_to_per_ntype if what == "node" else book.map_to_per_etype
+    )
+    if "_TYPE" in fields:
+        found[f"{what}/_TYPE"] = _column(fields, "_TYPE", None).to(torch.int32)
+    else:
+        found[f"{what}/_TYPE"] = per_type(ids)[0].to(torch.int32)
+    if what == "node":
+        has_owners = "part_id" in fields
+        owners = _column(fields, "part_id", None) if has_owners else book.nid2partid(ids)
+        found["node/part_id"] = owners.to(torch.int64)
+    return found
+
+
+def _column(fields: Mapping[str, StoredTensor], name: str, dtype: torch.dtype | None) -> Tensor:
+    if name not in fields:
+        raise ValueError(f"{name} is missing")
+    one = fields[name]
+    is_integer = not one.dtype.is_floating_point
+    if len(one.shape) != 1 or not is_integer or dtype not in (None, one.dtype):
+        raise ValueError(f"{name} is {one.dtype} of shape {tuple(one.shape)}")
+    return one.read()
