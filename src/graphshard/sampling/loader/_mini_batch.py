@@ -160,7 +160,7 @@ class FeaturePlan:
         graph: A `Graph`, this rank's part of one, or a `GraphStore`.
         sampler: Whose ``input_node_features`` and ``output_node_features`` are taken, if it has
             them, besides the features that its ``prefetch_node_feats``, ``prefetch_labels`` and
-            ``prefetch_edge_feats`` name.
+            ``prefetch_edge_feats`` name; and all features of edges, if its ``copy_edata`` is true.
         store: Has the features that are named; by default the graph has them.
 
     Attributes:
@@ -185,6 +185,8 @@ class FeaturePlan:
             ("edge", "", "prefetch_edge_feats", self._etypes),
         ):
             names = getattr(sampler, named, ())
+            if side == "edge" and getattr(sampler, "copy_edata", False) and store is None:
+                names = {t: [n for n in self._data_of(t) if n != EID] for t in self._etypes}
             check_named(self._names_of, kinds, names, named)
             rows = _given_rows(graph, getattr(sampler, given, None) or {}, given)
             if rows and store is not None:
