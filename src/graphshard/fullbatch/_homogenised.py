@@ -181,7 +181,7 @@ class HomogenisedIds(GlobalFacts):
     # ------------------------------------------------------------------ one type
 
     def homogenised(self) -> GraphShardManager:
-        """The same graph with one node type and one relation; itself, if it has no more.
+        """The same graph with one node type and one relation; itself, if it has one relation.
 
         Rows are those of [Note: homogenised rows]. Edges come by the part of their source, then by
         relation: in the order of `graph_shards` one after another. ``ndata`` has `NTYPE` and
@@ -189,9 +189,9 @@ class HomogenisedIds(GlobalFacts):
         collective.
 
         Raises:
-            NotImplementedError: A message flow graph of several node types or relations.
+            NotImplementedError: A message flow graph of several relations.
         """
-        if len(self._schema.ntypes) == len(self.canonical_etypes) == 1:
+        if len(self.canonical_etypes) == 1:
             return self  # type: ignore[return-value]
         return self._made_homogenised
 
@@ -209,6 +209,7 @@ class HomogenisedIds(GlobalFacts):
         ids = torch.arange(start, stop, device=device)
         nodes.set(NID, ids, "node")
         nodes.set(NTYPE, book.map_to_per_ntype(ids)[0], "node")
+        node_frames = [nodes]
         edges = Frame(found.edges.num_edges, device, "edges", "edge")
         edges.set(ETYPE, found.relation, "edge")
         edge_ids = [
@@ -220,7 +221,7 @@ class HomogenisedIds(GlobalFacts):
             structure,
             Schema.of_graph([DEFAULT_NTYPE], [DEFAULT_CANONICAL_ETYPE]),
             replace(self._mode),
-            ([nodes], [nodes], [edges]),
+            (node_frames, node_frames, [edges]),
             is_block=False,
             input_nodes=rows,
             seeds=rows,
@@ -257,7 +258,7 @@ class HomogenisedIds(GlobalFacts):
         etypes = self.canonical_etypes
         if (self.is_block and len(self._schema.ntypes) > 2) or (self.is_block and len(etypes) > 1):
             self._unsupported(
-                "a homogenised form as a message flow graph of several types",
+                "a homogenised form as a message flow graph of several relations",
                 "use its relations one by one, or the full graph",
             )
         edges = [self._structure.edges[etype] for etype in etypes]
