@@ -27,7 +27,9 @@ EPOCHS, HIDDEN = 3, 6
 
 
 @contextlib.contextmanager
-def started(rank: int, world_size: int, folder: str, port: int, device: str = "cpu") -> Iterator[Any]:
+def started(
+    rank: int, world_size: int, folder: str, port: int, device: str = "cpu"
+) -> Iterator[Any]:
     """The beginning that the programs share, and the end that SAR's leave to the process."""
     torch.manual_seed(rank)  # models differ between ranks until they are synchronised
     master_ip_address = sar.nfs_ip_init(rank, f"{folder}/ip_file")
@@ -41,7 +43,9 @@ def started(rank: int, world_size: int, folder: str, port: int, device: str = "c
         sar.shutdown_comms()
 
 
-def loaded(name: str, folder: str, rank: int, device: torch.device) -> tuple[Any, dict[str, Tensor]]:
+def loaded(
+    name: str, folder: str, rank: int, device: torch.device
+) -> tuple[Any, dict[str, Tensor]]:
     partition_data = sar.load_dgl_partition_data(f"{folder}/{name}/{name}.json", rank, device)
     found = {}
     for name in ("train", "val", "test"):
@@ -116,9 +120,10 @@ def basic(rank: int, world_size: int, folder: str, port: int) -> dict[str, Any]:
         losses = []
         for _ in range(EPOCHS):
             logits = model(full_graph_manager, features)
-            loss = F.cross_entropy(
-                logits[data["train"]], labels[data["train"]], reduction="sum"
-            ) / points
+            loss = (
+                F.cross_entropy(logits[data["train"]], labels[data["train"]], reduction="sum")
+                / points
+            )
             losses.append(stepped(model, optimizer, loss))
         results = []
         for name in ("train", "val", "test"):
@@ -141,7 +146,9 @@ def advanced(rank: int, world_size: int, folder: str, port: int, kinds: list[str
                 for mfgs in (False, True):
                     sar.Config.disable_sr = mode == "SA"
                     sar.Config.max_collective_size = 7 if mode == "SA" else 0
-                    found.append((kind, mode, mfgs, _advanced(folder, rank, device, kind, mode, mfgs)))
+                    found.append(
+                        (kind, mode, mfgs, _advanced(folder, rank, device, kind, mode, mfgs))
+                    )
         sar.Config.disable_sr, sar.Config.max_collective_size = False, 0
     return found
 
@@ -306,7 +313,7 @@ def typed(rank: int, world_size: int, folder: str, port: int, mfgs: bool) -> dic
         else:
             graph = whole = sar.construct_full_graph(partition_data).to(device)
         book = partition_data.partition_book
-        first_author = int(book.partid2nids(rank, "author").min()) if book.num_nodes() else 0
+        first_author = int(book.partid2nids(rank, "author")[0])
         table = dgl.nn.HeteroEmbedding({"author": book.num_nodes("author")}, features.size(1))
         model = TypedModel(dgl, whole, features.size(1), num_classes(labels)).double()
         table.double().reset_parameters()
@@ -323,7 +330,8 @@ def typed(rank: int, world_size: int, folder: str, port: int, mfgs: bool) -> dic
             logits = logits if mfgs else logits[train_mask]
             loss = F.nll_loss(logits, labels[train_mask], reduction="sum") / points
             losses.append(stepped(both, optimizer, loss))
-        return {"first": first, "losses": losses}
+        authors = sar.suffix_key_lookup(node_features, "orig_id", ntype="author")
+        return {"first": first, "losses": losses, "authors": authors}
 
 
 def sampling(rank: int, world_size: int, folder: str, port: int) -> dict[str, Any]:
@@ -488,9 +496,7 @@ def smoothed(of: Any, g: Any, y_soft: Tensor, labels: Tensor, train: Tensor) -> 
 
 def normalized(features: Tensor, world_size: int) -> Tensor:
     means = torch.stack(sar.comm.exchange_tensors([features.mean(0)] * world_size))
-    sizes = torch.stack(
-        sar.comm.exchange_tensors([torch.tensor([features.shape[0]])] * world_size)
-    )
+    sizes = torch.stack(sar.comm.exchange_tensors([torch.tensor([features.shape[0]])] * world_size))
     mean = (means * sizes).sum(0) / sizes.sum()
     squares = sar.comm.exchange_tensors([(features - mean).pow(2).sum(0)] * world_size)
     return (features - mean) / torch.sqrt(torch.stack(squares).sum(0) / sizes.sum())
