@@ -9,23 +9,22 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from ..graph import ALL, MessagePassingGraph, edge_softmax
+from ..graph import MessagePassingGraph, edge_softmax
 
 _LAYERS = "dgl.nn.pytorch.conv."
 
 
-def patched_edge_softmax(graph: Any, logits: Any, eids: Any = ALL, norm_by: str = "dst") -> Any:
+def patched_edge_softmax(graph: Any, *args: Any, **kwargs: Any) -> Any:
     """`edge_softmax` on a graph of this package, DGL's own on a graph of DGL.
 
     Args:
         graph: Either.
-        logits: As for `edge_softmax`.
-        eids: As for `edge_softmax`.
-        norm_by: As for `edge_softmax`.
+        *args: As for `edge_softmax`: logits, eids, norm_by.
+        **kwargs: The same.
     """
     if isinstance(graph, MessagePassingGraph):
-        return edge_softmax(graph, logits, eids, norm_by)  # type: ignore[call-overload]
-    return sys.modules["dgl"].nn.functional.edge_softmax(graph, logits, eids, norm_by)
+        return edge_softmax(graph, *args, **kwargs)
+    return sys.modules["dgl"].nn.functional.edge_softmax(graph, *args, **kwargs)
 
 
 def patch_dgl() -> None:
