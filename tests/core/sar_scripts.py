@@ -202,12 +202,22 @@ def _advanced(
     return {"first": first, "losses": losses, "correct": counted}
 
 
+class RelGraphConvOfSar(dgl.nn.RelGraphConv):
+    """As SAR's documents make it, to name the parameters of the messages."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+
+    @sar.message_has_parameters(lambda self: tuple(self.linear_r.parameters()))
+    def message(self, edges: Any) -> dict[str, Tensor]:
+        return super().message(edges)
+
+
 class RelationalModel(nn.Module):
-    def __init__(self, of: Any, dims: list[int], n_rels: int) -> None:
+    def __init__(self, layer: Any, dims: list[int], n_rels: int) -> None:
         super().__init__()
         self.convs = nn.ModuleList(
-            of.nn.RelGraphConv(inputs, outputs, n_rels)
-            for inputs, outputs in zip(dims, dims[1:], strict=False)
+            layer(inputs, outputs, n_rels) for inputs, outputs in zip(dims, dims[1:], strict=False)
         )
 
     def forward(self, graph: Any, features: Tensor, etypes: Tensor) -> Tensor:
@@ -218,7 +228,9 @@ class RelationalModel(nn.Module):
         return features
 
 
-def heterogeneous(rank: int, world_size: int, folder: str, port: int) -> dict[str, Any]:
+def heterogeneous(
+    rank: int, world_size: int, folder: str, port: int, named: bool
+) -> dict[str, Any]:
     """All types in one tensor of features, and edge types as numbers, by shards."""
     with started(rank, world_size, folder, port) as device:
         sar.patch_dgl()
@@ -242,7 +254,8 @@ def heterogeneous(rank: int, world_size: int, folder: str, port: int) -> dict[st
             del graph_shard.graph.edata[dgl.ETYPE]
         etypes = torch.cat(etypes_l)
         dims = [features.size(1), HIDDEN, num_classes(labels)]
-        model = RelationalModel(sar, dims, n_rels).double()
+        layer = RelGraphConvOfSar if named else sar.RelGraphConv
+        model = RelationalModel(layer, dims, n_rels).double()
         sar.sync_params(model)
         first, points = parameters_of(model), total(train.numel())
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01)

@@ -163,7 +163,8 @@ def test_advanced_in_every_mode(parts: dict[int, str], kind: str) -> None:
             assert found["correct"].tolist() == right, (mode, mfgs)
 
 
-def test_heterogeneous(parts: dict[int, str]) -> None:
+@pytest.mark.parametrize("named", [False, True])
+def test_heterogeneous(parts: dict[int, str], named: bool) -> None:
     typed = random_typed(graphshard)
     start = {"author": 0, "paper": NUM_AUTHORS}
     ends, numbers = [], []
@@ -181,8 +182,10 @@ def test_heterogeneous(parts: dict[int, str]) -> None:
         logits = model(graph, features, torch.cat(numbers))
         return logits[train + NUM_AUTHORS], papers["labels"][train]
 
-    for ranks in run(sar_scripts.heterogeneous, parts):
-        model = sar_scripts.RelationalModel(dgl, [5, HIDDEN, CLASSES], len(RELATIONS))
+    for ranks in run(sar_scripts.heterogeneous, parts, named):
+        model = sar_scripts.RelationalModel(
+            dgl.nn.RelGraphConv, [5, HIDDEN, CLASSES], len(RELATIONS)
+        )
         expected = losses_of(model, ranks[0]["first"], forward)
         for found in ranks:
             assert found["losses"] == pytest.approx(expected, rel=1e-10)

@@ -186,7 +186,7 @@ class FeaturePlan:
         ):
             names = getattr(sampler, named, ())
             if side == "edge" and getattr(sampler, "copy_edata", False) and store is None:
-                names = {t: [n for n in self._data_of(t) if n != EID] for t in self._etypes}
+                names = {t: self._copied(t) for t in self._etypes}
             check_named(self._names_of, kinds, names, named)
             rows = _given_rows(graph, getattr(sampler, given, None) or {}, given)
             if rows and store is not None:
@@ -211,6 +211,11 @@ class FeaturePlan:
         space = self._graph.nodes if isinstance(kind, str) else self._graph.edges
         data: Mapping[str, Any] = space[kind].data
         return data
+
+    def _copied(self, etype: RowKind) -> list[str]:
+        """Features of edges that are tensors, besides ids."""
+        data = self._data_of(etype)
+        return [n for n in data if n != EID and isinstance(data[n], Tensor)]
 
     def _names_of(self, kind: RowKind) -> Collection[str]:
         return self._data_of(kind) if self._store is None else self._store.feature_names(kind)
