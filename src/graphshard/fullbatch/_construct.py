@@ -90,7 +90,7 @@ def construct_full_graph(
 
 def construct_mfgs(
     partition_data: PartitionData,
-    seeds: Tensor | Mapping[str, Tensor],
+    seed_nodes: Tensor | Mapping[str, Tensor],
     n_layers: int,
     keep_seed_nodes: bool = True,
     *,
@@ -102,14 +102,14 @@ def construct_mfgs(
     halo_dtype: torch.dtype | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> list[GraphShardManager]:
-    """One graph per layer, holding only what the outputs at ``seeds`` depend on. Collective.
+    """One graph per layer, holding only what the outputs at ``seed_nodes`` depend on. Collective.
 
     The destinations of layer ``i`` are the sources of layer ``i + 1``, in the same order. Pass
     ``features[mfgs[0].input_nodes]`` in; rows of the output belong to ``mfgs[-1].seeds``.
 
     Args:
         partition_data: This rank's part.
-        seeds: Global ids of this rank's nodes whose outputs are wanted, distinct. On a graph of
+        seed_nodes: Global ids of this rank's nodes whose outputs are wanted, distinct. On a graph of
             several node types: type to ids of that type, or one tensor of homogenised ids, which
             are rows of this rank plus ``partition_data.node_ranges[rank][0]``. Ranks may have
             different numbers of them, also none.
@@ -142,7 +142,7 @@ def construct_mfgs(
     policy.agree(group)
     error, rows = None, {}
     try:
-        rows = _seed_rows(partition_data, seeds)
+        rows = _seed_rows(partition_data, seed_nodes)
     except (ValueError, TypeError, IndexError) as caught:
         error = caught
     share_error(error, group)
