@@ -109,8 +109,8 @@ def construct_mfgs(
 
     Args:
         partition_data: This rank's part.
-        seed_nodes: Global ids of this rank's nodes whose outputs are wanted, distinct. On a graph of
-            several node types: type to ids of that type, or one tensor of homogenised ids, which
+        seed_nodes: Global ids of this rank's nodes whose outputs are wanted, distinct. On a graph
+            of several node types: type to ids of that type, or one tensor of homogenised ids, which
             are rows of this rank plus ``partition_data.node_ranges[rank][0]``. Ranks may have
             different numbers of them, also none.
         n_layers: Number of layers.
