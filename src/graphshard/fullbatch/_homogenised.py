@@ -27,7 +27,7 @@ from ..graph.structure import Schema
 from ..partition import RangePartitionBook
 from ._localized import GlobalFacts
 from ._partition_data import owned_ranges
-from .topology import LocalEdges, OriginalIds, ShardStructure
+from .topology import LocalEdges, OriginalIds, ShardStructure, narrow
 
 if TYPE_CHECKING:
     from ._config import AggregationMode
@@ -276,6 +276,8 @@ class HomogenisedIds(GlobalFacts):
         if not self.is_block:
             start, stop = self.tgt_node_range
             num_dst = stop - start
+        longest = max(stop - start for start, stop in self.node_ranges)
+        src, dst = narrow(src, longest), narrow(dst, num_dst)
         return _Edges(LocalEdges(parts, src, dst, num_dst), relation, row)
 
     def _homogenised_ends(self, etype: CanonicalEType) -> tuple[Tensor, Tensor]:
@@ -318,8 +320,8 @@ class HomogenisedIds(GlobalFacts):
                 block.edata[name] = values[here]
         return GraphShard(
             block,
-            src + ranges[part][0],
-            dst + self.tgt_node_range[0],
+            src.long() + ranges[part][0],
+            dst.long() + self.tgt_node_range[0],
             ranges[part],
             self.tgt_node_range,
             list(self.etypes),
@@ -341,7 +343,7 @@ class HomogenisedIds(GlobalFacts):
         first = torch.tensor([start for start, _ in ranges], device=self.device)
         ends = (
             found.edges.src + first[found.edges.src_part.long()],
-            found.edges.dst + self.tgt_node_range[0],
+            found.edges.dst.long() + self.tgt_node_range[0],
         )
         whole: Graph = make_graph(ends, num_nodes=ranges[-1][1])
         if len(self.canonical_etypes) > 1:
