@@ -22,6 +22,8 @@ class HeteroEmbedding(nn.Module):
         ValueError: A number of rows that is negative.
 
     Example:
+        >>> import torch
+        >>> from graphshard.nn import HeteroEmbedding
         >>> layer = HeteroEmbedding({"user": 2, ("user", "follows", "user"): 3}, 4)
         >>> layer.weight["user"].shape
         torch.Size([2, 4])
