@@ -24,6 +24,8 @@ TARGET = Path(__file__).with_name("reference.md")
 # Sections in the order of the page: module, what it holds.
 MODULES = {
     "graphshard": "What `import graphshard as sar` gives; the packages below say the rest.",
+    "graphshard.core": "Names at SAR's places: `sar.core`.",
+    "graphshard.config": "Names at SAR's places: `sar.config`.",
     "graphshard.graph": "Graphs and the message-passing protocol.",
     "graphshard.function": "Built-in message and reduce functions.",
     "graphshard.nn": "Layers.",
@@ -55,6 +57,7 @@ CONSTANTS = {
     "MODELS": "names of the models",
     "MESSAGE_OPS": "operators of message functions",
     "REDUCE_OPS": "operators of reduce functions",
+    "logger": "the logger of the package, silent until `logging_setup`",
 }
 
 HEAD = """\
@@ -120,6 +123,10 @@ def _entry(section: str, name: str, value: Any, home: dict[int, str]) -> Iterato
     described = home.get(id(value), section)
     if described != section:
         yield f"- `{name}`: {_link(described)}"
+        return
+    own = getattr(value, "__name__", name)
+    if own != name and own in public_names(importlib.import_module(section)):
+        yield f"- `{name}`: another name of `{own}`"
         return
     kind = "class " if inspect.isclass(value) else ""
     yield f"- {kind}`{name}{_arguments(value)}`: {_summary(value)}"

@@ -31,7 +31,9 @@ SAR = {
     "output_node_features output_device use_hybrid_partitioning batch_comm_overlap",
     "DistributedBN1D": "n_feats eps affine distributed",
     "construct_mfgs": "partition_data seed_nodes n_layers keep_seed_nodes",
+    "DistributedBlock.get_full_partition_graph": "self delete_shard_data",
     "GraphShardManager.get_full_partition_graph": "self delete_shard_data",
+    "suffix_key_lookup": "feature_dict key expand_to_all type_list",
 }
 MODULES = {
     "graphshard": dgl,
@@ -76,14 +78,18 @@ def booleans() -> Iterator[tuple[str, str, int, list[list[str]]]]:
                 continue
             for name, function in functions(public, value):
                 peers = []
-                found = peer_module
+                is_layer = hasattr(dgl.nn.pytorch, public)  # RelGraphConv, at SAR's place too
+                found = dgl.nn.pytorch if is_layer else peer_module
                 for part in name.split("."):
                     found = getattr(found, part, None)
                 if inspect.isfunction(found):
                     peers.append(names_of(found))
                 in_sar = SAR.get(name.removesuffix(".__init__"))
                 if in_sar is not None:
-                    peers.append([*(["self"] if "__init__" in name else []), *in_sar.split()])
+                    of_sar = [*(["self"] if "__init__" in name else []), *in_sar.split()]
+                    # DGL has a DataLoader too, but not at the places where SAR's is.
+                    is_sars = module_name in ("graphshard", "graphshard.sampling")
+                    peers = [of_sar] if is_sars else [*peers, of_sar]
                 parameters = inspect.signature(function).parameters
                 for place, parameter in enumerate(names_of(function)):
                     p = parameters[parameter]
@@ -106,10 +112,9 @@ def test_booleans_by_position_are_where_others_have_them() -> None:
 
 def loaders() -> list[Any]:
     graph = graphshard.graph(([0, 1], [1, 0]))
-    seeds, sampler = torch.arange(2), sampling.DistNeighborSampler([1])
+    seeds = torch.arange(2)
     blocks = dataloading.NeighborSampler([1])
     return [
-        pytest.param(lambda *a: sampling.DataLoader(graph, seeds, sampler, 3, *a), id="DataLoader"),
         *(
             pytest.param(
                 lambda *a, kind=kind: kind(graph, seeds, blocks, "cpu", *a), id=kind.__name__
@@ -132,16 +137,30 @@ def test_loaders_take_booleans_by_name(loader: Callable[..., Any]) -> None:
 
 
 def test_the_error_names_the_arguments() -> None:
-    graph, sampler = graphshard.graph(([0, 1], [1, 0])), sampling.DistNeighborSampler([1])
+    graph, sampler = graphshard.graph(([0, 1], [1, 0])), dataloading.NeighborSampler([1])
     text = (
-        "DataLoader takes drop_last, shuffle and what follows by name alone, because SAR, DGL and "
-        "torch have them in different orders (got False, True by position); write drop_last=..."
+        "LocalDataLoader takes use_ddp, ddp_seed, batch_size and what follows by name alone, "
+        "because SAR, DGL and torch have them in different orders (got False, True by position); "
+        "write use_ddp=..."
     )
     with pytest.raises(TypeError) as caught:
-        sampling.DataLoader(graph, torch.arange(2), sampler, 3, False, True)
+        dataloading.DataLoader(graph, torch.arange(2), sampler, "cpu", False, True)
     assert str(caught.value) == text
-    with pytest.raises(TypeError, match=r"takes input_node_features.*\(got True, dict by position"):
-        sampling.DistNeighborSampler([1], None, False, True, {"x": 1})
+
+
+def test_the_loader_of_sar_has_its_order() -> None:
+    graph, seeds = graphshard.graph(([0, 1, 2], [1, 2, 0])), torch.arange(3)
+    sampler = sampling.DistNeighborSampler([1], None, False, False, {"x": torch.ones(3, 1)})
+    assert not sampler.copy_edata
+    loader = graphshard.DataLoader(graph, seeds, sampler, 2, True, False)
+    assert (loader.drop_last, loader.shuffle, len(loader)) == (True, False, 1)
+    loader = graphshard.DataLoader(graph, seeds, sampler, 2, False, True, True, "cache", 2, True)
+    assert (loader.drop_last, loader.shuffle, len(loader)) == (False, True, 2)
+    for wrong in [(1,), (False, "yes"), (False, False, 0)]:
+        with pytest.raises(TypeError, match=r"must be True or False \(got (1|'yes'|0)\); by pos"):
+            graphshard.DataLoader(graph, seeds, sampler, 2, *wrong)
+    with pytest.raises(TypeError, match="copy_edata, True or False .got {'x'"):
+        sampling.DistNeighborSampler([1], None, False, {"x": 1})
 
 
 def test_batch_norm_has_the_order_of_sar() -> None:

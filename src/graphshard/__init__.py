@@ -7,8 +7,9 @@ of DGL's distributed training know. Importing starts nothing: no thread, no proc
 
 from importlib.metadata import PackageNotFoundError, version
 
-from . import data, dataloading, distributed, function, nn, ops, sampling
+from . import comm, core, data, dataloading, distributed, function, nn, ops, sampling
 from .comm import (
+    comm_device,
     gather_grads,
     initialize_comms,
     nfs_ip_init,
@@ -17,6 +18,9 @@ from .comm import (
     sync_params,
     world_size,
 )
+from .config import Config
+from .core import logger, logging_setup, patch_dgl, patched_edge_softmax
+from .distributed import convert_dist_graph
 from .errors import (
     CheckpointError,
     GraphShardError,
@@ -25,6 +29,8 @@ from .errors import (
     RankError,
 )
 from .fullbatch import (
+    DistributedBlock,
+    GraphShard,
     GraphShardManager,
     PartitionData,
     construct_full_graph,
@@ -70,7 +76,7 @@ from .graph import (
     to_parquet,
     to_scipy,
 )
-from .nn import DistributedBN1D
+from .nn import DistributedBN1D, RelGraphConv
 from .sampling import DataLoader, DistNeighborSampler, global_mean, inference
 
 try:
@@ -86,20 +92,28 @@ __all__ = [
     "NTYPE",
     "Block",
     "CheckpointError",
+    "Config",
     "DataLoader",
     "DistNeighborSampler",
     "DistributedBN1D",
+    "DistributedBlock",
     "Graph",
+    "GraphShard",
     "GraphShardError",
     "GraphShardManager",
     "MetisError",
     "PartitionData",
     "PartitionFormatError",
     "RankError",
+    "RelGraphConv",
     "add_reverse_edges",
     "add_self_loop",
+    "comm",
+    "comm_device",
     "construct_full_graph",
     "construct_mfgs",
+    "convert_dist_graph",
+    "core",
     "create_block",
     "data",
     "dataloading",
@@ -121,12 +135,16 @@ __all__ = [
     "initialize_comms",
     "load_dgl_partition_data",
     "load_graphs",
+    "logger",
+    "logging_setup",
     "message_has_parameters",
     "nfs_ip_init",
     "nn",
     "node_subgraph",
     "ops",
     "out_subgraph",
+    "patch_dgl",
+    "patched_edge_softmax",
     "rank",
     "remove_self_loop",
     "reverse",

@@ -146,7 +146,7 @@ def check_all_reduce(own, size):
     assert counted.total_bytes == (48 if size > 1 else 0)
     with pytest.raises(NotImplementedError, match="has no gradient; pass x.detach"):
         all_reduce(x, "max")
-    with pytest.raises(ValueError, match="reduce must be 'sum', 'max' or 'min'"):
+    with pytest.raises(ValueError, match="op must be 'sum', 'max', 'min' or a ReduceOp"):
         all_reduce(x, "mean")
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from graphshard.data import from_ogb
+from graphshard.data import DglNodePropPredDataset, from_ogb
 
 
 def put(path: Path, rows: Any) -> None:
@@ -94,8 +94,8 @@ def test_npz_layout(tmp_path: Path) -> None:
     assert [side.tolist() for side in g.edges()] == [[0, 1], [2, 2]]
 
 
-def test_typed_layout(tmp_path: Path) -> None:
-    raw = tmp_path / "ogbn_mag" / "raw"
+def mag(root: Path) -> None:
+    raw = root / "ogbn_mag" / "raw"
     put(raw / "num-node-dict.csv.gz", [("author", "paper"), (3, 2)])
     put(
         raw / "triplet-type-list.csv.gz",
@@ -107,7 +107,35 @@ def test_typed_layout(tmp_path: Path) -> None:
     put(raw / "node-feat" / "paper" / "node-feat.csv.gz", [(1.5, 2.5), (0.5, 0.25)])
     put(raw / "node-feat" / "paper" / "node_year.csv.gz", [[2015], [2019]])
     put(raw / "node-label" / "paper" / "node-label.csv.gz", [[7], [3]])
-    put_split(tmp_path / "ogbn_mag" / "split" / "time" / "paper", [0], [1], [1])
+    put_split(root / "ogbn_mag" / "split" / "time" / "paper", [0], [1], [1])
+
+
+def test_as_ogb_gives_it_to_users_of_dgl(tmp_path: Path) -> None:
+    arxiv(tmp_path)
+    dataset = DglNodePropPredDataset("ogbn-arxiv", tmp_path)
+    (graph, labels), split = dataset[0], dataset.get_idx_split()
+    assert (len(dataset), dataset.num_classes, graph.num_edges()) == (1, 3, 3)
+    assert set(graph.ndata) == {"feat", "year"}
+    assert labels.tolist() == [[2], [0], [1], [0], [2]]
+    assert {k: v.tolist() for k, v in split.items()} == {
+        "train": [0, 4],
+        "valid": [1],
+        "test": [2, 3],
+    }
+    assert set(dataset[0][0].ndata) == {"feat", "year"}  # as often as it is asked for
+    with pytest.raises(IndexError, match=r"one graph, number 0 \(got 1\)"):
+        dataset[1]
+    mag(tmp_path)
+    dataset = DglNodePropPredDataset("ogbn-mag", root=tmp_path)
+    (graph, labels), split = dataset[0], dataset.get_idx_split()
+    assert {k: v.tolist() for k, v in labels.items()} == {"paper": [[7], [3]]}
+    assert {k: v.tolist() for k, v in split["valid"].items()} == {"paper": [1]}
+    assert set(graph.nodes["paper"].data) == {"feat", "year"}
+    assert set(graph.edges["writes"].data) == {"reltype"}
+
+
+def test_typed_layout(tmp_path: Path) -> None:
+    mag(tmp_path)
     data = from_ogb("ogbn-mag", tmp_path)
     g = data.graph
     assert (data.target, data.num_classes) == ("paper", 8)

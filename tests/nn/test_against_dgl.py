@@ -230,3 +230,22 @@ def test_typed_block(case: LayerCase) -> None:
     eids = {relation: torch.arange(len(data[relation][0])) for relation in relations}
     graphs = (ours, theirs)
     compare(*layers(case, relations), graphs, hetero_features(), case.keywords(eids))
+
+
+def test_hetero_embedding() -> None:
+    sizes = {"user": 3, ("user", "likes", "item"): torch.tensor(4), "none": 0}
+    made = []
+    for of in (graphshard.nn, dgl_nn):
+        torch.manual_seed(0)
+        made.append(of.HeteroEmbedding(sizes, 5))
+    ours, theirs = made
+    assert list(ours.state_dict()) == list(theirs.state_dict())
+    ids = {"user": torch.tensor([2, 2, 0]), ("user", "likes", "item"): torch.tensor([[3], [1]])}
+    for kind, rows in theirs(ids).items():
+        assert torch.equal(ours(ids)[kind], rows)
+        assert torch.equal(ours.weight[kind], theirs.weight[kind])
+    ours.reset_parameters()
+    bound = (6 / (3 + 5)) ** 0.5
+    assert 0 < float(ours.weight["user"].detach().abs().max()) <= bound
+    with pytest.raises(ValueError, match=r"0 rows or more \(got -1 for user\)"):
+        graphshard.nn.HeteroEmbedding({"user": -1}, 2)

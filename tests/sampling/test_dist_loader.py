@@ -180,6 +180,7 @@ def two_epochs(rank: int, world_size: int, kind: str, parts: str, variant: str) 
     sampler = DistNeighborSampler(
         [3, 2],
         prob="w",
+        copy_edata=False,
         input_node_features=by_name(manager, "x", inputs_of(whole)),
         output_node_features=by_name(manager, "y", labels_of(whole)),
     )
@@ -203,6 +204,7 @@ def alone(kind: str, rank: int) -> list[dict[str, Any]]:
     sampler = DistNeighborSampler(
         [3, 2],
         prob="w",
+        copy_edata=False,
         input_node_features={"x": inputs_of(whole)},
         output_node_features={"y": labels_of(whole)},
     )

@@ -23,7 +23,7 @@ from ._options import options_of
 from ._paths import is_partition, partition_json
 from ._progress import ProgressDisplay, result_table
 
-Config = FullBatchConfig | SampledConfig
+AnyConfig = FullBatchConfig | SampledConfig
 
 
 @options_of(FullBatchConfig, SampledConfig)
@@ -72,7 +72,7 @@ def train(
             _show(results[0], config)
 
 
-def _configured(mode: str, **settings: Any) -> Config:
+def _configured(mode: str, **settings: Any) -> AnyConfig:
     """The configuration of a mode, from what was given; None where it was not.
 
     Raises:
@@ -81,7 +81,7 @@ def _configured(mode: str, **settings: Any) -> Config:
     settings = {name: value for name, value in settings.items() if value is not None}
     if "fanouts" in settings:
         settings["fanouts"] = _numbers(settings["fanouts"])
-    kinds: dict[str, type[Config]] = {k.mode: k for k in (FullBatchConfig, SampledConfig)}
+    kinds: dict[str, type[AnyConfig]] = {k.mode: k for k in (FullBatchConfig, SampledConfig)}
     kind = kinds.pop(mode)
     (other,) = kinds
     own = {field.name for field in dataclasses.fields(kind)}
@@ -100,7 +100,7 @@ def _numbers(text: str) -> tuple[int, ...]:
         ) from None
 
 
-def _run_rank(config: Config, workers: int | None, quiet: bool) -> None:
+def _run_rank(config: AnyConfig, workers: int | None, quiet: bool) -> None:
     """This process is one rank of torchrun's."""
     world_size = int(os.environ["WORLD_SIZE"])
     path = Path(config.data)
@@ -126,7 +126,9 @@ def _run_rank(config: Config, workers: int | None, quiet: bool) -> None:
 
 
 @contextlib.contextmanager
-def _partitioned(config: Config, workers: int | None, quiet: bool) -> Iterator[tuple[Config, int]]:
+def _partitioned(
+    config: AnyConfig, workers: int | None, quiet: bool
+) -> Iterator[tuple[AnyConfig, int]]:
     """The run on a partition, and its number of workers; a data set is partitioned for it."""
     path = Path(config.data)
     if is_partition(path):
@@ -145,9 +147,9 @@ def _partitioned(config: Config, workers: int | None, quiet: bool) -> Iterator[t
         yield _with_data(config, json_path), num_workers
 
 
-def _with_data(config: Config, path: Path) -> Config:
+def _with_data(config: AnyConfig, path: Path) -> AnyConfig:
     return dataclasses.replace(config, data=str(path))
 
 
-def _show(result: TrainResult, config: Config) -> None:
+def _show(result: TrainResult, config: AnyConfig) -> None:
     Console().print(result_table(result, config.model))

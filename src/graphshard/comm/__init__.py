@@ -7,6 +7,13 @@ failures of other ranks arrive as `graphshard.errors.RankError`.
 
 from ._ragged import ragged_all_to_all
 from ._sync import gather_grads, sync_params
+from ._tensor_lists import (
+    all_to_all,
+    backend,
+    comm_device,
+    exchange_single_tensor,
+    exchange_tensors,
+)
 from .collectives import (
     Lanes,
     Pending,
@@ -53,8 +60,13 @@ __all__ = [
     "Trace",
     "agree",
     "all_reduce",
+    "all_to_all",
     "anchor",
+    "backend",
     "barrier",
+    "comm_device",
+    "exchange_single_tensor",
+    "exchange_tensors",
     "fetch_halo",
     "gather_grads",
     "guard",

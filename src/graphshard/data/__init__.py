@@ -12,11 +12,13 @@ from . import utils
 from ._dgl import from_dgl, to_dgl
 from ._load import load_dataset
 from ._ogb import from_ogb
+from ._ogb_dataset import DglNodePropPredDataset
 from ._pyg import from_pyg, to_pyg
 from ._synthetic import community_graph, random_graph, random_typed_graph
 from .dataset import NodeDataset
 
 __all__ = [
+    "DglNodePropPredDataset",
     "NodeDataset",
     "community_graph",
     "from_dgl",

@@ -16,6 +16,7 @@ from ..partition import (
     verify_partition,
 )
 from ..store import DistEmbedding, DistTensor, SparseAdagrad, SparseAdam, SparseSGD
+from ._convert import convert_dist_graph, load_dgl_partition_data_from_graph
 from ._dist_graph import DistGraph
 from ._graph_server import GraphServer
 from ._initialize import (
@@ -53,6 +54,7 @@ __all__ = [
     "SparseAdam",
     "SparseSGD",
     "client_barrier",
+    "convert_dist_graph",
     "convert_partition",
     "edge_split",
     "exit_client",
@@ -62,6 +64,7 @@ __all__ = [
     "in_subgraph",
     "initialize",
     "load_checkpoint",
+    "load_dgl_partition_data_from_graph",
     "load_partition",
     "load_partition_book",
     "load_partition_feats",

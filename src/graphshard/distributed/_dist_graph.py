@@ -107,6 +107,11 @@ class DistGraph:
     # ------------------------------------------------------------------ what it is
 
     @property
+    def name(self) -> str:
+        """As the graph was called when it was partitioned."""
+        return self._ids.name
+
+    @property
     def ntypes(self) -> list[str]:
         """Node types."""
         return self._ids.book.ntypes

@@ -35,6 +35,7 @@ from .._ranges import RangeMap
 from .._typing import CanonicalEType
 from ..errors import MessageError
 from ..fullbatch import PartitionData, load_dgl_partition_data
+from ..graph import NTYPE
 from ..partition import RangePartitionBook, load_partition
 from ..partition.format import read_config
 from ..sampling import DrawOptions, NeighborRequest
@@ -414,6 +415,8 @@ def load_parts(tables: HostTables, part_config: str | os.PathLike[str], num_host
 def _fill_features(tables: HostTables, ids: GraphIds, data: PartitionData) -> None:
     for features, is_node in ((data.node_features, True), (data.edge_features, False)):
         for key, rows in features.items():
+            if key == NTYPE:  # which the partition book tells
+                continue
             owner, name = key.rsplit("/", 1)
             policy = f"{'node' if is_node else 'edge'}~{owner}"
             table = f"{policy}~{name}"

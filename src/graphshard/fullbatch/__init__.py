@@ -3,7 +3,8 @@
 
 from ._config import AggregationMode
 from ._construct import construct_full_graph, construct_mfgs
-from ._graph import GraphShardManager
+from ._graph import DistributedBlock, GraphShardManager
+from ._homogenised import GraphShard
 from ._partition_data import (
     PartitionData,
     RelationEdges,
@@ -15,6 +16,8 @@ from .lazy import DeferredEdges, message_has_parameters
 __all__ = [
     "AggregationMode",
     "DeferredEdges",
+    "DistributedBlock",
+    "GraphShard",
     "GraphShardManager",
     "PartitionData",
     "RelationEdges",

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from .._memory import available_memory
 from ..comm import agree, all_reduce
 from ..comm.wire import WIRE_DTYPES
+from ..config import Config
 
 ModeName = Literal["sequential", "oneshot", "auto"]
 
@@ -30,7 +31,8 @@ class AggregationMode:
             as 1/P). ``"oneshot"``: the whole halo in one exchange (fastest, any reduction).
             ``"auto"``: one-shot if its halo fits the budget on every rank.
         rematerialize: With sequential aggregation, fetch again in the backward; False keeps what
-            was fetched: less communication, more memory.
+            was fetched: less communication, more memory. None is what `Config.disable_sr` says
+            when a layer runs.
         memory_budget: Bytes that the halo rows of one rank may take, for ``"auto"``; None: a
             quarter of the memory that is left (see `available_memory`), shared by the ranks on the
             machine.
@@ -40,16 +42,17 @@ class AggregationMode:
             that many shards is added. 0 is none: each shard is waited for. With one-shot
             aggregation the halo is one; it is fetched while the own shard is computed, unless
             this is 0. Threads of the communication backend move the rows, not those that compute.
+            None is what `Config.pipeline_depth` says when a layer runs.
         halo_dtype: ``torch.bfloat16`` or ``torch.float16``: wider floating-point rows of remote
             nodes, and their gradients on the way back, travel in it and are rounded to it; a
             rank's own rows are not. None sends them as they are.
     """
 
     mode: ModeName = "auto"
-    rematerialize: bool = True
+    rematerialize: bool | None = None
     memory_budget: int | None = None
     row_width: int = 256
-    prefetch: int = 1
+    prefetch: int | None = None
     halo_dtype: torch.dtype | None = None
 
     def __post_init__(self) -> None:
@@ -61,7 +64,7 @@ class AggregationMode:
             )
         if self.row_width < 1:
             raise ValueError(f"row_width must be at least 1 (got {self.row_width})")
-        if self.prefetch < 0:
+        if self.prefetch is not None and self.prefetch < 0:
             raise ValueError(f"prefetch must be at least 0 (got {self.prefetch})")
         if self.halo_dtype is not None and self.halo_dtype not in WIRE_DTYPES:
             raise ValueError(
@@ -69,14 +72,24 @@ class AggregationMode:
                 f"{', '.join(map(str, WIRE_DTYPES))} (got {self.halo_dtype})"
             )
 
+    @property
+    def rematerializes(self) -> bool:
+        """Whether a layer that runs now fetches again in its backward."""
+        return not Config.disable_sr if self.rematerialize is None else self.rematerialize
+
+    @property
+    def fetched_ahead(self) -> int:
+        """Remote shards that a layer that runs now fetches while it computes another one."""
+        return max(0, Config.pipeline_depth) if self.prefetch is None else self.prefetch
+
     def agree(self, group: dist.ProcessGroup | None) -> None:
         """Check that all ranks chose alike; collective. The budget may differ.
 
         Raises:
             ValueError: On every rank, if they did not.
         """
-        value = f"mode={self.mode}, rematerialize={self.rematerialize}, "
-        value += f"prefetch={self.prefetch}, halo_dtype={self.halo_dtype}"
+        value = f"mode={self.mode}, rematerialize={self.rematerializes}, "
+        value += f"prefetch={self.fetched_ahead}, halo_dtype={self.halo_dtype}"
         agree(value, "how remote rows are fetched", group)
 
     def resolve(self, num_halo_rows: int, group: dist.ProcessGroup | None) -> ModeName:

@@ -27,10 +27,10 @@ def construct_full_graph(
     partition_data: PartitionData,
     mode: ModeName = "auto",
     *,
-    rematerialize: bool = True,
+    rematerialize: bool | None = None,
     memory_budget: int | None = None,
     row_width: int = 256,
-    prefetch: int = 1,
+    prefetch: int | None = None,
     halo_dtype: torch.dtype | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> GraphShardManager:
@@ -39,7 +39,8 @@ def construct_full_graph(
     Args:
         partition_data: This rank's part; part ``r`` goes to rank ``r``.
         mode: ``"sequential"``, ``"oneshot"`` or ``"auto"``; see `AggregationMode`.
-        rematerialize: With sequential aggregation, fetch remote rows again in the backward.
+        rematerialize: With sequential aggregation, fetch remote rows again in the backward; see
+            `AggregationMode`.
         memory_budget: For ``"auto"``: bytes that one rank's halo rows may take.
         row_width: For ``"auto"``: columns of the widest row that will be exchanged.
         prefetch: Remote shards fetched while another one is computed; see `AggregationMode`.
@@ -83,32 +84,35 @@ def construct_full_graph(
         input_nodes={t: rows[t] for t in schema.srctypes},
         seeds={t: rows[t] for t in schema.dsttypes},
         original=_original_ids(partition_data),
+        partition_book=partition_data.partition_book,
     )
 
 
 def construct_mfgs(
     partition_data: PartitionData,
-    seeds: Tensor | Mapping[str, Tensor],
+    seed_nodes: Tensor | Mapping[str, Tensor],
     n_layers: int,
     keep_seed_nodes: bool = True,
     *,
     mode: ModeName = "auto",
-    rematerialize: bool = True,
+    rematerialize: bool | None = None,
     memory_budget: int | None = None,
     row_width: int = 256,
-    prefetch: int = 1,
+    prefetch: int | None = None,
     halo_dtype: torch.dtype | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> list[GraphShardManager]:
-    """One graph per layer, holding only what the outputs at ``seeds`` depend on. Collective.
+    """One graph per layer, holding only what the outputs at ``seed_nodes`` depend on. Collective.
 
     The destinations of layer ``i`` are the sources of layer ``i + 1``, in the same order. Pass
     ``features[mfgs[0].input_nodes]`` in; rows of the output belong to ``mfgs[-1].seeds``.
 
     Args:
         partition_data: This rank's part.
-        seeds: Global ids of this rank's nodes whose outputs are wanted, distinct; per node type
-            if there are several. Ranks may have different numbers of them, also none.
+        seed_nodes: Global ids of this rank's nodes whose outputs are wanted, distinct. On a graph
+            of several node types: type to ids of that type, or one tensor of homogenised ids, which
+            are rows of this rank plus ``partition_data.node_ranges[rank][0]``. Ranks may have
+            different numbers of them, also none.
         n_layers: Number of layers.
         keep_seed_nodes: Make every destination a source as well, and first, as layers with a self
             term expect.
@@ -138,7 +142,7 @@ def construct_mfgs(
     policy.agree(group)
     error, rows = None, {}
     try:
-        rows = _seed_rows(partition_data, seeds)
+        rows = _seed_rows(partition_data, seed_nodes)
     except (ValueError, TypeError, IndexError) as caught:
         error = caught
     share_error(error, group)
@@ -183,7 +187,7 @@ def _resolved(
 def _seed_rows(data: PartitionData, seeds: Tensor | Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Owned rows of the seeds per type; every node type has an entry."""
     if isinstance(seeds, Tensor):
-        seeds = {_only(data): seeds}
+        seeds = _by_type(data, seeds)
     unknown = set(seeds) - set(data.node_type_names)
     if unknown:
         raise ValueError(
@@ -204,13 +208,12 @@ def _seed_rows(data: PartitionData, seeds: Tensor | Mapping[str, Tensor]) -> dic
     return rows
 
 
-def _only(data: PartitionData) -> str:
-    if len(data.node_type_names) != 1:
-        raise ValueError(
-            "seeds must be a dictionary from node type to ids because the graph has several "
-            f"types: {', '.join(data.node_type_names)}"
-        )
-    return data.node_type_names[0]
+def _by_type(data: PartitionData, seeds: Tensor) -> dict[str, Tensor]:
+    """Ids of each type, from ids of all, in the order given."""
+    if len(data.node_type_names) == 1 or seeds.is_floating_point() or seeds.dtype == torch.bool:
+        return {data.node_type_names[0]: seeds}
+    of_type, ids = data.partition_book.map_to_per_ntype(seeds.cpu())
+    return {t: ids[of_type == number] for number, t in enumerate(data.node_type_names)}
 
 
 def _layer(
@@ -248,6 +251,7 @@ def _layer(
         input_nodes=src_rows,
         seeds=dict(dst_rows),
         original=_chosen(_original_ids(data), src_rows, edge_ids),
+        partition_book=data.partition_book,
     )
     return manager, src_rows
 

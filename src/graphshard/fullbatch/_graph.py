@@ -22,15 +22,17 @@ from ..graph.message_passing import AggregationStep, checked_functions, run_toge
 from ..graph.structure import Schema
 from ..ops import Attention
 from ..ops.attention import check_attention
+from ..partition import RangePartitionBook
 from ._config import AggregationMode
-from ._localized import GlobalFacts, LocalizedShards, picked
+from ._homogenised import HomogenisedIds
+from ._localized import LocalizedShards, picked
 from ._planner import Planner, RelationFields
 from .topology import OriginalIds, ShardStructure
 
 T = TypeVar("T")
 
 
-class GraphShardManager(GlobalFacts):
+class GraphShardManager(HomogenisedIds):
     """One rank's part of a sharded graph. Made by `construct_full_graph` and `construct_mfgs`.
 
     Node features have a row per owned node, edge features a row per in-edge of an owned node.
@@ -46,6 +48,8 @@ class GraphShardManager(GlobalFacts):
         input_nodes: Source node type to the owned rows that the source frame stands for.
         seeds: Destination node type to the owned rows that the destination frame stands for.
         original: Ids in the graph that was partitioned.
+        partition_book: Owner of every node and edge of the whole graph; None where no part of the
+            graph was partitioned.
     """
 
     def __init__(
@@ -59,9 +63,11 @@ class GraphShardManager(GlobalFacts):
         input_nodes: dict[str, Tensor],
         seeds: dict[str, Tensor],
         original: OriginalIds,
+        partition_book: RangePartitionBook | None = None,
     ) -> None:
         self._structure = structure
         self._original = original
+        self.partition_book = self._partition_book = partition_book
         self._mode = mode
         self._planner = Planner(structure, mode)
         self._input_nodes, self._seeds = input_nodes, seeds
@@ -77,7 +83,7 @@ class GraphShardManager(GlobalFacts):
     @property
     def rematerializes(self) -> bool:  # type: ignore[override]
         """Whether the backward computes again what it can: in sequential mode, unless told not."""
-        return self.mode == "sequential" and self._mode.rematerialize
+        return self.mode == "sequential" and self._mode.rematerializes
 
     @property
     def rank(self) -> int:
@@ -159,8 +165,8 @@ class GraphShardManager(GlobalFacts):
         self,
         mode: str,
         *,
-        rematerialize: bool = True,
-        prefetch: int = 1,
+        rematerialize: bool | None = None,
+        prefetch: int | None = None,
         halo_dtype: torch.dtype | None = None,
     ) -> GraphShardManager:
         """The same graph and features with another way of fetching rows, the same on all ranks.
@@ -200,6 +206,7 @@ class GraphShardManager(GlobalFacts):
             input_nodes={t: self._input_nodes[t] for t in schema.srctypes},
             seeds={t: self._seeds[t] for t in schema.dsttypes},
             original=self._original,
+            partition_book=self.partition_book,
         )
         if mode == self._mode:  # a view: what was fetched for the whole serves the part
             new._planner = self._planner
@@ -325,6 +332,10 @@ class GraphShardManager(GlobalFacts):
     ) -> list[Any]:
         fields = [self._fields(relation) for relation in relations]
         return self._planner.edge_softmax(fields, logits, norm_by)
+
+
+DistributedBlock = GraphShardManager
+"""SAR's name for a graph in one-shot mode, which is no class of its own here."""
 
 
 def _only_value(by_type: dict[str, Tensor]) -> Any:

@@ -7,7 +7,7 @@ every rank what the others need from it, are collective.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from torch import Tensor
 from .._ranges import RangeMap
 from .._typing import CanonicalEType
 from ..errors import PartitionFormatError
-from ..graph import Graph
+from ..graph import NTYPE, Graph
 from ..partition import RangePartitionBook
 from ..partition.format import read_config
 from ..partition.load import load_part
@@ -61,7 +61,8 @@ class PartitionData:
         partition_book: Owner of every node and edge.
         node_type_names: Node types in id order.
         canonical_etypes: Relations in id order.
-        node_features: ``"type/name"`` to a tensor whose rows are the owned nodes of that type.
+        node_features: ``"type/name"`` to a tensor whose rows are the owned nodes of that type;
+            and `NTYPE` to the number of each owned node's type, int32, types one after another.
         edge_features: ``"src:relation:dst/name"`` to a tensor whose rows are the owned edges.
         edges: Per relation, the in-edges of the owned nodes.
         device: Where the tensors live.
@@ -95,9 +96,11 @@ class PartitionData:
 
     @property
     def node_ranges(self) -> list[tuple[int, int]]:
-        """Global ids owned by each part of a graph with one node type: ``[start, end)``."""
-        starts = self.node_map(self._only_ntype()).starts
-        return list(zip(starts[:-1], starts[1:], strict=True))
+        """Homogenised ids, see `RangePartitionBook`, that each part owns: ``[start, end)``.
+
+        On a graph with one node type they are its global ids.
+        """
+        return owned_ranges(self.partition_book)
 
     def num_owned(self, ntype: str | None = None) -> int:
         """Number of nodes of ``ntype`` that this part owns."""
@@ -146,29 +149,80 @@ class PartitionData:
         )
 
 
+def owned_ranges(book: RangePartitionBook) -> list[tuple[int, int]]:
+    """Homogenised node ids owned by each part, ``[start, end)``."""
+    starts = RangeMap.from_sizes([int(part["num_nodes"]) for part in book.metadata()]).starts
+    return list(zip(starts[:-1], starts[1:], strict=True))
+
+
 def typewise_ranges(book: RangePartitionBook, ntype: str) -> RangeMap:
     """Per-type node ids owned by each part."""
     return RangeMap.from_sizes([stop - start for start, stop in book.node_map()[ntype]])
 
 
-def suffix_key_lookup(features: Mapping[str, Tensor], key: str, ntype: str | None = None) -> Tensor:
+def suffix_key_lookup(
+    feature_dict: Mapping[str, Tensor],
+    key: str,
+    expand_to_all: bool = False,
+    type_list: Sequence[str] | None = None,
+    *,
+    ntype: str | None = None,
+) -> Tensor:
     """The feature called ``key``, whatever type it is stored under.
 
     Args:
-        features: ``node_features`` or ``edge_features`` of a `PartitionData`.
-        key: Feature name without its type.
+        feature_dict: ``node_features`` or ``edge_features`` of a `PartitionData`.
+        key: Feature name without its type; or the end of it, if only one name ends so.
+        expand_to_all: Give a row for each node of the part, types one after another: 0 where a
+            type has no such feature. For ``node_features``.
+        type_list: ``node_type_names``, for ``expand_to_all``.
         ntype: Type to look under, when several types have such a feature.
 
     Raises:
-        KeyError: No feature, or several, have that name.
+        KeyError: No feature, or several, have that name; with ``expand_to_all`` several types may.
+        ValueError: ``expand_to_all`` without ``type_list``, or of features that types have in
+            different shapes.
     """
     if ntype is not None:
-        return features[f"{ntype}/{key}"]
-    found = [name for name in features if name.rsplit("/", 1)[-1] == key]
-    if len(found) != 1:
-        names = ", ".join(sorted(found or features))
+        return feature_dict[f"{ntype}/{key}"]
+    found = [name for name in feature_dict if "/" in name and name.rsplit("/", 1)[-1] == key]
+    if not found:
+        found = [name for name in feature_dict if "/" in name and name.endswith(key)]
+    of_one_name = len({name.rsplit("/", 1)[-1] for name in found}) == 1
+    if len(found) != 1 and not (expand_to_all and of_one_name):
+        names = ", ".join(sorted(found or feature_dict))
         raise KeyError(f"need exactly one feature named '{key}' (got {len(found)}; have: {names})")
-    return features[found[0]]
+    if not expand_to_all:
+        return feature_dict[found[0]]
+    return _expanded(
+        {name.split("/", 1)[0]: feature_dict[name] for name in found}, feature_dict, key, type_list
+    )
+
+
+def _expanded(
+    by_type: Mapping[str, Tensor],
+    features: Mapping[str, Tensor],
+    key: str,
+    type_list: Sequence[str] | None,
+) -> Tensor:
+    """A row for each node of the part, 0 where its type has no such feature."""
+    if type_list is None or NTYPE not in features:
+        raise ValueError(
+            "expand_to_all needs node_features, and node_type_names as type_list (got "
+            f"{type_list}{'' if NTYPE in features else f', and features without {NTYPE!r}'})"
+        )
+    kinds = {(rows.dtype, rows.shape[1:]) for rows in by_type.values()}
+    if len(kinds) != 1:
+        raise ValueError(
+            f"feature '{key}' differs from type to type in dtype or row shape (got {kinds}), and "
+            "cannot be one tensor; look it up type by type, with ntype="
+        )
+    node_type = features[NTYPE]
+    one = next(iter(by_type.values()))
+    rows = one.new_zeros((node_type.shape[0], *one.shape[1:]))
+    for ntype, values in by_type.items():
+        rows[node_type == list(type_list).index(ntype)] = values
+    return rows
 
 
 def load_dgl_partition_data(
@@ -206,7 +260,7 @@ def load_dgl_partition_data(
         partition_book=book,
         node_type_names=tuple(ntypes),
         canonical_etypes=tuple(etypes),
-        node_features=node_feats,
+        node_features={**node_feats, NTYPE: _node_types(book, rank)},
         edge_features=edge_feats,
         edges={},
         device=torch.device("cpu"),
@@ -219,6 +273,14 @@ def load_dgl_partition_data(
             f"part {rank} of {config.path} contradicts itself ({error}); partition the graph again"
         ) from None
     return replace(data, edges=edges).to(device)
+
+
+def _node_types(book: RangePartitionBook, part: int) -> Tensor:
+    """The number of each owned node's type, int32; takes no memory where there is one type."""
+    sizes = [blocks[part][1] - blocks[part][0] for blocks in book.node_map().values()]
+    if len(sizes) == 1:
+        return torch.zeros(1, dtype=torch.int32).expand(sizes[0])
+    return torch.arange(len(sizes), dtype=torch.int32).repeat_interleave(torch.tensor(sizes))
 
 
 def _relation_edges(data: PartitionData, graph: Graph) -> dict[CanonicalEType, RelationEdges]:

@@ -146,7 +146,7 @@ class Planner:
         self._constants = structure.constants
         self._is_oneshot = config.mode == "oneshot"
         self._plans: dict[Hashable, AggregationPlan] = {}
-        self._transports: dict[frozenset[CanonicalEType], RowTransport] = {}
+        self._transports: dict[tuple[frozenset[CanonicalEType], bool], RowTransport] = {}
 
     # ------------------------------------------------------------------ aggregation
 
@@ -327,17 +327,20 @@ class Planner:
         reductions: Sequence[tuple[CanonicalEType, Reduction]],
         known: dict[LeafKey, Tensor] | None = None,
     ) -> ShardPass:
-        return ShardPass(transport, reductions, self.config.prefetch, self.structure.device, known)
+        return ShardPass(
+            transport, reductions, self.config.fetched_ahead, self.structure.device, known
+        )
 
     def _transport(self, etypes: Sequence[CanonicalEType]) -> RowTransport:
         """How rows of the halo of some relations travel; the only difference between the modes."""
-        key = frozenset(etypes)
+        rematerializes = self.config.rematerializes
+        key = frozenset(etypes), rematerializes
         if key not in self._transports:
             halo, wire = self.structure.halo(etypes), self.config.halo_dtype
             self._transports[key] = (
                 CollectiveTransport(halo, wire)
                 if self._is_oneshot
-                else PairwiseTransport(halo, wire, keeps_rows=not self.config.rematerialize)
+                else PairwiseTransport(halo, wire, keeps_rows=not rematerializes)
             )
         return self._transports[key]
 

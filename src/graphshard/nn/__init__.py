@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from ._distributed_bn import DistributedBN1D
 from ._edge_weight_norm import EdgeWeightNorm
+from ._hetero_embedding import HeteroEmbedding
 from ._typed_linear import TypedLinear
 from .conv import (
     AGNNConv,
@@ -35,6 +36,7 @@ __all__ = [
     "GATv2Conv",
     "GINConv",
     "GraphConv",
+    "HeteroEmbedding",
     "HeteroGraphConv",
     "RelGraphConv",
     "SAGEConv",

@@ -54,7 +54,7 @@ class DistributedBN1D(nn.BatchNorm1d):
     a process group the layer is a ``BatchNorm1d``. Arguments by position are those of SAR's layer.
 
     Args:
-        num_features: Number of channels.
+        num_features: Number of channels; also called ``n_feats``, as by SAR.
         eps: :math:`\epsilon`.
         affine: Learn :math:`\gamma` and :math:`\beta`. It is third, as in SAR's layer of this name;
             ``BatchNorm1d`` has ``momentum`` there, which goes by name here.
@@ -66,13 +66,14 @@ class DistributedBN1D(nn.BatchNorm1d):
         device: Where parameters and buffers are made.
         dtype: Their dtype.
         group: The ranks to normalise over; ``None`` for all.
+        n_feats: ``num_features``, as SAR names it.
 
     Shape:
         Input ``[num_rows, num_features]`` or ``[num_rows, num_features, length]``; the output has
         the shape and dtype of the input. Statistics are computed in float32 at least.
 
     Raises:
-        TypeError: ``affine`` or ``distributed`` is no bool.
+        TypeError: ``affine`` or ``distributed`` is no bool; no number of channels, or two.
         ValueError: Input of another shape; a single value per channel over all ranks while
             training (on every rank alike).
 
@@ -85,7 +86,7 @@ class DistributedBN1D(nn.BatchNorm1d):
 
     def __init__(
         self,
-        num_features: int,
+        num_features: int | None = None,
         eps: float = 1e-5,
         affine: bool = True,
         distributed: bool | None = True,
@@ -95,15 +96,22 @@ class DistributedBN1D(nn.BatchNorm1d):
         device: Any = None,
         dtype: torch.dtype | None = None,
         group: Any = None,
+        n_feats: int | None = None,
     ) -> None:
+        if (num_features is None) == (n_feats is None):
+            raise TypeError(
+                "DistributedBN1D needs the number of channels once, as num_features or n_feats "
+                f"(got {num_features} and {n_feats})"
+            )
         if not isinstance(affine, bool) or not isinstance(distributed, bool | None):
             raise TypeError(
                 "the third and fourth argument of DistributedBN1D are affine and distributed, "
                 f"True or False (got {affine!r} and {distributed!r}); BatchNorm1d has momentum and "
                 "affine there: write momentum=... and affine=..."
             )
+        channels: Any = n_feats if num_features is None else num_features
         super().__init__(
-            num_features, eps, momentum, affine, track_running_stats, device=device, dtype=dtype
+            channels, eps, momentum, affine, track_running_stats, device=device, dtype=dtype
         )
         self.group = group
         self.distributed = distributed is not False

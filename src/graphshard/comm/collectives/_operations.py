@@ -357,34 +357,51 @@ def wait_for_all(state: GroupState, name: str = "barrier") -> None:
 
 
 def all_reduce(
-    x: Tensor, reduce: Literal["sum", "max", "min"] = "sum", group: dist.ProcessGroup | None = None
+    red_tensor: Tensor,
+    op: Literal["sum", "max", "min"] | dist.ReduceOp.RedOpType = "sum",
+    move_to_comm_device: bool = False,
+    *,
+    group: dist.ProcessGroup | None = None,
 ) -> Tensor:
     """Combine a tensor of every rank, element by element; every rank must call.
 
+    As ``torch.distributed.all_reduce``, and SAR's, it works in place where ``op`` is a
+    ``ReduceOp``. Named by a word it leaves the tensor as it is, and has a gradient.
+
     Args:
-        x: Any shape and a numeric dtype, both equal on all ranks.
-        reduce: How to combine. Only "sum" is differentiable; its gradient is the sum of the
-            gradients of all ranks.
+        red_tensor: Any shape and a numeric dtype, both equal on all ranks.
+        op: How to combine. Of the words, only "sum" is differentiable; its gradient is the sum of
+            the gradients of all ranks.
+        move_to_comm_device: Accepted for SAR's scripts: what lives elsewhere is always moved.
         group: Who takes part; None is the default group.
 
     Returns:
-        The same result on every rank, a new tensor.
+        The same result on every rank: ``red_tensor`` itself for a ``ReduceOp``, else a new tensor.
 
     Raises:
         NotImplementedError: "max" or "min" of a tensor that requires a gradient.
+        ValueError: ``op`` is neither of both.
         RankError: Another rank failed, or did not answer in time.
+
+    Example:
+        >>> total = torch.tensor(3)
+        >>> all_reduce(total, torch.distributed.ReduceOp.SUM), all_reduce(total, "max")
+        (tensor(3), tensor(3))
     """
-    if reduce not in _OPS:
-        raise ValueError(f"reduce must be 'sum', 'max' or 'min' (got {reduce!r})")
     state = group_state(group)
-    if reduce == "sum":
-        out: Tensor = _AllReduceSum.apply(x, state)
+    if isinstance(op, dist.ReduceOp.RedOpType | dist.ReduceOp):
+        all_reduce_(state, red_tensor.detach(), op)
+        return red_tensor
+    if op not in _OPS:
+        raise ValueError(f"op must be 'sum', 'max', 'min' or a ReduceOp (got {op!r})")
+    if op == "sum":
+        out: Tensor = _AllReduceSum.apply(red_tensor, state)
         return out
-    if x.requires_grad and torch.is_grad_enabled():
+    if red_tensor.requires_grad and torch.is_grad_enabled():
         raise NotImplementedError(
-            f"all_reduce({reduce!r}) has no gradient; pass x.detach(), or use 'sum'"
+            f"all_reduce({op!r}) has no gradient; pass x.detach(), or use 'sum'"
         )
-    return all_reduce_(state, x.detach().clone(), _OPS[reduce])
+    return all_reduce_(state, red_tensor.detach().clone(), _OPS[op])
 
 
 def barrier(group: dist.ProcessGroup | None = None) -> None:

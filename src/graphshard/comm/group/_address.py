@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 from ..._written_files import writing
 from ...errors import RankError
@@ -35,6 +36,17 @@ def from_environment(name: str, variable: str) -> str:
             "the program with torchrun"
         )
     return text
+
+
+def either_name(name: str, value: Any, other: Any) -> Any:
+    """The argument ``name``, or what was given as ``_name``, which is SAR's word for it.
+
+    Raises:
+        TypeError: Both were given.
+    """
+    if value is not None and other is not None:
+        raise TypeError(f"give {name} once, as {name} or as _{name} (got {value!r} and {other!r})")
+    return other if value is None else value
 
 
 def job_id() -> str | None:
@@ -126,7 +138,11 @@ def _is_name(address: str) -> bool:
 
 
 def nfs_ip_init(
-    rank: int, ip_file: str | Path, timeout: timedelta | float = DEFAULT_TIMEOUT
+    rank: int | None = None,
+    ip_file: str | Path | None = None,
+    timeout: timedelta | float = DEFAULT_TIMEOUT,
+    *,
+    _rank: int | None = None,
 ) -> str:
     """The address of rank 0's host, by way of a file; pass it to `initialize_comms`.
 
@@ -142,12 +158,19 @@ def nfs_ip_init(
         rank: This process's number.
         ip_file: A path that is the same file for all ranks; its folder must exist.
         timeout: The longest to wait for rank 0, in seconds or as a timedelta.
+        _rank: ``rank``, as SAR names it.
 
     Raises:
+        TypeError: No rank, two of them, or no file.
         RankError: Rank 0 wrote no file in time.
         FileNotFoundError: The folder of ``ip_file`` does not exist.
     """
     seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
+    rank = either_name("rank", rank, _rank)
+    if rank is None or ip_file is None:
+        raise TypeError(
+            f"nfs_ip_init needs the rank and the file (got rank {rank}, ip_file {ip_file})"
+        )
     if rank < 0:
         raise ValueError(f"rank must not be negative (got {rank})")
     path = Path(ip_file)

@@ -23,6 +23,7 @@ import os
 import secrets
 import socket
 import time
+import warnings
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -34,6 +35,7 @@ from ..._kernel import release_memory
 from ...errors import RankError
 from ._address import (
     GLOO_INTERFACE,
+    either_name,
     from_environment,
     is_loopback,
     listen_for_others,
@@ -70,6 +72,9 @@ def initialize_comms(
     timeout: timedelta | float = DEFAULT_TIMEOUT,
     *,
     store: dist.Store | None = None,
+    _rank: int | None = None,
+    _world_size: int | None = None,
+    _comm_device: torch.device | str | None = None,
 ) -> None:
     """Make the default process group; every rank must call.
 
@@ -85,30 +90,47 @@ def initialize_comms(
     ``GRAPHSHARD_JOB_ID`` (or torchrun) gives each job a name, else as the second with their number,
     which ends both jobs while ranks may still come.
 
+    A default group that the program has made itself, by ``torch.distributed``, is used as it is,
+    if it has this rank and this many.
+
     Args:
         rank: This process's number; None takes ``RANK`` from the environment.
         world_size: Number of processes; None takes ``WORLD_SIZE``.
         master_ip_address: Address of rank 0's host; None takes ``MASTER_ADDR``, and then the
             port from ``MASTER_PORT``.
-        backend: "gloo", "nccl", "mpi", or another backend that torch knows.
+        backend: "gloo", "nccl", "mpi", or another backend that torch knows. Where it does not know
+            "ccl" (Intel's oneCCL, which SAR's scripts name) gloo takes its place, with a warning.
         comm_device: Where data is put to be sent: "cpu" with gloo also for CUDA tensors. None
             chooses by backend.
         master_port_number: Port on which rank 0 hosts the store, at this address alone.
         timeout: The longest that any wait may take, also this one: seconds or a timedelta.
         store: Use this store in place of one that is made; then no address is needed.
+        _rank: ``rank``, as SAR names it.
+        _world_size: ``world_size``, as SAR names it.
+        _comm_device: ``comm_device``, as SAR names it.
 
     Raises:
         ValueError: An argument is out of range, or missing also in the environment, or the ranks
-            differ in the world size.
-        RuntimeError: There is a process group already, the backend is not in this torch, the port
-            is in use, or this process came to another job.
+            differ in the world size, or the program's own group has another rank or size.
+        TypeError: An argument was given under both of its names.
+        RuntimeError: This function has made a process group already, the backend is not in this
+            torch, the port is in use, or this process came to another job.
         RankError: Some ranks did not arrive in time, or came twice; names them.
     """
+    rank = either_name("rank", rank, _rank)
+    world_size = either_name("world_size", world_size, _world_size)
+    comm_device = either_name("comm_device", comm_device, _comm_device)
     if is_initialized():
-        raise RuntimeError(
-            "there is a default process group already; call shutdown_comms() before another "
-            "initialize_comms(), or use the group as it is"
+        _use_group_of_program(rank, world_size)
+        return
+    if backend == "ccl" and not hasattr(dist.Backend, "CCL"):
+        warnings.warn(
+            "backend 'ccl' (Intel's oneCCL) is not in this torch, and 'gloo' takes its place; "
+            "name 'gloo', or 'nccl' for CUDA devices",
+            RuntimeWarning,
+            stacklevel=2,
         )
+        backend = "gloo"
     limit = timeout if isinstance(timeout, timedelta) else timedelta(seconds=float(timeout))
     if limit <= timedelta(0):
         raise ValueError(f"timeout must be more than 0 s (got {limit.total_seconds()} s)")
@@ -149,7 +171,27 @@ def initialize_comms(
         raise
     state = group_state()
     state.timeout, state.comm_device, state.monitor = limit, device, monitor
+    state.made_here = True
     state.interface = chosen
+
+
+def _use_group_of_program(rank: int | None, world_size: int | None) -> None:
+    """Check that the default group, made by ``torch.distributed``, is the one asked for."""
+    state = group_state()
+    if state.made_here:
+        raise RuntimeError(
+            "there is a default process group already; call shutdown_comms() before another "
+            "initialize_comms(), or use the group as it is"
+        )
+    for name, given, actual in (
+        ("rank", rank, state.rank),
+        ("world_size", world_size, state.world_size),
+    ):
+        if given is not None and given != actual:
+            raise ValueError(
+                f"the default process group has {name} {actual} (got {given}); pass what "
+                "torch.distributed.init_process_group was given, or let initialize_comms make it"
+            )
 
 
 def shutdown_comms() -> None:
@@ -271,7 +313,7 @@ def _start_mpi(
         if given is not None and given != actual:
             raise ValueError(f"{name} must be MPI's own, {actual}, or None (got {given})")
     state = group_state()
-    state.timeout, state.comm_device = timeout, device
+    state.timeout, state.comm_device, state.made_here = timeout, device, True
 
 
 def _start_monitor(

@@ -65,6 +65,7 @@ class GroupState:
     closed: bool = False  # the group has been shut down
     shared: SharedBlocks | None = None  # through which ranks exchange large payloads
     tried_shared: bool = False  # the ranks have found out whether they can have such memory
+    made_here: bool = False  # by ``initialize_comms``, not by the program itself
     interface: str | None = None  # put into the environment for gloo, until the group is shut down
 
     def payload_device(self, device: torch.device) -> torch.device:

@@ -101,6 +101,18 @@ class MessagePassingGraph(TypedGraph):
     #: Whether layers should compute again in the backward what they can, instead of keeping it.
     rematerializes: bool = False
 
+    def homogenised(self) -> MessagePassingGraph:
+        """This graph as one of a single relation, for layers that take edge types as numbers.
+
+        It is that already, or has a form of its own for it, as a sharded graph does.
+
+        Raises:
+            NotImplementedError: Neither.
+        """
+        if len(self.canonical_etypes) != 1:
+            self._unsupported("a homogenised form", "make one with to_homogeneous")
+        return self
+
     # ------------------------------------------------------------------ hooks
 
     def _reduce(self, relation: int, message_func: Any, reduce_func: Any) -> dict[str, Any]:

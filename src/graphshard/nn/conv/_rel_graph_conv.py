@@ -120,13 +120,15 @@ class RelGraphConv(nn.Module):
         """Apply the layer; see the class for shapes.
 
         Args:
-            g: The graph.
+            g: The graph. Of a sharded graph of several relations its homogenised form is taken,
+                see `GraphShardManager.homogenised`.
             feat: Source features.
             etypes: Type of each edge.
             norm: Normaliser of each edge.
             presorted: Accepted so that calls written for DGL run; has no effect. Edges that
                 arrive in order of type are recognised, and then not sorted.
         """
+        g = g.homogenised()
         etypes = torch.as_tensor(etypes, device=feat.device)
         for name, value in (("etypes", etypes), ("norm", norm)):
             if value is not None and value.shape[0] != g.num_edges():

@@ -156,7 +156,7 @@ class CachedFeatureStore(LocalFeatureStore):
         """Rows of all features of a kind, in messages of bounded size; collective."""
         per_round = max(1, _MESSAGE_BYTES // max(1, self.row_bytes(kind)))
         rounds = torch.tensor([-(-ids.numel() // per_round)])
-        num_rounds = int(all_reduce(rounds, "max", self._group))
+        num_rounds = int(all_reduce(rounds, "max", group=self._group))
         tables = {}
         for name in self.feature_names(kind):
             tables[name] = self._empty(kind, name, ids.numel())

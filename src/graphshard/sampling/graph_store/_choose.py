@@ -103,7 +103,7 @@ def choose_graph_store(
     share_error(error, manager.group)
     if transport == "auto":
         budget = available_memory() // 4 if memory_budget is None else memory_budget
-        smallest = int(all_reduce(torch.tensor(budget), "min", manager.group))
+        smallest = int(all_reduce(torch.tensor(budget), "min", group=manager.group))
         transport = "replicated" if replicated_bytes(manager) <= smallest else "collective"
     if transport == "replicated":
         return ReplicatedGraphStore.of(manager)
@@ -121,7 +121,7 @@ def replicated_bytes(manager: GraphShardManager) -> int:
     # Where edges are not sorted by destination, their ids are kept as well.
     ends = [manager._structure.edges[etype].dst for etype in manager.canonical_etypes]
     unordered = torch.tensor([int((dst[1:] < dst[:-1]).any()) for dst in ends])
-    unordered = all_reduce(unordered, "max", manager.group)
+    unordered = all_reduce(unordered, "max", group=manager.group)
     size = sum(8 * ownership.ranges[ntype].num_ids for ntype in manager.ntypes)
     for etype, has_eids in zip(manager.canonical_etypes, unordered.tolist(), strict=True):
         size += width * (ownership.ranges[etype[2]].num_ids + 1)

@@ -149,6 +149,9 @@ class SeedOrder(BatchOrder):
         seed: Of the order.
         rank: This rank.
         sizes: Number of seeds of each rank, this one's included.
+        by_id: Batches are runs of ascending ids, the same in every epoch; ``shuffle`` then shuffles
+            full batches. Parts keep neighbours at near ids, so the batches of an epoch read fewer
+            distinct nodes.
     """
 
     def __init__(
@@ -161,13 +164,30 @@ class SeedOrder(BatchOrder):
         seed: int,
         rank: int,
         sizes: Sequence[int],
+        by_id: bool = False,
     ) -> None:
+        if by_id:
+            seeds = {ntype: ids.sort().values for ntype, ids in seeds.items()}
         super().__init__(seeds, shuffle, seed, (_SEEDS_KEY, rank))
+        self._by_id = by_id
         assert self.num_indices == sizes[rank]
         self._batch_size, self._rank = batch_size, rank
         # How many seeds of each rank are used.
         self._used = [n - n % batch_size if drop_last else n for n in sizes]
         self.num_steps = max(-(-n // batch_size) for n in self._used)
+
+    def of_epoch(self, epoch: int) -> Tensor | None:
+        order = super().of_epoch(epoch)
+        if order is None or not self._by_id:
+            return order
+        num_full = self.num_indices // self._batch_size * self._batch_size
+        places = torch.arange(self.num_indices)
+        batches = places[:num_full].view(-1, self._batch_size)
+        # Batches are ordered as their first seeds are in a random order of all seeds.
+        rank_of = torch.empty_like(places)
+        rank_of[order] = places
+        batches = batches[rank_of[batches[:, 0]].argsort()] if num_full else batches
+        return torch.cat([batches.reshape(-1), places[num_full:]])
 
     def num_global(self, step: int) -> int:
         """Seeds of all ranks together at a step."""

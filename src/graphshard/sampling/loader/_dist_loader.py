@@ -35,7 +35,7 @@ from ..feature_store import (
     keep_freed_memory,
 )
 from ..graph_store import GraphStore, SamplingTransport, graph_store_of
-from ..sampler import DrawSeed, NeighborSampler, by_type, refuse_unnamed
+from ..sampler import DrawSeed, NeighborSampler, by_type
 from ._batch_order import SeedOrder
 from ._mini_batch import (
     FEATURES,
@@ -65,7 +65,8 @@ class DataLoader:
     Args:
         graph: This rank's part of a sharded graph; a `Graph`, for a process on its own; or a
             `GraphStore` of your own.
-        seed_nodes: Ids of this rank's seeds in the graph's global numbering, or node type to ids. A
+        seed_nodes: Ids of this rank's seeds in the graph's global numbering, or node type to ids;
+            of a sharded graph of several types also homogenised ids, see `construct_mfgs`. A
             seed may be there several times (oversampling); in a batch each time has a row, with the
             same neighbours.
         sampler: How neighbours are drawn, and which features come with the blocks:
@@ -73,9 +74,16 @@ class DataLoader:
             `NeighborSampler`, the features of the graph that its ``prefetch_node_feats``,
             ``prefetch_labels`` and ``prefetch_edge_feats`` name. Rows are taken as they are now.
         batch_size: Seeds of a batch, on each rank.
-        *unnamed: None: everything else goes by name, for SAR and DGL have it in other orders.
-        shuffle: Take the seeds in another order every epoch.
         drop_last: Leave out, on each rank, what fills no batch.
+        shuffle: Take the seeds in another order every epoch. It is sixth, after ``drop_last``, as
+            in SAR's loader.
+        precompute_optimized_batches: Put seeds into a batch whose neighbours overlap: runs of ids,
+            which parts order for locality, the same in every epoch; ``shuffle`` then shuffles full
+            batches.
+        optimized_batches_cache: Accepted for SAR's scripts: there is nothing slow to keep.
+        num_workers: Accepted for SAR's scripts: threads of this process make the batches; see
+            ``prefetch``.
+        batch_comm_overlap: Accepted for SAR's scripts: features are fetched while others are drawn.
         seed: Of the order and the draws, equal on all ranks; by default rank 0's torch generator
             gives one.
         prefetch: How many finished batches may wait for the training loop. 0 makes each when it
@@ -94,7 +102,8 @@ class DataLoader:
             graph; by default the graph has them.
 
     Raises:
-        TypeError: Not a graph, a sampler, or ids; on all ranks.
+        TypeError: Not a graph, a sampler, or ids; or ``drop_last`` or ``shuffle`` is no bool; on
+            all ranks.
         ValueError: An argument out of range, or not the same on all ranks; on all ranks.
         NotImplementedError: ``prefetch`` in a program that MPI started; on all ranks.
         RankError: Another rank failed, or did not answer in time.
@@ -118,10 +127,14 @@ class DataLoader:
         graph: GraphShardManager | Graph | GraphStore,
         seed_nodes: Any,
         sampler: NeighborSampler,
-        batch_size: int,
-        *unnamed: Any,
-        shuffle: bool = False,
+        batch_size: int = 1,
         drop_last: bool = False,
+        shuffle: bool = False,
+        precompute_optimized_batches: bool = False,
+        optimized_batches_cache: str | None = None,
+        num_workers: int = 0,
+        batch_comm_overlap: bool = False,
+        *,
         seed: int | None = None,
         prefetch: int = 2,
         transport: SamplingTransport = "auto",
@@ -131,28 +144,33 @@ class DataLoader:
         edge_ids: bool = False,
         feature_store: FeatureStore | None = None,
     ) -> None:
-        refuse_unnamed("DataLoader", unnamed, "drop_last", "shuffle")
         state = _ranks_of(graph)
         self._ranks = state
         error, plan = None, None
         try:
             _check_options(graph, sampler, batch_size, seed, prefetch, cache_bytes, feature_store)
+            flags = {"drop_last": drop_last, "shuffle": shuffle}
+            flags["precompute_optimized_batches"] = precompute_optimized_batches
+            _check_flags(flags)
             plan = FeaturePlan(graph, sampler, feature_store)
         except (TypeError, ValueError) as caught:
             error = caught
         options = (
             f"sampler {_describe(sampler)}, batch_size {batch_size}, shuffle {shuffle}, "
-            f"drop_last {drop_last}, seed {seed}, prefetch {prefetch}, transport {transport!r}, "
+            f"drop_last {drop_last}, by id {precompute_optimized_batches}, "
+            f"seed {seed}, prefetch {prefetch}, transport {transport!r}, "
             f"structure_budget {structure_budget}, map_features {map_features}, "
             f"cache_bytes {'> 0' if cache_bytes else 0}, edge_ids {edge_ids}, "
             f"features {'' if plan is None else plan.describe()}"
         )
         verify(state, options, "the arguments of DataLoader", error)
         assert plan is not None
+        if transport == "auto" and getattr(sampler, "use_hybrid_partitioning", False):
+            transport = "replicated"
         store = graph_store_of(graph, transport, structure_budget)
         seeds: dict[str, torch.Tensor] = {}
         try:
-            seeds = by_type(store, seed_nodes, "seed_nodes")
+            seeds = by_type(store, _typed_seeds(graph, seed_nodes), "seed_nodes")
             sampler.fanouts_for(store)
         except (TypeError, ValueError) as caught:
             error = caught
@@ -169,6 +187,7 @@ class DataLoader:
             seed=self.seed,
             rank=state.rank,
             sizes=sizes,
+            by_id=precompute_optimized_batches,
         )
         features: FeatureStore | None = feature_store
         owned: list[FeatureStore] = []
@@ -406,6 +425,29 @@ def _check_options(
             raise ValueError(f"{name} must be an integer of at least {least} (got {number!r})")
     if seed is not None and not (isinstance(seed, int) and -(2**63) <= seed < 2**63):
         raise ValueError(f"seed must be a 64-bit integer, or None (got {seed!r})")
+
+
+def _check_flags(flags: dict[str, Any]) -> None:
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise TypeError(
+                f"{name} must be True or False (got {value!r}); by position DataLoader takes "
+                "drop_last and shuffle after batch_size, in SAR's order"
+            )
+
+
+def _typed_seeds(graph: Any, seeds: Any) -> Any:
+    """Node type to ids, from homogenised ids of a sharded graph of several types."""
+    book = graph.partition_book if isinstance(graph, GraphShardManager) else None
+    if book is None or not isinstance(seeds, torch.Tensor) or len(book.ntypes) == 1:
+        return seeds
+    if seeds.is_floating_point() or seeds.dtype == torch.bool:
+        return seeds  # `by_type` says what is wrong
+    try:
+        of_type, ids = book.map_to_per_ntype(seeds.cpu())
+    except IndexError as error:
+        raise ValueError(f"seed_nodes are no homogenised ids of the graph: {error}") from None
+    return {t: ids[of_type == number] for number, t in enumerate(book.ntypes)}
 
 
 def _describe(sampler: Any) -> str:

@@ -160,7 +160,7 @@ class FeaturePlan:
         graph: A `Graph`, this rank's part of one, or a `GraphStore`.
         sampler: Whose ``input_node_features`` and ``output_node_features`` are taken, if it has
             them, besides the features that its ``prefetch_node_feats``, ``prefetch_labels`` and
-            ``prefetch_edge_feats`` name.
+            ``prefetch_edge_feats`` name; and all features of edges, if its ``copy_edata`` is true.
         store: Has the features that are named; by default the graph has them.
 
     Attributes:
@@ -185,6 +185,8 @@ class FeaturePlan:
             ("edge", "", "prefetch_edge_feats", self._etypes),
         ):
             names = getattr(sampler, named, ())
+            if side == "edge" and getattr(sampler, "copy_edata", False) and store is None:
+                names = {t: self._copied(t) for t in self._etypes}
             check_named(self._names_of, kinds, names, named)
             rows = _given_rows(graph, getattr(sampler, given, None) or {}, given)
             if rows and store is not None:
@@ -209,6 +211,11 @@ class FeaturePlan:
         space = self._graph.nodes if isinstance(kind, str) else self._graph.edges
         data: Mapping[str, Any] = space[kind].data
         return data
+
+    def _copied(self, etype: RowKind) -> list[str]:
+        """Features of edges that are tensors, besides ids."""
+        data = self._data_of(etype)
+        return [n for n in data if n != EID and isinstance(data[n], Tensor)]
 
     def _names_of(self, kind: RowKind) -> Collection[str]:
         return self._data_of(kind) if self._store is None else self._store.feature_names(kind)

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from .._lazy_features import FeatureNames
 from ..graph_store import DrawOptions
-from ._ids import refuse_unnamed
 from ._neighbor_sampler import DrawSeed, LayerFanout, NeighborSampler
 
 GivenFeatures: TypeAlias = Mapping[str, Tensor | Mapping[str, Tensor]]
@@ -115,15 +114,22 @@ class DistNeighborSampler(NeighborSampler):
             last one is for the seeds. A number (-1 for all), or relation to number.
         prob: Name of an edge feature; neighbours are drawn in proportion to it.
         replace: Draw with replacement.
-        *unnamed: None: everything else goes by name.
+        copy_edata: The blocks have every feature that the graph's ``edata`` has when the loader is
+            made, besides its ids.
         input_node_features: Name to the rows of this rank's nodes, ``[num_owned, *]``; on a typed
             graph name to node type to rows. They come as ``blocks[0].srcdata[name]``.
         output_node_features: The same; they come as ``blocks[-1].dstdata[name]``.
         output_device: Where a loader puts the blocks; by default where the graph is.
+        use_hybrid_partitioning: Every host has the structure of the whole graph, so drawing needs
+            no communication: ``transport="replicated"`` of a `DataLoader`, which by itself chooses
+            so where the structure fits.
+        batch_comm_overlap: Accepted for SAR's scripts: a `DataLoader` fetches features while it
+            draws, and while the caller computes.
         edge_dir: As for `NeighborSampler`.
         mask: As for `NeighborSampler`.
 
     Raises:
+        TypeError: ``copy_edata`` is no bool.
         ValueError: As for `NeighborSampler`.
 
     Example:
@@ -137,15 +143,23 @@ class DistNeighborSampler(NeighborSampler):
         fanouts: Sequence[LayerFanout],
         prob: str | None = None,
         replace: bool = False,
-        *unnamed: Any,
+        copy_edata: bool = True,
         input_node_features: GivenFeatures | None = None,
         output_node_features: GivenFeatures | None = None,
         output_device: torch.device | str | None = None,
+        use_hybrid_partitioning: bool = False,
+        batch_comm_overlap: bool = False,
+        *,
         edge_dir: str = "in",
         mask: str | None = None,
     ) -> None:
-        names = "input_node_features", "output_node_features", "output_device"
-        refuse_unnamed("DistNeighborSampler", unnamed, *names)
+        if not isinstance(copy_edata, bool):
+            raise TypeError(
+                "the fourth argument of DistNeighborSampler is copy_edata, True or False (got "
+                f"{copy_edata!r}); name input_node_features=..."
+            )
         super().__init__(fanouts, edge_dir, prob, mask, replace, output_device=output_device)
         self.input_node_features = dict(input_node_features or {})
         self.output_node_features = dict(output_node_features or {})
+        self.copy_edata = copy_edata
+        self.use_hybrid_partitioning = use_hybrid_partitioning
