@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from .._typing import DEFAULT_CANONICAL_ETYPE, DEFAULT_NTYPE, CanonicalEType
+from ..errors import GraphTypeError, GraphValueError
 from ..ops import Adjacency
 from ._graph import Graph
 from .frame import Frame
@@ -144,7 +145,7 @@ def create_block(
 def _mapping(counts: int | Mapping[str, int] | None) -> Mapping[str, int] | None:
     if counts is None or isinstance(counts, Mapping):
         return counts
-    raise TypeError(
+    raise GraphTypeError(
         f"numbers of nodes must be dictionaries from type to number where the relations are named "
         f"(got {counts!r})"
     )
@@ -182,7 +183,7 @@ def to_block(
         (tensor([2, 1, 5, 6]), tensor([2, 1]))
     """
     if g.is_block:
-        raise TypeError("to_block takes a graph, and this is a block already; use it as it is")
+        raise GraphTypeError("to_block takes a graph, and this is a block already; use it as it is")
     wanted_dst = _nodes_by_type(g, dst_nodes, "dst_nodes")
     wanted_src = _nodes_by_type(g, src_nodes, "src_nodes")
     ends = [adj.coo() for adj in g.relations]
@@ -243,14 +244,16 @@ def _nodes_by_type(g: Graph, nodes: Any, what: str) -> dict[str, Tensor] | None:
         return None
     if not isinstance(nodes, Mapping):
         if len(g.ntypes) > 1:
-            raise TypeError(
+            raise GraphTypeError(
                 f"{what} must be a dictionary from node type to ids because the graph has the "
                 f"types {g.ntypes} (got {type(nodes).__name__})"
             )
         nodes = {g.ntypes[0]: nodes}
     unknown = [ntype for ntype in nodes if ntype not in g.ntypes]
     if unknown:
-        raise ValueError(f"{what} names unknown node types {unknown}; the graph has {g.ntypes}")
+        raise GraphValueError(
+            f"{what} names unknown node types {unknown}; the graph has {g.ntypes}"
+        )
     return {ntype: id_tensor(ids, what, g.idtype, g.device) for ntype, ids in nodes.items()}
 
 
@@ -259,7 +262,9 @@ def _places(ids: Tensor, num_nodes: int, what: str, ntype: str) -> Tensor:
     check_ids(ids, num_nodes, f"an id in {what}", f"nodes of type {ntype!r}")
     places, repeated = places_of(ids, num_nodes)
     if repeated.numel():
-        raise ValueError(f"{what} must differ (got {int(repeated[0])} of type {ntype!r} twice)")
+        raise GraphValueError(
+            f"{what} must differ (got {int(repeated[0])} of type {ntype!r} twice)"
+        )
     return places
 
 
@@ -267,7 +272,7 @@ def _renumbered(ids: Tensor, places: Tensor, what: str, verb: str, etype: Canoni
     new = places[ids.long()]
     lost = new < 0
     if bool(lost.any()):
-        raise ValueError(
+        raise GraphValueError(
             f"{what} must hold every node that an edge {verb} (missing {int(ids[lost][0])} of "
             f"relation {etype}); add it, or leave {what} out"
         )
@@ -277,7 +282,7 @@ def _renumbered(ids: Tensor, places: Tensor, what: str, verb: str, etype: Canoni
 def _check_begins(ids: Tensor, first: list[Tensor], ntype: str) -> None:
     for head in first:
         if ids.shape[0] < head.shape[0] or bool((ids[: head.shape[0]] != head).any()):
-            raise ValueError(
+            raise GraphValueError(
                 f"src_nodes of type {ntype!r} must begin with dst_nodes, because "
                 f"include_dst_in_src is set; reorder them, or pass include_dst_in_src=False"
             )

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from .._typing import DEFAULT_CANONICAL_ETYPE, DEFAULT_NTYPE, CanonicalEType
+from ..errors import GraphTypeError, GraphValueError
 from ..ops import Adjacency
 from .frame import Frame
 from .message_passing import LocalGraph, check_relations, edge_frame
@@ -98,13 +99,13 @@ def graph(
         tensor([0, 1, 2])
     """
     if isinstance(data, LocalGraph):
-        raise TypeError("data is a graph already; use it as it is, or its .clone()")
+        raise GraphTypeError("data is a graph already; use it as it is, or its .clone()")
     if hasattr(data, "is_multigraph") and hasattr(data, "adj") and hasattr(data, "nodes"):
         from .convert import from_networkx
 
         made = from_networkx(data, idtype=idtype or torch.int64, device=device)
         if num_nodes is not None and num_nodes != made.num_nodes():
-            raise ValueError(
+            raise GraphValueError(
                 f"num_nodes must be left out, or be the NetworkX graph's {made.num_nodes()} (got "
                 f"{num_nodes})"
             )

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..._typing import DEFAULT_CANONICAL_ETYPE, DEFAULT_NTYPE, CanonicalEType
+from ...errors import GraphTypeError, GraphValueError
 from .._graph import Graph, graph, heterograph
 from ._optional import require
 
@@ -54,18 +55,18 @@ def from_edge_index(
     """
     if isinstance(edge_index, Mapping):
         if isinstance(num_nodes, int):
-            raise TypeError(f"num_nodes must be a dict of node types (got {num_nodes})")
+            raise GraphTypeError(f"num_nodes must be a dict of node types (got {num_nodes})")
         pairs = {
             etype: _rows(index, f"edge_index of {etype}") for etype, index in edge_index.items()
         }
         g = heterograph(pairs, num_nodes_dict=num_nodes, idtype=idtype, device=device)
         if edge_attr is not None and not isinstance(edge_attr, Mapping):
-            raise TypeError("edge_attr of a typed graph must be a dict of relations")
+            raise GraphTypeError("edge_attr of a typed graph must be a dict of relations")
         for etype, attributes in ({} if edge_attr is None else edge_attr).items():
             _store(g, etype, attributes)
         return g
     if isinstance(num_nodes, Mapping):
-        raise TypeError("num_nodes must be an integer, since edge_index has no types")
+        raise GraphTypeError("num_nodes must be an integer, since edge_index has no types")
     g = graph(_rows(edge_index, "edge_index"), num_nodes=num_nodes, idtype=idtype, device=device)
     _store(g, None, edge_attr)
     return g
@@ -74,7 +75,7 @@ def from_edge_index(
 def _rows(edge_index: Any, what: str) -> tuple[Tensor, Tensor]:
     if not isinstance(edge_index, Tensor) or edge_index.ndim != 2 or edge_index.shape[0] != 2:
         got = tuple(edge_index.shape) if isinstance(edge_index, Tensor) else type(edge_index)
-        raise ValueError(f"{what} must be a tensor of shape [2, num_edges] (got {got})")
+        raise GraphValueError(f"{what} must be a tensor of shape [2, num_edges] (got {got})")
     return edge_index[0], edge_index[1]
 
 
@@ -142,11 +143,13 @@ def from_scipy(
     values: dict[CanonicalEType, np.ndarray] = {}
     for etype, matrix in matrices.items():
         if not hasattr(matrix, "tocoo"):
-            raise TypeError(f"sp_mat must be a SciPy sparse matrix (got {type(matrix).__name__})")
+            raise GraphTypeError(
+                f"sp_mat must be a SciPy sparse matrix (got {type(matrix).__name__})"
+            )
         coo = matrix.tocoo()
         for ntype, size in zip((etype[0], etype[2]), coo.shape, strict=True):
             if counts.setdefault(ntype, size) != size:
-                raise ValueError(
+                raise GraphValueError(
                     f"sp_mat{f' of {etype}' if typed else ''} must have one row per source node "
                     f"and one column per destination node (got shape {coo.shape}, but there are "
                     f"{counts[ntype]} nodes of type {ntype!r})"
@@ -199,7 +202,7 @@ def to_scipy(
     else:
         value = g.edges[etype].data[eweight_name].detach().cpu()
         if value.ndim != 1:
-            raise ValueError(
+            raise GraphValueError(
                 f"edge field {eweight_name!r} must have one number per edge to be a matrix (got "
                 f"shape {tuple(value.shape)})"
             )
@@ -242,7 +245,7 @@ def from_networkx(
     try:
         order = sorted(nx_graph.nodes)
     except TypeError as error:
-        raise TypeError(
+        raise GraphTypeError(
             f"node labels must be sortable ({error}); number them first with "
             "networkx.convert_node_labels_to_integers"
         ) from error
@@ -250,7 +253,7 @@ def from_networkx(
     edges = list(_directed_edges(nx_graph))
     if edge_id_attr_name is not None:
         if not nx_graph.is_directed():
-            raise ValueError(
+            raise GraphValueError(
                 "edge_id_attr_name needs a directed graph, since an undirected edge becomes two; "
                 "call to_directed() and number those"
             )
@@ -281,7 +284,7 @@ def _directed_edges(nx_graph: Any) -> Iterator[_NxEdge]:
 def _by_id(edges: list[_NxEdge], name: str) -> list[_NxEdge]:
     ids = _stack(name, "edge", [((u, v), a) for u, v, a in edges]).reshape(-1).tolist()
     if sorted(ids) != list(range(len(edges))):
-        raise ValueError(
+        raise GraphValueError(
             f"edge attribute {name!r} must number the edges 0 to {len(edges) - 1}, each once"
         )
     return [edges[i] for i in np.argsort(ids, kind="stable")]
@@ -290,7 +293,9 @@ def _by_id(edges: list[_NxEdge], name: str) -> list[_NxEdge]:
 def _stack(name: str, what: str, owners: list[tuple[Any, Mapping[str, Any]]]) -> Tensor:
     for owner, attributes in owners:
         if name not in attributes:
-            raise ValueError(f"every {what} must have the attribute {name!r} ({owner!r} has not)")
+            raise GraphValueError(
+                f"every {what} must have the attribute {name!r} ({owner!r} has not)"
+            )
     values = [attributes[name] for _, attributes in owners]
     if not values:
         return torch.zeros(0)
@@ -301,7 +306,7 @@ def _stack(name: str, what: str, owners: list[tuple[Any, Mapping[str, Any]]]) ->
             return torch.from_numpy(np.asarray(values))
         return torch.tensor(values)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(
+        raise GraphTypeError(
             f"{what} attribute {name!r} must be numbers, or arrays of one shape ({error})"
         ) from error
 
@@ -328,7 +333,7 @@ def to_networkx(
     """
     networkx_module = require("networkx", "networkx", "to_networkx")
     if not g.is_homogeneous:
-        raise ValueError(
+        raise GraphValueError(
             f"to_networkx takes a graph with one node type and one relation (got "
             f"{g.canonical_etypes}); use to_homogeneous, or g[etype], first"
         )

@@ -20,6 +20,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from ...errors import GraphTypeError, GraphValueError
 from ._lazy import LazyRows
 
 View: TypeAlias = Literal["src", "dst", "node", "edge"]
@@ -152,7 +153,7 @@ class Frame(MutableMapping[str, Any]):
         if old is None:
             old = values.new_zeros((self.num_rows, *values.shape[1:]))
         elif old.shape[1:] != values.shape[1:] or old.dtype != values.dtype:
-            raise ValueError(
+            raise GraphValueError(
                 f"values for some rows of field {name!r} must match the column, rows of shape "
                 f"{tuple(old.shape[1:])} and {old.dtype} (got {tuple(values.shape[1:])} and "
                 f"{values.dtype}); delete the field first, or use another name"
@@ -171,23 +172,23 @@ class Frame(MutableMapping[str, Any]):
 
     def _check(self, name: str, value: Any, num_rows: int) -> None:
         if not isinstance(name, str):
-            raise TypeError(f"a field name must be a string (got {name!r})")
+            raise GraphTypeError(f"a field name must be a string (got {name!r})")
         try:
             shape, device = value.shape, value.device
         except AttributeError:
             shape, device = None, None
         if shape is None or not isinstance(device, torch.device):
-            raise TypeError(
+            raise GraphTypeError(
                 f"field {name!r} on {self.what} must be a torch tensor (got "
                 f"{type(value).__name__}); convert it with torch.as_tensor"
             )
         if len(shape) == 0 or shape[0] != num_rows:
-            raise ValueError(
+            raise GraphValueError(
                 f"field {name!r} must have one row for each of the {num_rows} {self.what} (got "
                 f"shape {tuple(shape)})"
             )
         if device != self.device:
-            raise ValueError(
+            raise GraphValueError(
                 f"field {name!r} is on device {device}, but the graph is on {self.device}; move "
                 f"either with .to(device)"
             )
@@ -227,7 +228,9 @@ class Frame(MutableMapping[str, Any]):
         new.device = torch.device(device)
         for name, value in self._columns.items():
             if not isinstance(value, Tensor | LazyRows):
-                raise TypeError(f"field {name!r} is not a tensor yet and cannot move to {device}")
+                raise GraphTypeError(
+                    f"field {name!r} is not a tensor yet and cannot move to {device}"
+                )
             moved = value.to(new.device, non_blocking=non_blocking)
             new._columns[name] = moved
             new.device = moved.device

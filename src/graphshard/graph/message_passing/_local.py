@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..._typing import CanonicalEType
+from ...errors import GraphValueError
 from ...ops import Adjacency, Attention, attend, edge_softmax
 from ..frame import Frame, OverlayView
 from ..structure import Schema
@@ -201,16 +202,20 @@ def check_relations(
 ) -> None:
     """Raise ValueError unless the relations fit the node counts and each other."""
     if not relations:
-        raise ValueError("a graph needs at least one relation (got none); it may have no edges")
+        raise GraphValueError(
+            "a graph needs at least one relation (got none); it may have no edges"
+        )
     for etype, adj in relations.items():
         src, _, dst = etype
         if src not in num_src_nodes or dst not in num_dst_nodes:
-            raise ValueError(f"relation {etype} names a node type whose number of nodes is missing")
+            raise GraphValueError(
+                f"relation {etype} names a node type whose number of nodes is missing"
+            )
         if (adj.num_src, adj.num_dst) != (num_src_nodes[src], num_dst_nodes[dst]):
-            raise ValueError(
+            raise GraphValueError(
                 f"the edges of relation {etype} must be between {num_src_nodes[src]} and "
                 f"{num_dst_nodes[dst]} nodes (got {adj.num_src} and {adj.num_dst})"
             )
     if len({(adj.idtype, adj.device) for adj in relations.values()}) > 1:
         kinds = {etype: (adj.idtype, str(adj.device)) for etype, adj in relations.items()}
-        raise ValueError(f"all relations must have one idtype and one device (got {kinds})")
+        raise GraphValueError(f"all relations must have one idtype and one device (got {kinds})")

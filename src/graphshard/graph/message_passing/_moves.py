@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from ...errors import GraphValueError
 from ...ops import Adjacency
 from ._queries import QueryableGraph, RelationFacts
 
@@ -85,7 +86,7 @@ class MovableGraph(QueryableGraph):
         wanted = [formats] if isinstance(formats, str) else list(formats)
         unknown = [name for name in wanted if name not in ("coo", "csr", "csc")]
         if unknown or not wanted:
-            raise ValueError(f"formats must be among 'coo', 'csr', 'csc' (got {formats!r})")
+            raise GraphValueError(f"formats must be among 'coo', 'csr', 'csc' (got {formats!r})")
         for adj in self.relations:
             for name in wanted:
                 getattr(adj, name)()

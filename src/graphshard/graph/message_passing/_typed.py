@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ..._typing import CanonicalEType
+from ...errors import GraphTypeError, GraphUnsupportedError, GraphValueError
 from ..frame import EdgeSpaceView, Frame, FrameView, NodeSpaceView, Scheme, TypedFrameView
 from ..structure import Schema
 
@@ -97,7 +98,7 @@ class TypedGraph:
     def _unsupported(self, what: str, cure: str | None = None) -> NoReturn:
         name = type(self).__name__
         advice = cure or "use a Graph, or Block, which is whole in this process"
-        raise NotImplementedError(f"{name} does not offer {what}; {advice}")
+        raise GraphUnsupportedError(f"{name} does not offer {what}; {advice}")
 
     # ------------------------------------------------------------------ types and counts
 
@@ -239,7 +240,7 @@ class TypedGraph:
         if not schema.split and len(self._src_frames) == 1:
             return FrameView(self, "node", "src", 0)
         if self.is_block:
-            raise ValueError(
+            raise GraphValueError(
                 "a block has no ndata because its source and destination nodes are separate; use "
                 "srcdata or dstdata"
             )
@@ -316,7 +317,7 @@ class TypedGraph:
         return new
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        raise TypeError(
+        raise GraphTypeError(
             f"a {type(self).__name__} cannot be pickled, because graphshard reads and writes no "
             f"pickle; pass its edges and features, or save it with to_parquet or partition_graph"
         )

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ..._typing import CanonicalEType
+from ...errors import GraphTypeError, GraphValueError
 from ...ops import Adjacency
 from .._graph import Graph
 from ..structure import EID, NID, by_first_occurrence, check_ids, id_tensor, places_of
@@ -95,7 +96,7 @@ def edge_subgraph(
     check_plain(g, "edge_subgraph")
     if not isinstance(edges, Mapping):
         if len(g.canonical_etypes) > 1:
-            raise TypeError(
+            raise GraphTypeError(
                 f"edges must be a dict of relations, since the graph has {g.canonical_etypes}"
             )
         edges = {g.canonical_etypes[0]: edges}
@@ -202,7 +203,9 @@ def _chosen_nodes(g: Graph, nodes: Any, name: str) -> dict[str, Tensor]:
     check_plain(g, name)
     if not isinstance(nodes, Mapping):
         if len(g.ntypes) > 1:
-            raise TypeError(f"nodes must be a dict of node types, since the graph has {g.ntypes}")
+            raise GraphTypeError(
+                f"nodes must be a dict of node types, since the graph has {g.ntypes}"
+            )
         nodes = {g.ntypes[0]: nodes}
     return {
         ntype: _ids_of(g, ids, g.num_nodes(ntype), "a node id", f"nodes of type {ntype!r}")
@@ -214,7 +217,7 @@ def _ids_of(g: Graph, ids: Any, count: int, one: str, many: str) -> Tensor:
     """Ids of a user's ids or mask, in the graph's idtype."""
     if isinstance(ids, Tensor) and ids.dtype == torch.bool:
         if ids.shape != (count,):
-            raise ValueError(
+            raise GraphValueError(
                 f"a mask of {many} must have {count} entries (got shape {tuple(ids.shape)})"
             )
         return ids.nonzero().squeeze(1).to(device=g.device, dtype=g.idtype)
@@ -231,7 +234,7 @@ def _places(ids: Tensor, count: int, ntype: str) -> Tensor:
     """[count] position of each node in ``ids``, or -1; ids must differ."""
     place, repeated = places_of(ids, count)
     if repeated.numel():
-        raise ValueError(
+        raise GraphValueError(
             f"each node may be given once (node {int(repeated[0])} of type {ntype!r} is there "
             "several times); pass nodes.unique()"
         )

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ..._typing import CanonicalEType
+from ...errors import GraphTypeError, GraphValueError
 from ...ops import Adjacency, gspmm
 from .._graph import Graph
 from ..structure import EID
@@ -53,9 +54,13 @@ def add_self_loop(
         (tensor([0, 0, 0, 1, 2]), tensor([1, 2, 0, 1, 2]))
     """
     if isinstance(fill_data, str) and fill_data not in _REDUCES:
-        raise ValueError(f"fill_data must be a number or one of {_REDUCES} (got {fill_data!r})")
+        raise GraphValueError(
+            f"fill_data must be a number or one of {_REDUCES} (got {fill_data!r})"
+        )
     if not isinstance(fill_data, int | float | str):
-        raise TypeError(f"fill_data must be a number or one of {_REDUCES} (got {type(fill_data)})")
+        raise GraphTypeError(
+            f"fill_data must be a number or one of {_REDUCES} (got {type(fill_data)})"
+        )
     chosen = _loop_relation(g, etype, "add_self_loop")
     adj = g.adjacency(chosen)
     fields = g.edges[chosen].data
@@ -231,7 +236,7 @@ def check_plain(g: Graph, name: str) -> None:
     """
     if g.is_block or len(set(g.ntypes)) < len(g.ntypes):
         kind = "a block" if g.is_block else f"a slice whose node types are {g.ntypes}"
-        raise ValueError(
+        raise GraphValueError(
             f"{name} takes a graph in which every node type is one set of nodes (got {kind})"
         )
 
@@ -277,7 +282,7 @@ def _loop_relation(g: Graph, etype: Any, name: str) -> CanonicalEType:
 
 def _check_one_type(etype: CanonicalEType, name: str, cure: str = "") -> None:
     if etype[0] != etype[2]:
-        raise ValueError(
+        raise GraphValueError(
             f"{name} takes relations from a node type to itself (got {etype}); reverse() gives the "
             f"other direction as a relation of its own{cure}"
         )
