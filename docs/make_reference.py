@@ -25,8 +25,11 @@ TARGET = Path(__file__).with_name("reference.md")
 MODULES = {
     "graphshard": "What `import graphshard as sar` gives; the packages below say the rest.",
     "graphshard.graph": "Graphs and the message-passing protocol.",
+    "graphshard.transforms": "Transforms that can be composed; the names of `dgl.transforms`.",
     "graphshard.function": "Built-in message and reduce functions.",
     "graphshard.nn": "Layers.",
+    "graphshard.nn.glob": "Layers that give a row per graph of a batch.",
+    "graphshard.nn.pytorch": "The layers at the places of `dgl.nn.pytorch`.",
     "graphshard.distributed": "The names of `dgl.distributed`.",
     "graphshard.partition": "Partitioning, on disk and back.",
     "graphshard.fullbatch": "Graphs that span ranks.",
@@ -41,6 +44,9 @@ MODULES = {
     "graphshard.train": "Training runs.",
     "graphshard.ops": "Sparse operators.",
     "graphshard.ops.reference": "The same operators in plain torch.",
+    "graphshard.base": "The names of `dgl.base`.",
+    "graphshard.init": "Initial values of features.",
+    "graphshard.utils": "The names of `dgl.utils`.",
     "graphshard.testing": "Helpers for tests.",
     "graphshard.errors": "Exceptions that a caller can act on.",
 }

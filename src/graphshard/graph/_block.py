@@ -19,8 +19,9 @@ from .._typing import DEFAULT_CANONICAL_ETYPE, DEFAULT_NTYPE, CanonicalEType
 from ..errors import GraphTypeError, GraphValueError
 from ..ops import Adjacency
 from ._graph import Graph
+from ._methods import GraphMethods
 from .frame import Frame
-from .message_passing import LocalGraph, check_relations, edge_frame
+from .message_passing import check_relations, edge_frame
 from .structure import (
     EID,
     NID,
@@ -35,7 +36,7 @@ from .structure import (
 )
 
 
-class Block(LocalGraph):
+class Block(GraphMethods):
     """Edges from source nodes to destination nodes, which are numbered separately.
 
     Args:

@@ -13,6 +13,7 @@ from torch import Tensor
 from ..._typing import DEFAULT_CANONICAL_ETYPE, DEFAULT_NTYPE, CanonicalEType
 from ...errors import GraphTypeError, GraphValueError
 from .._graph import Graph, graph, heterograph
+from ..message_passing import LocalGraph
 from ._optional import require
 
 if TYPE_CHECKING:
@@ -173,7 +174,7 @@ def _tensor(array: np.ndarray) -> Tensor:
 
 
 def to_scipy(
-    g: Graph,
+    g: LocalGraph,
     eweight_name: str | None = None,
     etype: Any = None,
     fmt: str = "coo",
@@ -262,9 +263,13 @@ def from_networkx(
     dst = torch.tensor([number[v] for _, v, _ in edges], dtype=torch.int64)
     g = graph((src, dst), num_nodes=len(order), idtype=idtype, device=device)
     for name in node_attrs or ():
-        g.ndata[name] = _stack(name, "node", [(n, nx_graph.nodes[n]) for n in order]).to(g.device)
+        g.ndata[name] = stack_attribute(name, "node", [(n, nx_graph.nodes[n]) for n in order]).to(
+            g.device
+        )
     for name in edge_attrs or ():
-        g.edata[name] = _stack(name, "edge", [((u, v), a) for u, v, a in edges]).to(g.device)
+        g.edata[name] = stack_attribute(name, "edge", [((u, v), a) for u, v, a in edges]).to(
+            g.device
+        )
     return g
 
 
@@ -282,7 +287,7 @@ def _directed_edges(nx_graph: Any) -> Iterator[_NxEdge]:
 
 
 def _by_id(edges: list[_NxEdge], name: str) -> list[_NxEdge]:
-    ids = _stack(name, "edge", [((u, v), a) for u, v, a in edges]).reshape(-1).tolist()
+    ids = stack_attribute(name, "edge", [((u, v), a) for u, v, a in edges]).reshape(-1).tolist()
     if sorted(ids) != list(range(len(edges))):
         raise GraphValueError(
             f"edge attribute {name!r} must number the edges 0 to {len(edges) - 1}, each once"
@@ -290,7 +295,8 @@ def _by_id(edges: list[_NxEdge], name: str) -> list[_NxEdge]:
     return [edges[i] for i in np.argsort(ids, kind="stable")]
 
 
-def _stack(name: str, what: str, owners: list[tuple[Any, Mapping[str, Any]]]) -> Tensor:
+def stack_attribute(name: str, what: str, owners: list[tuple[Any, Mapping[str, Any]]]) -> Tensor:
+    """``[num_owners, ...]``: one attribute of many nodes or edges, each with its label."""
     for owner, attributes in owners:
         if name not in attributes:
             raise GraphValueError(
@@ -316,33 +322,53 @@ def to_networkx(
     node_attrs: Sequence[str] | None = None,
     edge_attrs: Sequence[str] | None = None,
 ) -> networkx.MultiDiGraph:
-    """NetworkX graph of a homogeneous graph, with the edge id as the attribute ``id``.
+    """NetworkX graph of a graph, with the edge id as the attribute ``id``.
+
+    Nodes of a typed graph are numbered type after type. Each has its type as ``ntype``; each edge
+    has the name of its relation as ``etype`` and the relation as ``triples``.
 
     Args:
-        g: Graph with one node type and one relation.
-        node_attrs: Fields of ``ndata`` to copy, a tensor per node.
-        edge_attrs: Fields of ``edata`` to copy, a tensor per edge.
+        g: Graph.
+        node_attrs: Node features to copy, a tensor per node; on a typed graph, from the types that
+            have them.
+        edge_attrs: The same for edge features.
 
     Returns:
         ``MultiDiGraph`` whose nodes are 0 to num_nodes - 1.
 
     Raises:
-        ValueError: The graph is typed.
-        KeyError: There is no such field.
+        ValueError: The graph is a block.
+        KeyError: No type has such a field.
         ImportError: NetworkX is not installed.
     """
     networkx_module = require("networkx", "networkx", "to_networkx")
-    if not g.is_homogeneous:
-        raise GraphValueError(
-            f"to_networkx takes a graph with one node type and one relation (got "
-            f"{g.canonical_etypes}); use to_homogeneous, or g[etype], first"
-        )
-    nodes = {name: g.ndata[name].detach().cpu().unbind(0) for name in node_attrs or ()}
-    edges = {name: g.edata[name].detach().cpu().unbind(0) for name in edge_attrs or ()}
+    if g.is_block:
+        raise GraphValueError("to_networkx takes a graph (got a block); use block_to_graph first")
+    nodes = [g.nodes[ntype].data for ntype in g.ntypes]
+    edges = [g.edges[etype].data for etype in g.canonical_etypes]
+    for what, names, spaces in (("node", node_attrs, nodes), ("edge", edge_attrs, edges)):
+        for name in names or ():
+            if not any(name in fields for fields in spaces):
+                raise KeyError(f"no {what} feature {name!r} on any type")
+    typed = not g.is_homogeneous
     out = networkx_module.MultiDiGraph()
-    for node in range(g.num_nodes()):
-        out.add_node(node, **{name: values[node] for name, values in nodes.items()})
-    src, dst = g.edges(order="eid")
-    for i, (u, v) in enumerate(zip(src.tolist(), dst.tolist(), strict=True)):
-        out.add_edge(u, v, id=i, **{name: values[i] for name, values in edges.items()})
+    first: dict[str, int] = {}
+    for ntype in g.ntypes:
+        first[ntype] = out.number_of_nodes()
+        data = g.nodes[ntype].data
+        named = [name for name in node_attrs or () if not typed or name in data]
+        columns = {name: data[name].detach().cpu().unbind(0) for name in named}
+        label = {"ntype": ntype} if typed else {}
+        for node in range(g.num_nodes(ntype)):
+            row = {name: values[node] for name, values in columns.items()}
+            out.add_node(first[ntype] + node, **label, **row)
+    for etype in g.canonical_etypes:
+        data = g.edges[etype].data
+        named = [name for name in edge_attrs or () if not typed or name in data]
+        columns = {name: data[name].detach().cpu().unbind(0) for name in named}
+        names = {"etype": etype[1], "triples": etype} if typed else {}
+        pair = (end.tolist() for end in g.edges(order="eid", etype=etype))
+        for i, (u, v) in enumerate(zip(*pair, strict=True)):
+            row = {name: values[i] for name, values in columns.items()}
+            out.add_edge(first[etype[0]] + u, first[etype[2]] + v, id=i, **names, **row)
     return out

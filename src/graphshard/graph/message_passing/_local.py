@@ -18,15 +18,15 @@ from ...errors import GraphValueError
 from ...ops import Adjacency, Attention, attend, edge_softmax
 from ..frame import Frame, OverlayView
 from ..structure import Schema
+from ._batched import BatchableGraph
 from ._flatten import LocalT, flattened
-from ._moves import MovableGraph
 from ._protocol import ApplyFunction, checked_functions
 from ._queries import RelationFacts
 from ._relation import RelationData, edge_values, reduce_messages
 from ._udf import run_apply
 
 
-class LocalGraph(MovableGraph):
+class LocalGraph(BatchableGraph):
     """Base of `Graph` and `Block`: message passing by kernels in this process."""
 
     def _init_local(
@@ -72,6 +72,14 @@ class LocalGraph(MovableGraph):
             facts=[self._facts[relation]],
         )
         return view
+
+    def _become(self: LocalT, new: LocalT) -> None:
+        """Take the structure and features of another graph of this class, in place."""
+        self._batch_nodes = self._batch_edges = None
+        self.__dict__.update(new.__dict__)
+
+    def _scope_state(self) -> dict[str, Any]:
+        return dict(self.__dict__)
 
     # ------------------------------------------------------------------ structure
 

@@ -171,9 +171,9 @@ def run_reduce(
 ) -> dict[str, Tensor]:
     """Run a user-defined reduce function on all destinations of a relation.
 
-    Nodes without in-edges are never shown to the function; their rows of the result are 0. Where
-    no node has an in-edge the function is called once with an empty mailbox of degree 1, to learn
-    names, shapes and dtypes.
+    Nodes without in-edges are never shown to the function; their rows of the result are what the
+    frame's initializer makes, or 0. Where no node has an in-edge the function is called once with
+    an empty mailbox of degree 1, to learn names, shapes and dtypes.
 
     Args:
         func: Takes a `NodeBatch`, returns a dictionary of tensors with a row per node.
@@ -204,7 +204,7 @@ def run_reduce(
     merged = {}
     for name in results[0]:
         values = torch.cat([result[name] for result in results])
-        empty = values.new_zeros((adj.num_dst, *values.shape[1:]))
+        empty = RowsView(data, None).initial(name, 0, adj.num_dst, values)
         merged[name] = empty.index_copy(0, order, values)
     return merged
 

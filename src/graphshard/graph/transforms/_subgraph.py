@@ -23,7 +23,12 @@ from ._transforms import check_plain, node_counts, select_fields, share_nodes
 
 
 def in_subgraph(
-    g: Graph, nodes: Any, *, relabel_nodes: bool = False, store_ids: bool = True
+    g: Graph,
+    nodes: Any,
+    *,
+    relabel_nodes: bool = False,
+    store_ids: bool = True,
+    output_device: Any = None,
 ) -> Graph:
     """The graph of all edges that enter some nodes.
 
@@ -36,6 +41,7 @@ def in_subgraph(
         relabel_nodes: Whether to keep only the end points of these edges, numbered as they first
             occur (per relation, sources before destinations); by default all nodes stay.
         store_ids: Whether to store original ids.
+        output_device: Where the subgraph is to be; by default where ``g`` is.
 
     Returns:
         The subgraph, with the same node types and relations.
@@ -54,11 +60,16 @@ def in_subgraph(
         etype: g.in_edges(chosen[etype[2]], "eid", etype) if etype[2] in chosen else _no_ids(g)
         for etype in g.canonical_etypes
     }
-    return _from_edges(g, eids, relabel_nodes, store_ids)
+    return _from_edges(g, eids, relabel_nodes, store_ids).to(output_device)
 
 
 def out_subgraph(
-    g: Graph, nodes: Any, *, relabel_nodes: bool = False, store_ids: bool = True
+    g: Graph,
+    nodes: Any,
+    *,
+    relabel_nodes: bool = False,
+    store_ids: bool = True,
+    output_device: Any = None,
 ) -> Graph:
     """The graph of all edges that leave some nodes; see `in_subgraph`, which is its counterpart."""
     chosen = _chosen_nodes(g, nodes, "out_subgraph")
@@ -66,11 +77,16 @@ def out_subgraph(
         etype: g.out_edges(chosen[etype[0]], "eid", etype) if etype[0] in chosen else _no_ids(g)
         for etype in g.canonical_etypes
     }
-    return _from_edges(g, eids, relabel_nodes, store_ids)
+    return _from_edges(g, eids, relabel_nodes, store_ids).to(output_device)
 
 
 def edge_subgraph(
-    g: Graph, edges: Any, *, relabel_nodes: bool = True, store_ids: bool = True
+    g: Graph,
+    edges: Any,
+    *,
+    relabel_nodes: bool = True,
+    store_ids: bool = True,
+    output_device: Any = None,
 ) -> Graph:
     """The graph of some edges, in the order given.
 
@@ -80,6 +96,7 @@ def edge_subgraph(
         relabel_nodes: Whether to keep only the end points of these edges, numbered as they first
             occur (per relation, sources before destinations); if not, all nodes stay.
         store_ids: Whether to store original ids.
+        output_device: Where the subgraph is to be; by default where ``g`` is.
 
     Returns:
         The subgraph, with the same node types and relations.
@@ -107,11 +124,16 @@ def edge_subgraph(
         else _no_ids(g)
         for etype in g.canonical_etypes
     }
-    return _from_edges(g, eids, relabel_nodes, store_ids)
+    return _from_edges(g, eids, relabel_nodes, store_ids).to(output_device)
 
 
 def node_subgraph(
-    g: Graph, nodes: Any, *, relabel_nodes: bool = True, store_ids: bool = True
+    g: Graph,
+    nodes: Any,
+    *,
+    relabel_nodes: bool = True,
+    store_ids: bool = True,
+    output_device: Any = None,
 ) -> Graph:
     """The graph of some nodes and of all edges between them.
 
@@ -123,6 +145,7 @@ def node_subgraph(
         relabel_nodes: Whether to keep only these nodes, numbered in the order given; if not, all
             nodes stay and only edges are left out.
         store_ids: Whether to store original ids.
+        output_device: Where the subgraph is to be; by default where ``g`` is.
 
     Returns:
         The subgraph, with the same node types and relations.
@@ -144,7 +167,8 @@ def node_subgraph(
         candidates = g.out_edges(chosen[etype[0]], "eid", etype)
         ends = g.adjacency(etype).coo()[1].index_select(0, candidates)
         eids[etype] = candidates[place[etype[2]].index_select(0, ends) >= 0]
-    return _build(g, eids, (chosen, place) if relabel_nodes else None, store_ids)
+    kept = (chosen, place) if relabel_nodes else None
+    return _build(g, eids, kept, store_ids).to(output_device)
 
 
 _Numbering = tuple[dict[str, Tensor], dict[str, Tensor]]
