@@ -229,8 +229,8 @@ def test_networkx_errors(monkeypatch: pytest.MonkeyPatch) -> None:
         from_networkx(networkx.Graph([(0, "a")]))
     with pytest.raises(ValueError, match="use block_to_graph first"):
         to_networkx(create_block(([0], [0])))
-    with pytest.raises(KeyError, match="no node feature 'x' on any type"):
-        to_networkx(sample(), node_attrs=["x"])
+    with pytest.raises(KeyError, match="no node feature 'none' on any type"):
+        to_networkx(sample(), node_attrs=["none"])
     monkeypatch.setitem(sys.modules, "networkx", None)
     with pytest.raises(ImportError, match=r"to_networkx needs the package 'networkx'"):
         to_networkx(sample())

@@ -370,5 +370,5 @@ def to_networkx(
         pair = (end.tolist() for end in g.edges(order="eid", etype=etype))
         for i, (u, v) in enumerate(zip(*pair, strict=True)):
             row = {name: values[i] for name, values in columns.items()}
-            out.add_edge(first[etype[0]] + u, first[etype[2]] + v, id=i, **names, **row)
+            out.add_edge(first[etype[0]] + u, first[etype[2]] + v, id=i, **kind, **row)
     return out

@@ -353,7 +353,8 @@ class TypedGraph:
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise GraphTypeError(
             f"a {type(self).__name__} cannot be pickled, because graphshard reads and writes no "
-            f"pickle; pass its edges and features, or save it with to_parquet or partition_graph"
+            f"pickle; save it with to_parquet or partition_graph. To another process a Graph or "
+            f"Block goes through the queues and arguments of torch.multiprocessing"
         )
 
     def __getitem__(self: GraphT, key: Any) -> GraphT:
