@@ -44,6 +44,8 @@ MODULES = {
     "graphshard.train": "Training runs.",
     "graphshard.ops": "Sparse operators.",
     "graphshard.ops.reference": "The same operators in plain torch.",
+    "graphshard.convert": "The names of `dgl.convert`.",
+    "graphshard.backend": "The names of `dgl.backend`.",
     "graphshard.base": "The names of `dgl.base`.",
     "graphshard.init": "Initial values of features.",
     "graphshard.utils": "The names of `dgl.utils`.",

@@ -8,7 +8,9 @@ of DGL's distributed training know. Importing starts nothing: no thread, no proc
 from importlib.metadata import PackageNotFoundError, version
 
 from . import (
+    backend,
     base,
+    convert,
     data,
     dataloading,
     distributed,
@@ -248,6 +250,7 @@ __all__ = [
     "add_self_loop",
     "adj_product_graph",
     "adj_sum_graph",
+    "backend",
     "base",
     "batch",
     "bfs_edges_generator",
@@ -260,6 +263,7 @@ __all__ = [
     "compact_graphs",
     "construct_full_graph",
     "construct_mfgs",
+    "convert",
     "copy_u",
     "copy_v",
     "create_block",

@@ -366,7 +366,7 @@ def to_networkx(
         data = g.edges[etype].data
         named = [name for name in edge_attrs or () if not typed or name in data]
         columns = {name: data[name].detach().cpu().unbind(0) for name in named}
-        names = {"etype": etype[1], "triples": etype} if typed else {}
+        kind: dict[str, Any] = {"etype": etype[1], "triples": etype} if typed else {}
         pair = (end.tolist() for end in g.edges(order="eid", etype=etype))
         for i, (u, v) in enumerate(zip(*pair, strict=True)):
             row = {name: values[i] for name, values in columns.items()}

@@ -240,7 +240,7 @@ def _chosen_nodes(g: Graph, nodes: Any, name: str) -> dict[str, Tensor]:
 def _ids_of(g: Graph, ids: Any, count: int, one: str, many: str) -> Tensor:
     """Ids of a user's ids or mask, in the graph's idtype."""
     if isinstance(ids, Tensor) and ids.dtype == torch.bool:
-        if ids.shape != (count,):
+        if ids.dim() != 1 or ids.shape[0] < count or bool(ids[count:].any()):
             raise GraphValueError(
                 f"a mask of {many} must have {count} entries (got shape {tuple(ids.shape)})"
             )
