@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..._typing import CanonicalEType
 from ...errors import GraphValueError
+from ...function import ReduceFunction
 from ...ops import Adjacency, Attention, attend, edge_softmax
 from ..frame import Frame, OverlayView
 from ..structure import Schema
@@ -191,7 +192,9 @@ class LocalGraph(BatchableGraph):
             return
         message, reduce = checked_functions(message_func, reduce_func)
         data = self._relation_data_at(relation, eids, dst_nodes)
-        result = reduce_messages(data, message, reduce)
+        result: dict[str, Any] = {}
+        if eids.shape[0] > 0 or isinstance(reduce, ReduceFunction):
+            result = reduce_messages(data, message, reduce)
         if apply_node_func is not None:
             overlay = OverlayView(result, data.dst)
             result = run_apply(apply_node_func, overlay, dst_nodes, data.etype[2])

@@ -270,6 +270,9 @@ class MessagePassingGraph(TypedGraph):
     ) -> None:
         """Receive messages along all in-edges of some nodes; nodes without any get 0.
 
+        Where none of the nodes has an in-edge and the reduce function is user-defined, nothing is
+        reduced: the apply function alone is called.
+
         Args:
             v: Destination node ids.
             message_func: As for `update_all`.
