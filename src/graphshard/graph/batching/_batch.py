@@ -5,27 +5,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...errors import GraphTypeError, GraphValueError
 from ...ops import Adjacency
-from .._block import Block
 from .._graph import Graph
 from ..frame import Frame
 from ..message_passing import frames_of
 from ..structure import ALL, EID, NID, is_all
 
-BatchT = TypeVar("BatchT", Graph, Block)
 
-
-def batch(graphs: Iterable[BatchT], ndata: Any = ALL, edata: Any = ALL) -> BatchT:
+def batch(graphs: Iterable[Graph], ndata: Any = ALL, edata: Any = ALL) -> Graph:
     """One graph that holds several, one behind another: nodes and edges are numbered anew.
 
     Args:
-        graphs: Graphs, or blocks, of the same node types and relations, id type and device. A
+        graphs: Graphs of the same node types and relations, id type and device. A
             batch may be batched again: its graphs become graphs of the new one.
         ndata: Names of the node features to carry over; all by default, None for none. Graphs
             without nodes of a type need not have its features.
@@ -36,7 +33,7 @@ def batch(graphs: Iterable[BatchT], ndata: Any = ALL, edata: Any = ALL) -> Batch
 
     Raises:
         ValueError: no graph, or graphs whose types, id types, devices or features differ.
-        TypeError: graphs and blocks together.
+        TypeError: something else than a graph.
 
     Example:
         >>> from graphshard.graph import graph
@@ -49,9 +46,9 @@ def batch(graphs: Iterable[BatchT], ndata: Any = ALL, edata: Any = ALL) -> Batch
         raise GraphValueError("batch needs at least one graph (got none)")
     some = given[0]
     for g in given:
-        if not isinstance(g, type(some)) or not isinstance(some, Graph | Block):
+        if not isinstance(g, Graph):
             raise GraphTypeError(
-                f"batch takes graphs, or blocks (got {type(some).__name__} and {type(g).__name__})"
+                f"batch takes graphs (got {type(g).__name__}); of a block, block_to_graph makes one"
             )
         for what in ("ntypes", "canonical_etypes", "idtype", "device"):
             if getattr(g, what) != getattr(some, what):
@@ -75,23 +72,16 @@ def batch(graphs: Iterable[BatchT], ndata: Any = ALL, edata: Any = ALL) -> Batch
         src = torch.cat([pair[0] + start for pair, start in zip(pairs, first_src, strict=False)])
         dst = torch.cat([pair[1] + start for pair, start in zip(pairs, first_dst, strict=False)])
         relations.append(Adjacency(src, dst, first_src[-1], first_dst[-1], check=False))
-    new = object.__new__(type(some))
+    new = object.__new__(Graph)
     columns = [[frames_of(g)[side] for g in given] for side in range(3)]
     sources = _joined_frames(columns[0], ndata)
     split = schema.split
     destinations = _joined_frames(columns[1], ndata) if split else sources
     edges = _joined_frames(columns[2], edata)
-    new._init_local(schema, relations, sources, destinations, edges, some.is_block)
-    if not some.is_block:
-        new._batch_nodes = {
-            name: torch.cat([g.batch_num_nodes(name) for g in given]) for name in some.ntypes
-        }
-    else:
-        new._batch_nodes = {
-            name: torch.cat([g.batch_num_nodes(name) for g in given])
-            for name in dict.fromkeys(some.srctypes + some.dsttypes)
-            if not (name in some.srctypes and name in some.dsttypes)
-        } or None
+    new._init_local(schema, relations, sources, destinations, edges, is_block=False)
+    new._batch_nodes = {
+        name: torch.cat([g.batch_num_nodes(name) for g in given]) for name in some.ntypes
+    }
     new._batch_edges = {
         etype: torch.cat([g.batch_num_edges(etype) for g in given])
         for etype in some.canonical_etypes

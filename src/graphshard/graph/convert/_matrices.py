@@ -102,7 +102,9 @@ def inc(g: LocalGraph, typestr: str, ctx: Any = "cpu", etype: Any = None) -> Ten
     if typestr in ("in", "out"):
         rows = torch.stack([dst if typestr == "in" else src, edges])
         size = relation.num_dst if typestr == "in" else relation.num_src
-        made = torch.sparse_coo_tensor(rows, ones, (size, relation.num_edges))
+        made = torch.sparse_coo_tensor(
+            rows, ones, (size, relation.num_edges), check_invariants=False
+        )
         return made.to(ctx)
     if typestr != "both":
         raise GraphValueError(f"typestr must be 'in', 'out' or 'both' (got {typestr!r})")
@@ -116,4 +118,4 @@ def inc(g: LocalGraph, typestr: str, ctx: Any = "cpu", etype: Any = None) -> Ten
     rows = torch.stack([torch.cat([dst[proper], src[proper]]), edges[proper].repeat(2)])
     values = torch.cat([ones[proper], -ones[proper]])
     shape = (relation.num_dst, relation.num_edges)
-    return torch.sparse_coo_tensor(rows, values, shape).to(ctx)
+    return torch.sparse_coo_tensor(rows, values, shape, check_invariants=False).to(ctx)

@@ -20,6 +20,7 @@ from ...ops import Adjacency
 from .._graph import Graph
 from ..message_passing import frames_of
 from ..structure import EID, NID, check_ids, id_tensor, kept_counts
+from ._subgraph import edge_subgraph, node_subgraph
 from ._transforms import check_plain, node_counts
 
 
@@ -135,13 +136,23 @@ def remove_edges(g: Graph, eids: Any, etype: Any = None, store_ids: bool = False
         stays = torch.ones(g.num_edges(chosen), dtype=torch.bool, device=g.device)
         stays[ids.long()] = False
         kept[chosen] = stays
-    return _shrunk(g, {}, kept, store_ids)
+    eids = {
+        etype: kept[etype].nonzero().squeeze(1).to(g.idtype)
+        if etype in kept
+        else g.edges("eid", etype=etype)
+        for etype in g.canonical_etypes
+    }
+    new = edge_subgraph(g, eids, relabel_nodes=False, store_ids=store_ids)
+    _carry_initializers(g, new)
+    _carry_batch(g, new, {}, kept)
+    return new
 
 
 def remove_nodes(g: Graph, nids: Any, ntype: str | None = None, store_ids: bool = False) -> Graph:
-    """The graph without some nodes and their edges; what stays keeps its order.
+    """The graph without some nodes and their edges; the other nodes keep their order.
 
-    Nodes and edges are numbered anew. Batch numbers follow.
+    What stays is numbered anew, edges source by source as in `node_subgraph`. Batch numbers follow.
+    Without ids nothing changes.
 
     Args:
         g: Graph.
@@ -161,24 +172,33 @@ def remove_nodes(g: Graph, nids: Any, ntype: str | None = None, store_ids: bool 
     check_plain(g, "remove_nodes")
     if not isinstance(nids, Mapping):
         nids = {g.ntypes[g.get_ntype_id(ntype)]: nids}
-    kept_nodes = {}
+    stays = {
+        name: torch.ones(count, dtype=torch.bool, device=g.device)
+        for name, count in node_counts(g).items()
+    }
     for name, ids in nids.items():
-        count = g.num_nodes(name)
         ids = id_tensor(ids, "node ids", g.idtype, g.device)
-        check_ids(ids, count, "a node id", f"nodes of type {name!r}")
-        stays = torch.ones(count, dtype=torch.bool, device=g.device)
-        stays[ids.long()] = False
-        kept_nodes[name] = stays
-    kept_edges = {}
-    for etype, adj in zip(g.canonical_etypes, g.relations, strict=True):
-        ends = [
-            kept_nodes[name].index_select(0, end)
-            for name, end in zip((etype[0], etype[2]), adj.coo(), strict=True)
-            if name in kept_nodes
-        ]
-        if ends:
-            kept_edges[etype] = ends[0] & ends[-1]
-    return _shrunk(g, kept_nodes, kept_edges, store_ids)
+        check_ids(ids, g.num_nodes(name), "a node id", f"nodes of type {name!r}")
+        stays[name][ids.long()] = False
+    if all(bool(mask.all()) for mask in stays.values()):
+        return g.local_var()
+    new = node_subgraph(g, stays)
+    kept = {}
+    for etype in g.canonical_etypes:
+        fields, old = new.edges[etype].data, g.edges[etype].data.get(EID)
+        eids = fields[EID] if store_ids else fields.pop(EID)
+        kept[etype] = torch.zeros(g.num_edges(etype), dtype=torch.bool, device=g.device)
+        kept[etype][eids.long()] = True
+        if not store_ids and old is not None:
+            fields[EID] = old.index_select(0, eids)
+    for name in g.ntypes if not store_ids else ():
+        fields, old = new.nodes[name].data, g.nodes[name].data.get(NID)
+        rows = fields.pop(NID)
+        if old is not None:
+            fields[NID] = old.index_select(0, rows)
+    _carry_initializers(g, new)
+    _carry_batch(g, new, stays, kept)
+    return new
 
 
 def _grown(
@@ -207,54 +227,29 @@ def _grown(
     return new
 
 
-def _shrunk(
+def _carry_initializers(g: Graph, new: Graph) -> None:
+    for old_frames, frames in zip(frames_of(g), frames_of(new), strict=True):
+        for old, frame in zip(old_frames, frames, strict=True):
+            frame.initializers = old.initializers
+
+
+def _carry_batch(
     g: Graph,
+    new: Graph,
     nodes: Mapping[str, Tensor],
     edges: Mapping[CanonicalEType, Tensor],
-    store_ids: bool,
-) -> Graph:
-    """The graph of the rows whose masks are true; types that have no mask stay whole."""
-    counts = node_counts(g)
-    numbers = {}
-    for ntype, stays in nodes.items():
-        counts[ntype] = int(stays.sum())
-        numbers[ntype] = (stays.long().cumsum(0) - 1).to(g.idtype)
-    relations = {}
-    rows = {etype: mask.nonzero().squeeze(1).to(g.idtype) for etype, mask in edges.items()}
-    for etype, adj in zip(g.canonical_etypes, g.relations, strict=True):
-        if etype not in rows and etype[0] not in nodes and etype[2] not in nodes:
-            relations[etype] = adj
-            continue
-        ends = []
-        for ntype, end in zip((etype[0], etype[2]), adj.coo(), strict=True):
-            end = end.index_select(0, rows[etype]) if etype in rows else end
-            ends.append(numbers[ntype].index_select(0, end) if ntype in numbers else end)
-        sizes = counts[etype[0]], counts[etype[2]]
-        relations[etype] = Adjacency(ends[0], ends[1], *sizes, check=False)
-    new = Graph(counts, relations)
-    for (ntype, side, index), frame in _node_frames(g).items():
-        kept = nodes[ntype].nonzero().squeeze(1).to(g.idtype) if ntype in nodes else None
-        made = frame.scope() if kept is None else frame.selected(kept)
-        if store_ids and nodes:
-            made[NID] = g.nodes(ntype) if kept is None else kept
-        frames_of(new)[side][index] = made
-    for index, etype in enumerate(g.canonical_etypes):
-        frame = frames_of(g)[2][index]
-        chosen = rows.get(etype)
-        made = frame.scope() if chosen is None else frame.selected(chosen)
-        if store_ids:
-            made[EID] = g.edges("eid", etype=etype) if chosen is None else chosen
-        frames_of(new)[2][index] = made
-    if g._batch_nodes is not None and g._batch_edges is not None:
-        new._batch_nodes = {
-            ntype: kept_counts(each, nodes[ntype]) if ntype in nodes else each
-            for ntype, each in g._batch_nodes.items()
-        }
-        new._batch_edges = {
-            etype: kept_counts(each, edges[etype]) if etype in edges else each
-            for etype, each in g._batch_edges.items()
-        }
-    return new
+) -> None:
+    """Give ``new`` the numbers per graph of ``g``, less the rows whose masks are false."""
+    if g._batch_nodes is None or g._batch_edges is None:
+        return
+    new._batch_nodes = {
+        ntype: kept_counts(each, nodes[ntype]) if ntype in nodes else each
+        for ntype, each in g._batch_nodes.items()
+    }
+    new._batch_edges = {
+        etype: kept_counts(each, edges[etype]) if etype in edges else each
+        for etype, each in g._batch_edges.items()
+    }
 
 
 def _node_frames(g: Graph) -> dict[tuple[str, int, int], Any]:

@@ -137,16 +137,16 @@ def edge_type_subgraph(graph: Graph, etypes: Iterable[Any], output_device: Any =
 
     Args:
         graph: Graph.
-        etypes: The relations.
+        etypes: The relations, in the order that the result reports.
         output_device: Where the subgraph is to be; by default where ``graph`` is.
 
     Raises:
         ValueError: an unknown relation, or none.
     """
     check_plain(graph, "edge_type_subgraph")
-    chosen = {graph.to_canonical_etype(etype) for etype in etypes}
+    chosen = list(dict.fromkeys(graph.to_canonical_etype(etype) for etype in etypes))
     wanted = {ntype for source, _, destination in chosen for ntype in (source, destination)}
-    return _of_types(graph, wanted, [e for e in graph.canonical_etypes if e in chosen])
+    return _of_types(graph, wanted, chosen).to(output_device)
 
 
 def _of_types(g: Graph, ntypes: set[str], etypes: list[Any]) -> Graph:

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 def line_graph(g: Graph, backtracking: bool = True, shared: bool = False) -> Graph:
     """The graph whose nodes are the edges of ``g``, joined where one ends as the other begins.
 
-    Node ``e`` points to node ``f`` where edge ``e`` enters the node that edge ``f`` leaves. Edges
-    come by ``e``, then ``f``.
+    Node ``e`` points to node ``f`` where edge ``e`` enters the node that edge ``f`` leaves; a self
+    loop does not point to itself. Edges come by ``e``, then ``f``.
 
     Args:
         g: Graph with one node type and one relation.
@@ -44,9 +44,10 @@ def line_graph(g: Graph, backtracking: bool = True, shared: bool = False) -> Gra
     count = g.out_degrees(dst)
     first = torch.arange(g.num_edges(), dtype=g.idtype, device=g.device).repeat_interleave(count)
     second = g.out_edges(dst, "eid")
+    kept = first != second
     if not backtracking:
-        kept = dst[second.long()] != src[first.long()]
-        first, second = first[kept], second[kept]
+        kept &= dst[second.long()] != src[first.long()]
+    first, second = first[kept], second[kept]
     new = graph((first, second), num_nodes=g.num_edges(), idtype=g.idtype, device=g.device)
     if shared:
         new.ndata.update(g.edata)

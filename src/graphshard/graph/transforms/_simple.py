@@ -110,8 +110,8 @@ def compact_graphs(
     """Graphs without the nodes that no edge of any of them touches.
 
     Node types that several graphs have are one set of nodes; they are numbered anew in the same
-    way in all graphs, and must have equal counts. ``ndata[NID]`` has the ids that nodes had,
-    ``edata[EID]`` those of edges.
+    way in all graphs, and must have equal counts. ``ndata[NID]`` has the ids that nodes had; edges
+    keep theirs.
 
     Args:
         graphs: A graph or a list of graphs.
@@ -185,5 +185,4 @@ def _compacted(
     for etype in g.canonical_etypes:
         if copy_edata:
             new.edges[etype].data.update(g.edges[etype].data)
-        new.edges[etype].data[EID] = g.edges("eid", etype=etype)
     return new
