@@ -46,6 +46,7 @@ MODULES = {
     "graphshard.ops.reference": "The same operators in plain torch.",
     "graphshard.convert": "The names of `dgl.convert`.",
     "graphshard.backend": "The names of `dgl.backend`.",
+    "graphshard.random": "The names of `dgl.random`.",
     "graphshard.base": "The names of `dgl.base`.",
     "graphshard.init": "Initial values of features.",
     "graphshard.utils": "The names of `dgl.utils`.",

@@ -23,6 +23,7 @@ PLACES = {
     "base": "DGLError ALL NID EID NTYPE ETYPE is_all is_internal_column",
     "utils": "expand_as_pair check_eq_shape is_sorted_srcdst",
     "init": "zero_initializer",
+    "random": "seed",
     "convert": "graph heterograph to_homogeneous bipartite_from_scipy",
     "backend": "backend_name asnumpy tensor copy_to zeros int64",
     "transforms": "Compose AddSelfLoop GCNNorm functional add_self_loop to_block",

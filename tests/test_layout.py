@@ -49,6 +49,7 @@ ARROWS: dict[str, set[str]] = {
     "init": set(),
     "backend": set(),
     "convert": {"graph"},
+    "random": {"graph"},
     "base": {"errors", "graph"},
     "utils": {"errors"},
     "transforms": {"errors", "function", "graph"},

@@ -276,7 +276,11 @@ def test_bipartite_graphs_and_typed_networkx_graphs() -> None:
     assert_same_graph(graphshard.block_to_graph(blocks[0]), dgl.block_to_graph(blocks[1]))
     g, _ = typed_pair()
     nodes = dict(g.to_networkx(["h"], ["w"]).nodes(data=True))
-    assert [nodes[i]["ntype"] for i in range(9)] == ["game"] * 4 + ["user"] * 5
+    assert [nodes[i]["label"] for i in range(9)] == ["game"] * 4 + ["user"] * 5
     assert torch.equal(nodes[5]["h"], g.nodes["user"].data["h"][1])
     edges = list(g.to_networkx().edges(data=True))
-    assert {(u, v) for u, v, data in edges if data["etype"] == "liked"} == {(0, 7), (2, 4), (2, 5)}
+    assert {(u, v) for u, v, data in edges if data["triples"][1] == "liked"} == {
+        (0, 7),
+        (2, 4),
+        (2, 5),
+    }

@@ -324,8 +324,8 @@ def to_networkx(
 ) -> networkx.MultiDiGraph:
     """NetworkX graph of a graph, with the edge id as the attribute ``id``.
 
-    Nodes of a typed graph are numbered type after type. Each has its type as ``ntype``; each edge
-    has the name of its relation as ``etype`` and the relation as ``triples``.
+    Nodes of a typed graph are numbered type after type. Each has its type as ``label``; each edge
+    has its relation as ``triples``.
 
     Args:
         g: Graph.
@@ -358,7 +358,7 @@ def to_networkx(
         data = g.nodes[ntype].data
         named = [name for name in node_attrs or () if not typed or name in data]
         columns = {name: data[name].detach().cpu().unbind(0) for name in named}
-        label = {"ntype": ntype} if typed else {}
+        label = {"label": ntype} if typed else {}
         for node in range(g.num_nodes(ntype)):
             row = {name: values[node] for name, values in columns.items()}
             out.add_node(first[ntype] + node, **label, **row)
@@ -366,7 +366,7 @@ def to_networkx(
         data = g.edges[etype].data
         named = [name for name in edge_attrs or () if not typed or name in data]
         columns = {name: data[name].detach().cpu().unbind(0) for name in named}
-        kind: dict[str, Any] = {"etype": etype[1], "triples": etype} if typed else {}
+        kind: dict[str, Any] = {"triples": etype} if typed else {}
         pair = (end.tolist() for end in g.edges(order="eid", etype=etype))
         for i, (u, v) in enumerate(zip(*pair, strict=True)):
             row = {name: values[i] for name, values in columns.items()}
