@@ -252,3 +252,18 @@ def test_constructor_checks() -> None:
         gs.Block({"a": 2}, {"b": 1}, {("a", "r", "a"): adj})
     with pytest.raises(ValueError, match="at least one relation"):
         gs.Block({"a": 2}, {"b": 1}, {})
+
+
+@pytest.mark.parametrize("include", [True, False])
+@pytest.mark.parametrize("dst_type", ["user", "game"])
+def test_types_without_destinations_lose_their_edges_as_dgls(dst_type: str, include: bool) -> None:
+    ours, theirs = typed_pair()
+    nodes = {dst_type: torch.tensor([3, 1, 0, 2])}
+    mine = gs.to_block(ours, nodes, include_dst_in_src=include)
+    its = dgl.to_block(theirs, nodes, include_dst_in_src=include)
+    for ntype in its.srctypes:
+        assert_same_data(mine.srcnodes[ntype].data, its.srcnodes[ntype].data)
+        assert_same_data(mine.dstnodes[ntype].data, its.dstnodes[ntype].data)
+    for etype in its.canonical_etypes:
+        assert torch.equal(mine.edges("eid", etype=etype), its.edges("eid", etype=etype))
+        assert_same_data(mine.edges[etype].data, its.edges[etype].data)

@@ -167,7 +167,8 @@ def to_block(
     Args:
         g: The graph, for example what a sampler drew.
         dst_nodes: Destination nodes in the order wanted, with every node that an edge enters; a
-            tensor, or type -> tensor. By default those nodes, ascending.
+            tensor, or type -> tensor. By default those nodes, ascending. Relations into a type
+            that gets none lose their edges.
         include_dst_in_src: Put the destination nodes first among the source nodes of their type.
             The other sources follow in order of first appearance.
         src_nodes: Source nodes in the order wanted, with every node that an edge leaves (and, if
@@ -187,7 +188,16 @@ def to_block(
         raise GraphTypeError("to_block takes a graph, and this is a block already; use it as it is")
     wanted_dst = _nodes_by_type(g, dst_nodes, "dst_nodes")
     wanted_src = _nodes_by_type(g, src_nodes, "src_nodes")
-    ends = [adj.coo() for adj in g.relations]
+    empty = torch.empty(0, dtype=g.idtype, device=g.device)
+    left_out = {  # types that get no destination nodes, so no edges
+        ntype
+        for ntype in g.ntypes
+        if wanted_dst is not None and wanted_dst.get(ntype, empty).shape[0] == 0
+    }
+    ends = [
+        (empty, empty) if etype[2] in left_out else adj.coo()
+        for etype, adj in zip(g.canonical_etypes, g.relations, strict=True)
+    ]
     into: dict[str, list[Tensor]] = {ntype: [] for ntype in g.ntypes}
     out_of: dict[str, list[Tensor]] = {ntype: [] for ntype in g.ntypes}
     for (src_type, _, dst_type), (src, dst) in zip(g.canonical_etypes, ends, strict=True):
@@ -220,12 +230,16 @@ def to_block(
         {ntype: int(ids.shape[0]) for ntype, ids in dst_of.items()},
         relations,
     )
-    _carry_features(g, block, src_of, dst_of)
+    _carry_features(g, block, src_of, dst_of, left_out)
     return block
 
 
 def _carry_features(
-    g: Graph, block: Block, src_of: Mapping[str, Tensor], dst_of: Mapping[str, Tensor]
+    g: Graph,
+    block: Block,
+    src_of: Mapping[str, Tensor],
+    dst_of: Mapping[str, Tensor],
+    left_out: set[str],
 ) -> None:
     for ntype in g.ntypes:
         data = g.nodes[ntype].data
@@ -236,8 +250,10 @@ def _carry_features(
             target[NID] = ids
     for etype, adj in zip(g.canonical_etypes, g.relations, strict=True):
         target = block.edges[etype].data
-        target.update(g.edges[etype].data)
-        target[EID] = torch.arange(adj.num_edges, dtype=adj.idtype, device=adj.device)
+        stop = 0 if etype[2] in left_out else adj.num_edges
+        for name, value in g.edges[etype].data.items():
+            target[name] = value if stop == adj.num_edges else value[:stop]
+        target[EID] = torch.arange(stop, dtype=adj.idtype, device=adj.device)
 
 
 def _nodes_by_type(g: Graph, nodes: Any, what: str) -> dict[str, Tensor] | None:
