@@ -92,6 +92,13 @@ def test_operators_by_name(name: str) -> None:
     )
 
 
+def test_numbers_must_be_integers() -> None:
+    with pytest.raises(TypeError, match="seglen must be one row of integers"):
+        ops.segment_reduce(torch.tensor([1.5, 1.5]), torch.ones(3))
+    with pytest.raises(TypeError, match="idx_b must be one row of integers"):
+        ops.gather_mm(torch.ones(1, 2), torch.ones(1, 2, 2), idx_b=torch.zeros(1))
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [

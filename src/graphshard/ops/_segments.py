@@ -51,7 +51,7 @@ def segment_softmax(seglen: Tensor, value: Tensor) -> Tensor:
 
 def _groups(seglen: Tensor, rows: Tensor, name: str) -> Adjacency:
     """Every row as an edge into its group, from one source."""
-    seglen = torch.as_tensor(seglen, device=rows.device).long()
+    seglen = _sizes(seglen, "seglen").to(rows.device)
     total = int(seglen.sum())
     if total != rows.shape[0] or (seglen.numel() and int(seglen.min()) < 0):
         raise ValueError(
@@ -61,6 +61,16 @@ def _groups(seglen: Tensor, rows: Tensor, name: str) -> Adjacency:
     indptr = torch.cat([seglen.new_zeros(1), seglen.cumsum(0)])
     sources = seglen.new_zeros(total)
     return Adjacency.from_csc(indptr, sources, None, 1, seglen.shape[0], check=False)
+
+
+def _sizes(given: Tensor, name: str) -> Tensor:
+    numbers = torch.as_tensor(given)
+    if numbers.dim() != 1 or numbers.is_floating_point() or numbers.dtype == torch.bool:
+        raise TypeError(
+            f"{name} must be one row of integers (got {numbers.dtype}, shape "
+            f"{tuple(numbers.shape)})"
+        )
+    return numbers.long()
 
 
 def segment_mm(a: Tensor, b: Tensor, seglen_a: Tensor) -> Tensor:
@@ -75,9 +85,10 @@ def segment_mm(a: Tensor, b: Tensor, seglen_a: Tensor) -> Tensor:
         ``[num_rows, n]``; differentiable in ``a`` and ``b``.
 
     Raises:
+        TypeError: numbers that are no integers.
         ValueError: shapes that do not fit, or numbers that do not add up to the rows.
     """
-    sizes = torch.as_tensor(seglen_a).tolist()
+    sizes = _sizes(seglen_a, "seglen_a").tolist()
     if a.dim() != 2 or b.dim() != 3 or len(sizes) != b.shape[0] or a.shape[1] != b.shape[1]:
         raise ValueError(
             f"segment_mm takes a [rows, m], b [groups, m, n] and seglen_a [groups] (got "
@@ -105,6 +116,7 @@ def gather_mm(a: Tensor, b: Tensor, *, idx_b: Tensor) -> Tensor:
         ``[num_rows, n]``; differentiable in ``a`` and ``b``.
 
     Raises:
+        TypeError: numbers that are no integers.
         ValueError: shapes that do not fit, or a number that names no matrix.
     """
     if idx_b.shape != a.shape[:1]:
@@ -112,7 +124,7 @@ def gather_mm(a: Tensor, b: Tensor, *, idx_b: Tensor) -> Tensor:
             f"idx_b must name a matrix for each of the {a.shape[0]} rows of a (got shape "
             f"{tuple(idx_b.shape)})"
         )
-    index = idx_b.long()
+    index = _sizes(idx_b, "idx_b")
     if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < b.shape[0]:
         raise ValueError(
             f"idx_b must be in [0, {b.shape[0]}) (got {int(index.min())} to {int(index.max())})"
