@@ -6,6 +6,10 @@
     Exception
     ├── ValueError, TypeError, IndexError, NotImplementedError   wrong arguments (built in)
     └── GraphShardError
+        ├── DGLError               base of what a graph refuses, under the name that scripts catch
+        │   ├── GraphValueError         ... and a ValueError
+        │   ├── GraphTypeError          ... and a TypeError
+        │   └── GraphUnsupportedError   ... and a NotImplementedError
         ├── PartitionFormatError   a partition folder is missing, incomplete or damaged
         ├── MetisError             METIS refused the graph or could not satisfy the request
         ├── RankError              another rank failed, or did not answer in time
@@ -24,6 +28,22 @@ from collections.abc import Sequence
 
 class GraphShardError(Exception):
     """Base of the exceptions that graphshard defines."""
+
+
+class DGLError(GraphShardError):
+    """Base of what a graph refuses; scripts written for DGL catch and raise this name."""
+
+
+class GraphValueError(DGLError, ValueError):
+    """An argument does not fit the graph: an id, a type, a number of rows."""
+
+
+class GraphTypeError(DGLError, TypeError):
+    """An argument of a graph is of the wrong kind."""
+
+
+class GraphUnsupportedError(DGLError, NotImplementedError):
+    """A call that this kind of graph does not offer; the message names the alternative."""
 
 
 class PartitionFormatError(GraphShardError, ValueError):

@@ -21,6 +21,8 @@ import builtins
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from .errors import GraphTypeError
+
 MESSAGE_OPS = ("add", "sub", "mul", "div", "dot")
 REDUCE_OPS = ("sum", "mean", "max", "min")
 
@@ -175,7 +177,7 @@ def as_message(func: Any) -> MessageFunction | None:
         read = _read_foreign_message(func)
         if read is not None:
             return read
-    raise TypeError(
+    raise GraphTypeError(
         f"a message function must be a built-in of graphshard.function or a callable that takes "
         f"a batch of edges (got {func!r}); for example copy_u('h', 'm')"
     )
@@ -201,7 +203,7 @@ def as_reduce(func: Any) -> ReduceFunction | None:
         fields = [getattr(func, name, None) for name in ("name", "msg_field", "out_field")]
         if builtins.all(isinstance(field, str) for field in fields) and fields[0] in REDUCE_OPS:
             return ReduceFunction(str(fields[0]), str(fields[1]), str(fields[2]))
-    raise TypeError(
+    raise GraphTypeError(
         f"a reduce function must be a built-in of graphshard.function ({', '.join(REDUCE_OPS)}) "
         f"or a callable that takes a batch of nodes (got {func!r}); for example sum('m', 'h')"
     )

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from graphshard import ops
+from graphshard.ops import NAMED
 
 Call = tuple[Callable[..., Any], dict[str, Any]]
 Recipe = Callable[[random.Random], Call]
@@ -21,6 +22,9 @@ NOT_CALLED = {
     "HasAdjacency", "UpdateRule", "extension_available", "is_hooked", "is_plain", "is_relu",
     "random_seed", "reference", "release_memory",
 }  # fmt: skip
+#: Public, and other operators that are tried here under other names or on other arguments; they
+#: reach no kernel of their own.
+MADE_OF_OTHERS = {*NAMED, "gather_mm", "segment_mm", "segment_reduce", "segment_softmax"}
 VALUES = (torch.float32, torch.float64, torch.bfloat16)
 
 

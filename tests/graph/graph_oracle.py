@@ -100,3 +100,24 @@ def assert_same_features(ours: Any, theirs: Any) -> None:
         assert_same_data(ours.nodes[ntype].data, theirs.nodes[ntype].data)
     for etype in theirs.canonical_etypes:
         assert_same_data(ours.edges[etype].data, theirs.edges[etype].data)
+
+
+def assert_same_graph(ours: Any, theirs: Any, *, batch: bool = True) -> None:
+    """Types, counts, edges by id, features and numbers per graph of a batch are equal."""
+    assert ours.ntypes == theirs.ntypes
+    assert ours.canonical_etypes == theirs.canonical_etypes
+    assert ours.idtype == theirs.idtype
+    for ntype in theirs.ntypes:
+        assert ours.num_nodes(ntype) == theirs.num_nodes(ntype)
+        if batch:
+            assert torch.equal(ours.batch_num_nodes(ntype), theirs.batch_num_nodes(ntype))
+    for etype in theirs.canonical_etypes:
+        for mine, its in zip(
+            ours.edges(etype=etype, order="eid"),
+            theirs.edges(etype=etype, order="eid"),
+            strict=True,
+        ):
+            assert torch.equal(mine, its)
+        if batch:
+            assert torch.equal(ours.batch_num_edges(etype), theirs.batch_num_edges(etype))
+    assert_same_features(ours, theirs)

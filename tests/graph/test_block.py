@@ -252,3 +252,13 @@ def test_constructor_checks() -> None:
         gs.Block({"a": 2}, {"b": 1}, {("a", "r", "a"): adj})
     with pytest.raises(ValueError, match="at least one relation"):
         gs.Block({"a": 2}, {"b": 1}, {})
+
+
+@pytest.mark.parametrize("include", [True, False])
+@pytest.mark.parametrize("dst_type", ["user", "game"])
+def test_types_without_destinations_lose_their_edges_as_dgls(dst_type: str, include: bool) -> None:
+    ours, theirs = typed_pair()
+    nodes = {dst_type: torch.tensor([3, 1, 0, 2])}
+    mine = gs.to_block(ours, nodes, include_dst_in_src=include)
+    its = dgl.to_block(theirs, nodes, include_dst_in_src=include)
+    assert_same_block(mine, its)

@@ -13,11 +13,11 @@ import torch
 
 from graphshard.graph import (
     Graph,
+    create_block,
     from_edge_index,
     from_networkx,
     from_scipy,
     graph,
-    heterograph,
     to_bidirected,
     to_edge_index,
     to_networkx,
@@ -227,9 +227,10 @@ def test_networkx_errors(monkeypatch: pytest.MonkeyPatch) -> None:
         from_networkx(nx_graph.to_undirected(), edge_id_attr_name="id")
     with pytest.raises(TypeError, match="convert_node_labels_to_integers"):
         from_networkx(networkx.Graph([(0, "a")]))
-    typed = heterograph({("a", "r", "b"): ([0], [0])})
-    with pytest.raises(ValueError, match="use to_homogeneous"):
-        to_networkx(typed)
+    with pytest.raises(ValueError, match="use block_to_graph first"):
+        to_networkx(create_block(([0], [0])))
+    with pytest.raises(KeyError, match="no node feature 'none' on any type"):
+        to_networkx(sample(), node_attrs=["none"])
     monkeypatch.setitem(sys.modules, "networkx", None)
     with pytest.raises(ImportError, match=r"to_networkx needs the package 'networkx'"):
         to_networkx(sample())

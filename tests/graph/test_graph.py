@@ -522,8 +522,10 @@ def test_devices() -> None:
 def test_formats() -> None:
     g = gs.graph(([0, 2, 1], [1, 2, 0]))
     assert g.formats() == {"created": ["coo"], "not created": ["csr", "csc"]}
-    assert g.formats("csc") is g
-    assert "csc" in g.formats()["created"]
+    only = g.formats("csc")
+    assert only.formats() == {"created": ["csc"], "not created": []}
+    assert torch.equal(only.edges()[0], g.edges()[0])
+    assert g.formats() == {"created": ["coo"], "not created": ["csr", "csc"]}
     g.create_formats_()
     assert g.formats() == {"created": ["coo", "csr", "csc"], "not created": []}
 

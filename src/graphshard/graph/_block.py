@@ -16,10 +16,12 @@ import torch
 from torch import Tensor
 
 from .._typing import DEFAULT_CANONICAL_ETYPE, DEFAULT_NTYPE, CanonicalEType
+from ..errors import GraphTypeError, GraphValueError
 from ..ops import Adjacency
 from ._graph import Graph
+from ._methods import GraphMethods
 from .frame import Frame
-from .message_passing import LocalGraph, check_relations, edge_frame
+from .message_passing import check_relations, edge_frame
 from .structure import (
     EID,
     NID,
@@ -34,7 +36,7 @@ from .structure import (
 )
 
 
-class Block(LocalGraph):
+class Block(GraphMethods):
     """Edges from source nodes to destination nodes, which are numbered separately.
 
     Args:
@@ -144,7 +146,7 @@ def create_block(
 def _mapping(counts: int | Mapping[str, int] | None) -> Mapping[str, int] | None:
     if counts is None or isinstance(counts, Mapping):
         return counts
-    raise TypeError(
+    raise GraphTypeError(
         f"numbers of nodes must be dictionaries from type to number where the relations are named "
         f"(got {counts!r})"
     )
@@ -165,7 +167,8 @@ def to_block(
     Args:
         g: The graph, for example what a sampler drew.
         dst_nodes: Destination nodes in the order wanted, with every node that an edge enters; a
-            tensor, or type -> tensor. By default those nodes, ascending.
+            tensor, or type -> tensor. By default those nodes, ascending. Relations into a type
+            that gets none lose their edges.
         include_dst_in_src: Put the destination nodes first among the source nodes of their type.
             The other sources follow in order of first appearance.
         src_nodes: Source nodes in the order wanted, with every node that an edge leaves (and, if
@@ -182,10 +185,19 @@ def to_block(
         (tensor([2, 1, 5, 6]), tensor([2, 1]))
     """
     if g.is_block:
-        raise TypeError("to_block takes a graph, and this is a block already; use it as it is")
+        raise GraphTypeError("to_block takes a graph, and this is a block already; use it as it is")
     wanted_dst = _nodes_by_type(g, dst_nodes, "dst_nodes")
     wanted_src = _nodes_by_type(g, src_nodes, "src_nodes")
-    ends = [adj.coo() for adj in g.relations]
+    empty = torch.empty(0, dtype=g.idtype, device=g.device)
+    left_out = {  # types that get no destination nodes, so no edges
+        ntype
+        for ntype in g.ntypes
+        if wanted_dst is not None and wanted_dst.get(ntype, empty).shape[0] == 0
+    }
+    ends = [
+        (empty, empty) if etype[2] in left_out else adj.coo()
+        for etype, adj in zip(g.canonical_etypes, g.relations, strict=True)
+    ]
     into: dict[str, list[Tensor]] = {ntype: [] for ntype in g.ntypes}
     out_of: dict[str, list[Tensor]] = {ntype: [] for ntype in g.ntypes}
     for (src_type, _, dst_type), (src, dst) in zip(g.canonical_etypes, ends, strict=True):
@@ -218,12 +230,16 @@ def to_block(
         {ntype: int(ids.shape[0]) for ntype, ids in dst_of.items()},
         relations,
     )
-    _carry_features(g, block, src_of, dst_of)
+    _carry_features(g, block, src_of, dst_of, left_out)
     return block
 
 
 def _carry_features(
-    g: Graph, block: Block, src_of: Mapping[str, Tensor], dst_of: Mapping[str, Tensor]
+    g: Graph,
+    block: Block,
+    src_of: Mapping[str, Tensor],
+    dst_of: Mapping[str, Tensor],
+    left_out: set[str],
 ) -> None:
     for ntype in g.ntypes:
         data = g.nodes[ntype].data
@@ -234,8 +250,10 @@ def _carry_features(
             target[NID] = ids
     for etype, adj in zip(g.canonical_etypes, g.relations, strict=True):
         target = block.edges[etype].data
-        target.update(g.edges[etype].data)
-        target[EID] = torch.arange(adj.num_edges, dtype=adj.idtype, device=adj.device)
+        stop = 0 if etype[2] in left_out else adj.num_edges
+        for name, value in g.edges[etype].data.items():
+            target[name] = value if stop == adj.num_edges else value[:stop]
+        target[EID] = torch.arange(stop, dtype=adj.idtype, device=adj.device)
 
 
 def _nodes_by_type(g: Graph, nodes: Any, what: str) -> dict[str, Tensor] | None:
@@ -243,14 +261,16 @@ def _nodes_by_type(g: Graph, nodes: Any, what: str) -> dict[str, Tensor] | None:
         return None
     if not isinstance(nodes, Mapping):
         if len(g.ntypes) > 1:
-            raise TypeError(
+            raise GraphTypeError(
                 f"{what} must be a dictionary from node type to ids because the graph has the "
                 f"types {g.ntypes} (got {type(nodes).__name__})"
             )
         nodes = {g.ntypes[0]: nodes}
     unknown = [ntype for ntype in nodes if ntype not in g.ntypes]
     if unknown:
-        raise ValueError(f"{what} names unknown node types {unknown}; the graph has {g.ntypes}")
+        raise GraphValueError(
+            f"{what} names unknown node types {unknown}; the graph has {g.ntypes}"
+        )
     return {ntype: id_tensor(ids, what, g.idtype, g.device) for ntype, ids in nodes.items()}
 
 
@@ -259,7 +279,9 @@ def _places(ids: Tensor, num_nodes: int, what: str, ntype: str) -> Tensor:
     check_ids(ids, num_nodes, f"an id in {what}", f"nodes of type {ntype!r}")
     places, repeated = places_of(ids, num_nodes)
     if repeated.numel():
-        raise ValueError(f"{what} must differ (got {int(repeated[0])} of type {ntype!r} twice)")
+        raise GraphValueError(
+            f"{what} must differ (got {int(repeated[0])} of type {ntype!r} twice)"
+        )
     return places
 
 
@@ -267,7 +289,7 @@ def _renumbered(ids: Tensor, places: Tensor, what: str, verb: str, etype: Canoni
     new = places[ids.long()]
     lost = new < 0
     if bool(lost.any()):
-        raise ValueError(
+        raise GraphValueError(
             f"{what} must hold every node that an edge {verb} (missing {int(ids[lost][0])} of "
             f"relation {etype}); add it, or leave {what} out"
         )
@@ -277,7 +299,7 @@ def _renumbered(ids: Tensor, places: Tensor, what: str, verb: str, etype: Canoni
 def _check_begins(ids: Tensor, first: list[Tensor], ntype: str) -> None:
     for head in first:
         if ids.shape[0] < head.shape[0] or bool((ids[: head.shape[0]] != head).any()):
-            raise ValueError(
+            raise GraphValueError(
                 f"src_nodes of type {ntype!r} must begin with dst_nodes, because "
                 f"include_dst_in_src is set; reorder them, or pass include_dst_in_src=False"
             )

@@ -9,22 +9,28 @@ from typing import Any
 import torch
 
 from .._typing import DEFAULT_CANONICAL_ETYPE, DEFAULT_NTYPE, CanonicalEType
+from ..errors import GraphTypeError, GraphValueError
 from ..ops import Adjacency
+from ._methods import GraphMethods
 from .frame import Frame
 from .message_passing import LocalGraph, check_relations, edge_frame
 from .structure import Schema, check_count, checked_counts, least_counts, read_edges, read_relations
 
 
-class Graph(LocalGraph):
+class Graph(GraphMethods):
     """A graph that is whole in this process; made by `graph` or `heterograph`.
 
-    Structure is immutable; features come and go in ``ndata``, ``edata`` and their kin. Parallel
-    edges, self loops, nodes without edges and empty graphs are all legal.
+    Features come and go in ``ndata``, ``edata`` and their kin. Edges and nodes are added and taken
+    away in place by ``add_nodes``, ``add_edges``, ``remove_nodes`` and ``remove_edges``; every
+    other method that changes them returns a new graph. Parallel edges, self loops, nodes without
+    edges and empty graphs are all legal.
 
     Args:
-        num_nodes: Node type -> number of nodes, in the order that ``ntypes`` reports.
+        num_nodes: Node type -> number of nodes, in the order that ``ntypes`` reports. Without
+            ``relations``, edges in any form that `graph` takes; none by default.
         relations: Relation -> its edges, in the order that ``canonical_etypes`` reports; at least
             one, all of one idtype and device.
+        readonly: Accepted so that calls written for DGL run; has no effect.
 
     Raises:
         ValueError: no relation, an unknown node type, counts that differ from ``num_nodes``, or
@@ -32,8 +38,15 @@ class Graph(LocalGraph):
     """
 
     def __init__(
-        self, num_nodes: Mapping[str, int], relations: Mapping[CanonicalEType, Adjacency]
+        self,
+        num_nodes: Any = None,
+        relations: Mapping[CanonicalEType, Adjacency] | None = None,
+        *,
+        readonly: bool | None = None,
     ) -> None:
+        if relations is None:
+            self._become(graph([] if num_nodes is None else num_nodes))
+            return
         check_relations(num_nodes, num_nodes, relations)
         schema = Schema.of_graph(list(num_nodes), list(relations))
         device = next(iter(relations.values())).device
@@ -70,6 +83,9 @@ def graph(
     num_nodes: int | None = None,
     idtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
+    *,
+    row_sorted: bool = False,
+    col_sorted: bool = False,
 ) -> Graph:
     """Make a graph of one node type and one relation.
 
@@ -81,6 +97,9 @@ def graph(
         num_nodes: Number of nodes; by default one more than the largest id.
         idtype: torch.int32 or torch.int64; by default that of the given tensors, else int64.
         device: Where the graph lives; by default where the given tensors are, else the CPU.
+        row_sorted: Accepted so that calls written for DGL run: that edges are sorted by source.
+            Sorted edges are recognised.
+        col_sorted: The same for destinations.
 
     Returns:
         The graph, without features.
@@ -98,13 +117,13 @@ def graph(
         tensor([0, 1, 2])
     """
     if isinstance(data, LocalGraph):
-        raise TypeError("data is a graph already; use it as it is, or its .clone()")
+        raise GraphTypeError("data is a graph already; use it as it is, or its .clone()")
     if hasattr(data, "is_multigraph") and hasattr(data, "adj") and hasattr(data, "nodes"):
         from .convert import from_networkx
 
         made = from_networkx(data, idtype=idtype or torch.int64, device=device)
         if num_nodes is not None and num_nodes != made.num_nodes():
-            raise ValueError(
+            raise GraphValueError(
                 f"num_nodes must be left out, or be the NetworkX graph's {made.num_nodes()} (got "
                 f"{num_nodes})"
             )

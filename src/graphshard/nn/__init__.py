@@ -8,6 +8,7 @@ constructor arguments and the names of parameters and buffers are those of ``dgl
 
 from __future__ import annotations
 
+from . import functional, glob, pytorch
 from ._distributed_bn import DistributedBN1D
 from ._edge_weight_norm import EdgeWeightNorm
 from ._hetero_embedding import HeteroEmbedding
@@ -25,21 +26,40 @@ from .conv import (
     SAGEConv,
     SGConv,
 )
+from .glob import (
+    AvgPooling,
+    GlobalAttentionPooling,
+    MaxPooling,
+    Set2Set,
+    SortPooling,
+    SumPooling,
+    WeightAndSum,
+)
 
 __all__ = [
     "AGNNConv",
     "APPNPConv",
+    "AvgPooling",
     "DistributedBN1D",
     "DotGatConv",
     "EdgeWeightNorm",
     "GATConv",
     "GATv2Conv",
     "GINConv",
+    "GlobalAttentionPooling",
     "GraphConv",
     "HeteroEmbedding",
     "HeteroGraphConv",
+    "MaxPooling",
     "RelGraphConv",
     "SAGEConv",
     "SGConv",
+    "Set2Set",
+    "SortPooling",
+    "SumPooling",
     "TypedLinear",
+    "WeightAndSum",
+    "functional",
+    "glob",
+    "pytorch",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from torch import nn
 
+from ..errors import GraphValueError
 from ..graph import MessagePassingGraph
 
 
@@ -26,7 +27,7 @@ class ZeroInDegreeCheck(nn.Module):
     def _check_in_degrees(self, graph: MessagePassingGraph) -> None:
         """Raise ValueError, on every rank alike, if a node without in-edges is refused."""
         if not self._allow_zero_in_degree and graph.any_zero_in_degree():
-            raise ValueError(
+            raise GraphValueError(
                 f"{type(self).__name__} needs at least one in-edge per node, and this graph has "
                 "nodes with none (0-in-degree): their output would be made of nothing. Add self "
                 "loops with add_self_loop(graph), or pass allow_zero_in_degree=True"

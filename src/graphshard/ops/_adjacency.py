@@ -8,6 +8,7 @@ backward pass finds what the forward pass built.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -251,7 +252,7 @@ class Adjacency:
     def to(self, device: torch.device | str) -> Adjacency:
         """This adjacency, with every format it has, on ``device``; itself if already there."""
         target = torch.empty(0, device=device).device  # "cuda" becomes "cuda:0"
-        return self if target == self.device else self._map(lambda array: array.to(target))
+        return self if target == self.device else self.map(lambda array: array.to(target))
 
     def astype(self, idtype: torch.dtype) -> Adjacency:
         """This adjacency with ids of ``idtype`` (torch.int32 or torch.int64).
@@ -267,9 +268,10 @@ class Adjacency:
         if idtype == torch.int32:
             for name in ("num_src", "num_dst", "num_edges"):
                 _check.check_fits_int32(name, getattr(self, name))
-        return self._map(lambda array: array.to(idtype))
+        return self.map(lambda array: array.to(idtype))
 
-    def _map(self, change: _ArrayChange) -> Adjacency:
+    def map(self, change: _ArrayChange) -> Adjacency:
+        """This adjacency with every array of every format replaced by ``change(array)``."""
         made: dict[int, Tensor] = {}
 
         def once(array: Tensor) -> Tensor:
@@ -303,6 +305,25 @@ class Adjacency:
         if self._transposed:
             csc, csr = csr, csc
         return {"coo": formats.coo is not None, "csc": csc, "csr": csr}
+
+    def restricted(self, names: Sequence[str]) -> Adjacency:
+        """These edges with no more formats than the named ones; at least one of them is built.
+
+        Formats that are there are shared. Others can still be built when they are asked for.
+
+        Args:
+            names: Among ``coo``, ``csr`` and ``csc``; the first is built where none is there.
+        """
+        copy = self.map(lambda array: array)
+        made = copy.formats()
+        kept = [name for name in names if made[name]] or [names[0]]
+        formats = _Formats(in_degrees=copy.in_degrees(), out_degrees=copy.out_degrees())
+        for name in kept:
+            setattr(formats, name, getattr(copy, name)())
+        adj = Adjacency.__new__(Adjacency)
+        like = formats.arrays()[0]
+        adj._init(formats, like, self.num_src, self.num_dst, self.num_edges)
+        return adj
 
     def memory_bytes(self) -> int:
         """Bytes of the arrays held now; one that two formats share counts once."""

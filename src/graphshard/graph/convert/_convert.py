@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from ..._typing import DEFAULT_CANONICAL_ETYPE, DEFAULT_NTYPE, CanonicalEType
+from ...errors import GraphTypeError, GraphValueError
 from .._graph import Graph, graph, heterograph
+from ..message_passing import LocalGraph
 from ._optional import require
 
 if TYPE_CHECKING:
@@ -54,18 +56,18 @@ def from_edge_index(
     """
     if isinstance(edge_index, Mapping):
         if isinstance(num_nodes, int):
-            raise TypeError(f"num_nodes must be a dict of node types (got {num_nodes})")
+            raise GraphTypeError(f"num_nodes must be a dict of node types (got {num_nodes})")
         pairs = {
             etype: _rows(index, f"edge_index of {etype}") for etype, index in edge_index.items()
         }
         g = heterograph(pairs, num_nodes_dict=num_nodes, idtype=idtype, device=device)
         if edge_attr is not None and not isinstance(edge_attr, Mapping):
-            raise TypeError("edge_attr of a typed graph must be a dict of relations")
+            raise GraphTypeError("edge_attr of a typed graph must be a dict of relations")
         for etype, attributes in ({} if edge_attr is None else edge_attr).items():
             _store(g, etype, attributes)
         return g
     if isinstance(num_nodes, Mapping):
-        raise TypeError("num_nodes must be an integer, since edge_index has no types")
+        raise GraphTypeError("num_nodes must be an integer, since edge_index has no types")
     g = graph(_rows(edge_index, "edge_index"), num_nodes=num_nodes, idtype=idtype, device=device)
     _store(g, None, edge_attr)
     return g
@@ -74,7 +76,7 @@ def from_edge_index(
 def _rows(edge_index: Any, what: str) -> tuple[Tensor, Tensor]:
     if not isinstance(edge_index, Tensor) or edge_index.ndim != 2 or edge_index.shape[0] != 2:
         got = tuple(edge_index.shape) if isinstance(edge_index, Tensor) else type(edge_index)
-        raise ValueError(f"{what} must be a tensor of shape [2, num_edges] (got {got})")
+        raise GraphValueError(f"{what} must be a tensor of shape [2, num_edges] (got {got})")
     return edge_index[0], edge_index[1]
 
 
@@ -142,11 +144,13 @@ def from_scipy(
     values: dict[CanonicalEType, np.ndarray] = {}
     for etype, matrix in matrices.items():
         if not hasattr(matrix, "tocoo"):
-            raise TypeError(f"sp_mat must be a SciPy sparse matrix (got {type(matrix).__name__})")
+            raise GraphTypeError(
+                f"sp_mat must be a SciPy sparse matrix (got {type(matrix).__name__})"
+            )
         coo = matrix.tocoo()
         for ntype, size in zip((etype[0], etype[2]), coo.shape, strict=True):
             if counts.setdefault(ntype, size) != size:
-                raise ValueError(
+                raise GraphValueError(
                     f"sp_mat{f' of {etype}' if typed else ''} must have one row per source node "
                     f"and one column per destination node (got shape {coo.shape}, but there are "
                     f"{counts[ntype]} nodes of type {ntype!r})"
@@ -170,7 +174,7 @@ def _tensor(array: np.ndarray) -> Tensor:
 
 
 def to_scipy(
-    g: Graph,
+    g: LocalGraph,
     eweight_name: str | None = None,
     etype: Any = None,
     fmt: str = "coo",
@@ -199,7 +203,7 @@ def to_scipy(
     else:
         value = g.edges[etype].data[eweight_name].detach().cpu()
         if value.ndim != 1:
-            raise ValueError(
+            raise GraphValueError(
                 f"edge field {eweight_name!r} must have one number per edge to be a matrix (got "
                 f"shape {tuple(value.shape)})"
             )
@@ -242,7 +246,7 @@ def from_networkx(
     try:
         order = sorted(nx_graph.nodes)
     except TypeError as error:
-        raise TypeError(
+        raise GraphTypeError(
             f"node labels must be sortable ({error}); number them first with "
             "networkx.convert_node_labels_to_integers"
         ) from error
@@ -250,7 +254,7 @@ def from_networkx(
     edges = list(_directed_edges(nx_graph))
     if edge_id_attr_name is not None:
         if not nx_graph.is_directed():
-            raise ValueError(
+            raise GraphValueError(
                 "edge_id_attr_name needs a directed graph, since an undirected edge becomes two; "
                 "call to_directed() and number those"
             )
@@ -259,9 +263,13 @@ def from_networkx(
     dst = torch.tensor([number[v] for _, v, _ in edges], dtype=torch.int64)
     g = graph((src, dst), num_nodes=len(order), idtype=idtype, device=device)
     for name in node_attrs or ():
-        g.ndata[name] = _stack(name, "node", [(n, nx_graph.nodes[n]) for n in order]).to(g.device)
+        g.ndata[name] = stack_attribute(name, "node", [(n, nx_graph.nodes[n]) for n in order]).to(
+            g.device
+        )
     for name in edge_attrs or ():
-        g.edata[name] = _stack(name, "edge", [((u, v), a) for u, v, a in edges]).to(g.device)
+        g.edata[name] = stack_attribute(name, "edge", [((u, v), a) for u, v, a in edges]).to(
+            g.device
+        )
     return g
 
 
@@ -279,18 +287,21 @@ def _directed_edges(nx_graph: Any) -> Iterator[_NxEdge]:
 
 
 def _by_id(edges: list[_NxEdge], name: str) -> list[_NxEdge]:
-    ids = _stack(name, "edge", [((u, v), a) for u, v, a in edges]).reshape(-1).tolist()
+    ids = stack_attribute(name, "edge", [((u, v), a) for u, v, a in edges]).reshape(-1).tolist()
     if sorted(ids) != list(range(len(edges))):
-        raise ValueError(
+        raise GraphValueError(
             f"edge attribute {name!r} must number the edges 0 to {len(edges) - 1}, each once"
         )
     return [edges[i] for i in np.argsort(ids, kind="stable")]
 
 
-def _stack(name: str, what: str, owners: list[tuple[Any, Mapping[str, Any]]]) -> Tensor:
+def stack_attribute(name: str, what: str, owners: list[tuple[Any, Mapping[str, Any]]]) -> Tensor:
+    """``[num_owners, ...]``: one attribute of many nodes or edges, each with its label."""
     for owner, attributes in owners:
         if name not in attributes:
-            raise ValueError(f"every {what} must have the attribute {name!r} ({owner!r} has not)")
+            raise GraphValueError(
+                f"every {what} must have the attribute {name!r} ({owner!r} has not)"
+            )
     values = [attributes[name] for _, attributes in owners]
     if not values:
         return torch.zeros(0)
@@ -301,7 +312,7 @@ def _stack(name: str, what: str, owners: list[tuple[Any, Mapping[str, Any]]]) ->
             return torch.from_numpy(np.asarray(values))
         return torch.tensor(values)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(
+        raise GraphTypeError(
             f"{what} attribute {name!r} must be numbers, or arrays of one shape ({error})"
         ) from error
 
@@ -311,33 +322,53 @@ def to_networkx(
     node_attrs: Sequence[str] | None = None,
     edge_attrs: Sequence[str] | None = None,
 ) -> networkx.MultiDiGraph:
-    """NetworkX graph of a homogeneous graph, with the edge id as the attribute ``id``.
+    """NetworkX graph of a graph, with the edge id as the attribute ``id``.
+
+    Nodes of a typed graph are numbered type after type. Each has its type as ``label``; each edge
+    has its relation as ``triples``.
 
     Args:
-        g: Graph with one node type and one relation.
-        node_attrs: Fields of ``ndata`` to copy, a tensor per node.
-        edge_attrs: Fields of ``edata`` to copy, a tensor per edge.
+        g: Graph.
+        node_attrs: Node features to copy, a tensor per node; on a typed graph, from the types that
+            have them.
+        edge_attrs: The same for edge features.
 
     Returns:
         ``MultiDiGraph`` whose nodes are 0 to num_nodes - 1.
 
     Raises:
-        ValueError: The graph is typed.
-        KeyError: There is no such field.
+        ValueError: The graph is a block.
+        KeyError: No type has such a field.
         ImportError: NetworkX is not installed.
     """
     networkx_module = require("networkx", "networkx", "to_networkx")
-    if not g.is_homogeneous:
-        raise ValueError(
-            f"to_networkx takes a graph with one node type and one relation (got "
-            f"{g.canonical_etypes}); use to_homogeneous, or g[etype], first"
-        )
-    nodes = {name: g.ndata[name].detach().cpu().unbind(0) for name in node_attrs or ()}
-    edges = {name: g.edata[name].detach().cpu().unbind(0) for name in edge_attrs or ()}
+    if g.is_block:
+        raise GraphValueError("to_networkx takes a graph (got a block); use block_to_graph first")
+    nodes = [g.nodes[ntype].data for ntype in g.ntypes]
+    edges = [g.edges[etype].data for etype in g.canonical_etypes]
+    for what, names, spaces in (("node", node_attrs, nodes), ("edge", edge_attrs, edges)):
+        for name in names or ():
+            if not any(name in fields for fields in spaces):
+                raise KeyError(f"no {what} feature {name!r} on any type")
+    typed = not g.is_homogeneous
     out = networkx_module.MultiDiGraph()
-    for node in range(g.num_nodes()):
-        out.add_node(node, **{name: values[node] for name, values in nodes.items()})
-    src, dst = g.edges(order="eid")
-    for i, (u, v) in enumerate(zip(src.tolist(), dst.tolist(), strict=True)):
-        out.add_edge(u, v, id=i, **{name: values[i] for name, values in edges.items()})
+    first: dict[str, int] = {}
+    for ntype in g.ntypes:
+        first[ntype] = out.number_of_nodes()
+        data = g.nodes[ntype].data
+        named = [name for name in node_attrs or () if not typed or name in data]
+        columns = {name: data[name].detach().cpu().unbind(0) for name in named}
+        label = {"label": ntype} if typed else {}
+        for node in range(g.num_nodes(ntype)):
+            row = {name: values[node] for name, values in columns.items()}
+            out.add_node(first[ntype] + node, **label, **row)
+    for etype in g.canonical_etypes:
+        data = g.edges[etype].data
+        named = [name for name in edge_attrs or () if not typed or name in data]
+        columns = {name: data[name].detach().cpu().unbind(0) for name in named}
+        kind: dict[str, Any] = {"triples": etype} if typed else {}
+        pair = (end.tolist() for end in g.edges(order="eid", etype=etype))
+        for i, (u, v) in enumerate(zip(*pair, strict=True)):
+            row = {name: values[i] for name, values in columns.items()}
+            out.add_edge(first[etype[0]] + u, first[etype[2]] + v, id=i, **kind, **row)
     return out

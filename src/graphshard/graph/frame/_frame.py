@@ -14,13 +14,17 @@ which fields to send together.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
+from ...errors import GraphTypeError, GraphValueError
 from ._lazy import LazyRows
+
+Initializer: TypeAlias = Callable[[tuple[int, ...], torch.dtype, torch.device, Any], Tensor]
+"""Makes rows that have not been set, from (shape, dtype, device, slice of their ids)."""
 
 View: TypeAlias = Literal["src", "dst", "node", "edge"]
 """Through which view a field was set: ``srcdata``, ``dstdata``, ``ndata``, ``edata``."""
@@ -46,9 +50,22 @@ class Frame(MutableMapping[str, Any]):
         device: Where every column must live.
         what: What a row is ("nodes of type 'user'"), for error texts.
         default_view: The view that plain ``frame[name] = value`` records.
+
+    Attributes:
+        initializers: Field -> what makes its rows that have not been set; under None, for all
+            other fields. Without one they are 0.
     """
 
-    __slots__ = ("num_rows", "device", "what", "default_view", "_columns", "_views", "_recent")
+    __slots__ = (
+        "num_rows",
+        "device",
+        "what",
+        "default_view",
+        "initializers",
+        "_columns",
+        "_views",
+        "_recent",
+    )
 
     def __init__(
         self,
@@ -61,6 +78,7 @@ class Frame(MutableMapping[str, Any]):
         self.device = torch.device(device)
         self.what = what
         self.default_view = default_view
+        self.initializers: dict[str | None, Initializer] = {}
         self._columns: dict[str, Any] = {}
         self._views: dict[str, View] = {}
         self._recent: dict[str, None] = {}
@@ -150,9 +168,9 @@ class Frame(MutableMapping[str, Any]):
         self._check(name, values, rows.shape[0])
         old = self.get(name)
         if old is None:
-            old = values.new_zeros((self.num_rows, *values.shape[1:]))
+            old = self.initial(name, 0, self.num_rows, values)
         elif old.shape[1:] != values.shape[1:] or old.dtype != values.dtype:
-            raise ValueError(
+            raise GraphValueError(
                 f"values for some rows of field {name!r} must match the column, rows of shape "
                 f"{tuple(old.shape[1:])} and {old.dtype} (got {tuple(values.shape[1:])} and "
                 f"{values.dtype}); delete the field first, or use another name"
@@ -160,6 +178,33 @@ class Frame(MutableMapping[str, Any]):
         self._columns[name] = old.index_copy(0, rows.long(), values)
         self._views[name] = view
         self._recent[name] = None
+
+    def initial(self, name: str, first: int, stop: int, like: Tensor) -> Tensor:
+        """Rows ``first`` to ``stop`` of a field that have not been set.
+
+        Args:
+            name: Field name.
+            first: The first row.
+            stop: The row after the last.
+            like: Rows of the shape and dtype that the new ones are to have.
+
+        Returns:
+            ``[stop - first, ...]``: from the field's initializer, else 0.
+
+        Raises:
+            ValueError: the initializer made rows of another shape.
+        """
+        shape = (stop - first, *like.shape[1:])
+        make = self.initializers.get(name, self.initializers.get(None))
+        if make is None:
+            return torch.zeros(shape, dtype=like.dtype, device=self.device)
+        rows = make(shape, like.dtype, self.device, slice(first, stop))
+        if tuple(rows.shape) != shape:
+            raise GraphValueError(
+                f"the initializer of field {name!r} must make rows of the shape that it is given "
+                f"(got {tuple(rows.shape)} instead of {shape})"
+            )
+        return rows
 
     def _set_all(self, fields: Mapping[str, Any], view: View, rows: Tensor | None = None) -> None:
         """Store several columns, or with ``rows`` values for those rows; see `set`, `set_rows`."""
@@ -171,23 +216,23 @@ class Frame(MutableMapping[str, Any]):
 
     def _check(self, name: str, value: Any, num_rows: int) -> None:
         if not isinstance(name, str):
-            raise TypeError(f"a field name must be a string (got {name!r})")
+            raise GraphTypeError(f"a field name must be a string (got {name!r})")
         try:
             shape, device = value.shape, value.device
         except AttributeError:
             shape, device = None, None
         if shape is None or not isinstance(device, torch.device):
-            raise TypeError(
+            raise GraphTypeError(
                 f"field {name!r} on {self.what} must be a torch tensor (got "
                 f"{type(value).__name__}); convert it with torch.as_tensor"
             )
         if len(shape) == 0 or shape[0] != num_rows:
-            raise ValueError(
+            raise GraphValueError(
                 f"field {name!r} must have one row for each of the {num_rows} {self.what} (got "
                 f"shape {tuple(shape)})"
             )
         if device != self.device:
-            raise ValueError(
+            raise GraphValueError(
                 f"field {name!r} is on device {device}, but the graph is on {self.device}; move "
                 f"either with .to(device)"
             )
@@ -212,6 +257,7 @@ class Frame(MutableMapping[str, Any]):
         new.device = self.device
         new.what = self.what
         new.default_view = self.default_view
+        new.initializers = self.initializers
         new._columns = self._columns.copy()
         new._views = self._views.copy()
         new._recent = {}
@@ -227,10 +273,53 @@ class Frame(MutableMapping[str, Any]):
         new.device = torch.device(device)
         for name, value in self._columns.items():
             if not isinstance(value, Tensor | LazyRows):
-                raise TypeError(f"field {name!r} is not a tensor yet and cannot move to {device}")
+                raise GraphTypeError(
+                    f"field {name!r} is not a tensor yet and cannot move to {device}"
+                )
             moved = value.to(new.device, non_blocking=non_blocking)
             new._columns[name] = moved
             new.device = moved.device
+        return new
+
+    def extended(self, num_rows: int, fields: Mapping[str, Tensor]) -> Frame:
+        """A frame with more rows behind those of this one.
+
+        Args:
+            num_rows: How many more.
+            fields: Field -> ``[num_rows, ...]`` values of the new rows. Fields that are not named
+                get initial values there; new fields get initial values in the old rows.
+
+        Raises:
+            TypeError: as for `set`.
+            ValueError: as for `set`; or a field exists with another row shape or dtype.
+        """
+        new = Frame(self.num_rows + num_rows, self.device, self.what, self.default_view)
+        new.initializers = self.initializers
+        for name in dict.fromkeys([*self, *fields]):
+            added = fields.get(name)
+            if added is not None:
+                self._check(name, added, num_rows)
+            old = self.get(name)
+            if old is None:
+                assert added is not None
+                old = self.initial(name, 0, self.num_rows, added)
+            elif added is None:
+                added = self.initial(name, self.num_rows, new.num_rows, old)
+            elif old.shape[1:] != added.shape[1:] or old.dtype != added.dtype:
+                raise GraphValueError(
+                    f"new rows of field {name!r} must match the column, rows of shape "
+                    f"{tuple(old.shape[1:])} and {old.dtype} (got {tuple(added.shape[1:])} and "
+                    f"{added.dtype}); convert them"
+                )
+            new.set(name, torch.cat([old, added]), self._views.get(name, self.default_view))
+        return new
+
+    def selected(self, rows: Tensor) -> Frame:
+        """A frame with some rows of this one, in the order given."""
+        new = Frame(int(rows.shape[0]), self.device, self.what, self.default_view)
+        new.initializers = self.initializers
+        for name in self:
+            new.set(name, self[name].index_select(0, rows), self._views[name])
         return new
 
     def rows(self, index: Tensor) -> RowsView:
@@ -269,6 +358,13 @@ class RowsView(Mapping[str, Any]):
                 value = value.index_select(0, self._index)
             self._cache[name] = value
         return value
+
+    def initial(self, name: str, first: int, stop: int, like: Tensor) -> Tensor:
+        """Rows of a field that have not been set; see `Frame.initial`."""
+        source = self._source
+        if isinstance(source, Frame | RowsView):
+            return source.initial(name, first, stop, like)
+        return like.new_zeros((stop - first, *like.shape[1:]))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._source)

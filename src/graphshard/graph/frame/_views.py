@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ...errors import GraphTypeError, GraphValueError
 from ..structure import ALL, is_all
 from ._frame import Frame, View
 
@@ -95,7 +96,9 @@ class FrameRowsView(FrameView):
         self.frame.set_rows(name, self._rows, value, self._view)
 
     def __delitem__(self, name: str) -> None:
-        raise ValueError(f"a field can be deleted only for all rows (got {name!r} on some rows)")
+        raise GraphValueError(
+            f"a field can be deleted only for all rows (got {name!r} on some rows)"
+        )
 
     def __repr__(self) -> str:
         return repr(dict(self))
@@ -138,7 +141,7 @@ class TypedFrameView(MutableMapping[str, dict[Any, Any]]):
 
     def __setitem__(self, name: str, value: Mapping[Any, Any]) -> None:
         if not isinstance(value, Mapping):
-            raise TypeError(
+            raise GraphTypeError(
                 f"field {name!r} must be set with a dictionary from type to tensor because there "
                 f"are several types {self._keys} (got {type(value).__name__}); to set one type, "
                 f"use .nodes[type].data or .edges[etype].data"
@@ -253,6 +256,6 @@ def _is_type_triple(key: Any) -> bool:
 
 def _check_full_slice(key: slice) -> None:
     if key != slice(None, None, None):
-        raise ValueError(
+        raise GraphValueError(
             f"only the full slice ':' can be used here (got {key}); give a list of ids"
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from ...errors import GraphTypeError
 from ...ops import Attention
 from ._protocol import MessagePassingGraph
 
@@ -37,7 +38,7 @@ def attend(graph: MessagePassingGraph, attention: Attention) -> Tensor | None:
         tensor([[0.0000, 0.5000, 0.5000]])
     """
     if len(graph.canonical_etypes) != 1:
-        raise TypeError(
+        raise GraphTypeError(
             "attend works on one relation at a time (the graph has the relations "
             f"{graph.canonical_etypes}); slice it: graph[etype]"
         )

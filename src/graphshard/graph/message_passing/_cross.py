@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...errors import GraphValueError
+
 Part = tuple[int, str | None, dict[str, Any]]
 """(relation, built-in reduce operator or None, the relation's result)."""
 
@@ -33,7 +35,7 @@ def cross_reduce(
         ValueError: unknown reducer.
     """
     if not callable(reducer) and reducer not in ("sum", "mean", "max", "min", "stack"):
-        raise ValueError(
+        raise GraphValueError(
             f"cross_reducer must be 'sum', 'mean', 'max', 'min', 'stack' or a callable (got "
             f"{reducer!r})"
         )

@@ -9,6 +9,7 @@ from typing import Any, overload
 from torch import Tensor
 
 from ..._typing import CanonicalEType, NormBy
+from ...errors import GraphTypeError, GraphUnsupportedError, GraphValueError
 from ...ops import Adjacency
 from ...ops import edge_softmax as adjacency_edge_softmax
 from ..structure import ALL, is_all
@@ -58,15 +59,15 @@ def edge_softmax(
         tensor([1.0000, 0.5000, 0.5000])
     """
     if norm_by not in ("dst", "src"):
-        raise ValueError(f"norm_by must be 'dst' or 'src' (got {norm_by!r})")
+        raise GraphValueError(f"norm_by must be 'dst' or 'src' (got {norm_by!r})")
     if isinstance(logits, Mapping):
         if not is_all(eids):
-            raise NotImplementedError(
+            raise GraphUnsupportedError(
                 "edge_softmax takes eids on a single relation only; slice the graph by relation"
             )
         return _typed(graph, logits, norm_by)
     if len(graph.canonical_etypes) != 1:
-        raise TypeError(
+        raise GraphTypeError(
             f"logits must be a dictionary from relation to values because the graph has the "
             f"relations {graph.canonical_etypes} (got {type(logits).__name__})"
         )
@@ -106,9 +107,9 @@ def _typed(
 def _check_rows(logits: Any, num_edges: int, etype: CanonicalEType) -> None:
     shape = getattr(logits, "shape", None)
     if shape is None:
-        raise TypeError(f"logits must be a tensor (got {type(logits).__name__})")
+        raise GraphTypeError(f"logits must be a tensor (got {type(logits).__name__})")
     if len(shape) == 0 or shape[0] != num_edges:
-        raise ValueError(
+        raise GraphValueError(
             f"logits must have one row for each of the {num_edges} edges of relation {etype} (got "
             f"shape {tuple(shape)})"
         )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
+from ...errors import GraphValueError
 from ...ops import Adjacency
 from ..frame import Frame
 from ..structure import EID, ETYPE, NID, NTYPE, Schema, joined_name
@@ -101,7 +102,7 @@ def _joined(
         values: list[Any] = [frame[name] for frame in filled]
         kinds = {(tuple(value.shape[1:]), value.dtype) for value in values}
         if len(kinds) > 1:
-            raise ValueError(
+            raise GraphValueError(
                 f"field {name!r} must have one row shape and dtype on {what} to be joined (got "
                 f"{sorted(map(str, kinds))}); rename or delete it on some"
             )

@@ -14,18 +14,20 @@ import torch
 from torch import Tensor
 
 from ..._typing import CanonicalEType
+from ...errors import GraphValueError
+from ...function import ReduceFunction
 from ...ops import Adjacency, Attention, attend, edge_softmax
 from ..frame import Frame, OverlayView
 from ..structure import Schema
+from ._batched import BatchableGraph
 from ._flatten import LocalT, flattened
-from ._moves import MovableGraph
 from ._protocol import ApplyFunction, checked_functions
 from ._queries import RelationFacts
 from ._relation import RelationData, edge_values, reduce_messages
 from ._udf import run_apply
 
 
-class LocalGraph(MovableGraph):
+class LocalGraph(BatchableGraph):
     """Base of `Graph` and `Block`: message passing by kernels in this process."""
 
     def _init_local(
@@ -71,6 +73,14 @@ class LocalGraph(MovableGraph):
             facts=[self._facts[relation]],
         )
         return view
+
+    def _become(self: LocalT, new: LocalT) -> None:
+        """Take the structure and features of another graph of this class, in place."""
+        self._batch_nodes = self._batch_edges = None
+        self.__dict__.update(new.__dict__)
+
+    def _scope_state(self) -> dict[str, Any]:
+        return dict(self.__dict__)
 
     # ------------------------------------------------------------------ structure
 
@@ -182,7 +192,9 @@ class LocalGraph(MovableGraph):
             return
         message, reduce = checked_functions(message_func, reduce_func)
         data = self._relation_data_at(relation, eids, dst_nodes)
-        result = reduce_messages(data, message, reduce)
+        result: dict[str, Any] = {}
+        if eids.shape[0] > 0 or isinstance(reduce, ReduceFunction):
+            result = reduce_messages(data, message, reduce)
         if apply_node_func is not None:
             overlay = OverlayView(result, data.dst)
             result = run_apply(apply_node_func, overlay, dst_nodes, data.etype[2])
@@ -201,16 +213,20 @@ def check_relations(
 ) -> None:
     """Raise ValueError unless the relations fit the node counts and each other."""
     if not relations:
-        raise ValueError("a graph needs at least one relation (got none); it may have no edges")
+        raise GraphValueError(
+            "a graph needs at least one relation (got none); it may have no edges"
+        )
     for etype, adj in relations.items():
         src, _, dst = etype
         if src not in num_src_nodes or dst not in num_dst_nodes:
-            raise ValueError(f"relation {etype} names a node type whose number of nodes is missing")
+            raise GraphValueError(
+                f"relation {etype} names a node type whose number of nodes is missing"
+            )
         if (adj.num_src, adj.num_dst) != (num_src_nodes[src], num_dst_nodes[dst]):
-            raise ValueError(
+            raise GraphValueError(
                 f"the edges of relation {etype} must be between {num_src_nodes[src]} and "
                 f"{num_dst_nodes[dst]} nodes (got {adj.num_src} and {adj.num_dst})"
             )
     if len({(adj.idtype, adj.device) for adj in relations.values()}) > 1:
         kinds = {etype: (adj.idtype, str(adj.device)) for etype, adj in relations.items()}
-        raise ValueError(f"all relations must have one idtype and one device (got {kinds})")
+        raise GraphValueError(f"all relations must have one idtype and one device (got {kinds})")

@@ -3,18 +3,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
+from ...errors import GraphValueError
 from ...ops import Adjacency
 from ._queries import QueryableGraph, RelationFacts
 
 MovableT = TypeVar("MovableT", bound="MovableGraph")
 
 
+FORMATS = ("coo", "csr", "csc")
+
+
 class MovableGraph(QueryableGraph):
     """Layer of `LocalGraph`; a class of its own because one of its methods is called ``int``."""
+
+    _formats: tuple[str, ...] = FORMATS
 
     def _with_relations(self: MovableT, relations: list[Adjacency]) -> MovableT:
         new = self.local_var()
@@ -64,33 +72,70 @@ class MovableGraph(QueryableGraph):
         return self.astype(torch.int64)
 
     def formats(self: MovableT, formats: Any = None) -> Any:
-        """Which sparse formats exist, or this graph with the named ones built.
+        """Which sparse formats exist, or this graph with the named ones alone.
 
         Args:
-            formats: None, or one or several of ``"coo"``, ``"csc"``, ``"csr"``. Every format can
-                always be built later: naming them is a hint, not a limit.
+            formats: None, or one or several of ``"coo"``, ``"csc"``, ``"csr"``. Those that exist
+                are kept; where none does, the first of them, in the order coo, csr, csc, is built.
+                A format that is left out is still built when a call needs it, but not counted.
 
         Returns:
             Without ``formats`` a dictionary of the lists ``"created"`` and ``"not created"``;
-            else this graph.
+            else a graph with its own structure and the same features.
 
         Raises:
             ValueError: an unknown format.
         """
         if formats is None:
             made = [adj.formats() for adj in self.relations]
-            created = [name for name in ("coo", "csr", "csc") if all(each[name] for each in made)]
-            missing = [name for name in ("coo", "csr", "csc") if name not in created]
+            created = [name for name in self._formats if all(each[name] for each in made)]
+            missing = [name for name in self._formats if name not in created]
             return {"created": created, "not created": missing}
         wanted = [formats] if isinstance(formats, str) else list(formats)
-        unknown = [name for name in wanted if name not in ("coo", "csr", "csc")]
+        unknown = [name for name in wanted if name not in FORMATS]
         if unknown or not wanted:
-            raise ValueError(f"formats must be among 'coo', 'csr', 'csc' (got {formats!r})")
-        for adj in self.relations:
-            for name in wanted:
-                getattr(adj, name)()
-        return self
+            raise GraphValueError(f"formats must be among 'coo', 'csr', 'csc' (got {formats!r})")
+        names = tuple(name for name in FORMATS if name in wanted)
+        new = self._with_relations([adj.restricted(names) for adj in self.relations])
+        new._formats = names
+        return new
 
     def create_formats_(self) -> None:
-        """Build all sparse formats now, so that no later call has to."""
-        self.formats(("coo", "csr", "csc"))
+        """Build all sparse formats that the graph may have now, so that no later call has to."""
+        for adj in self.relations:
+            for name in self._formats:
+                getattr(adj, name)()
+
+    # ------------------------------------------------------------------ page-locked memory
+
+    def is_pinned(self) -> bool:
+        """Whether the edges are in page-locked memory, from where a GPU reads them fastest."""
+        return all(array.is_pinned() for adj in self.relations for array in adj.coo())
+
+    def pin_memory_(self: MovableT) -> MovableT:
+        """Move edges and features to page-locked memory, in place; for graphs on the CPU.
+
+        Raises:
+            ValueError: the graph is on a GPU.
+            RuntimeError: torch has no GPU to lock memory for.
+        """
+        if self.device.type != "cpu":
+            raise GraphValueError(f"only a graph on the CPU can be pinned (it is on {self.device})")
+        return self._replaced(lambda array: array.pin_memory())
+
+    def unpin_memory_(self: MovableT) -> MovableT:
+        """Undo `pin_memory_`, in place; nothing happens to a graph that is not pinned."""
+        if self.device.type != "cpu" or not self.is_pinned():
+            return self
+        return self._replaced(lambda array: array.clone() if array.is_pinned() else array)
+
+    def _replaced(self: MovableT, change: Callable[[Tensor], Tensor]) -> MovableT:
+        for place, adj in enumerate(self.relations):
+            self.relations[place] = adj.map(change)
+        sides = [self._src_frames, self._edge_frames]
+        if self._dst_frames is not self._src_frames:
+            sides.append(self._dst_frames)
+        for frame in (frame for frames in sides for frame in frames):
+            for name in frame:
+                frame[name] = change(frame[name])
+        return self

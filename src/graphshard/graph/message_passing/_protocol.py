@@ -25,6 +25,7 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
+from ...errors import GraphUnsupportedError, GraphValueError
 from ...function import MessageFunction, ReduceFunction, as_message, as_reduce
 from ...ops import Attention
 from ..frame import OverlayView, RowsView
@@ -281,6 +282,9 @@ class MessagePassingGraph(TypedGraph):
     ) -> None:
         """Receive messages along all in-edges of some nodes; nodes without any get 0.
 
+        Where none of the nodes has an in-edge and the reduce function is user-defined, nothing is
+        reduced: the apply function alone is called.
+
         Args:
             v: Destination node ids.
             message_func: As for `update_all`.
@@ -313,12 +317,12 @@ class MessagePassingGraph(TypedGraph):
         self, message: Any, reduce: Any, apply_node_func: ApplyFunction | None
     ) -> None:
         if not (isinstance(message, MessageFunction) and isinstance(reduce, ReduceFunction)):
-            raise NotImplementedError(
+            raise GraphUnsupportedError(
                 f"update_all over several relations at once takes built-in functions only (the "
                 f"graph has {self.canonical_etypes}); give etype, or use multi_update_all"
             )
         if reduce.op == "mean":
-            raise NotImplementedError(
+            raise GraphUnsupportedError(
                 "update_all cannot take 'mean' over several relations at once, because the mean "
                 "of means is not the mean; give etype, or use multi_update_all with a cross reducer"
             )
@@ -353,7 +357,7 @@ class MessagePassingGraph(TypedGraph):
         for etype, functions in etype_dict.items():
             parts = functions if isinstance(functions, tuple | list) else (functions,)
             if not 2 <= len(parts) <= 3:
-                raise ValueError(
+                raise GraphValueError(
                     f"each relation needs (message_func, reduce_func) or (message_func, "
                     f"reduce_func, apply_node_func) (got {len(parts)} entries for {etype!r})"
                 )
@@ -442,7 +446,7 @@ class MessagePassingGraph(TypedGraph):
         func = func if builtin is None else builtin
         if etype is None and len(self._edge_frames) > 1:
             if builtin is None or not is_all(edges):
-                raise NotImplementedError(
+                raise GraphUnsupportedError(
                     f"apply_edges over several relations at once takes built-in functions and all "
                     f"edges only (the graph has {self.canonical_etypes}); give etype"
                 )
@@ -467,7 +471,7 @@ def checked_functions(message_func: Any, reduce_func: Any) -> tuple[Any, Any]:
     if not isinstance(reduce, ReduceFunction):
         reduce = as_reduce(reduce_func)
     if message is not None and reduce is not None and message.out_field != reduce.msg_field:
-        raise ValueError(
+        raise GraphValueError(
             f"the reduce function must read the message that the message function writes (got "
             f"{message.name}(..., {message.out_field!r}) with {reduce.name}({reduce.msg_field!r}, "
             f"{reduce.out_field!r})); use one name"

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...errors import GraphTypeError, GraphValueError
 from ...ops import Adjacency
 from ..structure import ALL, check_ids, id_tensor, is_all
 from ._protocol import MessagePassingGraph
@@ -57,7 +58,7 @@ class QueryableGraph(MessagePassingGraph):
     def all_edges(self, form: str = "uv", order: str | None = "eid", etype: Any = None) -> Any:
         adj = self.relations[self._schema.relation(etype)]
         if order not in ("eid", "srcdst", None):
-            raise ValueError(f"order must be 'eid' or 'srcdst' (got {order!r})")
+            raise GraphValueError(f"order must be 'eid' or 'srcdst' (got {order!r})")
         src, dst = adj.coo()
         eids = torch.arange(adj.num_edges, dtype=adj.idtype, device=adj.device)
         if order == "srcdst":
@@ -109,7 +110,7 @@ class QueryableGraph(MessagePassingGraph):
         num_nodes = self._frames(side)[index].num_rows
         ids = id_tensor(vid, "node ids", self.idtype, self.device)
         if ids.numel() and int(ids.min()) < 0:
-            raise ValueError(f"node ids must not be negative (got {int(ids.min())})")
+            raise GraphValueError(f"node ids must not be negative (got {int(ids.min())})")
         return _like(ids < num_nodes, vid)
 
     def has_edges_between(self, u: Any, v: Any, etype: Any = None) -> Any:
@@ -146,7 +147,7 @@ class QueryableGraph(MessagePassingGraph):
         absent = counts == 0
         if bool(absent.any()):
             at = int(absent.nonzero()[0])
-            raise ValueError(
+            raise GraphValueError(
                 f"every pair must be joined by an edge (there is none from {int(src[at])} to "
                 f"{int(dst[at])}); ask has_edges_between first"
             )
@@ -176,7 +177,7 @@ class QueryableGraph(MessagePassingGraph):
         if fmt == "coo":
             return adj.coo()
         if fmt not in ("csr", "csc"):
-            raise ValueError(f"fmt must be 'coo', 'csr' or 'csc' (got {fmt!r})")
+            raise GraphValueError(f"fmt must be 'coo', 'csr' or 'csc' (got {fmt!r})")
         indptr, indices, eids = adj.csr() if fmt == "csr" else adj.csc()
         if eids is None:
             eids = torch.arange(adj.num_edges, dtype=adj.idtype, device=adj.device)
@@ -216,7 +217,7 @@ class QueryableGraph(MessagePassingGraph):
         dst = self._node_ids(v, "dst", self._schema.dst_of[relation])
         if src.shape != dst.shape:
             if 1 not in (src.shape[0], dst.shape[0]):
-                raise ValueError(
+                raise GraphValueError(
                     f"u and v must have equal lengths, or one of them length 1 (got "
                     f"{src.shape[0]} and {dst.shape[0]})"
                 )
@@ -254,7 +255,7 @@ def _in_form(form: str, src: Tensor, dst: Tensor, eids: Tensor) -> Any:
         return eids
     if form == "all":
         return src, dst, eids
-    raise ValueError(f"form must be 'uv', 'eid' or 'all' (got {form!r})")
+    raise GraphValueError(f"form must be 'uv', 'eid' or 'all' (got {form!r})")
 
 
 def _spread(first: Tensor, counts: Tensor) -> Tensor:
@@ -290,5 +291,5 @@ def _listed(ids: Any) -> Any:
 
 def _one(node: Any, name: str) -> Any:
     if not _is_number(node) and getattr(node, "numel", lambda: 0)() != 1:
-        raise TypeError(f"{name} must be one node id (got {node!r})")
+        raise GraphTypeError(f"{name} must be one node id (got {node!r})")
     return node

@@ -16,7 +16,16 @@ import torch
 from torch import Tensor
 
 from ..._typing import CanonicalEType
-from ..frame import EdgeSpaceView, Frame, FrameView, NodeSpaceView, Scheme, TypedFrameView
+from ...errors import GraphTypeError, GraphUnsupportedError, GraphValueError
+from ..frame import (
+    EdgeSpaceView,
+    Frame,
+    FrameView,
+    Initializer,
+    NodeSpaceView,
+    Scheme,
+    TypedFrameView,
+)
 from ..structure import Schema
 
 GraphT = TypeVar("GraphT", bound="TypedGraph")
@@ -97,7 +106,7 @@ class TypedGraph:
     def _unsupported(self, what: str, cure: str | None = None) -> NoReturn:
         name = type(self).__name__
         advice = cure or "use a Graph, or Block, which is whole in this process"
-        raise NotImplementedError(f"{name} does not offer {what}; {advice}")
+        raise GraphUnsupportedError(f"{name} does not offer {what}; {advice}")
 
     # ------------------------------------------------------------------ types and counts
 
@@ -239,7 +248,7 @@ class TypedGraph:
         if not schema.split and len(self._src_frames) == 1:
             return FrameView(self, "node", "src", 0)
         if self.is_block:
-            raise ValueError(
+            raise GraphValueError(
                 "a block has no ndata because its source and destination nodes are separate; use "
                 "srcdata or dstdata"
             )
@@ -266,8 +275,8 @@ class TypedGraph:
     def local_scope(self) -> Iterator[None]:
         """A block in which fields may be set and deleted without a trace outside.
 
-        On leaving it, by an error too, every field is what it was. Values are shared, not copied:
-        a change *inside* a tensor stays.
+        On leaving it, by an error too, every field is what it was, and so are the edges where a
+        graph's edges can change. Values are shared, not copied: a change *inside* a tensor stays.
 
         Example:
             >>> from graphshard.graph import graph
@@ -278,12 +287,18 @@ class TypedGraph:
             >>> "h" in g.ndata
             False
         """
-        saved = self._src_frames, self._dst_frames, self._edge_frames
+        saved = self._scope_state()
         self._enter_scope()
         try:
             yield
         finally:
-            self._src_frames, self._dst_frames, self._edge_frames = saved
+            self.__dict__.update(saved)
+
+    def _scope_state(self) -> dict[str, Any]:
+        """What a scope puts back when it is left."""
+        return {
+            name: self.__dict__[name] for name in ("_src_frames", "_dst_frames", "_edge_frames")
+        }
 
     def _enter_scope(self) -> None:
         shared = self._dst_frames is self._src_frames
@@ -300,8 +315,28 @@ class TypedGraph:
         return new
 
     def clone(self: GraphT) -> GraphT:
-        """Same as `local_var`: graphs are immutable except for their features."""
+        """A graph of its own with the same edges and features; feature values are shared."""
         return self.local_var()
+
+    def set_n_initializer(
+        self, initializer: Initializer, field: str | None = None, ntype: str | None = None
+    ) -> None:
+        """Say what new rows of a node feature are, where a call gives values for some rows only.
+
+        Args:
+            initializer: Called as ``initializer(shape, dtype, device, slice of ids)``; returns a
+                tensor of that shape. `graphshard.init.zero_initializer` is the default.
+            field: The feature; None for every feature without an initializer of its own.
+            ntype: The node type, where there are several.
+        """
+        side, index = self._schema.node_id(ntype)
+        _add_initializer(self._frames(side)[index], initializer, field)
+
+    def set_e_initializer(
+        self, initializer: Initializer, field: str | None = None, etype: Any = None
+    ) -> None:
+        """Say what new rows of an edge feature are; the counterpart of `set_n_initializer`."""
+        _add_initializer(self._edge_frames[self._schema.relation(etype)], initializer, field)
 
     def __copy__(self: GraphT) -> GraphT:
         new = object.__new__(type(self))
@@ -316,9 +351,10 @@ class TypedGraph:
         return new
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        raise TypeError(
+        raise GraphTypeError(
             f"a {type(self).__name__} cannot be pickled, because graphshard reads and writes no "
-            f"pickle; pass its edges and features, or save it with to_parquet or partition_graph"
+            f"pickle; save it with to_parquet or partition_graph. To another process a Graph or "
+            f"Block goes through the queues and arguments of torch.multiprocessing"
         )
 
     def __getitem__(self: GraphT, key: Any) -> GraphT:
@@ -332,6 +368,14 @@ class TypedGraph:
             TypeError: the key has another form.
         """
         return self._relation_view(self._schema.find(key))
+
+
+def _add_initializer(frame: Frame, initializer: Initializer, field: str | None) -> None:
+    if not callable(initializer):
+        raise GraphTypeError(
+            f"an initializer must be a function of shape, dtype, device and ids (got {initializer})"
+        )
+    frame.initializers = {**frame.initializers, field: initializer}
 
 
 def frames_of(graph: TypedGraph) -> tuple[list[Frame], list[Frame], list[Frame]]:

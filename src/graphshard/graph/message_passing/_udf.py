@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ..._typing import CanonicalEType
+from ...errors import GraphTypeError, GraphValueError
 from ..frame import RowsView
 
 if TYPE_CHECKING:
@@ -146,7 +147,7 @@ class NodeBatch:
 def checked_result(result: Any, what: str) -> dict[str, Any]:
     """Return what a user-defined function returned, if it is a dictionary with string keys."""
     if not isinstance(result, Mapping) or not all(isinstance(name, str) for name in result):
-        raise TypeError(
+        raise GraphTypeError(
             f"a user-defined {what} function must return a dictionary from field name to tensor "
             f"(got {type(result).__name__}); for example return {{'h': ...}}"
         )
@@ -170,9 +171,9 @@ def run_reduce(
 ) -> dict[str, Tensor]:
     """Run a user-defined reduce function on all destinations of a relation.
 
-    Nodes without in-edges are never shown to the function; their rows of the result are 0. Where
-    no node has an in-edge the function is called once with an empty mailbox of degree 1, to learn
-    names, shapes and dtypes.
+    Nodes without in-edges are never shown to the function; their rows of the result are what the
+    frame's initializer makes, or 0. Where no node has an in-edge the function is called once with
+    an empty mailbox of degree 1, to learn names, shapes and dtypes.
 
     Args:
         func: Takes a `NodeBatch`, returns a dictionary of tensors with a row per node.
@@ -203,7 +204,7 @@ def run_reduce(
     merged = {}
     for name in results[0]:
         values = torch.cat([result[name] for result in results])
-        empty = values.new_zeros((adj.num_dst, *values.shape[1:]))
+        empty = RowsView(data, None).initial(name, 0, adj.num_dst, values)
         merged[name] = empty.index_copy(0, order, values)
     return merged
 
@@ -235,15 +236,17 @@ def _check_group(
     result: Mapping[str, Any], earlier: list[dict[str, Tensor]], num_nodes: int, degree: int
 ) -> None:
     if earlier and result.keys() != earlier[0].keys():
-        raise ValueError(
+        raise GraphValueError(
             f"a reduce function must return the same fields for every group of nodes (got "
             f"{sorted(result)} for in-degree {degree}, {sorted(earlier[0])} before)"
         )
     for name, value in result.items():
         if not isinstance(value, Tensor):
-            raise TypeError(f"a reduce function must return tensors (got {value!r} for {name!r})")
+            raise GraphTypeError(
+                f"a reduce function must return tensors (got {value!r} for {name!r})"
+            )
         if value.dim() == 0 or value.shape[0] != num_nodes:
-            raise ValueError(
+            raise GraphValueError(
                 f"a reduce function must return one row for each of the {num_nodes} nodes of its "
                 f"batch (got shape {tuple(value.shape)} for {name!r}, in-degree {degree}); reduce "
                 f"over dimension 1"

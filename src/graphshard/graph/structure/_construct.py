@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ..._typing import CanonicalEType
+from ...errors import GraphTypeError, GraphValueError
 from ...ops import Adjacency
 from ._ids import as_integers, check_fits, check_ids, check_idtype
 from ._schema import check_type_name
@@ -107,32 +108,32 @@ def _split(data: Any, what: str) -> tuple[str, list[Any], tuple[int, int]]:
         form, arrays = data
         count = {"coo": 2, "csr": 3, "csc": 3}.get(form)
         if count is None:
-            raise ValueError(
+            raise GraphValueError(
                 f"the format of {what}'s edges must be 'coo', 'csr' or 'csc' (got {form!r})"
             )
         if not isinstance(arrays, tuple | list) or len(arrays) != count:
             wanted = "(sources, destinations)" if count == 2 else "(indptr, indices, edge ids)"
-            raise ValueError(f"format {form!r} takes the arrays {wanted} (got {arrays!r})")
+            raise GraphValueError(f"format {form!r} takes the arrays {wanted} (got {arrays!r})")
         return form, list(arrays), (0, 0)
     if isinstance(data, tuple):
         if len(data) != 2:
-            raise ValueError(
+            raise GraphValueError(
                 f"edges of {what} must be (sources, destinations) (got {len(data)} entries)"
             )
         return "coo", list(data), (0, 0)
     if isinstance(data, list) and all(isinstance(pair, tuple | list) for pair in data):
         if any(len(pair) != 2 for pair in data):
-            raise ValueError(
+            raise GraphValueError(
                 f"edges of {what} in a list must be pairs (source, destination); to give two lists "
                 f"of ids, put them in a tuple"
             )
         return "coo", [[pair[0] for pair in data], [pair[1] for pair in data]], (0, 0)
     if isinstance(data, Tensor):
-        raise TypeError(
+        raise GraphTypeError(
             f"edges of {what} must be two tensors (got one of shape {tuple(data.shape)}); give "
             f"(edge_index[0], edge_index[1]), or use from_edge_index"
         )
-    raise TypeError(
+    raise GraphTypeError(
         f"edges of {what} must be (sources, destinations), a list of pairs, a SciPy sparse matrix "
         f"or (format, arrays) (got {type(data).__name__})"
     )
@@ -140,12 +141,12 @@ def _split(data: Any, what: str) -> tuple[str, list[Any], tuple[int, int]]:
 
 def _check_alike(given: list[Tensor], idtype: Any, device: Any, what: str) -> None:
     if device is None and len({tensor.device for tensor in given}) > 1:
-        raise ValueError(
+        raise GraphValueError(
             f"ids of {what} must be on one device (got {[str(t.device) for t in given]}); move "
             f"them, or give device"
         )
     if idtype is None and len({tensor.dtype for tensor in given}) > 1:
-        raise ValueError(
+        raise GraphValueError(
             f"ids of {what} must have one dtype (got {[t.dtype for t in given]}); convert them, or "
             f"give idtype"
         )
@@ -153,7 +154,7 @@ def _check_alike(given: list[Tensor], idtype: Any, device: Any, what: str) -> No
 
 def _read_coo(src: Tensor, dst: Tensor, shape: tuple[int, int], what: str) -> EdgeArrays:
     if src.shape != dst.shape:
-        raise ValueError(
+        raise GraphValueError(
             f"edges of {what} must have as many sources as destinations (got {src.shape[0]} and "
             f"{dst.shape[0]})"
         )
@@ -173,7 +174,7 @@ def _read_compressed(form: str, tensors: list[Tensor], what: str) -> EdgeArrays:
         or int(indptr[-1]) != num_edges
         or bool((indptr[1:] < indptr[:-1]).any())
     ):
-        raise ValueError(
+        raise GraphValueError(
             f"indptr of {what} must ascend from 0 to the number of indices, {num_edges} (got "
             f"{indptr[:8].tolist()}{'...' if indptr.shape[0] > 8 else ''})"
         )
@@ -181,13 +182,13 @@ def _read_compressed(form: str, tensors: list[Tensor], what: str) -> EdgeArrays:
         order = None
     else:
         if eids.shape[0] != num_edges:
-            raise ValueError(
+            raise GraphValueError(
                 f"edge ids of {what} must be none (an empty list) or one per index, {num_edges} "
                 f"(got {eids.shape[0]})"
             )
         check_ids(eids, num_edges, f"an edge id of {what}", "edges")
         if int(torch.bincount(eids, minlength=num_edges).max()) > 1:
-            raise ValueError(f"edge ids of {what} must differ (some occur twice)")
+            raise GraphValueError(f"edge ids of {what} must differ (some occur twice)")
         order = eids
     num_keys = int(indptr.shape[0]) - 1
     num_others = _least_count(indices, f"indices of {what}")
@@ -200,19 +201,19 @@ def _least_count(ids: Tensor, what: str) -> int:
         return 0
     low, high = (int(bound) for bound in ids.aminmax())
     if low < 0:
-        raise ValueError(f"{what} must not be negative (got {low})")
+        raise GraphValueError(f"{what} must not be negative (got {low})")
     return high + 1
 
 
 def check_count(count: Any, least: int, idtype: torch.dtype, what: str) -> int:
     """Return a user's number of nodes if the edges fit in it."""
     if isinstance(count, bool) or not hasattr(count, "__index__"):
-        raise TypeError(f"the number of {what} must be an integer (got {count!r})")
+        raise GraphTypeError(f"the number of {what} must be an integer (got {count!r})")
     number = int(count)
     if number < 0:
-        raise ValueError(f"the number of {what} must not be negative (got {number})")
+        raise GraphValueError(f"the number of {what} must not be negative (got {number})")
     if number < least:
-        raise ValueError(
+        raise GraphValueError(
             f"the number of {what} must be larger than every id (got {number}, and an edge with id "
             f"{least - 1}); give at least {least}"
         )
@@ -225,15 +226,17 @@ def read_relations(
 ) -> dict[CanonicalEType, EdgeArrays]:
     """Read all relations of a typed graph, in sorted order."""
     if not isinstance(data, Mapping):
-        raise TypeError(
+        raise GraphTypeError(
             f"relations must be a dictionary from (source type, name, destination type) to edges "
             f"(got {type(data).__name__})"
         )
     if not data:
-        raise ValueError("a graph needs at least one relation (got none); it may have no edges")
+        raise GraphValueError(
+            "a graph needs at least one relation (got none); it may have no edges"
+        )
     for key in data:
         if not isinstance(key, tuple) or len(key) != 3:
-            raise TypeError(
+            raise GraphTypeError(
                 f"a relation must be named by (source type, name, destination type) (got {key!r})"
             )
         for name, what in zip(key, ("a node type", "a relation name", "a node type"), strict=True):
@@ -241,10 +244,10 @@ def read_relations(
     read = {key: read_edges(data[key], idtype, device, f"relation {key}") for key in sorted(data)}
     idtypes = {key: edges.idtype for key, edges in read.items()}
     if len(set(idtypes.values())) > 1:
-        raise ValueError(f"all relations must have one idtype (got {idtypes}); give idtype")
+        raise GraphValueError(f"all relations must have one idtype (got {idtypes}); give idtype")
     devices = {key: str(edges.device) for key, edges in read.items()}
     if len(set(devices.values())) > 1:
-        raise ValueError(f"all relations must be on one device (got {devices}); give device")
+        raise GraphValueError(f"all relations must be on one device (got {devices}); give device")
     return read
 
 
@@ -266,12 +269,12 @@ def checked_counts(
     if given is None:
         return dict(least)
     if not isinstance(given, Mapping):
-        raise TypeError(
+        raise GraphTypeError(
             f"numbers of {what} must be a dictionary from type to number (got {given!r})"
         )
     missing = [ntype for ntype in least if ntype not in given]
     if missing:
-        raise ValueError(
+        raise GraphValueError(
             f"numbers of {what} must name every type in the relations (missing {missing}); add "
             f"them, or leave the whole dictionary out"
         )

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..._typing import INDEX_DTYPES
+from ...errors import GraphTypeError, GraphValueError
 
 _MAX_INT32 = 2**31 - 1
 
@@ -19,7 +20,7 @@ _MAX_INT32 = 2**31 - 1
 def check_idtype(idtype: Any) -> torch.dtype:
     """Return ``idtype`` if ids can have it."""
     if idtype not in INDEX_DTYPES:
-        raise TypeError(f"idtype must be torch.int32 or torch.int64 (got {idtype!r})")
+        raise GraphTypeError(f"idtype must be torch.int32 or torch.int64 (got {idtype!r})")
     chosen: torch.dtype = idtype
     return chosen
 
@@ -38,20 +39,20 @@ def as_integers(ids: Any, what: str) -> Tensor:
             # A copy, so that a graph never changes with an array that a caller reuses.
             tensor = torch.tensor(ids)
         except (TypeError, ValueError, RuntimeError) as error:
-            raise TypeError(
+            raise GraphTypeError(
                 f"{what} must be integers in a tensor, an array or a flat list (got "
                 f"{type(ids).__name__}: {error})"
             ) from None
         if tensor.numel() == 0 and isinstance(ids, list):
             tensor = torch.empty(0, dtype=torch.int64)
     if tensor.dtype == torch.bool:
-        raise TypeError(
+        raise GraphTypeError(
             f"{what} must be integers, not a mask of bools; give mask.nonzero().squeeze(1)"
         )
     if tensor.is_floating_point() or tensor.is_complex():
-        raise TypeError(f"{what} must be integers (got {tensor.dtype}); convert with .long()")
+        raise GraphTypeError(f"{what} must be integers (got {tensor.dtype}); convert with .long()")
     if tensor.dim() > 1:
-        raise ValueError(f"{what} must have one dimension (got shape {tuple(tensor.shape)})")
+        raise GraphValueError(f"{what} must have one dimension (got shape {tuple(tensor.shape)})")
     tensor = tensor.reshape(-1)
     return tensor if tensor.dtype in INDEX_DTYPES else tensor.long()
 
@@ -62,12 +63,12 @@ def id_tensor(ids: Any, what: str, idtype: torch.dtype, device: torch.device) ->
     if not isinstance(ids, Tensor):
         return tensor.to(device=device, dtype=idtype)
     if tensor.dtype != idtype:
-        raise ValueError(
+        raise GraphValueError(
             f"{what} must have the graph's idtype {idtype} (got {tensor.dtype}); convert them "
             f"with .to({idtype}), or the graph with .int() or .long()"
         )
     if tensor.device != device:
-        raise ValueError(
+        raise GraphValueError(
             f"{what} must be on the graph's device {device} (got {tensor.device}); move either "
             f"with .to(device)"
         )
@@ -87,7 +88,7 @@ def check_ids(ids: Tensor, stop: int, what: str, of: str) -> None:
         return
     low, high = (int(bound) for bound in ids.aminmax())
     if low < 0 or high >= stop:
-        raise ValueError(
+        raise GraphValueError(
             f"{what} must be in [0, {stop}) because there are {stop} {of} (got "
             f"{low if low < 0 else high})"
         )
@@ -113,6 +114,6 @@ def places_of(ids: Tensor, count: int) -> tuple[Tensor, Tensor]:
 def check_fits(count: int, idtype: torch.dtype, what: str) -> None:
     """Raise where ids of ``count`` things do not fit in ``idtype``."""
     if idtype == torch.int32 and count > _MAX_INT32:
-        raise ValueError(
+        raise GraphValueError(
             f"int32 ids reach {_MAX_INT32} (got {count} {what}); use idtype=torch.int64"
         )

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from ..._typing import CanonicalEType
+from ...errors import GraphTypeError, GraphValueError
 
 NID: Final = "_ID"
 EID: Final = "_ID"
@@ -46,9 +47,9 @@ def is_all(ids: Any) -> bool:
 def check_type_name(name: Any, what: str) -> str:
     """Return ``name`` if it can name a type; file and policy names use ``/ : ~`` as separators."""
     if not isinstance(name, str):
-        raise TypeError(f"{what} must be a string (got {name!r}); for example 'user'")
+        raise GraphTypeError(f"{what} must be a string (got {name!r}); for example 'user'")
     if not name or any(character in name for character in _RESERVED):
-        raise ValueError(
+        raise GraphValueError(
             f"{what} must be a non-empty name without '/', ':' and '~', which separate names in "
             f"files (got {name!r}); rename it, for example with '_'"
         )
@@ -128,7 +129,7 @@ class Schema:
         """Index of a relation given by name, by triple, or by None when there is only one."""
         if etype is None:
             if len(self.canonical_etypes) != 1:
-                raise ValueError(
+                raise GraphValueError(
                     f"etype must be given because the graph has {len(self.etypes)} relations: "
                     f"one of {self.canonical_etypes}"
                 )
@@ -139,7 +140,7 @@ class Schema:
                 return found[0]
             if found:
                 triples = [self.canonical_etypes[i] for i in found]
-                raise ValueError(
+                raise GraphValueError(
                     f"etype {etype!r} is ambiguous, {len(found)} relations have that name; "
                     f"give one of the triples {triples}"
                 )
@@ -147,7 +148,7 @@ class Schema:
             index = self._relation_index.get(tuple(etype)) if _is_triple(etype) else None
             if index is not None:
                 return index
-        raise ValueError(f"no relation {etype!r}; the graph has {self.canonical_etypes}")
+        raise GraphValueError(f"no relation {etype!r}; the graph has {self.canonical_etypes}")
 
     def find(self, key: Any) -> list[int]:
         """Indices of the relations that match ``g[key]``.
@@ -158,7 +159,7 @@ class Schema:
         """
         wanted = key if isinstance(key, tuple) else (_FULL, key, _FULL)
         if len(wanted) != 3 or not all(isinstance(x, str) or x == _FULL for x in wanted):
-            raise TypeError(
+            raise GraphTypeError(
                 f"a graph is sliced as g['etype'] or g['srctype', 'etype', 'dsttype'], with ':' "
                 f"for any (got {key!r})"
             )
@@ -175,7 +176,9 @@ class Schema:
             if all(f or x == y for f, x, y in zip(free, wanted, etype, strict=True))
         ]
         if not found:
-            raise ValueError(f"no relation matches {key!r}; the graph has {self.canonical_etypes}")
+            raise GraphValueError(
+                f"no relation matches {key!r}; the graph has {self.canonical_etypes}"
+            )
         return found
 
     def src_id(self, ntype: str | None) -> int:
@@ -194,7 +197,7 @@ class Schema:
         """
         if ntype is None:
             if self.split or len(self.ntypes) != 1:
-                raise ValueError(
+                raise GraphValueError(
                     f"ntype must be given because the graph has several node types: one of "
                     f"{sorted(set(self.ntypes))}"
                 )
@@ -208,17 +211,19 @@ class Schema:
                 return "src", self._src_index[ntype]
             if ntype in self._dst_index:
                 return "dst", self._dst_index[ntype]
-        raise ValueError(f"no node type {ntype!r}; the graph has {sorted(set(self.ntypes))}")
+        raise GraphValueError(f"no node type {ntype!r}; the graph has {sorted(set(self.ntypes))}")
 
     @staticmethod
     def _side(index: dict[str, int], names: list[str], ntype: str | None, what: str) -> int:
         if ntype is None:
             if len(names) != 1:
-                raise ValueError(f"the {what} must be given because there are several: {names}")
+                raise GraphValueError(
+                    f"the {what} must be given because there are several: {names}"
+                )
             return 0
         found = index.get(ntype)
         if found is None:
-            raise ValueError(f"no {what} {ntype!r}; the graph has {names}")
+            raise GraphValueError(f"no {what} {ntype!r}; the graph has {names}")
         return found
 
 

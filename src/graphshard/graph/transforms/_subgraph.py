@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ..._typing import CanonicalEType
+from ...errors import GraphTypeError, GraphValueError
 from ...ops import Adjacency
 from .._graph import Graph
 from ..structure import EID, NID, by_first_occurrence, check_ids, id_tensor, places_of
@@ -22,7 +23,12 @@ from ._transforms import check_plain, node_counts, select_fields, share_nodes
 
 
 def in_subgraph(
-    g: Graph, nodes: Any, *, relabel_nodes: bool = False, store_ids: bool = True
+    g: Graph,
+    nodes: Any,
+    *,
+    relabel_nodes: bool = False,
+    store_ids: bool = True,
+    output_device: Any = None,
 ) -> Graph:
     """The graph of all edges that enter some nodes.
 
@@ -35,6 +41,7 @@ def in_subgraph(
         relabel_nodes: Whether to keep only the end points of these edges, numbered as they first
             occur (per relation, sources before destinations); by default all nodes stay.
         store_ids: Whether to store original ids.
+        output_device: Where the subgraph is to be; by default where ``g`` is.
 
     Returns:
         The subgraph, with the same node types and relations.
@@ -53,11 +60,16 @@ def in_subgraph(
         etype: g.in_edges(chosen[etype[2]], "eid", etype) if etype[2] in chosen else _no_ids(g)
         for etype in g.canonical_etypes
     }
-    return _from_edges(g, eids, relabel_nodes, store_ids)
+    return _from_edges(g, eids, relabel_nodes, store_ids).to(output_device)
 
 
 def out_subgraph(
-    g: Graph, nodes: Any, *, relabel_nodes: bool = False, store_ids: bool = True
+    g: Graph,
+    nodes: Any,
+    *,
+    relabel_nodes: bool = False,
+    store_ids: bool = True,
+    output_device: Any = None,
 ) -> Graph:
     """The graph of all edges that leave some nodes; see `in_subgraph`, which is its counterpart."""
     chosen = _chosen_nodes(g, nodes, "out_subgraph")
@@ -65,11 +77,16 @@ def out_subgraph(
         etype: g.out_edges(chosen[etype[0]], "eid", etype) if etype[0] in chosen else _no_ids(g)
         for etype in g.canonical_etypes
     }
-    return _from_edges(g, eids, relabel_nodes, store_ids)
+    return _from_edges(g, eids, relabel_nodes, store_ids).to(output_device)
 
 
 def edge_subgraph(
-    g: Graph, edges: Any, *, relabel_nodes: bool = True, store_ids: bool = True
+    g: Graph,
+    edges: Any,
+    *,
+    relabel_nodes: bool = True,
+    store_ids: bool = True,
+    output_device: Any = None,
 ) -> Graph:
     """The graph of some edges, in the order given.
 
@@ -79,6 +96,7 @@ def edge_subgraph(
         relabel_nodes: Whether to keep only the end points of these edges, numbered as they first
             occur (per relation, sources before destinations); if not, all nodes stay.
         store_ids: Whether to store original ids.
+        output_device: Where the subgraph is to be; by default where ``g`` is.
 
     Returns:
         The subgraph, with the same node types and relations.
@@ -95,7 +113,7 @@ def edge_subgraph(
     check_plain(g, "edge_subgraph")
     if not isinstance(edges, Mapping):
         if len(g.canonical_etypes) > 1:
-            raise TypeError(
+            raise GraphTypeError(
                 f"edges must be a dict of relations, since the graph has {g.canonical_etypes}"
             )
         edges = {g.canonical_etypes[0]: edges}
@@ -106,11 +124,16 @@ def edge_subgraph(
         else _no_ids(g)
         for etype in g.canonical_etypes
     }
-    return _from_edges(g, eids, relabel_nodes, store_ids)
+    return _from_edges(g, eids, relabel_nodes, store_ids).to(output_device)
 
 
 def node_subgraph(
-    g: Graph, nodes: Any, *, relabel_nodes: bool = True, store_ids: bool = True
+    g: Graph,
+    nodes: Any,
+    *,
+    relabel_nodes: bool = True,
+    store_ids: bool = True,
+    output_device: Any = None,
 ) -> Graph:
     """The graph of some nodes and of all edges between them.
 
@@ -122,6 +145,7 @@ def node_subgraph(
         relabel_nodes: Whether to keep only these nodes, numbered in the order given; if not, all
             nodes stay and only edges are left out.
         store_ids: Whether to store original ids.
+        output_device: Where the subgraph is to be; by default where ``g`` is.
 
     Returns:
         The subgraph, with the same node types and relations.
@@ -143,7 +167,8 @@ def node_subgraph(
         candidates = g.out_edges(chosen[etype[0]], "eid", etype)
         ends = g.adjacency(etype).coo()[1].index_select(0, candidates)
         eids[etype] = candidates[place[etype[2]].index_select(0, ends) >= 0]
-    return _build(g, eids, (chosen, place) if relabel_nodes else None, store_ids)
+    kept = (chosen, place) if relabel_nodes else None
+    return _build(g, eids, kept, store_ids).to(output_device)
 
 
 _Numbering = tuple[dict[str, Tensor], dict[str, Tensor]]
@@ -202,7 +227,9 @@ def _chosen_nodes(g: Graph, nodes: Any, name: str) -> dict[str, Tensor]:
     check_plain(g, name)
     if not isinstance(nodes, Mapping):
         if len(g.ntypes) > 1:
-            raise TypeError(f"nodes must be a dict of node types, since the graph has {g.ntypes}")
+            raise GraphTypeError(
+                f"nodes must be a dict of node types, since the graph has {g.ntypes}"
+            )
         nodes = {g.ntypes[0]: nodes}
     return {
         ntype: _ids_of(g, ids, g.num_nodes(ntype), "a node id", f"nodes of type {ntype!r}")
@@ -213,8 +240,8 @@ def _chosen_nodes(g: Graph, nodes: Any, name: str) -> dict[str, Tensor]:
 def _ids_of(g: Graph, ids: Any, count: int, one: str, many: str) -> Tensor:
     """Ids of a user's ids or mask, in the graph's idtype."""
     if isinstance(ids, Tensor) and ids.dtype == torch.bool:
-        if ids.shape != (count,):
-            raise ValueError(
+        if ids.dim() != 1 or ids.shape[0] < count or bool(ids[count:].any()):
+            raise GraphValueError(
                 f"a mask of {many} must have {count} entries (got shape {tuple(ids.shape)})"
             )
         return ids.nonzero().squeeze(1).to(device=g.device, dtype=g.idtype)
@@ -231,7 +258,7 @@ def _places(ids: Tensor, count: int, ntype: str) -> Tensor:
     """[count] position of each node in ``ids``, or -1; ids must differ."""
     place, repeated = places_of(ids, count)
     if repeated.numel():
-        raise ValueError(
+        raise GraphValueError(
             f"each node may be given once (node {int(repeated[0])} of type {ntype!r} is there "
             "several times); pass nodes.unique()"
         )

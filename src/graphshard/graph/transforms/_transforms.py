@@ -2,8 +2,7 @@
 """Graphs with edges added, removed or turned around; node sets stay as they are.
 
 A transform returns a new graph. Features that it carries over are the same tensors, not copies,
-wherever no row has to move. Subgraphs are in ``_transforms_subgraph.py``, changes of type in
-``_transforms_types.py``.
+wherever no row has to move.
 """
 
 from __future__ import annotations
@@ -15,9 +14,10 @@ import torch
 from torch import Tensor
 
 from ..._typing import CanonicalEType
+from ...errors import GraphTypeError, GraphValueError
 from ...ops import Adjacency, gspmm
 from .._graph import Graph
-from ..structure import EID
+from ..structure import EID, kept_counts
 
 _REDUCES = ("sum", "mean", "max", "min")
 
@@ -53,9 +53,13 @@ def add_self_loop(
         (tensor([0, 0, 0, 1, 2]), tensor([1, 2, 0, 1, 2]))
     """
     if isinstance(fill_data, str) and fill_data not in _REDUCES:
-        raise ValueError(f"fill_data must be a number or one of {_REDUCES} (got {fill_data!r})")
+        raise GraphValueError(
+            f"fill_data must be a number or one of {_REDUCES} (got {fill_data!r})"
+        )
     if not isinstance(fill_data, int | float | str):
-        raise TypeError(f"fill_data must be a number or one of {_REDUCES} (got {type(fill_data)})")
+        raise GraphTypeError(
+            f"fill_data must be a number or one of {_REDUCES} (got {type(fill_data)})"
+        )
     chosen = _loop_relation(g, etype, "add_self_loop")
     adj = g.adjacency(chosen)
     fields = g.edges[chosen].data
@@ -83,6 +87,8 @@ def add_self_loop(
 def remove_self_loop(g: Graph, etype: Any = None) -> Graph:
     """Drop every edge from a node to itself; the other edges keep their order.
 
+    Of a batched graph, the numbers of nodes and edges per graph follow.
+
     Args:
         g: Graph; all features are carried over.
         etype: The relation, where there are several; from a node type to itself.
@@ -103,7 +109,12 @@ def remove_self_loop(g: Graph, etype: Any = None) -> Graph:
     kept = (src != dst).nonzero().squeeze(1)
     new = Adjacency(src[kept], dst[kept], adj.num_src, adj.num_dst, check=False)
     values = {name: old.index_select(0, kept) for name, old in g.edges[chosen].data.items()}
-    return _with_relation(g, chosen, new, values)
+    made = _with_relation(g, chosen, new, values)
+    if g._batch_nodes is not None and g._batch_edges is not None:
+        counts = kept_counts(g._batch_edges[chosen], src != dst)
+        made._batch_nodes = dict(g._batch_nodes)
+        made._batch_edges = {**g._batch_edges, chosen: counts}
+    return made
 
 
 def to_bidirected(g: Graph, copy_ndata: bool = False) -> Graph:
@@ -192,7 +203,14 @@ def add_reverse_edges(
     return new
 
 
-def reverse(g: Graph, copy_ndata: bool = True, copy_edata: bool = False) -> Graph:
+def reverse(
+    g: Graph,
+    copy_ndata: bool = True,
+    copy_edata: bool = False,
+    *,
+    share_ndata: bool | None = None,
+    share_edata: bool | None = None,
+) -> Graph:
     """Turn every edge around: relation ``(U, E, V)`` becomes ``(V, E, U)``, with the same edge ids.
 
     Nothing is copied: the new graph reads the sparse formats of the old one the other way round.
@@ -201,6 +219,8 @@ def reverse(g: Graph, copy_ndata: bool = True, copy_edata: bool = False) -> Grap
         g: Graph.
         copy_ndata: Whether to carry node features over.
         copy_edata: Whether to carry edge features over.
+        share_ndata: Older name of ``copy_ndata``, which it overrides.
+        share_edata: Older name of ``copy_edata``, which it overrides.
 
     Returns:
         The graph.
@@ -210,6 +230,8 @@ def reverse(g: Graph, copy_ndata: bool = True, copy_edata: bool = False) -> Grap
         (tensor([1, 2]), tensor([0, 0]))
     """
     check_plain(g, "reverse")
+    copy_ndata = copy_ndata if share_ndata is None else share_ndata
+    copy_edata = copy_edata if share_edata is None else share_edata
     turned = {etype: (etype[2], etype[1], etype[0]) for etype in g.canonical_etypes}
     relations = {new: g.adjacency(old).reverse() for old, new in turned.items()}
     new_graph = Graph(node_counts(g), relations)
@@ -231,7 +253,7 @@ def check_plain(g: Graph, name: str) -> None:
     """
     if g.is_block or len(set(g.ntypes)) < len(g.ntypes):
         kind = "a block" if g.is_block else f"a slice whose node types are {g.ntypes}"
-        raise ValueError(
+        raise GraphValueError(
             f"{name} takes a graph in which every node type is one set of nodes (got {kind})"
         )
 
@@ -277,7 +299,7 @@ def _loop_relation(g: Graph, etype: Any, name: str) -> CanonicalEType:
 
 def _check_one_type(etype: CanonicalEType, name: str, cure: str = "") -> None:
     if etype[0] != etype[2]:
-        raise ValueError(
+        raise GraphValueError(
             f"{name} takes relations from a node type to itself (got {etype}); reverse() gives the "
             f"other direction as a relation of its own{cure}"
         )

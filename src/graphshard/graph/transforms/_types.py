@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..._typing import CanonicalEType
+from ...errors import GraphValueError
 from .._graph import Graph, graph, heterograph
 from ..structure import EID, ETYPE, NID, NTYPE
 from ._transforms import check_plain, node_counts, select_fields
@@ -103,7 +104,7 @@ def _joined(name: str, columns: dict[str, Tensor | None], counts: Sequence[int])
         for what, column in columns.items()
     }
     if len(set(forms.values())) != 1 or None in forms.values():
-        raise ValueError(
+        raise GraphValueError(
             f"feature {name!r} must be on every type that has any nodes or edges, with one row "
             f"shape and dtype, to be joined (got {forms})"
         )
@@ -160,12 +161,12 @@ def to_heterogeneous(
         [('u', 'r', 'v')]
     """
     if g.is_block or not g.is_homogeneous:
-        raise ValueError(
+        raise GraphValueError(
             "to_heterogeneous takes a graph with one node type and one relation "
             f"(got {g.canonical_etypes})"
         )
     if len(set(ntypes)) < len(ntypes):
-        raise ValueError(f"ntypes must name every node type differently (got {list(ntypes)})")
+        raise GraphValueError(f"ntypes must name every node type differently (got {list(ntypes)})")
     ntype_ids = _type_numbers(g.ndata[ntype_field], ntypes, "ntypes", "nodes")
     etype_ids = _type_numbers(g.edata[etype_field], etypes, "etypes", "edges")
     same_name = torch.tensor([list(etypes).index(name) for name in etypes], dtype=torch.int64)
@@ -183,7 +184,7 @@ def to_heterogeneous(
     if sum(ids.shape[0] for ids in members.values()) < keys.shape[0]:
         left = ~torch.isin(keys, torch.tensor(list(wanted.values()), device=g.device))
         stray = _triple(int(keys[left][0]), ntypes, etypes)
-        raise ValueError(
+        raise GraphValueError(
             f"metagraph must hold the relation of every edge (there is none for {stray})"
         )
     counts = {name: int(ids.shape[0]) for name, ids in groups.items()}
@@ -204,7 +205,7 @@ def to_heterogeneous(
 def _type_numbers(numbers: Tensor, names: Sequence[str], argument: str, what: str) -> Tensor:
     numbers = numbers.long()
     if numbers.numel() and not 0 <= int(numbers.min()) <= int(numbers.max()) < len(names):
-        raise ValueError(
+        raise GraphValueError(
             f"{argument} must name every type number of the {what} (got {len(names)} names for "
             f"numbers {int(numbers.min())} to {int(numbers.max())})"
         )
@@ -218,7 +219,7 @@ def _relations(
     if metagraph is None:
         present = torch.unique(keys).tolist()
         if not present:
-            raise ValueError(
+            raise GraphValueError(
                 "a graph without edges does not say which relations it has; give metagraph"
             )
         return {_triple(key, ntypes, etypes): key for key in present}
@@ -230,7 +231,9 @@ def _relations(
     for source, name, destination in metagraph:
         unknown = {source, destination} - set(ntypes) | ({name} - set(etypes))
         if unknown:
-            raise ValueError(f"metagraph must use the names in ntypes and etypes (got {unknown})")
+            raise GraphValueError(
+                f"metagraph must use the names in ntypes and etypes (got {unknown})"
+            )
         middle = ntype_number[source] * len(etypes) + etype_number[name]
         key = middle * len(ntypes) + ntype_number[destination]
         out[(source, name, destination)] = key

@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Initial values of features where a caller gives values for some rows only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["zero_initializer"]
+
+
+def zero_initializer(
+    shape: tuple[int, ...], dtype: torch.dtype, ctx: torch.device, id_range: Any
+) -> Tensor:
+    """Zeros; what ``set_n_initializer`` and ``set_e_initializer`` take, and the default.
+
+    Args:
+        shape: Shape of the rows.
+        dtype: Their dtype.
+        ctx: Their device.
+        id_range: Slice of their ids; not looked at.
+    """
+    return torch.zeros(shape, dtype=dtype, device=ctx)

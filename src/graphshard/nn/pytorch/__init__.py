@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The names of ``dgl.nn.pytorch``: the layers of `graphshard.nn` at DGL's places."""
+
+from ...graph import edge_softmax
+from .._edge_weight_norm import EdgeWeightNorm
+from .._typed_linear import TypedLinear
+from ..conv import (
+    AGNNConv,
+    APPNPConv,
+    DotGatConv,
+    GATConv,
+    GATv2Conv,
+    GINConv,
+    GraphConv,
+    HeteroGraphConv,
+    RelGraphConv,
+    SAGEConv,
+    SGConv,
+)
+from ..glob import (
+    AvgPooling,
+    GlobalAttentionPooling,
+    MaxPooling,
+    Set2Set,
+    SortPooling,
+    SumPooling,
+    WeightAndSum,
+)
+from . import conv, glob, hetero, linear, softmax
+
+__all__ = [
+    "AGNNConv",
+    "APPNPConv",
+    "AvgPooling",
+    "DotGatConv",
+    "EdgeWeightNorm",
+    "GATConv",
+    "GATv2Conv",
+    "GINConv",
+    "GlobalAttentionPooling",
+    "GraphConv",
+    "HeteroGraphConv",
+    "MaxPooling",
+    "RelGraphConv",
+    "SAGEConv",
+    "SGConv",
+    "Set2Set",
+    "SortPooling",
+    "SumPooling",
+    "TypedLinear",
+    "WeightAndSum",
+    "conv",
+    "edge_softmax",
+    "glob",
+    "hetero",
+    "linear",
+    "softmax",
+]

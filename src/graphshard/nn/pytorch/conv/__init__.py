@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The names of ``dgl.nn.pytorch.conv``."""
+
+from ..._edge_weight_norm import EdgeWeightNorm
+from ...conv import (
+    AGNNConv,
+    APPNPConv,
+    DotGatConv,
+    GATConv,
+    GATv2Conv,
+    GINConv,
+    GraphConv,
+    RelGraphConv,
+    SAGEConv,
+    SGConv,
+)
+
+__all__ = [
+    "AGNNConv",
+    "APPNPConv",
+    "DotGatConv",
+    "EdgeWeightNorm",
+    "GATConv",
+    "GATv2Conv",
+    "GINConv",
+    "GraphConv",
+    "RelGraphConv",
+    "SAGEConv",
+    "SGConv",
+]
