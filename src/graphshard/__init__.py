@@ -7,7 +7,7 @@ of DGL's distributed training know. Importing starts nothing: no thread, no proc
 
 from importlib.metadata import PackageNotFoundError, version
 
-from . import data, dataloading, distributed, function, nn, ops, sampling
+from . import data, dataloading, distributed, function, nn, ops, pyg, sampling
 from .comm import (
     gather_grads,
     initialize_comms,
@@ -124,6 +124,7 @@ __all__ = [
     "node_subgraph",
     "ops",
     "out_subgraph",
+    "pyg",
     "rank",
     "remove_self_loop",
     "reverse",

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PyG's layers and models on N ranks equal PyG in one process. Uses 1, 2, 3 and 4 gloo ranks.
+
+A sample of the zoo runs always; all of it, in both modes and dtypes, with METIS and random parts
+and with a rank without nodes, in ``make test-all``.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from graphshard.testing import run_ranks
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+SAMPLE = (
+    "SAGEConv(median)",
+    "SAGEConv(lstm)",
+    "GCNConv(edge_weight)",
+    "GATConv(edge_attr,fill=mean)",
+    "GATv2Conv",
+    "TransformerConv",
+    "GINConv(BatchNorm mlp)",
+    "RGCNConv",
+    "PNAConv(towers,edge_attr)",
+    "ChebConv(K=3)",
+    "EGConv",
+    "DirGNNConv(SAGE)",
+    "GPSConv(SAGE + multihead attention)",
+    "model GAT(v2)",
+    "model GraphNorm",
+)
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-6}
+
+
+def compare_all(
+    rank: int,
+    world_size: int,
+    names: list[str],
+    dtype: torch.dtype,
+    cut: str,
+    options: dict[str, Any],
+) -> dict[str, dict[str, Any]]:
+    from layer_zoo import compare, zoo
+
+    return {
+        case.name: compare(case, dtype, cut, options, world_size)
+        for case in zoo()
+        if case.name in names
+    }
+
+
+def check(
+    names: list[str], world_size: int, dtype: torch.dtype, cut: str, options: dict[str, Any]
+) -> None:
+    from layer_zoo import zoo
+
+    refused = {case.name: case.refused for case in zoo() if case.refused}
+    results = run_ranks(compare_all, world_size, names, dtype, cut, options, timeout=110)
+    wrong = []
+    for name in names:
+        found = [result[name] for result in results]
+        texts = {result["error"] for result in found}
+        assert len(texts) == 1, f"{name}: ranks disagree: {texts}"
+        (text,) = texts
+        if name in refused and world_size > 1:
+            if not text.startswith("NotImplementedError") or refused[name] not in text:
+                wrong.append(f"{name}: should be refused (got {text!r})")
+        elif text or not found[0]["gap"] <= TOLERANCE[dtype]:
+            wrong.append(f"{name}: {text or found[0]['gap']}")
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    ("world_size", "cut", "mode"),
+    [(2, "metis", "oneshot"), (3, "random", "sequential")],
+)
+def test_sample_of_layers(world_size: int, cut: str, mode: str) -> None:
+    check(list(SAMPLE), world_size, torch.float64, cut, {"mode": mode})
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("mode", ["oneshot", "sequential"])
+@pytest.mark.parametrize("cut", ["metis", "random", "empty"])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_all_layers(world_size: int, cut: str, mode: str, dtype: torch.dtype) -> None:
+    from layer_zoo import zoo
+
+    names = [case.name for case in zoo() if not case.fails]
+    if world_size == 1:  # hyperedges are no nodes
+        names.remove("HypergraphConv")
+    check(names, world_size, dtype, cut, {"mode": mode})
