@@ -36,6 +36,8 @@ SAMPLE = (
     "model GraphNorm",
 )
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-6}
+# PyG interpolates between positions in the list of all messages, which float32 rounds.
+ROUNDED = {"SAGEConv(quantile)": 2e-5}
 
 
 def compare_all(
@@ -48,6 +50,9 @@ def compare_all(
 ) -> dict[str, dict[str, Any]]:
     from layer_zoo import compare, zoo
 
+    from graphshard.pyg import _recompute
+
+    _recompute.FEWEST_EDGES = 16  # so that a small graph has several pieces
     return {
         case.name: compare(case, dtype, cut, options, world_size)
         for case in zoo()
@@ -71,7 +76,9 @@ def check(
         if name in refused and world_size > 1:
             if not text.startswith("NotImplementedError") or refused[name] not in text:
                 wrong.append(f"{name}: should be refused (got {text!r})")
-        elif text or not found[0]["gap"] <= TOLERANCE[dtype]:
+        elif text or not found[0]["gap"] <= max(
+            TOLERANCE[dtype], ROUNDED.get(name, 0.0) if dtype == torch.float32 else 0.0
+        ):
             wrong.append(f"{name}: {text or found[0]['gap']}")
     assert not wrong, "\n".join(wrong)
 
@@ -95,4 +102,6 @@ def test_all_layers(world_size: int, cut: str, mode: str, dtype: torch.dtype) ->
     names = [case.name for case in zoo() if not case.fails]
     if world_size == 1:  # hyperedges are no nodes
         names.remove("HypergraphConv")
+    elif cut == "empty":  # PyG's own code fails on a graph without nodes
+        names = [n for n in names if n not in ("FeaStConv", "SAGEConv(SetTransformer)")]
     check(names, world_size, dtype, cut, {"mode": mode})

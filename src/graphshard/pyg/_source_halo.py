@@ -10,6 +10,7 @@ layer finds from local numbers are right.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -102,13 +103,19 @@ class SourceHalo:
                 return extended
         return None
 
+    @property
+    def fetched(self) -> list[Tensor]:
+        """The extended rows that `extended` has given since `forget`."""
+        return [extended for _, _, _, extended in self._fetched]
+
     def forget(self) -> None:
         """Drop the rows that were fetched; a layer that is done calls it."""
         self._fetched.clear()
 
     def fetched_again(self, rows: Sequence[Tensor]) -> list[Tensor]:
         """As `extended`, of detached rows, and nothing is kept; collective."""
-        return self._cache.extended([(self.halo, own.detach()) for own in rows])
+        detached = [own.detach() if own.requires_grad else own for own in rows]
+        return self._cache.extended([(self.halo, own) for own in detached])
 
     def returned(self, grads: Sequence[Tensor]) -> list[Tensor]:
         """Sum of the gradients of extended rows, per own row; collective.
@@ -215,6 +222,7 @@ class EdgeSet:
         small = max(num_src, num_dst, edge_index.shape[1]) < 2**31
         src, dst = edge_index.to(torch.int32) if small else edge_index
         self.adjacency = Adjacency(src, dst, num_src, num_dst, check=False)
+        self.pieces: Any = None  # made by what computes in pieces
 
     def holds(self, edge_index: Tensor) -> bool:
         """Whether these are its edges, in its order."""
