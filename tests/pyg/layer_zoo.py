@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -20,6 +21,7 @@ from torch_geometric.data import Data
 import graphshard
 import graphshard.pyg
 from graphshard.comm import share_error
+from graphshard.pyg import _propagate
 
 WIDTH, NUM_TYPES, EDGE_WIDTH = 8, 3, 4
 NUM_NODES, NUM_EDGES = 45, 260
@@ -35,6 +37,9 @@ class ZooLayer:
         takes: Names of the columns of the graph that it is called with.
         refused: Part of the error on shards, of a layer that has no exact result there.
         fails: Why PyG itself cannot run it here; empty where it can.
+        why: The reason of the error, for the table.
+        rounds: Why float32 results of PyG itself are less exact than others; empty where they
+            are not.
     """
 
     name: str
@@ -42,6 +47,8 @@ class ZooLayer:
     takes: tuple[str, ...] = ()
     refused: str = ""
     fails: str = ""
+    why: str = ""
+    rounds: str = ""
 
 
 def mlp(width: int, out: int) -> nn.Module:
@@ -61,7 +68,14 @@ def zoo() -> list[ZooLayer]:
         ("SAGEConv(mean)", lambda _: n.SAGEConv(f, f)),
         ("SAGEConv(max,project)", lambda _: n.SAGEConv(f, f, aggr="max", project=True)),
         ("SAGEConv(median)", lambda _: n.SAGEConv(f, f, aggr="median")),
-        ("SAGEConv(lstm)", lambda _: n.SAGEConv(f, f, aggr="lstm"), (), "LSTMAggregation"),
+        (
+            "SAGEConv(lstm)",
+            lambda _: n.SAGEConv(f, f, aggr="lstm"),
+            (),
+            "LSTMAggregation",
+            "",
+            "PyG pads to the largest in-degree, which the result depends on",
+        ),
         (
             "SAGEConv(softmax aggr)",
             lambda _: n.SAGEConv(f, f, aggr=n.SoftmaxAggregation(learn=True)),
@@ -142,9 +156,18 @@ def zoo() -> list[ZooLayer]:
             lambda _: n.GPSConv(f, n.SAGEConv(f, f), heads=2),
             (),
             "attention over all nodes",
+            "",
+            "attention over all nodes, of which a rank has some",
         ),
         ("PANConv", lambda _: n.PANConv(f, f, 2), (), "", "PyG runs it with torch-sparse alone"),
-        ("HypergraphConv", lambda _: n.HypergraphConv(f, f), (), "hyperedges"),
+        (
+            "HypergraphConv",
+            lambda _: n.HypergraphConv(f, f),
+            (),
+            "hyperedges",
+            "",
+            "hyperedges are no nodes of a rank",
+        ),
         ("GMMConv", lambda _: n.GMMConv(f, f, d, 3), attr),
         ("WLConvContinuous", lambda _: n.WLConvContinuous()),
         (
@@ -152,7 +175,15 @@ def zoo() -> list[ZooLayer]:
             lambda _: n.HEATConv(f, f, r, r, 4, d, 4, heads=2),
             ("node_type", "edge_type", "edge_attr"),
         ),
-        ("SAGEConv(quantile)", lambda _: n.SAGEConv(f, f, aggr=n.QuantileAggregation(0.3))),
+        (
+            "SAGEConv(quantile)",
+            lambda _: n.SAGEConv(f, f, aggr=n.QuantileAggregation(0.3)),
+            (),
+            "",
+            "",
+            "",
+            "PyG interpolates between positions in the list of all messages",
+        ),
         (
             "SAGEConv(powermean)",
             lambda _: n.SAGEConv(f, f, aggr=n.PowerMeanAggregation(), project=True),
@@ -186,6 +217,34 @@ def zoo() -> list[ZooLayer]:
         ),
     ]
     return [ZooLayer(*row) for row in rows]
+
+
+def limit(case: ZooLayer, dtype: torch.dtype) -> float:
+    """The largest relative difference that counts as equal."""
+    if dtype == torch.float64:
+        return 1e-10
+    return 2e-5 if case.rounds else 1e-6
+
+
+def ways(case: ZooLayer, mode: str) -> str:
+    """How a layer is computed: fused, by PyG, in pieces."""
+    names = {"_attention": "fused", "_weighted_sum": "fused", "_in_pieces": "pieces"}
+    found: set[str] = set()
+
+    def watched(way: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            result = function(*args)
+            if result is not None:
+                found.add(way)
+            return result
+
+        return call
+
+    with mock.patch.multiple(
+        _propagate, **{name: watched(way, getattr(_propagate, name)) for name, way in names.items()}
+    ):
+        compare(case, torch.float64, "metis", {"mode": mode}, 1)
+    return " and ".join(sorted(found)) or "PyG"
 
 
 def whole_graph(dtype: torch.dtype) -> Data:

@@ -18,6 +18,7 @@ from graphshard.testing import run_ranks
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+ROOT = Path(__file__).parents[2]
 SAMPLE = (
     "SAGEConv(median)",
     "SAGEConv(lstm)",
@@ -35,9 +36,6 @@ SAMPLE = (
     "model GAT(v2)",
     "model GraphNorm",
 )
-TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-6}
-# PyG interpolates between positions in the list of all messages, which float32 rounds.
-ROUNDED = {"SAGEConv(quantile)": 2e-5}
 
 
 def compare_all(
@@ -63,9 +61,9 @@ def compare_all(
 def check(
     names: list[str], world_size: int, dtype: torch.dtype, cut: str, options: dict[str, Any]
 ) -> None:
-    from layer_zoo import zoo
+    from layer_zoo import limit, zoo
 
-    refused = {case.name: case.refused for case in zoo() if case.refused}
+    cases = {case.name: case for case in zoo()}
     results = run_ranks(compare_all, world_size, names, dtype, cut, options, timeout=110)
     wrong = []
     for name in names:
@@ -73,12 +71,11 @@ def check(
         texts = {result["error"] for result in found}
         assert len(texts) == 1, f"{name}: ranks disagree: {texts}"
         (text,) = texts
-        if name in refused and world_size > 1:
-            if not text.startswith("NotImplementedError") or refused[name] not in text:
+        refused = cases[name].refused
+        if refused and world_size > 1:
+            if not text.startswith("NotImplementedError") or refused not in text:
                 wrong.append(f"{name}: should be refused (got {text!r})")
-        elif text or not found[0]["gap"] <= max(
-            TOLERANCE[dtype], ROUNDED.get(name, 0.0) if dtype == torch.float32 else 0.0
-        ):
+        elif text or not found[0]["gap"] <= limit(cases[name], dtype):
             wrong.append(f"{name}: {text or found[0]['gap']}")
     assert not wrong, "\n".join(wrong)
 
@@ -89,6 +86,24 @@ def check(
 )
 def test_sample_of_layers(world_size: int, cut: str, mode: str) -> None:
     check(list(SAMPLE), world_size, torch.float64, cut, {"mode": mode})
+
+
+def test_table_of_the_documentation(run_all: bool) -> None:
+    sys.path.insert(0, str(ROOT / "docs"))
+    from layer_zoo import zoo
+    from make_pyg_table import HEAD, PAGE, row
+
+    lines = PAGE.read_text(encoding="utf-8").splitlines()
+    rows = [line for line in lines if line.startswith("| ")][2:]
+    cases = zoo()
+    assert [line.split(" | ")[0] for line in rows] == [f"| {case.name}" for case in cases]
+    assert lines[0] == HEAD.splitlines()[0]
+    works = sum(not case.refused and not case.fails for case in cases)
+    assert f"{works} of {len(cases)} are." in " ".join(lines)
+    assert works >= 74
+    for case, line in zip(cases, rows, strict=True):
+        if run_all or case.name in SAMPLE[2:9]:
+            assert line == row(case)
 
 
 @pytest.mark.exhaustive
