@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "pyg"))
 
 from layer_zoo import ZooLayer, limit, ways, zoo  # noqa: E402
-from test_layers import compare_all  # noqa: E402
+from test_pyg_layers import compare_all  # noqa: E402
 
 PAGE = ROOT / "docs" / "guides" / "pyg_layers.md"
 RANKS, CUTS, MODES = (2, 3, 4), ("metis", "random"), ("oneshot", "sequential")
