@@ -8,6 +8,7 @@ and with a rank without nodes, in ``make test-all``.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,11 +82,11 @@ def check(
 
 
 @pytest.mark.parametrize(
-    ("world_size", "cut", "mode"),
-    [(2, "metis", "oneshot"), (3, "random", "sequential")],
+    ("world_size", "cut", "mode", "names"),
+    [(2, "metis", "oneshot", SAMPLE[::3]), (3, "random", "sequential", SAMPLE)],
 )
-def test_sample_of_layers(world_size: int, cut: str, mode: str) -> None:
-    check(list(SAMPLE), world_size, torch.float64, cut, {"mode": mode})
+def test_sample_of_layers(world_size: int, cut: str, mode: str, names: Sequence[str]) -> None:
+    check(list(names), world_size, torch.float64, cut, {"mode": mode})
 
 
 def test_table_of_the_documentation(run_all: bool) -> None:
@@ -102,7 +103,7 @@ def test_table_of_the_documentation(run_all: bool) -> None:
     assert f"{works} of {len(cases)} are." in " ".join(lines)
     assert works >= 74
     for case, line in zip(cases, rows, strict=True):
-        if run_all or case.name in SAMPLE[2:9]:
+        if run_all or case.name in SAMPLE[2:6]:
             assert line == row(case)
 
 
