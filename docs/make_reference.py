@@ -38,6 +38,7 @@ MODULES = {
     "graphshard.sampling": "Mini-batches, also of a graph that spans ranks.",
     "graphshard.dataloading": "The names of `dgl.dataloading`.",
     "graphshard.dataloading.negative_sampler": "The names of `dgl.dataloading.negative_sampler`.",
+    "graphshard.pyg": "PyG's layers on a graph that spans ranks; needs `graphshard[pyg]`.",
     "graphshard.comm": "Communication.",
     "graphshard.store": "Rows of named tensors on the hosts of a cluster, under `distributed`.",
     "graphshard.launch": "To a cluster and onto it; the commands `copy` and `launch`.",

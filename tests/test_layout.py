@@ -64,13 +64,14 @@ ARROWS: dict[str, set[str]] = {
     "data": BASE | {"function", "ops", "graph"},
     "store": BASE | {"ops", "comm"},
 }
-ARROWS["train"] = set(ARROWS)
-ARROWS["testing"] = set(ARROWS)
-ARROWS["distributed"] = set(ARROWS) - {"testing"}
+ARROWS["pyg"] = BASE | {"ops", "graph", "comm", "nn", "partition", "fullbatch"}
+ARROWS["train"] = set(ARROWS) - {"pyg"}
+ARROWS["testing"] = set(ARROWS) - {"pyg"}
+ARROWS["distributed"] = set(ARROWS) - {"pyg", "testing"}
 ARROWS["__init__"] = set(ARROWS)
 ARROWS["launch"] = BASE | {"_children", "_host_agent", "partition", "store", "train"}
 ARROWS["ray"] = {"_temporary", "distributed", "graph"}
-ARROWS["cli"] = set(ARROWS)
+ARROWS["cli"] = set(ARROWS) - {"pyg"}
 ARROWS["__main__"] = {"cli"}
 
 # Narrower than a whole part: the only files that may take the arrow.
@@ -79,7 +80,7 @@ ONLY_FILES = {("nn", "comm"): {"nn/_distributed_bn.py"}}
 # Packages that importing graphshard must not load, and the parts that may load them when used.
 OPTIONAL: dict[str, set[str]] = {
     "dgl": {"data"},
-    "torch_geometric": {"data"},
+    "torch_geometric": {"data", "pyg"},
     "ogb": {"data"},
     "networkx": {"data", "graph"},
     "pandas": set(),

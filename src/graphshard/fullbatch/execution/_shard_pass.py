@@ -78,7 +78,7 @@ class ShardPass:
             self._cut_into_blocks(places)
         self._known = dict(known or {})
         self._kept: dict[tuple[int, ColumnBlock], SourceRows] = {}
-        self._random: list[_RandomState] = []
+        self._random: list[RandomState] = []
         self._grouped: list[Sequence[Tensor]] = []
         self._outer_grads: list[Tensor | None] = []
         kind = device.type
@@ -136,7 +136,7 @@ class ShardPass:
                     if self.transport.returns_rows and step:
                         self._remote = dict(rows)
                     if is_random:
-                        self._random.append(_RandomState.capture(self.device))
+                        self._random.append(RandomState.capture(self.device))
                     for etype, reduction in self.reductions:
                         shard = self.transport.shards(etype)[step]
                         reduction.merge(self._evaluation(reduction, shard, block, rows, tensors))
@@ -389,14 +389,14 @@ def _gradients(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
 
 
 @dataclass
-class _RandomState:
+class RandomState:
     """The generators' states at one point, to compute a shard again with the same draws."""
 
     cpu: Tensor
     device: Tensor | None
 
     @classmethod
-    def capture(cls, device: torch.device) -> _RandomState:
+    def capture(cls, device: torch.device) -> RandomState:
         on_gpu = device.type == "cuda"
         return cls(torch.get_rng_state(), torch.cuda.get_rng_state(device) if on_gpu else None)
 
@@ -408,7 +408,7 @@ class _RandomState:
 
 @contextmanager
 def _replayed(
-    random: _RandomState | None, autocast: tuple[bool, torch.dtype], device: torch.device
+    random: RandomState | None, autocast: tuple[bool, torch.dtype], device: torch.device
 ) -> Iterator[None]:
     """Random state and autocast as they were in the forward; both put back on the way out.
 
@@ -417,7 +417,7 @@ def _replayed(
         autocast: Whether it was enabled, and its dtype.
         device: Where it is computed.
     """
-    outside = None if random is None else _RandomState.capture(device)
+    outside = None if random is None else RandomState.capture(device)
     enabled, dtype = autocast
     try:
         if random is not None:

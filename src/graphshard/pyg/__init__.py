@@ -1,0 +1,17 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PyG's layers and models on a graph that spans all ranks, unmodified and exact.
+
+::
+
+    graphshard.initialize_comms()
+    data = graphshard.pyg.shard(dataset[0])
+    out = model(data.x, data.edge_index)  # any torch_geometric.nn layer or model
+
+Needs the extra ``graphshard[pyg]``; nothing of PyG is imported before `shard` is called.
+"""
+
+from ._edge_index import ShardedEdgeIndex, SourceIndex
+from ._norms import convert_sync_norm
+from ._shard import shard
+
+__all__ = ["ShardedEdgeIndex", "SourceIndex", "convert_sync_norm", "shard"]

@@ -1,0 +1,343 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ShardedEdgeIndex: PyG's ``edge_index``, of edges whose sources may be on other ranks.
+
+A layer of PyG reads remote data in one way: it indexes a node tensor with row 0 of ``edge_index``.
+Row 0 of a `ShardedEdgeIndex` is a `SourceIndex`, and indexing with that fetches the remote rows
+first. The gradient returns to their owners. What adds up values *at* sources, as out-degrees do, is
+the adjoint: the sums of remote rows are sent to their owners. Everything else a layer does with
+``edge_index`` - compare its rows, choose or append edges - concerns local numbers, and stays with
+torch.
+
+Both are subclasses of `torch.Tensor` that work above autograd, by ``__torch_function__``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._source_halo import SourceHalo
+
+
+class ShardedEdgeIndex(Tensor):
+    """``[2, num_edges]`` int64: source and destination of this rank's edges, in local numbers.
+
+    Every edge is on the rank of its destination. Destinations are this rank's rows; sources are
+    numbered likewise, and from ``num_owned`` on they are rows of other ranks. Made by
+    `graphshard.pyg.shard`; give it to layers of PyG as it is. Every rank must run the same layers.
+
+    ``edge_index.flip([0])`` has the edges turned round, and they move to the rank where they
+    now end; values per edge do not move with them.
+    """
+
+    _raw: Tensor
+    halo: SourceHalo
+
+    @staticmethod
+    def make(raw: Tensor, halo: SourceHalo) -> ShardedEdgeIndex:
+        """Edges of a relation.
+
+        Args:
+            raw: int64 ``[2, num_edges]``, extended source rows and destination rows.
+            halo: The relation.
+        """
+        made = Tensor._make_subclass(ShardedEdgeIndex, raw)
+        made._raw, made.halo = raw, halo
+        return made
+
+    def local(self) -> Tensor:
+        """The same numbers as a plain tensor."""
+        return self._raw
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter((self[0], self[1]))
+
+    def __deepcopy__(self, memo: Any) -> ShardedEdgeIndex:
+        return self
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(
+            "an edge_index that spans ranks belongs to this process and its group, and is not "
+            "pickled; save the model alone, and shard the data again"
+        )
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        return _dispatch(func, args, kwargs or {})
+
+
+class SourceIndex(Tensor):
+    """Sources of edges, in local numbers: row 0 of a `ShardedEdgeIndex`, or some of it."""
+
+    _raw: Tensor
+    _flat: Tensor
+    halo: SourceHalo
+
+    @staticmethod
+    def make(raw: Tensor, halo: SourceHalo, flat: Tensor | None = None) -> SourceIndex:
+        """Extended rows, perhaps broadcast.
+
+        Args:
+            raw: int64, extended rows.
+            halo: The relation.
+            flat: ``[num_edges]``: the same before it was broadcast to the shape of ``raw``.
+        """
+        made = Tensor._make_subclass(SourceIndex, raw)
+        made._raw, made.halo, made._flat = raw, halo, raw if flat is None else flat
+        return made
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        return _dispatch(func, args, kwargs or {})
+
+
+def plain(value: Any) -> Any:
+    """The value with plain tensors in place of sharded ones, also in tuples and lists."""
+    if isinstance(value, ShardedEdgeIndex | SourceIndex):
+        return value._raw
+    if type(value) in (tuple, list):
+        return type(value)(plain(item) for item in value)
+    if type(value) is dict:
+        return {key: plain(item) for key, item in value.items()}
+    return value
+
+
+def _dispatch(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+    with torch._C.DisableTorchFunctionSubclass():
+        handler = _HANDLERS.get(getattr(func, "__name__", ""))
+        if handler is not None:
+            result = handler(func, *args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        return func(*plain(args), **plain(kwargs))
+
+
+# -- reading at sources ----------------------------------------------------------------------------
+
+
+def _getitem(func: Any, tensor: Tensor, index: Any) -> Any:
+    if isinstance(tensor, ShardedEdgeIndex):
+        found = tensor._raw[plain(index)]
+        first = index[0] if isinstance(index, tuple) and index else index
+        if isinstance(first, int):
+            is_source = first in (0, -2) and found.dim() == 1
+            return SourceIndex.make(found, tensor.halo) if is_source else found
+        if isinstance(index, tuple) and _is_all(first) and found.dim() == 2:
+            return ShardedEdgeIndex.make(found, tensor.halo)
+        return found
+    if isinstance(tensor, SourceIndex):
+        found = tensor._raw[plain(index)]
+        return SourceIndex.make(found, tensor.halo) if found.dim() == 1 else found
+    if isinstance(index, SourceIndex):
+        return _gather(tensor, 0, index)
+    places = [i for i, part in enumerate(index) if isinstance(part, SourceIndex)]
+    others = [part for part in index if not isinstance(part, SourceIndex)]
+    if len(places) == 1 and all(_is_all(part) for part in others):
+        return _gather(tensor, places[0], index[places[0]])
+    raise NotImplementedError(
+        "sources that may be on other ranks index one dimension of a tensor with all of the others "
+        f"(got {len(index)} indices); index in two steps, rows first: x[row][:, columns]"
+    )
+
+
+def _is_all(index: Any) -> bool:
+    return isinstance(index, slice) and index == slice(None)
+
+
+def _index_select(
+    func: Any, tensor: Tensor, dim: int, index: Any, *, out: Tensor | None = None
+) -> Any:
+    if isinstance(tensor, ShardedEdgeIndex):
+        found = tensor._raw.index_select(dim, plain(index))
+        return ShardedEdgeIndex.make(found, tensor.halo) if dim in (1, -1) else found
+    if isinstance(tensor, SourceIndex):
+        return SourceIndex.make(tensor._raw.index_select(dim, plain(index)), tensor.halo)
+    return _gather(tensor, dim, index)
+
+
+def _gather(tensor: Tensor, dim: int, index: SourceIndex) -> Tensor:
+    halo, dim = index.halo, dim % max(tensor.dim(), 1)
+    if tensor.shape[dim] != halo.num_owned:
+        raise IndexError(
+            f"a tensor indexed by sources needs a row for each of this rank's {halo.num_owned} "
+            f"nodes of type {halo.etype[0]!r} in dimension {dim} (got shape {tuple(tensor.shape)})"
+        )
+    if dim == 0:
+        return halo.extended(tensor)[0][index._raw]
+    return halo.extended(tensor.movedim(dim, 0))[0].movedim(0, dim).index_select(dim, index._raw)
+
+
+# -- adding up at sources --------------------------------------------------------------------------
+
+
+def _scatter_add(func: Any, out: Tensor, dim: int, index: Any, src: Tensor, **kwargs: Any) -> Any:
+    if not isinstance(index, SourceIndex):
+        return NotImplemented
+    halo, dim = index.halo, dim % max(out.dim(), 1)
+    if out.shape[dim] != halo.num_owned:
+        raise IndexError(
+            f"values added up at sources need a row for each of this rank's {halo.num_owned} nodes "
+            f"of type {halo.etype[0]!r} in dimension {dim} (got shape {tuple(out.shape)})"
+        )
+    shape = (*out.shape[:dim], halo.num_extended, *out.shape[dim + 1 :])
+    total = src.new_zeros(shape).index_add(dim, index._flat, src)
+    summed = halo.summed_at_sources(total.movedim(dim, 0)).movedim(0, dim)
+    if kwargs.get("alpha", 1) != 1:
+        summed = summed * kwargs["alpha"]
+    return out.add_(summed) if func.__name__.endswith("_") else out + summed
+
+
+def _no_order_at_sources(func: Any, *args: Any, **kwargs: Any) -> Any:
+    name = func.__name__
+    if name.startswith("scatter_reduce") and not isinstance(args[2], SourceIndex):
+        return NotImplemented
+    if name.startswith("scatter") and not any(isinstance(a, SourceIndex) for a in args):
+        return NotImplemented
+    raise NotImplementedError(
+        f"{name} of the sources of edges that span ranks has no exact result on one rank; sums at "
+        "sources (scatter_add, index_add) have one, and anything at destinations"
+    )
+
+
+# -- choosing, appending, turning round ------------------------------------------------------------
+
+
+def _cat(func: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
+    first = next(t for t in tensors if isinstance(t, ShardedEdgeIndex | SourceIndex))
+    if any(isinstance(t, ShardedEdgeIndex) and t.halo is not first.halo for t in tensors):
+        raise NotImplementedError(
+            "edges of several relations that span ranks are numbered each in their own way and "
+            "cannot be joined to one edge_index; call a layer for each, as HeteroConv does"
+        )
+    return type(first).make(func(plain(list(tensors)), *args, **kwargs), first.halo)
+
+
+def _stack(func: Any, tensors: Any, dim: int = 0, **kwargs: Any) -> Any:
+    joined = func(plain(list(tensors)), dim, **kwargs)
+    if len(tensors) == 2 and dim == 0 and isinstance(tensors[0], SourceIndex):
+        return ShardedEdgeIndex.make(joined, tensors[0].halo)
+    if len(tensors) == 2 and dim == 0 and isinstance(tensors[1], SourceIndex):
+        raise _turned()
+    return joined
+
+
+def _same_shape(func: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
+    """What moves or copies, and leaves the numbers what they are."""
+    if not isinstance(tensor, ShardedEdgeIndex | SourceIndex):
+        return NotImplemented
+    found = func(tensor._raw, *plain(args), **plain(kwargs))
+    if found.dtype != torch.int64 and found.dtype != torch.int32:
+        return found
+    return type(tensor).make(found, tensor.halo)
+
+
+def _broadcast(func: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
+    if not isinstance(tensor, SourceIndex):
+        return NotImplemented
+    found = func(tensor._raw, *plain(args), **plain(kwargs))
+    return SourceIndex.make(found, tensor.halo, tensor._flat)
+
+
+def _unbind(func: Any, tensor: Any, dim: int = 0) -> Any:
+    if not isinstance(tensor, ShardedEdgeIndex) or dim not in (0, -2):
+        return NotImplemented
+    return _getitem(func, tensor, 0), _getitem(func, tensor, 1)
+
+
+def _flip(func: Any, tensor: Any, *dims: Any, **kwargs: Any) -> Any:
+    if not isinstance(tensor, ShardedEdgeIndex):
+        return NotImplemented
+    axes = kwargs.get("dims", dims[0] if len(dims) == 1 else dims) if dims or kwargs else (0,)
+    if tuple(axes if isinstance(axes, tuple | list) else (axes,)) not in ((0,), (-2,)):
+        raise _turned()
+    if tensor._raw is not tensor.halo.edge_index:
+        raise _turned()
+    turned = tensor.halo.reversed()
+    return ShardedEdgeIndex.make(turned.edge_index, turned)
+
+
+def _turned() -> NotImplementedError:
+    return NotImplementedError(
+        "edges that span ranks are turned round as a whole, before any are added or left out, by "
+        "edge_index.flip([0]); the edges then move to the rank where they end, and values per edge "
+        "do not move with them"
+    )
+
+
+def _refuse_turned(func: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
+    if isinstance(tensor, ShardedEdgeIndex):
+        raise _turned()
+    return NotImplemented
+
+
+def _extreme(func: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
+    """The largest number of a node, from which PyG finds how many rows a node tensor has."""
+    if args or kwargs or func.__name__ == "min":
+        return NotImplemented
+    halo = tensor.halo
+    rows = halo.num_owned
+    if isinstance(tensor, ShardedEdgeIndex):
+        rows = max(rows, halo.num_dst)
+    return torch.tensor(rows - 1, device=tensor._raw.device)
+
+
+def _setitem(func: Any, tensor: Any, index: Any, value: Any) -> Any:
+    if isinstance(tensor, ShardedEdgeIndex):
+        raise NotImplementedError(
+            "the numbers of an edge_index that spans ranks cannot be changed: they name this "
+            "rank's rows; choose edges with edge_index[:, mask]"
+        )
+    if isinstance(index, SourceIndex):
+        rows = index._raw  # those of self loops are this rank's own
+        if rows.numel() and int(rows.max()) >= index.halo.num_owned:
+            raise NotImplementedError(
+                "values cannot be set at sources that are on other ranks; add them up with "
+                "scatter_add or index_add"
+            )
+    return NotImplemented
+
+
+_HANDLERS: dict[str, Callable[..., Any]] = {
+    "__getitem__": _getitem,
+    "__setitem__": _setitem,
+    "index_select": _index_select,
+    "scatter_add": _scatter_add,
+    "scatter_add_": _scatter_add,
+    "index_add": _scatter_add,
+    "index_add_": _scatter_add,
+    "scatter": _no_order_at_sources,
+    "scatter_": _no_order_at_sources,
+    "scatter_reduce": _no_order_at_sources,
+    "scatter_reduce_": _no_order_at_sources,
+    "bincount": _no_order_at_sources,
+    "unique": _no_order_at_sources,
+    "cat": _cat,
+    "concat": _cat,
+    "stack": _stack,
+    "clone": _same_shape,
+    "contiguous": _same_shape,
+    "detach": _same_shape,
+    "to": _same_shape,
+    "long": _same_shape,
+    "cpu": _same_shape,
+    "cuda": _same_shape,
+    "view": _broadcast,
+    "expand": _broadcast,
+    "expand_as": _broadcast,
+    "unsqueeze": _broadcast,
+    "reshape": _broadcast,
+    "unbind": _unbind,
+    "flip": _flip,
+    "flipud": _flip,
+    "t": _refuse_turned,
+    "transpose": _refuse_turned,
+    "fliplr": _refuse_turned,
+    "max": _extreme,
+}

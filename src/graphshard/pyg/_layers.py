@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What happens when a layer of PyG is called with an ``edge_index`` that spans ranks.
+
+`MessagePassing` gets a ``__call__`` of its own, once, by the first call of
+`graphshard.pyg.shard`. A call without a `ShardedEdgeIndex` goes straight through it. With one, the
+model is checked for what has no exact result on shards, and the layer runs with its remote rows
+fetched at most once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..comm import anchor
+from ..graph.convert import require
+from ._adapters import call_on_extended_rows, with_largest_eigenvalue
+from ._edge_index import ShardedEdgeIndex
+from ._inexact import check_model
+from ._propagate import bound
+
+
+def install() -> None:
+    """Give PyG's `MessagePassing` the call that knows sharded edges; again is the same as once."""
+    conv = require("torch_geometric.nn.conv", "graphshard[pyg]", "graphshard.pyg")
+    if "__call__" in vars(conv.MessagePassing):
+        return
+    # torch.compile leaves such a call as it is: it cannot look into an exchange between ranks.
+    call_sharded = torch.compiler.disable(_call_sharded)
+
+    def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
+        for _ in _sharded_in((args, kwargs)):
+            return call_sharded(layer, args, kwargs)
+        return nn.Module.__call__(layer, *args, **kwargs)
+
+    conv.MessagePassing.__call__ = call
+
+
+def _call_sharded(layer: Any, args: Any, kwargs: Any) -> Any:
+    sharded = list(_sharded_in((args, kwargs)))
+    if sharded[0].halo.world_size > 1:
+        check_model(layer)
+    try:
+        return _anchored(_called(layer, args, kwargs), sharded)
+    finally:
+        for index in sharded:
+            index.halo.forget()
+
+
+def _called(layer: Any, args: Any, kwargs: Any) -> Any:
+    name = type(layer).__name__
+    if name == "ChebConv":
+        kwargs = with_largest_eigenvalue(layer, args, kwargs)
+    if name == "HGTConv":
+        return call_on_extended_rows(layer, *args, **kwargs)
+    with bound(layer, kwargs):
+        return nn.Module.__call__(layer, *args, **kwargs)
+
+
+def _anchored(out: Any, sharded: Sequence[ShardedEdgeIndex]) -> Any:
+    """The result, made to depend on all that was fetched for it.
+
+    A rank without nodes of some kind may leave out the branch that used them; the backward of
+    every exchange must be reached on all ranks.
+    """
+    halos = {id(index.halo): index.halo for index in sharded}
+    fetched = [t for halo in halos.values() for t in halo.fetched if t.requires_grad]
+    if not fetched or not torch.is_grad_enabled():
+        return out
+    if isinstance(out, Tensor):
+        return anchor(out, *fetched)
+    if isinstance(out, tuple):
+        return (_anchored(out[0], sharded), *out[1:])
+    if isinstance(out, dict):
+        return {key: _anchored(value, sharded) for key, value in out.items()}
+    return out
+
+
+def _sharded_in(value: Any) -> Iterator[ShardedEdgeIndex]:
+    if isinstance(value, ShardedEdgeIndex):
+        yield value
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from _sharded_in(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _sharded_in(item)

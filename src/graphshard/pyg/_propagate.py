@@ -1,0 +1,444 @@
+# SPDX-License-Identifier: Apache-2.0
+"""propagate and edge_updater of a layer that is called with edges that span ranks.
+
+For the time of the call they take the place of the layer's own. Three ways, the first that fits:
+
+===========================  ======================================================================
+fused                        the message is a source row, or a weight times it, and is summed or
+                             averaged; or the layer is PyG's GATConv, GATv2Conv or TransformerConv:
+                             a kernel, without a message per edge
+recomputed in pieces         in sequential mode: PyG's own code on some destinations at a time,
+                             computed again in the backward (`_recompute`)
+as PyG does it               PyG's own code on own and fetched rows
+===========================  ======================================================================
+
+Which one is taken depends on the layer and the mode, and not on this rank's rows.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..ops import Attention, EdgeMask, attend, gspmm, random_seed
+from ._edge_index import ShardedEdgeIndex
+from ._recompute import Aggregation, DestinationPiece, DestinationPieces, Tensors
+from ._source_halo import EdgeSet, SourceHalo
+
+_MEAN_OR_SUM = {"SumAggregation": "sum", "MeanAggregation": "mean"}
+_HOOKS = (
+    "_propagate_forward_pre_hooks",
+    "_propagate_forward_hooks",
+    "_message_forward_pre_hooks",
+    "_message_forward_hooks",
+    "_aggregate_forward_pre_hooks",
+    "_aggregate_forward_hooks",
+    "_edge_update_forward_pre_hooks",
+    "_edge_update_forward_hooks",
+)
+_looked_at: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+
+
+class bound:
+    """Context in which a layer's `propagate` and `edge_updater` are those of this module.
+
+    Layers that are hooked, explained or taken apart keep their own, as do calls that return the
+    attention weights, which the other ways do not make.
+
+    Args:
+        layer: A `MessagePassing`.
+        kwargs: Of its call.
+    """
+
+    def __init__(self, layer: Any, kwargs: dict[str, Any]) -> None:
+        self._layer = layer
+        own = vars(layer)
+        hooked = any(own.get(name) for name in _HOOKS)
+        plain = not layer.explain and layer.decomposed_layers == 1 and "propagate" not in own
+        weights = kwargs.get("return_attention_weights") is not None
+        self._active = plain and not hooked and not weights
+
+    def __enter__(self) -> None:
+        if self._active:
+            own = vars(self._layer)
+            own["propagate"] = MethodType(_propagate, self._layer)
+            if self._layer.inspector.implements("edge_update"):
+                own["edge_updater"] = MethodType(_edge_updater, self._layer)
+
+    def __exit__(self, *error: object) -> None:
+        if self._active:
+            vars(self._layer).pop("propagate", None)
+            vars(self._layer).pop("edge_updater", None)
+
+
+@dataclass(frozen=True)
+class DeferredUpdate:
+    """What `edge_updater` was called with; it runs where `propagate` needs its result.
+
+    Args:
+        kwargs: Its arguments, without the edges.
+    """
+
+    kwargs: dict[str, Any]
+
+
+def _edge_updater(layer: Any, edge_index: Any, size: Any = None, **kwargs: Any) -> Any:
+    if not isinstance(edge_index, ShardedEdgeIndex):
+        return type(layer).edge_updater(layer, edge_index, size=size, **kwargs)
+    return DeferredUpdate(kwargs)
+
+
+def _propagate(layer: Any, edge_index: Any, size: Any = None, **kwargs: Any) -> Any:
+    if isinstance(edge_index, ShardedEdgeIndex):
+        halo = edge_index.halo
+        edges = halo.edge_set(edge_index.local())
+        found = _attention(layer, kwargs, halo, edges)
+        if found is not None:
+            return found.kept() if halo.keeps_halo else found.recomputed()
+        summed = _weighted_sum(layer, kwargs, halo, edges)
+        if summed is not None:
+            # Only the gradient of a weight asks for the rows that were fetched.
+            frees = halo.keeps_halo or not any(edge.requires_grad for edge in summed.edges)
+            return summed.kept() if frees else summed.recomputed()
+        if not halo.keeps_halo:
+            stock = _in_pieces(layer, kwargs, halo, edges)
+            if stock is not None:
+                return stock.recomputed()
+    for name, value in kwargs.items():
+        if isinstance(value, DeferredUpdate):
+            kwargs[name] = type(layer).edge_updater(layer, edge_index, **value.kwargs)
+    return type(layer).propagate(layer, edge_index, size=size, **kwargs)
+
+
+def _whole(halo: SourceHalo) -> Sequence[DestinationPiece]:
+    return (DestinationPiece(0, halo.num_dst),)
+
+
+def _defined_by(layer: Any, method: str, module: str, name: str) -> bool:
+    """Whether a layer has a method as PyG's class of some name defines it."""
+    function = getattr(type(layer), method, None)
+    return (
+        getattr(function, "__module__", "") == module
+        and getattr(function, "__qualname__", "") == f"{name}.{method}"
+    )
+
+
+def _aggregates_as_usual(layer: Any) -> bool:
+    base = "torch_geometric.nn.conv.message_passing"
+    return all(
+        _defined_by(layer, method, base, "MessagePassing") for method in ("aggregate", "update")
+    )
+
+
+# -- fused: a sum of weighted rows -----------------------------------------------------------------
+
+
+class _SourceRow:
+    """The argument ``x_j`` of a message, of which only its product with a weight is wanted."""
+
+    __array_ufunc__ = None
+
+    def __init__(self, shape: torch.Size, weight: Tensor | None = None) -> None:
+        self.shape, self.weight = shape, weight
+
+    def __mul__(self, weight: Any) -> _SourceRow:
+        fits = isinstance(weight, Tensor) and self.weight is None
+        if not fits or weight.dim() != len(self.shape) or weight.shape[-1] != 1:
+            raise _OtherMessageError
+        return _SourceRow(self.shape, weight)
+
+    __rmul__ = __mul__
+
+
+class _OtherMessageError(Exception):
+    """The message is more than a weighted row."""
+
+
+def _weighted_sum(
+    layer: Any, kwargs: dict[str, Any], halo: SourceHalo, edges: EdgeSet
+) -> Aggregation | None:
+    reduce = _MEAN_OR_SUM.get(type(layer.aggr_module).__name__)
+    if reduce is None or not _aggregates_as_usual(layer):
+        return None
+    names = layer.inspector.get_param_names("message")
+    read = [name for name in names if name.endswith("_j")]
+    if len(read) != 1 or any(name.endswith("_i") for name in names):
+        return None
+    rows = kwargs.get(read[0][:-2])
+    rows = rows[0] if isinstance(rows, tuple | list) else rows
+    if not isinstance(rows, Tensor) or not rows.is_floating_point():
+        return None
+    if rows.dim() < 2 or layer.node_dim % rows.dim() != 0:
+        return None
+    arguments: dict[str, Any] = {read[0]: _SourceRow(rows.shape)}
+    for name in names:
+        if name in kwargs and name not in arguments:
+            value = kwargs[name]
+            if isinstance(value, DeferredUpdate):
+                return None
+            arguments[name] = value
+    try:
+        message = layer.message(**arguments)
+    except Exception:  # it is no such message: PyG's own way tells what is wrong, if anything is
+        return None
+    if not isinstance(message, _SourceRow):
+        return None
+    weights = [] if message.weight is None else [message.weight]
+
+    def compute(piece: DestinationPiece, sources: Tensors, _: Tensors, values: Tensors) -> Tensor:
+        if not values:
+            return gspmm(edges.adjacency, "copy_lhs", reduce, sources[0])
+        return gspmm(edges.adjacency, "mul", reduce, sources[0], values[0])
+
+    return Aggregation(halo, lambda: _whole(halo), compute, [rows], [], weights, [])
+
+
+# -- fused: attention ------------------------------------------------------------------------------
+
+
+def _attention(
+    layer: Any, kwargs: dict[str, Any], halo: SourceHalo, edges: EdgeSet
+) -> Aggregation | None:
+    if not _aggregates_as_usual(layer) or type(layer.aggr_module).__name__ != "SumAggregation":
+        return None
+    for name, module, make in (
+        ("GATConv", "gat_conv", _additive),
+        ("GATv2Conv", "gatv2_conv", _joint),
+        ("TransformerConv", "transformer_conv", _dot),
+    ):
+        path = f"torch_geometric.nn.conv.{module}"
+        if _defined_by(layer, "message", path, name):
+            is_gat = name != "TransformerConv"
+            if is_gat and not _defined_by(layer, "edge_update", path, name):
+                return None
+            return make(layer, kwargs, halo, edges)
+    return None
+
+
+def _mask(layer: Any) -> EdgeMask | None:
+    return EdgeMask(layer.dropout, random_seed()) if layer.training and layer.dropout > 0 else None
+
+
+def _edge_rows(layer: Any, edge_attr: Tensor | None) -> Tensor | None:
+    """``lin_edge(edge_attr)`` by head, as the layers compute it."""
+    if edge_attr is None or layer.lin_edge is None:
+        return None
+    edge_attr = edge_attr.view(-1, 1) if edge_attr.dim() == 1 else edge_attr
+    found: Tensor = layer.lin_edge(edge_attr).view(-1, layer.heads, layer.out_channels)
+    return found
+
+
+def _additive(
+    layer: Any, kwargs: dict[str, Any], halo: SourceHalo, edges: EdgeSet
+) -> Aggregation | None:
+    update = kwargs["alpha"]
+    if not isinstance(update, DeferredUpdate):
+        return None
+    of_src, of_dst = update.kwargs["alpha"]
+    values = kwargs["x"][0]
+    if of_dst is None:
+        of_dst = of_src.new_zeros(halo.num_dst, layer.heads)
+    rows = _edge_rows(layer, update.kwargs.get("edge_attr"))
+    scores = [] if rows is None else [(rows * layer.att_edge).sum(-1)]
+    mask = _mask(layer)
+
+    def compute(piece: DestinationPiece, src: Tensors, dst: Tensors, edge: Tensors) -> Tensor:
+        score = edge[0] if edge else None
+        return attend(
+            edges.adjacency,
+            Attention.additive(
+                src[0], src[1], dst[0], score, slope=layer.negative_slope, mask=mask
+            ),
+        )
+
+    return Aggregation(halo, lambda: _whole(halo), compute, [values, of_src], [of_dst], scores, [])
+
+
+def _joint(
+    layer: Any, kwargs: dict[str, Any], halo: SourceHalo, edges: EdgeSet
+) -> Aggregation | None:
+    update = kwargs["alpha"]
+    if not isinstance(update, DeferredUpdate):
+        return None
+    values, targets = kwargs["x"]
+    rows = _edge_rows(layer, update.kwargs.get("edge_attr"))
+    vector = layer.att.view(layer.heads, layer.out_channels)
+    mask = _mask(layer)
+
+    def compute(piece: DestinationPiece, src: Tensors, dst: Tensors, edge: Tensors) -> Tensor:
+        attention = Attention.joint(
+            src[0],
+            dst[0],
+            vector,
+            edge[0] if edge else None,
+            slope=layer.negative_slope,
+            mask=mask,
+        )
+        return attend(edges.adjacency, attention)
+
+    joined = [] if rows is None else [rows]
+    return Aggregation(halo, lambda: _whole(halo), compute, [values], [targets], joined, [vector])
+
+
+def _dot(
+    layer: Any, kwargs: dict[str, Any], halo: SourceHalo, edges: EdgeSet
+) -> Aggregation | None:
+    if kwargs.get("edge_attr") is not None or layer.lin_edge is not None:
+        return None
+    scale, mask = 1 / math.sqrt(layer.out_channels), _mask(layer)
+
+    def compute(piece: DestinationPiece, src: Tensors, dst: Tensors, edge: Tensors) -> Tensor:
+        attention = Attention.dot(src[0], src[1], dst[0], scale=scale, mask=mask)
+        return attend(edges.adjacency, attention)
+
+    sources, targets = [kwargs["value"], kwargs["key"]], [kwargs["query"]]
+    return Aggregation(halo, lambda: _whole(halo), compute, sources, targets, [], [])
+
+
+# -- PyG's own code, in pieces ---------------------------------------------------------------------
+
+
+class _Slots:
+    """Where the tensors of a call's arguments go: rows of sources, of destinations, of edges.
+
+    Args:
+        layer: The layer.
+        halo: The relation.
+        num_edges: Edges of the call.
+    """
+
+    def __init__(self, layer: Any, halo: SourceHalo, num_edges: int) -> None:
+        self._layer, self._halo, self._num_edges = layer, halo, num_edges
+        self.sources: list[Tensor] = []
+        self.destinations: list[Tensor] = []
+        self.edges: list[Tensor] = []
+        self.fits = True
+
+    def _place(self, rows: list[Tensor], tensor: Tensor) -> int:
+        for place, known in enumerate(rows):
+            if known is tensor:
+                return place
+        rows.append(tensor)
+        return len(rows) - 1
+
+    def _node_place(self, rows: list[Tensor], tensor: Any) -> int | None:
+        if not isinstance(tensor, Tensor):
+            return None
+        self.fits &= tensor.dim() > 0 and self._layer.node_dim % tensor.dim() == 0
+        return self._place(rows, tensor)
+
+    def of(self, kwargs: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+        """Argument to what it is made of, for `filled`.
+
+        Args:
+            kwargs: Of `propagate` or `edge_updater`.
+            names: What the layer's functions ask for.
+        """
+        places: dict[str, Any] = {}
+        for name, value in kwargs.items():
+            of_src, of_dst = f"{name}_j" in names, f"{name}_i" in names
+            if of_src or of_dst:
+                src, dst = value if isinstance(value, tuple | list) else (value, value)
+                places[name] = (
+                    "nodes",
+                    self._node_place(self.sources, src) if of_src else None,
+                    self._node_place(self.destinations, dst) if of_dst else None,
+                )
+            elif isinstance(value, DeferredUpdate):
+                asked = self._layer._edge_user_args
+                places[name] = ("update", self.of(value.kwargs, asked))
+            elif name not in names:
+                places[name] = ("unused",)
+            elif isinstance(value, Tensor) and value.dim() and len(value) == self._num_edges:
+                places[name] = ("edges", self._place(self.edges, value))
+            else:
+                places[name] = ("constant", value)
+        return places
+
+
+def _filled(
+    layer: Any, places: dict[str, Any], piece: DestinationPiece, size: Any, rows: Sequence[Tensors]
+) -> dict[str, Any]:
+    """The arguments of a piece, from its rows of sources, destinations and edges."""
+    sources, destinations, edges = rows
+    arguments: dict[str, Any] = {}
+    for name, (kind, *where) in places.items():
+        if kind == "nodes":
+            src, dst = where
+            arguments[name] = (
+                None if src is None else sources[src],
+                None if dst is None else destinations[dst],
+            )
+        elif kind == "edges":
+            arguments[name] = edges[where[0]]
+        elif kind == "update":
+            inner = _filled(layer, where[0], piece, size, rows)
+            arguments[name] = type(layer).edge_updater(layer, piece.edge_index, size=size, **inner)
+        else:
+            arguments[name] = where[0] if where else None
+    return arguments
+
+
+def _in_pieces(
+    layer: Any, kwargs: dict[str, Any], halo: SourceHalo, edges: EdgeSet
+) -> Aggregation | None:
+    base = "torch_geometric.nn.conv.message_passing"
+    if not _defined_by(layer, "update", base, "MessagePassing"):
+        return None
+    slots = _Slots(layer, halo, edges.edge_index.shape[1])
+    places = slots.of(kwargs, layer._user_args)
+    if not slots.fits or not slots.sources:
+        return None
+    parameters = [parameter for parameter in layer.parameters() if parameter.requires_grad]
+
+    def compute(piece: DestinationPiece, src: Tensors, dst: Tensors, edge: Tensors) -> Tensor:
+        assert piece.sources is not None
+        size = (piece.sources.numel(), piece.stop - piece.start)
+        arguments = _filled(layer, places, piece, size, (src, dst, edge))
+        if torch.is_grad_enabled() or layer in _looked_at:
+            found: Tensor = type(layer).propagate(layer, piece.edge_index, size=size, **arguments)
+            return found
+        with torch.enable_grad():
+            found = type(layer).propagate(layer, piece.edge_index, size=size, **arguments)
+        _check_leaves(layer, found, parameters, src, dst, edge)
+        _looked_at.add(layer)
+        return found.detach()
+
+    pieces = edges.pieces
+    if pieces is None:
+        pieces = edges.pieces = DestinationPieces(edges)
+    return Aggregation(
+        halo,
+        lambda: pieces.all,
+        compute,
+        slots.sources,
+        slots.destinations,
+        slots.edges,
+        parameters,
+    )
+
+
+def _check_leaves(layer: Any, result: Tensor, parameters: Tensors, *groups: Tensors) -> None:
+    """Raise if a message uses a tensor whose gradient a recomputed piece would not find."""
+    known = {id(t) for t in parameters} | {id(t) for rows in groups for t in rows}
+    todo, seen = [result.grad_fn], set()
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        leaf = getattr(node, "variable", None)
+        if leaf is not None and id(leaf) not in known:
+            raise NotImplementedError(
+                f"a message of {type(layer).__name__} uses a tensor of shape {tuple(leaf.shape)} "
+                "that needs a gradient and is neither an argument of propagate nor a parameter of "
+                "the layer; pass it to propagate, or shard with mode='oneshot'"
+            )
+        todo += [following for following, _ in node.next_functions]

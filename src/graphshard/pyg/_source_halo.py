@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SourceHalo: how the edges of one relation reach the source rows of other ranks.
+
+Sources are numbered as extended rows (see [Note: extended rows] in `graphshard.fullbatch`): a
+rank's own nodes first, the halo after them. Destinations are own nodes. So in a relation within one
+node type row ``v`` is the same node on both ends, and self loops, in-degrees and whatever else a
+layer finds from local numbers are right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._typing import CanonicalEType
+from ..comm import fetch_halo, ragged_all_to_all, return_halo
+from ..fullbatch import AggregationMode
+from ..fullbatch.execution import HaloRowCache
+from ..fullbatch.topology import LocalEdges, ShardStructure
+from ..graph.frame import version_of
+from ..ops import Adjacency
+
+_KEPT_EDGE_SETS = 4
+
+
+class SourceHalo:
+    """The source rows of one relation, own and remote, and the rank's edges between them.
+
+    Args:
+        structure: Rows, edges and halos of this rank.
+        etype: The relation.
+        mode: How remote rows are fetched; ``"auto"`` is resolved already.
+        cache: Halo rows of tensors that never change, shared by the relations of a graph.
+    """
+
+    def __init__(
+        self,
+        structure: ShardStructure,
+        etype: CanonicalEType,
+        mode: AggregationMode,
+        cache: HaloRowCache,
+    ) -> None:
+        halo = structure.union_halo(etype[0])
+        assert halo is not None
+        self.structure, self.etype, self.mode, self.halo = structure, etype, mode, halo
+        self._cache = cache
+        edges = structure.edges[etype]
+        self.num_dst = edges.num_dst
+        self.edge_index = torch.stack([halo.extended_src(etype).long(), edges.dst.long()])
+        self._reversed: SourceHalo | None = None
+        self._fetched: list[tuple[Tensor, int, bool, Tensor]] = []
+        self._edge_sets: list[EdgeSet] = []
+
+    @property
+    def num_owned(self) -> int:
+        """Source rows of this rank."""
+        return self.halo.num_owned
+
+    @property
+    def num_extended(self) -> int:
+        """Source rows of this rank and the rows of others that its edges read."""
+        return self.halo.num_extended
+
+    @property
+    def world_size(self) -> int:
+        return self.structure.world_size
+
+    @property
+    def keeps_halo(self) -> bool:
+        """Whether fetched rows are kept for the backward, instead of fetched again."""
+        return self.mode.mode == "oneshot" or not self.mode.rematerialize
+
+    # ------------------------------------------------------------------ rows
+
+    def extended(self, *rows: Tensor) -> list[Tensor]:
+        """Own and then halo rows of each tensor; collective, one exchange for all of them.
+
+        What one layer asks for twice is fetched once; see `forget`.
+
+        Args:
+            rows: Each ``[num_owned, ...]``.
+        """
+        if self.world_size == 1:
+            return list(rows)
+        found = [self._find(own) for own in rows]
+        missing = [i for i, tensor in enumerate(found) if tensor is None]
+        if missing:
+            requests = [(self.halo, rows[i]) for i in missing]
+            for i, tensor in zip(missing, self._cache.extended(requests), strict=True):
+                found[i] = tensor
+                self._fetched.append(
+                    (rows[i], version_of(rows[i]), torch.is_grad_enabled(), tensor)
+                )
+        return [tensor for tensor in found if tensor is not None]
+
+    def _find(self, own: Tensor) -> Tensor | None:
+        for tensor, version, with_grad, extended in self._fetched:
+            serves = with_grad or not (own.requires_grad and torch.is_grad_enabled())
+            if tensor is own and version == version_of(own) and serves:
+                return extended
+        return None
+
+    @property
+    def fetched(self) -> list[Tensor]:
+        """The extended rows that `extended` has given since `forget`."""
+        return [extended for _, _, _, extended in self._fetched]
+
+    def forget(self) -> None:
+        """Drop the rows that were fetched; a layer that is done calls it."""
+        self._fetched.clear()
+
+    def fetched_again(self, rows: Sequence[Tensor]) -> list[Tensor]:
+        """As `extended`, of detached rows, and nothing is kept; collective."""
+        detached = [own.detach() if own.requires_grad else own for own in rows]
+        return self._cache.extended([(self.halo, own) for own in detached])
+
+    def returned(self, grads: Sequence[Tensor]) -> list[Tensor]:
+        """Sum of the gradients of extended rows, per own row; collective.
+
+        Args:
+            grads: Each ``[num_extended, ...]``.
+        """
+        own = [grad[: self.num_owned] for grad in grads]
+        if self.world_size == 1:
+            return own
+        remote = [(self.halo.plan, grad[self.num_owned :].contiguous()) for grad in grads]
+        return [a + b for a, b in zip(own, return_halo(remote), strict=True)]
+
+    def summed_at_sources(self, extended: Tensor) -> Tensor:
+        """Sum, per own row, of what all ranks have for it; differentiable, collective.
+
+        Args:
+            extended: ``[num_extended, ...]``.
+        """
+        if self.world_size == 1:
+            return extended
+        own, remote = extended[: self.num_owned], extended[self.num_owned :]
+        total: Tensor = own + _SumAtSources.apply(remote, self)
+        return total
+
+    # ------------------------------------------------------------------ edges
+
+    def edge_set(self, edge_index: Tensor) -> EdgeSet:
+        """The sorted formats of these edges, made once for edges that come again and again.
+
+        A layer that adds self loops makes the same new tensor at every step. To compare it with
+        the ones that are known costs a look at each id, to sort it costs many.
+
+        Args:
+            edge_index: ``[2, num_edges]`` extended source rows and destination rows.
+        """
+        for number, known in enumerate(self._edge_sets):
+            if known.holds(edge_index):
+                self._edge_sets.insert(0, self._edge_sets.pop(number))
+                return known
+        made = EdgeSet(edge_index, self.num_extended, self.num_dst)
+        self._edge_sets = [made, *self._edge_sets[: _KEPT_EDGE_SETS - 1]]
+        return made
+
+    def reversed(self) -> SourceHalo:
+        """The same relation with its edges turned round; collective the first time.
+
+        Edges live with their destination, so those that now end on another rank move to it.
+        """
+        if self._reversed is None:
+            edges, plan = self.structure.edges[self.etype], self.halo.plan
+            order = torch.argsort(edges.src_part.long(), stable=True)
+            pairs = torch.stack([edges.src.long(), edges.dst.long()], 1)[order]
+            counts = torch.bincount(edges.src_part.long(), minlength=plan.world_size)
+            ones = [1] * plan.world_size
+            group = self.structure.group
+            incoming = counts
+            if plan.world_size > 1:
+                incoming = ragged_all_to_all(counts, ones, ones, group)
+                pairs = ragged_all_to_all(pairs, counts.tolist(), incoming.tolist(), group)
+            ranks = torch.arange(plan.world_size, device=incoming.device)
+            part = torch.repeat_interleave(ranks, incoming)
+            order = torch.argsort(pairs[:, 0], stable=True)
+            turned = LocalEdges(part[order], pairs[order, 1], pairs[order, 0], self.num_owned)
+            source, relation, target = self.etype
+            etype = (target, f"rev_{relation}", source)
+            structure = ShardStructure(
+                {etype: turned},
+                {target: self.num_dst},
+                {source: self.num_owned},
+                self.structure.device,
+                group,
+            )
+            cache = HaloRowCache(structure, self.mode.halo_dtype)
+            self._reversed = SourceHalo(structure, etype, self.mode, cache)
+            self._reversed._reversed = self
+        return self._reversed
+
+
+class _SumAtSources(torch.autograd.Function):
+    """Halo rows, summed at their owners: the adjoint of a fetch."""
+
+    @staticmethod
+    def forward(ctx, remote: Tensor, halo: SourceHalo) -> Tensor:  # type: ignore[no-untyped-def]
+        ctx.halo = halo
+        return return_halo([(halo.halo.plan, remote.contiguous())])[0]
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):  # type: ignore[no-untyped-def]
+        return fetch_halo([(ctx.halo.halo.plan, grad.contiguous())])[0], None
+
+
+class EdgeSet:
+    """Edges of a relation, perhaps with self loops added or some left out, and their order.
+
+    Args:
+        edge_index: int64 ``[2, num_edges]``.
+        num_src: Extended source rows.
+        num_dst: Destination rows.
+    """
+
+    def __init__(self, edge_index: Tensor, num_src: int, num_dst: int) -> None:
+        self.edge_index = edge_index
+        small = max(num_src, num_dst, edge_index.shape[1]) < 2**31
+        src, dst = edge_index.to(torch.int32) if small else edge_index
+        self.adjacency = Adjacency(src, dst, num_src, num_dst, check=False)
+        self.pieces: Any = None  # made by what computes in pieces
+
+    def holds(self, edge_index: Tensor) -> bool:
+        """Whether these are its edges, in its order."""
+        mine = self.edge_index
+        if mine is edge_index:
+            return True
+        return mine.shape == edge_index.shape and torch.equal(mine, edge_index)
