@@ -106,8 +106,8 @@ def _merged(
     """
     ids, mine, tables = own
     count = ids.numel()
-    words = arrived.view(torch.int32)[:, :_ID_COLUMNS].contiguous()
-    others = words.view(torch.int64).view(-1)
+    # One row alone counts as contiguous, whatever its stride is; one dimension has none to keep.
+    others = arrived.view(torch.int32)[:, :_ID_COLUMNS].reshape(-1).view(torch.int64)
     numbers = torch.arange(count, count + arrived.shape[0])
     numbers = torch.cat([numbers[:place], mine, numbers[place:]])
     by_rank = torch.cat([others[:place], ids.index_select(0, mine), others[place:]])
