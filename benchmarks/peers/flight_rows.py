@@ -14,6 +14,7 @@ import time
 import warnings
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.flight as flight
 import torch
@@ -22,7 +23,7 @@ num_rows, columns, batch, reads = map(int, sys.argv[1:5])
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 host, role = int(os.environ["HOST"]), os.environ["ROLE"]
 DONE = Path(os.environ["FOLDER"]) / "done"
-warnings.filterwarnings("ignore", "The given buffer is not writable")
+warnings.filterwarnings("ignore", "The given NumPy array is not writable")
 SCHEMA = pa.schema([pa.field("bytes", pa.uint8(), nullable=False)])
 
 
@@ -35,7 +36,7 @@ def as_batch(tensor: torch.Tensor) -> pa.RecordBatch:
 
 def as_tensor(found: pa.RecordBatch, dtype: torch.dtype) -> torch.Tensor:
     """A column as a tensor over the same memory."""
-    return torch.frombuffer(found.column(0).buffers()[1], dtype=torch.uint8).view(dtype)
+    return torch.from_numpy(np.frombuffer(found.column(0).buffers()[1], np.uint8)).view(dtype)
 
 
 class Rows(flight.FlightServerBase):
@@ -79,8 +80,10 @@ if (role, host) == ("server", 1):
     server = Rows("grpc://0.0.0.0:30051")
     threading.Event().wait()
 elif (role, host) == ("trainer", 0):
-    print(json.dumps(measure()), flush=True)
-    DONE.touch()
+    try:
+        print(json.dumps(measure()), flush=True)
+    finally:
+        DONE.touch()
 elif (role, host) == ("trainer", 1):  # its end would end the server
     while not DONE.exists():
         time.sleep(0.1)
