@@ -101,7 +101,7 @@ def _to_dgl(config: PartitionConfig, folder: Path) -> Path:
     parts = [f"part{part}" for part in range(config.num_parts)]
     for path in (json_path, *(folder / name for name in parts)):
         if os.path.lexists(path):
-            raise ValueError(f"{path} exists; choose another out_path, or move it away")
+            raise ValueError(f"{path} exists; choose another folder, or move it away")
     folder.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=f".{config.graph_name}-staging-", dir=folder))
     try:
