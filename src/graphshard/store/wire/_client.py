@@ -16,9 +16,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import Any
 
-from ...comm import Pending
 from ...errors import MessageError, ServerError
 from ._message import WireMessage
 from ._presence import BEAT_SECONDS, HERE, LEAVE, SILENT_SECONDS
@@ -190,10 +188,6 @@ class PendingAnswer:
         if kind in _KINDS:
             raise _KINDS[kind](text)
         raise client.error(f"failed: {text}")
-
-    def then(self, function: Any) -> Pending:
-        """What ``function`` makes of the answer, a list of tensors, as a `Pending`."""
-        return Pending(lambda: function(self.result()))
 
 
 class _PendingCall:
