@@ -10,6 +10,10 @@ BENCH ?= short
 # An environment for the programs that benchmarks compare with.
 PEER ?= .venv-peer
 
+# An environment with neither DGL nor PyG.
+CORE ?= .venv-core
+CORE_TESTS := tests/comm tests/ops tests/graph tests/fullbatch tests/partition tests/sampling
+
 # How many files of tests run side by side; 0 runs them in one process, where a debugger works.
 TEST_WORKERS ?= 2
 # Each file in one process, in the order of tests/conftest.py.
@@ -23,10 +27,10 @@ NATIVE := $(wildcard CMakeLists.txt cmake/*.cmake csrc/*/*.cpp csrc/*/*.h)
 CXX_FILES := $(wildcard csrc/*/*.cpp csrc/*/*.h)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all lint format peer bench clean
+.PHONY: help install demo test test-core test-all lint format peer bench clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 $(BIN)/python:
 	@echo "making $(VENV) with $$($(PYTHON) --version)"
@@ -59,6 +63,19 @@ demo: $(VENV)/.run  ## partition Cora in two, train a GCN and a GAT on it with t
 test: $(VENV)/.test  ## run the tests (PYTEST_ARGS="tests/ops -x" narrows them)
 	$(BIN)/python -m pytest -n $(TEST_WORKERS) $(SIDE_BY_SIDE) $(PYTEST_ARGS)
 
+$(CORE)/.test: pyproject.toml constraints.txt $(NATIVE)
+	@echo "installing graphshard in $(CORE), without DGL and PyG"
+	@$(PYTHON) -m venv $(CORE)
+	@$(CORE)/bin/python -m pip --disable-pip-version-check --no-input -q install \
+		-c constraints.txt -e ".[core-test]"
+	@touch $@
+
+test-core: $(CORE)/.test  ## run the tests of the core where neither DGL nor PyG is installed
+	@$(CORE)/bin/python -c "import graphshard, importlib.util as u; \
+		found = [name for name in ('dgl', 'torch_geometric') if u.find_spec(name)]; \
+		assert not found, f'{found} must not be installed here'"
+	$(CORE)/bin/python -m pytest -n $(TEST_WORKERS) $(SIDE_BY_SIDE) $(CORE_TESTS)
+
 test-all: $(VENV)/.test  ## run the tests with every case and whole campaigns: hours, before a release
 	@$(INSTALL) "ray[train]" || echo "Ray cannot be installed here: its tests are skipped"
 	$(BIN)/python -m pytest --all -n $(TEST_WORKERS) $(SIDE_BY_SIDE) $(PYTEST_ARGS)
@@ -89,6 +106,6 @@ bench: $(VENV)/.test  ## run the short benchmarks, or one: BENCH=memory BENCH_AR
 		$(BIN)/python benchmarks/$(BENCH).py $(BENCH_ARGS)
 
 clean:  ## remove .venv and everything that was built
-	rm -rf $(VENV) $(PEER) build dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(CORE) $(PEER) build dist .pytest_cache .mypy_cache .ruff_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 	find src -name '_kernels*.so' -delete

@@ -53,6 +53,7 @@ BEAT_SECONDS = 5.0
 END_SECONDS = 8.0
 """What processes have to end after SIGTERM, before SIGKILL."""
 
+_PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 _PR_SET_PDEATHSIG = 1
 _SIOCGIFADDR = 0x8915
 _SERVER, _ENGINE = "server", "engine"
@@ -267,13 +268,16 @@ def _watch_trainer(folder: Path, command: Sequence[str]) -> int:
     _killed_with_parent()
     pipe = os.open(folder / f"trainer{os.environ['LOCAL_RANK']}", os.O_WRONLY)
     words = [sys.executable if word == "{python}" else word for word in command]
+    # A signal that comes while the trainer starts is kept until it can be passed on: it would end
+    # this process, and leave what the trainer has started by then.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
     try:
         process = subprocess.Popen(
             words,
             stdout=pipe,
             stderr=pipe,
             start_new_session=True,
-            preexec_fn=_killed_with_parent,
+            preexec_fn=_begin_trainer,
         )
     except OSError as error:
         os.write(pipe, f"error: {words[0]} cannot be started ({error.strerror})\n".encode())
@@ -281,8 +285,9 @@ def _watch_trainer(folder: Path, command: Sequence[str]) -> int:
         return 127
     trainer = Child(process)
     os.write(pipe, f"{_TRAINER}started {process.pid}\n".encode())
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+    for number in _PASSED_ON:
         signal.signal(number, lambda number, frame: trainer.signal(number))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
     if hasattr(os, "waitid"):
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         trainer.signal(signal.SIGKILL)  # what it has started, and left
@@ -297,6 +302,11 @@ def _end_with_parent() -> None:
 
 def _killed_with_parent() -> None:
     _ask_for_signal(signal.SIGKILL)
+
+
+def _begin_trainer() -> None:
+    _killed_with_parent()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
 
 
 def _ask_for_signal(number: int) -> None:

@@ -7,7 +7,6 @@ Alone, and on servers in threads of the test. DGL does not keep edges by destina
 from __future__ import annotations
 
 import contextlib
-import importlib
 import io
 import warnings
 from collections.abc import Iterator
@@ -24,15 +23,11 @@ from test_dist_graph import (
     test_it_has_what_the_graph_has,
 )
 
+from dgl_peer import dgl
 from graphshard.data import to_dgl
 from graphshard.distributed import DistGraph, exit_client, initialize
 from graphshard.graph import EID
 from graphshard.partition import convert_partition
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    dgl = pytest.importorskip("dgl", reason="DGL is the oracle, and has no release for this Python")
-    importlib.import_module("dgl.distributed")
 
 # Collected here, too, and so run with this file's fixture.
 __all__ = ["test_all_neighbours_are_those_of_the_graph", "test_it_has_what_the_graph_has"]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 import time
-import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack
 from itertools import chain
@@ -22,6 +21,7 @@ from dist_graph_cases import TOKEN, Original, Servers, join, plain
 from torch import Tensor
 
 import graphshard
+from dgl_peer import dgl
 from graphshard.comm import barrier, rank
 from graphshard.dataloading import (
     DataLoader,
@@ -45,10 +45,6 @@ from graphshard.distributed import (
 from graphshard.errors import ServerError
 from graphshard.graph import EID, NID
 from graphshard.testing import run_ranks
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    import dgl
 
 BUYS, BOUGHT_BY = ("user", "buys", "item"), ("item", "bought_by", "user")
 

@@ -7,13 +7,13 @@ Servers are in threads of the test.
 from __future__ import annotations
 
 import shutil
-import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from dgl_peer import dgl
 from graphshard.data import to_dgl
 from graphshard.distributed import (
     DistGraph,
@@ -25,10 +25,6 @@ from graphshard.distributed import (
     node_split,
 )
 from graphshard.graph import EID, NID
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    import dgl
 
 
 def edges_of(sub: Any, etype: Any, relabelled: bool) -> list[tuple[int, int, int]]:

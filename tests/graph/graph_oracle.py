@@ -11,12 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dgl_peer import dgl, dgl_fn
 from graphshard import function as fn
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    import dgl
-    import dgl.function as dgl_fn
 
 # `graphshard.graph` is the constructor, as `dgl.graph` is; this is the package of the same name.
 gs = importlib.import_module("graphshard.graph")

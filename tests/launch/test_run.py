@@ -152,7 +152,7 @@ def test_a_trainer_that_blames_another_one_is_not_the_first_cause(
     notes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Exit code 3 says that the fault is another rank's."""
-    monkeypatch.setattr(_run, "_GRACE_SECONDS", 1.0)
+    monkeypatch.setattr(_run, "_GRACE_SECONDS", 3.0)
     trainer = (
         "[time.sleep(0.01) for _ in range(2000) if len(os.listdir(os.environ['NOTES'])) < 4]; "
         "(host, rank) == (0, 0) and os._exit(3); "
@@ -198,11 +198,15 @@ def test_a_server_that_does_not_start_is_named(notes: Path) -> None:
 
 
 def test_trainers_have_a_timeout_after_the_first_has_ended(notes: Path) -> None:
-    trainer = "(host, rank) == (1, 1) and (print('busy', flush=True), time.sleep(1000))"
-    outcome, _ = run(trainer, notes, timeout=0.5)
+    trainer = (
+        "busy = os.environ['NOTES'] + '/busy'; "
+        "(host, rank) == (1, 1) and [print('busy', flush=True), open(busy, 'w'), time.sleep(99)]; "
+        "[time.sleep(0.01) for _ in range(2000) if not os.path.exists(busy)]"
+    )
+    outcome, _ = run(trainer, notes, timeout=2.0)
     assert outcome.exit_code == 1
     assert outcome.report() == (
-        "error: host 1 rank 3 did not end within 0.5 s after the first trainer had\n  | busy"
+        "error: host 1 rank 3 did not end within 2 s after the first trainer had\n  | busy"
     )
 
 

@@ -11,13 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dgl_peer import dgl, dgl_nn
 from graphshard._typing import CanonicalEType
 from graphshard.graph import create_block, graph
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    import dgl
-    import dgl.nn.pytorch as dgl_nn
 
 __all__ = ["BLOCKS", "GRAPHS", "HETERO", "Edges", "compare", "dgl", "dgl_nn"]
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,15 +12,10 @@ import torch
 from partition_cases import add_features, as_dicts, bipartite, plain, quietly, random_ids
 from torch import Tensor
 
+from dgl_peer import dgl
+from graphshard.data import to_dgl
 from graphshard.graph import Graph, heterograph
 from graphshard.graph.dgl_files import load_tensors, save_tensors
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    import dgl
-    import dgl.distributed
-
-from graphshard.data import to_dgl
 
 
 def two_types() -> Graph:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import torch
 from partition_cases import as_dicts, bipartite, part_contents, plain, quietly, typed
 from torch import Tensor
 
+from dgl_peer import dgl
 from graphshard._typing import CanonicalEType
 from graphshard.errors import PartitionFormatError
 from graphshard.graph import Graph, heterograph
@@ -22,11 +22,6 @@ from graphshard.partition import (
     partition_graph,
     verify_partition,
 )
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    import dgl
-    import dgl.distributed
 
 
 def in_dgl(g: Graph) -> Any:

@@ -3,18 +3,14 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import torch
 from torch import Tensor
 
 import graphshard
+from dgl_peer import dgl
 from graphshard.graph import EID, NID
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    import dgl
 
 __all__ = ["BOTH", "RELATIONS", "block_edges", "dgl", "ends", "plain", "typed"]
 
