@@ -176,16 +176,18 @@ def attend(rng: random.Random) -> Call:
         mask["keys"] = ops.edge_keys(torch.arange(adj.num_edges))
     bias = draws(rng, wide, heads, dim) if rng.random() < 0.5 else None
 
-    def run(adj: Any, bias: Any, relu: Any, masked: Any, grad: Any, **given: Any) -> Any:
+    is_masked = rng.random() < 0.4
+
+    def run(adj: Any, bias: Any, relu: Any, grad: Any, **given: Any) -> Any:
         mask = {name: given.pop(name) for name in ("probability", "seed", "keys")}
         inputs = {n: leaf(v) for n, v in given.items() if n not in ("slope", "scale")}
         scalars = {n: v for n, v in given.items() if n in ("slope", "scale")}
-        dropout = ops.EdgeMask(**mask) if masked else None
+        dropout = ops.EdgeMask(**mask) if is_masked else None
         rule = getattr(ops.Attention, score)(**inputs, **scalars, mask=dropout)
         out = ops.attend(adj, rule.finished(bias, relu))
         return gradients(out, grad, *inputs.values())
 
-    options = {"bias": bias, "relu": rng.random() < 0.5, "masked": rng.random() < 0.4, **mask}
+    options = {"bias": bias, "relu": rng.random() < 0.5, **mask}
     grad = draws(rng, dtype, adj.num_dst, heads, dim)
     return run, {"adj": adj, **given, **options, "grad": grad}
 
