@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..._kernel import empty, kernels_for
+from ..._kernel import empty, kernels_for, triton_for
 from .._adjacency import Adjacency
 from .._attention_rule import Attention, wide
 from .._check import Operand
@@ -93,7 +93,7 @@ def take(adj: Adjacency, a: Attention, state: AttentionState) -> None:
         return
     kernels = kernels_for(a.values.device, a.dtype)
     if kernels is None or a.dim == 0:
-        fallback.take(adj, a, state.peak, state.total, state.sums)
+        _without_extension(a).take(adj, a, state.peak, state.total, state.sums)
         return
     operands = _KernelOperands(kernels, adj, a)
     operands.forward(adj, state.peak, state.total, state.sums, None, False)
@@ -139,7 +139,7 @@ def gradients(
             for t, w in zip(a.operands, wanted, strict=True)
         ]
     elif kernels is None or 0 in (a.dim, a.score_dim if a.score != "additive" else 1):
-        found = fallback.gradients(adj, a, statistics, grad.detach(), wanted)
+        found = _without_extension(a).gradients(adj, a, statistics, grad.detach(), wanted)
         for total, place in ((dst_sum, 2), (vector_sum, 4)):
             share = found[place]
             if total is not None and share is not None:
@@ -152,6 +152,12 @@ def gradients(
     found[2] = dst_sum if want_dst else None
     found[4] = vector_sum if want_vector else None
     return found
+
+
+def _without_extension(a: Attention) -> Any:
+    """Triton's kernels or plain torch; the former know no heads without columns."""
+    has_columns = a.dim > 0 and (a.score == "additive" or a.score_dim > 0)
+    return (triton_for(a.values.device, a.dtype) if has_columns else None) or fallback
 
 
 def _detached(a: Attention) -> Attention:

@@ -13,9 +13,9 @@ from graphshard._typing import INDEX_DTYPES
 from ..._kernel import kernels_for, num_threads
 from .. import _check
 from .._adjacency import Adjacency
+from .._broadcast import row_places
 from .._check import Operand
 from . import _compute
-from ._broadcast import row_places
 
 _HALF = (torch.float16, torch.bfloat16)
 

@@ -17,10 +17,10 @@ from torch import Tensor
 from torch.autograd import Function
 
 from .._adjacency import Adjacency
+from .._broadcast import sum_to_row
 from .._check import Operand
 from . import _compute
 from ._argmax import argmax_backward
-from ._broadcast import sum_to_row
 
 
 def _tracked(*values: Operand) -> bool:

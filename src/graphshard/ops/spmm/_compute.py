@@ -11,16 +11,17 @@ from __future__ import annotations
 
 import math
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..._kernel import empty, kernels_for, num_threads
+from ..._kernel import empty, kernels_for, num_threads, triton_for
 from .. import _check
 from .._adjacency import Adjacency
+from .._broadcast import RowLoop, Shape, copy_loop, dot_loop, row_loop, row_places, sum_to_row
 from .._check import Operand
 from . import fallback
-from ._broadcast import RowLoop, Shape, copy_loop, dot_loop, row_loop, row_places, sum_to_row
 
 
 def spmm(
@@ -33,7 +34,7 @@ def spmm(
     assert like is not None
     kernels = kernels_for(like.device, like.dtype)
     if kernels is None:
-        return fallback.spmm(adj, op, reduce, lhs, rhs)
+        return _without_extension(like).spmm(adj, op, reduce, lhs, rhs)
     loop = _spmm_loop(lhs, rhs)
     out = empty((adj.num_dst, *loop.shape), like.dtype)
     has_arg = reduce in ("max", "min")
@@ -100,7 +101,7 @@ def sddmm(
     lhs, rhs = lhs.detach(), rhs.detach()
     kernels = kernels_for(lhs.device, lhs.dtype)
     if kernels is None:
-        return fallback.sddmm(adj, op, lhs, rhs, lhs_target, rhs_target)
+        return _without_extension(lhs).sddmm(adj, op, lhs, rhs, lhs_target, rhs_target)
     make_loop = dot_loop if op == "dot" else row_loop
     loop = make_loop(tuple(lhs.shape[1:]), tuple(rhs.shape[1:]))
     out = empty((adj.num_edges, *loop.shape), lhs.dtype)
@@ -137,7 +138,7 @@ def edge_softmax(adj: Adjacency, logits: Tensor) -> Tensor:
     logits = logits.detach()
     kernels = kernels_for(logits.device, logits.dtype)
     if kernels is None:
-        return fallback.edge_softmax(adj, logits)
+        return _without_extension(logits).edge_softmax(adj, logits)
     out = empty(logits.shape, logits.dtype)
     if out.numel():
         indptr, _, eids = adj.csc()
@@ -150,7 +151,7 @@ def edge_softmax_backward(adj: Adjacency, out: Tensor, grad: Tensor) -> Tensor:
     out, grad = out.detach(), grad.detach()
     kernels = kernels_for(out.device, out.dtype)
     if kernels is None:
-        return fallback.edge_softmax_backward(adj, out, grad)
+        return _without_extension(out).edge_softmax_backward(adj, out, grad)
     result = empty(out.shape, out.dtype)
     if out.numel():
         indptr, _, eids = adj.csc()
@@ -215,6 +216,10 @@ def argmax_backward(
         assert rows[0] is not None
         lhs_grad = sum_to_row(lhs_grad, rows[0]).to(grad.dtype)
     return lhs_grad, None if rhs_grad is None else rhs_grad.to(grad.dtype)
+
+
+def _without_extension(like: Tensor) -> Any:
+    return triton_for(like.device, like.dtype) or fallback
 
 
 def _spmm_loop(lhs: Operand, rhs: Operand) -> RowLoop:

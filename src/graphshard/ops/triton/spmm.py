@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages reduced at their destinations: a program for each piece of a row and block of columns.
+
+Edges are taken in the order of their ids, one after the other, so that neither the block sizes nor
+the number of warps changes a bit of the result.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .._adjacency import Adjacency
+from ._columns import columns
+from ._launch import INTERPRETED, block, sum_type, warps
+from ._tasks import row_tasks, task_of
+
+
+@triton.jit
+def message(OP: tl.constexpr, left, right):
+    """One message from both of its numbers; a copy has one of them alone."""
+    if OP == "copy_lhs":
+        found = left
+    elif OP == "copy_rhs":
+        found = right
+    elif OP == "add":
+        found = left + right
+    elif OP == "sub":
+        found = left - right
+    elif OP == "mul":
+        found = left * right
+    else:
+        found = left / right
+    return found
+
+
+@triton.jit
+def is_better(value, best, NONE, arg, SMALLEST: tl.constexpr):
+    """Whether a later value takes the place of the best: a NaN before any number, else the first."""
+    if SMALLEST:
+        beats = value < best
+    else:
+        beats = value > best
+    return (arg == NONE) | beats | ((value != value) & (best == best))
+
+
+@triton.jit
+def _reduce(
+    out, arg, parts, part_args, indptr, rows, begins, ends, slots, indices, eids, lhs, rhs,
+    lhs_columns, rhs_columns, width, lhs_width, rhs_width,
+    OP: tl.constexpr, REDUCE: tl.constexpr, HAS_EIDS: tl.constexpr, LHS_TABLE: tl.constexpr,
+    RHS_TABLE: tl.constexpr, SPLIT: tl.constexpr, SUM: tl.constexpr, BLOCK: tl.constexpr,
+    UNROLL: tl.constexpr,
+):  # fmt: skip
+    row, begin, end, slot = task_of(tl.program_id(0), indptr, rows, begins, ends, slots, SPLIT)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < width
+    left_column = column
+    right_column = column
+    if LHS_TABLE:
+        left_column = tl.load(lhs_columns + column, mask=inside, other=0)
+    if RHS_TABLE:
+        right_column = tl.load(rhs_columns + column, mask=inside, other=0)
+    READS_LHS: tl.constexpr = OP != "copy_rhs"
+    READS_RHS: tl.constexpr = OP != "copy_lhs"
+    IS_SUM: tl.constexpr = (REDUCE == "sum") | (REDUCE == "mean")
+    best = tl.zeros([BLOCK], SUM)
+    best_edge = tl.zeros([BLOCK], tl.int64) - 1
+    for first in range(begin, end, UNROLL):
+        for step in tl.static_range(UNROLL):
+            position = first + step
+            there = inside & (position < end)
+            left = best
+            right = best
+            edge = position
+            if HAS_EIDS:
+                edge = tl.load(eids + position, mask=position < end, other=0).to(tl.int64)
+            if READS_LHS:
+                node = tl.load(indices + position, mask=position < end, other=0).to(tl.int64)
+                left = tl.load(lhs + node * lhs_width + left_column, mask=there, other=0)
+                left = left.to(SUM)
+            if READS_RHS:
+                right = tl.load(rhs + edge * rhs_width + right_column, mask=there, other=1)
+                right = right.to(SUM)
+            value = message(OP, left, right)
+            if IS_SUM:
+                best += tl.where(there, value, 0)
+            else:
+                taken = there & is_better(value, best, -1, best_edge, REDUCE == "min")
+                best = tl.where(taken, value, best)
+                best_edge = tl.where(taken, edge, best_edge)
+    if SPLIT:
+        if slot >= 0:
+            tl.store(parts + slot * width + column, best, mask=inside)
+            if not IS_SUM:
+                tl.store(part_args + slot * width + column, best_edge, mask=inside)
+    if slot < 0:
+        if REDUCE == "mean":
+            best = best / tl.maximum(end - begin, 1).to(SUM)
+        tl.store(out + row * width + column, best, mask=inside)
+        if not IS_SUM:
+            tl.store(arg + row * width + column, best_edge, mask=inside)
+
+
+@triton.jit
+def _merge(
+    out, arg, parts, part_args, long_rows, first_slots, indptr, width,
+    REDUCE: tl.constexpr, SUM: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    number = tl.program_id(0)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < width
+    row = tl.load(long_rows + number)
+    IS_SUM: tl.constexpr = (REDUCE == "sum") | (REDUCE == "mean")
+    best = tl.zeros([BLOCK], SUM)
+    best_edge = tl.zeros([BLOCK], tl.int64) - 1
+    for slot in range(tl.load(first_slots + number), tl.load(first_slots + number + 1)):
+        value = tl.load(parts + slot * width + column, mask=inside, other=0)
+        if IS_SUM:
+            best += value
+        else:
+            edge = tl.load(part_args + slot * width + column, mask=inside, other=0)
+            taken = is_better(value, best, -1, best_edge, REDUCE == "min")
+            best = tl.where(taken, value, best)
+            best_edge = tl.where(taken, edge, best_edge)
+    if REDUCE == "mean":
+        degree = tl.load(indptr + row + 1) - tl.load(indptr + row)
+        best = best / degree.to(SUM)
+    tl.store(out + row * width + column, best, mask=inside)
+    if not IS_SUM:
+        tl.store(arg + row * width + column, best_edge, mask=inside)
+
+
+def spmm(
+    adj: Adjacency, op: str, reduce: str, lhs: Tensor | None, rhs: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """Reduced messages ``[num_dst, ...]``; for max and min also the ids of their edges."""
+    lhs = None if op == "copy_rhs" else lhs
+    rhs = None if op == "copy_lhs" else rhs
+    like = lhs if lhs is not None else rhs
+    assert like is not None
+    shapes = (None if side is None else tuple(side.shape[1:]) for side in (lhs, rhs))
+    places = columns(*shapes, like.device)
+    out = like.new_zeros((adj.num_dst, *places.shape))
+    is_sum = reduce in ("sum", "mean")
+    arg = None if is_sum else torch.full_like(out, -1, dtype=adj.idtype)
+    if out.numel() == 0 or adj.num_edges == 0:
+        return out, arg
+    indptr, indices, eids = adj.csc(ids=rhs is not None or not is_sum)
+    width = math.prod(places.shape)
+    left, right = (like if side is None else side.contiguous() for side in (lhs, rhs))
+    tasks = row_tasks(indptr)
+    wide = torch.float64 if like.dtype == torch.float64 else torch.float32
+    parts = out.new_empty((tasks.num_slots, width), dtype=wide)
+    part_args = out.new_empty((0 if is_sum else tasks.num_slots, width), dtype=torch.int64)
+    size = block(width, 256)
+    grid = (tasks.count, triton.cdiv(width, size))
+    _reduce[grid](
+        out, out if arg is None else arg, parts, part_args, *tasks.arguments(indptr),
+        indices, indices if eids is None else eids, left, right,
+        indptr if places.lhs is None else places.lhs, indptr if places.rhs is None else places.rhs,
+        width, _width(lhs), _width(rhs),
+        OP=op, REDUCE=reduce, HAS_EIDS=eids is not None, LHS_TABLE=places.lhs is not None,
+        RHS_TABLE=places.rhs is not None, SPLIT=tasks.is_split, SUM=sum_type(like.dtype),
+        BLOCK=size, UNROLL=1 if INTERPRETED else 4, num_warps=warps(size * 4),
+    )  # fmt: skip
+    if tasks.is_split:
+        assert tasks.long_rows is not None
+        _merge[(tasks.long_rows.shape[0], grid[1])](
+            out, out if arg is None else arg, parts, part_args, tasks.long_rows,
+            tasks.first_slots, indptr, width,
+            REDUCE=reduce, SUM=sum_type(like.dtype), BLOCK=size, num_warps=warps(size * 4),
+        )  # fmt: skip
+    return out, arg
+
+
+def _width(rows: Tensor | None) -> int:
+    return 0 if rows is None else math.prod(rows.shape[1:])
