@@ -34,10 +34,7 @@ INTERFACE = 13
 
 _NATIVE_DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 
-_TRITON_DTYPES = (*_NATIVE_DTYPES, torch.float16)
-
 _forced: bool | None = None
-_triton_forced = False
 _limits = threading.local()
 
 
@@ -98,53 +95,6 @@ def kernels_for(device: torch.device, dtype: torch.dtype | None = None) -> Modul
     if device.type != "cpu" or (dtype is not None and dtype not in _NATIVE_DTYPES):
         return None
     return _load() if extension_available() else None
-
-
-@lru_cache(maxsize=1)
-def _load_triton() -> ModuleType | None:
-    try:
-        return importlib.import_module("graphshard.ops.triton")
-    except ImportError as error:
-        warnings.warn(
-            f"Triton cannot be imported ({error}): on this device operators run in plain torch, "
-            "several times slower and with a row per edge, with the same results. It comes with "
-            "torch's wheels for CUDA: pip install triton",
-            RuntimeWarning,
-            stacklevel=5,
-        )
-        return None
-
-
-def triton_for(device: torch.device, dtype: torch.dtype) -> ModuleType | None:
-    """The Triton kernels where they can serve this device and value type, else None.
-
-    | device | what runs |
-    | --- | --- |
-    | CPU | the extension, else plain torch |
-    | CUDA | Triton, else plain torch |
-    | others | plain torch |
-
-    The first call that finds no Triton on a GPU warns once, with a ``RuntimeWarning``.
-    """
-    if dtype not in _TRITON_DTYPES or not (device.type == "cuda" or _triton_forced):
-        return None
-    return _load_triton()
-
-
-@contextmanager
-def force_triton() -> Iterator[None]:
-    """Run the enclosed operators in the Triton kernels, on any device; meant for tests.
-
-    On a CPU that takes its interpreter: ``TRITON_INTERPRET=1`` before Triton is imported.
-    """
-    global _triton_forced
-    before = _triton_forced
-    _triton_forced = True
-    try:
-        with force_extension(False):
-            yield
-    finally:
-        _triton_forced = before
 
 
 def limit_threads(num_threads: int) -> None:

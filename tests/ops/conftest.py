@@ -1,18 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every operator test runs with the compiled kernels and without them."""
+"""Every operator test runs with the compiled kernels, without them, and as Triton kernels."""
 
 from __future__ import annotations
 
+import importlib.util
+import os
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 from graphshard._kernel import extension_available, force_extension
+from graphshard.ops._dispatch import force_triton
+
+# Read when Triton is imported: without a GPU its kernels run in its interpreter.
+os.environ.setdefault("TRITON_INTERPRET", "0" if torch.cuda.is_available() else "1")
 
 
-@pytest.fixture(params=["kernels", "torch"])
+@pytest.fixture(params=["kernels", "torch", pytest.param("triton", marks=pytest.mark.exhaustive)])
 def way(request: pytest.FixtureRequest) -> Iterator[str]:
     if request.param == "kernels" and not extension_available():
         pytest.skip("the compiled kernels are not installed")
+    if request.param == "triton":
+        if importlib.util.find_spec("triton") is None:
+            pytest.skip("Triton has no release here")
+        with force_triton():
+            yield request.param
+        return
     with force_extension(request.param == "kernels"):
         yield request.param

@@ -17,10 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..._kernel import empty, kernels_for, triton_for
+from ..._kernel import empty, kernels_for
 from .._adjacency import Adjacency
 from .._attention_rule import Attention, wide
 from .._check import Operand
+from .._dispatch import triton_for
 from ..spmm import flat_rows
 from . import _fallback as fallback
 

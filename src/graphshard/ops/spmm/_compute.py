@@ -16,11 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..._kernel import empty, kernels_for, num_threads, triton_for
+from ..._kernel import empty, kernels_for, num_threads
 from .. import _check
 from .._adjacency import Adjacency
 from .._broadcast import RowLoop, Shape, copy_loop, dot_loop, row_loop, row_places, sum_to_row
 from .._check import Operand
+from .._dispatch import triton_for
 from . import fallback
 
 

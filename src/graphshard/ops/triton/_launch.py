@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") not in ("", "0")
-"""Whether kernels run in Triton's interpreter, on any device; it is read where Triton is imported."""
+"""Whether kernels run in Triton's interpreter, on any device; fixed when Triton is imported."""
 
 
 def sum_type(dtype: torch.dtype) -> tl.dtype:

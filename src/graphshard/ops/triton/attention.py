@@ -64,7 +64,8 @@ def _attend(
     indptr, rows, begins, ends, slots, indices, eids,
     values, src, dst, edges, vector, factor, keys,
     threshold, edge_seed, head_seed, heads, dim, score_dim, factor_columns,
-    SLOPE: tl.constexpr, SCALE: tl.constexpr, KEPT: tl.constexpr, SCORE: tl.constexpr, HAS_EIDS: tl.constexpr, HAS_EDGE: tl.constexpr, HAS_MASK: tl.constexpr,
+    SLOPE: tl.constexpr, SCALE: tl.constexpr, KEPT: tl.constexpr, SCORE: tl.constexpr,
+    HAS_EIDS: tl.constexpr, HAS_EDGE: tl.constexpr, HAS_MASK: tl.constexpr,
     HAS_KEYS: tl.constexpr, HAS_FACTOR: tl.constexpr, SPLIT: tl.constexpr, SUM: tl.constexpr,
     EDGES: tl.constexpr, DIM: tl.constexpr, SCORE_DIM: tl.constexpr,
 ):  # fmt: skip
@@ -135,12 +136,11 @@ def _attend(
         tl.store(peak + at + tl.arange(0, 1), highest)
         tl.store(total + at + tl.arange(0, 1), mass)
         tl.store(sums + row * sums_stride + head * dim + column, result, mask=inside)
-    if SPLIT:
-        if slot >= 0:
-            there_slot = slot * heads + head
-            tl.store(part_peak + there_slot + tl.arange(0, 1), highest)
-            tl.store(part_total + there_slot + tl.arange(0, 1), mass)
-            tl.store(part_sums + there_slot * dim + column, result, mask=inside)
+    if slot >= 0:
+        there_slot = slot * heads + head
+        tl.store(part_peak + there_slot + tl.arange(0, 1), highest)
+        tl.store(part_total + there_slot + tl.arange(0, 1), mass)
+        tl.store(part_sums + there_slot * dim + column, result, mask=inside)
 
 
 @triton.jit

@@ -139,10 +139,9 @@ def _gradient(
     at = row * heads + head
     values_to = values_out + at * dim
     key_to = key_out + at * score_dim
-    if SPLIT:
-        if slot >= 0:
-            values_to = values_parts + (slot * heads + head) * dim
-            key_to = key_parts + (slot * heads + head) * score_dim
+    if slot >= 0:
+        values_to = values_parts + (slot * heads + head) * dim
+        key_to = key_parts + (slot * heads + head) * score_dim
     if WANT_VALUES:
         tl.store(values_to + column, values_sum, mask=inside)
     if WANT_KEY:

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from .._adjacency import Adjacency
 from .._broadcast import dot_loop
-from ._columns import columns
 from ._launch import block, sum_type, warps
+from ._places import row_places_of
 from .spmm import message, spmm
 
 
@@ -49,15 +49,16 @@ def _per_edge(
     left_row = _rows_of(LHS, edge, src, dst, there) * lhs_width
     right_row = _rows_of(RHS, edge, src, dst, there) * rhs_width
     left = tl.load(lhs + left_row[:, None] + left_column[None, :], mask=both, other=0).to(SUM)
-    right = tl.load(rhs + right_row[:, None] + right_column[None, :], mask=both, other=1).to(SUM)
+    right = tl.load(rhs + right_row[:, None] + right_column[None, :], mask=both, other=0).to(SUM)
+    right = tl.where(both, right, 1.0)
     tl.store(out + edge[:, None] * width + column[None, :], message(OP, left, right), mask=both)
 
 
 @triton.jit
 def _dot(
-    out, src, dst, lhs, rhs, lhs_offsets, rhs_offsets, num_edges, outer, inner, lhs_width, rhs_width,
-    LHS: tl.constexpr, RHS: tl.constexpr, SUM: tl.constexpr, EDGES: tl.constexpr,
-    BLOCK: tl.constexpr,
+    out, src, dst, lhs, rhs, lhs_offsets, rhs_offsets, num_edges, outer, inner, lhs_width,
+    rhs_width, LHS: tl.constexpr, RHS: tl.constexpr, SUM: tl.constexpr,
+    EDGES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     edge = tl.program_id(0).to(tl.int64) * EDGES + tl.arange(0, EDGES)
     number = tl.program_id(1)
@@ -97,7 +98,7 @@ def sddmm(
             EDGES=edges, BLOCK=size, num_warps=warps(size * edges), **options,
         )  # fmt: skip
         return out
-    places = columns(*rows, lhs.device)
+    places = row_places_of(*rows, lhs.device)
     out = lhs.new_empty((adj.num_edges, *places.shape))
     width = math.prod(places.shape)
     if out.numel() == 0:

@@ -15,8 +15,8 @@ import triton.language as tl
 from torch import Tensor
 
 from .._adjacency import Adjacency
-from ._columns import columns
 from ._launch import INTERPRETED, block, sum_type, warps
+from ._places import row_places_of
 from ._tasks import row_tasks, task_of
 
 
@@ -40,7 +40,7 @@ def message(OP: tl.constexpr, left, right):
 
 @triton.jit
 def is_better(value, best, NONE, arg, SMALLEST: tl.constexpr):
-    """Whether a later value takes the place of the best: a NaN before any number, else the first."""
+    """Whether a later value takes the place of the best; a NaN is better than any number."""
     if SMALLEST:
         beats = value < best
     else:
@@ -84,8 +84,8 @@ def _reduce(
                 left = tl.load(lhs + node * lhs_width + left_column, mask=there, other=0)
                 left = left.to(SUM)
             if READS_RHS:
-                right = tl.load(rhs + edge * rhs_width + right_column, mask=there, other=1)
-                right = right.to(SUM)
+                right = tl.load(rhs + edge * rhs_width + right_column, mask=there, other=0)
+                right = tl.where(there, right.to(SUM), 1.0)
             value = message(OP, left, right)
             if IS_SUM:
                 best += tl.where(there, value, 0)
@@ -93,11 +93,10 @@ def _reduce(
                 taken = there & is_better(value, best, -1, best_edge, REDUCE == "min")
                 best = tl.where(taken, value, best)
                 best_edge = tl.where(taken, edge, best_edge)
-    if SPLIT:
-        if slot >= 0:
-            tl.store(parts + slot * width + column, best, mask=inside)
-            if not IS_SUM:
-                tl.store(part_args + slot * width + column, best_edge, mask=inside)
+    if slot >= 0:
+        tl.store(parts + slot * width + column, best, mask=inside)
+        if not IS_SUM:
+            tl.store(part_args + slot * width + column, best_edge, mask=inside)
     if slot < 0:
         if REDUCE == "mean":
             best = best / tl.maximum(end - begin, 1).to(SUM)
@@ -144,7 +143,7 @@ def spmm(
     like = lhs if lhs is not None else rhs
     assert like is not None
     shapes = (None if side is None else tuple(side.shape[1:]) for side in (lhs, rhs))
-    places = columns(*shapes, like.device)
+    places = row_places_of(*shapes, like.device)
     out = like.new_zeros((adj.num_dst, *places.shape))
     is_sum = reduce in ("sum", "mean")
     arg = None if is_sum else torch.full_like(out, -1, dtype=adj.idtype)

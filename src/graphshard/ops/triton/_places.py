@@ -13,7 +13,7 @@ from .._broadcast import RowLoop, Shape, copy_loop, row_loop
 
 
 @dataclass(frozen=True)
-class Columns:
+class RowPlaces:
     """Of one pair of operands.
 
     Args:
@@ -28,14 +28,14 @@ class Columns:
 
 
 @lru_cache(maxsize=512)
-def columns(lhs: Shape | None, rhs: Shape | None, device: torch.device) -> Columns:
+def row_places_of(lhs: Shape | None, rhs: Shape | None, device: torch.device) -> RowPlaces:
     """For rows of these shapes, which broadcast; None for an operand that is not read."""
     if lhs is None or rhs is None:
         only = rhs if lhs is None else lhs
         assert only is not None
-        return Columns(copy_loop(only).shape, None, None)
+        return RowPlaces(copy_loop(only).shape, None, None)
     loop = row_loop(lhs, rhs)
-    return Columns(loop.shape, *(_places(loop, side, device) for side in ("lhs", "rhs")))
+    return RowPlaces(loop.shape, *(_places(loop, side, device) for side in ("lhs", "rhs")))
 
 
 def _places(loop: RowLoop, side: str, device: torch.device) -> Tensor | None:
