@@ -8,7 +8,11 @@ here after three edges.
 from __future__ import annotations
 
 import importlib
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -128,3 +132,13 @@ def check(ours: Tensor, expected: Tensor, *inputs: Tensor) -> None:
         assert (mine is None) == (its is None)
         if mine is not None:
             torch.testing.assert_close(mine, its, **close)
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    ["fp32", *(pytest.param(d, marks=pytest.mark.exhaustive) for d in ("fp64", "bf16", "fp16"))],
+)
+def test_kernels_compile_for_a_gpu(dtype: str, tmp_path: Path) -> None:
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    program = str(Path(__file__).with_name("compile_triton.py"))
+    subprocess.run([sys.executable, program, dtype], env=environment, timeout=110, check=True)

@@ -82,8 +82,8 @@ def _attend(
         own = tl.load(dst + at * score_dim + score_column, mask=score_inside, other=0).to(SUM)
     weight = own
     if SCORE == "joint":
-        place = vector + head * score_dim + score_column
-        weight = tl.load(place, mask=score_inside, other=0).to(SUM)
+        of_head = vector + head * score_dim + score_column
+        weight = tl.load(of_head, mask=score_inside, other=0).to(SUM)
     highest = tl.full([1], float("-inf"), SUM)
     mass = tl.zeros([1], SUM)
     result = tl.zeros([DIM], SUM)

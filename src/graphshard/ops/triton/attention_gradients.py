@@ -44,8 +44,8 @@ def _gradient(
     score_inside = score_column < score_dim
     weight = tl.zeros([SCORE_DIM], SUM)
     if SCORE == "joint":
-        place = vector + head * score_dim + score_column
-        weight = tl.load(place, mask=score_inside, other=0).to(SUM)
+        of_head = vector + head * score_dim + score_column
+        weight = tl.load(of_head, mask=score_inside, other=0).to(SUM)
     values_sum = tl.zeros([DIM], SUM)
     vector_sum = tl.zeros([SCORE_DIM], SUM)
     if SCORE == "additive":

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compiles every Triton kernel for a GPU that need not be there; a program of test_triton.py.
+
+The interpreter runs what the compiler refuses, such as a variable that changes its type in a loop.
+usage: compile_triton.py DTYPE...
+"""
+
+import importlib
+import itertools
+import sys
+from typing import Any
+
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+AMPERE = GPUTarget("cuda", 80, 32)
+LISTS = ("rows", "begins", "ends", "slots", "long_rows", "first_slots", "part_args")
+IDS = ("indptr", "indices", "others", "eids", "keys", "arg", "lhs_columns", "rhs_columns")
+WIDE = (
+    *("peak", "total", "sums", "delta", "part_peak", "part_total", "part_sums", "vector", "factor"),
+    *("values_out", "key_out", "vector_out", "edge_out", "factor_out", "values_parts", "key_parts"),
+)
+ROWS = ("out", "parts", "lhs", "rhs", "values", "src", "dst", "edges", "grad")
+
+
+def kernel(module: str, name: str) -> Any:
+    return getattr(importlib.import_module(f"graphshard.ops.triton.{module}"), name)
+
+
+def compiled(function: Any, dtype: str, constants: dict[str, Any], **types: str) -> None:
+    wide = "*fp64" if dtype == "fp64" else "*fp32"
+    types = {
+        **dict.fromkeys(ROWS, f"*{dtype}"),
+        **dict.fromkeys(WIDE, wide),
+        **dict.fromkeys(LISTS, "*i64"),
+        **dict.fromkeys(IDS, "*i32"),
+        **dict.fromkeys(("threshold", "edge_seed", "head_seed"), "i64"),
+        **dict.fromkeys(constants, "constexpr"),
+        **types,
+    }
+    names = function.arg_names
+    signature = {name: types.get(name, "i32") for name in names}
+    values = {(names.index(name),): value for name, value in constants.items()}
+    source = ASTSource(function, signature, constexprs=values)
+    assert "cubin" in triton.compile(source, target=AMPERE, options={"num_warps": 4}).asm
+
+
+def sums(dtype: str, wide: Any) -> None:
+    for split, (op, reduce) in itertools.product(
+        (False, True), (("copy_lhs", "sum"), ("mul", "mean"), ("div", "max"))
+    ):
+        options = {"REDUCE": reduce, "SUM": wide, "BLOCK": 128}
+        tables = {"HAS_EIDS": split, "LHS_TABLE": split, "RHS_TABLE": True, "SPLIT": split}
+        compiled(kernel("spmm", "_reduce"), dtype, {"OP": op, "UNROLL": 4, **tables, **options})
+        compiled(kernel("spmm", "_merge"), dtype, options)
+
+
+def values_per_edge(dtype: str, wide: Any) -> None:
+    ends = {"src": "*i32", "dst": "*i32"}
+    options = {"LHS": "u", "RHS": "v", "SUM": wide, "EDGES": 16, "BLOCK": 64}
+    tables = {"OP": "sub", "LHS_TABLE": False, "RHS_TABLE": True}
+    compiled(kernel("sddmm", "_per_edge"), dtype, options | tables, **ends)
+    offsets = {"lhs_offsets": "*i64", "rhs_offsets": "*i64"}
+    compiled(kernel("sddmm", "_dot"), dtype, options, **ends, **offsets)
+
+
+def attention(dtype: str, wide: Any) -> None:
+    for score, rich in itertools.product(("additive", "joint", "dot"), (False, True)):
+        of_scores = {"src": "*fp64" if dtype == "fp64" else "*fp32"} if score == "additive" else {}
+        types = {name: of_scores.get("src", f"*{dtype}") for name in ("src", "dst", "edges")}
+        has = ("HAS_EIDS", "HAS_EDGE", "HAS_MASK", "HAS_KEYS", "HAS_FACTOR", "SPLIT")
+        numbers = {"SLOPE": 0.2, "SCALE": 0.7, "KEPT": 1.25, "EDGES": 16, "DIM": 64}
+        options = {"SCORE": score, "SUM": wide, **numbers, **dict.fromkeys(has, rich)}
+        options["SCORE_DIM"] = 1 if score == "additive" else 64
+        compiled(kernel("attention", "_attend"), dtype, options, **types)
+        for by_source in (False, True):
+            wanted = {
+                "BY_SOURCE": by_source,
+                "WANT_VALUES": by_source,
+                "WANT_KEY": True,
+                "WANT_VECTOR": not by_source and score == "joint",
+                "WANT_EDGE": not by_source and rich,
+                "WANT_FACTOR": not by_source and rich,
+            }
+            compiled(kernel("attention_gradients", "_gradient"), dtype, options | wanted, **types)
+    compiled(kernel("attention", "_merge_states"), dtype, {"SUM": wide, "DIM": 64})
+    options = {"SUM": wide, "BLOCK": 64}
+    partial = "*fp64" if dtype == "fp64" else "*fp32"
+    compiled(
+        kernel("attention_gradients", "_sum_parts"), dtype, options, out=partial, parts=partial
+    )
+
+
+for given in sys.argv[1:]:
+    of_sums = tl.float64 if given == "fp64" else tl.float32
+    sums(given, of_sums)
+    values_per_edge(given, of_sums)
+    attention(given, of_sums)
