@@ -245,6 +245,7 @@ def rows(folder: Path, args: argparse.Namespace) -> list[str]:
     for base, *others in (
         ("torch RPC, other host", "Arrow Flight, other host", "graphshard, other host"),
         (best_near, "graphshard, same host"),
+        ("torch RPC, other host", "graphshard, same host"),
     ):
         both = {name: by_name[name] for name in (base, *others)}
         text += [*markdown_table(["", "ms a read", "throughput"], compared(both, "s", base)), ""]
