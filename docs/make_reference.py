@@ -130,6 +130,9 @@ def _entry(section: str, name: str, value: Any, home: dict[int, str]) -> Iterato
         shown = f" = {value!r}" if isinstance(value, str | tuple) else ""
         yield f"- `{name}{shown}`: {CONSTANTS.get(name, 'a constant')}"
         return
+    if value.__module__ is None or value.__module__.startswith("torch") or inspect.isbuiltin(value):
+        yield f"- `{name}`: torch's `{value.__name__}`"
+        return
     described = home.get(id(value), section)
     if described != section:
         yield f"- `{name}`: {_link(described)}"

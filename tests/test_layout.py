@@ -53,7 +53,7 @@ ARROWS: dict[str, set[str]] = {
     "random": {"graph"},
     "base": {"errors", "graph"},
     "utils": {"errors"},
-    "transforms": {"errors", "function", "graph"},
+    "transforms": {"errors", "function", "graph", "partition"},
     "comm": BASE,
     "nn": BASE | {"function", "ops", "graph", "comm"},
     "partition": BASE | {"function", "ops", "graph", "comm"},

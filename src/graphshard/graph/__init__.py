@@ -16,7 +16,7 @@ from ._edgewise import (
     u_sub_v,
 )
 from ._graph import Graph, graph, heterograph
-from ._random import rand_bipartite, rand_graph, seed
+from ._random import choice, rand_bipartite, rand_graph, seed
 from .batching import (
     batch,
     broadcast_edges,
@@ -91,6 +91,8 @@ from .transforms import (
     reverse,
     segmented_knn_graph,
     shortest_dist,
+    sort_csc_by_tag,
+    sort_csr_by_tag,
     svd_pe,
     to_bfloat16,
     to_bidirected,
@@ -143,6 +145,7 @@ __all__ = [
     "block_to_graph",
     "broadcast_edges",
     "broadcast_nodes",
+    "choice",
     "compact_graphs",
     "copy_u",
     "copy_v",
@@ -211,6 +214,8 @@ __all__ = [
     "slice_batch",
     "softmax_edges",
     "softmax_nodes",
+    "sort_csc_by_tag",
+    "sort_csr_by_tag",
     "sum_edges",
     "sum_nodes",
     "svd_pe",

@@ -12,6 +12,7 @@ from . import functional, glob, pytorch
 from ._distributed_bn import DistributedBN1D
 from ._edge_weight_norm import EdgeWeightNorm
 from ._hetero_embedding import HeteroEmbedding
+from ._point_graphs import KNNGraph, RadiusGraph, SegmentedKNNGraph
 from ._typed_linear import TypedLinear
 from .conv import (
     AGNNConv,
@@ -50,10 +51,13 @@ __all__ = [
     "GraphConv",
     "HeteroEmbedding",
     "HeteroGraphConv",
+    "KNNGraph",
     "MaxPooling",
+    "RadiusGraph",
     "RelGraphConv",
     "SAGEConv",
     "SGConv",
+    "SegmentedKNNGraph",
     "Set2Set",
     "SortPooling",
     "SumPooling",

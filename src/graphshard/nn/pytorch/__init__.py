@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The names of ``dgl.nn.pytorch``: the layers of `graphshard.nn` at DGL's places."""
 
-from ...graph import edge_softmax
+from ...graph import edge_softmax, knn_graph, radius_graph, segmented_knn_graph
 from .._edge_weight_norm import EdgeWeightNorm
+from .._point_graphs import KNNGraph, RadiusGraph, SegmentedKNNGraph
 from .._typed_linear import TypedLinear
 from ..conv import (
     AGNNConv,
@@ -40,10 +41,13 @@ __all__ = [
     "GlobalAttentionPooling",
     "GraphConv",
     "HeteroGraphConv",
+    "KNNGraph",
     "MaxPooling",
+    "RadiusGraph",
     "RelGraphConv",
     "SAGEConv",
     "SGConv",
+    "SegmentedKNNGraph",
     "Set2Set",
     "SortPooling",
     "SumPooling",
@@ -53,6 +57,9 @@ __all__ = [
     "edge_softmax",
     "glob",
     "hetero",
+    "knn_graph",
     "linear",
+    "radius_graph",
+    "segmented_knn_graph",
     "softmax",
 ]
