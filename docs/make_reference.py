@@ -17,6 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
 import typer
 
 TARGET = Path(__file__).with_name("reference.md")
@@ -131,7 +132,8 @@ def _entry(section: str, name: str, value: Any, home: dict[int, str]) -> Iterato
         yield f"- `{name}{shown}`: {CONSTANTS.get(name, 'a constant')}"
         return
     if value.__module__ is None or value.__module__.startswith("torch") or inspect.isbuiltin(value):
-        yield f"- `{name}`: torch's `{value.__name__}`"
+        public = getattr(torch, value.__name__, None) is value
+        yield f"- `{name}`: torch's{f' `{value.__name__}`' if public else ''}"
         return
     described = home.get(id(value), section)
     if described != section:

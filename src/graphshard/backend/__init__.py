@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -38,7 +38,7 @@ sum, mean, cumsum = torch.sum, torch.mean, torch.cumsum
 reduce_sum, reduce_mean, reduce_max, reduce_min = torch.sum, torch.mean, torch.max, torch.min
 argsort, sort_1d, unique = torch.argsort, torch.sort, torch.unique
 is_tensor, is_recording = torch.is_tensor, torch.is_grad_enabled
-no_grad, record_grad = torch.no_grad, nullcontext
+no_grad = torch.no_grad
 zerocopy_from_dlpack, zerocopy_to_dlpack = dlpack.from_dlpack, dlpack.to_dlpack
 
 data_type_dict = {
@@ -304,6 +304,11 @@ def grad(x: Tensor) -> Tensor | None:
 def is_no_grad(x: Tensor) -> builtins.bool:
     """Whether its gradient is 0, or has not been computed."""
     return x.grad is None or not x.grad.any()
+
+
+def record_grad() -> AbstractContextManager[None]:
+    """A context in which torch records gradients, as it does outside."""
+    return nullcontext()
 
 
 def sync() -> None:

@@ -22,8 +22,8 @@ MODULES = {
     "merge": "graph merge",
     "mpops": "graph copy_u copy_v u_add_v u_div_v u_dot_v u_mul_v u_sub_v",
     "multiprocessing": "torch.multiprocessing Barrier Condition Event JoinableQueue Lock Manager "
-    "Pipe Pool Process Queue RLock Semaphore SimpleQueue Value cpu_count current_process get_context "
-    "get_start_method set_start_method spawn",
+    "Pipe Pool Process Queue RLock Semaphore SimpleQueue Value cpu_count current_process "
+    "get_context get_start_method set_start_method spawn",
     "propagate": "graph prop_edges prop_edges_dfs prop_nodes prop_nodes_bfs prop_nodes_topo",
     "readout": "graph broadcast_edges broadcast_nodes max_edges max_nodes mean_edges mean_nodes "
     "readout_edges readout_nodes softmax_edges softmax_nodes sum_edges sum_nodes topk_edges "
@@ -43,6 +43,7 @@ MODULES = {
     "Compose DropEdge DropNode FeatMask GCNNorm GDC HeatKernel KHopGraph LapPE LaplacianPE "
     "LineGraph NodeShuffle PPR RandomWalkPE RemoveSelfLoop RowFeatNormalizer SIGNDiffusion SVDPE "
     "ToLevi ToSimple",
+    "nn.pytorch": "graph knn_graph radius_graph segmented_knn_graph",
     "nn.pytorch.factory": "nn KNNGraph RadiusGraph SegmentedKNNGraph",
     "nn.pytorch.conv.agnnconv": "nn AGNNConv",
     "nn.pytorch.conv.appnpconv": "nn APPNPConv",

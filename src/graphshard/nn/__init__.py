@@ -12,6 +12,7 @@ from . import functional, glob, pytorch
 from ._distributed_bn import DistributedBN1D
 from ._edge_weight_norm import EdgeWeightNorm
 from ._hetero_embedding import HeteroEmbedding
+from ._of_dgl import layers_of_dgl
 from ._point_graphs import KNNGraph, RadiusGraph, SegmentedKNNGraph
 from ._typed_linear import TypedLinear
 from .conv import (
@@ -67,3 +68,5 @@ __all__ = [
     "glob",
     "pytorch",
 ]
+
+__getattr__ = layers_of_dgl(__name__)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The names of ``dgl.nn.pytorch``: the layers of `graphshard.nn` at DGL's places."""
 
-from ...graph import edge_softmax, knn_graph, radius_graph, segmented_knn_graph
+from ...graph import edge_softmax
 from .._edge_weight_norm import EdgeWeightNorm
+from .._of_dgl import layers_of_dgl
 from .._point_graphs import KNNGraph, RadiusGraph, SegmentedKNNGraph
 from .._typed_linear import TypedLinear
 from ..conv import (
@@ -57,9 +58,8 @@ __all__ = [
     "edge_softmax",
     "glob",
     "hetero",
-    "knn_graph",
     "linear",
-    "radius_graph",
-    "segmented_knn_graph",
     "softmax",
 ]
+
+__getattr__ = layers_of_dgl(__name__)
