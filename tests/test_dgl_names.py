@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import importlib
+import warnings
 
 import pytest
 import torch
 
 import graphshard as dgl
+from dgl_names_cases import MODULES, listed, missing
 from graphshard.errors import GraphShardError
 
 PLACES = {
@@ -75,3 +77,43 @@ def test_pairs_and_shapes() -> None:
         True,
         False,
     )
+
+
+@pytest.mark.parametrize("place", MODULES)
+def test_the_page_lists_what_is_not_here(place: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pytest.importorskip("dgl", reason="DGL is the oracle, and has no release for this Python")
+        assert missing(place) == listed().get(place, set())
+
+
+def test_the_page_has_no_other_place() -> None:
+    assert set(listed()) <= set(MODULES)
+
+
+def test_layers_that_dgl_alone_has_are_dgls() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        real = pytest.importorskip("dgl", reason="DGL is the oracle, and has no release for all")
+    torch.manual_seed(0)
+    layer = dgl.nn.EdgeConv(4, 3)
+    assert isinstance(layer, real.nn.EdgeConv)
+    edges, x = ([0, 1, 2, 0], [1, 2, 0, 2]), torch.rand(3, 4)
+    torch.testing.assert_close(layer(dgl.graph(edges), x), layer(real.graph(edges), x))
+    with pytest.raises(AttributeError, match="where DGL is installed"):
+        getattr(dgl.nn.pytorch, "NoSuch" + "Conv")
+
+
+def test_modules_without_a_file_hold_the_same_objects() -> None:
+    for place, name in (
+        ("readout", "sum_nodes"),
+        ("subgraph", "node_subgraph"),
+        ("mpops", "copy_u"),
+    ):
+        module = importlib.import_module(f"graphshard.{place}")
+        assert getattr(module, name) is getattr(dgl, name)
+    batch = importlib.import_module("graphshard.batch")
+    g = dgl.graph(([0], [1]))
+    assert dgl.batch is batch.batch  # the function, not the module
+    assert batch([g, g]).batch_size == 2
+    assert importlib.import_module("graphshard.multiprocessing").Queue

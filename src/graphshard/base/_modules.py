@@ -16,7 +16,7 @@ from typing import Any
 MODULES = {
     "batch": "graph batch slice_batch unbatch",
     "generators": "graph rand_bipartite rand_graph",
-    "geometry": "graph.transforms farthest_point_sampler neighbor_matching",
+    "geometry": "graph farthest_point_sampler neighbor_matching",
     "heterograph": "graph Block DGLBlock=Block DGLGraph=Graph DGLHeteroGraph=Graph heterograph",
     "homophily": "graph edge_homophily linkx_homophily node_homophily",
     "merge": "graph merge",
@@ -44,7 +44,9 @@ MODULES = {
     "LineGraph NodeShuffle PPR RandomWalkPE RemoveSelfLoop RowFeatNormalizer SIGNDiffusion SVDPE "
     "ToLevi ToSimple",
     "nn.pytorch": "graph knn_graph radius_graph segmented_knn_graph",
-    "nn.pytorch.factory": "nn KNNGraph RadiusGraph SegmentedKNNGraph",
+    "nn": "nn.pytorch edge_softmax knn_graph radius_graph segmented_knn_graph",
+    "nn.pytorch.factory": "nn.pytorch KNNGraph RadiusGraph SegmentedKNNGraph knn_graph "
+    "radius_graph segmented_knn_graph",
     "nn.pytorch.conv.agnnconv": "nn AGNNConv",
     "nn.pytorch.conv.appnpconv": "nn APPNPConv",
     "nn.pytorch.conv.dotgatconv": "nn DotGatConv",

@@ -30,8 +30,8 @@ def layers_of_dgl(module: str) -> Callable[[str], Any]:
             if isinstance(found, type) and issubclass(found, nn.Module):
                 return found
         raise AttributeError(
-            f"module {module!r} has no attribute {name!r}; layers that DGL alone has are there where "
-            "DGL is installed"
+            f"module {module!r} has no attribute {name!r}; layers that DGL alone has are there "
+            "where DGL is installed"
         )
 
     return find

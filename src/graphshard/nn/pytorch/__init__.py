@@ -3,6 +3,7 @@
 
 from ...graph import edge_softmax
 from .._edge_weight_norm import EdgeWeightNorm
+from .._hetero_embedding import HeteroEmbedding
 from .._of_dgl import layers_of_dgl
 from .._point_graphs import KNNGraph, RadiusGraph, SegmentedKNNGraph
 from .._typed_linear import TypedLinear
@@ -41,6 +42,7 @@ __all__ = [
     "GINConv",
     "GlobalAttentionPooling",
     "GraphConv",
+    "HeteroEmbedding",
     "HeteroGraphConv",
     "KNNGraph",
     "MaxPooling",
