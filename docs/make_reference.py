@@ -32,6 +32,7 @@ MODULES = {
     "graphshard.function": "Built-in message and reduce functions.",
     "graphshard.nn": "Layers.",
     "graphshard.nn.glob": "Layers that give a row per graph of a batch.",
+    "graphshard.nn.link": "Scores of pairs of nodes.",
     "graphshard.nn.pytorch": "The layers at the places of `dgl.nn.pytorch`.",
     "graphshard.distributed": "The names of `dgl.distributed`.",
     "graphshard.partition": "Partitioning, on disk and back.",

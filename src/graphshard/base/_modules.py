@@ -47,6 +47,8 @@ MODULES = {
     "nn": "nn.pytorch edge_softmax knn_graph radius_graph segmented_knn_graph",
     "nn.pytorch.factory": "nn.pytorch KNNGraph RadiusGraph SegmentedKNNGraph knn_graph "
     "radius_graph segmented_knn_graph",
+    "nn.pytorch.link": "nn EdgePredictor TransE TransR",
+    "nn.pytorch.utils": "nn JumpingKnowledge Sequential",
     "nn.pytorch.conv.agnnconv": "nn AGNNConv",
     "nn.pytorch.conv.appnpconv": "nn APPNPConv",
     "nn.pytorch.conv.dotgatconv": "nn DotGatConv",

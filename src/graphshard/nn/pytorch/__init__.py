@@ -3,9 +3,10 @@
 
 from ...graph import edge_softmax
 from .._edge_weight_norm import EdgeWeightNorm
-from .._hetero_embedding import HeteroEmbedding
+from .._hetero_embedding import HeteroEmbedding, HeteroLinear
 from .._of_dgl import layers_of_dgl
 from .._point_graphs import KNNGraph, RadiusGraph, SegmentedKNNGraph
+from .._stacks import JumpingKnowledge, Sequential
 from .._typed_linear import TypedLinear
 from ..conv import (
     AGNNConv,
@@ -29,6 +30,7 @@ from ..glob import (
     SumPooling,
     WeightAndSum,
 )
+from ..link import EdgePredictor, TransE, TransR
 from . import conv, glob, hetero, linear, softmax
 
 __all__ = [
@@ -36,6 +38,7 @@ __all__ = [
     "APPNPConv",
     "AvgPooling",
     "DotGatConv",
+    "EdgePredictor",
     "EdgeWeightNorm",
     "GATConv",
     "GATv2Conv",
@@ -44,6 +47,8 @@ __all__ = [
     "GraphConv",
     "HeteroEmbedding",
     "HeteroGraphConv",
+    "HeteroLinear",
+    "JumpingKnowledge",
     "KNNGraph",
     "MaxPooling",
     "RadiusGraph",
@@ -51,9 +56,12 @@ __all__ = [
     "SAGEConv",
     "SGConv",
     "SegmentedKNNGraph",
+    "Sequential",
     "Set2Set",
     "SortPooling",
     "SumPooling",
+    "TransE",
+    "TransR",
     "TypedLinear",
     "WeightAndSum",
     "conv",
