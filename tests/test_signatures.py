@@ -51,6 +51,7 @@ OURS_ALONE = {
     "graphshard.distributed.load_partition_feats load_edges",
     "graphshard.graph.load_tensors return_dgl_ndarray",  # as dgl.data.utils.load_tensors
     "graphshard.graph.choice replace",  # as dgl.random.choice
+    "graphshard.graph.neighbor_matching relabel_idx",  # as dgl.geometry.neighbor_matching
 }
 
 

@@ -16,6 +16,11 @@ class KNNGraph(nn.Module):
 
     Args:
         k: Number of neighbours.
+
+    Example:
+        >>> import torch
+        >>> KNNGraph(2)(torch.rand(5, 3)).num_edges()
+        10
     """
 
     def __init__(self, k: int) -> None:

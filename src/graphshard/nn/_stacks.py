@@ -19,6 +19,13 @@ class Sequential(nn.Sequential):
 
     Args:
         *args: The layers.
+
+    Example:
+        >>> from graphshard.graph import graph
+        >>> from graphshard.nn import GraphConv
+        >>> stack = Sequential(GraphConv(4, 8), GraphConv(8, 2))
+        >>> stack(graph(([0, 1], [1, 0])), torch.ones(2, 4)).shape
+        torch.Size([2, 2])
     """
 
     def forward(self, graph: Any, *feats: Any) -> Any:
