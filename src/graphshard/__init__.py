@@ -207,7 +207,7 @@ from .transforms import (
     partition_graph_with_halo,
     reorder_graph,
 )
-from .utils import apply_each
+from .utils import apply_each, is_libxsmm_enabled, use_libxsmm
 
 DGLGraph = DGLHeteroGraph = Graph
 DGLBlock = Block
@@ -321,6 +321,7 @@ __all__ = [
     "inference",
     "init",
     "initialize_comms",
+    "is_libxsmm_enabled",
     "khop_adj",
     "khop_graph",
     "khop_in_subgraph",
@@ -415,6 +416,7 @@ __all__ = [
     "u_mul_v",
     "u_sub_v",
     "unbatch",
+    "use_libxsmm",
     "utils",
     "world_size",
 ]

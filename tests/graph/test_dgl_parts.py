@@ -81,6 +81,7 @@ def test_metis_divides_evenly_and_by_kind() -> None:
     parts = transforms.metis_partition_assignment(g, 3)
     assert bool((parts[new.ndata["_ID"]].diff() >= 0).all())
     for call in (
+        lambda: g.reorder_graph("metis", permute_config={"k": 3}),
         lambda: transforms.metis_partition_assignment(g.int(), 3),
         lambda: transforms.metis_partition_assignment(g, 3, mode="other"),
         lambda: transforms.partition_graph_with_halo(g, parts[1:], 1),

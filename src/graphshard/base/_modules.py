@@ -17,6 +17,7 @@ MODULES = {
     "batch": "graph batch slice_batch unbatch",
     "generators": "graph rand_bipartite rand_graph",
     "geometry": "graph farthest_point_sampler neighbor_matching",
+    "global_config": "utils is_libxsmm_enabled use_libxsmm",
     "heterograph": "graph Block DGLBlock=Block DGLGraph=Graph DGLHeteroGraph=Graph heterograph",
     "homophily": "graph edge_homophily linkx_homophily node_homophily",
     "merge": "graph merge",

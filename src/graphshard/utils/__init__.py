@@ -6,8 +6,10 @@ from ._utils import (
     apply_each,
     check_eq_shape,
     expand_as_pair,
+    is_libxsmm_enabled,
     is_sorted_srcdst,
     recursive_apply,
+    use_libxsmm,
 )
 
 __all__ = [
@@ -15,6 +17,8 @@ __all__ = [
     "apply_each",
     "check_eq_shape",
     "expand_as_pair",
+    "is_libxsmm_enabled",
     "is_sorted_srcdst",
     "recursive_apply",
+    "use_libxsmm",
 ]
