@@ -44,7 +44,7 @@ def reorder_graph(
     check_one_relation(g, "reorder_graph")
     if node_permute_algo == "metis":
         raise GraphUnsupportedError(
-            "node_permute_algo 'metis' is not offered by this function and by the method of graphs; "
+            "node_permute_algo 'metis' is not offered by this function nor the graph's method; "
             "call graphshard.reorder_graph(g, 'metis', permute_config={'k': number of parts})"
         )
     if node_permute_algo not in (None, "rcmk", "custom"):
