@@ -17,6 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
 import typer
 
 TARGET = Path(__file__).with_name("reference.md")
@@ -31,6 +32,7 @@ MODULES = {
     "graphshard.function": "Built-in message and reduce functions.",
     "graphshard.nn": "Layers.",
     "graphshard.nn.glob": "Layers that give a row per graph of a batch.",
+    "graphshard.nn.link": "Scores of pairs of nodes.",
     "graphshard.nn.pytorch": "The layers at the places of `dgl.nn.pytorch`.",
     "graphshard.distributed": "The names of `dgl.distributed`.",
     "graphshard.partition": "Partitioning, on disk and back.",
@@ -129,6 +131,10 @@ def _entry(section: str, name: str, value: Any, home: dict[int, str]) -> Iterato
     if not (inspect.isclass(value) or callable(value)):
         shown = f" = {value!r}" if isinstance(value, str | tuple) else ""
         yield f"- `{name}{shown}`: {CONSTANTS.get(name, 'a constant')}"
+        return
+    if value.__module__ is None or value.__module__.startswith("torch") or inspect.isbuiltin(value):
+        public = getattr(torch, value.__name__, None) is value
+        yield f"- `{name}`: torch's{f' `{value.__name__}`' if public else ''}"
         return
     described = home.get(id(value), section)
     if described != section:

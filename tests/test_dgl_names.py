@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import importlib
+import warnings
 
 import pytest
 import torch
 
 import graphshard as dgl
+from dgl_names_cases import MODULES, listed, missing
 from graphshard.errors import GraphShardError
 
 PLACES = {
@@ -75,3 +77,75 @@ def test_pairs_and_shapes() -> None:
         True,
         False,
     )
+
+
+@pytest.mark.parametrize("place", MODULES)
+def test_the_page_lists_what_is_not_here(place: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pytest.importorskip("dgl", reason="DGL is the oracle, and has no release for this Python")
+        assert missing(place) == listed().get(place, set())
+
+
+def test_the_page_has_no_other_place() -> None:
+    assert set(listed()) <= set(MODULES)
+
+
+def test_layers_that_dgl_alone_has_are_dgls() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        real = pytest.importorskip("dgl", reason="DGL is the oracle, and has no release for all")
+    torch.manual_seed(0)
+    layer = dgl.nn.EdgeConv(4, 3)
+    assert isinstance(layer, real.nn.EdgeConv)
+    edges, x = ([0, 1, 2, 0], [1, 2, 0, 2]), torch.rand(3, 4)
+    torch.testing.assert_close(layer(dgl.graph(edges), x), layer(real.graph(edges), x))
+    with pytest.raises(AttributeError, match="where DGL is installed"):
+        getattr(dgl.nn.pytorch, "NoSuch" + "Conv")
+
+
+def test_modules_without_a_file_hold_the_same_objects() -> None:
+    for place, name in (
+        ("readout", "sum_nodes"),
+        ("subgraph", "node_subgraph"),
+        ("mpops", "copy_u"),
+    ):
+        module = importlib.import_module(f"graphshard.{place}")
+        assert getattr(module, name) is getattr(dgl, name)
+    batch = importlib.import_module("graphshard.batch")
+    g = dgl.graph(([0], [1]))
+    assert dgl.batch is batch.batch  # the function, not the module
+    assert batch([g, g]).batch_size == 2
+    assert importlib.import_module("graphshard.multiprocessing").Queue
+
+
+def test_small_layers_are_dgls() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        real = pytest.importorskip("dgl", reason="DGL is the oracle, and has no release for all")
+    torch.manual_seed(0)
+    h, t, rels = torch.rand(5, 4), torch.rand(5, 4), torch.tensor([0, 2, 1, 0, 1])
+    outputs = [torch.rand(5, 4) for _ in range(3)]
+    types = {"a": 4, ("a", "r", "b"): 4}
+    cases = [
+        ("HeteroLinear", (types, 3), ({"a": h, ("a", "r", "b"): t},)),
+        ("JumpingKnowledge", ("cat",), (outputs,)),
+        ("JumpingKnowledge", ("max",), (outputs,)),
+        ("JumpingKnowledge", ("lstm", 4, 3), (outputs,)),
+        ("TransE", (3, 4), (h, t, rels)),
+        ("TransR", (3, 2, 4, 2), (h, t, rels)),
+        *(("EdgePredictor", (op, *more), (h, t)) for op in ("dot", "cos", "ele", "cat")
+          for more in ((), (4, 3, True))),
+    ]  # fmt: skip
+    for name, made_of, given in cases:
+        mine, theirs = getattr(dgl.nn, name)(*made_of), getattr(real.nn, name)(*made_of)
+        theirs.load_state_dict(mine.state_dict())
+        torch.testing.assert_close(mine(*given), theirs(*given))
+    with pytest.raises(ValueError, match="op must be one of"):
+        dgl.nn.EdgePredictor("other")
+    with pytest.raises(ValueError, match="needs in_feats"):
+        dgl.nn.JumpingKnowledge("lstm")
+    conv, g = dgl.nn.GraphConv(4, 4), dgl.graph(([0, 1, 2], [1, 2, 0]))
+    stack, x = dgl.nn.pytorch.Sequential(conv, conv), torch.rand(3, 4)
+    torch.testing.assert_close(stack(g, x), conv(g, conv(g, x)))
+    torch.testing.assert_close(stack([g, g], x), conv(g, conv(g, x)))

@@ -53,7 +53,7 @@ ARROWS: dict[str, set[str]] = {
     "random": {"graph"},
     "base": {"errors", "graph"},
     "utils": {"errors"},
-    "transforms": {"errors", "function", "graph"},
+    "transforms": {"errors", "function", "graph", "partition"},
     "comm": BASE,
     "nn": BASE | {"function", "ops", "graph", "comm"},
     "partition": BASE | {"function", "ops", "graph", "comm"},
@@ -79,7 +79,7 @@ ONLY_FILES = {("nn", "comm"): {"nn/_distributed_bn.py"}}
 
 # Packages that importing graphshard must not load, and the parts that may load them when used.
 OPTIONAL: dict[str, set[str]] = {
-    "dgl": {"data"},
+    "dgl": {"data", "nn"},
     "torch_geometric": {"data", "pyg"},
     "ogb": {"data"},
     "networkx": {"data", "graph"},

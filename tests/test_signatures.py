@@ -46,6 +46,8 @@ OURS_ALONE = {
     "graphshard.sampling.MiniBatch.to non_blocking",
     "graphshard.distributed.load_partition_feats load_edges",
     "graphshard.graph.load_tensors return_dgl_ndarray",  # as dgl.data.utils.load_tensors
+    "graphshard.graph.choice replace",  # as dgl.random.choice
+    "graphshard.graph.neighbor_matching relabel_idx",  # as dgl.geometry.neighbor_matching
 }
 
 

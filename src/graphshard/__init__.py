@@ -26,6 +26,7 @@ from . import (
     transforms,
     utils,
 )
+from .base import add_modules
 from .comm import (
     comm_device,
     gather_grads,
@@ -135,7 +136,6 @@ from .graph import (
     remove_edges,
     remove_nodes,
     remove_self_loop,
-    reorder_graph,
     reverse,
     save_graphs,
     seed,
@@ -144,6 +144,8 @@ from .graph import (
     slice_batch,
     softmax_edges,
     softmax_nodes,
+    sort_csc_by_tag,
+    sort_csr_by_tag,
     sum_edges,
     sum_nodes,
     svd_pe,
@@ -200,10 +202,16 @@ from .transforms import (
     SIGNDiffusion,
     ToLevi,
     ToSimple,
+    metis_partition,
+    metis_partition_assignment,
+    partition_graph_with_halo,
+    reorder_graph,
 )
+from .utils import apply_each, is_libxsmm_enabled, use_libxsmm
 
-DGLGraph = Graph
+DGLGraph = DGLHeteroGraph = Graph
 DGLBlock = Block
+add_modules(__name__)
 
 try:
     __version__ = version("graphshard")
@@ -231,6 +239,7 @@ __all__ = [
     "DGLBlock",
     "DGLError",
     "DGLGraph",
+    "DGLHeteroGraph",
     "DataLoader",
     "DistNeighborSampler",
     "DistributedBN1D",
@@ -266,6 +275,7 @@ __all__ = [
     "add_self_loop",
     "adj_product_graph",
     "adj_sum_graph",
+    "apply_each",
     "backend",
     "base",
     "batch",
@@ -311,6 +321,7 @@ __all__ = [
     "inference",
     "init",
     "initialize_comms",
+    "is_libxsmm_enabled",
     "khop_adj",
     "khop_graph",
     "khop_in_subgraph",
@@ -332,6 +343,8 @@ __all__ = [
     "merge",
     "message_has_parameters",
     "metapath_reachable_graph",
+    "metis_partition",
+    "metis_partition_assignment",
     "nfs_ip_init",
     "nn",
     "node_homophily",
@@ -340,6 +353,7 @@ __all__ = [
     "norm_by_dst",
     "ops",
     "out_subgraph",
+    "partition_graph_with_halo",
     "patch_dgl",
     "patched_edge_softmax",
     "prop_edges",
@@ -370,6 +384,8 @@ __all__ = [
     "slice_batch",
     "softmax_edges",
     "softmax_nodes",
+    "sort_csc_by_tag",
+    "sort_csr_by_tag",
     "suffix_key_lookup",
     "sum_edges",
     "sum_nodes",
@@ -400,6 +416,7 @@ __all__ = [
     "u_mul_v",
     "u_sub_v",
     "unbatch",
+    "use_libxsmm",
     "utils",
     "world_size",
 ]

@@ -34,6 +34,10 @@ class DGLError(GraphShardError):
     """Base of what a graph refuses; scripts written for DGL catch and raise this name."""
 
 
+class DGLWarning(UserWarning):
+    """What a graph does otherwise than asked, and goes on; scripts written for DGL filter it."""
+
+
 class GraphValueError(DGLError, ValueError):
     """An argument does not fit the graph: an id, a type, a number of rows."""
 

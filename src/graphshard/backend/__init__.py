@@ -1,29 +1,55 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The names of ``dgl.backend``, which scripts use to be written for several frameworks: torch's.
+"""The names of ``dgl.backend``, for scripts that were written for several frameworks: torch's.
 
-Each function is one call of torch under DGL's name and arguments.
+Where torch has a function that takes DGL's arguments, the name is that function.
 """
 
 from __future__ import annotations
 
 import builtins
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils import dlpack
 
 backend_name = "pytorch"
-float16, float32, float64 = torch.float16, torch.float32, torch.float64
-bfloat16, bool = torch.bfloat16, torch.bool
-uint8, int8, int16, int32, int64 = (
-    torch.uint8,
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
+
+float16, float32, float64, bfloat16 = torch.float16, torch.float32, torch.float64, torch.bfloat16
+uint8, int8, int16, int32, int64 = torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64
+bool = torch.bool
+
+cat, stack, split, repeat = torch.cat, torch.stack, torch.split, torch.repeat_interleave
+reshape, squeeze, unsqueeze = torch.reshape, torch.squeeze, torch.unsqueeze
+swapaxes, clone, zeros_like = torch.transpose, torch.clone, torch.zeros_like
+exp, sqrt, inverse, softmax, clamp = (
+    torch.exp,
+    torch.sqrt,
+    torch.inverse,
+    torch.softmax,
+    torch.clamp,
 )
+equal, floor_div = torch.eq, torch.floor_divide
+logical_and, logical_not = torch.logical_and, torch.logical_not
+sum, mean, cumsum = torch.sum, torch.mean, torch.cumsum
+reduce_sum, reduce_mean, reduce_max, reduce_min = torch.sum, torch.mean, torch.max, torch.min
+argsort, sort_1d, unique = torch.argsort, torch.sort, torch.unique
+is_tensor, is_recording = torch.is_tensor, torch.is_grad_enabled
+no_grad = torch.no_grad
+zerocopy_from_dlpack, zerocopy_to_dlpack = dlpack.from_dlpack, dlpack.to_dlpack
+
+data_type_dict = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (bfloat16, float16, float32, float64, uint8, int8, int16, int32, int64, bool)
+}
+"""Name of a dtype -> the dtype."""
+reverse_data_type_dict = {dtype: name for name, dtype in data_type_dict.items()}
+"""A dtype -> its name."""
+
+# ------------------------------------------------------------------ what a tensor is
 
 
 def tensor(data: Any, dtype: torch.dtype | None = None) -> Tensor:
@@ -43,11 +69,6 @@ def cpu() -> torch.device:
 def as_scalar(data: Tensor) -> Any:
     """The only element."""
     return data.item()
-
-
-def is_tensor(obj: Any) -> builtins.bool:
-    """Whether something is a tensor."""
-    return isinstance(obj, Tensor)
 
 
 def shape(input: Tensor) -> torch.Size:
@@ -86,8 +107,12 @@ def astype(input: Tensor, ty: torch.dtype) -> Tensor:
 
 
 def asnumpy(input: Tensor) -> np.ndarray:
-    """As an array."""
+    """As an array, which shares memory where it can."""
     return input.detach().cpu().numpy()
+
+
+zerocopy_to_numpy = asnumpy
+zerocopy_from_numpy = torch.as_tensor
 
 
 def copy_to(input: Tensor, ctx: Any, **kwargs: Any) -> Tensor:
@@ -100,34 +125,7 @@ def is_pinned(input: Tensor) -> builtins.bool:
     return input.is_pinned()
 
 
-def sum(input: Tensor, dim: int, keepdims: builtins.bool = False) -> Tensor:
-    """Sum along a dimension."""
-    return input.sum(dim, keepdim=keepdims)
-
-
-def floor_div(in1: Tensor, in2: Any) -> Tensor:
-    """Quotient, rounded down."""
-    return in1 // in2
-
-
-def reduce_sum(input: Tensor) -> Tensor:
-    """Sum of all elements."""
-    return input.sum()
-
-
-def cumsum(input: Tensor, dim: int) -> Tensor:
-    """Running sums."""
-    return input.cumsum(dim)
-
-
-def mean(input: Tensor, dim: int) -> Tensor:
-    """Mean along a dimension."""
-    return input.mean(dim)
-
-
-def reduce_mean(input: Tensor) -> Tensor:
-    """Mean of all elements."""
-    return input.mean()
+# ------------------------------------------------------------------ reductions and order
 
 
 def max(input: Tensor, dim: int) -> Tensor:
@@ -135,24 +133,9 @@ def max(input: Tensor, dim: int) -> Tensor:
     return input.max(dim).values
 
 
-def reduce_max(input: Tensor) -> Tensor:
-    """Maximum of all elements."""
-    return input.max()
-
-
 def min(input: Tensor, dim: int) -> Tensor:
     """Minimum along a dimension."""
     return input.min(dim).values
-
-
-def reduce_min(input: Tensor) -> Tensor:
-    """Minimum of all elements."""
-    return input.min()
-
-
-def argsort(input: Tensor, dim: int, descending: builtins.bool) -> Tensor:
-    """Order along a dimension."""
-    return input.argsort(dim, descending)
 
 
 def topk(input: Tensor, k: int, dim: int, descending: builtins.bool = True) -> Tensor:
@@ -165,44 +148,27 @@ def argtopk(input: Tensor, k: int, dim: int, descending: builtins.bool = True) -
     return input.topk(k, dim, largest=descending).indices
 
 
-def exp(input: Tensor) -> Tensor:
-    """Exponentials."""
-    return input.exp()
+def count_nonzero(input: Any) -> int:
+    """How many elements are not 0."""
+    return int(torch.as_tensor(input).count_nonzero())
 
 
-def inverse(input: Tensor) -> Tensor:
-    """Inverse matrix."""
-    return torch.linalg.inv(input)
+def nonzero_1d(input: Tensor) -> Tensor:
+    """Places of elements that are not 0."""
+    return input.nonzero().reshape(-1)
 
 
-def sqrt(input: Tensor) -> Tensor:
-    """Square roots."""
-    return input.sqrt()
+def allclose(x: Tensor, y: Tensor, rtol: float = 1e-4, atol: float = 1e-4) -> builtins.bool:
+    """Whether all elements are nearly equal."""
+    return torch.allclose(x, y, rtol=rtol, atol=atol)
 
 
-def softmax(input: Tensor, dim: int = -1) -> Tensor:
-    """Softmax along a dimension."""
-    return input.softmax(dim)
+def replace_inf_with_zero(x: Tensor) -> Tensor:
+    """With 0 where it is infinite."""
+    return x.masked_fill(x.isinf(), 0)
 
 
-def cat(seq: Sequence[Tensor], dim: int) -> Tensor:
-    """One after another."""
-    return torch.cat(list(seq), dim)
-
-
-def stack(seq: Sequence[Tensor], dim: int) -> Tensor:
-    """Along a new dimension."""
-    return torch.stack(list(seq), dim)
-
-
-def split(input: Tensor, sizes_or_sections: Any, dim: int) -> tuple[Tensor, ...]:
-    """In pieces."""
-    return torch.split(input, sizes_or_sections, dim)
-
-
-def repeat(input: Tensor, repeats: Any, dim: int) -> Tensor:
-    """Each element several times."""
-    return input.repeat_interleave(repeats, dim)
+# ------------------------------------------------------------------ rows
 
 
 def gather_row(data: Tensor, row_index: Tensor) -> Tensor:
@@ -227,29 +193,54 @@ def narrow_row(x: Tensor, start: int, stop: int) -> Tensor:
     return x[start:stop]
 
 
+def boolean_mask(input: Tensor, mask: Tensor) -> Tensor:
+    """The rows where a mask is true."""
+    return input[mask.bool()]
+
+
 def scatter_row(data: Tensor, row_index: Tensor, value: Tensor) -> Tensor:
     """A copy with some rows replaced."""
     return data.index_copy(0, row_index.long(), value)
 
 
-def squeeze(input: Tensor, dim: int) -> Tensor:
-    """Without a dimension of size 1."""
-    return input.squeeze(dim)
+def scatter_row_inplace(data: Tensor, row_index: Tensor, value: Tensor) -> None:
+    """Replace some rows."""
+    data[row_index.long()] = value
 
 
-def unsqueeze(input: Tensor, dim: int) -> Tensor:
-    """With a dimension of size 1."""
-    return input.unsqueeze(dim)
+def scatter_add(x: Tensor, idx: Tensor, m: int) -> Tensor:
+    """The sum of the rows of each number from 0 to ``m - 1``."""
+    return x.new_zeros(m, *x.shape[1:]).index_add(0, idx.long(), x)
 
 
-def reshape(input: Tensor, shape: Sequence[int]) -> Tensor:
-    """In another shape."""
-    return input.reshape(tuple(shape))
+def index_add_inplace(data: Tensor, row_idx: Tensor, value: Tensor) -> None:
+    """Add to some rows."""
+    data.index_add_(0, row_idx.long(), value)
 
 
-def swapaxes(input: Tensor, axis1: int, axis2: int) -> Tensor:
-    """With two dimensions exchanged."""
-    return input.transpose(axis1, axis2)
+def pad_packed_tensor(
+    input: Tensor, lengths: Any, value: float, l_min: int | None = None
+) -> Tensor:
+    """Runs of rows as one batch, ``[num_runs, longest, ...]``, filled up with ``value``."""
+    runs = input.split([int(length) for length in lengths])
+    longest = builtins.max([l_min or 0, *(len(run) for run in runs)])
+    padded = input.new_full((len(runs), longest, *input.shape[1:]), value)
+    for place, run in zip(padded, runs, strict=True):
+        place[: len(run)] = run
+    return padded
+
+
+def pack_padded_tensor(input: Tensor, lengths: Iterable[Any]) -> Tensor:
+    """The rows of a batch without what filled it up; undoes `pad_packed_tensor`."""
+    return torch.cat([rows[: int(n)] for rows, n in zip(input, lengths, strict=True)])
+
+
+def rand_shuffle(arr: Tensor) -> Tensor:
+    """In random order."""
+    return arr[torch.randperm(len(arr))]
+
+
+# ------------------------------------------------------------------ new tensors
 
 
 def empty(shape: Any, dtype: torch.dtype, ctx: Any) -> Tensor:
@@ -262,76 +253,9 @@ def zeros(shape: Any, dtype: torch.dtype, ctx: Any) -> Tensor:
     return torch.zeros(shape, dtype=dtype, device=ctx)
 
 
-def zeros_like(input: Tensor) -> Tensor:
-    """Zeros of the same form."""
-    return torch.zeros_like(input)
-
-
 def ones(shape: Any, dtype: torch.dtype, ctx: Any) -> Tensor:
     """Ones."""
     return torch.ones(shape, dtype=dtype, device=ctx)
-
-
-def uniform(shape: Any, dtype: torch.dtype, ctx: Any, low: float, high: float) -> Tensor:
-    """Drawn uniformly."""
-    return torch.empty(shape, dtype=dtype, device=ctx).uniform_(low, high)
-
-
-def randint(shape: Any, dtype: torch.dtype, ctx: Any, low: int, high: int) -> Tensor:
-    """Integers drawn uniformly."""
-    return torch.randint(low, high, shape, dtype=dtype, device=ctx)
-
-
-def boolean_mask(input: Tensor, mask: Tensor) -> Tensor:
-    """The rows where a mask is true."""
-    return input[mask.bool()]
-
-
-def equal(x: Tensor, y: Any) -> Tensor:
-    """Where elements are equal."""
-    return x == y
-
-
-def allclose(x: Tensor, y: Tensor, rtol: float = 1e-4, atol: float = 1e-4) -> builtins.bool:
-    """Whether all elements are nearly equal."""
-    return torch.allclose(x, y, rtol=rtol, atol=atol)
-
-
-def logical_not(input: Tensor) -> Tensor:
-    """Negation."""
-    return ~input
-
-
-def logical_and(input1: Tensor, input2: Tensor) -> Tensor:
-    """Conjunction."""
-    return input1 & input2
-
-
-def clone(input: Tensor) -> Tensor:
-    """A copy."""
-    return input.clone()
-
-
-def clamp(data: Tensor, min_val: float, max_val: float) -> Tensor:
-    """Limited to a range."""
-    return data.clamp(min_val, max_val)
-
-
-def replace_inf_with_zero(x: Tensor) -> Tensor:
-    """With 0 where it is infinite."""
-    return x.masked_fill(x.isinf(), 0)
-
-
-def count_nonzero(input: Any) -> int:
-    """How many elements are not 0."""
-    return int(torch.as_tensor(input).count_nonzero())
-
-
-def unique(
-    input: Tensor, return_inverse: builtins.bool = False, return_counts: builtins.bool = False
-) -> Any:
-    """Distinct elements, ascending."""
-    return torch.unique(input, return_inverse=return_inverse, return_counts=return_counts)
 
 
 def full_1d(length: int, fill_value: float, dtype: torch.dtype, ctx: Any) -> Tensor:
@@ -339,113 +263,68 @@ def full_1d(length: int, fill_value: float, dtype: torch.dtype, ctx: Any) -> Ten
     return torch.full((length,), fill_value, dtype=dtype, device=ctx)
 
 
-def nonzero_1d(input: Tensor) -> Tensor:
-    """Places of elements that are not 0."""
-    return input.nonzero().reshape(-1)
-
-
-def sort_1d(input: Tensor) -> Any:
-    """Values in order, and their places."""
-    return input.sort()
-
-
-def arange(start: int, stop: int, dtype: torch.dtype = torch.int64, ctx: Any = None) -> Tensor:
+def arange(start: int, stop: int, dtype: torch.dtype = int64, ctx: Any = None) -> Tensor:
     """Consecutive integers."""
     return torch.arange(start, stop, dtype=dtype, device=ctx)
 
 
-def rand_shuffle(arr: Tensor) -> Tensor:
-    """In random order."""
-    return arr[torch.randperm(len(arr))]
+def uniform(shape: Any, dtype: torch.dtype, ctx: Any, low: float, high: float) -> Tensor:
+    """Drawn uniformly."""
+    return torch.empty(shape, dtype=dtype, device=ctx).uniform_(low, high)
 
 
-def zerocopy_to_numpy(input: Tensor) -> np.ndarray:
-    """As an array that shares memory."""
-    return input.detach().cpu().numpy()
+def randint(shape: Sequence[int], dtype: torch.dtype, ctx: Any, low: int, high: int) -> Tensor:
+    """Integers drawn uniformly."""
+    return torch.randint(low, high, shape, dtype=dtype, device=ctx)
 
 
-def zerocopy_from_numpy(np_array: np.ndarray) -> Tensor:
-    """Of an array, sharing memory."""
-    return torch.as_tensor(np_array)
+# ------------------------------------------------------------------ gradients
 
 
-__all__ = [
-    "allclose",
-    "arange",
-    "argsort",
-    "argtopk",
-    "as_scalar",
-    "asnumpy",
-    "astype",
-    "backend_name",
-    "bfloat16",
-    "bool",
-    "boolean_mask",
-    "cat",
-    "clamp",
-    "clone",
-    "context",
-    "copy_to",
-    "count_nonzero",
-    "cpu",
-    "cumsum",
-    "device_id",
-    "device_type",
-    "dtype",
-    "empty",
-    "equal",
-    "exp",
-    "float16",
-    "float32",
-    "float64",
-    "floor_div",
-    "full_1d",
-    "gather_row",
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "inverse",
-    "is_pinned",
-    "is_tensor",
-    "logical_and",
-    "logical_not",
-    "max",
-    "mean",
-    "min",
-    "narrow_row",
-    "ndim",
-    "nonzero_1d",
-    "ones",
-    "rand_shuffle",
-    "randint",
-    "reduce_max",
-    "reduce_mean",
-    "reduce_min",
-    "reduce_sum",
-    "repeat",
-    "replace_inf_with_zero",
-    "reshape",
-    "scatter_row",
-    "shape",
-    "slice_axis",
-    "softmax",
-    "sort_1d",
-    "split",
-    "sqrt",
-    "squeeze",
-    "stack",
-    "sum",
-    "swapaxes",
-    "take",
-    "tensor",
-    "topk",
-    "uint8",
-    "uniform",
-    "unique",
-    "unsqueeze",
-    "zerocopy_from_numpy",
-    "zerocopy_to_numpy",
-    "zeros",
-    "zeros_like",
-]
+def attach_grad(x: Tensor) -> Tensor:
+    """Record what is computed from it, with a gradient of 0 so far."""
+    if x.grad is None:
+        return x.requires_grad_()
+    x.grad.zero_()
+    return x
+
+
+def backward(x: Tensor, head_gradient: Tensor | None = None) -> None:
+    """Compute gradients; a head gradient of one element is that of a single number."""
+    if head_gradient is not None and head_gradient.shape == (1,) and x.dim() == 0:
+        head_gradient = head_gradient[0]
+    x.backward(head_gradient)
+
+
+def grad(x: Tensor) -> Tensor | None:
+    """Its gradient."""
+    return x.grad
+
+
+def is_no_grad(x: Tensor) -> builtins.bool:
+    """Whether its gradient is 0, or has not been computed."""
+    return x.grad is None or not x.grad.any()
+
+
+def record_grad() -> AbstractContextManager[None]:
+    """A context in which torch records gradients, as it does outside."""
+    return nullcontext()
+
+
+def sync() -> None:
+    """Wait for the devices; torch waits where a value is read."""
+
+
+__all__ = """
+    allclose arange argsort argtopk as_scalar asnumpy astype attach_grad backend_name
+    backward bfloat16 bool boolean_mask cat clamp clone context copy_to count_nonzero cpu
+    cumsum data_type_dict device_id device_type dtype empty equal exp float16 float32
+    float64 floor_div full_1d gather_row grad index_add_inplace int16 int32 int64 int8
+    inverse is_no_grad is_pinned is_recording is_tensor logical_and logical_not max mean min
+    narrow_row ndim no_grad nonzero_1d ones pack_padded_tensor pad_packed_tensor
+    rand_shuffle randint record_grad reduce_max reduce_mean reduce_min reduce_sum repeat
+    replace_inf_with_zero reshape reverse_data_type_dict scatter_add scatter_row
+    scatter_row_inplace shape slice_axis softmax sort_1d split sqrt squeeze stack sum
+    swapaxes sync take tensor topk uint8 uniform unique unsqueeze zerocopy_from_dlpack
+    zerocopy_from_numpy zerocopy_to_dlpack zerocopy_to_numpy zeros zeros_like
+""".split()

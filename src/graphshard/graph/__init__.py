@@ -16,7 +16,7 @@ from ._edgewise import (
     u_sub_v,
 )
 from ._graph import Graph, graph, heterograph
-from ._random import rand_bipartite, rand_graph, seed
+from ._random import choice, rand_bipartite, rand_graph, seed
 from .batching import (
     batch,
     broadcast_edges,
@@ -67,6 +67,7 @@ from .transforms import (
     double_radius_node_labeling,
     edge_subgraph,
     edge_type_subgraph,
+    farthest_point_sampler,
     in_subgraph,
     khop_adj,
     khop_graph,
@@ -78,6 +79,7 @@ from .transforms import (
     laplacian_pe,
     line_graph,
     metapath_reachable_graph,
+    neighbor_matching,
     node_subgraph,
     node_type_subgraph,
     norm_by_dst,
@@ -91,6 +93,8 @@ from .transforms import (
     reverse,
     segmented_knn_graph,
     shortest_dist,
+    sort_csc_by_tag,
+    sort_csr_by_tag,
     svd_pe,
     to_bfloat16,
     to_bidirected,
@@ -143,6 +147,7 @@ __all__ = [
     "block_to_graph",
     "broadcast_edges",
     "broadcast_nodes",
+    "choice",
     "compact_graphs",
     "copy_u",
     "copy_v",
@@ -154,6 +159,7 @@ __all__ = [
     "edge_softmax",
     "edge_subgraph",
     "edge_type_subgraph",
+    "farthest_point_sampler",
     "from_csv",
     "from_edge_index",
     "from_networkx",
@@ -182,6 +188,7 @@ __all__ = [
     "mean_nodes",
     "merge",
     "metapath_reachable_graph",
+    "neighbor_matching",
     "node_homophily",
     "node_subgraph",
     "node_type_subgraph",
@@ -211,6 +218,8 @@ __all__ = [
     "slice_batch",
     "softmax_edges",
     "softmax_nodes",
+    "sort_csc_by_tag",
+    "sort_csr_by_tag",
     "sum_edges",
     "sum_nodes",
     "svd_pe",

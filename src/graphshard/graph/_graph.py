@@ -61,6 +61,22 @@ class Graph(GraphMethods):
     def _relation_view(self, relations: list[int]) -> Graph:
         return self._sliced(relations, Graph)
 
+    def _share_frames(self, g: Graph) -> None:
+        """Take the features of ``g``, which has all types of this graph: the very same frames."""
+        schema = self._schema
+        frames = {name: g._node_frame(name) for name in schema.ntypes}
+        self._src_frames = [frames[name] for name in schema.srctypes]
+        self._dst_frames = self._src_frames
+        if schema.split:
+            self._dst_frames = [frames[name] for name in schema.dsttypes]
+        self._edge_frames = [
+            g._edge_frames[g._schema.relation(etype)] for etype in schema.canonical_etypes
+        ]
+
+    def _node_frame(self, ntype: str) -> Frame:
+        side, index = self._schema.node_id(ntype)
+        return self._frames(side)[index]
+
     def __repr__(self) -> str:
         if self.is_homogeneous:
             return (

@@ -66,6 +66,7 @@ class GraphMethods(LocalGraph):
     inc = FunctionMethod(".convert", "inc")
     incidence_matrix = FunctionMethod(".convert", "inc")
     to_networkx = FunctionMethod(".convert", "to_networkx")
+    _edge_softmax_typed = FunctionMethod(".message_passing", "edge_softmax")
 
     # ------------------------------------------------------------------ changes in place
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -80,6 +82,46 @@ def _pairs(num_src: int, num_dst: int, count: int) -> tuple[Tensor, Tensor]:
             keys = torch.unique(torch.cat([keys, more]))
         keys = keys[torch.randperm(count)]
     return keys // max(num_dst, 1), keys % max(num_dst, 1)
+
+
+def choice(
+    a: Tensor | int, size: int | tuple[int, ...], replace: bool = True, prob: Tensor | None = None
+) -> Tensor:
+    """Draw from the rows of a tensor, or from the numbers below an integer.
+
+    Args:
+        a: ``[num_rows, ...]``, or how many numbers there are.
+        size: How many to draw, or the shape of what is drawn.
+        replace: Whether one row may be drawn several times.
+        prob: ``[num_rows]`` weights, which need not add up to 1; equal ones by default.
+
+    Returns:
+        The rows, or int64 numbers, in the order they were drawn.
+
+    Raises:
+        ValueError: more draws than rows of a weight above 0, without replacement.
+
+    Example:
+        >>> sorted(choice(3, 3, replace=False).tolist())
+        [0, 1, 2]
+    """
+    population = a.shape[0] if isinstance(a, Tensor) else int(a)
+    shape = (size,) if isinstance(size, int) else tuple(size)
+    count = math.prod(shape)
+    possible = population if prob is None else int((prob > 0).sum())
+    if count > (possible if not replace or possible == 0 else count):
+        raise GraphValueError(
+            f"there must be as many rows of a weight above 0 as are drawn without replacement "
+            f"(got {possible} rows, {count} draws); draw fewer, or give replace=True"
+        )
+    if prob is not None:
+        drawn = torch.multinomial(prob.double(), count, replace) if count else torch.empty(0).long()
+    elif replace:
+        drawn = torch.randint(max(population, 1), (count,))
+    else:
+        drawn = torch.randperm(population)[:count]
+    rows = a[drawn.to(a.device)] if isinstance(a, Tensor) else drawn
+    return rows.reshape(*shape, *rows.shape[1:])
 
 
 def seed(val: int) -> None:

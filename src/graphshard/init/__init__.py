@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["zero_initializer"]
+__all__ = ["base_initializer", "zero_initializer"]
 
 
 def zero_initializer(
@@ -23,3 +23,6 @@ def zero_initializer(
         id_range: Slice of their ids; not looked at.
     """
     return torch.zeros(shape, dtype=dtype, device=ctx)
+
+
+base_initializer = zero_initializer

@@ -11,7 +11,10 @@ from __future__ import annotations
 from . import functional, glob, pytorch
 from ._distributed_bn import DistributedBN1D
 from ._edge_weight_norm import EdgeWeightNorm
-from ._hetero_embedding import HeteroEmbedding
+from ._hetero_embedding import HeteroEmbedding, HeteroLinear
+from ._of_dgl import layers_of_dgl
+from ._point_graphs import KNNGraph, RadiusGraph, SegmentedKNNGraph
+from ._stacks import JumpingKnowledge, Sequential
 from ._typed_linear import TypedLinear
 from .conv import (
     AGNNConv,
@@ -35,6 +38,7 @@ from .glob import (
     SumPooling,
     WeightAndSum,
 )
+from .link import EdgePredictor, TransE, TransR
 
 __all__ = [
     "AGNNConv",
@@ -42,6 +46,7 @@ __all__ = [
     "AvgPooling",
     "DistributedBN1D",
     "DotGatConv",
+    "EdgePredictor",
     "EdgeWeightNorm",
     "GATConv",
     "GATv2Conv",
@@ -50,16 +55,26 @@ __all__ = [
     "GraphConv",
     "HeteroEmbedding",
     "HeteroGraphConv",
+    "HeteroLinear",
+    "JumpingKnowledge",
+    "KNNGraph",
     "MaxPooling",
+    "RadiusGraph",
     "RelGraphConv",
     "SAGEConv",
     "SGConv",
+    "SegmentedKNNGraph",
+    "Sequential",
     "Set2Set",
     "SortPooling",
     "SumPooling",
+    "TransE",
+    "TransR",
     "TypedLinear",
     "WeightAndSum",
     "functional",
     "glob",
     "pytorch",
 ]
+
+__getattr__ = layers_of_dgl(__name__)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HeteroEmbedding: one table of learned rows per node type or relation."""
+"""Learned rows, or a linear layer, per node type or relation."""
 
 from __future__ import annotations
 
@@ -68,3 +68,31 @@ class HeteroEmbedding(nn.Module):
         table = self.embeds[str(kind)]
         assert isinstance(table, nn.Embedding)
         return table
+
+
+class HeteroLinear(nn.Module):
+    """Linear layers, by node type or relation, all of one output width.
+
+    Args:
+        in_size: Type to the width of its input rows.
+        out_size: Width of an output row.
+        bias: Whether the layers have a bias.
+
+    Example:
+        >>> import torch
+        >>> layer = HeteroLinear({"user": 1, ("user", "follows", "user"): 2}, 3)
+        >>> layer({"user": torch.ones(2, 1)})["user"].shape
+        torch.Size([2, 3])
+    """
+
+    def __init__(
+        self, in_size: Mapping[str | CanonicalEType, int], out_size: int, bias: bool = True
+    ) -> None:
+        super().__init__()
+        self.linears = nn.ModuleDict(
+            {str(kind): nn.Linear(width, out_size, bias=bias) for kind, width in in_size.items()}
+        )
+
+    def forward(self, feat: Mapping[Any, Tensor]) -> dict[Any, Tensor]:
+        """Type -> ``[..., out_size]`` of type -> ``[..., in_size]``."""
+        return {kind: self.linears[str(kind)](rows) for kind, rows in feat.items()}

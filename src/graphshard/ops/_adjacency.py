@@ -32,6 +32,7 @@ class _Formats:
     csc: Compressed | None = None
     csr: Compressed | None = None
     without_ids: set[str] = field(default_factory=set)  # "csc", "csr": of edges in another order
+    given: str = "coo"  # what the edges were made from
     in_degrees: Tensor | None = None
     out_degrees: Tensor | None = None
 
@@ -130,7 +131,7 @@ class Adjacency:
         if check:
             _check.check_csc(indptr, indices, eids, num_src, num_dst)
         indptr, indices = indptr.contiguous(), indices.contiguous()
-        formats = _Formats()
+        formats = _Formats(given="csc")
         if eids is None or _ascending_within_rows(indptr, eids):
             formats.csc = (indptr, indices, None if eids is None else eids.contiguous())
         else:  # csc() promises ascending ids within a destination, so it is built anew
@@ -215,6 +216,13 @@ class Adjacency:
         compressed = formats.csr if self._transposed else formats.csc
         return compressed is not None and compressed[2] is None and name not in formats.without_ids
 
+    def is_given_as(self, name: str) -> bool:
+        """Whether the edges were made from ``coo``, ``csr`` or ``csc`` arrays."""
+        given = self._formats.given
+        if self._transposed:
+            given = {"csc": "csr", "csr": "csc"}.get(given, given)
+        return name == given
+
     def reverse(self) -> Adjacency:
         """The same edges in the other direction, with the same ids; shares every array."""
         adj = Adjacency.__new__(Adjacency)
@@ -292,6 +300,7 @@ class Adjacency:
             csc=compressed(old.csc),
             csr=compressed(old.csr),
             without_ids=set(old.without_ids),
+            given=old.given,
         )
         like = formats.arrays()[0]
         adj = Adjacency.__new__(Adjacency)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The names of ``dgl.random``."""
 
-from ..graph import seed
+from ..graph import choice, seed
 
-__all__ = ["seed"]
+__all__ = ["choice", "seed"]

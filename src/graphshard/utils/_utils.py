@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..errors import GraphValueError
@@ -54,13 +55,85 @@ def check_eq_shape(input_: Any) -> None:
         )
 
 
-def is_sorted_srcdst(src: Tensor, dst: Tensor) -> tuple[bool, bool]:
+def is_sorted_srcdst(
+    src: Tensor, dst: Tensor, num_src: int | None = None, num_dst: int | None = None
+) -> tuple[bool, bool]:
     """Whether edges are sorted by source; and whether then also by destination within a source.
 
     Args:
         src: ``[num_edges]`` sources.
         dst: ``[num_edges]`` destinations.
+        num_src: Accepted so that calls written for DGL run; has no effect.
+        num_dst: The same.
     """
     by_source = bool((src[1:] >= src[:-1]).all())
     same = src[1:] == src[:-1]
     return by_source, by_source and bool((dst[1:] >= dst[:-1])[same].all())
+
+
+def apply_each(data: Any, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Apply a function to every value of a dictionary, or to a value alone.
+
+    Args:
+        data: Type -> value, or one value.
+        fn: The function.
+        *args: More arguments of the function.
+        **kwargs: More arguments of the function, by name.
+
+    Example:
+        >>> apply_each({"a": 1, "b": 2}, lambda x: x + 1)
+        {'a': 2, 'b': 3}
+    """
+    if isinstance(data, Mapping):
+        return {key: fn(value, *args, **kwargs) for key, value in data.items()}
+    return fn(data, *args, **kwargs)
+
+
+def recursive_apply(data: Any, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Apply a function to every value in nested dictionaries, lists and tuples; keeps their form.
+
+    Args:
+        data: The values.
+        fn: The function.
+        *args: More arguments of the function.
+        **kwargs: More arguments of the function, by name.
+    """
+    if isinstance(data, Mapping):
+        return {key: recursive_apply(value, fn, *args, **kwargs) for key, value in data.items()}
+    if isinstance(data, tuple):
+        return tuple(recursive_apply(value, fn, *args, **kwargs) for value in data)
+    if isinstance(data, list):
+        return [recursive_apply(value, fn, *args, **kwargs) for value in data]
+    return fn(data, *args, **kwargs)
+
+
+class Filter:
+    """Which ids are among given ones.
+
+    Args:
+        ids: ``[num_ids]`` the given ids.
+    """
+
+    def __init__(self, ids: Tensor) -> None:
+        self._ids = ids
+
+    def find_included_indices(self, test: Tensor) -> Tensor:
+        """Places in ``test`` whose id is given, ascending."""
+        return torch.isin(test, self._ids).nonzero().reshape(-1).to(test.dtype)
+
+    def find_excluded_indices(self, test: Tensor) -> Tensor:
+        """Places in ``test`` whose id is not given, ascending."""
+        return torch.isin(test, self._ids, invert=True).nonzero().reshape(-1).to(test.dtype)
+
+
+def use_libxsmm(flag: bool) -> None:
+    """Accepted so that scripts written for DGL run; the kernels are always the fast ones.
+
+    Args:
+        flag: Not looked at.
+    """
+
+
+def is_libxsmm_enabled() -> bool:
+    """True: the kernels are always the fast ones."""
+    return True

@@ -74,6 +74,8 @@ def edge_softmax(
     if is_all(eids):
         _check_rows(logits, graph.num_edges(), graph.canonical_etypes[0])
         return graph._edge_softmax(0, logits, norm_by)
+    if isinstance(eids, Tensor) and eids.is_floating_point() and bool((eids == eids.floor()).all()):
+        eids = eids.long()  # torch.Tensor([0, 1]), as DGL's documentation has it
     rows = graph._edge_ids(eids, 0)
     _check_rows(logits, int(rows.shape[0]), graph.canonical_etypes[0])
     src, dst = (end.index_select(0, rows) for end in graph.all_edges("uv"))

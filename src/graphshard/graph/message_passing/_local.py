@@ -84,6 +84,14 @@ class LocalGraph(BatchableGraph):
 
     # ------------------------------------------------------------------ structure
 
+    @property
+    def _etype2canonical(self) -> dict[str, tuple[str, ...]]:
+        """Relation name -> relation, or () where several have the name; DGL's scripts read it."""
+        names = self._schema.etypes
+        return {
+            etype[1]: () if names.count(etype[1]) > 1 else etype for etype in self.canonical_etypes
+        }
+
     def adjacency(self, etype: Any = None) -> Adjacency:
         """The edges of a relation."""
         return self.relations[self._schema.relation(etype)]

@@ -167,7 +167,8 @@ class QueryableGraph(MessagePassingGraph):
 
         Args:
             fmt: ``"coo"``: (sources, destinations). ``"csr"``: (indptr, destinations, edge ids) by
-                source. ``"csc"``: (indptr, sources, edge ids) by destination.
+                source. ``"csc"``: (indptr, sources, edge ids) by destination. Edge ids are empty
+                where the graph was made from these arrays without any: position is the id.
             etype: The relation, where there are several.
 
         Raises:
@@ -180,7 +181,8 @@ class QueryableGraph(MessagePassingGraph):
             raise GraphValueError(f"fmt must be 'coo', 'csr' or 'csc' (got {fmt!r})")
         indptr, indices, eids = adj.csr() if fmt == "csr" else adj.csc()
         if eids is None:
-            eids = torch.arange(adj.num_edges, dtype=adj.idtype, device=adj.device)
+            count = 0 if adj.is_given_as(fmt) else adj.num_edges
+            eids = torch.arange(count, dtype=adj.idtype, device=adj.device)
         return indptr, indices, eids
 
     # ------------------------------------------------------------------ inside

@@ -24,7 +24,7 @@ from ._order import (
     to_float,
     to_half,
 )
-from ._points import knn_graph, radius_graph, segmented_knn_graph
+from ._points import farthest_point_sampler, knn_graph, radius_graph, segmented_knn_graph
 from ._products import (
     adj_product_graph,
     adj_sum_graph,
@@ -34,7 +34,8 @@ from ._products import (
     metapath_reachable_graph,
     norm_by_dst,
 )
-from ._simple import compact_graphs, to_simple, to_simple_graph
+from ._simple import compact_graphs, neighbor_matching, to_simple, to_simple_graph
 from ._subgraph import edge_subgraph, in_subgraph, node_subgraph, out_subgraph
+from ._tags import sort_csc_by_tag, sort_csr_by_tag
 from ._transforms import add_reverse_edges, add_self_loop, remove_self_loop, reverse, to_bidirected
 from ._types import to_heterogeneous, to_homogeneous

@@ -116,7 +116,9 @@ def _within_hops(
 
 
 def node_type_subgraph(graph: Graph, ntypes: Iterable[str], output_device: Any = None) -> Graph:
-    """The graph of some node types, and of all relations between them; features are shared.
+    """The graph of some node types, and of all relations between them.
+
+    Features are shared: what is set on one graph is seen on the other.
 
     Args:
         graph: Graph.
@@ -133,7 +135,9 @@ def node_type_subgraph(graph: Graph, ntypes: Iterable[str], output_device: Any =
 
 
 def edge_type_subgraph(graph: Graph, etypes: Iterable[Any], output_device: Any = None) -> Graph:
-    """The graph of some relations, and of the node types that they join; features are shared.
+    """The graph of some relations, and of the node types that they join.
+
+    Features are shared as by `node_type_subgraph`.
 
     Args:
         graph: Graph.
@@ -157,8 +161,5 @@ def _of_types(g: Graph, ntypes: set[str], etypes: list[Any]) -> Graph:
         )
     counts = {ntype: g.num_nodes(ntype) for ntype in g.ntypes if ntype in ntypes}
     new = Graph(counts, {etype: g.adjacency(etype) for etype in etypes})
-    for ntype in counts:
-        new.nodes[ntype].data.update(g.nodes[ntype].data)
-    for etype in etypes:
-        new.edges[etype].data.update(g.edges[etype].data)
+    new._share_frames(g)
     return new

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...errors import GraphValueError
+from ...errors import DGLWarning, GraphValueError
 from .._graph import Graph, graph
 from ._mutations import remove_edges
 
@@ -39,6 +40,8 @@ def knn_graph(
     Raises:
         ValueError: ``k`` below 1, no point, or an unknown distance.
     """
+    if x.numel() == 0:
+        raise GraphValueError("there must be at least one point (got none)")
     sizes = [x.shape[1]] * x.shape[0] if x.dim() == 3 else [x.shape[0]]
     made = _nearest(x.reshape(-1, x.shape[-1]), k, sizes, dist, exclude_self)
     if x.dim() != 3:
@@ -82,7 +85,14 @@ def _nearest(x: Tensor, k: int, sizes: list[int], dist: str, exclude_self: bool)
         raise GraphValueError(f"dist must be one of {_DISTANCES} (got {dist!r})")
     if dist == "cosine":
         x = torch.nn.functional.normalize(x, dim=-1)
-    count = min(k + exclude_self, *sizes) if len(sizes) > 1 else min(k + exclude_self, sizes[0])
+    count = min([k + exclude_self, *sizes])
+    if count < k + exclude_self:
+        warnings.warn(
+            f"k={k} neighbours were asked for, and a set has {min(sizes)} points; every point has "
+            f"{count - exclude_self} neighbours",
+            DGLWarning,
+            stacklevel=3,
+        )
     sources, destinations, first = [], [], 0
     for points in x.split(sizes):
         far = torch.cdist(points, points)
@@ -98,6 +108,42 @@ def _nearest(x: Tensor, k: int, sizes: list[int], dist: str, exclude_self: bool)
     new.set_batch_num_nodes(counts)
     new.set_batch_num_edges(counts * (count - int(exclude_self)))
     return new
+
+
+def farthest_point_sampler(pos: Tensor, npoints: int, start_idx: int | None = None) -> Tensor:
+    """Points that are far apart: each next one is the farthest from those chosen so far.
+
+    Args:
+        pos: ``[num_sets, num_points, dim]`` sets of points.
+        npoints: How many to choose of each set.
+        start_idx: The first point of every set; drawn at random by default.
+
+    Returns:
+        ``[num_sets, npoints]`` int64, in the order they were chosen.
+
+    Raises:
+        ValueError: ``start_idx`` is no point, or more points are wanted than there are.
+
+    Example:
+        >>> farthest_point_sampler(torch.tensor([[[0.0], [1.0], [5.0]]]), 2, start_idx=0)
+        tensor([[0, 2]])
+    """
+    num_sets, num_points, _ = pos.shape
+    if start_idx is not None and not 0 <= start_idx < num_points:
+        raise GraphValueError(f"start_idx must be below {num_points} (got {start_idx})")
+    if npoints > num_points:
+        raise GraphValueError(f"npoints must be at most {num_points} (got {npoints})")
+    if start_idx is None:
+        chosen = [torch.randint(num_points, (num_sets,), device=pos.device)]
+    else:
+        chosen = [torch.full((num_sets,), start_idx, device=pos.device)]
+    sets = torch.arange(num_sets, device=pos.device)
+    nearest = pos.new_full((num_sets, num_points), float("inf"))
+    while len(chosen) < npoints:
+        last = pos[sets, chosen[-1]].unsqueeze(1)
+        nearest = torch.minimum(nearest, (pos - last).square().sum(-1))
+        chosen.append(nearest.argmax(1))
+    return torch.stack(chosen[:npoints], 1)
 
 
 def radius_graph(

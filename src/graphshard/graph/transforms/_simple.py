@@ -186,3 +186,44 @@ def _compacted(
         if copy_edata:
             new.edges[etype].data.update(g.edges[etype].data)
     return new
+
+
+def neighbor_matching(
+    graph: Graph, e_weights: Tensor | None = None, relabel_idx: bool = True
+) -> Tensor:
+    """Join nodes in pairs of neighbours, greedily: the step that coarsens a graph.
+
+    Nodes are visited in random order; one that is still alone is joined to a neighbour that is
+    still alone, the one over the heaviest edge, or any where there are no weights.
+
+    Args:
+        graph: Graph with one node type and one relation that has both directions of every edge.
+        e_weights: ``[num_edges]`` weights of at least 0.
+        relabel_idx: Whether pairs are numbered 0, 1, ... in the order of their nodes; if not, a
+            pair has the number of its lower node.
+
+    Returns:
+        ``[num_nodes]`` the pair of each node, of the graph's idtype.
+
+    Raises:
+        ValueError: the graph is typed.
+    """
+    if not graph.is_homogeneous:
+        raise GraphValueError("neighbor_matching takes a graph with one node type and one relation")
+    src, dst = graph.edges(order="eid")
+    order = torch.randperm(graph.num_edges())
+    if e_weights is not None:
+        order = order[e_weights.detach().cpu().reshape(-1)[order].argsort(descending=True)]
+    neighbors: list[list[int]] = [[] for _ in range(graph.num_nodes())]
+    ends = torch.stack([src, dst]).cpu()[:, order]
+    for node, other in zip(*ends.tolist(), strict=True):
+        neighbors[node].append(other)
+    pair = [-1] * graph.num_nodes()
+    for node in torch.randperm(graph.num_nodes()).tolist():
+        if pair[node] >= 0:
+            continue
+        free = (other for other in neighbors[node] if pair[other] < 0 and other != node)
+        other = next(free, node)
+        pair[node] = pair[other] = min(node, other)
+    made = torch.tensor(pair, dtype=graph.idtype, device=graph.device)
+    return torch.unique(made, return_inverse=True)[1].to(graph.idtype) if relabel_idx else made

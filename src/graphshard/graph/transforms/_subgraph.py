@@ -23,7 +23,7 @@ from ._transforms import check_plain, node_counts, select_fields, share_nodes
 
 
 def in_subgraph(
-    g: Graph,
+    graph: Graph,
     nodes: Any,
     *,
     relabel_nodes: bool = False,
@@ -35,13 +35,13 @@ def in_subgraph(
     Edges come node by node in the order given, each node's by ascending edge id.
 
     Args:
-        g: Graph.
+        graph: Graph.
         nodes: Ids or mask, per type on a graph with several node types. A node that is given twice
             has its in-edges twice.
         relabel_nodes: Whether to keep only the end points of these edges, numbered as they first
             occur (per relation, sources before destinations); by default all nodes stay.
         store_ids: Whether to store original ids.
-        output_device: Where the subgraph is to be; by default where ``g`` is.
+        output_device: Where the subgraph is to be; by default where ``graph`` is.
 
     Returns:
         The subgraph, with the same node types and relations.
@@ -55,16 +55,18 @@ def in_subgraph(
         >>> sub.edges(), sub.edata[EID]
         ((tensor([0, 2]), tensor([1, 1])), tensor([0, 2]))
     """
-    chosen = _chosen_nodes(g, nodes, "in_subgraph")
+    chosen = _chosen_nodes(graph, nodes, "in_subgraph")
     eids = {
-        etype: g.in_edges(chosen[etype[2]], "eid", etype) if etype[2] in chosen else _no_ids(g)
-        for etype in g.canonical_etypes
+        etype: graph.in_edges(chosen[etype[2]], "eid", etype)
+        if etype[2] in chosen
+        else _no_ids(graph)
+        for etype in graph.canonical_etypes
     }
-    return _from_edges(g, eids, relabel_nodes, store_ids).to(output_device)
+    return _from_edges(graph, eids, relabel_nodes, store_ids).to(output_device)
 
 
 def out_subgraph(
-    g: Graph,
+    graph: Graph,
     nodes: Any,
     *,
     relabel_nodes: bool = False,
@@ -72,16 +74,18 @@ def out_subgraph(
     output_device: Any = None,
 ) -> Graph:
     """The graph of all edges that leave some nodes; see `in_subgraph`, which is its counterpart."""
-    chosen = _chosen_nodes(g, nodes, "out_subgraph")
+    chosen = _chosen_nodes(graph, nodes, "out_subgraph")
     eids = {
-        etype: g.out_edges(chosen[etype[0]], "eid", etype) if etype[0] in chosen else _no_ids(g)
-        for etype in g.canonical_etypes
+        etype: graph.out_edges(chosen[etype[0]], "eid", etype)
+        if etype[0] in chosen
+        else _no_ids(graph)
+        for etype in graph.canonical_etypes
     }
-    return _from_edges(g, eids, relabel_nodes, store_ids).to(output_device)
+    return _from_edges(graph, eids, relabel_nodes, store_ids).to(output_device)
 
 
 def edge_subgraph(
-    g: Graph,
+    graph: Graph,
     edges: Any,
     *,
     relabel_nodes: bool = True,
@@ -91,12 +95,12 @@ def edge_subgraph(
     """The graph of some edges, in the order given.
 
     Args:
-        g: Graph.
+        graph: Graph.
         edges: Ids or mask, per relation on a graph with several.
         relabel_nodes: Whether to keep only the end points of these edges, numbered as they first
             occur (per relation, sources before destinations); if not, all nodes stay.
         store_ids: Whether to store original ids.
-        output_device: Where the subgraph is to be; by default where ``g`` is.
+        output_device: Where the subgraph is to be; by default where ``graph`` is.
 
     Returns:
         The subgraph, with the same node types and relations.
@@ -110,25 +114,27 @@ def edge_subgraph(
         >>> sub.edges(), sub.ndata[NID]
         ((tensor([0]), tensor([1])), tensor([2, 3]))
     """
-    check_plain(g, "edge_subgraph")
+    check_plain(graph, "edge_subgraph")
     if not isinstance(edges, Mapping):
-        if len(g.canonical_etypes) > 1:
+        if len(graph.canonical_etypes) > 1:
             raise GraphTypeError(
-                f"edges must be a dict of relations, since the graph has {g.canonical_etypes}"
+                f"edges must be a dict of relations, since the graph has {graph.canonical_etypes}"
             )
-        edges = {g.canonical_etypes[0]: edges}
-    named = {g.to_canonical_etype(etype): ids for etype, ids in edges.items()}
+        edges = {graph.canonical_etypes[0]: edges}
+    named = {graph.to_canonical_etype(etype): ids for etype, ids in edges.items()}
     eids = {
-        etype: _ids_of(g, named[etype], g.num_edges(etype), "an edge id", f"edges of {etype}")
+        etype: _ids_of(
+            graph, named[etype], graph.num_edges(etype), "an edge id", f"edges of {etype}"
+        )
         if etype in named
-        else _no_ids(g)
-        for etype in g.canonical_etypes
+        else _no_ids(graph)
+        for etype in graph.canonical_etypes
     }
-    return _from_edges(g, eids, relabel_nodes, store_ids).to(output_device)
+    return _from_edges(graph, eids, relabel_nodes, store_ids).to(output_device)
 
 
 def node_subgraph(
-    g: Graph,
+    graph: Graph,
     nodes: Any,
     *,
     relabel_nodes: bool = True,
@@ -140,12 +146,12 @@ def node_subgraph(
     Edges come source by source in the order given, each source's by ascending edge id.
 
     Args:
-        g: Graph.
+        graph: Graph.
         nodes: Ids or mask, per type on a graph with several node types; each node once.
         relabel_nodes: Whether to keep only these nodes, numbered in the order given; if not, all
             nodes stay and only edges are left out.
         store_ids: Whether to store original ids.
-        output_device: Where the subgraph is to be; by default where ``g`` is.
+        output_device: Where the subgraph is to be; by default where ``graph`` is.
 
     Returns:
         The subgraph, with the same node types and relations.
@@ -159,16 +165,16 @@ def node_subgraph(
         >>> sub.edges(), sub.edata[EID]
         ((tensor([0]), tensor([1])), tensor([2]))
     """
-    given = _chosen_nodes(g, nodes, "node_subgraph")
-    chosen = {ntype: given.get(ntype, _no_ids(g)) for ntype in g.ntypes}
-    place = {ntype: _places(ids, g.num_nodes(ntype), ntype) for ntype, ids in chosen.items()}
+    given = _chosen_nodes(graph, nodes, "node_subgraph")
+    chosen = {ntype: given.get(ntype, _no_ids(graph)) for ntype in graph.ntypes}
+    place = {ntype: _places(ids, graph.num_nodes(ntype), ntype) for ntype, ids in chosen.items()}
     eids = {}
-    for etype in g.canonical_etypes:
-        candidates = g.out_edges(chosen[etype[0]], "eid", etype)
-        ends = g.adjacency(etype).coo()[1].index_select(0, candidates)
+    for etype in graph.canonical_etypes:
+        candidates = graph.out_edges(chosen[etype[0]], "eid", etype)
+        ends = graph.adjacency(etype).coo()[1].index_select(0, candidates)
         eids[etype] = candidates[place[etype[2]].index_select(0, ends) >= 0]
     kept = (chosen, place) if relabel_nodes else None
-    return _build(g, eids, kept, store_ids).to(output_device)
+    return _build(graph, eids, kept, store_ids).to(output_device)
 
 
 _Numbering = tuple[dict[str, Tensor], dict[str, Tensor]]

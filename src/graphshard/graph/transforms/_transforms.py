@@ -117,7 +117,7 @@ def remove_self_loop(g: Graph, etype: Any = None) -> Graph:
     return made
 
 
-def to_bidirected(g: Graph, copy_ndata: bool = False) -> Graph:
+def to_bidirected(g: Graph, copy_ndata: bool = False, readonly: bool | None = None) -> Graph:
     """The simple graph that has both directions of every edge.
 
     Parallel edges become one; a self loop stays one edge. Edges come by source, then destination.
@@ -125,6 +125,7 @@ def to_bidirected(g: Graph, copy_ndata: bool = False) -> Graph:
     Args:
         g: Graph whose relations each go from a node type to itself.
         copy_ndata: Whether to carry node features over. Edge features are always dropped.
+        readonly: Accepted so that calls written for DGL run; has no effect.
 
     Returns:
         The graph.
@@ -154,7 +155,7 @@ def to_bidirected(g: Graph, copy_ndata: bool = False) -> Graph:
 
 def add_reverse_edges(
     g: Graph,
-    *,
+    readonly: bool | None = None,
     copy_ndata: bool = True,
     copy_edata: bool = False,
     ignore_bipartite: bool = False,
@@ -164,6 +165,7 @@ def add_reverse_edges(
 
     Args:
         g: Graph.
+        readonly: Accepted so that calls written for DGL run; has no effect.
         copy_ndata: Whether to carry node features over.
         copy_edata: Whether to carry edge features over; a reverse has those of its edge, whose id
             is stored as ``edata[EID]``.

@@ -190,7 +190,8 @@ def _steps_of(g: LocalGraph, reverse: bool) -> list[list[tuple[int, int]]]:
             f"{g.canonical_etypes}); slice it, or use to_homogeneous"
         )
     indptr, others, edges = g.adj_tensors("csc" if reverse else "csr")
-    pairs = list(zip(others.tolist(), edges.tolist(), strict=True))
+    ids = edges.tolist() or range(g.num_edges())
+    pairs = list(zip(others.tolist(), ids, strict=True))
     bounds = indptr.tolist()
     return [pairs[bounds[i] : bounds[i + 1]] for i in range(len(bounds) - 1)]
 

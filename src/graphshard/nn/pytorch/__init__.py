@@ -3,6 +3,10 @@
 
 from ...graph import edge_softmax
 from .._edge_weight_norm import EdgeWeightNorm
+from .._hetero_embedding import HeteroEmbedding, HeteroLinear
+from .._of_dgl import layers_of_dgl
+from .._point_graphs import KNNGraph, RadiusGraph, SegmentedKNNGraph
+from .._stacks import JumpingKnowledge, Sequential
 from .._typed_linear import TypedLinear
 from ..conv import (
     AGNNConv,
@@ -26,6 +30,7 @@ from ..glob import (
     SumPooling,
     WeightAndSum,
 )
+from ..link import EdgePredictor, TransE, TransR
 from . import conv, glob, hetero, linear, softmax
 
 __all__ = [
@@ -33,20 +38,30 @@ __all__ = [
     "APPNPConv",
     "AvgPooling",
     "DotGatConv",
+    "EdgePredictor",
     "EdgeWeightNorm",
     "GATConv",
     "GATv2Conv",
     "GINConv",
     "GlobalAttentionPooling",
     "GraphConv",
+    "HeteroEmbedding",
     "HeteroGraphConv",
+    "HeteroLinear",
+    "JumpingKnowledge",
+    "KNNGraph",
     "MaxPooling",
+    "RadiusGraph",
     "RelGraphConv",
     "SAGEConv",
     "SGConv",
+    "SegmentedKNNGraph",
+    "Sequential",
     "Set2Set",
     "SortPooling",
     "SumPooling",
+    "TransE",
+    "TransR",
     "TypedLinear",
     "WeightAndSum",
     "conv",
@@ -56,3 +71,5 @@ __all__ = [
     "linear",
     "softmax",
 ]
+
+__getattr__ = layers_of_dgl(__name__)

@@ -3,14 +3,15 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from collections.abc import Mapping
+from typing import Any
 
 from .. import _check
 from .._adjacency import Adjacency, HasAdjacency, as_adjacency
 from . import _autograd
 
 
-def edge_softmax(adj: Adjacency | HasAdjacency, logits: Tensor, norm_by: str = "dst") -> Tensor:
+def edge_softmax(adj: Adjacency | HasAdjacency, logits: Any, norm_by: str = "dst") -> Any:
     """Normalize edge values over the edges into (or out of) each node.
 
     ``out[e] = exp(logits[e]) / sum of exp(logits[f]) over the edges f that share e's node``, for
@@ -18,7 +19,8 @@ def edge_softmax(adj: Adjacency | HasAdjacency, logits: Tensor, norm_by: str = "
 
     Args:
         adj: The edges, or a graph with one relation.
-        logits: [num_edges, ...] in edge id order.
+        logits: [num_edges, ...] in edge id order. A graph with several relations takes relation ->
+            values, which are normalized together, and gives that.
         norm_by: ``dst`` to normalize over edges with one destination, ``src`` with one source.
 
     Returns:
@@ -34,6 +36,8 @@ def edge_softmax(adj: Adjacency | HasAdjacency, logits: Tensor, norm_by: str = "
         >>> edge_softmax(adj, torch.zeros(3))
         tensor([0.5000, 1.0000, 0.5000])
     """
+    if isinstance(logits, Mapping) and hasattr(adj, "_edge_softmax_typed"):
+        return adj._edge_softmax_typed(logits, norm_by=norm_by)
     adj = as_adjacency(adj)
     _check.check_choice("norm_by of edge_softmax", norm_by, ("dst", "src"))
     _check.check_operand(

@@ -2,6 +2,7 @@
 """The names of ``dgl.nn.pytorch.conv``."""
 
 from ..._edge_weight_norm import EdgeWeightNorm
+from ..._of_dgl import layers_of_dgl
 from ...conv import (
     AGNNConv,
     APPNPConv,
@@ -28,3 +29,5 @@ __all__ = [
     "SAGEConv",
     "SGConv",
 ]
+
+__getattr__ = layers_of_dgl(__name__)

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Modules under the names that DGL has for them: ``dgl.readout``, ``dgl.geometry`` and others.
+
+Scripts import names from the modules in which DGL keeps them. Where this package keeps them
+elsewhere, there is a module of DGL's name that holds the same objects and has no file.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from types import ModuleType
+from typing import Any
+
+# DGL's module: where its names are here, and the names.
+MODULES = {
+    "batch": "graph batch slice_batch unbatch",
+    "generators": "graph rand_bipartite rand_graph",
+    "geometry": "graph farthest_point_sampler neighbor_matching",
+    "global_config": "utils is_libxsmm_enabled use_libxsmm",
+    "heterograph": "graph Block DGLBlock=Block DGLGraph=Graph DGLHeteroGraph=Graph heterograph",
+    "homophily": "graph edge_homophily linkx_homophily node_homophily",
+    "merge": "graph merge",
+    "mpops": "graph copy_u copy_v u_add_v u_div_v u_dot_v u_mul_v u_sub_v",
+    "multiprocessing": "torch.multiprocessing Barrier Condition Event JoinableQueue Lock Manager "
+    "Pipe Pool Process Queue RLock Semaphore SimpleQueue Value cpu_count current_process "
+    "get_context get_start_method set_start_method spawn",
+    "propagate": "graph prop_edges prop_edges_dfs prop_nodes prop_nodes_bfs prop_nodes_topo",
+    "readout": "graph broadcast_edges broadcast_nodes max_edges max_nodes mean_edges mean_nodes "
+    "readout_edges readout_nodes softmax_edges softmax_nodes sum_edges sum_nodes topk_edges "
+    "topk_nodes",
+    "subgraph": "graph edge_subgraph edge_type_subgraph in_subgraph khop_in_subgraph "
+    "khop_out_subgraph node_subgraph node_type_subgraph out_subgraph",
+    "traversal": "graph bfs_edges_generator bfs_nodes_generator dfs_edges_generator "
+    "dfs_labeled_edges_generator topological_nodes_generator",
+    "udf": "graph EdgeBatch NodeBatch",
+    "partition": "transforms metis_partition_assignment partition_graph_with_halo reorder_nodes",
+    "function.message": "function copy_e copy_u u_add_v u_div_v u_dot_v u_mul_v u_sub_v u_add_e "
+    "u_div_e u_dot_e u_mul_e u_sub_e",
+    "function.reducer": "function max mean min sum",
+    "ops.edge_softmax": "ops edge_softmax",
+    "ops.segment": "ops segment_mm segment_reduce segment_softmax",
+    "transforms.module": "transforms AddEdge AddMetaPaths AddReverse AddSelfLoop BaseTransform "
+    "Compose DropEdge DropNode FeatMask GCNNorm GDC HeatKernel KHopGraph LapPE LaplacianPE "
+    "LineGraph NodeShuffle PPR RandomWalkPE RemoveSelfLoop RowFeatNormalizer SIGNDiffusion SVDPE "
+    "ToLevi ToSimple",
+    "nn.pytorch": "graph knn_graph radius_graph segmented_knn_graph",
+    "nn": "nn.pytorch edge_softmax knn_graph radius_graph segmented_knn_graph",
+    "nn.pytorch.factory": "nn.pytorch KNNGraph RadiusGraph SegmentedKNNGraph knn_graph "
+    "radius_graph segmented_knn_graph",
+    "nn.pytorch.link": "nn EdgePredictor TransE TransR",
+    "nn.pytorch.utils": "nn JumpingKnowledge Sequential",
+    "nn.pytorch.conv.agnnconv": "nn AGNNConv",
+    "nn.pytorch.conv.appnpconv": "nn APPNPConv",
+    "nn.pytorch.conv.dotgatconv": "nn DotGatConv",
+    "nn.pytorch.conv.gatconv": "nn GATConv",
+    "nn.pytorch.conv.gatv2conv": "nn GATv2Conv",
+    "nn.pytorch.conv.ginconv": "nn GINConv",
+    "nn.pytorch.conv.graphconv": "nn EdgeWeightNorm GraphConv",
+    "nn.pytorch.conv.relgraphconv": "nn RelGraphConv",
+    "nn.pytorch.conv.sageconv": "nn SAGEConv",
+    "nn.pytorch.conv.sgconv": "nn SGConv",
+}
+
+
+class FunctionModule(ModuleType):
+    """A module that is called as the function of its name, as in ``dgl.batch(graphs)``."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self, self.__name__.rpartition(".")[2])(*args, **kwargs)
+
+
+def add_modules(package: str) -> None:
+    """Make the modules importable. One that exists gets the names it lacks.
+
+    Args:
+        package: Name of this package.
+    """
+    for place, entry in MODULES.items():
+        origin, *names = entry.split()
+        source = importlib.import_module(
+            origin if origin.startswith("torch.") else f"{package}.{origin}"
+        )
+        full_name = f"{package}.{place}"
+        parent, _, last = full_name.rpartition(".")
+        module = sys.modules.get(full_name)
+        if module is None:
+            kind = FunctionModule if last in names else ModuleType
+            module = sys.modules[full_name] = kind(full_name, f"Names of ``dgl.{place}``.")
+            if last not in names:  # else the parent has the function
+                setattr(sys.modules[parent], last, module)
+        for name in names:
+            target, _, original = name.partition("=")
+            if not hasattr(module, target):
+                setattr(module, target, getattr(source, original or target))
