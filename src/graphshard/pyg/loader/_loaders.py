@@ -364,10 +364,9 @@ def _own_sampler(given: Any, source: SamplingSource) -> Any:
 
 
 def _over(sampler: Any, source: SamplingSource) -> Any:
-    """The sampler as a thread uses it."""
-    if sampler.source is source:
-        return sampler
-    if getattr(sampler, "_in_thread", None) is None or sampler._in_thread.source is not source:
-        sampler._in_thread = copy.copy(sampler)
-        sampler._in_thread.source = source
-    return sampler._in_thread
+    """The sampler as the thread of a loader uses it, which has checked the seeds."""
+    made = getattr(sampler, "_of_thread", None)
+    if made is None or made.source is not source:
+        made = sampler._of_thread = copy.copy(sampler)
+        made.source, made.are_checked = source, True
+    return made

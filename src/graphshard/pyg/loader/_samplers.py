@@ -47,6 +47,9 @@ class SourceSampler(BaseSampler):
     Args:
         graph: As for `HopSampler`.
         seed: As for `HopSampler`.
+
+    Attributes:
+        are_checked: Whether seeds are known to be in range, so that ranks need not ask each other.
     """
 
     def __init__(self, graph: Any, seed: int | None = None) -> None:
@@ -55,6 +58,7 @@ class SourceSampler(BaseSampler):
         state = self.source.state
         self.seed = int(all_gather(state, torch.tensor([own]), type(self).__name__)[0])
         self._is_seeded = seed is not None or self.source.is_collective
+        self.are_checked = False
         self._num_draws = 0
 
     @property
@@ -91,6 +95,8 @@ class SourceSampler(BaseSampler):
         source = self.source
         by_type = seeds if isinstance(seeds, Mapping) else {input_type: seeds}
         named: dict[Any, Tensor] = {source.kind(t): ids.cpu() for t, ids in by_type.items()}
+        if self.are_checked:
+            return {ntype: source.stored(ntype, ids) for ntype, ids in named.items()}
         error = None
         try:
             for ntype, ids in named.items():
@@ -101,7 +107,10 @@ class SourceSampler(BaseSampler):
                 source.check(ntype, ids.to(torch.int64))
         except ValueError as caught:
             error = caught
-        share_error(error, source.group) if source.is_collective else _raise(error)
+        if source.is_collective:
+            share_error(error, source.group)
+        elif error is not None:
+            raise error
         return {ntype: source.stored(ntype, ids) for ntype, ids in named.items()}
 
     def _output(self, sample: HopSample) -> SamplerOutput | HeteroSamplerOutput:
@@ -263,14 +272,20 @@ class HopSampler(SourceSampler):
             negatives = KeyedNegatives(
                 neg_sampling, source, self.plan.time, index, etype, draw_seed
             )
+        is_empty = negatives is not None and negatives.is_triplet() and index.row.numel() == 0
         out = edge_sample(
             index,
             lambda seed, time: self._sample(seed, time, draw_seed),
             num_nodes,
             self.disjoint,
             None,
-            negatives,
+            None if is_empty else negatives,
         )
+        if is_empty:  # PyG's shapes of triplets need one
+            assert negatives is not None
+            none = negatives.sample(0, "dst")
+            of_each = none if negatives.amount == 1 else none.view(0, int(negatives.amount))
+            out.metadata = (index.input_id, none, none, of_each, index.time)
         return self._finished(out)
 
     def _input_type(self, given: Any) -> Any:
@@ -492,7 +507,3 @@ def _per_relation(numbers: NumNeighbors, source: SamplingSource) -> dict[Canonic
                 )
     return {etype: list(values) for etype, values in found.items()}
 
-
-def _raise(error: Exception | None) -> None:
-    if error is not None:
-        raise error

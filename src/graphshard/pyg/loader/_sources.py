@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..._typing import CanonicalEType
-from ...comm.group import GroupState, alone
+from ...comm.group import GroupState, alone, group_state
 from ...sampling import FeatureRequest, FeatureStore, GraphStore
 
 Kind: TypeAlias = str | CanonicalEType
@@ -77,7 +77,8 @@ class SamplingSource:
 
     def on(self, group: dist.ProcessGroup | None) -> SamplingSource:
         """The source for one thread, over another group of the same ranks."""
-        return replace(self, graph=self.graph.on(group), features=self.features.on(group))
+        graph, features = self.graph.on(group), self.features.on(group)
+        return replace(self, graph=graph, features=features, state=group_state(group))
 
     def count(self, kind: Kind) -> int:
         """Nodes of a type, or edges of a relation, of the whole graph."""
