@@ -316,8 +316,7 @@ def _sharded_columns(
     for name, (of_nodes, of_edges) in zip(names, fits.tolist(), strict=True):
         is_edge = of_edges and (not of_nodes or "edge" in name)
         if is_edge or of_nodes:
-            of: Kind = next(iter(edges if is_edge else structure.num_src))
-            columns[of][name] = torch.as_tensor(data[name])
+            columns[kinds[1 if is_edge else 0]][name] = torch.as_tensor(data[name])
     return columns, ids, error
 
 

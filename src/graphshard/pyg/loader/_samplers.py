@@ -506,4 +506,3 @@ def _per_relation(numbers: NumNeighbors, source: SamplingSource) -> dict[Canonic
                     f"{number!r} for {etype})"
                 )
     return {etype: list(values) for etype, values in found.items()}
-
