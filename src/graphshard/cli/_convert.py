@@ -19,8 +19,8 @@ def convert(
     source: Annotated[
         Path,
         typer.Argument(
-            help="A partition's JSON, or the folder that PyG's Partitioner wrote; or a graph: a data "
-            "set as for partition, or a file that DGL's save_graphs wrote (.bin, .dgl).",
+            help="A partition's JSON, or the folder that PyG's Partitioner wrote; or a graph: a "
+            "data set as for partition, or a file of DGL's save_graphs (.bin, .dgl).",
             metavar="SOURCE",
         ),
     ],
