@@ -163,6 +163,27 @@ def check_loaders_of_pyg(rank: int, world_size: int) -> None:
         assert torch.equal(found, whole[other].edge_index[:, batch[other].e_id])
 
 
+def check_changes(rank: int, world_size: int) -> None:
+    """Columns that are set, or written to, are in the next loader; passes may be left early."""
+    whole, data = sharded(world_size)
+    seeds = torch.arange(data.num_nodes)
+
+    def first(**options: Any) -> Any:
+        loader = graphshard.pyg.NeighborLoader(data, [2], seeds, batch_size=8, **options)
+        for _ in range(2):
+            batch = next(iter(loader))
+        return batch
+
+    batch = first(num_workers=1)
+    assert torch.equal(batch.x, whole.x[batch.n_id])
+    data.x += 1
+    batch = first()
+    assert torch.equal(batch.x, whole.x[batch.n_id] + 1)
+    data.extra = data.n_id.double()
+    batch = first(num_workers=1)
+    assert torch.equal(batch.extra, batch.n_id.double())
+
+
 def check_errors(rank: int, world_size: int) -> None:
     _, data = sharded(world_size)
     loader = graphshard.pyg.NeighborLoader
@@ -184,6 +205,7 @@ def all_checks(rank: int, world_size: int) -> None:
     check_typed(rank, world_size)
     check_links(rank, world_size)
     check_loaders_of_pyg(rank, world_size)
+    check_changes(rank, world_size)
     check_errors(rank, world_size)
 
 

@@ -226,6 +226,17 @@ def test_inference_and_calls_of_pyg() -> None:
     assert [b.n_id[:2].tolist() for b in batches] == [[2, 2], [2, 2]]
 
 
+def test_passes_over_one_loader_side_by_side() -> None:
+    loader = NeighborLoader(lg.plain_data(), [2], torch.arange(9), batch_size=3, num_workers=1)
+    both = [(a.n_id[0].item(), b.n_id[0].item()) for a in loader for b in loader]
+    assert both == [(a, b) for a in (0, 3, 6) for b in (0, 3, 6)]
+    for batch in loader:
+        assert batch.batch_size == 3
+        break
+    with loader.enable_cpu_affinity():
+        assert len(list(loader)) == len(loader) == 3
+
+
 def test_runs_repeat() -> None:
     data = lg.plain_data()
 

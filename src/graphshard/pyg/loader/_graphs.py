@@ -223,9 +223,10 @@ def _is_column(name: str, value: Any, count: Any) -> bool:
 
 @dataclass
 class _Kept:
-    """The source of one sharded graph, and the columns that it has."""
+    """The source of one sharded graph, and the columns that it was made of, with their versions."""
 
     columns: ColumnsByKind
+    versions: dict[tuple[Kind, str], int]
     source: SamplingSource
 
 
@@ -247,7 +248,7 @@ def _of_sharded(
         error,
     )
     kept = _sources.get(structure)
-    changed = torch.tensor([int(kept is None or not _are_same(kept.columns, columns))])
+    changed = torch.tensor([int(kept is None or not _are_same(kept, columns))])
     if not int(all_reduce(changed, "max", group=structure.group)):
         assert kept is not None
         return kept.source
@@ -270,7 +271,7 @@ def _of_sharded(
         state=group_state(structure.group),
         most_steps=lambda n: int(all_reduce(torch.tensor([n]), "max", group=structure.group)),
     )
-    _sources[structure] = _Kept(columns, source)
+    _sources[structure] = _Kept(columns, _versions(columns), source)
     return source
 
 
@@ -320,10 +321,20 @@ def _sharded_columns(
     return columns, ids, error
 
 
-def _are_same(one: ColumnsByKind, other: ColumnsByKind) -> bool:
-    return {k: list(c) for k, c in one.items()} == {k: list(c) for k, c in other.items()} and all(
-        column is other[kind][name] and column._version == other[kind][name]._version
-        for kind, of_kind in one.items()
+def _versions(columns: ColumnsByKind) -> dict[tuple[Kind, str], int]:
+    """Torch's count of changes of each column."""
+    return {
+        (kind, name): column._version
+        for kind, of_kind in columns.items()
+        for name, column in of_kind.items()
+    }
+
+
+def _are_same(kept: _Kept, columns: ColumnsByKind) -> bool:
+    """Whether a source has the columns as they are now."""
+    return kept.versions == _versions(columns) and all(
+        column is kept.columns[kind][name]
+        for kind, of_kind in columns.items()
         for name, column in of_kind.items()
     )
 
@@ -367,7 +378,8 @@ def _of_servers(graph: Any) -> SamplingSource:
     kinds: list[Kind] = [*graph.ntypes, *graph.canonical_etypes]
     for kind in kinds:
         stored = [n for n in graph.feature_store.feature_names(kind) if n != ORIGINAL]
-        names[kind] = {_TO_PYG.get(name, name): name for name in stored}
+        called = {_TO_PYG.get(name, name): name for name in stored}
+        names[kind] = {**called, **{name: name for name in stored if name in called}}
     return SamplingSource(
         graph.graph_store,
         graph.feature_store,

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -105,6 +106,14 @@ class SourceLoader:
         """End what still runs; dropping the loader does the same. Not collective."""
         self._finalizer()
 
+    def enable_cpu_affinity(self, *args: Any, **kwargs: Any) -> AbstractContextManager[None]:
+        """Accepted for scripts of PyG's; there are no worker processes to bind to processors."""
+        return nullcontext()
+
+    def enable_multithreading(self, *args: Any, **kwargs: Any) -> AbstractContextManager[None]:
+        """Accepted for scripts of PyG's; threads draw already."""
+        return nullcontext()
+
     def __len__(self) -> int:
         """Batches of a pass, the same on all ranks."""
         loader: Any = self
@@ -113,7 +122,8 @@ class SourceLoader:
     def __iter__(self) -> Iterator[Any]:
         """One pass; every rank of a graph that spans ranks must make it, and leave at one batch."""
         loader: Any = self
-        self._step_in()
+        if self._source.is_collective:
+            self._step_in()
         epoch, self.epoch = self.epoch, self.epoch + 1
         batches: Any = loader.batch_sampler
         if self._most is not None:
@@ -122,11 +132,17 @@ class SourceLoader:
             (list(index), DrawSeed(self.seed, epoch, step)) for step, index in enumerate(batches)
         )
         run = self._pipeline.run(items)
-        self._resources.keep(run)
+        if self._source.is_collective:
+            self._resources.keep(run)
         try:
             for batch in run:
                 yield batch if loader.filter_per_worker else self._finished(batch)
                 del batch
+            if self._most is not None and run.num_delivered < self._most:
+                raise RuntimeError(
+                    "another pass over this loader has begun, or it was closed, which ended this "
+                    "pass; make a loader for each"
+                )
         except GeneratorExit:
             run.close()
             raise
