@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch_geometric.data import Data
 from torch_geometric.loader import NeighborLoader, NodeLoader
 from torch_geometric.sampler import NegativeSampling
 
@@ -84,6 +85,14 @@ def check_plain(graph: DistGraph, rank: int, world_size: int) -> None:
             assert torch.equal(batch.x, whole.x[batch.n_id])
             ends = batch.n_id[batch.edge_index]
             assert torch.equal(ends, whole.edge_index[:, batch.e_id])
+
+    class Custom(Data):
+        pass
+
+    (batch,) = graphshard.pyg.NeighborLoader(
+        graph, [1], torch.arange(3), batch_size=3, custom_cls=Custom
+    )
+    assert type(batch) is Custom
     with pytest.raises(ValueError, match=r"in \[0, 60\)"):
         graphshard.pyg.NeighborLoader(graph, [2], torch.tensor([60] if rank == 0 else [1]))
 

@@ -19,7 +19,10 @@ from ._sources import ORIGINAL, Kind, SamplingSource
 
 
 def batch_of(
-    source: SamplingSource, template: Any, out: SamplerOutput | HeteroSamplerOutput
+    source: SamplingSource,
+    given: Any,
+    out: SamplerOutput | HeteroSamplerOutput,
+    custom_cls: Any = None,
 ) -> Data | HeteroData:
     """The data of a sample: features, ``edge_index``, ``n_id``, ``e_id`` and counts of hops.
 
@@ -27,8 +30,10 @@ def batch_of(
 
     Args:
         source: Where rows come from.
-        template: Data whose other attributes go over as they are; None for none.
+        given: What the loader was given; other attributes of data go over as they are.
         out: What a `HopSampler` gave.
+        custom_cls: A class to make, in the place of ``Data`` or ``HeteroData``, where there are no
+            data to start from.
     """
     is_typed = isinstance(out, HeteroSamplerOutput)
     nodes: dict[Any, Tensor] = dict(out.node) if is_typed else {source.ntypes[0]: out.node}
@@ -45,9 +50,10 @@ def batch_of(
         kind: columns for (kind, _, _), columns in zip(wanted, source.fetch(wanted), strict=True)
     }
 
-    data = copy.copy(template)
-    if data is None:
-        data = HeteroData() if is_typed else Data()
+    if isinstance(given, Data | HeteroData):
+        data = copy.copy(given)
+    else:
+        data = (custom_cls or (HeteroData if is_typed else Data))()
     for ntype, ids in nodes.items():
         store = data[ntype] if is_typed else data
         for name, column in zip(source.columns(ntype), rows[ntype], strict=True):

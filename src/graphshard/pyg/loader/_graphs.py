@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +32,8 @@ from ._sources import ORIGINAL, Kind, SamplingSource
 _ONLY_TYPE = DEFAULT_CANONICAL_ETYPE[0]
 _TO_PYG = {"feat": "x", "label": "y"}  # as `graphshard.pyg.shard` names them
 _IDS = ("n_id", "e_id")
+_KEPT = "_sampling_source"
+"""Where a graph in parts keeps its source: the loaders of one graph share it."""
 
 ColumnsByKind = dict[Kind, dict[str, Tensor]]
 
@@ -230,9 +231,6 @@ class _Kept:
     source: SamplingSource
 
 
-_sources: weakref.WeakKeyDictionary[ShardStructure, _Kept] = weakref.WeakKeyDictionary()
-
-
 def _of_sharded(
     data: Data | HeteroData, indices: Mapping[CanonicalEType, Tensor]
 ) -> SamplingSource:
@@ -247,7 +245,7 @@ def _of_sharded(
         "what columns the data has",
         error,
     )
-    kept = _sources.get(structure)
+    kept: _Kept | None = vars(structure).get(_KEPT)
     changed = torch.tensor([int(kept is None or not _are_same(kept, columns))])
     if not int(all_reduce(changed, "max", group=structure.group)):
         assert kept is not None
@@ -271,7 +269,7 @@ def _of_sharded(
         state=group_state(structure.group),
         most_steps=lambda n: int(all_reduce(torch.tensor([n]), "max", group=structure.group)),
     )
-    _sources[structure] = _Kept(columns, _versions(columns), source)
+    vars(structure)[_KEPT] = _Kept(columns, _versions(columns), source)
     return source
 
 
@@ -374,16 +372,20 @@ def _manager(
 
 
 def _of_servers(graph: Any) -> SamplingSource:
+    kept = vars(graph).get(_KEPT)
+    if isinstance(kept, SamplingSource):
+        return kept
     names: dict[Kind, dict[str, str]] = {}
     kinds: list[Kind] = [*graph.ntypes, *graph.canonical_etypes]
     for kind in kinds:
         stored = [n for n in graph.feature_store.feature_names(kind) if n != ORIGINAL]
         called = {_TO_PYG.get(name, name): name for name in stored}
         names[kind] = {**called, **{name: name for name in stored if name in called}}
-    return SamplingSource(
+    source = vars(graph)[_KEPT] = SamplingSource(
         graph.graph_store,
         graph.feature_store,
         names,
         not graph.is_homogeneous,
         most_steps=graph.most_steps,
     )
+    return source

@@ -26,6 +26,9 @@ from ._temporal import TimedEdges, TimeLimit
 _INDUCED = 1 << 20
 """Stands in the key of a draw where hops have their number."""
 
+_HASHED = 2**24 + 1
+"""From this number of ids on an `IdTable` takes memory for what is in it, and not for all ids."""
+
 
 @dataclass(frozen=True)
 class HopPlan:
@@ -114,7 +117,8 @@ class FoundNodes:
         num_subgraphs: int = 0,
     ) -> None:
         self._tables, self._ntype, self._count = tables, ntype, count
-        self._own_table = None if seed_of is None else IdTable(max(1, count * num_subgraphs))
+        codes_below = max(_HASHED, count * num_subgraphs)
+        self._own_table = None if seed_of is None else IdTable(codes_below)
         self.ids, self.seed_of = seeds, seed_of
         codes = self._codes(seeds, seed_of)
         self._distinct, place = self._renumber(codes[:0], codes)

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch_geometric.loader as pyg
 from torch import Tensor
-from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import NegativeSampling
 
 from ._batches import batch_of, set_link_seeds, set_node_seeds
@@ -67,8 +66,7 @@ class _NodeSeeds(SourceLoader):
             return super().filter_fn(out)  # type: ignore[misc]
         if loader.transform_sampler_output:
             out = loader.transform_sampler_output(out)
-        template = self.data if isinstance(self.data, Data | HeteroData) else None
-        data = batch_of(self._fetching, template, out)
+        data = batch_of(self._fetching, self.data, out, loader.custom_cls)
         input_type = loader.input_data.input_type
         set_node_seeds(data, out, input_type if self._source.is_typed else None)
         return data if loader.transform is None else loader.transform(data)
@@ -343,8 +341,7 @@ class LinkNeighborLoader(SourceLoader, pyg.LinkNeighborLoader):
             return super().filter_fn(out)
         if self.transform_sampler_output:
             out = self.transform_sampler_output(out)
-        template = self.data if isinstance(self.data, Data | HeteroData) else None
-        data = batch_of(self._fetching, template, out)
+        data = batch_of(self._fetching, self.data, out, self.custom_cls)
         input_type = self.input_data.input_type if self._source.is_typed else None
         set_link_seeds(data, out, input_type, self.neg_sampling)
         return data if self.transform is None else self.transform(data)
