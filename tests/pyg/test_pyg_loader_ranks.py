@@ -197,6 +197,29 @@ def check_errors(rank: int, world_size: int) -> None:
         loader(data, [2], data.train_mask, disjoint=True, subgraph_type="induced")
     with pytest.raises(ValueError, match="column of nodes or one of edges"):
         loader(data, [2], data.train_mask, time_attr="when")
+    for wrong in (  # on one rank alone
+        {"num_neighbors": [-3]},
+        {"num_neighbors": 2},
+        {"input_time": torch.ones(1)},
+        {"neighbor_sampler": 3},
+        {"seed": "a"},
+        {"batch_size": -1},
+        {"timeout": 3},
+    ):
+        with pytest.raises((TypeError, ValueError, NotImplementedError)):
+            loader(data, **{"num_neighbors": [2], "batch_size": 4, **(wrong if rank == 0 else {})})
+    links = graphshard.pyg.LinkNeighborLoader
+    for wrong in (
+        {"edge_label_index": torch.tensor([[100], [1]])},
+        {"edge_label_index": torch.rand(2, 3)},
+        {"edge_label_index": torch.ones(3, dtype=torch.int64)},
+        {"neg_sampling": "none"},
+        {"edge_label_time": torch.ones(1)},
+        {"edge_label": torch.ones(3)},
+    ):
+        given = {"edge_label_index": torch.tensor([[1], [2]])}
+        with pytest.raises((TypeError, ValueError)):
+            links(data, [2], **{**given, **(wrong if rank == 0 else {})})
     assert len(loader(data, [2], data.train_mask)) >= 1
 
 

@@ -13,7 +13,14 @@ from torch_geometric.sampler import NegativeSampling
 
 from ._batches import batch_of, set_link_seeds, set_node_seeds
 from ._graphs import source_of
-from ._inputs import data_of_loader, labels_on_all_ranks, link_input, node_input
+from ._inputs import (
+    data_of_loader,
+    labels_on_all_ranks,
+    link_input,
+    named_ends,
+    node_input,
+    original_ends,
+)
 from ._passes import SourceLoader, check_options
 from ._samplers import HGTSampler, HopSampler, SourceSampler
 from ._sources import SamplingSource
@@ -32,25 +39,19 @@ class _NodeSeeds(SourceLoader):
         options: dict[str, Any],
     ) -> None:
         """Make PyG's part of a loader, and agree with the other ranks."""
-        self._source = source_of(data)
+        self._source = source = source_of(data)
+        own = _checked(source, sampler, options, lambda: make(source))
         error: Exception | None = None
-        own: Any = None
         try:
-            check_options(options)
-        except (NotImplementedError, ValueError) as caught:
-            error = caught
-        try:
-            own = _own_sampler(sampler, self._source) or make(self._source)
-            given, input_nodes, input_id = node_input(data, self._source, input_nodes, options)
+            given, input_nodes, input_id = node_input(data, source, input_nodes, options)
             if input_id is not None:
                 options["input_id"] = input_id
-            if error is None:
-                pyg.NodeLoader.__init__(
-                    self, data=given, node_sampler=own, input_nodes=input_nodes, **options
-                )
-                self.data = data_of_loader(data, self._source)
+            pyg.NodeLoader.__init__(
+                self, data=given, node_sampler=own, input_nodes=input_nodes, **options
+            )
+            self.data = data_of_loader(data, source)
         except Exception as caught:
-            error = error or caught
+            error = caught
         self._open(own, seed, error)
 
     def _sampled(self, item: Any) -> Any:
@@ -140,11 +141,6 @@ class NeighborLoader(_NodeSeeds, pyg.NeighborLoader):
         seed: int | None = None,
         **kwargs: Any,
     ) -> None:
-        if input_time is not None and time_attr is None:
-            raise ValueError(
-                "input_time are times of seeds, and time_attr names those of neighbours; give both"
-            )
-
         def make(source: SamplingSource) -> HopSampler:
             return HopSampler(
                 source,
@@ -159,6 +155,7 @@ class NeighborLoader(_NodeSeeds, pyg.NeighborLoader):
             )
 
         options = {
+            "given_times": {"input_time": (input_time, time_attr, False)},
             "input_time": input_time,
             "transform": transform,
             "transform_sampler_output": transform_sampler_output,
@@ -276,23 +273,10 @@ class LinkNeighborLoader(SourceLoader, pyg.LinkNeighborLoader):
         seed: int | None = None,
         **kwargs: Any,
     ) -> None:
-        if (edge_label_time is None) != (time_attr is None):
-            raise ValueError(
-                "edge_label_time are times of edges, and time_attr names those of neighbours; give "
-                "both or neither"
-            )
         self._source = source = source_of(data)
-        error: Exception | None = None
-        own: Any = None
-        try:
-            check_options(kwargs)
-            neg_sampling = NegativeSampling.cast(neg_sampling)
-            if neg_sampling_ratio:
-                neg_sampling = NegativeSampling("binary", neg_sampling_ratio)
-        except (NotImplementedError, ValueError, TypeError) as caught:
-            error = caught
-        try:
-            own = _own_sampler(neighbor_sampler, source) or HopSampler(
+
+        def make() -> HopSampler:
+            return HopSampler(
                 source,
                 num_neighbors,
                 subgraph_type if directed else "induced",
@@ -303,29 +287,42 @@ class LinkNeighborLoader(SourceLoader, pyg.LinkNeighborLoader):
                 weight_attr,
                 seed=seed,
             )
-            given, edge_label_index = link_input(data, source, edge_label_index, kwargs)
-            label = edge_label
-            if neg_sampling is not None and neg_sampling.is_binary() and edge_label is not None:
-                label = labels_on_all_ranks(source, edge_label)
-            if error is None:
-                pyg.LinkLoader.__init__(
-                    self,
-                    data=given,
-                    link_sampler=own,
-                    edge_label_index=edge_label_index,
-                    edge_label=label if label is None or label.numel() else None,
-                    edge_label_time=edge_label_time,
-                    neg_sampling=neg_sampling,
-                    transform=transform,
-                    transform_sampler_output=transform_sampler_output,
-                    filter_per_worker=filter_per_worker,
-                    **kwargs,
-                )
-                if label is not None and label.numel() == 0:  # of which PyG takes the smallest
-                    self.input_data.label = label
-                self.data = data_of_loader(data, source)
+
+        kwargs["given_times"] = {"edge_label_time": (edge_label_time, time_attr, True)}
+        own = _checked(source, neighbor_sampler, kwargs, make)
+        error: Exception | None = None
+        try:
+            neg_sampling = NegativeSampling.cast(neg_sampling)
+            if neg_sampling_ratio:
+                neg_sampling = NegativeSampling("binary", neg_sampling_ratio)
+            etype, ends = named_ends(data, source, edge_label_index)
         except Exception as caught:
-            error = error or caught
+            error = caught
+        source.share(error)
+        ends = original_ends(data, source, etype, ends)
+        label = edge_label
+        if neg_sampling is not None and neg_sampling.is_binary() and edge_label is not None:
+            label = labels_on_all_ranks(source, edge_label)
+        try:
+            given, ends = link_input(source, etype, ends, label, kwargs)
+            pyg.LinkLoader.__init__(
+                self,
+                data=given,
+                link_sampler=own,
+                edge_label_index=ends,
+                edge_label=label if label is None or label.numel() else None,
+                edge_label_time=edge_label_time,
+                neg_sampling=neg_sampling,
+                transform=transform,
+                transform_sampler_output=transform_sampler_output,
+                filter_per_worker=filter_per_worker,
+                **kwargs,
+            )
+            if label is not None and label.numel() == 0:  # of which PyG takes the smallest
+                self.input_data.label = label
+            self.data = data_of_loader(data, source)
+        except Exception as caught:
+            error = caught
         self._open(own, seed, error)
 
     def _sampled(self, item: Any) -> Any:
@@ -347,9 +344,51 @@ class LinkNeighborLoader(SourceLoader, pyg.LinkNeighborLoader):
         return data if self.transform is None else self.transform(data)
 
 
-def _own_sampler(given: Any, source: SamplingSource) -> Any:
+def _checked(
+    source: SamplingSource, sampler: Any, options: dict[str, Any], make: Callable[[], SourceSampler]
+) -> Any:
+    """The sampler of a loader, given or made, after its options were checked; on all ranks.
+
+    Args:
+        source: Of the graph.
+        sampler: What the user gave.
+        options: Of torch's loader, and times that need others.
+        make: Makes a sampler; where the source is collective, so is this.
+    """
+    error: Exception | None = None
+    try:
+        check_options(options)
+        _check_sampler(sampler, source)
+        _check_times(options.pop("given_times", None))
+    except (NotImplementedError, TypeError, ValueError) as caught:
+        error = caught
+    source.share(error)
+    if sampler is not None:
+        return sampler
+    made = None
+    try:
+        made = make()
+    except (TypeError, ValueError) as caught:
+        error = caught
+    source.share(error)
+    return made
+
+
+def _check_times(names: Mapping[str, Any] | None) -> None:
+    """Raise unless times of seeds and the name of those of neighbours are given together."""
+    for name, (times, time_attr, is_needed) in (names or {}).items():
+        if (times is not None and time_attr is None) or (
+            is_needed and times is None and time_attr is not None
+        ):
+            raise ValueError(
+                f"{name} are times of seeds, and time_attr names those of neighbours; give both"
+                + (" or neither" if is_needed else "")
+            )
+
+
+def _check_sampler(given: Any, source: SamplingSource) -> None:
     if given is None:
-        return None
+        return
     if not isinstance(given, HopSampler):
         raise TypeError(
             f"neighbor_sampler must be a graphshard.pyg.HopSampler (got {type(given).__name__}); a "
@@ -357,7 +396,6 @@ def _own_sampler(given: Any, source: SamplingSource) -> Any:
         )
     if given.source is not source and not (given.source.is_whole and source.is_whole):
         raise ValueError("neighbor_sampler is of another graph; make it of the loader's data")
-    return given
 
 
 def _over(sampler: Any, source: SamplingSource) -> Any:

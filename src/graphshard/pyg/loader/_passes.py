@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from ...comm import ThreadGroups, share_error
+from ...comm import ThreadGroups
 from ...comm.collectives import verify
 from ...sampling import DrawSeed
 from ...sampling.loader import LoaderResources, Pipeline, Stage
@@ -65,17 +65,9 @@ class SourceLoader:
         """
         loader: Any = self
         source = self._source
-        if error is not None and source.is_whole:
-            raise error
-        options = ""
-        if error is None:
-            options = f"num_workers {loader.num_workers}, prefetch_factor {loader.prefetch_factor}"
-        if source.is_collective:
-            verify(source.state, options, "the options of a loader", error)
-        elif not source.is_whole:
-            share_error(error)
-        elif error is not None:
-            raise error
+        source.share(error)
+        options = f"num_workers {loader.num_workers}, prefetch_factor {loader.prefetch_factor}"
+        verify(source.state, options, "the options of a loader", None)
         self.epoch, self.seed = 0, sampler.seed if seed is None else seed
         self._most = None if source.is_whole else source.most_steps(len(loader.batch_sampler))
         ahead = loader.num_workers * (loader.prefetch_factor or _AHEAD)

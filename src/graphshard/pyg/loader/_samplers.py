@@ -26,7 +26,6 @@ from torch_geometric.sampler.base import NumNeighbors, SubgraphType
 from torch_geometric.sampler.neighbor_sampler import edge_sample, node_sample
 
 from ..._typing import CanonicalEType
-from ...comm import share_error
 from ...comm.collectives import all_gather
 from ...sampling import DrawSeed
 from ._budget import sample_budget
@@ -55,6 +54,10 @@ class SourceSampler(BaseSampler):
     def __init__(self, graph: Any, seed: int | None = None) -> None:
         self.source: SamplingSource = source_of(graph)
         own = DrawSeed.fresh().seed if seed is None else seed
+        error = None
+        if not isinstance(own, int) or not -(2**63) <= own < 2**63:
+            error = ValueError(f"seed must be a 64-bit integer, or None (got {seed!r})")
+        self.source.share(error)
         state = self.source.state
         self.seed = int(all_gather(state, torch.tensor([own]), type(self).__name__)[0])
         self._is_seeded = seed is not None or self.source.is_collective
@@ -108,7 +111,7 @@ class SourceSampler(BaseSampler):
         except ValueError as caught:
             error = caught
         if source.is_collective:
-            share_error(error, source.group)
+            source.share(error)
         elif error is not None:
             raise error
         return {ntype: source.stored(ntype, ids) for ntype, ids in named.items()}
@@ -181,7 +184,15 @@ class HopSampler(SourceSampler):
     ) -> None:
         super().__init__(graph, seed)
         is_given = isinstance(num_neighbors, NumNeighbors)
+        if not isinstance(num_neighbors, NumNeighbors | list | tuple | dict):
+            raise TypeError(
+                "num_neighbors must be a list with a number for each hop, or relation to that (got "
+                f"{num_neighbors!r})"
+            )
         self.num_neighbors = num_neighbors if is_given else NumNeighbors(num_neighbors)
+        kinds = [kind.value for kind in SubgraphType]
+        if subgraph_type not in [*SubgraphType, *kinds]:
+            raise ValueError(f"subgraph_type must be one of {kinds} (got {subgraph_type!r})")
         self.subgraph_type = SubgraphType(subgraph_type)
         self.keep_orig_edges = False
         source = self.source

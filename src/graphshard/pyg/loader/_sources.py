@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..._typing import CanonicalEType
+from ...comm import share_error
 from ...comm.group import GroupState, alone, group_state
 from ...sampling import FeatureRequest, FeatureStore, GraphStore
 
@@ -74,6 +75,13 @@ class SamplingSource:
     @property
     def group(self) -> dist.ProcessGroup | None:
         return self.state.group
+
+    def share(self, error: Exception | None) -> None:
+        """Raise on all ranks, or trainers, what went wrong on any; of a whole graph, here."""
+        if not self.is_whole:
+            share_error(error, self.group)
+        elif error is not None:
+            raise error
 
     def on(self, group: dist.ProcessGroup | None) -> SamplingSource:
         """The source for one thread, over another group of the same ranks."""
