@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """PyG's loaders over a graph that spans ranks: what one process samples of the whole graph.
 
-Uses 1, 2 and 5 gloo ranks, of which the last has no node; one start for all checks of a number.
+Uses no process group, and 3 gloo ranks, with --all also 2 and 5, of which the last has no node; one
+start for all checks of a number.
 """
 
 from __future__ import annotations
@@ -232,6 +233,13 @@ def all_checks(rank: int, world_size: int) -> None:
     check_errors(rank, world_size)
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 5])
+def test_batches_of_one_part() -> None:
+    all_checks(0, 1)
+
+
+MANY = [pytest.param(count, marks=pytest.mark.exhaustive) for count in (2, 5)]
+
+
+@pytest.mark.parametrize("world_size", [3, *MANY])
 def test_batches_are_those_of_one_process(world_size: int) -> None:
     run_ranks(all_checks, world_size, timeout=120.0)
