@@ -19,6 +19,7 @@ from torch_geometric.sampler import NegativeSampling
 
 import graphshard
 import graphshard.pyg
+from graphshard.distributed import partition_graph
 from graphshard.testing import run_ranks
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -224,7 +225,24 @@ def check_errors(rank: int, world_size: int) -> None:
     assert len(loader(data, [2], data.train_mask)) >= 1
 
 
-def all_checks(rank: int, world_size: int) -> None:
+def check_folder(rank: int, world_size: int, folder: str) -> None:
+    """A partition folder, whose nodes and edges have other ids than before."""
+    for kind, whole in (("plain", lg.plain_data()), ("typed", lg.typed_data())):
+        data = graphshard.pyg.shard(f"{folder}/{kind}/{kind}.json")
+        ntype = "a" if kind == "typed" else None
+        case = {"num_neighbors": [3, 2]}
+        loader = graphshard.pyg.NeighborLoader(
+            data, **case, input_nodes=ntype, batch_size=9, seed=11, num_workers=1
+        )
+        sampler = lg.samplers_of(whole, case)
+        for step, batch in enumerate(loader):
+            store = batch if ntype is None else batch[ntype]
+            seeds = store.n_id[: store.batch_size]
+            lg.assert_is_sample(batch, lg.node_sample(sampler, seeds, step, ntype), whole)
+
+
+def all_checks(rank: int, world_size: int, folder: str) -> None:
+    check_folder(rank, world_size, folder)
     check_nodes(rank, world_size)
     check_typed(rank, world_size)
     check_links(rank, world_size)
@@ -233,13 +251,20 @@ def all_checks(rank: int, world_size: int) -> None:
     check_errors(rank, world_size)
 
 
-def test_batches_of_one_part() -> None:
-    all_checks(0, 1)
+def partitioned(num_parts: int, folder: Path) -> str:
+    for kind, data in (("plain", lg.plain_data()), ("typed", lg.typed_data())):
+        graph = graphshard.data.from_pyg(data)
+        partition_graph(graph, kind, num_parts, folder / kind, part_method="random", quiet=True)
+    return str(folder)
+
+
+def test_batches_of_one_part(tmp_path: Path) -> None:
+    all_checks(0, 1, partitioned(1, tmp_path))
 
 
 MANY = [pytest.param(count, marks=pytest.mark.exhaustive) for count in (2, 5)]
 
 
 @pytest.mark.parametrize("world_size", [3, *MANY])
-def test_batches_are_those_of_one_process(world_size: int) -> None:
-    run_ranks(all_checks, world_size, timeout=120.0)
+def test_batches_are_those_of_one_process(world_size: int, tmp_path: Path) -> None:
+    run_ranks(all_checks, world_size, partitioned(world_size, tmp_path), timeout=120.0)
