@@ -147,7 +147,8 @@ class HopSampler(SourceSampler):
 
     It goes where PyG takes a ``BaseSampler``: ``NodeLoader(data, HopSampler(graph, [10, 5]))``,
     ``NeighborLoader(..., neighbor_sampler=)``. A graph that spans ranks is sampled by all of them
-    together: every rank makes the same calls, and none in a worker process.
+    together: every rank makes the same calls, and none in a worker process. Of a graph on servers
+    all trainers make a sampler together, and then each samples for itself.
 
     Args:
         graph: ``Data`` or ``HeteroData``, also what `graphshard.pyg.shard` gave; a
