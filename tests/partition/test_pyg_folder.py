@@ -137,6 +137,9 @@ def test_converted(written: tuple[Path, Any], tmp_path: Path) -> None:
             eids = ours.edge_features[f"{key}/orig_id"]
             assert torch.equal(eids.sort().values, theirs.edge_features[f"{key}/orig_id"].sort()[0])
             assert torch.equal(ours.edge_features[f"{key}/edge_attr"], store.edge_attr[eids])
+    done = CliRunner().invoke(app, ["inspect", str(folder)])
+    assert done.exit_code != 0
+    assert "graphshard convert" in f"{done.output} {done.exception}".replace("\n", " ")
     with pytest.raises(ValueError, match="convert that again"):
         convert_partition(folder, tmp_path / "dgl", "dgl")
 
