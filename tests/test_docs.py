@@ -240,6 +240,14 @@ def check_pyg_full_batch(printed: str) -> None:
     assert float(accuracy) > 77.0
 
 
+def check_pyg_sampled(printed: str) -> None:
+    losses = [float(x) for x in re.findall(r"^epoch +\d+: loss ([\d.]+)$", printed, re.M)]
+    assert len(losses) == 2
+    assert losses[1] < losses[0]
+    (accuracy,) = re.findall(r"^test accuracy ([\d.]+) % on 1000 nodes$", printed, re.M)
+    assert float(accuracy) > 77.0
+
+
 def check_link_prediction(printed: str) -> None:
     losses = [float(x) for x in re.findall(r"^epoch \d+: loss ([\d.]+),", printed, re.M)]
     assert len(losses) == 6
@@ -283,6 +291,7 @@ CHECKS: dict[str, Callable[[str], None]] = {
     "link_prediction": check_link_prediction,
     "own_message_function": check_own_message_function,
     "pyg_full_batch": check_pyg_full_batch,
+    "pyg_sampled": check_pyg_sampled,
     "sampled": check_sampled,
     "typed_graph": check_typed_graph,
 }

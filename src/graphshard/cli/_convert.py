@@ -19,8 +19,8 @@ def convert(
     source: Annotated[
         Path,
         typer.Argument(
-            help="A partition's JSON, or a graph: a data set as for partition, or a file that "
-            "DGL's save_graphs wrote (.bin, .dgl).",
+            help="A partition's JSON, or the folder that PyG's Partitioner wrote; or a graph: a "
+            "data set as for partition, or a file of DGL's save_graphs (.bin, .dgl).",
             metavar="SOURCE",
         ),
     ],
@@ -34,11 +34,12 @@ def convert(
     to: Annotated[
         Literal["dgl", "graphshard"] | None,
         typer.Option(
-            help="Whose partition files to write.", show_default="dgl for ours, ours for DGL's"
+            help="Whose partition files to write.",
+            show_default="dgl for ours, ours for DGL's and PyG's",
         ),
     ] = None,
 ) -> None:
-    """Write a partition, or a graph, in the files of DGL, or in ours again; DGL is not needed."""
+    """Write a partition, or a graph, in the files of DGL, or in ours again; needs no DGL or PyG."""
     if not is_partition(source):
         if to is not None:
             raise ValueError(f"--to is for partitions, and {source} is none; end --out as wanted")

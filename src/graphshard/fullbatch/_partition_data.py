@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -21,9 +22,12 @@ from ..graph import NTYPE, Graph
 from ..partition import RangePartitionBook
 from ..partition.format import read_config
 from ..partition.load import load_part
+from ..partition.pyg_folder import PyGPartition, is_pyg_folder
 from .topology import narrow
 
 _INT16_MAX = 2**15 - 1
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -232,15 +236,17 @@ def load_dgl_partition_data(
     *,
     checksums: bool = False,
 ) -> PartitionData:
-    """Read one part of a partition folder, ours or DGL's. Needs no process group, and no DGL.
+    """Read one part of a partition folder, ours, DGL's or PyG's. Needs no process group.
 
-    The JSON and the structure are checked as a whole. Of a folder that DGL wrote, old ones
-    included, all is read into memory; ours is mapped. That all ranks read the same partition is
-    checked where they meet: in `construct_full_graph` and `construct_mfgs`.
+    It needs neither DGL nor PyG. The JSON and the structure are checked as a whole. Of a folder
+    that DGL, old releases included, or PyG wrote, all is read into memory; ours is mapped. That all
+    ranks read the same partition is checked where they meet: in `construct_full_graph` and
+    `construct_mfgs`.
 
     Args:
         partitioning_json_file: The JSON that ``partition_graph``, that of
-            ``graphshard.distributed`` or that of ``dgl.distributed``, wrote.
+            ``graphshard.distributed`` or that of ``dgl.distributed``, wrote; or the folder of
+            PyG's ``Partitioner``, or the ``META.json`` in it, of which ``x`` becomes ``feat``.
         rank: Part to read.
         device: Where to put its tensors.
         checksums: Read every byte of the features, too, and compare digests; ``graphshard train``
@@ -250,6 +256,8 @@ def load_dgl_partition_data(
         PartitionFormatError: The folder is missing, incomplete or damaged.
         ValueError: ``rank`` is not one of its parts.
     """
+    if is_pyg_folder(Path(partitioning_json_file)):
+        return _of_pyg(PyGPartition.open(Path(partitioning_json_file)), rank).to(device)
     config = read_config(partitioning_json_file)
     graph, node_feats, edge_feats, book, name, ntypes, etypes = load_part(
         config, rank, feature_digests=checksums
@@ -273,6 +281,67 @@ def load_dgl_partition_data(
             f"part {rank} of {config.path} contradicts itself ({error}); partition the graph again"
         ) from None
     return replace(data, edges=edges).to(device)
+
+
+def _of_pyg(partition: PyGPartition, rank: int) -> PartitionData:
+    """A part that PyG wrote; nodes of a part keep their order, edges come by destination."""
+    part = partition.read(rank)
+    ntypes, etypes = tuple(partition.node_parts), tuple(partition.edge_parts)
+    num_parts = partition.num_parts
+    node_sizes = {t: _sizes(of, num_parts) for t, of in partition.node_parts.items()}
+    edge_sizes = {t: _sizes(of, num_parts) for t, of in partition.edge_parts.items()}
+    book = RangePartitionBook(
+        rank,
+        num_parts,
+        _blocks(node_sizes, num_parts),
+        _blocks(edge_sizes, num_parts),
+        {ntype: number for number, ntype in enumerate(ntypes)},
+        {etype: number for number, etype in enumerate(etypes)},
+    )
+    owner_dtype = torch.int16 if num_parts <= _INT16_MAX else torch.int32
+    rows = {}
+    for ntype, owner in partition.node_parts.items():
+        order = torch.argsort(owner, stable=True)
+        starts = torch.tensor(RangeMap.from_sizes(node_sizes[ntype]).starts)
+        rows[ntype] = torch.empty_like(order)
+        rows[ntype][order] = torch.arange(order.numel()) - starts[owner[order]]
+        rows[ntype] = narrow(rows[ntype], max(node_sizes[ntype], default=0))
+    edges, edge_features, node_features = {}, {}, {}
+    for etype, (src, dst, eids) in part.edges.items():
+        owner = partition.node_parts[etype[0]][src].to(owner_dtype)
+        edges[etype] = RelationEdges(owner, rows[etype[0]][src], rows[etype[2]][dst])
+        for name, column in {**part.edge_features[etype], "orig_id": eids}.items():
+            edge_features[f"{':'.join(etype)}/{name}"] = column
+    for ntype, ids in part.nodes.items():
+        for name, column in {**part.node_features[ntype], "orig_id": ids}.items():
+            node_features[f"{ntype}/{name}"] = column
+    return PartitionData(
+        graph_name=partition.folder.name,
+        rank=rank,
+        partition_book=book,
+        node_type_names=ntypes,
+        canonical_etypes=etypes,
+        node_features={**node_features, NTYPE: _node_types(book, rank)},
+        edge_features=edge_features,
+        edges=edges,
+        device=torch.device("cpu"),
+    )
+
+
+def _sizes(parts: Tensor, num_parts: int) -> list[int]:
+    sizes: list[int] = torch.bincount(parts, minlength=num_parts).tolist()
+    return sizes
+
+
+def _blocks(sizes: Mapping[T, Sequence[int]], num_parts: int) -> dict[T, list[list[int]]]:
+    """Homogenised ids of each type in each part: part by part, in a part type by type."""
+    blocks: dict[T, list[list[int]]] = {kind: [] for kind in sizes}
+    first = 0
+    for part in range(num_parts):
+        for kind, of_parts in sizes.items():
+            blocks[kind].append([first, first + of_parts[part]])
+            first += of_parts[part]
+    return blocks
 
 
 def _node_types(book: RangePartitionBook, part: int) -> Tensor:

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""convert_partition: from the files that DGL writes to ours, and back; nothing is relabelled.
+"""convert_partition: from the files of DGL to ours, and back; and from those of PyG.
 
-Part by part, and features some rows at a time, so that it takes the memory of the structure of one
-part. Ids, the order of local nodes and edges, and every feature stay as they are, with two
-exceptions that DGL's files make: they know no bool, which becomes uint8, and they hold ``orig_id``
-only where it says more than the ids themselves.
+Between DGL's and ours nothing is relabelled. It goes part by part, and features some rows at a
+time, so that it takes the memory of the structure of one part. Ids, the order of local nodes and
+edges, and every feature stay as they are, with two exceptions that DGL's files make: they know no
+bool, which becomes uint8, and they hold ``orig_id`` only where it says more than the ids
+themselves.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -20,15 +21,18 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from .._typing import CanonicalEType
 from .._written_files import sync_folder, write_json
-from ..graph import Graph
+from ..errors import PartitionFormatError
+from ..graph import Graph, heterograph
 from ..graph.dgl_files import dgl_dtype, save_graphs, write_tensor_file
 from ._stats import Balance, PartitionStats, PartSizes
 from .dgl_folder import DGL_PART_FILES
 from .files import RowSource, TensorFile
 from .format import PartitionConfig, etype_key, read_config
 from .load import load_part, open_features
-from .save import PartitionWriter, check_graph_name
+from .pyg_folder import PyGPart, PyGPartition, is_pyg_folder
+from .save import PartitionWriter, check_graph_name, partition_graph
 
 Layout = Literal["graphshard", "dgl"]
 _SLICE_BYTES = 1 << 24
@@ -40,10 +44,14 @@ def convert_partition(
     out_path: str | os.PathLike[str],
     to: Layout | None = None,
 ) -> Path:
-    """Write a partition again, in DGL's files or in ours. Needs no process group, and no DGL.
+    """Write a partition again, in DGL's files or in ours. Needs no process group, DGL or PyG.
+
+    A partition of PyG's is read into memory as a whole, and partitioned again into the parts that
+    it has: nodes and edges get new ids, in an order within parts for locality.
 
     Args:
-        part_config: The JSON of a partition that `partition_graph`, ours or DGL's, wrote.
+        part_config: The JSON of a partition that `partition_graph`, ours or DGL's, wrote; or the
+            folder of PyG's ``Partitioner``, or its ``META.json``, of which ``x`` becomes ``feat``.
         out_path: Folder to write to; made if need be. Not the one that is read.
         to: "dgl" for files that DGL reads, "graphshard" for ours; by default the other kind.
 
@@ -53,13 +61,16 @@ def convert_partition(
     Raises:
         PartitionFormatError: The partition is damaged.
         TypeError: A feature has a dtype that DGL's files cannot hold.
-        ValueError: ``to`` is neither; or there is something in ``out_path`` that would be replaced.
+        ValueError: ``to`` is neither, or "dgl" for a partition of PyG's; or there is something in
+            ``out_path`` that would be replaced.
         RuntimeError: Another process is writing to the folder.
         OSError: A file cannot be written, such as on a full disk; names it.
 
     Example:
         >>> convert_partition("parts/cora.json", "parts-for-dgl")  # doctest: +SKIP
     """
+    if is_pyg_folder(Path(part_config)):
+        return _from_pyg(Path(part_config), Path(out_path), to)
     config = read_config(part_config)
     config.check_format()
     if to is None:
@@ -197,6 +208,71 @@ def _is_implied(config: PartitionConfig, part: int, name: str, rows: Tensor | Ro
         etypes = {etype_key(etype): etype for etype in book.canonical_etypes}
         ids = book.partid2eids(part, etypes[owner])
     return torch.equal(rows, ids)
+
+
+# ---------------------------------------------------------------------------- from PyG
+
+
+def _from_pyg(path: Path, folder: Path, to: Layout | None) -> Path:
+    if to not in ("graphshard", None):
+        raise ValueError(
+            f"a partition of PyG's becomes one of ours (got to={to!r}); convert that again"
+        )
+    partition = PyGPartition.open(path)
+    if os.path.realpath(folder) == os.path.realpath(partition.folder):
+        raise ValueError(f"out_path must be another folder than {partition.folder}")
+    parts = [partition.read(part) for part in range(partition.num_parts)]
+    graph = heterograph(
+        {etype: _by_id(partition, etype, parts) for etype in partition.edge_parts},
+        num_nodes_dict={t: of.numel() for t, of in partition.node_parts.items()},
+    )
+    for ntype, owner in partition.node_parts.items():
+        ids = [part.nodes[ntype] for part in parts]
+        columns = [part.node_features[ntype] for part in parts]
+        graph.nodes[ntype].data.update(_joined(columns, ids, owner.numel(), str(path)))
+    for etype, owner in partition.edge_parts.items():
+        ids = [part.edges[etype][2] for part in parts]
+        edge_columns = [part.edge_features[etype] for part in parts]
+        graph.edges[etype].data.update(_joined(edge_columns, ids, owner.numel(), str(path)))
+    owners = dict(partition.node_parts)
+    name = partition.folder.resolve().name
+    partition_graph(
+        graph,
+        name,
+        partition.num_parts,
+        folder,
+        part_method=next(iter(owners.values())) if len(owners) == 1 else owners,
+        quiet=True,
+    )
+    return folder / f"{name}.json"
+
+
+def _by_id(
+    partition: PyGPartition, etype: CanonicalEType, parts: Sequence[PyGPart]
+) -> tuple[Tensor, Tensor]:
+    """Sources and destinations of a relation in the order before partitioning."""
+    count = partition.edge_parts[etype].numel()
+    src, dst = torch.empty(count, dtype=torch.int64), torch.empty(count, dtype=torch.int64)
+    for part in parts:
+        sources, destinations, eids = part.edges[etype]
+        src[eids], dst[eids] = sources, destinations
+    return src, dst
+
+
+def _joined(
+    columns: Sequence[Mapping[str, Tensor]], ids: Sequence[Tensor], count: int, where: str
+) -> dict[str, Tensor]:
+    """Columns of all parts in the order before partitioning."""
+    found: dict[str, Tensor] = {}
+    for name in columns[0]:
+        like = columns[0][name]
+        found[name] = like.new_empty((count, *like.shape[1:]))
+        for of_part, rows in zip(columns, ids, strict=True):
+            column = of_part.get(name)
+            if column is None or column.dtype != like.dtype or column.shape[1:] != like.shape[1:]:
+                raise PartitionFormatError(f"{where}: parts differ in the column {name!r}")
+            found[name][rows] = column
+    return found
 
 
 # ---------------------------------------------------------------------------- to ours

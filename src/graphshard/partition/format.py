@@ -41,6 +41,7 @@ from ._book import RangePartitionBook
 from ._stats import PartitionStats
 from .dgl_folder import DGLPartFile, find_relations
 from .files import PART_FILES, PartFile, TensorFile, entries, etype_key
+from .pyg_folder import is_pyg_folder
 
 __all__ = [
     "FORMAT",
@@ -197,9 +198,13 @@ def read_config(part_config: str | os.PathLike[str]) -> PartitionConfig:
 
     Raises:
         PartitionFormatError: It is missing, not JSON, incomplete or inconsistent, or was changed
-            after it was written.
+            after it was written; or PyG wrote it.
     """
     path = Path(part_config)
+    if is_pyg_folder(path):
+        raise PartitionFormatError(
+            f"{path} is of a partition of PyG's; write it in our files with graphshard convert"
+        )
     content = read_content(path)
     try:
         content = entries.mapping(content, "the JSON")

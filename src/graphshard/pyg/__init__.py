@@ -1,17 +1,54 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyG's layers and models on a graph that spans all ranks, unmodified and exact.
+"""PyG's layers and models on a graph that spans all ranks, unmodified and exact; and its loaders.
 
 ::
 
     graphshard.initialize_comms()
     data = graphshard.pyg.shard(dataset[0])
     out = model(data.x, data.edge_index)  # any torch_geometric.nn layer or model
+    loader = graphshard.pyg.NeighborLoader(data, [10, 5], data.train_mask, batch_size=64)
 
-Needs the extra ``graphshard[pyg]``; nothing of PyG is imported before `shard` is called.
+Needs the extra ``graphshard[pyg]``; nothing of PyG is imported before a name here is used.
 """
 
+from typing import TYPE_CHECKING, Any
+
+from ..graph.convert import require
 from ._edge_index import ShardedEdgeIndex, SourceIndex
 from ._norms import convert_sync_norm
 from ._shard import shard
 
-__all__ = ["ShardedEdgeIndex", "SourceIndex", "convert_sync_norm", "shard"]
+if TYPE_CHECKING:
+    from .loader import (
+        HGTLoader,
+        HGTSampler,
+        HopSampler,
+        LinkNeighborLoader,
+        NeighborLoader,
+        RemoteFeatureStore,
+        RemoteGraphStore,
+    )
+
+__all__ = [
+    "HGTLoader",
+    "HGTSampler",
+    "HopSampler",
+    "LinkNeighborLoader",
+    "NeighborLoader",
+    "RemoteFeatureStore",
+    "RemoteGraphStore",
+    "ShardedEdgeIndex",
+    "SourceIndex",
+    "convert_sync_norm",
+    "shard",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Names whose classes are subclasses of PyG's, made when one is first used."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    require("torch_geometric.loader", "graphshard[pyg]", f"{__name__}.{name}")
+    from . import loader
+
+    return getattr(loader, name)

@@ -2,7 +2,7 @@
 """Data loaders: order of seeds, stages that work ahead, the batch that they pass on."""
 
 from ._collators import EdgeCollator, NodeCollator
-from ._dist_loader import DataLoader
+from ._dist_loader import DataLoader, LoaderResources
 from ._local_loader import EdgeDataLoader, LocalDataLoader, NodeDataLoader
 from ._mini_batch import LoaderStats, MiniBatch, global_mean
 from ._pipeline import Pipeline, Run, Stage

@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The folder that ``torch_geometric.distributed.Partitioner`` writes, read without PyG.
+
+::
+
+    META.json            num_parts, is_hetero, node_types, edge_types
+    node_map.pt          the part of every node; of a typed graph node_map/TYPE.pt
+    edge_map.pt          the part of every edge; edge_map/SOURCE__NAME__DESTINATION.pt
+    part_P/graph.pt      row, col, edge_id; of a typed graph by relation, and edge_id counts all
+    part_P/node_feats.pt {global_id, id, feats: {x}, time}, by type
+    part_P/edge_feats.pt {global_id, feats: {edge_attr}, edge_time}, by relation
+
+Ids are those of the graph that was partitioned, and an edge is in the part of its destination. PyG
+writes ``x``, ``edge_attr`` and times; labels and masks it leaves to the user. ``x`` becomes
+``feat``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..._regular_files import read_json_regular
+from ..._typing import DEFAULT_CANONICAL_ETYPE, DEFAULT_NTYPE, CanonicalEType
+from ...errors import PartitionFormatError
+from ._pt_file import read_pt
+
+META = "META.json"
+_TO_OURS = {"x": "feat", "y": "label"}
+_MOST = 1 << 20
+"""Of parts."""
+
+
+@dataclass(frozen=True)
+class PyGPart:
+    """One part, by ids before partitioning.
+
+    Args:
+        nodes: Node type to int64 ids, ascending.
+        node_features: Node type to columns with a row for each of them.
+        edges: Relation to sources, destinations and ids, int64, by destination and then id.
+        edge_features: Relation to columns with a row for each of them.
+    """
+
+    nodes: dict[str, Tensor]
+    node_features: dict[str, dict[str, Tensor]]
+    edges: dict[CanonicalEType, tuple[Tensor, Tensor, Tensor]]
+    edge_features: dict[CanonicalEType, dict[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class PyGPartition:
+    """A partition that PyG wrote.
+
+    Args:
+        folder: Where it is.
+        num_parts: Number of parts.
+        is_typed: Whether it is of ``HeteroData``.
+        node_parts: Node type to the part of each node, int64.
+        edge_parts: Relation to the part of each edge, int64.
+    """
+
+    folder: Path
+    num_parts: int
+    is_typed: bool
+    node_parts: dict[str, Tensor]
+    edge_parts: dict[CanonicalEType, Tensor]
+    _offsets: dict[CanonicalEType, int] = field(default_factory=dict)
+
+    @classmethod
+    def open(cls, path: Path) -> PyGPartition:
+        """The partition of a folder, given by it or by its ``META.json``.
+
+        Raises:
+            PartitionFormatError: A file is missing, damaged, or contradicts another.
+        """
+        folder = path if path.is_dir() else path.parent
+        try:
+            meta = read_json_regular(folder / META)
+        except (OSError, ValueError) as error:
+            raise PartitionFormatError(f"{folder / META} cannot be read: {error}") from None
+        num_parts, ntypes, etypes = _checked_meta(folder, meta)
+        is_typed = ntypes is not None
+        node_files = {DEFAULT_NTYPE: "node_map.pt"}
+        edge_files = {DEFAULT_CANONICAL_ETYPE: "edge_map.pt"}
+        if ntypes is not None:
+            node_files = {t: f"node_map/{t}.pt" for t in ntypes}
+            edge_files = {t: f"edge_map/{'__'.join(t)}.pt" for t in etypes}
+        node_parts = {t: _parts(folder / name, num_parts) for t, name in node_files.items()}
+        edge_parts = {t: _parts(folder / name, num_parts) for t, name in edge_files.items()}
+        offsets, count = {}, 0
+        for etype, parts in edge_parts.items():
+            offsets[etype] = count
+            count += parts.numel()
+        return cls(folder, num_parts, is_typed, node_parts, edge_parts, offsets)
+
+    def read(self, part: int) -> PyGPart:
+        """One part.
+
+        Raises:
+            PartitionFormatError: A file is missing, damaged, or contradicts another.
+            ValueError: There is no such part.
+        """
+        if not 0 <= part < self.num_parts:
+            raise ValueError(f"there is no part {part} of {self.num_parts} in {self.folder}")
+        folder = self.folder / f"part_{part}"
+        graph = _read(folder / "graph.pt")
+        node_feats, edge_feats = _read(folder / "node_feats.pt"), _read(folder / "edge_feats.pt")
+        if not self.is_typed:
+            graph = {DEFAULT_CANONICAL_ETYPE: graph}
+            node_feats, edge_feats = (
+                {DEFAULT_NTYPE: node_feats},
+                {DEFAULT_CANONICAL_ETYPE: edge_feats},
+            )
+        nodes = {t: (of == part).nonzero().view(-1) for t, of in self.node_parts.items()}
+        edges, edge_columns = {}, {}
+        for etype in self.edge_parts:
+            where = f"{folder / 'graph.pt'}, relation {etype}"
+            edges[etype], order = self._edges(_entry(graph, etype, where), etype, part, where)
+            where = f"{folder / 'edge_feats.pt'}, relation {etype}"
+            columns = _dict(edge_feats.get(etype), where)
+            edge_columns[etype] = self._edge_columns(columns, order, where)
+        node_columns = {
+            t: self._node_columns(
+                _entry(node_feats, t, f"{folder / 'node_feats.pt'}"),
+                ids,
+                self.node_parts[t].numel(),
+                f"{folder / 'node_feats.pt'}, type {t!r}",
+            )
+            for t, ids in nodes.items()
+        }
+        return PyGPart(nodes, node_columns, edges, edge_columns)
+
+    def _edges(
+        self, stored: Mapping[str, Any], etype: CanonicalEType, part: int, where: str
+    ) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
+        """Sources, destinations and ids; and where each was in the file."""
+        row, col = (_ids(stored, name, where) for name in ("row", "col"))
+        eids = _ids(stored, "edge_id", where) - self._offsets[etype]
+        if not row.numel() == col.numel() == eids.numel():
+            raise PartitionFormatError(f"{where}: row, col and edge_id differ in length")
+        _check_range(row, self.node_parts[etype[0]].numel(), f"{where}: row")
+        _check_range(col, self.node_parts[etype[2]].numel(), f"{where}: col")
+        _check_range(eids, self.edge_parts[etype].numel(), f"{where}: edge_id")
+        owned = (self.edge_parts[etype] == part).nonzero().view(-1)
+        if not torch.equal(eids.sort().values, owned):
+            raise PartitionFormatError(
+                f"{where}: its edges are not those that edge_map gives to part {part}"
+            )
+        if bool((self.node_parts[etype[2]][col] != part).any()):
+            raise PartitionFormatError(f"{where}: an edge ends at a node of another part")
+        order = torch.argsort(eids)
+        order = order[torch.argsort(col[order], stable=True)]
+        return (row[order], col[order], eids[order]), order
+
+    def _edge_columns(
+        self, stored: Mapping[str, Any], order: Tensor, where: str
+    ) -> dict[str, Tensor]:
+        """Columns in the order of the edges."""
+        feats = dict(_dict(stored.get("feats"), where))
+        if stored.get("edge_time") is not None:
+            feats["edge_time"] = stored["edge_time"]
+        found = {}
+        for name, column in feats.items():
+            if column is not None:
+                found[name] = _column(column, order.numel(), name, where)[order]
+        return found
+
+    def _node_columns(
+        self, stored: Mapping[str, Any], ids: Tensor, count: int, where: str
+    ) -> dict[str, Tensor]:
+        """Columns in the order of the ids."""
+        given = _ids(stored, "id" if self.is_typed else "global_id", where)
+        ascending, order = given.sort()
+        if not torch.equal(ascending, ids):
+            raise PartitionFormatError(f"{where}: its nodes are not those that node_map gives it")
+        feats = _dict(stored.get("feats"), where)
+        found = {}
+        for name, column in feats.items():
+            if column is not None:
+                found[_TO_OURS.get(name, name)] = _column(column, ids.numel(), name, where)[order]
+        if stored.get("time") is not None:  # of all nodes of the type, in each part
+            found["time"] = _column(stored["time"], count, "time", where)[ids]
+        return found
+
+
+def is_pyg_folder(path: Path) -> bool:
+    """Whether a path means a partition of PyG's: its folder, or the ``META.json`` in it."""
+    return path.name == META or (path.is_dir() and (path / META).exists())
+
+
+def _checked_meta(folder: Path, meta: Any) -> tuple[int, list[str] | None, list[CanonicalEType]]:
+    """Parts, node types (None of a plain graph) and relations."""
+    meta = meta if isinstance(meta, dict) else {}
+    num_parts, is_typed = meta.get("num_parts"), meta.get("is_hetero")
+    if type(num_parts) is not int or type(is_typed) is not bool or not 1 <= num_parts <= _MOST:
+        raise PartitionFormatError(
+            f"{folder / META} must have num_parts and is_hetero (got {num_parts!r}, {is_typed!r}); "
+            "it is not what torch_geometric.distributed.Partitioner writes"
+        )
+    if not is_typed:
+        return num_parts, None, []
+    ntypes, etypes = meta.get("node_types"), meta.get("edge_types")
+    if not isinstance(ntypes, list) or not isinstance(etypes, list):
+        raise PartitionFormatError(f"{folder / META} must list node_types and edge_types")
+    triples = [tuple(t) for t in etypes if isinstance(t, list) and len(t) == 3]
+    names = [*ntypes, *(name for triple in triples for name in triple)]
+    is_fine = len(triples) == len(etypes) and all(map(_is_name, names))
+    if not is_fine or len(set(triples)) != len(triples) or len(set(ntypes)) != len(ntypes):
+        raise PartitionFormatError(
+            f"{folder / META} must name each node type and each relation, of three names, once"
+        )
+    unknown = {n for triple in triples for n in (triple[0], triple[2])} - set(ntypes)
+    if unknown:
+        raise PartitionFormatError(f"{folder / META} has relations of unknown types {unknown}")
+    return num_parts, ntypes, [(a, b, c) for a, b, c in triples]
+
+
+def _is_name(name: Any) -> bool:
+    """Whether a file can be called so."""
+    return isinstance(name, str) and name not in ("", ".", "..") and not set(name) & set("/\\\0")
+
+
+def _read(path: Path) -> dict[Any, Any]:
+    found = _value(path)
+    if not isinstance(found, dict):
+        raise PartitionFormatError(f"{path} holds no dictionary")
+    return found
+
+
+def _value(path: Path) -> Any:
+    try:
+        return read_pt(path)
+    except OSError as error:
+        raise PartitionFormatError(f"{path} cannot be read: {error}") from None
+
+
+def _parts(path: Path, num_parts: int) -> Tensor:
+    parts = _ids({"map": _value(path)}, "map", str(path))
+    _check_range(parts, num_parts, f"{path}: parts")
+    return parts
+
+
+def _entry(stored: Mapping[Any, Any], key: Any, where: str) -> Mapping[str, Any]:
+    found = stored.get(key)
+    if not isinstance(found, dict):
+        raise PartitionFormatError(f"{where} has nothing of {key!r}")
+    return found
+
+
+def _dict(stored: Any, where: str) -> Mapping[Any, Any]:
+    """A dictionary that may be missing."""
+    if stored is None:
+        return {}
+    if not isinstance(stored, dict) or not all(isinstance(name, str) for name in stored):
+        raise PartitionFormatError(f"{where}: there must be a dictionary by name")
+    return stored
+
+
+def _ids(stored: Mapping[str, Any], name: str, where: str) -> Tensor:
+    ids = stored.get(name)
+    if not isinstance(ids, Tensor) or ids.dim() != 1 or ids.dtype not in (torch.int64, torch.int32):
+        raise PartitionFormatError(f"{where}: {name} must be a tensor of ids")
+    return ids.to(torch.int64)
+
+
+def _check_range(ids: Tensor, count: int, what: str) -> None:
+    if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < count:
+        raise PartitionFormatError(
+            f"{what} must be in [0, {count}) (got {int(ids.min())} to {int(ids.max())})"
+        )
+
+
+def _column(column: Any, count: int, name: str, where: str) -> Tensor:
+    if not isinstance(column, Tensor) or column.dim() == 0 or column.shape[0] != count:
+        shape = tuple(column.shape) if isinstance(column, Tensor) else type(column).__name__
+        raise PartitionFormatError(f"{where}: {name!r} must have {count} rows (got {shape})")
+    return column

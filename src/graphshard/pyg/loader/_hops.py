@@ -1,0 +1,332 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The subgraph around some seeds, drawn hop by hop as PyG's samplers do.
+
+Each node draws once, at the hop after the one that found it; DGL's blocks draw for all nodes again
+in every layer. So nodes come in the order in which they were found, seeds first, and edges by the
+hop that drew them, which is what ``trim_to_layer`` needs. Draws are keyed, see [Note: keyed draws]
+in `graphshard.sampling`: by the seed, the epoch, the step, the hop, the relation and the node.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ..._typing import CanonicalEType
+from ...ops import IdTable
+from ...sampling import DrawOptions, DrawSeed, NeighborRequest, SampledNeighbors
+from ...sampling.sampler import IdTables
+from ._sources import SamplingSource
+from ._temporal import TimedEdges, TimeLimit
+
+_INDUCED = 1 << 20
+"""Stands in the key of a draw where hops have their number."""
+
+_HASHED = 2**24 + 1
+"""From this number of ids on an `IdTable` takes memory for what is in it, and not for all ids."""
+
+
+@dataclass(frozen=True)
+class HopPlan:
+    """How a subgraph is drawn.
+
+    Args:
+        num_neighbors: Relation to neighbours per node for each hop; -1 is all of them.
+        replace: Draw with replacement.
+        weight: Name of the edge feature that draws are in proportion to, in relations that have it.
+        disjoint: Every seed has a subgraph of its own.
+        induced: Take all edges between the nodes that were found.
+        time: What limits neighbours to those that are there in time; None for no limit.
+    """
+
+    num_neighbors: Mapping[CanonicalEType, Sequence[int]]
+    replace: bool = False
+    weight: str | None = None
+    disjoint: bool = False
+    induced: bool = False
+    time: TimeLimit | None = None
+
+    @property
+    def num_hops(self) -> int:
+        return max((len(each) for each in self.num_neighbors.values()), default=0)
+
+    @property
+    def is_disjoint(self) -> bool:
+        return self.disjoint or self.time is not None
+
+    def options(self, source: SamplingSource, etype: CanonicalEType, fanout: int) -> DrawOptions:
+        """How one relation is drawn from."""
+        weight = None
+        if self.weight is not None and self.weight in source.names.get(etype, {}):
+            weight = source.names[etype][self.weight]
+        return DrawOptions(replace=self.replace and fanout > 0, weights=weight)
+
+
+@dataclass
+class HopSample:
+    """A subgraph; ids are those of the source.
+
+    Args:
+        nodes: Node type to ids, seeds first.
+        src: Relation to rows of ``nodes``, the source of each edge.
+        dst: The same of destinations.
+        eids: Relation to ids of the edges.
+        seed_of: Node type to the seed whose subgraph each node is in, if those are disjoint.
+        num_nodes: Node type to the seeds and the nodes that each hop found.
+        num_edges: Relation to the edges that each hop drew; None where all edges between the nodes
+            were taken.
+    """
+
+    nodes: dict[str, Tensor]
+    src: dict[CanonicalEType, Tensor]
+    dst: dict[CanonicalEType, Tensor]
+    eids: dict[CanonicalEType, Tensor]
+    seed_of: dict[str, Tensor] | None
+    num_nodes: dict[str, list[int]] | None
+    num_edges: dict[CanonicalEType, list[int]] | None
+
+
+def relation_key(draw_seed: DrawSeed, hop: int, etype: CanonicalEType) -> int:
+    """The key of a hop's draws: by the relation's name, as its number differs between stores."""
+    return draw_seed.key(hop, zlib.crc32(":".join(etype).encode()))
+
+
+class FoundNodes:
+    """The nodes of one type that a subgraph has, each with its row; a seed may have several.
+
+    Args:
+        tables: Scratch space for ids of the source.
+        ntype: The type.
+        count: Nodes of the type in the whole graph.
+        seeds: int64 ``[n]``.
+        seed_of: int64 ``[n]``: the subgraph of each, where those are disjoint.
+        num_subgraphs: How many those are.
+    """
+
+    def __init__(
+        self,
+        tables: IdTables,
+        ntype: str,
+        count: int,
+        seeds: Tensor,
+        seed_of: Tensor | None = None,
+        num_subgraphs: int = 0,
+    ) -> None:
+        self._tables, self._ntype, self._count = tables, ntype, count
+        codes_below = max(_HASHED, count * num_subgraphs)
+        self._own_table = None if seed_of is None else IdTable(codes_below)
+        self.ids, self.seed_of = seeds, seed_of
+        codes = self._codes(seeds, seed_of)
+        self._distinct, place = self._renumber(codes[:0], codes)
+        self._num_seeds, self._num_distinct = seeds.numel(), self._distinct.numel()
+        self._first: Tensor | None = None
+        if self._num_distinct < self._num_seeds:
+            rows = torch.arange(self._num_seeds)
+            last = torch.full((self._num_distinct,), self._num_seeds)
+            self._first = last.scatter_reduce(0, place, rows, "amin")
+
+    def __len__(self) -> int:
+        return self.ids.numel()
+
+    def add(self, ids: Tensor, seed_of: Tensor | None) -> Tensor:
+        """Rows of nodes, which get one if they have none."""
+        before = self._distinct.numel()
+        self._distinct, found = self._renumber(self._distinct, self._codes(ids, seed_of))
+        new = self._distinct[before:]
+        if new.numel():
+            if seed_of is not None and self.seed_of is not None:
+                self.seed_of = torch.cat([self.seed_of, new // max(1, self._count)])
+                new = new % max(1, self._count)
+            self.ids = torch.cat([self.ids, new])
+        return self._rows(found)
+
+    def find(self, ids: Tensor) -> Tensor:
+        """Rows of nodes; -1 for those that are not there."""
+        _, found = self._renumber(self._distinct, ids)
+        return self._rows(found).masked_fill(found >= self._distinct.numel(), -1)
+
+    def _renumber(self, first: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
+        if self._own_table is not None:
+            return self._own_table.renumber(first, others)
+        return self._tables.renumber(self._ntype, first, others)
+
+    def _codes(self, ids: Tensor, seed_of: Tensor | None) -> Tensor:
+        return ids if seed_of is None else seed_of * self._count + ids
+
+    def _rows(self, distinct: Tensor) -> Tensor:
+        """From places among distinct nodes to rows, where seeds may be repeated."""
+        if self._first is None:
+            return distinct
+        later = distinct + (self._num_seeds - self._num_distinct)
+        if self._num_distinct == 0:
+            return later
+        of_seed = self._first[distinct.clamp(max=self._num_distinct - 1)]
+        return torch.where(distinct < self._num_distinct, of_seed, later)
+
+
+@dataclass
+class _HopEdges:
+    """The edges of one relation, hop by hop."""
+
+    src: list[Tensor] = field(default_factory=list)
+    dst: list[Tensor] = field(default_factory=list)
+    eids: list[Tensor] = field(default_factory=list)
+
+    def add(self, src: Tensor, dst: Tensor, eids: Tensor) -> None:
+        self.src.append(src)
+        self.dst.append(dst)
+        self.eids.append(eids)
+
+
+def sample_hops(
+    source: SamplingSource,
+    plan: HopPlan,
+    seeds: Mapping[str, Tensor],
+    draw_seed: DrawSeed,
+    seed_times: Mapping[str, Tensor] | None = None,
+) -> HopSample:
+    """Draw the subgraph around some seeds; collective where the source is.
+
+    A seed that is there several times has as many rows, each with the same neighbours. In disjoint
+    subgraphs a node that several of them find at the same hop draws the same neighbours in each.
+
+    Args:
+        source: Where neighbours come from.
+        plan: How they are drawn.
+        seeds: Node type to int64 ids of the source; the subgraphs of disjoint ones are numbered in
+            this order, type by type.
+        draw_seed: Which draw this is.
+        seed_times: Node type to the time of each seed, where the plan limits times.
+    """
+    nodes = _seed_nodes(source, plan, seeds)
+    times = None
+    if plan.time is not None:
+        times = plan.time.of_seeds(source, seeds, seed_times)
+    edges = {etype: _HopEdges() for etype in source.etypes}
+    begin = dict.fromkeys(source.ntypes, 0)
+    num_nodes = {ntype: [len(found)] for ntype, found in nodes.items()}
+    num_edges: dict[CanonicalEType, list[int]] = {etype: [] for etype in source.etypes}
+    for hop in range(plan.num_hops):
+        drawn = _drawn(source, plan, hop, nodes, begin, draw_seed, times)
+        stop = {ntype: len(found) for ntype, found in nodes.items()}
+        for etype, (counts, neighbors, eids) in drawn.items():
+            near, far = nodes[etype[2]], nodes[etype[0]]
+            dst = torch.arange(begin[etype[2]], stop[etype[2]]).repeat_interleave(counts)
+            of = None if near.seed_of is None else near.seed_of[dst]
+            edges[etype].add(far.add(neighbors, of), dst, eids)
+            num_edges[etype].append(dst.numel())
+        begin = stop
+        for ntype, found in nodes.items():
+            num_nodes[ntype].append(len(found) - begin[ntype])
+    if plan.induced:
+        edges = _induced(source, nodes, draw_seed)
+    none = torch.empty(0, dtype=torch.int64)
+    return HopSample(
+        {ntype: found.ids for ntype, found in nodes.items()},
+        {etype: torch.cat([none, *each.src]) for etype, each in edges.items()},
+        {etype: torch.cat([none, *each.dst]) for etype, each in edges.items()},
+        {etype: torch.cat([none, *each.eids]) for etype, each in edges.items()},
+        {ntype: found.seed_of for ntype, found in nodes.items() if found.seed_of is not None}
+        if plan.is_disjoint
+        else None,
+        None if plan.induced else num_nodes,
+        None if plan.induced else num_edges,
+    )
+
+
+def induced_edges(
+    source: SamplingSource, nodes: Mapping[str, FoundNodes], draw_seed: DrawSeed
+) -> dict[CanonicalEType, tuple[Tensor, Tensor, Tensor]]:
+    """All edges between some nodes: relation to sources, destinations (rows) and edge ids."""
+    return {
+        etype: (each.src[0], each.dst[0], each.eids[0])
+        for etype, each in _induced(source, nodes, draw_seed).items()
+    }
+
+
+def _induced(
+    source: SamplingSource, nodes: Mapping[str, FoundNodes], draw_seed: DrawSeed
+) -> dict[CanonicalEType, _HopEdges]:
+    requests = [
+        NeighborRequest(t, nodes[t[2]].ids, -1, relation_key(draw_seed, _INDUCED, t))
+        for t in source.etypes
+    ]
+    drawn = source.graph.sample_neighbors(requests, DrawOptions())
+    found = {}
+    for request, edges in zip(requests, drawn, strict=True):
+        src = nodes[request.etype[0]].find(edges.neighbors.to(torch.int64))
+        dst = torch.arange(request.nodes.numel()).repeat_interleave(edges.counts)
+        there = src >= 0
+        found[request.etype] = _HopEdges()
+        found[request.etype].add(src[there], dst[there], eids_of(edges)[there])
+    return found
+
+
+def _seed_nodes(
+    source: SamplingSource, plan: HopPlan, seeds: Mapping[str, Tensor]
+) -> dict[str, FoundNodes]:
+    tables, none = IdTables.of(source.graph), torch.empty(0, dtype=torch.int64)
+    total, first = sum(ids.numel() for ids in seeds.values()), 0
+    seed_of: dict[str, Tensor] = {}
+    for ntype, ids in seeds.items():
+        seed_of[ntype] = torch.arange(first, first + ids.numel())
+        first += ids.numel()
+    return {
+        ntype: FoundNodes(
+            tables,
+            ntype,
+            source.count(ntype),
+            seeds.get(ntype, none),
+            seed_of.get(ntype, none) if plan.is_disjoint else None,
+            total,
+        )
+        for ntype in source.ntypes
+    }
+
+
+def _drawn(
+    source: SamplingSource,
+    plan: HopPlan,
+    hop: int,
+    nodes: Mapping[str, FoundNodes],
+    begin: Mapping[str, int],
+    draw_seed: DrawSeed,
+    times: Tensor | None,
+) -> dict[CanonicalEType, tuple[Tensor, Tensor, Tensor]]:
+    """What the nodes that the last hop found have drawn: counts, neighbours and edge ids."""
+    requests: dict[DrawOptions, list[NeighborRequest]] = {}
+    timed: list[TimedEdges] = []
+    for etype in source.etypes:
+        fanout = plan.num_neighbors[etype][hop]
+        near, first = nodes[etype[2]], begin[etype[2]]
+        request = NeighborRequest(
+            etype, near.ids[first:], fanout, relation_key(draw_seed, hop, etype)
+        )
+        options = plan.options(source, etype, fanout)
+        limit = plan.time
+        if limit is not None and limit.holds_for(source, etype) and fanout != 0:
+            assert times is not None and near.seed_of is not None
+            timed.append(TimedEdges(request, options, times[near.seed_of[first:]]))
+            request, options = NeighborRequest(etype, request.nodes, -1, request.key), DrawOptions()
+        requests.setdefault(options, []).append(request)
+    found = {}
+    for options, asked in requests.items():
+        answers = source.graph.sample_neighbors(asked, options)
+        for request, edges in zip(asked, answers, strict=True):
+            neighbors = edges.neighbors.to(torch.int64)
+            found[request.etype] = edges.counts, neighbors, eids_of(edges)
+    if timed:
+        assert plan.time is not None
+        found.update(plan.time.chosen(source, timed, found))
+    return {etype: found[etype] for etype in source.etypes}
+
+
+def eids_of(edges: SampledNeighbors) -> Tensor:
+    """Edge ids of what a store answered, int64, also where they are gathered when read."""
+    eids = edges.eids
+    assert eids is not None
+    return (eids if isinstance(eids, Tensor) else eids.gather()).to(torch.int64)

@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Seeds as users of the loaders give them: rows, masks, ids and types of nodes; edges; labels.
+
+Of a graph in parts they become ids before partitioning, and PyG's classes get data in the place of
+the graph that only says which types there are.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.loader.utils import infer_filter_per_worker
+
+from ..._typing import INDEX_DTYPES
+from ...comm import all_reduce
+from .._edge_index import ShardedEdgeIndex
+from ._sources import SamplingSource
+from ._stores import RemoteFeatureStore, RemoteGraphStore
+
+
+def data_of_loader(data: Any, source: SamplingSource) -> Any:
+    """What ``loader.data`` is."""
+    if isinstance(data, Data | HeteroData | tuple | list):
+        return data
+    return RemoteFeatureStore(source), RemoteGraphStore(source)
+
+
+def _placeholder(source: SamplingSource) -> Data | HeteroData:
+    """Data that only says which types there are, for PyG's checks of seeds."""
+    if not source.is_typed:
+        return Data(num_nodes=source.count(source.ntypes[0]))
+    data = HeteroData()
+    for ntype in source.ntypes:
+        data[ntype].num_nodes = source.count(ntype)
+    for etype in source.etypes:
+        data[etype].edge_index = torch.empty(2, 0, dtype=torch.int64)
+    return data
+
+
+def node_input(
+    data: Any, source: SamplingSource, given: Any, options: dict[str, Any]
+) -> tuple[Any, Any, Tensor | None]:
+    """What PyG's loader takes: data, seeds by their ids before partitioning, and what they were.
+
+    Raises:
+        TypeError: Seeds that are no ids.
+        ValueError: An unknown type, a mask of another length, or an id out of range.
+    """
+    if isinstance(data, Data | HeteroData) and options.get("filter_per_worker") is None:
+        options["filter_per_worker"] = infer_filter_per_worker(data)
+    ntype, nodes = None, given
+    if source.is_typed:
+        _check_type(source, given)
+        ntype, nodes = (given, None) if isinstance(given, str) else given
+    is_sharded = isinstance(data, Data | HeteroData) and not source.is_whole
+    if is_sharded:
+        store = data[ntype] if source.is_typed else data
+        rows, input_id = _ids(nodes, store.num_nodes, "this rank's rows of the sharded data")
+        ids = store.n_id.cpu()[rows]
+    elif hasattr(nodes, "part_policy"):  # a DistTensor
+        from ...distributed import node_split
+
+        kind = str(source.kind(ntype))
+        ids = input_id = source.original({kind: node_split(nodes, ntype=kind)})[kind]
+    else:
+        ids, input_id = _ids(nodes, source.count(source.kind(ntype)), "nodes of the whole graph")
+    if ids.numel() == 0:
+        options.pop("shuffle", None)  # torch has no order for nothing
+    given_id = options.pop("input_id", None)
+    input_id = input_id if given_id is None else given_id
+    return _placeholder(source), (ntype, ids) if source.is_typed else ids, input_id
+
+
+def _check_type(source: SamplingSource, given: Any) -> None:
+    is_pair = isinstance(given, tuple | list) and len(given) == 2
+    named = given if isinstance(given, str) else given[0] if is_pair else None
+    if not isinstance(named, str) or named not in source.ntypes:
+        shown = type(given).__name__ if named is None else repr(named)
+        raise ValueError(
+            f"input_nodes must name a node type of {source.ntypes}, alone or as (type, nodes), "
+            f"because the graph has types (got {shown})"
+        )
+
+
+def _ids(given: Any, count: int, what: str) -> tuple[Tensor, Tensor | None]:
+    """Ids below ``count``; and the same where a mask gave them, as PyG's ``input_id``."""
+    if given is None:
+        return torch.arange(count), None
+    ids = torch.as_tensor(given).cpu()
+    if ids.dtype == torch.bool:
+        if ids.shape != (count,):
+            raise ValueError(
+                f"a mask of input_nodes has an entry for each of the {count} {what} (got shape "
+                f"{tuple(ids.shape)}); take it from the same data"
+            )
+        ids = ids.nonzero().view(-1)
+        return ids, ids
+    if ids.numel() == 0:
+        return torch.empty(0, dtype=torch.int64), None
+    if ids.dtype not in INDEX_DTYPES or ids.dim() != 1:
+        raise TypeError(
+            f"input_nodes must be a mask or a list of ids (got {ids.dtype} of shape "
+            f"{tuple(ids.shape)})"
+        )
+    if not 0 <= int(ids.min()) <= int(ids.max()) < count:
+        raise ValueError(
+            f"input_nodes must be {what}, in [0, {count}) (got {int(ids.min())} to "
+            f"{int(ids.max())}); to start from other ids of a sharded graph, set a mask on the "
+            "data before it is sharded, and pass the sharded mask"
+        )
+    return ids.to(torch.int64), None
+
+
+def named_ends(data: Any, source: SamplingSource, given: Any) -> tuple[Any, Any]:
+    """The relation of edges to start from, None of a plain graph; and their ends, as given.
+
+    Raises:
+        TypeError: Ends that are no ids.
+        ValueError: An unknown relation, or ends of another shape.
+    """
+    etype, ends = None, given
+    if source.is_typed:
+        is_named = isinstance(given, tuple | list) and len(given) in (2, 3)
+        if not is_named:
+            raise ValueError(
+                "edge_label_index must name a relation, alone or as (relation, ends), because the "
+                f"graph has types (got {type(given).__name__})"
+            )
+        named, ends = (given, None) if isinstance(given[0], str) else given
+        etype = tuple(named)
+        if etype not in source.etypes:
+            raise ValueError(f"edge_label_index names {etype} (the graph has {source.etypes})")
+    if ends is None and isinstance(data, Data | HeteroData):
+        ends = data.edge_index if etype is None else data[etype].edge_index
+    if ends is None or isinstance(ends, ShardedEdgeIndex):
+        return etype, ends
+    ends = torch.as_tensor(ends)
+    if ends.dtype not in INDEX_DTYPES:
+        raise TypeError(f"edge_label_index must hold ids of nodes (got {ends.dtype})")
+    if ends.dim() != 2 or ends.shape[0] != 2:
+        raise ValueError(f"edge_label_index must be of shape [2, n] (got {tuple(ends.shape)})")
+    return etype, ends
+
+
+def original_ends(data: Any, source: SamplingSource, etype: Any, ends: Any) -> Tensor:
+    """Ends of edges by ids before partitioning; collective where the source is.
+
+    Raises:
+        ValueError: On all ranks, if they are columns of a sharded ``edge_index`` on some alone.
+    """
+    relation = source.etypes[0] if etype is None else etype
+    if ends is None:
+        return torch.stack(RemoteGraphStore(source).ends(relation))
+    if source.is_collective:
+        is_sharded = torch.tensor([int(isinstance(ends, ShardedEdgeIndex))])
+        both = all_reduce(torch.cat([is_sharded, -is_sharded]), "max", group=source.group)
+        if int(both[0]) != -int(both[1]):
+            raise ValueError(
+                "edge_label_index is columns of the sharded edge_index on some ranks, and ids on "
+                "others; pass the same kind on all"
+            )
+    if isinstance(ends, ShardedEdgeIndex):
+        src_ids = data.n_id if etype is None else data[etype[0]].n_id
+        dst_ids = data.n_id if etype is None else data[etype[2]].n_id
+        return torch.stack([src_ids[ends[0]], dst_ids[ends.local()[1]]]).cpu()
+    found: Tensor = ends.as_subclass(Tensor).cpu().to(torch.int64)
+    return found
+
+
+def link_input(
+    source: SamplingSource, etype: Any, ends: Tensor, label: Any, options: dict[str, Any]
+) -> tuple[Any, Any]:
+    """What PyG's loader takes: data, and the ends of edges with their relation.
+
+    Raises:
+        ValueError: An id that the graph does not have, or not one label for each edge.
+    """
+    relation = source.etypes[0] if etype is None else etype
+    for kind, ids in zip((relation[0], relation[2]), ends, strict=True):
+        source.check(kind, ids)
+    if label is not None and label.shape[:1] != ends.shape[1:]:
+        raise ValueError(
+            f"edge_label must have an entry for each of the {ends.shape[1]} edges (got shape "
+            f"{tuple(label.shape)})"
+        )
+    if ends.shape[1] == 0:
+        options.pop("shuffle", None)  # torch has no order for nothing
+    return _placeholder(source), ends if etype is None else (etype, ends)
+
+
+def labels_on_all_ranks(source: SamplingSource, labels: Tensor) -> Tensor:
+    """Labels of which PyG makes room for 0, the negatives, alike on all ranks."""
+    if not source.is_collective:
+        return labels
+    least = labels.min() if labels.numel() else torch.tensor(torch.iinfo(torch.int32).max)
+    smallest = all_reduce(least.view(1).double(), "min", group=source.group)
+    is_shifted_here = labels.numel() > 0 and float(labels.min()) == 0
+    return labels + 1 if float(smallest) == 0 and not is_shifted_here else labels
