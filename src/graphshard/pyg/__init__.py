@@ -13,5 +13,6 @@ Needs the extra ``graphshard[pyg]``; nothing of PyG is imported before `shard` i
 from ._edge_index import ShardedEdgeIndex, SourceIndex
 from ._norms import convert_sync_norm
 from ._shard import shard
+from .parallel import parallelize
 
-__all__ = ["ShardedEdgeIndex", "SourceIndex", "convert_sync_norm", "shard"]
+__all__ = ["ShardedEdgeIndex", "SourceIndex", "convert_sync_norm", "parallelize", "shard"]

@@ -13,12 +13,18 @@ Both are subclasses of `torch.Tensor` that work above autograd, by ``__torch_fun
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
+from .._typing import CanonicalEType
+from ..fullbatch import AggregationMode
+from ..fullbatch.execution import HaloRowCache
+from ..fullbatch.topology import LocalEdges, ShardStructure
 from ._source_halo import SourceHalo
 
 
@@ -96,6 +102,38 @@ class SourceIndex(Tensor):
         cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         return _dispatch(func, args, kwargs or {})
+
+
+def sharded_edges(
+    edges: Mapping[CanonicalEType, LocalEdges],
+    owned: Mapping[str, int],
+    device: torch.device,
+    policy: AggregationMode,
+    group: dist.ProcessGroup | None,
+    ids: Mapping[str, Tensor],
+) -> dict[CanonicalEType, ShardedEdgeIndex]:
+    """An edge index for each relation; collective.
+
+    Args:
+        edges: This rank's edges.
+        owned: Node type to this rank's nodes.
+        device: Where the edges live.
+        policy: How remote rows are fetched.
+        group: The ranks.
+        ids: Node type to the numbers of this rank's nodes in the whole graph, where they are known.
+    """
+    structure = ShardStructure(edges, owned, owned, device, group)
+    sources = list(dict.fromkeys(source for source, _, _ in edges))
+    halos = [structure.union_halo(ntype) for ntype in sources]
+    if policy.mode == "auto":
+        num_halo = sum(halo.num_halo for halo in halos if halo is not None)
+        policy = replace(policy, mode=policy.resolve(num_halo, group))
+    cache = HaloRowCache(structure, policy.halo_dtype)
+    made = {}
+    for etype in edges:
+        halo = SourceHalo(structure, etype, policy, cache, ids.get(etype[0]))
+        made[etype] = ShardedEdgeIndex.make(halo.edge_index, halo)
+    return made
 
 
 def plain(value: Any) -> Any:

@@ -34,6 +34,8 @@ class SourceHalo:
         etype: The relation.
         mode: How remote rows are fetched; ``"auto"`` is resolved already.
         cache: Halo rows of tensors that never change, shared by the relations of a graph.
+        own_ids: int64 ``[num_owned]``: the numbers of this rank's sources in the whole graph, if
+            they are known.
     """
 
     def __init__(
@@ -42,11 +44,12 @@ class SourceHalo:
         etype: CanonicalEType,
         mode: AggregationMode,
         cache: HaloRowCache,
+        own_ids: Tensor | None = None,
     ) -> None:
         halo = structure.union_halo(etype[0])
         assert halo is not None
         self.structure, self.etype, self.mode, self.halo = structure, etype, mode, halo
-        self._cache = cache
+        self._cache, self.own_ids = cache, own_ids
         edges = structure.edges[etype]
         self.num_dst = edges.num_dst
         self.edge_index = torch.stack([halo.extended_src(etype).long(), edges.dst.long()])
