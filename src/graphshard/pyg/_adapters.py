@@ -70,3 +70,57 @@ def with_largest_eigenvalue(layer: Any, args: Any, kwargs: dict[str, Any]) -> di
         largest = found.max().view(1) if found.numel() else found.new_full((1,), float("-inf"))
         largest = all_reduce(largest, "max", group=index.halo.structure.group)
     return {**kwargs, "lambda_max": 2.0 * largest[0]}
+
+
+def with_own_nodes(layer: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Arguments of ``RGCNConv`` for nodes without features: the numbers of this rank's nodes.
+
+    PyG takes all numbers up to ``in_channels``, of which this rank has some.
+
+    Args:
+        layer: The layer.
+        args: Of its call.
+        kwargs: Of its call.
+
+    Raises:
+        ValueError: The layer has fewer rows of weights than the whole graph has nodes.
+    """
+    given = {**dict(zip(("x", "edge_index", "edge_type"), args, strict=False)), **kwargs}
+    index = given.get("edge_index")
+    if given.get("x") is not None or not isinstance(index, ShardedEdgeIndex):
+        return args, kwargs
+    ids = index.halo.own_ids
+    if ids is None:
+        raise ValueError(
+            f"{type(layer).__name__} without features needs the numbers of the nodes in the whole "
+            "graph, which this partition folder does not have; pass x"
+        )
+    largest = ids.max().view(1) if ids.numel() else ids.new_full((1,), -1)
+    needed = int(all_reduce(largest, "max", group=index.halo.structure.group)) + 1
+    if needed > layer.in_channels_l:
+        raise ValueError(
+            f"{type(layer).__name__} without features needs in_channels for the nodes of all "
+            f"ranks, {needed} at least (got {layer.in_channels_l}); make it with the whole graph's "
+            "number of nodes"
+        )
+    return (), {**given, "x": ids}
+
+
+def with_one_hot_labels(layer: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    """Arguments of ``LabelPropagation`` with a column for each class that any rank has.
+
+    PyG takes as many as the largest label, of which this rank has some.
+
+    Args:
+        layer: The layer.
+        args: Of its call.
+        kwargs: Of its call.
+    """
+    given = {**dict(zip(("y", "edge_index"), args, strict=False)), **kwargs}
+    y, index = given["y"], given["edge_index"]
+    if y.dtype != torch.int64 or y.shape[0] != y.numel():
+        return args, kwargs
+    largest = y.max().view(1) if y.numel() else y.new_full((1,), -1)
+    count = int(all_reduce(largest, "max", group=index.halo.structure.group)) + 1
+    columns = nn.functional.one_hot(y.view(-1), count).to(torch.get_default_dtype())
+    return ((columns, *args[1:]), kwargs) if args else (args, {**kwargs, "y": columns})

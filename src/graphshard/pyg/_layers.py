@@ -17,7 +17,12 @@ from torch import Tensor, nn
 
 from ..comm import anchor
 from ..graph.convert import require
-from ._adapters import call_on_extended_rows, with_largest_eigenvalue
+from ._adapters import (
+    call_on_extended_rows,
+    with_largest_eigenvalue,
+    with_one_hot_labels,
+    with_own_nodes,
+)
 from ._edge_index import ShardedEdgeIndex
 from ._inexact import check_model
 from ._propagate import bound
@@ -54,6 +59,10 @@ def _called(layer: Any, args: Any, kwargs: Any) -> Any:
     name = type(layer).__name__
     if name == "ChebConv":
         kwargs = with_largest_eigenvalue(layer, args, kwargs)
+    if name in ("RGCNConv", "FastRGCNConv"):
+        args, kwargs = with_own_nodes(layer, args, kwargs)
+    if name == "LabelPropagation":
+        args, kwargs = with_one_hot_labels(layer, args, kwargs)
     if name == "HGTConv":
         return call_on_extended_rows(layer, *args, **kwargs)
     with bound(layer, kwargs):
