@@ -15,7 +15,7 @@ import graphshard  # +
 
 graphshard.initialize_comms()  # +
 torch.manual_seed(1)
-dataset = Planetoid("data/Planetoid", "Cora", transform=T.NormalizeFeatures())
+dataset = Planetoid("data/Planetoid", "Cora", split="full", transform=T.NormalizeFeatures())
 data = dataset[0]
 
 
@@ -45,7 +45,7 @@ model = GIN(dataset.num_features, 32, dataset.num_classes, num_layers=2)
 model = graphshard.pyg.parallelize(model, data)  # +
 optimizer = torch.optim.Adam(model.parameters(), lr=0.01, weight_decay=5e-4)
 
-for epoch in range(100):
+for epoch in range(60):
     model.train()
     optimizer.zero_grad()
     out = model(data.x, data.edge_index)

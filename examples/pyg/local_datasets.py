@@ -26,21 +26,29 @@ def folder(root: str, name: str) -> str:
 
 
 class Planetoid:
-    """A citation graph with the public split.
+    """A citation graph.
 
     Args:
         root: Where folders of arrays are.
         name: "Cora", "Citeseer".
+        split: "public", or "full": every node that is neither for validation nor for the test
+            trains.
         transform: Of the data object.
     """
 
     def __init__(
-        self, root: str, name: str, transform: Callable[[Data], Data] | None = None
+        self,
+        root: str,
+        name: str,
+        split: str = "public",
+        transform: Callable[[Data], Data] | None = None,
     ) -> None:
         found = graphshard.data.load_dataset(folder(root, name))
         self.num_classes = found.num_classes
         self._data = graphshard.data.to_pyg(found.graph)
         self.num_features = self._data.num_features
+        if split == "full":
+            self._data.train_mask = ~(self._data.val_mask | self._data.test_mask)
         self._transform = transform
 
     def __getitem__(self, place: int) -> Data:

@@ -16,7 +16,7 @@ import graphshard  # +
 
 graphshard.initialize_comms()  # +
 torch.manual_seed(1)
-dataset = Planetoid("data/Planetoid", "Cora", transform=T.NormalizeFeatures())
+dataset = Planetoid("data/Planetoid", "Cora", split="full", transform=T.NormalizeFeatures())
 data = dataset[0]
 deg = torch.bincount(degree(data.edge_index[1], num_nodes=data.num_nodes, dtype=torch.long))
 

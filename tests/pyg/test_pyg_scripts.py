@@ -14,6 +14,7 @@ import io
 import os
 import re
 import runpy
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -28,7 +29,7 @@ from graphshard.testing import run_ranks
 
 FOLDER = Path(__file__).parents[2] / "examples" / "pyg"
 SCRIPTS = ("gat", "gcn", "gin", "pna", "rgcn", "sage")
-WANTED = {"gat": 0.80, "gcn": 0.79, "gin": 0.70, "pna": 0.66, "rgcn": 0.88, "sage": 0.76}
+WANTED = {"gat": 0.80, "gcn": 0.79, "gin": 0.80, "pna": 0.80, "rgcn": 0.88, "sage": 0.76}
 
 
 def source_of(name: str, *, short: bool) -> str:
@@ -107,18 +108,22 @@ def test_scripts_train_as_in_one_process(tmp_path: Path, monkeypatch: pytest.Mon
         expected = run_script(without_marked_lines(source), str(tmp_path), torch.float64)
         for printed in ranks:
             found = numbers(printed[name])
-            assert len(found) == len(numbers(expected)) >= 4
+            assert len(found) == len(numbers(expected)) >= 3
             np.testing.assert_allclose(found, numbers(expected), rtol=1e-9, err_msg=name)
 
 
 @pytest.mark.exhaustive
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_scripts_reach_the_accuracy_of_one_process(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if name == "rgcn" and not Path(os.environ.get("GRAPHSHARD_DATASETS", ""), "aifb").is_dir():
-        pytest.skip("AIFB is not there; name a folder that has it in GRAPHSHARD_DATASETS")
     monkeypatch.chdir(tmp_path)
+    if name == "rgcn":
+        aifb = Path(os.environ.get("GRAPHSHARD_DATASETS", ""), "aifb").absolute()
+        if not aifb.is_dir():
+            pytest.skip("AIFB is not there; name a folder that has it in GRAPHSHARD_DATASETS")
+        shutil.copytree(aifb, tmp_path / "data" / "Entities" / "aifb")
     source = source_of(name, short=False)
     expected = run_script(without_marked_lines(source), str(tmp_path), torch.float32)
     ranks = run_ranks(on_a_rank, 2, {name: source}, str(tmp_path), torch.float32, timeout=400)

@@ -33,6 +33,7 @@ _LAYERS = {
 _AGGREGATIONS = {
     "LSTMAggregation": "PyG pads its input to the largest in-degree, and the result depends on it",
     "GRUAggregation": "PyG pads its input to the largest in-degree, and the result depends on it",
+    "LCMAggregation": "PyG pads its input to the largest in-degree, and the result depends on it",
     "EquilibriumAggregation": "it iterates over the nodes of one rank",
 }
 _checked: weakref.WeakKeyDictionary[nn.Module, tuple[int, int]] = weakref.WeakKeyDictionary()

@@ -168,7 +168,8 @@ def read_whole_graph(data: Any) -> WholeGraph:
     if isinstance(data, pyg.Data):
         count = _node_count(data, "the graph")
         ends = _checked_edges(data, "the graph", (count, count))
-        names = [n for n in data.keys() if not names_edges(n) and n != "num_nodes"]  # noqa: SIM118
+        keys = sorted(data.keys())  # a set, in another order in each process
+        names = [n for n in keys if not names_edges(n) and n != "num_nodes"]
         of_nodes = {n: data[n] for n in names if data.is_node_attr(n)}
         of_edges = {n: data[n] for n in names if n not in of_nodes and data.is_edge_attr(n)}
         others = {n: data[n] for n in names if n not in of_nodes and n not in of_edges}

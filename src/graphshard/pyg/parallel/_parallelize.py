@@ -167,6 +167,6 @@ def _parallel_method(name: str, graph: ParallelGraph, gradients: SharedGradients
 def data_checksums(whole: WholeGraph) -> Iterator[str]:
     columns = [*whole.nodes.values(), *whole.edge_columns.values(), whole.others]
     for store in columns:
-        for name, value in store.items():
+        for name, value in sorted(store.items()):
             if isinstance(value, Tensor) and value.layout == torch.strided:
                 yield f"{name} {tuple(value.shape)} {checksum(value)}"
