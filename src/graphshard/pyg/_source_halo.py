@@ -9,7 +9,9 @@ layer finds from local numbers are right.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -24,6 +26,7 @@ from ..graph.frame import version_of
 from ..ops import Adjacency
 
 _KEPT_EDGE_SETS = 4
+_edge_set_numbers = itertools.count()
 
 
 class SourceHalo:
@@ -74,7 +77,7 @@ class SourceHalo:
     @property
     def keeps_halo(self) -> bool:
         """Whether fetched rows are kept for the backward, instead of fetched again."""
-        return self.mode.mode == "oneshot" or not self.mode.rematerialize
+        return self.mode.mode == "oneshot" or not self.mode.rematerializes
 
     # ------------------------------------------------------------------ rows
 
@@ -226,6 +229,14 @@ class EdgeSet:
         src, dst = edge_index.to(torch.int32) if small else edge_index
         self.adjacency = Adjacency(src, dst, num_src, num_dst, check=False)
         self.pieces: Any = None  # made by what computes in pieces
+        self.transport: Any = None  # made by what computes shard by shard
+        self.number = next(_edge_set_numbers)  # of no other edge set in this process
+
+    @cached_property
+    def counts(self) -> Tensor:
+        """``[num_dst]`` in-edges of each destination, 1 at least: what a mean divides by."""
+        indptr, _, _ = self.adjacency.csc()
+        return indptr.diff().clamp(min=1)
 
     def holds(self, edge_index: Tensor) -> bool:
         """Whether these are its edges, in its order."""
