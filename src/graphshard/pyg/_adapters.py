@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,7 +15,10 @@ from ._edge_index import ShardedEdgeIndex
 
 
 def call_on_extended_rows(
-    layer: Any, x_dict: dict[str, Tensor], edge_index_dict: dict[Any, Any]
+    layer: Any,
+    run: Callable[..., Any],
+    x_dict: dict[str, Tensor],
+    edge_index_dict: dict[Any, Any],
 ) -> dict[str, Any]:
     """``HGTConv``, which joins all relations to one graph: it gets own and halo rows of each type.
 
@@ -23,6 +27,7 @@ def call_on_extended_rows(
 
     Args:
         layer: The layer.
+        run: What is called, with the layer and its arguments.
         x_dict: Node type to own rows.
         edge_index_dict: Relation to its edges.
     """
@@ -34,7 +39,7 @@ def call_on_extended_rows(
         etype: index.local() if isinstance(index, ShardedEdgeIndex) else index
         for etype, index in edge_index_dict.items()
     }
-    out = nn.Module.__call__(layer, rows, local)
+    out = run(layer, rows, local)
     return {
         ntype: value if value is None else value[: x_dict[ntype].shape[0]]
         for ntype, value in out.items()
@@ -73,9 +78,10 @@ def with_largest_eigenvalue(layer: Any, args: Any, kwargs: dict[str, Any]) -> di
 
 
 def with_own_nodes(layer: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Arguments of ``RGCNConv`` for nodes without features: the numbers of this rank's nodes.
+    """Arguments of ``RGCNConv`` for nodes without features: numbers of own and of halo nodes.
 
-    PyG takes all numbers up to ``in_channels``, of which this rank has some.
+    PyG takes all numbers up to ``in_channels``. Every rank has all rows of the weights, so nothing
+    but these numbers travels, and they do once.
 
     Args:
         layer: The layer.
@@ -103,7 +109,8 @@ def with_own_nodes(layer: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, 
             f"ranks, {needed} at least (got {layer.in_channels_l}); make it with the whole graph's "
             "number of nodes"
         )
-    return (), {**given, "x": ids}
+    (extended,) = index.halo.extended(ids)
+    return (), {**given, "x": (extended, ids), "edge_index": index.local()}
 
 
 def with_one_hot_labels(layer: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any]:

@@ -9,7 +9,7 @@ fetched at most once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -34,28 +34,36 @@ def install() -> None:
     if "__call__" in vars(conv.MessagePassing):
         return
     # torch.compile leaves such a call as it is: it cannot look into an exchange between ranks.
-    call_sharded = torch.compiler.disable(_call_sharded)
+    uncompiled = torch.compiler.disable(call_sharded)
 
     def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
         for _ in _sharded_in((args, kwargs)):
-            return call_sharded(layer, args, kwargs)
+            return uncompiled(layer, args, kwargs, nn.Module.__call__)
         return nn.Module.__call__(layer, *args, **kwargs)
 
     conv.MessagePassing.__call__ = call
 
 
-def _call_sharded(layer: Any, args: Any, kwargs: Any) -> Any:
+def call_sharded(layer: Any, args: Any, kwargs: Any, run: Callable[..., Any]) -> Any:
+    """Call a layer with sharded edges.
+
+    Args:
+        layer: A `MessagePassing`.
+        args: Of the call.
+        kwargs: Of the call.
+        run: What is called in the end, with the layer and arguments that may be others.
+    """
     sharded = list(_sharded_in((args, kwargs)))
     if sharded[0].halo.world_size > 1:
         check_model(layer)
     try:
-        return _anchored(_called(layer, args, kwargs), sharded)
+        return _anchored(_called(layer, args, kwargs, run), sharded)
     finally:
         for index in sharded:
             index.halo.forget()
 
 
-def _called(layer: Any, args: Any, kwargs: Any) -> Any:
+def _called(layer: Any, args: Any, kwargs: Any, run: Callable[..., Any]) -> Any:
     name = type(layer).__name__
     if name == "ChebConv":
         kwargs = with_largest_eigenvalue(layer, args, kwargs)
@@ -64,9 +72,9 @@ def _called(layer: Any, args: Any, kwargs: Any) -> Any:
     if name == "LabelPropagation":
         args, kwargs = with_one_hot_labels(layer, args, kwargs)
     if name == "HGTConv":
-        return call_on_extended_rows(layer, *args, **kwargs)
+        return call_on_extended_rows(layer, run, *args, **kwargs)
     with bound(layer, kwargs):
-        return nn.Module.__call__(layer, *args, **kwargs)
+        return run(layer, *args, **kwargs)
 
 
 def _anchored(out: Any, sharded: Sequence[ShardedEdgeIndex]) -> Any:

@@ -25,7 +25,7 @@ from ..fullbatch.topology import LocalEdges, ShardStructure
 from ..graph.frame import version_of
 from ..ops import Adjacency
 
-_KEPT_EDGE_SETS = 4
+_KEPT_EDGE_SETS, _KEPT_TIMES_EDGES = 256, 4
 _edge_set_numbers = itertools.count()
 
 
@@ -163,7 +163,15 @@ class SourceHalo:
                 self._edge_sets.insert(0, self._edge_sets.pop(number))
                 return known
         made = EdgeSet(edge_index, self.num_extended, self.num_dst)
-        self._edge_sets = [made, *self._edge_sets[: _KEPT_EDGE_SETS - 1]]
+        # As RGCNConv has one for each relation: many sets, but few times all edges.
+        room = _KEPT_TIMES_EDGES * max(self.edge_index.shape[1], edge_index.shape[1])
+        kept = [made]
+        for known in self._edge_sets[: _KEPT_EDGE_SETS - 1]:
+            room -= known.edge_index.shape[1]
+            if room < 0:
+                break
+            kept.append(known)
+        self._edge_sets = kept
         return made
 
     def reversed(self) -> SourceHalo:

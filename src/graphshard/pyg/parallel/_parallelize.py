@@ -22,7 +22,7 @@ from ...comm import agree, share_error, sync_params
 from ...comm.group import group_state
 from ...fullbatch import AggregationMode
 from ...graph.convert import require
-from .._layers import install
+from .._layers import call_sharded, install
 from .._norms import convert_sync_norm
 from .._whole_graph import WholeGraph, find_owners, read_whole_graph
 from ._call import ParallelCall
@@ -156,12 +156,20 @@ def _parallel_method(name: str, graph: ParallelGraph, gradients: SharedGradients
         here = gradients if gradients.of(model) else SharedGradients(model, graph.state)
         was_lazy = here.is_lazy
         with own_draws(graph.state, graph.device, differ=not was_lazy):
-            out = function(model, *call.args, **call.kwargs)
+            if name == "forward" and isinstance(model, _message_passing()):
+                out = call_sharded(model, call.args, call.kwargs, function)
+            else:
+                out = function(model, *call.args, **call.kwargs)
         if was_lazy and not here.is_lazy:
             sync_params(model, graph.state.group)
         return call.gathered(out, here)
 
     return method
+
+
+def _message_passing() -> Any:
+    """PyG's base of layers."""
+    return require("torch_geometric.nn.conv", "graphshard[pyg]", "parallelize").MessagePassing
 
 
 def data_checksums(whole: WholeGraph) -> Iterator[str]:
