@@ -182,6 +182,8 @@ def plain(value: Any) -> Any:
 def _dispatch(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     with torch._C.DisableTorchFunctionSubclass():
         name = getattr(func, "__name__", "")
+        if args and isinstance(args[0], ShardedEdgeIndex | SourceIndex) and _is_in_place(name):
+            raise _unchangeable()
         handler = _HANDLERS.get(name)
         if handler is not None:
             result = handler(func, *args, **kwargs)
@@ -402,12 +404,22 @@ def _extreme(func: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
     return torch.tensor(rows - 1, device=tensor._raw.device)
 
 
+def _is_in_place(name: str) -> bool:
+    if name.startswith("__"):
+        return name in ("__iadd__", "__isub__", "__imul__", "__ifloordiv__", "__imod__")
+    return name.endswith("_") and name not in ("requires_grad_", "share_memory_", "record_stream_")
+
+
+def _unchangeable() -> NotImplementedError:
+    return NotImplementedError(
+        "the numbers of an edge_index that spans ranks cannot be changed: they name this rank's "
+        "rows; choose edges with edge_index[:, mask]"
+    )
+
+
 def _setitem(func: Any, tensor: Any, index: Any, value: Any) -> Any:
-    if isinstance(tensor, ShardedEdgeIndex):
-        raise NotImplementedError(
-            "the numbers of an edge_index that spans ranks cannot be changed: they name this "
-            "rank's rows; choose edges with edge_index[:, mask]"
-        )
+    if isinstance(tensor, ShardedEdgeIndex | SourceIndex):
+        raise _unchangeable()
     if isinstance(index, SourceIndex):
         rows = index._raw  # those of self loops are this rank's own
         if rows.numel() and int(rows.max()) >= index.halo.num_owned:
