@@ -65,6 +65,15 @@ def check_model(layer: nn.Module) -> None:
     _checked[model] = state
 
 
+def needs_all_destinations(layer: nn.Module) -> bool:
+    """Whether some destinations of a layer cannot be computed without the others."""
+    return any(
+        base.__name__ in _AGGREGATIONS and base.__module__.startswith("torch_geometric.nn.")
+        for module in layer.modules()
+        for base in type(module).__mro__
+    )
+
+
 def _reason(module: nn.Module) -> str | None:
     if unsynchronized(module) is not None:
         return (

@@ -30,6 +30,8 @@ from torch import Tensor, nn
 from ..ops import Attention, EdgeMask, random_seed
 from ._edge_index import ShardedEdgeIndex
 from ._fused import FusedCall, attention, weighted_sum
+from ._inexact import needs_all_destinations
+from ._norms import takes_statistics
 from ._recompute import Aggregation, DestinationPiece, DestinationPieces, Tensors
 from ._source_halo import EdgeSet, SourceHalo
 
@@ -363,21 +365,31 @@ def _in_pieces(
     base = "torch_geometric.nn.conv.message_passing"
     if not _defined_by(layer, "update", base, "MessagePassing"):
         return None
+    if needs_all_destinations(layer):  # on one rank; on more it is refused
+        return None
     slots = _Slots(layer, halo, edges.edge_index.shape[1])
     places = slots.of(kwargs, layer._user_args)
     if not slots.fits or not slots.sources:
         return None
     parameters = [parameter for parameter in layer.parameters() if parameter.requires_grad]
+    norms = [module for module in layer.modules() if takes_statistics(module)]
+
+    def propagate(edge_index: Tensor, size: Any, arguments: dict[str, Any]) -> Tensor:
+        hooks = [module.register_forward_pre_hook(_refuse_norm) for module in norms]
+        try:
+            found: Tensor = type(layer).propagate(layer, edge_index, size=size, **arguments)
+            return found
+        finally:
+            for hook in hooks:
+                hook.remove()
 
     def compute(piece: DestinationPiece, src: Tensors, dst: Tensors, edge: Tensors) -> Tensor:
-        assert piece.sources is not None
         size = (piece.sources.numel(), piece.stop - piece.start)
         arguments = _filled(layer, places, piece, size, (src, dst, edge))
         if torch.is_grad_enabled() or layer in _looked_at:
-            found: Tensor = type(layer).propagate(layer, piece.edge_index, size=size, **arguments)
-            return found
+            return propagate(piece.edge_index, size, arguments)
         with torch.enable_grad():
-            found = type(layer).propagate(layer, piece.edge_index, size=size, **arguments)
+            found = propagate(piece.edge_index, size, arguments)
         _check_leaves(layer, found, parameters, src, dst, edge)
         _looked_at.add(layer)
         return found.detach()
@@ -393,6 +405,13 @@ def _in_pieces(
         slots.destinations,
         slots.edges,
         parameters,
+    )
+
+
+def _refuse_norm(module: nn.Module, args: Any) -> None:
+    raise NotImplementedError(
+        f"{type(module).__name__} within messages takes the statistics of all edges at once, and "
+        "sequential mode computes some at a time; shard with mode='oneshot', or call eval()"
     )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from contextlib import closing
 from functools import cached_property
 from typing import Any
 
@@ -20,8 +21,8 @@ from torch import Tensor
 from .._typing import CanonicalEType
 from ..comm import fetch_halo, ragged_all_to_all, return_halo
 from ..fullbatch import AggregationMode
-from ..fullbatch.execution import HaloRowCache
-from ..fullbatch.topology import LocalEdges, ShardStructure
+from ..fullbatch.execution import HaloRowCache, PairwiseTransport
+from ..fullbatch.topology import WHOLE, LocalEdges, ShardStructure
 from ..graph.frame import version_of
 from ..ops import Adjacency
 
@@ -119,9 +120,31 @@ class SourceHalo:
         self._fetched.clear()
 
     def fetched_again(self, rows: Sequence[Tensor]) -> list[Tensor]:
-        """As `extended`, of detached rows, and nothing is kept; collective."""
-        detached = [own.detach() if own.requires_grad else own for own in rows]
-        return self._cache.extended([(self.halo, own) for own in detached])
+        """As `extended`, of detached rows, and nothing is kept; collective.
+
+        Rows come from one rank after the other, as many ahead as the mode's ``prefetch`` says, so
+        that they are in memory once.
+        """
+        detached = [own.detach() for own in rows]
+        if self.world_size == 1:
+            return detached
+        whole = [own.new_empty((self.num_extended, *own.shape[1:])) for own in detached]
+        for own, extended in zip(detached, whole, strict=True):
+            extended[: self.num_owned] = own
+        transport = PairwiseTransport(self.halo, self.mode.halo_dtype)
+        key = {("u", place): own for place, own in enumerate(detached)}
+        fixed = dict.fromkeys(key, False)
+        visits = [(step, WHOLE) for step in range(transport.num_steps)]
+        depth = self.mode.fetched_ahead
+        with closing(transport.prefetched(visits, depth, key, {}, fixed, {})) as arriving:
+            for step, _, found in arriving:
+                if step:
+                    owner = (self.halo.plan.rank - step) % self.world_size
+                    start, stop = (self.num_owned + end for end in self.halo.plan.halo_range(owner))
+                    for extended, part in zip(whole, found.values(), strict=True):
+                        extended[start:stop] = part
+                del found
+        return whole
 
     def returned(self, grads: Sequence[Tensor]) -> list[Tensor]:
         """Sum of the gradients of extended rows, per own row; collective.
