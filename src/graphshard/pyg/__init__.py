@@ -4,7 +4,11 @@
 ::
 
     graphshard.initialize_comms()
-    data = graphshard.pyg.shard(dataset[0])
+    model = graphshard.pyg.parallelize(model, data)  # the rest of the script stays as it is
+
+`shard` gives each rank its own rows, for graphs that no rank holds whole::
+
+    data = graphshard.pyg.shard("parts/graph.json")
     out = model(data.x, data.edge_index)  # any torch_geometric.nn layer or model
 
 Needs the extra ``graphshard[pyg]``; nothing of PyG is imported before `shard` is called.

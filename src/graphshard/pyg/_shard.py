@@ -94,15 +94,17 @@ def shard(
             ``[num_nodes]``, a dictionary of them by node type for ``HeteroData``. Rank 0's counts.
             Not used with a partition folder.
         mode: ``"oneshot"``: remote rows are kept for the backward. ``"sequential"``: nothing
-            remote is kept, nor messages: the backward fetches and computes again, a piece of the
-            destinations at a time. ``"auto"`` is the first if the halo fits on every rank.
+            remote is kept, nor messages: rows of one rank are here at a time where a kernel sums or
+            attends; other layers compute a piece of the destinations at a time, with the rows of
+            all ranks, and again in the backward. ``"auto"`` is the first if the halo fits on every
+            rank.
         rematerialize: In sequential mode, fetch again in the backward; False keeps what was fetched
             and computed, as one-shot mode does.
         memory_budget: For ``"auto"``: bytes that one rank's halo rows may take; see
             `graphshard.construct_full_graph`.
         row_width: For ``"auto"``: columns of the widest row that will be exchanged.
-        prefetch: Accepted for scripts that pass it to `graphshard.construct_full_graph`; the halo
-            of a layer comes in one exchange here, so there is nothing to fetch ahead.
+        prefetch: In sequential mode, ranks whose rows are fetched while those of another are
+            computed; 0 waits for each.
         halo_dtype: The dtype in which wider remote rows travel, bfloat16 or float16; None is their
             own.
         seed: Of METIS and of the random assignment.
