@@ -53,9 +53,9 @@ def test():
     return train_acc, test_acc
 
 
-for epoch in range(50):
+for epoch in range(30):
     loss = train()
     train_acc, test_acc = test()
-    if epoch % 20 == 0:
+    if epoch % 10 == 0:
         print(f"Epoch: {epoch:02d}, Loss: {loss:.6f}, Train: {train_acc:.4f}")
 print(f"Accuracy: {test_acc:.4f}")

@@ -257,7 +257,12 @@ def on_a_rank(
 
 
 @pytest.mark.parametrize(
-    ("world_size", "cut", "mode"), [(3, "random", "sequential"), (2, "metis", "oneshot")]
+    ("world_size", "cut", "mode"),
+    [
+        (3, "random", "sequential"),
+        pytest.param(2, "metis", "oneshot", marks=pytest.mark.exhaustive),
+        pytest.param(4, "empty", "oneshot", marks=pytest.mark.exhaustive),
+    ],
 )
 def test_layers_of_users(world_size: int, cut: str, mode: str) -> None:
     for exact, raised in run_ranks(on_a_rank, world_size, cut, mode):

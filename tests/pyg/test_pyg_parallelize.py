@@ -163,7 +163,11 @@ def on_a_rank(rank: int, world_size: int, cut: str, mode: str) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    ("world_size", "cut", "mode"), [(3, "empty", "oneshot"), (2, "random", "sequential")]
+    ("world_size", "cut", "mode"),
+    [
+        (3, "empty", "oneshot"),
+        pytest.param(2, "random", "sequential", marks=pytest.mark.exhaustive),
+    ],
 )
 def test_a_program_of_one_process(world_size: int, cut: str, mode: str) -> None:
     first, *others = run_ranks(on_a_rank, world_size, cut, mode)
