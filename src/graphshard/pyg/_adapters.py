@@ -131,3 +131,47 @@ def with_one_hot_labels(layer: Any, args: Any, kwargs: dict[str, Any]) -> tuple[
     count = int(all_reduce(largest, "max", group=index.halo.structure.group)) + 1
     columns = nn.functional.one_hot(y.view(-1), count).to(torch.get_default_dtype())
     return ((columns, *args[1:]), kwargs) if args else (args, {**kwargs, "y": columns})
+
+
+def corrected(
+    model: Any,
+    y_soft: Tensor,
+    y_true: Tensor,
+    mask: Tensor,
+    edge_index: ShardedEdgeIndex,
+    edge_weight: Tensor | None = None,
+) -> Tensor:
+    """``CorrectAndSmooth.correct`` with the mean error of the training nodes of all ranks.
+
+    Args:
+        model: A ``CorrectAndSmooth``.
+        y_soft: ``[num_owned, classes]`` predictions.
+        y_true: Classes, or rows, of this rank's training nodes.
+        mask: This rank's training nodes.
+        edge_index: The edges.
+        edge_weight: ``[num_edges]``.
+
+    Returns:
+        ``[num_owned, classes]``. Source: https://arxiv.org/abs/2010.13993, equation 4.
+    """
+    if y_true.dtype == torch.int64 and y_true.shape[0] == y_true.numel():
+        y_true = nn.functional.one_hot(y_true.view(-1), y_soft.shape[-1]).to(y_soft.dtype)
+    error = torch.zeros_like(y_soft)
+    error[mask] = y_true - y_soft[mask]
+    if not model.autoscale:
+
+        def fixed(x: Tensor) -> Tensor:
+            x[mask] = error[mask]
+            return x
+
+        spread = model.prop1(error, edge_index, edge_weight=edge_weight, post_step=fixed)
+        return y_soft + model.scale * spread
+    spread = model.prop1(
+        error, edge_index, edge_weight=edge_weight, post_step=lambda x: x.clamp_(-1.0, 1.0)
+    )
+    count = torch.tensor(y_true.shape[0], dtype=y_soft.dtype, device=y_soft.device)
+    sums = torch.stack([error[mask].abs().sum(), count])
+    total, count = all_reduce(sums, group=edge_index.halo.structure.group)
+    scale = total / count / spread.abs().sum(dim=1, keepdim=True)
+    scale[scale.isinf() | (scale > 1000)] = 1.0
+    return y_soft + scale * spread

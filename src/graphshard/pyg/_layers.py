@@ -19,6 +19,7 @@ from ..comm import anchor
 from ..graph.convert import require
 from ._adapters import (
     call_on_extended_rows,
+    corrected,
     with_largest_eigenvalue,
     with_one_hot_labels,
     with_own_nodes,
@@ -29,7 +30,10 @@ from ._propagate import bound
 
 
 def install() -> None:
-    """Give PyG's `MessagePassing` the call that knows sharded edges; again is the same as once."""
+    """Give PyG's `MessagePassing` the call that knows sharded edges; again is the same as once.
+
+    And ``CorrectAndSmooth.correct``, which is no call, and means over all training nodes.
+    """
     conv = require("torch_geometric.nn.conv", "graphshard[pyg]", "graphshard.pyg")
     if "__call__" in vars(conv.MessagePassing):
         return
@@ -42,6 +46,15 @@ def install() -> None:
         return nn.Module.__call__(layer, *args, **kwargs)
 
     conv.MessagePassing.__call__ = call
+    models = require("torch_geometric.nn.models", "graphshard[pyg]", "graphshard.pyg")
+    correct_whole = models.CorrectAndSmooth.correct
+
+    def correct(model: Any, y_soft: Tensor, y_true: Any, mask: Any, *args: Any, **kw: Any) -> Any:
+        for _ in _sharded_in((args, kw)):
+            return corrected(model, y_soft, y_true, mask, *args, **kw)
+        return correct_whole(model, y_soft, y_true, mask, *args, **kw)
+
+    models.CorrectAndSmooth.correct = correct
 
 
 def call_sharded(layer: Any, args: Any, kwargs: Any, run: Callable[..., Any]) -> Any:

@@ -119,14 +119,14 @@ class ParallelCall:
         return value
 
     def _of_data(self, data: Any) -> Any:
-        made = copy.copy(data)
+        made, nodes = copy.copy(data), self._graph.nodes
+        is_plain = not hasattr(data, "node_types")  # whose only store has no key
         for store in made.stores:
-            ntype = store._key if store._key is not None else next(iter(self._graph.nodes))
-            num_nodes = store._key is None or (ntype in self._graph.nodes and "num_nodes" in store)
+            ntype = next(iter(nodes)) if is_plain else store._key
             for name, value in list(store.items()):
                 store[name] = self._of(value, name, store._key)
-            if num_nodes:
-                store.num_nodes = self._graph.nodes[ntype].own.numel()
+            if ntype in nodes and (is_plain or "num_nodes" in store):
+                store.num_nodes = nodes[ntype].own.numel()
         return made
 
     def _rows(self, value: Tensor, name: str, key: Any) -> SplitRows | None:

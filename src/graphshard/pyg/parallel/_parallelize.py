@@ -164,7 +164,7 @@ def _parallel_method(name: str, graph: ParallelGraph, gradients: SharedGradients
             sync_params(model, graph.state.group)
         return call.gathered(out, here)
 
-    return method
+    return torch.compiler.disable(method)  # it cannot look into an exchange between ranks
 
 
 def _message_passing() -> Any:

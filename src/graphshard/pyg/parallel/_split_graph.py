@@ -17,6 +17,7 @@ from ...comm import agree
 from ...comm.collectives import all_gather
 from ...comm.group import GroupState
 from ...fullbatch import AggregationMode
+from ...graph.frame import version_of
 from .._edge_index import ShardedEdgeIndex, sharded_edges
 from .._whole_graph import NodeLayout, SplitRows, WholeGraph
 
@@ -34,11 +35,11 @@ class ParallelEdges:
 
     def __init__(self, whole: Tensor, rows: SplitRows, index: ShardedEdgeIndex) -> None:
         self.whole, self.rows, self.index = whole, rows, index
-        self._version = whole._version
+        self._version = version_of(whole)
 
     def holds(self, edges: Tensor) -> bool:
         """Whether these are its edges."""
-        if self.whole is edges and self._version == edges._version:
+        if self.whole is edges and self._version == version_of(edges):
             return True
         return self.whole.shape == edges.shape and torch.equal(self.whole, edges)
 
@@ -99,7 +100,8 @@ class ParallelGraph:
                     f"[0, {total}) (got {int(row.min())} to {int(row.max())})"
                 )
         agree(f"{tuple(edges.shape)}, checksum {checksum(edges)}", "edges", self.state.group)
-        made = self._split({etype: edges.clone()})[etype]
+        with torch.inference_mode(False):
+            made = self._split({etype: edges.clone()})[etype]
         self._others = [(etype, made), *self._others[: _OTHER_EDGE_SETS - 1]]
         return made
 
@@ -113,11 +115,12 @@ class ParallelGraph:
             return found
         key = id(whole), id(rows)
         known = self._chosen.get(key)
-        if known is not None and known[0]() is whole and known[1] == whole._version:
+        if known is not None and known[0]() is whole and known[1] == version_of(whole):
             return known[2]
-        made = whole.detach()[own]
+        with torch.inference_mode(False):  # it serves later calls, also those that train
+            made = whole.detach()[own]
         self._chosen = {k: v for k, v in self._chosen.items() if v[0]() is not None}
-        self._chosen[key] = weakref.ref(whole), whole._version, made
+        self._chosen[key] = weakref.ref(whole), version_of(whole), made
         return made
 
 
