@@ -278,7 +278,7 @@ def on_a_rank(
     [
         (3, "random", "sequential"),
         pytest.param(2, "metis", "oneshot", marks=pytest.mark.exhaustive),
-        pytest.param(4, "empty", "oneshot", marks=pytest.mark.exhaustive),
+        pytest.param(4, "random", "oneshot", marks=pytest.mark.exhaustive),
     ],
 )
 def test_layers_of_users(world_size: int, cut: str, mode: str) -> None:

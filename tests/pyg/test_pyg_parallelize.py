@@ -124,6 +124,23 @@ def on_a_rank(rank: int, world_size: int, cut: str, mode: str) -> list[float]:
     reference.float()
     torch.testing.assert_close(narrow.float(), reference(data.x.float(), fewer), rtol=0.1, atol=0.1)
 
+    # A learned row per node within the model.
+    for name, make, arguments in (
+        ("forward", lambda: pyg_nn.LINKX(NUM_NODES, WIDTH, 8, 3, 2), (data.x, data.edge_index)),
+        ("get_embedding", lambda: pyg_nn.LightGCN(NUM_NODES, WIDTH, 2), (data.edge_index,)),
+    ):
+        torch.manual_seed(8)
+        reference = make().double()
+        expected = getattr(reference, name)(*arguments)
+        model = graphshard.pyg.parallelize(
+            copy.deepcopy(reference), data, methods=(name,), **options
+        )
+        out = getattr(model, name)(*arguments)
+        close(out, expected)
+        out.square().sum().backward()
+        expected.square().sum().backward()
+        close(grads_of(model), grads_of(reference))
+
     # Labels, nodes without features, and typed graphs, also before parameters have shapes.
     labels = data.node_type.clone()
     spread = pyg_nn.LabelPropagation(2, 0.7)

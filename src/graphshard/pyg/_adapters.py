@@ -175,3 +175,25 @@ def corrected(
     scale = total / count / spread.abs().sum(dim=1, keepdim=True)
     scale[scale.isinf() | (scale > 1000)] = 1.0
     return y_soft + scale * spread
+
+
+def own_embedding(
+    model: Any, edge_index: ShardedEdgeIndex, edge_weight: Tensor | None = None
+) -> Tensor:
+    """``LightGCN.get_embedding`` of this rank's nodes, whose model has a row for all nodes.
+
+    Args:
+        model: A ``LightGCN``.
+        edge_index: The edges.
+        edge_weight: ``[num_edges]``.
+
+    Returns:
+        ``[num_owned, embedding_dim]``. Source: https://arxiv.org/abs/2002.02126, equation 8.
+    """
+    rows = edge_index.halo.own_rows(model.embedding.weight)
+    total = rows * model.alpha[0]
+    for place, conv in enumerate(model.convs):
+        rows = conv(rows, edge_index, edge_weight)
+        total = total + rows * model.alpha[place + 1]
+    found: Tensor = total
+    return found

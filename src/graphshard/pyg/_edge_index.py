@@ -143,6 +143,7 @@ def sharded_edges(
     policy: AggregationMode,
     group: dist.ProcessGroup | None,
     ids: Mapping[str, Tensor],
+    totals: Mapping[str, int] | None = None,
 ) -> dict[CanonicalEType, ShardedEdgeIndex]:
     """An edge index for each relation; collective.
 
@@ -153,6 +154,7 @@ def sharded_edges(
         policy: How remote rows are fetched.
         group: The ranks.
         ids: Node type to the numbers of this rank's nodes in the whole graph, where they are known.
+        totals: Node type to nodes of all ranks, where they are known.
     """
     structure = ShardStructure(edges, owned, owned, device, group)
     sources = list(dict.fromkeys(source for source, _, _ in edges))
@@ -163,7 +165,9 @@ def sharded_edges(
     cache = HaloRowCache(structure, policy.halo_dtype)
     made = {}
     for etype in edges:
-        halo = SourceHalo(structure, etype, policy, cache, ids.get(etype[0]))
+        source = etype[0]
+        total = (totals or {}).get(source)
+        halo = SourceHalo(structure, etype, policy, cache, ids.get(source), total)
         made[etype] = ShardedEdgeIndex.make(halo.edge_index, halo)
     return made
 

@@ -10,6 +10,7 @@ fetched at most once.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import wraps
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from ..graph.convert import require
 from ._adapters import (
     call_on_extended_rows,
     corrected,
+    own_embedding,
     with_largest_eigenvalue,
     with_one_hot_labels,
     with_own_nodes,
@@ -32,7 +34,8 @@ from ._propagate import bound
 def install() -> None:
     """Give PyG's `MessagePassing` the call that knows sharded edges; again is the same as once.
 
-    And ``CorrectAndSmooth.correct``, which is no call, and means over all training nodes.
+    So get two methods that are no calls: ``CorrectAndSmooth.correct``, which means over all
+    training nodes, and ``LightGCN.get_embedding``, which has a row for all nodes.
     """
     conv = require("torch_geometric.nn.conv", "graphshard[pyg]", "graphshard.pyg")
     if "__call__" in vars(conv.MessagePassing):
@@ -47,14 +50,23 @@ def install() -> None:
 
     conv.MessagePassing.__call__ = call
     models = require("torch_geometric.nn.models", "graphshard[pyg]", "graphshard.pyg")
-    correct_whole = models.CorrectAndSmooth.correct
+    for model, name, sharded in (
+        (models.CorrectAndSmooth, "correct", corrected),
+        (models.LightGCN, "get_embedding", own_embedding),
+    ):
+        setattr(model, name, _either(getattr(model, name), sharded))
 
-    def correct(model: Any, y_soft: Tensor, y_true: Any, mask: Any, *args: Any, **kw: Any) -> Any:
-        for _ in _sharded_in((args, kw)):
-            return corrected(model, y_soft, y_true, mask, *args, **kw)
-        return correct_whole(model, y_soft, y_true, mask, *args, **kw)
 
-    models.CorrectAndSmooth.correct = correct
+def _either(whole: Callable[..., Any], sharded: Callable[..., Any]) -> Callable[..., Any]:
+    """A method that is one function with edges that span ranks, and another without."""
+
+    @wraps(whole)
+    def method(*args: Any, **kwargs: Any) -> Any:
+        for _ in _sharded_in((args, kwargs)):
+            return sharded(*args, **kwargs)
+        return whole(*args, **kwargs)
+
+    return method
 
 
 def call_sharded(layer: Any, args: Any, kwargs: Any, run: Callable[..., Any]) -> Any:
@@ -77,13 +89,17 @@ def call_sharded(layer: Any, args: Any, kwargs: Any, run: Callable[..., Any]) ->
 
 
 def _called(layer: Any, args: Any, kwargs: Any, run: Callable[..., Any]) -> Any:
-    name = type(layer).__name__
+    name, sharded = type(layer).__name__, list(_sharded_in((args, kwargs)))
     if name == "ChebConv":
         kwargs = with_largest_eigenvalue(layer, args, kwargs)
     if name in ("RGCNConv", "FastRGCNConv"):
         args, kwargs = with_own_nodes(layer, args, kwargs)
     if name == "LabelPropagation":
         args, kwargs = with_one_hot_labels(layer, args, kwargs)
+    if args:
+        args = (sharded[0].halo.own_rows(args[0]), *args[1:])
+    elif "x" in kwargs:
+        kwargs = {**kwargs, "x": sharded[0].halo.own_rows(kwargs["x"])}
     if name == "HGTConv":
         return call_on_extended_rows(layer, run, *args, **kwargs)
     with bound(layer, kwargs):

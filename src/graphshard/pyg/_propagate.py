@@ -101,6 +101,9 @@ def _edge_updater(layer: Any, edge_index: Any, size: Any = None, **kwargs: Any) 
 def _propagate(layer: Any, edge_index: Any, size: Any = None, **kwargs: Any) -> Any:
     if isinstance(edge_index, ShardedEdgeIndex):
         halo = edge_index.halo
+        for name, value in kwargs.items():
+            if isinstance(value, nn.Parameter):  # a row per node, as SparseLinear has
+                kwargs[name] = halo.own_rows(value)
         edges = halo.edge_set(edge_index.local())
         fused = _attention(layer, kwargs, halo, edges)
         if fused is None:

@@ -40,6 +40,7 @@ class SourceHalo:
         cache: Halo rows of tensors that never change, shared by the relations of a graph.
         own_ids: int64 ``[num_owned]``: the numbers of this rank's sources in the whole graph, if
             they are known.
+        num_whole: Sources of all ranks, if it is known.
     """
 
     def __init__(
@@ -49,11 +50,12 @@ class SourceHalo:
         mode: AggregationMode,
         cache: HaloRowCache,
         own_ids: Tensor | None = None,
+        num_whole: int | None = None,
     ) -> None:
         halo = structure.union_halo(etype[0])
         assert halo is not None
         self.structure, self.etype, self.mode, self.halo = structure, etype, mode, halo
-        self._cache, self.own_ids = cache, own_ids
+        self._cache, self.own_ids, self.num_whole = cache, own_ids, num_whole
         edges = structure.edges[etype]
         self.num_dst = edges.num_dst
         self.edge_index = torch.stack([halo.extended_src(etype).long(), edges.dst.long()])
@@ -81,6 +83,16 @@ class SourceHalo:
         return self.mode.mode == "oneshot" or not self.mode.rematerializes
 
     # ------------------------------------------------------------------ rows
+
+    def own_rows(self, rows: Any) -> Any:
+        """This rank's rows of what has a row for each source of the whole graph; else itself.
+
+        Such is a learned row per node, which every rank has whole.
+        """
+        fits = isinstance(rows, Tensor) and rows.dim() > 1 and rows.shape[0] == self.num_whole
+        if not fits or self.own_ids is None or self.num_whole == self.num_owned:
+            return rows
+        return rows.index_select(0, self.own_ids)
 
     def extended(self, *rows: Tensor) -> list[Tensor]:
         """Own and then halo rows of each tensor; collective, one exchange for all of them.

@@ -37,27 +37,25 @@ def share_generators(state: GroupState) -> None:
 
 
 @contextmanager
-def own_draws(state: GroupState, device: torch.device, differ: bool) -> Iterator[None]:
-    """Random states of this rank alone; the common ones go on alike on all ranks.
+def own_draws(state: GroupState, device: torch.device, seed: int) -> Iterator[None]:
+    """Random states of this rank alone; the common ones are afterwards what they were before.
 
     Args:
         state: The ranks.
         device: Where the model is.
-        differ: Whether ranks draw differently; otherwise alike.
+        seed: Of the draws.
     """
     if state.world_size == 1:
         yield
         return
-    seed = int(torch.randint(2**62, ()))
     before, of_python, of_numpy = (
         RandomState.capture(device),
         random.getstate(),
         np.random.get_state(),
     )
-    own = seed + state.rank if differ else seed
-    torch.manual_seed(own)
-    random.seed(own)
-    np.random.seed(own % 2**32)
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
     try:
         yield
     finally:

@@ -10,6 +10,7 @@ program computes around it counts once.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from types import MethodType
 from typing import TYPE_CHECKING, Any
@@ -149,13 +150,16 @@ def parallelize(
 
 def _parallel_method(name: str, graph: ParallelGraph, gradients: SharedGradients) -> Any:
     """The method of a model's class, on shards; its caller binds it."""
+    calls = itertools.count(checksum(torch.get_rng_state()))  # equal on all ranks
 
     def method(model: Any, *args: Any, **kwargs: Any) -> Any:
         function = getattr(type(model), name)
         call = ParallelCall(graph, function, args, kwargs)
         here = gradients if gradients.of(model) else SharedGradients(model, graph.state)
         was_lazy = here.is_lazy
-        with own_draws(graph.state, graph.device, differ=not was_lazy):
+        seed = next(calls) * graph.state.world_size
+        seed += 0 if was_lazy else graph.state.rank  # new parameters are drawn alike
+        with own_draws(graph.state, graph.device, seed):
             if name == "forward" and isinstance(model, _message_passing()):
                 out = call_sharded(model, call.args, call.kwargs, function)
             else:

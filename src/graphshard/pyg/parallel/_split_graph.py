@@ -81,7 +81,8 @@ class ParallelGraph:
         device = next(iter(edges.values())).device
         ids = {ntype: split.own.to(device) for ntype, split in self.nodes.items()}
         owned = self._layout.num_owned
-        made = sharded_edges(local, owned, device, self._policy, self.state.group, ids)
+        totals = {ntype: split.total for ntype, split in self.nodes.items()}
+        made = sharded_edges(local, owned, device, self._policy, self.state.group, ids, totals)
         return {etype: ParallelEdges(edges[etype], rows[etype], made[etype]) for etype in edges}
 
     def edge_set(self, edges: Tensor, etype: CanonicalEType) -> ParallelEdges:
