@@ -4,7 +4,11 @@
 ::
 
     graphshard.initialize_comms()
-    data = graphshard.pyg.shard(dataset[0])
+    model = graphshard.pyg.parallelize(model, data)  # the rest of the script stays as it is
+
+`shard` gives each rank its own rows, for graphs that no rank holds whole::
+
+    data = graphshard.pyg.shard("parts/graph.json")
     out = model(data.x, data.edge_index)  # any torch_geometric.nn layer or model
     loader = graphshard.pyg.NeighborLoader(data, [10, 5], data.train_mask, batch_size=64)
 
@@ -17,6 +21,7 @@ from ..graph.convert import require
 from ._edge_index import ShardedEdgeIndex, SourceIndex
 from ._norms import convert_sync_norm
 from ._shard import shard
+from .parallel import parallelize
 
 if TYPE_CHECKING:
     from .loader import (
@@ -40,6 +45,7 @@ __all__ = [
     "ShardedEdgeIndex",
     "SourceIndex",
     "convert_sync_norm",
+    "parallelize",
     "shard",
 ]
 

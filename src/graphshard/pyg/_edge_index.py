@@ -13,12 +13,18 @@ Both are subclasses of `torch.Tensor` that work above autograd, by ``__torch_fun
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
+from .._typing import CanonicalEType
+from ..fullbatch import AggregationMode
+from ..fullbatch.execution import HaloRowCache
+from ..fullbatch.topology import LocalEdges, ShardStructure
 from ._source_halo import SourceHalo
 
 
@@ -98,9 +104,77 @@ class SourceIndex(Tensor):
         return _dispatch(func, args, kwargs or {})
 
 
+class _SourceNumbers(Tensor):
+    """What was computed with local numbers of sources: to compare and to sort, not to index."""
+
+    _raw: Tensor
+
+    @staticmethod
+    def make(raw: Tensor) -> _SourceNumbers:
+        made = Tensor._make_subclass(_SourceNumbers, raw)
+        made._raw = raw
+        return made
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        name = getattr(func, "__name__", "")
+        given = kwargs or {}
+        indexed = [*args[1:], *given.values()]
+        indexed = [i for a in indexed for i in (a if isinstance(a, tuple | list) else (a,))]
+        if name in _INDEXING and any(isinstance(a, _SourceNumbers) for a in indexed):
+            raise NotImplementedError(
+                f"{name} with numbers that were computed from the sources of edges that span ranks "
+                "would read or write rows of this rank for those of others (a dense or a sparse "
+                "adjacency matrix does so); use scatter or MessagePassing with edge_index itself"
+            )
+        with torch._C.DisableTorchFunctionSubclass():
+            result = func(*plain(args), **plain(given))
+        if isinstance(result, Tensor) and result.dtype in (torch.int64, torch.int32):
+            return result if "sort" in name else _SourceNumbers.make(result)
+        return result
+
+
+def sharded_edges(
+    edges: Mapping[CanonicalEType, LocalEdges],
+    owned: Mapping[str, int],
+    device: torch.device,
+    policy: AggregationMode,
+    group: dist.ProcessGroup | None,
+    ids: Mapping[str, Tensor],
+    totals: Mapping[str, int] | None = None,
+) -> dict[CanonicalEType, ShardedEdgeIndex]:
+    """An edge index for each relation; collective.
+
+    Args:
+        edges: This rank's edges.
+        owned: Node type to this rank's nodes.
+        device: Where the edges live.
+        policy: How remote rows are fetched.
+        group: The ranks.
+        ids: Node type to the numbers of this rank's nodes in the whole graph, where they are known.
+        totals: Node type to nodes of all ranks, where they are known.
+    """
+    structure = ShardStructure(edges, owned, owned, device, group)
+    sources = list(dict.fromkeys(source for source, _, _ in edges))
+    halos = [structure.union_halo(ntype) for ntype in sources]
+    if policy.mode == "auto":
+        num_halo = sum(halo.num_halo for halo in halos if halo is not None)
+        policy = replace(policy, mode=policy.resolve(num_halo, group))
+    cache = HaloRowCache(structure, policy.halo_dtype)
+    made = {}
+    for etype in edges:
+        source = etype[0]
+        total = (totals or {}).get(source)
+        halo = SourceHalo(structure, etype, policy, cache, ids.get(source), total)
+        made[etype] = ShardedEdgeIndex.make(halo.edge_index, halo)
+    return made
+
+
 def plain(value: Any) -> Any:
     """The value with plain tensors in place of sharded ones, also in tuples and lists."""
-    if isinstance(value, ShardedEdgeIndex | SourceIndex):
+    if isinstance(value, ShardedEdgeIndex | SourceIndex | _SourceNumbers):
         return value._raw
     if type(value) in (tuple, list):
         return type(value)(plain(item) for item in value)
@@ -111,12 +185,18 @@ def plain(value: Any) -> Any:
 
 def _dispatch(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     with torch._C.DisableTorchFunctionSubclass():
-        handler = _HANDLERS.get(getattr(func, "__name__", ""))
+        name = getattr(func, "__name__", "")
+        if args and isinstance(args[0], ShardedEdgeIndex | SourceIndex) and _is_in_place(name):
+            raise _unchangeable()
+        handler = _HANDLERS.get(name)
         if handler is not None:
             result = handler(func, *args, **kwargs)
             if result is not NotImplemented:
                 return result
-        return func(*plain(args), **plain(kwargs))
+        result = func(*plain(args), **plain(kwargs))
+        if name.strip("_") in _ARITHMETIC and isinstance(result, Tensor):
+            return _SourceNumbers.make(result)
+        return result
 
 
 # -- reading at sources ----------------------------------------------------------------------------
@@ -124,6 +204,8 @@ def _dispatch(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> An
 
 def _getitem(func: Any, tensor: Tensor, index: Any) -> Any:
     if isinstance(tensor, ShardedEdgeIndex):
+        if isinstance(index, tuple | list) and list(index) == [1, 0] and type(index) is list:
+            return _flip(func, tensor, 0)
         found = tensor._raw[plain(index)]
         first = index[0] if isinstance(index, tuple) and index else index
         if isinstance(first, int):
@@ -138,12 +220,16 @@ def _getitem(func: Any, tensor: Tensor, index: Any) -> Any:
     if isinstance(index, SourceIndex):
         return _gather(tensor, 0, index)
     places = [i for i, part in enumerate(index) if isinstance(part, SourceIndex)]
-    others = [part for part in index if not isinstance(part, SourceIndex)]
-    if len(places) == 1 and all(_is_all(part) for part in others):
+    if len(places) == 1 and all(_is_all(part) for i, part in enumerate(index) if i not in places):
         return _gather(tensor, places[0], index[places[0]])
+    if places == [0]:
+        halo = index[0].halo
+        _check_rows(tensor, 0, halo)
+        return halo.extended(tensor)[0][plain(index)]
     raise NotImplementedError(
-        "sources that may be on other ranks index one dimension of a tensor with all of the others "
-        f"(got {len(index)} indices); index in two steps, rows first: x[row][:, columns]"
+        "sources that may be on other ranks index the first dimension of a tensor, or one with all "
+        f"of the others (got {len(index)} indices); index in two steps, rows first: "
+        "x[row][:, columns]"
     )
 
 
@@ -164,14 +250,31 @@ def _index_select(
 
 def _gather(tensor: Tensor, dim: int, index: SourceIndex) -> Tensor:
     halo, dim = index.halo, dim % max(tensor.dim(), 1)
-    if tensor.shape[dim] != halo.num_owned:
+    _check_rows(tensor, dim, halo)
+    if dim == 0:
+        return halo.extended(tensor)[0][index._raw]
+    return halo.extended(tensor.movedim(dim, 0))[0].movedim(0, dim).index_select(dim, index._raw)
+
+
+def _check_rows(tensor: Tensor, dim: int, halo: SourceHalo) -> None:
+    if tensor.dim() <= dim or tensor.shape[dim] != halo.num_owned:
         raise IndexError(
             f"a tensor indexed by sources needs a row for each of this rank's {halo.num_owned} "
             f"nodes of type {halo.etype[0]!r} in dimension {dim} (got shape {tuple(tensor.shape)})"
         )
-    if dim == 0:
-        return halo.extended(tensor)[0][index._raw]
-    return halo.extended(tensor.movedim(dim, 0))[0].movedim(0, dim).index_select(dim, index._raw)
+
+
+def _embedding(func: Any, index: Any, weight: Any, *args: Any, **kwargs: Any) -> Any:
+    return _gather(weight, 0, index) if isinstance(index, SourceIndex) else NotImplemented
+
+
+def _torch_gather(func: Any, tensor: Any, dim: int, index: Any, **kwargs: Any) -> Any:
+    if not isinstance(index, SourceIndex) or isinstance(tensor, SourceIndex):
+        return NotImplemented
+    dim = dim % max(tensor.dim(), 1)
+    _check_rows(tensor, dim, index.halo)
+    rows = index.halo.extended(tensor.movedim(dim, 0))[0].movedim(0, dim)
+    return func(rows, dim, index._raw, **kwargs)
 
 
 # -- adding up at sources --------------------------------------------------------------------------
@@ -220,11 +323,11 @@ def _cat(func: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _stack(func: Any, tensors: Any, dim: int = 0, **kwargs: Any) -> Any:
+    if len(tensors) == 2 and dim == 0 and isinstance(tensors[1], SourceIndex):
+        raise _turned()
     joined = func(plain(list(tensors)), dim, **kwargs)
     if len(tensors) == 2 and dim == 0 and isinstance(tensors[0], SourceIndex):
         return ShardedEdgeIndex.make(joined, tensors[0].halo)
-    if len(tensors) == 2 and dim == 0 and isinstance(tensors[1], SourceIndex):
-        raise _turned()
     return joined
 
 
@@ -271,6 +374,23 @@ def _turned() -> NotImplementedError:
     )
 
 
+def _no_matrix(func: Any, *args: Any, **kwargs: Any) -> Any:
+    raise NotImplementedError(
+        f"{func.__name__} of edges that span ranks would make a matrix of local numbers; pass "
+        "edge_index to the layer as it is"
+    )
+
+
+def _one_row_of_numbers(func: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
+    if isinstance(tensor, ShardedEdgeIndex):
+        raise NotImplementedError(
+            f"{func.__name__} of an edge_index that spans ranks would join numbers of sources and "
+            "of destinations, of which those of sources may be on other ranks; take a row first, "
+            "edge_index[0] or edge_index[1]"
+        )
+    return _broadcast(func, tensor, *args, **kwargs)
+
+
 def _refuse_turned(func: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
     if isinstance(tensor, ShardedEdgeIndex):
         raise _turned()
@@ -288,12 +408,22 @@ def _extreme(func: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
     return torch.tensor(rows - 1, device=tensor._raw.device)
 
 
+def _is_in_place(name: str) -> bool:
+    if name.startswith("__"):
+        return name in ("__iadd__", "__isub__", "__imul__", "__ifloordiv__", "__imod__")
+    return name.endswith("_") and name not in ("requires_grad_", "share_memory_", "record_stream_")
+
+
+def _unchangeable() -> NotImplementedError:
+    return NotImplementedError(
+        "the numbers of an edge_index that spans ranks cannot be changed: they name this rank's "
+        "rows; choose edges with edge_index[:, mask]"
+    )
+
+
 def _setitem(func: Any, tensor: Any, index: Any, value: Any) -> Any:
-    if isinstance(tensor, ShardedEdgeIndex):
-        raise NotImplementedError(
-            "the numbers of an edge_index that spans ranks cannot be changed: they name this "
-            "rank's rows; choose edges with edge_index[:, mask]"
-        )
+    if isinstance(tensor, ShardedEdgeIndex | SourceIndex):
+        raise _unchangeable()
     if isinstance(index, SourceIndex):
         rows = index._raw  # those of self loops are this rank's own
         if rows.numel() and int(rows.max()) >= index.halo.num_owned:
@@ -328,11 +458,20 @@ _HANDLERS: dict[str, Callable[..., Any]] = {
     "long": _same_shape,
     "cpu": _same_shape,
     "cuda": _same_shape,
-    "view": _broadcast,
+    "view": _one_row_of_numbers,
+    "flatten": _one_row_of_numbers,
+    "ravel": _one_row_of_numbers,
+    "embedding": _embedding,
+    "gather": _torch_gather,
+    "sparse_coo_tensor": _no_matrix,
+    "sparse_csr_tensor": _no_matrix,
+    "sparse_csc_tensor": _no_matrix,
+    "sparse_compressed_tensor": _no_matrix,
+    "_convert_indices_from_coo_to_csr": _no_matrix,
     "expand": _broadcast,
     "expand_as": _broadcast,
     "unsqueeze": _broadcast,
-    "reshape": _broadcast,
+    "reshape": _one_row_of_numbers,
     "unbind": _unbind,
     "flip": _flip,
     "flipud": _flip,
@@ -340,4 +479,15 @@ _HANDLERS: dict[str, Callable[..., Any]] = {
     "transpose": _refuse_turned,
     "fliplr": _refuse_turned,
     "max": _extreme,
+}
+
+# Of local numbers; the result still orders edges, but names no row.
+_ARITHMETIC = {
+    *("add", "radd", "sub", "rsub", "subtract", "mul", "rmul", "multiply"),
+    *("floordiv", "floor_divide", "mod", "remainder"),
+}
+_INDEXING = {
+    *("__getitem__", "__setitem__", "index_select", "gather", "embedding", "bincount"),
+    *("scatter", "scatter_", "scatter_add", "scatter_add_", "scatter_reduce", "scatter_reduce_"),
+    *("index_add", "index_add_", "index_put", "index_put_", "index_copy", "index_copy_"),
 }

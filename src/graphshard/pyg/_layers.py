@@ -9,7 +9,8 @@ fetched at most once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import wraps
 from typing import Any
 
 import torch
@@ -17,47 +18,92 @@ from torch import Tensor, nn
 
 from ..comm import anchor
 from ..graph.convert import require
-from ._adapters import call_on_extended_rows, with_largest_eigenvalue
+from ._adapters import (
+    call_on_extended_rows,
+    corrected,
+    own_embedding,
+    with_largest_eigenvalue,
+    with_one_hot_labels,
+    with_own_nodes,
+)
 from ._edge_index import ShardedEdgeIndex
 from ._inexact import check_model
 from ._propagate import bound
 
 
 def install() -> None:
-    """Give PyG's `MessagePassing` the call that knows sharded edges; again is the same as once."""
+    """Give PyG's `MessagePassing` the call that knows sharded edges; again is the same as once.
+
+    So get two methods that are no calls: ``CorrectAndSmooth.correct``, which means over all
+    training nodes, and ``LightGCN.get_embedding``, which has a row for all nodes.
+    """
     conv = require("torch_geometric.nn.conv", "graphshard[pyg]", "graphshard.pyg")
     if "__call__" in vars(conv.MessagePassing):
         return
     # torch.compile leaves such a call as it is: it cannot look into an exchange between ranks.
-    call_sharded = torch.compiler.disable(_call_sharded)
+    uncompiled = torch.compiler.disable(call_sharded)
 
     def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
         for _ in _sharded_in((args, kwargs)):
-            return call_sharded(layer, args, kwargs)
+            return uncompiled(layer, args, kwargs, nn.Module.__call__)
         return nn.Module.__call__(layer, *args, **kwargs)
 
     conv.MessagePassing.__call__ = call
+    models = require("torch_geometric.nn.models", "graphshard[pyg]", "graphshard.pyg")
+    for model, name, sharded in (
+        (models.CorrectAndSmooth, "correct", corrected),
+        (models.LightGCN, "get_embedding", own_embedding),
+    ):
+        setattr(model, name, _either(getattr(model, name), sharded))
 
 
-def _call_sharded(layer: Any, args: Any, kwargs: Any) -> Any:
+def _either(whole: Callable[..., Any], sharded: Callable[..., Any]) -> Callable[..., Any]:
+    """A method that is one function with edges that span ranks, and another without."""
+
+    @wraps(whole)
+    def method(*args: Any, **kwargs: Any) -> Any:
+        for _ in _sharded_in((args, kwargs)):
+            return sharded(*args, **kwargs)
+        return whole(*args, **kwargs)
+
+    return method
+
+
+def call_sharded(layer: Any, args: Any, kwargs: Any, run: Callable[..., Any]) -> Any:
+    """Call a layer with sharded edges.
+
+    Args:
+        layer: A `MessagePassing`.
+        args: Of the call.
+        kwargs: Of the call.
+        run: What is called in the end, with the layer and arguments that may be others.
+    """
     sharded = list(_sharded_in((args, kwargs)))
     if sharded[0].halo.world_size > 1:
         check_model(layer)
     try:
-        return _anchored(_called(layer, args, kwargs), sharded)
+        return _anchored(_called(layer, args, kwargs, run), sharded)
     finally:
         for index in sharded:
             index.halo.forget()
 
 
-def _called(layer: Any, args: Any, kwargs: Any) -> Any:
-    name = type(layer).__name__
+def _called(layer: Any, args: Any, kwargs: Any, run: Callable[..., Any]) -> Any:
+    name, sharded = type(layer).__name__, list(_sharded_in((args, kwargs)))
     if name == "ChebConv":
         kwargs = with_largest_eigenvalue(layer, args, kwargs)
+    if name in ("RGCNConv", "FastRGCNConv"):
+        args, kwargs = with_own_nodes(layer, args, kwargs)
+    if name == "LabelPropagation":
+        args, kwargs = with_one_hot_labels(layer, args, kwargs)
+    if args:
+        args = (sharded[0].halo.own_rows(args[0]), *args[1:])
+    elif "x" in kwargs:
+        kwargs = {**kwargs, "x": sharded[0].halo.own_rows(kwargs["x"])}
     if name == "HGTConv":
-        return call_on_extended_rows(layer, *args, **kwargs)
+        return call_on_extended_rows(layer, run, *args, **kwargs)
     with bound(layer, kwargs):
-        return nn.Module.__call__(layer, *args, **kwargs)
+        return run(layer, *args, **kwargs)
 
 
 def _anchored(out: Any, sharded: Sequence[ShardedEdgeIndex]) -> Any:

@@ -72,6 +72,13 @@ def unsynchronized(module: nn.Module) -> str | None:
     return kind if kind in _STATISTICS else None
 
 
+def takes_statistics(module: nn.Module) -> bool:
+    """Whether a module's result depends on all rows that it is given at once."""
+    if isinstance(module, nn.modules.batchnorm._BatchNorm | DistributedBN1D):
+        return module.training or module.running_mean is None
+    return isinstance(module, _SyncNorm) or unsynchronized(module) is not None
+
+
 _STATISTICS = ("GraphNorm", "PairNorm", "MeanSubtractionNorm", "GraphSizeNorm", "HeteroBatchNorm")
 
 

@@ -27,8 +27,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..ops import Attention, EdgeMask, attend, gspmm, random_seed
+from ..ops import Attention, EdgeMask, random_seed
 from ._edge_index import ShardedEdgeIndex
+from ._fused import FusedCall, attention, weighted_sum
+from ._inexact import needs_all_destinations
+from ._norms import takes_statistics
 from ._recompute import Aggregation, DestinationPiece, DestinationPieces, Tensors
 from ._source_halo import EdgeSet, SourceHalo
 
@@ -98,15 +101,15 @@ def _edge_updater(layer: Any, edge_index: Any, size: Any = None, **kwargs: Any) 
 def _propagate(layer: Any, edge_index: Any, size: Any = None, **kwargs: Any) -> Any:
     if isinstance(edge_index, ShardedEdgeIndex):
         halo = edge_index.halo
+        for name, value in kwargs.items():
+            if isinstance(value, nn.Parameter):  # a row per node, as SparseLinear has
+                kwargs[name] = halo.own_rows(value)
         edges = halo.edge_set(edge_index.local())
-        found = _attention(layer, kwargs, halo, edges)
-        if found is not None:
-            return found.kept() if halo.keeps_halo else found.recomputed()
-        summed = _weighted_sum(layer, kwargs, halo, edges)
-        if summed is not None:
-            # Only the gradient of a weight asks for the rows that were fetched.
-            frees = halo.keeps_halo or not any(edge.requires_grad for edge in summed.edges)
-            return summed.kept() if frees else summed.recomputed()
+        fused = _attention(layer, kwargs, halo, edges)
+        if fused is None:
+            fused = _weighted_sum(layer, kwargs, halo, edges)
+        if fused is not None:
+            return fused.run()
         if not halo.keeps_halo:
             stock = _in_pieces(layer, kwargs, halo, edges)
             if stock is not None:
@@ -115,10 +118,6 @@ def _propagate(layer: Any, edge_index: Any, size: Any = None, **kwargs: Any) -> 
         if isinstance(value, DeferredUpdate):
             kwargs[name] = type(layer).edge_updater(layer, edge_index, **value.kwargs)
     return type(layer).propagate(layer, edge_index, size=size, **kwargs)
-
-
-def _whole(halo: SourceHalo) -> Sequence[DestinationPiece]:
-    return (DestinationPiece(0, halo.num_dst),)
 
 
 def _defined_by(layer: Any, method: str, module: str, name: str) -> bool:
@@ -163,7 +162,7 @@ class _OtherMessageError(Exception):
 
 def _weighted_sum(
     layer: Any, kwargs: dict[str, Any], halo: SourceHalo, edges: EdgeSet
-) -> Aggregation | None:
+) -> FusedCall | None:
     reduce = _MEAN_OR_SUM.get(type(layer.aggr_module).__name__)
     if reduce is None or not _aggregates_as_usual(layer):
         return None
@@ -190,14 +189,7 @@ def _weighted_sum(
         return None
     if not isinstance(message, _SourceRow):
         return None
-    weights = [] if message.weight is None else [message.weight]
-
-    def compute(piece: DestinationPiece, sources: Tensors, _: Tensors, values: Tensors) -> Tensor:
-        if not values:
-            return gspmm(edges.adjacency, "copy_lhs", reduce, sources[0])
-        return gspmm(edges.adjacency, "mul", reduce, sources[0], values[0])
-
-    return Aggregation(halo, lambda: _whole(halo), compute, [rows], [], weights, [])
+    return weighted_sum(halo, edges, rows, message.weight, reduce)
 
 
 # -- fused: attention ------------------------------------------------------------------------------
@@ -205,7 +197,7 @@ def _weighted_sum(
 
 def _attention(
     layer: Any, kwargs: dict[str, Any], halo: SourceHalo, edges: EdgeSet
-) -> Aggregation | None:
+) -> FusedCall | None:
     if not _aggregates_as_usual(layer) or type(layer.aggr_module).__name__ != "SumAggregation":
         return None
     for name, module, make in (
@@ -237,7 +229,7 @@ def _edge_rows(layer: Any, edge_attr: Tensor | None) -> Tensor | None:
 
 def _additive(
     layer: Any, kwargs: dict[str, Any], halo: SourceHalo, edges: EdgeSet
-) -> Aggregation | None:
+) -> FusedCall | None:
     update = kwargs["alpha"]
     if not isinstance(update, DeferredUpdate):
         return None
@@ -249,21 +241,18 @@ def _additive(
     scores = [] if rows is None else [(rows * layer.att_edge).sum(-1)]
     mask = _mask(layer)
 
-    def compute(piece: DestinationPiece, src: Tensors, dst: Tensors, edge: Tensors) -> Tensor:
-        score = edge[0] if edge else None
-        return attend(
-            edges.adjacency,
-            Attention.additive(
-                src[0], src[1], dst[0], score, slope=layer.negative_slope, mask=mask
-            ),
+    def make(src: Sequence[Tensor]) -> Attention:
+        score = scores[0] if scores else None
+        return Attention.additive(
+            src[0], src[1], of_dst, score, slope=layer.negative_slope, mask=mask
         )
 
-    return Aggregation(halo, lambda: _whole(halo), compute, [values, of_src], [of_dst], scores, [])
+    return attention(halo, edges, [values, of_src], make)
 
 
 def _joint(
     layer: Any, kwargs: dict[str, Any], halo: SourceHalo, edges: EdgeSet
-) -> Aggregation | None:
+) -> FusedCall | None:
     update = kwargs["alpha"]
     if not isinstance(update, DeferredUpdate):
         return None
@@ -272,34 +261,21 @@ def _joint(
     vector = layer.att.view(layer.heads, layer.out_channels)
     mask = _mask(layer)
 
-    def compute(piece: DestinationPiece, src: Tensors, dst: Tensors, edge: Tensors) -> Tensor:
-        attention = Attention.joint(
-            src[0],
-            dst[0],
-            vector,
-            edge[0] if edge else None,
-            slope=layer.negative_slope,
-            mask=mask,
-        )
-        return attend(edges.adjacency, attention)
+    def make(src: Sequence[Tensor]) -> Attention:
+        return Attention.joint(src[0], targets, vector, rows, slope=layer.negative_slope, mask=mask)
 
-    joined = [] if rows is None else [rows]
-    return Aggregation(halo, lambda: _whole(halo), compute, [values], [targets], joined, [vector])
+    return attention(halo, edges, [values], make)
 
 
-def _dot(
-    layer: Any, kwargs: dict[str, Any], halo: SourceHalo, edges: EdgeSet
-) -> Aggregation | None:
+def _dot(layer: Any, kwargs: dict[str, Any], halo: SourceHalo, edges: EdgeSet) -> FusedCall | None:
     if kwargs.get("edge_attr") is not None or layer.lin_edge is not None:
         return None
     scale, mask = 1 / math.sqrt(layer.out_channels), _mask(layer)
 
-    def compute(piece: DestinationPiece, src: Tensors, dst: Tensors, edge: Tensors) -> Tensor:
-        attention = Attention.dot(src[0], src[1], dst[0], scale=scale, mask=mask)
-        return attend(edges.adjacency, attention)
+    def make(src: Sequence[Tensor]) -> Attention:
+        return Attention.dot(src[0], src[1], kwargs["query"], scale=scale, mask=mask)
 
-    sources, targets = [kwargs["value"], kwargs["key"]], [kwargs["query"]]
-    return Aggregation(halo, lambda: _whole(halo), compute, sources, targets, [], [])
+    return attention(halo, edges, [kwargs["value"], kwargs["key"]], make)
 
 
 # -- PyG's own code, in pieces ---------------------------------------------------------------------
@@ -392,21 +368,31 @@ def _in_pieces(
     base = "torch_geometric.nn.conv.message_passing"
     if not _defined_by(layer, "update", base, "MessagePassing"):
         return None
+    if needs_all_destinations(layer):  # on one rank; on more it is refused
+        return None
     slots = _Slots(layer, halo, edges.edge_index.shape[1])
     places = slots.of(kwargs, layer._user_args)
     if not slots.fits or not slots.sources:
         return None
     parameters = [parameter for parameter in layer.parameters() if parameter.requires_grad]
+    norms = [module for module in layer.modules() if takes_statistics(module)]
+
+    def propagate(edge_index: Tensor, size: Any, arguments: dict[str, Any]) -> Tensor:
+        hooks = [module.register_forward_pre_hook(_refuse_norm) for module in norms]
+        try:
+            found: Tensor = type(layer).propagate(layer, edge_index, size=size, **arguments)
+            return found
+        finally:
+            for hook in hooks:
+                hook.remove()
 
     def compute(piece: DestinationPiece, src: Tensors, dst: Tensors, edge: Tensors) -> Tensor:
-        assert piece.sources is not None
         size = (piece.sources.numel(), piece.stop - piece.start)
         arguments = _filled(layer, places, piece, size, (src, dst, edge))
         if torch.is_grad_enabled() or layer in _looked_at:
-            found: Tensor = type(layer).propagate(layer, piece.edge_index, size=size, **arguments)
-            return found
+            return propagate(piece.edge_index, size, arguments)
         with torch.enable_grad():
-            found = type(layer).propagate(layer, piece.edge_index, size=size, **arguments)
+            found = propagate(piece.edge_index, size, arguments)
         _check_leaves(layer, found, parameters, src, dst, edge)
         _looked_at.add(layer)
         return found.detach()
@@ -422,6 +408,13 @@ def _in_pieces(
         slots.destinations,
         slots.edges,
         parameters,
+    )
+
+
+def _refuse_norm(module: nn.Module, args: Any) -> None:
+    raise NotImplementedError(
+        f"{type(module).__name__} within messages takes the statistics of all edges at once, and "
+        "sequential mode computes some at a time; shard with mode='oneshot', or call eval()"
     )
 
 

@@ -5,7 +5,9 @@ The forward fetches the halo, computes a piece of the destinations at a time, an
 alone. The backward fetches again and computes each piece again, with its gradient. All in-edges of
 a destination are in one piece, so any aggregation is exact; nothing is sent between pieces.
 
-At most one layer's halo is in memory, and the messages of one piece.
+At most one layer's halo is in memory, fetched from one rank after the other, and the messages of
+one piece. Any aggregation is taken so, also one that cannot be merged from parts of the in-edges;
+what can be by a kernel is a pass over shards instead, of which one or two are in memory (`_fused`).
 """
 
 from __future__ import annotations
@@ -37,14 +39,14 @@ class DestinationPiece:
         stop: End of the destinations.
         edges: int64 ids of the edges.
         edge_index: int64 ``[2, num_edges]``: rows of ``sources``, and destinations from 0.
-        sources: int64, the extended rows that they read, ascending; None for all of them.
+        sources: int64, the extended rows that they read, ascending.
     """
 
     start: int
     stop: int
-    edges: Tensor | None = None
-    edge_index: Tensor | None = None
-    sources: Tensor | None = None
+    edges: Tensor
+    edge_index: Tensor
+    sources: Tensor
 
 
 class DestinationPieces:
@@ -107,12 +109,6 @@ class Aggregation:
     edges: Tensors
     parameters: Tensors
 
-    def kept(self) -> Tensor:
-        """The result; autograd keeps what it needs."""
-        extended = self.halo.extended(*self.sources)
-        (piece,) = self.pieces()
-        return self.compute(piece, extended, self.destinations, self.edges)
-
     def recomputed(self) -> Tensor:
         """The result; the backward fetches and computes again. Collective."""
         groups = (self.sources, self.destinations, self.edges, self.parameters)
@@ -123,8 +119,6 @@ class Aggregation:
         self, piece: DestinationPiece, extended: Tensors, dst: Tensors, edges: Tensors
     ) -> list[list[Tensor]]:
         """The rows that a piece reads, of sources, destinations and edges."""
-        if piece.sources is None:
-            return [list(extended), list(dst), list(edges)]
         return [
             [rows.index_select(0, piece.sources) for rows in extended],
             [rows[piece.start : piece.stop] for rows in dst],
@@ -193,7 +187,7 @@ class _Recomputed(torch.autograd.Function):
                 total = totals[i]
                 if part is None or total is None:
                     continue
-                if piece.sources is None or i >= sum(num):
+                if i >= sum(num):
                     total.add_(part)
                 elif i < num[0]:
                     total.index_add_(0, piece.sources, part)

@@ -9,7 +9,10 @@ layer finds from local numbers are right.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
+from contextlib import closing
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -18,12 +21,13 @@ from torch import Tensor
 from .._typing import CanonicalEType
 from ..comm import fetch_halo, ragged_all_to_all, return_halo
 from ..fullbatch import AggregationMode
-from ..fullbatch.execution import HaloRowCache
-from ..fullbatch.topology import LocalEdges, ShardStructure
+from ..fullbatch.execution import HaloRowCache, PairwiseTransport
+from ..fullbatch.topology import WHOLE, LocalEdges, ShardStructure
 from ..graph.frame import version_of
 from ..ops import Adjacency
 
-_KEPT_EDGE_SETS = 4
+_KEPT_EDGE_SETS, _KEPT_TIMES_EDGES = 256, 4
+_edge_set_numbers = itertools.count()
 
 
 class SourceHalo:
@@ -34,6 +38,9 @@ class SourceHalo:
         etype: The relation.
         mode: How remote rows are fetched; ``"auto"`` is resolved already.
         cache: Halo rows of tensors that never change, shared by the relations of a graph.
+        own_ids: int64 ``[num_owned]``: the numbers of this rank's sources in the whole graph, if
+            they are known.
+        num_whole: Sources of all ranks, if it is known.
     """
 
     def __init__(
@@ -42,11 +49,13 @@ class SourceHalo:
         etype: CanonicalEType,
         mode: AggregationMode,
         cache: HaloRowCache,
+        own_ids: Tensor | None = None,
+        num_whole: int | None = None,
     ) -> None:
         halo = structure.union_halo(etype[0])
         assert halo is not None
         self.structure, self.etype, self.mode, self.halo = structure, etype, mode, halo
-        self._cache = cache
+        self._cache, self.own_ids, self.num_whole = cache, own_ids, num_whole
         edges = structure.edges[etype]
         self.num_dst = edges.num_dst
         self.edge_index = torch.stack([halo.extended_src(etype).long(), edges.dst.long()])
@@ -71,9 +80,19 @@ class SourceHalo:
     @property
     def keeps_halo(self) -> bool:
         """Whether fetched rows are kept for the backward, instead of fetched again."""
-        return self.mode.mode == "oneshot" or not self.mode.rematerialize
+        return self.mode.mode == "oneshot" or not self.mode.rematerializes
 
     # ------------------------------------------------------------------ rows
+
+    def own_rows(self, rows: Any) -> Any:
+        """This rank's rows of what has a row for each source of the whole graph; else itself.
+
+        Such is a learned row per node, which every rank has whole.
+        """
+        fits = isinstance(rows, Tensor) and rows.dim() > 1 and rows.shape[0] == self.num_whole
+        if not fits or self.own_ids is None or self.num_whole == self.num_owned:
+            return rows
+        return rows.index_select(0, self.own_ids)
 
     def extended(self, *rows: Tensor) -> list[Tensor]:
         """Own and then halo rows of each tensor; collective, one exchange for all of them.
@@ -113,9 +132,31 @@ class SourceHalo:
         self._fetched.clear()
 
     def fetched_again(self, rows: Sequence[Tensor]) -> list[Tensor]:
-        """As `extended`, of detached rows, and nothing is kept; collective."""
-        detached = [own.detach() if own.requires_grad else own for own in rows]
-        return self._cache.extended([(self.halo, own) for own in detached])
+        """As `extended`, of detached rows, and nothing is kept; collective.
+
+        Rows come from one rank after the other, as many ahead as the mode's ``prefetch`` says, so
+        that they are in memory once.
+        """
+        detached = [own.detach() for own in rows]
+        if self.world_size == 1:
+            return detached
+        whole = [own.new_empty((self.num_extended, *own.shape[1:])) for own in detached]
+        for own, extended in zip(detached, whole, strict=True):
+            extended[: self.num_owned] = own
+        transport = PairwiseTransport(self.halo, self.mode.halo_dtype)
+        key = {("u", place): own for place, own in enumerate(detached)}
+        fixed = dict.fromkeys(key, False)
+        visits = [(step, WHOLE) for step in range(transport.num_steps)]
+        depth = self.mode.fetched_ahead
+        with closing(transport.prefetched(visits, depth, key, {}, fixed, {})) as arriving:
+            for step, _, found in arriving:
+                if step:
+                    owner = (self.halo.plan.rank - step) % self.world_size
+                    start, stop = (self.num_owned + end for end in self.halo.plan.halo_range(owner))
+                    for extended, part in zip(whole, found.values(), strict=True):
+                        extended[start:stop] = part
+                del found
+        return whole
 
     def returned(self, grads: Sequence[Tensor]) -> list[Tensor]:
         """Sum of the gradients of extended rows, per own row; collective.
@@ -157,7 +198,15 @@ class SourceHalo:
                 self._edge_sets.insert(0, self._edge_sets.pop(number))
                 return known
         made = EdgeSet(edge_index, self.num_extended, self.num_dst)
-        self._edge_sets = [made, *self._edge_sets[: _KEPT_EDGE_SETS - 1]]
+        # As RGCNConv has one for each relation: many sets, but few times all edges.
+        room = _KEPT_TIMES_EDGES * max(self.edge_index.shape[1], edge_index.shape[1])
+        kept = [made]
+        for known in self._edge_sets[: _KEPT_EDGE_SETS - 1]:
+            room -= known.edge_index.shape[1]
+            if room < 0:
+                break
+            kept.append(known)
+        self._edge_sets = kept
         return made
 
     def reversed(self) -> SourceHalo:
@@ -223,6 +272,14 @@ class EdgeSet:
         src, dst = edge_index.to(torch.int32) if small else edge_index
         self.adjacency = Adjacency(src, dst, num_src, num_dst, check=False)
         self.pieces: Any = None  # made by what computes in pieces
+        self.transport: Any = None  # made by what computes shard by shard
+        self.number = next(_edge_set_numbers)  # of no other edge set in this process
+
+    @cached_property
+    def counts(self) -> Tensor:
+        """``[num_dst]`` in-edges of each destination, 1 at least: what a mean divides by."""
+        indptr, _, _ = self.adjacency.csc()
+        return indptr.diff().clamp(min=1)
 
     def holds(self, edge_index: Tensor) -> bool:
         """Whether these are its edges, in its order."""

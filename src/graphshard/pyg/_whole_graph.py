@@ -1,0 +1,308 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A PyG data object that every rank has whole: what is in it, and which rank owns which rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .._typing import DEFAULT_CANONICAL_ETYPE, CanonicalEType
+from ..comm import share_error
+from ..comm.collectives import broadcast_
+from ..comm.group import GroupState
+from ..fullbatch.topology import LocalEdges
+from ..graph.convert import require
+from ..partition import UndirectedGraph, metis_partition
+from ._edge_index import ShardedEdgeIndex
+
+ONLY_TYPE = DEFAULT_CANONICAL_ETYPE[0]
+"""The node type of a graph that is not typed."""
+
+
+@dataclass(frozen=True)
+class WholeGraph:
+    """A PyG object, read: counts, edges and columns by type.
+
+    Args:
+        counts: Node type to nodes.
+        edges: Relation to ``[2, num_edges]``.
+        nodes: Node type to columns with a row per node.
+        edge_columns: Relation to columns with a row per edge.
+        others: Everything else.
+    """
+
+    counts: dict[str, int]
+    edges: dict[CanonicalEType, Tensor]
+    nodes: dict[str, dict[str, Any]]
+    edge_columns: dict[CanonicalEType, dict[str, Any]]
+    others: dict[str, Any]
+
+    def fingerprint(self) -> str:
+        """Counts, and sums that differ where edges do."""
+        lines = [f"{count} nodes of {ntype!r}" for ntype, count in self.counts.items()]
+        for etype, edges in self.edges.items():
+            weights = torch.arange(edges.shape[1], device=edges.device) % 65521 + 1
+            sums = (edges.long() * weights).sum(1).tolist()
+            lines.append(f"{edges.shape[1]} edges of {etype} with checksums {sums}")
+        return "; ".join(lines)
+
+
+class SplitRows:
+    """Rows of a whole tensor, of which every rank has some.
+
+    Args:
+        order: Their numbers, those of rank 0 first, then those of rank 1, and so on.
+        counts: How many each rank has.
+        rank: This rank.
+    """
+
+    def __init__(self, order: Tensor, counts: Sequence[int], rank: int) -> None:
+        self.counts = tuple(counts)
+        self.of_rank = order.split(list(counts))
+        self.own = self.of_rank[rank]
+        self.is_in_order = bool((order.diff() > 0).all())
+
+    @property
+    def total(self) -> int:
+        """Rows of all ranks."""
+        return sum(self.counts)
+
+
+class NodeLayout:
+    """Which rank owns which node of a whole graph, and in which row.
+
+    A rank has its nodes of each type in their order in the whole graph.
+
+    Args:
+        owners: Node type to the rank of each node.
+        state: The group.
+    """
+
+    def __init__(self, owners: Mapping[str, Tensor], state: GroupState) -> None:
+        self._owners, self._state = dict(owners), state
+        self.rows: dict[str, SplitRows] = {}
+        self._row_of: dict[str, Tensor] = {}
+        for ntype, owner in owners.items():
+            order = torch.argsort(owner, stable=True)
+            counts = torch.bincount(owner, minlength=state.world_size)
+            starts = counts.cumsum(0) - counts
+            rows = torch.empty_like(order)
+            rows[order] = torch.arange(order.numel()) - starts[owner[order].long()]
+            self._row_of[ntype] = rows
+            self.rows[ntype] = SplitRows(order, counts.tolist(), state.rank)
+
+    @property
+    def num_owned(self) -> dict[str, int]:
+        """Node type to nodes of this rank."""
+        return {ntype: rows.own.numel() for ntype, rows in self.rows.items()}
+
+    def split_edges(self, etype: CanonicalEType, ends: Tensor) -> SplitRows:
+        """Edges by the rank of their destination; a rank has them by destination.
+
+        Args:
+            etype: The relation.
+            ends: ``[2, num_edges]`` nodes of the whole graph.
+        """
+        dst = ends[1].long().cpu()
+        owner, row = self._owners[etype[2]][dst].long(), self._row_of[etype[2]][dst]
+        order = torch.argsort(owner * (int(row.max()) + 1 if row.numel() else 1) + row, stable=True)
+        counts = torch.bincount(owner, minlength=self._state.world_size)
+        return SplitRows(order, counts.tolist(), self._state.rank)
+
+    def local_edges(self, etype: CanonicalEType, ends: Tensor, chosen: Tensor) -> LocalEdges:
+        """Some of the edges that end at this rank's nodes.
+
+        Args:
+            etype: The relation.
+            ends: ``[2, num_edges]`` nodes of the whole graph.
+            chosen: Ids of the edges.
+        """
+        source, _, target = etype
+        src, dst = ends.long().cpu()[:, chosen]
+        return LocalEdges(
+            self._owners[source][src].to(ends.device),
+            self._row_of[source][src].to(ends.device),
+            self._row_of[target][dst].to(ends.device),
+            self.rows[target].own.numel(),
+        )
+
+
+def chosen_rows(value: Any, rows: Tensor) -> Any:
+    """Some rows of a tensor or an array."""
+    return value[rows.to(value.device)] if isinstance(value, Tensor) else value[rows.numpy()]
+
+
+def read_whole_graph(data: Any) -> WholeGraph:
+    """What is in a PyG object.
+
+    Args:
+        data: ``Data`` or ``HeteroData``.
+
+    Raises:
+        TypeError: It is neither.
+        ValueError: It has no edges, or edges between nodes that it does not have.
+    """
+    pyg = require("torch_geometric.data", "graphshard[pyg]", "graphshard.pyg.shard")
+    if isinstance(data, pyg.HeteroData):
+        counts = {t: _node_count(data[t], f"node type {t!r}") for t in data.node_types}
+        edges = {}
+        for etype in data.edge_types:
+            for ntype in (etype[0], etype[2]):
+                if ntype not in counts:
+                    raise ValueError(
+                        f"node type {ntype!r} of {etype} has no number of nodes; set "
+                        f"data[{ntype!r}].num_nodes"
+                    )
+            sizes = counts[etype[0]], counts[etype[2]]
+            edges[etype] = _checked_edges(data[etype], f"edge type {etype}", sizes)
+        if not edges:
+            raise ValueError("the graph has no edge type; it needs one at least")
+        nodes = {t: _rows_of(data[t], counts[t]) for t in counts}
+        columns = {t: _rows_of(data[t], edges[t].shape[1]) for t in edges}
+        return WholeGraph(counts, edges, nodes, columns, {})
+    if isinstance(data, pyg.Data):
+        count = _node_count(data, "the graph")
+        ends = _checked_edges(data, "the graph", (count, count))
+        keys = sorted(data.keys())  # a set, in another order in each process
+        names = [n for n in keys if not names_edges(n) and n != "num_nodes"]
+        of_nodes = {n: data[n] for n in names if data.is_node_attr(n)}
+        of_edges = {n: data[n] for n in names if n not in of_nodes and data.is_edge_attr(n)}
+        others = {n: data[n] for n in names if n not in of_nodes and n not in of_edges}
+        return WholeGraph(
+            {ONLY_TYPE: count},
+            {DEFAULT_CANONICAL_ETYPE: ends},
+            {ONLY_TYPE: of_nodes},
+            {DEFAULT_CANONICAL_ETYPE: of_edges},
+            others,
+        )
+    raise TypeError(
+        "shard takes PyG's Data or HeteroData, a PartitionData or the path of a partition's JSON "
+        f"(got {type(data).__name__})"
+    )
+
+
+def names_edges(name: str) -> bool:
+    return name == "adj_t" or "index" in name or name == "face"
+
+
+def _node_count(store: Any, what: str) -> int:
+    count = store.num_nodes
+    if count is None:
+        raise ValueError(f"{what} has no number of nodes; set its num_nodes")
+    return int(count)
+
+
+def _checked_edges(store: Any, what: str, counts: tuple[int, int]) -> Tensor:
+    edge_index = store.get("edge_index", None) if hasattr(store, "get") else None
+    if isinstance(edge_index, ShardedEdgeIndex):
+        raise ValueError(f"{what} is sharded already; pass the whole data object")
+    if edge_index is None:
+        raise ValueError(
+            f"{what} has no edge_index; turn an adj_t into one with torch_geometric.utils."
+            "to_edge_index first"
+        )
+    edge_index = edge_index.as_subclass(Tensor)
+    if edge_index.dim() != 2 or edge_index.shape[0] != 2 or edge_index.dtype.is_floating_point:
+        raise ValueError(
+            f"edge_index of {what} must be integers of shape [2, num_edges] (got "
+            f"{edge_index.dtype} of shape {tuple(edge_index.shape)})"
+        )
+    for row, name, count in zip(edge_index, ("source", "destination"), counts, strict=True):
+        if row.numel() and (int(row.min()) < 0 or int(row.max()) >= count):
+            wrong = row[(row < 0) | (row >= count)][0]
+            raise ValueError(
+                f"a {name} in edge_index of {what} must be a node, in [0, {count}) (got "
+                f"{int(wrong)}); set num_nodes if there are more"
+            )
+    return edge_index
+
+
+def _rows_of(store: Any, count: int) -> dict[str, Any]:
+    """The columns of a store with so many rows."""
+    return {
+        name: value
+        for name, value in store.to_dict().items()
+        if not names_edges(name)
+        and isinstance(value, Tensor | np.ndarray)
+        and value.ndim
+        and value.shape[0] == count
+    }
+
+
+def find_owners(
+    whole: WholeGraph, part_method: Any, seed: int, state: GroupState
+) -> dict[str, Tensor]:
+    """The rank of every node, by type: what rank 0 says."""
+    total = sum(whole.counts.values())
+    owner, error = torch.zeros(total, dtype=torch.int32), None
+    if state.rank == 0:
+        try:
+            owner = _assigned(whole, part_method, seed, state.world_size)
+        except Exception as caught:
+            error = caught
+    share_error(error, state.group)
+    if state.world_size > 1 and total:
+        broadcast_(state, owner, 0, "shard")
+    parts = owner.long().split(list(whole.counts.values()))
+    return dict(zip(whole.counts, parts, strict=True))
+
+
+def _assigned(whole: WholeGraph, part_method: Any, seed: int, num_parts: int) -> Tensor:
+    """int32 ``[num_nodes of all types]``."""
+    total = sum(whole.counts.values())
+    if isinstance(part_method, str):
+        if part_method not in ("metis", "random"):
+            raise ValueError(
+                f"part_method must be 'metis', 'random' or the rank of every node (got "
+                f"{part_method!r})"
+            )
+        generator = torch.Generator().manual_seed(seed)
+        if part_method == "random" or num_parts == 1:
+            dealt = [
+                (torch.randperm(count, generator=generator) % num_parts)
+                for count in whole.counts.values()
+            ]
+            return torch.cat(dealt).to(torch.int32)
+        starts, start = {}, 0
+        for ntype, count in whole.counts.items():
+            starts[ntype], start = start, start + count
+        edges = (
+            (ends[0].long().cpu() + starts[etype[0]], ends[1].long().cpu() + starts[etype[2]])
+            for etype, ends in whole.edges.items()
+        )
+        weights = None
+        if len(whole.counts) > 1:  # every type is balanced
+            weights = np.zeros((total, len(whole.counts)), dtype=np.int64)
+            for place, (ntype, count) in enumerate(whole.counts.items()):
+                weights[starts[ntype] : starts[ntype] + count, place] = 1
+            weights = weights[:, weights.any(0)]
+        parts = metis_partition(
+            UndirectedGraph.from_edges(edges, total), num_parts, node_weights=weights, seed=seed
+        )
+        return torch.from_numpy(np.asarray(parts)).to(torch.int32)
+    given = part_method if isinstance(part_method, Mapping) else {ONLY_TYPE: part_method}
+    if set(given) != set(whole.counts):
+        raise ValueError(
+            f"part_method must have the ranks of the nodes of each type, {', '.join(whole.counts)} "
+            f"(got {', '.join(map(str, given))})"
+        )
+    columns = []
+    for ntype, count in whole.counts.items():
+        ranks = torch.as_tensor(given[ntype]).cpu()
+        if ranks.shape != (count,) or ranks.dtype.is_floating_point or ranks.dtype == torch.bool:
+            raise ValueError(
+                f"part_method must have an integer for each of the {count} nodes of type {ntype!r} "
+                f"(got {ranks.dtype} of shape {tuple(ranks.shape)})"
+            )
+        if count and not 0 <= int(ranks.min()) <= int(ranks.max()) < num_parts:
+            raise ValueError(
+                f"part_method must have ranks in [0, {num_parts}) (got {int(ranks.min())} to "
+                f"{int(ranks.max())})"
+            )
+        columns.append(ranks)
+    return torch.cat(columns).to(torch.int32)
