@@ -59,7 +59,7 @@ ARROWS: dict[str, set[str]] = {
     "partition": BASE | {"function", "ops", "graph", "comm"},
     "fullbatch": BASE | {"function", "ops", "graph", "comm", "partition"},
     "sampling": BASE | {"function", "ops", "graph", "comm", "partition", "fullbatch"},
-    "core": {"graph", "fullbatch", "sampling"},
+    "core": {"graph", "nn", "fullbatch", "sampling"},
     "dataloading": {"sampling"},
     "data": BASE | {"function", "ops", "graph"},
     "store": BASE | {"ops", "comm"},
@@ -79,7 +79,7 @@ ONLY_FILES = {("nn", "comm"): {"nn/_distributed_bn.py"}}
 
 # Packages that importing graphshard must not load, and the parts that may load them when used.
 OPTIONAL: dict[str, set[str]] = {
-    "dgl": {"data"},
+    "dgl": {"graph"},
     "torch_geometric": {"data", "pyg"},
     "ogb": {"data"},
     "networkx": {"data", "graph"},

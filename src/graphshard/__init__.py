@@ -37,7 +37,7 @@ from .comm import (
     world_size,
 )
 from .config import Config
-from .core import logger, logging_setup, patch_dgl, patched_edge_softmax
+from .core import logger, logging_setup, patch_dgl, patched_edge_softmax, unpatch_dgl
 from .distributed import convert_dist_graph
 from .errors import (
     CheckpointError,
@@ -92,6 +92,7 @@ from .graph import (
     edge_subgraph,
     edge_type_subgraph,
     from_csv,
+    from_dgl,
     from_edge_index,
     from_networkx,
     from_parquet,
@@ -151,6 +152,7 @@ from .graph import (
     to_bidirected,
     to_block,
     to_csv,
+    to_dgl,
     to_double,
     to_edge_index,
     to_float,
@@ -298,6 +300,7 @@ __all__ = [
     "edge_subgraph",
     "edge_type_subgraph",
     "from_csv",
+    "from_dgl",
     "from_edge_index",
     "from_networkx",
     "from_parquet",
@@ -379,6 +382,7 @@ __all__ = [
     "to_bidirected",
     "to_block",
     "to_csv",
+    "to_dgl",
     "to_double",
     "to_edge_index",
     "to_float",
@@ -400,6 +404,7 @@ __all__ = [
     "u_mul_v",
     "u_sub_v",
     "unbatch",
+    "unpatch_dgl",
     "utils",
     "world_size",
 ]

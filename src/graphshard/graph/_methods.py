@@ -66,6 +66,7 @@ class GraphMethods(LocalGraph):
     inc = FunctionMethod(".convert", "inc")
     incidence_matrix = FunctionMethod(".convert", "inc")
     to_networkx = FunctionMethod(".convert", "to_networkx")
+    to_dgl = FunctionMethod(".convert", "to_dgl")
 
     # ------------------------------------------------------------------ changes in place
 
