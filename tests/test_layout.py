@@ -59,7 +59,7 @@ ARROWS: dict[str, set[str]] = {
     "partition": BASE | {"function", "ops", "graph", "comm"},
     "fullbatch": BASE | {"function", "ops", "graph", "comm", "partition"},
     "sampling": BASE | {"function", "ops", "graph", "comm", "partition", "fullbatch"},
-    "core": {"graph", "nn", "fullbatch", "sampling"},
+    "core": {"function", "graph", "nn", "fullbatch", "sampling"},
     "dataloading": {"sampling"},
     "data": BASE | {"function", "ops", "graph"},
     "store": BASE | {"ops", "comm"},
