@@ -131,6 +131,18 @@ def test_names_are_those_that_sar_has() -> None:
     assert dgl.nn.RelGraphConv is dgl.nn.pytorch.conv.RelGraphConv is graphshard.RelGraphConv
 
 
+def test_names_are_the_same_where_this_package_is_called_dgl() -> None:
+    conv = graphshard.nn.pytorch.conv
+    original = graphshard.nn.functional.edge_softmax
+    assert conv.gatconv.edge_softmax is conv.agnnconv.edge_softmax is original
+    with graphshard.patch_dgl():
+        assert conv.gatconv.edge_softmax is graphshard.patched_edge_softmax
+        assert graphshard.nn.functional.edge_softmax is original
+    assert conv.gatconv.edge_softmax is original
+    assert conv.relgraphconv.RelGraphConv is graphshard.nn.RelGraphConv
+    assert conv.graphconv.EdgeWeightNorm is graphshard.nn.EdgeWeightNorm
+
+
 def test_graphs_of_dgl_give_what_they_gave() -> None:
     _, theirs = graphs()
     x, etypes = torch.randn(3, 4), torch.tensor([0, 1, 1, 0, 1])

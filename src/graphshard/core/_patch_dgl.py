@@ -30,6 +30,7 @@ from ..nn import RelGraphConv
 from . import _dgl_layers
 
 _LAYERS = "dgl.nn.pytorch.conv"
+_OUR_LAYERS = "graphshard.nn.pytorch.conv"  # modules of the same names
 
 # Functions on graphs that DGL's layers, and the texts of their errors, send users to.
 _FUNCTIONS = {
@@ -97,6 +98,7 @@ def patch_dgl() -> DglPatch:
     """
     if any(isinstance(finder, _WhenImported) for finder in sys.meta_path):
         return DglPatch(is_first=False)
+    _swap(_modules_in(_OUR_LAYERS), "edge_softmax", edge_softmax, patched_edge_softmax)
     if _LAYERS in sys.modules:
         return DglPatch(_patch())
     sys.meta_path.insert(0, _WhenImported())
@@ -106,6 +108,7 @@ def patch_dgl() -> DglPatch:
 def unpatch_dgl() -> None:
     """Put DGL back as it was before `patch_dgl`; nothing happens if it is."""
     sys.meta_path[:] = [f for f in sys.meta_path if not isinstance(f, _WhenImported)]
+    _swap(_modules_in(_OUR_LAYERS), "edge_softmax", patched_edge_softmax, edge_softmax)
     if _LAYERS not in sys.modules:
         return
     for function in _functions():
@@ -199,18 +202,23 @@ def _is_of_dgl(graph: Any) -> bool:
 
 def _swap_names(back: bool = False) -> None:
     """As SAR has it: DGL's layers call a function of its own, and its layer takes DGL's place."""
-    layers = [name for name in sys.modules if name.startswith(f"{_LAYERS}.")]
-    packages = ["dgl.nn", "dgl.nn.pytorch", _LAYERS]
     theirs = _dgl("nn.pytorch.conv.relgraphconv").RelGraphConv
-    swaps = (
-        ("edge_softmax", layers, _dgl("nn.functional").edge_softmax, patched_edge_softmax),
-        ("RelGraphConv", packages, theirs, RelGraphConv),
-    )
-    for name, modules, dgls, ours in swaps:
-        old, new = (ours, dgls) if back else (dgls, ours)
-        for module in modules:
-            if vars(sys.modules[module]).get(name) is old:
-                vars(sys.modules[module])[name] = new
+    softmax = _dgl("nn.functional").edge_softmax, patched_edge_softmax
+    layer = theirs, RelGraphConv
+    _swap(_modules_in(_LAYERS), "edge_softmax", *(softmax[::-1] if back else softmax))
+    packages = [_dgl("nn"), _dgl("nn.pytorch"), sys.modules[_LAYERS]]
+    _swap(packages, "RelGraphConv", *(layer[::-1] if back else layer))
+
+
+def _swap(modules: Sequence[ModuleType], name: str, old: Any, new: Any) -> None:
+    """Let a name stand for something else, in the modules where it stands for ``old``."""
+    for module in modules:
+        if vars(module).get(name) is old:
+            vars(module)[name] = new
+
+
+def _modules_in(package: str) -> list[ModuleType]:
+    return [found for name, found in sys.modules.items() if name.startswith(f"{package}.")]
 
 
 def _dgl(module: str) -> ModuleType:
