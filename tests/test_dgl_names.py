@@ -27,6 +27,9 @@ PLACES = {
     "init": "zero_initializer",
     "random": "seed",
     "convert": "graph heterograph to_homogeneous bipartite_from_scipy",
+    "heterograph": "DGLGraph DGLBlock",
+    "nn.pytorch.conv.gatconv": "GATConv edge_softmax",
+    "nn.pytorch.conv.graphconv": "GraphConv EdgeWeightNorm",
     "backend": "backend_name asnumpy tensor copy_to zeros int64",
     "transforms": "Compose AddSelfLoop GCNNorm functional add_self_loop to_block",
     "transforms.functional": "to_half to_double to_simple_graph",
@@ -38,6 +41,13 @@ PLACES = {
 def test_names_are_where_dgl_has_them(module: str) -> None:
     found = importlib.import_module(f"graphshard.{module}")
     assert [name for name in PLACES[module].split() if not hasattr(found, name)] == []
+
+
+def test_heterograph_is_a_function_and_to_imports_a_module() -> None:
+    from graphshard.heterograph import DGLBlock, DGLGraph  # type: ignore[import-not-found]
+
+    assert isinstance(dgl.heterograph({("a", "r", "a"): ([0], [0])}), DGLGraph)
+    assert isinstance(dgl.create_block(([0], [1])), DGLBlock)
 
 
 def test_graphs_and_errors_have_dgls_names() -> None:

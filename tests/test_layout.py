@@ -59,7 +59,7 @@ ARROWS: dict[str, set[str]] = {
     "partition": BASE | {"function", "ops", "graph", "comm"},
     "fullbatch": BASE | {"function", "ops", "graph", "comm", "partition"},
     "sampling": BASE | {"function", "ops", "graph", "comm", "partition", "fullbatch"},
-    "core": {"graph", "fullbatch", "sampling"},
+    "core": {"function", "graph", "nn", "fullbatch", "sampling"},
     "dataloading": {"sampling"},
     "data": BASE | {"function", "ops", "graph"},
     "store": BASE | {"ops", "comm"},
@@ -83,7 +83,7 @@ ONLY_FILES = {
 
 # Packages that importing graphshard must not load, and the parts that may load them when used.
 OPTIONAL: dict[str, set[str]] = {
-    "dgl": {"data", "nn"},
+    "dgl": {"graph", "nn"},
     "torch_geometric": {"data", "pyg"},
     "ogb": {"data"},
     "networkx": {"data", "graph"},

@@ -38,7 +38,7 @@ from .comm import (
     world_size,
 )
 from .config import Config
-from .core import logger, logging_setup, patch_dgl, patched_edge_softmax
+from .core import logger, logging_setup, patch_dgl, patched_edge_softmax, unpatch_dgl
 from .distributed import convert_dist_graph
 from .errors import (
     CheckpointError,
@@ -93,6 +93,7 @@ from .graph import (
     edge_subgraph,
     edge_type_subgraph,
     from_csv,
+    from_dgl,
     from_edge_index,
     from_networkx,
     from_parquet,
@@ -153,6 +154,7 @@ from .graph import (
     to_bidirected,
     to_block,
     to_csv,
+    to_dgl,
     to_double,
     to_edge_index,
     to_float,
@@ -308,6 +310,7 @@ __all__ = [
     "edge_subgraph",
     "edge_type_subgraph",
     "from_csv",
+    "from_dgl",
     "from_edge_index",
     "from_networkx",
     "from_parquet",
@@ -395,6 +398,7 @@ __all__ = [
     "to_bidirected",
     "to_block",
     "to_csv",
+    "to_dgl",
     "to_double",
     "to_edge_index",
     "to_float",
@@ -416,6 +420,7 @@ __all__ = [
     "u_mul_v",
     "u_sub_v",
     "unbatch",
+    "unpatch_dgl",
     "use_libxsmm",
     "utils",
     "world_size",

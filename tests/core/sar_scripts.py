@@ -46,7 +46,9 @@ def started(
 def loaded(
     name: str, folder: str, rank: int, device: torch.device
 ) -> tuple[Any, dict[str, Tensor]]:
-    partition_data = sar.load_dgl_partition_data(f"{folder}/{name}/{name}.json", rank, device)
+    partition_data = sar.load_dgl_partition_data(
+        partition_json_file=f"{folder}/{name}/{name}.json", own_partition_idx=rank, device=device
+    )
     found = {}
     for name in ("train", "val", "test"):
         mask = sar.suffix_key_lookup(partition_data.node_features, f"{name}_mask")

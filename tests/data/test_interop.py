@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import sys
 import warnings
+from typing import Any
 
 import pytest
 import torch
 
 from graphshard.data import from_dgl, from_pyg, random_typed_graph, to_dgl, to_pyg
-from graphshard.graph import Graph, graph, heterograph, reverse
+from graphshard.graph import Block, Graph, graph, heterograph, reverse
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -140,9 +141,50 @@ def test_dgl_graphs() -> None:
     assert_same(from_dgl(to_dgl(ours)), ours)
     turned = from_dgl(dgl.reverse(theirs))
     assert sorted(turned.canonical_etypes) == sorted(reverse(ours).canonical_etypes)
-    block = dgl.to_block(dgl.graph(([0], [1])), torch.tensor([1]))
-    with pytest.raises(ValueError, match="a graph, not a block"):
-        from_dgl(block)
+
+
+@needs_dgl
+@pytest.mark.parametrize("idtype", [torch.int32, torch.int64])
+def test_dgl_blocks(idtype: torch.dtype) -> None:
+    edges = {("u", "r", "v"): ([0, 1, 1], [2, 0, 0]), ("u", "s", "u"): ([1], [0])}
+    whole = dgl.heterograph(edges, idtype=idtype)
+    seeds = {"v": torch.tensor([2, 0], dtype=idtype), "u": torch.tensor([0], dtype=idtype)}
+    theirs = dgl.to_block(whole, seeds)
+    theirs.srcnodes["u"].data["x"] = torch.rand(theirs.num_src_nodes("u"), 2)
+    theirs.edges["r"].data["w"] = torch.rand(3)
+    ours = from_dgl(theirs)
+    assert isinstance(ours, Block)
+    back = ours.to_dgl()
+    assert back.is_block
+    assert back.idtype == ours.idtype == idtype
+    for found in (ours, back):
+        assert found.canonical_etypes == theirs.canonical_etypes
+        for etype in theirs.canonical_etypes:
+            for mine, other in zip(
+                found.edges(etype=etype, form="all"),
+                theirs.edges(etype=etype, form="all"),
+                strict=True,
+            ):
+                assert torch.equal(mine, other)
+            assert_same_rows(found.edges[etype].data, theirs.edges[etype].data)
+        for ntype in theirs.srctypes:
+            assert_same_rows(found.srcnodes[ntype].data, theirs.srcnodes[ntype].data)
+        for ntype in theirs.dsttypes:
+            assert_same_rows(found.dstnodes[ntype].data, theirs.dstnodes[ntype].data)
+
+
+def assert_same_rows(ours: Any, theirs: Any) -> None:
+    assert set(ours) == set(theirs)
+    for name, value in dict(theirs).items():
+        assert torch.equal(ours[name], value), name
+
+
+@needs_dgl
+def test_dgl_batches_keep_what_they_are_made_of() -> None:
+    theirs = dgl.batch([dgl.graph(([0], [1])), dgl.graph(([0, 1, 2], [2, 2, 0]))])
+    ours = from_dgl(theirs)
+    assert ours.batch_num_nodes().tolist() == ours.to_dgl().batch_num_nodes().tolist() == [2, 3]
+    assert ours.batch_num_edges().tolist() == ours.to_dgl().batch_num_edges().tolist() == [1, 3]
 
 
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import importlib.util
+import subprocess
+import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -101,3 +104,39 @@ def test_parts_must_be_as_many_as_ranks(parts: dict[str, Any]) -> None:
             convert_dist_graph(dist_graph)
     finally:
         exit_client()
+
+
+OF_DGL = """
+import sys, warnings
+warnings.simplefilter("ignore")
+import dgl, torch, graphshard
+folder, name = sys.argv[1], "plain"
+part_config = f"{folder}/{name}.json"
+graph = dgl.rand_graph(40, 90)
+graph.ndata["feat"] = torch.rand(40, 3)
+dgl.distributed.partition_graph(graph, name, 1, folder, num_hops=1)
+dgl.distributed.initialize("no_such_file")
+theirs = dgl.distributed.DistGraph(name, part_config=part_config)
+found = graphshard.distributed.load_dgl_partition_data_from_graph(theirs)
+read = graphshard.load_dgl_partition_data(part_config, 0)
+assert found.partition_book.node_map() == read.partition_book.node_map()
+assert found.partition_book.edge_map() == read.partition_book.edge_map()
+assert found.edges.keys() == read.edges.keys()
+for etype, edges in read.edges.items():
+    assert torch.equal(found.edges[etype].src, edges.src.long())
+    assert torch.equal(found.edges[etype].dst, edges.dst.long())
+for name in ("_N/feat", dgl.NTYPE):
+    assert torch.equal(found.node_features[name], read.node_features[name]), name
+graph = graphshard.convert_dist_graph(theirs)
+assert graph.num_edges() == theirs.num_edges() and graph.num_nodes() == theirs.num_nodes()
+assert graph.ntypes == theirs.ntypes and graph.etypes == theirs.etypes
+"""
+
+
+@pytest.mark.exhaustive  # starts DGL's distributed context, in a program of its own
+def test_dist_graph_of_dgl(tmp_path: Path) -> None:
+    if importlib.util.find_spec("dgl") is None:
+        pytest.skip("DGL has no release for this Python")
+    command = [sys.executable, "-W", "ignore", "-c", OF_DGL, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,7 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The names of ``dgl.convert``."""
+"""The names of ``dgl.convert``.
+
+``dgl.heterograph`` is a function, and to imports a module, which has the classes of graphs. So it
+is here: ``from graphshard.heterograph import DGLGraph, DGLBlock``.
+"""
+
+import sys
+from types import ModuleType
 
 from ..graph import (
+    Block,
+    Graph,
     bipartite_from_networkx,
     bipartite_from_scipy,
     block_to_graph,
@@ -28,3 +37,7 @@ __all__ = [
     "to_homogeneous",
     "to_networkx",
 ]
+
+_classes = ModuleType("graphshard.heterograph", "The classes of ``dgl.heterograph``.")
+vars(_classes).update(DGLGraph=Graph, DGLBlock=Block, DGLHeteroGraph=Graph, heterograph=heterograph)
+sys.modules.setdefault(_classes.__name__, _classes)

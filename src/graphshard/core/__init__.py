@@ -4,11 +4,12 @@
 from ..fullbatch import DistributedBlock, GraphShard, GraphShardManager, message_has_parameters
 from . import sampling
 from ._logging import logger, logging_setup
-from ._patch_dgl import patch_dgl, patched_edge_softmax
+from ._patch_dgl import DglPatch, patch_dgl, patched_edge_softmax, unpatch_dgl
 from .sampling import DataLoader, DistNeighborSampler
 
 __all__ = [
     "DataLoader",
+    "DglPatch",
     "DistNeighborSampler",
     "DistributedBlock",
     "GraphShard",
@@ -19,4 +20,5 @@ __all__ = [
     "patch_dgl",
     "patched_edge_softmax",
     "sampling",
+    "unpatch_dgl",
 ]

@@ -1,17 +1,56 @@
 # SPDX-License-Identifier: Apache-2.0
-"""patch_dgl: let layers of DGL that call its ``edge_softmax`` run on graphs of this package.
+"""patch_dgl: let DGL's own layers, and what they call, run on graphs of this package.
 
 The layers of `graphshard.nn` need none of it.
+
+[Note: one function, many names]
+    A function of DGL has a name in every module that imported it: DGL's own, the program's, and
+    those that will be imported later. So the function itself changes, not its names: its code is
+    exchanged for one that looks at the graph, and calls the old code for DGL's graphs. The old
+    function is kept as ``__wrapped__`` of the changed one, which is how a second call finds that
+    there is nothing to do, and how `unpatch_dgl` finds what to put back.
 """
 
 from __future__ import annotations
 
+import functools
+import importlib.abc
+import importlib.machinery
+import importlib.util
 import sys
+import types
+from collections.abc import Callable, Iterator, Sequence
+from types import ModuleType
 from typing import Any
 
+from .. import graph as graphs
+from ..fullbatch import GraphShardManager
 from ..graph import MessagePassingGraph, edge_softmax
+from ..nn import RelGraphConv
+from . import _dgl_layers
 
-_LAYERS = "dgl.nn.pytorch.conv."
+_LAYERS = "dgl.nn.pytorch.conv"
+_OUR_LAYERS = "graphshard.nn.pytorch.conv"  # modules of the same names
+
+# Functions on graphs that DGL's layers, and the texts of their errors, send users to.
+_FUNCTIONS = {
+    "ops": ("edge_softmax",),
+    "transforms.functional": (
+        "add_self_loop",
+        "laplacian_lambda_max",
+        "remove_self_loop",
+        "reverse",
+    ),
+    "convert": ("block_to_graph",),
+    "readout": ("broadcast_nodes",),
+}
+
+# Layers that ask a graph of several ranks for what one rank cannot answer.
+_FORWARDS: tuple[tuple[str, type[Any], Callable[..., Any]], ...] = (
+    ("graphconv.EdgeWeightNorm", MessagePassingGraph, _dgl_layers.edge_weight_norm),
+    ("gatedgraphconv.GatedGraphConv", GraphShardManager, _dgl_layers.gated_graph_conv),
+    ("pnaconv.PNAConvTower", GraphShardManager, _dgl_layers.pna_tower),
+)
 
 
 def patched_edge_softmax(graph: Any, *args: Any, **kwargs: Any) -> Any:
@@ -27,14 +66,181 @@ def patched_edge_softmax(graph: Any, *args: Any, **kwargs: Any) -> Any:
     return sys.modules["dgl"].nn.functional.edge_softmax(graph, *args, **kwargs)
 
 
-def patch_dgl() -> None:
-    """Redirect the ``edge_softmax`` of DGL's layers, where the program has imported DGL.
+class DglPatch:
+    """What `patch_dgl` did, for ``with``: leaving it puts DGL back, if this call had changed it."""
 
-    Every layer of ``dgl.nn.pytorch.conv`` that normalises over edges then runs on a `Graph`, a
-    `Block` and a `GraphShardManager` too; on DGL's graphs it computes what it did before. Nothing
-    happens in a program without DGL, or the second time. ``RelGraphConv`` needs no patch: the
-    parameters of message functions are found without being named.
+    def __init__(self, is_first: bool) -> None:
+        self._is_first = is_first
+
+    def __enter__(self) -> DglPatch:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        if self._is_first:
+            unpatch_dgl()
+
+
+def patch_dgl() -> DglPatch:
+    """Let the layers of ``dgl.nn`` run on a `Graph`, a `Block` and a `GraphShardManager` too.
+
+    DGL's ``edge_softmax`` and the other functions of graphs that its layers call are redirected,
+    wherever they are called from: in modules that imported them before, and in modules that are
+    imported later. On DGL's graphs they compute what they did before. ``dgl.nn.RelGraphConv`` is
+    the one of this package from then on, as SAR has it; it takes graphs of DGL too. In a program
+    that has not imported DGL yet, all of this happens when it does. A second call changes nothing.
+
+    Returns:
+        For ``with``: DGL is as it was again after it. `unpatch_dgl` does the same at any time.
+
+    Example:
+        >>> with patch_dgl():
+        ...     pass  # dgl.nn.GATConv(8, 8, 2)(graph, features)
     """
-    for name, module in list(sys.modules.items()):
-        if name.startswith(_LAYERS) and hasattr(module, "edge_softmax"):
-            vars(module)["edge_softmax"] = patched_edge_softmax
+    if any(isinstance(finder, _WhenImported) for finder in sys.meta_path):
+        return DglPatch(is_first=False)
+    _swap(_modules_in(_OUR_LAYERS), "edge_softmax", edge_softmax, patched_edge_softmax)
+    if _LAYERS in sys.modules:
+        return DglPatch(_patch())
+    sys.meta_path.insert(0, _WhenImported())
+    return DglPatch(is_first=True)
+
+
+def unpatch_dgl() -> None:
+    """Put DGL back as it was before `patch_dgl`; nothing happens if it is."""
+    sys.meta_path[:] = [f for f in sys.meta_path if not isinstance(f, _WhenImported)]
+    _swap(_modules_in(_OUR_LAYERS), "edge_softmax", patched_edge_softmax, edge_softmax)
+    if _LAYERS not in sys.modules:
+        return
+    for function in _functions():
+        original = vars(function).pop("__wrapped__", None)
+        if original is not None:
+            _become(function, original)
+    for owner, _, _ in _forwards():
+        original = getattr(owner.forward, "__wrapped__", None)
+        if original is not None:
+            owner.forward = original
+    _swap_names(back=True)
+
+
+def _patch() -> bool:
+    """Change DGL, which is imported; returns whether it was not changed before."""
+    is_first = False
+    for function in _functions():
+        if hasattr(function, "__wrapped__"):
+            continue
+        is_first = True
+        original = types.FunctionType(
+            function.__code__, function.__globals__, function.__name__, function.__defaults__
+        )
+        original.__kwdefaults__ = function.__kwdefaults__
+        _become(function, _redirect)
+        function.__kwdefaults__ = {"_answer": functools.partial(_answer, original)}
+        function.__wrapped__ = original
+    for owner, is_for, ours in _forwards():
+        if not hasattr(owner.forward, "__wrapped__"):
+            owner.forward = _forward_of(owner.forward, is_for, ours)
+    _swap_names()
+    return is_first
+
+
+def _become(function: Any, other: Any) -> None:
+    """Give a function the code of another. See [Note: one function, many names]."""
+    function.__code__ = other.__code__
+    function.__defaults__, function.__kwdefaults__ = other.__defaults__, other.__kwdefaults__
+
+
+def _redirect(*args: Any, _answer: Any, **kwargs: Any) -> Any:
+    return _answer(*args, **kwargs)
+
+
+def _answer(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """What a function of DGL says of a graph, its own or one of this package."""
+    graph = args[0] if args else kwargs.get("graph", kwargs.get("g"))
+    if not isinstance(graph, MessagePassingGraph):
+        return original(*args, **kwargs)
+    name = original.__name__
+    if isinstance(graph, GraphShardManager) and name != "edge_softmax":
+        if name == "broadcast_nodes":
+            return _dgl_layers.broadcast_nodes(*args, **kwargs)
+        return getattr(graph, name)(*args[1:], **kwargs)
+    return getattr(graphs, name)(*args, **kwargs)
+
+
+def _forward_of(original: Any, is_for: Callable[[Any], bool], ours: Callable[..., Any]) -> Any:
+    """A ``forward`` that is ``ours`` for some graphs, and the original for all others."""
+
+    @functools.wraps(original)
+    def forward(layer: Any, graph: Any, *args: Any, **kwargs: Any) -> Any:
+        chosen = ours if is_for(graph) else original
+        return chosen(layer, graph, *args, **kwargs)
+
+    return forward
+
+
+def _functions() -> Iterator[Any]:
+    for module, names in _FUNCTIONS.items():
+        for name in names:
+            yield getattr(_dgl(module), name)
+
+
+def _forwards() -> Iterator[tuple[Any, Callable[[Any], bool], Callable[..., Any]]]:
+    """Classes whose ``forward`` changes, for which graphs, and into what."""
+    for path, kind, ours in _FORWARDS:
+        module, name = path.split(".")
+        owner = getattr(_dgl(f"nn.pytorch.conv.{module}"), name)
+        yield owner, functools.partial(_is_a, kind), ours
+    yield RelGraphConv, _is_of_dgl, _dgl_layers.rel_graph_conv
+
+
+def _is_a(kind: type[Any], graph: Any) -> bool:
+    return isinstance(graph, kind)
+
+
+def _is_of_dgl(graph: Any) -> bool:
+    return not isinstance(graph, MessagePassingGraph)
+
+
+def _swap_names(back: bool = False) -> None:
+    """As SAR has it: DGL's layers call a function of its own, and its layer takes DGL's place."""
+    theirs = _dgl("nn.pytorch.conv.relgraphconv").RelGraphConv
+    softmax = _dgl("nn.functional").edge_softmax, patched_edge_softmax
+    layer = theirs, RelGraphConv
+    _swap(_modules_in(_LAYERS), "edge_softmax", *(softmax[::-1] if back else softmax))
+    packages = [_dgl("nn"), _dgl("nn.pytorch"), sys.modules[_LAYERS]]
+    _swap(packages, "RelGraphConv", *(layer[::-1] if back else layer))
+
+
+def _swap(modules: Sequence[ModuleType], name: str, old: Any, new: Any) -> None:
+    """Let a name stand for something else, in the modules where it stands for ``old``."""
+    for module in modules:
+        if vars(module).get(name) is old:
+            vars(module)[name] = new
+
+
+def _modules_in(package: str) -> list[ModuleType]:
+    return [found for name, found in sys.modules.items() if name.startswith(f"{package}.")]
+
+
+def _dgl(module: str) -> ModuleType:
+    return sys.modules[f"dgl.{module}"]
+
+
+class _WhenImported(importlib.abc.MetaPathFinder):
+    """Patches DGL right after it is imported for the first time."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != "dgl":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                execute(module)
+                _patch()
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec

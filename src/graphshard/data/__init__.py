@@ -8,8 +8,8 @@ lists in CSV and Parquet, SciPy and NetworkX graphs are read by ``graphshard.gra
 
 import sys
 
+from ..graph import from_dgl, to_dgl
 from . import utils
-from ._dgl import from_dgl, to_dgl
 from ._load import load_dataset
 from ._ogb import from_ogb
 from ._ogb_dataset import DglNodePropPredDataset

@@ -19,7 +19,7 @@ from torch import Tensor
 from .._typing import CanonicalEType
 from ..graph import ALL, Frame
 from ..graph.message_passing import AggregationStep, checked_functions, run_together
-from ..graph.structure import Schema
+from ..graph.structure import Schema, check_ids, id_tensor
 from ..ops import Attention
 from ..ops.attention import check_attention
 from ..partition import RangePartitionBook
@@ -27,6 +27,8 @@ from ._config import AggregationMode
 from ._homogenised import HomogenisedIds
 from ._localized import LocalizedShards, picked
 from ._planner import Planner, RelationFields
+from ._self_loops import changed_self_loops
+from .lazy import DeferredEdges
 from .topology import OriginalIds, ShardStructure
 
 T = TypeVar("T")
@@ -210,6 +212,7 @@ class GraphShardManager(HomogenisedIds):
         )
         if mode == self._mode:  # a view: what was fetched for the whole serves the part
             new._planner = self._planner
+        new._has_edges_of_book = self._has_edges_of_book
         return new
 
     def _relation_view(self, relations: list[int]) -> GraphShardManager:
@@ -234,6 +237,62 @@ class GraphShardManager(HomogenisedIds):
         return self._sibling(schema, self._mode, frames, self.is_block)
 
     # ------------------------------------------------------------------ structure
+
+    def add_self_loop(
+        self,
+        edge_feat_names: Sequence[str] | None = None,
+        fill_data: float | str = 1.0,
+        etype: Any = None,
+    ) -> GraphShardManager:
+        """The graph with one more self loop at every node, behind the edges of its rank.
+
+        Collective. Node features are shared with this graph; the order of arguments is DGL's.
+
+        Args:
+            edge_feat_names: Edge features that ``fill_data`` is for; None means all. On the new
+                edges the others are 0.
+            fill_data: A number; or ``"sum"``, ``"mean"``, ``"max"`` or ``"min"`` of the feature
+                over the in-edges of the node, 0 where it has none.
+            etype: The relation, where there are several; from a node type to itself.
+
+        Raises:
+            ValueError: The relation joins two node types, or ``fill_data`` is an unknown reduction.
+            KeyError: There is no such edge feature.
+            TypeError: ``fill_data`` is neither a number nor a string.
+            NotImplementedError: A message flow graph.
+        """
+        return self._changed(*changed_self_loops(self, etype, True, edge_feat_names, fill_data))
+
+    def remove_self_loop(self, etype: Any = None) -> GraphShardManager:
+        """The graph without edges from a node to itself; collective.
+
+        Args:
+            etype: The relation, where there are several; from a node type to itself.
+
+        Raises:
+            ValueError: The relation joins two node types.
+            NotImplementedError: A message flow graph.
+        """
+        return self._changed(*changed_self_loops(self, etype, False))
+
+    def _changed(
+        self, structure: ShardStructure, etype: CanonicalEType, edges: Frame, original: OriginalIds
+    ) -> GraphShardManager:
+        frames = list(self._edge_frames)
+        frames[self._schema.relation(etype)] = edges
+        new = GraphShardManager(
+            structure,
+            self._schema,
+            self._mode,
+            (self._src_frames, self._dst_frames, frames),
+            is_block=False,
+            input_nodes=self._input_nodes,
+            seeds=self._seeds,
+            original=original,
+            partition_book=self.partition_book,
+        )
+        new._has_edges_of_book = False
+        return new
 
     def out_degrees(self, u: Any = ALL, etype: Any = None) -> Any:
         """Number of out-edges, on all ranks, of this rank's source rows; collective at first."""
@@ -323,6 +382,25 @@ class GraphShardManager(HomogenisedIds):
 
     def _edge_values(self, relation: int, func: Any) -> dict[str, Any]:
         return self._planner.edge_values(self._fields(relation), func, self._src_frames)
+
+    def _edge_ids(self, edges: Any, relation: int) -> Tensor:
+        if isinstance(edges, tuple):
+            self._unsupported(
+                "naming edges by their ends", "give their ids, which are rows of edata"
+            )
+        frame = self._edge_frames[relation]
+        ids = id_tensor(edges, "edge ids", self.idtype, self.device)
+        check_ids(ids, frame.num_rows, "an edge id", frame.what)
+        return ids
+
+    def _edge_values_at(self, relation: int, func: Any, eids: Tensor) -> dict[str, Any]:
+        # Of all edges first: a rank that asks for none must take part as well.
+        frame, found = self._edge_frames[relation], self._edge_values(relation, func)
+        for name in found:
+            if name in frame and isinstance(frame[name], DeferredEdges):
+                frame.set(name, frame[name].materialize(), "edge")
+        rows = {n: v.materialize() if isinstance(v, DeferredEdges) else v for n, v in found.items()}
+        return {name: value.index_select(0, eids) for name, value in rows.items()}
 
     def _edge_softmax(self, relation: int, logits: Any, norm_by: str) -> Any:
         return self._edge_softmax_joint([relation], [logits], norm_by)[0]

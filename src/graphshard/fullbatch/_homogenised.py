@@ -83,8 +83,20 @@ class HomogenisedIds(GlobalFacts):
     _original: OriginalIds
     _mode: AggregationMode
     partition_book: RangePartitionBook | None
+    #: Whether its edges are those that the book numbers; self loops may have been changed.
+    _has_edges_of_book = True
 
     # ------------------------------------------------------------------ types and counts
+
+    batch_size = 1
+
+    def batch_num_nodes(self, ntype: str | None = None) -> Tensor:
+        """Not offered: a rank has some nodes of one graph, not all nodes of some graphs."""
+        self._unsupported(
+            "batch_num_nodes",
+            "num_nodes() is how many nodes are here, num_nodes_global() how many there are; layers "
+            "of DGL that ask for it run after patch_dgl()",
+        )
 
     @property
     def ntypes(self) -> list[str]:
@@ -165,7 +177,9 @@ class HomogenisedIds(GlobalFacts):
 
     def num_edges_global(self, etype: Any = None) -> int:
         """Edges of a relation, or of all, of the whole graph, on all ranks."""
-        return self._book().num_edges(etype)
+        if self._has_edges_of_book:
+            return self._book().num_edges(etype)
+        return sum(self._structure.global_num_edges(t) for t in self._etypes_of(etype))
 
     number_of_nodes_global = num_nodes_global
     number_of_edges_global = num_edges_global
@@ -197,6 +211,11 @@ class HomogenisedIds(GlobalFacts):
 
     @cached_property
     def _made_homogenised(self) -> GraphShardManager:
+        if not self._has_edges_of_book:
+            self._unsupported(
+                "a homogenised form once its self loops were changed",
+                "change those of homogenised() instead",
+            )
         book, rank, device = self._book(), self._structure.rank, self.device
         found = self._homogenised_edges
         start, stop = self.tgt_node_range

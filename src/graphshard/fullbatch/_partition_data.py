@@ -230,8 +230,8 @@ def _expanded(
 
 
 def load_dgl_partition_data(
-    partitioning_json_file: str | Path,
-    rank: int,
+    partition_json_file: str | Path,
+    own_partition_idx: int,
     device: torch.device | str = "cpu",
     *,
     checksums: bool = False,
@@ -244,31 +244,31 @@ def load_dgl_partition_data(
     `construct_mfgs`.
 
     Args:
-        partitioning_json_file: The JSON that ``partition_graph``, that of
+        partition_json_file: The JSON that ``partition_graph``, that of
             ``graphshard.distributed`` or that of ``dgl.distributed``, wrote; or the folder of
             PyG's ``Partitioner``, or the ``META.json`` in it, of which ``x`` becomes ``feat``.
-        rank: Part to read.
+        own_partition_idx: Part to read; part ``r`` goes to rank ``r``.
         device: Where to put its tensors.
         checksums: Read every byte of the features, too, and compare digests; ``graphshard train``
             does so, and ``graphshard verify`` does it once for all parts.
 
     Raises:
         PartitionFormatError: The folder is missing, incomplete or damaged.
-        ValueError: ``rank`` is not one of its parts.
+        ValueError: ``own_partition_idx`` is not one of its parts.
     """
-    if is_pyg_folder(Path(partitioning_json_file)):
-        return _of_pyg(PyGPartition.open(Path(partitioning_json_file)), rank).to(device)
-    config = read_config(partitioning_json_file)
+    if is_pyg_folder(Path(partition_json_file)):
+        return _of_pyg(PyGPartition.open(Path(partition_json_file)), own_partition_idx).to(device)
+    config = read_config(partition_json_file)
     graph, node_feats, edge_feats, book, name, ntypes, etypes = load_part(
-        config, rank, feature_digests=checksums
+        config, own_partition_idx, feature_digests=checksums
     )
     data = PartitionData(
         graph_name=name,
-        rank=rank,
+        rank=own_partition_idx,
         partition_book=book,
         node_type_names=tuple(ntypes),
         canonical_etypes=tuple(etypes),
-        node_features={**node_feats, NTYPE: _node_types(book, rank)},
+        node_features={**node_feats, NTYPE: _node_types(book, own_partition_idx)},
         edge_features=edge_feats,
         edges={},
         device=torch.device("cpu"),
@@ -278,7 +278,8 @@ def load_dgl_partition_data(
         edges = _relation_edges(data, graph)
     except ValueError as error:
         raise PartitionFormatError(
-            f"part {rank} of {config.path} contradicts itself ({error}); partition the graph again"
+            f"part {own_partition_idx} of {config.path} contradicts itself ({error}); partition "
+            "the graph again"
         ) from None
     return replace(data, edges=edges).to(device)
 

@@ -67,6 +67,7 @@ class GraphMethods(LocalGraph):
     incidence_matrix = FunctionMethod(".convert", "inc")
     to_networkx = FunctionMethod(".convert", "to_networkx")
     _edge_softmax_typed = FunctionMethod(".message_passing", "edge_softmax")
+    to_dgl = FunctionMethod(".convert", "to_dgl")
 
     # ------------------------------------------------------------------ changes in place
 

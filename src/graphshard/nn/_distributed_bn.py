@@ -118,6 +118,8 @@ class DistributedBN1D(nn.BatchNorm1d):
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalise; see the class for shapes."""
+        if hasattr(input, "materialize"):  # edge values of a sharded graph, computed when needed
+            input = input.materialize()
         self._check_input_dim(input)
         if input.shape[1] != self.num_features:
             raise ValueError(

@@ -181,9 +181,7 @@ def _from_folder(data: str | Path | PartitionData, state: GroupState) -> _OwnRow
     loaded: PartitionData | None = None
     try:
         loaded = (
-            data
-            if isinstance(data, PartitionData)
-            else load_dgl_partition_data(data, rank=state.rank)
+            data if isinstance(data, PartitionData) else load_dgl_partition_data(data, state.rank)
         )
         if loaded.num_parts != state.world_size or loaded.rank != state.rank:
             raise ValueError(

@@ -98,6 +98,19 @@ class DeferredEdges:
             self._tensor = self._materializer(self.expression)
         return self._tensor
 
+    def __setitem__(self, index: Any, value: Any) -> None:
+        """``edge_values[mask] = number``, for a mask with a truth value for each of them."""
+        is_mask = isinstance(index, Tensor | DeferredEdges) and index.dtype == torch.bool
+        is_number = not isinstance(value, Tensor | DeferredEdges) or value.dim() == 0
+        if not (is_mask and index.shape == self.shape and is_number):
+            raise NotImplementedError(
+                "edge values on a sequentially aggregated graph are not stored, so only "
+                "values[mask] = number changes them, with a mask of one truth value for each "
+                "of their numbers; use torch.where, or construct_full_graph(..., mode='oneshot')"
+            )
+        operands = [self.expression, expression_of(index), value]
+        self.expression, self._tensor = Apply(Tensor.masked_fill, operands, {}), None
+
     def softmax_over_in_edges(self) -> DeferredEdges:
         return self._wrap(LazySoftmax(self.expression))
 

@@ -48,6 +48,8 @@ class ShardStructure:
         self.device = device
         self._group = None if group is None else weakref.ref(group)
         self.constants = ConstantCache()
+        #: Structures with other self loops: what was done to which relation.
+        self.changed: dict[tuple[str, CanonicalEType], ShardStructure] = {}
         self._halos: dict[frozenset[CanonicalEType], Halo] = {}
         self._degrees: dict[tuple[str, CanonicalEType], Tensor] = {}
         counts = torch.tensor(

@@ -10,6 +10,7 @@ from ._convert import (
     to_networkx,
     to_scipy,
 )
+from ._dgl import from_dgl, to_dgl
 from ._matrices import adj, adj_external, inc, metagraph
 from ._optional import require
 from ._tables import from_csv, from_parquet, to_csv, to_parquet

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The names of ``dgl.nn.pytorch.conv``."""
+"""The names of ``dgl.nn.pytorch.conv``, and of its modules, each of which has a layer."""
 
 from ..._edge_weight_norm import EdgeWeightNorm
 from ..._of_dgl import layers_of_dgl
