@@ -66,6 +66,15 @@ class GraphMethods(LocalGraph):
     inc = FunctionMethod(".convert", "inc")
     incidence_matrix = FunctionMethod(".convert", "inc")
     to_networkx = FunctionMethod(".convert", "to_networkx")
+    # What samples is built on graphs; DGL's graphs have these methods too.
+    sample_neighbors = FunctionMethod("..sampling", "sample_neighbors")
+    sample_etype_neighbors = FunctionMethod("..sampling", "sample_etype_neighbors")
+    sample_neighbors_biased = FunctionMethod("..sampling", "sample_neighbors_biased")
+    sample_labors = FunctionMethod("..sampling", "sample_labors")
+    select_topk = FunctionMethod("..sampling", "select_topk")
+    global_uniform_negative_sampling = FunctionMethod(
+        "..sampling", "global_uniform_negative_sampling"
+    )
 
     # ------------------------------------------------------------------ changes in place
 

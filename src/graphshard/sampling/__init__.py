@@ -5,6 +5,13 @@
 """
 
 from .feature_store import FeatureRequest, FeatureStore
+from .frontier import (
+    sample_etype_neighbors,
+    sample_labors,
+    sample_neighbors,
+    sample_neighbors_biased,
+    select_topk,
+)
 from .graph_store import DrawOptions, GraphStore, NeighborRequest, SampledNeighbors
 from .inference import inference
 from .loader import DataLoader, LoaderStats, MiniBatch, global_mean
@@ -17,6 +24,14 @@ from .sampler import (
     MultiLayerNeighborSampler,
     NeighborSampler,
     Sampler,
+    global_uniform_negative_sampling,
+)
+from .walks import (
+    PinSAGESampler,
+    RandomWalkNeighborSampler,
+    node2vec_random_walk,
+    pack_traces,
+    random_walk,
 )
 
 __all__ = [
@@ -35,8 +50,19 @@ __all__ = [
     "MultiLayerNeighborSampler",
     "NeighborRequest",
     "NeighborSampler",
+    "PinSAGESampler",
+    "RandomWalkNeighborSampler",
     "SampledNeighbors",
     "Sampler",
     "global_mean",
+    "global_uniform_negative_sampling",
     "inference",
+    "node2vec_random_walk",
+    "pack_traces",
+    "random_walk",
+    "sample_etype_neighbors",
+    "sample_labors",
+    "sample_neighbors",
+    "sample_neighbors_biased",
+    "select_topk",
 ]

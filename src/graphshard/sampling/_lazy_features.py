@@ -36,6 +36,12 @@ def set_all_lazy(graph: Graph, blocks: Sequence[Block]) -> None:
             set_lazy(graph.edges[etype].data, block.edges[of_block].data, EID)
 
 
+def without_features(graph: Graph) -> Graph:
+    """A graph with the nodes and edges of another one, and no features."""
+    counts = {ntype: graph.num_nodes(ntype) for ntype in graph.ntypes}
+    return Graph(counts, dict(zip(graph.canonical_etypes, graph.relations, strict=True)))
+
+
 def set_lazy(source: Any, target: Any, id_field: str, names: Iterable[str] | None = None) -> None:
     """Give one frame of a sampled graph columns of the frame that its rows are from, lazily.
 

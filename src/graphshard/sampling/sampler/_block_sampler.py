@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -18,16 +17,16 @@ if TYPE_CHECKING:
     from ._neighbor_sampler import DrawSeed
 
 
-class Sampler(ABC):
+class Sampler:
     """Base of everything that turns the indices of a batch into what a training step sees.
 
     A loader calls `sample` for each batch. Subclasses may return anything; one that has a parameter
     ``draw_seed`` is told which draw to make, see `DrawSeed`.
     """
 
-    @abstractmethod
     def sample(self, g: Any, indices: Any) -> Any:
-        """What a loader yields for ``indices`` of ``g``."""
+        """What a loader yields for ``indices`` of ``g``; a subclass says what."""
+        raise NotImplementedError(f"{type(self).__name__} must define sample(self, g, indices)")
 
 
 class BlockSampler(Sampler):
@@ -56,7 +55,6 @@ class BlockSampler(Sampler):
         self.prefetch_edge_feats = prefetch_edge_feats or ()
         self.output_device = output_device
 
-    @abstractmethod
     def sample_blocks(
         self, g: Any, seed_nodes: Any, exclude_eids: Any = None
     ) -> tuple[Any, Any, list[Block]]:
@@ -70,6 +68,10 @@ class BlockSampler(Sampler):
         Returns:
             ``(input_nodes, output_nodes, blocks)``.
         """
+        raise NotImplementedError(
+            f"{type(self).__name__} must define sample_blocks(self, g, seed_nodes, "
+            "exclude_eids=None), or sample"
+        )
 
     def sample(
         self,

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..._typing import CanonicalEType, EType
 from ..graph_store import graph_store_of
-from ._ids import by_relation, checked_ids, relation_named
+from ._ids import by_relation, checked_ids, only_if_plain, relation_named
 
 Exclude: TypeAlias = str | Tensor | Mapping[EType, Tensor] | Callable[[Any], Any] | None
 """``None``, ``"self"``, ``"reverse_id"``, ``"reverse_types"``, edge ids, or a function of ids."""
@@ -105,6 +105,43 @@ def edges_to_exclude(
             reverses = eids if reverse_edges is None else reverse_edges(eids, etype, back)
             found.setdefault(back, []).append(reverses)
     return {etype: torch.cat(ids) for etype, ids in found.items()}
+
+
+def find_exclude_eids(
+    g: Any,
+    seed_edges: Any,
+    exclude: Exclude,
+    reverse_eids: Tensor | Mapping[EType, Tensor] | None = None,
+    reverse_etypes: Mapping[EType, EType] | None = None,
+    output_device: torch.device | str | None = None,
+) -> Any:
+    """Ids of the edges that must not be drawn for some edges.
+
+    Args:
+        g: The graph.
+        seed_edges: Edge ids, or relation to ids.
+        exclude: As for `EdgePredictionSampler`.
+        reverse_eids: As for `EdgePredictionSampler`.
+        reverse_etypes: As for `EdgePredictionSampler`.
+        output_device: Where they shall be; by default where the graph is.
+
+    Returns:
+        Ids as ``seed_edges`` are given, plain or by relation; None where ``exclude`` is.
+
+    Raises:
+        TypeError: As for `EdgePredictionSampler.sample`.
+        ValueError: As for `EdgePredictionSampler.sample`.
+    """
+    check_exclude(exclude, reverse_eids, reverse_etypes)
+    seeds = by_relation(graph_store_of(g), seed_edges, "seed_edges") or {}
+    is_plain = not isinstance(seed_edges, Mapping)
+    as_given = only_if_plain(seeds) if is_plain else dict(seeds)
+    found = edges_to_exclude(g, seeds, as_given, exclude, reverse_eids, reverse_etypes)
+    if found is None:
+        return None
+    if output_device is not None:
+        found = {etype: ids.to(output_device) for etype, ids in found.items()}
+    return only_if_plain(found) if is_plain else found
 
 
 def _reverse(
