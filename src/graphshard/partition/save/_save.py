@@ -78,6 +78,7 @@ def partition_graph(
     seed: int = 0,
     reorder: bool | None = None,
     quiet: bool = False,
+    overwrite: bool = True,
 ) -> tuple[NodeMapping, EdgeMapping] | None:
     """Divide a graph into parts and write them to a folder, features included.
 
@@ -114,6 +115,8 @@ def partition_graph(
             (where the original order is not better); False keeps the original order. By default
             True for several parts; a single part keeps the ids it had.
         quiet: Do not print the table of statistics.
+        overwrite: Whether a partition of the same name in the folder is replaced; otherwise it is
+            an error. Graphs of other names in the folder stay as they are in any case.
 
     Returns:
         With ``return_mapping``, the original id of every new node id and of every new edge id:
@@ -147,7 +150,10 @@ def partition_graph(
     undirected = None
     if reorder or (needs_metis and num_parts * num_trainers_per_machine > 1):
         undirected = UndirectedGraph.from_edges(source.homogenised_edges(), source.num_nodes)
-    with PartitionWriter(out_path, graph_name) as writer, Jobs(_WRITING_THREADS) as jobs:
+    with (
+        PartitionWriter(out_path, graph_name, overwrite=overwrite) as writer,
+        Jobs(_WRITING_THREADS) as jobs,
+    ):
         assignment = assign_nodes(
             source,
             num_parts,

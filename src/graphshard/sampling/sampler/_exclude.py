@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from ..._typing import CanonicalEType, EType
-from ..graph_store import graph_store_of
-from ._ids import by_relation, checked_ids, only_if_plain, relation_named
+from ..graph_store import GraphStore, graph_store_of
+from ._ids import by_relation, checked_ids, only_if_plain, per_kind, relation_named
 
 Exclude: TypeAlias = str | Tensor | Mapping[EType, Tensor] | Callable[[Any], Any] | None
 """``None``, ``"self"``, ``"reverse_id"``, ``"reverse_types"``, edge ids, or a function of ids."""
@@ -67,15 +67,15 @@ def edges_to_exclude(
 
     Raises:
         TypeError: Ids that are no integers, or without a relation on a graph of several.
-        ValueError: An unknown relation, an id out of range, or ``reverse_eids`` of another length.
+        ValueError: An unknown relation, or ``reverse_eids`` that has too few ids.
     """
     store = graph_store_of(g)
     if exclude is None:
         return None
     if callable(exclude):
-        return by_relation(store, exclude(as_given), "what exclude returned")
+        return _edges_there(store, exclude(as_given), "what exclude returned")
     if not isinstance(exclude, str):
-        return by_relation(store, exclude, "exclude")
+        return _edges_there(store, exclude, "exclude")
     if exclude == "self":
         return dict(seeds)
     if exclude == "reverse_id":
@@ -105,6 +105,18 @@ def edges_to_exclude(
             reverses = eids if reverse_edges is None else reverse_edges(eids, etype, back)
             found.setdefault(back, []).append(reverses)
     return {etype: torch.cat(ids) for etype, ids in found.items()}
+
+
+def _edges_there(store: GraphStore, ids: Any, what: str) -> dict[CanonicalEType, Tensor] | None:
+    """As `by_relation`, without ids of no edge: a map may be of a graph that had more edges."""
+    if ids is None:
+        return None
+    found = {}
+    for name, values in per_kind(ids, store.canonical_etypes, what, "relation to ids").items():
+        etype = relation_named(store, name)
+        bound = store.num_edges(etype)
+        found[etype] = checked_ids(values, bound, f"{what} of {etype}", store, leave_out=True)
+    return found
 
 
 def find_exclude_eids(
@@ -162,11 +174,11 @@ def _reverse(
     if not hasattr(of_relation, "shape"):
         of_relation = torch.as_tensor(of_relation)
     num_edges = store.num_edges(etype)
-    if tuple(of_relation.shape) != (num_edges,):
+    if len(of_relation.shape) != 1 or of_relation.shape[0] < num_edges:
         raise ValueError(
             f"reverse_eids must have one id for each of the {num_edges} edges of {etype} (got "
             f"shape {tuple(of_relation.shape)})"
         )
     at = eids.to(of_relation.device) if isinstance(of_relation, Tensor) else eids.cpu()
     found = torch.as_tensor(of_relation[at])
-    return checked_ids(found, num_edges, f"reverse_eids of {etype}", store)
+    return checked_ids(found, num_edges, f"reverse_eids of {etype}", store, leave_out=True)
