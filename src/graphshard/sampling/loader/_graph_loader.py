@@ -72,7 +72,7 @@ class GraphDataLoader(torch.utils.data.DataLoader[Any]):
         >>> from graphshard.data import MiniGCDataset
         >>> loader = GraphDataLoader(MiniGCDataset(4, 10, 20, seed=0), batch_size=2)
         >>> [(graphs.batch_size, labels) for graphs, labels in loader]
-        [(2, tensor([0, 0])), (2, tensor([1, 1]))]
+        [(2, tensor([7, 7])), (2, tensor([7, 7]))]
     """
 
     def __init__(
