@@ -63,6 +63,9 @@ def same(found: Graph, wanted: Any) -> None:
         assert torch.allclose(found.ndata[name].double(), values.double()), name
 
 
+@pytest.mark.filterwarnings(  # DGL leaves a file open
+    "ignore:unclosed file:ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+)
 @pytest.mark.parametrize(("title", "missing"), [("cora_v2", 0), ("citeseer", 4)])
 def test_planetoid_files_give_what_dgl_makes_of_them(
     title: str, missing: int, tmp_path: Path
