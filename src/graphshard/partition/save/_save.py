@@ -34,7 +34,7 @@ from ..assign import (
     build_constraints,
     order_nodes,
 )
-from ..files import DTYPE_NAMES
+from ..files import DTYPE_NAMES, GRAPH_FORMATS
 from ..format import etype_key
 from ._contents import edge_tensors, graph_tensors, node_tensors
 from ._jobs import Jobs
@@ -43,8 +43,6 @@ from ._writer import PartitionWriter
 
 NodeMapping: TypeAlias = Tensor | dict[str, Tensor]
 EdgeMapping: TypeAlias = Tensor | dict[CanonicalEType, Tensor]
-
-GRAPH_FORMATS = ("coo", "csc", "csr")
 
 # Each holds the structure of a part in memory.
 _WRITING_THREADS = 2
