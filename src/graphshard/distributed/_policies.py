@@ -24,7 +24,9 @@ class HeteroDataName(str):
         ValueError: A relation that is no triple.
     """
 
-    __slots__ = ("_data_name", "_entity_type", "_is_node")
+    _is_node: bool
+    _entity_type: Any
+    _data_name: str
 
     def __new__(cls, is_node: bool, entity_type: Any, data_name: str) -> HeteroDataName:
         if not is_node and not (isinstance(entity_type, tuple) and len(entity_type) == 3):

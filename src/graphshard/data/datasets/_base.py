@@ -205,7 +205,7 @@ class DGLBuiltinDataset(DGLDataset):
 
 def default_folder() -> Path:
     """Where DGL keeps data sets."""
-    return Path(os.environ.get("DGL_DOWNLOAD_DIR") or Path.home() / ".dgl")
+    return Path(os.environ.get("DGL_DOWNLOAD_DIR") or os.path.expanduser("~/.dgl"))
 
 
 def find_folder(raw_dir: str, names: Sequence[str], wanted: Sequence[Sequence[str]]) -> Path | None:

@@ -242,8 +242,8 @@ def _edges(neighbors: dict[int, list[int]], reverse_edge: bool) -> tuple[Tensor,
             adjacency[node][other] = None
             adjacency.setdefault(other, {})[node] = None
     src, dst, seen = [], [], set()
-    for node, others in adjacency.items():
-        for other in others:
+    for node, found in adjacency.items():
+        for other in found:
             if reverse_edge or other not in seen:
                 src.append(node)
                 dst.append(other)

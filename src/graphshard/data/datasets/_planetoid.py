@@ -4,7 +4,7 @@
 They are pickles, which are programs. This reader never runs one. It knows the few instructions by
 which a NumPy array, a SciPy CSR matrix, a dictionary of lists and plain numbers and strings are
 written down, and builds those and nothing else: a name outside `_NAMES`, an instruction outside
-`_Reader.run`, an array of objects, or a length that the file does not have is an error. So what is
+`_PickleMachine.run`, an array of objects, or a length that the file does not have is an error. So what is
 built is never larger than the file.
 """
 
@@ -79,14 +79,14 @@ def read_planetoid(path: str | Path) -> Any:
     try:
         if len(data) > _MAX_BYTES:
             raise PlanetoidFormatError("it is too large")
-        return _finished(_Reader(data).run())
+        return _finished(_PickleMachine(data).run())
     except (ValueError, TypeError, KeyError, IndexError, struct.error, OverflowError) as error:
         raise PlanetoidFormatError(
             f"{path} is not a Planetoid file that can be read ({error}); get it again"
         ) from None
 
 
-class _Reader:
+class _PickleMachine:
     """The stack machine of the format, of which it knows what is needed."""
 
     def __init__(self, data: bytes) -> None:
@@ -217,7 +217,7 @@ class _Reader:
             text = self._line()
             if len(text) < 2 or text[:1] not in b"'\"" or text[-1:] != text[:1]:
                 raise ValueError("a string without quotes")
-            return codecs.escape_decode(text[1:-1])[0]  # type: ignore[attr-defined]
+            return codecs.escape_decode(text[1:-1])[0]
         if code == b"\x8a":
             return int.from_bytes(self._take(self._number("<B")), "little", signed=True)
         if code in b"UTCBX\x8c":

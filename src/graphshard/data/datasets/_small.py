@@ -15,7 +15,7 @@ from ...errors import GraphValueError
 from ...graph import Graph, add_self_loop, graph, to_bidirected
 from ._base import DGLDataset, only_graph
 
-Pairs = list[tuple[int, int]]
+_NodePairs = list[tuple[int, int]]
 
 
 class MiniGCDataset(DGLDataset):
@@ -100,25 +100,25 @@ class MiniGCDataset(DGLDataset):
         return len(self.graphs)
 
 
-def _cycle(first: int, stop: int) -> Pairs:
+def _cycle(first: int, stop: int) -> _NodePairs:
     return [*((i, i + 1) for i in range(first, stop - 1)), (stop - 1, first)]
 
 
-def _clique(n: int) -> Pairs:
+def _clique(n: int) -> _NodePairs:
     return [(i, j) for i in range(n) for j in range(i + 1, n)]
 
 
-def _lollipop(n: int, rng: np.random.RandomState) -> tuple[int, Pairs]:
+def _lollipop(n: int, rng: np.random.RandomState) -> tuple[int, _NodePairs]:
     clique = n - int(rng.randint(2, n // 2))
     return n, _clique(clique) + [(i, i + 1) for i in range(clique - 1, n - 1)]
 
 
-def _hypercube(n: int, rng: np.random.RandomState) -> tuple[int, Pairs]:
+def _hypercube(n: int, rng: np.random.RandomState) -> tuple[int, _NodePairs]:
     bits = int(math.log2(n))
     return 2**bits, [(i, i | 1 << b) for i in range(2**bits) for b in range(bits) if not i >> b & 1]
 
 
-def _grid(n: int, rng: np.random.RandomState) -> tuple[int, Pairs]:
+def _grid(n: int, rng: np.random.RandomState) -> tuple[int, _NodePairs]:
     rows = int(rng.randint(2, n // 2))
     columns = n // rows
     edges = [
@@ -128,13 +128,13 @@ def _grid(n: int, rng: np.random.RandomState) -> tuple[int, Pairs]:
     return rows * columns, edges + down
 
 
-def _ladder(n: int, rng: np.random.RandomState) -> tuple[int, Pairs]:
+def _ladder(n: int, rng: np.random.RandomState) -> tuple[int, _NodePairs]:
     half = n // 2
     rungs = [(i, i + half) for i in range(half)]
     return 2 * half, _cycle(0, half) + _cycle(half, 2 * half) + rungs
 
 
-_KINDS: list[Callable[[int, np.random.RandomState], tuple[int, Pairs]]] = [
+_KINDS: list[Callable[[int, np.random.RandomState], tuple[int, _NodePairs]]] = [
     lambda n, rng: (n, _cycle(0, n)),
     lambda n, rng: (n, [(0, i) for i in range(1, n)]),
     lambda n, rng: (n, [(0, i) for i in range(1, n)] + _cycle(1, n)),
