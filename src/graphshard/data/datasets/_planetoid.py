@@ -3,9 +3,9 @@
 
 They are pickles, which are programs. This reader never runs one. It knows the few instructions by
 which a NumPy array, a SciPy CSR matrix, a dictionary of lists and plain numbers and strings are
-written down, and builds those and nothing else: a name outside `_NAMES`, an instruction outside
-`_PickleMachine.run`, an array of objects, or a length that the file does not have is an error. So what is
-built is never larger than the file.
+written down, and builds those and nothing else: a name outside `_NAMES`, an instruction that is not
+in `_PickleMachine`, an array of objects, or a length that the file does not have is an error. So
+what is built is never larger than the file.
 """
 
 from __future__ import annotations
