@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from graphshard import dataloading
+from graphshard import dataloading, set_dst_lazy_features, set_src_lazy_features
 from graphshard.data import MiniGCDataset, load_dataset
 from graphshard.errors import DGLError
 from graphshard.graph import EID, NID, Graph, graph, heterograph, to_block
@@ -209,6 +209,10 @@ def test_samplers_of_users_draw_from_graphs() -> None:
         assert torch.equal(blocks[0].srcdata["feat"], g.ndata["feat"][inputs])
         assert torch.equal(blocks[-1].dstdata["label"], g.ndata["label"][outputs])
         assert int(blocks[-1].in_degrees().max()) <= 3
+        set_src_lazy_features(blocks[0], ["feat"])
+        set_dst_lazy_features(blocks[-1], {"_N": ["label"]})
+        with pytest.raises(ValueError, match="does not have"):
+            set_src_lazy_features(blocks[0], ["none"])
     edges = dataloading.as_edge_prediction_sampler(sampler, exclude="self")
     for _, pairs, blocks in dataloading.DataLoader(g, torch.arange(20), edges, batch_size=10):
         assert not bool(torch.isin(blocks[0].edata[EID], pairs.edata[EID]).any())

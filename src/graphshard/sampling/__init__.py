@@ -4,6 +4,12 @@
 `graphshard.dataloading` offers the same samplers with loaders named and shaped as DGL's.
 """
 
+from ._lazy_features import (
+    set_dst_lazy_features,
+    set_edge_lazy_features,
+    set_node_lazy_features,
+    set_src_lazy_features,
+)
 from .feature_store import FeatureRequest, FeatureStore
 from .frontier import (
     sample_etype_neighbors,
@@ -65,4 +71,8 @@ __all__ = [
     "sample_neighbors",
     "sample_neighbors_biased",
     "select_topk",
+    "set_dst_lazy_features",
+    "set_edge_lazy_features",
+    "set_node_lazy_features",
+    "set_src_lazy_features",
 ]

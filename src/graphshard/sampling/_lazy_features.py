@@ -109,6 +109,52 @@ def names_for(names: FeatureNames, kind: Any) -> Sequence[str]:
     return names or ()
 
 
+def set_node_lazy_features(g: Graph, feature_names: FeatureNames) -> None:
+    """Check that a sampled graph has features of nodes, as those of whole graphs always do.
+
+    DGL needs to be told which features shall come along. Here all do, gathered when they are read,
+    so that there is nothing to set; the names are checked.
+
+    Args:
+        g: A graph that a sampler made.
+        feature_names: Names, or on a typed graph node type to names.
+
+    Raises:
+        ValueError: It has no such feature.
+    """
+    check_named(lambda t: g.nodes[t].data, g.ntypes, feature_names, "feature_names")
+
+
+def set_edge_lazy_features(g: Graph, feature_names: FeatureNames) -> None:
+    """As `set_node_lazy_features`, of edges.
+
+    Args:
+        g: A graph or block that a sampler made.
+        feature_names: Names, or on a typed graph relation to names.
+    """
+    check_named(lambda t: g.edges[t].data, g.canonical_etypes, feature_names, "feature_names")
+
+
+def set_src_lazy_features(g: Block, feature_names: FeatureNames) -> None:
+    """As `set_node_lazy_features`, of the source nodes of a block.
+
+    Args:
+        g: A block that a sampler made.
+        feature_names: Names, or on a typed graph node type to names.
+    """
+    check_named(lambda t: g.srcnodes[t].data, g.srctypes, feature_names, "feature_names")
+
+
+def set_dst_lazy_features(g: Block, feature_names: FeatureNames) -> None:
+    """As `set_node_lazy_features`, of the destination nodes of a block.
+
+    Args:
+        g: A block that a sampler made.
+        feature_names: Names, or on a typed graph node type to names.
+    """
+    check_named(lambda t: g.dstnodes[t].data, g.dsttypes, feature_names, "feature_names")
+
+
 def _means(key: Any, kind: Any) -> bool:
     """Whether a user's key stands for a node type, or a relation (or the same turned round)."""
     return key == kind or (isinstance(kind, tuple) and key in (kind[1], kind[::-1]))

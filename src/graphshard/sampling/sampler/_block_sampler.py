@@ -102,6 +102,14 @@ class BlockSampler(Sampler):
             self._attach_named(g, result[2])
         return result
 
+    def assign_lazy_features(self, result: Any) -> Any:
+        """``result`` as it is: DGL's samplers call this to attach features, which `sample` does.
+
+        Args:
+            result: What `sample_blocks` returned.
+        """
+        return result
+
     def prefetch(self, batch: Any) -> None:
         """Gather the features that were named, for a batch that `sample` returned.
 
