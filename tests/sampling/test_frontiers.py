@@ -184,3 +184,15 @@ def test_what_cannot_be_drawn_is_refused() -> None:
     for words, call in cases:
         with pytest.raises(DGLError, match=words):
             call()
+
+
+def test_graphs_that_are_changed_in_place_are_drawn_from_as_they_are() -> None:
+    g = graph(([0, 1], [2, 2]), num_nodes=4)
+    assert sampling.sample_neighbors(g, [2], -1).edges()[0].tolist() == [0, 1]
+    g.add_edges([3], [2])
+    g.edata["w"] = torch.tensor([0.0, 1.0, 1.0])
+    assert g.sample_neighbors([2], -1, prob="w").edges()[0].tolist() == [1, 3]
+    g.edata["w"][1] = 0
+    assert g.sample_neighbors([2], -1, prob="w").edges()[0].tolist() == [3]
+    g.remove_nodes([0])
+    assert g.sample_neighbors([1], -1).edges()[0].tolist() == [0, 2]

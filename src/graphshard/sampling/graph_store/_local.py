@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -32,11 +33,18 @@ class LocalGraphStore:
         self.ntypes: Sequence[str] = graph.ntypes
         self.canonical_etypes: Sequence[CanonicalEType] = graph.canonical_etypes
         self.idtype, self.device = graph.idtype, graph.device
+        self._relations = tuple(graph.relations)
         self._lists: dict[ListKey, EdgeLists] = {}
         self._weights = CheckedWeights()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LocalGraphStore:
         return LocalGraphStore(copy.deepcopy(self.graph, memo))
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the graph still has the edges that it had; it can be changed in place."""
+        now = self.graph.relations
+        return len(now) == len(self._relations) and all(map(operator.is_, now, self._relations))
 
     def num_nodes(self, ntype: str) -> int:
         return self.graph.num_nodes(ntype)
