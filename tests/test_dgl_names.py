@@ -33,6 +33,17 @@ PLACES = {
     "backend": "backend_name asnumpy tensor copy_to zeros int64",
     "transforms": "Compose AddSelfLoop GCNNorm functional add_self_loop to_block",
     "transforms.functional": "to_half to_double to_simple_graph",
+    "sampling": "random_walk node2vec_random_walk pack_traces sample_neighbors select_topk "
+    "sample_labors sample_etype_neighbors sample_neighbors_biased PinSAGESampler "
+    "RandomWalkNeighborSampler global_uniform_negative_sampling",
+    "dataloading": "DataLoader GraphDataLoader NeighborSampler ShaDowKHopSampler SAINTSampler "
+    "ClusterGCNSampler LaborSampler BlockSampler Sampler SpotTarget as_edge_prediction_sampler "
+    "DistDataLoader DistNodeDataLoader DistEdgeDataLoader NodeCollator find_exclude_eids",
+    "data": "CoraGraphDataset CiteseerGraphDataset PubmedGraphDataset AIFBDataset MUTAGDataset "
+    "BGSDataset AMDataset DGLDataset DGLBuiltinDataset MiniGCDataset KarateClubDataset",
+    "data.utils": "save_graphs load_graphs save_info load_info split_dataset Subset makedirs",
+    "distributed.partition": "load_partition partition_graph RESERVED_FIELD_DTYPE",
+    "distributed.graph_partition_book": "RangePartitionBook NodePartitionPolicy HeteroDataName",
     "ops": "segment_reduce segment_mm gather_mm copy_u_sum u_mul_e_sum u_dot_v edge_softmax",
 }
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -37,7 +38,7 @@ MODULES = {
     "graphshard.nn": dgl.nn.pytorch,
     "graphshard.dataloading": dgl.dataloading,
     "graphshard.dataloading.negative_sampler": dgl.dataloading.negative_sampler,
-    "graphshard.sampling": dgl.dataloading,
+    "graphshard.sampling": types.SimpleNamespace(**{**vars(dgl.sampling), **vars(dgl.dataloading)}),
     "graphshard.distributed": dgl.distributed,
 }
 #: Nobody else has them, or not with these arguments.

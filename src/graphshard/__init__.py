@@ -177,7 +177,16 @@ from .graph import (
     unbatch,
 )
 from .nn import DistributedBN1D, RelGraphConv
-from .sampling import DataLoader, DistNeighborSampler, global_mean, inference
+from .sampling import (
+    DataLoader,
+    DistNeighborSampler,
+    global_mean,
+    inference,
+    set_dst_lazy_features,
+    set_edge_lazy_features,
+    set_node_lazy_features,
+    set_src_lazy_features,
+)
 from .transforms import (
     GDC,
     PPR,
@@ -382,6 +391,10 @@ __all__ = [
     "save_graphs",
     "seed",
     "segmented_knn_graph",
+    "set_dst_lazy_features",
+    "set_edge_lazy_features",
+    "set_node_lazy_features",
+    "set_src_lazy_features",
     "shortest_dist",
     "shutdown_comms",
     "slice_batch",

@@ -222,8 +222,6 @@ def test_two_writers_do_not_meet(tmp_path: Path) -> None:
 
 def test_folders_of_others_are_left_alone(tmp_path: Path) -> None:
     write(tmp_path, 1.0)
-    with pytest.raises(ValueError, match="holds the partition of another graph"):
-        partition_graph(plain(), "other", 2, tmp_path, quiet=True)
     (tmp_path / "notes.json").write_text("[1, 2]")
     (tmp_path / "part1" / "thesis.tex").write_text("do not delete")
     with pytest.raises(ValueError, match=r"did not write \(such as thesis.tex\)"):
@@ -500,3 +498,22 @@ def test_files_are_plain_safetensors(folder: Path) -> None:
 def test_dtypes_that_files_cannot_hold(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="'x' must have a dtype .*got torch.complex64"):
         write_tensors(tmp_path / "x", {"x": torch.zeros(1, dtype=torch.complex64)})
+
+
+def test_several_graphs_share_a_folder(tmp_path: Path) -> None:
+    for value in (1.0, 2.0):
+        write(tmp_path, value)
+        partition_graph(plain(), "other", 3, tmp_path, quiet=True)
+        partition_graph(plain(), "third", 1, tmp_path, quiet=True, overwrite=False)
+        assert value_of(tmp_path) == value
+        for name, num_parts in (("g", 2), ("other", 3), ("third", 1)):
+            verify_partition(tmp_path / f"{name}.json")
+            assert (
+                load_partition_book(tmp_path / f"{name}.json", 0)[0].num_partitions() == num_parts
+            )
+        with pytest.raises(ValueError, match="third.json exists; choose another graph_name"):
+            partition_graph(plain(), "third", 2, tmp_path, quiet=True, overwrite=False)
+        (tmp_path / "third.json").unlink()
+    partition_graph(plain(), "other", 2, tmp_path, quiet=True)
+    folders = sorted(path.name for path in tmp_path.iterdir() if path.is_dir())
+    assert folders == ["other-part0", "other-part1", "part0", "part1", "third-part0"]

@@ -9,7 +9,11 @@ import pytest
 import torch
 from loader_cases import BOTH, dgl, plain, typed
 
-from graphshard.dataloading import NeighborSampler, as_edge_prediction_sampler
+from graphshard.dataloading import (
+    MultiLayerFullNeighborSampler,
+    NeighborSampler,
+    as_edge_prediction_sampler,
+)
 from graphshard.graph import EID, NID
 from graphshard.sampling.sampler._exclude import edges_to_exclude
 
@@ -132,5 +136,20 @@ def test_errors() -> None:
         make("reverse_types", None, {"buys": "knows"}).sample(g, seeds)
     with pytest.raises(ValueError, match="'sells' must name one relation"):
         make("reverse_types", None, {"buys": "sells"}).sample(g, seeds)
-    with pytest.raises(ValueError, match=r"what exclude returned .* \[0, 120\) \(got 120\)"):
-        make(lambda eids: eids + 120).sample(plain(), [0])
+    with pytest.raises(ValueError, match=r"what exclude returned .* \[0, 120\) \(got -1\)"):
+        make(lambda eids: eids - 1).sample(plain(), [0])
+
+
+def test_ids_of_no_edge_exclude_nothing() -> None:
+    """As with DGL: a map of reverse edges may be of a graph that has more edges."""
+    g, seeds = plain(), torch.arange(40)
+    own = as_edge_prediction_sampler(MultiLayerFullNeighborSampler(1), exclude="self")
+    for exclude, reverse_eids in (
+        ("reverse_id", torch.arange(240).roll(120)),
+        (lambda eids: torch.cat([eids, eids + 120]), None),
+    ):
+        sampler = as_edge_prediction_sampler(
+            MultiLayerFullNeighborSampler(1), exclude=exclude, reverse_eids=reverse_eids
+        )
+        found, wanted = (s.sample(g, seeds)[-1][0].edata[EID] for s in (sampler, own))
+        assert torch.equal(found, wanted)

@@ -12,6 +12,54 @@ from ..partition import RangePartitionBook
 from ._host_graph import edge_policy, node_policy
 
 
+class HeteroDataName(str):
+    """What a tensor with a row for each node of a type, or each edge of a relation, is called.
+
+    Args:
+        is_node: Whether rows are those of nodes.
+        entity_type: Node type, or relation.
+        data_name: Name of the tensor.
+
+    Raises:
+        ValueError: A relation that is no triple.
+    """
+
+    _is_node: bool
+    _entity_type: Any
+    _data_name: str
+
+    def __new__(cls, is_node: bool, entity_type: Any, data_name: str) -> HeteroDataName:
+        if not is_node and not (isinstance(entity_type, tuple) and len(entity_type) == 3):
+            raise ValueError(
+                f"a relation must be a (source, relation, destination) triple (got {entity_type!r})"
+            )
+        policy = node_policy(entity_type) if is_node else edge_policy(entity_type)
+        new = super().__new__(cls, f"{policy}~{data_name}")
+        new._is_node, new._entity_type, new._data_name = is_node, entity_type, data_name
+        return new
+
+    @property
+    def policy_str(self) -> str:
+        """How the rows are spread, as `PartitionPolicy` names it."""
+        return self.rsplit("~", 1)[0]
+
+    def is_node(self) -> bool:
+        """Whether rows are those of nodes."""
+        return self._is_node
+
+    def is_edge(self) -> bool:
+        """Whether rows are those of edges."""
+        return not self._is_node
+
+    def get_type(self) -> Any:
+        """Node type, or relation."""
+        return self._entity_type
+
+    def get_name(self) -> str:
+        """Name of the tensor."""
+        return self._data_name
+
+
 class PartitionPolicy:
     """How rows of one kind are spread.
 
@@ -46,9 +94,9 @@ class PartitionPolicy:
         """The part of this process."""
         return self.partition_book.partid
 
-    def get_data_name(self, name: str) -> str:
+    def get_data_name(self, name: str) -> HeteroDataName:
         """What a tensor of that name is called in the cluster."""
-        return f"{self.policy_str}~{name}"
+        return HeteroDataName(self.is_node, self._type, name)
 
     def to_partid(self, ids: Tensor) -> Tensor:
         """Part of each row."""

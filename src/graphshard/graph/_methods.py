@@ -68,6 +68,15 @@ class GraphMethods(LocalGraph):
     to_networkx = FunctionMethod(".convert", "to_networkx")
     _edge_softmax_typed = FunctionMethod(".message_passing", "edge_softmax")
     to_dgl = FunctionMethod(".convert", "to_dgl")
+    # What samples is built on graphs; DGL's graphs have these methods too.
+    sample_neighbors = FunctionMethod("..sampling", "sample_neighbors")
+    sample_etype_neighbors = FunctionMethod("..sampling", "sample_etype_neighbors")
+    sample_neighbors_biased = FunctionMethod("..sampling", "sample_neighbors_biased")
+    sample_labors = FunctionMethod("..sampling", "sample_labors")
+    select_topk = FunctionMethod("..sampling", "select_topk")
+    global_uniform_negative_sampling = FunctionMethod(
+        "..sampling", "global_uniform_negative_sampling"
+    )
 
     # ------------------------------------------------------------------ changes in place
 

@@ -257,6 +257,8 @@ class RangePartitionBook:
         """Number of edges, of all types or of one."""
         return self._edges.ranges(self._etype_number(etype)).num_ids
 
+    _num_nodes, _num_edges = num_nodes, num_edges  # DGL has renamed them so
+
     @property
     def local_ntype_offset(self) -> list[int]:
         """Where each node type begins among the local ids of this part, and where the last ends."""

@@ -15,6 +15,7 @@
     │   ├── node_feats.safetensors    "type/feature"             [inner nodes of the type, ...]
     │   └── edge_feats.safetensors    "src:relation:dst/feature" [inner edges of the relation, ...]
     ├── part1/ ...
+    ├── <graph_name>-part0/ ...       of a graph that came to a folder which had another one already
     └── .<graph_name>-<build>/        old parts, while they are being replaced
 
 "type/orig_id" and "src:relation:dst/orig_id" (int64) are always among the features: the ids that

@@ -36,6 +36,12 @@ def set_all_lazy(graph: Graph, blocks: Sequence[Block]) -> None:
             set_lazy(graph.edges[etype].data, block.edges[of_block].data, EID)
 
 
+def without_features(graph: Graph) -> Graph:
+    """A graph with the nodes and edges of another one, and no features."""
+    counts = {ntype: graph.num_nodes(ntype) for ntype in graph.ntypes}
+    return Graph(counts, dict(zip(graph.canonical_etypes, graph.relations, strict=True)))
+
+
 def set_lazy(source: Any, target: Any, id_field: str, names: Iterable[str] | None = None) -> None:
     """Give one frame of a sampled graph columns of the frame that its rows are from, lazily.
 
@@ -101,6 +107,52 @@ def names_for(names: FeatureNames, kind: Any) -> Sequence[str]:
     if isinstance(names, Mapping):
         return [name for key, of_key in names.items() if _means(key, kind) for name in of_key]
     return names or ()
+
+
+def set_node_lazy_features(g: Graph, feature_names: FeatureNames) -> None:
+    """Check that a sampled graph has features of nodes, as those of whole graphs always do.
+
+    DGL needs to be told which features shall come along. Here all do, gathered when they are read,
+    so that there is nothing to set; the names are checked.
+
+    Args:
+        g: A graph that a sampler made.
+        feature_names: Names, or on a typed graph node type to names.
+
+    Raises:
+        ValueError: It has no such feature.
+    """
+    check_named(lambda t: g.nodes[t].data, g.ntypes, feature_names, "feature_names")
+
+
+def set_edge_lazy_features(g: Graph, feature_names: FeatureNames) -> None:
+    """As `set_node_lazy_features`, of edges.
+
+    Args:
+        g: A graph or block that a sampler made.
+        feature_names: Names, or on a typed graph relation to names.
+    """
+    check_named(lambda t: g.edges[t].data, g.canonical_etypes, feature_names, "feature_names")
+
+
+def set_src_lazy_features(g: Block, feature_names: FeatureNames) -> None:
+    """As `set_node_lazy_features`, of the source nodes of a block.
+
+    Args:
+        g: A block that a sampler made.
+        feature_names: Names, or on a typed graph node type to names.
+    """
+    check_named(lambda t: g.srcnodes[t].data, g.srctypes, feature_names, "feature_names")
+
+
+def set_dst_lazy_features(g: Block, feature_names: FeatureNames) -> None:
+    """As `set_node_lazy_features`, of the destination nodes of a block.
+
+    Args:
+        g: A block that a sampler made.
+        feature_names: Names, or on a typed graph node type to names.
+    """
+    check_named(lambda t: g.dstnodes[t].data, g.dsttypes, feature_names, "feature_names")
 
 
 def _means(key: Any, kind: Any) -> bool:

@@ -11,6 +11,7 @@ from ._files import (
     write_tensors,
 )
 from .entries import (
+    GRAPH_FORMATS,
     PART_FILES,
     PartFile,
     etype_key,

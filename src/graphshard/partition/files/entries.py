@@ -16,6 +16,9 @@ from typing import Any
 
 from ..._typing import DEFAULT_CANONICAL_ETYPE, DEFAULT_NTYPE, CanonicalEType
 
+GRAPH_FORMATS = ("coo", "csc", "csr")
+"""Formats that the structure of a part may be stored in."""
+
 PART_FILES = {
     "part_graph": "graph.safetensors",
     "node_feats": "node_feats.safetensors",

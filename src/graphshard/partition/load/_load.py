@@ -13,7 +13,7 @@ from ...graph import Graph
 from .._book import RangePartitionBook
 from .._stats import PartitionStats
 from ..dgl_folder import DGLPartFile
-from ..files import TensorFile
+from ..files import GRAPH_FORMATS, TensorFile
 from ..format import PartitionConfig, etype_key, read_config
 from ._part_check import checked_adjacency
 
@@ -32,8 +32,8 @@ def load_partition(
     The graph has one node type and one relation; types are numbers in its data, and ids are local:
     inner nodes come first, by type, then halo nodes; inner edges first, by (relation,
     destination, original id), then outer edges. In a part that DGL wrote, foreign nodes and edges,
-    and edges of one relation, come as DGL has them. What is loaded is the process's own: writing to
-    a tensor never changes a file.
+    and edges of one relation, come as DGL has them. The formats that the partition was made with
+    are built. What is loaded is the process's own: writing to a tensor never changes a file.
 
     ============  ==================================================================
     graph.ndata
@@ -63,7 +63,13 @@ def load_partition(
         PartitionFormatError: A file is missing, damaged, or belongs to another partition.
         ValueError: There is no such part.
     """
-    return load_part(read_config(part_config), part_id, load_feats, feature_digests=checksums)
+    config = read_config(part_config)
+    part = load_part(config, part_id, load_feats, feature_digests=checksums)
+    if config.layout == "graphshard":
+        for name in config.content["graph_formats"]:
+            if name in GRAPH_FORMATS:
+                getattr(part[0].relations[0], name)()
+    return part
 
 
 def load_part(

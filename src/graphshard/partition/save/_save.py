@@ -34,7 +34,7 @@ from ..assign import (
     build_constraints,
     order_nodes,
 )
-from ..files import DTYPE_NAMES
+from ..files import DTYPE_NAMES, GRAPH_FORMATS
 from ..format import etype_key
 from ._contents import edge_tensors, graph_tensors, node_tensors
 from ._jobs import Jobs
@@ -43,8 +43,6 @@ from ._writer import PartitionWriter
 
 NodeMapping: TypeAlias = Tensor | dict[str, Tensor]
 EdgeMapping: TypeAlias = Tensor | dict[CanonicalEType, Tensor]
-
-GRAPH_FORMATS = ("coo", "csc", "csr")
 
 # Each holds the structure of a part in memory.
 _WRITING_THREADS = 2
@@ -78,6 +76,7 @@ def partition_graph(
     seed: int = 0,
     reorder: bool | None = None,
     quiet: bool = False,
+    overwrite: bool = True,
 ) -> tuple[NodeMapping, EdgeMapping] | None:
     """Divide a graph into parts and write them to a folder, features included.
 
@@ -114,6 +113,8 @@ def partition_graph(
             (where the original order is not better); False keeps the original order. By default
             True for several parts; a single part keeps the ids it had.
         quiet: Do not print the table of statistics.
+        overwrite: Whether a partition of the same name in the folder is replaced; otherwise it is
+            an error. Graphs of other names in the folder stay as they are in any case.
 
     Returns:
         With ``return_mapping``, the original id of every new node id and of every new edge id:
@@ -147,7 +148,10 @@ def partition_graph(
     undirected = None
     if reorder or (needs_metis and num_parts * num_trainers_per_machine > 1):
         undirected = UndirectedGraph.from_edges(source.homogenised_edges(), source.num_nodes)
-    with PartitionWriter(out_path, graph_name) as writer, Jobs(_WRITING_THREADS) as jobs:
+    with (
+        PartitionWriter(out_path, graph_name, overwrite=overwrite) as writer,
+        Jobs(_WRITING_THREADS) as jobs,
+    ):
         assignment = assign_nodes(
             source,
             num_parts,

@@ -8,6 +8,11 @@ folder steps aside into ``.<graph_name>-<build of the old JSON>`` and the new on
 the new JSON replaces the old one last, in one atomic step. A JSON names the digest of every file
 and each file carries its own, so a reader that holds the old JSON notices a new part, and looks
 aside. The next writer puts back, or throws away, what a killed one left.
+
+[Note: several graphs in a folder]
+The first graph of a folder has its parts in ``part0``, ``part1`` and so on, as with DGL; another
+one that comes to the same folder has them in ``<graph_name>-part0`` and so on. A JSON says where
+its parts are, and a graph that is written again keeps its place.
 """
 
 from __future__ import annotations
@@ -37,14 +42,19 @@ class PartitionWriter:
     Args:
         out_path: The folder; made if need be.
         graph_name: Name of the graph, and of the JSON.
+        overwrite: Whether a partition of that name may be replaced.
 
     Raises:
-        ValueError: The name cannot name a file, or the folder holds something else.
+        ValueError: The name cannot name a file, the folder holds something else, or it holds a
+            partition of that name that must not be replaced.
         RuntimeError: Another process is writing here.
     """
 
-    def __init__(self, out_path: str | os.PathLike[str], graph_name: str) -> None:
+    def __init__(
+        self, out_path: str | os.PathLike[str], graph_name: str, *, overwrite: bool = True
+    ) -> None:
         check_graph_name(graph_name)
+        self._overwrite = overwrite
         self.root = Path(os.path.abspath(out_path))
         self.graph_name = graph_name
         self.json_path = self.root / f"{graph_name}.json"
@@ -55,7 +65,8 @@ class PartitionWriter:
         self.root.mkdir(parents=True, exist_ok=True)
         with self._stack:
             self._stack.enter_context(_lock(self.root))
-            self._old = self._existing()
+            self._old, self._prefix = self._existing()
+            self._part_folder = re.compile(re.escape(self._prefix) + _PART_FOLDER.pattern)
             self._check_folder()
             self._recover()
             prefix = f".{self.graph_name}-staging-"
@@ -75,7 +86,7 @@ class PartitionWriter:
             kind: "part_graph", "node_feats" or "edge_feats".
             tensors: What goes in.
         """
-        folder = self._staging / f"part{part}"
+        folder = self._staging / self._folder_of(part)
         folder.mkdir(exist_ok=True)
         self._records[part, kind] = write_tensors(folder / PART_FILES[kind], tensors)
 
@@ -100,14 +111,14 @@ class PartitionWriter:
         staged_json = self._staging / self.json_path.name
         write_json(staged_json, full)
         for part in range(num_parts):
-            sync_folder(self._staging / f"part{part}")
+            sync_folder(self._staging / self._folder_of(part))
         sync_folder(self._staging)
         discarded = self._staging / "discarded"
         aside = discarded if self._old is None else self._aside(self._old)
         aside.mkdir()
         sync_folder(self.root)
         names = {folder.name for folder in self._part_folders()}
-        names |= {f"part{part}" for part in range(num_parts)}
+        names |= {self._folder_of(part) for part in range(num_parts)}
         for name in sorted(names):
             if (self.root / name).exists():
                 os.rename(self.root / name, aside / name)
@@ -122,19 +133,34 @@ class PartitionWriter:
 
     def _entry(self, part: int) -> dict[str, Any]:
         """What the JSON says of a part."""
-        paths = {kind: f"part{part}/{name}" for kind, name in PART_FILES.items()}
+        folder = self._folder_of(part)
+        paths = {kind: f"{folder}/{name}" for kind, name in PART_FILES.items()}
         files = {paths[kind]: self._records[part, kind].as_dict() for kind in PART_FILES}
         return {**paths, "files": files}
 
-    def _existing(self) -> str | None:
-        """The build of the JSON that is there already, if it is one of ours."""
+    def _folder_of(self, part: int) -> str:
+        return f"{self._prefix}part{part}"
+
+    def _existing(self) -> tuple[str | None, str]:
+        """The build of the JSON that is there already, and what the names of its parts begin with.
+
+        Where there is none, None, and what the names of a new one shall begin with.
+        """
         if not self.json_path.exists():
-            return None
+            others = (path for path in sorted(self.root.glob("*.json")) if _has_parts(path))
+            return None, f"{self.graph_name}-" if any(others) else ""
+        if not self._overwrite:
+            raise ValueError(
+                f"{self.json_path} exists; choose another graph_name, or leave overwrite=False out "
+                "to replace it"
+            )
         why = "it is of another format"
         try:
             config = read_config(self.json_path)
             if config.layout == "graphshard":
-                return config.build
+                folder = config.files[0]["part_graph"].name.split("/")[0]
+                own = f"{self.graph_name}-"
+                return config.build, own if folder == f"{own}part0" else ""
         except PartitionFormatError as error:
             why = str(error)
         raise ValueError(
@@ -149,16 +175,11 @@ class PartitionWriter:
         return aside
 
     def _part_folders(self) -> list[Path]:
-        return sorted(item for item in self.root.iterdir() if _PART_FOLDER.fullmatch(item.name))
+        items = self.root.iterdir()
+        return sorted(item for item in items if self._part_folder.fullmatch(item.name))
 
     def _check_folder(self) -> None:
-        """Refuse to touch part folders of another graph, or files of another program."""
-        for other in sorted(self.root.glob("*.json")):
-            if other != self.json_path and _has_parts(other):
-                raise ValueError(
-                    f"out_path {self.root} holds the partition of another graph ({other.name}), "
-                    "whose part folders would be replaced; choose another out_path"
-                )
+        """Refuse to touch files of another program."""
         for folder in self._part_folders():
             _check_ours(folder, _IN_PART)
 
@@ -167,12 +188,13 @@ class PartitionWriter:
         name = re.escape(self.graph_name)
         ours = re.compile(rf"\.{name}-(staging-[a-z0-9_]+|[0-9a-f]{{16}})")
         found = sorted(item for item in self.root.iterdir() if ours.fullmatch(item.name))
-        of_writer = re.compile(rf"{_PART_FOLDER.pattern}|discarded|{name}\.json")
+        of_writer = re.compile(rf"({name}-)?{_PART_FOLDER.pattern}|discarded|{name}\.json")
         for leftover in found:
             _check_ours(leftover, of_writer)
             for inside in (leftover, leftover / "discarded"):
-                for folder in sorted(inside.glob("part*")):
-                    _check_ours(folder, _IN_PART)
+                for folder in sorted(inside.iterdir()) if inside.is_dir() else ():
+                    if self._part_folder.fullmatch(folder.name):
+                        _check_ours(folder, _IN_PART)
         return found
 
     def _recover(self) -> None:
@@ -181,7 +203,8 @@ class PartitionWriter:
         current = None if self._old is None else self._aside(self._old)
         for leftover in leftovers:
             if leftover == current:
-                for part in sorted(leftover.glob("part*")):
+                parts = (p for p in leftover.iterdir() if self._part_folder.fullmatch(p.name))
+                for part in sorted(parts):
                     _remove(self.root / part.name)
                     os.rename(part, self.root / part.name)
             shutil.rmtree(leftover)

@@ -65,7 +65,10 @@ def graph_store_of(
         kept = vars(graph)[_KEPT] = _StoresOf(weakref.ref(graph))
     stores = kept.stores
     if isinstance(graph, Graph):
-        return stores.setdefault("local", LocalGraphStore(graph))
+        local = stores.get("local")
+        if not isinstance(local, LocalGraphStore) or not local.is_current:
+            local = stores["local"] = LocalGraphStore(graph)
+        return local
     if graph.world_size == 1:
         transport = "collective"  # which is to say: from its own memory
     if transport not in stores and (transport, memory_budget) not in stores:

@@ -93,6 +93,10 @@ class EdgeLists:
             return positions.to(self.neighbors.dtype) + self.first_eid
         return self.eids.index_select(0, positions)
 
+    def by_position(self, values: Tensor) -> Tensor:
+        """Values of all edges of a whole graph, in the order of positions and not of ids."""
+        return values if self.eids is None else values.index_select(0, self.eids)
+
     def positions_of(self, eids: Tensor) -> Tensor:
         """Position of each of some edges, all of which are here."""
         if self.eids is None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from ...graph import Graph
 from ...graph.frame import LazyRows
 from ...ops import Adjacency
 from ._edges import CheckedWeights, EdgeLists, ListKey
-from ._graph_store import DrawOptions, NeighborRequest, SampledNeighbors
+from ._graph_store import DrawOptions, EdgeDir, NeighborRequest, SampledNeighbors
 
 
 class LocalGraphStore:
@@ -32,11 +33,18 @@ class LocalGraphStore:
         self.ntypes: Sequence[str] = graph.ntypes
         self.canonical_etypes: Sequence[CanonicalEType] = graph.canonical_etypes
         self.idtype, self.device = graph.idtype, graph.device
+        self._relations = tuple(graph.relations)
         self._lists: dict[ListKey, EdgeLists] = {}
         self._weights = CheckedWeights()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LocalGraphStore:
         return LocalGraphStore(copy.deepcopy(self.graph, memo))
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the graph still has the edges that it had; it can be changed in place."""
+        now = self.graph.relations
+        return len(now) == len(self._relations) and all(map(operator.is_, now, self._relations))
 
     def num_nodes(self, ntype: str) -> int:
         return self.graph.num_nodes(ntype)
@@ -53,21 +61,32 @@ class LocalGraphStore:
         options: DrawOptions,
         excluded: Mapping[CanonicalEType, Tensor] | None = None,
     ) -> list[SampledNeighbors]:
-        return [self._draw(request, options, (excluded or {})) for request in requests]
+        return [self.draw(request, options, (excluded or {})) for request in requests]
 
-    def _draw(
+    def draw(
         self,
         request: NeighborRequest,
         options: DrawOptions,
         excluded: Mapping[CanonicalEType, Tensor],
+        weights: Tensor | None = None,
     ) -> SampledNeighbors:
-        lists = self._edge_lists((request.etype, options.edge_dir))
+        """Draw for one request; ``weights`` by edge id go before the feature that options name.
+
+        Args:
+            request: Which nodes.
+            options: How to draw.
+            excluded: As for `sample_neighbors`.
+            weights: float32 or float64 ``[num_edges]``, 0 or more.
+        """
+        lists = self.edge_lists(request.etype, options.edge_dir)
         counts, positions, picked = lists.draw(
             request,
             request.nodes,
             request.nodes.to(torch.int64),
             options,
-            weights=self._weights_of(request.etype, options, lists),
+            weights=self.placed_weights(request.etype, options)
+            if weights is None
+            else lists.by_position(weights),
             labor_ids=lists.neighbors if options.labor else None,
             excluded=excluded.get(request.etype),
         )
@@ -78,20 +97,20 @@ class LocalGraphStore:
             eids = LazyRows(lists.eids, positions)  # gathered where a model reads them
         return SampledNeighbors(counts, picked, eids)
 
-    def _edge_lists(self, key: ListKey) -> EdgeLists:
+    def edge_lists(self, etype: CanonicalEType, edge_dir: EdgeDir) -> EdgeLists:
+        """The edges of a relation as compressed rows."""
+        key = etype, edge_dir
         if key not in self._lists:
-            etype, edge_dir = key
             edges: Adjacency = self.graph.relations[self.graph.canonical_etypes.index(etype)]
             self._lists[key] = EdgeLists(*(edges.csc() if edge_dir == "in" else edges.csr()))
         return self._lists[key]
 
-    def _weights_of(
-        self, etype: CanonicalEType, options: DrawOptions, lists: EdgeLists
-    ) -> Tensor | None:
+    def placed_weights(self, etype: CanonicalEType, options: DrawOptions) -> Tensor | None:
+        """The weights that options name, by position in `edge_lists`; None where they name none."""
         if options.weights is None:
             return None
         feature = self._weights.find(self.graph.edges[etype].data, etype, options)
-        placed, by_id = feature.placed, feature.checked
-        if options.edge_dir not in placed:
-            placed[options.edge_dir] = by_id if lists.eids is None else by_id[lists.eids]
-        return placed[options.edge_dir]
+        if options.edge_dir not in feature.placed:
+            lists = self.edge_lists(etype, options.edge_dir)
+            feature.placed[options.edge_dir] = lists.by_position(feature.checked)
+        return feature.placed[options.edge_dir]

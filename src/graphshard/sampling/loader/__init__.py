@@ -3,6 +3,7 @@
 
 from ._collators import EdgeCollator, NodeCollator
 from ._dist_loader import DataLoader, LoaderResources
+from ._graph_loader import GraphCollator, GraphDataLoader
 from ._local_loader import EdgeDataLoader, LocalDataLoader, NodeDataLoader
 from ._mini_batch import LoaderStats, MiniBatch, global_mean
 from ._pipeline import Pipeline, Run, Stage

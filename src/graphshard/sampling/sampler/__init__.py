@@ -3,12 +3,25 @@
 
 from ._block_sampler import BlockSampler, Sampler, takes
 from ._edge_sampler import EdgePredictionSampler, as_edge_prediction_sampler
-from ._exclude import Exclude
-from ._ids import by_type, per_kind, refuse_unnamed
-from ._negative import GlobalUniform, NegativeSampler, PerSourceUniform, Uniform
-from ._neighbor_sampler import DrawSeed, IdTables, MultiLayerNeighborSampler, NeighborSampler
+from ._exclude import Exclude, find_exclude_eids
+from ._ids import by_relation, by_type, only_if_plain, per_kind, refuse_unnamed
+from ._negative import (
+    GlobalUniform,
+    NegativeSampler,
+    PerSourceUniform,
+    Uniform,
+    global_uniform_negative_sampling,
+)
+from ._neighbor_sampler import (
+    DrawSeed,
+    IdTables,
+    LayerFanout,
+    MultiLayerNeighborSampler,
+    NeighborSampler,
+)
 from ._samplers import (
     DistNeighborSampler,
     LaborSampler,
     MultiLayerFullNeighborSampler,
 )
+from ._spot_target import SpotTarget

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -18,16 +17,16 @@ if TYPE_CHECKING:
     from ._neighbor_sampler import DrawSeed
 
 
-class Sampler(ABC):
+class Sampler:
     """Base of everything that turns the indices of a batch into what a training step sees.
 
     A loader calls `sample` for each batch. Subclasses may return anything; one that has a parameter
     ``draw_seed`` is told which draw to make, see `DrawSeed`.
     """
 
-    @abstractmethod
     def sample(self, g: Any, indices: Any) -> Any:
-        """What a loader yields for ``indices`` of ``g``."""
+        """What a loader yields for ``indices`` of ``g``; a subclass says what."""
+        raise NotImplementedError(f"{type(self).__name__} must define sample(self, g, indices)")
 
 
 class BlockSampler(Sampler):
@@ -56,7 +55,6 @@ class BlockSampler(Sampler):
         self.prefetch_edge_feats = prefetch_edge_feats or ()
         self.output_device = output_device
 
-    @abstractmethod
     def sample_blocks(
         self, g: Any, seed_nodes: Any, exclude_eids: Any = None
     ) -> tuple[Any, Any, list[Block]]:
@@ -70,6 +68,10 @@ class BlockSampler(Sampler):
         Returns:
             ``(input_nodes, output_nodes, blocks)``.
         """
+        raise NotImplementedError(
+            f"{type(self).__name__} must define sample_blocks(self, g, seed_nodes, "
+            "exclude_eids=None), or sample"
+        )
 
     def sample(
         self,
@@ -98,6 +100,14 @@ class BlockSampler(Sampler):
         result = self.sample_blocks(g, indices, exclude_eids=exclude_eids, **keyed)
         if isinstance(g, Graph):
             self._attach_named(g, result[2])
+        return result
+
+    def assign_lazy_features(self, result: Any) -> Any:
+        """``result`` as it is: DGL's samplers call this to attach features, which `sample` does.
+
+        Args:
+            result: What `sample_blocks` returned.
+        """
         return result
 
     def prefetch(self, batch: Any) -> None:

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from ..._typing import CanonicalEType, EType
-from ..graph_store import graph_store_of
-from ._ids import by_relation, checked_ids, relation_named
+from ..graph_store import GraphStore, graph_store_of
+from ._ids import by_relation, checked_ids, only_if_plain, per_kind, relation_named
 
 Exclude: TypeAlias = str | Tensor | Mapping[EType, Tensor] | Callable[[Any], Any] | None
 """``None``, ``"self"``, ``"reverse_id"``, ``"reverse_types"``, edge ids, or a function of ids."""
@@ -67,15 +67,15 @@ def edges_to_exclude(
 
     Raises:
         TypeError: Ids that are no integers, or without a relation on a graph of several.
-        ValueError: An unknown relation, an id out of range, or ``reverse_eids`` of another length.
+        ValueError: An unknown relation, or ``reverse_eids`` that has too few ids.
     """
     store = graph_store_of(g)
     if exclude is None:
         return None
     if callable(exclude):
-        return by_relation(store, exclude(as_given), "what exclude returned")
+        return _edges_there(store, exclude(as_given), "what exclude returned")
     if not isinstance(exclude, str):
-        return by_relation(store, exclude, "exclude")
+        return _edges_there(store, exclude, "exclude")
     if exclude == "self":
         return dict(seeds)
     if exclude == "reverse_id":
@@ -107,6 +107,55 @@ def edges_to_exclude(
     return {etype: torch.cat(ids) for etype, ids in found.items()}
 
 
+def _edges_there(store: GraphStore, ids: Any, what: str) -> dict[CanonicalEType, Tensor] | None:
+    """As `by_relation`, without ids of no edge: a map may be of a graph that had more edges."""
+    if ids is None:
+        return None
+    found = {}
+    for name, values in per_kind(ids, store.canonical_etypes, what, "relation to ids").items():
+        etype = relation_named(store, name)
+        bound = store.num_edges(etype)
+        found[etype] = checked_ids(values, bound, f"{what} of {etype}", store, leave_out=True)
+    return found
+
+
+def find_exclude_eids(
+    g: Any,
+    seed_edges: Any,
+    exclude: Exclude,
+    reverse_eids: Tensor | Mapping[EType, Tensor] | None = None,
+    reverse_etypes: Mapping[EType, EType] | None = None,
+    output_device: torch.device | str | None = None,
+) -> Any:
+    """Ids of the edges that must not be drawn for some edges.
+
+    Args:
+        g: The graph.
+        seed_edges: Edge ids, or relation to ids.
+        exclude: As for `EdgePredictionSampler`.
+        reverse_eids: As for `EdgePredictionSampler`.
+        reverse_etypes: As for `EdgePredictionSampler`.
+        output_device: Where they shall be; by default where the graph is.
+
+    Returns:
+        Ids as ``seed_edges`` are given, plain or by relation; None where ``exclude`` is.
+
+    Raises:
+        TypeError: As for `EdgePredictionSampler.sample`.
+        ValueError: As for `EdgePredictionSampler.sample`.
+    """
+    check_exclude(exclude, reverse_eids, reverse_etypes)
+    seeds = by_relation(graph_store_of(g), seed_edges, "seed_edges") or {}
+    is_plain = not isinstance(seed_edges, Mapping)
+    as_given = only_if_plain(seeds) if is_plain else dict(seeds)
+    found = edges_to_exclude(g, seeds, as_given, exclude, reverse_eids, reverse_etypes)
+    if found is None:
+        return None
+    if output_device is not None:
+        found = {etype: ids.to(output_device) for etype, ids in found.items()}
+    return only_if_plain(found) if is_plain else found
+
+
 def _reverse(
     g: Any, etype: CanonicalEType, reverse_eids: Tensor | Mapping[EType, Tensor], eids: Tensor
 ) -> Tensor:
@@ -125,11 +174,11 @@ def _reverse(
     if not hasattr(of_relation, "shape"):
         of_relation = torch.as_tensor(of_relation)
     num_edges = store.num_edges(etype)
-    if tuple(of_relation.shape) != (num_edges,):
+    if len(of_relation.shape) != 1 or of_relation.shape[0] < num_edges:
         raise ValueError(
             f"reverse_eids must have one id for each of the {num_edges} edges of {etype} (got "
             f"shape {tuple(of_relation.shape)})"
         )
     at = eids.to(of_relation.device) if isinstance(of_relation, Tensor) else eids.cpu()
     found = torch.as_tensor(of_relation[at])
-    return checked_ids(found, num_edges, f"reverse_eids of {etype}", store)
+    return checked_ids(found, num_edges, f"reverse_eids of {etype}", store, leave_out=True)

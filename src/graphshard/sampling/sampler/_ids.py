@@ -87,8 +87,17 @@ def relation_named(store: GraphStore, name: Any) -> CanonicalEType:
     return matching[0]
 
 
-def checked_ids(values: Any, bound: int, what: str, store: GraphStore) -> Tensor:
+def checked_ids(
+    values: Any, bound: int, what: str, store: GraphStore, *, leave_out: bool = False
+) -> Tensor:
     """Ids as a one-dimensional tensor of the store's idtype.
+
+    Args:
+        values: What was given.
+        bound: How many there are.
+        what: What error messages call them.
+        store: Whose ids they are.
+        leave_out: Whether ids that are too great are left out and no mistake.
 
     Raises:
         TypeError: They are no integers.
@@ -105,6 +114,8 @@ def checked_ids(values: Any, bound: int, what: str, store: GraphStore) -> Tensor
         raise TypeError(f"{what} must be int32 or int64 (got {ids.dtype})")
     if ids.dim() != 1:
         raise ValueError(f"{what} must have one dimension (got shape {tuple(ids.shape)})")
+    if leave_out:
+        ids = ids[ids < bound]
     bad = (ids < 0) | (ids >= bound)
     if bool(bad.any()):
         raise ValueError(f"{what} must be in [0, {bound}) (got {int(ids[bad][0])})")

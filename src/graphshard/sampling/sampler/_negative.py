@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from ..._typing import CanonicalEType
+from ..._typing import CanonicalEType, EType
 from ...ops.sampling import below, key_state, states, unit, word
 from ..graph_store import graph_store_of
 from ._ids import by_relation
@@ -134,35 +134,98 @@ class GlobalUniform(NegativeSampler):
         redundancy: float | None = None,
     ) -> None:
         super().__init__(k)
-        if redundancy is not None and redundancy < 0:
-            raise ValueError(f"redundancy must not be negative (got {redundancy})")
         self.exclude_self_loops, self.replace = exclude_self_loops, replace
-        self.max_rounds = _MAX_ROUNDS if redundancy is None else 1 + int(-(-redundancy // 1))
+        self.max_rounds = _rounds(redundancy)
 
     def _pairs(self, g: Any, etype: CanonicalEType, eids: Tensor, streams: Tensor) -> Pairs:
-        source_type, _, target_type = etype
-        num_src, num_dst = g.num_nodes(source_type), g.num_nodes(target_type)
-        streams = streams.repeat_interleave(self.k)
-        slot = torch.arange(self.k, device=streams.device).repeat(eids.numel())
-        code = torch.full_like(streams, -1)
-        open_slots = torch.arange(streams.numel(), device=streams.device)
-        for attempt in range(self.max_rounds):
-            if open_slots.numel() == 0:
-                break
-            counter = 2 * (attempt * self.k + slot[open_slots])
-            source = _any_of(num_src, word(streams[open_slots], counter))
-            destination = _any_of(num_dst, word(streams[open_slots], counter + 1))
-            good = ~g.has_edges_between(source.to(g.idtype), destination.to(g.idtype), etype=etype)
-            if self.exclude_self_loops and source_type == target_type:
-                good &= source != destination
-            found = source * num_dst + destination
-            if not self.replace:
-                good &= ~torch.isin(found, code)
-                good &= _is_first(found, good)
-            code[open_slots[good]] = found[good]
-            open_slots = open_slots[~good]
-        code = code[code >= 0]
-        return code // max(num_dst, 1), code % max(num_dst, 1)
+        return _free_pairs(
+            g, etype, streams, self.k, self.exclude_self_loops, self.replace, self.max_rounds
+        )
+
+
+def global_uniform_negative_sampling(
+    g: Any,
+    num_samples: int,
+    exclude_self_loops: bool = True,
+    replace: bool = False,
+    etype: EType | None = None,
+    redundancy: float | None = None,
+) -> Pairs:
+    """Draw pairs of nodes that no edge of a relation joins; see `GlobalUniform`.
+
+    Args:
+        g: A graph of this process.
+        num_samples: How many pairs; where free pairs are hard to hit, there may be fewer.
+        exclude_self_loops: Draw no pair of a node with itself.
+        replace: Whether a pair may appear several times.
+        etype: The relation; by default the first.
+        redundancy: At most ``1 + redundancy`` tries for each pair; by default many.
+
+    Returns:
+        ``(sources, destinations)``, in the graph's idtype.
+
+    Raises:
+        ValueError: ``num_samples`` or ``redundancy`` is negative, or an unknown relation.
+
+    Example:
+        >>> from graphshard.graph import graph
+        >>> g = graph(([0, 1, 2], [1, 2, 3]))
+        >>> source, destination = global_uniform_negative_sampling(g, 4)
+        >>> len(source), g.has_edges_between(source, destination).any()
+        (4, tensor(False))
+    """
+    if num_samples < 0:
+        raise ValueError(f"num_samples must not be negative (got {num_samples})")
+    relation = g.canonical_etypes[0] if etype is None else g.to_canonical_etype(etype)
+    key = DrawSeed.fresh().key(NEGATIVES, g.canonical_etypes.index(relation))
+    streams = states(key_state(key, _DOMAIN), torch.arange(int(num_samples), device=g.device))
+    rounds = _rounds(redundancy)
+    source, destination = _free_pairs(g, relation, streams, 1, exclude_self_loops, replace, rounds)
+    return source.to(g.idtype), destination.to(g.idtype)
+
+
+def _rounds(redundancy: float | None) -> int:
+    if redundancy is not None and redundancy < 0:
+        raise ValueError(f"redundancy must not be negative (got {redundancy})")
+    return _MAX_ROUNDS if redundancy is None else 1 + int(-(-redundancy // 1))
+
+
+def _free_pairs(
+    g: Any,
+    etype: CanonicalEType,
+    streams: Tensor,
+    k: int,
+    exclude_self_loops: bool,
+    replace: bool,
+    max_rounds: int,
+) -> Pairs:
+    """``k`` pairs from each stream of random words, of nodes that no edge of a relation joins."""
+    source_type, _, target_type = etype
+    num_src, num_dst = g.num_nodes(source_type), g.num_nodes(target_type)
+    num_streams = streams.numel()
+    streams = streams.repeat_interleave(k)
+    slot = torch.arange(k, device=streams.device).repeat(num_streams)
+    code = torch.full_like(streams, -1)
+    open_slots = torch.arange(streams.numel(), device=streams.device)
+    if num_src == 0 or num_dst == 0:
+        open_slots = open_slots[:0]
+    for attempt in range(max_rounds):
+        if open_slots.numel() == 0:
+            break
+        counter = 2 * (attempt * k + slot[open_slots])
+        source = _any_of(num_src, word(streams[open_slots], counter))
+        destination = _any_of(num_dst, word(streams[open_slots], counter + 1))
+        good = ~g.has_edges_between(source.to(g.idtype), destination.to(g.idtype), etype=etype)
+        if exclude_self_loops and source_type == target_type:
+            good &= source != destination
+        found = source * num_dst + destination
+        if not replace:
+            good &= ~torch.isin(found, code)
+            good &= _is_first(found, good)
+        code[open_slots[good]] = found[good]
+        open_slots = open_slots[~good]
+    code = code[code >= 0]
+    return code // max(num_dst, 1), code % max(num_dst, 1)
 
 
 def _any_of(count: int, words: Tensor) -> Tensor:

@@ -183,15 +183,17 @@ class NeighborSampler(BlockSampler):
         prob: Name of an edge feature; neighbours are drawn in proportion to it, and those with 0
             never.
         mask: Name of a bool edge feature; edges where it is false are never drawn.
-        replace: Draw with replacement: nodes with any neighbour then have exactly the fanout.
+        replace: Draw with replacement: nodes with any neighbour then have exactly the fanout, or,
+            where it is -1, each neighbour once.
         prefetch_node_feats: As for `BlockSampler`.
         prefetch_labels: As for `BlockSampler`.
         prefetch_edge_feats: As for `BlockSampler`.
         output_device: As for `BlockSampler`.
+        fused: Accepted for DGL's scripts: drawing and renumbering are always one pass.
 
     Raises:
-        ValueError: No fanouts, a fanout below -1, an unknown direction, both ``prob`` and
-            ``mask``, or -1 together with ``replace``.
+        ValueError: No fanouts, a fanout below -1, an unknown direction, or both ``prob`` and
+            ``mask``.
 
     Example:
         >>> from graphshard.data import load_dataset
@@ -212,9 +214,10 @@ class NeighborSampler(BlockSampler):
         prefetch_labels: FeatureNames = None,
         prefetch_edge_feats: FeatureNames = None,
         output_device: torch.device | str | None = None,
+        fused: bool = True,
     ) -> None:
         self.fanouts = list(fanouts)
-        _check_fanouts(self.fanouts, replace)
+        _check_fanouts(self.fanouts)
         if edge_dir not in ("in", "out"):
             raise ValueError(f"edge_dir must be 'in' or 'out' (got {edge_dir!r})")
         if prob is not None and mask is not None:
@@ -316,14 +319,17 @@ class NeighborSampler(BlockSampler):
         if isinstance(g, Graph):
             set_all_lazy(g, blocks)
         inputs = {t: blocks[0].srcnodes[t].data[NID] for t in store.ntypes}
-        outputs = {t: blocks[-1].dstnodes[t].data[NID] for t in store.ntypes}
-        return only_if_plain(inputs), only_if_plain(outputs), blocks
+        given = seed_nodes if isinstance(seed_nodes, Mapping) else store.ntypes
+        outputs = {t: blocks[-1].dstnodes[t].data[NID] for t in given}
+        if not isinstance(seed_nodes, Mapping):
+            outputs = only_if_plain(outputs)
+        return only_if_plain(inputs), outputs, blocks
 
 
 MultiLayerNeighborSampler = NeighborSampler
 
 
-def _check_fanouts(fanouts: Sequence[LayerFanout], replace: bool) -> None:
+def _check_fanouts(fanouts: Sequence[LayerFanout]) -> None:
     if not fanouts:
         raise ValueError("fanouts must hold one entry per layer (got none)")
     for layer, fanout in enumerate(fanouts):
@@ -333,11 +339,6 @@ def _check_fanouts(fanouts: Sequence[LayerFanout], replace: bool) -> None:
                 raise ValueError(
                     f"a fanout must be an integer of at least -1, which means all neighbours (got "
                     f"{number!r} for layer {layer})"
-                )
-            if number == -1 and replace:
-                raise ValueError(
-                    f"all neighbours (-1, layer {layer}) cannot be drawn with replacement; leave "
-                    "replace out, or give a number"
                 )
 
 
