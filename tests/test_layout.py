@@ -25,8 +25,8 @@ PACKAGE = ROOT / "src" / "graphshard"
 MAX_LINES = 650
 MAX_FILES = 12
 
-FILES = {"_regular_files", "_written_files", "_temporary"}
-PROCESSES = {"_children", "_temporary"}
+FILES = {"_files"}
+PROCESSES = {"_children", "_files"}
 BASE = {"errors", "config", "_typing", "_ranges", "_kernel", "_memory"} | FILES
 KERNELS = {"_kernels"}
 
@@ -39,9 +39,7 @@ ARROWS: dict[str, set[str]] = {
     "_ranges": {"errors", "_typing"},
     "_kernel": KERNELS,
     "_memory": {"_kernel"} | KERNELS,
-    "_regular_files": set(),
-    "_written_files": set(),
-    "_temporary": set(),
+    "_files": set(),
     "_children": set(),
     "_host_agent": PROCESSES,
     "function": {"errors"},
@@ -71,7 +69,7 @@ ARROWS["testing"] = set(ARROWS) - {"pyg"}
 ARROWS["distributed"] = set(ARROWS) - {"pyg", "testing"}
 ARROWS["__init__"] = set(ARROWS)
 ARROWS["launch"] = BASE | {"_children", "_host_agent", "partition", "store", "train"}
-ARROWS["ray"] = {"_temporary", "distributed", "graph"}
+ARROWS["ray"] = {"_files", "distributed", "graph"}
 ARROWS["cli"] = set(ARROWS) - {"pyg"}
 ARROWS["__main__"] = {"cli"}
 

@@ -35,7 +35,7 @@ from types import FrameType
 from typing import Any
 
 from ._children import Child, LineStream, end_children, read_streams
-from ._temporary import TemporaryFolder
+from ._files import TemporaryFolder
 
 START = (
     "import importlib, importlib.util, sys, types; "

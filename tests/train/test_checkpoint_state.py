@@ -20,7 +20,7 @@ import torch
 from train_cases import as_values, config_of, train_on_rank, write_parts
 
 from graphshard import CheckpointError
-from graphshard._written_files import writing
+from graphshard._files import writing
 from graphshard.distributed import partition_graph
 from graphshard.testing import RanksFailed, run_ranks
 from graphshard.train import FullBatchConfig, FullBatchRun, load_model_state

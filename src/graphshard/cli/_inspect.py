@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from .._written_files import writing
+from .._files import writing
 from ..partition import PartitionStats, load_partition_stats
 from ..partition.format import PartitionConfig, etype_key, read_config
 from ..train import TaskInfo, read_task

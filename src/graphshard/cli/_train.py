@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.console import Console
 
-from .._temporary import TemporaryFolder
+from .._files import TemporaryFolder
 from ..data.prepare import Preparation, has_relations, read_dataset
 from ..partition.format import read_config
 from ..train import FullBatchConfig, SampledConfig, TrainResult, launch_training, run_as_worker

@@ -30,7 +30,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .._regular_files import read_text_regular
+from .._files import read_text_regular
 from .._typing import DEFAULT_CANONICAL_ETYPE, DEFAULT_NTYPE, CanonicalEType
 from ._arrays import SparseRows, is_there, read_array, read_features
 

@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._regular_files import check_regular, open_regular
+from .._files import check_regular, open_regular
 from .._typing import CanonicalEType
 from ..graph import Graph, graph, heterograph
 from ..graph.convert import require

@@ -17,8 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._regular_files import read_json_regular
-from .._written_files import write_json
+from .._files import read_json_regular, write_json
 from ..errors import GraphTypeError, GraphValueError
 from ..graph import load_graphs, load_labels, load_tensors, save_graphs, save_tensors
 

@@ -28,8 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from .._children import how_ended
-from .._regular_files import check_regular
-from .._temporary import TemporaryFolder
+from .._files import TemporaryFolder, check_regular
 from ..partition.format import read_config
 from ..store import HostAddress, parts_of_host
 from ._shell import RemoteShell, quoted_path

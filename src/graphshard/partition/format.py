@@ -35,7 +35,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from .._regular_files import NotRegularFileError, read_json_regular
+from .._files import NotRegularFileError, read_json_regular
 from .._typing import CanonicalEType
 from ..errors import PartitionFormatError
 from ._book import RangePartitionBook

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from .._temporary import TemporaryFolder
+from .._files import TemporaryFolder
 from ..distributed import GraphServer, exit_client
 from ..graph.convert import require
 

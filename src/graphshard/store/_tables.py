@@ -23,8 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._temporary import TemporaryFolder
-from .._written_files import writing
+from .._files import TemporaryFolder, writing
 from ..errors import MessageError
 from ..ops import copy_rows
 from .wire import Handler, WireMessage, dtype_name, dtype_named

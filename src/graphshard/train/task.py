@@ -20,8 +20,7 @@ from typing import Any
 
 import torch
 
-from .._regular_files import read_json_regular
-from .._written_files import write_json
+from .._files import read_json_regular, write_json
 from ..data import NodeDataset
 from ..errors import PartitionFormatError
 from ..partition import partition_graph

@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..._written_files import writing
+from ..._files import writing
 from ..collectives import all_to_all, gather_texts, share_error, wait_for_all
 from ..group import GroupState
 from ._exchange import as_bytes, row_bytes

@@ -17,7 +17,7 @@ import scipy.sparse
 import torch
 from torch import Tensor
 
-from ..._regular_files import read_text_regular
+from ..._files import read_text_regular
 from ...errors import GraphValueError
 from ...graph import Graph, graph, load_graphs, reorder_graph
 from .._load import load_dataset

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ..._regular_files import open_regular, read_text_regular
+from ..._files import open_regular, read_text_regular
 from ..._typing import CanonicalEType
 from ...errors import GraphValueError
 from ...graph import Graph, heterograph, load_graphs

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..._regular_files import check_regular
+from ..._files import check_regular
 from ..frame import NamedColumn
 
 

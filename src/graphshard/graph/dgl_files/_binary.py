@@ -30,8 +30,7 @@ from typing import IO, BinaryIO, TypeVar
 import torch
 from torch import Tensor
 
-from ..._regular_files import NotRegularFileError, open_regular
-from ..._written_files import writing
+from ..._files import NotRegularFileError, open_regular, writing
 
 TENSOR = 0xDD5E40F096B4A13F
 

@@ -30,8 +30,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ..._regular_files import check_regular, open_regular, parse_json
-from ..._written_files import writing
+from ..._files import check_regular, open_regular, parse_json, writing
 from ...errors import PartitionFormatError
 
 DTYPE_NAMES: dict[torch.dtype, str] = {

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..._regular_files import read_json_regular
+from ..._files import read_json_regular
 from ..._typing import DEFAULT_CANONICAL_ETYPE, DEFAULT_NTYPE, CanonicalEType
 from ...errors import PartitionFormatError
 from ._pt_file import read_pt

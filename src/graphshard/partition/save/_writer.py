@@ -29,8 +29,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..._regular_files import read_text_regular
-from ..._written_files import sync_folder, write_json
+from ..._files import read_text_regular, sync_folder, write_json
 from ...errors import PartitionFormatError
 from ..files import FileRecord, RowSource, write_tensors
 from ..format import FORMAT, FORMAT_VERSION, PART_FILES, build_of, displaced_folder, read_config

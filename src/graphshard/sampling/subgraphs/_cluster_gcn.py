@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from ..._regular_files import check_regular
+from ..._files import check_regular
 from ...errors import GraphValueError
 from ...graph import Graph
 from ...partition import UndirectedGraph, metis_partition

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from ..._written_files import sync_folder
+from ..._files import sync_folder
 from ...comm import rank
 from ...errors import CheckpointError
 from .._collectives import raise_everywhere, text_of_rank_0

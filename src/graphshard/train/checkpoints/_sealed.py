@@ -27,8 +27,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..._regular_files import check_regular, read_json_regular
-from ..._written_files import write_json
+from ..._files import check_regular, read_json_regular, write_json
 from ...errors import CheckpointError, PartitionFormatError
 from ...partition.files import FileRecord, TensorFile, digest_of
 

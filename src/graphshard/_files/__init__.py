@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files of others, opened with care; own files, written whole; folders that go with their process.
+
+Standard library alone, so that a process that only watches others need not load torch.
+"""
+
+from .pickled import PickleMachine
+from .regular import (
+    NotRegularFileError,
+    check_regular,
+    open_regular,
+    parse_json,
+    read_json_regular,
+    read_text_regular,
+)
+from .temporary import TemporaryFolder, remove_abandoned
+from .written import sync_folder, write_json, writing
+
+__all__ = [
+    "NotRegularFileError",
+    "PickleMachine",
+    "TemporaryFolder",
+    "check_regular",
+    "open_regular",
+    "parse_json",
+    "read_json_regular",
+    "read_text_regular",
+    "remove_abandoned",
+    "sync_folder",
+    "write_json",
+    "writing",
+]
