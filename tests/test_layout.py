@@ -47,8 +47,6 @@ ARROWS: dict[str, set[str]] = {
     "graph": BASE | {"function", "ops"},
     "init": set(),
     "backend": set(),
-    "convert": {"graph"},
-    "random": {"graph"},
     "base": {"errors", "graph"},
     "utils": {"errors"},
     "transforms": {"errors", "function", "graph", "partition"},

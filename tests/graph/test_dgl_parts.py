@@ -17,8 +17,7 @@ from graph_oracle import dgl
 import graphshard
 from graphshard import backend, transforms
 from graphshard.errors import DGLError, DGLWarning
-from graphshard.graph import farthest_point_sampler, neighbor_matching
-from graphshard.random import choice
+from graphshard.graph import choice, farthest_point_sampler, neighbor_matching
 
 
 def random_pair(num_nodes: int = 60, num_edges: int = 150, seed: int = 0) -> tuple[Any, Any, Any]:

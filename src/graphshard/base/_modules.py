@@ -15,6 +15,8 @@ from typing import Any
 # DGL's module: where its names are here, and the names.
 MODULES = {
     "batch": "graph batch slice_batch unbatch",
+    "convert": "graph bipartite_from_networkx bipartite_from_scipy block_to_graph create_block "
+    "from_networkx from_scipy graph heterograph to_heterogeneous to_homogeneous to_networkx",
     "generators": "graph rand_bipartite rand_graph",
     "geometry": "graph farthest_point_sampler neighbor_matching",
     "global_config": "utils is_libxsmm_enabled use_libxsmm",
@@ -26,6 +28,7 @@ MODULES = {
     "Pipe Pool Process Queue RLock Semaphore SimpleQueue Value cpu_count current_process "
     "get_context get_start_method set_start_method spawn",
     "propagate": "graph prop_edges prop_edges_dfs prop_nodes prop_nodes_bfs prop_nodes_topo",
+    "random": "graph choice seed",
     "readout": "graph broadcast_edges broadcast_nodes max_edges max_nodes mean_edges mean_nodes "
     "readout_edges readout_nodes softmax_edges softmax_nodes sum_edges sum_nodes topk_edges "
     "topk_nodes",
