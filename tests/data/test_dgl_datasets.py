@@ -7,7 +7,6 @@ import math
 import os
 import pickle  # to write files as others wrote them; nothing here reads one
 import random
-import warnings
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -16,16 +15,14 @@ import numpy as np
 import pytest
 import scipy.sparse
 import torch
+from torch import Tensor
 
+from dgl_peer import dgl
 from graphshard import data
 from graphshard.data.datasets._planetoid import read_planetoid
 from graphshard.data.datasets._rdf import read_triples
 from graphshard.data.utils import load_info, save_info, split_dataset
 from graphshard.graph import Graph, graph, save_graphs
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    import dgl
 
 
 def planetoid(folder: Path, name: str, protocol: int = 2, missing: int = 0) -> None:
@@ -319,3 +316,37 @@ def test_small_things_for_data_sets(tmp_path: Path) -> None:
         assert [list(p.indices) for p in ours] == [list(p.indices) for p in theirs]
     with pytest.raises(ValueError, match=r"together 1 \(got 0.5000\)"):
         split_dataset(range(3), [0.5])
+
+
+def test_reddit(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    folder = tmp_path / "reddit_f6b3e56b"
+    edges = scipy.sparse.random(30, 30, 0.1, random_state=0)
+    edges = (edges + edges.T).tocoo()
+    rows = {
+        "feature": rng.random((30, 4)),
+        "label": rng.integers(0, 41, 30),
+        "node_types": rng.integers(1, 4, 30),
+    }
+    peer = dgl.data.RedditDataset.__new__(dgl.data.RedditDataset)
+    for place in (tmp_path / "reddit", folder):
+        place.mkdir()
+        scipy.sparse.save_npz(place / "reddit_graph.npz", edges)
+        np.savez(place / "reddit_data.npz", **rows)
+    peer._name, peer._self_loop_str, peer._verbose, peer._url = "reddit", "", False, None
+    peer._raw_dir = str(tmp_path)
+    peer.process()
+    found = data.RedditDataset(raw_dir=tmp_path)
+    assert found.num_classes == peer.num_classes == 41
+    # The order of edges into one node is not said.
+    wanted, ours = (
+        sorted(zip(*map(Tensor.tolist, g.edges()), strict=True)) for g in (peer._graph, found[0])
+    )
+    assert ours == wanted
+    for name, rows_of_nodes in peer._graph.ndata.items():
+        torch.testing.assert_close(found[0].ndata[name], rows_of_nodes, check_dtype=False)
+    np.savez(tmp_path / "reddit" / "reddit_data.npz", **{**rows, "label": rows["label"][:9]})
+    with pytest.raises(ValueError, match="must have the same nodes"):
+        data.RedditDataset(raw_dir=tmp_path)
+    with pytest.raises(FileNotFoundError, match="reddit_self_loop_graph.npz and reddit_data.npz"):
+        data.RedditDataset(self_loop=True, raw_dir=tmp_path)

@@ -3,20 +3,16 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import pytest
 import torch
 
 import graphshard
+from dgl_peer import dgl
 from graphshard import sampling
 from graphshard.errors import DGLError
 from graphshard.graph import EID, ETYPE, Graph, graph, to_homogeneous
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    import dgl
 
 RELATIONS = {
     ("user", "knows", "user"): ([1, 2, 3, 0, 2, 3, 0], [0, 0, 0, 1, 1, 1, 2]),

@@ -30,6 +30,7 @@ from .datasets import (
     MUTAGDataset,
     PubmedGraphDataset,
     RDFGraphDataset,
+    RedditDataset,
 )
 from .utils import Subset, load_graphs, load_info, save_graphs, save_info, split_dataset
 
@@ -49,6 +50,7 @@ __all__ = [
     "NodeDataset",
     "PubmedGraphDataset",
     "RDFGraphDataset",
+    "RedditDataset",
     "Subset",
     "community_graph",
     "from_dgl",

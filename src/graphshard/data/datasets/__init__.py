@@ -9,4 +9,5 @@ from ._citation import (
     PubmedGraphDataset,
 )
 from ._rdf import AIFBDataset, AMDataset, BGSDataset, MUTAGDataset, RDFGraphDataset
+from ._reddit import RedditDataset
 from ._small import KarateClubDataset, MiniGCDataset
