@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import sys
@@ -10,6 +11,10 @@ import sys
 import numpy as np
 import pytest
 import torch
+
+# Read when Triton is imported, which torch does here and there: without a GPU its kernels run in
+# its interpreter.
+os.environ.setdefault("TRITON_INTERPRET", "0" if torch.cuda.is_available() else "1")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -4,17 +4,12 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 from collections.abc import Iterator
 
 import pytest
-import torch
 
 from graphshard._kernel import extension_available, force_extension
 from graphshard.ops._dispatch import force_triton
-
-# Read when Triton is imported: without a GPU its kernels run in its interpreter.
-os.environ.setdefault("TRITON_INTERPRET", "0" if torch.cuda.is_available() else "1")
 
 
 @pytest.fixture(params=["kernels", "torch", pytest.param("triton", marks=pytest.mark.exhaustive)])
