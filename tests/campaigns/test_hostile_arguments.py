@@ -36,7 +36,7 @@ SANITIZERS = {
     "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1:max_allocation_size_mb=4096",
     "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
 }
-CALLS = 1200
+CALLS = 800
 ALL_CALLS = 20000
 
 

@@ -13,8 +13,7 @@ from kill_cases import EXPECTED, Campaign, Case, run_cases
 
 SAMPLE = (
     Case(0, "graphshard", "oneshot", 2, "stop", 1, 2, 0.5),
-    Case(1, "graphshard", "sampled", 2, "kill", -1, 4, 0.2),
-    Case(2, "torchrun", "sequential", 2, "kill", 0, 0, 0.7),
+    Case(1, "torchrun", "sampled", 2, "kill", -1, 4, 0.2),
 )
 NUM_ALL = 300
 

@@ -117,7 +117,10 @@ def test_a_rank_killed_before_the_others_come(victim):
         assert seconds < TIMEOUT + 3
 
 
-@pytest.mark.parametrize(("operation", "victim"), [("all_reduce", 0), ("message", 1)])
+@pytest.mark.parametrize(
+    ("operation", "victim"),
+    [("all_reduce", 0), pytest.param("message", 1, marks=pytest.mark.exhaustive)],
+)
 def test_a_rank_that_hangs(operation, victim):
     for rank, (seconds, ranks, text) in outcomes(victim, "hang", operation).items():
         assert ranks == (victim,), text
@@ -126,7 +129,7 @@ def test_a_rank_that_hangs(operation, victim):
         assert text.startswith(f"rank {rank}: ")
 
 
-@pytest.mark.parametrize("victim", [0, 2])
+@pytest.mark.parametrize("victim", [0, pytest.param(2, marks=pytest.mark.exhaustive)])
 def test_a_rank_that_is_stopped(victim):
     for seconds, ranks, text in outcomes(victim, "stop", "all_to_all").values():
         assert ranks == (victim,)

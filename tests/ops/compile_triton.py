@@ -2,7 +2,7 @@
 """Compiles every Triton kernel for a GPU that need not be there; a program of test_triton.py.
 
 The interpreter runs what the compiler refuses, such as a variable that changes its type in a loop.
-usage: compile_triton.py DTYPE...
+usage: compile_triton.py DTYPE [all]
 """
 
 import importlib
@@ -66,8 +66,8 @@ def values_per_edge(dtype: str, wide: Any) -> None:
     compiled(kernel("sddmm", "_dot"), dtype, options, **ends, **offsets)
 
 
-def attention(dtype: str, wide: Any) -> None:
-    for score, rich in itertools.product(("additive", "joint", "dot"), (False, True)):
+def attention(dtype: str, wide: Any, kinds: tuple[bool, ...]) -> None:
+    for score, rich in itertools.product(("additive", "joint", "dot"), kinds):
         of_scores = {"src": "*fp64" if dtype == "fp64" else "*fp32"} if score == "additive" else {}
         types = {name: of_scores.get("src", f"*{dtype}") for name in ("src", "dst", "edges")}
         has = ("HAS_EIDS", "HAS_EDGE", "HAS_MASK", "HAS_KEYS", "HAS_FACTOR", "SPLIT")
@@ -93,8 +93,8 @@ def attention(dtype: str, wide: Any) -> None:
     )
 
 
-for given in sys.argv[1:]:
-    of_sums = tl.float64 if given == "fp64" else tl.float32
-    sums(given, of_sums)
-    values_per_edge(given, of_sums)
-    attention(given, of_sums)
+given, *more = sys.argv[1:]
+of_sums = tl.float64 if given == "fp64" else tl.float32
+sums(given, of_sums)
+values_per_edge(given, of_sums)
+attention(given, of_sums, (False, True) if more else (True,))

@@ -69,10 +69,11 @@ def test_sums_and_extrema_over_edges(pieces: None) -> None:
 
 @pytest.mark.parametrize("op", ["add", "sub", "mul", "div", "dot"])
 def test_values_per_edge(op: str) -> None:
+    some = ("odd", "one hub", "no edges")
     cases = [
         (d, n, s, t)
-        for d in DTYPES
-        for n in GRAPHS
+        for d in (torch.float64, torch.bfloat16)
+        for n in some
         for s in SOME_SHAPES
         for t in ("uv", "ve", "eu")
     ]
@@ -93,7 +94,11 @@ def test_softmax_over_edges(pieces: None) -> None:
         check(ops.edge_softmax(adj, logits), reference.edge_softmax(adj, logits), logits)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(c, marks=[] if i % 2 else pytest.mark.exhaustive) for i, c in enumerate(CASES)],
+    ids=str,
+)
 def test_attention(case: AttentionCase, pieces: None) -> None:
     adj = adjacency("odd")
     attention = case.make(adj)
@@ -138,7 +143,8 @@ def check(ours: Tensor, expected: Tensor, *inputs: Tensor) -> None:
     "dtype",
     ["fp32", *(pytest.param(d, marks=pytest.mark.exhaustive) for d in ("fp64", "bf16", "fp16"))],
 )
-def test_kernels_compile_for_a_gpu(dtype: str, tmp_path: Path) -> None:
+def test_kernels_compile_for_a_gpu(dtype: str, tmp_path: Path, run_all: bool) -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
     program = str(Path(__file__).with_name("compile_triton.py"))
-    subprocess.run([sys.executable, program, dtype], env=environment, timeout=110, check=True)
+    command = [sys.executable, program, dtype, *["all"][:run_all]]
+    subprocess.run(command, env=environment, timeout=110, check=True)

@@ -146,7 +146,9 @@ def test_a_rank_that_raises(tmp_path: Path, where: str, prefetch: int) -> None:
         assert found["left"] == []
 
 
-@pytest.mark.parametrize(("where", "prefetch"), [("loop", 2), ("stage", 1)])
+@pytest.mark.parametrize(
+    ("where", "prefetch"), [pytest.param("loop", 2, marks=pytest.mark.exhaustive), ("stage", 1)]
+)
 def test_a_rank_that_hangs(tmp_path: Path, where: str, prefetch: int) -> None:
     results, _ = outcomes(tmp_path, where, "hang", prefetch)
     for found in (results[0], results[2]):
