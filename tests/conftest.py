@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import sys
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -66,6 +67,16 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     programs = sys.modules.get("forked_programs")
     if programs is not None:
         programs.stop()
+
+
+@pytest.fixture(autouse=True)
+def _environment_put_back() -> Iterator[None]:
+    """What a test, or code that it runs, has set is gone after it."""
+    before = dict(os.environ)
+    yield
+    for name in set(os.environ) - set(before):
+        del os.environ[name]
+    os.environ.update(before)
 
 
 @pytest.fixture(autouse=True)
