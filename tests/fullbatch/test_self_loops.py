@@ -6,7 +6,6 @@ Uses 3 gloo ranks. The oracle is DGL on the whole graph in one process.
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from torch import Tensor
 
 import graphshard
 import graphshard.function as fn
+from dgl_peer import dgl
 from graphshard.distributed import partition_graph
 from graphshard.testing import run_ranks
 
@@ -78,9 +78,6 @@ def work(rank: int, world_size: int, folder: str, mode: Any) -> dict[str, Any]:
 
 
 def test_like_dgl(tmp_path: Any) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import dgl
     theirs = dgl.graph((SRC, DST), num_nodes=NUM_NODES)
     theirs.edata["w"] = W
     bare = theirs.remove_self_loop()

@@ -17,9 +17,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch_geometric.data import Data, HeteroData
-from torch_geometric.distributed import Partitioner
-from torch_geometric.loader.cluster import ClusterData
 from typer.testing import CliRunner
 
 import graphshard
@@ -28,6 +25,12 @@ from graphshard.errors import PartitionFormatError
 from graphshard.partition import convert_partition, verify_partition
 from graphshard.partition.pyg_folder import read_pt
 from graphshard.testing import run_ranks
+
+pytest.importorskip("torch_geometric", reason="PyG, which writes the folders, is not installed")
+
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.distributed import Partitioner
+from torch_geometric.loader.cluster import ClusterData
 
 NUM_PARTS = 3
 ETYPES = [("a", "to", "b"), ("b", "rev_to", "a"), ("a", "self", "a")]
