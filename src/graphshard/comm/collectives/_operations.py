@@ -185,10 +185,10 @@ def wait_collective(state: GroupState, work: dist.Work | None) -> None:
         return
     if state.backend not in HOST_BACKENDS or (state.monitor is None and state.backend != "gloo"):
         wait(state, work)
+        state.in_flight.discard(work)
         return
     deadline = time.monotonic() + state.timeout.total_seconds()
     longest = _SLICE if state.cancelled is None else _SHORT_SLICE
-    state.unfinished = work
     while True:
         left = max(timedelta(milliseconds=1), timedelta(seconds=deadline - time.monotonic()))
         # A collective that is not complete may be waited for again. (A message may not.)
@@ -206,7 +206,7 @@ def wait_collective(state: GroupState, work: dist.Work | None) -> None:
                 is_in_vain = monitor.has_failure() or monitor.has_lost(state.members)
             if is_in_vain or time.monotonic() >= deadline:
                 raise
-    state.unfinished = None
+    state.in_flight.discard(work)
 
 
 # -- collectives -----------------------------------------------------------------------------------
@@ -219,7 +219,10 @@ def start_collective(
     number = state.num_operations
     state.num_operations += 1
     with operation(state, name, number):
-        return number, start()
+        work = start()
+    if work is not None and state.backend in HOST_BACKENDS:
+        state.in_flight.add(work)
+    return number, work
 
 
 def finish_collective(state: GroupState, name: str, number: int, work: dist.Work | None) -> None:

@@ -63,7 +63,7 @@ class ThreadGroups:
     @property
     def are_broken(self) -> bool:
         """Whether an operation was left unfinished, so that ranks are not in step any more."""
-        return any(state.unfinished is not None for state in self._states.values())
+        return any(state.in_flight for state in self._states.values())
 
     def cancel(self) -> None:
         """End what threads wait for in the groups, within a moment; they are of no use then."""

@@ -115,6 +115,12 @@ class FailureMonitor(OperationLog):
         if self._server is not None:
             self._server.close()
 
+    def drop(self) -> None:
+        """End the connection without a good-bye, as the end of the process does."""
+        self._closing = True
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
     def close_inherited(self) -> None:
         """Close the inherited descriptors in a forked child."""
         self._socket.close()

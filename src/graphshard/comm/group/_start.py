@@ -16,12 +16,14 @@ Each start uses keys of its own, so a store can serve several starts.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import importlib
 import json
 import os
 import secrets
 import socket
+import sys
 import time
 import warnings
 from collections.abc import Iterator
@@ -48,6 +50,7 @@ from ._monitor_server import MonitorServer
 from ._rendezvous import check_refused, meet
 from ._state import (
     DEFAULT_TIMEOUT,
+    HOST_BACKENDS,
     GroupState,
     close_in_children,
     forget,
@@ -229,6 +232,27 @@ def shutdown_comms() -> None:
             "they had been sent: they are stopped, or have ended without shutdown_comms()",
             sorted(late),
         )
+
+
+@atexit.register
+def _end_with_the_interpreter() -> None:
+    """End the threads of groups that the program has not shut down, before the interpreter is gone.
+
+    They may have to release a tensor that Python code has seen, which aborts the process where the
+    interpreter has gone. To the other ranks this is the end of the process, as it is without this.
+    A program that has failed is left as it is: its groups may wait for ranks that do not come.
+    """
+    if not is_initialized() or getattr(sys, "last_type", None) is not None:
+        return
+    state = group_state()
+    if state.process != os.getpid() or state.backend not in HOST_BACKENDS:
+        return
+    states = registered()
+    if state.monitor is not None:
+        state.monitor.drop()
+    dist.destroy_process_group()
+    for each in states:
+        forget(each)
 
 
 @contextlib.contextmanager

@@ -61,12 +61,14 @@ class GroupState:
     checked: set[tuple[object, ...]] = field(default_factory=set)
     # Set to make waits in the group end with `Cancelled`; None where that cannot be.
     cancelled: threading.Event | None = None
-    unfinished: dist.Work | None = None  # a collective that was left before it was complete
+    # Collectives that were started and that nobody has seen complete.
+    in_flight: set[dist.Work] = field(default_factory=set)
     closed: bool = False  # the group has been shut down
     shared: SharedBlocks | None = None  # through which ranks exchange large payloads
     tried_shared: bool = False  # the ranks have found out whether they can have such memory
     made_here: bool = False  # by ``initialize_comms``, not by the program itself
     interface: str | None = None  # put into the environment for gloo, until the group is shut down
+    process: int = field(default_factory=os.getpid)  # a forked child inherits the entry, not more
 
     def payload_device(self, device: torch.device) -> torch.device:
         """Where data that lives on ``device`` must be copied before the backend can send it."""
@@ -133,13 +135,14 @@ def forget(state: GroupState) -> None:
     """Release a group that has been destroyed, so that its connections and threads end."""
     assert state.group is not None
     _states.pop(state.group, None)
-    if state.unfinished is not None and not state.unfinished.is_completed():
-        # The end of a gloo group waits for its operations, and this one waits for a rank that may
-        # never come. So the group stays as it is until the process has ended: nothing must wait
+    if not all(work.is_completed() for work in state.in_flight):
+        # The end of a gloo group waits for its operations, and one of them waits for a rank that
+        # may never come. So the group stays as it is until the process has ended: nothing must wait
         # for it, the interpreter at its end included.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(state.group))
     # Whatever still refers to the state must not keep the group, and its threads, alive.
     state.group, state.closed, state.shared = None, True, None
+    state.in_flight.clear()
 
 
 def registered() -> list[GroupState]:

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs that do not call `shutdown_comms`: how their processes end. 2 ranks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+HEAD = """
+    import atexit, os, sys, time
+    from pathlib import Path
+
+    def report():
+        # Registered first, this runs last, and the interpreter ends after it.
+        names = [entry.read_text().strip() for entry in Path("/proc/self/task").glob("*/comm")]
+        print("at the end:", sorted(name for name in names if "gloo" in name), flush=True)
+        Path(f"ended{os.environ['RANK']}").touch()
+
+    atexit.register(report)
+    import torch
+    import torch.distributed as dist
+    from graphshard import comm
+
+    rank = int(os.environ["RANK"])
+    store = dist.FileStore("store", 2)
+"""
+
+
+def run(folder, program):
+    """Run a program as two ranks; the exit status of each, what it printed, and its errors."""
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    script = folder / "program.py"
+    script.write_text(textwrap.dedent(HEAD) + textwrap.dedent(program))
+    ranks = []
+    for rank in range(2):
+        variables = {"RANK": str(rank), "WORLD_SIZE": "2", "PYTHONPATH": path}
+        ranks.append(
+            subprocess.Popen(
+                [sys.executable, str(script)],
+                cwd=folder,
+                env={**os.environ, **variables, "OMP_NUM_THREADS": "1"},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+    try:
+        outputs = [process.communicate(timeout=100) for process in ranks]
+    finally:
+        for process in ranks:
+            process.kill()
+    return [(p.returncode, *output) for p, output in zip(ranks, outputs, strict=True)]
+
+
+START = {
+    "graphshard's": "comm.initialize_comms(store=store, timeout=60)",
+    "own": 'dist.init_process_group("gloo", store=store, rank=rank, world_size=2)',
+    "at exit": "comm.initialize_comms(store=store); atexit.register(comm.shutdown_comms)",
+}
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="needs Linux's list of threads")
+@pytest.mark.parametrize(
+    "start", [*list(START)[:2], pytest.param("at exit", marks=pytest.mark.exhaustive)]
+)
+def test_no_thread_of_a_group_outlives_the_interpreter(tmp_path, start):
+    # Such a thread aborts the process, now and then, when it releases a tensor.
+    program = f"{START[start]}\ncomm.all_reduce(torch.ones(2))\n"
+    for status, printed, errors in run(tmp_path, program):
+        assert (status, printed) == (0, "at the end: []\n"), errors
+
+
+def test_a_collective_that_was_left_does_not_hold_up_the_end(tmp_path):
+    program = """
+        from graphshard.comm.collectives import start_all_to_all
+        from graphshard.comm.group import group_state
+        from graphshard.errors import RankError
+
+        comm.initialize_comms(store=store, timeout=60)
+        comm.all_reduce(torch.ones(2))
+        if rank == 0:
+            pending = start_all_to_all(group_state(), torch.ones(2), [1, 1], [1, 1])
+            sys.exit(3)
+        deadline = time.monotonic() + 30
+        while not Path("ended0").exists():  # the other rank ends while this one does not come
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        try:
+            comm.all_reduce(torch.ones(2))
+        except RankError as error:
+            print(error)
+    """
+    (first, _, errors), (second, printed, _) = run(tmp_path, textwrap.dedent(program))
+    assert first == 3, errors
+    assert second == 0
+    assert "rank 0 is gone: its process ended without shutdown_comms()" in printed
+
+
+@pytest.mark.exhaustive
+def test_a_program_that_fails_is_named(tmp_path):
+    program = """
+        comm.initialize_comms(store=store, timeout=60)
+        comm.all_reduce(torch.ones(2))
+        if rank == 1:
+            raise KeyError("the cause")
+        comm.all_reduce(torch.ones(2))
+    """
+    (_, _, first), (_, _, second) = run(tmp_path, textwrap.dedent(program))
+    assert "rank 1 is gone: its process ended without shutdown_comms()" in first
+    assert "KeyError: 'the cause'" in second
