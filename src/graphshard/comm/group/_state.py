@@ -61,7 +61,7 @@ class GroupState:
     checked: set[tuple[object, ...]] = field(default_factory=set)
     # Set to make waits in the group end with `Cancelled`; None where that cannot be.
     cancelled: threading.Event | None = None
-    # Collectives that were started and that nobody has seen complete.
+    # Collectives that were started and have not been waited for.
     in_flight: set[dist.Work] = field(default_factory=set)
     closed: bool = False  # the group has been shut down
     shared: SharedBlocks | None = None  # through which ranks exchange large payloads
