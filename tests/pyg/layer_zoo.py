@@ -68,14 +68,9 @@ def zoo() -> list[ZooLayer]:
         ("SAGEConv(mean)", lambda _: n.SAGEConv(f, f)),
         ("SAGEConv(max,project)", lambda _: n.SAGEConv(f, f, aggr="max", project=True)),
         ("SAGEConv(median)", lambda _: n.SAGEConv(f, f, aggr="median")),
-        (
-            "SAGEConv(lstm)",
-            lambda _: n.SAGEConv(f, f, aggr="lstm"),
-            (),
-            "LSTMAggregation",
-            "",
-            "PyG pads to the largest in-degree, which the result depends on",
-        ),
+        ("SAGEConv(lstm)", lambda _: n.SAGEConv(f, f, aggr="lstm")),
+        ("SAGEConv(gru)", lambda _: n.SAGEConv(f, f, aggr=n.GRUAggregation(f, f))),
+        ("SAGEConv(lcm)", lambda _: n.SAGEConv(f, f, aggr=n.LCMAggregation(f, f))),
         (
             "SAGEConv(softmax aggr)",
             lambda _: n.SAGEConv(f, f, aggr=n.SoftmaxAggregation(learn=True)),

@@ -119,5 +119,6 @@ def test_all_layers(world_size: int, cut: str, mode: str, dtype: torch.dtype) ->
     if world_size == 1:  # hyperedges are no nodes
         names.remove("HypergraphConv")
     elif cut == "empty":  # PyG's own code fails on a graph without nodes
-        names = [n for n in names if n not in ("FeaStConv", "SAGEConv(SetTransformer)")]
+        fails = ("FeaStConv", "SAGEConv(SetTransformer)", "SAGEConv(lcm)")
+        names = [name for name in names if name not in fails]
     check(names, world_size, dtype, cut, {"mode": mode})

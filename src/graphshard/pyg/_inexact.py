@@ -30,12 +30,7 @@ _LAYERS = {
     "SGFormer": "its attention over all nodes would see this rank's alone",
     "GraphUNet": "it keeps the best of all nodes, and would choose among this rank's alone",
 }
-_AGGREGATIONS = {
-    "LSTMAggregation": "PyG pads its input to the largest in-degree, and the result depends on it",
-    "GRUAggregation": "PyG pads its input to the largest in-degree, and the result depends on it",
-    "LCMAggregation": "PyG pads its input to the largest in-degree, and the result depends on it",
-    "EquilibriumAggregation": "it iterates over the nodes of one rank",
-}
+_AGGREGATIONS = {"EquilibriumAggregation": "it iterates over the nodes of one rank"}
 _checked: weakref.WeakKeyDictionary[nn.Module, tuple[int, int]] = weakref.WeakKeyDictionary()
 _POOLS = ("torch_geometric.nn.pool.", "torch_geometric.nn.unpool.")
 
@@ -63,15 +58,6 @@ def check_model(layer: nn.Module) -> None:
                 f"ranks: {reason}"
             )
     _checked[model] = state
-
-
-def needs_all_destinations(layer: nn.Module) -> bool:
-    """Whether some destinations of a layer cannot be computed without the others."""
-    return any(
-        base.__name__ in _AGGREGATIONS and base.__module__.startswith("torch_geometric.nn.")
-        for module in layer.modules()
-        for base in type(module).__mro__
-    )
 
 
 def _reason(module: nn.Module) -> str | None:

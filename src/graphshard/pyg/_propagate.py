@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MethodType
 from typing import Any
@@ -30,7 +31,6 @@ from torch import Tensor, nn
 from ..ops import Attention, EdgeMask, random_seed
 from ._edge_index import ShardedEdgeIndex
 from ._fused import FusedCall, attention, weighted_sum
-from ._inexact import needs_all_destinations
 from ._norms import takes_statistics
 from ._recompute import Aggregation, DestinationPiece, DestinationPieces, Tensors
 from ._source_halo import EdgeSet, SourceHalo
@@ -46,6 +46,7 @@ _HOOKS = (
     "_edge_update_forward_pre_hooks",
     "_edge_update_forward_hooks",
 )
+_PADDED = ("LSTMAggregation", "GRUAggregation", "LCMAggregation")
 _looked_at: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
@@ -110,14 +111,38 @@ def _propagate(layer: Any, edge_index: Any, size: Any = None, **kwargs: Any) -> 
             fused = _weighted_sum(layer, kwargs, halo, edges)
         if fused is not None:
             return fused.run()
+        padded = [module for module in layer.modules() if type(module).__name__ in _PADDED]
+        length = halo.largest_in_degree(edges) if padded else 0
         if not halo.keeps_halo:
-            stock = _in_pieces(layer, kwargs, halo, edges)
+            stock = _in_pieces(layer, kwargs, halo, edges, padded, length)
             if stock is not None:
                 return stock.recomputed()
+    else:
+        padded, length = [], 0
     for name, value in kwargs.items():
         if isinstance(value, DeferredUpdate):
             kwargs[name] = type(layer).edge_updater(layer, edge_index, **value.kwargs)
-    return type(layer).propagate(layer, edge_index, size=size, **kwargs)
+    with _of_length(padded, length):
+        return type(layer).propagate(layer, edge_index, size=size, **kwargs)
+
+
+@contextmanager
+def _of_length(modules: Sequence[nn.Module], length: int) -> Iterator[None]:
+    """Aggregations that read a sequence per destination pad each to a length.
+
+    PyG takes the longest of a call, and what an LSTM makes of the rest of a sequence depends on it:
+    it has to be that of the whole graph.
+    """
+
+    def pad(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        return args, {**kwargs, "max_num_elements": length}
+
+    hooks = [module.register_forward_pre_hook(pad, with_kwargs=True) for module in modules]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _defined_by(layer: Any, method: str, module: str, name: str) -> bool:
@@ -363,12 +388,15 @@ def _filled(
 
 
 def _in_pieces(
-    layer: Any, kwargs: dict[str, Any], halo: SourceHalo, edges: EdgeSet
+    layer: Any,
+    kwargs: dict[str, Any],
+    halo: SourceHalo,
+    edges: EdgeSet,
+    padded: Sequence[nn.Module],
+    length: int,
 ) -> Aggregation | None:
     base = "torch_geometric.nn.conv.message_passing"
     if not _defined_by(layer, "update", base, "MessagePassing"):
-        return None
-    if needs_all_destinations(layer):  # on one rank; on more it is refused
         return None
     slots = _Slots(layer, halo, edges.edge_index.shape[1])
     places = slots.of(kwargs, layer._user_args)
@@ -380,7 +408,8 @@ def _in_pieces(
     def propagate(edge_index: Tensor, size: Any, arguments: dict[str, Any]) -> Tensor:
         hooks = [module.register_forward_pre_hook(_refuse_norm) for module in norms]
         try:
-            found: Tensor = type(layer).propagate(layer, edge_index, size=size, **arguments)
+            with _of_length(padded, length):
+                found: Tensor = type(layer).propagate(layer, edge_index, size=size, **arguments)
             return found
         finally:
             for hook in hooks:

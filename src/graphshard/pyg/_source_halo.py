@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from .._typing import CanonicalEType
-from ..comm import fetch_halo, ragged_all_to_all, return_halo
+from ..comm import all_reduce, fetch_halo, ragged_all_to_all, return_halo
 from ..fullbatch import AggregationMode
 from ..fullbatch.execution import HaloRowCache, PairwiseTransport
 from ..fullbatch.topology import WHOLE, LocalEdges, ShardStructure
@@ -208,6 +208,13 @@ class SourceHalo:
             kept.append(known)
         self._edge_sets = kept
         return made
+
+    def largest_in_degree(self, edges: EdgeSet) -> int:
+        """In-edges of the destination of all ranks that has the most; collective."""
+        indptr, _, _ = edges.adjacency.csc()
+        largest = indptr.diff().max() if self.num_dst else indptr.new_zeros(())
+        largest = largest.to(torch.int64)
+        return int(all_reduce(largest, "max", group=self.structure.group))
 
     def reversed(self) -> SourceHalo:
         """The same relation with its edges turned round; collective the first time.
