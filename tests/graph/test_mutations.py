@@ -188,7 +188,8 @@ def test_questions_that_functions_answer() -> None:
         lambda g: g.filter_edges(lambda e: e.data["x"] > 1, torch.tensor([4, 0]), "follows"),
     ):
         assert torch.equal(filtered(ours), filtered(theirs))
-    assert ours.metagraph().edges(keys=True) == theirs.metagraph().edges(keys=True)
+    assert list(ours.metagraph().edges(keys=True)) == list(theirs.metagraph().edges(keys=True))
+    assert repr(ours) == repr(theirs)
     for etype in ours.canonical_etypes:
         for transpose in (False, True):
             mine = ours.adj_external(transpose, etype=etype).to_dense()

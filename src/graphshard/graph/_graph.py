@@ -86,7 +86,18 @@ class Graph(GraphMethods):
             )
         nodes = {name: self.num_nodes(name) for name in self.ntypes}
         edges = {etype: self.num_edges(etype) for etype in self.canonical_etypes}
-        return f"Graph(num_nodes={nodes},\n      num_edges={edges})"
+        # As NetworkX lists the edges of `metagraph`: by source, then by destination.
+        places: dict[str, int] = {}
+        first: dict[tuple[str, str], int] = {}
+        for source, _, destination in self.canonical_etypes:
+            places.setdefault(source, len(places))
+            places.setdefault(destination, len(places))
+            first.setdefault((source, destination), len(first))
+        listed = sorted(
+            self.canonical_etypes, key=lambda etype: (places[etype[0]], first[etype[0], etype[2]])
+        )
+        metagraph = [(source, destination, name) for source, name, destination in listed]
+        return f"Graph(num_nodes={nodes},\n      num_edges={edges},\n      metagraph={metagraph})"
 
 
 def node_frame(ntype: str, num_rows: int, device: torch.device) -> Frame:

@@ -24,9 +24,9 @@ def metagraph(g: LocalGraph) -> networkx.MultiDiGraph:
         ImportError: NetworkX is not installed.
     """
     out = require("networkx", "networkx", "metagraph").MultiDiGraph()
-    out.add_nodes_from(g.ntypes)
     for source, name, destination in g.canonical_etypes:
         out.add_edge(source, destination, key=name)
+    out.add_nodes_from(g.ntypes)
     return out
 
 
