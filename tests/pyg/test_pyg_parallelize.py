@@ -202,6 +202,25 @@ def test_a_program_of_one_process(world_size: int, cut: str, mode: str) -> None:
     assert all(drawn == first for drawn in others)
 
 
+def compiled_before(rank: int, world_size: int) -> None:
+    data = whole_graph(torch.float64)
+    reference = pyg_nn.GCN(WIDTH, 8, 2, 3).double()
+    expected = reference(data.x, data.edge_index)
+    expected.square().sum().backward()
+    model = torch.compile(copy.deepcopy(reference), backend="eager")
+    model.zero_grad()
+    model = graphshard.pyg.parallelize(model, data, part_method="random")
+    out = model(data.x, data.edge_index)
+    out.square().sum().backward()
+    close(out, expected)
+    close(grads_of(model), grads_of(reference))
+
+
+@pytest.mark.exhaustive
+def test_a_compiled_model() -> None:
+    run_ranks(compiled_before, 2)
+
+
 def test_one_process_without_a_group() -> None:
     on_a_rank(0, 1, "metis", "sequential")
 

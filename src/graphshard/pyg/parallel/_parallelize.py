@@ -70,7 +70,8 @@ def parallelize(
     Where no machine can hold the data, or the results of all nodes, use `shard`.
 
     Args:
-        model: Any model whose layers `shard` supports; it is changed, and returned.
+        model: Any model whose layers `shard` supports; it is changed, and returned. It may have
+            been through ``torch.compile``, or go through it afterwards.
         data: The whole graph, the same on every rank; what the calls get is taken from it.
         part_method: See `shard`.
         methods: The model's methods that are computed so, as ``("encode", "decode")``. Others run
@@ -115,6 +116,8 @@ def parallelize(
         prefetch=prefetch,
         halo_dtype=halo_dtype,
     )
+    compiled = getattr(model, "_orig_mod", None)  # of what torch.compile returns
+    result, model = model, model if compiled is None else compiled
     for name in methods:
         getattr(model, name)
     state = group_state(group)
@@ -138,6 +141,7 @@ def parallelize(
     install()
     graph = ParallelGraph(whole, find_owners(whole, part_method, seed, state), policy, state)
     model = convert_sync_norm(model, group)
+    result = model if compiled is None else result
     share_generators(state)
     gradients = SharedGradients(model, state)
     if not gradients.is_lazy:
@@ -145,7 +149,7 @@ def parallelize(
     vars(model)[_MARK] = True
     for name in methods:
         setattr(model, name, MethodType(_parallel_method(name, graph, gradients), model))
-    return model
+    return result
 
 
 def _parallel_method(name: str, graph: ParallelGraph, gradients: SharedGradients) -> Any:
