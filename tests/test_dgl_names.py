@@ -44,6 +44,13 @@ PLACES = {
     "data.utils": "save_graphs load_graphs save_info load_info split_dataset Subset makedirs",
     "distributed.partition": "load_partition partition_graph RESERVED_FIELD_DTYPE",
     "distributed.graph_partition_book": "RangePartitionBook NodePartitionPolicy HeteroDataName",
+    "data.citation_graph": "CoraGraphDataset",
+    "data.rdf": "AIFBDataset MUTAGDataset",
+    "dataloading.negative_sampler": "Uniform PerSourceUniform GlobalUniform",
+    "dataloading.neighbor_sampler": "NeighborSampler MultiLayerFullNeighborSampler",
+    "sampling.randomwalks": "random_walk pack_traces",
+    "distributed.optim": "SparseAdam SparseAdagrad",
+    "ops.sddmm": "gsddmm u_dot_v",
     "ops": "segment_reduce segment_mm gather_mm copy_u_sum u_mul_e_sum u_dot_v edge_softmax",
 }
 

@@ -41,6 +41,43 @@ MODULES = {
     "function.message": "function copy_e copy_u u_add_v u_div_v u_dot_v u_mul_v u_sub_v u_add_e "
     "u_div_e u_dot_e u_mul_e u_sub_e",
     "function.reducer": "function max mean min sum",
+    "data.citation_graph": "data CitationGraphDataset CiteseerGraphDataset CoraGraphDataset "
+    "PubmedGraphDataset",
+    "data.rdf": "data AIFBDataset AMDataset BGSDataset MUTAGDataset",
+    "data.dgl_dataset": "data DGLBuiltinDataset DGLDataset",
+    "data.reddit": "data RedditDataset",
+    "data.karate": "data KarateClubDataset",
+    "data.minigc": "data MiniGCDataset",
+    "dataloading.base": "dataloading BlockSampler EdgePredictionSampler Sampler "
+    "as_edge_prediction_sampler find_exclude_eids",
+    "dataloading.neighbor_sampler": "dataloading MultiLayerFullNeighborSampler "
+    "MultiLayerNeighborSampler NeighborSampler",
+    "dataloading.cluster_gcn": "dataloading ClusterGCNSampler",
+    "dataloading.shadow": "dataloading ShaDowKHopSampler",
+    "dataloading.graphsaint": "dataloading SAINTSampler",
+    "dataloading.dataloader": "dataloading DataLoader GraphCollator GraphDataLoader",
+    "dataloading.spot_target": "dataloading SpotTarget",
+    "sampling.neighbor": "sampling sample_etype_neighbors sample_neighbors "
+    "sample_neighbors_biased select_topk",
+    "sampling.randomwalks": "sampling pack_traces random_walk",
+    "sampling.pinsage": "sampling PinSAGESampler RandomWalkNeighborSampler",
+    "sampling.negative": "sampling global_uniform_negative_sampling",
+    "sampling.node2vec_randomwalk": "sampling node2vec_random_walk",
+    "sampling.labor": "sampling sample_labors",
+    "distributed.dist_graph": "distributed DistGraph edge_split node_split",
+    "distributed.dist_tensor": "distributed DistTensor",
+    "distributed.dist_dataloader": "distributed DistDataLoader",
+    "distributed.nn": "distributed DistEmbedding",
+    "distributed.optim": "distributed SparseAdagrad SparseAdam",
+    "distributed.dist_context": "distributed exit_client initialize",
+    "ops.spmm": "ops copy_e_max copy_e_mean copy_e_min copy_e_sum copy_u_max copy_u_mean "
+    "copy_u_min copy_u_sum u_add_e_max u_add_e_mean u_add_e_min u_add_e_sum u_div_e_max "
+    "u_div_e_mean u_div_e_min u_div_e_sum u_mul_e_max u_mul_e_mean u_mul_e_min u_mul_e_sum "
+    "u_sub_e_max u_sub_e_mean u_sub_e_min u_sub_e_sum",
+    "ops.sddmm": "ops copy_e copy_u copy_v e_add_u e_add_v e_div_u e_div_v e_dot_u e_dot_v "
+    "e_mul_u e_mul_v e_sub_u e_sub_v gsddmm u_add_e u_add_v u_div_e u_div_v u_dot_e u_dot_v "
+    "u_mul_e u_mul_v u_sub_e u_sub_v v_add_e v_add_u v_div_e v_div_u v_dot_e v_dot_u v_mul_e "
+    "v_mul_u v_sub_e v_sub_u",
     "ops.edge_softmax": "ops edge_softmax",
     "ops.segment": "ops segment_mm segment_reduce segment_softmax",
     "transforms.module": "transforms AddEdge AddMetaPaths AddReverse AddSelfLoop BaseTransform "
