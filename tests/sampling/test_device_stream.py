@@ -2,7 +2,8 @@
 """Batches that go to a GPU: order of copies, waits and marks; on a device, that results are equal.
 
 Without a GPU, streams that only write down what is launched on them stand in the place of torch's:
-a copy that is "begun" on one happens when another stream waits for an event after it. No group.
+a copy that is "begun" on one happens when another stream waits for an event after it. No group but
+in a test that needs a device.
 """
 
 from __future__ import annotations
@@ -10,10 +11,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from dist_loader_cases import by_name, inputs_of, labels_of
+from sharded_cases import graph_of, manager_of, write_parts
 
 import graphshard
 from graphshard.dataloading import (
@@ -27,6 +31,7 @@ from graphshard.sampling import DataLoader as ShardedLoader
 from graphshard.sampling import DistNeighborSampler, MiniBatch
 from graphshard.sampling.loader import Pipeline, Stage
 from graphshard.sampling.loader._device_stream import DeviceStream, moved
+from graphshard.testing import run_ranks
 
 PRESENT = torch.device("meta")  # what is patched to have streams
 
@@ -38,6 +43,7 @@ class Stream:
         self.name, self.log = name, log
         self.launched: list[Callable[[], None]] = []
         self.num_done = 0
+        self.working = threading.Lock()
 
     def wait_stream(self, other: Stream) -> None:
         self.log.append(f"{self.name} waits for {other.name}")
@@ -58,9 +64,10 @@ class Event:
         stream = self.stream
         if log:
             stream.log.append(f"host waits for {stream.name}")
-        while stream.num_done < self.place:
-            stream.launched[stream.num_done]()
-            stream.num_done += 1
+        with stream.working:
+            while stream.num_done < self.place:
+                stream.launched[stream.num_done]()
+                stream.num_done += 1
 
     def query(self) -> bool:
         return True
@@ -419,6 +426,44 @@ def test_on_a_device_batches_equal_those_on_the_cpu(make: Any, options: dict[str
         torch.cuda.synchronize()
     assert loader.stats().num_steps == len(expected)
     assert loader.stats().device_wait_seconds >= 0
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("make", LOADERS)
+def test_a_graph_on_a_device_gives_the_batches_of_the_cpu(make: Any) -> None:
+    g = typed()
+    expected = [values(batch) for batch in make(g, "cpu")]
+    with torch.cuda.stream(torch.cuda.Stream()):
+        there = g.to("cuda")
+        for batch, of_cpu in zip(make(there, None), expected, strict=True):
+            for ours, theirs in zip(_there(batch), of_cpu, strict=True):
+                assert torch.equal(ours.cpu(), theirs)
+
+
+def _sums(rank: int, world_size: int, parts: str, device: str) -> list[float]:
+    """Of what each batch of this rank holds, weighted by place."""
+    whole, manager = graph_of("plain"), manager_of(parts, rank)
+    features = by_name(manager, "x", inputs_of(whole)) | by_name(manager, "y", labels_of(whole))
+    sampler = DistNeighborSampler([2, 2], input_node_features=features)
+    sampler.output_device = torch.device(device)
+    found = []
+    for batch in ShardedLoader(manager, manager.ndata["_ID"], sampler, 3, seed=1):
+        assert batch.device.type == torch.device(device).type
+        for name in features:
+            rows = batch[0].srcdata[name].double()
+            places = torch.arange(1, 1 + rows.numel(), device=rows.device).view(rows.shape)
+            found.append(float((rows * places).sum()))
+    return found
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("num_ranks", [1, 2, 5])
+def test_ranks_that_share_a_device(num_ranks: int, tmp_path: Path) -> None:
+    parts = write_parts(tmp_path, graph_of("plain"), num_ranks, "metis")
+    on_cpu = run_ranks(_sums, num_ranks, parts, "cpu")
+    on_device = run_ranks(_sums, num_ranks, parts, "cuda")
+    for ours, theirs in zip(on_device, on_cpu, strict=True):
+        assert ours == pytest.approx(theirs)
 
 
 def _there(value: Any) -> list[torch.Tensor]:

@@ -278,12 +278,15 @@ class Crew:
     """The threads of one run. They refer to this, never to the run, so that it can be dropped.
 
     Attributes:
+        stream: On which they work, where batches go to a device.
+        gpu: The number of the caller's GPU, on which they begin; None if it has not used one.
         failure: What a thread failed on, whether or not the caller has got that far. In words: the
             error itself would keep alive everything that its traceback refers to.
     """
 
     cancelled: threading.Event
     stream: DeviceStream | None = None
+    gpu: int | None = None
     incoming: SimpleQueue[Any] = field(default_factory=SimpleQueue)
     outgoing: SimpleQueue[Any] = field(default_factory=SimpleQueue)
     threads: list[threading.Thread] = field(default_factory=list)
@@ -296,7 +299,9 @@ class Crew:
         cancelled: threading.Event,
         stream: DeviceStream | None = None,
     ) -> Crew:
-        crew = cls(cancelled, stream)
+        # A thread begins on the first GPU, whichever its process uses.
+        gpu = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+        crew = cls(cancelled, stream, gpu)
         if stream is not None:
             stream.follow_caller()
         source = crew.incoming
@@ -405,6 +410,8 @@ def _work(desk: _Desk) -> None:
     """A stage's thread."""
     torch.set_grad_enabled(False)  # for this thread
     stream = desk.crew.stream
+    if desk.crew.gpu is not None:
+        torch.cuda.set_device(desk.crew.gpu)  # for this thread
     with nullcontext() if stream is None else stream.current():
         _work_on_batches(desk)
 
