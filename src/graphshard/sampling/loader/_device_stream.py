@@ -189,9 +189,16 @@ def _moved(value: Any, device: torch.device, pin: bool) -> Any:
         return value
     if not pin or not hasattr(value, "pin_memory") or not hasattr(value, "record_stream"):
         return value.to(device)
-    if getattr(value, "device", None) == torch.device("cpu"):
+    if _is_on_cpu(value):
         value = (value.contiguous() if isinstance(value, Tensor) else value).pin_memory()
     return value.to(device, non_blocking=True)
+
+
+def _is_on_cpu(value: Any) -> bool:
+    """Whether a tensor or a graph, of PyG too, is there."""
+    if hasattr(value, "device"):
+        return bool(value.device == torch.device("cpu"))
+    return not getattr(value, "is_cuda", False)
 
 
 def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
