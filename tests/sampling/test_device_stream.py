@@ -26,6 +26,13 @@ from graphshard.dataloading import (
     NeighborSampler,
     negative_sampler,
 )
+from graphshard.distributed import (
+    DistEdgeDataLoader,
+    DistGraph,
+    DistNodeDataLoader,
+    exit_client,
+    partition_graph,
+)
 from graphshard.graph.frame._lazy import LazyRows
 from graphshard.sampling import DataLoader as ShardedLoader
 from graphshard.sampling import DistNeighborSampler, MiniBatch
@@ -269,6 +276,32 @@ def test_batches_are_right_when_they_arrive(
     assert cuda.log[0] == f"{side} waits for default"
     assert cuda.log.count(f"default waits for an event of {side}") == arrived
     assert (cuda.side.num_done == 0) == (side == "default")
+
+
+@pytest.mark.usefixtures("late_copies")
+def test_batches_of_a_graph_in_parts_are_right_when_they_arrive(cuda: Cuda, tmp_path: Path) -> None:
+    partition_graph(typed(), "typed", 2, str(tmp_path), part_method="random", quiet=True)
+    g = DistGraph("typed", part_config=tmp_path / "typed.json")
+    sampler = NeighborSampler(
+        [3, 2], prefetch_node_feats=["x"], prefetch_edge_feats={"likes": ["w"]}
+    )
+
+    def loaders(device: Any) -> list[Any]:
+        options = {"batch_size": 8, "seed": 3, "queue_size": 2}
+        edges = {"likes": torch.arange(30)}
+        negatives = {"negative_sampler": negative_sampler.Uniform(2), "prefetch_labels": ["w"]}
+        return [
+            DistNodeDataLoader(g, {"item": torch.arange(30)}, sampler, device, **options),
+            DistEdgeDataLoader(g, edges, sampler, device, **options, **negatives),
+        ]
+
+    for on_device, on_cpu in zip(loaders(PRESENT), loaders("cpu"), strict=True):
+        for batch, of_cpu in zip(on_device, on_cpu, strict=True):
+            for ours, theirs in zip(values(batch), values(of_cpu), strict=True):
+                assert torch.equal(ours, theirs)
+        assert on_device.stats().num_edges == on_cpu.stats().num_edges > 0
+    assert cuda.log.count("default waits for an event of side") == 8
+    exit_client()
 
 
 @pytest.mark.usefixtures("late_copies")

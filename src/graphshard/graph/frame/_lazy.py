@@ -50,7 +50,7 @@ class LazyRows:
         source, device = self._source, self.device
         if device.type == "cuda" and source.device.type == "cpu" and not source.requires_grad:
             # Torch uses page-locked memory again only once the copies from it are done.
-            rows = torch.empty(self.shape, dtype=self.dtype, pin_memory=True)
+            rows = torch.empty(self.shape, dtype=self.dtype, device="cpu", pin_memory=True)
             torch.index_select(source, 0, index, out=rows)
             rows = rows.to(device, non_blocking=True)
         else:

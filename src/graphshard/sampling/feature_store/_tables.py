@@ -134,7 +134,8 @@ class LocalFeatureStore:
         """Memory for rows of a table."""
         like = self.tables[kind, name]
         if pin and like.device.type == "cpu":
-            return torch.empty((num_rows, *like.shape[1:]), dtype=like.dtype, pin_memory=True)
+            shape = (num_rows, *like.shape[1:])
+            return torch.empty(shape, dtype=like.dtype, device=like.device, pin_memory=True)
         return empty((num_rows, *like.shape[1:]), like.dtype, like.device)
 
     def _check_names(self, request: FeatureRequest) -> None:
