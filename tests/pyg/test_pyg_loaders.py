@@ -7,8 +7,10 @@ whole graphs (k_hop_subgraph, subgraph, models on all of the data), plain torch 
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +24,7 @@ from torch_geometric.sampler import NegativeSampling
 from torch_geometric.utils import k_hop_subgraph, subgraph, to_undirected, trim_to_layer
 
 import graphshard.pyg
-from graphshard.pyg import HGTLoader, HopSampler, LinkNeighborLoader, NeighborLoader
+from graphshard.pyg import HGTLoader, HopSampler, LinkNeighborLoader, NeighborLoader, PrefetchLoader
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -65,6 +67,65 @@ def test_all_neighbours_are_the_hops_of_pyg(num_workers: int) -> None:
             torch.testing.assert_close(out, expected[seeds], rtol=0, atol=1e-12)
         seen.append(seeds)
     assert torch.equal(torch.cat(seen).sort().values, data.train_mask.nonzero().view(-1))
+
+
+@pytest.mark.parametrize("device", ["cpu", "late", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_batches_on_a_device(
+    device: str, num_workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a GPU, "late" stands for one: the device "meta", and streams that write down."""
+    data = lg.typed_data()
+    options = {"num_neighbors": [3, 2], "input_nodes": ("a", None), "batch_size": 4}
+
+    def loader() -> Any:
+        return NeighborLoader(data, num_workers=num_workers, seed=3, pin_memory=True, **options)
+
+    log: list[str] = []
+    if device == "late":
+        stream_on_meta(monkeypatch, log)
+    ours = PrefetchLoader(loader(), "meta" if device == "late" else device)
+    expected = list(loader())
+    assert len(ours) == len(expected) > 1
+    for batch, of_cpu in zip(ours, expected, strict=True):
+        found, wanted = _tensors(batch), _tensors(of_cpu)
+        assert {t.device.type for t in found} == {"meta" if device == "late" else device}
+        assert [t.shape for t in found] == [t.shape for t in wanted]
+        if device != "late":
+            assert all(map(torch.equal, [t.cpu() for t in found], wanted))
+    if device == "late":
+        assert log.count("wait") == len(expected)
+        assert log.count("record") >= sum(len(_tensors(b)) for b in expected)
+        assert log.count("pin") >= log.count("record")
+
+
+def _tensors(batch: Any) -> list[torch.Tensor]:
+    return [v for store in batch.stores for v in store.values() if isinstance(v, torch.Tensor)]
+
+
+def stream_on_meta(monkeypatch: pytest.MonkeyPatch, log: list[str]) -> None:
+    place = "graphshard.sampling.loader._device_stream._STREAMED"
+    monkeypatch.setattr(place, ("cuda", "meta"))
+    event = SimpleNamespace(
+        record=lambda stream: None,
+        query=lambda: True,
+        synchronize=lambda: None,
+        elapsed_time=lambda other: 0.0,
+    )
+    stream = SimpleNamespace(
+        wait_stream=lambda other: None, wait_event=lambda event: log.append("wait")
+    )
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: stream)
+    monkeypatch.setattr(torch.cuda, "Event", lambda **options: event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda t, s: log.append("record"))
+
+    def pin(tensor: torch.Tensor) -> torch.Tensor:
+        log.append("pin")
+        return tensor
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
 
 
 def _counts(batch: Any) -> dict[str, Any]:

@@ -441,9 +441,12 @@ def test_options_of_dgl_scripts() -> None:
         num_workers=2,
         persistent_workers=True,
         use_prefetch_thread=False,
+        pin_prefetcher=False,
+        use_alternate_streams=False,
         use_uva=False,
         gpu_cache=None,
     )
+    assert loader.prefetch == 0
     with loader.enable_cpu_affinity():
         assert len(list(loader)) == 4
 
@@ -452,8 +455,12 @@ def test_errors() -> None:
     g, sampler = plain(), NeighborSampler([2])
     with pytest.raises(TypeError, match=r"no option 'batchsize'"):
         DataLoader(g, [0], sampler, batchsize=2)
-    with pytest.raises(NotImplementedError, match="use_uva=True is not offered"):
-        DataLoader(g, [0], sampler, use_uva=True)
+    with pytest.raises(ValueError, match="use_uva=True is for batches on a GPU of a graph on the"):
+        DataLoader(g, [0], sampler, "cpu", use_uva=True)
+    with pytest.raises(ValueError, match=r"device must be one that torch has here \(got 'cuda:99'"):
+        DataLoader(g, [0], sampler, "cuda:99")
+    with pytest.raises(ValueError, match=r"makes no batch ahead \(got prefetch=2\)"):
+        DataLoader(g, [0], sampler, prefetch=2, use_prefetch_thread=False)
     with pytest.raises(NotImplementedError, match="gpu_cache is not offered"):
         DataLoader(g, [0], sampler, gpu_cache={"node": {"feat": 10}})
     with pytest.raises(TypeError, match=r"must have a method sample\(g, indices\) \(got int\)"):

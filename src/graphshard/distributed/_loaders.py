@@ -122,7 +122,8 @@ class DistDataLoader:
         batch_size: Items of a batch.
         shuffle: Take the items in another order, from torch's generator, every epoch.
         collate_fn: From a list of items, numbers or what else they are, to a batch; by default the
-            list is the batch. It is called in the thread, without recording gradients.
+            list is the batch. It is called in the thread, without recording gradients, on the
+            caller's GPU; what it puts there is copied on that GPU's default stream.
         drop_last: Leave out a last batch that is not full.
         queue_size: How many batches are made ahead; by default 4, as DGL has it. 0 makes each when
             it is asked for, in the caller's thread.

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         HopSampler,
         LinkNeighborLoader,
         NeighborLoader,
+        PrefetchLoader,
         RemoteFeatureStore,
         RemoteGraphStore,
     )
@@ -40,6 +41,7 @@ __all__ = [
     "HopSampler",
     "LinkNeighborLoader",
     "NeighborLoader",
+    "PrefetchLoader",
     "RemoteFeatureStore",
     "RemoteGraphStore",
     "ShardedEdgeIndex",

@@ -269,17 +269,36 @@ class Frame(MutableMapping[str, Any]):
         Raises:
             TypeError: a column is a deferred value, which cannot move.
         """
+        target = torch.device(device)
+        return self.map(lambda column: column.to(target, non_blocking=non_blocking), target)
+
+    def map(self, change: Callable[[Any], Any], device: torch.device) -> Frame:
+        """A frame of the columns that a function makes of these.
+
+        Args:
+            change: From a tensor, or `LazyRows`, to another with as many rows, on ``device``.
+            device: Where they are.
+
+        Raises:
+            TypeError: a column is a deferred value, which cannot move.
+        """
         new = self.scope()
-        new.device = torch.device(device)
+        new.device = device
         for name, value in self._columns.items():
             if not isinstance(value, Tensor | LazyRows):
                 raise GraphTypeError(
                     f"field {name!r} is not a tensor yet and cannot move to {device}"
                 )
-            moved = value.to(new.device, non_blocking=non_blocking)
-            new._columns[name] = moved
-            new.device = moved.device
+            changed = change(value)
+            new._columns[name] = changed
+            new.device = changed.device
         return new
+
+    def record_stream(self, stream: Any) -> None:
+        """Say that a stream of a GPU uses the columns; see ``torch.Tensor.record_stream``."""
+        for value in self._columns.values():
+            if isinstance(value, Tensor | LazyRows):
+                value.record_stream(stream)
 
     def extended(self, num_rows: int, fields: Mapping[str, Tensor]) -> Frame:
         """A frame with more rows behind those of this one.

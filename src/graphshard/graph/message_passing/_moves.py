@@ -16,6 +16,15 @@ from ._queries import QueryableGraph, RelationFacts
 MovableT = TypeVar("MovableT", bound="MovableGraph")
 
 
+def _pinned(column: Any) -> Any:
+    return column.contiguous().pin_memory() if isinstance(column, Tensor) else column.pin_memory()
+
+
+def _recorded(array: Tensor, stream: Any) -> Tensor:
+    array.record_stream(stream)
+    return array
+
+
 FORMATS = ("coo", "csr", "csc")
 
 
@@ -32,21 +41,36 @@ class MovableGraph(QueryableGraph):
         return new
 
     def to(self: MovableT, device: Any, non_blocking: bool = False) -> MovableT:
-        """The same graph with edges and features on ``device``; itself if it is there already."""
+        """The same graph with edges and features on ``device``; itself if it is there already.
+
+        Args:
+            device: Where to; None leaves the graph where it is.
+            non_blocking: As for tensors: copies from page-locked memory to a GPU are only begun,
+                and come before whatever is launched later on the current stream. A copy to the CPU
+                is always waited for, since nothing would say when its values may be read.
+
+        Raises:
+            TypeError: A field is a deferred value, which cannot move.
+        """
         if device is None:
             return self
         target = torch.empty(0, device=device).device
         if target == self.device:
             return self
-        new = self._with_relations([adj.to(target) for adj in self.relations])
+        begun = non_blocking and target.type != "cpu"
+        return self._copied(lambda array: array.to(target, non_blocking=begun))
+
+    def _copied(self: MovableT, change: Callable[[Any], Any]) -> MovableT:
+        """A graph with ``change`` of every array and every field, which may be lazy."""
+        new = self._with_relations([adj.map(change) for adj in self.relations])
         shared = new._dst_frames is new._src_frames
-        new._src_frames = [frame.to(target, non_blocking) for frame in new._src_frames]
+        new._src_frames = [frame.map(change, new.device) for frame in new._src_frames]
         new._dst_frames = (
             new._src_frames
             if shared
-            else [frame.to(target, non_blocking) for frame in new._dst_frames]
+            else [frame.map(change, new.device) for frame in new._dst_frames]
         )
-        new._edge_frames = [frame.to(target, non_blocking) for frame in new._edge_frames]
+        new._edge_frames = [frame.map(change, new.device) for frame in new._edge_frames]
         return new
 
     def cpu(self: MovableT) -> MovableT:
@@ -112,6 +136,19 @@ class MovableGraph(QueryableGraph):
         """Whether the edges are in page-locked memory, from where a GPU reads them fastest."""
         return all(array.is_pinned() for adj in self.relations for array in adj.coo())
 
+    def pin_memory(self: MovableT) -> MovableT:
+        """A copy in page-locked memory, from where copies to a GPU run beside other work.
+
+        Fields that have not been gathered yet stay so. ``torch.utils.data.DataLoader`` calls this
+        on batches that are graphs, with its ``pin_memory=True``.
+
+        Raises:
+            ValueError: the graph is on a GPU.
+            RuntimeError: torch has no GPU to lock memory for.
+        """
+        self._check_on_cpu()
+        return self._copied(_pinned)
+
     def pin_memory_(self: MovableT) -> MovableT:
         """Move edges and features to page-locked memory, in place; for graphs on the CPU.
 
@@ -119,15 +156,39 @@ class MovableGraph(QueryableGraph):
             ValueError: the graph is on a GPU.
             RuntimeError: torch has no GPU to lock memory for.
         """
+        self._check_on_cpu()
+        return self._replaced(lambda array: array.pin_memory())
+
+    def _check_on_cpu(self) -> None:
         if self.device.type != "cpu":
             raise GraphValueError(f"only a graph on the CPU can be pinned (it is on {self.device})")
-        return self._replaced(lambda array: array.pin_memory())
 
     def unpin_memory_(self: MovableT) -> MovableT:
         """Undo `pin_memory_`, in place; nothing happens to a graph that is not pinned."""
         if self.device.type != "cpu" or not self.is_pinned():
             return self
         return self._replaced(lambda array: array.clone() if array.is_pinned() else array)
+
+    def record_stream(self: MovableT, stream: Any) -> MovableT:
+        """Say that a stream uses the graph, as ``torch.Tensor.record_stream`` does of a tensor.
+
+        The memory of edges and features is then not used for anything else before what has been
+        launched on that stream is done, wherever the graph is dropped. Needed for a graph that was
+        made on another stream; the loaders do it.
+
+        Args:
+            stream: A ``torch.cuda.Stream``.
+
+        Raises:
+            ValueError: the graph is on the CPU, where there are no streams.
+        """
+        if self.device.type == "cpu":
+            raise GraphValueError("record_stream is for graphs on a GPU (this one is on the CPU)")
+        for adj in self.relations:
+            adj.map(lambda array: _recorded(array, stream))
+        for frame in (*self._src_frames, *self._dst_frames, *self._edge_frames):
+            frame.record_stream(stream)
+        return self
 
     def _replaced(self: MovableT, change: Callable[[Tensor], Tensor]) -> MovableT:
         for place, adj in enumerate(self.relations):

@@ -2,6 +2,7 @@
 """Sampled training of PyG's shape; imported when one of its names is first used, as PyG is then."""
 
 from ._loaders import HGTLoader, LinkNeighborLoader, NeighborLoader
+from ._passes import PrefetchLoader
 from ._samplers import HGTSampler, HopSampler
 from ._stores import RemoteFeatureStore, RemoteGraphStore
 
@@ -11,6 +12,7 @@ __all__ = [
     "HopSampler",
     "LinkNeighborLoader",
     "NeighborLoader",
+    "PrefetchLoader",
     "RemoteFeatureStore",
     "RemoteGraphStore",
 ]

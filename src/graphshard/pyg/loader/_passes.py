@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """SourceLoader: how the loaders pass over their seeds: threads, steps that ranks share, draws.
 
+`PrefetchLoader` puts what a loader gives on a GPU.
+
 ::
 
     caller's thread        sample                features
@@ -22,7 +24,15 @@ import torch
 from ...comm import ThreadGroups
 from ...comm.collectives import verify
 from ...sampling import DrawSeed
-from ...sampling.loader import LoaderResources, Pipeline, Stage
+from ...sampling.loader import (
+    DeviceStream,
+    LoaderResources,
+    Pipeline,
+    Run,
+    Stage,
+    device_of,
+    moved,
+)
 from ._samplers import SourceSampler
 from ._sources import SamplingSource
 
@@ -161,6 +171,54 @@ class SourceLoader:
         if loader.pin_memory and torch.cuda.is_available():
             data = data.pin_memory()
         return data
+
+
+class PrefetchLoader:
+    """PyG's ``PrefetchLoader``: the batches of a loader on a GPU, each copied beside the last step.
+
+    Batches pass through page-locked memory, and the stream that is current in the loop waits for
+    the copy of a batch. What the loop drops is not used again before the device is done with it,
+    which PyG's class, that takes these loaders too, does not see to.
+
+    Args:
+        loader: A loader of this package, of PyG or of torch.
+        device: Where batches shall be; by default the current GPU, or the CPU if there is none,
+            where batches are given as they are.
+
+    Raises:
+        ValueError: Torch has no such device here.
+
+    Example:
+        >>> from torch_geometric.data import Data
+        >>> from graphshard.pyg import NeighborLoader, PrefetchLoader
+        >>> data = Data(x=torch.ones(3, 2), edge_index=torch.tensor([[0, 1], [1, 2]]))
+        >>> for batch in PrefetchLoader(NeighborLoader(data, [2], batch_size=2), "cpu"):
+        ...     print(batch.batch_size)
+        2
+        1
+    """
+
+    def __init__(self, loader: Any, device: torch.device | str | None = None) -> None:
+        if device is None:
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        self.loader, self.device = loader, device_of(device)
+        self._stream = DeviceStream.of(self.device)
+        ahead = 0 if self._stream is None else 1
+        self._pipeline = Pipeline([Stage("device", self._moved)], ahead, stream=self._stream)
+
+    def __iter__(self) -> Run[Any]:
+        """One pass over the loader."""
+        return self._pipeline.run(self.loader)
+
+    def __len__(self) -> int:
+        """Batches of a pass."""
+        return len(self.loader)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.loader})"
+
+    def _moved(self, batch: Any) -> Any:
+        return moved(batch, self.device, pin=True)
 
 
 def cut(batches: Sequence[list[int]], num_steps: int) -> list[list[int]]:

@@ -69,7 +69,12 @@ class LocalFeatureStore:
 
     Args:
         tables: (node type or relation, name) to ``[num_ids, *]``.
+
+    Attributes:
+        pin_memory: Gather rows of tables on the CPU into page-locked memory, for a GPU.
     """
+
+    pin_memory = False
 
     def __init__(self, tables: Tables) -> None:
         self.tables = dict(tables)
@@ -113,7 +118,8 @@ class LocalFeatureStore:
             distinct, local = ids, None
             if not request.distinct:
                 distinct, local = self._distinct(request.kind, ids)
-            outs = {n: self._empty(request.kind, n, distinct.numel()) for n in request.names}
+            pin = self.pin_memory
+            outs = {n: self._empty(request.kind, n, distinct.numel(), pin) for n in request.names}
             wanted.append(FillRequest(request.kind, distinct, outs, None))
             expand.append(local)
         self.fill(wanted)
@@ -124,9 +130,12 @@ class LocalFeatureStore:
             for rows, local in zip(wanted, expand, strict=True)
         ]
 
-    def _empty(self, kind: RowKind, name: str, num_rows: int) -> Tensor:
+    def _empty(self, kind: RowKind, name: str, num_rows: int, pin: bool = False) -> Tensor:
         """Memory for rows of a table."""
         like = self.tables[kind, name]
+        if pin and like.device.type == "cpu":
+            shape = (num_rows, *like.shape[1:])
+            return torch.empty(shape, dtype=like.dtype, device=like.device, pin_memory=True)
         return empty((num_rows, *like.shape[1:]), like.dtype, like.device)
 
     def _check_names(self, request: FeatureRequest) -> None:

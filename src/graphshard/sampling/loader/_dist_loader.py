@@ -37,6 +37,7 @@ from ..feature_store import (
 from ..graph_store import GraphStore, SamplingTransport, graph_store_of
 from ..sampler import DrawSeed, NeighborSampler, by_type
 from ._batch_order import SeedOrder
+from ._device_stream import DeviceStream, device_of
 from ._mini_batch import (
     FEATURES,
     SAMPLING,
@@ -47,7 +48,7 @@ from ._mini_batch import (
     MiniBatch,
     deliver,
 )
-from ._pipeline import Crew, Pipeline, Run
+from ._pipeline import Crew, Deliveries, Pipeline, Run
 
 
 class DataLoader:
@@ -69,7 +70,8 @@ class DataLoader:
             of a sharded graph of several types also homogenised ids, see `construct_mfgs`. A
             seed may be there several times (oversampling); in a batch each time has a row, with the
             same neighbours.
-        sampler: How neighbours are drawn, and which features come with the blocks:
+        sampler: How neighbours are drawn; in its ``output_device``, where batches shall be, by
+            default where the graph is; and which features come with the blocks:
             ``input_node_features`` and ``output_node_features`` of a `DistNeighborSampler`; of any
             `NeighborSampler`, the features of the graph that its ``prefetch_node_feats``,
             ``prefetch_labels`` and ``prefetch_edge_feats`` name. Rows are taken as they are now.
@@ -86,8 +88,8 @@ class DataLoader:
         batch_comm_overlap: Accepted for SAR's scripts: features are fetched while others are drawn.
         seed: Of the order and the draws, equal on all ranks; by default rank 0's torch generator
             gives one.
-        prefetch: How many finished batches may wait for the training loop. 0 makes each when it
-            is asked for, in the caller's thread.
+        prefetch: How many finished batches may wait for the training loop, on the device where
+            they shall be. 0 makes each when it is asked for, in the caller's thread.
         transport: ``"collective"``: owners draw for everyone. ``"replicated"``: every host maps
             the whole structure once, and drawing needs no communication. ``"auto"``: replicated
             if it fits ``structure_budget``.
@@ -169,7 +171,9 @@ class DataLoader:
             transport = "replicated"
         store = graph_store_of(graph, transport, structure_budget)
         seeds: dict[str, torch.Tensor] = {}
+        device = torch.device("cpu")
         try:
+            device = _device_of_batches(graph, store, sampler)
             seeds = by_type(store, _typed_seeds(graph, seed_nodes), "seed_nodes")
             sampler.fanouts_for(store)
         except (TypeError, ValueError) as caught:
@@ -189,10 +193,12 @@ class DataLoader:
             sizes=sizes,
             by_id=precompute_optimized_batches,
         )
+        stream = DeviceStream.of(device)
         features: FeatureStore | None = feature_store
         owned: list[FeatureStore] = []
         if features is None and plan.tables:
             features = _tables_of(graph, plan, map_features, cache_bytes)
+            features.pin_memory = stream is not None
             owned = [features]
         groups = None
         if prefetch and state.world_size > 1:
@@ -205,13 +211,24 @@ class DataLoader:
         self._resources = LoaderResources(groups, owned)
         self._finalizer = weakref.finalize(self, self._resources.close)
         self._stages: BatchStages | None = BatchStages(
-            store, sampler, self._seeds, self.seed, edge_ids or plan.has_edges, plan, features
+            store,
+            sampler,
+            self._seeds,
+            self.seed,
+            edge_ids or plan.has_edges,
+            plan,
+            features,
+            device,
         )
         self._pipeline: Pipeline | None = Pipeline(
-            self._stages.as_pipeline(), prefetch, None if groups is None else groups.cancelled
+            self._stages.as_pipeline(),
+            prefetch,
+            None if groups is None else groups.cancelled,
+            stream,
         )
         self._epoch = 0
         self._stats = LoaderStats()
+        self._delivered = Deliveries()
         keep_freed_memory()
 
     def __len__(self) -> int:
@@ -234,6 +251,7 @@ class DataLoader:
 
     def stats(self) -> LoaderStats:
         """What the latest pass has done so far, on this rank."""
+        self._stats.set_waits(self._delivered)
         return self._stats
 
     def close(self) -> None:
@@ -268,6 +286,7 @@ class DataLoader:
         positions = [BatchPosition(epoch, order, step) for step in range(len(self))]
         stages.fill_cache(positions)
         run = pipeline.run(positions)
+        self._delivered = run.delivered
         self._resources.keep(run)
         return deliver(run, stages, self._stats, self)
 
@@ -358,6 +377,16 @@ def _ranks_of(graph: Any) -> GroupState:
         return group_state(graph.group)
     group = graph_store_of(graph).group
     return alone() if group is None else group_state(group)
+
+
+def _device_of_batches(graph: Any, store: GraphStore, sampler: NeighborSampler) -> torch.device:
+    """Where the sampler wants batches, else where the graph is.
+
+    Raises:
+        ValueError: Torch has no such device here.
+    """
+    wanted = sampler.output_device
+    return device_of(getattr(graph, "device", store.device) if wanted is None else wanted)
 
 
 def _tables_of(

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from torch import Tensor
 from ..._typing import CanonicalEType, EType
 from ...comm import rank, share_error, world_size
 from ...fullbatch import GraphShardManager
-from ...graph import EID, Graph
+from ...graph import EID, Block, Graph
 from .._lazy_features import FeatureNames, check_named, names_for
 from ..feature_store import FeatureRequest, FeatureStore, keep_freed_memory
 from ..graph_store import GraphStore, LocalGraphStore, graph_store_of
@@ -30,12 +31,13 @@ from ..sampler import (
     takes,
 )
 from ._batch_order import SplitOrder
-from ._mini_batch import FeaturePlan
-from ._pipeline import Pipeline, Run, Stage
+from ._device_stream import DeviceStream, device_of, moved
+from ._mini_batch import FeaturePlan, LoaderStats
+from ._pipeline import Deliveries, Pipeline, Run, Stage
 
 WITHOUT_EFFECT = frozenset(
-    "multiprocessing_context persistent_workers pin_memory pin_prefetcher prefetch_factor timeout "
-    "use_alternate_streams use_prefetch_thread worker_init_fn".split()
+    "multiprocessing_context persistent_workers pin_memory prefetch_factor timeout "
+    "worker_init_fn".split()
 )
 """Options of DGL's loader, and of torch's under it, that concern processes which are not used."""
 
@@ -65,7 +67,9 @@ class LocalDataLoader:
             are a batch's indices as they are, and all times of a node have the same neighbours.
         graph_sampler: Makes a batch.
         device: Where batches shall be; by default the sampler's ``output_device``, else the
-            graph's device.
+            graph's device. On a GPU blocks and the features that the sampler names arrive with
+            their copies ordered before the work of the stream that is current in the loop; others
+            are copied when they are read.
         *unnamed: None: everything else goes by name.
         use_ddp: Share the indices evenly among the ranks of the default process group, as
             `SplitOrder` says: without repetition, and with the same number of steps everywhere.
@@ -77,11 +81,20 @@ class LocalDataLoader:
         seed: Of the order and the draws; by default one from torch's generator.
         prefetch: How many batches are made ahead of the training loop, in threads of their own; 0
             makes each when it is asked for. By default 2, but 0 for a sampler without an
-            argument ``draw_seed``, which may share a generator with the training loop.
+            argument ``draw_seed``, which may share a generator with the training loop. So many
+            and one more may be on the device at once, copied beside the work of earlier steps.
         num_workers: Accepted so that calls written for DGL run; has no effect, since the work is
             done by kernels in threads.
-        use_uva: Must be false.
+        use_uva: Accepted where batches go to a GPU and the graph is on the CPU, which draws them:
+            features stay in host memory, as without it, and only the rows of a batch go to the
+            device, gathered in page-locked memory. DGL reads them from there by the device's own
+            kernels; the batches are the same either way. It makes the current GPU the default
+            ``device``.
         gpu_cache: Must be None.
+        use_prefetch_thread: False makes each batch when it is asked for, as ``prefetch=0`` does.
+        pin_prefetcher: False has copies to a GPU waited for, from memory that is not page-locked.
+        use_alternate_streams: False copies to a GPU on its default stream, and not on one beside
+            it. On the CPU these three have no effect but that on ``prefetch``.
         feature_store: Where the features that the sampler names come from, by the ids of the
             graph; by default the graph has them. Blocks then have no others.
         **options: Options of torch's loader that concern worker processes; without effect.
@@ -90,8 +103,10 @@ class LocalDataLoader:
         TypeError: A graph that spans ranks, a sampler without ``sample``, unknown options,
             indices that are nothing that a tensor can be made of, or a ``feature_store`` with a
             sampler that is no `BlockSampler`.
-        ValueError: ``batch_size`` is not positive, or ``prefetch`` negative.
-        NotImplementedError: ``use_uva`` or ``gpu_cache``.
+        ValueError: ``batch_size`` is not positive, ``prefetch`` is negative, or not 0 without
+            ``use_prefetch_thread``; ``use_uva`` without a GPU for batches, or with a graph on it;
+            or a device that torch does not have.
+        NotImplementedError: ``gpu_cache``.
 
     Example:
         >>> from graphshard.data import load_dataset
@@ -124,6 +139,9 @@ class LocalDataLoader:
         use_uva: bool = False,
         gpu_cache: Any = None,
         feature_store: FeatureStore | None = None,
+        use_prefetch_thread: bool | None = None,
+        pin_prefetcher: bool | None = None,
+        use_alternate_streams: bool | None = None,
         **options: Any,
     ) -> None:
         is_shared, error = hasattr(graph, "most_steps"), None
@@ -145,6 +163,9 @@ class LocalDataLoader:
                 use_uva,
                 gpu_cache,
                 feature_store,
+                use_prefetch_thread,
+                pin_prefetcher,
+                use_alternate_streams,
                 options,
             )
         except Exception as caught:
@@ -174,6 +195,9 @@ class LocalDataLoader:
         use_uva: bool,
         gpu_cache: Any,
         feature_store: FeatureStore | None,
+        use_prefetch_thread: bool | None,
+        pin_prefetcher: bool | None,
+        use_alternate_streams: bool | None,
         options: Mapping[str, Any],
     ) -> None:
         """What `__init__` says, on this process alone."""
@@ -191,7 +215,7 @@ class LocalDataLoader:
                 f"graph_sampler must have a method sample(g, indices) (got "
                 f"{type(graph_sampler).__name__})"
             )
-        _check_options(use_uva, gpu_cache, options)
+        _check_options(gpu_cache, options)
         self._features, self._plan, self._labels = feature_store, None, None
         if feature_store is None and hasattr(graph, "feature_store"):
             draws = graph_sampler
@@ -216,9 +240,14 @@ class LocalDataLoader:
             self._plan = FeaturePlan(graph, graph_sampler, feature_store)
         self._keyed = takes(graph_sampler.sample, "draw_seed")
         if prefetch is None:
-            prefetch = 2 if self._keyed else 0
+            prefetch = 2 if self._keyed and use_prefetch_thread is not False else 0
         if prefetch < 0:
             raise ValueError(f"prefetch must be 0 or more batches (got {prefetch})")
+        if prefetch and use_prefetch_thread is False:
+            raise ValueError(
+                f"use_prefetch_thread=False makes no batch ahead (got prefetch={prefetch}); leave "
+                "either out"
+            )
         if seed is None:
             seed = ddp_seed if use_ddp else DrawSeed.fresh().seed
         self.graph = graph
@@ -226,14 +255,27 @@ class LocalDataLoader:
         self.graph_sampler = graph_sampler
         if device is None:
             device = getattr(graph_sampler, "output_device", None)
+        graph_device = torch.device(getattr(graph, "device", "cpu"))
         if device is None:
-            device = getattr(graph, "device", "cpu")
-        self.device = torch.empty(0, device=device).device
+            device = "cuda" if use_uva and torch.cuda.is_available() else graph_device
+        self.device = device_of(device)
+        self._stream = DeviceStream.of(self.device, own=use_alternate_streams is not False)
+        self._pins = self._stream is not None and pin_prefetcher is not False
+        if self._plan is not None:
+            self._plan.pin = self._pins
+        if use_uva and (self._stream is None or graph_device.type != "cpu"):
+            raise ValueError(
+                "use_uva=True is for batches on a GPU of a graph on the CPU (batches would be on "
+                f"{self.device}, the graph is on {graph_device}); leave it out, or give device"
+            )
+        self._stats, self._delivered = LoaderStats(), Deliveries()
         self.use_ddp, self.shuffle, self.drop_last = use_ddp, shuffle, drop_last
         self.batch_size, self.num_workers = batch_size, num_workers
         self.seed, self.prefetch = seed, prefetch
         self.epoch = 0
         place = (rank(), world_size()) if use_ddp else (0, 1)
+        if graph_device.type == "cpu" and isinstance(indices, Tensor | Mapping):
+            indices = moved(indices, graph_device)  # once, and not for each batch
         self._order = SplitOrder(indices, batch_size, shuffle, drop_last, seed, *place)
 
     def __len__(self) -> int:
@@ -258,8 +300,17 @@ class LocalDataLoader:
             # Renumbering takes one thread, so two batches side by side are faster than one in two:
             # 161 M edges/s against 80 with one thread (benchmarks/results/sampling_cpu_2026-11-21).
             workers = max(1, min(torch.get_num_threads(), self.prefetch))
-        stages = [Stage("sample", self._sampled, workers), Stage("fetch", self._fetched)]
-        return Pipeline(stages, self.prefetch).run(items)
+        self._stats = stats = LoaderStats()
+        fetch = functools.partial(self._fetched, stats)
+        stages = [Stage("sample", self._sampled, workers), Stage("fetch", fetch)]
+        run = Pipeline(stages, self.prefetch, stream=self._stream).run(items)
+        self._delivered = run.delivered
+        return run
+
+    def stats(self) -> LoaderStats:
+        """What the latest pass has done so far: steps, waiting, and edges and inputs of blocks."""
+        self._stats.set_waits(self._delivered)
+        return self._stats
 
     def enable_cpu_affinity(self, *args: Any, **kwargs: Any) -> AbstractContextManager[None]:
         """Accepted so that programs written for DGL run; does nothing."""
@@ -270,21 +321,26 @@ class LocalDataLoader:
         keyed = {"draw_seed": draw_seed} if self._keyed else {}
         return self.graph_sampler.sample(self.graph, indices, **keyed)
 
-    def _fetched(self, batch: Any) -> Any:
+    def _fetched(self, stats: LoaderStats, batch: Any) -> Any:
+        blocks = batch[-1] if isinstance(batch, tuple) and batch else None
+        if isinstance(blocks, list) and blocks and isinstance(blocks[0], Block):
+            stats.count_drawn(blocks)
         if self._features is not None:
             plan, labels = self._plan, self._labels
             of_blocks = [] if plan is None else plan.requests(batch[-1])
             of_pairs = [] if labels is None else labels.requests(batch[1])
             rows = self._features.fetch([*of_blocks, *of_pairs])
-            batch = moved(batch, self.device)
+            batch = moved(batch, self.device, self._pins)
             if plan is not None:
                 plan.attach(batch[-1], rows[: len(of_blocks)])
             if labels is not None:
-                labels.attach(batch[1], rows[len(of_blocks) :])
+                labels.attach(batch[1], rows[len(of_blocks) :], self._pins)
             return batch
+        if self._pins:  # what is lazy is then gathered in page-locked memory
+            batch = moved(batch, self.device, pin=True)
         if hasattr(self.graph_sampler, "prefetch"):
             self.graph_sampler.prefetch(batch)
-        return moved(batch, self.device)
+        return batch if self._pins else moved(batch, self.device)
 
 
 @dataclass(frozen=True)
@@ -314,12 +370,12 @@ class _PairLabels:
             if names
         ]
 
-    def attach(self, pair_graph: Graph, rows: Sequence[Mapping[str, Tensor]]) -> None:
-        """Put rows where they belong."""
+    def attach(self, pair_graph: Graph, rows: Sequence[Mapping[str, Tensor]], pin: bool) -> None:
+        """Put rows where they belong; to a GPU through page-locked memory with ``pin``."""
         answers = iter(rows)
         for etype, names in self.names.items():
             for name, column in next(answers).items() if names else ():
-                pair_graph.edges[etype].data[name] = column.to(pair_graph.device)
+                pair_graph.edges[etype].data[name] = moved(column, pair_graph.device, pin)
 
 
 class NodeDataLoader(LocalDataLoader):
@@ -399,23 +455,7 @@ class EdgeDataLoader(LocalDataLoader):
         super().__init__(g, eids, sampler, device, *unnamed, **options)
 
 
-def moved(value: Any, device: torch.device) -> Any:
-    """A batch with every tensor and graph in it on a device; what cannot move stays as it is."""
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(moved(each, device) for each in value))
-    if isinstance(value, list | tuple):
-        return type(value)(moved(each, device) for each in value)
-    if isinstance(value, Mapping):
-        return {key: moved(each, device) for key, each in value.items()}
-    return value.to(device) if hasattr(value, "to") else value
-
-
-def _check_options(use_uva: bool, gpu_cache: Any, options: Mapping[str, Any]) -> None:
-    if use_uva:
-        raise NotImplementedError(
-            "use_uva=True is not offered; leave it out: features are gathered on the CPU and moved "
-            "ahead of the training loop, see device and prefetch"
-        )
+def _check_options(gpu_cache: Any, options: Mapping[str, Any]) -> None:
     if gpu_cache is not None:
         raise NotImplementedError(
             "gpu_cache is not offered; leave it out, or move graph and features to the device"

@@ -24,7 +24,8 @@ from ..feature_store import CachedFeatureStore, FeatureRequest, FeatureStore, ch
 from ..graph_store import GraphStore
 from ..sampler import DrawSeed, IdTables, NeighborSampler, per_kind
 from ._batch_order import SeedOrder
-from ._pipeline import Run, Stage
+from ._device_stream import moved
+from ._pipeline import Deliveries, Run, Stage
 
 SAMPLING, FEATURES, DEVICE = "sampling", "features", "device"
 
@@ -56,8 +57,30 @@ class MiniBatch(list[Block]):
         self.num_seeds, self.num_global_seeds = num_seeds, num_global_seeds
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> MiniBatch:
-        """The same batch with its blocks, and what is attached to them, on a device."""
+        """The same batch with its blocks, and what is attached to them, on a device.
+
+        Args:
+            device: Where to.
+            non_blocking: As for tensors: from `pin_memory`, copies to a GPU are only begun, and
+                come before what is launched later on the current stream. Copies to the CPU are
+                waited for.
+        """
         return MiniBatch((block.to(device, non_blocking) for block in self), **vars(self))
+
+    @property
+    def device(self) -> torch.device:
+        """Where the blocks are; the CPU if there are none."""
+        return self[0].device if self else torch.device("cpu")
+
+    def pin_memory(self) -> MiniBatch:
+        """The same batch in page-locked memory, for batches on the CPU."""
+        return MiniBatch((block.pin_memory() for block in self), **vars(self))
+
+    def record_stream(self, stream: torch.cuda.Stream) -> MiniBatch:
+        """Say that a stream of a GPU uses the batch, which may have been made on another one."""
+        for block in self:
+            block.record_stream(stream)
+        return self
 
 
 def global_mean(values: Tensor, batch: MiniBatch | int, *, averaged_over: int = 1) -> Tensor:
@@ -126,6 +149,9 @@ class LoaderStats:
         cache_hit_rate: Part of the accesses to remote rows that the cache answered.
         sampling_bytes: Bytes sent to other ranks to draw neighbours, for a cache included.
         feature_bytes: Bytes sent to other ranks to fetch features, for a cache included.
+        device_wait_seconds: On a GPU, how long the loop's stream stood still for batches: from the
+            end of what a step has launched to the arrival of the next batch, as far as the device
+            has got. 0 on the CPU.
     """
 
     num_steps: int = 0
@@ -135,6 +161,17 @@ class LoaderStats:
     cache_hit_rate: float = 0.0
     sampling_bytes: int = 0
     feature_bytes: int = 0
+    device_wait_seconds: float = 0.0
+
+    def set_waits(self, delivered: Deliveries) -> None:
+        """Take over what a run has counted."""
+        self.num_steps, self.wait_seconds = delivered.num_batches, delivered.seconds_waited
+        self.device_wait_seconds = delivered.device_seconds_waited
+
+    def count_drawn(self, blocks: Sequence[Block]) -> None:
+        """Add the edges and inputs of the blocks of a batch."""
+        self.num_edges += sum(adj.num_edges for block in blocks for adj in block.relations)
+        self.num_input_nodes += sum(frame.num_rows for frame in frames_of(blocks[0])[0])
 
 
 @dataclass(frozen=True)
@@ -165,6 +202,7 @@ class FeaturePlan:
 
     Attributes:
         tables: (node type or relation, name) to rows; empty if a store was given.
+        pin: Whether rows go to a GPU through page-locked memory.
 
     Raises:
         TypeError: Rows that are no dense tensor, or not by type on a graph of several types; or
@@ -175,6 +213,7 @@ class FeaturePlan:
 
     def __init__(self, graph: Any, sampler: Any, store: FeatureStore | None = None) -> None:
         self.tables: dict[tuple[RowKind, str], Tensor] = {}
+        self.pin = True
         self._columns: list[_PlannedColumns] = []
         self._graph, self._store = graph, store
         self._etypes = list(graph.canonical_etypes)
@@ -261,7 +300,7 @@ class FeaturePlan:
             for block, frame, _ in self._frames(columns, blocks):
                 answer = next(answers)
                 for name, key in columns.names.items():
-                    frame[name] = answer[key].to(block.device)
+                    frame[name] = moved(answer[key], block.device, self.pin)
 
     def _frames(
         self, columns: _PlannedColumns, blocks: Sequence[Block]
@@ -303,6 +342,7 @@ class BatchStages:
         with_eids: Whether edge ids are wanted.
         plan: Which features.
         features: Where they come from, for the thread that fetches; None if there are none.
+        device: Where batches shall be.
         stats: What the pass has done.
     """
 
@@ -313,17 +353,16 @@ class BatchStages:
     with_eids: bool
     plan: FeaturePlan
     features: FeatureStore | None
+    device: torch.device
     stats: LoaderStats = field(default_factory=LoaderStats)
 
     def __post_init__(self) -> None:
         self._tables = IdTables(self.store)
-        wanted = self.sampler.output_device
-        self._device = torch.empty(0, device=self.store.device if wanted is None else wanted).device
 
     def as_pipeline(self) -> list[Stage]:
         """The stages, each for a thread of its own."""
         stages = [Stage(SAMPLING, self.sample)]
-        if self._device != self.store.device:
+        if self.device != self.store.device:
             if self.features is None:
                 return [*stages, Stage(DEVICE, self._moved)]
             return [*stages, Stage(FEATURES, self.fetch), Stage(DEVICE, self.finish)]
@@ -333,9 +372,8 @@ class BatchStages:
 
     def sample(self, position: BatchPosition) -> MiniBatch:
         """Draw the blocks of a batch, and count what was drawn."""
-        batch, stats = self._drawn(position), self.stats
-        stats.num_edges += sum(adj.num_edges for block in batch for adj in block.relations)
-        stats.num_input_nodes += sum(frame.num_rows for frame in frames_of(batch[0])[0])
+        batch = self._drawn(position)
+        self.stats.count_drawn(batch)
         return batch
 
     def _drawn(self, position: BatchPosition) -> MiniBatch:
@@ -373,7 +411,7 @@ class BatchStages:
         return batch
 
     def _moved(self, batch: MiniBatch) -> MiniBatch:
-        return batch if self._device == self.store.device else batch.to(self._device)
+        return batch if self.device == batch.device else moved(batch, self.device, pin=True)
 
     @property
     def cache_hit_rate(self) -> float:
@@ -399,7 +437,7 @@ def deliver(
     """Give the batches of a pass to the training loop, and count; meanwhile the loader lives."""
     try:
         for batch in run:
-            stats.num_steps, stats.wait_seconds = run.num_delivered, run.seconds_waited
+            stats.set_waits(run.delivered)
             stats.cache_hit_rate = stages.cache_hit_rate
             yield batch
             del batch

@@ -32,6 +32,7 @@ import functools
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
@@ -39,6 +40,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from ..._kernel import limit_threads
+from ._device_stream import Arrivals, DeviceStream
 
 T = TypeVar("T")
 
@@ -91,6 +93,8 @@ class Pipeline:
         prefetch: How many finished batches may wait for the caller. 0 runs all stages in the
             caller's thread, when it asks for a batch; no thread is started.
         cancelled: Set by `Run.cancel`, for what stages wait for; shared by all runs.
+        stream: On which the threads put batches on a device; None where there is no device. What is
+            made in the caller's thread is made on the caller's stream.
 
     Raises:
         ValueError: ``prefetch`` is negative.
@@ -106,11 +110,13 @@ class Pipeline:
         stages: Sequence[Stage],
         prefetch: int = 2,
         cancelled: threading.Event | None = None,
+        stream: DeviceStream | None = None,
     ) -> None:
         if not isinstance(prefetch, int) or isinstance(prefetch, bool) or prefetch < 0:
             raise ValueError(f"prefetch must be a number of batches, 0 or more (got {prefetch!r})")
         self.stages = tuple(stages)
         self.prefetch = prefetch
+        self.stream = stream
         self.cancelled = threading.Event() if cancelled is None else cancelled
 
     def run(self, items: Iterable[Any]) -> Run[Any]:
@@ -122,18 +128,42 @@ class Pipeline:
         return Run(self, iter(items))
 
 
+@dataclass(eq=False)
+class Deliveries:
+    """What the caller of a run has got from it.
+
+    Args:
+        num_batches: Batches.
+        seconds_waited: How long the caller has waited for them.
+        arrivals: How they arrived from a device's stream; None where there is no device.
+    """
+
+    num_batches: int = 0
+    seconds_waited: float = 0.0
+    arrivals: Arrivals | None = None
+
+    def count(self, value: Any) -> Any:
+        """The batch of a value that the last stage has passed on."""
+        self.num_batches += 1
+        return value if self.arrivals is None else self.arrivals.receive(value)
+
+    @property
+    def device_seconds_waited(self) -> float:
+        """How long the device has waited for batches, as far as it has got; 0 without one."""
+        return 0.0 if self.arrivals is None else self.arrivals.seconds_waited
+
+
 class Run(Iterator[T], Generic[T]):
     """What the caller iterates over; see [Note: stopping] for how it ends.
 
     Attributes:
         crew: The threads; None where there are none. They outlive the run if they must.
-        num_delivered: Batches given to the caller.
-        seconds_waited: How long the caller has waited for them.
+        delivered: What the caller has got; may be kept when the run is gone.
     """
 
     def __init__(self, pipeline: Pipeline, items: Iterator[Any]) -> None:
-        self.num_delivered = 0
-        self.seconds_waited = 0.0
+        stream = pipeline.stream
+        self.delivered = Deliveries(arrivals=None if stream is None else Arrivals(stream))
         self._prefetch = pipeline.prefetch
         self._items: Iterator[Any] | None = items
         self._num_permitted = 0
@@ -141,7 +171,7 @@ class Run(Iterator[T], Generic[T]):
         self._stages = pipeline.stages
         self.crew: Crew | None = None
         if pipeline.prefetch and pipeline.stages:
-            self.crew = Crew.start(pipeline.stages, pipeline.cancelled)
+            self.crew = Crew.start(pipeline.stages, pipeline.cancelled, stream)
 
     def __iter__(self) -> Run[T]:
         return self
@@ -150,6 +180,8 @@ class Run(Iterator[T], Generic[T]):
         if self._is_over:
             raise StopIteration
         try:
+            if self.delivered.arrivals is not None:
+                self.delivered.arrivals.ask()
             value = self._next()
         except BaseException:
             # Also Ctrl-C: then there is no time to wait for threads.
@@ -165,8 +197,17 @@ class Run(Iterator[T], Generic[T]):
                 raise error
             finally:
                 del error, value  # the traceback refers to this frame
-        self.num_delivered += 1
-        return value
+        return self.delivered.count(value)
+
+    @property
+    def num_delivered(self) -> int:
+        """Batches given to the caller."""
+        return self.delivered.num_batches
+
+    @property
+    def seconds_waited(self) -> float:
+        """How long the caller has waited for them."""
+        return self.delivered.seconds_waited
 
     def _next(self) -> Any:
         if self.crew is None:
@@ -175,7 +216,7 @@ class Run(Iterator[T], Generic[T]):
             with torch.no_grad():
                 for stage in () if item is _END or isinstance(item, _Failure) else self._stages:
                     item = stage.run(item)
-            self.seconds_waited += time.monotonic() - start
+            self.delivered.seconds_waited += time.monotonic() - start
             return item
         last = self.num_delivered + self._prefetch
         while self._items is not None and self._num_permitted <= last:
@@ -183,7 +224,7 @@ class Run(Iterator[T], Generic[T]):
             self._num_permitted += 1
         start = time.monotonic()
         value = _kept(self.crew.outgoing.get())  # signals are handled meanwhile
-        self.seconds_waited += time.monotonic() - start
+        self.delivered.seconds_waited += time.monotonic() - start
         return value
 
     def _item(self) -> Any:
@@ -237,24 +278,37 @@ class Crew:
     """The threads of one run. They refer to this, never to the run, so that it can be dropped.
 
     Attributes:
+        stream: On which they work, where batches go to a device.
+        gpu: The number of the caller's GPU, on which they begin; None if it has not used one.
         failure: What a thread failed on, whether or not the caller has got that far. In words: the
             error itself would keep alive everything that its traceback refers to.
     """
 
     cancelled: threading.Event
+    stream: DeviceStream | None = None
+    gpu: int | None = None
     incoming: SimpleQueue[Any] = field(default_factory=SimpleQueue)
     outgoing: SimpleQueue[Any] = field(default_factory=SimpleQueue)
     threads: list[threading.Thread] = field(default_factory=list)
     failure: str | None = None
 
     @classmethod
-    def start(cls, stages: Sequence[Stage], cancelled: threading.Event) -> Crew:
-        crew = cls(cancelled)
+    def start(
+        cls,
+        stages: Sequence[Stage],
+        cancelled: threading.Event,
+        stream: DeviceStream | None = None,
+    ) -> Crew:
+        # A thread begins on the first GPU, whichever its process uses.
+        gpu = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+        crew = cls(cancelled, stream, gpu)
+        if stream is not None:
+            stream.follow_caller()
         source = crew.incoming
         for number, stage in enumerate(stages):
             last = number == len(stages) - 1
             target: SimpleQueue[Any] = crew.outgoing if last else SimpleQueue()
-            desk = _Desk(stage, source, target, crew)
+            desk = _Desk(stage, source, target, crew, stream if last else None)
             for _ in range(stage.workers):
                 # The interpreter does not wait for daemons by itself; `_stop_all` does, in its way.
                 thread = threading.Thread(
@@ -295,6 +349,7 @@ class _Desk:
     """What the threads of a stage share.
 
     Args:
+        sender: Of what the last stage makes, where it goes to a device.
         failure: The error of the earliest batch that has one; nothing later is started.
         failed_at: The number of that batch.
         num_taken: Batches taken so far.
@@ -307,6 +362,7 @@ class _Desk:
     source: SimpleQueue[Any]
     target: SimpleQueue[Any]
     crew: Crew
+    sender: DeviceStream | None = None
     failure: _Failure | None = None
     failed_at: int = 0
     num_taken: int = 0
@@ -335,7 +391,8 @@ class _Desk:
         if isinstance(value, _Failure):
             return value
         try:
-            return self.stage.run(value)
+            made = self.stage.run(value)
+            return made if self.sender is None else self.sender.sent(made)
         except BaseException as error:
             failure = _Failure(error)
             with self.failing:
@@ -352,6 +409,14 @@ def _kept(value: Any) -> Any:
 def _work(desk: _Desk) -> None:
     """A stage's thread."""
     torch.set_grad_enabled(False)  # for this thread
+    stream = desk.crew.stream
+    if desk.crew.gpu is not None:
+        torch.cuda.set_device(desk.crew.gpu)  # for this thread
+    with nullcontext() if stream is None else stream.current():
+        _work_on_batches(desk)
+
+
+def _work_on_batches(desk: _Desk) -> None:
     if desk.stage.workers > 1:
         limit_threads(max(1, torch.get_num_threads() // desk.stage.workers))
     while True:
