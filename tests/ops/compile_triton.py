@@ -17,7 +17,7 @@ from triton.compiler import ASTSource
 
 AMPERE = GPUTarget("cuda", 80, 32)
 LISTS = ("rows", "begins", "ends", "slots", "long_rows", "first_slots", "part_args")
-IDS = ("indptr", "indices", "others", "eids", "keys", "arg", "lhs_columns", "rhs_columns")
+IDS = ("indptr", "indices", "others", "eids", "keys", "arg", "only", "lhs_columns", "rhs_columns")
 WIDE = (
     *("peak", "total", "sums", "delta", "part_peak", "part_total", "part_sums", "vector", "factor"),
     *("values_out", "key_out", "vector_out", "edge_out", "factor_out", "values_parts", "key_parts"),
@@ -53,6 +53,7 @@ def sums(dtype: str, wide: Any) -> None:
     ):
         options = {"REDUCE": reduce, "SUM": wide, "BLOCK": 128}
         tables = {"HAS_EIDS": split, "LHS_TABLE": split, "RHS_TABLE": True, "SPLIT": split}
+        tables["HAS_ONLY"] = split and op == "mul"
         compiled(kernel("spmm", "_reduce"), dtype, {"OP": op, "UNROLL": 4, **tables, **options})
         compiled(kernel("spmm", "_merge"), dtype, options)
 
@@ -71,9 +72,11 @@ def attention(dtype: str, wide: Any, kinds: tuple[bool, ...]) -> None:
         of_scores = {"src": "*fp64" if dtype == "fp64" else "*fp32"} if score == "additive" else {}
         types = {name: of_scores.get("src", f"*{dtype}") for name in ("src", "dst", "edges")}
         has = ("HAS_EIDS", "HAS_EDGE", "HAS_MASK", "HAS_KEYS", "HAS_FACTOR", "SPLIT")
-        numbers = {"SLOPE": 0.2, "SCALE": 0.7, "KEPT": 1.25, "EDGES": 16, "DIM": 64}
+        numbers = {"SLOPE": 0.2, "SCALE": 0.7, "KEPT": 1.25, "EDGES": 16, "DIM": 16}
         options = {"SCORE": score, "SUM": wide, **numbers, **dict.fromkeys(has, rich)}
-        options["SCORE_DIM"] = 1 if score == "additive" else 64
+        options["SCORE_DIM"] = 1 if score == "additive" else 16
+        options |= {"HEADS": 4, "STAGES": 2, "heads": 4, "dim": 16}
+        options["score_dim"] = options["SCORE_DIM"]
         compiled(kernel("attention", "_attend"), dtype, options, **types)
         for by_source in (False, True):
             wanted = {
