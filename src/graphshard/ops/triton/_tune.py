@@ -17,6 +17,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -121,7 +122,7 @@ def _measure(
                 expected = [tensor.clone() for tensor in written]
             elif not all(map(_same_bits, written, expected)):
                 continue
-            times.append((seconds(lambda c=configuration: run(c), written[0].device), number))
+            times.append((seconds(partial(run, configuration), written[0].device), number))
         del expected
     except torch.OutOfMemoryError:  # no memory for copies of the results: no measurement
         times = times[:1]

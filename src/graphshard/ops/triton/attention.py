@@ -33,7 +33,7 @@ MOST_EDGES = 16  # of a destination that a program takes in a step
 MOST_COLUMNS = 128  # of some heads, unless one has more
 MOST_NUMBERS = 4096  # of a step
 
-AHEAD = [{"STAGES": stages} for stages in (2, 1, 3)]
+AHEAD: list[Configuration] = [{"STAGES": stages} for stages in (2, 1, 3)]
 """Steps that are on their way at a time."""
 
 
@@ -237,7 +237,7 @@ def take(adj: Adjacency, a: Attention, peak: Tensor, total: Tensor, sums: Tensor
 
 def stages() -> list[Configuration]:
     """How many steps may be on their way at a time."""
-    return AHEAD[1:2] if INTERPRETED else list(AHEAD)
+    return AHEAD[1:2] if INTERPRETED else AHEAD
 
 
 def tile_of(a: Attention) -> dict[str, int]:
