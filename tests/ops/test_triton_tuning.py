@@ -7,7 +7,9 @@ Times are made up here; on a GPU they are taken (tests/ops/test_on_gpu.py).
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +22,7 @@ from graphshard.ops._dispatch import force_triton
 
 pytest.importorskip("triton", reason="Triton has no release here")
 tune = importlib.import_module("graphshard.ops.triton._tune")
+launch = importlib.import_module("graphshard.ops.triton._launch")
 spmm = importlib.import_module("graphshard.ops.triton.spmm")
 attention = importlib.import_module("graphshard.ops.triton.attention")
 sddmm = importlib.import_module("graphshard.ops.triton.sddmm")
@@ -96,6 +99,21 @@ def test_nothing_is_measured_without_a_device(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("GRAPHSHARD_AUTOTUNE", "0")
     monkeypatch.setattr(tune, "INTERPRETED", False)
     assert not tune._may_measure(torch.device("cuda"))
+
+
+def test_kernels_run_on_the_gpu_where_the_operands_lie(monkeypatch: pytest.MonkeyPatch) -> None:
+    entered = []
+
+    @contextmanager
+    def current(device: torch.device) -> Iterator[None]:
+        entered.append(device)
+        yield
+
+    monkeypatch.setattr(torch.cuda, "device", current)
+    operands = [SimpleNamespace(device=torch.device(name)) for name in ("cuda:1", "cpu")]
+    call = launch.on_its_device(lambda first, *, more: (first, more))
+    assert [call(first, more=7) for first in operands] == [(first, 7) for first in operands]
+    assert entered == [torch.device("cuda:1")]
 
 
 def results_of_each(

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from .._adjacency import Adjacency
 from .._attention_rule import Attention, wide
-from ._launch import EXACT, INTERPRETED, block, sum_type, warps, width_class
+from ._launch import EXACT, INTERPRETED, block, on_its_device, sum_type, warps, width_class
 from ._tasks import row_tasks, task_of
 from ._tune import Configuration, run_tuned
 
@@ -197,6 +197,7 @@ def _merge_states(
     tl.store(sums + row * sums_stride + head * dim + column, result, mask=inside)
 
 
+@on_its_device
 def take(adj: Adjacency, a: Attention, peak: Tensor, total: Tensor, sums: Tensor) -> None:
     """Take the edges into the state of their destinations, in place."""
     if adj.num_edges == 0 or peak.numel() == 0:

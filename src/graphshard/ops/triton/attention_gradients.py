@@ -18,7 +18,7 @@ from torch import Tensor
 
 from .._adjacency import Adjacency
 from .._attention_rule import Attention, wide
-from ._launch import EXACT, block, sum_type, warps
+from ._launch import EXACT, block, on_its_device, sum_type, warps
 from ._tasks import RowTasks, row_tasks, task_of
 from ._tune import Configuration, run_tuned
 from .attention import kind_of, multipliers, operand_arguments, operand_options, stages, tile_of
@@ -182,6 +182,7 @@ def _gradient(
         tl.store(of_piece + score_place, vector_sum, mask=score_inside)
 
 
+@on_its_device
 def gradients(
     adj: Adjacency,
     a: Attention,

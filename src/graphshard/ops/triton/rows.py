@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ._launch import EXACT, block, sum_type, warps
+from ._launch import EXACT, block, on_its_device, sum_type, warps
 
 ROWS = 16  # of a program, where they are narrow
 
@@ -42,6 +42,7 @@ def _add_rows(
     tl.store(to, tl.load(to, mask=both, other=0).to(SUM) + added, mask=both)
 
 
+@on_its_device
 def add_rows(out: Tensor, places: Tensor, rows: Tensor) -> None:
     """``out[places] += rows`` for distinct places in range; rows of ``out`` have no gaps inside.
 

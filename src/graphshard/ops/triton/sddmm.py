@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .._adjacency import Adjacency
 from .._broadcast import dot_loop
-from ._launch import EXACT, INTERPRETED, block, sum_type, warps, width_class
+from ._launch import EXACT, INTERPRETED, block, on_its_device, sum_type, warps, width_class
 from ._places import row_places_of
 from ._tune import Configuration, run_tuned
 from .spmm import message, spmm
@@ -85,6 +85,7 @@ def configurations(width: int) -> list[Configuration]:
     ]
 
 
+@on_its_device
 def sddmm(
     adj: Adjacency, op: str, lhs: Tensor, rhs: Tensor, lhs_target: str, rhs_target: str
 ) -> Tensor:
@@ -136,6 +137,7 @@ def sddmm(
     return out
 
 
+@on_its_device
 def edge_softmax(adj: Adjacency, logits: Tensor) -> Tensor:
     """Softmax over the in-edges of each destination ``[num_edges, ...]``."""
     if logits.numel() == 0:
@@ -147,6 +149,7 @@ def edge_softmax(adj: Adjacency, logits: Tensor) -> Tensor:
     return sddmm(adj, "div", weights, total, "e", "v").to(logits.dtype)
 
 
+@on_its_device
 def edge_softmax_backward(adj: Adjacency, out: Tensor, grad: Tensor) -> Tensor:
     """``out * (grad - sum of out * grad over the destination)``: ``[num_edges, ...]``."""
     dtype = torch.promote_types(out.dtype, torch.float32)

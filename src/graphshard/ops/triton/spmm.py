@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .._adjacency import Adjacency
-from ._launch import EXACT, INTERPRETED, block, sum_type, warps, width_class
+from ._launch import EXACT, INTERPRETED, block, on_its_device, sum_type, warps, width_class
 from ._places import row_places_of
 from ._tasks import row_tasks, task_of
 from ._tune import Configuration, run_tuned
@@ -152,6 +152,7 @@ def configurations(width: int) -> list[Configuration]:
     ]
 
 
+@on_its_device
 def spmm(
     adj: Adjacency,
     op: str,
