@@ -3,7 +3,7 @@
 
 The same description as in `graphshard.ops.Attention`; the state of destinations is that of
 `AttentionState`. Pieces of a long row have states of their own, merged in order. A program takes as
-many heads as have 128 columns together, so that all lanes have work where heads are narrow.
+many heads as have 128 columns together, so that all threads have work where heads are narrow.
 
 Sums over the edges of a step and over the columns of a head are trees, whose shape comes with the
 tile and the number of warps. Both follow from the shape of the operands alone (`tile_of`); what
