@@ -142,7 +142,7 @@ def _merge(
 
 
 def configurations(width: int) -> list[Configuration]:
-    """How programs may take rows of so many columns: 2 or 4 of them a thread, 4 or 8 edges ahead."""
+    """How programs take rows of so many columns: 2 or 4 of them a thread, 4 or 8 edges ahead."""
     blocks = dict.fromkeys(block(width, most) for most in (128, 256, 64))
     return [
         {"BLOCK": size, "UNROLL": unroll, "num_warps": max(1, size // 32 // columns)}
