@@ -7,6 +7,7 @@ usage: compile_triton.py DTYPE [all]
 
 import importlib
 import itertools
+import re
 import sys
 from typing import Any
 
@@ -17,7 +18,7 @@ from triton.compiler import ASTSource
 
 AMPERE = GPUTarget("cuda", 80, 32)
 LISTS = ("rows", "begins", "ends", "slots", "long_rows", "first_slots", "part_args")
-IDS = ("indptr", "indices", "others", "eids", "keys", "arg", "lhs_columns", "rhs_columns")
+IDS = ("indptr", "indices", "others", "eids", "keys", "arg", "only", "lhs_columns", "rhs_columns")
 WIDE = (
     *("peak", "total", "sums", "delta", "part_peak", "part_total", "part_sums", "vector", "factor"),
     *("values_out", "key_out", "vector_out", "edge_out", "factor_out", "values_parts", "key_parts"),
@@ -29,7 +30,10 @@ def kernel(module: str, name: str) -> Any:
     return getattr(importlib.import_module(f"graphshard.ops.triton.{module}"), name)
 
 
-def compiled(function: Any, dtype: str, constants: dict[str, Any], **types: str) -> None:
+def compiled(
+    function: Any, dtype: str, constants: dict[str, Any], num_warps: int = 4, **types: str
+) -> str:
+    """The assembly of a kernel, whose tables begin aligned and whose widths divide by 16."""
     wide = "*fp64" if dtype == "fp64" else "*fp32"
     types = {
         **dict.fromkeys(ROWS, f"*{dtype}"),
@@ -43,8 +47,13 @@ def compiled(function: Any, dtype: str, constants: dict[str, Any], **types: str)
     names = function.arg_names
     signature = {name: types.get(name, "i32") for name in names}
     values = {(names.index(name),): value for name, value in constants.items()}
-    source = ASTSource(function, signature, constexprs=values)
-    assert "cubin" in triton.compile(source, target=AMPERE, options={"num_warps": 4}).asm
+    aligned = [i for i, name in enumerate(names) if name not in constants]
+    attributes = {(i,): [["tt.divisibility", 16]] for i in aligned}
+    source = ASTSource(function, signature, constexprs=values, attrs=attributes)
+    options = {"num_warps": num_warps, "enable_fp_fusion": False}
+    asm = triton.compile(source, target=AMPERE, options=options).asm
+    assert "cubin" in asm
+    return str(asm["ptx"])
 
 
 def sums(dtype: str, wide: Any) -> None:
@@ -53,8 +62,19 @@ def sums(dtype: str, wide: Any) -> None:
     ):
         options = {"REDUCE": reduce, "SUM": wide, "BLOCK": 128}
         tables = {"HAS_EIDS": split, "LHS_TABLE": split, "RHS_TABLE": True, "SPLIT": split}
-        compiled(kernel("spmm", "_reduce"), dtype, {"OP": op, "UNROLL": 4, **tables, **options})
+        tables["HAS_ONLY"] = split and op == "mul"
+        options_of_rows = {"OP": op, "UNROLL": 4, **tables, **options}
+        code = compiled(kernel("spmm", "_reduce"), dtype, options_of_rows, num_warps=1)
+        if dtype == "fp32" and op == "copy_lhs" and not split:
+            assert re.search(r"ld\.global[.\w:]*\.v4", code), "loads of 16 bytes a lane"
+            assert "fma" not in code
         compiled(kernel("spmm", "_merge"), dtype, options)
+
+
+def rows_added(dtype: str, wide: Any) -> None:
+    options = {"SUM": wide, "ROWS": 4, "BLOCK": 128}
+    for out in {f"*{dtype}", "*fp64" if dtype == "fp64" else "*fp32"}:
+        compiled(kernel("rows", "_add_rows"), dtype, options, out=out, places="*i64")
 
 
 def values_per_edge(dtype: str, wide: Any) -> None:
@@ -71,9 +91,11 @@ def attention(dtype: str, wide: Any, kinds: tuple[bool, ...]) -> None:
         of_scores = {"src": "*fp64" if dtype == "fp64" else "*fp32"} if score == "additive" else {}
         types = {name: of_scores.get("src", f"*{dtype}") for name in ("src", "dst", "edges")}
         has = ("HAS_EIDS", "HAS_EDGE", "HAS_MASK", "HAS_KEYS", "HAS_FACTOR", "SPLIT")
-        numbers = {"SLOPE": 0.2, "SCALE": 0.7, "KEPT": 1.25, "EDGES": 16, "DIM": 64}
+        numbers = {"SLOPE": 0.2, "SCALE": 0.7, "KEPT": 1.25, "EDGES": 16, "DIM": 16}
         options = {"SCORE": score, "SUM": wide, **numbers, **dict.fromkeys(has, rich)}
-        options["SCORE_DIM"] = 1 if score == "additive" else 64
+        options["SCORE_DIM"] = 1 if score == "additive" else 16
+        options |= {"HEADS": 4, "STAGES": 2, "heads": 4, "dim": 16}
+        options["score_dim"] = options["SCORE_DIM"]
         compiled(kernel("attention", "_attend"), dtype, options, **types)
         for by_source in (False, True):
             wanted = {
@@ -96,5 +118,6 @@ def attention(dtype: str, wide: Any, kinds: tuple[bool, ...]) -> None:
 given, *more = sys.argv[1:]
 of_sums = tl.float64 if given == "fp64" else tl.float32
 sums(given, of_sums)
+rows_added(given, of_sums)
 values_per_edge(given, of_sums)
 attention(given, of_sums, (False, True) if more else (True,))

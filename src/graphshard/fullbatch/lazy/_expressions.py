@@ -182,9 +182,8 @@ class Endpoint(Expression):
         return (self.leaf,)
 
     def compute(self, evaluation: ShardEvaluation) -> Tensor:
-        src, dst = evaluation.shard.adjacency.coo()
-        ends = src if self.leaf.target == "u" else dst
-        return evaluation.leaf(self.leaf).index_select(0, ends)
+        rows, target = evaluation.leaf(self.leaf), self.leaf.target
+        return gsddmm(evaluation.shard.adjacency, "copy_lhs", rows, None, target)
 
 
 class Sddmm(Expression):

@@ -128,8 +128,8 @@ class CopySource(Message):
         return [self.source]
 
     def rows(self, evaluation: ShardEvaluation) -> Tensor:
-        src, _ = evaluation.shard.adjacency.coo()
-        return evaluation.leaf(self.source).index_select(0, src)
+        rows = evaluation.leaf(self.source)
+        return gsddmm(evaluation.shard.adjacency, "copy_lhs", rows, None, "u")
 
     @property
     def is_linear(self) -> bool:

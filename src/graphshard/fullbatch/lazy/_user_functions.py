@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ..._typing import CanonicalEType
 from ...graph import EdgeBatch
-from ...ops import Adjacency
+from ...ops import Adjacency, gsddmm
 from ..topology import Shard
 from ._expressions import Expression, Leaf, ShardEvaluation, distinct, leaves_of
 from ._lazy_tensor import DeferredEdges
@@ -138,7 +138,7 @@ class UserFunction:
     def _call(self, evaluation: ShardEvaluation, recording: bool) -> dict[str, Tensor]:
         src, dst = evaluation.shard.adjacency.coo()
 
-        def reader(target: str, index: Tensor | None) -> _EdgeFields:
+        def reader(target: str) -> _EdgeFields:
             frame = self._frames[target]
 
             def read(name: str) -> Any:
@@ -146,14 +146,17 @@ class UserFunction:
                 if isinstance(what, Expression):
                     return what.evaluate(evaluation)
                 rows = evaluation.leaf(what)
-                return rows if index is None else rows.index_select(0, index)
+                if target == "e":
+                    return rows
+                # Its gradient is a sum in the order of edges, which repeats on a GPU as well.
+                return gsddmm(evaluation.shard.adjacency, "copy_lhs", rows, None, target)
 
             return _EdgeFields(list(frame), read)
 
         batch = EdgeBatch(
-            reader("u", src),
-            reader("v", dst),
-            reader("e", None),
+            reader("u"),
+            reader("v"),
+            reader("e"),
             lambda: (src, dst, evaluation.shard.edge_ids()),
             src.shape[0],
             self.etype,

@@ -9,6 +9,7 @@ from torch import Tensor, float32, int64
 
 from ..._kernel import kernels_for, num_threads
 from .. import _check
+from .._dispatch import triton_for
 
 
 def add_rows(out: Tensor, places: Tensor, rows: Tensor) -> None:
@@ -42,8 +43,14 @@ def add_rows(out: Tensor, places: Tensor, rows: Tensor) -> None:
         return
     kernels = kernels_for(out.device, rows.dtype) if rows.device == out.device else None
     wide = float32 if rows.dtype.itemsize == 2 else rows.dtype
-    if kernels is None or out.dtype not in (wide, rows.dtype) or not _has_whole_rows(out):
+    takes = out.dtype in (wide, rows.dtype) and _has_whole_rows(out)
+    if kernels is None or not takes:
         _check.check_places("places", places, out.shape[0])
+        alike = out.device == rows.device == places.device
+        on_gpu = triton_for(out.device, rows.dtype) if alike and takes else None
+        if on_gpu is not None:
+            on_gpu.add_rows(out, places.resolve_neg(), rows.resolve_neg())
+            return
         out.index_add_(0, places.to(out.device, int64), rows.to(out.device, out.dtype))
         return
     width = math.prod(out.shape[1:])

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,8 +14,9 @@ from graphshard._typing import INDEX_DTYPES
 from ..._kernel import kernels_for, num_threads
 from .. import _check
 from .._adjacency import Adjacency
-from .._broadcast import row_places
+from .._broadcast import row_places, sum_to_row
 from .._check import Operand
+from .._dispatch import triton_for
 from . import _compute
 
 _HALF = (torch.float16, torch.bfloat16)
@@ -45,16 +47,24 @@ def argmax_backward(
     Returns:
         Gradients of the source rows and the edge rows, where wanted.
     """
+    on_gpu = None
     if not torch.is_grad_enabled():  # the gradient will not be differentiated
         rows = tuple(None if shape is None else tuple(shape[1:]) for shape in shapes)
         grads = _compute.argmax_backward(adj, op, grad, arg, operands, (rows[0], rows[1]), wanted)
         if grads is not None:
             return grads
+        on_gpu = triton_for(grad.device, grad.dtype)
     lhs_shape, rhs_shape = shapes
     if adj.num_edges == 0:
         lhs_grad = grad.new_zeros(lhs_shape) if wanted[0] and lhs_shape is not None else None
         rhs_grad = grad.new_zeros(rhs_shape) if wanted[1] and rhs_shape is not None else None
         return lhs_grad, rhs_grad
+    lhs_grad = None
+    if wanted[0] and on_gpu is not None:
+        assert lhs_shape is not None
+        lhs_grad = _sum_by_source(on_gpu, adj, op, grad, arg, operands[1], tuple(lhs_shape[1:]))
+        if not wanted[1]:
+            return lhs_grad, None
     present = arg >= 0
     edge = arg.clamp(min=0).long()
     grad = torch.where(present, grad, 0.0)
@@ -72,8 +82,8 @@ def argmax_backward(
     lhs, rhs = operands
     lhs_taken = None if lhs is None else torch.where(present, lhs.reshape(-1)[lhs_places], 1.0)
     rhs_taken = None if rhs is None else torch.where(present, rhs.reshape(-1)[rhs_places], 1.0)
-    lhs_grad = rhs_grad = None
-    if wanted[0]:
+    rhs_grad = None
+    if wanted[0] and lhs_grad is None:
         assert lhs_shape is not None
         share = grad
         if rhs_taken is not None:
@@ -93,10 +103,31 @@ def argmax_backward(
     return lhs_grad, rhs_grad
 
 
+def _sum_by_source(
+    on_gpu: Any,
+    adj: Adjacency,
+    op: str,
+    grad: Tensor,
+    arg: Tensor,
+    rhs: Operand,
+    row: tuple[int, ...],
+) -> Tensor:
+    """The gradient of source rows as a sum over out-edges, each for the maxima that it gave."""
+    wide = grad.float() if grad.dtype in _HALF and row != tuple(grad.shape[1:]) else grad
+    op = op if op in ("mul", "div") else "copy_lhs"
+    rhs = None if rhs is None else rhs.detach().to(wide.dtype)
+    share, _ = on_gpu.spmm(adj.reverse(), op, "sum", wide.contiguous(), rhs, arg.contiguous())
+    return sum_to_row(share, row).to(grad.dtype)
+
+
 def _put(values: Tensor, places: Tensor, shape: torch.Size) -> Tensor:
     """Sum ``values`` into zeros of ``shape`` at flat ``places``, in order."""
     wide = values.float() if values.dtype in _HALF else values
-    out = wide.new_zeros(math.prod(shape)).scatter_add(0, places.reshape(-1), wide.reshape(-1))
+    zeros, where, flat = wide.new_zeros(math.prod(shape)), places.reshape(-1), wide.reshape(-1)
+    if values.is_cuda:  # sorts; scatter_add would add by atomics, in no fixed order
+        out = zeros.index_put((where,), flat, accumulate=True)
+    else:
+        out = zeros.scatter_add(0, where, flat)
     return out.reshape(shape).to(values.dtype)
 
 

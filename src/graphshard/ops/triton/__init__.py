@@ -8,7 +8,16 @@ tested without one.
 
 from .attention import take
 from .attention_gradients import gradients
+from .rows import add_rows
 from .sddmm import edge_softmax, edge_softmax_backward, sddmm
 from .spmm import spmm
 
-__all__ = ["edge_softmax", "edge_softmax_backward", "gradients", "sddmm", "spmm", "take"]
+__all__ = [
+    "add_rows",
+    "edge_softmax",
+    "edge_softmax_backward",
+    "gradients",
+    "sddmm",
+    "spmm",
+    "take",
+]

@@ -1,8 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention over in-edges in one pass, by an online softmax: a program for each piece and head.
+"""Attention over in-edges in one pass, by an online softmax: a program for a piece and some heads.
 
 The same description as in `graphshard.ops.Attention`; the state of destinations is that of
-`AttentionState`. Pieces of a long row have states of their own, merged in order.
+`AttentionState`. Pieces of a long row have states of their own, merged in order. A program takes as
+many heads as have 128 columns together, so that all threads have work where heads are narrow.
+
+Sums over the edges of a step and over the columns of a head are trees, whose shape comes with the
+tile and the number of warps. Both follow from the shape of the operands alone (`tile_of`); what
+`run_tuned` may choose is how many steps are loaded ahead.
 
 Source: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018,
 https://arxiv.org/abs/1805.02867.
@@ -10,6 +15,7 @@ https://arxiv.org/abs/1805.02867.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any
 
 import torch
@@ -19,10 +25,16 @@ from torch import Tensor
 
 from .._adjacency import Adjacency
 from .._attention_rule import Attention, wide
-from ._launch import block, sum_type, warps
+from ._launch import EXACT, INTERPRETED, block, on_its_device, sum_type, warps, width_class
 from ._tasks import row_tasks, task_of
+from ._tune import Configuration, run_tuned
 
-EDGES = 16  # of a destination that a program takes at a time
+MOST_EDGES = 16  # of a destination that a program takes in a step
+MOST_COLUMNS = 128  # of some heads, unless one has more
+MOST_NUMBERS = 4096  # of a step
+
+AHEAD: list[Configuration] = [{"STAGES": stages} for stages in (2, 1, 3)]
+"""Steps that are on their way at a time."""
 
 
 @triton.jit
@@ -35,13 +47,13 @@ def _mixed(word):
 
 @triton.jit
 def multipliers(
-    edge, there, head, keys, factor, factor_columns, threshold, edge_seed, head_seed,
+    edge, there, head, is_head, keys, factor, factor_columns, threshold, edge_seed, head_seed,
     KEPT: tl.constexpr, HAS_MASK: tl.constexpr, HAS_KEYS: tl.constexpr, HAS_FACTOR: tl.constexpr,
-    SUM: tl.constexpr,
+    SUM: tl.constexpr, EDGES: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
-    """(what the mask, what the factor makes of a weight 1) on some edges."""
-    mask = tl.full(edge.shape, 1.0, SUM)
-    scale = tl.full(edge.shape, 1.0, SUM)
+    """(what the mask, what the factor makes of a weight 1) on some edges and heads."""
+    mask = tl.full([EDGES, HEADS], 1.0, SUM)
+    scale = tl.full([EDGES, HEADS], 1.0, SUM)
     if HAS_MASK:
         if HAS_KEYS:
             key = tl.load(keys + edge, mask=there, other=0).to(tl.uint32, bitcast=True)
@@ -49,12 +61,13 @@ def multipliers(
             key = edge.to(tl.uint32) ^ _mixed((edge >> 32).to(tl.uint32))
         # Arguments are of 64 bits; the sums wrap in 32.
         word = _mixed((key.to(tl.int64) + edge_seed).to(tl.uint32))
-        of_head = (tl.full(edge.shape, 0x9E3779B9, tl.int64) * head + head_seed).to(tl.uint32)
-        hashed = _mixed(word ^ _mixed(of_head))
-        mask = tl.where(hashed.to(tl.int64) >= threshold, tl.full(edge.shape, KEPT, SUM), 0.0)
+        of_head = (tl.full([HEADS], 0x9E3779B9, tl.int64) * head + head_seed).to(tl.uint32)
+        hashed = _mixed(word[:, None] ^ _mixed(of_head)[None, :])
+        mask = tl.where(hashed.to(tl.int64) >= threshold, tl.full([EDGES, HEADS], KEPT, SUM), 0.0)
     if HAS_FACTOR:
         column = tl.where(factor_columns == 1, 0, head)
-        scale = tl.load(factor + edge * factor_columns + column, mask=there, other=0).to(SUM)
+        place = factor + (edge * factor_columns)[:, None] + column[None, :]
+        scale = tl.load(place, mask=there[:, None] & is_head[None, :], other=0).to(SUM)
     return mask, scale
 
 
@@ -63,84 +76,94 @@ def _attend(
     peak, total, sums, sums_stride, part_peak, part_total, part_sums,
     indptr, rows, begins, ends, slots, indices, eids,
     values, src, dst, edges, vector, factor, keys,
-    threshold, edge_seed, head_seed, heads, dim, score_dim, factor_columns,
+    threshold, edge_seed, head_seed, heads: tl.constexpr, dim: tl.constexpr,
+    score_dim: tl.constexpr, factor_columns,
     SLOPE: tl.constexpr, SCALE: tl.constexpr, KEPT: tl.constexpr, SCORE: tl.constexpr,
     HAS_EIDS: tl.constexpr, HAS_EDGE: tl.constexpr, HAS_MASK: tl.constexpr,
     HAS_KEYS: tl.constexpr, HAS_FACTOR: tl.constexpr, SPLIT: tl.constexpr, SUM: tl.constexpr,
-    EDGES: tl.constexpr, DIM: tl.constexpr, SCORE_DIM: tl.constexpr,
+    EDGES: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, SCORE_DIM: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     row, begin, end, slot = task_of(tl.program_id(0), indptr, rows, begins, ends, slots, SPLIT)
-    head = tl.program_id(1).to(tl.int64)
+    head = tl.program_id(1).to(tl.int64) * HEADS + tl.arange(0, HEADS)
+    is_head = head < heads
     column = tl.arange(0, DIM)
-    inside = column < dim
-    at = row * heads + head
+    place = head[:, None] * dim + column[None, :]  # in a row of values
+    inside = is_head[:, None] & (column < dim)[None, :]
     score_column = tl.arange(0, SCORE_DIM)
-    score_inside = score_column < score_dim
+    score_place = head[:, None] * score_dim + score_column[None, :]
+    score_inside = is_head[:, None] & (score_column < score_dim)[None, :]
+    at = row * heads + head
     if SCORE == "additive":
-        own = tl.load(dst + at).to(SUM)
+        own = tl.load(dst + at, mask=is_head, other=0).to(SUM)
     else:
-        own = tl.load(dst + at * score_dim + score_column, mask=score_inside, other=0).to(SUM)
+        own_place = row * heads * score_dim + score_place
+        own = tl.load(dst + own_place, mask=score_inside, other=0).to(SUM)
     weight = own
     if SCORE == "joint":
-        of_head = vector + head * score_dim + score_column
-        weight = tl.load(of_head, mask=score_inside, other=0).to(SUM)
-    highest = tl.full([1], float("-inf"), SUM)
-    mass = tl.zeros([1], SUM)
-    result = tl.zeros([DIM], SUM)
+        weight = tl.load(vector + score_place, mask=score_inside, other=0).to(SUM)
+    highest = tl.full([HEADS], float("-inf"), SUM)
+    mass = tl.zeros([HEADS], SUM)
+    result = tl.zeros([HEADS, DIM], SUM)
     if slot < 0:
-        highest = tl.load(peak + at + tl.arange(0, 1))
-        mass = tl.load(total + at + tl.arange(0, 1))
-        result = tl.load(sums + row * sums_stride + head * dim + column, mask=inside, other=0)
-    for first in range(begin, end, EDGES):
+        highest = tl.load(peak + at, mask=is_head, other=float("-inf"))
+        mass = tl.load(total + at, mask=is_head, other=0)
+        result = tl.load(sums + row * sums_stride + place, mask=inside, other=0)
+    for first in tl.range(begin, end, EDGES, num_stages=STAGES):
         position = first + tl.arange(0, EDGES)
         there = position < end
-        node = tl.load(indices + position, mask=there, other=0).to(tl.int64) * heads + head
+        node = tl.load(indices + position, mask=there, other=0).to(tl.int64) * heads
         edge = position
         if HAS_EIDS:
             edge = tl.load(eids + position, mask=there, other=0).to(tl.int64)
-        both = there[:, None] & inside[None, :]
-        found = tl.load(values + node[:, None] * dim + column[None, :], mask=both, other=0).to(SUM)
+        at_edge = (edge * heads)[:, None] + head[None, :]
+        on_head = there[:, None] & is_head[None, :]
+        both = there[:, None, None] & inside[None, :, :]
+        of_node = values + (node * dim)[:, None, None] + place[None, :, :]
+        found = tl.load(of_node, mask=both, other=0).to(SUM)
         if SCORE == "additive":
-            scores = tl.load(src + node, mask=there, other=0).to(SUM) + own
+            scores = tl.load(src + node[:, None] + head[None, :], mask=on_head, other=0).to(SUM)
+            scores += own[None, :]
             if HAS_EDGE:
-                scores += tl.load(edges + edge * heads + head, mask=there, other=0).to(SUM)
+                scores += tl.load(edges + at_edge, mask=on_head, other=0).to(SUM)
             scores = tl.where(scores > 0, scores, scores * SLOPE)
         elif SCORE == "joint":
-            joined = found + own[None, :]
+            joined = found + own[None, :, :]
             if HAS_EDGE:
-                place = (edge * heads + head)[:, None] * dim + column[None, :]
-                joined += tl.load(edges + place, mask=both, other=0).to(SUM)
+                of_edge = edges + (edge * heads * dim)[:, None, None] + place[None, :, :]
+                joined += tl.load(of_edge, mask=both, other=0).to(SUM)
             joined = tl.where(joined > 0, joined, joined * SLOPE)
-            scores = tl.sum(joined * weight[None, :], 1)
+            scores = tl.sum(joined * weight[None, :, :], 2)
         else:
-            of_keys = there[:, None] & score_inside[None, :]
-            place = node[:, None] * score_dim + score_column[None, :]
-            key = tl.load(src + place, mask=of_keys, other=0).to(SUM)
-            scores = tl.sum(key * own[None, :], 1) * SCALE
+            of_keys = there[:, None, None] & score_inside[None, :, :]
+            of_key = src + (node * score_dim)[:, None, None] + score_place[None, :, :]
+            key = tl.load(of_key, mask=of_keys, other=0).to(SUM)
+            scores = tl.sum(key * own[None, :, :], 2) * SCALE
             if HAS_EDGE:
-                scores += tl.load(edges + edge * heads + head, mask=there, other=0).to(SUM)
-        scores = tl.where(there, scores, float("-inf"))
+                scores += tl.load(edges + at_edge, mask=on_head, other=0).to(SUM)
+        scores = tl.where(on_head, scores, float("-inf"))
         higher = tl.maximum(highest, tl.max(scores, 0))
         shift = tl.where(higher == float("-inf"), 0.0, higher)
-        shares = tl.exp(scores - shift)
+        shares = tl.exp(scores - shift[None, :])
         shrink = tl.exp(highest - shift)
         mass = mass * shrink + tl.sum(shares, 0)
         mask, factors = multipliers(
-            edge, there, head, keys, factor, factor_columns, threshold, edge_seed, head_seed,
-            KEPT, HAS_MASK, HAS_KEYS, HAS_FACTOR, SUM,
+            edge, there, head, is_head, keys, factor, factor_columns,
+            threshold, edge_seed, head_seed,
+            KEPT, HAS_MASK, HAS_KEYS, HAS_FACTOR, SUM, EDGES, HEADS,
         )  # fmt: skip
-        weights = tl.where(there, shares * mask * factors, 0.0)
-        result = result * shrink + tl.sum(weights[:, None] * found, 0)
+        weights = tl.where(on_head, shares * mask * factors, 0.0)
+        result = result * shrink[:, None] + tl.sum(weights[:, :, None] * found, 0)
         highest = higher
     if slot < 0:
-        tl.store(peak + at + tl.arange(0, 1), highest)
-        tl.store(total + at + tl.arange(0, 1), mass)
-        tl.store(sums + row * sums_stride + head * dim + column, result, mask=inside)
+        tl.store(peak + at, highest, mask=is_head)
+        tl.store(total + at, mass, mask=is_head)
+        tl.store(sums + row * sums_stride + place, result, mask=inside)
     if slot >= 0:
         there_slot = slot * heads + head
-        tl.store(part_peak + there_slot + tl.arange(0, 1), highest)
-        tl.store(part_total + there_slot + tl.arange(0, 1), mass)
-        tl.store(part_sums + there_slot * dim + column, result, mask=inside)
+        tl.store(part_peak + there_slot, highest, mask=is_head)
+        tl.store(part_total + there_slot, mass, mask=is_head)
+        tl.store(part_sums + slot * heads * dim + place, result, mask=inside)
 
 
 @triton.jit
@@ -174,6 +197,7 @@ def _merge_states(
     tl.store(sums + row * sums_stride + head * dim + column, result, mask=inside)
 
 
+@on_its_device
 def take(adj: Adjacency, a: Attention, peak: Tensor, total: Tensor, sums: Tensor) -> None:
     """Take the edges into the state of their destinations, in place."""
     if adj.num_edges == 0 or peak.numel() == 0:
@@ -186,24 +210,59 @@ def take(adj: Adjacency, a: Attention, peak: Tensor, total: Tensor, sums: Tensor
     part_peak = peak.new_empty((tasks.num_slots, a.heads), dtype=dtype)
     part_total = torch.empty_like(part_peak)
     part_sums = peak.new_empty((tasks.num_slots, a.heads, a.dim), dtype=dtype)
+    arguments, tile = operand_arguments(a), tile_of(a)
+
+    def run(configuration: Configuration) -> None:
+        _attend[(tasks.count, triton.cdiv(a.heads, tile["HEADS"]))](
+            *state, rows, rows.stride(0), part_peak, part_total, part_sums,
+            *tasks.arguments(indptr), indices, indices if eids is None else eids, *arguments,
+            HAS_EIDS=eids is not None, SPLIT=tasks.is_split,
+            **tile, **operand_options(a), **configuration, **EXACT,
+        )  # fmt: skip
+
+    key = ("attend", adj.idtype, eids is None, *kind_of(a))
+    work = adj.num_edges * a.heads * a.dim
+    run_tuned(key, stages(), run, [*state, rows], work, updated=True)
     size = block(a.dim, 1 << 16)
-    _attend[(tasks.count, a.heads)](
-        *state, rows, rows.stride(0), part_peak, part_total, part_sums,
-        *tasks.arguments(indptr), indices, indices if eids is None else eids,
-        *operand_arguments(a),
-        HAS_EIDS=eids is not None, SPLIT=tasks.is_split, EDGES=EDGES, DIM=size,
-        num_warps=warps(size * EDGES), **operand_options(a),
-    )  # fmt: skip
     if tasks.is_split:
         assert tasks.long_rows is not None
         _merge_states[(tasks.long_rows.shape[0], a.heads)](
             *state, rows, rows.stride(0), part_peak, part_total, part_sums,
             tasks.long_rows, tasks.first_slots, a.heads, a.dim,
-            SUM=sum_type(a.dtype), DIM=size, num_warps=warps(size),
+            SUM=sum_type(a.dtype), DIM=size, num_warps=warps(size), **EXACT,
         )  # fmt: skip
     for given, used in zip((peak, total, sums), (*state, rows), strict=True):
         if given is not used:
             given.copy_(used)
+
+
+def stages() -> list[Configuration]:
+    """How many steps may be on their way at a time."""
+    return AHEAD[1:2] if INTERPRETED else AHEAD
+
+
+def tile_of(a: Attention) -> dict[str, int]:
+    """What a program works on in a step: it follows from the shape of rows, and fixes all sums."""
+    dim = block(a.dim, 1 << 16)
+    score_dim = block(a.score_dim, 1 << 16)
+    columns = max(dim, score_dim)
+    heads = min(triton.next_power_of_2(a.heads), max(1, MOST_COLUMNS // columns))
+    edges = min(MOST_EDGES, max(1, MOST_NUMBERS // (heads * columns)))
+    numbers = heads * columns * edges
+    return {
+        "EDGES": edges,
+        "HEADS": heads,
+        "DIM": dim,
+        "SCORE_DIM": score_dim,
+        "num_warps": min(8, max(1, numbers // 1024)),
+    }
+
+
+def kind_of(a: Attention) -> tuple[Hashable, ...]:
+    """What the time of its kernels depends on."""
+    there = (operand is not None for operand in a.operands)
+    of_rows = (a.heads, width_class(a.dim), width_class(a.score_dim))
+    return a.score, *there, a.mask is not None, *of_rows, a.dtype, a.values.device
 
 
 def operand_arguments(a: Attention) -> tuple[Any, ...]:
@@ -247,5 +306,4 @@ def operand_options(a: Attention) -> dict[str, Any]:
         "HAS_KEYS": a.mask is not None and a.mask.keys is not None,
         "HAS_FACTOR": a.factor is not None,
         "SUM": sum_type(a.dtype),
-        "SCORE_DIM": block(a.score_dim, 1 << 16),
     }

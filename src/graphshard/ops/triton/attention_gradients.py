@@ -3,7 +3,8 @@
 
 With ``a`` the weight of an edge, ``m c`` what mask and factor make of it and ``g`` the gradient of
 the result, ``d score = a (m c <g, values> - delta)``. Nothing per edge is stored but gradients of
-operands that have a row per edge.
+operands that have a row per edge. A program takes a piece of a row and some heads, as `attention`
+does, and reads once what belongs to its own row.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from torch import Tensor
 
 from .._adjacency import Adjacency
 from .._attention_rule import Attention, wide
-from ._launch import block, sum_type, warps
+from ._launch import EXACT, block, on_its_device, sum_type, warps
 from ._tasks import RowTasks, row_tasks, task_of
-from .attention import EDGES, multipliers, operand_arguments, operand_options
+from ._tune import Configuration, run_tuned
+from .attention import kind_of, multipliers, operand_arguments, operand_options, stages, tile_of
 
 
 @triton.jit
@@ -28,132 +30,159 @@ def _gradient(
     peak, total, delta, grad, grad_stride,
     indptr, rows, begins, ends, slots, others, eids,
     values, src, dst, edges, vector, factor, keys,
-    threshold, edge_seed, head_seed, heads, dim, score_dim, factor_columns,
+    threshold, edge_seed, head_seed, heads: tl.constexpr, dim: tl.constexpr,
+    score_dim: tl.constexpr, factor_columns,
     SLOPE: tl.constexpr, SCALE: tl.constexpr, KEPT: tl.constexpr, SCORE: tl.constexpr,
     HAS_EIDS: tl.constexpr, HAS_EDGE: tl.constexpr, HAS_MASK: tl.constexpr,
     HAS_KEYS: tl.constexpr, HAS_FACTOR: tl.constexpr, SPLIT: tl.constexpr, SUM: tl.constexpr,
     BY_SOURCE: tl.constexpr, WANT_VALUES: tl.constexpr, WANT_KEY: tl.constexpr,
     WANT_VECTOR: tl.constexpr, WANT_EDGE: tl.constexpr, WANT_FACTOR: tl.constexpr,
-    EDGES: tl.constexpr, DIM: tl.constexpr, SCORE_DIM: tl.constexpr,
+    EDGES: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, SCORE_DIM: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     row, begin, end, slot = task_of(tl.program_id(0), indptr, rows, begins, ends, slots, SPLIT)
-    head = tl.program_id(1).to(tl.int64)
+    head = tl.program_id(1).to(tl.int64) * HEADS + tl.arange(0, HEADS)
+    is_head = head < heads
     column = tl.arange(0, DIM)
-    inside = column < dim
+    place = head[:, None] * dim + column[None, :]  # in a row of values
+    inside = is_head[:, None] & (column < dim)[None, :]
     score_column = tl.arange(0, SCORE_DIM)
-    score_inside = score_column < score_dim
-    weight = tl.zeros([SCORE_DIM], SUM)
+    score_place = head[:, None] * score_dim + score_column[None, :]
+    score_inside = is_head[:, None] & (score_column < score_dim)[None, :]
+    weight = tl.zeros([HEADS, SCORE_DIM], SUM)
     if SCORE == "joint":
-        of_head = vector + head * score_dim + score_column
-        weight = tl.load(of_head, mask=score_inside, other=0).to(SUM)
-    values_sum = tl.zeros([DIM], SUM)
-    vector_sum = tl.zeros([SCORE_DIM], SUM)
-    if SCORE == "additive":
-        key_sum = tl.zeros([1], SUM)
+        weight = tl.load(vector + score_place, mask=score_inside, other=0).to(SUM)
+    # What belongs to the own row: of a source its values and key, of a destination the rest.
+    at = row * heads + head
+    own_place = row * heads * score_dim + score_place
+    if BY_SOURCE:
+        own = tl.load(values + row * heads * dim + place, mask=inside, other=0).to(SUM)
+        if SCORE == "additive":
+            own_score = tl.load(src + at, mask=is_head, other=0).to(SUM)
+        elif SCORE == "dot":
+            own_score = tl.load(src + own_place, mask=score_inside, other=0).to(SUM)
     else:
-        key_sum = tl.zeros([SCORE_DIM], SUM)
-    for first in range(begin, end, EDGES):
+        own = tl.load(grad + row * grad_stride + place, mask=inside, other=0).to(SUM)
+        own_peak = tl.load(peak + at, mask=is_head, other=0)
+        own_total = tl.load(total + at, mask=is_head, other=1)
+        own_delta = tl.load(delta + at, mask=is_head, other=0)
+        if SCORE == "additive":
+            own_score = tl.load(dst + at, mask=is_head, other=0).to(SUM)
+        else:
+            own_score = tl.load(dst + own_place, mask=score_inside, other=0).to(SUM)
+    values_sum = tl.zeros([HEADS, DIM], SUM)
+    vector_sum = tl.zeros([HEADS, SCORE_DIM], SUM)
+    if SCORE == "additive":
+        key_sum = tl.zeros([HEADS], SUM)
+    else:
+        key_sum = tl.zeros([HEADS, SCORE_DIM], SUM)
+    for first in tl.range(begin, end, EDGES, num_stages=STAGES):
         position = first + tl.arange(0, EDGES)
         there = position < end
         other = tl.load(others + position, mask=there, other=0).to(tl.int64)
-        own = tl.zeros([EDGES], tl.int64) + row
         edge = position
         if HAS_EIDS:
             edge = tl.load(eids + position, mask=there, other=0).to(tl.int64)
+        at_edge = (edge * heads)[:, None] + head[None, :]
+        of_edge = (edge * heads * dim)[:, None, None] + place[None, :, :]
+        at_other = (other * heads)[:, None] + head[None, :]
+        of_other = (other * heads * score_dim)[:, None, None] + score_place[None, :, :]
+        on_head = there[:, None] & is_head[None, :]
+        both = there[:, None, None] & inside[None, :, :]
+        of_scores = there[:, None, None] & score_inside[None, :, :]
         if BY_SOURCE:
-            source = own
-            target = other
+            value = own[None, :, :]
+            of_grad = grad + (other * grad_stride)[:, None, None] + place[None, :, :]
+            g = tl.load(of_grad, mask=both, other=0).to(SUM)
+            highest = tl.load(peak + at_other, mask=on_head, other=0)
+            mass = tl.load(total + at_other, mask=on_head, other=1)
+            shift = tl.load(delta + at_other, mask=on_head, other=0)
         else:
-            source = other
-            target = own
-        u = source * heads + head
-        v = target * heads + head
-        both = there[:, None] & inside[None, :]
-        of_scores = there[:, None] & score_inside[None, :]
-        value = tl.load(values + u[:, None] * dim + column[None, :], mask=both, other=0).to(SUM)
-        place = grad + target[:, None] * grad_stride + head * dim + column[None, :]
-        g = tl.load(place, mask=both, other=0).to(SUM)
+            of_node = values + (other * heads * dim)[:, None, None] + place[None, :, :]
+            value = tl.load(of_node, mask=both, other=0).to(SUM)
+            g = own[None, :, :]
+            highest = own_peak[None, :]
+            mass = own_total[None, :]
+            shift = own_delta[None, :]
         slopes = tl.zeros([1], SUM)
         joined = value
         read = value
         if SCORE == "additive":
-            scores = tl.load(src + u, mask=there, other=0).to(SUM)
-            scores += tl.load(dst + v, mask=there, other=0).to(SUM)
+            if BY_SOURCE:
+                scores = tl.load(dst + at_other, mask=on_head, other=0).to(SUM)
+            else:
+                scores = tl.load(src + at_other, mask=on_head, other=0).to(SUM)
+            scores += own_score[None, :]
             if HAS_EDGE:
-                scores += tl.load(edges + edge * heads + head, mask=there, other=0).to(SUM)
-            slopes = tl.where(scores > 0, tl.full(scores.shape, 1.0, SUM), SLOPE)
+                scores += tl.load(edges + at_edge, mask=on_head, other=0).to(SUM)
+            slopes = tl.where(scores > 0, tl.full([EDGES, HEADS], 1.0, SUM), SLOPE)
             scores = scores * slopes
         elif SCORE == "joint":
-            place = v[:, None] * score_dim + score_column[None, :]
-            joined = value + tl.load(dst + place, mask=of_scores, other=0).to(SUM)
-            if HAS_EDGE:
-                place = (edge * heads + head)[:, None] * dim + column[None, :]
-                joined += tl.load(edges + place, mask=both, other=0).to(SUM)
-            slopes = tl.where(joined > 0, tl.full(joined.shape, 1.0, SUM), SLOPE)
-            scores = tl.sum(joined * slopes * weight[None, :], 1)
-        else:
-            place = u[:, None] * score_dim + score_column[None, :]
-            key = tl.load(src + place, mask=of_scores, other=0).to(SUM)
-            place = v[:, None] * score_dim + score_column[None, :]
-            query = tl.load(dst + place, mask=of_scores, other=0).to(SUM)
-            scores = tl.sum(key * query, 1) * SCALE
-            if HAS_EDGE:
-                scores += tl.load(edges + edge * heads + head, mask=there, other=0).to(SUM)
             if BY_SOURCE:
-                read = query
+                joined = tl.load(dst + of_other, mask=of_scores, other=0).to(SUM) + value
             else:
-                read = key
-        share = tl.exp(scores - tl.load(peak + v, mask=there, other=0))
-        share = share / tl.load(total + v, mask=there, other=1)
-        share = tl.where(there, share, 0.0)
+                joined = value + own_score[None, :, :]
+            if HAS_EDGE:
+                joined += tl.load(edges + of_edge, mask=both, other=0).to(SUM)
+            slopes = tl.where(joined > 0, tl.full([EDGES, HEADS, DIM], 1.0, SUM), SLOPE)
+            scores = tl.sum(joined * slopes * weight[None, :, :], 2)
+        else:
+            if BY_SOURCE:
+                read = tl.load(dst + of_other, mask=of_scores, other=0).to(SUM)
+            else:
+                read = tl.load(src + of_other, mask=of_scores, other=0).to(SUM)
+            scores = tl.sum(read * own_score[None, :, :], 2) * SCALE
+            if HAS_EDGE:
+                scores += tl.load(edges + at_edge, mask=on_head, other=0).to(SUM)
+        share = tl.where(on_head, tl.exp(scores - highest) / mass, 0.0)
         mask, scale = multipliers(
-            edge, there, head, keys, factor, factor_columns, threshold, edge_seed, head_seed,
-            KEPT, HAS_MASK, HAS_KEYS, HAS_FACTOR, SUM,
+            edge, there, head, is_head, keys, factor, factor_columns,
+            threshold, edge_seed, head_seed,
+            KEPT, HAS_MASK, HAS_KEYS, HAS_FACTOR, SUM, EDGES, HEADS,
         )  # fmt: skip
-        product = tl.sum(g * value, 1) * mask
-        change = share * (product * scale - tl.load(delta + v, mask=there, other=0))
+        product = tl.where(on_head, tl.sum(g * value, 2) * mask, 0.0)
+        change = share * (product * scale - shift)
         if WANT_VALUES:
-            values_sum += tl.sum((share * mask * scale)[:, None] * g, 0)
+            values_sum += tl.sum((share * mask * scale)[:, :, None] * g, 0)
         if SCORE == "additive":
             change = change * slopes
             if WANT_KEY:
                 key_sum += tl.sum(change, 0)
             if WANT_EDGE:
-                tl.store(edge_out + edge * heads + head, change, mask=there)
+                tl.store(edge_out + at_edge, change, mask=on_head)
         elif SCORE == "joint":
-            by_column = change[:, None] * slopes * weight[None, :]
+            by_column = change[:, :, None] * slopes * weight[None, :, :]
             if WANT_KEY:
                 key_sum += tl.sum(by_column, 0)
             if WANT_EDGE:
-                place = (edge * heads + head)[:, None] * dim + column[None, :]
-                tl.store(edge_out + place, by_column, mask=both)
+                tl.store(edge_out + of_edge, by_column, mask=both)
             if WANT_VECTOR:
-                vector_sum += tl.sum(change[:, None] * joined * slopes, 0)
+                vector_sum += tl.sum(change[:, :, None] * joined * slopes, 0)
         else:
             if WANT_KEY:
-                key_sum += tl.sum((change * SCALE)[:, None] * read, 0)
+                key_sum += tl.sum((change * SCALE)[:, :, None] * read, 0)
             if WANT_EDGE:
-                tl.store(edge_out + edge * heads + head, change, mask=there)
+                tl.store(edge_out + at_edge, change, mask=on_head)
         if WANT_FACTOR:
-            tl.store(factor_out + edge * heads + head, share * product, mask=there)
-    at = row * heads + head
-    values_to = values_out + at * dim
-    key_to = key_out + at * score_dim
+            tl.store(factor_out + at_edge, share * product, mask=on_head)
+    values_to = values_out + row * heads * dim
+    key_to = key_out + row * heads * score_dim
     if slot >= 0:
-        values_to = values_parts + (slot * heads + head) * dim
-        key_to = key_parts + (slot * heads + head) * score_dim
+        values_to = values_parts + slot * heads * dim
+        key_to = key_parts + slot * heads * score_dim
     if WANT_VALUES:
-        tl.store(values_to + column, values_sum, mask=inside)
+        tl.store(values_to + place, values_sum, mask=inside)
     if WANT_KEY:
         if SCORE == "additive":
-            tl.store(key_to + tl.arange(0, 1), key_sum)
+            tl.store(key_to + head, key_sum, mask=is_head)
         else:
-            tl.store(key_to + score_column, key_sum, mask=score_inside)
+            tl.store(key_to + score_place, key_sum, mask=score_inside)
     if WANT_VECTOR:
-        place = vector_out + (tl.program_id(0).to(tl.int64) * heads + head) * score_dim
-        tl.store(place + score_column, vector_sum, mask=score_inside)
+        of_piece = vector_out + tl.program_id(0).to(tl.int64) * heads * score_dim
+        tl.store(of_piece + score_place, vector_sum, mask=score_inside)
 
 
+@on_its_device
 def gradients(
     adj: Adjacency,
     a: Attention,
@@ -219,19 +248,28 @@ def _run(
     vectors = None
     if vector is not None:
         vectors = grad.new_empty((tasks.count, a.heads, a.score_dim), dtype=dtype)
-    size = block(a.dim, 1 << 16)
-    arguments = list(operand_arguments(a))
+    arguments, tile = list(operand_arguments(a)), tile_of(a)
     if a.score == "additive":
         arguments[-2] = 1  # columns of a term
-    _gradient[(tasks.count, a.heads)](
-        *(grad if t is None else t for t in (values, key, vectors, edge, factor)),
-        values_parts, key_parts, *common,
-        *tasks.arguments(indptr), others, others if eids is None else eids, *arguments,
-        HAS_EIDS=eids is not None, SPLIT=tasks.is_split, BY_SOURCE=by_source,
-        WANT_VALUES=values is not None, WANT_KEY=key is not None, WANT_VECTOR=vector is not None,
-        WANT_EDGE=edge is not None, WANT_FACTOR=factor is not None, EDGES=EDGES, DIM=size,
-        num_warps=warps(size * EDGES), **operand_options(a),
-    )  # fmt: skip
+
+    def run(configuration: Configuration) -> None:
+        _gradient[(tasks.count, triton.cdiv(a.heads, tile["HEADS"]))](
+            *(grad if t is None else t for t in (values, key, vectors, edge, factor)),
+            values_parts, key_parts, *common,
+            *tasks.arguments(indptr), others, others if eids is None else eids, *arguments,
+            HAS_EIDS=eids is not None, SPLIT=tasks.is_split, BY_SOURCE=by_source,
+            WANT_VALUES=values is not None, WANT_KEY=key is not None,
+            WANT_VECTOR=vector is not None, WANT_EDGE=edge is not None,
+            WANT_FACTOR=factor is not None,
+            **tile, **operand_options(a), **configuration, **EXACT,
+        )  # fmt: skip
+
+    written = [t for t in (values, key, vectors, edge, factor) if t is not None]
+    wanted = tuple(t is not None for t in (values, key, vector, edge, factor))
+    work = others.shape[0] * a.heads * a.dim
+    if written:
+        key_of_time = ("attend backward", by_source, *wanted, others.dtype, *kind_of(a))
+        run_tuned(key_of_time, stages(), run, written, work)
     for out, parts in ((values, values_parts), (key, key_parts)):
         if out is not None and tasks.is_split:
             _add_parts(out, parts, tasks, a)
@@ -255,5 +293,5 @@ def _add_parts(out: Tensor, parts: Tensor, tasks: RowTasks, a: Attention) -> Non
     assert tasks.long_rows is not None
     _sum_parts[(tasks.long_rows.shape[0], triton.cdiv(width, size))](
         out, parts, tasks.long_rows, tasks.first_slots, width,
-        SUM=sum_type(a.dtype), BLOCK=size, num_warps=warps(size),
+        SUM=sum_type(a.dtype), BLOCK=size, num_warps=warps(size), **EXACT,
     )  # fmt: skip

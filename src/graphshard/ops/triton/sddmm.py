@@ -12,8 +12,9 @@ from torch import Tensor
 
 from .._adjacency import Adjacency
 from .._broadcast import dot_loop
-from ._launch import block, sum_type, warps
+from ._launch import EXACT, INTERPRETED, block, on_its_device, sum_type, warps, width_class
 from ._places import row_places_of
+from ._tune import Configuration, run_tuned
 from .spmm import message, spmm
 
 
@@ -75,6 +76,16 @@ def _dot(
     tl.store(out + edge * outer + number, tl.sum(total, 1), mask=there)
 
 
+def configurations(width: int) -> list[Configuration]:
+    """How many edges a program may take: nothing is added up, so any."""
+    size = block(width, 128)
+    return [
+        {"BLOCK": size, "EDGES": max(1, numbers // size), "num_warps": num_warps}
+        for numbers, num_warps in ((1024, 4), (2048, 4), (4096, 8))
+    ]
+
+
+@on_its_device
 def sddmm(
     adj: Adjacency, op: str, lhs: Tensor, rhs: Tensor, lhs_target: str, rhs_target: str
 ) -> Tensor:
@@ -95,7 +106,7 @@ def sddmm(
         outer = math.prod(loop.shape)
         _dot[(triton.cdiv(adj.num_edges, edges), outer)](
             out, src, dst, lhs, rhs, *offsets, adj.num_edges, outer, loop.inner, *sizes,
-            EDGES=edges, BLOCK=size, num_warps=warps(size * edges), **options,
+            EDGES=edges, BLOCK=size, num_warps=warps(size * edges), **options, **EXACT,
         )  # fmt: skip
         return out
     places = row_places_of(*rows, lhs.device)
@@ -103,18 +114,30 @@ def sddmm(
     width = math.prod(places.shape)
     if out.numel() == 0:
         return out
-    size = block(width, 128)
-    edges = max(1, 1024 // size)
-    _per_edge[(triton.cdiv(adj.num_edges, edges), triton.cdiv(width, size))](
-        out, src, dst, lhs, rhs,
-        src if places.lhs is None else places.lhs, src if places.rhs is None else places.rhs,
-        adj.num_edges, width, *sizes,
-        OP=op, LHS_TABLE=places.lhs is not None, RHS_TABLE=places.rhs is not None,
-        EDGES=edges, BLOCK=size, num_warps=warps(size * edges), **options,
-    )  # fmt: skip
+
+    def run(configuration: Configuration) -> None:
+        grid = tuple(
+            triton.cdiv(size, configuration[name])
+            for name, size in (("EDGES", adj.num_edges), ("BLOCK", width))
+        )
+        _per_edge[grid](
+            out, src, dst, lhs, rhs,
+            src if places.lhs is None else places.lhs, src if places.rhs is None else places.rhs,
+            adj.num_edges, width, *sizes,
+            OP=op, LHS_TABLE=places.lhs is not None, RHS_TABLE=places.rhs is not None,
+            **configuration, **options, **EXACT,
+        )  # fmt: skip
+
+    key = (
+        *("sddmm", op, lhs_target, rhs_target, places.lhs is None, places.rhs is None),
+        *(adj.idtype, width_class(width), lhs.dtype, lhs.device),
+    )
+    some = configurations(width)
+    run_tuned(key, some[:1] if INTERPRETED else some, run, [out], adj.num_edges * width)
     return out
 
 
+@on_its_device
 def edge_softmax(adj: Adjacency, logits: Tensor) -> Tensor:
     """Softmax over the in-edges of each destination ``[num_edges, ...]``."""
     if logits.numel() == 0:
@@ -126,6 +149,7 @@ def edge_softmax(adj: Adjacency, logits: Tensor) -> Tensor:
     return sddmm(adj, "div", weights, total, "e", "v").to(logits.dtype)
 
 
+@on_its_device
 def edge_softmax_backward(adj: Adjacency, out: Tensor, grad: Tensor) -> Tensor:
     """``out * (grad - sum of out * grad over the destination)``: ``[num_edges, ...]``."""
     dtype = torch.promote_types(out.dtype, torch.float32)

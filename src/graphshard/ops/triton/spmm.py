@@ -2,7 +2,10 @@
 """Messages reduced at their destinations: a program for each piece of a row and block of columns.
 
 Edges are taken in the order of their ids, one after the other, so that neither the block sizes nor
-the number of warps changes a bit of the result.
+the number of warps changes a bit of the result, and `run_tuned` is free to choose them.
+
+The gradient of a maximum is such a sum, too, by source: of the destinations whose maximum came from
+the edge. Each number of it is added by one program in the order of edges, with no atomics.
 """
 
 from __future__ import annotations
@@ -15,9 +18,10 @@ import triton.language as tl
 from torch import Tensor
 
 from .._adjacency import Adjacency
-from ._launch import INTERPRETED, block, sum_type, warps
+from ._launch import EXACT, INTERPRETED, block, on_its_device, sum_type, warps, width_class
 from ._places import row_places_of
 from ._tasks import row_tasks, task_of
+from ._tune import Configuration, run_tuned
 
 
 @triton.jit
@@ -51,10 +55,10 @@ def is_better(value, best, NONE, arg, SMALLEST: tl.constexpr):
 @triton.jit
 def _reduce(
     out, arg, parts, part_args, indptr, rows, begins, ends, slots, indices, eids, lhs, rhs,
-    lhs_columns, rhs_columns, width, lhs_width, rhs_width,
-    OP: tl.constexpr, REDUCE: tl.constexpr, HAS_EIDS: tl.constexpr, LHS_TABLE: tl.constexpr,
-    RHS_TABLE: tl.constexpr, SPLIT: tl.constexpr, SUM: tl.constexpr, BLOCK: tl.constexpr,
-    UNROLL: tl.constexpr,
+    only, lhs_columns, rhs_columns, width, lhs_width, rhs_width,
+    OP: tl.constexpr, REDUCE: tl.constexpr, HAS_EIDS: tl.constexpr, HAS_ONLY: tl.constexpr,
+    LHS_TABLE: tl.constexpr, RHS_TABLE: tl.constexpr, SPLIT: tl.constexpr, SUM: tl.constexpr,
+    BLOCK: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     row, begin, end, slot = task_of(tl.program_id(0), indptr, rows, begins, ends, slots, SPLIT)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -81,6 +85,9 @@ def _reduce(
                 edge = tl.load(eids + position, mask=position < end, other=0).to(tl.int64)
             if READS_LHS:
                 node = tl.load(indices + position, mask=position < end, other=0).to(tl.int64)
+                if HAS_ONLY:
+                    taker = tl.load(only + node * width + column, mask=there, other=-1)
+                    there = there & (taker.to(tl.int64) == edge)
                 left = tl.load(lhs + node * lhs_width + left_column, mask=there, other=0)
                 left = left.to(SUM)
             if READS_RHS:
@@ -134,10 +141,37 @@ def _merge(
         tl.store(arg + row * width + column, best_edge, mask=inside)
 
 
+def configurations(width: int) -> list[Configuration]:
+    """How programs take rows of so many columns: 2 or 4 of them a thread, 4 or 8 edges ahead."""
+    blocks = dict.fromkeys(block(width, most) for most in (128, 256, 64))
+    return [
+        {"BLOCK": size, "UNROLL": unroll, "num_warps": max(1, size // 32 // columns)}
+        for size in blocks
+        for unroll, columns in ((4, 4), (8, 4), (4, 2))
+        if columns == 4 or size >= 64
+    ]
+
+
+@on_its_device
 def spmm(
-    adj: Adjacency, op: str, reduce: str, lhs: Tensor | None, rhs: Tensor | None
+    adj: Adjacency,
+    op: str,
+    reduce: str,
+    lhs: Tensor | None,
+    rhs: Tensor | None,
+    only: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Reduced messages ``[num_dst, ...]``; for max and min also the ids of their edges."""
+    """Reduced messages ``[num_dst, ...]``; for max and min also the ids of their edges.
+
+    Args:
+        adj: The edges.
+        op: What a message is made of.
+        reduce: How messages are reduced.
+        lhs: Source rows, or None.
+        rhs: Edge rows, or None.
+        only: ``[num_src, ...]``, like rows of ``lhs`` and of the result, an edge for each number:
+            in a sum only the message along that edge counts. None for all.
+    """
     lhs = None if op == "copy_rhs" else lhs
     rhs = None if op == "copy_lhs" else rhs
     like = lhs if lhs is not None else rhs
@@ -149,30 +183,41 @@ def spmm(
     arg = None if is_sum else torch.full_like(out, -1, dtype=adj.idtype)
     if out.numel() == 0 or adj.num_edges == 0:
         return out, arg
-    indptr, indices, eids = adj.csc(ids=rhs is not None or not is_sum)
+    indptr, indices, eids = adj.csc(ids=rhs is not None or only is not None or not is_sum)
     width = math.prod(places.shape)
     left, right = (like if side is None else side.contiguous() for side in (lhs, rhs))
     tasks = row_tasks(indptr)
     wide = torch.float64 if like.dtype == torch.float64 else torch.float32
     parts = out.new_empty((tasks.num_slots, width), dtype=wide)
     part_args = out.new_empty((0 if is_sum else tasks.num_slots, width), dtype=torch.int64)
-    size = block(width, 256)
-    grid = (tasks.count, triton.cdiv(width, size))
-    _reduce[grid](
-        out, out if arg is None else arg, parts, part_args, *tasks.arguments(indptr),
-        indices, indices if eids is None else eids, left, right,
-        indptr if places.lhs is None else places.lhs, indptr if places.rhs is None else places.rhs,
-        width, _width(lhs), _width(rhs),
-        OP=op, REDUCE=reduce, HAS_EIDS=eids is not None, LHS_TABLE=places.lhs is not None,
-        RHS_TABLE=places.rhs is not None, SPLIT=tasks.is_split, SUM=sum_type(like.dtype),
-        BLOCK=size, UNROLL=1 if INTERPRETED else 4, num_warps=warps(size * 4),
-    )  # fmt: skip
+
+    def run(configuration: Configuration) -> None:
+        grid = (tasks.count, triton.cdiv(width, configuration["BLOCK"]))
+        _reduce[grid](
+            out, out if arg is None else arg, parts, part_args, *tasks.arguments(indptr),
+            indices, indices if eids is None else eids, left, right,
+            indices if only is None else only,
+            indptr if places.lhs is None else places.lhs,
+            indptr if places.rhs is None else places.rhs,
+            width, _width(lhs), _width(rhs),
+            OP=op, REDUCE=reduce, HAS_EIDS=eids is not None, HAS_ONLY=only is not None,
+            LHS_TABLE=places.lhs is not None, RHS_TABLE=places.rhs is not None,
+            SPLIT=tasks.is_split, SUM=sum_type(like.dtype), **configuration, **EXACT,
+        )  # fmt: skip
+
+    key = (
+        *("spmm", op, reduce, only is None, places.lhs is None, places.rhs is None),
+        *(adj.idtype, width_class(width), like.dtype, like.device),
+    )
+    some = [{"BLOCK": block(width, 256), "UNROLL": 1}] if INTERPRETED else configurations(width)
+    run_tuned(key, some, run, [out] if arg is None else [out, arg], adj.num_edges * width)
     if tasks.is_split:
         assert tasks.long_rows is not None
-        _merge[(tasks.long_rows.shape[0], grid[1])](
+        size = block(width, 256)
+        _merge[(tasks.long_rows.shape[0], triton.cdiv(width, size))](
             out, out if arg is None else arg, parts, part_args, tasks.long_rows,
             tasks.first_slots, indptr, width,
-            REDUCE=reduce, SUM=sum_type(like.dtype), BLOCK=size, num_warps=warps(size * 4),
+            REDUCE=reduce, SUM=sum_type(like.dtype), BLOCK=size, num_warps=warps(size * 4), **EXACT,
         )  # fmt: skip
     return out, arg
 
