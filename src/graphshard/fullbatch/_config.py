@@ -17,6 +17,7 @@ from ..config import Config
 
 ModeName = Literal["sequential", "oneshot", "auto"]
 
+_CPU = torch.device("cpu")
 _MODES = ("sequential", "oneshot", "auto")
 #: Layers whose halo rows are alive at once in a one-shot backward, a guess for the usual models.
 _LAYERS_ALIVE = 3
@@ -93,7 +94,7 @@ class AggregationMode:
         agree(value, "how remote rows are fetched", group)
 
     def resolve(
-        self, num_halo_rows: int, group: dist.ProcessGroup | None, device: torch.device
+        self, num_halo_rows: int, group: dist.ProcessGroup | None, device: torch.device = _CPU
     ) -> ModeName:
         """``"sequential"`` or ``"oneshot"``, the same on every rank; collective for ``"auto"``.
 

@@ -336,7 +336,7 @@ def _check_least(name: str, value: int, lowest: int) -> None:
         raise ValueError(f"{name} must be at least {lowest} (got {value})")
 
 
-# -- devices ----------------------------------------------------------------------------------------
+# -- devices ---------------------------------------------------------------------------------------
 
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 
