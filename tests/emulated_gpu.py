@@ -74,9 +74,7 @@ class OnGpu(Tensor):
         return f"OnGpu({self.numbers})"
 
     @classmethod
-    def __torch_dispatch__(
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return _computed(func, args, kwargs or {})
 
 
@@ -119,9 +117,7 @@ def _numbers(value: Any) -> Any:
 class _Factories(TorchDispatchMode):
     """Operators whose arguments hold no tensor of the GPU yet."""
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return _computed(func, args, kwargs or {})
 
 
@@ -132,9 +128,7 @@ class _Names(TorchFunctionMode):
         super().__init__()
         self._log = log
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         if func is torch.device:
             return func(*args, **kwargs)
@@ -143,6 +137,11 @@ class _Names(TorchFunctionMode):
         if kwargs.get("non_blocking"):
             self._log.append(("copy", torch.cuda.current_stream().name))
         args, kwargs = pytree.tree_map(_renamed, (args, kwargs))
+        if kwargs.get("device") == "meta":
+            kwargs["device"] = _META
+        if func in (torch.tensor, torch.as_tensor) and kwargs.get("device") == _META:
+            del kwargs["device"]  # torch would fill it where no operator is seen
+            return func(*args, **kwargs).to(_META)
         return func(*args, **kwargs)
 
 
@@ -218,7 +217,7 @@ def emulated_gpu(count: int = 1) -> Iterator[list[Any]]:
         _staging._copy_stream.cache_clear()
         stack.callback(_staging._copy_stream.cache_clear)
         for module in (spmm_compute, attention_compute):
-            stack.enter_context(mock.patch.object(module, "triton_for", lambda *_: None))
+            stack.enter_context(mock.patch.object(module, "triton_for", return_value=None))
         renames = _Names(log)
         stack.enter_context(renames)
         stack.enter_context(_Factories())
