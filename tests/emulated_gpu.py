@@ -67,6 +67,12 @@ class OnGpu(Tensor):
     def numpy(self, *args: Any, **kwargs: Any) -> Any:
         raise TypeError("can't convert cuda:0 device type tensor to numpy")
 
+    def untyped_storage(self) -> torch.UntypedStorage:
+        return self.numbers.untyped_storage()
+
+    def data_ptr(self) -> int:
+        return self.numbers.data_ptr()
+
     def record_stream(self, stream: Any) -> None:
         stream.log.append(("marked for", stream.name))
 
