@@ -224,6 +224,9 @@ def emulated_gpu(count: int = 1) -> Iterator[list[Any]]:
         stack.callback(_staging._copy_stream.cache_clear)
         for module in (spmm_compute, attention_compute):
             stack.enter_context(mock.patch.object(module, "triton_for", return_value=None))
+        stack.enter_context(
+            mock.patch.object(torch.backends.cudnn, "is_acceptable", return_value=False)
+        )
         renames = _Names(log)
         stack.enter_context(renames)
         stack.enter_context(_Factories())

@@ -31,7 +31,7 @@ from shards import PLAIN, features, graph_of, own_edges, own_nodes, write_parts
 from test_parity import construct, forward, weighted_sum
 
 TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-3}
-ALWAYS = {"plain": 5, "typed": 2}
+ALWAYS = {"plain": 3, "typed": 1}
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 REAL = [pytest.mark.gpu, needs_gpu]

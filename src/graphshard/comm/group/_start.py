@@ -159,7 +159,8 @@ def initialize_comms(
         # Not whatever is current when something is sent: each thread has a device of its own.
         device = torch.device("cuda", torch.cuda.current_device())
     monitor, is_local = _start_monitor(store, rank, world_size, address, limit)
-    chosen = _choose_interface() if is_local and backend == "gloo" else None
+    # Loaders make groups of gloo beside one of NCCL.
+    chosen = _choose_interface() if is_local and backend in ("gloo", "nccl") else None
     try:
         # Functions of this module have the default group as a default argument, taken when it is
         # imported, which torch's optimizers do. Imported later it would hold the group for ever:

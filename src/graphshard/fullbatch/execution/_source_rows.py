@@ -160,6 +160,7 @@ class RowTransport(ABC):
 
         device = next((tensor.device for tensor in whole.values()), _CPU)
         are_here = rows_are_ready(self.plan.state, device)
+        computed: deque[torch.cuda.Event | None] = deque()
         rows = dict(whole)
         pending: deque[tuple[list[LeafKey], Pending]] = deque()
         started = 1  # the rows of the first visit are here
@@ -169,6 +170,10 @@ class RowTransport(ABC):
                     if not pending:
                         pending.append(start(visits[number]))
                         started = number + 1
+                    if len(computed) > 1 and (event := computed.popleft()) is not None:
+                        # The host must not run ahead of the device, or the rows of many visits
+                        # would be there at once: one is computed, and one comes.
+                        event.synchronize()
                     keys, arriving = pending.popleft()
                     if step and block.index == 0:
                         rows |= known
@@ -178,6 +183,7 @@ class RowTransport(ABC):
                     pending.append(start(visits[started]))
                     started += 1
                 yield step, block, rows
+                computed.append(rows_are_ready(self.plan.state, device))
                 # Before the next ones are waited for. What is not cut came with the first block
                 # of its shard, and stays for the others.
                 if number + 1 < len(visits):
