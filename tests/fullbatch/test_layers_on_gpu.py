@@ -11,7 +11,9 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +24,10 @@ from torch.utils._pytree import tree_map_only
 import graphshard
 from emulated_gpu import emulated_gpu
 from graphshard import function as fn
+from graphshard.comm import Pending
+from graphshard.comm.group import GroupState
+from graphshard.fullbatch.execution._source_rows import RowTransport
+from graphshard.fullbatch.topology import WHOLE
 from graphshard.testing import run_ranks
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "nn"))
@@ -174,3 +180,62 @@ def test_layers_give_what_they_give_on_the_cpu(
         jobs.append([parts, kind, mode, names[::step]])
     for wrong in run_ranks(compare, 2, jobs, where, dtype, timeout=580.0):
         assert wrong == []
+
+
+class Visited(RowTransport):
+    """A transport that notes on which stream it sends, and when rows are taken."""
+
+    num_steps = 4
+
+    def __init__(self, log: list[Any], backend: str) -> None:
+        state = GroupState(None, 0, 4, (0, 1, 2, 3), "g", backend, timedelta(seconds=5))
+        self.plan = SimpleNamespace(state=state)  # type: ignore[assignment]
+        self._log = log
+
+    def _find_shards(self, etype: Any) -> Any: ...
+
+    def num_rows(self, step: int) -> int:
+        return 1
+
+    def start_fetch(self, step: int, tensors: Any, needs_grad: Any) -> Pending:
+        self._log.append(("sent on", torch.cuda.current_stream().name))
+        (rows,) = tensors
+
+        def arrive() -> list[Tensor]:
+            self._log.append("taken")
+            return [rows]
+
+        return Pending(arrive)
+
+    def start_return(self, step: int, grads: Any) -> Any: ...
+
+    def add_returned(self, step: int, total: Tensor, arrived: Tensor) -> None: ...
+
+
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+def test_the_next_shard_is_copied_ahead_and_the_host_stays_one_behind_it(backend: str) -> None:
+    with emulated_gpu() as log:
+        whole = {("u", "h"): torch.ones(1, device="cuda")}
+        visits = [(step, WHOLE) for step in range(4)]
+        needs = dict.fromkeys(whole, False)
+        passes = Visited(log, backend).prefetched(visits, 1, whole, {}, needs, {})  # type: ignore[arg-type]
+        for step, _, _ in passes:
+            log.append(("computed", step))
+    if backend == "nccl":  # its stream is ordered by torch
+        assert set(log) == {("sent on", "main"), "taken", *(("computed", s) for s in range(4))}
+        return
+    sent = [("copies", "waits for an event of", "main"), ("sent on", "copies")]
+    assert log == [
+        *sent,
+        ("computed", 0),
+        "taken",
+        *sent,
+        ("computed", 1),
+        ("host waits for", "main"),
+        "taken",
+        *sent,
+        ("computed", 2),
+        ("host waits for", "main"),
+        "taken",
+        ("computed", 3),
+    ]
