@@ -362,10 +362,11 @@ def choose_device(name: str) -> torch.device:
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        reason = "this torch was built without CUDA" if torch.version.cuda is None else "none"
+        built = torch.version.cuda is not None
+        reason = "it sees none" if built else "this torch was built without CUDA"
         raise ValueError(
-            f"device {name} needs a GPU that torch sees (got {reason}); use cpu, or auto, which "
-            "takes a GPU where there is one"
+            f"device must be one that torch sees (got {name}, and {reason}); use cpu, or auto, "
+            "which takes a GPU where there is one"
         )
     count = torch.cuda.device_count()
     index = torch.device(name).index if ":" in name else _local_rank() % count
