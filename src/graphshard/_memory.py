@@ -20,6 +20,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
+import torch
+
 
 def available_memory(root: str | os.PathLike[str] = "/") -> int:
     """Bytes that this process can still get. See [Note: memory that is left].
@@ -120,6 +122,25 @@ class PeakMemory:
     def above_start(self) -> int:
         """Bytes."""
         return max(0, peak_memory() - self._start)
+
+
+class PeakDeviceMemory:
+    """The most memory that tensors of a device took at once since this object was made.
+
+    Args:
+        device: A GPU; nothing is known of others.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+
+    def peak(self) -> int:
+        """Bytes; 0 where it is not a GPU."""
+        if self._device.type != "cuda":
+            return 0
+        return int(torch.cuda.max_memory_allocated(self._device))
 
 
 def current_memory() -> int:

@@ -37,11 +37,11 @@ FLAGS = {
     "serve": "--help --host --ip-config --listen --restore --tls-certificate --tls-key partition",
     "verify": "--checksums --help --no-checksums partition",
     "train": """
-        --aggregation --aggregator --batch-size --cache-bytes --checkpoint-dir --data --dropout
-        --dtype --epochs --eval-every --fanouts --halo-dtype --heads --help --hidden --layers --lr
-        --map-features --mode --model --no-map-features --no-rematerialize --num-bases --patience
-        --prefetch --quiet --rematerialize --replace --resume --sampler --save-every --seed
-        --timeout --transport --weight-decay --workers
+        --aggregation --aggregator --batch-size --cache-bytes --checkpoint-dir --data --device
+        --dropout --dtype --epochs --eval-every --fanouts --halo-dtype --heads --help --hidden
+        --layers --lr --map-features --mode --model --no-map-features --no-rematerialize --num-bases
+        --patience --prefetch --quiet --rematerialize --replace --resume --sampler --save-every
+        --seed --timeout --transport --weight-decay --workers
     """,
 }
 

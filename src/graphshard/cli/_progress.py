@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from types import TracebackType
 
 from rich.console import Console
@@ -120,7 +121,8 @@ def result_table(result: TrainResult, model: str) -> Table:
         "training loss, last epoch": f"{result.losses[-1]:.4f}",
         "seconds per epoch": f"{result.seconds_per_epoch:.4f}",
         "seconds per evaluation": f"{result.seconds_per_evaluation:.4f}",
-        "peak memory per worker": " ".join(f"{n / 2**20:.1f} MiB" for n in result.peak_memory),
+        "peak memory per worker": _mebibytes(result.peak_memory),
+        **_device_facts(result),
         "bytes sent per epoch": " ".join(f"{n:,}" for n in result.bytes_per_epoch),
         "parameters": f"{result.num_parameters:,}",
     }
@@ -135,6 +137,16 @@ def result_table(result: TrainResult, model: str) -> Table:
     for name, value in facts.items():
         table.add_row(name, "", value, "")
     return table
+
+
+def _device_facts(result: TrainResult) -> dict[str, str]:
+    if result.peak_device_memory is None:
+        return {}
+    return {"peak device memory per worker": _mebibytes(result.peak_device_memory)}
+
+
+def _mebibytes(counts: Sequence[int]) -> str:
+    return " ".join(f"{count / 2**20:.1f} MiB" for count in counts)
 
 
 def _sampling_facts(sampling: SamplingReport) -> dict[str, str]:

@@ -16,7 +16,14 @@ from rich.console import Console
 from .._files import TemporaryFolder
 from ..data.prepare import Preparation, has_relations, read_dataset
 from ..partition.format import read_config
-from ..train import FullBatchConfig, SampledConfig, TrainResult, launch_training, run_as_worker
+from ..train import (
+    FullBatchConfig,
+    SampledConfig,
+    TrainResult,
+    choose_device,
+    launch_training,
+    run_as_worker,
+)
 from ..train.launch import rank_work
 from ..train.task import partition_dataset
 from ._options import options_of
@@ -54,6 +61,7 @@ def train(
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         _run_rank(config, workers, quiet)
         return
+    choose_device(config.device)  # before a data set is partitioned for it
     results: list[TrainResult] = []
     try:
         with (

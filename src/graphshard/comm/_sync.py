@@ -40,7 +40,7 @@ def sync_params(model: torch.nn.Module, group: dist.ProcessGroup | None = None) 
     tensors = [tensor.detach() for _, tensor in named]
     if state.world_size == 1 or not tensors:
         return
-    device = state.payload_device(tensors[0].device)
+    device = tensors[0].device
     rows, one_row_each = [_rows(tensor) for tensor in tensors], [[1]] * len(tensors)
     stream = joined([[row] for row in rows], device)
     if sum(tensor.numel() > 0 for tensor in tensors) == 1:  # it may be the parameter's own memory
@@ -100,7 +100,7 @@ def _flag(parameter: Tensor) -> int:
 def _sum_bucket(state: GroupState, parameters: Sequence[Tensor], dtype: torch.dtype) -> None:
     """Sum the gradients of parameters of one dtype, in one collective."""
     wide = torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
-    device = state.payload_device(parameters[0].device)
+    device = parameters[0].device
     flat = torch.cat(
         [
             torch.zeros(p.numel(), dtype=wide, device=device)

@@ -17,6 +17,7 @@ from ..config import Config
 
 ModeName = Literal["sequential", "oneshot", "auto"]
 
+_CPU = torch.device("cpu")
 _MODES = ("sequential", "oneshot", "auto")
 #: Layers whose halo rows are alive at once in a one-shot backward, a guess for the usual models.
 _LAYERS_ALIVE = 3
@@ -34,8 +35,8 @@ class AggregationMode:
             was fetched: less communication, more memory. None is what `Config.disable_sr` says
             when a layer runs.
         memory_budget: Bytes that the halo rows of one rank may take, for ``"auto"``; None: a
-            quarter of the memory that is left (see `available_memory`), shared by the ranks on the
-            machine.
+            quarter of the memory that is left (see `available_memory`; of its GPU, for a graph on
+            one), shared by the ranks on the machine (on the GPU).
         row_width: Columns of the widest float32 row that will be exchanged, for ``"auto"``.
         prefetch: With sequential aggregation, remote shards that are fetched while another one is
             computed (blocks of them, where wide rows are taken block by block): the memory of
@@ -92,21 +93,35 @@ class AggregationMode:
         value += f"prefetch={self.fetched_ahead}, halo_dtype={self.halo_dtype}"
         agree(value, "how remote rows are fetched", group)
 
-    def resolve(self, num_halo_rows: int, group: dist.ProcessGroup | None) -> ModeName:
+    def resolve(
+        self, num_halo_rows: int, group: dist.ProcessGroup | None, device: torch.device = _CPU
+    ) -> ModeName:
         """``"sequential"`` or ``"oneshot"``, the same on every rank; collective for ``"auto"``.
 
         Args:
             num_halo_rows: Rows that this rank would hold in one-shot mode.
             group: The ranks that share the graph.
+            device: Where the graph is.
         """
         if self.mode != "auto":
             return self.mode
         budget = self.memory_budget
         if budget is None:
-            budget = available_memory() // 4 // _ranks_on_this_machine()
+            budget = _memory_of_a_rank(device) // 4
         needed = num_halo_rows * self.row_width * 4 * _LAYERS_ALIVE
         too_large = all_reduce(torch.tensor([int(needed > budget)]), group=group)
         return "sequential" if int(too_large[0]) else "oneshot"
+
+
+def _memory_of_a_rank(device: torch.device) -> int:
+    """Bytes that are left for this rank where its graph is."""
+    num_ranks = _ranks_on_this_machine()
+    if device.type != "cuda":
+        return available_memory() // num_ranks
+    free, _ = torch.cuda.mem_get_info(device)
+    # What torch has taken from the device and does not use now is left, too.
+    free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return free // -(-num_ranks // torch.cuda.device_count())
 
 
 def _ranks_on_this_machine() -> int:

@@ -181,7 +181,7 @@ def _resolved(
         return policy
     halos = [structure.union_halo(t) for t in schema.srctypes]
     rows = sum(halo.num_halo for halo in halos if halo is not None)
-    return replace(policy, mode=policy.resolve(rows, group))
+    return replace(policy, mode=policy.resolve(rows, group, structure.device))
 
 
 def _seed_rows(data: PartitionData, seeds: Tensor | Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -69,7 +69,7 @@ class PartitionData:
             and `NTYPE` to the number of each owned node's type, int32, types one after another.
         edge_features: ``"src:relation:dst/name"`` to a tensor whose rows are the owned edges.
         edges: Per relation, the in-edges of the owned nodes.
-        device: Where the tensors live.
+        device: Where the edges live, and features unless `to` has left them elsewhere.
         build: Digest that names the partition, the same for all its parts; None if what was read
             carries none. Ranks whose parts have different builds are refused.
     """
@@ -138,13 +138,23 @@ class PartitionData:
             )
         return self.node_type_names[0]
 
-    def to(self, device: torch.device | str) -> PartitionData:
-        """The same data with its tensors on ``device``."""
+    def to(
+        self, device: torch.device | str, feature_device: torch.device | str | None = None
+    ) -> PartitionData:
+        """The same data with its tensors on ``device``.
+
+        Args:
+            device: Where graphs that are made of it shall be.
+            feature_device: Where features of nodes and edges shall be; None is ``device``. On the
+                CPU they take no memory of a GPU, and only the rows that are read go there:
+                ``features[rows].to(device)``.
+        """
         device = torch.device(device)
+        beside = device if feature_device is None else torch.device(feature_device)
         return replace(
             self,
-            node_features={k: v.to(device) for k, v in self.node_features.items()},
-            edge_features={k: v.to(device) for k, v in self.edge_features.items()},
+            node_features={k: v.to(beside) for k, v in self.node_features.items()},
+            edge_features={k: v.to(beside) for k, v in self.edge_features.items()},
             edges={
                 etype: RelationEdges(e.src_part.to(device), e.src.to(device), e.dst.to(device))
                 for etype, e in self.edges.items()
@@ -234,6 +244,7 @@ def load_dgl_partition_data(
     own_partition_idx: int,
     device: torch.device | str = "cpu",
     *,
+    feature_device: torch.device | str | None = None,
     checksums: bool = False,
 ) -> PartitionData:
     """Read one part of a partition folder, ours, DGL's or PyG's. Needs no process group.
@@ -249,6 +260,8 @@ def load_dgl_partition_data(
             PyG's ``Partitioner``, or the ``META.json`` in it, of which ``x`` becomes ``feat``.
         own_partition_idx: Part to read; part ``r`` goes to rank ``r``.
         device: Where to put its tensors.
+        feature_device: Where to put features of nodes and edges; None is ``device``. With "cpu",
+            those of our folders stay mapped files, for features that a GPU has no room for.
         checksums: Read every byte of the features, too, and compare digests; ``graphshard train``
             does so, and ``graphshard verify`` does it once for all parts.
 
@@ -257,7 +270,8 @@ def load_dgl_partition_data(
         ValueError: ``own_partition_idx`` is not one of its parts.
     """
     if is_pyg_folder(Path(partition_json_file)):
-        return _of_pyg(PyGPartition.open(Path(partition_json_file)), own_partition_idx).to(device)
+        part = _of_pyg(PyGPartition.open(Path(partition_json_file)), own_partition_idx)
+        return part.to(device, feature_device)
     config = read_config(partition_json_file)
     graph, node_feats, edge_feats, book, name, ntypes, etypes = load_part(
         config, own_partition_idx, feature_digests=checksums
@@ -281,7 +295,7 @@ def load_dgl_partition_data(
             f"part {own_partition_idx} of {config.path} contradicts itself ({error}); partition "
             "the graph again"
         ) from None
-    return replace(data, edges=edges).to(device)
+    return replace(data, edges=edges).to(device, feature_device)
 
 
 def _of_pyg(partition: PyGPartition, rank: int) -> PartitionData:

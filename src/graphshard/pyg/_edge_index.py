@@ -161,7 +161,7 @@ def sharded_edges(
     halos = [structure.union_halo(ntype) for ntype in sources]
     if policy.mode == "auto":
         num_halo = sum(halo.num_halo for halo in halos if halo is not None)
-        policy = replace(policy, mode=policy.resolve(num_halo, group))
+        policy = replace(policy, mode=policy.resolve(num_halo, group, device))
     cache = HaloRowCache(structure, policy.halo_dtype)
     made = {}
     for etype in edges:

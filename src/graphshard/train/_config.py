@@ -9,14 +9,18 @@ reaches its published accuracy.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
 import os
+import re
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 import torch
+
+from ..comm import is_initialized, rank
 
 ModelName = Literal["gcn", "sage", "gat", "rgcn"]
 MODELS = get_args(ModelName)
@@ -47,7 +51,7 @@ MODEL_DEFAULTS: dict[str, dict[str, Any]] = {
 
 #: Fields that may differ between a run and the run that resumes it.
 FREE_FIELDS = frozenset(
-    "data epochs patience timeout save_every checkpoint_dir resume".split()
+    "data device epochs patience timeout save_every checkpoint_dir resume".split()
     # how rows and samples are brought about, not what they are
     + "transport map_features cache_bytes prefetch".split()
 )
@@ -73,6 +77,10 @@ class RunConfig:
     ``seed``, too. The last epoch is always evaluated. To resume where there is no checkpoint yet is
     to start.
 
+    With ``device="cuda"`` the ranks of a host take its GPUs in turn, by their local rank; with
+    ``"cuda:N"`` all take that one. A run may resume on another device: weights, moments and
+    epochs go on, while dropout draws other numbers there.
+
     Raises:
         ValueError: A field is out of range or does not fit another.
     """
@@ -80,6 +88,9 @@ class RunConfig:
     mode: ClassVar[str]
 
     data: Annotated[str, "The JSON of a partition."]
+    device: Annotated[
+        str, "Where to compute: auto (a GPU, if torch sees one), cpu, cuda or cuda:N."
+    ] = "auto"
     model: Annotated[ModelName, "Which network."] = "gcn"
     aggregator: Annotated[
         Literal["mean", "gcn", "pool"], "sage: how neighbours are put together."
@@ -118,6 +129,7 @@ class RunConfig:
                 object.__setattr__(self, name, os.fspath(getattr(self, name)))
         for name, hint in get_type_hints(type(self), include_extras=True).items():
             _check_field(name, getattr(self, name, None), hint)
+        _check_device_name(self.device)
         for name in ("lr", "weight_decay"):
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value >= 0):
@@ -322,3 +334,62 @@ def _check_field(name: str, value: Any, hint: Any) -> None:
 def _check_least(name: str, value: int, lowest: int) -> None:
     if value < lowest:
         raise ValueError(f"{name} must be at least {lowest} (got {value})")
+
+
+# -- devices ---------------------------------------------------------------------------------------
+
+_DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
+
+
+def _check_device_name(name: str) -> None:
+    if not isinstance(name, str) or not _DEVICE.fullmatch(name):
+        raise ValueError(f"device must be auto, cpu, cuda or cuda:N, N a number (got {name!r})")
+
+
+def choose_device(name: str) -> torch.device:
+    """The device of this process.
+
+    Ranks of one host take its GPUs in turn, by their local rank; where there are more ranks than
+    GPUs some share one. With ``"cuda:N"`` all take that one.
+
+    Args:
+        name: ``"auto"`` is a GPU if torch sees one and else the CPU; ``"cpu"``, ``"cuda"``, or
+            ``"cuda:N"``.
+
+    Raises:
+        ValueError: There is no such device here.
+    """
+    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        built = torch.version.cuda is not None
+        reason = "it sees none" if built else "this torch was built without CUDA"
+        raise ValueError(
+            f"device must be one that torch sees (got {name}, and {reason}); use cpu, or auto, "
+            "which takes a GPU where there is one"
+        )
+    count = torch.cuda.device_count()
+    index = torch.device(name).index if ":" in name else _local_rank() % count
+    if index >= count:
+        raise ValueError(
+            f"device must be one of the GPUs that torch sees, cuda:0 to cuda:{count - 1} (got "
+            f"{name}); give one of these, or cuda, which shares them out"
+        )
+    return torch.device("cuda", index)
+
+
+def generators_of(name: str) -> list[torch.device]:
+    """GPUs whose random numbers a run in this process may draw; for `torch.random.fork_rng`."""
+    with contextlib.suppress(ValueError):  # the run itself says so, on every rank
+        device = choose_device(name)
+        if device.type == "cuda":
+            return [device]
+    return []
+
+
+def _local_rank() -> int:
+    """This process among those of its host; in one job on one host the rank."""
+    for variable in ("LOCAL_RANK", "RANK"):
+        if variable in os.environ:
+            return int(os.environ[variable])
+    return rank() if is_initialized() else 0

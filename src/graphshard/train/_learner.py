@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..comm import gather_grads, is_initialized, rank, sync_params
-from ..fullbatch import PartitionData
+from ..fullbatch import GraphShardManager, PartitionData
 from ._checkpoint import tensors_under
 from ._config import ResolvedConfig
 from ._embeddings import NodeEmbeddings, OneHotRelGraphConv, Table, pair_data
@@ -27,16 +27,27 @@ from ._shard import TrainingShard
 # Tables of an R-GCN whose nodes have no features.
 ROWS, SELF_ROWS = "one-hot rows", "one-hot rows of self loops"
 
+GPU_RANDOM = "random on the GPU"
+"""Name, in a rank's state, of the generator of its GPU."""
+
 
 class Learner:
-    """A model with its embeddings and its optimizer, for this rank's part of a graph."""
+    """A model with its embeddings and its optimizer, for this rank's part of a graph.
+
+    Weights and embeddings are drawn on the CPU, the same for every device, and then moved.
+
+    Args:
+        shard: The part, on the CPU.
+        config: The run.
+    """
 
     def __init__(self, shard: TrainingShard, config: ResolvedConfig) -> None:
-        self._shard = shard
+        self._host, self._shard, self._config = shard, shard.on_device(), config
+        self.device = shard.device
         torch.manual_seed(config.seed)
         self.model = build_model(shard, config).to(config.torch_dtype)
         width = self.model.exchanged_width()
-        self.graph = shard.graph(config, width)
+        self.graph = self._shard.graph(config, width)
         self.graphs: list[Any] = [self.graph] * config.layers
         tables = {
             t: Table(shard.original_ids[t], shard.num_all[t], config.hidden)
@@ -49,8 +60,11 @@ class Learner:
         if first is not None:
             tables, self.pairs = one_hot_tables(shard, first)
             if self.pairs is not None:
-                self.graphs[0] = shard.graph_of(self.pairs, config, width)
+                pairs = self.pairs.to(self.device, feature_device="cpu")
+                self.graphs[0] = self._shard.graph_of(pairs, config, width)
         self.embeddings = NodeEmbeddings(tables, config.seed, config.torch_dtype)
+        self.model.to(self.device)
+        self.embeddings.to(self.device)
         if is_initialized():
             sync_params(self.model)
         self._named = {
@@ -69,6 +83,12 @@ class Learner:
         #: The best model and embeddings so far, of which `keep` makes copies.
         self.best: tuple[dict[str, Tensor], ...] | None = None
         torch.manual_seed(dropout_seed(config.seed, rank()))
+
+    def host_graph(self) -> GraphShardManager:
+        """The graph on the CPU, as samplers want it; collective."""
+        if self.device.type == "cpu":
+            return self.graph
+        return self._host.graph(self._config, self.model.exchanged_width())
 
     def scores(self) -> Tensor:
         """The model's output for this rank's nodes of the target type; collective."""
@@ -103,9 +123,9 @@ class Learner:
         return numbers
 
     def keep(self) -> None:
-        """Remember a copy of the model and the embeddings as the best so far."""
+        """Remember a copy of the model and the embeddings, on the CPU, as the best so far."""
         self.best = tuple(
-            {k: v.detach().clone() for k, v in module.state_dict().items()}
+            {k: v.detach().to("cpu", copy=True) for k, v in module.state_dict().items()}
             for module in (self.model, self.embeddings)
         )
 
@@ -114,11 +134,12 @@ class Learner:
         return self._state_of(0, self.model, "model/")
 
     def local_state(self) -> dict[str, Tensor]:
-        """What this rank alone holds: embeddings, their moments, the random number generator."""
-        return {
-            **self._state_of(1, self.embeddings, "embeddings/"),
-            "random": torch.get_rng_state(),
-        }
+        """What this rank alone holds: embeddings, their moments, the random number generators."""
+        state = self._state_of(1, self.embeddings, "embeddings/")
+        state["random"] = torch.get_rng_state()
+        if self.device.type == "cuda":
+            state[GPU_RANDOM] = torch.cuda.get_rng_state(self.device)
+        return state
 
     def _state_of(self, place: int, module: nn.Module, prefix: str) -> dict[str, Tensor]:
         best = {} if self.best is None else self.best[place]
@@ -128,14 +149,18 @@ class Learner:
             if name.startswith(prefix)
             for key, value in self.optimizer.state.get(parameter, {}).items()
         }
-        return {
+        state = {
             **{f"{prefix}{k}": v for k, v in module.state_dict().items()},
             **moments,
             **{f"best/{k}": v for k, v in best.items()},
         }
+        return {name: value.cpu() for name, value in state.items()}
 
     def load(self, shared: Mapping[str, Tensor], local: Mapping[str, Tensor]) -> None:
         """Take back what `shared_state` and `local_state` gave; nothing changes on an error.
+
+        It may have been on another device. Where there is no state of a GPU's generator, that of
+        this rank is seeded from the CPU's.
 
         Raises:
             ValueError: A tensor is missing, is unknown, or has another shape or dtype.
@@ -149,6 +174,10 @@ class Learner:
             wanted = {f"{prefix}{k}": v for k, v in state.items()}
             if module is self.embeddings:
                 wanted["random"] = torch.get_rng_state()
+                if GPU_RANDOM in found:
+                    on_gpu = self.device.type == "cuda"
+                    state_now = torch.cuda.get_rng_state(self.device) if on_gpu else None
+                    wanted[GPU_RANDOM] = found[GPU_RANDOM] if state_now is None else state_now
             if is_evaluated:
                 wanted |= {f"best/{k}": v for k, v in state.items()}
             _check_tensors(found, {**wanted, **self._optimizer_shapes(found, prefix)})
@@ -157,8 +186,15 @@ class Learner:
         self.optimizer.state.clear()
         for name, value in tensors_under({**shared, **local}, "optimizer/").items():
             of_parameter, _, key = name.rpartition("/")
-            self.optimizer.state[self._named[of_parameter]][key] = value.clone()
+            parameter = self._named[of_parameter]
+            # Adam counts its steps on the CPU, wherever the parameters are.
+            place = torch.device("cpu") if key == "step" else parameter.device
+            self.optimizer.state[parameter][key] = value.to(place, copy=True)
         torch.set_rng_state(local["random"].clone())
+        if self.device.type == "cuda" and GPU_RANDOM in local:
+            torch.cuda.set_rng_state(local[GPU_RANDOM].clone(), self.device)
+        elif self.device.type == "cuda":
+            torch.cuda.manual_seed(_drawn_seed(local["random"]))
         self.best = None
         if is_evaluated:
             bests = (tensors_under(found, "best/") for found in (shared, local))
@@ -172,6 +208,13 @@ class Learner:
             if name.startswith(prefix) and any(key in found for key in keys):
                 moments |= dict(zip(keys, (torch.empty(()), parameter, parameter), strict=True))
         return moments
+
+
+def _drawn_seed(state: Tensor) -> int:
+    """A seed that a generator of the CPU in this state would draw."""
+    generator = torch.Generator()
+    generator.set_state(state.clone())
+    return int(torch.randint(2**63 - 1, (), generator=generator))
 
 
 def _check_tensors(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:

@@ -99,6 +99,8 @@ class TrainResult:
         seconds_per_evaluation: Likewise of an evaluation.
         bytes_per_epoch: For each rank, bytes sent for the training in the last epoch.
         peak_memory: For each rank, bytes above what it held before it read its part.
+        peak_device_memory: For each rank, the most bytes of tensors on its GPU at once, 0 for a
+            rank on the CPU; None if all are.
         resumed_from: Epoch of the checkpoint that the run started from, or None.
         stopped_early: Whether patience ended the run.
         sampling: How sampling went; None of a full-batch run.
@@ -119,6 +121,7 @@ class TrainResult:
     resumed_from: int | None
     stopped_early: bool
     sampling: SamplingReport | None = None
+    peak_device_memory: list[int] | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON; `from_dict` is the way back."""

@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 
-from .._memory import PeakMemory
+from .._memory import PeakDeviceMemory, PeakMemory
 from ..comm import trace, world_size
 from ..data.dataset import SPLITS
 from ..errors import CheckpointError
 from ._checkpoint import Checkpoint, CheckpointFolder
 from ._collectives import gather_int, raise_everywhere, reduce_floats, reduce_ints
-from ._config import FullBatchConfig, ResolvedConfig, SampledConfig
+from ._config import FullBatchConfig, ResolvedConfig, SampledConfig, generators_of
 from ._learner import Learner
 from ._result import EpochReport, Evaluation, History, SamplingReport, TrainResult
 from ._shard import TrainingShard, load_shard
@@ -30,7 +30,8 @@ class TrainingRun:
     """A training run that has been set up and not yet started; collective.
 
     Making one reads this rank's part, builds the model and finds the checkpoint to resume from, so
-    that everything the caller may have got wrong shows here, on every rank.
+    that everything the caller may have got wrong shows here, on every rank. A GPU that it runs on
+    becomes the current one of this process.
 
     Args:
         config: The run; the same on every rank.
@@ -54,6 +55,9 @@ class TrainingRun:
         self._progress = progress
         self._memory = PeakMemory()
         self._shard = load_shard(self.config) if shard is None else shard
+        if self._shard.device.type == "cuda":
+            torch.cuda.set_device(self._shard.device)
+        self._device_memory = PeakDeviceMemory(self._shard.device)
         self._learner = Learner(self._shard, self.config)
         graph = self._learner.graph
         if config.model in ("gcn", "gat") and graph.any_zero_in_degree():
@@ -203,6 +207,7 @@ class TrainingRun:
         assert best is not None, "the last epoch is always evaluated"
         assert last is not None, "the last epoch is always evaluated"
         epoch, evaluation = reduce_floats([_mean(epoch_seconds), _mean(evaluation_seconds)], "max")
+        device_memory = gather_int(self._device_memory.peak())
         return TrainResult(
             best=best,
             last=last,
@@ -216,6 +221,7 @@ class TrainingRun:
             seconds_per_evaluation=evaluation,
             bytes_per_epoch=gather_int(bytes_sent),
             peak_memory=gather_int(self._memory.above_start()),
+            peak_device_memory=device_memory if any(device_memory) else None,
             resumed_from=self._resumed_from,
             stopped_early=self._history.stopped,
             sampling=self._sampling(),
@@ -276,5 +282,5 @@ def train_full_batch(
         >>> train_full_batch(config).best.accuracy["test"]  # doctest: +SKIP
         0.815
     """
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=generators_of(config.device)):
         return FullBatchRun(config, shard=shard, progress=progress).train()

@@ -7,7 +7,8 @@ are its gradients, however many nodes each of them had. Evaluation is exact, on 
 run depends on its configuration and the partition alone: samples are keyed by epoch and step, and
 dropout by epoch and rank, so that a resumed run ends where an undisturbed one would.
 
-Features, labels and relation numbers come with the blocks. Rows of embeddings, which are learnt and
+Features, labels and relation numbers come with the blocks; they are drawn and gathered on the CPU,
+also for a model on a GPU, to which the loader moves them. Rows of embeddings, which are learnt and
 belong to the ranks that own the nodes, are fetched by a collective of the training loop.
 
 [Note: degrees of samples]
@@ -33,7 +34,7 @@ from ..graph import NID, Block
 from ..ops import Adjacency
 from ..sampling import DataLoader, LaborSampler, MiniBatch, NeighborSampler
 from ._collectives import gather_int, reduce_floats, reduce_ints
-from ._config import ResolvedSampledConfig, SampledConfig
+from ._config import ResolvedSampledConfig, SampledConfig, generators_of
 from ._embeddings import NODE, PAIR, OwnedRows, fetch_owned_rows
 from ._learner import (
     ROWS,
@@ -98,6 +99,7 @@ class SampledRun(TrainingRun):
             "prefetch_node_feats": inputs.node_features,
             "prefetch_labels": {self._shard.target: (LABELS,)},
             "prefetch_edge_feats": inputs.edge_features,
+            "output_device": self._learner.device,
         }
         if config.sampler == "labor":
             return LaborSampler(config.fanouts, **features)
@@ -190,7 +192,7 @@ def train_sampled(
         >>> train_sampled(config).best.accuracy["test"]  # doctest: +SKIP
         0.814
     """
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=generators_of(config.device)):
         return SampledRun(config, shard=shard, progress=progress).train()
 
 
@@ -252,7 +254,7 @@ class SampledInputs:
         # Rows of other types reach no loss, and get no gradient.
         self._matters = {ROWS, SELF_ROWS, *_types_before(shard, len(learner.graphs))}
         #: The graph to sample, with what a loader shall attach to blocks.
-        self.graph = learner.graph.local_var()
+        self.graph = learner.host_graph().local_var()
         for ntype, rows in shard.features.items():
             self.graph.nodes[ntype].data[FEATURES] = rows
         self.graph.nodes[shard.target].data[LABELS] = shard.label

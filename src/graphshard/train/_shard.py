@@ -20,7 +20,7 @@ from ..fullbatch import (
 from ..fullbatch.topology import agree_on_build
 from ..partition.format import etype_key
 from ._collectives import reduce_ints
-from ._config import ResolvedConfig, RunConfig
+from ._config import ResolvedConfig, RunConfig, choose_device
 from .task import TaskInfo, read_task
 
 _NUMBERS_AT_LEAST = 4096  # classes or relations that are believed on any graph, however small
@@ -42,6 +42,7 @@ class TrainingShard:
         num_all: Node type to its number of nodes on all ranks.
         num_classes: Number of classes.
         num_relations: Number of relations.
+        device: Where the run computes.
     """
 
     data: PartitionData
@@ -54,6 +55,24 @@ class TrainingShard:
     num_all: Mapping[str, int]
     num_classes: int
     num_relations: int
+    device: torch.device
+
+    def on_device(self) -> TrainingShard:
+        """The same with what a model reads on ``device``; columns of ``data`` stay on the CPU."""
+        device = self.device
+        if device.type == "cpu":
+            return self
+        relation = self.relation
+        if relation is not None:
+            relation = relation[0].to(device), relation[1].to(device)
+        return replace(
+            self,
+            data=self.data.to(device, feature_device="cpu"),
+            features={ntype: rows.to(device) for ntype, rows in self.features.items()},
+            relation=relation,
+            label=self.label.to(device),
+            rows={split: rows.to(device) for split, rows in self.rows.items()},
+        )
 
     @property
     def is_typed(self) -> bool:
@@ -83,7 +102,7 @@ class TrainingShard:
 def load_shard(config: ResolvedConfig) -> TrainingShard:
     """Read this rank's part, every byte of it, and check that all ranks read one partition.
 
-    Collective.
+    Collective. What was read is on the CPU, also for a run on GPUs.
 
     Raises:
         PartitionFormatError: A part or its description is missing or damaged.
@@ -118,6 +137,7 @@ def check_num_workers(config: RunConfig, num_parts: int, num_workers: int) -> No
 
 def _read(config: ResolvedConfig) -> TrainingShard:
     """What this rank can say alone; counts are its own, or 0 where nothing is known."""
+    device = choose_device(config.device)
     data = load_dgl_partition_data(config.data, rank(), checksums=True)
     task = read_task(config.data)
     check_num_workers(config, data.num_parts, world_size())
@@ -162,6 +182,7 @@ def _read(config: ResolvedConfig) -> TrainingShard:
         num_all={t: data.node_map(t).num_ids for t in data.node_type_names},
         num_classes=task.num_classes or 0,
         num_relations=task.num_relations or 0,
+        device=device,
     )
 
 

@@ -21,4 +21,5 @@ from ._operations import (
     wait_collective,
     wait_for_all,
 )
+from ._staging import copying_ahead, from_backend, room_for, rows_are_ready, to_backend
 from ._thread_groups import Lanes, ThreadGroups

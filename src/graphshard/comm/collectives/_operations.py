@@ -24,8 +24,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..._kernel import empty
 from ..group import HOST_BACKENDS, GroupState, group_state, operation
+from ._staging import from_backend, room_for, to_backend
 
 # -- counting --------------------------------------------------------------------------------------
 
@@ -266,9 +266,10 @@ def start_all_to_all(
         return Pending.of([payload.clone()])
     sent = payload.numel() - send_splits[state.rank]
     count("all_to_all", sent * payload.element_size())
-    device = state.payload_device(payload.device)
-    outgoing = payload.contiguous().to(device)
-    incoming = empty((sum(recv_splits),), payload.dtype, device)
+    here = payload.device
+    device = state.payload_device(here)
+    (outgoing,) = to_backend([payload.contiguous()], device)
+    incoming = room_for((sum(recv_splits),), payload.dtype, device, here)
     number, work = start_collective(
         state,
         name,
@@ -281,12 +282,11 @@ def start_all_to_all(
             async_op=True,
         ),
     )
-    here = payload.device
     del payload
 
     def finish() -> list[Tensor]:
         finish_collective(state, name, number, work)
-        return [incoming.to(here)]
+        return from_backend([incoming], [here])
 
     return Pending(finish)
 
@@ -302,13 +302,16 @@ def all_gather(
         return [payload.clone()]
     if kind is not None:
         count(kind, payload.nbytes * (state.world_size - 1))
-    outgoing = payload.contiguous().to(state.payload_device(payload.device))
-    incoming = [torch.empty_like(outgoing) for _ in range(state.world_size)]
+    here = payload.device
+    device = state.payload_device(here)
+    (outgoing,) = to_backend([payload.contiguous()], device)
+    shape, dtype = outgoing.shape, outgoing.dtype
+    incoming = [room_for(shape, dtype, device, here) for _ in range(state.world_size)]
     group = state.group
     run_collective(
         state, name, lambda: dist.all_gather(incoming, outgoing, group=group, async_op=True)
     )
-    return [part.to(payload.device) for part in incoming]
+    return from_backend(incoming, [here] * state.world_size)
 
 
 def all_reduce_(
@@ -341,9 +344,12 @@ def broadcast_(state: GroupState, payload: Tensor, source: int, name: str = "bro
 def _in_place(
     state: GroupState, payload: Tensor, name: str, start: Callable[[Tensor], dist.Work | None]
 ) -> Tensor:
-    staged = payload.contiguous().to(state.payload_device(payload.device))
+    (staged,) = to_backend([payload.contiguous()], state.payload_device(payload.device))
     run_collective(state, name, lambda: start(staged))
-    return payload if staged is payload else payload.copy_(staged)
+    if staged is payload:
+        return payload
+    # To a GPU the host need not wait: the memory of the copy is kept until the copy has been read.
+    return payload.copy_(staged, non_blocking=payload.is_cuda)
 
 
 def wait_for_all(state: GroupState, name: str = "barrier") -> None:

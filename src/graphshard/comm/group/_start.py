@@ -44,6 +44,7 @@ from ._address import (
     loopback_interface,
     own_address,
 )
+from ._backend import check_backend, choose_backend
 from ._failure import first_line
 from ._monitor import FailureMonitor
 from ._monitor_server import MonitorServer
@@ -101,10 +102,12 @@ def initialize_comms(
         world_size: Number of processes; None takes ``WORLD_SIZE``.
         master_ip_address: Address of rank 0's host; None takes ``MASTER_ADDR``, and then the
             port from ``MASTER_PORT``.
-        backend: "gloo", "nccl", "mpi", or another backend that torch knows. Where it does not know
-            "ccl" (Intel's oneCCL, which SAR's scripts name) gloo takes its place, with a warning.
-        comm_device: Where data is put to be sent: "cpu" with gloo also for CUDA tensors. None
-            chooses by backend.
+        backend: "gloo", "nccl", "mpi", or another backend that torch knows. "auto" is "nccl" if
+            the current GPU (``torch.cuda.set_device``) of every rank is its alone, else "gloo";
+            every rank must pass it. Where torch does not know "ccl" (Intel's oneCCL, which SAR's
+            scripts name) gloo takes its place, with a warning.
+        comm_device: Where data is put to be sent: "cpu" with gloo also for CUDA tensors, through
+            page-locked memory. None chooses by backend; with "nccl", the current GPU.
         master_port_number: Port on which rank 0 hosts the store, at this address alone.
         timeout: The longest that any wait may take, also this one: seconds or a timedelta.
         store: Use this store in place of one that is made; then no address is needed.
@@ -138,7 +141,7 @@ def initialize_comms(
     if limit <= timedelta(0):
         raise ValueError(f"timeout must be more than 0 s (got {limit.total_seconds()} s)")
     device = None if comm_device is None else torch.device(comm_device)
-    _check_backend(backend, device)
+    check_backend(backend, device)
     if backend == "mpi":
         _start_mpi(rank, world_size, limit, device)
         return
@@ -150,8 +153,14 @@ def initialize_comms(
             f"rank must be in [0, world_size) (got rank {rank}, world_size {world_size})"
         )
     store, address = meet(rank, world_size, master_ip_address, master_port_number, limit, store)
+    if backend == "auto":
+        backend = choose_backend(store, rank, world_size, limit)
+    if backend == "nccl" and device is None:
+        # Not whatever is current when something is sent: each thread has a device of its own.
+        device = torch.device("cuda", torch.cuda.current_device())
     monitor, is_local = _start_monitor(store, rank, world_size, address, limit)
-    chosen = _choose_interface() if is_local and backend == "gloo" else None
+    # Loaders make groups of gloo beside one of NCCL.
+    chosen = _choose_interface() if is_local and backend in ("gloo", "nccl") else None
     try:
         # Functions of this module have the default group as a default argument, taken when it is
         # imported, which torch's optimizers do. Imported later it would hold the group for ever:
@@ -306,23 +315,6 @@ def _choose_interface() -> str | None:
 def _give_back_interface(name: str | None) -> None:
     if name is not None and os.environ.get(GLOO_INTERFACE) == name:
         del os.environ[GLOO_INTERFACE]
-
-
-def _check_backend(backend: str, device: torch.device | None) -> None:
-    if backend == "nccl" and not (dist.is_nccl_available() and torch.cuda.is_available()):
-        raise RuntimeError(
-            "backend 'nccl' needs a CUDA device and a torch built with NCCL; use backend='gloo', "
-            "which also moves CUDA tensors, through host memory"
-        )
-    if backend == "mpi" and not dist.is_mpi_available():
-        raise RuntimeError(
-            "backend 'mpi' needs a torch that was built from source with MPI, and this one was "
-            "not; use backend='gloo', or 'nccl' for CUDA tensors"
-        )
-    if device is not None and backend == "nccl" and device.type != "cuda":
-        raise ValueError(f"comm_device must be a CUDA device with 'nccl' (got {device})")
-    if device is not None and backend in ("gloo", "mpi") and device.type != "cpu":
-        raise ValueError(f"comm_device must be 'cpu' with {backend!r} (got {device})")
 
 
 def _start_mpi(

@@ -76,7 +76,7 @@ class GroupState:
             return self.comm_device
         if self.backend in HOST_BACKENDS:
             return torch.device("cpu")
-        if self.backend == "nccl":
+        if self.backend == "nccl" and device.type != "cuda":
             return torch.device("cuda", torch.cuda.current_device())
         return device
 
@@ -157,15 +157,17 @@ def _of_users_group(group: dist.ProcessGroup) -> GroupState:
             f"default group (got {group!r})"
         )
     default = _states.get(dist.group.WORLD) if dist.group.WORLD is not None else None
+    backend = str(dist.get_backend(group))
+    is_alike = default is not None and default.backend == backend
     state = GroupState(
         group=group,
         rank=dist.get_rank(group),
         world_size=dist.get_world_size(group),
         members=tuple(dist.get_process_group_ranks(group)),
         name=group.group_name,
-        backend=str(dist.get_backend(group)),
+        backend=backend,
         timeout=default.timeout if default is not None else DEFAULT_TIMEOUT,
-        comm_device=default.comm_device if default is not None else None,
+        comm_device=default.comm_device if default is not None and is_alike else None,
         monitor=default.monitor if default is not None else None,
     )
     register(state)

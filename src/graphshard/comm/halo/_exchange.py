@@ -30,8 +30,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..._kernel import empty
-from ..collectives import Pending, count, wait
+from ..collectives import Pending, count, from_backend, room_for, to_backend, wait
 from ..group import GroupState, operation
 from ..wire import SharedBlocks, as_bytes, narrowed, shared_blocks, start_exchange, wire_dtype
 from ._plan import ExchangePlan, Requests, check_requests, most_bytes, needs_grad_now
@@ -431,8 +430,10 @@ def _start_messages(
     likes = [(part.device, part.dtype) for part in parts]
     parts = [narrowed(part, wire) for part in parts]
     device = state.payload_device(parts[0].device)
-    outgoing = [as_bytes(part).to(device) for part in parts]
-    incoming = [empty((num_rows, *part.shape[1:]), part.dtype, device) for part in parts]
+    outgoing = to_backend([as_bytes(part) for part in parts], device)
+    incoming = [
+        room_for((num_rows, *part.shape[1:]), part.dtype, device, part.device) for part in parts
+    ]
     del parts
     # Every rank starts the same messages in the same order, so the tags are the same on both
     # ends, and messages of two operations in flight cannot be taken for each other.
@@ -464,8 +465,8 @@ def _start_messages(
                 wait(state, work)
         works.clear()
         outgoing.clear()  # before anything is copied
-        return [
-            part.to(device).to(dtype) for part, (device, dtype) in zip(incoming, likes, strict=True)
-        ]
+        arrived = from_backend(incoming, [device for device, _ in likes])
+        incoming.clear()
+        return [part.to(dtype) for part, (_, dtype) in zip(arrived, likes, strict=True)]
 
     return Pending(finish)

@@ -39,6 +39,8 @@ from ..collectives import (
     all_gather,
     count,
     finish_collective,
+    from_backend,
+    room_for,
     start_all_to_all,
     start_collective,
 )
@@ -51,6 +53,7 @@ Splits = Sequence[Sequence[int]]
 LARGE_BYTES = 1 << 20
 """Exchanges of which some rank receives this much, and more, go through shared memory."""
 
+_CPU = torch.device("cpu")
 _WORDS = 3  # that say where rows are: descriptor, use, offset
 
 
@@ -104,7 +107,7 @@ def start_exchange(
             rows.split(list(splits)) if isinstance(rows, Tensor) else rows
             for rows, splits in zip(tensors, send_splits, strict=True)
         ]
-        stream = joined(parts, state.payload_device(firsts[0].device))
+        stream = joined(parts, firsts[0].device)
     pending = start_all_to_all(state, stream, send_bytes, recv_bytes, name)
     return pending.then(lambda streams: parted(streams[0], likes, recv_splits))
 
@@ -137,7 +140,7 @@ def _start_shared(
     words = []
     for tensor, splits in zip(tensors, send_splits, strict=True):
         readers = [rank for rank, rows in enumerate(splits) if rows]
-        place = blocks.publish(tensor.contiguous().to("cpu"), readers)
+        place = blocks.publish(_on_host(tensor, blocks), readers)
         starts = [0, *accumulate(splits)][:-1]
         words.append([(*place, start * row_bytes(tensor)) for start in starts])
     told = torch.tensor(words, dtype=torch.int64).transpose(0, 1).contiguous()
@@ -155,6 +158,13 @@ def _start_shared(
     return Pending(finish)
 
 
+def _on_host(tensor: Tensor, blocks: SharedBlocks) -> Tensor:
+    """A contiguous tensor of the CPU; a GPU's rows are copied straight to where others look."""
+    if tensor.device.type == "cpu":
+        return tensor.contiguous()
+    return blocks.empty(tensor.shape, tensor.dtype).copy_(tensor)
+
+
 class _SharedRows:
     """Rows that others have put into shared memory, and the message that says where."""
 
@@ -169,7 +179,7 @@ class _SharedRows:
     def read(self, name: str, number: int) -> list[Tensor]:
         """The rows, once the message is here. To be called once."""
         found = [
-            empty((sum(rows), *like.shape[1:]), like.dtype)
+            room_for((sum(rows), *like.shape[1:]), like.dtype, _CPU, like.device)
             for like, rows in zip(self._likes, self._splits, strict=True)
         ]
         runs = [
@@ -185,7 +195,7 @@ class _SharedRows:
                         if part.numel():
                             self._blocks.read(source, place, part)
         self.work = None
-        return [rows.to(like.device) for rows, like in zip(found, self._likes, strict=True)]
+        return from_backend(found, [like.device for like in self._likes])
 
     def __del__(self) -> None:
         # Left unread, as after an error. The writers learn it once the message is here.

@@ -12,6 +12,8 @@ transport              shards                                   messages
 
 Both start an exchange and hand out a `Pending`. Rows on their way are moved by the backend: gloo
 has threads of its own for it, NCCL a stream of the device, so the thread that computes is free.
+Where gloo sends what is on a GPU, rows are copied to and from host memory on a stream of their own,
+beside the kernels of other shards.
 
 Rows that are here already are in a `HaloRowCache`, so that what several calls read is fetched once:
 those of tensors that never change for the run, see `ConstantCache`, and those of source fields
@@ -46,6 +48,7 @@ from ...comm import (
     start_return,
     start_return_all,
 )
+from ...comm.collectives import copying_ahead, rows_are_ready
 from ...errors import RankError
 from ...graph.frame import Frame, version_of
 from ...ops import add_rows
@@ -54,6 +57,8 @@ from ..topology import ColumnBlock, Halo, Shard, ShardStructure
 
 SourceRows: TypeAlias = dict[LeafKey, Tensor]
 """Rows of each source leaf."""
+
+_CPU = torch.device("cpu")
 
 Visit: TypeAlias = tuple[int, ColumnBlock]
 """A step of a pass, and the columns to take in it."""
@@ -150,8 +155,12 @@ class RowTransport(ABC):
                 whole[key] if block.count == 1 else block.of(whole[key], axes.get(key))
                 for key in keys
             ]
-            return keys, self.start_fetch(step, parts, [needs_grad[key] for key in keys])
+            with copying_ahead(device, are_here):
+                return keys, self.start_fetch(step, parts, [needs_grad[key] for key in keys])
 
+        device = next((tensor.device for tensor in whole.values()), _CPU)
+        are_here = rows_are_ready(self.plan.state, device)
+        computed: deque[torch.cuda.Event | None] = deque()
         rows = dict(whole)
         pending: deque[tuple[list[LeafKey], Pending]] = deque()
         started = 1  # the rows of the first visit are here
@@ -161,6 +170,10 @@ class RowTransport(ABC):
                     if not pending:
                         pending.append(start(visits[number]))
                         started = number + 1
+                    if len(computed) > 1 and (event := computed.popleft()) is not None:
+                        # The host must not run ahead of the device, or the rows of many visits
+                        # would be there at once: one is computed, and one comes.
+                        event.synchronize()
                     keys, arriving = pending.popleft()
                     if step and block.index == 0:
                         rows |= known
@@ -170,6 +183,7 @@ class RowTransport(ABC):
                     pending.append(start(visits[started]))
                     started += 1
                 yield step, block, rows
+                computed.append(rows_are_ready(self.plan.state, device))
                 # Before the next ones are waited for. What is not cut came with the first block
                 # of its shard, and stays for the others.
                 if number + 1 < len(visits):

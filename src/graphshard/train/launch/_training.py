@@ -8,10 +8,12 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from ...comm import barrier, initialize_comms, rank, shutdown_comms
 from ...errors import RankError
 from ...partition.format import read_config
-from .._config import FullBatchConfig, SampledConfig
+from .._config import FullBatchConfig, SampledConfig, choose_device
 from .._result import EpochReport, Evaluation, TrainResult
 from .._run import FullBatchRun, Progress, TrainingRun
 from .._sampled import SampledRun
@@ -46,6 +48,7 @@ def launch_training(
         KeyboardInterrupt: Ctrl-C; all workers have been ended.
     """
     check_num_workers(config, read_config(config.data).num_parts, num_workers)
+    choose_device(config.device)  # workers would say the same, later
     results: list[TrainResult] = []
 
     def on_event(event: dict[str, Any]) -> None:
@@ -94,7 +97,11 @@ def rank_work(
         on_result: Called on rank 0 at the end; by default the launcher is told.
     """
     config.resolved()
-    initialize_comms(timeout=config.timeout)
+    device = choose_device(config.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # by which the backend is chosen
+    backend = "gloo" if config.device == "cpu" else "auto"
+    initialize_comms(timeout=config.timeout, backend=backend)
     first = rank() == 0
     run = start_run(config, (progress or _send_progress) if first else None)
 
