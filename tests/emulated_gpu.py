@@ -24,8 +24,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphshard.comm.collectives import _staging
-from graphshard.ops.attention import compute as attention_compute
-from graphshard.ops.spmm import _compute as spmm_compute
+from graphshard.ops import _dispatch
 
 GPU = torch.device("cuda", 0)
 _META = torch.device("meta")
@@ -140,6 +139,9 @@ class _Names(TorchFunctionMode):
             return func(*args, **kwargs)
         if kwargs.pop("pin_memory", False):
             self._log.append(("page-locked", tuple(args[0])))
+        if func in (Tensor.pin_memory, Tensor.is_pinned):
+            self._log.append((func.__name__, tuple(args[0].shape)))
+            return args[0].clone() if func is Tensor.pin_memory else False
         if kwargs.get("non_blocking"):
             self._log.append(("copy", torch.cuda.current_stream().name))
         args, kwargs = pytree.tree_map(_renamed, (args, kwargs))
@@ -174,8 +176,17 @@ class _Stream:
 
 
 class _Event:
-    def __init__(self, stream: _Stream) -> None:
+    def __init__(self, stream: _Stream | None = None, **options: bool) -> None:
+        self.stream = stream or _Stream([], "none")
+
+    def record(self, stream: _Stream) -> None:
         self.stream = stream
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, later: _Event) -> float:
+        return 0.0
 
     def synchronize(self) -> None:
         self.stream.log.append(("host waits for", self.stream.name))
@@ -205,6 +216,8 @@ def emulated_gpu(count: int = 1) -> Iterator[list[Any]]:
         "set_device": lambda device: log.append(("set_device", str(device))),
         "get_device_properties": lambda device: types.SimpleNamespace(uuid=f"GPU-{device}"),
         "current_stream": lambda device=None: streams[-1],
+        "default_stream": lambda device=None: streams[0],
+        "Event": _Event,
         "Stream": lambda device=None: _Stream(log, "copies"),
         "stream": on_stream,
         "get_rng_state": lambda device=None: (set_states or [state])[-1].clone(),
@@ -222,8 +235,7 @@ def emulated_gpu(count: int = 1) -> Iterator[list[Any]]:
             stack.enter_context(mock.patch.object(torch.cuda, name, function))
         _staging._copy_stream.cache_clear()
         stack.callback(_staging._copy_stream.cache_clear)
-        for module in (spmm_compute, attention_compute):
-            stack.enter_context(mock.patch.object(module, "triton_for", return_value=None))
+        stack.enter_context(mock.patch.object(_dispatch, "_load_triton", return_value=None))
         stack.enter_context(
             mock.patch.object(torch.backends.cudnn, "is_acceptable", return_value=False)
         )
