@@ -26,6 +26,10 @@ class Ranks:
             FailureMonitor(address, "secret", r, world_size, self.server if r == 0 else None)
             for r in range(world_size)
         ]
+        deadline = time.monotonic() + 20
+        while len(self.server._ranks) < world_size:  # else it would not know who is gone
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
 
     def __getitem__(self, rank: int) -> FailureMonitor:
         return self.monitors[rank]
