@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from graphshard.comm.collectives import _staging
 from graphshard.ops import _dispatch
@@ -99,8 +99,10 @@ def _computed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
             )
     result_on_gpu = isinstance(tensors[0], OnGpu) if is_copy else any(on_gpu)
     if kwargs.get("device") is not None:
-        result_on_gpu = torch.device(kwargs["device"]).type == "meta"
+        result_on_gpu = torch.device(kwargs["device"]).type != "cpu"
         kwargs = {**kwargs, "device": _CPU}
+    if kwargs.get("pin_memory"):
+        kwargs = {**kwargs, "pin_memory": False}
     plain_args, plain_kwargs = pytree.tree_map(_numbers, (args, kwargs))
     out = func(*plain_args, **plain_kwargs)
     known = {id(t.numbers): t for t in tensors if isinstance(t, OnGpu)}
@@ -242,6 +244,18 @@ def emulated_gpu(count: int = 1) -> Iterator[list[Any]]:
         renames = _Names(log)
         stack.enter_context(renames)
         stack.enter_context(_Factories())
+        make_subclass = Tensor._make_subclass
+
+        # Its arguments have the names that torch's compiler looks for.
+        def subclass(cls: Any, data: Any, requires_grad: Any = False, **kwargs: Any) -> Any:
+            """Of a tensor of the GPU: one without numbers, of a class that keeps its own."""
+            if isinstance(data, OnGpu):
+                with _disable_current_modes():
+                    like = data.size(), data.stride()
+                    data = torch.empty_strided(*like, dtype=data.dtype, device=_META)
+            return make_subclass(cls, data, requires_grad, **kwargs)
+
+        stack.enter_context(mock.patch.object(Tensor, "_make_subclass", subclass))
         run_backward = torch.autograd._engine_run_backward
 
         def backward(*args: Any, **kwargs: Any) -> Any:

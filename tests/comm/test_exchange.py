@@ -127,6 +127,32 @@ def test_gradient_of_fetch(world_size):
     run_ranks(check_gradients, world_size)
 
 
+def change_in_place(rank, world_size):
+    """Rows that have come, and an anchored loss, are the caller's own."""
+    case = make_exchange(rank, world_size)
+    found = []
+    for changes in (False, True):
+        x, y = (v[rank].clone().requires_grad_() for v in (case.values(3), case.values(2, seed=2)))
+        rows = list(fetch_halo([(case.plan, x), (case.plan, y)]))
+        splits = [0] * world_size
+        splits[rank] = x.shape[0]
+        rows.append(ragged_all_to_all(x, splits, splits))
+        if changes:
+            rows = [part.mul_(3).add_(1) for part in rows]
+            loss = anchor(sum(part.square().sum() for part in rows), x, y)
+            loss /= 4
+        else:
+            loss = sum((part * 3 + 1).square().sum() for part in rows) / 4
+        loss.backward()
+        found.append([loss.detach(), x.grad, y.grad])
+    torch.testing.assert_close(found[1], found[0])
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_what_has_come_may_be_changed_in_place(world_size):
+    run_ranks(change_in_place, world_size)
+
+
 def check_double_backward(rank, world_size):
     case = make_exchange(rank, world_size)
     leaves = [v.requires_grad_() for v in case.values(2)]

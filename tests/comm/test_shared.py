@@ -197,6 +197,7 @@ def slow_reader(rank, world_size):
         pairs = [start_return_all([(plan, x - i)]) for i in range(4)]
         shared = group_state().shared
         assert shared.counts()[0] >= 8 * x.numel() * 4
+        barrier()  # nothing is read before
         if rank == 1:
             time.sleep(0.2)
         for i in (2, 0, 3, 1):

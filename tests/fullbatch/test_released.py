@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 import graphshard
+from case_selection import sampled
 from graphshard.fullbatch.reductions._attention import AttentionSum
 from graphshard.nn import AGNNConv, DotGatConv, GATConv, GATv2Conv, SAGEConv
 from graphshard.testing import run_ranks
@@ -84,9 +85,7 @@ def count_after_epoch(
         gc.enable()
 
 
-@pytest.mark.parametrize("name", list(LAYERS))
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize(("num_ranks", "mode", "name"), sampled([1, 2], MODES, list(LAYERS)))
 def test_an_epoch_leaves_nothing_to_the_garbage_collector(
     tmp_path: Path, num_ranks: int, mode: str, name: str
 ) -> None:

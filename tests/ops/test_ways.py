@@ -97,6 +97,26 @@ def test_a_tie_goes_to_the_smallest_edge_id(way: str) -> None:
         assert torch.equal(grad, torch.tensor([[0.0, 0.0], [0.0, 0.0], [1.0, 1.0]]))
 
 
+def test_results_may_be_changed_in_place(way: str) -> None:
+    adj = adjacency("odd")
+    x = values(adj.num_src, (2, 3), torch.float64, 1).requires_grad_()
+    y = values(adj.num_dst, (2, 3), torch.float64, 2).requires_grad_()
+    w = values(adj.num_edges, (2, 1), torch.float64, 3).requires_grad_()
+    for operator in (
+        lambda: ops.gspmm(adj, "copy_lhs", "sum", x, None),
+        lambda: ops.gspmm(adj, "mul", "mean", x, w),
+        lambda: ops.gspmm(adj, "mul", "max", x, w),
+        lambda: ops.gsddmm(adj, "add", x, y),
+        lambda: ops.gsddmm(adj, "dot", x, y),
+        lambda: ops.gspmm(adj, "copy_rhs", "sum", None, w),
+    ):
+        options: dict[str, Any] = {"allow_unused": True, "materialize_grads": True}
+        expected = torch.autograd.grad((operator() * 3 + 1).square().sum(), (x, y, w), **options)
+        changed = operator().mul_(3).add_(1)
+        found = torch.autograd.grad(changed.square().sum(), (x, y, w), **options)
+        torch.testing.assert_close(found, expected)
+
+
 def test_operands_in_odd_memory(way: str) -> None:
     adj = adjacency("odd")
     base = values(5, (adj.num_src,), torch.float64, 1)

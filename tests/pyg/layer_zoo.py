@@ -290,9 +290,14 @@ def gap(mine: Tensor, reference: Tensor, rows: Tensor | None = None) -> float:
 
 
 def compare(
-    case: ZooLayer, dtype: torch.dtype, cut: str, options: dict[str, Any], world_size: int
+    case: ZooLayer,
+    dtype: torch.dtype,
+    cut: str,
+    options: dict[str, Any],
+    world_size: int,
+    device: str = "cpu",
 ) -> dict[str, Any]:
-    """One layer on all ranks against one process; every rank must call.
+    """One layer on all ranks, on a device, against one process on the CPU; every rank must call.
 
     Returns:
         ``gap``: the largest relative difference on any rank, of outputs, input gradients and
@@ -308,25 +313,26 @@ def compare(
     (expected * weights).sum().backward()
 
     torch.manual_seed(1)
-    layer = graphshard.pyg.convert_sync_norm(case.make(degrees).to(dtype))
-    part = graphshard.pyg.shard(data, owners(cut, world_size), **options)
+    layer = graphshard.pyg.convert_sync_norm(case.make(degrees).to(device, dtype))
+    part = graphshard.pyg.shard(data.to(device), owners(cut, world_size), **options)
     mine = part.x.clone().requires_grad_()
     try:
         out = call(layer, case, mine, part)
     except (NotImplementedError, ValueError) as error:
         share_error(None)  # nobody is left behind in an exchange
         return {"gap": -1.0, "error": f"{type(error).__name__}: {error}"}
-    (out * weights[part.n_id]).sum().backward()
+    rows = part.n_id.cpu()
+    (out * weights[rows].to(device)).sum().backward()
     graphshard.gather_grads(layer)
     share_error(None)
-    found = [gap(out.detach(), expected.detach(), part.n_id)]
+    found = [gap(out.detach().cpu(), expected.detach(), rows)]
     if x.grad is not None:
-        found.append(gap(mine.grad, x.grad, part.n_id))
+        found.append(gap(mine.grad.cpu(), x.grad, rows))
     pairs = list(zip(layer.parameters(), reference.parameters(), strict=True))
     largest = max((float(b.grad.abs().max()) for _, b in pairs if b.grad is not None), default=0)
     for a, b in pairs:
         if b.grad is not None:
-            difference = b.grad if a.grad is None else a.grad - b.grad
+            difference = b.grad if a.grad is None else a.grad.cpu() - b.grad
             found.append(float(difference.abs().max()) / max(largest, 1e-6))
     worst = torch.tensor(max(found), dtype=torch.float64)
     if world_size > 1:

@@ -21,6 +21,7 @@ from sharded_cases import (
 )
 
 import graphshard
+from case_selection import sampled
 from graphshard import comm
 from graphshard._ranges import RangeMap
 from graphshard.sampling import _ownership
@@ -54,14 +55,17 @@ def assert_as_expected(found: list[Any], kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_ranks", "how", "num_threads"),
-    [(1, "metis", 4), (2, "random", 1), (3, "empty_part", 4), (4, "metis", 1)],
+    ("ranks", "transport", "kind"),
+    sampled(
+        [(1, "metis", 4), (2, "random", 1), (3, "empty_part", 4), (4, "metis", 1)],
+        list(STRUCTURES),
+        ["plain", "typed"],
+    ),
 )
-@pytest.mark.parametrize("transport", list(STRUCTURES))
-@pytest.mark.parametrize("kind", ["plain", "typed"])
 def test_blocks_are_those_of_one_process(
-    tmp_path: Path, kind: str, transport: str, num_ranks: int, how: str, num_threads: int
+    tmp_path: Path, kind: str, transport: str, ranks: tuple[int, str, int]
 ) -> None:
+    num_ranks, how, num_threads = ranks
     parts = write_parts(tmp_path, graph_of(kind), num_ranks, how)
     found = run_ranks(draw_all, num_ranks, kind, parts, transport, num_threads)
     assert_as_expected(found, kind)

@@ -65,7 +65,8 @@ class _RaggedAllToAll(torch.autograd.Function):
         ctx: Any, x: Tensor, state: GroupState, sends: list[int], recvs: list[int]
     ) -> Tensor:
         ctx.state, ctx.sends, ctx.recvs = state, sends, recvs
-        return exchange_rows(state, [x], [sends], [recvs], "ragged_all_to_all")[0]
+        (arrived,) = exchange_rows(state, [x], [sends], [recvs], "ragged_all_to_all")
+        return arrived.detach()  # a view of other memory could not be changed in place
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:

@@ -142,7 +142,7 @@ class _Recomputed(torch.autograd.Function):
         for piece in a.pieces():
             ctx.random.append(RandomState.capture(device))
             results.append(a.compute(piece, *a.of_piece(piece, extended, a.destinations, a.edges)))
-        return torch.cat(results) if len(results) != 1 else results[0]
+        return torch.cat(results) if len(results) != 1 else results[0].detach()
 
     @staticmethod
     @once_differentiable

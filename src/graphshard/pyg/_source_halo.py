@@ -257,7 +257,7 @@ class _SumAtSources(torch.autograd.Function):
     @staticmethod
     def forward(ctx, remote: Tensor, halo: SourceHalo) -> Tensor:  # type: ignore[no-untyped-def]
         ctx.halo = halo
-        return return_halo([(halo.halo.plan, remote.contiguous())])[0]
+        return return_halo([(halo.halo.plan, remote.contiguous())])[0].detach()
 
     @staticmethod
     def backward(ctx, grad: Tensor):  # type: ignore[no-untyped-def]

@@ -183,7 +183,7 @@ class _Anchor(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, output: Tensor, *tensors: Tensor) -> Tensor:
         ctx.num_tensors = len(tensors)
-        return output.view_as(output)
+        return output.detach()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
@@ -248,7 +248,7 @@ class _EndFetch(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, way_back: _WayBack, ticket: Tensor, *rows: Tensor) -> tuple[Tensor, ...]:
         ctx.way_back = way_back
-        return tuple(part.view_as(part) for part in rows)
+        return tuple(part.detach() for part in rows)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
@@ -268,7 +268,7 @@ class _SumReturned(torch.autograd.Function):
         ctx: Any, plans: Sequence[ExchangePlan], wire: torch.dtype | None, *tensors: Tensor
     ) -> tuple[Tensor, ...]:
         ctx.plans, ctx.wire = plans, wire
-        return tuple(_sums(plans, _start_return(plans, tensors, wire)))
+        return tuple(part.detach() for part in _sums(plans, _start_return(plans, tensors, wire)))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:

@@ -359,7 +359,7 @@ class _PassFunction(torch.autograd.Function):
         ctx.set_materialize_grads(False)  # remote rows are hardly ever read by other calls
         num_results = sum(walk._output_counts[:-1])
         ctx.likes = [(out.shape, out.dtype, out.device) for out in outputs[:num_results]]
-        return tuple(outputs)
+        return tuple(out.detach() for out in outputs)  # a view could not be changed in place
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:

@@ -90,7 +90,7 @@ class _ReturnSum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, halo: Halo) -> Tensor:
         ctx.halo = halo
-        return return_halo([(halo.plan, rows)], "sum")[0]
+        return return_halo([(halo.plan, rows)], "sum")[0].detach()
 
     @staticmethod
     @torch.autograd.function.once_differentiable

@@ -63,6 +63,7 @@ class _Attend(Function):
         attention = _with_tensors(rule, [t if t is None else t.detach() for t in tensors])
         out, peak, total = compute.whole(adj, attention)
         finish_(out, attention.bias, rule.relu)
+        out = out.detach()  # a view of other memory could not be changed in place
         ctx.adj, ctx.rule = adj, rule
         ctx.save_for_backward(*tensors, peak, total, out)
         return out

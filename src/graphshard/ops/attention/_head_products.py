@@ -85,7 +85,7 @@ class _HeadProducts(Function):
     def forward(ctx: Any, rows: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, ...]:
         ctx.save_for_backward(rows, first, second)
         ctx.set_materialize_grads(False)
-        return rows.view_as(rows), *_forward(rows, first, second)
+        return rows.detach(), *_forward(rows, first, second)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:

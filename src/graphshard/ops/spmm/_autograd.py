@@ -85,6 +85,7 @@ class _SpMM(Function):
         ctx: Any, adj: Adjacency, op: str, reduce: str, lhs: Operand, rhs: Operand
     ) -> Tensor:
         out, arg = _compute.spmm(adj, op, reduce, lhs, rhs)
+        out = out.detach()  # a view of other memory could not be changed in place
         _, _, _, lhs_grad, rhs_grad = ctx.needs_input_grad
         ctx.adj, ctx.op, ctx.reduce = adj, op, reduce
         ctx.lhs_shape = None if lhs is None else lhs.shape
@@ -146,7 +147,7 @@ class _SDDMM(Function):
             lhs if scales and rhs_grad else None,
             rhs if scales and (lhs_grad or op == "div") else None,
         )
-        return _compute.sddmm(adj, op, lhs, rhs, lhs_target, rhs_target)
+        return _compute.sddmm(adj, op, lhs, rhs, lhs_target, rhs_target).detach()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Operand, ...]:
@@ -176,7 +177,7 @@ class _Gather(Function):
     @staticmethod
     def forward(ctx: Any, adj: Adjacency, values: Tensor, target: str) -> Tensor:
         ctx.adj, ctx.target = adj, target
-        return _compute.gather(adj, values, target)
+        return _compute.gather(adj, values, target).detach()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Operand, ...]:
@@ -186,7 +187,7 @@ class _Gather(Function):
 class _EdgeSoftmax(Function):
     @staticmethod
     def forward(ctx: Any, adj: Adjacency, logits: Tensor) -> Tensor:
-        out = _compute.edge_softmax(adj, logits)
+        out = _compute.edge_softmax(adj, logits).detach()
         ctx.adj = adj
         ctx.save_for_backward(out)
         return out

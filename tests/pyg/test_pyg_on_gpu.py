@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PyG's layers on shards on a GPU give what PyG gives in one process on the CPU.
+
+On the emulated GPU (`emulated_gpu`), a few layers, more with ``--all``; and (marked ``gpu``) all
+of the zoo on a real one. Uses 2 gloo ranks, which share the GPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from emulated_gpu import emulated_gpu
+from graphshard.testing import run_ranks
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from layer_zoo import compare, limit, zoo
+
+SAMPLE = (
+    "GCNConv(edge_weight)",
+    "GATv2Conv",
+    "SAGEConv(median)",
+    "PNAConv(towers,edge_attr)",
+    "RGCNConv",
+    "DirGNNConv(SAGE)",
+    "model GraphNorm",
+)
+
+NOT_EMULATED = ("SAGEConv(gru)",)  # nor is torch's own GRU there
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+REAL = [pytest.mark.gpu, needs_gpu]
+
+
+def compare_on_gpu(
+    rank: int, world_size: int, names: list[str], dtype: torch.dtype, mode: str, where: str
+) -> dict[str, dict[str, Any]]:
+    found = {}
+    for case in zoo():
+        if case.name in names:
+            with emulated_gpu() if where == "emulated" else contextlib.nullcontext():
+                found[case.name] = compare(
+                    case, dtype, "random", {"mode": mode}, world_size, "cuda:0"
+                )
+    return found
+
+
+# PyG says so of tensors on a GPU.
+@pytest.mark.filterwarnings("ignore:The usage of .*can be accelerated via the 'torch-scatter'")
+@pytest.mark.parametrize("mode", ["oneshot", "sequential"])
+@pytest.mark.parametrize(
+    ("where", "dtype"),
+    [
+        ("emulated", torch.float64),
+        pytest.param("real", torch.float64, marks=REAL),
+        pytest.param("real", torch.float32, marks=REAL),
+    ],
+)
+@pytest.mark.timeout(600)
+def test_layers_give_what_pyg_gives_on_the_cpu(
+    where: str, dtype: torch.dtype, mode: str, run_all: bool
+) -> None:
+    cases = {case.name: case for case in zoo() if not case.refused and not case.fails}
+    names = list(cases) if run_all or where == "real" else list(SAMPLE)
+    if where == "emulated":
+        names = [name for name in names if name not in NOT_EMULATED]
+    wrong = []
+    for found in run_ranks(compare_on_gpu, 2, names, dtype, mode, where, timeout=580.0):
+        for name in names:
+            result = found[name]
+            if result["error"] or not result["gap"] <= limit(cases[name], dtype):
+                wrong.append(f"{name}: {result}")
+    assert not wrong, "\n".join(wrong)
