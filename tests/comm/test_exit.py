@@ -1,14 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs that do not call `shutdown_comms`: how their processes end. 2 ranks."""
+"""The ends of groups, and of programs that do not call `shutdown_comms`. 2 ranks."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
 import textwrap
+import threading
+import time
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from graphshard import comm
+from graphshard.comm.group import _gloo_threads
+from graphshard.testing import run_ranks
 
 HEAD = """
     import atexit, os, sys, time
@@ -112,3 +122,45 @@ def test_a_program_that_fails_is_named(tmp_path):
     (_, _, first), (_, _, second) = run(tmp_path, textwrap.dedent(program))
     assert "rank 1 is gone: its process ended without shutdown_comms()" in first
     assert "KeyError: 'the cause'" in second
+
+
+def end_with_a_model_that_holds_the_group(rank, world_size, folder):
+    """`DistributedDataParallel` goes last, and its end waits for the threads of the group."""
+    for turn in range(20):
+        comm.initialize_comms(rank, world_size, store=dist.FileStore(f"{folder}/{turn}", 2))
+        model = DistributedDataParallel(torch.nn.Linear(2, 2))
+        model(torch.ones(1, 2)).sum().backward()
+        comm.all_reduce(torch.ones(2))
+        comm.shutdown_comms()
+        del model
+
+
+def test_a_model_that_outlives_its_group_does_not_hang(tmp_path):
+    run_ranks(end_with_a_model_that_holds_the_group, 2, str(tmp_path), group=False, timeout=60.0)
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="needs Linux's list of threads")
+def test_threads_of_gloo_are_waited_for_until_they_sleep(monkeypatch):
+    found = []
+    monkeypatch.setattr(_gloo_threads, "_NAME", "pytest-busy")
+    lasts = threading.Event()
+
+    def work():
+        ctypes.CDLL(None).prctl(15, b"pytest-busy", 0, 0, 0)  # PR_SET_NAME
+        deadline = time.monotonic() + 0.3
+        while time.monotonic() < deadline:  # wakes up again and again, as one without the lock
+            time.sleep(0.003)
+        found.append("slept")
+        lasts.wait()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        while not _gloo_threads._threads():
+            time.sleep(0.001)
+        _gloo_threads.wait_until_idle()
+        assert found == ["slept"]
+    finally:
+        lasts.set()
+        thread.join()
+    assert _gloo_threads._threads() == {}

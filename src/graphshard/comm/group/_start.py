@@ -46,6 +46,7 @@ from ._address import (
 )
 from ._backend import check_backend, choose_backend
 from ._failure import first_line
+from ._gloo_threads import wait_until_idle
 from ._monitor import FailureMonitor
 from ._monitor_server import MonitorServer
 from ._rendezvous import check_refused, meet
@@ -230,9 +231,12 @@ def shutdown_comms() -> None:
     monitor, state.monitor = state.monitor, None
     if monitor is not None:
         monitor.close()
+    on_host = state.backend in HOST_BACKENDS
     dist.destroy_process_group()  # and with it all others
     for each in states:
         forget(each)
+    if on_host:
+        wait_until_idle()
     _give_back_interface(state.interface)
     release_memory()
     if late:
@@ -262,6 +266,7 @@ def _end_with_the_interpreter() -> None:
     dist.destroy_process_group()
     for each in states:
         forget(each)
+    wait_until_idle()
 
 
 @contextlib.contextmanager
