@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_train_parity import CASES, NUM_STEPS, embedding_rows, one_worker
+from test_train_parity import CASES, HOW_AND_CASE, NUM_STEPS, embedding_rows, one_worker
 from test_train_parity import run as run_full_batch
 from train_cases import GRAPHS, as_values, sampled_config_of, train_sampled_on_rank, write_parts
 
@@ -19,12 +19,6 @@ from graphshard.testing import RanksFailed, run_ranks
 from graphshard.train import SampledConfig, SampledRun
 
 ALL = {2: (-1, -1), 3: (-1, -1, -1)}
-HOWS = ("random", "empty_part", "no_train")
-HOW_AND_CASE = [  # each case in one of the ways; in all of them with ``--all``
-    pytest.param(how, case, marks=[] if (i + j) % 3 == 0 else pytest.mark.exhaustive)
-    for i, how in enumerate(HOWS)
-    for j, case in enumerate(CASES)
-]
 
 
 def run(folder: Path, case: str, world_size: int, how: str, **more: Any) -> list[dict[str, Any]]:
