@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""wait_until_idle: threads of gloo let go of what they worked on before their group ends.
+"""wait_until_idle: threads of gloo release what they worked on before their group ends.
 
 [Note: the end of a group of gloo]
 A thread of gloo that has done an operation releases its tensors a moment later, for which it needs
