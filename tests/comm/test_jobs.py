@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from forked_programs import run_program
-from graphshard.comm import all_reduce, initialize_comms, shutdown_comms
+from graphshard.comm import all_reduce, barrier, initialize_comms, shutdown_comms
 from graphshard.comm.group import _address, _rendezvous
 from graphshard.comm.group._address import JOB_VARIABLE, job_id, listen
 from graphshard.comm.group._state import group_state
@@ -204,6 +204,7 @@ def hub_address(own, size, address, port):
     _rendezvous.network_name = lambda: f"host{own}"
     initialize_comms(own, size, address, master_port_number=port, timeout=20)
     found = group_state().monitor._server.address[0] if own == 0 else None
+    barrier()  # the other may still be connecting
     shutdown_comms()
     return found
 
