@@ -21,6 +21,7 @@ import statistics
 import sys
 import threading
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -96,32 +97,38 @@ def read_rows(graph: Any, columns: int, batch: int, reads: int) -> dict[str, Any
                 start = time.perf_counter()
                 found = table[ids + begin]
                 seconds.append(time.perf_counter() - start)
-                assert torch.equal(found, rows[ids])
+            assert torch.equal(found, rows[ids])
             result[where] = seconds
     graph.barrier()
     return result
 
 
 def take_steps(graph: Any, columns: int, batch: int, steps: int) -> dict[str, Any]:
-    """Seconds of each step of an embedding's optimizer."""
+    """Seconds of lookups, of losses with their gradients, and of steps of the optimizer."""
     from graphshard.distributed import DistEmbedding, SparseAdagrad
 
     embedding = DistEmbedding(graph.num_nodes(), columns, "embedding")
     optimizer = SparseAdagrad([embedding], lr=0.1)
     generator = torch.Generator().manual_seed(dist.get_rank())
-    seconds, losses, cpu = [], [], time.process_time()
+    phases: dict[str, list[float]] = {"lookup": [], "loss": [], "step": []}
+    losses, cpu = [], time.process_time()
     for _ in range(steps):
         ids = torch.randint(graph.num_nodes(), (batch,), generator=generator)
         dist.barrier()
-        start = time.perf_counter()
+        times = [time.perf_counter()]
         optimizer.zero_grad()
-        loss = (embedding(ids) - 1).square().sum()
+        rows = embedding(ids)
+        times.append(time.perf_counter())
+        loss = (rows - 1).square().sum()
         loss.backward()
+        times.append(time.perf_counter())
         optimizer.step()
-        seconds.append(time.perf_counter() - start)
+        times.append(time.perf_counter())
+        for phase, (begin, end) in zip(phases.values(), pairwise(times), strict=True):
+            phase.append(end - begin)
         losses.append(float(loss.detach()))
     cpu = (time.process_time() - cpu) / steps
-    return {"seconds": seconds, "losses": losses[-3:], "cpu": cpu}
+    return {"phases": phases, "losses": losses[-3:], "cpu": cpu}
 
 
 def train(graph: Any, hidden: int, epochs: int) -> dict[str, Any]:
@@ -263,18 +270,23 @@ def steps(folder: Path, args: argparse.Namespace) -> list[str]:
     ]
     found = run_in_turn(sides, args.rounds)
     losses = [runs[0]["losses"] for runs in found.values()]
-    medians = {
-        name: [{"s": statistics.median(run["seconds"])} for run in runs]
-        for name, runs in found.items()
-    }
-    return [
-        f"## Steps of SparseAdagrad, {args.rows:,} x {COLUMNS}, {IDS:,} ids a trainer",
-        "",
-        *markdown_table(["", "ms a step", "speed"], compared(medians, "s", "DistDGL")),
-        "",
-        f"Last losses of trainer 0: {' / '.join(str([round(x) for x in some]) for some in losses)}",
-        "",
-    ]
+    text = [f"## SparseAdagrad, {args.rows:,} x {COLUMNS}, {IDS:,} ids a trainer", ""]
+    for title, phases in (
+        ("ms, step() of the optimizer", ["step"]),
+        ("ms, lookup and step()", ["lookup", "step"]),
+        ("ms, with the user's loss and its backward", ["lookup", "loss", "step"]),
+    ):
+        medians = {
+            name: [{"s": _median_of_sums([run["phases"][p] for p in phases])} for run in runs]
+            for name, runs in found.items()
+        }
+        text += [*markdown_table(["", title, "speed"], compared(medians, "s", "DistDGL")), ""]
+    shown = " / ".join(str([round(x) for x in some]) for some in losses)
+    return [*text, f"Last losses of trainer 0: {shown}", ""]
+
+
+def _median_of_sums(phases: list[list[float]]) -> float:
+    return statistics.median(map(sum, zip(*phases, strict=True)))
 
 
 def epoch(folder: Path, args: argparse.Namespace) -> list[str]:

@@ -8,6 +8,7 @@ Trainer 0 prints one line of JSON.
 import json
 import sys
 import time
+from itertools import pairwise
 
 import torch
 import torch.distributed as dist
@@ -19,18 +20,23 @@ graph = dgl.distributed.DistGraph("g", part_config=sys.argv[1])
 embedding = dgl.distributed.DistEmbedding(graph.num_nodes(), columns, "embedding")
 optimizer = dgl.distributed.optim.SparseAdagrad([embedding], lr=0.1)
 generator = torch.Generator().manual_seed(dist.get_rank())
-seconds, losses, cpu = [], [], time.process_time()
+phases, losses, cpu = {"lookup": [], "loss": [], "step": []}, [], time.process_time()
 for _ in range(steps):
     ids = torch.randint(graph.num_nodes(), (batch,), generator=generator)
     dist.barrier()
-    start = time.perf_counter()
+    times = [time.perf_counter()]
     optimizer.zero_grad()
-    loss = (embedding(ids) - 1).square().sum()
+    rows = embedding(ids)
+    times.append(time.perf_counter())
+    loss = (rows - 1).square().sum()
     loss.backward()
+    times.append(time.perf_counter())
     optimizer.step()
-    seconds.append(time.perf_counter() - start)
+    times.append(time.perf_counter())
+    for phase, (begin, end) in zip(phases.values(), pairwise(times), strict=True):
+        phase.append(end - begin)
     losses.append(float(loss.detach()))
 cpu = (time.process_time() - cpu) / steps
 if dist.get_rank() == 0:
-    print(json.dumps({"seconds": seconds, "losses": losses[-3:], "cpu": cpu}), flush=True)
+    print(json.dumps({"phases": phases, "losses": losses[-3:], "cpu": cpu}), flush=True)
 dist.barrier()

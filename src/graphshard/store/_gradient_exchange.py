@@ -2,7 +2,7 @@
 """GradientExchange: gradients of an embedding to the trainers that take care of their rows.
 
 A trainer adds up its own gradients of each row. Sums of rows that others take care of go into one
-message for each, as they are added up; gradients of its own rows stay where they lie. First all
+message for each, as they are added up; gradients of its own rows stay where they lie. Meanwhile all
 trainers tell each other how many come: a message with room for as many as a step before, which
 needs no such exchange, took no less processor time.
 """
@@ -78,17 +78,20 @@ class GradientExchange:
         send = [len(run) for run in runs]
         counts = torch.tensor([[size, ids.numel()] for size in send]).view(-1)
         twos = [2] * state.world_size
-        arrived = all_to_all(state, counts, twos, twos, "gradients").view(-1, 2)
+        message = empty((sum(send), _ID_COLUMNS + tables[0].shape[1]), torch.float32)
+
+        def fill() -> None:
+            words = distinct.view(torch.int32).view(-1, _ID_COLUMNS)
+            for rows, run in zip(message.split(send), runs, strict=True):
+                if run:
+                    rows.view(torch.int32)[:, :_ID_COLUMNS] = words[run.start : run.stop]
+                    of_run = starts[run.start : run.stop + 1]
+                    sum_groups(rows[:, _ID_COLUMNS:], tables, order, of_run)
+
+        arrived = all_to_all(state, counts, twos, twos, "gradients", fill).view(-1, 2)
         if not bool(arrived[:, 1].any()):
             return None
         receive: list[int] = arrived[:, 0].tolist()
-        message = empty((sum(send), _ID_COLUMNS + tables[0].shape[1]), torch.float32)
-        words = distinct.view(torch.int32).view(-1, _ID_COLUMNS)
-        for rows, run in zip(message.split(send), runs, strict=True):
-            if run:
-                rows.view(torch.int32)[:, :_ID_COLUMNS] = words[run.start : run.stop]
-                of_run = starts[run.start : run.stop + 1]
-                sum_groups(rows[:, _ID_COLUMNS:], tables, order, of_run)
         (rows,) = start_exchange(state, [message], [send], [receive], "gradients").wait()
         mine = order[starts[own.start] : starts[own.stop]]
         return _merged(rows, sum(receive[: state.rank]), (ids, mine, tables))

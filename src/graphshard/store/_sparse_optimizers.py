@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._memory import keep_freed_memory
 from ..comm.group import group_state
 from ..ops import UpdateRule, update_rows
 from ._dist_tensor import DistTensor
@@ -54,6 +55,7 @@ class SparseOptimizer(ABC):
             for embedding in self._params
         ]
         self._exchanges: dict[int, GradientExchange] = {}  # made by the first step
+        keep_freed_memory()
         self._writer: int | None = None  # of the numbers of steps
 
     def _new_state(self, embedding: DistEmbedding, name: str) -> DistTensor:

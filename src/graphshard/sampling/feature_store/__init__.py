@@ -3,7 +3,6 @@
 
 from ._cache import CachedFeatureStore
 from ._feature_store import FeatureRequest, FeatureStore
-from ._freed_memory import keep_freed_memory
 from ._tables import (
     CollectiveFeatureStore,
     LocalFeatureStore,

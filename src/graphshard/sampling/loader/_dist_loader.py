@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from ..._memory import keep_freed_memory
 from ...comm import ThreadGroups
 from ...comm.collectives import all_gather, verify
 from ...comm.group import GroupState, alone, group_state
@@ -32,7 +33,6 @@ from ..feature_store import (
     FeatureStore,
     LocalFeatureStore,
     MappedFeatureStore,
-    keep_freed_memory,
 )
 from ..graph_store import GraphStore, SamplingTransport, graph_store_of
 from ..sampler import DrawSeed, NeighborSampler, by_type

@@ -12,12 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..._memory import keep_freed_memory
 from ..._typing import CanonicalEType, EType
 from ...comm import rank, share_error, world_size
 from ...fullbatch import GraphShardManager
 from ...graph import EID, Block, Graph
 from .._lazy_features import FeatureNames, check_named, names_for
-from ..feature_store import FeatureRequest, FeatureStore, keep_freed_memory
+from ..feature_store import FeatureRequest, FeatureStore
 from ..graph_store import GraphStore, LocalGraphStore, graph_store_of
 from ..sampler import (
     BlockSampler,

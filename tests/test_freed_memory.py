@@ -12,7 +12,7 @@ from forked_programs import run_program
 
 PROGRAM = """
 import resource, torch
-from graphshard.sampling.feature_store._freed_memory import keep_freed_memory
+from graphshard._memory import keep_freed_memory
 kept = keep_freed_memory()
 torch.empty(64 << 20, dtype=torch.uint8).fill_(1)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
