@@ -21,7 +21,6 @@ import re
 import runpy
 import shlex
 import socket
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -203,22 +202,6 @@ def test_code_runs(
             run_tests_of(block, tmp_path / f"test_block_{block.line}.py")
 
 
-def by_torchrun(example: Path, folder: Path) -> str:
-    search = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
-    environ = os.environ | {"PYTHONPATH": search.rstrip(os.pathsep), "OMP_NUM_THREADS": "1"}
-    program = "-m torch.distributed.run --standalone --nproc-per-node 2".split()
-    done = subprocess.run(
-        [sys.executable, *program, str(example), "--out", str(folder)],
-        env=environ,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def check_full_batch(printed: str) -> None:
     # Workers share one pipe, so that a line of one may begin behind a line of the other.
     assert sorted(re.findall(r"worker (\d) of 2: \d+ of 2708 nodes", printed)) == ["0", "1"]
@@ -305,9 +288,7 @@ def test_examples_print_what_they_claim(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    if example.stem == "full_batch":  # one as its first lines say; the others on ranks kept warm
-        printed = by_torchrun(example, tmp_path)
-    elif example.stem == "link_prediction":  # for one process
+    if example.stem == "link_prediction":  # for one process
         monkeypatch.setattr(sys, "argv", [str(example), "--epochs", "6", "--lr", "0.01"])
         runpy.run_path(str(example), run_name="__main__")
         printed = capsys.readouterr().out
@@ -316,7 +297,7 @@ def test_examples_print_what_they_claim(
         monkeypatch.setattr(sys, "argv", [str(example), "--out", str(tmp_path), *epochs])
         runpy.run_path(str(example), run_name="__main__")
         printed = capsys.readouterr().out
-    else:
+    else:  # on ranks that are kept warm; tests/test_readme.py starts one by torchrun
         run_script_on_ranks(f"{shlex.quote(str(example))} --out {shlex.quote(str(tmp_path))}", 2)
         printed = capsys.readouterr().out
     CHECKS[example.stem](printed)

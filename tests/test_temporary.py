@@ -113,7 +113,9 @@ def test_what_only_looks_like_one_stays(temporary: Path, tmp_path_factory: pytes
     assert elsewhere.is_dir()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.exhaustive)]
+)
 def test_a_command_that_is_ended_while_it_partitions_leaves_nothing(
     number: int, temporary: Path
 ) -> None:

@@ -145,7 +145,7 @@ def test_a_rank_that_raises(victim):
         assert f"rank {victim} raised KeyError: 'the cause'" in text
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.exhaustive), 1])
 def test_a_rank_that_leaves(victim):
     for _, ranks, text in outcomes(victim, "leave", "all_reduce").values():
         assert ranks == (victim,)

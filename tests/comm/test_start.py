@@ -300,6 +300,7 @@ def test_nfs_ip_init_rules(tmp_path):
         nfs_ip_init(-1, tmp_path / "ip")
 
 
+@pytest.mark.exhaustive  # torchrun starts the commands of tests/cli and the README's example
 def test_torchrun(tmp_path):
     script = tmp_path / "program.py"
     script.write_text(

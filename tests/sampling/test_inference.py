@@ -505,7 +505,7 @@ def peak(layer: str, how: str, graph: str) -> int:
     [
         pytest.param("gat by edges", "whole", marks=pytest.mark.exhaustive),
         ("rgcn", "whole"),
-        ("gat by edges", "shards"),
+        pytest.param("gat by edges", "shards", marks=pytest.mark.exhaustive),
     ],
 )
 def test_memory_does_not_grow_with_the_edges(layer: str, graph: str) -> None:

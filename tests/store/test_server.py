@@ -315,7 +315,9 @@ server.wait()
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.exhaustive)]
+)
 def test_a_server_that_vanishes_is_named(number: int, tmp_path: Path) -> None:
     path = os.pathsep.join(entry for entry in sys.path if entry)
     process = subprocess.Popen(

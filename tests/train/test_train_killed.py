@@ -46,7 +46,7 @@ def start_and_kill(config: FullBatchConfig | SampledConfig, after: int) -> None:
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("mode", ["full", "sample"])
+@pytest.mark.parametrize("mode", [pytest.param("full", marks=pytest.mark.exhaustive), "sample"])
 def test_a_killed_worker_is_named_by_the_others_and_the_run_resumes_exactly(
     mode: str, tmp_path: Path
 ) -> None:

@@ -257,7 +257,14 @@ def wait_until_gone(pids: list[int], seconds: float) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGINT,
+        pytest.param(signal.SIGTERM, marks=pytest.mark.exhaustive),
+        pytest.param(signal.SIGHUP, marks=pytest.mark.exhaustive),
+    ],
+)
 def test_ctrl_c_and_sigterm_stop_all(number: int) -> None:
     launcher, pids = start_launcher("import time; time.sleep(100)")
     assert len(pids) == 2
