@@ -18,8 +18,9 @@ CORE_TESTS := tests/comm tests/ops tests/graph tests/fullbatch tests/partition t
 # would compile the package anew, which is a third of the time that a start takes.
 export PYTHONDONTWRITEBYTECODE =
 
-# How many files of tests run side by side; 0 runs them in one process, where a debugger works.
-TEST_WORKERS ?= 2
+# How many files of tests run side by side; 0 runs them in one process, where a debugger works. One
+# more than two cores, as a sixth of their time is waiting for processes that end.
+TEST_WORKERS ?= 3
 # Each file in one process, in the order of tests/conftest.py.
 SIDE_BY_SIDE := --dist loadfile --no-loadscope-reorder
 
