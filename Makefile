@@ -15,8 +15,8 @@ CORE ?= .venv-core
 CORE_TESTS := tests/comm tests/ops tests/graph tests/fullbatch tests/partition tests/sampling
 
 # Tests start hundreds of programs. Where the environment forbids files of bytecode, each of them
-# would compile the package anew, which is a third of the time that a start takes.
-export PYTHONDONTWRITEBYTECODE =
+# would compile the package anew: a sixth of the 2.7 s that a start takes.
+test test-core test-all: export PYTHONDONTWRITEBYTECODE =
 
 # How many files of tests run side by side; 0 runs them in one process, where a debugger works. One
 # more than two cores, as a sixth of their time is waiting for processes that end.

@@ -79,7 +79,7 @@ def work(task: str, parts: str, arguments: list[int]) -> None:
     exit_client()
 
 
-def read_rows(graph: Any, columns: int, batch: int, reads: int) -> dict[str, Any]:
+def read_rows(graph: Any, columns: int, batch: int, reads: int, compare: int) -> dict[str, Any]:
     """Seconds of each read from the other host, and from this one."""
     from graphshard.distributed import DistTensor
 
@@ -97,6 +97,8 @@ def read_rows(graph: Any, columns: int, batch: int, reads: int) -> dict[str, Any
                 start = time.perf_counter()
                 found = table[ids + begin]
                 seconds.append(time.perf_counter() - start)
+                if compare:
+                    assert torch.equal(found, rows[ids])
             assert torch.equal(found, rows[ids])
             result[where] = seconds
     graph.barrier()
@@ -230,7 +232,7 @@ def rows(folder: Path, args: argparse.Namespace) -> list[str]:
     """Reads of rows, from the other host and from the same one."""
     graph = rows_graph(folder, args.rows)
     _, parts = both_parts(graph, "random")
-    numbers = [COLUMNS, IDS, args.reads]
+    numbers = [COLUMNS, IDS, args.reads, int(args.compare)]
     here = on_two_hosts("ours", sys.executable, HERE, "--work", "rows", parts, *numbers)
     peer = [sys.executable, str(PEERS / "rpc_rows.py"), args.rows // 2, *numbers]
     rpc = {
@@ -239,7 +241,7 @@ def rows(folder: Path, args: argparse.Namespace) -> list[str]:
         "torch RPC, same host, its choice": ("near", "any"),
     }
     sides = [on_two_hosts(name, *peer, *how) for name, how in rpc.items()]
-    flight = [sys.executable, str(PEERS / "flight_rows.py"), args.rows // 2, *numbers]
+    flight = [sys.executable, str(PEERS / "flight_rows.py"), args.rows // 2, *numbers[:3]]
     sides.append(on_two_hosts("Arrow Flight, other host", *flight))
     found = run_in_turn([here, *sides], args.rounds)
     by_name: dict[str, list[dict[str, Any]]] = {}
@@ -328,6 +330,11 @@ def main() -> None:
     parser.add_argument("--question", choices=list(questions), action="append")
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--reads", type=int, default=200)
+    parser.add_argument(
+        "--compare",
+        action="store_true",
+        help="graphshard and RPC compare each read with the right rows, which empties the caches",
+    )
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--nodes", type=int, default=200_000)
     parser.add_argument("--edges", type=int, default=2_100_000, help="pairs drawn")

@@ -4,8 +4,13 @@
 from __future__ import annotations
 
 import gc
+import mmap
+import os
 import random
+import resource
+import secrets
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +20,8 @@ from clusters import NUM_ROWS, POLICY, alone, join, leave, served
 from torch import Tensor
 
 from graphshard.comm import barrier
-from graphshard.store import DistTensor, Job, WireMessage
+from graphshard.store import DistTensor, Job, TableInfo, WireMessage, _tables
+from graphshard.store._tables import attached
 from graphshard.testing import run_ranks
 
 
@@ -291,3 +297,30 @@ def test_trainers_that_make_different_tensors_are_told() -> None:
         for texts in run_ranks(differ, 2, addresses):
             assert len(texts) == 2
             assert all("the DistTensor that is made" in text for text in texts)
+
+
+@pytest.mark.skipif(not hasattr(mmap, "MADV_NORMAL"), reason="the system has no madvise")
+@pytest.mark.parametrize("where", ["shared memory", "a disk"])
+def test_pages_are_mapped_as_a_table_is_attached(where: str, tmp_path: Path) -> None:
+    folder = Path(_tables._SHARED_MEMORY)
+    if not folder.is_dir():
+        pytest.skip("there is no shared memory")
+    if where == "a disk":
+        if os.stat(tmp_path).st_dev == os.stat(folder).st_dev:
+            pytest.skip("temporary files are in shared memory")
+        folder = tmp_path
+    num_pages = 4096
+    info = TableInfo("t", torch.float32, (mmap.PAGESIZE // 4,), (0, num_pages), POLICY)
+    path = folder / f"graphshard-test-{secrets.token_hex(8)}"
+    try:
+        _tables.new_file(str(path), (num_pages, *info.row_shape), info.dtype)
+        stat = os.stat(path)
+        rows = attached([str(path), stat.st_dev, stat.st_ino], info, 0)
+    finally:
+        path.unlink()
+    assert rows is not None
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    rows[:, 0] = 1.0
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+    # On a disk they are not, as all of a table would be read.
+    assert (faults < num_pages // 8) == (where == "shared memory")

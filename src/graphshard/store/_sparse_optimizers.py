@@ -55,8 +55,8 @@ class SparseOptimizer(ABC):
             for embedding in self._params
         ]
         self._exchanges: dict[int, GradientExchange] = {}  # made by the first step
-        keep_freed_memory()
         self._writer: int | None = None  # of the numbers of steps
+        keep_freed_memory()
 
     def _new_state(self, embedding: DistEmbedding, name: str) -> DistTensor:
         key = f"{embedding.weight.tensor_name or embedding.name.rsplit('~', 1)[1]}.{name}"

@@ -29,6 +29,7 @@ from ..ops import copy_rows
 from .wire import Handler, WireMessage, dtype_name, dtype_named
 
 MAX_NAME = 512
+_SHARED_MEMORY = "/dev/shm"
 _MADV_POPULATE_READ, _MADV_POPULATE_WRITE = 22, 23
 _POPULATED_AT_ONCE = 1 << 24  # bytes; other threads run in between
 _MOST_POPULATED = 1 << 34  # bytes of a table: those who wait for it wait some seconds at most
@@ -132,7 +133,7 @@ class HostTables:
         self._lock = threading.RLock()
         self._folder: TemporaryFolder | None = None
         if is_shared:
-            shm = "/dev/shm" if os.path.isdir("/dev/shm") else None
+            shm = _SHARED_MEMORY if os.path.isdir(_SHARED_MEMORY) else None
             self._folder = TemporaryFolder(directory or shm)
 
     def close(self) -> None:
@@ -355,15 +356,25 @@ def attached(file: Sequence[Any], info: TableInfo, host: int) -> Tensor | None:
         if (stat.st_dev, stat.st_ino) != (device, inode):
             return None
         num_rows = info.starts[host + 1] - info.starts[host]
-        return _mapped(descriptor, (num_rows, *info.row_shape), info.dtype, _MADV_POPULATE_READ)
+        shape = (num_rows, *info.row_shape)
+        return _mapped(descriptor, shape, info.dtype, _advice_for(device))
     finally:
         os.close(descriptor)
 
 
-def _mapped(descriptor: int, shape: Sequence[int], dtype: torch.dtype, advice: int) -> Tensor:
+def _advice_for(device: int) -> int | None:
+    """How to map a file of others; None on a disk, of which all would be read."""
+    is_memory = os.path.isdir(_SHARED_MEMORY) and os.stat(_SHARED_MEMORY).st_dev == device
+    return _MADV_POPULATE_READ if is_memory else None
+
+
+def _mapped(
+    descriptor: int, shape: Sequence[int], dtype: torch.dtype, advice: int | None
+) -> Tensor:
     count = math.prod(shape)
     memory = mmap.mmap(descriptor, max(1, count * dtype.itemsize))
-    _populate(memory, advice)
+    if advice is not None:
+        _populate(memory, advice)
     if count == 0:
         return torch.empty(tuple(shape), dtype=dtype)
     return torch.frombuffer(memory, dtype=dtype, count=count).view(tuple(shape))
