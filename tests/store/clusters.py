@@ -57,7 +57,7 @@ def alone() -> Job:
 def leave() -> None:
     """End the connections of this process's job, which there then is none of."""
     if has_job():
-        current_job().cluster.close()
+        current_job().close()
         set_job(None)
 
 

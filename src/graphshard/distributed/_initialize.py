@@ -129,7 +129,7 @@ def _host_number(num_hosts: int) -> int:
 def exit_client() -> None:
     """End the connections of this process."""
     if has_job():
-        current_job().cluster.close()
+        current_job().close()
         set_job(None)
 
 

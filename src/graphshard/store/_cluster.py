@@ -40,6 +40,10 @@ class Answer(Protocol):
 class Host(Protocol):
     """A host, as its clients see it."""
 
+    @property
+    def address(self) -> str | None:
+        """``host:port`` of its server, if it has one."""
+
     def start(self, request: WireMessage) -> Answer:
         """Ask its server."""
 
@@ -62,6 +66,7 @@ class LocalHost:
 
     def __init__(self, tables: HostTables) -> None:
         self._tables, self._handlers = tables, tables.handlers()
+        self.address: str | None = None
 
     def add_handlers(self, handlers: dict[str, Callable[[WireMessage], WireMessage]]) -> None:
         """More requests that it answers."""
@@ -99,6 +104,7 @@ class ServedHost:
 
     def __init__(self, connection: MessageClient, may_attach: bool) -> None:
         self.connection, self._may_attach = connection, may_attach
+        self.address: str | None = connection.address
         self._rows: dict[str, tuple[Sequence[Any], Tensor | None]] = {}
 
     def start(self, request: WireMessage) -> Answer:
@@ -153,6 +159,18 @@ class Cluster:
     @property
     def num_hosts(self) -> int:
         return len(self.hosts)
+
+    def server_address(self) -> str:
+        """``host:port`` of a server, of another host if there is one.
+
+        Raises:
+            RuntimeError: There are no servers.
+        """
+        others = [host for number, host in enumerate(self.hosts) if number != self.here]
+        address = [*others, self.hosts[self.here]][0].address
+        if address is None:
+            raise RuntimeError("a cluster without servers has one trainer")
+        return address
 
     def close(self) -> None:
         """End the connections."""

@@ -1,28 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """GradientExchange: gradients of an embedding to the trainers that take care of their rows.
 
-A trainer adds up its own gradients of each row. Sums of rows that others take care of go into one
-message for each, as they are added up; gradients of its own rows stay where they lie. Meanwhile all
-trainers tell each other how many come: a message with room for as many as a step before, which
-needs no such exchange, took no less processor time.
+A trainer adds up its own gradients of each row. Sums of rows that others take care of go to them;
+gradients of its own rows, and those that arrive, stay where they lie.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from .._kernel import empty
-from ..comm.collectives import all_gather, all_to_all
+from ..comm.collectives import all_gather
 from ..comm.group import group_state
-from ..comm.wire import start_exchange
 from ..ops import group_equal, sum_groups
 from ._job import current_job
-
-_ID_COLUMNS = 2  # of a message's float32 rows: an id of 64 bits, and then a gradient
+from ._trainer_links import PeerRows
 
 
 @dataclass(frozen=True)
@@ -70,51 +66,45 @@ class GradientExchange:
         distinct, starts, order = groups
         if state.world_size == 1:
             return RowGradients(*groups, tables) if ids.numel() else None
+        links = current_job().links()
         ends = torch.searchsorted(distinct, self._bounds).tolist()
-        runs = [range(0)] * state.world_size
-        for place, rank in enumerate(self._ranks):
-            runs[rank] = range(ends[place], ends[place + 1])
-        own, runs[state.rank] = runs[state.rank], range(0)
-        send = [len(run) for run in runs]
-        counts = torch.tensor([[size, ids.numel()] for size in send]).view(-1)
-        twos = [2] * state.world_size
-        message = empty((sum(send), _ID_COLUMNS + tables[0].shape[1]), torch.float32)
+        runs = {rank: range(ends[at], ends[at + 1]) for at, rank in enumerate(self._ranks)}
 
-        def fill() -> None:
-            words = distinct.view(torch.int32).view(-1, _ID_COLUMNS)
-            for rows, run in zip(message.split(send), runs, strict=True):
-                if run:
-                    rows.view(torch.int32)[:, :_ID_COLUMNS] = words[run.start : run.stop]
-                    of_run = starts[run.start : run.stop + 1]
-                    sum_groups(rows[:, _ID_COLUMNS:], tables, order, of_run)
+        def sums() -> Iterator[PeerRows]:
+            for rank in links.peers:
+                run = runs[rank]
+                rows = empty((len(run), tables[0].shape[1]), torch.float32)
+                sum_groups(rows, tables, order, starts[run.start : run.stop + 1])
+                yield PeerRows(ids.numel(), [distinct[run.start : run.stop], rows])
 
-        arrived = all_to_all(state, counts, twos, twos, "gradients", fill).view(-1, 2)
-        if not bool(arrived[:, 1].any()):
+        likes = [ids[:0], tables[0][:0]]
+        found = links.exchange(sums(), likes, "gradients")
+        if ids.numel() == 0 and not any(rows.number for rows in found.values()):
             return None
-        receive: list[int] = arrived[:, 0].tolist()
-        (rows,) = start_exchange(state, [message], [send], [receive], "gradients").wait()
+        own = runs[state.rank]
         mine = order[starts[own.start] : starts[own.stop]]
-        return _merged(rows, sum(receive[: state.rank]), (ids, mine, tables))
+        return _merged((ids, mine, tables), state.rank, found)
 
 
 def _merged(
-    arrived: Tensor, place: int, own: tuple[Tensor, Tensor, Sequence[Tensor]]
+    own: tuple[Tensor, Tensor, Sequence[Tensor]], rank: int, found: Mapping[int, PeerRows]
 ) -> RowGradients:
     """The gradients of this rank's rows, where they lie.
 
     Args:
-        arrived: Messages, by rank.
-        place: How many of their rows come from ranks before this one.
         own: This rank's ids, the places of those whose rows it has, and the gradients.
+        rank: This one.
+        found: What the others sent: ids and gradients.
     """
     ids, mine, tables = own
-    count = ids.numel()
-    # One row alone counts as contiguous, whatever its stride is; one dimension has none to keep.
-    others = arrived.view(torch.int32)[:, :_ID_COLUMNS].reshape(-1).view(torch.int64)
-    numbers = torch.arange(count, count + arrived.shape[0])
-    numbers = torch.cat([numbers[:place], mine, numbers[place:]])
-    by_rank = torch.cat([others[:place], ids.index_select(0, mine), others[place:]])
-    distinct, starts, order = group_equal(by_rank)
-    by_number = [*tables, arrived[:, _ID_COLUMNS:]]
-    order = numbers.index_select(0, order)
-    return RowGradients(distinct, starts, order, by_number, (0, count))
+    by_rank, numbers, by_number = {rank: ids.index_select(0, mine)}, {rank: mine}, [*tables]
+    end = ids.numel()
+    for other, rows in found.items():
+        by_rank[other], gradients = rows.tensors
+        numbers[other] = torch.arange(end, end + gradients.shape[0])
+        by_number.append(gradients)
+        end += gradients.shape[0]
+    ranks = sorted(by_rank)
+    distinct, starts, order = group_equal(torch.cat([by_rank[each] for each in ranks]))
+    order = torch.cat([numbers[each] for each in ranks]).index_select(0, order)
+    return RowGradients(distinct, starts, order, by_number, (0, ids.numel()))

@@ -15,6 +15,7 @@ from ..comm.collectives import all_gather, broadcast_
 from ..comm.group import group_state
 from ._cluster import Cluster
 from ._ip_config import starts_of_hosts
+from ._trainer_links import TrainerLinks
 
 SINGLE = "single"
 """The policy of tensors of one row for the whole cluster; the first host has it."""
@@ -37,6 +38,25 @@ class Job:
     policies: dict[str, RangeMap] = field(default_factory=dict)
     num_anonymous: int = 0
     run_id: int = 0
+    _links: TrainerLinks | None = None
+
+    def links(self) -> TrainerLinks:
+        """Streams to the other trainers, of which there are some. Collective at first."""
+        state = group_state()
+        if self._links is None or self._links.state is not state:
+            self._close_links()
+            self._links = TrainerLinks(state, self.cluster.server_address())
+        return self._links
+
+    def close(self) -> None:
+        """End the connections."""
+        self._close_links()
+        self.cluster.close()
+
+    def _close_links(self) -> None:
+        links, self._links = self._links, None
+        if links is not None:
+            links.close()
 
     def add_policies(self, policies: Mapping[str, RangeMap]) -> None:
         """Learn how rows of some kinds are spread.

@@ -13,6 +13,7 @@ from ._operations import (
     broadcast_,
     count,
     finish_collective,
+    is_in_vain,
     run_collective,
     start_all_to_all,
     start_collective,

@@ -201,12 +201,15 @@ def wait_collective(state: GroupState, work: dist.Work | None) -> None:
                 break
             if state.cancelled is not None and state.cancelled.is_set():
                 raise Cancelled from None
-            monitor, is_in_vain = state.monitor, False
-            if monitor is not None:
-                is_in_vain = monitor.has_failure() or monitor.has_lost(state.members)
-            if is_in_vain or time.monotonic() >= deadline:
+            if is_in_vain(state) or time.monotonic() >= deadline:
                 raise
     state.in_flight.discard(work)
+
+
+def is_in_vain(state: GroupState) -> bool:
+    """Whether it is no use to wait for the group: a rank has announced a failure, or is gone."""
+    monitor = state.monitor
+    return monitor is not None and (monitor.has_failure() or monitor.has_lost(state.members))
 
 
 # -- collectives -----------------------------------------------------------------------------------

@@ -2,5 +2,6 @@
 """How servers and trainers talk: messages, a server that answers them, a client of one."""
 
 from ._client import MessageClient, PendingAnswer
-from ._message import Spec, WireMessage, check_dtype, dtype_name, dtype_named
+from ._message import Spec, WireMessage, bytes_of, check_dtype, dtype_name, dtype_named
 from ._server import Handler, MessageServer
+from ._stream import MessageStream, TokenError, prepare

@@ -96,10 +96,10 @@ class WireMessage:
                 f"{len(header)}); use shorter names, or ask for fewer of them at once"
             )
         if self.payload is not None:
-            return header, [_bytes_of(self.payload)]
+            return header, [bytes_of(self.payload)]
         pieces, end = [], 0
         for tensor, offset in zip(self.tensors, _layout(specs)[0], strict=True):
-            pieces += [memoryview(bytes(offset - end)), _bytes_of(tensor)]
+            pieces += [memoryview(bytes(offset - end)), bytes_of(tensor)]
             end = offset + len(pieces[-1])
         return header, [piece for piece in pieces if len(piece)]
 
@@ -184,6 +184,6 @@ def _view(payload: Tensor, spec: Spec, offset: int) -> Tensor:
     return payload[offset : offset + size].view(dtype).view(shape)
 
 
-def _bytes_of(tensor: Tensor) -> memoryview:
+def bytes_of(tensor: Tensor) -> memoryview:
     """The memory of a tensor, which is copied only if it is not contiguous."""
     return tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().data
