@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -69,12 +70,30 @@ def test_it_answers(client: MessageClient) -> None:
     assert found.tensors[0].tolist() == [0, 2, 4, 6, 8]
 
 
-def test_several_requests_travel_at_a_time(client: MessageClient) -> None:
-    waiting = client.start(WireMessage("hang"))
-    found = [client.start(WireMessage("double", {}, [torch.tensor([i])])) for i in range(20)]
+@pytest.mark.parametrize("way", ["start", "begin"])
+def test_several_requests_travel_at_a_time(client: MessageClient, way: str) -> None:
+    send = getattr(client, way)
+    waiting = send(WireMessage("hang"))
+    found = [send(WireMessage("double", {}, [torch.tensor([i])])) for i in range(20)]
     assert [int(each.result().tensors[0]) for each in found] == list(range(0, 40, 2))
     RELEASED.set()
     assert waiting.result().op == "late"
+
+
+def test_an_answer_that_is_not_waited_for_is_not_another_s(client: MessageClient) -> None:
+    for number in range(8):  # more than there are streams
+        client.begin(WireMessage("double", {}, [torch.tensor([100 + number])]))
+        found = client.begin(WireMessage("double", {}, [torch.tensor([number])])).result()
+        assert int(found.tensors[0]) == 2 * number
+
+
+def test_threads_begin_requests_side_by_side(client: MessageClient) -> None:
+    def ask(number: int) -> int:
+        request = WireMessage("double", {}, [torch.tensor([number])])
+        return int(client.begin(request).result().tensors[0])
+
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(ask, range(400))) == list(range(0, 800, 2))
 
 
 def test_what_a_handler_raises_its_caller_gets(client: MessageClient) -> None:
@@ -292,9 +311,10 @@ def test_a_short_token_is_an_error() -> None:
         MessageServer({}, "short")
 
 
-def test_a_connection_that_is_closed_says_so(server: MessageServer) -> None:
+@pytest.mark.parametrize("way", ["start", "begin"])
+def test_a_connection_that_is_closed_says_so(server: MessageServer, way: str) -> None:
     connection = MessageClient(f"127.0.0.1:{server.port}", TOKEN, timeout=20)
-    waiting = connection.start(WireMessage("hang"))
+    waiting = getattr(connection, way)(WireMessage("hang"))
     time.sleep(0.2)
     connection.close()
     with pytest.raises(ServerError):

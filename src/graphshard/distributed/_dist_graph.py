@@ -282,9 +282,8 @@ class DistGraph:
         starts = torch.tensor(self._ids.starts(node_policy(ntype))[1:])
         rows = ids + torch.searchsorted(starts, ids, right=True)  # one row more on each host
         table = [pointer_table(etype, edge_dir)]
-        begin, end = self._job.cluster.start_read(
-            [RowsRequest(table, rows), RowsRequest(table, rows + 1)]
-        ).wait()
+        wanted = [RowsRequest(table, rows), RowsRequest(table, rows + 1)]
+        begin, end = self._job.cluster.read(wanted)
         degrees = (end - begin).to(torch.int64)
         return int(degrees) if isinstance(given, int) else degrees
 

@@ -125,7 +125,7 @@ def gather_edges(
         far = [
             RowsRequest([_original_nodes(ends(g.etype, edge_dir)[1])], g.neighbors) for g in found
         ]
-        for one, original in zip(found, cluster.start_read(far).wait(), strict=True):
+        for one, original in zip(found, cluster.read(far), strict=True):
             one.labor_ids = original
     return found
 
@@ -153,7 +153,7 @@ def _where_edges_begin(
         table = [pointer_table(etype, edge_dir)]
         reads += [RowsRequest(table, at), RowsRequest(table, at + 1)]
         reads.append(RowsRequest([_original_nodes(near)], distinct))
-    answers = iter(cluster.start_read(reads).wait())
+    answers = iter(cluster.read(reads))
     found = []
     for (etype, _), (distinct, rows) in zip(requests, nodes, strict=True):
         begin, end, original = (next(answers).to(torch.int64) for _ in range(3))
@@ -182,7 +182,7 @@ def _find_out_edges(cluster: Cluster, ids: GraphIds, found: Sequence[GatheredEdg
         for number, at in enumerate(places):
             if at.numel():
                 reads.append(RowsRequest([out_edge_table(one.etype, number)], one.eids[at]))
-    answers = iter(cluster.start_read(reads).wait())
+    answers = iter(cluster.read(reads))
     for one, places in zip(found, chosen, strict=True):
         eids = torch.empty_like(one.eids)
         for at in places:
@@ -210,13 +210,13 @@ def _read_in_edges(
         one.eids = one.eids + first[_hosts_of_edges(ids, one)]
     unsorted = [one for one in found if in_edge_table(one.etype) in known]
     asked = [RowsRequest([in_edge_table(one.etype)], one.eids) for one in unsorted]
-    for one, eids in zip(unsorted, cluster.start_read(asked).wait() if asked else [], strict=True):
+    for one, eids in zip(unsorted, cluster.read(asked) if asked else [], strict=True):
         one.eids = eids.to(torch.int64)
     reads = []
     for one, weight in zip(found, weights, strict=True):
         names = [source_table(one.etype)] + ([] if weight is None else [weight])
         reads.append(RowsRequest(names, one.eids))
-    answers = iter(cluster.start_read(reads).wait())
+    answers = iter(cluster.read(reads))
     columns: list[Tensor | None] = []
     for one, weight in zip(found, weights, strict=True):
         one.neighbors = next(answers).to(torch.int64)
@@ -235,7 +235,7 @@ def _read_edges_by_id(
     for one, weight in zip(found, weights, strict=True):
         names = [f"{edge_policy(one.etype)}~orig_id"] + ([] if weight is None else [weight])
         reads.append(RowsRequest(names, one.eids))
-    answers = iter(cluster.start_read(reads).wait())
+    answers = iter(cluster.read(reads))
     columns: list[Tensor | None] = []
     for one, weight in zip(found, weights, strict=True):
         order = torch.argsort(next(answers))

@@ -162,12 +162,12 @@ class ServedGraphStore:
         """What `DistGraph.reverse_edges` says, for ids that are in range."""
         src, dst = self.find_edges(etype, eids)
         (edges,) = self.gather([(back, src)], DrawOptions())
-        original, candidates = self._cluster.start_read(
+        original, candidates = self._cluster.read(
             [
                 RowsRequest([f"{edge_policy(etype)}~orig_id"], eids),
                 RowsRequest([f"{edge_policy(back)}~orig_id"], edges.eids),
             ]
-        ).wait()
+        )
         ascending, order = torch.sort(candidates)
         place = torch.searchsorted(ascending, original).clamp_(max=max(len(order) - 1, 0))
         is_there = torch.zeros_like(original, dtype=torch.bool)
@@ -235,7 +235,7 @@ class ServedGraphStore:
         etypes = [request.etype for request in requests]
         grouped = [_by_host(self._ids, request) for request in requests]
         asked = {
-            host: self._cluster.hosts[host].start(
+            host: self._cluster.hosts[host].begin(
                 self._message(
                     requests, [rows[host] for _, rows in grouped], options, excluded, weights, host
                 )
@@ -362,7 +362,7 @@ class ServedFeatureStore:
         for request in requests:
             names = [f"{_policy(request.kind)}~{name}" for name in request.names]
             wanted.append(RowsRequest(names, request.ids.cpu()))
-        rows = iter(self._cluster.start_read(wanted).wait())
+        rows = iter(self._cluster.read(wanted))
         return [{name: next(rows) for name in request.names} for request in requests]
 
     def on(self, group: object) -> ServedFeatureStore:

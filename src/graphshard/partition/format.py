@@ -239,8 +239,8 @@ def read_config(part_config: str | os.PathLike[str]) -> PartitionConfig:
         raise
     except ValueError as error:
         raise PartitionFormatError(
-            f"partition config {path} is incomplete or of an unknown form ({error}); copy it "
-            "again, or partition the graph again"
+            f"partition config {path} is incomplete or of an unknown form ({error}); pass the "
+            "JSON file that partition_graph wrote, copy it again, or partition the graph again"
         ) from None
     if config.layout == "graphshard" and build_of(content) != config.build:
         raise PartitionFormatError(

@@ -28,6 +28,7 @@ from .wire import MessageClient, WireMessage
 _INT32_MAX = 2**31 - 1
 MESSAGE_BYTES = 1 << 26
 """Longer requests and answers go in pieces of about this many bytes."""
+_MOST_HERE = 1 << 24  # bytes of an answer that the caller's thread receives itself
 
 
 class Answer(Protocol):
@@ -45,7 +46,10 @@ class Host(Protocol):
         """``host:port`` of its server, if it has one."""
 
     def start(self, request: WireMessage) -> Answer:
-        """Ask its server."""
+        """Ask its server, and go on."""
+
+    def begin(self, request: WireMessage) -> Answer:
+        """Ask its server, and wait soon."""
 
     def rows(self, name: str) -> Tensor | None:
         """Its rows of a table, where this process can read and write them; else None."""
@@ -75,6 +79,9 @@ class LocalHost:
     def start(self, request: WireMessage) -> Answer:
         answer = self._handlers[request.op](request)
         return _Known(answer)
+
+    def begin(self, request: WireMessage) -> Answer:
+        return self.start(request)
 
     def rows(self, name: str) -> Tensor | None:
         return self._tables.rows(name)
@@ -109,6 +116,9 @@ class ServedHost:
 
     def start(self, request: WireMessage) -> Answer:
         return self.connection.start(request)
+
+    def begin(self, request: WireMessage) -> Answer:
+        return self.connection.begin(request)
 
     def rows(self, name: str) -> Tensor | None:
         known = self._rows.get(name)
@@ -182,7 +192,7 @@ class Cluster:
 
         All are waited for, also after an error.
         """
-        started = [self.hosts[number].start(message) for number, message in requests]
+        started = [self.hosts[number].begin(message) for number, message in requests]
         answers, error = [], None
         for one in started:
             try:
@@ -286,13 +296,21 @@ class Cluster:
 
     # ------------------------------------------------------------------ rows
 
-    def start_read(self, requests: Sequence[RowsRequest]) -> Pending:
+    def read(self, requests: Sequence[RowsRequest]) -> list[Tensor]:
         """Rows of each request's tables in turn, ``[n, *row_shape]`` each.
 
         Raises:
             KeyError: There is no such table.
             IndexError: An id is out of range.
+            ServerError: A server is gone.
         """
+        return self._start_read(requests, waits_soon=True).wait()
+
+    def start_read(self, requests: Sequence[RowsRequest]) -> Pending:
+        """As `read`, while this thread goes on."""
+        return self._start_read(requests, waits_soon=False)
+
+    def _start_read(self, requests: Sequence[RowsRequest], waits_soon: bool) -> Pending:
         results: list[list[Tensor]] = []
         local: list[_Piece] = []
         remote: list[list[_Piece]] = [[] for _ in self.hosts]
@@ -315,11 +333,13 @@ class Cluster:
             else:
                 count = request.ids.numel()
                 outs += [empty((count, *info.row_shape), info.dtype) for info in infos]
-        started = [
-            (pieces, self.hosts[number].start(_read_request(pieces)))
-            for number, all_pieces in enumerate(remote)
-            for pieces in _batches(all_pieces)
-        ]
+        batches = [(n, pieces) for n, some in enumerate(remote) for pieces in _batches(some)]
+        most = max((sum(piece.num_bytes for piece in pieces) for _, pieces in batches), default=0)
+        started = []
+        for number, pieces in batches:
+            host = self.hosts[number]
+            ask = host.begin if waits_soon and most <= _MOST_HERE else host.start
+            started.append((pieces, ask(_read_request(pieces))))
 
         def finish() -> list[Tensor]:
             for piece in local:
@@ -424,7 +444,7 @@ class Cluster:
                 remote.append(slice(begin, begin + rows.numel()))
             begin += rows.numel()
         others = torch.cat([ids[:0], *(ids[each] for each in remote)])
-        pending = self.start_read([RowsRequest(names, others)] if remote else [])
+        pending = self._start_read([RowsRequest(names, others)] if remote else [], waits_soon=True)
         for begin, rows, tables in local:
             change(tables, rows, begin, begin + rows.numel())
         if not remote:

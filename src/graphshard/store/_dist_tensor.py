@@ -185,7 +185,8 @@ class DistTensor:
             TypeError: Not an index.
             ServerError: A server is gone.
         """
-        (rows,) = self.read_async(index).wait()
+        ids = row_ids(index, len(self), self.name)
+        (rows,) = self._job.cluster.read([RowsRequest([self.name], ids)])
         return rows
 
     def read_async(self, index: RowIndex) -> Pending:

@@ -79,7 +79,7 @@ def cluster_reader(cluster: Cluster) -> Reader:
         rows = cluster.hosts[here].rows(name)
         if rows is not None and starts[here] <= start <= stop <= starts[here + 1]:
             return rows[start - starts[here] : stop - starts[here]]
-        return cluster.start_read([RowsRequest([name], torch.arange(start, stop))]).wait()[0]
+        return cluster.read([RowsRequest([name], torch.arange(start, stop))])[0]
 
     return read
 

@@ -25,6 +25,7 @@ import secrets
 import socket
 import ssl
 import struct
+import time
 from collections import deque
 from itertools import islice
 
@@ -40,6 +41,7 @@ _HEAD = struct.Struct("<IQ")
 _PIECES = 64
 _SKIPPED = 1 << 16
 _DEAD_SECONDS = 60
+_SHORTEST_WAIT = 1e-3
 
 
 class TokenError(Exception):
@@ -133,17 +135,18 @@ class MessageStream:
             if sent:
                 waiting[0] = waiting[0][sent:]
 
-    def receive(self, may_idle: bool = False) -> WireMessage:
+    def receive(self, may_idle: bool = False, deadline: float | None = None) -> WireMessage:
         """The next message.
 
         Args:
             may_idle: Whether the other end may be silent before it begins.
+            deadline: Until when, by `time.monotonic`; else each wait is bounded by the timeout.
 
         Raises:
             MessageError: It is none. Another one can be received if the stream `is_in_step`.
             OSError: The connection is gone, or a message stops in its midst.
         """
-        head = self._receive_bytes(_HEAD.size, may_idle)
+        head = self._receive_bytes(_HEAD.size, may_idle, deadline)
         header_size, size = _HEAD.unpack(head)
         try:
             if header_size > MAX_HEADER:
@@ -152,17 +155,17 @@ class MessageStream:
         except MessageError:
             self.is_in_step = False
             raise
-        header = self._receive_bytes(header_size)
+        header = self._receive_bytes(header_size, deadline=deadline)
         try:
             message = WireMessage.from_header(header, size)
         except (MessageError, MemoryError, RuntimeError) as error:
             while size:
-                size -= len(self._receive_bytes(min(size, _SKIPPED)))
+                size -= len(self._receive_bytes(min(size, _SKIPPED), deadline=deadline))
             if isinstance(error, MessageError):
                 raise
             raise MessageError(f"there is no memory for a message ({error})") from None
         assert message.payload is not None
-        self._receive_into(message.payload.numpy().data)
+        self._receive_into(message.payload.numpy().data, deadline=deadline)
         return message
 
     def set_timeout(self, seconds: float) -> None:
@@ -181,14 +184,20 @@ class MessageStream:
         self.end()
         self._socket.close()
 
-    def _receive_bytes(self, size: int, may_idle: bool = False) -> bytes:
+    def _receive_bytes(
+        self, size: int, may_idle: bool = False, deadline: float | None = None
+    ) -> bytes:
         found = bytearray(size)
-        self._receive_into(memoryview(found), may_idle)
+        self._receive_into(memoryview(found), may_idle, deadline)
         return bytes(found)
 
-    def _receive_into(self, memory: memoryview, may_idle: bool = False) -> None:
+    def _receive_into(
+        self, memory: memoryview, may_idle: bool = False, deadline: float | None = None
+    ) -> None:
         at = 0
         while at < len(memory):
+            if deadline is not None:
+                self.set_timeout(max(_SHORTEST_WAIT, deadline - time.monotonic()))
             try:
                 received = self._socket.recv_into(memory[at:])
             except TimeoutError:
