@@ -106,13 +106,13 @@ class TrainerLinks:
         number, _ = start_collective(self.state, name, lambda: None)
         try:
             with operation(self.state, name, number):
-                waiting = {}
+                begun: list[_Link] = []
                 for rank, rows in zip(self.peers, offers, strict=True):
-                    self._links[rank].begin(number, rows, likes)
-                    waiting[rank] = self._links[rank]
-                    for link in waiting.values():
+                    begun.append(self._links[rank])
+                    begun[-1].begin(number, rows, likes)
+                    for link in begun:
                         link.move()
-                self._move_all(waiting)
+                self._move_all(begun)
         except BaseException:
             self.close()
             raise
@@ -125,26 +125,29 @@ class TrainerLinks:
             link.socket.close()
         self._links.clear()
 
-    def _move_all(self, links: dict[int, _Link]) -> None:
+    def _move_all(self, links: Sequence[_Link]) -> None:
         """Send and receive until all is done."""
         seconds = self.state.timeout.total_seconds()
         deadline = time.monotonic() + seconds
         with selectors.DefaultSelector() as selector:
-            for link in links.values():
+            for link in links:
                 if not link.is_done:
                     selector.register(link.socket, _BOTH, link)
+            ready = list(selector.get_map().values())
             while selector.get_map():
-                for key, link in [(key, key.data) for key in selector.get_map().values()]:
+                for key in ready:
+                    link = key.data
                     link.move()
                     if link.is_done:
                         selector.unregister(key.fileobj)
                     elif key.events != link.events:
                         selector.modify(key.fileobj, link.events, link)
-                if not selector.get_map() or selector.select(_SLICE_SECONDS):
-                    continue
-                if is_in_vain(self.state):
+                if not selector.get_map():
+                    return
+                ready = [key for key, _ in selector.select(_SLICE_SECONDS)]
+                if not ready and is_in_vain(self.state):
                     raise RuntimeError("another rank failed")
-                if time.monotonic() > deadline:
+                if not ready and time.monotonic() > deadline:
                     names = sorted(key.data.rank for key in selector.get_map().values())
                     raise RuntimeError(f"ranks {names} sent nothing within {seconds:g} s")
 

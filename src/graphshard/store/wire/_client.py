@@ -34,7 +34,7 @@ from ._stream import MessageStream, TokenError, prepare
 _KINDS = {kind.__name__: kind for kind in (*EXPECTED, MessageError)}
 _RETRY_SECONDS = 0.2
 _END_SECONDS = 5.0
-_MOST_BEGUN = 1 << 18
+_MOST_BEGUN = 1 << 18  # bytes of a request that its caller sends itself
 _open: weakref.WeakSet[MessageClient] = weakref.WeakSet()
 _leaving: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
