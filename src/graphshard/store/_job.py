@@ -38,7 +38,7 @@ class Job:
     policies: dict[str, RangeMap] = field(default_factory=dict)
     num_anonymous: int = 0
     run_id: int = 0
-    _links: TrainerLinks | None = None
+    _links: TrainerLinks | None = field(default=None, init=False, repr=False)
 
     def links(self) -> TrainerLinks:
         """Streams to the other trainers, of which there are some. Collective at first."""

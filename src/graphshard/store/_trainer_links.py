@@ -19,7 +19,6 @@ import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import islice
 
 from torch import Tensor
 
@@ -27,11 +26,10 @@ from .._kernel import empty
 from ..comm.collectives import count, gather_texts, is_in_vain, start_collective
 from ..comm.group import GroupState, operation
 from ..errors import MessageError
-from .wire import MessageStream, TokenError, bytes_of, prepare
+from .wire import MessageStream, TokenError, bytes_of, prepare, send_some, take_away
 
 _HEAD = struct.Struct("<QQQ")  # operation, number, rows
 _MOST_ROWS = 1 << 48
-_PIECES = 64
 _SLICE_SECONDS = 1.0
 _PROOF_SECONDS = 10.0
 _BOTH = selectors.EVENT_READ | selectors.EVENT_WRITE
@@ -173,15 +171,13 @@ class TrainerLinks:
         deadline = time.monotonic() + seconds
         listener.settimeout(_SLICE_SECONDS)
         while expected:
+            if is_in_vain(self.state):
+                raise RuntimeError("another rank failed")
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"ranks {sorted(expected)} did not connect within {seconds:g} s")
             try:
                 connected, address = listener.accept()
             except TimeoutError:
-                if is_in_vain(self.state):
-                    raise RuntimeError("another rank failed") from None
-                if time.monotonic() > deadline:
-                    raise RuntimeError(
-                        f"ranks {sorted(expected)} did not connect within {seconds:g} s"
-                    ) from None
                 continue
             try:
                 prepare(connected, min(seconds, _PROOF_SECONDS))
@@ -252,10 +248,10 @@ class _Link:
         if not self._outgoing:
             return False
         try:
-            sent = self.socket.sendmsg(list(islice(self._outgoing, _PIECES)))
+            sent = send_some(self.socket, self._outgoing)
         except BlockingIOError:
             return False
-        _advance(self._outgoing, sent)
+        take_away(self._outgoing, sent)
         return True
 
     def _receive(self) -> bool:
@@ -269,7 +265,7 @@ class _Link:
         if received == 0:
             raise ConnectionResetError("it was ended by the other")
         is_head = self._incoming[0].obj is self._head
-        _advance(self._incoming, received)
+        take_away(self._incoming, received)
         if is_head and not self._incoming:
             self._expect()
         return True
@@ -288,14 +284,6 @@ class _Link:
         self._rows = PeerRows(number, tensors)
         pieces = [bytes_of(tensor) for tensor in tensors]
         self._incoming.extend(piece for piece in pieces if len(piece))
-
-
-def _advance(pieces: deque[memoryview], size: int) -> None:
-    """Take the first bytes away."""
-    while pieces and size >= len(pieces[0]):
-        size -= len(pieces.popleft())
-    if size:
-        pieces[0] = pieces[0][size:]
 
 
 def _own_address(server: str) -> str:

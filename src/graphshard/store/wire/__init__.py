@@ -4,4 +4,4 @@
 from ._client import MessageClient, PendingAnswer
 from ._message import Spec, WireMessage, bytes_of, check_dtype, dtype_name, dtype_named
 from ._server import Handler, MessageServer
-from ._stream import MessageStream, TokenError, prepare
+from ._stream import MessageStream, TokenError, prepare, send_some, take_away

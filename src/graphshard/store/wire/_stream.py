@@ -41,7 +41,6 @@ _HEAD = struct.Struct("<IQ")
 _PIECES = 64
 _SKIPPED = 1 << 16
 _DEAD_SECONDS = 60
-_SHORTEST_WAIT = 1e-3
 
 
 class TokenError(Exception):
@@ -129,11 +128,7 @@ class MessageStream:
                 self._socket.sendall(piece)
             return
         while waiting:
-            sent = self._socket.sendmsg(list(islice(waiting, _PIECES)))
-            while waiting and sent >= len(waiting[0]):
-                sent -= len(waiting.popleft())
-            if sent:
-                waiting[0] = waiting[0][sent:]
+            take_away(waiting, send_some(self._socket, waiting))
 
     def receive(self, may_idle: bool = False, deadline: float | None = None) -> WireMessage:
         """The next message.
@@ -197,7 +192,10 @@ class MessageStream:
         at = 0
         while at < len(memory):
             if deadline is not None:
-                self.set_timeout(max(_SHORTEST_WAIT, deadline - time.monotonic()))
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise TimeoutError("it did not send all in time")
+                self.set_timeout(left)
             try:
                 received = self._socket.recv_into(memory[at:])
             except TimeoutError:
@@ -207,6 +205,19 @@ class MessageStream:
             if received == 0:
                 raise ConnectionResetError("it ended the connection")
             at += received
+
+
+def send_some(connected: socket.socket, pieces: deque[memoryview]) -> int:
+    """Send what goes at once of bytes in pieces; returns how many went."""
+    return connected.sendmsg(list(islice(pieces, _PIECES)))
+
+
+def take_away(pieces: deque[memoryview], size: int) -> None:
+    """Take the first bytes of some pieces away."""
+    while pieces and size >= len(pieces[0]):
+        size -= len(pieces.popleft())
+    if size:
+        pieces[0] = pieces[0][size:]
 
 
 def prepare(connected: socket.socket, timeout: float) -> None:
