@@ -91,7 +91,7 @@ def main() -> None:
     dgl.distributed.initialize(args.ip_config)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         torch.distributed.init_process_group("gloo")
-    g = DistGraph("cora", part_config=args.part_config)
+    g = DistGraph(args.part_config.stem, part_config=args.part_config)
     torch.manual_seed(g.rank())
 
     # 1. Two rows for each node: its own, and the one for where it is the context of another.
