@@ -23,6 +23,7 @@ import re
 import secrets
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -423,11 +424,15 @@ def send(pid: int, number: int) -> bool:
 
 
 def shared_files() -> set[str]:
-    """Names of our files in shared memory, apart from empty ones, which the next run removes."""
+    """Names of our files in shared memory, apart from empty ones, which the next run removes.
+
+    Not folders: those are of graph servers, which these jobs do not start, but other tests do.
+    """
     found = set()
     for path in _SHARED_MEMORY.glob("graphshard-*"):
         with contextlib.suppress(FileNotFoundError):
-            if path.stat().st_size:
+            status = path.stat()
+            if stat.S_ISREG(status.st_mode) and status.st_size:
                 found.add(path.name)
     return found
 
