@@ -83,7 +83,7 @@ test-core: $(CORE)/.test  ## run the tests of the core where neither DGL nor PyG
 
 test-all: $(VENV)/.test  ## run the tests with every case and whole campaigns: hours, before a release
 	@$(INSTALL) "ray[train]" || echo "Ray cannot be installed here: its tests are skipped"
-	$(BIN)/python -m pytest --all -n $(TEST_WORKERS) $(SIDE_BY_SIDE) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest --all --timeout 600 -n $(TEST_WORKERS) $(SIDE_BY_SIDE) $(PYTEST_ARGS)
 
 lint: $(VENV)/.dev  ## ruff, mypy, clang-format, codespell: what CI runs
 	$(BIN)/ruff check .

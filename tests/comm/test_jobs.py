@@ -276,8 +276,13 @@ STARTS_AND_ENDS = """
     port, starts = int(sys.argv[1]), int(sys.argv[2])
 
     def names():
-        tasks = os.listdir("/proc/self/task")
-        return sorted(open(f"/proc/self/task/{task}/comm").read().strip() for task in tasks)
+        found = []
+        for task in os.listdir("/proc/self/task"):
+            try:
+                found.append(open(f"/proc/self/task/{task}/comm").read().strip())
+            except (FileNotFoundError, ProcessLookupError):
+                pass  # the thread has ended meanwhile
+        return sorted(found)
 
     def run(rank):
         before = names()

@@ -45,6 +45,13 @@ def values(rows: int, features: tuple[int, ...], dtype: torch.dtype, seed: int) 
     return (whole * sign).to(dtype)
 
 
+def cut_off(exact: Tensor, dtype: torch.dtype) -> Tensor:
+    """float32 in a narrower type as the interpreter of Triton stores it: bfloat16 is cut off."""
+    if dtype == torch.bfloat16:
+        exact = (exact.view(torch.int32) & -(1 << 16)).view(torch.float32)
+    return exact.to(dtype)
+
+
 def generic(rows: int, features: tuple[int, ...], seed: int) -> Tensor:
     """float64 numbers without ties, away from 0."""
     generator = torch.Generator().manual_seed(seed)
