@@ -77,7 +77,8 @@ ONLY_FILES = {
     ("pyg", "distributed"): {"pyg/loader/_inputs.py"},
 }
 
-# Packages that importing graphshard must not load, and the parts that may load them when used.
+# Packages, optional or large, that importing graphshard must not load, and the parts that may load
+# them when used.
 OPTIONAL: dict[str, set[str]] = {
     "dgl": {"graph", "nn"},
     "torch_geometric": {"data", "pyg"},
@@ -86,6 +87,7 @@ OPTIONAL: dict[str, set[str]] = {
     "pandas": set(),
     "pymetis": {"partition"},
     "pyarrow": {"data", "graph"},
+    "scipy": {"data", "graph", "partition"},
     "matplotlib": {"cli"},
     "ray": {"ray"},
 }

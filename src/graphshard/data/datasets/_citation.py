@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import scipy.sparse
 import torch
 from torch import Tensor
 
@@ -199,6 +198,8 @@ def _from_planetoid(folder: Path, title: str, reverse_edge: bool) -> Graph:
 
 def _assembled(parts: dict[str, Any], test: np.ndarray, reverse_edge: bool) -> Graph:
     """What the files say: rows of ``tx`` and ``ty`` belong to the nodes that ``test`` names."""
+    import scipy.sparse
+
     num_known, ascending = parts["allx"].shape[0], np.sort(test)
     if len(test) == 0 or ascending[0] != num_known or len(np.unique(test)) != len(test):
         raise ValueError(f"test.index must name nodes from {num_known} on, each once")

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import scipy.sparse
 
 from ..._files import PickleMachine, open_regular
 
@@ -170,6 +169,8 @@ def _array(blank: Any) -> Any:
 
 
 def _matrix(state: Any) -> Any:
+    import scipy.sparse
+
     if not isinstance(state, dict):
         raise ValueError("a matrix without a state")
     named = {_text(key): one for key, one in state.items()}

@@ -22,16 +22,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import scipy.sparse
-from scipy.sparse import csgraph
 
 from ...errors import MetisError
 from ._metis import metis_partition
 from ._undirected import UndirectedGraph
+
+if TYPE_CHECKING:
+    import scipy.sparse
 
 CLUSTER_NODES = 4000
 """Nodes per cluster: with 128 columns of float32 their rows take 2 MB."""
@@ -177,6 +178,8 @@ def breadth_first_order(graph: scipy.sparse.csr_array) -> Order:
 
 
 def _walk_from(graph: scipy.sparse.csr_array, start: int) -> Order:
+    from scipy.sparse import csgraph
+
     walk: Order = csgraph.breadth_first_order(graph, start, return_predecessors=False)
     return walk.astype(np.int64)
 
@@ -184,6 +187,9 @@ def _walk_from(graph: scipy.sparse.csr_array, start: int) -> Order:
 def _walk_over_components(
     graph: scipy.sparse.csr_array, degrees: npt.NDArray[np.integer[Any]]
 ) -> Order:
+    import scipy.sparse
+    from scipy.sparse import csgraph
+
     num_nodes = graph.shape[0]
     num_components, component = csgraph.connected_components(graph, directed=False)
     # The first node of least degree in each component, in the order of the components' labels.
@@ -204,6 +210,8 @@ def _walk_over_components(
 
 
 def _with_int32(graph: scipy.sparse.csr_array) -> scipy.sparse.csr_array:
+    import scipy.sparse
+
     indices, indptr = (ids.astype(np.int32, copy=False) for ids in (graph.indices, graph.indptr))
     return scipy.sparse.csr_array((graph.data, indices, indptr), shape=graph.shape)
 

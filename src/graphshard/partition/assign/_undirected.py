@@ -6,16 +6,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import InitVar, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import scipy.sparse
 import torch
 from torch import Tensor
 
 from ...errors import MetisError
 from ...ops import Adjacency
+
+if TYPE_CHECKING:
+    import scipy.sparse
 
 # Edges whose numbers fit the cache next to a core.
 _SLICE = 1 << 15
@@ -78,6 +80,8 @@ class UndirectedGraph:
 
     def matrix(self) -> scipy.sparse.csr_array:
         """As a sparse matrix of ones that shares the index arrays."""
+        import scipy.sparse
+
         return scipy.sparse.csr_array(
             (np.ones(self.indices.shape[0], dtype=np.uint8), self.indices, self.indptr),
             shape=(self.num_nodes, self.num_nodes),
@@ -101,6 +105,8 @@ class UndirectedGraph:
         Raises:
             MetisError: The nodes do not fit 32-bit integers, which METIS needs.
         """
+        import scipy.sparse
+
         if num_nodes >= 2**31 - 1:
             raise MetisError(
                 f"METIS and the node order use 32-bit ids: the graph must have fewer than 2**31 "
