@@ -13,10 +13,12 @@ import pytest
 import torch
 from sharded_cases import left_behind
 
+from graphshard.comm.collectives import wait_for_all
 from graphshard.comm.group._state import group_state
 from graphshard.comm.wire import SharedArray, _hosts, _shared_arrays, share_arrays
 from graphshard.comm.wire._hosts import Hosts, named_file, remove_abandoned
 from graphshard.testing import RanksFailed, run_ranks
+from large_pages import LARGE_PAGE, bytes_in_large_pages, can_move_shared_memory
 
 ABANDONED = "graphshard-" + "0123456789abcdef" * 2
 
@@ -106,3 +108,26 @@ def test_a_rank_that_is_killed_leaves_no_memory_and_soon_no_name(
     assert [file.stat().st_blocks for file in left] == [0] * len(left)
     run_ranks(find, 2, str(tmp_path))
     assert left_behind(tmp_path) == []
+
+
+def share_large(rank: int, world_size: int) -> tuple[int, bool]:
+    """Arrays with slices that begin inside of large pages."""
+    state = group_state()
+    counts = [3 * LARGE_PAGE + 100, 5 * LARGE_PAGE]
+    starts = [0, counts[0], sum(counts)]
+    own = torch.arange(starts[rank], starts[rank + 1]).remainder(251).to(torch.uint8)
+    arrays = [SharedArray(own, starts), SharedArray(own, starts)]
+    found = share_arrays(state, Hosts.find(state), arrays, whole=True)
+    expected = torch.arange(starts[-1]).remainder(251).to(torch.uint8)
+    same = all(torch.equal(array, expected) for array in found)
+    wait_for_all(state, "reading")
+    return bytes_in_large_pages(found[0].data_ptr()), same
+
+
+def test_shared_arrays_are_in_large_pages() -> None:
+    if not can_move_shared_memory():
+        pytest.skip("this system makes no large pages of shared memory")
+    for num_bytes, same in run_ranks(share_large, 2):
+        assert same
+        # Of 16 that are filled, all but those with the ends of slices.
+        assert 12 * LARGE_PAGE <= num_bytes <= 16 * LARGE_PAGE

@@ -21,8 +21,9 @@ from torch import Tensor
 
 from graphshard.comm import barrier
 from graphshard.store import DistTensor, Job, TableInfo, WireMessage, _tables
-from graphshard.store._tables import attached
+from graphshard.store._tables import HostTables, attached
 from graphshard.testing import run_ranks
+from large_pages import LARGE_PAGE, bytes_in_large_pages, can_move_shared_memory
 
 
 @pytest.fixture(params=["alone", "one host", "three hosts", "three hosts, no shared memory"])
@@ -324,3 +325,17 @@ def test_pages_are_mapped_as_a_table_is_attached(where: str, tmp_path: Path) -> 
     faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
     # On a disk they are not, as all of a table would be read.
     assert (faults < num_pages // 8) == (where == "shared memory")
+
+
+def test_a_table_is_in_large_pages() -> None:
+    if not can_move_shared_memory():
+        pytest.skip("this system makes no large pages of shared memory")
+    tables = HostTables(0, True)
+    try:
+        tables.create(TableInfo("t", torch.float32, (128,), (0, 40_000), POLICY))
+        rows = tables.rows("t")
+        num_bytes = rows.numel() * 4 // LARGE_PAGE * LARGE_PAGE
+        assert bytes_in_large_pages(rows.data_ptr()) == num_bytes
+        assert not rows.any()
+    finally:
+        tables.close()

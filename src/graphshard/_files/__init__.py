@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of others, opened with care; own files, written whole; folders that go with their process.
+"""Files of others, opened with care; own files, written whole, or mapped; folders that go.
 
 Standard library alone, so that a process that only watches others need not load torch.
 """
 
+from .mapped import MappedFile
 from .pickled import PickleMachine
 from .regular import (
     NotRegularFileError,
@@ -17,6 +18,7 @@ from .temporary import TemporaryFolder, remove_abandoned
 from .written import sync_folder, write_json, writing
 
 __all__ = [
+    "MappedFile",
     "NotRegularFileError",
     "PickleMachine",
     "TemporaryFolder",

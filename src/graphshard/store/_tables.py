@@ -7,9 +7,7 @@ subtraction. Processes on the host map the same memory, and read and write it wi
 
 from __future__ import annotations
 
-import contextlib
 import math
-import mmap
 import os
 import re
 import secrets
@@ -23,16 +21,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._files import TemporaryFolder, writing
+from .._files import MappedFile, TemporaryFolder, writing
 from ..errors import MessageError
 from ..ops import copy_rows
 from .wire import Handler, WireMessage, dtype_name, dtype_named
 
 MAX_NAME = 512
 _SHARED_MEMORY = "/dev/shm"
-_MADV_POPULATE_READ, _MADV_POPULATE_WRITE = 22, 23
-_POPULATED_AT_ONCE = 1 << 24  # bytes; other threads run in between
-_MOST_POPULATED = 1 << 34  # bytes of a table: those who wait for it wait some seconds at most
+# Bytes of a table: those who wait for it wait some seconds at most.
+_MOST_POPULATED, _MOST_IN_LARGE_PAGES = 1 << 34, 1 << 32
 _NAME = re.compile(r"[^\x00-\x1f\x7f]+")
 
 
@@ -330,7 +327,10 @@ def new_file(path: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
             os.ftruncate(descriptor, num_bytes)
             if hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(descriptor, 0, num_bytes)  # a full disk is an error, no signal
-        return _mapped(descriptor, shape, dtype, _MADV_POPULATE_WRITE)
+        memory = MappedFile(descriptor, num_bytes)
+        memory.use_large_pages(_MOST_IN_LARGE_PAGES)
+        memory.populate(_MOST_POPULATED, writes=True)
+        return _as_tensor(memory, shape, dtype)
     except BaseException:
         Path(path).unlink(missing_ok=True)
         raise
@@ -357,38 +357,23 @@ def attached(file: Sequence[Any], info: TableInfo, host: int) -> Tensor | None:
             return None
         num_rows = info.starts[host + 1] - info.starts[host]
         shape = (num_rows, *info.row_shape)
-        return _mapped(descriptor, shape, info.dtype, _advice_for(device))
+        memory = MappedFile(descriptor, max(1, math.prod(shape) * info.dtype.itemsize))
+        if _is_in_memory(device):  # of a file on a disk, all would be read
+            memory.populate(_MOST_POPULATED)
+        return _as_tensor(memory, shape, info.dtype)
     finally:
         os.close(descriptor)
 
 
-def _advice_for(device: int) -> int | None:
-    """How to map a file of others; None on a disk, of which all would be read."""
-    is_memory = os.path.isdir(_SHARED_MEMORY) and os.stat(_SHARED_MEMORY).st_dev == device
-    return _MADV_POPULATE_READ if is_memory else None
+def _is_in_memory(device: int) -> bool:
+    return os.path.isdir(_SHARED_MEMORY) and os.stat(_SHARED_MEMORY).st_dev == device
 
 
-def _mapped(
-    descriptor: int, shape: Sequence[int], dtype: torch.dtype, advice: int | None
-) -> Tensor:
+def _as_tensor(memory: MappedFile, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     count = math.prod(shape)
-    memory = mmap.mmap(descriptor, max(1, count * dtype.itemsize))
-    if advice is not None:
-        _populate(memory, advice)
     if count == 0:
         return torch.empty(tuple(shape), dtype=dtype)
-    return torch.frombuffer(memory, dtype=dtype, count=count).view(tuple(shape))
-
-
-def _populate(memory: mmap.mmap, advice: int) -> None:
-    """Have the system map the pages of a file now, and clear those of a new one, many at a time.
-
-    Else each is mapped as it is first touched, which takes several times as long, and in the first
-    steps of training: half a millisecond for each thousand rows that a step reads or changes.
-    """
-    with contextlib.suppress(OSError, AttributeError):  # Linux has it from 5.14 on
-        for begin in range(0, min(len(memory), _MOST_POPULATED), _POPULATED_AT_ONCE):
-            memory.madvise(advice, begin, min(_POPULATED_AT_ONCE, len(memory) - begin))
+    return torch.frombuffer(memory.buffer, dtype=dtype, count=count).view(tuple(shape))
 
 
 def check_rows(info: TableInfo, count: int, rows: Tensor) -> None:

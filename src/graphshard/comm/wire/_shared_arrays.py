@@ -12,7 +12,6 @@ first rank of each host writes them.
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..._files import writing
+from ..._files import MappedFile, writing
 from ..collectives import all_to_all, gather_texts, share_error, wait_for_all
 from ..group import GroupState
 from ._exchange import as_bytes, row_bytes
@@ -82,15 +81,23 @@ def share_arrays(
         for begin, array in zip(begins, arrays, strict=True)
         for start, stop in map(array.slice_bytes, present)
     ]
-    memory = _map(state, hosts, num_bytes, stretches, directory)
+    mapped = _map(state, hosts, num_bytes, stretches, directory)
+    memory = torch.frombuffer(mapped.buffer, dtype=torch.uint8)
     targets = [
         memory[begin : begin + array.num_bytes] for begin, array in zip(begins, arrays, strict=True)
     ]
+    written = [state.rank]
     for target, array in zip(targets, arrays, strict=True):
         start, stop = array.slice_bytes(state.rank)
         target[start:stop].copy_(as_bytes(array.own.cpu()))
     if whole and len(hosts.leaders) > 1:
         _spread(state, hosts, arrays, targets)
+        if hosts.is_leader:
+            written += [rank for rank in range(state.world_size) if rank not in hosts.here]
+    for begin, array in zip(begins, arrays, strict=True):
+        for rank in written:
+            start, stop = array.slice_bytes(rank)
+            mapped.use_large_pages(stop - start, begin + start)
     wait_for_all(state, "shared arrays")
     return [
         target.view(array.own.dtype).view(array.starts[-1], *array.own.shape[1:])
@@ -104,7 +111,7 @@ def _map(
     num_bytes: int,
     stretches: Sequence[tuple[int, int]],
     directory: str | os.PathLike[str] | None,
-) -> Tensor:
+) -> MappedFile:
     """Bytes that all ranks of this host map."""
     with contextlib.ExitStack() as stack:
         path, descriptor = None, -1
@@ -144,14 +151,12 @@ def _allocate(descriptor: int, stretches: Sequence[tuple[int, int]]) -> None:
                 os.posix_fallocate(descriptor, start, length)
 
 
-def _open(path: Path, num_bytes: int) -> Tensor:
+def _open(path: Path, num_bytes: int) -> MappedFile:
     descriptor = os.open(path, os.O_RDWR)
     try:
-        mapped = mmap.mmap(descriptor, max(num_bytes, 1))
+        return MappedFile(descriptor, max(num_bytes, 1))
     finally:
         os.close(descriptor)
-    # The tensor keeps the map, which ends with the last tensor over it.
-    return torch.frombuffer(mapped, dtype=torch.uint8)[:num_bytes]
 
 
 def _spread(
