@@ -8,8 +8,8 @@
     before it is written (``MADV_HUGEPAGE``). For shared memory most systems leave that off, but
     from Linux 6.1 on what is there already can be moved into large pages (``MADV_COLLAPSE``), if
     addresses and offsets agree modulo their size. So a place is chosen here, which Python's
-    ``mmap`` cannot do. Draws and reads then take 0.7 to 0.8 of their time, and the move one to three
-    seconds for each GiB, once: benchmarks/large_pages.py.
+    ``mmap`` cannot do. Draws and reads then take 0.7 to 0.8 of their time, and the move takes one
+    to three seconds for each GiB, once: benchmarks/large_pages.py.
 """
 
 from __future__ import annotations
