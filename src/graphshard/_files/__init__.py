@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of others, opened with care; own files, written whole, or mapped; folders that go.
+"""Files of others, opened with care; own files, written whole, or mapped by several processes.
 
-Standard library alone, so that a process that only watches others need not load torch.
+And folders that go with their process. Standard library alone, so that a process that only watches
+others need not load torch.
 """
 
 from .mapped import MappedFile

@@ -41,9 +41,13 @@ class MappedFile:
 
     Raises:
         OSError: The system refuses.
+        ValueError: The file is shorter: bytes behind its end would end the process.
     """
 
     def __init__(self, descriptor: int, num_bytes: int) -> None:
+        length = os.fstat(descriptor).st_size
+        if length < num_bytes:
+            raise ValueError(f"a file of {length} bytes cannot be mapped as one of {num_bytes}")
         self.buffer: Any
         self._num_bytes = num_bytes
         self._address = 0
