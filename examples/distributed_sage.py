@@ -65,7 +65,7 @@ def main() -> None:
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         torch.distributed.init_process_group("gloo")
     num_trainers = dgl.distributed.get_num_clients()
-    g = dgl.distributed.DistGraph("cora", part_config=args.part_config)
+    g = dgl.distributed.DistGraph(args.part_config.stem, part_config=args.part_config)
 
     # 2. Each trainer takes a share of the training nodes, mostly of its own host.
     sampler = dgl.dataloading.NeighborSampler(FANOUTS)
