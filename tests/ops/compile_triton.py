@@ -16,7 +16,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-AMPERE = GPUTarget("cuda", 80, 32)
+AMPERE, HOPPER = GPUTarget("cuda", 80, 32), GPUTarget("cuda", 90, 32)
 LISTS = ("rows", "begins", "ends", "slots", "long_rows", "first_slots", "part_args")
 IDS = ("indptr", "indices", "others", "eids", "keys", "arg", "only", "lhs_columns", "rhs_columns")
 WIDE = (
@@ -51,8 +51,9 @@ def compiled(
     attributes = {(i,): [["tt.divisibility", 16]] for i in aligned}
     source = ASTSource(function, signature, constexprs=values, attrs=attributes)
     options = {"num_warps": num_warps, "enable_fp_fusion": False}
-    asm = triton.compile(source, target=AMPERE, options=options).asm
-    assert "cubin" in asm
+    for target in targets:
+        asm = triton.compile(source, target=target, options=options).asm
+        assert "cubin" in asm
     return str(asm["ptx"])
 
 
@@ -60,13 +61,13 @@ def sums(dtype: str, wide: Any) -> None:
     for split, (op, reduce) in itertools.product(
         (False, True), (("copy_lhs", "sum"), ("mul", "mean"), ("div", "max"))
     ):
-        options = {"REDUCE": reduce, "SUM": wide, "BLOCK": 128}
+        options = {"REDUCE": reduce, "SUM": wide, "BLOCK": 16}
         tables = {"HAS_EIDS": split, "LHS_TABLE": split, "RHS_TABLE": True, "SPLIT": split}
         tables["HAS_ONLY"] = split and op == "mul"
-        options_of_rows = {"OP": op, "UNROLL": 4, **tables, **options}
+        options_of_rows = {"OP": op, "ROWS": 8, "UNROLL": 4, **tables, **options}
         code = compiled(kernel("spmm", "_reduce"), dtype, options_of_rows, num_warps=1)
         if dtype == "fp32" and op == "copy_lhs" and not split:
-            assert re.search(r"ld\.global[.\w:]*\.v4", code), "loads of 16 bytes a lane"
+            assert re.search(r"ld\.global[.\w:]*\.v4", code), "16 bytes a lane, of narrow rows too"
             assert "fma" not in code
         compiled(kernel("spmm", "_merge"), dtype, options)
 
@@ -91,7 +92,7 @@ def attention(dtype: str, wide: Any, kinds: tuple[bool, ...]) -> None:
         of_scores = {"src": "*fp64" if dtype == "fp64" else "*fp32"} if score == "additive" else {}
         types = {name: of_scores.get("src", f"*{dtype}") for name in ("src", "dst", "edges")}
         has = ("HAS_EIDS", "HAS_EDGE", "HAS_MASK", "HAS_KEYS", "HAS_FACTOR", "SPLIT")
-        numbers = {"SLOPE": 0.2, "SCALE": 0.7, "KEPT": 1.25, "EDGES": 16, "DIM": 16}
+        numbers = {"SLOPE": 0.2, "SCALE": 0.7, "KEPT": 1.25, "EDGES": 8, "DIM": 16}
         options = {"SCORE": score, "SUM": wide, **numbers, **dict.fromkeys(has, rich)}
         options["SCORE_DIM"] = 1 if score == "additive" else 16
         options |= {"HEADS": 4, "STAGES": 2, "heads": 4, "dim": 16}
@@ -116,6 +117,7 @@ def attention(dtype: str, wide: Any, kinds: tuple[bool, ...]) -> None:
 
 
 given, *more = sys.argv[1:]
+targets = [AMPERE, HOPPER][: 1 + len(more)]
 of_sums = tl.float64 if given == "fp64" else tl.float32
 sums(given, of_sums)
 rows_added(given, of_sums)

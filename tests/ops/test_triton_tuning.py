@@ -172,4 +172,4 @@ def test_tiles_of_attention_follow_from_the_shape_alone() -> None:
         for heads, dim in ((8, 8), (3, 20), (1, 256), (2, 5000))
     ]
     taken = [[tile[name] for name in ("EDGES", "HEADS", "DIM", "num_warps")] for tile in tiles]
-    assert taken == [[16, 8, 8, 1], [16, 4, 32, 2], [16, 1, 256, 4], [1, 1, 8192, 8]]
+    assert taken == [[8, 8, 8, 1], [8, 4, 32, 1], [8, 1, 256, 2], [1, 1, 8192, 8]]

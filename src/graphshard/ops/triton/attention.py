@@ -29,7 +29,7 @@ from ._launch import EXACT, INTERPRETED, block, on_its_device, sum_type, warps, 
 from ._tasks import row_tasks, task_of
 from ._tune import Configuration, run_tuned
 
-MOST_EDGES = 16  # of a destination that a program takes in a step
+MOST_EDGES = 8  # of a destination that a program takes in a step
 MOST_COLUMNS = 128  # of some heads, unless one has more
 MOST_NUMBERS = 4096  # of a step
 

@@ -54,44 +54,51 @@ def is_better(value, best, NONE, arg, SMALLEST: tl.constexpr):
 
 @triton.jit
 def _reduce(
-    out, arg, parts, part_args, indptr, rows, begins, ends, slots, indices, eids, lhs, rhs,
+    out, arg, parts, part_args, count, indptr, rows, begins, ends, slots, indices, eids, lhs, rhs,
     only, lhs_columns, rhs_columns, width, lhs_width, rhs_width,
     OP: tl.constexpr, REDUCE: tl.constexpr, HAS_EIDS: tl.constexpr, HAS_ONLY: tl.constexpr,
     LHS_TABLE: tl.constexpr, RHS_TABLE: tl.constexpr, SPLIT: tl.constexpr, SUM: tl.constexpr,
-    BLOCK: tl.constexpr, UNROLL: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
-    row, begin, end, slot = task_of(tl.program_id(0), indptr, rows, begins, ends, slots, SPLIT)
+    number = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    is_task = number < count
+    number = tl.minimum(number, count - 1)
+    row, begin, end, slot = task_of(number, indptr, rows, begins, ends, slots, SPLIT)
+    end = tl.where(is_task, end, begin)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = column < width
+    inside = (column < width)[None, :]
     left_column = column
     right_column = column
     if LHS_TABLE:
-        left_column = tl.load(lhs_columns + column, mask=inside, other=0)
+        left_column = tl.load(lhs_columns + column, mask=column < width, other=0)
     if RHS_TABLE:
-        right_column = tl.load(rhs_columns + column, mask=inside, other=0)
+        right_column = tl.load(rhs_columns + column, mask=column < width, other=0)
     READS_LHS: tl.constexpr = OP != "copy_rhs"
     READS_RHS: tl.constexpr = OP != "copy_lhs"
     IS_SUM: tl.constexpr = (REDUCE == "sum") | (REDUCE == "mean")
-    best = tl.zeros([BLOCK], SUM)
-    best_edge = tl.zeros([BLOCK], tl.int64) - 1
-    for first in range(begin, end, UNROLL):
+    best = tl.zeros([ROWS, BLOCK], SUM)
+    best_edge = tl.zeros([ROWS, BLOCK], tl.int64) - 1
+    for first in range(0, tl.max(end - begin), UNROLL):
         for step in tl.static_range(UNROLL):
-            position = first + step
-            there = inside & (position < end)
+            position = begin + first + step
+            is_edge = position < end
+            there = is_edge[:, None] & inside
             left = best
             right = best
             edge = position
             if HAS_EIDS:
-                edge = tl.load(eids + position, mask=position < end, other=0).to(tl.int64)
+                edge = tl.load(eids + position, mask=is_edge, other=0).to(tl.int64)
             if READS_LHS:
-                node = tl.load(indices + position, mask=position < end, other=0).to(tl.int64)
+                node = tl.load(indices + position, mask=is_edge, other=0).to(tl.int64)
                 if HAS_ONLY:
-                    taker = tl.load(only + node * width + column, mask=there, other=-1)
-                    there = there & (taker.to(tl.int64) == edge)
-                left = tl.load(lhs + node * lhs_width + left_column, mask=there, other=0)
-                left = left.to(SUM)
+                    takers = only + (node * width)[:, None] + column[None, :]
+                    taker = tl.load(takers, mask=there, other=-1).to(tl.int64)
+                    there = there & (taker == edge[:, None])
+                of_node = lhs + (node * lhs_width)[:, None] + left_column[None, :]
+                left = tl.load(of_node, mask=there, other=0).to(SUM)
             if READS_RHS:
-                right = tl.load(rhs + edge * rhs_width + right_column, mask=there, other=0)
+                of_edge = rhs + (edge * rhs_width)[:, None] + right_column[None, :]
+                right = tl.load(of_edge, mask=there, other=0)
                 right = tl.where(there, right.to(SUM), 1.0)
             value = message(OP, left, right)
             if IS_SUM:
@@ -99,17 +106,21 @@ def _reduce(
             else:
                 taken = there & is_better(value, best, -1, best_edge, REDUCE == "min")
                 best = tl.where(taken, value, best)
-                best_edge = tl.where(taken, edge, best_edge)
-    if slot >= 0:
-        tl.store(parts + slot * width + column, best, mask=inside)
+                best_edge = tl.where(taken, edge[:, None], best_edge)
+    is_row = is_task
+    if SPLIT:
+        is_row = is_task & (slot < 0)
+        of_part = (slot * width)[:, None] + column[None, :]
+        is_part = (is_task & (slot >= 0))[:, None] & inside
+        tl.store(parts + of_part, best, mask=is_part)
         if not IS_SUM:
-            tl.store(part_args + slot * width + column, best_edge, mask=inside)
-    if slot < 0:
-        if REDUCE == "mean":
-            best = best / tl.maximum(end - begin, 1).to(SUM)
-        tl.store(out + row * width + column, best, mask=inside)
-        if not IS_SUM:
-            tl.store(arg + row * width + column, best_edge, mask=inside)
+            tl.store(part_args + of_part, best_edge, mask=is_part)
+    if REDUCE == "mean":
+        best = best / tl.maximum(end - begin, 1).to(SUM)[:, None]
+    to = (row * width)[:, None] + column[None, :]
+    tl.store(out + to, best, mask=is_row[:, None] & inside)
+    if not IS_SUM:
+        tl.store(arg + to, best_edge, mask=is_row[:, None] & inside)
 
 
 @triton.jit
@@ -141,14 +152,23 @@ def _merge(
         tl.store(arg + row * width + column, best_edge, mask=inside)
 
 
+NUMBERS = 128
+"""Of a warp: loads of 16 bytes a lane, of float32."""
+
+
 def configurations(width: int) -> list[Configuration]:
-    """How programs take rows of so many columns: 2 or 4 of them a thread, 4 or 8 edges ahead."""
-    blocks = dict.fromkeys(block(width, most) for most in (128, 256, 64))
+    """How programs take rows of so many columns: narrow ones several at a time."""
+    tried = {}
+    for most, unroll, numbers in (
+        (128, 4, NUMBERS), (128, 8, NUMBERS), (128, 4, 4 * NUMBERS),
+        (256, 4, NUMBERS), (64, 4, NUMBERS), (128, 4, 1),
+    ):  # fmt: skip
+        size = block(width, most)
+        rows = max(1, numbers // size)
+        tried[size, rows, unroll] = max(1, size * rows // NUMBERS)
     return [
-        {"BLOCK": size, "UNROLL": unroll, "num_warps": max(1, size // 32 // columns)}
-        for size in blocks
-        for unroll, columns in ((4, 4), (8, 4), (4, 2))
-        if columns == 4 or size >= 64
+        {"BLOCK": size, "ROWS": rows, "UNROLL": unroll, "num_warps": num_warps}
+        for (size, rows, unroll), num_warps in tried.items()
     ]
 
 
@@ -192,9 +212,10 @@ def spmm(
     part_args = out.new_empty((0 if is_sum else tasks.num_slots, width), dtype=torch.int64)
 
     def run(configuration: Configuration) -> None:
-        grid = (tasks.count, triton.cdiv(width, configuration["BLOCK"]))
+        sizes = (("ROWS", tasks.count), ("BLOCK", width))
+        grid = tuple(triton.cdiv(size, configuration[name]) for name, size in sizes)
         _reduce[grid](
-            out, out if arg is None else arg, parts, part_args, *tasks.arguments(indptr),
+            out, out if arg is None else arg, parts, part_args, tasks.count, *tasks.arguments(indptr),
             indices, indices if eids is None else eids, left, right,
             indices if only is None else only,
             indptr if places.lhs is None else places.lhs,
@@ -209,7 +230,8 @@ def spmm(
         *("spmm", op, reduce, only is None, places.lhs is None, places.rhs is None),
         *(adj.idtype, width_class(width), like.dtype, like.device),
     )
-    some = [{"BLOCK": block(width, 256), "UNROLL": 1}] if INTERPRETED else configurations(width)
+    interpreted = {"BLOCK": block(width, 256), "ROWS": 16, "UNROLL": 1}
+    some = [interpreted] if INTERPRETED else configurations(width)
     run_tuned(key, some, run, [out] if arg is None else [out, arg], adj.num_edges * width)
     if tasks.is_split:
         assert tasks.long_rows is not None
