@@ -215,9 +215,9 @@ def spmm(
         sizes = (("ROWS", tasks.count), ("BLOCK", width))
         grid = tuple(triton.cdiv(size, configuration[name]) for name, size in sizes)
         _reduce[grid](
-            out, out if arg is None else arg, parts, part_args, tasks.count, *tasks.arguments(indptr),
-            indices, indices if eids is None else eids, left, right,
-            indices if only is None else only,
+            out, out if arg is None else arg, parts, part_args,
+            tasks.count, *tasks.arguments(indptr), indices, indices if eids is None else eids,
+            left, right, indices if only is None else only,
             indptr if places.lhs is None else places.lhs,
             indptr if places.rhs is None else places.rhs,
             width, _width(lhs), _width(rhs),
