@@ -176,6 +176,9 @@ class _Stream:
     def record_event(self) -> _Event:
         return _Event(self)
 
+    def is_capturing(self) -> bool:
+        return False
+
 
 class _Event:
     def __init__(self, stream: _Stream | None = None, **options: bool) -> None:
@@ -235,6 +238,8 @@ def emulated_gpu(count: int = 1) -> Iterator[list[Any]]:
     with ExitStack() as stack:
         for name, function in names.items():
             stack.enter_context(mock.patch.object(torch.cuda, name, function))
+        current = names["current_stream"]
+        stack.enter_context(mock.patch.object(torch.accelerator, "current_stream", current))
         _staging._copy_stream.cache_clear()
         stack.callback(_staging._copy_stream.cache_clear)
         stack.enter_context(mock.patch.object(_dispatch, "_load_triton", return_value=None))

@@ -23,9 +23,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
+import torch
 import torch.distributed as dist
+from torch.torch_version import TorchVersion
 
 from ...errors import RankError
 from ._address import JOB_VARIABLE, from_environment, job_id, listen_for_others
@@ -35,6 +37,8 @@ from ._monitor_server import send_event
 
 _RETRY_SECONDS = 0.05
 _ANSWER_SECONDS = 2.0
+_LIBUV_LISTENS = TorchVersion(torch.__version__) >= "2.8"
+"""Whether torch's default store takes a socket that listens already; its older one does always."""
 
 _T = TypeVar("_T")
 
@@ -162,6 +166,7 @@ def _host_store(
             timeout=timeout,
             wait_for_workers=False,
             master_listen_fd=listener.detach(),
+            use_libuv=_LIBUV_LISTENS,
         )
     except (RuntimeError, OSError) as error:
         raise RuntimeError(
@@ -173,12 +178,13 @@ def _host_store(
 
 def _enter(store: dist.Store, rank: int, world_size: int, place: str, timeout: timedelta) -> bool:
     """Come to the store of a rank 0, if it is of this job; False if this process came before."""
-    job = {"id": job_id(), "world_size": world_size}
+    job: dict[str, Any] = {"id": job_id(), "world_size": world_size}
     me = f"{network_name()} {os.getpid()} "
     mine = me + secrets.token_hex(8)
     try:
         if rank == 0:
-            found = json.loads(store.compare_set("job", "", json.dumps(job)))
+            store.set("job", json.dumps(job))  # it has just made the store
+            found = job
         else:
             store.wait(["job"], timeout)
             found = json.loads(answered(lambda: store.get("job"), timeout))
@@ -224,7 +230,9 @@ def _refuse(store: dist.Store, rank: int, world_size: int, text: str) -> None:
         start = dist.PrefixStore(_prefix(1), store)
         start.set("refused", json.dumps([rank, text]))
         for other in range(world_size):  # who waits for this one looks about
-            start.compare_set(f"arrived/{other}", "", "refused")
+            key = f"arrived/{other}"
+            if start.compare_set(key, "", "refused") == b"refused":
+                start.set(key, "refused")  # the store of torch before 2.8 wakes nobody otherwise
         if start.check(["monitor"]):
             monitor = json.loads(start.get("monitor"))
             event = {"kind": "raised", "ranks": [rank], "text": f"RuntimeError: {text}"}

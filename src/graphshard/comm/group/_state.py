@@ -140,9 +140,20 @@ def forget(state: GroupState) -> None:
         # may never come. So the group stays as it is until the process has ended: nothing must wait
         # for it, the interpreter at its end included.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(state.group))
-    # Whatever still refers to the state must not keep the group, and its threads, alive.
+    # Whatever still refers to the state must not keep the group, and its threads, alive. Threads of
+    # gloo may have to take the GIL before they end, and torch before 2.8 keeps it while it ends a
+    # group; not so while it ends the part that has the threads, which is therefore last.
+    part = _part_on_host(state.group)
     state.group, state.closed, state.shared = None, True, None
+    del part
     state.in_flight.clear()
+
+
+def _part_on_host(group: dist.ProcessGroup) -> object:
+    try:
+        return group._get_backend(torch.device("cpu"))
+    except RuntimeError:  # it has none
+        return None
 
 
 def registered() -> list[GroupState]:
