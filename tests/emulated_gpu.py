@@ -221,6 +221,7 @@ def emulated_gpu(count: int = 1) -> Iterator[list[Any]]:
         "set_device": lambda device: log.append(("set_device", str(device))),
         "get_device_properties": lambda device: types.SimpleNamespace(uuid=f"GPU-{device}"),
         "current_stream": lambda device=None: streams[-1],
+        "is_current_stream_capturing": lambda: False,
         "default_stream": lambda device=None: streams[0],
         "Event": _Event,
         "Stream": lambda device=None: _Stream(log, "copies"),

@@ -19,7 +19,9 @@ def way(request: pytest.FixtureRequest) -> Iterator[str]:
     if request.param == "triton":
         if importlib.util.find_spec("triton") is None:
             pytest.skip("Triton has no release here")
-        with force_triton():
+        from triton_bounds import bounds_checked
+
+        with force_triton(), bounds_checked():
             yield request.param
         return
     with force_extension(request.param == "kernels"):

@@ -26,6 +26,7 @@ from graphshard.ops import reference
 from graphshard.ops._dispatch import force_triton
 
 pytest.importorskip("triton", reason="Triton has no release here")
+bounds_checked = importlib.import_module("triton_bounds").bounds_checked
 tasks = importlib.import_module("graphshard.ops.triton._tasks")
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
@@ -46,7 +47,7 @@ SPMM = pairwise(
 
 @pytest.fixture(autouse=True)
 def _in_triton() -> Iterator[None]:
-    with force_triton():
+    with force_triton(), bounds_checked():
         yield
 
 

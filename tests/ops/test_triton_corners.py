@@ -22,6 +22,7 @@ from graphshard.ops import reference
 from graphshard.ops._dispatch import force_triton
 
 pytest.importorskip("triton", reason="Triton has no release here")
+bounds_checked = importlib.import_module("triton_bounds").bounds_checked
 tasks = importlib.import_module("graphshard.ops.triton._tasks")
 argmax = importlib.import_module("graphshard.ops.spmm._argmax")
 
@@ -34,7 +35,7 @@ HUB = tasks.MOST_EDGES + 50
 
 @pytest.fixture(autouse=True)
 def _in_triton() -> Iterator[None]:
-    with force_triton():
+    with force_triton(), bounds_checked():
         yield
 
 
