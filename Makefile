@@ -14,9 +14,13 @@ PEER ?= .venv-peer
 CORE ?= .venv-core
 CORE_TESTS := tests/comm tests/ops tests/graph tests/fullbatch tests/partition tests/sampling
 
+# The release of torch of `make test-torch`, and its environment; PyPI's may bring gigabytes of CUDA.
+TORCH ?= 2.6.0
+OTHER := .venv-torch-$(TORCH)
+
 # Tests start hundreds of programs. Where the environment forbids files of bytecode, each of them
 # would compile the package anew: a sixth of the 2.7 s that a start takes.
-test test-core test-all: export PYTHONDONTWRITEBYTECODE =
+test test-core test-torch test-all: export PYTHONDONTWRITEBYTECODE =
 
 # How many files of tests run side by side; 0 runs them in one process, where a debugger works. One
 # more than two cores, as a sixth of their time is waiting for processes that end.
@@ -32,10 +36,10 @@ NATIVE := $(wildcard CMakeLists.txt cmake/*.cmake csrc/*/*.cpp csrc/*/*.h)
 CXX_FILES := $(wildcard csrc/*/*.cpp csrc/*/*.h)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-core test-all lint format peer bench clean
+.PHONY: help install demo test test-core test-torch test-all lint format peer bench clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 $(BIN)/python:
 	@echo "making $(VENV) with $$($(PYTHON) --version)"
@@ -81,6 +85,16 @@ test-core: $(CORE)/.test  ## run the tests of the core where neither DGL nor PyG
 		assert not found, f'{found} must not be installed here'"
 	$(CORE)/bin/python -m pytest -n $(TEST_WORKERS) $(SIDE_BY_SIDE) $(CORE_TESTS)
 
+$(OTHER)/.test: pyproject.toml $(NATIVE)
+	@echo "installing graphshard in $(OTHER), with torch $(TORCH) and the newest of all else"
+	@$(PYTHON) -m venv $(OTHER)
+	@$(OTHER)/bin/python -m pip --disable-pip-version-check --no-input -q install \
+		torch==$(TORCH) -e ".[test]"
+	@touch $@
+
+test-torch: $(OTHER)/.test  ## run the tests with another torch: TORCH=2.6.0 PYTHON=python3.10
+	$(OTHER)/bin/python -m pytest -n $(TEST_WORKERS) $(SIDE_BY_SIDE) $(PYTEST_ARGS)
+
 test-all: $(VENV)/.test  ## run the tests with every case and whole campaigns: hours, before a release
 	@$(INSTALL) "ray[train]" || echo "Ray cannot be installed here: its tests are skipped"
 	$(BIN)/python -m pytest --all --timeout 600 -n $(TEST_WORKERS) $(SIDE_BY_SIDE) $(PYTEST_ARGS)
@@ -111,6 +125,6 @@ bench: $(VENV)/.test  ## run the short benchmarks, or one: BENCH=memory BENCH_AR
 		$(BIN)/python benchmarks/$(BENCH).py $(BENCH_ARGS)
 
 clean:  ## remove .venv and everything that was built
-	rm -rf $(VENV) $(CORE) $(PEER) build dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(CORE) $(PEER) .venv-torch-* build dist .pytest_cache .mypy_cache .ruff_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 	find src -name '_kernels*.so' -delete

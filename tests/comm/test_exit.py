@@ -81,7 +81,8 @@ def test_no_thread_of_a_group_outlives_the_interpreter(tmp_path, start):
     # Such a thread aborts the process, now and then, when it releases a tensor.
     program = f"{START[start]}\ncomm.all_reduce(torch.ones(2))\n"
     for status, printed, errors in run(tmp_path, program):
-        assert (status, printed) == (0, "at the end: []\n"), errors
+        last = printed.splitlines()[-1:]  # some releases of gloo print, too
+        assert (status, last) == (0, ["at the end: []"]), errors
 
 
 def test_a_collective_that_was_left_does_not_hold_up_the_end(tmp_path):
@@ -142,6 +143,7 @@ def test_a_model_that_outlives_its_group_does_not_hang(tmp_path):
 @pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="needs Linux's list of threads")
 def test_threads_of_gloo_are_waited_for_until_they_sleep(monkeypatch):
     found = []
+    monkeypatch.setattr(_gloo_threads, "_ARE_NAMED", True)
     monkeypatch.setattr(_gloo_threads, "_NAME", "pytest-busy")
     lasts = threading.Event()
 

@@ -6,6 +6,7 @@ usage: compile_triton.py DTYPE [all]
 """
 
 import importlib
+import inspect
 import itertools
 import re
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 
 import triton
 import triton.language as tl
+from triton.backends import compiler
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -49,7 +51,12 @@ def compiled(
     values = {(names.index(name),): value for name, value in constants.items()}
     aligned = [i for i, name in enumerate(names) if name not in constants]
     attributes = {(i,): [["tt.divisibility", 16]] for i in aligned}
-    source = ASTSource(function, signature, constexprs=values, attrs=attributes)
+    if "constexprs" in inspect.signature(ASTSource).parameters:
+        source = ASTSource(function, signature, constexprs=values, attrs=attributes)
+    else:  # Triton 3.2
+        kinds = {name: kind for name, kind in signature.items() if name not in constants}
+        hints = compiler.AttrsDescriptor.from_hints(dict.fromkeys(aligned, 16))
+        source = ASTSource(function, kinds, constants, hints)
     options = {"num_warps": num_warps, "enable_fp_fusion": False}
     for target in targets:
         asm = triton.compile(source, target=target, options=options).asm
@@ -95,7 +102,7 @@ def attention(dtype: str, wide: Any, kinds: tuple[bool, ...]) -> None:
         numbers = {"SLOPE": 0.2, "SCALE": 0.7, "KEPT": 1.25, "EDGES": 8, "DIM": 16}
         options = {"SCORE": score, "SUM": wide, **numbers, **dict.fromkeys(has, rich)}
         options["SCORE_DIM"] = 1 if score == "additive" else 16
-        options |= {"HEADS": 4, "STAGES": 2, "heads": 4, "dim": 16}
+        options |= {"HEADS": 4, "heads": 4, "dim": 16, **kernel("attention", "AHEAD")[0]}
         options["score_dim"] = options["SCORE_DIM"]
         compiled(kernel("attention", "_attend"), dtype, options, **types)
         for by_source in (False, True):

@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
 
 import pytest
+from ops_cases import NO_INTERPRETER
 
 from graphshard._kernel import extension_available, force_extension
 from graphshard.ops._dispatch import force_triton
@@ -17,8 +17,7 @@ def way(request: pytest.FixtureRequest) -> Iterator[str]:
     if request.param == "kernels" and not extension_available():
         pytest.skip("the compiled kernels are not installed")
     if request.param == "triton":
-        if importlib.util.find_spec("triton") is None:
-            pytest.skip("Triton has no release here")
+        pytest.importorskip("triton", minversion="3.7", reason=NO_INTERPRETER)
         from triton_bounds import bounds_checked
 
         with force_triton(), bounds_checked():

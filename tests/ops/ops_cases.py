@@ -8,6 +8,10 @@ from torch import Tensor
 
 from graphshard.ops import Adjacency
 
+NO_INTERPRETER = (
+    "Triton's interpreter before 3.7 fails with NumPy 2.4; or Triton has no release here"
+)
+
 # name -> (sources, destinations, num_src, num_dst): parallel edges, self loops, isolated nodes
 GRAPHS: dict[str, tuple[list[int], list[int], int, int]] = {
     "odd": ([2, 2, 0, 1, 3, 4, 4, 1, 0, 2, 5, 5], [0, 0, 1, 2, 2, 4, 0, 4, 2, 1, 0, 0], 7, 6),

@@ -7,8 +7,9 @@ import importlib
 
 import pytest
 import torch
+from ops_cases import NO_INTERPRETER
 
-triton = pytest.importorskip("triton", reason="Triton has no release here")
+triton = pytest.importorskip("triton", minversion="3.7", reason=NO_INTERPRETER)
 bounds_checked = importlib.import_module("triton_bounds").bounds_checked
 tl = triton.language
 

@@ -15,10 +15,15 @@ import contextlib
 import time
 from pathlib import Path
 
+import torch
+from torch.torch_version import TorchVersion
+
 _TASKS = Path("/proc/self/task")
+_ARE_NAMED = TorchVersion(torch.__version__) >= "2.11"
 _NAME = "pt_gloo_runloop"
 _CHECK_SECONDS = 0.01
 _MOST_SECONDS = 5.0
+_PAUSE_SECONDS = 0.05
 
 
 def wait_until_idle() -> None:
@@ -26,10 +31,11 @@ def wait_until_idle() -> None:
 
     One that waits for the lock wakes up every few milliseconds, and one that was only interrupted
     counts as running: so a thread is idle that sleeps and has not woken up from one check to the
-    next. Systems other than Linux do not tell; there this is a pause.
+    next. Systems other than Linux do not tell, and torch before 2.11 does not name its threads;
+    there this is a pause.
     """
-    if not _TASKS.is_dir():
-        time.sleep(2 * _CHECK_SECONDS)
+    if not _TASKS.is_dir() or not _ARE_NAMED:
+        time.sleep(_PAUSE_SECONDS)
         return
     deadline = time.monotonic() + _MOST_SECONDS
     before: dict[str, tuple[str, str]] = {}

@@ -21,7 +21,8 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from triton.runtime.errors import OutOfResources, PTXASError
+from triton.runtime import errors
+from triton.runtime.errors import OutOfResources
 
 from ._launch import INTERPRETED
 
@@ -34,7 +35,7 @@ CALLS = 3
 Configuration = Mapping[str, int]
 """Keyword arguments of a launch."""
 
-_DO_NOT_FIT = (OutOfResources, PTXASError)
+_DO_NOT_FIT = (OutOfResources, getattr(errors, "PTXASError", OutOfResources))  # from 3.3 on
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 _chosen: dict[Hashable, Configuration] = {}

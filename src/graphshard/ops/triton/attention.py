@@ -22,6 +22,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.torch_version import TorchVersion
 
 from .._adjacency import Adjacency
 from .._attention_rule import Attention, wide
@@ -33,7 +34,9 @@ MOST_EDGES = 8  # of a destination that a program takes in a step
 MOST_COLUMNS = 128  # of some heads, unless one has more
 MOST_NUMBERS = 4096  # of a step
 
-AHEAD: list[Configuration] = [{"STAGES": stages} for stages in (2, 1, 3)]
+# Before Triton 3.3 the compiler ends the process where rows of several heads are loaded ahead.
+_STAGES = (1,) if TorchVersion(triton.__version__) < "3.3" else (2, 1, 3)
+AHEAD: list[Configuration] = [{"STAGES": stages} for stages in _STAGES]
 """Steps that are on their way at a time."""
 
 
@@ -238,7 +241,7 @@ def take(adj: Adjacency, a: Attention, peak: Tensor, total: Tensor, sums: Tensor
 
 def stages() -> list[Configuration]:
     """How many steps may be on their way at a time."""
-    return AHEAD[1:2] if INTERPRETED else AHEAD
+    return [{"STAGES": 1}] if INTERPRETED else AHEAD
 
 
 def tile_of(a: Attention) -> dict[str, int]:
