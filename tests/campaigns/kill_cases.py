@@ -58,6 +58,7 @@ _SHARED_MEMORY = Path("/dev/shm")
 _GIVE_UP_SECONDS = 120.0
 _TORCHRUN_SECONDS = 35.0
 # torchrun's own folders, which it leaves behind when it is killed.
+# And a folder with a remote module, which torch makes where its distributed part is imported.
 _FOREIGN = ("torchelastic_", "torchinductor_")
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -440,7 +441,9 @@ def shared_files() -> set[str]:
 def left_behind(folder: Path, mark: str, before: set[str]) -> str | None:
     """What a job that is gone has left behind, if anything."""
     temporary = [
-        item.name for item in (folder / "tmp").iterdir() if not item.name.startswith(_FOREIGN)
+        item.name
+        for item in (folder / "tmp").iterdir()
+        if not item.name.startswith(_FOREIGN) and not any(item.glob("_remote_module_*"))
     ]
     if temporary:
         return f"left temporary files behind: {temporary}"

@@ -12,16 +12,22 @@ from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch_geometric.nn as pyg_nn
 from torch import Tensor, nn
+from torch.torch_version import TorchVersion
 from torch_geometric.data import Data
 
 import graphshard
 import graphshard.pyg
 from graphshard.comm import share_error
 from graphshard.pyg import _propagate
+
+needs_to_hetero = pytest.mark.skipif(
+    TorchVersion(torch.__version__) < "2.7", reason="torch.fx of torch 2.6 fails in PyG's to_hetero"
+)
 
 WIDTH, NUM_TYPES, EDGE_WIDTH = 8, 3, 4
 NUM_NODES, NUM_EDGES = 45, 260

@@ -29,6 +29,7 @@ from graphshard.pyg import HGTLoader, HopSampler, LinkNeighborLoader, NeighborLo
 sys.path.insert(0, str(Path(__file__).parent))
 
 import loader_graphs as lg
+from layer_zoo import needs_to_hetero
 
 
 def pairs(edge_index: torch.Tensor) -> set[tuple[int, int]]:
@@ -322,6 +323,7 @@ class _Net(torch.nn.Module):
         return self.second(self.first(x, edge_index).relu(), edge_index)
 
 
+@needs_to_hetero
 def test_typed_batches_feed_models_of_to_hetero() -> None:
     data = lg.typed_data()
     model = to_hetero(_Net(), data.metadata())

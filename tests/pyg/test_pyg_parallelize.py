@@ -27,7 +27,7 @@ from graphshard.testing import run_ranks
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from layer_zoo import NUM_NODES, WIDTH, owners, whole_graph
+from layer_zoo import NUM_NODES, WIDTH, needs_to_hetero, owners, whole_graph
 from test_pyg_shard import ETYPES, SIZES, typed_graph, typed_models
 
 
@@ -197,6 +197,7 @@ def on_a_rank(rank: int, world_size: int, cut: str, mode: str) -> list[float]:
         pytest.param(2, "random", "sequential", marks=pytest.mark.exhaustive),
     ],
 )
+@needs_to_hetero
 def test_a_program_of_one_process(world_size: int, cut: str, mode: str) -> None:
     first, *others = run_ranks(on_a_rank, world_size, cut, mode)
     assert all(drawn == first for drawn in others)
@@ -221,6 +222,7 @@ def test_a_compiled_model() -> None:
     run_ranks(compiled_before, 2)
 
 
+@needs_to_hetero
 def test_one_process_without_a_group() -> None:
     on_a_rank(0, 1, "metis", "sequential")
 

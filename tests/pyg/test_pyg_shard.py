@@ -25,7 +25,7 @@ from graphshard.testing import run_ranks
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from layer_zoo import gap, owners, whole_graph
+from layer_zoo import gap, needs_to_hetero, owners, whole_graph
 
 WIDTH = 8
 ETYPES = [("a", "r1", "b"), ("b", "r2", "a"), ("a", "r3", "a")]
@@ -108,6 +108,7 @@ def compare_typed(rank: int, world_size: int, cut: str, mode: str) -> dict[str, 
     ("world_size", "cut", "mode"),
     [(3, "random", "oneshot"), (2, "metis", "sequential")],
 )
+@needs_to_hetero
 def test_typed_graphs(world_size: int, cut: str, mode: str) -> None:
     for found in run_ranks(compare_typed, world_size, cut, mode):
         assert "means over all nodes" in found.pop("HANConv")
