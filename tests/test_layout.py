@@ -27,7 +27,7 @@ MAX_FILES = 12
 
 FILES = {"_files"}
 PROCESSES = {"_children", "_files"}
-BASE = {"errors", "config", "_typing", "_ranges", "_kernel", "_memory"} | FILES
+BASE = {"errors", "config", "_typing", "_ranges", "_device", "_kernel", "_memory"} | FILES
 KERNELS = {"_kernels"}
 
 # What each part of the package may import, besides itself. This is the picture in the design notes:
@@ -37,6 +37,7 @@ ARROWS: dict[str, set[str]] = {
     "config": set(),
     "_typing": set(),
     "_ranges": {"errors", "_typing"},
+    "_device": set(),
     "_kernel": KERNELS,
     "_memory": {"_kernel"} | KERNELS,
     "_files": set(),

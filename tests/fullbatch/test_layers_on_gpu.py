@@ -143,8 +143,8 @@ def compare(
             here = results(parts, rank, kind, mode, names, "cpu")
             some = calls(parts, rank, kind, mode, "cpu")
             with emulated_gpu() if where == "emulated" else contextlib.nullcontext():
-                there = results(parts, rank, kind, mode, names, "cuda:0")
-                others = calls(parts, rank, kind, mode, "cuda:0")
+                there = results(parts, rank, kind, mode, names, "cuda")
+                others = calls(parts, rank, kind, mode, "cuda")
             here |= {name: [tensor] for name, tensor in some.items()}
             there |= {name: [tensor] for name, tensor in others.items()}
             for name, expected in here.items():

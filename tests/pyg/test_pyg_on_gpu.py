@@ -51,7 +51,7 @@ def compare_on_gpu(
         if case.name in names:
             with emulated_gpu() if where == "emulated" else contextlib.nullcontext():
                 found[case.name] = compare(
-                    case, dtype, "random", {"mode": mode}, world_size, "cuda:0"
+                    case, dtype, "random", {"mode": mode}, world_size, "cuda"
                 )
     return found
 

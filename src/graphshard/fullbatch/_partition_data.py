@@ -15,6 +15,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from .._device import device_of
 from .._ranges import RangeMap
 from .._typing import CanonicalEType
 from ..errors import PartitionFormatError
@@ -149,8 +150,8 @@ class PartitionData:
                 CPU they take no memory of a GPU, and only the rows that are read go there:
                 ``features[rows].to(device)``.
         """
-        device = torch.device(device)
-        beside = device if feature_device is None else torch.device(feature_device)
+        device = device_of(device)
+        beside = device if feature_device is None else device_of(feature_device)
         return replace(
             self,
             node_features={k: v.to(beside) for k, v in self.node_features.items()},

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from graphshard._typing import INDEX_DTYPES
 
+from .._device import device_of
 from .._kernel import kernels_for, num_threads
 from . import _check
 
@@ -259,7 +260,7 @@ class Adjacency:
 
     def to(self, device: torch.device | str) -> Adjacency:
         """This adjacency, with every format it has, on ``device``; itself if already there."""
-        target = torch.empty(0, device=device).device  # "cuda" becomes "cuda:0"
+        target = device_of(device)
         return self if target == self.device else self.map(lambda array: array.to(target))
 
     def astype(self, idtype: torch.dtype) -> Adjacency:

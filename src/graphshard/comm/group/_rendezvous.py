@@ -232,7 +232,7 @@ def _refuse(store: dist.Store, rank: int, world_size: int, text: str) -> None:
         for other in range(world_size):  # who waits for this one looks about
             key = f"arrived/{other}"
             if start.compare_set(key, "", "refused") == b"refused":
-                start.set(key, "refused")  # the store of torch before 2.8 wakes nobody otherwise
+                start.set(key, "refused")  # only this wakes them in the store of torch before 2.8
         if start.check(["monitor"]):
             monitor = json.loads(start.get("monitor"))
             event = {"kind": "raised", "ranks": [rank], "text": f"RuntimeError: {text}"}

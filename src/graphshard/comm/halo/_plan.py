@@ -28,6 +28,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
+from ..._device import device_of
 from ..._kernel import empty
 from ..collectives import verify
 from ..group import GroupState, group_state
@@ -158,7 +159,7 @@ class ExchangePlan:
             TypeError: On every rank, if any rank's row numbers are not integers.
         """
         state = group_state(group)
-        device = torch.device("cpu" if device is None else device)
+        device = device_of("cpu" if device is None else device)
         error = _check_needed(needed, num_rows, state)
         if error is None:
             wanted = [rows.detach().to("cpu", torch.int64) for rows in needed]

@@ -20,6 +20,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from ..._device import device_of
 from ...errors import GraphTypeError, GraphValueError
 from ._lazy import LazyRows
 
@@ -75,7 +76,7 @@ class Frame(MutableMapping[str, Any]):
         default_view: View = "node",
     ) -> None:
         self.num_rows = num_rows
-        self.device = torch.device(device)
+        self.device = device_of(device)
         self.what = what
         self.default_view = default_view
         self.initializers: dict[str | None, Initializer] = {}
@@ -269,7 +270,7 @@ class Frame(MutableMapping[str, Any]):
         Raises:
             TypeError: a column is a deferred value, which cannot move.
         """
-        target = torch.device(device)
+        target = device_of(device)
         return self.map(lambda column: column.to(target, non_blocking=non_blocking), target)
 
     def map(self, change: Callable[[Any], Any], device: torch.device) -> Frame:

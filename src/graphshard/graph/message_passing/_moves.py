@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from ..._device import device_of
 from ...errors import GraphValueError
 from ...ops import Adjacency
 from ._queries import QueryableGraph, RelationFacts
@@ -54,7 +55,7 @@ class MovableGraph(QueryableGraph):
         """
         if device is None:
             return self
-        target = torch.empty(0, device=device).device
+        target = device_of(device)
         if target == self.device:
             return self
         begun = non_blocking and target.type != "cpu"

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from ..._device import device_of
 from ...comm import ThreadGroups
 from ...comm.collectives import verify
 from ...sampling import DrawSeed
@@ -30,7 +31,6 @@ from ...sampling.loader import (
     Pipeline,
     Run,
     Stage,
-    device_of,
     moved,
 )
 from ._samplers import SourceSampler

@@ -142,21 +142,6 @@ class Arrivals:
         return event
 
 
-def device_of(device: torch.device | str) -> torch.device:
-    """A device with its number: "cuda" is the current one.
-
-    Raises:
-        ValueError: Torch has no such device here.
-    """
-    try:
-        return torch.empty(0, device=device).device
-    except (AssertionError, RuntimeError) as error:
-        raise ValueError(
-            f"device must be one that torch has here (got {str(device)!r}: {error}); leave it out, "
-            "or give another"
-        ) from error
-
-
 def moved(value: Any, device: torch.device, pin: bool = False) -> Any:
     """A batch with every tensor and graph in it on a device; what cannot move stays as it is.
 

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from ..._device import device_of
 from ..._memory import keep_freed_memory
 from ...comm import ThreadGroups
 from ...comm.collectives import all_gather, verify
@@ -37,7 +38,7 @@ from ..feature_store import (
 from ..graph_store import GraphStore, SamplingTransport, graph_store_of
 from ..sampler import DrawSeed, NeighborSampler, by_type
 from ._batch_order import SeedOrder
-from ._device_stream import DeviceStream, device_of
+from ._device_stream import DeviceStream
 from ._mini_batch import (
     FEATURES,
     SAMPLING,

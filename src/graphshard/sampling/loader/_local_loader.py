@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..._device import device_of
 from ..._memory import keep_freed_memory
 from ..._typing import CanonicalEType, EType
 from ...comm import rank, share_error, world_size
@@ -32,7 +33,7 @@ from ..sampler import (
     takes,
 )
 from ._batch_order import SplitOrder
-from ._device_stream import DeviceStream, device_of, moved
+from ._device_stream import DeviceStream, moved
 from ._mini_batch import FeaturePlan, LoaderStats
 from ._pipeline import Deliveries, Pipeline, Run, Stage
 
