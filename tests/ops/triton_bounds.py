@@ -6,12 +6,14 @@ On a GPU an address outside the operands is an error at best, and other people's
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
 import numpy as np
+import torch
 from torch import Tensor
 from triton.runtime import interpreter
 
@@ -42,9 +44,20 @@ def _bytes(t: Tensor) -> int:
     return (1 + sum((size - 1) * stride for size, stride in steps)) * t.element_size()
 
 
+def _unwritten(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def made(*args: Any, **kwargs: Any) -> Tensor:
+        empty = make(*args, **kwargs)
+        return empty.fill_(math.nan if empty.is_floating_point() else -77)
+
+    return made
+
+
 @contextmanager
 def bounds_checked() -> Iterator[None]:
-    """Kernels raise at the first address that belongs to none of their operands."""
+    """Kernels raise at the first address that belongs to none of their operands.
+
+    What they leave unwritten of a new result is NaN.
+    """
     memory = _Memory()
     begin = interpreter.GridExecutor._init_args_hst
     real = interpreter._interpreter
@@ -67,6 +80,8 @@ def bounds_checked() -> Iterator[None]:
             return real.store(addresses, values, mask)
 
     with (
+        mock.patch.object(Tensor, "new_empty", _unwritten(Tensor.new_empty)),
+        mock.patch.object(torch, "empty_like", _unwritten(torch.empty_like)),
         mock.patch.object(interpreter.GridExecutor, "_init_args_hst", enter),
         mock.patch.object(interpreter, "_interpreter", Checked()),
     ):

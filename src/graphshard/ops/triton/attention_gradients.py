@@ -195,20 +195,20 @@ def gradients(
     joint = a.score == "joint"
     dtype = wide(a.dtype)
     found: list[Tensor | None] = [
-        torch.zeros_like(t, dtype=dtype, memory_format=torch.contiguous_format)
+        torch.empty_like(t, dtype=dtype, memory_format=torch.contiguous_format)
         if w and t is not None
         else None
         for t, w in zip(a.operands, wanted, strict=True)
     ]
     if adj.num_edges == 0 or grad.numel() == 0:
-        return found
+        return [None if t is None else t.zero_() for t in found]
     peak, total, delta = (part.contiguous() for part in statistics)
     if grad.stride()[1:] != (a.dim, 1):
         grad = grad.contiguous()
     common = (peak, total, delta, grad, grad.stride(0))
     if want_values or want_src:
         # Of joint scores the values are what scores read of a source.
-        key = torch.zeros_like(found[0]) if joint and found[0] is not None else found[1]
+        key = torch.empty_like(found[0]) if joint and found[0] is not None else found[1]
         _run(adj.csr(), a, common, found[0], key, None, None, None, True)
         if joint:
             assert found[0] is not None

@@ -97,9 +97,9 @@ def sddmm(
     options = {"LHS": lhs_target, "RHS": rhs_target, "SUM": sum_type(lhs.dtype)}
     if op == "dot":
         loop = dot_loop(*rows)
-        out = lhs.new_zeros((adj.num_edges, *loop.shape))
+        out = lhs.new_empty((adj.num_edges, *loop.shape))
         if out.numel() == 0 or loop.inner == 0:
-            return out
+            return out.zero_()
         size = block(loop.inner, 128)
         edges = max(1, 1024 // size)
         offsets = (side.to(lhs.device) for side in (loop.lhs_offsets, loop.rhs_offsets))

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages reduced at their destinations: a program for each piece of a row and block of columns.
+"""Messages reduced at their destinations: a program for some pieces of rows and block of columns.
 
-Edges are taken in the order of their ids, one after the other, so that neither the block sizes nor
-the number of warps changes a bit of the result, and `run_tuned` is free to choose them.
+Edges of a piece are taken in the order of their ids, one after the other, so that neither the block
+sizes nor the number of warps changes a bit of the result, and `run_tuned` is free to choose them.
+Where rows are narrow a warp takes several of them, and is as busy as its longest.
 
 The gradient of a maximum is such a sum, too, by source: of the destinations whose maximum came from
 the edge. Each number of it is added by one program in the order of edges, with no atomics.
@@ -198,11 +199,11 @@ def spmm(
     assert like is not None
     shapes = (None if side is None else tuple(side.shape[1:]) for side in (lhs, rhs))
     places = row_places_of(*shapes, like.device)
-    out = like.new_zeros((adj.num_dst, *places.shape))
+    out = like.new_empty((adj.num_dst, *places.shape))
     is_sum = reduce in ("sum", "mean")
-    arg = None if is_sum else torch.full_like(out, -1, dtype=adj.idtype)
+    arg = None if is_sum else torch.empty_like(out, dtype=adj.idtype)
     if out.numel() == 0 or adj.num_edges == 0:
-        return out, arg
+        return out.zero_(), None if arg is None else arg.fill_(-1)
     indptr, indices, eids = adj.csc(ids=rhs is not None or only is not None or not is_sum)
     width = math.prod(places.shape)
     left, right = (like if side is None else side.contiguous() for side in (lhs, rhs))
