@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from ops_cases import NO_INTERPRETER
+from ops_cases import interpreted_triton
 
 from graphshard._kernel import extension_available, force_extension
 from graphshard.ops._dispatch import force_triton
@@ -17,7 +17,7 @@ def way(request: pytest.FixtureRequest) -> Iterator[str]:
     if request.param == "kernels" and not extension_available():
         pytest.skip("the compiled kernels are not installed")
     if request.param == "triton":
-        pytest.importorskip("triton", minversion="3.7", reason=NO_INTERPRETER)
+        interpreted_triton()
         from triton_bounds import bounds_checked
 
         with force_triton(), bounds_checked():

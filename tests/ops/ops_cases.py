@@ -3,14 +3,24 @@
 
 from __future__ import annotations
 
+import os
+from typing import Any
+
+import pytest
 import torch
 from torch import Tensor
 
 from graphshard.ops import Adjacency
 
-NO_INTERPRETER = (
-    "Triton's interpreter before 3.7 fails with NumPy 2.4; or Triton has no release here"
-)
+
+def interpreted_triton() -> Any:
+    """Triton; where its interpreter does not run here, the test or the file is skipped."""
+    reason = "Triton's interpreter before 3.7 fails with NumPy 2.4; or Triton has no release here"
+    triton = pytest.importorskip("triton", minversion="3.7", reason=reason)
+    if os.environ["TRITON_INTERPRET"] == "0":
+        pytest.skip("Triton compiles here, for a GPU: test_on_gpu.py", allow_module_level=True)
+    return triton
+
 
 # name -> (sources, destinations, num_src, num_dst): parallel edges, self loops, isolated nodes
 GRAPHS: dict[str, tuple[list[int], list[int], int, int]] = {

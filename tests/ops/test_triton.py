@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from attention_cases import CASES, AttentionCase, inputs_of, written_out
-from ops_cases import GRAPHS, NO_INTERPRETER, adjacency, num_rows, values
+from ops_cases import GRAPHS, adjacency, interpreted_triton, num_rows, values
 from torch import Tensor
 
 from case_selection import pairwise
@@ -21,7 +21,7 @@ from graphshard import ops
 from graphshard.ops import reference
 from graphshard.ops._dispatch import force_triton
 
-pytest.importorskip("triton", minversion="3.7", reason=NO_INTERPRETER)
+interpreted_triton()
 bounds_checked = importlib.import_module("triton_bounds").bounds_checked
 tasks = importlib.import_module("graphshard.ops.triton._tasks")
 

@@ -7,9 +7,9 @@ import importlib
 
 import pytest
 import torch
-from ops_cases import NO_INTERPRETER
+from ops_cases import interpreted_triton
 
-triton = pytest.importorskip("triton", minversion="3.7", reason=NO_INTERPRETER)
+triton = interpreted_triton()
 bounds_checked = importlib.import_module("triton_bounds").bounds_checked
 tl = triton.language
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from attention_cases import AttentionCase, inputs_of, random_adjacency, written_out
-from ops_cases import GRAPHS, NO_INTERPRETER, adjacency, cut_off, values
+from ops_cases import GRAPHS, adjacency, cut_off, interpreted_triton, values
 from torch import Tensor
 
 from case_selection import sampled
@@ -21,7 +21,7 @@ from graphshard import graph, nn, ops
 from graphshard.ops import reference
 from graphshard.ops._dispatch import force_triton
 
-pytest.importorskip("triton", minversion="3.7", reason=NO_INTERPRETER)
+interpreted_triton()
 bounds_checked = importlib.import_module("triton_bounds").bounds_checked
 tasks = importlib.import_module("graphshard.ops.triton._tasks")
 argmax = importlib.import_module("graphshard.ops.spmm._argmax")

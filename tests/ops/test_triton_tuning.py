@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 import torch
 from attention_cases import AttentionCase, random_adjacency
-from ops_cases import NO_INTERPRETER
+from ops_cases import interpreted_triton
 from torch import Tensor
 
 from graphshard import ops
 from graphshard.ops._dispatch import force_triton
 
-pytest.importorskip("triton", minversion="3.7", reason=NO_INTERPRETER)
+interpreted_triton()
 tune = importlib.import_module("graphshard.ops.triton._tune")
 launch = importlib.import_module("graphshard.ops.triton._launch")
 spmm = importlib.import_module("graphshard.ops.triton.spmm")
