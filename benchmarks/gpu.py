@@ -374,7 +374,7 @@ def main() -> None:
         help="nodes, and pairs drawn",
     )
     parser.add_argument("--hidden", type=int, default=256)
-    parser.add_argument("--widths", type=int, nargs="+", default=[64, 128, 256])
+    parser.add_argument("--widths", type=int, nargs="+", default=[16, 64, 128, 256])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--calls", type=int, default=5)
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "bench")

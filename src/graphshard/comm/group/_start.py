@@ -156,7 +156,7 @@ def initialize_comms(
     store, address = meet(rank, world_size, master_ip_address, master_port_number, limit, store)
     if backend == "auto":
         backend = choose_backend(store, rank, world_size, limit)
-    if backend == "nccl" and device is None:
+    if backend == "nccl" and (device is None or device.index is None):
         # Not whatever is current when something is sent: each thread has a device of its own.
         device = torch.device("cuda", torch.cuda.current_device())
     monitor, is_local = _start_monitor(store, rank, world_size, address, limit)
