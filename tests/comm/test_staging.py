@@ -23,6 +23,7 @@ from graphshard.comm import (
     gather_grads,
     initialize_comms,
     return_halo,
+    shutdown_comms,
     start_fetch,
     start_return,
     sync_params,
@@ -202,7 +203,10 @@ def test_nccl_is_chosen_where_each_rank_has_a_gpu_of_its_own() -> None:
 def started(rank: int, size: int, folder: str) -> str:
     store = dist.FileStore(f"{folder}/store", size)
     initialize_comms(rank, size, backend="auto", store=store, timeout=30)
-    return group_state().backend
+    backend = group_state().backend
+    dist.barrier()  # a rank that ends while the other still connects is gone to it
+    shutdown_comms()
+    return backend
 
 
 def test_auto_is_gloo_without_gpus(tmp_path: object) -> None:
