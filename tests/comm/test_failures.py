@@ -45,6 +45,7 @@ class Operations:
         self.x = torch.ones(2, 3, requires_grad=True)
         for name in ("all_to_all", "message", "all_reduce", "backward"):
             getattr(self, name)()
+        _wait_for_all(world_size)  # else one that fails now fails another's first operations
         group_state().timeout = timedelta(seconds=TIMEOUT)
 
     def all_to_all(self):
@@ -59,6 +60,16 @@ class Operations:
 
     def backward(self):
         fetch_halo([(self.plan, self.x)])[0].sum().backward()
+
+
+def _wait_for_all(world_size: int) -> None:
+    """Until every rank is here. It is in the file of the start, which no rank's end can break."""
+    store = dist.distributed_c10d._get_default_store()
+    store.add("here", 1)
+    deadline = time.monotonic() + 20
+    while store.add("here", 0) < world_size:
+        assert time.monotonic() < deadline, "a rank did not come"
+        time.sleep(0.01)
 
 
 def survive(rank, world_size, victim, action, operation, pause):
