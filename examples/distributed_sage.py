@@ -53,8 +53,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="GraphSAGE on graph servers.")
     parser.add_argument("--ip-config", help="the hosts, where launch does not say it")
     parser.add_argument("--part-config", type=Path)
+    parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:N, or auto")
     parser.add_argument("--out", type=Path, default=Path("build/examples/distributed_sage"))
     args = parser.parse_args()
+    device = dgl.choose_device(args.device)
     if args.part_config is None:  # standalone
         cora = dgl.data.load_dataset("cora", row_normalize=True)
         args.part_config = args.out / "cora.json"
@@ -70,20 +72,25 @@ def main() -> None:
     # 2. Each trainer takes a share of the training nodes, mostly of its own host.
     sampler = dgl.dataloading.NeighborSampler(FANOUTS)
     loader = dgl.distributed.DistNodeDataLoader(
-        g, share_of(g, "train"), sampler, batch_size=BATCH_SIZE // num_trainers, shuffle=True
+        g,
+        share_of(g, "train"),
+        sampler,
+        batch_size=BATCH_SIZE // num_trainers,
+        shuffle=True,
+        device=device,
     )
     torch.manual_seed(0)
-    model: nn.Module = GraphSAGE(g.ndata["feat"].shape[1], num_classes=7)
+    model: nn.Module = GraphSAGE(g.ndata["feat"].shape[1], num_classes=7).to(device)
     if num_trainers > 1:
         model = nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE, weight_decay=5e-4)
 
-    # 3. Rows are read by id, wherever they are.
+    # 3. Rows are read by id, wherever they are. They come to the CPU.
     for epoch in range(1, EPOCHS + 1):
         model.train()
         for input_nodes, seeds, blocks in loader:
-            scores = model(blocks, g.ndata["feat"][input_nodes])
-            loss = F.cross_entropy(scores, g.ndata["label"][seeds])
+            scores = model(blocks, g.ndata["feat"][input_nodes].to(device))
+            loss = F.cross_entropy(scores, g.ndata["label"][seeds].to(device))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -93,11 +100,14 @@ def main() -> None:
     # 4. All neighbours of the test nodes: exact.
     model.eval()
     sampler = dgl.dataloading.MultiLayerFullNeighborSampler(2)
-    loader = dgl.distributed.DistNodeDataLoader(g, share_of(g, "test"), sampler, batch_size=250)
+    loader = dgl.distributed.DistNodeDataLoader(
+        g, share_of(g, "test"), sampler, batch_size=250, device=device
+    )
     found = torch.zeros(2)
     for input_nodes, seeds, blocks in loader:
         with torch.no_grad():
-            right = model(blocks, g.ndata["feat"][input_nodes]).argmax(1) == g.ndata["label"][seeds]
+            scores = model(blocks, g.ndata["feat"][input_nodes].to(device))
+        right = scores.argmax(1).cpu() == g.ndata["label"][seeds]
         found += torch.tensor([float(right.sum()), len(seeds)])
     if num_trainers > 1:
         torch.distributed.all_reduce(found)

@@ -2,6 +2,7 @@
 """Exact full-batch training of GraphSAGE on the Cora citation graph, by several workers.
 
     torchrun --standalone --nproc-per-node 2 examples/full_batch.py
+    torchrun --standalone --nproc-per-node 2 examples/full_batch.py --device cuda
 
 The graph is cut into as many parts as there are workers. Each worker holds one part and trains on
 the whole graph together with the others: the loss, the gradients and the accuracy are those that
@@ -50,6 +51,19 @@ class GraphSAGE(nn.Module):
         return h
 
 
+def join_workers(device_name: str) -> torch.device:
+    """Meet the other workers; returns the device of this one.
+
+    torchrun tells each its rank and where the others are. Where every worker has a GPU to itself
+    NCCL is used, else gloo.
+    """
+    device = sar.choose_device(device_name)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    sar.initialize_comms(backend="auto", timeout=60)
+    return device
+
+
 def partition_cora(folder: Path) -> Path:
     """Cut Cora into one part per worker; returns the JSON that describes the parts.
 
@@ -75,15 +89,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Full-batch training on Cora.")
     build = Path(__file__).resolve().parent.parent / "build"
     parser.add_argument("--out", type=Path, default=build / "examples" / "full_batch")
-    folder = parser.parse_args().out
+    parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:N, or auto")
+    args = parser.parse_args()
 
-    # 1. Meet the other workers. torchrun tells each its rank and where the others are.
-    sar.initialize_comms(timeout=60)
-    parts = partition_cora(folder)
+    # 1. Meet the other workers.
+    device = join_workers(args.device)
+    parts = partition_cora(args.out)
 
     # 2. Read this worker's part, and only that: features and labels of its nodes, the edges into
     #    them. construct_full_graph then tells every worker which of its rows the others need.
-    data = sar.load_dgl_partition_data(parts, sar.rank())
+    data = sar.load_dgl_partition_data(parts, sar.rank(), device)
     graph = sar.construct_full_graph(data)
     graphs = [graph, graph]  # the whole graph for both layers
     features = sar.suffix_key_lookup(data.node_features, "feat")
@@ -100,7 +115,7 @@ def main() -> None:
 
     # 3. The same weights everywhere; other dropout on each worker's nodes.
     torch.manual_seed(sar.rank())
-    model = GraphSAGE(features.shape[1], num_classes=7)
+    model = GraphSAGE(features.shape[1], num_classes=7).to(device)
     sar.sync_params(model)
     optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
 

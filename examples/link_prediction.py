@@ -3,6 +3,7 @@
 
     python examples/link_prediction.py
     python examples/link_prediction.py --data FOLDER/fb15k-237
+    python examples/link_prediction.py --data FOLDER/fb15k-237 --device cuda
 
 A knowledge graph is a list of facts (head, relation, tail). The model learns to complete
 (head, relation, ?) and, by the inverse relation, (?, relation, tail). An R-GCN turns the
@@ -141,19 +142,22 @@ def evaluate(
     with others ranks in their middle.
     """
     model.eval()
-    h = model([graph] * len(model.convs), torch.arange(facts.num_entities))
-    known = facts.both_ways(torch.cat([facts.train, facts.valid, facts.test]))
+    nodes = torch.arange(facts.num_entities, device=graph.device)
+    h = model([graph] * len(model.convs), nodes)
+    known = facts.both_ways(torch.cat([facts.train, facts.valid, facts.test])).to(graph.device)
     known_key, order = torch.sort(known[:, 0] * 2 * facts.num_relations + known[:, 1])
     known_tail = known[order, 2]
     ranks = []
-    for part in facts.both_ways(split).split(1024):
+    for part in facts.both_ways(split).to(graph.device).split(1024):
         head, relation, tail = part.T
         score = model.score_tails(h, head, relation, facts.loops)
         true = score.gather(1, tail[:, None])
         key = head * 2 * facts.num_relations + relation
         first, last = (torch.searchsorted(known_key, key, right=right) for right in (False, True))
-        row = torch.arange(len(part)).repeat_interleave(last - first)
-        place = torch.cat([torch.arange(a, b) for a, b in zip(first, last, strict=True)])
+        count = last - first
+        row = torch.arange(len(part), device=graph.device).repeat_interleave(count)
+        begin = (first - count.cumsum(0) + count).repeat_interleave(count)
+        place = begin + torch.arange(len(row), device=graph.device)
         score[row, known_tail[place]] = -torch.inf
         ranks.append(1 + (score > true).sum(1) + (score == true).sum(1) / 2)
     rank = torch.cat(ranks)
@@ -176,8 +180,10 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=0.005)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--eval-every", type=int, default=5)
+    parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:N, or auto")
     args = parser.parse_args()
     torch.manual_seed(args.seed)
+    device = gs.choose_device(args.device)
 
     facts = Facts.of_cora() if args.data == "cora" else Facts.of_folder(Path(args.data))
     head, relation, tail = facts.both_ways(facts.train).T
@@ -200,8 +206,10 @@ def main() -> None:
         batch_size=args.batch_size,
         shuffle=True,
         seed=args.seed,
+        device=device,
     )
-    model = LinkPredictor(facts, args.dim, len(args.fanouts), args.bases, args.dropout)
+    graph = graph.to(device)  # on which is evaluated; the loader draws from the one on the CPU
+    model = LinkPredictor(facts, args.dim, len(args.fanouts), args.bases, args.dropout).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)
 
     start = time.perf_counter()

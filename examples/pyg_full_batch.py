@@ -2,6 +2,7 @@
 """PyG's own GCN on a graph that spans workers: the model and the loop are PyG's.
 
     torchrun --standalone --nproc-per-node 2 examples/pyg_full_batch.py
+    torchrun --standalone --nproc-per-node 2 examples/pyg_full_batch.py --device cuda
 
 Three lines differ from a program for one process, marked below: the group, `shard`, and the model
 that adds gradients up. Needs ``pip install "graphshard[pyg]"``. Cora comes with graphshard; with
@@ -9,6 +10,8 @@ PyG's own copy, write ``Planetoid(root, "Cora", transform=T.NormalizeFeatures())
 """
 
 from __future__ import annotations
+
+import argparse
 
 import torch
 import torch.nn.functional as F
@@ -40,13 +43,19 @@ class Net(nn.Module):
 
 def main() -> None:
     """Train and test."""
-    graphshard.initialize_comms()  # (1) who the workers are, as torchrun started them
+    parser = argparse.ArgumentParser(description="PyG's GCN on Cora.")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:N, or auto")
+    device = graphshard.choose_device(parser.parse_args().device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    graphshard.initialize_comms(backend="auto")  # (1) who the workers are, as torchrun started them
     cora = graphshard.data.load_dataset("cora", row_normalize=True)
     data = graphshard.data.to_pyg(cora.graph)
     num_train = int(data.train_mask.sum())
     data = graphshard.pyg.shard(data)  # (2) this worker's nodes, and edges that reach the others
+    data = data.to(device)
     torch.manual_seed(0)
-    model = Net(data.num_features, cora.num_classes)
+    model = Net(data.num_features, cora.num_classes).to(device)
     model = DistributedDataParallel(model)  # (3) the mean of the workers' gradients
     optimizer = torch.optim.Adam(model.parameters(), lr=0.03, weight_decay=5e-4)
 
@@ -68,7 +77,7 @@ def main() -> None:
     model.eval()
     with torch.no_grad():
         right = (model(data).argmax(dim=1) == data.y)[data.test_mask]
-    num_right, num_test = all_reduce(torch.tensor([right.sum(), right.numel()])).tolist()
+    num_right, num_test = all_reduce(torch.tensor([int(right.sum()), right.numel()])).tolist()
     if graphshard.rank() == 0:
         print(f"test accuracy {100 * num_right / num_test:.1f} % on {num_test} nodes")
     graphshard.shutdown_comms()

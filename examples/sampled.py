@@ -2,6 +2,7 @@
 """Sampled training of GraphSAGE on the Cora citation graph by several workers, exact inference.
 
     torchrun --standalone --nproc-per-node 2 examples/sampled.py
+    torchrun --standalone --nproc-per-node 2 examples/sampled.py --device cuda
 
 The model, and the way Cora is cut into one part per worker, are those of full_batch.py. There a
 step is on the whole graph. Here each worker takes some of its training nodes, draws a few
@@ -16,7 +17,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from full_batch import GraphSAGE, partition_cora, sum_over_workers
+from full_batch import GraphSAGE, join_workers, partition_cora, sum_over_workers
 
 import graphshard as sar
 
@@ -28,11 +29,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Sampled training on Cora.")
     build = Path(__file__).resolve().parent.parent / "build"
     parser.add_argument("--out", type=Path, default=build / "examples" / "sampled")
-    folder = parser.parse_args().out
+    parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:N, or auto")
+    args = parser.parse_args()
 
-    # 1. As in full_batch.py: each worker has one part, and together they have the whole graph.
-    sar.initialize_comms(timeout=60)
-    data = sar.load_dgl_partition_data(partition_cora(folder), sar.rank())
+    # 1. As in full_batch.py: each worker has one part, and together they have the whole graph. It
+    #    stays on the CPU, which draws; batches go to the device.
+    device = join_workers(args.device)
+    data = sar.load_dgl_partition_data(partition_cora(args.out), sar.rank())
     graph = sar.construct_full_graph(data)
     features = sar.suffix_key_lookup(data.node_features, "feat")
     labels = sar.suffix_key_lookup(data.node_features, "label")
@@ -48,12 +51,13 @@ def main() -> None:
         FANOUTS,
         input_node_features={"features": features},
         output_node_features={"labels": labels},
+        output_device=device,
     )
     seeds = graph.ndata[sar.NID][train]
     loader = sar.DataLoader(graph, seeds, sampler, BATCH_SIZE, shuffle=True, seed=0)
 
     torch.manual_seed(sar.rank())
-    model = GraphSAGE(features.shape[1], num_classes=7)
+    model = GraphSAGE(features.shape[1], num_classes=7).to(device)
     sar.sync_params(model)
     optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
 
@@ -77,8 +81,9 @@ def main() -> None:
                 print(f"epoch {epoch:3d}: {len(loader)} steps, loss {total / num_seeds:.4f}")
 
     # 4. The same model on the sharded graph, with all neighbours: exact. `inference` does it for
-    #    300 nodes at a time, so that memory is bounded however many edges there are.
-    scores = sar.inference(model, graph, features, batch_size=300)
+    #    300 nodes at a time, so that memory is bounded however many edges there are. It computes
+    #    where the graph is.
+    scores = sar.inference(model.cpu(), graph, features, batch_size=300)
     right = scores.argmax(dim=1) == labels
     num_right, num_test = sum_over_workers(float(right[test].sum()), float(test.sum()))
     if sar.rank() == 0:

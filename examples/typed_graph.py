@@ -92,9 +92,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Full-batch training on a typed graph.")
     build = Path(__file__).resolve().parent.parent / "build"
     parser.add_argument("--out", type=Path, default=build / "examples" / "typed_graph")
-    folder = parser.parse_args().out
+    parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:N, or auto")
+    args = parser.parse_args()
+    folder, device = args.out, sar.choose_device(args.device)
 
-    sar.initialize_comms(timeout=60)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    sar.initialize_comms(backend="auto", timeout=60)
     if sar.rank() == 0:
         # The nodes of every type are balanced without being asked.
         sar.distributed.partition_graph(
@@ -102,7 +106,7 @@ def main() -> None:
         )
     barrier()
 
-    data = sar.load_dgl_partition_data(folder / "library.json", sar.rank())
+    data = sar.load_dgl_partition_data(folder / "library.json", sar.rank(), device)
     graph = sar.construct_full_graph(data, mode="oneshot")
     rows = {ntype: data.node_features[f"{ntype}/feat"] for ntype in graph.ntypes}
     labels = data.node_features["paper/label"]
@@ -110,7 +114,7 @@ def main() -> None:
     (num_train,) = sum_over_workers(float(train.sum()))
 
     torch.manual_seed(0)
-    model = TypedSAGE(graph.etypes)
+    model = TypedSAGE(graph.etypes).to(device)
     sar.sync_params(model)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
     for _ in range(EPOCHS):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The documentation keeps its word: code runs, examples print what they say, links lead somewhere.
+"""The documentation keeps its word: code runs and prints what it says, links lead somewhere.
 
 Each page of docs/ becomes one script, in which a block of code has the line numbers that it has on
 the page. A comment before a block says how it runs::
@@ -9,33 +9,27 @@ the page. A comment before a block says how it runs::
     <!-- test -->       a file of tests of its own
 
 What stands in an ``output`` block is what the block before it prints. The README has a test of its
-own. Uses 2 gloo ranks, by `run_ranks`; one example is started by torchrun.
+own. Uses 2 gloo ranks.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
-import os
 import re
 import runpy
 import shlex
-import socket
-import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import graphshard
-from graphshard.testing import run_ranks
+from scripts_on_ranks import run_script_on_ranks
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
-EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 MARK = "block of line "
 """Printed before each block, so that its output is known from that of others."""
@@ -123,33 +117,6 @@ def check_outputs(page: Path, blocks: list[Block], printed: dict[int, list[str]]
             assert got == promised, f"{page}:{following.line + 1}"
 
 
-def run_page(rank: int, world_size: int, script: str, port: int) -> None:
-    """A page's program as torchrun would start it."""
-    os.environ.update(
-        RANK=str(rank),
-        WORLD_SIZE=str(world_size),
-        LOCAL_RANK=str(rank),
-        LOCAL_WORLD_SIZE=str(world_size),
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(port),
-    )
-    before = sys.argv, sys.path
-    sys.argv = shlex.split(script)
-    sys.path = [str(Path(sys.argv[0]).parent), *sys.path]
-    try:
-        runpy.run_path(sys.argv[0], run_name="__main__")
-    finally:
-        sys.argv, sys.path = before
-        graphshard.shutdown_comms()
-
-
-def run_script_on_ranks(script: str, num_ranks: int) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    run_ranks(run_page, num_ranks, script, port, group=False, timeout=200.0)
-
-
 def run_tests_of(block: Block, file: Path) -> None:
     file.write_text("\n" * (block.line + 1) + "\n".join(block.lines) + "\n", encoding="utf-8")
     module = load(file)
@@ -200,112 +167,6 @@ def test_code_runs(
     for block in blocks:
         if block.is_test:
             run_tests_of(block, tmp_path / f"test_block_{block.line}.py")
-
-
-def check_full_batch(printed: str) -> None:
-    # Workers share one pipe, so that a line of one may begin behind a line of the other.
-    assert sorted(re.findall(r"worker (\d) of 2: \d+ of 2708 nodes", printed)) == ["0", "1"]
-    (accuracy,) = re.findall(r"test accuracy ([\d.]+) % on 1000 nodes", printed)
-    assert float(accuracy) > 75.0
-
-
-def check_sampled(printed: str) -> None:
-    assert re.findall(r"^epoch +\d+: (\d) steps, loss [\d.]+$", printed, re.M) == ["3", "3"]
-    (accuracy,) = re.findall(r"test accuracy ([\d.]+) % on 1000 nodes", printed)
-    assert float(accuracy) > 75.0
-
-
-def check_pyg_full_batch(printed: str) -> None:
-    losses = [float(x) for x in re.findall(r"^epoch +\d+: training loss ([\d.]+)$", printed, re.M)]
-    assert len(losses) == 2
-    assert losses[1] < losses[0]
-    (accuracy,) = re.findall(r"^test accuracy ([\d.]+) % on 1000 nodes$", printed, re.M)
-    assert float(accuracy) > 77.0
-
-
-def check_pyg_sampled(printed: str) -> None:
-    losses = [float(x) for x in re.findall(r"^epoch +\d+: loss ([\d.]+)$", printed, re.M)]
-    assert len(losses) == 2
-    assert losses[1] < losses[0]
-    (accuracy,) = re.findall(r"^test accuracy ([\d.]+) % on 1000 nodes$", printed, re.M)
-    assert float(accuracy) > 77.0
-
-
-def check_link_prediction(printed: str) -> None:
-    losses = [float(x) for x in re.findall(r"^epoch \d+: loss ([\d.]+),", printed, re.M)]
-    assert len(losses) == 6
-    assert losses[-1] < losses[0] - 1
-    (rank,) = re.findall(r"^test, filtered: MRR ([\d.]+), Hits@1 [\d.]+, ", printed, re.M)
-    assert float(rank) > 0.07  # of 2708 papers; by chance it is 0.003
-
-
-def check_typed_graph(printed: str) -> None:
-    (calls,) = re.findall(r"^(\d+) exchanges in an epoch, for 4 relations", printed, re.M)
-    assert 2 <= int(calls) <= 3
-    (accuracy,) = re.findall(r"^test accuracy ([\d.]+) % on \d+ papers$", printed, re.M)
-    assert float(accuracy) > 75.0
-
-
-def check_own_message_function(printed: str) -> None:
-    gaps = re.findall(r"^largest difference from one process: \w+ ([\de.-]+)$", printed, re.M)
-    assert len(gaps) == 2
-    assert max(map(float, gaps)) < 1e-10
-
-
-def check_distributed_sage(printed: str) -> None:
-    losses = [float(x) for x in re.findall(r"^epoch +\d+: loss ([\d.]+)$", printed, re.M)]
-    assert len(losses) == 3
-    assert losses[2] < losses[0]
-    (accuracy,) = re.findall(r"^test accuracy ([\d.]+) % on 1000 nodes$", printed, re.M)
-    assert float(accuracy) > 75.0
-
-
-def check_distributed_embeddings(printed: str) -> None:
-    losses = [float(x) for x in re.findall(r"^epoch +\d+: loss ([\d.]+)$", printed, re.M)]
-    assert len(losses) == 1
-    (accuracy,) = re.findall(r"^test accuracy ([\d.]+) % on 1000 nodes$", printed, re.M)
-    assert float(accuracy) > 55.0  # of seven classes; 67.2 is published for DeepWalk, after more
-
-
-CHECKS: dict[str, Callable[[str], None]] = {
-    "distributed_embeddings": check_distributed_embeddings,
-    "distributed_sage": check_distributed_sage,
-    "full_batch": check_full_batch,
-    "link_prediction": check_link_prediction,
-    "own_message_function": check_own_message_function,
-    "pyg_full_batch": check_pyg_full_batch,
-    "pyg_sampled": check_pyg_sampled,
-    "sampled": check_sampled,
-    "typed_graph": check_typed_graph,
-}
-
-
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("example", [pytest.param(e, id=e.stem) for e in EXAMPLES])
-def test_examples_print_what_they_claim(
-    example: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    if example.stem == "link_prediction":  # for one process
-        monkeypatch.setattr(sys, "argv", [str(example), "--epochs", "6", "--lr", "0.01"])
-        runpy.run_path(str(example), run_name="__main__")
-        printed = capsys.readouterr().out
-    elif example.stem.startswith("distributed_"):  # standalone; on servers in tests/launch
-        epochs = ["--epochs", "5"] if example.stem == "distributed_embeddings" else []
-        monkeypatch.setattr(sys, "argv", [str(example), "--out", str(tmp_path), *epochs])
-        runpy.run_path(str(example), run_name="__main__")
-        printed = capsys.readouterr().out
-    else:  # on ranks that are kept warm; tests/test_readme.py starts one by torchrun
-        run_script_on_ranks(f"{shlex.quote(str(example))} --out {shlex.quote(str(tmp_path))}", 2)
-        printed = capsys.readouterr().out
-    CHECKS[example.stem](printed)
-
-
-def test_every_example_is_listed() -> None:
-    listed = re.findall(r"\]\((\w+\.py)\)", (ROOT / "examples" / "README.md").read_text())
-    assert sorted(listed) == [example.name for example in EXAMPLES]
 
 
 def anchors_of(page: Path) -> set[str]:

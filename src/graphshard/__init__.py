@@ -24,6 +24,7 @@ from . import (
     transforms,
     utils,
 )
+from ._device import choose_device
 from .base import add_modules
 from .comm import (
     comm_device,
@@ -295,6 +296,7 @@ __all__ = [
     "block_to_graph",
     "broadcast_edges",
     "broadcast_nodes",
+    "choose_device",
     "comm",
     "comm_device",
     "compact_graphs",

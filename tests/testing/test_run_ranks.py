@@ -275,6 +275,28 @@ def test_where_forking_is_not_safe(monkeypatch):
         stop_ranks()
 
 
+def test_a_file_that_calls_when_it_is_imported_is_refused(tmp_path):
+    """Else every rank would start ranks, which would start ranks."""
+    script = tmp_path / "parent.py"
+    script.write_text(
+        "from graphshard.testing import run_ranks\n"
+        "def rank_of(rank, world_size):\n"
+        "    return rank\n"
+        "run_ranks(rank_of, 2, timeout=20)\n"
+    )
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert f"run_ranks was called while a rank imports {script}" in done.stderr
+    assert "rank 0 raised" in done.stderr
+    assert 'if __name__ == "__main__":' in done.stderr
+
+
 @needs_proc
 def test_ranks_end_when_their_parent_is_killed(tmp_path):
     script = tmp_path / "parent.py"

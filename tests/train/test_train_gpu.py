@@ -22,10 +22,10 @@ from train_cases import (
 )
 
 from emulated_gpu import OnGpu, emulated_gpu
+from graphshard import choose_device
 from graphshard.cli._progress import result_table
 from graphshard.testing import run_ranks
 from graphshard.train import FullBatchConfig, SampledConfig, TrainResult, launch_training
-from graphshard.train import _config as train_config
 
 # The first of each in every run; all with ``--all``, and on a real GPU.
 CASES: list[tuple[str, dict[str, Any]]] = [
@@ -111,18 +111,18 @@ def test_local_ranks_take_gpus_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
         for rank, index in enumerate((0, 1, 0)):
             monkeypatch.setenv("LOCAL_RANK", str(rank))
             for name in ("auto", "cuda"):
-                assert train_config.choose_device(name) == torch.device("cuda", index)
-            assert train_config.choose_device("cuda:1") == torch.device("cuda", 1)
-            assert train_config.choose_device("cpu") == torch.device("cpu")
+                assert choose_device(name) == torch.device("cuda", index)
+            assert choose_device("cuda:1") == torch.device("cuda", 1)
+            assert choose_device("cpu") == torch.device("cpu")
         with pytest.raises(ValueError, match=r"cuda:0 to cuda:1 \(got cuda:2\)"):
-            train_config.choose_device("cuda:2")
+            choose_device("cuda:2")
 
 
 def test_a_device_that_is_not_there_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert train_config.choose_device("auto") == torch.device("cpu")
+    assert choose_device("auto") == torch.device("cpu")
     config = config_of(write_parts(tmp_path, "plain", 1), device="cuda")
     with pytest.raises(ValueError, match=r"device must be one that torch sees \(got cuda, and"):
         launch_training(config, 1)

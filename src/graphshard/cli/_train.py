@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.console import Console
 
+from .._device import choose_device
 from .._files import TemporaryFolder
 from ..data.prepare import Preparation, has_relations, read_dataset
 from ..partition.format import read_config
@@ -20,7 +21,6 @@ from ..train import (
     FullBatchConfig,
     SampledConfig,
     TrainResult,
-    choose_device,
     launch_training,
     run_as_worker,
 )

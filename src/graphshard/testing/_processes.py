@@ -200,10 +200,15 @@ class RankProcess:
 
 
 class Pool:
-    """Ranks that are kept from call to call; the first that asks starts the template."""
+    """Ranks that are kept from call to call; the first that asks starts the template.
+
+    Attributes:
+        importing: In a rank, the file that it imports at the moment to find its function.
+    """
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
+        self.importing: str | None = None
         self._workers: list[RankProcess] = []
         self._template: Template | None = None
         self._owner = os.getpid()

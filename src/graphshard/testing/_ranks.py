@@ -69,7 +69,13 @@ def run_ranks(
         RanksFailed: A rank raised, died, or was late. The report has the rank that failed first
             first, then where each other rank stood, and the errors that followed from it last.
         TypeError: ``fn`` cannot be found by name, or an argument does not travel.
+        RuntimeError: A rank imports the file of ``fn``, which makes this call when it is imported.
     """
+    if pool.importing is not None:
+        raise RuntimeError(
+            f"run_ranks was called while a rank imports {pool.importing}, where its function is; "
+            'put what the file does when it is run under if __name__ == "__main__":'
+        )
     if world_size < 1:
         raise ValueError(f"world_size must be at least 1 (got {world_size})")
     module, qualname, file = _address(fn)

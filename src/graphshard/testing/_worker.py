@@ -33,6 +33,7 @@ from ..comm import guard, initialize_comms, shutdown_comms
 from ..comm.collectives import wait_for_all
 from ..comm.group import group_state
 from ..errors import RankError
+from ._processes import pool
 from ._wire import load_value, save_value
 
 _SECONDARY = (
@@ -80,7 +81,11 @@ def _run(job: dict[str, Any]) -> bool:
     outcome = box / f"outcome{rank}"
     try:
         _prepare(job)
-        function = _find(job["module"], job["qualname"], job["file"])
+        pool.importing = job["file"]
+        try:
+            function = _find(job["module"], job["qualname"], job["file"])
+        finally:
+            pool.importing = None
         args = load_value(box / "args")
         if job["group"]:
             store = dist.FileStore(str(box / "store"), world_size)

@@ -2,7 +2,7 @@
 """Training runs, full-batch and sampled: models, loops, checkpoints, workers on this machine."""
 
 from ._checkpoint import load_model_state
-from ._config import MODELS, FullBatchConfig, RunConfig, SampledConfig, choose_device
+from ._config import MODELS, FullBatchConfig, RunConfig, SampledConfig
 from ._embeddings import NodeEmbeddings
 from ._models import GAT, GCN, RGCN, SAGE, TypedRGCN
 from ._result import EpochReport, Evaluation, SamplingReport, TrainResult
@@ -42,7 +42,6 @@ __all__ = [
     "TrainingShard",
     "TypedRGCN",
     "WorkerExit",
-    "choose_device",
     "launch_training",
     "launch_workers",
     "load_model_state",

@@ -14,13 +14,12 @@ import dataclasses
 import json
 import math
 import os
-import re
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 import torch
 
-from ..comm import is_initialized, rank
+from .._device import check_device_name, choose_device
 
 ModelName = Literal["gcn", "sage", "gat", "rgcn"]
 MODELS = get_args(ModelName)
@@ -129,7 +128,7 @@ class RunConfig:
                 object.__setattr__(self, name, os.fspath(getattr(self, name)))
         for name, hint in get_type_hints(type(self), include_extras=True).items():
             _check_field(name, getattr(self, name, None), hint)
-        _check_device_name(self.device)
+        check_device_name(self.device)
         for name in ("lr", "weight_decay"):
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value >= 0):
@@ -336,48 +335,6 @@ def _check_least(name: str, value: int, lowest: int) -> None:
         raise ValueError(f"{name} must be at least {lowest} (got {value})")
 
 
-# -- devices ---------------------------------------------------------------------------------------
-
-_DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
-
-
-def _check_device_name(name: str) -> None:
-    if not isinstance(name, str) or not _DEVICE.fullmatch(name):
-        raise ValueError(f"device must be auto, cpu, cuda or cuda:N, N a number (got {name!r})")
-
-
-def choose_device(name: str) -> torch.device:
-    """The device of this process.
-
-    Ranks of one host take its GPUs in turn, by their local rank; where there are more ranks than
-    GPUs some share one. With ``"cuda:N"`` all take that one.
-
-    Args:
-        name: ``"auto"`` is a GPU if torch sees one and else the CPU; ``"cpu"``, ``"cuda"``, or
-            ``"cuda:N"``.
-
-    Raises:
-        ValueError: There is no such device here.
-    """
-    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
-        built = torch.version.cuda is not None
-        reason = "it sees none" if built else "this torch was built without CUDA"
-        raise ValueError(
-            f"device must be one that torch sees (got {name}, and {reason}); use cpu, or auto, "
-            "which takes a GPU where there is one"
-        )
-    count = torch.cuda.device_count()
-    index = torch.device(name).index if ":" in name else _local_rank() % count
-    if index >= count:
-        raise ValueError(
-            f"device must be one of the GPUs that torch sees, cuda:0 to cuda:{count - 1} (got "
-            f"{name}); give one of these, or cuda, which shares them out"
-        )
-    return torch.device("cuda", index)
-
-
 def generators_of(name: str) -> list[torch.device]:
     """GPUs whose random numbers a run in this process may draw; for `torch.random.fork_rng`."""
     with contextlib.suppress(ValueError):  # the run itself says so, on every rank
@@ -385,11 +342,3 @@ def generators_of(name: str) -> list[torch.device]:
         if device.type == "cuda":
             return [device]
     return []
-
-
-def _local_rank() -> int:
-    """This process among those of its host; in one job on one host the rank."""
-    for variable in ("LOCAL_RANK", "RANK"):
-        if variable in os.environ:
-            return int(os.environ[variable])
-    return rank() if is_initialized() else 0

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from .._device import choose_device
 from ..comm import agree, is_initialized, rank, world_size
 from ..data.dataset import SPLITS
 from ..fullbatch import (
@@ -20,7 +21,7 @@ from ..fullbatch import (
 from ..fullbatch.topology import agree_on_build
 from ..partition.format import etype_key
 from ._collectives import reduce_ints
-from ._config import ResolvedConfig, RunConfig, choose_device
+from ._config import ResolvedConfig, RunConfig
 from .task import TaskInfo, read_task
 
 _NUMBERS_AT_LEAST = 4096  # classes or relations that are believed on any graph, however small

@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 
+from ..._device import choose_device
 from ...comm import barrier, initialize_comms, rank, shutdown_comms
 from ...errors import RankError
 from ...partition.format import read_config
-from .._config import FullBatchConfig, SampledConfig, choose_device
+from .._config import FullBatchConfig, SampledConfig
 from .._result import EpochReport, Evaluation, TrainResult
 from .._run import FullBatchRun, Progress, TrainingRun
 from .._sampled import SampledRun
