@@ -140,7 +140,8 @@ class _Names(TorchFunctionMode):
         if func is torch.device:
             return func(*args, **kwargs)
         if kwargs.pop("pin_memory", False):
-            self._log.append(("page-locked", tuple(args[0])))
+            size = args if isinstance(args[0], int) else args[0]
+            self._log.append(("page-locked", tuple(size)))
         if func in (Tensor.pin_memory, Tensor.is_pinned):
             self._log.append((func.__name__, tuple(args[0].shape)))
             return args[0].clone() if func is Tensor.pin_memory else False

@@ -15,9 +15,12 @@ from typing import Any
 import pytest
 import torch
 from torch.torch_version import TorchVersion
+from torch_geometric.data import Data
 
+import graphshard
 from emulated_gpu import emulated_gpu
 from graphshard.testing import run_ranks
+from scripts_on_ranks import program_on_emulated_gpu
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -82,3 +85,35 @@ def test_layers_give_what_pyg_gives_on_the_cpu(
             if result["error"] or not result["gap"] <= limit(cases[name], dtype):
                 wrong.append(f"{name}: {result}")
     assert not wrong, "\n".join(wrong)
+
+
+def drawn_on_gpu(rank: int, world_size: int, moved: str, where: str) -> list[dict[str, Any]]:
+    """The first batch on the CPU, and with the data on the GPU."""
+    found = []
+    for device in ("cpu", "cuda"):
+        emulates = device == "cuda" and where == "emulated"
+        with program_on_emulated_gpu() if emulates else contextlib.nullcontext():
+            data = Data(
+                x=torch.arange(40.0).view(20, 2),
+                y=torch.arange(20),
+                edge_index=torch.stack([torch.arange(60) % 20, torch.arange(60) * 7 % 20]),
+                edge_attr=torch.arange(60.0),
+            )
+            if moved == "before":
+                data = data.to(device)
+            data = graphshard.pyg.shard(data, "random")
+            if moved == "after":
+                data = data.to(device)
+            (batch, *_) = graphshard.pyg.NeighborLoader(data, [2, 2], batch_size=5, seed=0)
+            tensors = {name: batch[name] for name in ("x", "y", "edge_attr", "edge_index")}
+            assert {str(tensor.device.type) for tensor in tensors.values()} == {device}
+            found.append({name: tensor.cpu() for name, tensor in tensors.items()})
+    return found
+
+
+@pytest.mark.parametrize("moved", ["before", "after"])
+@pytest.mark.parametrize("where", ["emulated", pytest.param("real", marks=REAL)])
+def test_batches_of_data_on_a_gpu_are_there(where: str, moved: str) -> None:
+    """Also where the data was put there after it was sharded."""
+    for expected, found in run_ranks(drawn_on_gpu, 2, moved, where):
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)

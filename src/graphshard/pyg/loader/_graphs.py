@@ -239,10 +239,13 @@ def _of_sharded(
     structure = first.halo.structure
     is_typed = isinstance(data, HeteroData)
     columns, ids, error = _sharded_columns(data, structure, is_typed)
+    # As columns that are put on a device after the graph was sharded are there and it is not.
+    devices = {column.device.type for of_kind in columns.values() for column in of_kind.values()}
     verify(
         group_state(structure.group),
-        "; ".join(f"{kind}: {sorted(of_kind)}" for kind, of_kind in columns.items()),
-        "what columns the data has",
+        "; ".join(f"{kind}: {sorted(of_kind)}" for kind, of_kind in columns.items())
+        + f"; on {sorted(devices)}",
+        "what columns the data has, and where",
         error,
     )
     kept: _Kept | None = vars(structure).get(_KEPT)
@@ -257,7 +260,7 @@ def _of_sharded(
     features: LocalFeatureStore
     if structure.world_size == 1:
         features = LocalFeatureStore(tables)
-    elif structure.device.type == "cpu":
+    elif devices <= {"cpu"}:
         features = MappedFeatureStore(manager, tables)
     else:
         features = CollectiveFeatureStore.of(manager, tables)
