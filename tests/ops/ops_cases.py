@@ -73,5 +73,12 @@ def generic(rows: int, features: tuple[int, ...], seed: int) -> Tensor:
     return (draws + 0.5).requires_grad_()
 
 
+def negated(values: Tensor) -> Tensor:
+    """The same numbers: memory has those of the other sign, and torch knows."""
+    view = torch._neg_view(-values)
+    assert view.is_neg()
+    return view
+
+
 def num_rows(adj: Adjacency, target: str) -> int:
     return {"u": adj.num_src, "v": adj.num_dst, "e": adj.num_edges}[target]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from ops_cases import adjacency
+from ops_cases import adjacency, negated
 from torch import Tensor
 
 from graphshard import ops
@@ -179,13 +179,6 @@ def test_a_new_table_without_first_ids(num_ids: int, way: str) -> None:
     none = torch.zeros(0, dtype=torch.int64)
     ids, local = ops.IdTable(num_ids).renumber(none, torch.tensor([5, 3, 5]))
     assert (ids.tolist(), local.tolist()) == ([5, 3], [0, 1, 0])
-
-
-def negated(values: Tensor) -> Tensor:
-    """The same numbers: memory has those of the other sign, and torch knows."""
-    view = torch._neg_view(-values)
-    assert view.is_neg()
-    return view
 
 
 def unaligned(values: Tensor) -> Tensor:

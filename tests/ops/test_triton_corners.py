@@ -6,13 +6,14 @@ The oracles are plain torch, formulas written out, and DGL's layers. ``--all`` r
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 from collections.abc import Iterator
 
 import pytest
 import torch
 from attention_cases import AttentionCase, inputs_of, random_adjacency, written_out
-from ops_cases import GRAPHS, adjacency, cut_off, interpreted_triton, values
+from ops_cases import GRAPHS, adjacency, cut_off, interpreted_triton, negated, values
 from torch import Tensor
 
 from case_selection import sampled
@@ -186,6 +187,43 @@ def test_gradients_of_maxima_are_sums_by_source(
     assert len(scattered) == (op != "copy_lhs" and adj.num_edges > 0), "sources are not scattered"
     for mine, its in zip(found, wanted, strict=True):
         torch.testing.assert_close(mine, its, **CLOSE.get(dtype, {}))
+
+
+def test_sums_over_views_of_negatives() -> None:
+    """In memory their numbers have the other sign."""
+    src, dst, num_src, num_dst = GRAPHS["odd"]
+    adj = adjacency("odd")
+    ids = (negated(torch.tensor(end)) for end in (src, dst))
+    in_views = ops.Adjacency(*ids, num_src, num_dst)
+    x = values(num_src, (3,), torch.float64, 1).requires_grad_()
+    for reduce in ("sum", "max"):
+        found = ops.gspmm(in_views, "copy_lhs", reduce, negated(x))
+        expected = reference.gspmm(adj, "copy_lhs", reduce, x)
+        torch.testing.assert_close(found, expected)
+        grads = (
+            torch.autograd.grad(out, x, view(torch.ones(num_dst, 3, dtype=x.dtype)))
+            for out, view in ((found, negated), (expected, torch.clone))
+        )
+        torch.testing.assert_close(*grads)
+    for op in ("dot", "add"):
+        found = ops.gsddmm(in_views, op, negated(x), x[:num_dst])
+        torch.testing.assert_close(found, reference.gsddmm(adj, op, x, x[:num_dst]))
+    softmax = ops.edge_softmax(in_views, negated(x[src]))
+    torch.testing.assert_close(softmax, reference.edge_softmax(adj, x[src]))
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_attention_over_views_of_negatives(score: str) -> None:
+    adj = adjacency("odd")
+    attention = AttentionCase(score, heads=3, edge=score == "additive").make(adj, torch.float64)
+    names = ("values", "src", "dst", "edge", "vector", "factor")
+    operands = {name: getattr(attention, name) for name in names}
+    views = {name: negated(t) for name, t in operands.items() if t is not None}
+    check(
+        ops.attend(adj, dataclasses.replace(attention, **views)),
+        reference.attend(adj, attention),
+        inputs_of(attention),
+    )
 
 
 def test_agnn_is_that_of_dgl() -> None:

@@ -34,9 +34,14 @@ def adjacency(idtype: torch.dtype) -> ops.Adjacency:
     return ops.Adjacency(src.to(idtype), dst.to(idtype), NUM_SRC, len(DEGREES))
 
 
-def tolerance(expected: Tensor, dtype: torch.dtype) -> float:
-    """Of float64, of float32 over some thousand terms, and of one rounding to bfloat16."""
+def tolerance(expected: Tensor, dtype: torch.dtype, way: str) -> float:
+    """Of float64, of float32 over some thousand terms, and of one rounding to bfloat16.
+
+    The interpreter of Triton does not round to bfloat16 but cuts off, which is up to twice as far.
+    """
     share = {torch.float64: 1e-12, torch.float32: 1e-4, torch.bfloat16: 2**-8}[dtype]
+    if way == "triton" and dtype == torch.bfloat16:
+        share *= 2
     return share * float(expected.abs().max())
 
 
@@ -60,7 +65,7 @@ def test_sums_means_and_sums_that_continue(
             found = ops.gspmm(adj, op, reduce, lhs, rhs)
             assert found.dtype == dtype
             torch.testing.assert_close(
-                found.double(), expected, rtol=0, atol=tolerance(expected, dtype)
+                found.double(), expected, rtol=0, atol=tolerance(expected, dtype, way)
             )
             assert torch.equal(found[0], torch.zeros(width, dtype=dtype))
         expected = before.double() + reference.gspmm(adj, op, "sum", *exact)
@@ -68,7 +73,7 @@ def test_sums_means_and_sums_that_continue(
         ops.gspmm_add(out, adj, op, lhs, rhs)
         # The sum may be rounded on its own, too.
         torch.testing.assert_close(
-            out.double(), expected, rtol=0, atol=2 * tolerance(expected, dtype)
+            out.double(), expected, rtol=0, atol=2 * tolerance(expected, dtype, way)
         )
         if way == "kernels":
             assert torch.equal(out[0].signbit(), before[0].signbit())  # nothing was added

@@ -85,7 +85,8 @@ class Adjacency:
                     "src and dst must have one entry per edge each "
                     f"(got {src.shape[0]} and {dst.shape[0]}); pass arrays of equal length"
                 )
-        self._init(_Formats(coo=(src.contiguous(), dst.contiguous())), src, num_src, num_dst)
+        coo = _check.dense(src), _check.dense(dst)
+        self._init(_Formats(coo=coo), src, num_src, num_dst)
 
     def _init(
         self,
@@ -131,10 +132,11 @@ class Adjacency:
         """
         if check:
             _check.check_csc(indptr, indices, eids, num_src, num_dst)
-        indptr, indices = indptr.contiguous(), indices.contiguous()
+        indptr, indices = _check.dense(indptr), _check.dense(indices)
+        eids = None if eids is None else _check.dense(eids)
         formats = _Formats(given="csc")
         if eids is None or _ascending_within_rows(indptr, eids):
-            formats.csc = (indptr, indices, None if eids is None else eids.contiguous())
+            formats.csc = (indptr, indices, eids)
         else:  # csc() promises ascending ids within a destination, so it is built anew
             formats.coo = _coo_from_compressed((indptr, indices, eids))
         adj = cls.__new__(cls)

@@ -98,6 +98,14 @@ def check_written(name: str, out: Tensor) -> None:
         reach += step * (size - 1)
 
 
+def dense(tensor: Tensor) -> Tensor:
+    """As kernels read it: without gaps, its numbers in memory, where a view may have the negative.
+
+    Such views come from ``torch.real`` and ``torch.imag`` of conjugates.
+    """
+    return tensor.resolve_neg().contiguous()
+
+
 def is_plain(out: Tensor) -> bool:
     """Whether the kernels may write to ``out``: its memory holds what it says, and is aligned."""
     size = out.element_size()

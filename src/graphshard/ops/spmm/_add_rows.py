@@ -49,7 +49,7 @@ def add_rows(out: Tensor, places: Tensor, rows: Tensor) -> None:
         alike = out.device == rows.device == places.device
         on_gpu = triton_for(out.device, rows.dtype) if alike and takes else None
         if on_gpu is not None:
-            on_gpu.add_rows(out, places.resolve_neg(), rows.resolve_neg())
+            on_gpu.add_rows(out, places, rows)
             return
         out.index_add_(0, places.to(out.device, int64), rows.to(out.device, out.dtype))
         return

@@ -116,7 +116,7 @@ def _sum_by_source(
     wide = grad.float() if grad.dtype in _HALF and row != tuple(grad.shape[1:]) else grad
     op = op if op in ("mul", "div") else "copy_lhs"
     rhs = None if rhs is None else rhs.detach().to(wide.dtype)
-    share, _ = on_gpu.spmm(adj.reverse(), op, "sum", wide.contiguous(), rhs, arg.contiguous())
+    share, _ = on_gpu.spmm(adj.reverse(), op, "sum", wide, rhs, arg)
     return sum_to_row(share, row).to(grad.dtype)
 
 

@@ -26,6 +26,7 @@ from torch.torch_version import TorchVersion
 
 from .._adjacency import Adjacency
 from .._attention_rule import Attention, wide
+from .._check import dense
 from ._launch import EXACT, INTERPRETED, block, on_its_device, sum_type, warps, width_class
 from ._tasks import row_tasks, task_of
 from ._tune import Configuration, run_tuned
@@ -276,9 +277,8 @@ def operand_arguments(a: Attention) -> tuple[Any, ...]:
     mask = a.mask
 
     def rows(tensor: Tensor | None, dtype: torch.dtype) -> Tensor:
-        return nothing if tensor is None else tensor.detach().to(dtype).contiguous()
+        return nothing if tensor is None else dense(tensor.detach().to(dtype))
 
-    has_keys = mask is not None and mask.keys is not None
     return (
         rows(a.values, a.dtype),
         rows(a.src, by_columns),
@@ -286,7 +286,7 @@ def operand_arguments(a: Attention) -> tuple[Any, ...]:
         rows(a.edge, a.dtype if a.score == "joint" else numbers),
         rows(a.vector, numbers),
         rows(a.factor, numbers),
-        mask.keys.contiguous() if has_keys else nothing,  # type: ignore[union-attr]
+        nothing if mask is None or mask.keys is None else dense(mask.keys),
         0 if mask is None else mask.threshold,
         0 if mask is None else mask.edge_seed,
         0 if mask is None else mask.head_seed,

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from .._adjacency import Adjacency
 from .._attention_rule import Attention, wide
+from .._check import dense
 from ._launch import EXACT, block, on_its_device, sum_type, warps
 from ._tasks import RowTasks, row_tasks, task_of
 from ._tune import Configuration, run_tuned
@@ -203,8 +204,8 @@ def gradients(
     if adj.num_edges == 0 or grad.numel() == 0:
         return [None if t is None else t.zero_() for t in found]
     peak, total, delta = (part.contiguous() for part in statistics)
-    if grad.stride()[1:] != (a.dim, 1):
-        grad = grad.contiguous()
+    if grad.is_neg() or grad.stride()[1:] != (a.dim, 1):
+        grad = dense(grad)
     common = (peak, total, delta, grad, grad.stride(0))
     if want_values or want_src:
         # Of joint scores the values are what scores read of a source.

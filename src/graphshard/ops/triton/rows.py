@@ -22,6 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .._check import dense
 from ._launch import EXACT, block, on_its_device, sum_type, warps
 
 ROWS = 16  # of a program, where they are narrow
@@ -56,6 +57,6 @@ def add_rows(out: Tensor, places: Tensor, rows: Tensor) -> None:
     some = max(1, min(ROWS, 1024 // size))
     wide = sum_type(torch.promote_types(out.dtype, rows.dtype))
     _add_rows[(triton.cdiv(rows.shape[0], some), triton.cdiv(width, size))](
-        out, places.contiguous(), rows.contiguous(), rows.shape[0], width, out.stride(0),
+        out, dense(places), dense(rows), rows.shape[0], width, out.stride(0),
         SUM=wide, ROWS=some, BLOCK=size, num_warps=warps(size * some), **EXACT,
     )  # fmt: skip

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .._adjacency import Adjacency
 from .._broadcast import dot_loop
+from .._check import dense
 from ._launch import EXACT, INTERPRETED, block, on_its_device, sum_type, warps, width_class
 from ._places import row_places_of
 from ._tune import Configuration, run_tuned
@@ -90,7 +91,7 @@ def sddmm(
     adj: Adjacency, op: str, lhs: Tensor, rhs: Tensor, lhs_target: str, rhs_target: str
 ) -> Tensor:
     """``op`` of two operands per edge ``[num_edges, ...]``."""
-    lhs, rhs = lhs.contiguous(), rhs.contiguous()
+    lhs, rhs = dense(lhs), dense(rhs)
     rows = tuple(lhs.shape[1:]), tuple(rhs.shape[1:])
     src, dst = adj.coo()
     sizes = math.prod(rows[0]), math.prod(rows[1])

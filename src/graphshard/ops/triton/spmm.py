@@ -19,6 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .._adjacency import Adjacency
+from .._check import dense
 from ._launch import EXACT, INTERPRETED, block, on_its_device, sum_type, warps, width_class
 from ._places import row_places_of
 from ._tasks import row_tasks, task_of
@@ -206,7 +207,7 @@ def spmm(
         return out.zero_(), None if arg is None else arg.fill_(-1)
     indptr, indices, eids = adj.csc(ids=rhs is not None or only is not None or not is_sum)
     width = math.prod(places.shape)
-    left, right = (like if side is None else side.contiguous() for side in (lhs, rhs))
+    left, right = (like if side is None else dense(side) for side in (lhs, rhs))
     tasks = row_tasks(indptr)
     wide = torch.float64 if like.dtype == torch.float64 else torch.float32
     parts = out.new_empty((tasks.num_slots, width), dtype=wide)
@@ -218,7 +219,7 @@ def spmm(
         _reduce[grid](
             out, out if arg is None else arg, parts, part_args,
             tasks.count, *tasks.arguments(indptr), indices, indices if eids is None else eids,
-            left, right, indices if only is None else only,
+            left, right, indices if only is None else dense(only),
             indptr if places.lhs is None else places.lhs,
             indptr if places.rhs is None else places.rhs,
             width, _width(lhs), _width(rhs),
