@@ -281,6 +281,8 @@ def test_errors() -> None:
     with pytest.raises(TypeError, match=r"NoExclusion.sample must take .* third parameter"):
         as_edge_prediction_sampler(NoExclusion())
     edge_sampler = as_edge_prediction_sampler(sampler)
+    with pytest.raises(TypeError, match="draws for edges already"):
+        EdgeDataLoader(plain(), [0], edge_sampler)
     with pytest.raises(TypeError, match=r"whole in this process or from a DistGraph.*got str"):
         edge_sampler.sample("graph", [0])
     with pytest.raises(TypeError, match="indices must be a dictionary from relation to ids"):

@@ -43,7 +43,7 @@ class EdgePredictionSampler(Sampler):
             of the graph that has the edges. As with DGL, nothing is excluded then.
 
     Raises:
-        TypeError: The sampler cannot exclude edges.
+        TypeError: The sampler cannot exclude edges, or is one for edges already.
         ValueError: ``exclude`` is none of these, or lacks the argument that it needs.
     """
 
@@ -57,6 +57,11 @@ class EdgePredictionSampler(Sampler):
         prefetch_labels: FeatureNames = None,
         g_sampling: Any = None,
     ) -> None:
+        if isinstance(sampler, EdgePredictionSampler):
+            raise TypeError(
+                "the sampler draws for edges already (got an EdgePredictionSampler); give the one "
+                "that it was made of, or a loader that takes it as it is, such as DataLoader"
+            )
         if len(inspect.signature(sampler.sample).parameters) < 3:
             raise TypeError(
                 f"{type(sampler).__name__}.sample must take (g, indices, exclude_eids) to sample "
