@@ -19,6 +19,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
@@ -145,6 +146,8 @@ class _Names(TorchFunctionMode):
         if func in (Tensor.pin_memory, Tensor.is_pinned):
             self._log.append((func.__name__, tuple(args[0].shape)))
             return args[0].clone() if func is Tensor.pin_memory else False
+        if func in _IN_AUTOCAST and torch.is_autocast_enabled("cuda"):
+            args, kwargs = pytree.tree_map(_autocast, (args, kwargs))
         if kwargs.get("non_blocking"):
             self._log.append(("copy", torch.cuda.current_stream().name))
         args, kwargs = pytree.tree_map(_renamed, (args, kwargs))
@@ -154,6 +157,18 @@ class _Names(TorchFunctionMode):
             del kwargs["device"]  # torch would fill it where no operator is seen
             return func(*args, **kwargs).to(_META)
         return func(*args, **kwargs)
+
+
+_IN_AUTOCAST = {
+    functional.linear, torch.matmul, torch.mm, torch.bmm, torch.addmm, torch.einsum,
+    Tensor.matmul, Tensor.mm, Tensor.bmm, Tensor.addmm, Tensor.__matmul__, Tensor.__rmatmul__,
+}  # fmt: skip
+"""What autocast computes in the narrower type; torch does not for tensors on "meta"."""
+
+
+def _autocast(value: Any) -> Any:
+    narrow = isinstance(value, OnGpu) and value.dtype == torch.float32
+    return value.to(torch.get_autocast_dtype("cuda")) if narrow else value
 
 
 def _renamed(value: Any) -> Any:
@@ -220,7 +235,9 @@ def emulated_gpu(count: int = 1) -> Iterator[list[Any]]:
         "device_count": lambda: count,
         "current_device": lambda: 0,
         "set_device": lambda device: log.append(("set_device", str(device))),
-        "get_device_properties": lambda device: types.SimpleNamespace(uuid=f"GPU-{device}"),
+        "get_device_properties": lambda device: types.SimpleNamespace(
+            uuid=f"GPU-{device}", major=9
+        ),
         "current_stream": lambda device=None: streams[-1],
         "is_current_stream_capturing": lambda: False,
         "default_stream": lambda device=None: streams[0],

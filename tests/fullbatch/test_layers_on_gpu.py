@@ -38,6 +38,7 @@ from test_parity import construct, forward, weighted_sum
 
 TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-3}
 ALWAYS = {"plain": 3, "typed": 1}
+IN_AUTOCAST = ("sage-mean-3", "gat", "gatv2", "dotgat", "rgcn-basis-many")
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 REAL = [pytest.mark.gpu, needs_gpu]
@@ -48,10 +49,22 @@ DEVICES = [
 ]
 
 
+def moved(value: Tensor, device: str) -> Tensor:
+    """On a device, and numbers in the default type."""
+    dtype = torch.get_default_dtype() if value.is_floating_point() else value.dtype
+    return value.to(device, dtype)
+
+
 def results(
-    parts: str, rank: int, kind: str, mode: str, names: Sequence[str], device: str
+    parts: str,
+    rank: int,
+    kind: str,
+    mode: str,
+    names: Sequence[str],
+    device: str,
+    narrow: torch.dtype | None = None,
 ) -> dict[str, list[Tensor]]:
-    """Outputs and gradients of each layer, on the CPU."""
+    """Outputs and gradients of each layer, on the CPU; ``narrow`` is for autocast."""
     whole = graph_of(kind)
     data = graphshard.load_dgl_partition_data(parts, rank, device, feature_device="cpu")
     nodes, edges = own_nodes(data), own_edges(data)
@@ -64,10 +77,11 @@ def results(
         torch.manual_seed(0)
         layer = case.make(whole.canonical_etypes).to(device)
         given = case.keywords(edges[PLAIN] if kind == "plain" else edges)
-        keywords = tree_map_only(Tensor, lambda value: value.to(device), dict(given))
+        keywords = tree_map_only(Tensor, lambda value: moved(value, device), dict(given))
         rows = features(whole, IN_FEATS, ties=False)
         inputs = {t: x[nodes[t]].to(device, dtype).requires_grad_() for t, x in rows.items()}
-        outputs = forward(layer, sharded, kind, inputs, keywords)
+        with torch.autocast(device, narrow, enabled=narrow is not None):
+            outputs = forward(layer, sharded, kind, inputs, keywords)
         generator = torch.Generator().manual_seed(4)
         weights = {
             t: torch.randn(out.shape, generator=generator, dtype=dtype).to(device)
@@ -180,6 +194,37 @@ def test_layers_give_what_they_give_on_the_cpu(
         jobs.append([parts, kind, mode, names[::step]])
     for wrong in run_ranks(compare, 2, jobs, where, dtype, timeout=580.0):
         assert wrong == []
+
+
+def compare_in_autocast(
+    rank: int, size: int, parts: str, names: list[str], where: str
+) -> dict[str, float]:
+    """The largest gap between the CPU and the GPU over the largest number, by layer."""
+    gaps = {}
+    for mode in ("sequential", "oneshot"):
+        arguments = parts, rank, "plain", mode, names
+        here = results(*arguments, "cpu", torch.bfloat16)
+        with emulated_gpu() if where == "emulated" else contextlib.nullcontext():
+            there = results(*arguments, "cuda", torch.bfloat16)
+        for name, expected in here.items():
+            pairs = [(a.float(), b.float()) for a, b in zip(there[name], expected, strict=True)]
+            assert all(a.shape == b.shape for a, b in pairs), name
+            gaps[f"{name} {mode}"] = max(
+                float((a - b).abs().max() / b.abs().max().clamp(min=1.0)) for a, b in pairs
+            )
+    return gaps
+
+
+@pytest.mark.parametrize("where", ["emulated", pytest.param("real", marks=REAL)])
+@pytest.mark.timeout(600)
+def test_layers_in_autocast(where: str, tmp_path: Path, run_all: bool) -> None:
+    """Also where the backward computes again what the forward computed in the narrower type."""
+    parts = write_parts(tmp_path, graph_of("plain"), 2, "random")
+    cases = [case for case in nn_layer_cases("plain") if not case.oneshot_only]
+    names = [case.name for case in cases if run_all or where == "real" or case.name in IN_AUTOCAST]
+    for gaps in run_ranks(compare_in_autocast, 2, parts, names, where, timeout=580.0):
+        assert gaps
+        assert {name: gap for name, gap in gaps.items() if not gap <= 0.05} == {}
 
 
 class Visited(RowTransport):

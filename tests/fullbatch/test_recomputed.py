@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,8 +13,10 @@ import torch
 from shards import own_nodes, write_parts
 
 import graphshard
+from emulated_gpu import emulated_gpu
 from graphshard._kernel import kernels_for
 from graphshard.nn import DotGatConv, GATConv, GATv2Conv
+from graphshard.nn._recompute import Projections
 from graphshard.testing import run_ranks
 
 NODES, WIDTH = 40_000, 64
@@ -65,6 +68,18 @@ def test_rows_are_let_go_and_gradients_stay(parts: str, kind: str) -> None:
         assert used_if_kept - used >= NODES // 2 * WIDTH * 4 * 0.9
         for grad, kept in zip(grads, kept_grads, strict=True):
             assert torch.equal(grad, kept)
+
+
+def test_rows_on_a_gpu_are_computed_again_as_autocast_computed_them() -> None:
+    with emulated_gpu():
+        projections = Projections(SimpleNamespace(rematerializes=True))  # type: ignore[arg-type]
+        x, layer = torch.randn(5, 3).to("cuda"), torch.nn.Linear(3, 4).to("cuda")
+        with torch.autocast("cuda", torch.bfloat16):
+            rows = projections.project(x, layer, (4,))
+        (made,) = projections._made
+        again = made.rows()
+        assert again.dtype == rows.dtype == torch.bfloat16
+        assert torch.equal(again, rows)
 
 
 def change_between(rank: int, world_size: int, parts: str, what: str) -> str:

@@ -207,6 +207,45 @@ def test_gradient_under_attention_dropout(tmp_path: Path) -> None:
     assert max(run_ranks(dropout_gradient_by_difference, 2, parts)) < 1e-5
 
 
+def in_autocast(rank: int, world_size: int, parts: str) -> dict[str, float]:
+    """The largest gap to one process, over the largest number, by mode."""
+    data = graphshard.load_dgl_partition_data(parts, rank)
+    mine, my_edges = own_nodes(data)["_N"], own_edges(data)[PLAIN]
+    nodes, edges = (rows.float() for rows in inputs())
+    torch.manual_seed(0)
+    model = EdgeNetwork("sum")
+
+    def results(graph: Any, h: Tensor, w: Tensor) -> list[Tensor]:
+        model.zero_grad()
+        h = h.clone().requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16):
+            out = model(graph, h, w)
+        out.square().sum().backward()
+        if graph is not whole:
+            graphshard.gather_grads(model)
+        assert h.grad is not None
+        return [out.detach(), h.grad, *(p.grad.clone() for p in model.parameters())]
+
+    whole = plain_graph()
+    out, grad, *expected = results(whole, nodes, edges)
+    expected = [out[mine], grad[mine], *expected]
+    gaps = {}
+    for mode in MODES:
+        found = results(construct(data, mode), nodes[mine], edges[my_edges])
+        gaps[mode] = max(
+            float((a - b).abs().max() / b.abs().max()) for a, b in zip(found, expected, strict=True)
+        )
+    return gaps
+
+
+def test_parameters_are_cast_by_autocast_for_every_shard(tmp_path: Path) -> None:
+    """What autocast keeps of a parameter is no tensor that was computed before the function ran."""
+    parts = write_parts(tmp_path, plain_graph(), 3, "random")
+    for gaps in run_ranks(in_autocast, 3, parts):
+        assert set(gaps) == set(MODES)
+        assert max(gaps.values()) < 0.02, gaps  # bfloat16 has 8 bits
+
+
 def use_a_computed_tensor(rank: int, world_size: int, parts: str, mode: str) -> str:
     data = graphshard.load_dgl_partition_data(parts, rank)
     graph = construct(data, mode)

@@ -27,7 +27,8 @@ class _Projection:
         self._x, self._layer = x.detach(), layer
         self._tensors = [x, layer.weight, *([] if layer.bias is None else [layer.bias])]
         self._versions = [version_of(t) for t in self._tensors]
-        self._autocast = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+        kind = x.device.type
+        self._autocast = kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
         self._storage, self._numel = like.untyped_storage().data_ptr(), like.numel()
         self.users = 0  # saved by so many operations, each of which asks for it once
         self._found: Tensor | None = None
@@ -45,10 +46,10 @@ class _Projection:
                 "the backward; change it after the backward, or construct the graph with "
                 "rematerialize=False"
             )
-        enabled, dtype = self._autocast
+        kind, dtype, enabled = self._autocast
         found = self._found
         if found is None:
-            with torch.no_grad(), torch.autocast("cpu", dtype, enabled=enabled):
+            with torch.no_grad(), torch.autocast(kind, dtype, enabled):
                 found = linear(self._x, self._layer)
         self.users -= 1
         self._found = found if self.users > 0 else None

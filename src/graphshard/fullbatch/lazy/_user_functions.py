@@ -11,12 +11,15 @@ pass; see [Note: captured tensors].
     closure holds. A leaf tensor (a parameter) is found by walking the autograd graph down to its
     AccumulateGrad node. A tensor that was itself computed *before* the function ran has its
     history behind it, and the pass could not send a gradient into that history; it is recognised
-    by nodes older than the call and refused, so that no gradient is lost silently.
+    by nodes older than the call and refused, so that no gradient is lost silently. Autocast keeps
+    the parameters that it has cast, which would be such tensors from the second shard on; while the
+    function runs it keeps none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -161,7 +164,8 @@ class UserFunction:
             src.shape[0],
             self.etype,
         )
-        result = self.function(batch)
+        with _each_cast_anew(src.device.type):
+            result = self.function(batch)
         if not isinstance(result, Mapping):
             raise TypeError(
                 "a message function must return a dictionary from field name to tensor (got "
@@ -232,6 +236,13 @@ def _head(shard: Shard) -> Shard:
 def _probe_rows(probe: Shard, leaf: Leaf) -> Tensor:
     rows = leaf.tensor.detach()
     return probe.edge_rows(rows) if leaf.target == "e" else rows
+
+
+def _each_cast_anew(kind: str) -> AbstractContextManager[Any]:
+    """Autocast on a type of device, if it is on, without what it keeps of parameters."""
+    if not torch.is_autocast_enabled(kind):
+        return nullcontext()
+    return torch.autocast(kind, torch.get_autocast_dtype(kind), cache_enabled=False)
 
 
 def _next_sequence_number() -> int:
