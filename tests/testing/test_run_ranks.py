@@ -275,6 +275,17 @@ def test_where_forking_is_not_safe(monkeypatch):
         stop_ranks()
 
 
+def run_file(script):
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    return subprocess.run(
+        [sys.executable, str(script)],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+
+
 def test_a_file_that_calls_when_it_is_imported_is_refused(tmp_path):
     """Else every rank would start ranks, which would start ranks."""
     script = tmp_path / "parent.py"
@@ -284,14 +295,7 @@ def test_a_file_that_calls_when_it_is_imported_is_refused(tmp_path):
         "    return rank\n"
         "run_ranks(rank_of, 2, timeout=20)\n"
     )
-    path = os.pathsep.join(entry for entry in sys.path if entry)
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+    done = run_file(script)
     assert f"run_ranks was called while a rank imports {script}" in done.stderr
     assert "rank 0 raised" in done.stderr
     assert 'if __name__ == "__main__":' in done.stderr
@@ -317,13 +321,6 @@ def test_ranks_end_when_their_parent_is_killed(tmp_path):
             """
         )
     )
-    path = os.pathsep.join(entry for entry in sys.path if entry)
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+    done = run_file(script)
     assert done.returncode == -signal.SIGKILL, done.stderr
     wait_for_end([int(number) for number in done.stdout.strip("[]\n").split(",")])
