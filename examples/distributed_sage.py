@@ -80,7 +80,8 @@ def main() -> None:
         device=device,
     )
     torch.manual_seed(0)
-    model: nn.Module = GraphSAGE(g.ndata["feat"].shape[1], num_classes=7).to(device)
+    num_classes = int(g.ndata["label"][:].max()) + 1
+    model: nn.Module = GraphSAGE(g.ndata["feat"].shape[1], num_classes).to(device)
     if num_trainers > 1:
         model = nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE, weight_decay=5e-4)
