@@ -36,7 +36,7 @@ NATIVE := $(wildcard CMakeLists.txt cmake/*.cmake csrc/*/*.cpp csrc/*/*.h)
 CXX_FILES := $(wildcard csrc/*/*.cpp csrc/*/*.h)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-core test-torch test-all lint format peer bench clean
+.PHONY: help install demo test test-core test-torch test-all notebooks lint format peer bench clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -98,6 +98,9 @@ test-torch: $(OTHER)/.test  ## run the tests with another torch: TORCH=2.6.0 PYT
 test-all: $(VENV)/.test  ## run the tests with every case and whole campaigns: hours, before a release
 	@$(INSTALL) "ray[train]" || echo "Ray cannot be installed here: its tests are skipped"
 	$(BIN)/python -m pytest --all --timeout 600 -n $(TEST_WORKERS) $(SIDE_BY_SIDE) $(PYTEST_ARGS)
+
+notebooks: $(VENV)/.test  ## run the notebooks of docs/notebooks, check their text, write their outputs
+	$(BIN)/python docs/run_notebooks.py $(NOTEBOOKS)
 
 lint: $(VENV)/.dev  ## ruff, mypy, clang-format, codespell: what CI runs
 	$(BIN)/ruff check .

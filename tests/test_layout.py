@@ -63,6 +63,7 @@ ARROWS["pyg"] |= {"distributed"}
 ARROWS["train"] = set(ARROWS) - {"pyg"}
 ARROWS["testing"] = set(ARROWS) - {"pyg"}
 ARROWS["distributed"] = set(ARROWS) - {"pyg", "testing"}
+ARROWS["testing"] |= {"distributed"}
 ARROWS["__init__"] = set(ARROWS)
 ARROWS["launch"] = BASE | {"_children", "_host_agent", "partition", "store", "train"}
 ARROWS["ray"] = {"_files", "distributed", "graph"}

@@ -2,5 +2,6 @@
 """Public helpers for testing programs that run on several ranks."""
 
 from ._ranks import RanksFailed, run_ranks, stop_ranks
+from ._servers import LocalServers
 
-__all__ = ["RanksFailed", "run_ranks", "stop_ranks"]
+__all__ = ["LocalServers", "RanksFailed", "run_ranks", "stop_ranks"]

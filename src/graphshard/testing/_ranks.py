@@ -3,8 +3,8 @@
 
 Ranks are processes that are started once and kept between calls; a call on ``P`` ranks uses the
 first ``P`` of them, with a process group of its own over a file (no ports). After a failure the
-ranks that took part are replaced. Functions travel as ``module:qualname``, values as JSON
-and safetensors.
+ranks that took part are replaced. Functions travel as ``module:qualname``, those of a notebook's
+cells as source, values as JSON and safetensors.
 """
 
 from __future__ import annotations
@@ -22,11 +22,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ._cells import is_from_a_cell, write_module_of_cells
 from ._processes import RankProcess, pool, rank_environment
+from ._servers import LocalServers
 from ._wire import load_value, save_value
 
 _GRACE_SECONDS = 10.0
 _STACK_SECONDS = 0.3
+_STREAM_SECONDS = 0.1
 
 
 class RanksFailed(AssertionError):
@@ -49,18 +52,28 @@ def run_ranks(
     *args: object,
     timeout: float = 60.0,
     group: bool = True,
+    servers: LocalServers | None = None,
+    stream: bool = False,
 ) -> list[Any]:
     """Call ``fn(rank, world_size, *args)`` on every one of ``world_size`` local ranks.
 
     Each rank has one torch thread, all seeds 0, the warning filters, environment, working directory
     and import path of the caller, and a gloo process group as the default group.
 
+    In a notebook ``fn`` may stand in a cell. It reaches the ranks by its source, with what it uses:
+    functions and classes of other cells, imports, plain values and tensors. A rank's error comes
+    into the cell, and stopping the cell stops the ranks.
+
     Args:
-        fn: A function of a module (not a lambda or a nested function): ranks import it by name.
+        fn: A function of a module or of a cell (not a lambda or a nested function).
         world_size: Number of ranks.
         args: None, bool, int, float, str, torch.dtype, tensors; lists, tuples, dicts of them.
         timeout: Seconds that the call may take once the ranks have started.
         group: Whether to make the process group. Without it ``fn`` makes its own, or none.
+        servers: Graph servers to which `graphshard.distributed.initialize` connects on each rank,
+            which is a trainer on one of their hosts; trainers are spread evenly over them.
+        stream: Print each line of a rank at once, after ``[rank 1]``; otherwise what a rank printed
+            comes when all have finished, rank by rank.
 
     Returns:
         What the ranks returned, by rank; the same kinds of values as ``args``.
@@ -78,7 +91,7 @@ def run_ranks(
         )
     if world_size < 1:
         raise ValueError(f"world_size must be at least 1 (got {world_size})")
-    module, qualname, file = _address(fn)
+    address = None if is_from_a_cell(fn) else _address(fn)
     with (
         pool.lock,
         pool.take(world_size) as workers,
@@ -86,6 +99,11 @@ def run_ranks(
     ):
         box = Path(folder)
         save_value(box / "args", args)
+        if address is None:
+            write_module_of_cells(fn, box / "notebook.py")
+            # A name of its own, because ranks keep modules that they have imported.
+            address = box.name.replace("-", "_"), fn.__name__, str(box / "notebook.py")
+        module, qualname, file = address
         job = {
             "box": folder,
             "world_size": world_size,
@@ -96,14 +114,17 @@ def run_ranks(
             "timeout": timeout,
             "path": sys.path,
             "directory": os.getcwd(),
-            "environment": rank_environment(),
             "filters": _warning_filters(),
+            "stream": stream,
         }
         try:
             for rank, worker in enumerate(workers):
-                worker.send({**job, "rank": rank})
-            late = _wait(workers, box, timeout)
-            return _collect(workers, box, late, f"{qualname} on {world_size} ranks", timeout)
+                trainer = {} if servers is None else servers.environment(rank, world_size)
+                environment = rank_environment() | trainer
+                worker.send({**job, "rank": rank, "environment": environment})
+            late = _wait(workers, box, timeout, _Printer(workers) if stream else None)
+            call = f"{qualname} on {world_size} ranks"
+            return _collect(workers, box, late, call, timeout, is_printed=stream)
         except BaseException:
             # Also on Ctrl-C: ranks that may be in the middle of a job are not used again.
             for worker in workers:
@@ -116,7 +137,27 @@ def stop_ranks() -> None:
     pool.stop()
 
 
-def _wait(workers: list[RankProcess], box: Path, timeout: float) -> dict[int, str]:
+class _Printer:
+    """Prints the lines of ranks as they come."""
+
+    def __init__(self, workers: list[RankProcess]) -> None:
+        self.printed = dict.fromkeys(range(len(workers)), 0)
+        self.workers = workers
+
+    def print_new(self, is_end: bool = False) -> None:
+        """Print what is new: whole lines, at the end also one that is not."""
+        for rank, worker in enumerate(self.workers):
+            text = worker.printed()[self.printed[rank] :]
+            if not is_end:
+                text = text[: text.rfind("\n") + 1]
+            self.printed[rank] += len(text)
+            for line in text.splitlines():
+                print(f"[rank {rank}] {line}", flush=True)  # noqa: T201 - the rank's own output
+
+
+def _wait(
+    workers: list[RankProcess], box: Path, timeout: float, printer: _Printer | None
+) -> dict[int, str]:
     """Wait until all have finished or waiting makes no sense; the stacks of the late, by rank."""
     deadline = time.monotonic() + timeout
     waiting = dict(enumerate(workers))
@@ -126,7 +167,10 @@ def _wait(workers: list[RankProcess], box: Path, timeout: float) -> dict[int, st
         for template in {worker.template for worker in workers}:
             selector.register(template.control, selectors.EVENT_READ, None)
         while waiting and (left := deadline - time.monotonic()) > 0:
-            for key, _ in selector.select(left):
+            ready = selector.select(left if printer is None else min(left, _STREAM_SECONDS))
+            if printer is not None:
+                printer.print_new()
+            for key, _ in ready:
                 worker = key.data
                 # An answer, or the end of the pipe: nothing more will come from this rank.
                 if worker is not None:
@@ -140,6 +184,8 @@ def _wait(workers: list[RankProcess], box: Path, timeout: float) -> dict[int, st
             for template in {w.template for w in waiting.values()}:
                 if template.ended:
                     waiting.clear()
+    if printer is not None:
+        printer.print_new(is_end=True)
     for worker in waiting.values():
         worker.signal(signal.SIGUSR1)
     if waiting:
@@ -156,7 +202,12 @@ def _succeeded(box: Path, rank: int) -> bool:
 
 
 def _collect(
-    workers: list[RankProcess], box: Path, late: dict[int, str], what: str, timeout: float
+    workers: list[RankProcess],
+    box: Path,
+    late: dict[int, str],
+    call: str,
+    timeout: float,
+    is_printed: bool,
 ) -> list[Any]:
     """The results, or the report of what went wrong."""
     results: dict[int, Any] = {}
@@ -169,7 +220,7 @@ def _collect(
             verdict = load_value(outcome)
             if verdict["ok"]:
                 results[rank] = load_value(box / f"result{rank}")
-                if rank not in late:
+                if rank not in late and not is_printed:
                     print(worker.printed(), end="")  # noqa: T201 - the rank's own output
                 continue
             order = 3 if verdict["secondary"] else 0
@@ -185,7 +236,7 @@ def _collect(
     found.sort()
     reason = f"took longer than {timeout:g} s" if all(f[0] == 2 for f in found) else "failed"
     fine = [f"rank {rank} finished" for rank in results]
-    report = "\n".join([f"{what} {reason}", "", *(text for *_, text in found), *fine])
+    report = "\n".join([f"{call} {reason}", "", *(text for *_, text in found), *fine])
     raise RanksFailed(report, results, {rank: text for *_, rank, text in found})
 
 

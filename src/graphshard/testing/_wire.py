@@ -27,7 +27,7 @@ def save_value(stem: Path, value: object) -> None:
         TypeError: The value holds something that does not travel; names where.
     """
     tensors: dict[str, Tensor] = {}
-    text = json.dumps(_encode(value, tensors, "value"))
+    text = json.dumps(encode_value(value, tensors, "value"))
     if tensors:
         # Clones, because safetensors refuses tensors that share memory.
         save_file(tensors, stem.with_suffix(".safetensors"))
@@ -43,7 +43,17 @@ def load_value(stem: Path) -> Any:
     return _decode(json.loads(stem.with_suffix(".json").read_text(encoding="utf-8")), tensors)
 
 
-def _encode(value: object, tensors: dict[str, Tensor], where: str) -> object:
+def encode_value(value: object, tensors: dict[str, Tensor], where: str) -> object:
+    """A value as JSON, its tensors put into a dictionary.
+
+    Args:
+        value: What travels.
+        tensors: Takes a copy of each tensor, under its number.
+        where: What to call the value in an error.
+
+    Raises:
+        TypeError: The value holds something that does not travel; names where.
+    """
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, int | float):
@@ -58,12 +68,15 @@ def _encode(value: object, tensors: dict[str, Tensor], where: str) -> object:
     if isinstance(value, torch.dtype):
         return {"dtype": str(value).removeprefix("torch.")}
     if isinstance(value, list | tuple):
-        items = [_encode(v, tensors, f"{where}[{i}]") for i, v in enumerate(value)]
+        items = [encode_value(v, tensors, f"{where}[{i}]") for i, v in enumerate(value)]
         return {"tuple": items} if isinstance(value, tuple) else items
     if isinstance(value, dict):
         return {
             "dict": [
-                [_encode(k, tensors, f"a key of {where}"), _encode(v, tensors, f"{where}[{k!r}]")]
+                [
+                    encode_value(k, tensors, f"a key of {where}"),
+                    encode_value(v, tensors, f"{where}[{k!r}]"),
+                ]
                 for k, v in value.items()
             ]
         }

@@ -10,6 +10,7 @@ from __future__ import annotations
 import faulthandler
 import importlib
 import importlib.util
+import io
 import json
 import os
 import queue
@@ -120,6 +121,9 @@ def _prepare(job: dict[str, Any]) -> None:
     """The state that every job starts from, whatever the one before left behind."""
     os.environ.clear()
     os.environ.update(job["environment"])
+    for output in (sys.stdout, sys.stderr):
+        if isinstance(output, io.TextIOWrapper):
+            output.reconfigure(line_buffering=job["stream"])
     os.chdir(job["directory"])
     sys.path[:] = job["path"]
     warnings.resetwarnings()

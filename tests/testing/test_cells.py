@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Functions of a notebook's cells on ranks. 2 ranks, started by a process that runs cells.
+
+The process does with cells what IPython does: each is compiled under a name of its own, under which
+its text is kept for tracebacks. tests/test_notebooks.py does the same in real notebooks.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+RUN_CELLS = """
+import linecache, sys
+for number, cell in enumerate(sys.argv[1:]):
+    name = f"<cell {number}>"
+    linecache.cache[name] = (len(cell), None, cell.splitlines(True), name)
+    exec(compile(cell, name, "exec"), globals())
+"""
+
+IMPORTS = """
+import torch
+import torch.nn.functional as F
+from torch import nn, rand as draw
+import graphshard as gs
+from dataclasses import dataclass
+from graphshard.testing import LocalServers, run_ranks
+"""
+
+
+def start(*cells: str) -> subprocess.Popen[str]:
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    return subprocess.Popen(
+        [sys.executable, "-c", RUN_CELLS, IMPORTS, *cells],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+
+
+def run(*cells: str) -> str:
+    process = start(*cells)
+    printed, _ = process.communicate(timeout=110)
+    assert process.returncode == 0, printed
+    return printed
+
+
+def test_a_function_takes_along_what_it_uses() -> None:
+    printed = run(
+        "WIDTH = 4\nx = torch.ones(2, 3)\ndef unused(): return undefined_anywhere",
+        "@dataclass\nclass Config:\n    width: int = WIDTH",
+        "class Base(nn.Module):\n    pass\nclass Net(Base):\n    def __init__(self, c):\n"
+        "        super().__init__()\n        self.linear = nn.Linear(3, c.width)\n"
+        "    def forward(self, x):\n        return F.relu(self.linear(x))",
+        "def even(n): return n == 0 or odd(n - 1)\ndef odd(n): return n > 0 and even(n - 1)",
+        "graph = gs.data.random_graph(3, 4)  # does not travel, and `work` has its own\n"
+        "@torch.no_grad()\ndef work(rank, world_size, factor, unused_graph=None):\n"
+        "    graph = draw(2).shape\n    [x for Config2 in range(2)]\n"
+        "    return Net(Config())(x) * factor, even(4), list(graph)",
+        "(first, second) = run_ranks(work, 2, 3.0)\ntorch.manual_seed(0)\n"
+        "assert torch.equal(first[0], work(0, 1, 3.0)[0]) and torch.equal(first[0], second[0])\n"
+        "print('shapes', tuple(first[0].shape), first[1:], second[1:])",
+    )
+    assert printed == "shapes (2, 4) (True, [2]) (True, [2])\n"
+
+
+def test_the_last_definition_counts() -> None:
+    printed = run(
+        "def helper(): return 'first'\ndef work(rank, world_size): return helper()",
+        "print(run_ranks(work, 1))",
+        "def helper(): return 'second'",
+        "print(run_ranks(work, 1))",
+        "def work(rank, world_size): return 'third'",
+        "print(run_ranks(work, 1))",
+    )
+    assert printed == "['first']\n['second']\n['third']\n"
+
+
+def test_what_cannot_travel_is_named() -> None:
+    printed = run(
+        "g = gs.data.random_graph(3, 4)",
+        "def work(rank, world_size): return helper()\ndef helper(): return g.num_nodes()",
+        "try: run_ranks(work, 1)\nexcept TypeError as error: print(error)",
+        "try: run_ranks(lambda rank, world_size: 1, 1)\nexcept TypeError as error: print(error)",
+    )
+    assert "helper uses g, which does not reach the ranks: g is a Graph; only None, bool" in printed
+    assert "make g inside helper, or load it there" in printed
+    assert "fn must be a function that stands in a module" in printed
+
+
+def test_an_error_of_a_rank_comes_into_the_cell() -> None:
+    printed = run(
+        "def work(rank, world_size):\n    if rank == 1:\n        raise KeyError('the cause')\n"
+        "    torch.distributed.all_reduce(torch.ones(1))",
+        "try: run_ranks(work, 2)\nexcept AssertionError as error: print(error)",
+    )
+    assert printed.startswith("work on 2 ranks failed\n\nrank 1 raised:\n")
+    assert "raise KeyError('the cause')" in printed
+
+
+def test_lines_come_as_they_are_printed(tmp_path: Path) -> None:
+    """The second line is printed only once the first has arrived."""
+    arrived = str(tmp_path / "arrived")
+    process = start(
+        "import os, time",
+        "def work(rank, world_size, file):\n    print('first')\n"
+        "    while not os.path.exists(file): time.sleep(0.01)\n    print('second', end='')",
+        f"run_ranks(work, 1, {arrived!r}, stream=True)",
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "[rank 0] first\n"
+    Path(arrived).touch()
+    assert process.communicate(timeout=60)[0] == "[rank 0] second\n"
+
+
+def test_trainers_of_servers(tmp_path: Path) -> None:
+    printed = run(
+        f"folder = {str(tmp_path)!r}\ng = gs.data.random_graph(10, 20)\n"
+        "g.ndata['feat'] = torch.arange(10.0).view(-1, 1)\n"
+        "gs.distributed.partition_graph(g, 'g', 2, folder, quiet=True)",
+        "def work(rank, world_size):\n    gs.distributed.initialize()\n"
+        "    g = gs.distributed.DistGraph('g')\n    total = float(g.ndata['feat'][:].sum())\n"
+        "    here = gs.distributed.get_rank()\n    gs.distributed.exit_client()\n"
+        "    import os\n    return total, here, os.environ['GRAPHSHARD_HOST']",
+        "with LocalServers(folder + '/g.json', num_hosts=2) as servers:\n"
+        "    print(run_ranks(work, 3, servers=servers))",
+        "try: LocalServers(folder + '/g.json', num_hosts=3)\nexcept ValueError as e: print(e)",
+        "try: LocalServers(folder + '/g.json', num_hosts=0)\nexcept ValueError as e: print(e)",
+    )
+    lines = printed.splitlines()
+    assert lines[0] == "[(45.0, 0, '0'), (45.0, 1, '0'), (45.0, 2, '1')]"
+    assert "hosts" in lines[1]
+    assert lines[2] == "num_hosts must be at least 1 (got 0)"
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
+def test_stopping_the_cell_stops_the_ranks() -> None:
+    process = start(
+        "import os, time",
+        "def work(rank, world_size):\n    print(os.getpid())\n    time.sleep(300)",
+        "try: run_ranks(work, 2, stream=True, timeout=300)\n"
+        "except KeyboardInterrupt: print('stopped', flush=True)\ntime.sleep(60)",
+    )
+    assert process.stdout is not None
+    lines = [process.stdout.readline() for _ in range(2)]
+    ranks = [int(re.fullmatch(r"\[rank \d\] (\d+)\n", line)[1]) for line in lines]  # type: ignore[index]
+    process.send_signal(signal.SIGINT)
+    assert process.stdout.readline() == "stopped\n"
+    deadline = time.monotonic() + 30
+    while any(Path(f"/proc/{rank}").exists() for rank in ranks) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(Path(f"/proc/{rank}").exists() for rank in ranks)
+    process.kill()
+    process.communicate(timeout=30)
