@@ -9,7 +9,7 @@ Silence alone means nothing: a process that is stopped, or that computes for min
 that holds the interpreter, goes on with what it has. It is logged, and nothing is released.
 
 What a client had is released when it is gone. If it speaks again, as after its network was away, it
-gets a `GoneClientError` for whatever it asks, because its tensors may be nobody's by then.
+gets a `GoneClientError` for whatever it asks, because its tensors may be deleted by then.
 """
 
 from __future__ import annotations
