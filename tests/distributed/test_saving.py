@@ -7,6 +7,7 @@ of the test, trainers are processes, or the test itself.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import socket
@@ -245,6 +246,65 @@ def test_a_job_that_was_killed_finds_rows_and_steps_on_living_servers(
         with pytest.raises(RanksFailed, match="SIGKILL"):
             run_ranks(train, 2, str(hosts.path), 2, "", 0, "die")
         check_training(run_ranks(train, 1, str(hosts.path), 2, "", STEPS, ""))
+
+
+def silent(how: str, seconds: float) -> None:
+    """Do nothing for some seconds: stopped by another process, or without the interpreter."""
+    if how == "stopped":
+        later = f"kill -STOP {os.getpid()}; sleep {seconds}; kill -CONT {os.getpid()}"
+        with subprocess.Popen(["/bin/sh", "-c", later], start_new_session=True):
+            pass  # waits for its end
+    else:
+        ctypes.PyDLL(None).usleep(int(seconds * 1e6))
+
+
+def train_and_fall_silent(
+    rank: int, world_size: int, where: str, num_hosts: int, folder: str, how: str
+) -> None:
+    g = opened(rank, world_size, where, num_hosts)
+    ids = g.ndata["orig_id"][:]
+    new = torch.empty_like(ids).index_copy_(0, ids, torch.arange(NUM_NODES))
+    embedding = DistEmbedding(NUM_NODES, WIDTH, "adam")
+    if rank == 0:
+        embedding.weight[new] = first()
+    optimizer = SparseAdam([embedding], 0.01)
+    barrier()
+    for step in range(2 * STEPS):
+        if step % STEPS == 1 and rank == world_size - 1:
+            silent(how, 2.5)
+        (embedding(new[batch(step)[rank::world_size]]) ** 3).sum().backward()
+        optimizer.step()
+        if step % STEPS == STEPS - 1:
+            save_checkpoint(folder, step, sparse_optimizers=[optimizer], keep=1)
+    closed()
+
+
+def load_rows(rank: int, world_size: int, where: str, num_hosts: int, folder: str) -> Tensor:
+    g = opened(rank, world_size, where, num_hosts)
+    embedding = DistEmbedding(NUM_NODES, WIDTH, "adam")
+    optimizer = SparseAdam([embedding], 0.01)
+    load_checkpoint(folder, sparse_optimizers=[optimizer])
+    found = torch.empty(NUM_NODES, WIDTH)
+    found[g.ndata["orig_id"][:]] = embedding.weight[:]
+    closed()
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+@pytest.mark.parametrize("num_trainers", [1, 2])
+@pytest.mark.parametrize("how", ["stopped", "without the interpreter"])
+def test_what_a_silent_trainer_holds_is_trained_and_saved(
+    how: str, num_trainers: int, parts: dict[str, str], tmp_path: Path
+) -> None:
+    """It is silent for longer than the limit of its servers."""
+    folder = str(tmp_path / "c")
+    with ExitStack() as stack:
+        hosts = Hosts(stack, parts["plain 2"], num_trainers, tmp_path, silent_seconds=1.0)
+        where = str(hosts.path)
+        run_ranks(train_and_fall_silent, num_trainers, where, num_trainers, folder, how)
+    (found,) = run_ranks(load_rows, 1, parts["plain 5"], 0, folder)
+    expected = trained_in_one_process("adam", 2 * STEPS)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
 
 
 # ---------------------------------------------------------------------------- servers

@@ -36,6 +36,7 @@ from graphshard.distributed import (
 )
 from graphshard.distributed.saving import _save
 from graphshard.errors import CheckpointError
+from graphshard.store import WireMessage
 from graphshard.testing import run_ranks
 from graphshard.train.checkpoints import digest_of_content
 
@@ -272,6 +273,71 @@ def test_an_error_of_one_trainer_is_that_of_all(parts: dict[str, str], tmp_path:
         assert "no checkpoint in" in damaged
         assert "damaged" in damaged
     assert not list((tmp_path).glob("c-*/.seen*"))
+
+
+def lose_and_save(rank: int, world_size: int, where: str, folder: str) -> list[str]:
+    """Saves while the servers lack what a trainer uses; what each says, and what is there then."""
+    opened(rank, world_size, where, 2)
+    cluster = graphshard.store.current_job().cluster
+    embedding = DistEmbedding(NUM_NODES, 2, "e")
+    optimizer = SparseAdam([embedding], 0.1)
+    other = DistTensor((NUM_NODES,), torch.int32, "x")
+    save_checkpoint(folder, 1, sparse_optimizers=[optimizer], keep=1)
+    found = []
+
+    def lose(name: str) -> None:
+        """As after the servers were started again."""
+        barrier()
+        if rank == 0:
+            lost = WireMessage("delete", {"name": name})
+            cluster.ask([(number, lost) for number in range(cluster.num_hosts)])
+        barrier()
+
+    def save(step: int, **arguments: Any) -> None:
+        try:
+            save_checkpoint(folder, step, keep=1, **arguments)
+        except RuntimeError as error:
+            found.append(str(error))
+        barrier()
+        found.append(" ".join(sorted(path.name for path in Path(folder).glob("step*"))))
+        barrier()
+
+    lose(other.name)
+    save(2)
+    other.delete()  # on purpose
+    lose(optimizer.tensors()[1].name)
+    save(3, sparse_optimizers=[optimizer])
+    for tensor in optimizer.tensors():
+        tensor.delete()
+    save(4, sparse_optimizers=[optimizer])
+    save(5, extra="the cluster holds no tensors now")
+    save(6)
+    closed()
+    return found
+
+
+def test_a_save_without_what_a_trainer_uses_is_refused(
+    parts: dict[str, str], tmp_path: Path
+) -> None:
+    """And removes nothing; nor does one without any tensors remove the last one with some."""
+    with ExitStack() as stack:
+        hosts = Hosts(stack, parts["plain 2"], 2, tmp_path)
+        results = run_ranks(lose_and_save, 2, str(hosts.path), str(tmp_path / "c"))
+    with_tensors = "step-00000001"
+    for found in results:
+        first, second, third, fourth = found[0:6:2] + found[7:8]
+        for error, name in ((first, "x"), (second, "e.adam_mean"), (third, "e', 'node~_N~e.adam_")):
+            assert f"no server has the tensors ['node~_N~{name}" in error
+            assert "nothing is saved, and checkpoints that are there stay" in error
+        assert found[1:6:2] == [with_tensors] * 3
+        assert found[6] == f"{with_tensors} step-00000005"
+        assert fourth == f"{with_tensors} step-00000006"
+    opened(0, 1, parts["plain 5"], 0)
+    embedding = DistEmbedding(NUM_NODES, 2, "e")
+    optimizer = SparseAdam([embedding], 0.1)
+    x = DistTensor((NUM_NODES,), torch.int32, "x")
+    loaded = load_checkpoint(tmp_path / "c", step=1, sparse_optimizers=[optimizer])
+    assert {embedding.name, x.name} < set(loaded.tensors)
 
 
 @pytest.mark.parametrize("point", ["write_tensors", "records_of", "write_cluster_manifest"])

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A trainer is killed amid reads and writes: the others name it, the servers stay whole.
+"""A trainer is killed, or silent, amid reads and writes: the servers stay whole.
+
+The others name one that was killed. One that is silent for longer than the limit of the servers,
+because it is stopped or holds its interpreter, goes on with what it has.
 
 Four trainers work on three hosts. Each row that is written says which row it is and in which round,
 so what the servers have afterwards is checked against one array.
@@ -7,9 +10,11 @@ so what the servers have afterwards is checked against one array.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import random
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -88,6 +93,56 @@ def expected_rows(done: int) -> Tensor:
             ids = rows_of(number, writer)
             array[ids] = values_of(ids, number)
     return array
+
+
+def work_and_fall_silent(
+    rank: int, world_size: int, addresses: list[str], how: str, seconds: float
+) -> dict[str, Tensor]:
+    """Rounds of writes and reads; each trainer in turn is silent in one."""
+    join(addresses, rank % NUM_HOSTS, attach=rank != 1, timeout=60 + seconds)
+    for host in current_job().cluster.hosts:
+        host.connection.announce(f"trainer {rank}")  # type: ignore[attr-defined]
+    passing = DistTensor((NUM_ROWS, 3), torch.int64, "passing")
+    for number in range(NUM_TRAINERS):
+        ids = rows_of(number, rank)
+        if rank == number and how == "stopped":
+            later = f"kill -STOP {os.getpid()}; sleep {seconds}; kill -CONT {os.getpid()}"
+            with subprocess.Popen(["/bin/sh", "-c", later], start_new_session=True):
+                passing[ids] = values_of(ids, number)
+        elif rank == number:
+            ctypes.PyDLL(None).usleep(int(seconds * 1e6))
+        passing[ids] = values_of(ids, number)
+        assert torch.equal(passing[ids[:50]], values_of(ids[:50], number))
+        barrier()
+    final = passing[:]
+    barrier()
+    del passing
+    leave()
+    return {"final": final}
+
+
+@pytest.mark.parametrize(
+    "seconds",
+    [
+        2.0,
+        pytest.param(75.0, marks=[pytest.mark.exhaustive, pytest.mark.timeout(1200)]),
+    ],
+)
+@pytest.mark.parametrize("how", ["stopped", "holding the interpreter"])
+def test_a_silent_trainer_costs_nothing(how: str, seconds: float) -> None:
+    made = [TableServer(host, TOKEN, silent_seconds=seconds / 2) for host in range(NUM_HOSTS)]
+    try:
+        for server in made:
+            server.start()
+        addresses = [server.address for server in made]
+        timeout = 120 + 5 * seconds
+        for result in run_ranks(
+            work_and_fall_silent, NUM_TRAINERS, addresses, how, seconds, timeout=timeout
+        ):
+            assert torch.equal(result["final"], expected_rows(NUM_TRAINERS))
+    finally:
+        for server in made:
+            server.stop()
 
 
 LONG = [pytest.mark.exhaustive, pytest.mark.timeout(1200)]

@@ -114,6 +114,67 @@ def test_rows_change_as_in_one_process(kind: str, num_hosts: int, world_size: in
         assert torch.equal(found[0], added_rank_by_rank(world_size))
 
 
+#: What each trainer looks up in a step: rows, none of them, or some that are not in its loss.
+LOOKUPS = (
+    ("rows", "nothing", "nothing"),
+    ("no rows", "nothing", "not in the loss"),
+    ("rows", "rows", "no rows"),
+    ("nothing", "nothing", "nothing"),
+    ("not in the loss", "not in the loss", "not in the loss"),
+    ("nothing", "no rows", "nothing"),
+    ("rows times 0", "nothing", "nothing"),
+    ("no rows", "no rows", "no rows"),
+    ("nothing", "rows", "rows times 0"),
+    ("rows", "nothing", "rows"),
+)
+
+
+def look_up(kind: str, step: int, rank: int, embedding: Any) -> None:
+    """What a trainer does with an embedding, ours or torch's, before a step."""
+    if kind == "nothing":
+        return
+    rows = torch.arange(rank, NUM_ROWS, 3 + step)
+    looked_up = embedding(rows[:0] if kind == "no rows" else rows)
+    if kind != "not in the loss":
+        ((looked_up**2).sum() * (0.0 if kind == "rows times 0" else 1.0)).backward()
+
+
+def count_steps(rank: int, world_size: int, addresses: list[str], kind: str) -> tuple[int, Tensor]:
+    join(addresses, rank % len(addresses))
+    embedding = DistEmbedding(NUM_ROWS, WIDTH, "emb")
+    if rank == 0:
+        embedding.weight[:] = first()
+    barrier()
+    optimizer = OURS[kind](embedding)
+    for step, lookups in enumerate(LOOKUPS):
+        look_up(lookups[rank], step, rank, embedding)
+        optimizer.step()
+    barrier()
+    found = int(optimizer.tensors()[-1][0]), embedding.weight[:]
+    barrier()
+    leave()
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+@pytest.mark.parametrize("kind", ["adam", "adagrad"])
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_a_step_counts_as_in_torch(kind: str, world_size: int) -> None:
+    """Also one whose gradients have no rows; not one without gradients."""
+    with served(min(world_size, 2)) as addresses:
+        found = run_ranks(count_steps, world_size, addresses, kind)
+    embedding = torch.nn.Embedding(NUM_ROWS, WIDTH, sparse=True, _weight=first())
+    optimizer = TORCHS[kind](embedding.parameters())
+    for step, lookups in enumerate(LOOKUPS):
+        optimizer.zero_grad()
+        for rank in range(world_size):
+            look_up(lookups[rank], step, rank, embedding)
+        optimizer.step()
+    for num_steps, rows in found:
+        assert num_steps == int(optimizer.state[embedding.weight]["step"])
+        torch.testing.assert_close(rows, embedding.weight.detach(), rtol=1e-6, atol=1e-6)
+
+
 @pytest.mark.parametrize("here", [0, 2])
 def test_rows_are_changed_where_they_lie_and_at_once_elsewhere(here: int) -> None:
     """Of three hosts' rows, those of one in place; the others over the wire."""

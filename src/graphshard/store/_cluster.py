@@ -52,10 +52,17 @@ class Host(Protocol):
         """Ask its server, and wait soon."""
 
     def rows(self, name: str) -> Tensor | None:
-        """Its rows of a table, where this process can read and write them; else None."""
+        """Its rows of a table, where this process can read and write them; else None.
+
+        Raises:
+            ServerError: The server has given this process up.
+        """
 
     def found(self, info: TableInfo, file: Sequence[Any] | None) -> None:
         """See what its server says of a table."""
+
+    def forget(self, name: str) -> None:
+        """Give back what it holds for a table."""
 
     def close(self) -> None:
         """Give back what it holds."""
@@ -87,6 +94,9 @@ class LocalHost:
         return self._tables.rows(name)
 
     def found(self, info: TableInfo, file: Sequence[Any] | None) -> None:
+        return
+
+    def forget(self, name: str) -> None:
         return
 
     def close(self) -> None:
@@ -121,6 +131,7 @@ class ServedHost:
         return self.connection.begin(request)
 
     def rows(self, name: str) -> Tensor | None:
+        self.connection.check_present()
         known = self._rows.get(name)
         return None if known is None else known[1]
 
@@ -165,6 +176,7 @@ class Cluster:
         self._infos: dict[str, TableInfo] = {}
         self._releases: deque[Answer] = deque()
         self._marked: set[tuple[str, int]] = set()
+        self._holds: dict[object, str] = {}  # what this process holds: a table's name, for each
 
     @property
     def num_hosts(self) -> int:
@@ -229,7 +241,7 @@ class Cluster:
     def create(self, info: TableInfo) -> bool:
         """Make a table of zeros on all hosts, or find it; returns whether it is new.
 
-        What is not persistent stays until `release` was called as often as this, or `delete`.
+        What is not persistent stays until `release` was called for each `hold`, or `delete`.
 
         Raises:
             ValueError: A table of that name has another shape, dtype or policy; or some hosts have
@@ -259,22 +271,52 @@ class Cluster:
         self._learn(list(answers.values()))
         return bool(new)
 
-    def delete(self, name: str) -> None:
-        """Delete a table on all hosts."""
-        self._infos.pop(name, None)
-        request = WireMessage("delete", {"name": name})
-        self.ask([(number, request) for number in range(self.num_hosts)])
-        for host in self.hosts:
-            if isinstance(host, ServedHost):
-                host.forget(name)
+    def hold(self, name: str) -> object:
+        """Note that this process holds a table, for which `create` was called; for `release`."""
+        key = object()
+        self._holds[key] = name
+        return key
 
-    def release(self, name: str) -> None:
-        """Let a table go that this process has asked for; not waited for.
+    def held(self) -> list[str]:
+        """The tables that this process holds."""
+        return sorted(set(self._holds.copy().values()))
 
-        A table that is not persistent is deleted once all that have asked for it let it go.
+    def release(self, key: object) -> None:
+        """Let a table go that this process holds; not waited for.
+
+        A table that is not persistent is deleted once all that hold it let it go. The garbage
+        collector may call this, in any thread: what it changes it changes in one step.
+
+        Args:
+            key: As `hold` gave it. Nothing happens if the table was deleted since.
         """
+        name = self._holds.pop(key, None)
+        if name is None:
+            return
+        if name not in self._holds.copy().values():
+            self._give_back(name)
         for host in self.hosts:
             self._releases.append(host.start(WireMessage("release", {"name": name})))
+
+    def delete(self, name: str) -> None:
+        """Delete a table on all hosts. Other processes that have used it call `forget`."""
+        self.forget(name)
+        request = WireMessage("delete", {"name": name})
+        self.ask([(number, request) for number in range(self.num_hosts)])
+
+    def forget(self, name: str) -> None:
+        """Give back what this process has of a table that is deleted, and hold it no more."""
+        for key, held in self._holds.copy().items():
+            if held == name:
+                self._holds.pop(key, None)
+        self._give_back(name)
+
+    def _give_back(self, name: str) -> None:
+        """Unmap a table's rows, and know nothing of it; `info` learns it again."""
+        self._infos.pop(name, None)
+        for number, host in enumerate(self.hosts):
+            host.forget(name)
+            self._marked.discard((name, number))
 
     def settle(self) -> None:
         """Wait until what this process has released is gone; servers that are gone do not count."""

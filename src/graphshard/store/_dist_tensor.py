@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ..comm import Pending
+from ..comm.group import group_state
 from ._cluster import Cluster, RowsRequest
 from ._job import (
     Job,
@@ -95,22 +96,28 @@ class DistTensor:
         check_dtype(dtype)
         job.cluster.settle()
         agree_on(f"{info}, {init_func is not None}, {attach}", "the DistTensor that is made")
-        found = [False]
+        is_first, holds = [False], list[object]()
 
         def create() -> None:
-            found[0] = job.cluster.create(info)
-            if not found[0] and not attach:
+            is_first[0] = job.cluster.create(info)
+            holds.append(job.cluster.hold(key))
+            if not (is_first[0] or attach or group_state().rank):
                 raise ValueError(f"a tensor named {name!r} exists; pass attach=True to use it")
 
-        on_rank_0(create)
-        on_other_ranks(lambda: job.cluster.create(info))
-        is_new = bool(from_rank_0(int(found[0])))
+        try:
+            on_rank_0(create)
+            on_other_ranks(create)
+        except BaseException:
+            for hold in holds:
+                _drop(job.cluster, hold)
+            raise
+        self._finalizer = weakref.finalize(self, _drop, job.cluster, *holds)
+        self._finalizer.atexit = False
+        is_new = bool(from_rank_0(int(is_first[0])))
         self._attach(job, job.cluster.info(key), name)
         if is_new and init_func is not None:
             _fill(job, self, init_func)
         wait_for_trainers()
-        self._finalizer = weakref.finalize(self, _drop, job.cluster, key)
-        self._finalizer.atexit = False
         if persistent:
             self._finalizer.detach()
 
@@ -212,11 +219,12 @@ class DistTensor:
     @property
     def local_partition(self) -> Tensor:
         """The rows of this host, ``[num_rows, ...]``: the memory itself where it is shared."""
-        starts, here = self._info.starts, self._job.cluster.here
-        rows = self._job.cluster.hosts[here].rows(self.name)
+        cluster = self._job.cluster
+        starts, here = cluster.info(self.name).starts, cluster.here
+        rows = cluster.hosts[here].rows(self.name)
         if rows is None:
             return self[starts[here] : starts[here + 1]]
-        self._job.cluster.mark_written(self.name, here)  # it may be
+        cluster.mark_written(self.name, here)  # it may be
         return rows
 
     def count_nonzero(self) -> int:
@@ -249,13 +257,8 @@ class DistTensor:
     def delete(self) -> None:
         """Delete it on all hosts, also a persistent one. All trainers must call."""
         wait_for_trainers()
-        self._finalizer_detach()
         on_rank_0(lambda: self._job.cluster.delete(self.name))
-
-    def _finalizer_detach(self) -> None:
-        finalizer = getattr(self, "_finalizer", None)
-        if finalizer is not None:
-            finalizer.detach()
+        self._job.cluster.forget(self.name)
 
 
 def row_ids(index: RowIndex, num_rows: int, what: str) -> Tensor:
@@ -342,10 +345,10 @@ def _new_key(job: Job, policy: str, name: str | None) -> str:
     return f"{policy}~{name}"
 
 
-def _drop(cluster: Cluster, key: str) -> None:
-    """Forget a table that no trainer has any more; not waited for."""
+def _drop(cluster: Cluster, hold: object) -> None:
+    """Let a table go; not waited for."""
     with contextlib.suppress(Exception):
-        cluster.release(key)
+        cluster.release(hold)
 
 
 def _fill(job: Job, tensor: DistTensor, init_func: InitFunction) -> None:

@@ -98,6 +98,11 @@ class DistEmbedding:
         """As `DistTensor.part_policy`."""
         return self._tensor.part_policy
 
+    @property
+    def has_gradients(self) -> bool:
+        """Whether a lookup since `reset`, be it of no rows, was part of a loss."""
+        return any(rows.grad is not None for _, rows in self._lookups)
+
     def gradients(self) -> tuple[Tensor, list[Tensor]]:
         """Of all lookups since `reset`; those outside of the loss have none.
 

@@ -17,6 +17,7 @@ from .._kernel import empty
 from ..comm.collectives import all_gather
 from ..comm.group import group_state
 from ..ops import group_equal, sum_groups
+from ._embedding import DistEmbedding
 from ._job import current_job
 from ._trainer_links import PeerRows
 
@@ -51,21 +52,23 @@ class GradientExchange:
         self._bounds = torch.tensor([0, *(stop for _, stop, _ in shares)])
         self._ranks = [rank for _, _, rank in shares]
 
-    def gather(self, ids: Tensor, tables: Sequence[Tensor]) -> RowGradients | None:
+    def gather(self, embedding: DistEmbedding) -> RowGradients | None:
         """The gradients, of all trainers, of this one's rows; None if no trainer has any.
+
+        A gradient of no rows is one, too: optimizers of torch count a step with such a gradient.
 
         Those of each trainer are added up before they are added to others, and trainers' sums in
         the order of ranks, so that it does not matter who takes care of a row.
 
         Args:
-            ids: int64 ``[n]``.
-            tables: float32 ``[_, dim]`` each, their gradients, ``n`` rows in all.
+            embedding: With rows of that policy.
         """
         state = group_state()
+        has_any, (ids, tables) = embedding.has_gradients, embedding.gradients()
         groups = group_equal(ids)
         distinct, starts, order = groups
         if state.world_size == 1:
-            return RowGradients(*groups, tables) if ids.numel() else None
+            return RowGradients(*groups, tables) if has_any else None
         links = current_job().links()
         ends = torch.searchsorted(distinct, self._bounds).tolist()
         runs = {rank: range(ends[at], ends[at + 1]) for at, rank in enumerate(self._ranks)}
@@ -75,11 +78,11 @@ class GradientExchange:
                 run = runs[rank]
                 rows = empty((len(run), tables[0].shape[1]), torch.float32)
                 sum_groups(rows, tables, order, starts[run.start : run.stop + 1])
-                yield PeerRows(ids.numel(), [distinct[run.start : run.stop], rows])
+                yield PeerRows(int(has_any), [distinct[run.start : run.stop], rows])
 
         likes = [ids[:0], tables[0][:0]]
         found = links.exchange(sums(), likes, "gradients")
-        if ids.numel() == 0 and not any(rows.number for rows in found.values()):
+        if not (has_any or any(rows.number for rows in found.values())):
             return None
         own = runs[state.rank]
         mine = order[starts[own.start] : starts[own.stop]]

@@ -137,7 +137,11 @@ class SparseOptimizer(ABC):
         """
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients of what was looked up; lookups of a loss to come stay."""
+        """Forget the gradients of what was looked up; lookups of a loss to come stay.
+
+        Args:
+            set_to_none: Accepted for scripts of torch: gradients are forgotten either way.
+        """
         for embedding in self._params:
             embedding.zero_grad()
 
@@ -145,14 +149,16 @@ class SparseOptimizer(ABC):
     def step(self) -> None:
         """Update the rows that have gradients on any trainer; then forget the lookups.
 
-        All trainers must call. When it returns, all of them read the new rows.
+        As in torch, it counts as a step of an embedding if one of its lookups, be it of no rows,
+        was part of a loss on any trainer. All trainers must call. When it returns, all of them read
+        the new rows.
 
         Raises:
             RankError: A trainer failed, or did not answer in time.
             ServerError: A server is gone.
         """
         for number, embedding in enumerate(self._params):
-            found = self._exchange(number).gather(*embedding.gradients())
+            found = self._exchange(number).gather(embedding)
             embedding.reset()
             if found is None:
                 continue

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -61,7 +62,9 @@ def save_checkpoint(
     the rows, a few megabytes at a time, with their original ids, so that a checkpoint can be loaded
     by other trainers, on other hosts, and on another partition of the graph.
 
-    A checkpoint is there when it is whole: if the job is killed, the one before stays.
+    A checkpoint is there when it is whole: if the job is killed, the one before stays. Nothing is
+    saved, and none is removed, where the servers lack a tensor that a trainer holds or that
+    ``sparse_optimizers`` use.
 
     Args:
         checkpoint_dir: A folder that all hosts share, for checkpoints of this job; it is made.
@@ -71,7 +74,8 @@ def save_checkpoint(
         optimizer: As ``model``.
         sparse_optimizers: Whose settings are saved. Their embeddings must have names.
         extra: Plain values and tensors, in dictionaries, lists and tuples; that of rank 0.
-        keep: How many of the newest checkpoints stay in the folder.
+        keep: How many of the newest checkpoints stay in the folder; and, where these hold no
+            tensors, the newest that does.
 
     Returns:
         The folder of the checkpoint.
@@ -81,8 +85,9 @@ def save_checkpoint(
             checkpoint of this step or a later one.
         OSError: A trainer cannot write, such as on a full disk.
         RankError: A trainer failed, or did not answer in time.
-        RuntimeError: There is no `DistGraph` yet; or a server was started again, and lacks rows.
-        ServerError: A server is gone.
+        RuntimeError: There is no `DistGraph` yet; or the servers lack rows or tensors, as after a
+            server was started again.
+        ServerError: A server is gone, or has given this trainer up.
         TypeError: A state holds what JSON and safetensors do not have.
         ValueError: An embedding of ``sparse_optimizers`` has no name, or ``step`` or ``keep`` is
             out of range.
@@ -123,7 +128,7 @@ def save_checkpoint(
     agree(json.dumps([step, keep, settings], sort_keys=True), "what is saved")
     job.cluster.settle()
     barrier()  # what trainers have written is there
-    tables = _tables_to_save(job)
+    tables = _tables_to_save(job, sparse_optimizers)
     lock = _prepare(folder, step)
     try:
         final = folder / STEPS.name(step)
@@ -149,7 +154,7 @@ def save_checkpoint(
 
         write_whole(final, write_own, write_manifest)
         if rank() == 0:
-            STEPS.remove_old(folder, keep)
+            STEPS.remove_old(folder, keep, () if tables else _newest_with_tables(folder))
     finally:
         if lock is not None:
             lock.release()
@@ -231,11 +236,26 @@ def live_tables(job: Job) -> dict[str, LiveTable]:
     return found
 
 
-def _tables_to_save(job: Job) -> dict[str, TableInfo]:
-    """The same on all ranks, with ``starts`` of one host. Collective."""
+def _tables_to_save(job: Job, optimizers: Sequence[SparseOptimizer]) -> dict[str, TableInfo]:
+    """The same on all ranks, with ``starts`` of one host. Collective.
+
+    What this process holds, or an optimizer names, must be there: memory that it has mapped can
+    still be read and written after the servers have let it go.
+    """
+    required = {name for name in job.cluster.held() if not is_anonymous(name)}
+    required |= {tensor.name for optimizer in optimizers for tensor in optimizer.tensors()}
 
     def find() -> str:
-        tables = [table for table in live_tables(job).values() if table.is_saved]
+        live = live_tables(job)
+        lost = sorted(required - live.keys())
+        if lost:
+            raise RuntimeError(
+                f"no server has the tensors {lost} any more, which rank {rank()} uses, so nothing "
+                "is saved, and checkpoints that are there stay; if servers were started again, "
+                "call load_checkpoint or start the job again, and if the tensors were deleted, "
+                "drop what uses them"
+            )
+        tables = [table for table in live.values() if table.is_saved]
         for table in tables:
             if table.lacking:
                 raise RuntimeError(
@@ -251,6 +271,15 @@ def _tables_to_save(job: Job) -> dict[str, TableInfo]:
 
     listed = json.loads(text_of_rank_0(everywhere(find)))
     return {fields["name"]: TableInfo.from_json(fields) for fields in listed}
+
+
+def _newest_with_tables(folder: Path) -> list[str]:
+    """The newest checkpoint that holds tensors, if there is one."""
+    for name in STEPS.find(folder):
+        with contextlib.suppress(DamagedError, CheckpointError):
+            if read_cluster_manifest(folder / name).tables:
+                return [name]
+    return []
 
 
 def _prepare(folder: Path, step: int) -> RunLock | None:

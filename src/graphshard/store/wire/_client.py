@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import os
 import secrets
 import socket
@@ -27,11 +28,12 @@ from queue import Empty, SimpleQueue
 
 from ...errors import MessageError, ServerError
 from ._message import WireMessage
-from ._presence import BEAT_SECONDS, HERE, LEAVE, SILENT_SECONDS
+from ._presence import BEAT_SECONDS, HERE, LEAVE, SILENT_SECONDS, GoneClientError
 from ._server import EXPECTED, MAX_MESSAGE
 from ._stream import MessageStream, TokenError, prepare
 
 _KINDS = {kind.__name__: kind for kind in (*EXPECTED, MessageError)}
+_GONE = GoneClientError.__name__
 _RETRY_SECONDS = 0.2
 _END_SECONDS = 5.0
 _MOST_BEGUN = 1 << 18  # bytes of a request that its caller sends itself
@@ -81,6 +83,7 @@ class MessageClient:
         if not _open:
             atexit.unregister(_end_all)
             atexit.register(_end_all)
+        _close_in_children()
         _open.add(self)
 
     def call(self, request: WireMessage, timeout: float | None = None) -> WireMessage:
@@ -131,6 +134,17 @@ class MessageClient:
             raise RuntimeError("a connection does not outlive a fork; make another one")
         if not self._close.alive:
             raise RuntimeError("the connection is closed; make another one")
+        self.check_present()
+
+    def check_present(self) -> None:
+        """Raise if the server has given this client up; to call before memory is used in place.
+
+        Raises:
+            ServerError: What the client had asked for is released, as far as is known here.
+        """
+        for beat in self._beats:
+            if beat.gone:
+                raise self.error(beat.gone)
 
     def _ended(self, _: object) -> None:
         with self._lock:
@@ -139,7 +153,8 @@ class MessageClient:
     def announce(self, label: str) -> None:
         """Tell the server who this is, now and every few seconds, so that it notices the end.
 
-        What `HostTables.create` was asked for over this connection is released then.
+        What `HostTables.create` was asked for over this connection is released then. If that was a
+        mistake, each request, and `check_present`, raises from then on.
 
         Args:
             label: For the server's log: ``"rank 3 (process 17 of host-a)"``.
@@ -219,7 +234,7 @@ class PendingAnswer:
         kind, text = str(answer.fields.get("kind", "")), str(answer.fields.get("text", ""))
         if kind in _KINDS:
             raise _KINDS[kind](text)
-        raise client.error(f"failed: {text}")
+        raise client.error(text if kind == _GONE else f"failed: {text}")
 
 
 class _PendingCall:
@@ -327,12 +342,12 @@ class _Stream:
             self.close()
             raise
 
-    def receive(self, deadline: float) -> WireMessage:
-        """The answer."""
+    def receive(self, deadline: float | None) -> WireMessage:
+        """The answer; without a deadline, whenever it comes while the connection lasts."""
         try:
             if self._connected is None:
                 raise ConnectionResetError("the connection was closed")
-            return self._connected.receive(deadline=deadline)
+            return self._connected.receive(may_idle=deadline is None, deadline=deadline)
         except BaseException:
             self.close()
             raise
@@ -347,6 +362,11 @@ class _Stream:
         connected, self._connected = self._connected, None
         if connected is not None:
             connected.close()
+
+    def close_inherited(self) -> None:
+        """Free a forked child's copy of the connection."""
+        if (connected := self._connected) is not None:
+            connected.close_inherited()
 
 
 class _CallStream:
@@ -393,10 +413,18 @@ class _CallStream:
 
 
 class _Beat:
-    """A thread that tells the server that this process is there, and at the end that it leaves."""
+    """A thread that tells the server that this process is there, and at the end that it leaves.
+
+    It waits for answers as long as the connection lasts: whichever of the two processes is stopped
+    meanwhile, the server would take the end of this connection for the end of the client.
+
+    Attributes:
+        gone: What the server says once it has given this client up; the thread ends then.
+    """
 
     def __init__(self, server: _Server, label: str) -> None:
         self._stream, self._label = _Stream(server), label
+        self.gone = ""
         self._heard, self._stopped = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="graphshard-beat", daemon=True)
         self._thread.start()
@@ -412,9 +440,12 @@ class _Beat:
         while True:
             word = LEAVE if self._stopped.is_set() else HERE
             with contextlib.suppress(OSError, MessageError, TokenError):
-                self._stream.exchange(WireMessage(word, {"label": self._label}), SILENT_SECONDS)
+                self._stream.send(WireMessage(word, {"label": self._label}), SILENT_SECONDS)
+                answer = self._stream.receive(None)
+                if answer.fields.get("kind") == _GONE:
+                    self.gone = str(answer.fields.get("text"))
                 self._heard.set()
-            if word == LEAVE:
+            if word == LEAVE or self.gone:
                 self._stream.close()
                 return
             self._stopped.wait(BEAT_SECONDS)
@@ -424,6 +455,22 @@ def _reason(error: BaseException | None) -> str:
     """What went wrong, in a few words."""
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return str(text)[:300]
+
+
+@functools.cache
+def _close_in_children() -> None:
+    """From now on forked children close what they inherit of connections; once per process.
+
+    Else a child would keep them open after its parent's death, and with them the parent's tensors.
+    """
+    os.register_at_fork(after_in_child=_close_inherited)
+
+
+def _close_inherited() -> None:
+    for client in list(_open):
+        threads: list[_CallStream | _Beat] = [*client._workers, *client._beats]
+        for stream in (*client._own, *(thread._stream for thread in threads)):
+            stream.close_inherited()
 
 
 def _close(

@@ -2,8 +2,14 @@
 """PresentClients: how a server learns that a client is there, has left, or is gone.
 
 A client keeps one stream for this alone and says on it, every few seconds, that it is there. It is
-gone when that stream ends without a word, as it does when the process ends, or when nothing was
-heard for `SILENT_SECONDS`, as when its host lost power.
+gone when that stream ends without a word. The kernel ends it when the process has ended, however it
+ended, and about a minute after the last sign of a host that lost power or cannot be reached.
+
+Silence alone means nothing: a process that is stopped, or that computes for minutes in a function
+that holds the interpreter, goes on with what it has. It is logged, and nothing is released.
+
+What a client had is released when it is gone. If it speaks again, as after its network was away, it
+gets a `GoneClientError` for whatever it asks, because its tensors may be deleted by then.
 """
 
 from __future__ import annotations
@@ -26,19 +32,24 @@ _MAX_LABEL = 200
 _log = logging.getLogger("graphshard.server")
 
 
+class GoneClientError(Exception):
+    """A client asks for something after what it had was released."""
+
+
 @dataclass
 class _Client:
     label: str
     heard: float
     stream: object
+    is_silent: bool = False
 
 
 class PresentClients:
     """The clients of a server.
 
     Args:
-        on_gone: Called with the id of a client that has left or is gone, once.
-        silent_seconds: After how long without a word a client is gone.
+        on_gone: Called with the id of a client that has left or is gone; to release what it had.
+        silent_seconds: After how long without a word it is logged that a client is silent.
     """
 
     def __init__(
@@ -46,6 +57,7 @@ class PresentClients:
     ) -> None:
         self._on_gone, self._silent_seconds = on_gone, silent_seconds
         self._clients: dict[str, _Client] = {}
+        self._gone: dict[str, str] = {}  # and why; ids are random and never used again
         self._lock, self._stopped = threading.Lock(), threading.Event()
         self._watch = threading.Thread(target=self._run, name="graphshard-presence", daemon=True)
         self._watch.start()
@@ -65,8 +77,22 @@ class PresentClients:
         if not client or not is_label:
             raise MessageError("a client that announces itself has an id and a label")
         with self._lock:
+            known = self._clients.get(client)
             self._clients[client] = _Client(label, time.monotonic(), stream)
+        if known is not None and known.is_silent:
+            _log.info("%s is heard again", label)
         return WireMessage("ok")
+
+    def check(self, client: str) -> None:
+        """Raise if a client is gone, and release what it was given since.
+
+        Raises:
+            GoneClientError: It is gone; says why.
+        """
+        why = self._gone.get(client)
+        if why is not None:
+            self._on_gone(client)
+            raise GoneClientError(why)
 
     def leave(self, client: str) -> WireMessage:
         """A client says that it leaves."""
@@ -88,8 +114,13 @@ class PresentClients:
     def _remove(self, client: str, why: str | None) -> None:
         with self._lock:
             known = self._clients.pop(client, None)
-        if known is None or self._stopped.is_set():
-            return
+            if known is None or self._stopped.is_set():
+                return
+            if why is not None:
+                self._gone[client] = (
+                    f"has released what {known.label} held, because {why}; its tensors may be gone "
+                    "or changed by others: start the job again from its last checkpoint"
+                )
         if why is None:
             _log.info("%s has left", known.label)
         else:
@@ -100,6 +131,14 @@ class PresentClients:
         while not self._stopped.wait(min(BEAT_SECONDS, self._silent_seconds / 4)):
             late = time.monotonic() - self._silent_seconds
             with self._lock:
-                silent = [c for c, known in self._clients.items() if known.heard < late]
+                clients = self._clients.values()
+                silent = [c for c in clients if c.heard < late and not c.is_silent]
+                for client in silent:
+                    client.is_silent = True
             for client in silent:
-                self._remove(client, f"nothing was heard of it for {self._silent_seconds:g} s")
+                _log.warning(
+                    "nothing was heard of %s for %g s; what it holds stays while its connection "
+                    "lasts",
+                    client.label,
+                    self._silent_seconds,
+                )

@@ -21,7 +21,7 @@ from typing import TypeAlias
 
 from ...errors import MessageError
 from ._message import WireMessage
-from ._presence import HERE, LEAVE, SILENT_SECONDS, PresentClients
+from ._presence import HERE, LEAVE, SILENT_SECONDS, GoneClientError, PresentClients
 from ._stream import MessageStream, TokenError, prepare
 
 Handler: TypeAlias = Callable[[WireMessage], WireMessage]
@@ -57,8 +57,8 @@ class MessageServer:
         certificate: Paths of a certificate chain and its key, PEM, for TLS; None for none.
         max_message: Most bytes of a message.
         on_client_gone: Called with the id of a client that had announced itself and has left, or
-            is gone. The requests of a client have its id as ``sender``.
-        silent_seconds: A client of which nothing was heard for so long is gone.
+            is gone; see ``_presence.py``. The requests of a client have its id as ``sender``.
+        silent_seconds: A client of which nothing was heard for so long is logged.
 
     Raises:
         ValueError: The token is too short.
@@ -200,14 +200,21 @@ class MessageServer:
 
     def _answer(self, request: WireMessage, peer: str, stream: MessageStream) -> WireMessage:
         try:
-            if request.op == HERE:
-                return self.clients.here(stream.client, request.fields.get("label"), stream)
             if request.op == LEAVE:
                 return self.clients.leave(stream.client)
+            self.clients.check(stream.client)
+            if request.op == HERE:
+                stream.notice_dead_host()
+                return self.clients.here(stream.client, request.fields.get("label"), stream)
             handler = self._handlers.get(request.op)
             if handler is None:
                 raise MessageError(f"unknown request {request.op!r:.80}")
-            return handler(request)
+            answer = handler(request)
+            self.clients.check(stream.client)  # it may be gone since
+            return answer
+        except GoneClientError as error:
+            _log.warning("refused %.80s from %s, which is gone", request.op, peer)
+            return _error_message(error)
         except EXPECTED as error:
             _log.warning("refused %.80s from %s: %.500s", request.op, peer, error)
             return _error_message(error)
@@ -218,8 +225,8 @@ class MessageServer:
 
 def _error_message(error: Exception) -> WireMessage:
     kinds = [kind.__name__ for kind in type(error).__mro__ if kind in EXPECTED]
-    if isinstance(error, MessageError):
-        kinds = ["MessageError"]
+    if isinstance(error, MessageError | GoneClientError):
+        kinds = [type(error).__name__]
     text = error.args[0] if isinstance(error, KeyError) and error.args else str(error)
     text = str(text)
     if not kinds:

@@ -167,6 +167,16 @@ class MessageStream:
         """Bound each wait within a message from now on."""
         self._socket.settimeout(seconds)
 
+    def notice_dead_host(self) -> None:
+        """End within about a minute if the other host is gone, also while bytes wait for it.
+
+        `prepare` sees to it while none do. Not where much is sent: a process that is stopped does
+        not read, and its host is not gone.
+        """
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            milliseconds = 1000 * _DEAD_SECONDS
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
+
     def end(self) -> None:
         """End the connection; who waits for it, in any thread, gets an error. It is not freed."""
         try:
@@ -177,6 +187,10 @@ class MessageStream:
     def close(self) -> None:
         """End and free the connection."""
         self.end()
+        self._socket.close()
+
+    def close_inherited(self) -> None:
+        """Free a forked child's copy of the connection, which goes on without it."""
         self._socket.close()
 
     def _receive_bytes(

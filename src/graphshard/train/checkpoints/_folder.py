@@ -21,7 +21,7 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -84,11 +84,12 @@ class CheckpointNames:
             if whole != item.name and self.number(whole) is not None:
                 remove(item)
 
-    def remove_old(self, folder: Path, kept: int) -> None:
-        """Keep so many of the newest."""
+    def remove_old(self, folder: Path, kept: int, spared: Collection[str] = ()) -> None:
+        """Keep so many of the newest, and those of some names."""
         with contextlib.suppress(OSError):
             for old in self.find(folder)[kept:]:
-                remove(folder / old)
+                if old not in spared:
+                    remove(folder / old)
 
 
 def write_whole(
