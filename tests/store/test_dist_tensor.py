@@ -169,6 +169,19 @@ def test_hostile_names_are_refused(job: Job, name: Any) -> None:
         DistTensor((NUM_ROWS,), torch.int32, name)
 
 
+def test_what_can_be_made_can_be_read(job: Job) -> None:
+    """A row of as many extents as torch's and NumPy's rules and a message take together."""
+    rows = torch.randn(NUM_ROWS, *[1] * 13, 2)
+    tensor = DistTensor(rows.shape, torch.float32, "long")
+    tensor[:] = rows
+    assert torch.equal(tensor[[4999, 0]], rows[[4999, 0]])
+    for extents in (16, 65_535):
+        with pytest.raises(ValueError, match="at most 16 extents"):
+            DistTensor((NUM_ROWS, *[1] * extents), torch.float32, "longer")
+    with pytest.raises(ValueError, match=r"less than 2\^48 elements"):
+        DistTensor((NUM_ROWS, 2**40), torch.float32, "wider")
+
+
 @pytest.mark.parametrize("name", ["../../x", "/etc/passwd", "ä ß", "a.b/c"])
 def test_names_are_no_paths(job: Job, name: str) -> None:
     tensor = DistTensor((NUM_ROWS,), torch.int32, name)

@@ -24,7 +24,7 @@ from torch import Tensor
 from .._files import MappedFile, TemporaryFolder, writing
 from ..errors import MessageError
 from ..ops import copy_rows
-from .wire import Handler, WireMessage, dtype_name, dtype_named
+from .wire import Handler, WireMessage, check_shape, dtype_name, dtype_named
 
 MAX_NAME = 512
 _SHARED_MEMORY = "/dev/shm"
@@ -44,6 +44,9 @@ class TableInfo:
         starts: First row of each host, and the number of rows.
         policy: How rows are spread: ``node~TYPE`` or ``edge~SRC:REL:DST``.
         persistent: Whether it outlives the object that made it.
+
+    Raises:
+        ValueError: It has more extents, or elements, than a message takes.
     """
 
     name: str
@@ -52,6 +55,12 @@ class TableInfo:
     starts: tuple[int, ...]
     policy: str
     persistent: bool = False
+
+    def __post_init__(self) -> None:
+        try:  # rows that cannot be sent could not be read
+            check_shape((self.starts[-1], *self.row_shape))
+        except MessageError as error:
+            raise ValueError(f"{self.name!r} cannot be a table: {error}") from None
 
     @property
     def row_bytes(self) -> int:
@@ -84,7 +93,7 @@ class TableInfo:
         check_name(name)
         check_name(policy)
         for numbers in (row_shape, starts):
-            if not all(type(n) is int and 0 <= n < 2**48 for n in numbers) or len(numbers) > 65_535:
+            if not all(type(n) is int and 0 <= n < 2**48 for n in numbers):
                 raise MessageError("row_shape and starts must be numbers of 0 or more")
         if len(starts) < 2 or starts[0] != 0 or list(starts) != sorted(starts):
             raise MessageError("starts must ascend from 0")
@@ -286,6 +295,7 @@ class HostTables:
         specs = [
             (t.info.dtype, (ids.numel(), *t.info.row_shape)) for ids, some in wanted for t in some
         ]
+        request.check_answer(specs)
         answer = WireMessage.allocate("rows", {}, specs)
         outs = iter(answer.tensors)
         for ids, tables in wanted:

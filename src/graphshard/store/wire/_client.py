@@ -251,7 +251,7 @@ class _OwnCall:
         self._stream, self._idle = stream, idle
         self._answer: WireMessage | Exception | None = None
         try:
-            stream.send(request, timeout)
+            stream.send(request, self._deadline)
         except Exception as error:
             self._end(error)
 
@@ -289,18 +289,47 @@ class _Server:
     client: str
     tls: ssl.SSLContext | None
 
-    def connect(self, timeout: float) -> MessageStream:
-        connected = socket.create_connection((self.name, self.port), timeout)
+    def connect(self, deadline: float) -> MessageStream:
+        """A stream whose two ends know the token, by a time of `time.monotonic`."""
+        connected = connect_by(self.name, self.port, deadline)
         try:
-            prepare(connected, timeout)
-            if self.tls is not None:
+            if self.tls is not None:  # all of whose beginning is within the socket's timeout
                 connected = self.tls.wrap_socket(connected, server_hostname=self.name)
             stream = MessageStream(connected, MAX_MESSAGE)
-            stream.prove(self.token, self.client)
+            stream.prove(self.token, self.client, deadline)
         except BaseException:
             connected.close()
             raise
         return stream
+
+
+def connect_by(host: str, port: int, deadline: float) -> socket.socket:
+    """A connection to the first address of a host that answers, by a time of `time.monotonic`.
+
+    Raises:
+        OSError: None does.
+    """
+    unreachable = OSError(f"{host} has no address")
+    for family, kind, protocol, _, address in socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM
+    ):
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("it did not connect in time")
+        connected = socket.socket(family, kind, protocol)
+        try:
+            prepare(connected, left)
+            connected.connect(address)
+            connected.settimeout(max(0.001, deadline - time.monotonic()))
+        except OSError as error:
+            connected.close()
+            unreachable = error
+            continue
+        except BaseException:
+            connected.close()
+            raise
+        return connected
+    raise unreachable
 
 
 class _Stream:
@@ -313,16 +342,15 @@ class _Stream:
     def exchange(self, request: WireMessage, timeout: float) -> WireMessage:
         """The answer to a request, within about ``timeout`` seconds; `end` ends it at once."""
         deadline = time.monotonic() + timeout + _RETRY_SECONDS  # who waits is told first
-        self.send(request, timeout)
+        self.send(request, deadline)
         return self.receive(deadline)
 
-    def send(self, request: WireMessage, timeout: float) -> None:
-        """Send a request; each wait is bounded by the timeout."""
+    def send(self, request: WireMessage, deadline: float) -> None:
+        """Send a request."""
         try:
             if self._connected is None:
-                self._connected = self._server.connect(timeout)
-            self._connected.set_timeout(timeout)
-            self._connected.send(request)
+                self._connected = self._server.connect(deadline)
+            self._connected.send(request, deadline)
         except BaseException:
             self.close()
             raise
