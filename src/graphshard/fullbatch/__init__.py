@@ -10,6 +10,7 @@ from ._partition_data import (
     RelationEdges,
     load_dgl_partition_data,
     suffix_key_lookup,
+    wrong_number_of_ranks,
 )
 from .lazy import DeferredEdges, message_has_parameters
 
@@ -26,4 +27,5 @@ __all__ = [
     "load_dgl_partition_data",
     "message_has_parameters",
     "suffix_key_lookup",
+    "wrong_number_of_ranks",
 ]

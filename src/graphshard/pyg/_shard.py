@@ -15,7 +15,12 @@ from torch import Tensor
 from .._typing import DEFAULT_CANONICAL_ETYPE, CanonicalEType
 from ..comm import agree, share_error
 from ..comm.group import GroupState, group_state
-from ..fullbatch import AggregationMode, PartitionData, load_dgl_partition_data
+from ..fullbatch import (
+    AggregationMode,
+    PartitionData,
+    load_dgl_partition_data,
+    wrong_number_of_ranks,
+)
 from ..fullbatch.topology import LocalEdges, agree_on_build
 from ..graph.convert import require
 from ._edge_index import ShardedEdgeIndex, sharded_edges
@@ -179,6 +184,9 @@ def _data_of(
 def _from_folder(data: str | Path | PartitionData, state: GroupState) -> _OwnRows:
     error: Exception | None = None
     loaded: PartitionData | None = None
+    if isinstance(data, PartitionData) and data.num_parts < state.world_size:
+        # Ranks without a part have failed, and are not waited for.
+        raise wrong_number_of_ranks(data.num_parts, state.world_size)
     try:
         loaded = (
             data if isinstance(data, PartitionData) else load_dgl_partition_data(data, state.rank)
