@@ -21,13 +21,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._files import MappedFile, TemporaryFolder, writing
+from .._files import MappedFile, TemporaryFolder, shared_memory_folder, writing
 from ..errors import MessageError
 from ..ops import copy_rows
 from .wire import Handler, WireMessage, check_shape, dtype_name, dtype_named
 
 MAX_NAME = 512
-_SHARED_MEMORY = "/dev/shm"
 # Bytes of a table: those who wait for it wait some seconds at most.
 _MOST_POPULATED, _MOST_IN_LARGE_PAGES = 1 << 34, 1 << 32
 _NAME = re.compile(r"[^\x00-\x1f\x7f]+")
@@ -139,8 +138,7 @@ class HostTables:
         self._lock = threading.RLock()
         self._folder: TemporaryFolder | None = None
         if is_shared:
-            shm = _SHARED_MEMORY if os.path.isdir(_SHARED_MEMORY) else None
-            self._folder = TemporaryFolder(directory or shm)
+            self._folder = TemporaryFolder(directory or shared_memory_folder())
 
     def close(self) -> None:
         """Free everything."""
@@ -376,7 +374,8 @@ def attached(file: Sequence[Any], info: TableInfo, host: int) -> Tensor | None:
 
 
 def _is_in_memory(device: int) -> bool:
-    return os.path.isdir(_SHARED_MEMORY) and os.stat(_SHARED_MEMORY).st_dev == device
+    memory = shared_memory_folder()
+    return memory is not None and os.stat(memory).st_dev == device
 
 
 def _as_tensor(memory: MappedFile, shape: Sequence[int], dtype: torch.dtype) -> Tensor:

@@ -50,8 +50,8 @@ class StreamAcceptor:
         listener: The listening socket, which becomes this object's.
         token: What clients must know.
         max_message: Most bytes of a message that they may send.
-        take: Called in a thread of its own for each client that knows the token; whoever is
-            called closes the stream.
+        take: Called in a thread of its own for each client that knows the token; it closes the
+            stream.
         tls: Of the server, for TLS.
         proof_seconds: What a client has to prove that it knows the token.
     """

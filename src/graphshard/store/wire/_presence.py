@@ -65,7 +65,10 @@ class PresentClients:
         if not client or not is_label:
             raise MessageError("a client that announces itself has an id and a label")
         with self._lock:
+            is_new = client not in self._clients
             self._clients[client] = _Client(label, time.monotonic(), stream)
+        if is_new:
+            _log.info("%s has come", label)
         return WireMessage("ok")
 
     def leave(self, client: str) -> WireMessage:

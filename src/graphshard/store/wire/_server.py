@@ -119,6 +119,8 @@ class MessageServer:
                 self._answer_next(stream, peer)
         except (OSError, MessageError) as error:
             _log.debug("the stream of %s has ended: %s", peer, error)
+        except Exception:
+            _log.exception("the stream of %s has failed", peer)
         finally:
             with self._lock:
                 self._streams.discard(stream)
