@@ -28,6 +28,7 @@ import ctypes
 import fcntl
 import json
 import os
+import re
 import selectors
 import shlex
 import signal
@@ -66,6 +67,8 @@ _LOST = "was ended, because the process that watches it was killed"
 _PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 _PR_SET_PDEATHSIG = 1
 _SIOCGIFADDR = 0x8915
+_LOOPBACK = ("lo", "lo0")
+_VERSIONS = re.compile(r"\bpython3\.\d+\b")
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGALRM)
 _FIRST_SECONDS = 60
 _SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "mksh", "ash")
@@ -158,7 +161,8 @@ class _Agent:
         """Programs that trainers find as ``python``: this interpreter, also one of a venv."""
         (self.folder / "bin").mkdir(mode=0o700)
         program = f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n'
-        for name in ("python", "python3", f"python3.{sys.version_info.minor}"):
+        # Whatever version a command names, it means the one that can run it.
+        for name in {"python", "python3", *_VERSIONS.findall(self.job["trainer"])}:
             self._write(f"bin/{name}", program)
             (self.folder / "bin" / name).chmod(0o700)
 
@@ -178,6 +182,8 @@ class _Agent:
         if interface is not None:
             # Without it gloo looks up the host's name, which need not lead anywhere.
             found.setdefault("GLOO_SOCKET_IFNAME", interface)
+            if interface in _LOOPBACK:  # which NCCL takes only if it is told to
+                found.setdefault("NCCL_SOCKET_IFNAME", interface)
         found.pop("GRAPHSHARD_TOKEN", None)
         return {**found, **self.job["environment"]}
 
