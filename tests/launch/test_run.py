@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 from forked_programs import start_program
+from graphshard import _host_agent
 from graphshard._files import shared_memory_folder
 from graphshard.launch import JobOutcome, _run, on_this_machine
 from graphshard.launch._hosts import JobHosts
@@ -286,6 +287,52 @@ def test_what_a_shell_has_started_ends_with_it(notes: Path) -> None:
     )
     assert outcome.exit_code in (1, 2, 3)
     check_all_gone(notes)
+
+
+@pytest.mark.exhaustive
+def test_an_agent_that_is_killed_takes_what_shells_have_started_with_it(notes: Path) -> None:
+    """The agent's end ends torchrun, that the watchers, and those what takes no notice of it."""
+    trainer = (
+        "import signal; signal.signal(15, signal.SIG_IGN); agent = os.getpid(); "
+        "agent = [agent := parent(agent) for _ in range(4)][-1]; "
+        "(host, rank) == (1, 0) and (time.sleep(1), os.kill(agent, 9)); time.sleep(1000)"
+    )
+    made = commands(trainer, notes)
+    outcome = run_job(
+        on_this_machine(2),
+        replace(made, trainer=f"{made.trainer}; exit $?"),
+        token=TOKEN,
+        on_line=lambda line: None,
+    )
+    assert "host 1 (127.0.0.1) is gone: its agent ended with signal SIGKILL" in outcome.report()
+    check_all_gone(notes, 40.0)
+
+
+def test_a_trainer_that_a_signal_has_ended_under_a_shell_is_said_to_be(notes: Path) -> None:
+    made = commands("(host, rank) == (0, 0) and os.kill(os.getpid(), 9); time.sleep(1000)", notes)
+    outcome = run_job(
+        on_this_machine(2),
+        replace(made, trainer=f"{made.trainer}; exit $?"),
+        token=TOKEN,
+        on_line=lambda line: None,
+    )
+    assert outcome.report().startswith(
+        "error: host 0 rank 0 ended with exit code 137, as a shell says for signal SIGKILL"
+    )
+    check_all_gone(notes)
+
+
+def test_shells_and_interpreters_that_cannot_be_used_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for shell, used in (("/bin/sh", "/bin/sh"), ("/usr/sbin/nologin", "/bin/sh"), ("", "/bin/sh")):
+        monkeypatch.setenv("SHELL", shell)
+        assert _host_agent._shell() == used
+    monkeypatch.setenv("PATH", "/one:/two")
+    (tmp_path / "python").touch(0o700)
+    assert _host_agent._path(tmp_path) == f"{tmp_path}:/one:/two"
+    monkeypatch.setattr(os, "access", lambda *_: False)  # no file may be run there
+    assert _host_agent._path(tmp_path) == f"{os.path.dirname(sys.executable)}:/one:/two"
 
 
 def test_a_watcher_that_is_killed_is_named_and_not_rank_0(notes: Path) -> None:

@@ -40,6 +40,7 @@ from ._logs import JobLogs
 
 _TAIL_LINES = 60
 _GRACE_SECONDS = 2.0
+_SIGNALLED = 128
 _RESUMED_SECONDS = 60.0  # in which connections are found to be broken
 _STOP_SECONDS = END_SECONDS + 7.0
 _SERVER, _ENGINE = "server", "engine"
@@ -93,7 +94,7 @@ class JobFailure:
     @property
     def is_consequence(self) -> bool:
         """Whether it says itself that another one has failed, or was ended because one had."""
-        return self.code in (ExitCode.OTHER_RANK, -signal.SIGTERM, 128 + signal.SIGTERM)
+        return self.code in (ExitCode.OTHER_RANK, -signal.SIGTERM, _SIGNALLED + signal.SIGTERM)
 
 
 @dataclass(frozen=True)
@@ -292,6 +293,8 @@ class _RunningJob:
             is_failure = (code or who == _SERVER) and not self._is_echo(agent, who)
             if is_failure and not self.is_stopping:
                 how = message.get("how", f"ended with {how_ended(code)}")
+                if who.isdecimal() and code > _SIGNALLED:
+                    how += f", as a shell says for {how_ended(_SIGNALLED - code)}"
                 self._fail(agent, self._name(agent, who), code, how)
 
     def _is_echo(self, agent: _HostAgent, who: str) -> bool:

@@ -138,6 +138,9 @@ def shard(
         halo_dtype=halo_dtype,
     )
     state = group_state(group)
+    if isinstance(data, PartitionData) and data.num_parts < state.world_size:
+        # Ranks without a part have failed, and are not waited for.
+        raise wrong_number_of_ranks(data.num_parts, state.world_size)
     policy.agree(group)
     if isinstance(data, str | Path | PartitionData):
         part = _from_folder(data, state)
@@ -184,9 +187,6 @@ def _data_of(
 def _from_folder(data: str | Path | PartitionData, state: GroupState) -> _OwnRows:
     error: Exception | None = None
     loaded: PartitionData | None = None
-    if isinstance(data, PartitionData) and data.num_parts < state.world_size:
-        # Ranks without a part have failed, and are not waited for.
-        raise wrong_number_of_ranks(data.num_parts, state.world_size)
     try:
         loaded = (
             data if isinstance(data, PartitionData) else load_dgl_partition_data(data, state.rank)
