@@ -234,18 +234,19 @@ class _Agent:
                 beat = time.monotonic() + BEAT_SECONDS
                 self._tell({"beat": 1})
             read_streams(self.selector)
+            # Watchers end with torchrun, so it is looked at after them, and told of before.
+            lost = [who for who in self.trainers if _is_free(self.folder / f"watcher{who}")]
             for who, child in self.children.items():
                 if who not in self.ended and (code := child.code()) is not None:
                     self.ended.add(who)
                     self._read_rest()
                     self._tell({"ended": who, "code": code})
-            self._check_watchers()
+            if lost:
+                self._tell_lost(lost)
 
-    def _check_watchers(self) -> None:
+    def _tell_lost(self, lost: Sequence[str]) -> None:
         """Tell of trainers whose watchers were killed, and so could not tell how they ended."""
-        lost = [who for who in self.trainers if _is_free(self.folder / f"watcher{who}")]
-        if lost:
-            self._read_rest()
+        self._read_rest()
         for who in lost:
             if who in self.trainers:  # it has not said meanwhile that it ended
                 self._kill_group(self.trainers.pop(who))

@@ -347,6 +347,19 @@ def test_a_watcher_that_is_killed_is_named_and_not_rank_0(notes: Path) -> None:
     assert not any("rank 0] ended" in line for line in lines)
 
 
+def test_torchrun_that_is_killed_is_named_and_not_a_rank(notes: Path) -> None:
+    trainer = "(host, rank) == (0, 1) and (time.sleep(0.5), os.kill(parent(os.getppid()), 9)); "
+    outcome, _ = run(trainer + "time.sleep(1000)", notes)
+    assert outcome.report().startswith("error: host 0 torchrun ended with signal SIGKILL")
+
+
+def test_torchrun_that_does_not_end_is_named(notes: Path) -> None:
+    """It is stopped while its trainers end well."""
+    trainer = "(host, rank) == (0, 1) and os.kill(parent(os.getppid()), 19)"
+    outcome, _ = run(trainer, notes, timeout=2.0)
+    assert outcome.report().startswith("error: host 0 torchrun did not end within 2 s")
+
+
 def test_what_a_killed_server_has_left_goes_with_its_agent(notes: Path, tmp_path: Path) -> None:
     """A folder whose owner holds a lock on it, where tables are: in shared memory."""
     memory = shared_memory_folder() or tempfile.gettempdir()

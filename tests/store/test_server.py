@@ -223,7 +223,7 @@ HEADER = b'{"op": "double", "fields": {}, "tensors": [["float32", [3]]]}'
         ((len(HEADER), 2000), HEADER + bytes(2000), "take 12 bytes"),
         ((3, 0), b"abc", "must be JSON"),
         ((0, 0), b"", "must be JSON"),
-        ((1 << 31, 0), b"", "at most 1048576 bytes"),
+        ((1 << 31, 0), b"", "at most 16777216 bytes"),
         ((10, 1 << 63), b"", "at most 1048576 bytes"),
         ((len(HEADER), 12), HEADER + bytes(5), None),  # cut
         ((len(HEADER), 12), HEADER[:9], None),

@@ -391,10 +391,13 @@ class _RunningJob:
         for agent in self.agents:
             if not is_training and agent.port is None:
                 self._fail(agent, _SERVER, 1, f"was not up within {seconds:g} s")
-            for number in range(self.commands.num_trainers) if is_training else ():
-                if str(number) not in agent.ended:
-                    how = f"did not end within {seconds:g} s after the first trainer had"
-                    self._fail(agent, self._name(agent, str(number)), 1, how)
+            numbers = map(str, range(self.commands.num_trainers if is_training else 0))
+            late = [number for number in numbers if number not in agent.ended]
+            if is_training and not late and _ENGINE not in agent.ended:
+                late = [_ENGINE]
+            for who in late:
+                how = f"did not end within {seconds:g} s after the first trainer had"
+                self._fail(agent, self._name(agent, who), 1, how)
 
     def _listen(self, seconds: float) -> None:
         stop = time.monotonic() + seconds

@@ -26,7 +26,7 @@ from ...errors import MessageError
 Spec: TypeAlias = tuple[torch.dtype, tuple[int, ...]]
 """Dtype and shape of a tensor."""
 
-MAX_HEADER = 1 << 20
+MAX_HEADER = 1 << 24  # some 60,000 tables are listed in one
 MAX_TENSORS = 4096
 MAX_EXTENTS = 16
 _ALIGNMENT = 64
