@@ -14,6 +14,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -83,6 +84,13 @@ print("losses", losses[0], losses[-1], "of", len(losses), "host", os.environ["GR
 dgl.distributed.exit_client()
 torch.distributed.destroy_process_group()
 """
+
+
+@pytest.fixture(autouse=True)
+def _own_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logs of jobs that are to fail stay there, and nowhere else."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
 
 
 @pytest.fixture(scope="module")
