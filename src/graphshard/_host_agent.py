@@ -234,7 +234,7 @@ class _Agent:
                 beat = time.monotonic() + BEAT_SECONDS
                 self._tell({"beat": 1})
             read_streams(self.selector)
-            # Watchers end with torchrun, so it is looked at after them, and told of before.
+            # Watchers end with torchrun, so it is looked at after them, and named before them.
             lost = [who for who in self.trainers if _is_free(self.folder / f"watcher{who}")]
             for who, child in self.children.items():
                 if who not in self.ended and (code := child.code()) is not None:
