@@ -251,7 +251,7 @@ class _OwnCall:
         self._stream, self._idle = stream, idle
         self._answer: WireMessage | Exception | None = None
         try:
-            stream.send(request, self._deadline)
+            stream.send(request, timeout)
         except Exception as error:
             self._end(error)
 
@@ -342,11 +342,12 @@ class _Stream:
     def exchange(self, request: WireMessage, timeout: float) -> WireMessage:
         """The answer to a request, within about ``timeout`` seconds; `end` ends it at once."""
         deadline = time.monotonic() + timeout + _RETRY_SECONDS  # who waits is told first
-        self.send(request, deadline)
+        self.send(request, timeout)
         return self.receive(deadline)
 
-    def send(self, request: WireMessage, deadline: float) -> None:
-        """Send a request."""
+    def send(self, request: WireMessage, timeout: float) -> None:
+        """Send a request; the timeout is for connecting, proving and sending together."""
+        deadline = time.monotonic() + timeout
         try:
             if self._connected is None:
                 self._connected = self._server.connect(deadline)

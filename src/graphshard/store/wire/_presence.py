@@ -65,9 +65,9 @@ class PresentClients:
         if not client or not is_label:
             raise MessageError("a client that announces itself has an id and a label")
         with self._lock:
-            is_new = client not in self._clients
+            known = self._clients.get(client)
             self._clients[client] = _Client(label, time.monotonic(), stream)
-        if is_new:
+        if known is None:
             _log.info("%s has come", label)
         return WireMessage("ok")
 
