@@ -26,6 +26,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import functools
 import json
 import os
 import re
@@ -56,6 +57,9 @@ _ENTER = (
 START = _ENTER.format(module="_host_agent")
 """A program for ``python -c``."""
 _START_TORCHRUN = _ENTER.format(module="_torchrun")
+
+TORCHRUN_VARIABLE = "GRAPHSHARD_TORCHRUN_PID"
+"""Has the number of the process that starts watchers of trainers."""
 
 MARK = "\x1e"
 _TRAINER = "\x1etrainer "
@@ -214,7 +218,7 @@ class _Agent:
             cwd=self.workspace,
             env=self.environment,
             start_new_session=True,
-            preexec_fn=_end_with_parent,
+            preexec_fn=functools.partial(_end_with, os.getpid(), signal.SIGTERM),
         )
         self.children[who] = Child(process)
         assert process.stdout is not None
@@ -323,7 +327,7 @@ class _Agent:
 
 def _watch_trainer(folder: Path) -> int:
     """Run a trainer under torchrun; what it prints, and how it ends, go to the agent."""
-    _killed_with_parent()
+    _end_with(int(os.environ[TORCHRUN_VARIABLE]), signal.SIGKILL)
     number = os.environ["LOCAL_RANK"]
     pipe = os.open(folder / f"trainer{number}", os.O_WRONLY)
     # The kernel frees it however this process ends.
@@ -339,7 +343,7 @@ def _watch_trainer(folder: Path) -> int:
             stderr=pipe,
             env={**os.environ, "PATH": _path(folder / "bin")},
             start_new_session=True,
-            preexec_fn=_begin_trainer,
+            preexec_fn=functools.partial(_begin_trainer, os.getpid()),
         )
     except OSError as error:
         os.write(pipe, f"error: {shell} cannot be started ({error.strerror})\n".encode())
@@ -395,24 +399,18 @@ def _is_free(path: Path) -> bool:
     return False
 
 
-def _end_with_parent() -> None:
-    _ask_for_signal(signal.SIGTERM)
-
-
-def _killed_with_parent() -> None:
-    _ask_for_signal(signal.SIGKILL)
-
-
-def _begin_trainer() -> None:
-    _killed_with_parent()
+def _begin_trainer(watcher: int) -> None:
+    _end_with(watcher, signal.SIGKILL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
 
 
-def _ask_for_signal(number: int) -> None:
+def _end_with(parent: int, number: int) -> None:
     """Have this process signalled when the one that started it is gone, however it ended."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+    if os.getppid() != parent:  # it had ended before the kernel was asked
+        os._exit(130)
 
 
 def _num_cores() -> int:

@@ -9,6 +9,7 @@ store, so nothing else of torch's listens elsewhere.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 from torch.distributed.elastic.rendezvous import (
@@ -21,6 +22,7 @@ from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCP
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.run import main as torchrun
 
+from ._host_agent import TORCHRUN_VARIABLE
 from .comm.group import host_store
 
 BACKEND = "graphshard"
@@ -29,6 +31,7 @@ _TIMEOUT_SECONDS = 600
 
 def main(arguments: Sequence[str]) -> None:
     """Run torchrun; ``--rdzv-backend graphshard --rdzv-conf rank=N`` is what is new."""
+    os.environ[TORCHRUN_VARIABLE] = str(os.getpid())
     rendezvous_handler_registry.register(BACKEND, _handler)
     torchrun(list(arguments))
 

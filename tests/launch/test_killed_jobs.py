@@ -50,7 +50,8 @@ finally:
 """
 TRAINER = (
     "name = f\"{os.environ['NOTES']}/trainer {host} {rank}\"; "
-    "open(name + '.new', 'w').write(f'{os.getpid()} {os.getppid()} {parent(os.getppid())}'); "
+    "watcher = parent(os.getppid()) if os.environ['SHELL_STAYS'] else os.getppid(); "
+    "open(name + '.new', 'w').write(f'{os.getpid()} {watcher} {parent(watcher)}'); "
     "os.rename(name + '.new', name); "
     "time.sleep(1000)"
 )
@@ -83,7 +84,11 @@ def job(notes: Path, end: str) -> JobCommands:
         made,
         server=[["{python}", "-c", SERVER]] * 2,
         trainer=f"{made.trainer}{end}",
-        environment={**made.environment, "TMPDIR": os.environ["TMPDIR"]},
+        environment={
+            **made.environment,
+            "TMPDIR": os.environ["TMPDIR"],
+            "SHELL_STAYS": "yes" if end else "",
+        },
     )
 
 

@@ -34,6 +34,7 @@ TOKEN = "a token that is for tests alone"
 SERVER = "import os, time; {}; print('up', flush=True); time.sleep(1000)"
 # Starts trainers as torchrun does: LOCAL_RANK and all; the first that fails ends the others.
 ENGINE = """
+export GRAPHSHARD_TORCHRUN_PID=$$
 n=0; while [ $n -lt 2 ]; do LOCAL_RANK=$n "$@" & n=$((n+1)); done
 trap 'kill $(jobs -p); wait; exit 1' TERM
 wait -n || { kill $(jobs -p); wait; echo long report; exit 1; }
