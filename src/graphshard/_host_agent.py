@@ -7,7 +7,8 @@ The launcher reaches it by its standard streams alone, through ssh, srun or a pi
                          servers are up; then "beat" now and then. The end of the stream, or
                          silence, ends everything.
     agent -> launcher    lines that begin with MARK, of JSON: {"up": port}, {"said": who, "line":
-                         text}, {"ended": who, "code": code}, {"beat": 1}. Others are not its own.
+                         text}, {"ended": who, "code": code} with "how" where that says more,
+                         {"beat": 1}. Others are not its own.
 
 So no process is left when the launcher is killed or the network is gone, nor any file: what a
 process that was killed could not remove, its agent does. ``who`` is "server", "engine" (torchrun),

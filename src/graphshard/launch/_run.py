@@ -293,7 +293,7 @@ class _RunningJob:
             is_failure = (code or who == _SERVER) and not self._is_echo(agent, who)
             if is_failure and not self.is_stopping:
                 how = message.get("how", f"ended with {how_ended(code)}")
-                if who.isdecimal() and code > _SIGNALLED:
+                if who.isdecimal() and code - _SIGNALLED in signal.valid_signals():
                     how += f", as a shell says for {how_ended(_SIGNALLED - code)}"
                 self._fail(agent, self._name(agent, who), code, how)
 
