@@ -10,7 +10,6 @@ from ._partition_data import (
     RelationEdges,
     load_dgl_partition_data,
     suffix_key_lookup,
-    wrong_number_of_ranks,
 )
 from .lazy import DeferredEdges, message_has_parameters
 
@@ -27,5 +26,4 @@ __all__ = [
     "load_dgl_partition_data",
     "message_has_parameters",
     "suffix_key_lookup",
-    "wrong_number_of_ranks",
 ]

@@ -157,8 +157,7 @@ def _check_ranks(data: PartitionData, group: dist.ProcessGroup | None) -> None:
     error = None
     rank = dist.get_rank(group) if dist.is_initialized() else 0
     size = dist.get_world_size(group) if dist.is_initialized() else 1
-    if data.num_parts < size:  # ranks without a part have failed, and are not waited for
-        raise wrong_number_of_ranks(data.num_parts, size)
+    data.check_num_ranks(size)
     if data.num_parts > size:
         error = wrong_number_of_ranks(data.num_parts, size)
     elif data.rank != rank:

@@ -140,6 +140,17 @@ class PartitionData:
             )
         return self.node_type_names[0]
 
+    def check_num_ranks(self, num_ranks: int) -> None:
+        """Raise if there are more ranks than parts; not collective.
+
+        Ranks without a part could not load one, and so cannot be waited for.
+
+        Raises:
+            ValueError: There are.
+        """
+        if self.num_parts < num_ranks:
+            raise wrong_number_of_ranks(self.num_parts, num_ranks)
+
     def to(
         self, device: torch.device | str, feature_device: torch.device | str | None = None
     ) -> PartitionData:

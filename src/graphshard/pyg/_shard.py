@@ -15,12 +15,7 @@ from torch import Tensor
 from .._typing import DEFAULT_CANONICAL_ETYPE, CanonicalEType
 from ..comm import agree, share_error
 from ..comm.group import GroupState, group_state
-from ..fullbatch import (
-    AggregationMode,
-    PartitionData,
-    load_dgl_partition_data,
-    wrong_number_of_ranks,
-)
+from ..fullbatch import AggregationMode, PartitionData, load_dgl_partition_data
 from ..fullbatch.topology import LocalEdges, agree_on_build
 from ..graph.convert import require
 from ._edge_index import ShardedEdgeIndex, sharded_edges
@@ -138,9 +133,8 @@ def shard(
         halo_dtype=halo_dtype,
     )
     state = group_state(group)
-    if isinstance(data, PartitionData) and data.num_parts < state.world_size:
-        # Ranks without a part have failed, and are not waited for.
-        raise wrong_number_of_ranks(data.num_parts, state.world_size)
+    if isinstance(data, PartitionData):
+        data.check_num_ranks(state.world_size)
     policy.agree(group)
     if isinstance(data, str | Path | PartitionData):
         part = _from_folder(data, state)
