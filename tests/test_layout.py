@@ -40,6 +40,7 @@ ARROWS: dict[str, set[str]] = {
     "_files": set(),
     "_children": set(),
     "_host_agent": PROCESSES,
+    "_torchrun": {"_host_agent", "comm"},
     "function": {"errors"},
     "ops": BASE | KERNELS,
     "graph": BASE | {"function", "ops"},

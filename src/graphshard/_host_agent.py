@@ -7,12 +7,19 @@ The launcher reaches it by its standard streams alone, through ssh, srun or a pi
                          servers are up; then "beat" now and then. The end of the stream, or
                          silence, ends everything.
     agent -> launcher    lines that begin with MARK, of JSON: {"up": port}, {"said": who, "line":
-                         text}, {"ended": who, "code": code}, {"beat": 1}. Others are not its own.
+                         text}, {"ended": who, "code": code} with "how" where that says more,
+                         {"beat": 1}. Others are not its own.
 
-So no process is left when the launcher is killed or the network is gone. ``who`` is "server",
-"engine" (torchrun), or the number of a trainer on its host. `START` starts the agent without
-loading torch: the file imports the standard library alone, and the package is entered around its
-own ``__init__``.
+So no process is left when the launcher is killed or the network is gone, nor any file: what a
+process that was killed could not remove, its agent does. ``who`` is "server", "engine" (torchrun),
+or the number of a trainer on its host. `START` starts the agent without loading torch: the file
+imports the standard library alone, and the package is entered around its own ``__init__``.
+
+[Note: the command of a trainer]
+    It is a line for the user's shell on the host, where ``python`` is the interpreter that has
+    graphshard. torchrun never sees it: of words that follow a script it takes ``--log`` and others
+    for abbreviations of its own options. It starts a watcher for each trainer, which reads the line
+    from the agent's folder.
 """
 
 from __future__ import annotations
@@ -20,9 +27,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import functools
 import json
 import os
+import re
 import selectors
+import shlex
 import signal
 import socket
 import struct
@@ -35,17 +45,22 @@ from types import FrameType
 from typing import Any
 
 from ._children import Child, LineStream, end_children, read_streams
-from ._files import TemporaryFolder
+from ._files import TemporaryFolder, remove_abandoned
 
-START = (
+_ENTER = (
     "import importlib, importlib.util, sys, types; "
     "spec = importlib.util.find_spec('graphshard') "
     "or sys.exit('graphshard is not installed for ' + sys.executable); "
     "package = sys.modules['graphshard'] = types.ModuleType('graphshard'); "
     "package.__path__ = spec.submodule_search_locations; "
-    "sys.exit(importlib.import_module('graphshard._host_agent').main(sys.argv[1:]))"
+    "sys.exit(importlib.import_module('graphshard.{module}').main(sys.argv[1:]))"
 )
+START = _ENTER.format(module="_host_agent")
 """A program for ``python -c``."""
+_START_TORCHRUN = _ENTER.format(module="_torchrun")
+
+TORCHRUN_VARIABLE = "GRAPHSHARD_TORCHRUN_PID"
+"""Has the number of the process that starts watchers of trainers."""
 
 MARK = "\x1e"
 _TRAINER = "\x1etrainer "
@@ -53,21 +68,29 @@ BEAT_SECONDS = 5.0
 END_SECONDS = 8.0
 """What processes have to end after SIGTERM, before SIGKILL."""
 
+_LOST = "was ended, because the process that watches it was killed"
 _PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 _PR_SET_PDEATHSIG = 1
 _SIOCGIFADDR = 0x8915
+_LOOPBACK = ("lo", "lo0")
+_VERSIONS = re.compile(r"\bpython3\.\d+\b")
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGALRM)
+_FIRST_SECONDS = 60
+_SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "mksh", "ash")
 _SERVER, _ENGINE = "server", "engine"
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Be the agent of a host, or, with ``trainer FOLDER COMMAND...``, watch one trainer."""
+    """Be the agent of a host, or, with ``trainer FOLDER``, watch one trainer."""
     if arguments:
-        return _watch_trainer(Path(arguments[1]), arguments[2:])
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGALRM):
+        return _watch_trainer(Path(arguments[1]))
+    for number in _STOP_SIGNALS:
         signal.signal(number, _stop)
-    signal.alarm(60)
+    silence = _FIRST_SECONDS
+    signal.alarm(silence)
     try:
         job = json.loads(_first_line())
+        silence = job["silence"]
         with TemporaryFolder() as folder:
             agent = _Agent(job, folder)
             try:
@@ -75,12 +98,23 @@ def main(arguments: Sequence[str]) -> int:
                 agent.watch()
             finally:
                 signal.alarm(0)
-                agent.end()
-    except (KeyboardInterrupt, BrokenPipeError):
+                try:
+                    agent.end()
+                finally:  # what is left to do takes a moment
+                    for number in _STOP_SIGNALS:
+                        signal.signal(number, signal.SIG_IGN)
+    except KeyboardInterrupt as error:
+        if str(error) == signal.SIGALRM.name:
+            with contextlib.suppress(OSError):
+                os.write(1, f"nothing was heard of the launcher for {silence} s\n".encode())
+        return 130
+    except BrokenPipeError:
         return 130
     except OSError as error:  # such as no workspace
         sys.stderr.write(f"error: {error}\n")
         return 2
+    finally:
+        remove_abandoned()  # such as the tables of a server that was killed
     return 0
 
 
@@ -117,6 +151,8 @@ class _Agent:
         self.ended: set[str] = set()
         self._write("token", job["token"] + "\n")
         self._write("ip_config", job["ip_config"])
+        self._write("trainer", job["trainer"])
+        self._write_interpreters()
         self.workspace = os.path.expanduser(job["workspace"])
         self.environment = self._environment()
         self._add(LineStream(open(0, "rb", buffering=0, closefd=False), self._hear))  # noqa: SIM115
@@ -125,6 +161,15 @@ class _Agent:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
         with open(os.open(self.folder / name, flags, 0o600), "w", encoding="utf-8") as file:
             file.write(text)
+
+    def _write_interpreters(self) -> None:
+        """Programs that trainers find as ``python``: this interpreter, also one of a venv."""
+        (self.folder / "bin").mkdir(mode=0o700)
+        program = f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n'
+        # Whatever version a command names, it means the one that can run it.
+        for name in {"python", "python3", *_VERSIONS.findall(self.job["trainer"])}:
+            self._write(f"bin/{name}", program)
+            (self.folder / "bin" / name).chmod(0o700)
 
     def _environment(self) -> dict[str, str]:
         """Variables of the host's processes; those that the user gives come last."""
@@ -142,6 +187,8 @@ class _Agent:
         if interface is not None:
             # Without it gloo looks up the host's name, which need not lead anywhere.
             found.setdefault("GLOO_SOCKET_IFNAME", interface)
+            if interface in _LOOPBACK:  # which NCCL takes only if it is told to
+                found.setdefault("NCCL_SOCKET_IFNAME", interface)
         found.pop("GRAPHSHARD_TOKEN", None)
         return {**found, **self.job["environment"]}
 
@@ -163,6 +210,7 @@ class _Agent:
     def _start(self, who: str, command: Sequence[str]) -> None:
         known = {"{python}": sys.executable, "{folder}": str(self.folder), "{start}": START}
         known["{ip_config}"] = str(self.folder / "ip_config")
+        known["{start_torchrun}"] = _START_TORCHRUN
         process = subprocess.Popen(
             [known.get(word, word) for word in command],
             stdin=subprocess.DEVNULL,
@@ -171,7 +219,7 @@ class _Agent:
             cwd=self.workspace,
             env=self.environment,
             start_new_session=True,
-            preexec_fn=_end_with_parent,
+            preexec_fn=functools.partial(_end_with, os.getpid(), signal.SIGTERM),
         )
         self.children[who] = Child(process)
         assert process.stdout is not None
@@ -191,11 +239,23 @@ class _Agent:
                 beat = time.monotonic() + BEAT_SECONDS
                 self._tell({"beat": 1})
             read_streams(self.selector)
+            # Watchers end with torchrun, so it is looked at after them, and named before them.
+            lost = [who for who in self.trainers if _is_free(self.folder / f"watcher{who}")]
             for who, child in self.children.items():
                 if who not in self.ended and (code := child.code()) is not None:
                     self.ended.add(who)
                     self._read_rest()
                     self._tell({"ended": who, "code": code})
+            if lost:
+                self._tell_lost(lost)
+
+    def _tell_lost(self, lost: Sequence[str]) -> None:
+        """Tell of trainers whose watchers were killed, and so could not tell how they ended."""
+        self._read_rest()
+        for who in lost:
+            if who in self.trainers:  # it has not said meanwhile that it ended
+                self._kill_group(self.trainers.pop(who))
+                self._tell({"ended": who, "code": -signal.SIGKILL, "how": _LOST})
 
     def _read_rest(self) -> None:
         """Take the last lines of what has ended; a child of it may hold the pipe open."""
@@ -228,8 +288,11 @@ class _Agent:
         with contextlib.suppress(BrokenPipeError):
             self._read_rest()
         for group in self.trainers.values():
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(group, signal.SIGKILL)
+            self._kill_group(group)
+
+    def _kill_group(self, group: int) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(group, signal.SIGKILL)
 
     # ------------------------------------------------------------------ messages
 
@@ -263,30 +326,41 @@ class _Agent:
             data = data[os.write(1, data) :]
 
 
-def _watch_trainer(folder: Path, command: Sequence[str]) -> int:
+def _watch_trainer(folder: Path) -> int:
     """Run a trainer under torchrun; what it prints, and how it ends, go to the agent."""
-    _killed_with_parent()
-    pipe = os.open(folder / f"trainer{os.environ['LOCAL_RANK']}", os.O_WRONLY)
-    words = [sys.executable if word == "{python}" else word for word in command]
+    _end_with(int(os.environ[TORCHRUN_VARIABLE]), signal.SIGKILL)
+    number = os.environ["LOCAL_RANK"]
+    pipe = os.open(folder / f"trainer{number}", os.O_WRONLY)
+    # The kernel frees it however this process ends.
+    fcntl.flock(os.open(folder / f"watcher{number}", os.O_CREAT | os.O_RDWR, 0o600), fcntl.LOCK_EX)
     # A signal that comes while the trainer starts is kept until it can be passed on: it would end
     # this process, and leave what the trainer has started by then.
     signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
+    shell = _shell()
     try:
         process = subprocess.Popen(
-            words,
+            [shell, "-c", (folder / "trainer").read_text(encoding="utf-8")],
             stdout=pipe,
             stderr=pipe,
+            env={**os.environ, "PATH": _path(folder / "bin")},
             start_new_session=True,
-            preexec_fn=_begin_trainer,
+            preexec_fn=functools.partial(_begin_trainer, os.getpid()),
         )
     except OSError as error:
-        os.write(pipe, f"error: {words[0]} cannot be started ({error.strerror})\n".encode())
+        os.write(pipe, f"error: {shell} cannot be started ({error.strerror})\n".encode())
         os.write(pipe, f"{_TRAINER}ended 127\n".encode())
         return 127
     trainer = Child(process)
     os.write(pipe, f"{_TRAINER}started {process.pid}\n".encode())
-    for number in _PASSED_ON:
-        signal.signal(number, lambda number, frame: trainer.signal(number))
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        trainer.signal(number)
+        signal.alarm(_patience())
+
+    for each in _PASSED_ON:
+        signal.signal(each, stop)
+    # Before torchrun kills this process: what the shell has started would outlive it.
+    signal.signal(signal.SIGALRM, lambda *_: trainer.signal(signal.SIGKILL))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
     if hasattr(os, "waitid"):
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
@@ -296,24 +370,48 @@ def _watch_trainer(folder: Path, command: Sequence[str]) -> int:
     return code if code >= 0 else 128 - code
 
 
-def _end_with_parent() -> None:
-    _ask_for_signal(signal.SIGTERM)
+def _shell() -> str:
+    """The user's own, if a line of the usual shells means the same to it."""
+    shell = os.environ.get("SHELL", "")
+    is_usual = os.path.basename(shell) in _SHELLS and os.access(shell, os.X_OK)
+    return shell if is_usual else "/bin/sh"
 
 
-def _killed_with_parent() -> None:
-    _ask_for_signal(signal.SIGKILL)
+def _path(programs: Path) -> str:
+    """Where a trainer's shell finds programs, ``python`` first."""
+    folders = [str(programs), os.environ.get("PATH", os.defpath)]
+    if not os.access(programs / "python", os.X_OK):  # temporary files may not be run
+        folders[0] = os.path.dirname(sys.executable)
+    return os.pathsep.join(folders)
 
 
-def _begin_trainer() -> None:
-    _killed_with_parent()
+def _patience() -> int:
+    """Seconds that a trainer has to end; torchrun, which reads the same variable, waits longer."""
+    with contextlib.suppress(ValueError):
+        return max(1, int(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "30")) - 1)
+    return 1
+
+
+def _is_free(path: Path) -> bool:
+    """Whether no process holds the lock on a file that one has made."""
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return True
+    return False
+
+
+def _begin_trainer(watcher: int) -> None:
+    _end_with(watcher, signal.SIGKILL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
 
 
-def _ask_for_signal(number: int) -> None:
+def _end_with(parent: int, number: int) -> None:
     """Have this process signalled when the one that started it is gone, however it ended."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+    if os.getppid() != parent:  # it had ended before the kernel was asked
+        os._exit(130)
 
 
 def _num_cores() -> int:

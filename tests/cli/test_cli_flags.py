@@ -28,13 +28,16 @@ FLAGS = {
     """,
     "launch": """
         --extra-envs --extra_envs --graph-format --graph_format --help --ip-config --ip_config
-        --local --num-clients --num-omp-threads --num-samplers --num-server-threads --num-servers
-        --num-trainers --num_clients --num_omp_threads --num_samplers --num_server_threads
-        --num_servers --num_trainers --part-config --part_config --python --server-options --slurm
-        --ssh-command --ssh-port --ssh-username --ssh_port --ssh_username --start-timeout --timeout
-        --tls-certificate --tls-key --workspace script
+        --local --log-dir --num-clients --num-omp-threads --num-samplers --num-server-threads
+        --num-servers --num-trainers --num_clients --num_omp_threads --num_samplers
+        --num_server_threads --num_servers --num_trainers --part-config --part_config --python
+        --server-options --slurm --ssh-command --ssh-port --ssh-username --ssh_port
+        --ssh_username --start-timeout --timeout --tls-certificate --tls-key --workspace script
     """,
-    "serve": "--help --host --ip-config --listen --restore --tls-certificate --tls-key partition",
+    "serve": """
+        --help --host --ip-config --listen --log-level --restore --tls-certificate --tls-key
+        partition
+    """,
     "verify": "--checksums --help --no-checksums partition",
     "train": """
         --aggregation --aggregator --batch-size --cache-bytes --checkpoint-dir --data --device

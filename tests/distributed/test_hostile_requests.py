@@ -193,3 +193,44 @@ def test_what_is_refused_changes_nothing(
     assert refused > rounds // 2
     assert connection.call(WireMessage("graph", {"name": "g"})).fields["num_parts"] == 2
     connection.close()
+
+
+class Gathered(AssertionError):
+    """Rows were gathered for an answer that cannot be sent."""
+
+
+def gather(*arguments: Any, **keywords: Any) -> None:
+    raise Gathered
+
+
+MANY = torch.zeros(7000, dtype=torch.int32)
+NONE = torch.empty(0, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        WireMessage("read", {"names": [[f"{POLICY}~feat"] * 2]}, [MANY]),
+        WireMessage("ends", {"etype": ETYPE}, [MANY]),
+        WireMessage("draw", {"requests": [[ETYPE, -1, 7, None]], "options": OPTIONS}, [MANY, NONE]),
+        WireMessage(
+            "draw",
+            {"requests": [[ETYPE, 2**30, 7, None]], "options": OPTIONS | {"replace": True}},
+            [IDS, NONE],
+        ),
+    ],
+    ids=["read", "ends", "draw all", "draw again and again"],
+)
+def test_a_request_whose_answer_is_too_large_is_refused_before_it_is_made(
+    server: GraphServer, request_: WireMessage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place in (
+        "graphshard.store._tables.copy_rows",
+        "graphshard.distributed._host_graph.HostGraph.draw",
+        "graphshard.distributed._host_graph.HostGraph.ends_of",
+    ):
+        monkeypatch.setattr(place, gather)
+    connection = MessageClient(server.address, TOKEN, timeout=30)
+    with pytest.raises(MessageError, match=r"has at most 65536 bytes \(it would have \d+\); ask"):
+        connection.call(request_)
+    connection.close()

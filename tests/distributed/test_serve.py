@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +21,8 @@ from graphshard.cli import run
 from graphshard.data import random_graph
 from graphshard.distributed import DistGraph, GraphServer, exit_client, initialize, partition_graph
 from graphshard.errors import ServerError
+from graphshard.store import MessageClient, WireMessage
+from graphshard.store.wire import MessageStream
 
 SHARED = Path("/dev/shm")
 TOKEN = "f00d" * 8
@@ -124,6 +128,41 @@ def test_a_wrong_token_is_refused(
     with pytest.raises(ServerError, match="refused the token"):
         initialize(path, timeout=20)
     server.stop()
+
+
+def test_it_logs_who_comes_and_goes_and_whom_it_refuses(
+    parts: str, ip_config: Path, token: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with serving(parts, ip_config, token) as (server, other):
+        address = ip_config.read_text().splitlines()[1].split()
+        with pytest.raises(ServerError, match="refused the token"):
+            MessageClient(":".join(address[:2]), "beef" * 8, timeout=20).call(WireMessage("ping"))
+        raw = socket.create_connection((address[0], int(address[1])), 20)
+        stream = MessageStream(raw, 1 << 20)
+        stream.prove(TOKEN, "0123456789abcdef", time.monotonic() + 20)
+        for message in (WireMessage("here", {"label": "trainer 7"}), WireMessage("no such")):
+            stream.send(message)
+            stream.receive()
+        stream.close()
+        (tmp_path / "graphshard-folder-left").mkdir()  # by an agent that was killed
+        other.send_signal(signal.SIGTERM)
+        assert other.communicate(timeout=30)[1] == "interrupted\n"
+        assert not (tmp_path / "graphshard-folder-left").exists()
+        assert server.stderr is not None
+        logged = [server.stderr.readline() for _ in range(4)]
+    time_of_day = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} "
+    for line, text in zip(
+        logged,
+        [
+            r"WARNING refused 127.0.0.1:\d+: it does not know the token",
+            "INFO trainer 7 has come",
+            r"WARNING refused no such from 127.0.0.1:\d+: unknown request 'no such'",
+            "WARNING trainer 7 is gone: its connection ended without a word",
+        ],
+        strict=True,
+    ):
+        assert re.fullmatch(time_of_day + text, line.rstrip("\n")), line
 
 
 def refused(parts: str, ip_config: Path, host: int, capsys: pytest.CaptureFixture[str]) -> str:

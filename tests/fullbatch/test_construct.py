@@ -160,6 +160,12 @@ def test_parts_and_ranks_must_match_on_every_rank(tmp_path: Path) -> None:
     assert all(
         "a graph of 3 parts needs 3 ranks (got 2)" in t for t in caught.value.errors.values()
     )
+    with pytest.raises(RanksFailed) as caught:  # a rank beyond the parts cannot load one
+        run_ranks(wrong_part, 5, parts, -1)
+    assert set(caught.value.errors) == {0, 1, 2, 3, 4}
+    assert all(
+        "a graph of 3 parts needs 3 ranks (got 5)" in t for t in caught.value.errors.values()
+    )
     with pytest.raises(RanksFailed) as caught:
         run_ranks(wrong_part, 3, parts, 1)  # rank 1 is right, 0 and 2 are wrong
     assert set(caught.value.errors) == {0, 1, 2}

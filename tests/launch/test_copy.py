@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -98,6 +99,47 @@ def test_each_host_gets_its_parts_and_a_json_that_loads_there(
     for line in printed.splitlines():
         digest, name = line.split()
         assert digest == hashlib.sha256((parts / name).read_bytes()).hexdigest(), name
+
+
+@pytest.mark.filterwarnings("always:.*it is not copied")
+@pytest.mark.parametrize("hosts", ["loopback"], indirect=True, scope="module")
+def test_links_in_the_folder_of_scripts_are_followed(
+    hosts: TestHosts,
+    parts: Path,
+    workspace: str,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """What arrives is what ``cp -rL`` makes of the same folder."""
+    real, code = tmp_path / "elsewhere", tmp_path / "code v2"
+    (real / "models" / "inner").mkdir(parents=True)
+    (real / "models" / "inner" / "net.py").write_text("net")
+    (real / "one.py").write_text("one")
+    code.mkdir()
+    (code / "train.py").write_text("train")
+    (code / "models").symlink_to(real / "models")
+    (code / "again").symlink_to("models", target_is_directory=True)
+    (code / "one.py").symlink_to(real / "one.py")
+    (tmp_path / "code").symlink_to(code)
+    right = tmp_path / "right"
+    subprocess.run(["cp", "-rL", str(tmp_path / "code"), str(right)], check=True)
+    (code / "models" / "inner" / "back").symlink_to(code / "models")
+    (code / ".#train.py").symlink_to("me@host.3")  # as an editor makes them
+    os.mkfifo(code / "pipe")
+    assert copy(hosts, parts, workspace, "--script_folder", str(tmp_path / "code")) == 0
+    errors = capfd.readouterr().err
+    for name, why in (
+        ("models/inner/back", "is a link to a folder that it is in"),
+        (".#train.py", "is a link that leads nowhere"),
+        ("pipe", "is neither a file nor a folder"),
+    ):
+        assert f"warning: {tmp_path}/code/{name} {why}; it is not copied" in errors
+    expected = {f"code/{p.relative_to(right)}" for p in right.rglob("*") if p.is_file()}
+    found = {name for name in listed(hosts, 0, workspace) if name.startswith("code")}
+    assert found == expected
+    for name in expected:
+        sent = there(hosts, 0, workspace, f"'./{name}'", "cat")
+        assert sent == (right / name.removeprefix("code/")).read_text()
 
 
 @SAMPLE

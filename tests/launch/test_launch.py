@@ -14,6 +14,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,9 +24,9 @@ import pytest
 from hosts import TestHosts, hosts_of, why_no_namespaces
 
 from graphshard.cli import run
-from graphshard.data import load_dataset
+from graphshard.data import load_dataset, random_graph
 from graphshard.distributed import initialize, partition_graph
-from graphshard.launch._launch import script_words
+from graphshard.launch._launch import script_line
 
 SCRIPT = """
 import os, sys, time
@@ -83,6 +84,13 @@ print("losses", losses[0], losses[-1], "of", len(losses), "host", os.environ["GR
 dgl.distributed.exit_client()
 torch.distributed.destroy_process_group()
 """
+
+
+@pytest.fixture(autouse=True)
+def _own_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logs of jobs that are to fail stay there, and nowhere else."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
 
 
 @pytest.fixture(scope="module")
@@ -195,15 +203,75 @@ def test_wrong_input_is_one_line(
     assert "Traceback" not in printed
 
 
-def test_the_command_of_a_trainer_names_its_interpreter_or_none() -> None:
-    assert script_words(["python3 train.py --name 'a b'"])[1:] == ["train.py", "--name", "a b"]
-    for first in ("python", "python3", "python3.12"):
-        assert script_words([f"{first} x.py"]) == ["{python}", "x.py"]
-    assert script_words(["train.py", "a b"]) == ["{python}", "train.py", "a b"]
-    for first in ("/usr/bin/python3", "./run", "pythonista"):
-        assert script_words([f"{first} x"]) == [first, "x"]
+def test_the_command_of_a_trainer_is_a_line_for_a_shell() -> None:
+    line = "A=1 python3 train.py --name 'a b' $HOME/*; echo done"
+    assert script_line([line]) == line
+    assert script_line(["python", "train.py", "a b", "$HOME"]) == "python train.py 'a b' '$HOME'"
+    assert script_line(["train.py --epochs 3"]) == "python train.py --epochs 3"
+    assert script_line(["train.py", "a b"]) == "python train.py 'a b'"
     with pytest.raises(ValueError, match="the command of a trainer is empty"):
-        script_words([" "])
+        script_line([" "])
+
+
+LISTENING = """
+import os, sys
+from pathlib import Path
+
+import torch
+
+import graphshard as dgl
+
+dgl.distributed.initialize()
+torch.distributed.init_process_group("gloo")
+g = dgl.distributed.DistGraph("g", part_config="parts/g.json")
+rows = dgl.distributed.DistEmbedding(g.num_nodes(), 2, "rows")
+optimizer = dgl.distributed.optim.SparseAdam([rows], lr=0.1)
+rows(torch.arange(3)).sum().backward()
+optimizer.step()  # trainers have connections to each other now
+torch.distributed.barrier()
+sockets = set()
+for folder in Path("/proc").glob("[0-9]*"):
+    try:
+        if os.environ["GRAPHSHARD_JOB_ID"] in (folder / "environ").read_text(errors="replace"):
+            sockets |= {os.readlink(each) for each in (folder / "fd").iterdir()}
+    except OSError:
+        continue
+for table in ("tcp", "tcp6"):
+    for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+        words = line.split()
+        if words[3] == "0A" and f"socket:[{words[9]}]" in sockets:  # it listens
+            print("listens at", words[1].split(":")[0])
+torch.distributed.barrier()
+print("words", sys.argv[1:])
+"""
+#: Options of a script that are beginnings of torchrun's.
+ABBREVIATIONS = "--log out.txt --node 1 --num 2 --max 3 --local 4 --master 5 --n 6 --m 7 --r 8 -m"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_local_job_stays_on_127_0_0_1_and_a_script_s_options_are_its_own(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    partition_graph(random_graph(60, 300, seed=0), "g", 2, tmp_path / "parts", quiet=True)
+    (tmp_path / "train.py").write_text(LISTENING)
+    words = ["launch", "--local", "2", "--workspace", str(tmp_path), "--part-config"]
+    words += ["parts/g.json", "--log-dir", str(tmp_path / "logs")]
+    words += ["--server-options", "--log-level info"]
+    line = f"A=$(echo b) && python train.py {ABBREVIATIONS} $A"
+    assert run([*words, line]) == 0, capfd.readouterr()
+    printed = capfd.readouterr().out
+    addresses = re.findall(r"listens at (\w+)", printed)
+    assert len(addresses) >= 2 * 4  # seen by each: two servers, torchrun's store, rank 0's monitor
+    assert set(addresses) == {"0100007F" if sys.byteorder == "little" else "7F000001"}
+    for rank in range(2):
+        assert f"[host {rank} rank {rank}] words {[*ABBREVIATIONS.split(), 'b']}" in printed
+    # Kept, because a folder was given.
+    (folder,) = (tmp_path / "logs").iterdir()
+    server = (folder / "host1-server.log").read_text()
+    assert "host 1 of 2 serves parts/g.json" in server
+    came = r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d+ INFO trainer rank 0 .* has come$"
+    assert re.search(came, server, re.MULTILINE), server
+    assert "words" in (folder / "host0-rank0.log").read_text()
 
 
 def test_initialize_takes_the_hosts_of_the_launcher(

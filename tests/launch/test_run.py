@@ -8,16 +8,24 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
+import subprocess
+import sys
+import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from forked_programs import start_program
+from graphshard import _host_agent
+from graphshard._files import shared_memory_folder
 from graphshard.launch import JobOutcome, _run, on_this_machine
 from graphshard.launch._hosts import JobHosts
+from graphshard.launch._logs import JobLogs
 from graphshard.launch._run import JobCommands, run_job
 
 TOKEN = "a token that is for tests alone"
@@ -26,6 +34,7 @@ TOKEN = "a token that is for tests alone"
 SERVER = "import os, time; {}; print('up', flush=True); time.sleep(1000)"
 # Starts trainers as torchrun does: LOCAL_RANK and all; the first that fails ends the others.
 ENGINE = """
+export GRAPHSHARD_TORCHRUN_PID=$$
 n=0; while [ $n -lt 2 ]; do LOCAL_RANK=$n "$@" & n=$((n+1)); done
 trap 'kill $(jobs -p); wait; exit 1' TERM
 wait -n || { kill $(jobs -p); wait; echo long report; exit 1; }
@@ -54,12 +63,13 @@ def notes(tmp_path: Path) -> Path:
 
 def commands(trainer: str, notes: Path, server: str = "pass") -> JobCommands:
     program = ["{python}", "-S", "-c", SERVER.format(server)]
-    watched = ["{python}", "-c", "{start}", "trainer", "{folder}", "{python}", "-S", "-c"]
-    engine = ["bash", "-c", ENGINE, "engine", *watched, TRAINER + trainer]
+    watcher = ["{python}", "-c", "{start}", "trainer", "{folder}"]
+    engine = ["bash", "-c", ENGINE, "engine", *watcher]
     return JobCommands(
         server=[program, program],
         up_line=["up", "up"],
         engine=lambda host, port: engine,
+        trainer=shlex.join(["python", "-S", "-c", TRAINER + trainer]),
         num_trainers=2,
         workspace=str(notes),
         environment={"NOTES": str(notes)},
@@ -186,6 +196,7 @@ def test_a_server_that_does_not_start_is_named(notes: Path) -> None:
         server=[late.server[0], ["{python}", "-S", "-c", "import time; time.sleep(1000)"]],
         up_line=late.up_line,
         engine=late.engine,
+        trainer=late.trainer,
         num_trainers=2,
         workspace=str(notes),
         environment=late.environment,
@@ -221,6 +232,215 @@ def test_a_host_that_cannot_be_reached_is_named(notes: Path) -> None:
         "  | connection refused",
     ]
     check_all_gone(notes)
+
+
+def test_a_command_is_a_line_of_the_shell_of_its_host(notes: Path) -> None:
+    """What a shell of this machine prints for the same line, in the same folder."""
+    for name in ("one.txt", "two.txt"):
+        (notes / name).touch()
+    line = (
+        'A="b  c" python -c "import os; print(os.environ[\'A\'])"; echo $HOME *.txt "*" && (exit 3)'
+    )
+    right = subprocess.run(["sh", "-c", line], cwd=notes, capture_output=True, text=True)
+    assert right.returncode == 3
+    lines: list[str] = []
+    outcome = run_job(
+        on_this_machine(2),
+        replace(commands("", notes), trainer=line),
+        token=TOKEN,
+        on_line=lines.append,
+    )
+    assert outcome.exit_code == 3
+    for rank in (0, 2):
+        prefix = f"[host {rank // 2} rank {rank}] "
+        printed = [each.removeprefix(prefix) for each in lines if each.startswith(prefix)]
+        if printed[: len(right.stdout.splitlines())] == right.stdout.splitlines():
+            break
+    else:
+        raise AssertionError(lines)
+
+
+def test_python_is_the_interpreter_that_runs_the_agent(notes: Path) -> None:
+    names = ["python", "python3", "python3.8"]
+    line = "; ".join(f"env {name} -c 'import sys; print(sys.prefix)'" for name in names)
+    lines: list[str] = []
+    outcome = run_job(
+        on_this_machine(1),
+        replace(commands("", notes), trainer=line),
+        token=TOKEN,
+        on_line=lines.append,
+    )
+    assert outcome.exit_code == 0, outcome.report()
+    for rank in range(2):
+        assert lines.count(f"[host 0 rank {rank}] {sys.prefix}") == 3, lines
+
+
+def test_what_a_shell_has_started_ends_with_it(notes: Path) -> None:
+    """A trainer that takes no notice of SIGTERM, under a shell that waits for it."""
+    program = NOTE + "import signal; signal.signal(15, signal.SIG_IGN); print('there'); "
+    program += "rank = int(os.environ['RANK']); time.sleep(1 if rank else 1000); os._exit(rank)"
+    line = f"export RANK=$((GRAPHSHARD_HOST * 2 + LOCAL_RANK)); python -Sc {shlex.quote(program)}"
+    outcome = run_job(
+        on_this_machine(2),
+        replace(commands("", notes), trainer=f"{line}; exit $?"),
+        token=TOKEN,
+        on_line=lambda line: None,
+    )
+    assert outcome.exit_code in (1, 2, 3)
+    check_all_gone(notes)
+
+
+@pytest.mark.exhaustive
+def test_an_agent_that_is_killed_takes_what_shells_have_started_with_it(notes: Path) -> None:
+    """The agent's end ends torchrun, that the watchers, and those what takes no notice of it."""
+    trainer = (
+        "import signal; signal.signal(15, signal.SIG_IGN); agent = os.getpid(); "
+        "agent = [agent := parent(agent) for _ in range(4)][-1]; "
+        "(host, rank) == (1, 0) and (time.sleep(1), os.kill(agent, 9)); time.sleep(1000)"
+    )
+    made = commands(trainer, notes)
+    outcome = run_job(
+        on_this_machine(2),
+        replace(made, trainer=f"{made.trainer}; exit $?"),
+        token=TOKEN,
+        on_line=lambda line: None,
+    )
+    assert "host 1 (127.0.0.1) is gone: its agent ended with signal SIGKILL" in outcome.report()
+    check_all_gone(notes, 40.0)
+
+
+def test_a_trainer_that_a_signal_has_ended_under_a_shell_is_said_to_be(notes: Path) -> None:
+    made = commands("(host, rank) == (0, 0) and os.kill(os.getpid(), 9); time.sleep(1000)", notes)
+    outcome = run_job(
+        on_this_machine(2),
+        replace(made, trainer=f"{made.trainer}; exit $?"),
+        token=TOKEN,
+        on_line=lambda line: None,
+    )
+    assert outcome.report().startswith(
+        "error: host 0 rank 0 ended with exit code 137, as a shell says for signal SIGKILL"
+    )
+    check_all_gone(notes)
+
+
+def test_shells_and_interpreters_that_cannot_be_used_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for shell, used in (("/bin/sh", "/bin/sh"), ("/usr/sbin/nologin", "/bin/sh"), ("", "/bin/sh")):
+        monkeypatch.setenv("SHELL", shell)
+        assert _host_agent._shell() == used
+    monkeypatch.setenv("PATH", "/one:/two")
+    (tmp_path / "python").touch(0o700)
+    assert _host_agent._path(tmp_path) == f"{tmp_path}:/one:/two"
+    monkeypatch.setattr(os, "access", lambda *_: False)  # no file may be run there
+    assert _host_agent._path(tmp_path) == f"{os.path.dirname(sys.executable)}:/one:/two"
+
+
+def test_a_watcher_that_is_killed_is_named_and_not_rank_0(notes: Path) -> None:
+    trainer = (
+        "(host, rank) == (0, 1) and (time.sleep(0.5), os.kill(os.getppid(), 9)); time.sleep(1000)"
+    )
+    outcome, lines = run(trainer, notes)
+    assert outcome.report().startswith(
+        "error: host 0 rank 1 was ended, because the process that watches it was killed"
+    )
+    assert outcome.exit_code == 1
+    assert not any("rank 0] ended" in line for line in lines)
+
+
+def test_torchrun_that_is_killed_is_named_and_not_a_rank(notes: Path) -> None:
+    trainer = "(host, rank) == (0, 1) and (time.sleep(0.5), os.kill(parent(os.getppid()), 9)); "
+    outcome, _ = run(trainer + "time.sleep(1000)", notes)
+    assert outcome.report().startswith("error: host 0 torchrun ended with signal SIGKILL")
+
+
+def test_torchrun_that_does_not_end_is_named(notes: Path) -> None:
+    """It is stopped while its trainers end well."""
+    trainer = "(host, rank) == (0, 1) and os.kill(parent(os.getppid()), 19)"
+    outcome, _ = run(trainer, notes, timeout=2.0)
+    assert outcome.report().startswith("error: host 0 torchrun did not end within 2 s")
+
+
+def test_what_a_killed_server_has_left_goes_with_its_agent(notes: Path, tmp_path: Path) -> None:
+    """A folder whose owner holds a lock on it, where tables are: in shared memory."""
+    memory = shared_memory_folder() or tempfile.gettempdir()
+    left = Path(memory) / f"graphshard-folder-{os.getpid()}-left"
+    server = (
+        f"import fcntl; path = '{left}' + os.environ['GRAPHSHARD_HOST']; os.mkdir(path, 0o700); "
+        "folder = os.open(path, os.O_RDONLY); fcntl.flock(folder, 2); open(path + '/table', 'w'); "
+        "os.environ['GRAPHSHARD_HOST'] == '1' and (print('up', flush=True), time.sleep(0.3), "
+        "os.kill(os.getpid(), 9))"
+    )
+    outcome, _ = run("time.sleep(1000)", notes, server)
+    assert outcome.report().startswith("error: host 1 server ended with signal SIGKILL")
+    assert not list(left.parent.glob(f"{left.name}*"))
+
+
+SUSPENDED = """
+import sys
+sys.path.insert(0, {folder!r})
+import test_run
+from pathlib import Path
+outcome = test_run.run_job(
+    test_run.on_this_machine(2), test_run.commands(sys.argv[1], Path(sys.argv[2])),
+    token=test_run.TOKEN, on_line=lambda line: print(line, flush=True), silence=7.0)
+print(outcome.report(), flush=True)
+"""
+
+
+@pytest.mark.exhaustive  # it takes as long as agents are patient
+def test_a_launcher_that_was_suspended_says_so(notes: Path) -> None:
+    program = SUSPENDED.format(folder=str(Path(__file__).parent))
+    launcher = start_program(program, "print('there', flush=True); time.sleep(1000)", str(notes))
+    try:
+        there = 0
+        while there < 4:
+            there += launcher.stdout.readline().endswith("there\n")
+        launcher.send_signal(signal.SIGSTOP)
+        check_all_gone(notes, 60.0)  # the agents have ended what they had started
+        launcher.send_signal(signal.SIGCONT)
+        printed, _ = launcher.communicate(timeout=60)
+    finally:
+        launcher.kill()
+    report = printed[printed.index("error: ") :]
+    assert report.startswith("error: the launcher was suspended for ")
+    assert "nothing was heard of the launcher for 7 s" in printed
+
+
+def test_each_process_has_a_log_that_the_report_of_a_failure_names(notes: Path) -> None:
+    trainer = (
+        "print('I am', host, rank); time.sleep(0.3 if (host, rank) == (1, 0) else 1000); 1 / 0"
+    )
+    logs = JobLogs(notes / "logs", lambda text: None)
+    outcome, lines = run(trainer, notes, logs=logs)
+    logs.close(keep=True)
+    report = replace(outcome, logs=logs.folder).report()
+    assert report.splitlines()[-1] == f"what each process printed is in {logs.folder}"
+    for host in range(2):
+        assert (logs.folder / f"host{host}-server.log").read_text() == "up\n"
+        for rank in range(2):
+            text = (logs.folder / f"host{host}-rank{2 * host + rank}.log").read_text()
+            assert text.startswith(f"I am {host} {rank}\n")
+    assert "ZeroDivisionError" in (logs.folder / "host1-rank2.log").read_text()
+    # What is not shown, as it is known by then, is kept as well.
+    assert "long report" in (logs.folder / "host1-torchrun.log").read_text()
+    assert not any("long report" in line for line in lines)
+
+
+def test_logs_that_cannot_be_written_do_not_end_a_job(tmp_path: Path) -> None:
+    told: list[str] = []
+    logs = JobLogs(tmp_path, told.append)
+    logs.folder.rmdir()
+    for _ in range(3):
+        logs.add("host 0 server", "up")
+    assert len(told) == 1
+    assert "No such file" in told[0]
+    temporary = JobLogs(None, told.append)
+    for number in range(300):  # more than are open at a time
+        temporary.add(f"host {number % 150} rank 0", f"{number}")
+    assert (temporary.folder / "host7-rank0.log").read_text() == "7\n157\n"
+    temporary.close(keep=False)
+    assert not temporary.folder.exists()
 
 
 @pytest.mark.exhaustive  # it takes as long as a host has to stop

@@ -193,6 +193,23 @@ def test_what_is_put_around_a_model(tmp_path: Path, run_all: bool) -> None:
     run_ranks(around_a_model, 2, str(tmp_path / "g.json"), run_all)
 
 
+def shard_on_more_ranks(rank: int, world_size: int, json: str) -> list[str]:
+    errors = []
+    for load in (lambda: json, lambda: graphshard.load_dgl_partition_data(json, rank)):
+        with pytest.raises(ValueError) as caught:
+            graphshard.pyg.shard(load())
+        errors.append(str(caught.value))
+    return errors
+
+
+def test_more_ranks_than_parts_are_one_error_on_all_ranks(tmp_path: Path) -> None:
+    graph = graphshard.data.random_graph(30, 90, seed=0)
+    partition_graph(graph, "g", 2, str(tmp_path), quiet=True)
+    first, *others = run_ranks(shard_on_more_ranks, 3, str(tmp_path / "g.json"))
+    assert others == [first, first]
+    assert "a graph of 2 parts needs 2 ranks (got 3)" in first[1]
+
+
 def wrong_on_one_rank(rank: int, world_size: int) -> list[str]:
     errors = []
 

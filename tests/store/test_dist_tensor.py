@@ -19,6 +19,7 @@ import torch
 from clusters import NUM_ROWS, POLICY, alone, join, leave, served
 from torch import Tensor
 
+from graphshard._files import shared_memory_folder
 from graphshard.comm import barrier
 from graphshard.store import DistTensor, Job, TableInfo, WireMessage, _tables
 from graphshard.store._tables import HostTables, attached
@@ -169,6 +170,32 @@ def test_hostile_names_are_refused(job: Job, name: Any) -> None:
         DistTensor((NUM_ROWS,), torch.int32, name)
 
 
+def test_as_many_tables_as_a_graph_of_very_many_relations_has_are_listed() -> None:
+    with served(1) as (address,):
+        job = join([address], 0)
+        for number in range(4000):
+            name = f"{POLICY}~{'a long name of a relation ' * 4}{number}"
+            job.cluster.create(TableInfo(name, torch.int64, (), (0, 1), POLICY, True))
+        leave()
+        job = join([address], 0)
+        job.cluster.refresh()
+        assert len(job.cluster.names()) == 4000
+        leave()
+
+
+def test_what_can_be_made_can_be_read(job: Job) -> None:
+    """A row of as many extents as torch's and NumPy's rules and a message take together."""
+    rows = torch.randn(NUM_ROWS, *[1] * 13, 2)
+    tensor = DistTensor(rows.shape, torch.float32, "long")
+    tensor[:] = rows
+    assert torch.equal(tensor[[4999, 0]], rows[[4999, 0]])
+    for extents in (16, 65_535):
+        with pytest.raises(ValueError, match="at most 16 extents"):
+            DistTensor((NUM_ROWS, *[1] * extents), torch.float32, "longer")
+    with pytest.raises(ValueError, match=r"less than 2\^48 elements"):
+        DistTensor((NUM_ROWS, 2**40), torch.float32, "wider")
+
+
 @pytest.mark.parametrize("name", ["../../x", "/etc/passwd", "ä ß", "a.b/c"])
 def test_names_are_no_paths(job: Job, name: str) -> None:
     tensor = DistTensor((NUM_ROWS,), torch.int32, name)
@@ -303,9 +330,10 @@ def test_trainers_that_make_different_tensors_are_told() -> None:
 @pytest.mark.skipif(not hasattr(mmap, "MADV_NORMAL"), reason="the system has no madvise")
 @pytest.mark.parametrize("where", ["shared memory", "a disk"])
 def test_pages_are_mapped_as_a_table_is_attached(where: str, tmp_path: Path) -> None:
-    folder = Path(_tables._SHARED_MEMORY)
-    if not folder.is_dir():
+    memory = shared_memory_folder()
+    if memory is None:
         pytest.skip("there is no shared memory")
+    folder = Path(memory)
     if where == "a disk":
         if os.stat(tmp_path).st_dev == os.stat(folder).st_dev:
             pytest.skip("temporary files are in shared memory")

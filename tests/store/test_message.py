@@ -11,6 +11,7 @@ import torch
 
 from graphshard.errors import MessageError
 from graphshard.store import WireMessage
+from graphshard.store.wire._message import MAX_HEADER
 
 TENSORS = [
     torch.arange(7),
@@ -59,8 +60,8 @@ def test_a_dtype_without_a_name_cannot_be_sent() -> None:
 
 
 def test_a_header_has_a_limit() -> None:
-    with pytest.raises(MessageError, match="at most 1048576 bytes"):
-        WireMessage("op", {"name": "x" * (1 << 20)}).encode()
+    with pytest.raises(MessageError, match="at most 16777216 bytes"):
+        WireMessage("op", {"name": "x" * MAX_HEADER}).encode()
 
 
 def header(tensors: object, op: object = "op", fields: object = None) -> bytes:
@@ -75,7 +76,7 @@ def header(tensors: object, op: object = "op", fields: object = None) -> bytes:
         (b"\xff\xfe", b""),
         (b"[1]", b""),
         (b"[" * 100_000, b""),
-        (b"x" * ((1 << 20) + 1), b""),
+        (b"x" * (MAX_HEADER + 1), b""),
         (header([], op=3), b""),
         (header([], fields=[1]), b""),
         (header("abc"), b""),

@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,7 +24,7 @@ from clusters import TOKEN
 
 from graphshard.errors import MessageError, ServerError
 from graphshard.store import MessageClient, MessageServer, WireMessage
-from graphshard.store.wire._stream import MessageStream
+from graphshard.store.wire import MessageStream, StreamAcceptor
 
 PROTOCOL = b"graphshard 2\n"
 
@@ -222,7 +223,7 @@ HEADER = b'{"op": "double", "fields": {}, "tensors": [["float32", [3]]]}'
         ((len(HEADER), 2000), HEADER + bytes(2000), "take 12 bytes"),
         ((3, 0), b"abc", "must be JSON"),
         ((0, 0), b"", "must be JSON"),
-        ((1 << 31, 0), b"", "at most 1048576 bytes"),
+        ((1 << 31, 0), b"", "at most 16777216 bytes"),
         ((10, 1 << 63), b"", "at most 1048576 bytes"),
         ((len(HEADER), 12), HEADER + bytes(5), None),  # cut
         ((len(HEADER), 12), HEADER[:9], None),
@@ -237,7 +238,7 @@ def test_what_is_no_message_is_refused(
 ) -> None:
     raw = connected(server)
     stream = MessageStream(raw, 1 << 20)
-    stream.prove(TOKEN, "0123456789abcdef")
+    stream.prove(TOKEN, "0123456789abcdef", time.monotonic() + 20)
     raw.sendall(struct.pack("<IQ", *sizes) + rest)
     if refusal is None:
         raw.shutdown(socket.SHUT_WR)
@@ -263,12 +264,112 @@ def test_who_says_nothing_does_not_keep_clients_out(
     assert client.call(WireMessage("ping")).op == "ok"
     silent = [connected(server) for _ in range(200)]
     assert client.call(WireMessage("ping")).op == "ok"
+    other = MessageClient(f"127.0.0.1:{server.port}", TOKEN, 3, timeout=20)
+    assert other.call(WireMessage("ping")).op == "ok"
+    other.close()
     for raw in silent:
         raw.close()
-    other = MessageClient(f"127.0.0.1:{server.port}", TOKEN, 3, timeout=20)
-    other.wait_until_up(20)
-    other.close()
     assert "have yet to prove who they are" in caplog.text
+
+
+def dribble(server: MessageServer, num_strangers: int, stop: threading.Event) -> None:
+    """Begin as a client does, byte by byte, on many connections; open those anew that are ended."""
+    said = PROTOCOL + bytes(40)
+    strangers: list[list[Any]] = [[connected(server), 0] for _ in range(num_strangers)]
+    while not stop.wait(0.1):
+        for stranger in strangers:
+            raw, sent = stranger
+            try:
+                raw.send(said[sent : sent + 1])
+                stranger[1] += 1
+            except OSError:
+                raw.close()
+                stranger[:] = connected(server), 0
+    for raw, _ in strangers:
+        raw.close()
+
+
+def test_who_speaks_slowly_does_not_keep_clients_out(
+    server: MessageServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """More of them than are waited for, all from the address that the clients have."""
+    stop = threading.Event()
+    thread = threading.Thread(target=dribble, args=(server, 160, stop))
+    thread.start()
+    try:
+        for _ in range(10):
+            time.sleep(0.1)
+            late = MessageClient(f"127.0.0.1:{server.port}", TOKEN, 3, timeout=20)
+            assert late.call(WireMessage("ping")).op == "ok"
+            late.close()
+    finally:
+        stop.set()
+        thread.join(20)
+    refused = [r for r in caplog.records if r.message.startswith("refused 127.0.0.1")]
+    assert 0 < len(refused) <= 20, "a stranger must not fill the log"
+
+
+def test_a_flood_ends_those_of_its_own_address_alone(server: MessageServer) -> None:
+    """A client that takes its time (here: between its two words) stays, if it is from elsewhere."""
+    other = socket.create_connection(("127.0.0.1", server.port), 20, ("127.0.0.2", 0))
+    flood = [connected(server) for _ in range(200)]
+    stream = MessageStream(other, 1 << 20)
+    stream.prove(TOKEN, "0123456789abcdef", time.monotonic() + 20)
+    stream.send(WireMessage("ping"))
+    assert stream.receive().op == "ok"
+    stream.close()
+    for raw in flood:
+        raw.close()
+
+
+def slow_bytes(raw: socket.socket, data: bytes, seconds: float) -> int:
+    """How many bytes go, one after another, until the other end has had enough."""
+    for number in range(len(data)):
+        try:
+            raw.sendall(data[number : number + 1])
+            raw.settimeout(seconds)
+            if raw.recv(1000) == b"":
+                return number
+        except TimeoutError:
+            continue
+        except OSError:
+            return number
+    return len(data)
+
+
+def test_a_server_waits_for_a_beginning_as_a_whole() -> None:
+    taken: list[object] = []
+    listener = socket.create_server(("127.0.0.1", 0))
+    acceptor = StreamAcceptor(
+        listener, TOKEN, 1 << 20, lambda *stream: taken.append(stream), proof_seconds=0.6
+    )
+    with socket.create_connection(listener.getsockname(), 20) as raw:
+        assert slow_bytes(raw, PROTOCOL + bytes(40), 0.2) < 40
+    acceptor.stop()
+    assert taken == []
+
+
+@pytest.mark.parametrize("way", ["start", "begin"])
+def test_a_client_waits_for_a_beginning_as_a_whole(way: str) -> None:
+    """The server sends a byte of its greeting now and then, each within the client's timeout."""
+    sent: list[int] = []
+
+    def pretend() -> None:
+        raw, _ = listener.accept()
+        with raw:
+            raw.recv(1000)
+            greeting = PROTOCOL + struct.pack("<Q", 1 << 30) + bytes(32)
+            sent.append(slow_bytes(raw, greeting, 0.2))
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=pretend)
+        thread.start()
+        client = MessageClient(f"127.0.0.1:{listener.getsockname()[1]}", TOKEN, 3, timeout=0.6)
+        with pytest.raises(ServerError, match=r"did not answer 'ping' within 0.6 s"):
+            getattr(client, way)(WireMessage("ping")).result()
+        thread.join(30)
+        client.close()
+    assert sent[0] < 40
 
 
 def test_tls(tmp_path: Path) -> None:

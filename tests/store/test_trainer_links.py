@@ -133,11 +133,15 @@ def test_no_wait_is_longer_than_the_timeout() -> None:
     assert "sent nothing within 1 s" in found["text"]
 
 
+SILENT: list[socket.socket] = []
+
+
 class Intruded(TrainerLinks):
-    """Its rank 0 hears from strangers first."""
+    """Its rank 0 hears from strangers first; some say nothing, and stay."""
 
     def _connect(self, rank: int, text: str) -> None:
         host, port, _ = text.split()
+        SILENT.extend(socket.create_connection((host, int(port))) for _ in range(5))
         with socket.create_connection((host, int(port))) as stranger:
             stranger.sendall(b"GET / HTTP/1.1\r\n" * 20)
         with pytest.raises(RuntimeError, match="another token"):
@@ -146,7 +150,10 @@ class Intruded(TrainerLinks):
 
 
 def meet_among_strangers(rank: int, world_size: int) -> list[Tensor]:
+    group_state().timeout = timedelta(seconds=25)  # less than the silent have, one after another
     links = Intruded(group_state(), SERVER)
+    while SILENT:
+        SILENT.pop().close()
     mine = PeerRows(0, [torch.tensor([rank])])
     found = links.exchange([mine] * (world_size - 1), LIKES[:1], "rows")
     barrier()

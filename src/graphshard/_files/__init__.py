@@ -15,7 +15,7 @@ from .regular import (
     read_json_regular,
     read_text_regular,
 )
-from .temporary import TemporaryFolder, remove_abandoned
+from .temporary import TemporaryFolder, remove_abandoned, shared_memory_folder
 from .written import sync_folder, write_json, writing
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "read_json_regular",
     "read_text_regular",
     "remove_abandoned",
+    "shared_memory_folder",
     "sync_folder",
     "write_json",
     "writing",

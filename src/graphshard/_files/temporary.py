@@ -17,6 +17,7 @@ import weakref
 from pathlib import Path
 
 _PREFIX = "graphshard-folder-"
+_SHARED_MEMORY = "/dev/shm"
 
 
 class TemporaryFolder:
@@ -58,14 +59,25 @@ class TemporaryFolder:
         self._close()
 
 
-def remove_abandoned(parent: str | os.PathLike[str] | None = None) -> None:
-    """Remove folders of processes that were killed; by default where temporary files go."""
-    for path in Path(tempfile.gettempdir() if parent is None else parent).glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError):
-            descriptor = _held(path)
-            if descriptor >= 0:
-                _remove(path, os.getpid())
-                os.close(descriptor)
+def shared_memory_folder() -> str | None:
+    """The folder of files that are memory; None if the system has none."""
+    return _SHARED_MEMORY if os.path.isdir(_SHARED_MEMORY) else None
+
+
+def remove_abandoned(*parents: str | os.PathLike[str]) -> None:
+    """Remove folders of processes that were killed.
+
+    Args:
+        parents: Where they are; by default where temporary files go, and in shared memory.
+    """
+    memory = shared_memory_folder()
+    for parent in parents or {tempfile.gettempdir(), memory or tempfile.gettempdir()}:
+        for path in Path(parent).glob(f"{_PREFIX}*"):
+            with contextlib.suppress(OSError):
+                descriptor = _held(path)
+                if descriptor >= 0:
+                    _remove(path, os.getpid())
+                    os.close(descriptor)
 
 
 def _held(path: Path, is_new: bool = False) -> int:

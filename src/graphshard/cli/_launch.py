@@ -33,8 +33,8 @@ def launch(
     script: Annotated[
         list[str],
         typer.Argument(
-            help="The command of a trainer, such as 'python train.py'; 'python' is the interpreter "
-            "that has graphshard.",
+            help="The command of a trainer, such as 'python train.py': a line for the shell of a "
+            "host, where 'python' is the interpreter that has graphshard.",
             metavar="COMMAND",
         ),
     ],
@@ -109,6 +109,14 @@ def launch(
     timeout: Annotated[
         float, typer.Option(help="For trainers to end after one has, seconds.")
     ] = 1800.0,
+    log_dir: Annotated[
+        Path | None,
+        typer.Option(
+            "--log-dir",
+            help="Folder here for a file of what each process prints.",
+            show_default="a temporary one, which stays if the job fails",
+        ),
+    ] = None,
     ssh_port: Annotated[int | None, SshPort] = None,
     ssh_username: Annotated[str | None, SshUsername] = None,
     ssh_command: Annotated[str, SshCommand] = "ssh",
@@ -161,6 +169,7 @@ def launch(
         tls=None if certificate is None or key is None else (certificate, key),
         start_timeout=start_timeout,
         timeout=timeout,
+        log_folder=log_dir,
     )
     if local is not None:
         found = os.path.join(os.path.expanduser(workspace), part_config)

@@ -3,12 +3,17 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
+from .._files import remove_abandoned
 from ..distributed import GraphServer
 from ..distributed.token import read_token
 from ..store import read_ip_config
@@ -41,11 +46,36 @@ def serve(
             metavar="DIR",
         ),
     ] = None,
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"],
+        typer.Option(
+            "--log-level",
+            help="What is logged on standard error: info has trainers that come and leave, "
+            "warning those that are gone or refused, error faults of the server.",
+        ),
+    ] = "info",
 ) -> None:
     """Serve one host's parts of a graph to trainers, until the command is ended.
 
     The token is read from the file that GRAPHSHARD_TOKEN_FILE names, or from GRAPHSHARD_TOKEN.
     """
+    with _logging(log_level):
+        try:
+            _serve(partition, ip_config, host, listen, certificate, key, restore)
+        finally:
+            # An agent of graphshard launch that was killed has left its folder, with the token.
+            remove_abandoned()
+
+
+def _serve(
+    partition: Path,
+    ip_config: Path,
+    host: int,
+    listen: str | None,
+    certificate: Path | None,
+    key: Path | None,
+    restore: Path | None,
+) -> None:
     hosts = read_ip_config(ip_config)
     if host >= len(hosts):
         raise ValueError(f"--host must be a line of {ip_config}, below {len(hosts)} (got {host})")
@@ -74,3 +104,20 @@ def serve(
         threading.Event().wait()  # until a signal ends it
     finally:
         server.stop()
+
+
+@contextmanager
+def _logging(level: str) -> Iterator[None]:
+    """What graphshard logs goes to standard error, with times."""
+    log = logging.getLogger("graphshard")
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    before, log.propagate = (log.level, log.propagate), False
+    log.addHandler(handler)
+    log.setLevel(level.upper())
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(before[0])
+        log.propagate = before[1]

@@ -41,7 +41,7 @@ from ..partition.format import read_config
 from ..sampling import DrawOptions, NeighborRequest
 from ..sampling.graph_store import EdgeDir, EdgeLists, checked_weights, ends
 from ..store import HostTables, TableInfo, WireMessage, parts_of_host, starts_of_hosts
-from ..store.wire import Handler
+from ..store.wire import Handler, Spec
 
 DRAWN_BY = (torch.float32, torch.float64)
 """Weights that a host draws by as they are; of others it would have to keep a copy."""
@@ -219,6 +219,24 @@ class HostGraph:
         drawn = [counts, neighbors]
         return [*drawn, lists.eids_at(positions)] if options.with_eids else drawn
 
+    def most_drawn(
+        self, request: NeighborRequest, rows: Tensor, options: DrawOptions
+    ) -> list[Spec]:
+        """What `draw` returns at most: all edges of the nodes, or so many of each."""
+        lists = self.edge_lists(request.etype)
+        assert lists is not None
+        begin = lists.indptr.index_select(0, rows)
+        degrees = lists.indptr.index_select(0, rows + 1) - begin
+        if request.fanout >= 0:
+            degrees = (
+                degrees.clamp(max=1) * request.fanout
+                if options.replace
+                else degrees.clamp(max=request.fanout)
+            )
+        drawn = (int(degrees.sum()),)
+        specs: list[Spec] = [(lists.indptr.dtype, (rows.numel(),)), (lists.neighbors.dtype, drawn)]
+        return [*specs, (self.ids.edge_dtype(request.etype), drawn)] if options.with_eids else specs
+
     def _checked(
         self,
         lists: EdgeLists,
@@ -312,10 +330,13 @@ class GraphHandlers:
             raise MessageError("draw takes nodes and excluded edges for each request")
         options = _options_of(fields.get("options"))
         answer: list[Tensor] = []
+        specs: list[Spec] = []
         for number, entry in enumerate(listed):
             rows, excluded = tensors[2 * number : 2 * number + 2]
             wanted = self._request_of(entry, rows)
             _check_rows(excluded, None)
+            specs += self._graph.most_drawn(wanted, rows, options)
+            request.check_answer(specs)
             absent = excluded if excluded.numel() else None
             answer += self._graph.draw(wanted, rows, options, absent, entry[3])
         return WireMessage("drawn", {}, answer)
@@ -352,6 +373,7 @@ class GraphHandlers:
         lists = self._graph.edge_lists(etype)
         assert lists is not None
         _check_rows(positions, lists.neighbors.numel())
+        request.check_answer([(torch.int64, (2, positions.numel()))])
         return WireMessage("ends", {}, list(self._graph.ends_of(etype, positions)))
 
 

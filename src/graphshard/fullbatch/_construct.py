@@ -19,7 +19,7 @@ from ..graph import EID, NID, Frame
 from ..graph.structure import Schema
 from ._config import AggregationMode, ModeName
 from ._graph import GraphShardManager
-from ._partition_data import PartitionData
+from ._partition_data import PartitionData, wrong_number_of_ranks
 from .topology import LocalEdges, OriginalIds, ShardStructure, agree_on_build, needed_rows
 
 
@@ -157,12 +157,9 @@ def _check_ranks(data: PartitionData, group: dist.ProcessGroup | None) -> None:
     error = None
     rank = dist.get_rank(group) if dist.is_initialized() else 0
     size = dist.get_world_size(group) if dist.is_initialized() else 1
-    if data.num_parts != size:
-        error = ValueError(
-            f"a graph of {data.num_parts} parts needs {data.num_parts} ranks (got {size}); "
-            "partition it into that many parts, or start that many workers"
-            + ("" if dist.is_initialized() else " and call initialize_comms first")
-        )
+    data.check_num_ranks(size)
+    if data.num_parts > size:
+        error = wrong_number_of_ranks(data.num_parts, size)
     elif data.rank != rank:
         error = ValueError(
             f"part r belongs to rank r (got part {data.rank} on rank {rank}); pass "

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from .._device import device_of
@@ -139,6 +140,17 @@ class PartitionData:
             )
         return self.node_type_names[0]
 
+    def check_num_ranks(self, num_ranks: int) -> None:
+        """Raise if there are more ranks than parts; not collective.
+
+        Ranks without a part could not load one, and so cannot be waited for.
+
+        Raises:
+            ValueError: There are.
+        """
+        if self.num_parts < num_ranks:
+            raise wrong_number_of_ranks(self.num_parts, num_ranks)
+
     def to(
         self, device: torch.device | str, feature_device: torch.device | str | None = None
     ) -> PartitionData:
@@ -240,6 +252,21 @@ def _expanded(
     return rows
 
 
+def wrong_number_of_ranks(num_parts: int, num_ranks: int) -> ValueError:
+    """What is raised, on every rank, where a graph has not as many parts as there are ranks."""
+    return ValueError(
+        f"a graph of {num_parts} parts needs {num_parts} ranks (got {num_ranks}); partition it "
+        "into that many parts, or start that many workers"
+        + ("" if dist.is_initialized() else " and call initialize_comms first")
+    )
+
+
+def _check_part(part: int, num_parts: int) -> None:
+    """Raise on a rank that has no part what the others raise in `construct_full_graph`."""
+    if dist.is_initialized() and part == dist.get_rank() >= num_parts:
+        raise wrong_number_of_ranks(num_parts, dist.get_world_size())
+
+
 def load_dgl_partition_data(
     partition_json_file: str | Path,
     own_partition_idx: int,
@@ -268,12 +295,15 @@ def load_dgl_partition_data(
 
     Raises:
         PartitionFormatError: The folder is missing, incomplete or damaged.
-        ValueError: ``own_partition_idx`` is not one of its parts.
+        ValueError: ``own_partition_idx`` is not one of its parts, as on ranks beyond their number.
     """
     if is_pyg_folder(Path(partition_json_file)):
-        part = _of_pyg(PyGPartition.open(Path(partition_json_file)), own_partition_idx)
+        partition = PyGPartition.open(Path(partition_json_file))
+        _check_part(own_partition_idx, partition.num_parts)
+        part = _of_pyg(partition, own_partition_idx)
         return part.to(device, feature_device)
     config = read_config(partition_json_file)
+    _check_part(own_partition_idx, config.num_parts)
     graph, node_feats, edge_feats, book, name, ntypes, etypes = load_part(
         config, own_partition_idx, feature_digests=checksums
     )

@@ -20,7 +20,9 @@ import dataclasses
 import hashlib
 import os
 import shlex
+import stat
 import subprocess
+import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -105,7 +107,8 @@ def copy_partition(
         workspace: Folder on each host, made if it is not there; ``~/`` is the user's own.
         data_path: Folder of the JSON in the workspace; by default that of ``part_config``, if it
             is a relative path, else the workspace itself.
-        script_folder: A folder that goes to the workspace under its name.
+        script_folder: A folder that goes to the workspace under its name, with what its links lead
+            to.
         ip_config: The file of the hosts, which goes to the workspace under its name.
         timeout: Longest time for one file, in seconds.
         on_host: Called for each host once it is done, from a thread.
@@ -192,9 +195,43 @@ def _scripts(folder: str | os.PathLike[str] | None) -> list[FileToCopy]:
     root = Path(folder)
     if not root.is_dir():
         raise ValueError(f"script_folder must be a folder (got {os.fspath(folder)!r})")
-    name = root.resolve().name
-    found = [p for p in sorted(root.rglob("*")) if p.is_file() and "__pycache__" not in p.parts]
-    return [FileToCopy(path, f"{name}/{path.relative_to(root).as_posix()}") for path in found]
+    files: list[FileToCopy] = []
+    _add_files(root, Path(os.path.abspath(root)).name, (), files)
+    return files
+
+
+def _add_files(
+    folder: Path, target: str, above: tuple[tuple[int, int], ...], files: list[FileToCopy]
+) -> None:
+    """Add what is in a folder, links followed, as the hosts do not have what they lead to.
+
+    Args:
+        folder: Here.
+        target: Its name in the workspace.
+        above: Devices and inodes of the folders that it is in.
+        files: What is added to.
+    """
+    status = folder.stat()
+    above = (*above, (status.st_dev, status.st_ino))
+    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+        path, name = Path(entry.path), f"{target}/{entry.name}"
+        try:
+            status = path.stat()
+        except FileNotFoundError:
+            _warn_left_out(path, "is a link that leads nowhere")
+            continue
+        if stat.S_ISREG(status.st_mode):
+            files.append(FileToCopy(path, name))
+        elif not stat.S_ISDIR(status.st_mode):
+            _warn_left_out(path, "is neither a file nor a folder")
+        elif (status.st_dev, status.st_ino) in above:
+            _warn_left_out(path, "is a link to a folder that it is in")
+        elif entry.name != "__pycache__":
+            _add_files(path, name, above, files)
+
+
+def _warn_left_out(path: Path, why: str) -> None:
+    warnings.warn(f"{path} {why}; it is not copied", UserWarning, stacklevel=5)
 
 
 class _Digests:

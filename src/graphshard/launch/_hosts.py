@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from .._host_agent import START
 from ..store import HostAddress
-from ._shell import RemoteShell
+from ._shell import RemoteShell, quoted_path
 
 _SLURM_PORT = 30_050
 _SLURM_PORTS = 2_000
@@ -51,7 +51,7 @@ def over_ssh(addresses: Sequence[HostAddress], shell: RemoteShell, python: str) 
         shell: How they are reached.
         python: The interpreter there that has graphshard.
     """
-    start = f"exec {shlex.join([python, '-c', START])}"
+    start = f"exec {quoted_path(python)} -c {shlex.quote(START)}"
     commands = [shell.to(host.address, start) for host in addresses]
     most = max(sum(h.address == host.address for h in addresses) for host in addresses)
     return JobHosts(addresses, commands, "ssh", most)

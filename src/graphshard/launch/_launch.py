@@ -4,16 +4,14 @@
 from __future__ import annotations
 
 import os
-import re
 import secrets
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ._hosts import JobHosts
+from ._logs import JobLogs
 from ._run import JobCommands, JobOutcome, print_line, run_job
-
-_PYTHON = re.compile(r"python(3(\.\d+)?)?")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +28,8 @@ class LaunchConfig:
             servers with the certificate.
         start_timeout: Seconds until all servers are up.
         timeout: Seconds that trainers have to end after one has.
+        log_folder: Folder on this host in which a new one gets a file for what each process prints;
+            None for a temporary one, which stays if the job does not end well.
     """
 
     part_config: str
@@ -40,6 +40,7 @@ class LaunchConfig:
     tls: tuple[str, str] | None = None
     start_timeout: float = 600.0
     timeout: float = 1800.0
+    log_folder: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
         if self.num_trainers < 1:
@@ -64,7 +65,8 @@ def launch(
 
     Args:
         hosts: From `over_ssh`, `on_this_machine` or `of_slurm_job`.
-        script: The command of a trainer; ``python`` is the interpreter that has graphshard.
+        script: The command of a trainer, for the shell of each host: a line, or words that are
+            passed on as they are. ``python`` is the interpreter that has graphshard.
         config: The rest.
         on_line: Called with each line that a process prints, after ``[host 1 rank 3]``.
 
@@ -73,12 +75,14 @@ def launch(
 
     Raises:
         ValueError: The script is empty, or a program that reaches hosts is missing.
+        OSError: The folder of logs cannot be made.
         KeyboardInterrupt: Ctrl-C; all hosts have been told to stop.
     """
-    words = script_words(script)
+    line = script_line(script)
     num_hosts = len(hosts.addresses)
     serve = ["{python}", "-m", "graphshard", "serve", config.part_config]
-    serve += ["--ip-config", "{ip_config}", *config.server_options]
+    # Every trainer comes to every server, which would be many lines.
+    serve += ["--ip-config", "{ip_config}", "--log-level", "warning", *config.server_options]
     environment = dict(config.environment)
     if config.tls is not None:
         certificate, key = config.tls
@@ -89,43 +93,54 @@ def launch(
 
     def engine(host: int, port: int) -> list[str]:
         return [
-            *("{python}", "-m", "torch.distributed.run", "--no-python", "--max-restarts=0"),
-            *(f"--nnodes={num_hosts}", f"--node-rank={host}", f"--rdzv-id={job_id}"),
-            *(f"--nproc-per-node={config.num_trainers}", f"--master-port={port}"),
-            f"--master-addr={hosts.addresses[0].address}",
+            *("{python}", "-c", "{start_torchrun}", "--no-python", "--max-restarts=0"),
+            *(f"--nnodes={num_hosts}", f"--nproc-per-node={config.num_trainers}"),
+            *("--rdzv-backend=graphshard", f"--rdzv-id={job_id}", f"--rdzv-conf=rank={host}"),
+            f"--rdzv-endpoint={hosts.addresses[0].address}:{port}",
             f"--local-addr={hosts.addresses[host].address}",
-            *("{python}", "-c", "{start}", "trainer", "{folder}", *words),
+            *("{python}", "-c", "{start}", "trainer", "{folder}"),
         ]
 
     commands = JobCommands(
         server=[[*serve, "--host", str(host)] for host in range(num_hosts)],
         up_line=[f"host {host} of {num_hosts} serves" for host in range(num_hosts)],
         engine=engine,
+        trainer=line,
         num_trainers=config.num_trainers,
         workspace=config.workspace,
         environment=environment,
     )
-    return run_job(
-        hosts,
-        commands,
-        token=secrets.token_hex(),
-        on_line=on_line,
-        start_timeout=config.start_timeout,
-        timeout=config.timeout,
-    )
+    logs = JobLogs(config.log_folder, on_line)
+    has_ended_well = False
+    try:
+        outcome = run_job(
+            hosts,
+            commands,
+            token=secrets.token_hex(),
+            on_line=on_line,
+            start_timeout=config.start_timeout,
+            timeout=config.timeout,
+            logs=logs,
+        )
+        has_ended_well = not outcome.failures
+    except KeyboardInterrupt:
+        on_line(f"what each process printed is in {logs.folder}")
+        raise
+    finally:
+        logs.close(keep=not has_ended_well)
+    return replace(outcome, logs=None if logs.is_removed else logs.folder)
 
 
-def script_words(script: Sequence[str]) -> list[str]:
-    """The command of a trainer as words, its interpreter left open.
+def script_line(script: Sequence[str]) -> str:
+    """The command of a trainer, as a line for a shell.
 
-    One word is a command line, as DGL's launcher takes it.
+    One word is such a line already, as DGL's launcher takes it; a file of Python needs no
+    interpreter before it.
 
     Raises:
         ValueError: There is none.
     """
-    words = shlex.split(script[0]) if len(script) == 1 else list(script)
-    if not words:
+    line = script[0].strip() if len(script) == 1 else shlex.join(script)
+    if not line:
         raise ValueError('the command of a trainer is empty; give one, such as "python train.py"')
-    if _PYTHON.fullmatch(os.path.basename(words[0])) and "/" not in words[0]:
-        return ["{python}", *words[1:]]
-    return ["{python}", *words] if words[0].endswith(".py") else words
+    return f"python {line}" if line.split()[0].endswith(".py") else line

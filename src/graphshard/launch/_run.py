@@ -11,6 +11,9 @@
 
     Agents end what they have started; see `_host_agent`. One that does not within `_STOP_SECONDS`
     is not waited for: its connection is closed, and it ends by itself.
+
+    A launcher that was suspended (Ctrl-Z, a laptop that sleeps) finds its agents gone, because they
+    heard nothing of it. That is its own fault and not theirs, so it is the first cause then.
 """
 
 from __future__ import annotations
@@ -26,15 +29,19 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from .._children import Child, LineStream, end_children, how_ended, read_streams
 from .._host_agent import BEAT_SECONDS, END_SECONDS, MARK
 from ..train.launch import ExitCode, stop_on_signals
 from ._hosts import JobHosts
+from ._logs import JobLogs
 
 _TAIL_LINES = 60
 _GRACE_SECONDS = 2.0
+_SIGNALLED = 128
+_RESUMED_SECONDS = 60.0  # in which connections are found to be broken
 _STOP_SECONDS = END_SECONDS + 7.0
 _SERVER, _ENGINE = "server", "engine"
 
@@ -44,7 +51,8 @@ class JobCommands:
     """What runs on the hosts of a job; words in braces are filled in there.
 
     ``{python}`` is the interpreter, ``{ip_config}`` the file of the hosts, ``{folder}`` where the
-    agent keeps its files, ``{start}`` the program that starts an agent.
+    agent keeps its files, ``{start}`` the program that starts an agent, ``{start_torchrun}`` the
+    one that is torchrun.
 
     Args:
         server: For each host; its server is up once it has printed a line that begins with
@@ -52,6 +60,7 @@ class JobCommands:
         up_line: For each host.
         engine: The command that starts the trainers of a host, by its number and the port on host
             0 where they meet.
+        trainer: What each of them is, a line for the user's shell on the host.
         num_trainers: On each host.
         workspace: The folder there in which all run.
         environment: Further variables.
@@ -60,6 +69,7 @@ class JobCommands:
     server: Sequence[Sequence[str]]
     up_line: Sequence[str]
     engine: Callable[[int, int], list[str]]
+    trainer: str
     num_trainers: int
     workspace: str
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -84,7 +94,7 @@ class JobFailure:
     @property
     def is_consequence(self) -> bool:
         """Whether it says itself that another one has failed, or was ended because one had."""
-        return self.code in (ExitCode.OTHER_RANK, -signal.SIGTERM, 128 + signal.SIGTERM)
+        return self.code in (ExitCode.OTHER_RANK, -signal.SIGTERM, _SIGNALLED + signal.SIGTERM)
 
 
 @dataclass(frozen=True)
@@ -93,9 +103,11 @@ class JobOutcome:
 
     Args:
         failures: The first cause first; none if all went well.
+        logs: The folder of what each process printed; None if it was not kept.
     """
 
     failures: tuple[JobFailure, ...] = ()
+    logs: Path | None = None
 
     @property
     def exit_code(self) -> int:
@@ -113,6 +125,8 @@ class JobOutcome:
         for other in others:
             said = other.tail[-1] if other.tail else "it said nothing"
             lines.append(f"then {other.who} {other.how}: {said}")
+        if self.logs is not None:
+            lines.append(f"what each process printed is in {self.logs}")
         return "\n".join(lines)
 
 
@@ -125,6 +139,7 @@ def run_job(
     start_timeout: float = 600.0,
     timeout: float = 1800.0,
     silence: float = 120.0,
+    logs: JobLogs | None = None,
 ) -> JobOutcome:
     """Run a job until all trainers have ended, or one process has failed.
 
@@ -136,15 +151,16 @@ def run_job(
         start_timeout: Seconds until all servers are up.
         timeout: Seconds that trainers have to end after one has ended with 0.
         silence: Seconds after which a host, or on a host the launcher, is taken for gone.
+        logs: Where to keep what each process prints.
 
     Raises:
         KeyboardInterrupt: Ctrl-C, SIGTERM or SIGHUP; all hosts have been told to stop.
     """
-    run = _RunningJob(hosts, commands, on_line)
+    run = _RunningJob(hosts, commands, on_line, silence, logs)
     with stop_on_signals():
         try:
-            run.start(token, silence)
-            run.watch(start_timeout, timeout, silence)
+            run.start(token)
+            run.watch(start_timeout, timeout)
         finally:
             run.stop()
         return JobOutcome(tuple(sorted(run.failures, key=lambda f: f.is_consequence)))
@@ -157,7 +173,7 @@ class _HostAgent(Child):
     number: int
     place: str
     on_message: Callable[[_HostAgent, dict[str, Any]], None]
-    on_line: Callable[[str, str], None]
+    on_line: Callable[[str, str, bool], None]
     heard: float = field(default_factory=time.monotonic)
     port: int | None = None
     ended: dict[str, int] = field(default_factory=dict)
@@ -175,8 +191,7 @@ class _HostAgent(Child):
     def say(self, who: str, line: str, is_shown: bool = True) -> None:
         """Keep and show a line of one of its processes, or of what reaches it."""
         self.tails.setdefault(who, deque(maxlen=_TAIL_LINES)).append(line)
-        if is_shown:
-            self.on_line(f"host {self.number} {who}".rstrip(), line)
+        self.on_line(f"host {self.number} {who}".rstrip(), line, is_shown)
 
     def _take(self, line: str) -> None:
         self.heard = time.monotonic()
@@ -201,10 +216,16 @@ class _RunningJob:
     """The state of a job: which processes have ended, and how."""
 
     def __init__(
-        self, hosts: JobHosts, commands: JobCommands, on_line: Callable[[str], None]
+        self,
+        hosts: JobHosts,
+        commands: JobCommands,
+        on_line: Callable[[str], None],
+        silence: float,
+        logs: JobLogs | None,
     ) -> None:
         self.hosts, self.commands = hosts, commands
-        self.on_line = on_line
+        self.on_line, self.silence, self.logs = on_line, silence, logs
+        self.last_turn, self.resumed, self.suspended = _seconds(), -math.inf, 0.0
         self.agents: list[_HostAgent] = []
         self.streams: list[LineStream] = []
         self.failures: list[JobFailure] = []
@@ -213,7 +234,7 @@ class _RunningJob:
 
     # ------------------------------------------------------------------ start
 
-    def start(self, token: str, silence: float) -> None:
+    def start(self, token: str) -> None:
         for number, command in enumerate(self.hosts.commands):
             host = self.hosts.addresses[number]
             try:
@@ -240,16 +261,20 @@ class _RunningJob:
                 "token": token,
                 "workspace": self.commands.workspace,
                 "server": list(self.commands.server[number]),
+                "trainer": self.commands.trainer,
                 "up_line": self.commands.up_line[number],
                 "num_trainers": self.commands.num_trainers,
                 "num_local": self.commands.num_trainers * self.hosts.num_on_machine,
                 "environment": dict(self.commands.environment),
-                "silence": math.ceil(silence),
+                "silence": math.ceil(self.silence),
             }
             agent.send(json.dumps(job))
 
-    def _line(self, who: str, line: str) -> None:
-        self.on_line(f"[{who}] {line}")
+    def _line(self, who: str, line: str, is_shown: bool) -> None:
+        if self.logs is not None:
+            self.logs.add(who, line)
+        if is_shown:
+            self.on_line(f"[{who}] {line}")
 
     # ------------------------------------------------------------------ what agents say
 
@@ -267,7 +292,10 @@ class _RunningJob:
             agent.ended[who] = code
             is_failure = (code or who == _SERVER) and not self._is_echo(agent, who)
             if is_failure and not self.is_stopping:
-                self._fail(agent, self._name(agent, who), code, f"ended with {how_ended(code)}")
+                how = message.get("how", f"ended with {how_ended(code)}")
+                if who.isdecimal() and code - _SIGNALLED in signal.valid_signals():
+                    how += f", as a shell says for {how_ended(_SIGNALLED - code)}"
+                self._fail(agent, self._name(agent, who), code, how)
 
     def _is_echo(self, agent: _HostAgent, who: str) -> bool:
         """Whether this is torchrun, after a trainer of its own has failed."""
@@ -279,20 +307,42 @@ class _RunningJob:
         return "torchrun" if who == _ENGINE else who
 
     def _fail(self, agent: _HostAgent, who: str, code: int, how: str) -> None:
+        self._check_suspended()
         name = f"host {agent.number} {who}".rstrip()
         tail = tuple(agent.tails.get(who, ()))
         if not self.failures:
             self.on_line(f"[{name}] {how}; all hosts are told to stop")
         self.failures.append(JobFailure(who=name, how=how, code=code, tail=tail))
 
+    def _check_suspended(self) -> None:
+        """Take this process for the first cause of what fails if it was not there for long."""
+        self._turn()
+        if self.failures or _seconds() - self.resumed > _RESUMED_SECONDS:
+            return
+        who = "the launcher"
+        how = (
+            f"was suspended for {self.suspended:.0f} s; hosts end what they run after "
+            f"{self.silence:g} s in which they hear nothing of it"
+        )
+        self.on_line(f"{who} {how}")
+        self.failures.append(JobFailure(who=who, how=how, code=1, tail=()))
+
+    def _turn(self) -> None:
+        """Notice how long this process was not there."""
+        now = _seconds()
+        if now - self.last_turn > self.silence - BEAT_SECONDS:  # since the last beat, so long
+            self.resumed, self.suspended = now, now - self.last_turn
+        self.last_turn = now
+
     # ------------------------------------------------------------------ watch
 
-    def watch(self, start_timeout: float, timeout: float, silence: float) -> None:
+    def watch(self, start_timeout: float, timeout: float) -> None:
         """Return once all trainers have ended, or the others have had their time after one has."""
         started = time.monotonic()
         deadline, beat = started + start_timeout, started
         is_training = False
         while not self._have_trained():
+            self._turn()
             read_streams(self.selector)
             now = time.monotonic()
             if now > beat:
@@ -300,7 +350,7 @@ class _RunningJob:
                 for agent in self.agents:
                     agent.send("beat")
             for agent in self.agents:
-                self._check(agent, now, silence)
+                self._check(agent, now)
             if self.failures:
                 self._listen(_GRACE_SECONDS)
                 return
@@ -322,14 +372,14 @@ class _RunningJob:
     def _have_trained(self) -> bool:
         return all(_ENGINE in agent.ended for agent in self.agents) and not self.failures
 
-    def _check(self, agent: _HostAgent, now: float, silence: float) -> None:
+    def _check(self, agent: _HostAgent, now: float) -> None:
         """See whether an agent is still there."""
         code = agent.code()
-        if agent.is_lost or (code is None and now - agent.heard < silence):
+        if agent.is_lost or (code is None and now - agent.heard < self.silence):
             return
         agent.is_lost = True
         if code is None:
-            how = f"({agent.place}) has said nothing for {silence:g} s"
+            how = f"({agent.place}) has said nothing for {self.silence:g} s"
         else:
             self._listen(0.2)
             how = f"({agent.place}) is gone: {self.hosts.by} ended with {how_ended(code)}"
@@ -341,10 +391,13 @@ class _RunningJob:
         for agent in self.agents:
             if not is_training and agent.port is None:
                 self._fail(agent, _SERVER, 1, f"was not up within {seconds:g} s")
-            for number in range(self.commands.num_trainers) if is_training else ():
-                if str(number) not in agent.ended:
-                    how = f"did not end within {seconds:g} s after the first trainer had"
-                    self._fail(agent, self._name(agent, str(number)), 1, how)
+            numbers = map(str, range(self.commands.num_trainers if is_training else 0))
+            late = [number for number in numbers if number not in agent.ended]
+            if is_training and not late and _ENGINE not in agent.ended:
+                late = [_ENGINE]
+            for who in late:
+                how = f"did not end within {seconds:g} s after the first trainer had"
+                self._fail(agent, self._name(agent, who), 1, how)
 
     def _listen(self, seconds: float) -> None:
         stop = time.monotonic() + seconds
@@ -374,6 +427,11 @@ class _RunningJob:
                 stream.finish()
                 stream.file.close()
             self.selector.close()
+
+
+def _seconds() -> float:
+    """A clock that runs on while this machine sleeps, where the system has one."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 def print_line(line: str) -> None:

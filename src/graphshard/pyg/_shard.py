@@ -133,6 +133,8 @@ def shard(
         halo_dtype=halo_dtype,
     )
     state = group_state(group)
+    if isinstance(data, PartitionData):
+        data.check_num_ranks(state.world_size)
     policy.agree(group)
     if isinstance(data, str | Path | PartitionData):
         part = _from_folder(data, state)

@@ -21,13 +21,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._files import MappedFile, TemporaryFolder, writing
+from .._files import MappedFile, TemporaryFolder, shared_memory_folder, writing
 from ..errors import MessageError
 from ..ops import copy_rows
-from .wire import Handler, WireMessage, dtype_name, dtype_named
+from .wire import Handler, WireMessage, check_shape, dtype_name, dtype_named
 
 MAX_NAME = 512
-_SHARED_MEMORY = "/dev/shm"
 # Bytes of a table: those who wait for it wait some seconds at most.
 _MOST_POPULATED, _MOST_IN_LARGE_PAGES = 1 << 34, 1 << 32
 _NAME = re.compile(r"[^\x00-\x1f\x7f]+")
@@ -44,6 +43,9 @@ class TableInfo:
         starts: First row of each host, and the number of rows.
         policy: How rows are spread: ``node~TYPE`` or ``edge~SRC:REL:DST``.
         persistent: Whether it outlives the object that made it.
+
+    Raises:
+        ValueError: It has more extents, or elements, than a message takes.
     """
 
     name: str
@@ -52,6 +54,12 @@ class TableInfo:
     starts: tuple[int, ...]
     policy: str
     persistent: bool = False
+
+    def __post_init__(self) -> None:
+        try:  # rows that cannot be sent could not be read
+            check_shape((self.starts[-1], *self.row_shape))
+        except MessageError as error:
+            raise ValueError(f"{self.name!r} cannot be a table: {error}") from None
 
     @property
     def row_bytes(self) -> int:
@@ -84,7 +92,7 @@ class TableInfo:
         check_name(name)
         check_name(policy)
         for numbers in (row_shape, starts):
-            if not all(type(n) is int and 0 <= n < 2**48 for n in numbers) or len(numbers) > 65_535:
+            if not all(type(n) is int and 0 <= n < 2**48 for n in numbers):
                 raise MessageError("row_shape and starts must be numbers of 0 or more")
         if len(starts) < 2 or starts[0] != 0 or list(starts) != sorted(starts):
             raise MessageError("starts must ascend from 0")
@@ -130,8 +138,7 @@ class HostTables:
         self._lock = threading.RLock()
         self._folder: TemporaryFolder | None = None
         if is_shared:
-            shm = _SHARED_MEMORY if os.path.isdir(_SHARED_MEMORY) else None
-            self._folder = TemporaryFolder(directory or shm)
+            self._folder = TemporaryFolder(directory or shared_memory_folder())
 
     def close(self) -> None:
         """Free everything."""
@@ -286,6 +293,7 @@ class HostTables:
         specs = [
             (t.info.dtype, (ids.numel(), *t.info.row_shape)) for ids, some in wanted for t in some
         ]
+        request.check_answer(specs)
         answer = WireMessage.allocate("rows", {}, specs)
         outs = iter(answer.tensors)
         for ids, tables in wanted:
@@ -366,7 +374,8 @@ def attached(file: Sequence[Any], info: TableInfo, host: int) -> Tensor | None:
 
 
 def _is_in_memory(device: int) -> bool:
-    return os.path.isdir(_SHARED_MEMORY) and os.stat(_SHARED_MEMORY).st_dev == device
+    memory = shared_memory_folder()
+    return memory is not None and os.stat(memory).st_dev == device
 
 
 def _as_tensor(memory: MappedFile, shape: Sequence[int], dtype: torch.dtype) -> Tensor:

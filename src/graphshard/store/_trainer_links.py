@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import logging
 import secrets
 import selectors
 import socket
@@ -19,6 +18,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from queue import Empty, SimpleQueue
 
 from torch import Tensor
 
@@ -26,15 +26,21 @@ from .._kernel import empty
 from ..comm.collectives import count, gather_texts, is_in_vain, start_collective
 from ..comm.group import GroupState, operation
 from ..errors import MessageError
-from .wire import MessageStream, TokenError, bytes_of, prepare, send_some, take_away
+from .wire import (
+    PROOF_SECONDS,
+    MessageStream,
+    StreamAcceptor,
+    TokenError,
+    bytes_of,
+    connect_by,
+    send_some,
+    take_away,
+)
 
 _HEAD = struct.Struct("<QQQ")  # operation, number, rows
 _MOST_ROWS = 1 << 48
 _SLICE_SECONDS = 1.0
-_PROOF_SECONDS = 10.0
 _BOTH = selectors.EVENT_READ | selectors.EVENT_WRITE
-
-_log = logging.getLogger("graphshard")
 
 
 @dataclass(frozen=True)
@@ -155,9 +161,9 @@ class TrainerLinks:
         seconds = self.state.timeout.total_seconds()
         connected = None
         try:
-            connected = socket.create_connection((host, int(port)), seconds)
-            prepare(connected, seconds)
-            MessageStream(connected, 0).prove(token, f"{self.state.rank:016x}")
+            deadline = time.monotonic() + seconds
+            connected = connect_by(host, int(port), deadline)
+            MessageStream(connected, 0).prove(token, f"{self.state.rank:016x}", deadline)
         except (OSError, MessageError, TokenError) as error:
             if connected is not None:
                 connected.close()
@@ -169,27 +175,36 @@ class TrainerLinks:
         expected = set(range(self.state.rank + 1, self.state.world_size))
         seconds = self.state.timeout.total_seconds()
         deadline = time.monotonic() + seconds
-        listener.settimeout(_SLICE_SECONDS)
-        while expected:
-            if is_in_vain(self.state):
-                raise RuntimeError("another rank failed")
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"ranks {sorted(expected)} did not connect within {seconds:g} s")
-            try:
-                connected, address = listener.accept()
-            except TimeoutError:
-                continue
-            try:
-                prepare(connected, min(seconds, _PROOF_SECONDS))
-                stream = MessageStream(connected, 0)
-                stream.verify(token)
-                expected.remove(int(stream.client, 16))
-            except (OSError, MessageError, TokenError, KeyError) as error:
-                _log.warning("refused %s:%d: %s", *address[:2], error)
-                connected.close()
-                continue
-            rank = int(stream.client, 16)
-            self._links[rank] = _Link(connected, rank)
+        arrived: SimpleQueue[tuple[str, socket.socket]] = SimpleQueue()
+        acceptor = StreamAcceptor(
+            listener,
+            token,
+            0,
+            lambda stream, connected, _: arrived.put((stream.client, connected)),
+            proof_seconds=min(seconds, PROOF_SECONDS),
+        )
+        try:
+            while expected:
+                if is_in_vain(self.state):
+                    raise RuntimeError("another rank failed")
+                if time.monotonic() > deadline:
+                    raise RuntimeError(
+                        f"ranks {sorted(expected)} did not connect within {seconds:g} s"
+                    )
+                try:
+                    client, connected = arrived.get(timeout=_SLICE_SECONDS)
+                except Empty:
+                    continue
+                rank = int(client, 16)
+                if rank not in expected:
+                    connected.close()
+                    continue
+                expected.remove(rank)
+                self._links[rank] = _Link(connected, rank)
+        finally:
+            acceptor.stop()
+            while not arrived.empty():
+                arrived.get()[1].close()
 
 
 class _Link:

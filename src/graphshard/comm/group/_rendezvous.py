@@ -131,7 +131,7 @@ def _find_store(
     """The store of the launcher, or one that rank 0 hosts; its address, and whether it does."""
     agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     if not agent and rank == 0:
-        return *_host_store(address, port, world_size, timeout), True
+        return *host_store(address, port, world_size, timeout), True
     try:
         store = answered(
             lambda: dist.TCPStore(
@@ -152,10 +152,14 @@ def _find_store(
     return dist.PrefixStore(f"attempt{attempt}", store), address, False
 
 
-def _host_store(
+def host_store(
     address: str, port: int, world_size: int, timeout: timedelta
-) -> tuple[dist.Store, str]:
-    """A store that listens at the given address alone; and the address as a number."""
+) -> tuple[dist.TCPStore, str]:
+    """A store that listens at the given address alone; and the address as a number.
+
+    Raises:
+        RuntimeError: The port is in use.
+    """
     try:
         listener, number = listen_for_others([address], port)
         store = dist.TCPStore(

@@ -304,18 +304,47 @@ class _Server:
     client: str
     tls: ssl.SSLContext | None
 
-    def connect(self, timeout: float) -> MessageStream:
-        connected = socket.create_connection((self.name, self.port), timeout)
+    def connect(self, deadline: float) -> MessageStream:
+        """A stream whose two ends know the token, by a time of `time.monotonic`."""
+        connected = connect_by(self.name, self.port, deadline)
         try:
-            prepare(connected, timeout)
-            if self.tls is not None:
+            if self.tls is not None:  # all of whose beginning is within the socket's timeout
                 connected = self.tls.wrap_socket(connected, server_hostname=self.name)
             stream = MessageStream(connected, MAX_MESSAGE)
-            stream.prove(self.token, self.client)
+            stream.prove(self.token, self.client, deadline)
         except BaseException:
             connected.close()
             raise
         return stream
+
+
+def connect_by(host: str, port: int, deadline: float) -> socket.socket:
+    """A connection to the first address of a host that answers, by a time of `time.monotonic`.
+
+    Raises:
+        OSError: None does.
+    """
+    unreachable = OSError(f"{host} has no address")
+    for family, kind, protocol, _, address in socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM
+    ):
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("it did not connect in time")
+        connected = socket.socket(family, kind, protocol)
+        try:
+            prepare(connected, left)
+            connected.connect(address)
+            connected.settimeout(max(0.001, deadline - time.monotonic()))
+        except OSError as error:
+            connected.close()
+            unreachable = error
+            continue
+        except BaseException:
+            connected.close()
+            raise
+        return connected
+    raise unreachable
 
 
 class _Stream:
@@ -332,12 +361,12 @@ class _Stream:
         return self.receive(deadline)
 
     def send(self, request: WireMessage, timeout: float) -> None:
-        """Send a request; each wait is bounded by the timeout."""
+        """Send a request; the timeout is for connecting, proving and sending together."""
+        deadline = time.monotonic() + timeout
         try:
             if self._connected is None:
-                self._connected = self._server.connect(timeout)
-            self._connected.set_timeout(timeout)
-            self._connected.send(request)
+                self._connected = self._server.connect(deadline)
+            self._connected.send(request, deadline)
         except BaseException:
             self.close()
             raise

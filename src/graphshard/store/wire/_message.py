@@ -26,8 +26,9 @@ from ...errors import MessageError
 Spec: TypeAlias = tuple[torch.dtype, tuple[int, ...]]
 """Dtype and shape of a tensor."""
 
-MAX_HEADER = 1 << 20
+MAX_HEADER = 1 << 24  # some 60,000 tables are listed in one
 MAX_TENSORS = 4096
+MAX_EXTENTS = 16
 _ALIGNMENT = 64
 _DTYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -58,6 +59,7 @@ class WireMessage:
         payload: uint8, the memory that ``tensors`` are views of, laid out as on the wire; None
             where they lie elsewhere.
         sender: Id of the client that a server has it from; not sent.
+        max_answer: Most bytes of the tensors that answer it, where it came over the wire; not sent.
     """
 
     op: str
@@ -65,6 +67,20 @@ class WireMessage:
     tensors: Sequence[Tensor] = ()
     payload: Tensor | None = None
     sender: str = ""
+    max_answer: int | None = None
+
+    def check_answer(self, specs: Sequence[Spec]) -> None:
+        """Raise unless tensors can answer this request; to be called before they are gathered.
+
+        Raises:
+            MessageError: They take more than a message has room for.
+        """
+        size = _layout(specs)[1]
+        if self.max_answer is not None and size > self.max_answer:
+            raise MessageError(
+                f"the answer to {self.op!r:.80} has at most {self.max_answer} bytes (it would have "
+                f"{size}); ask for fewer rows at once"
+            )
 
     @classmethod
     def allocate(cls, op: str, fields: Mapping[str, Any], specs: Sequence[Spec]) -> WireMessage:
@@ -140,6 +156,22 @@ def check_dtype(dtype: torch.dtype) -> None:
         )
 
 
+def check_shape(shape: Sequence[Any]) -> None:
+    """Raise unless tensors of a shape can be sent.
+
+    Raises:
+        MessageError: It has too many extents, or some that are too large.
+    """
+    is_short = len(shape) <= MAX_EXTENTS
+    if not is_short or not all(type(extent) is int and 0 <= extent < 2**48 for extent in shape):
+        raise MessageError(
+            f"the shape of a tensor has at most {MAX_EXTENTS} extents, whole numbers of 0 or more "
+            f"(got {len(shape)}: {list(shape[:20])!s:.80})"
+        )
+    if math.prod(max(extent, 1) for extent in shape) >= 2**48:
+        raise MessageError(f"a tensor has less than 2^48 elements (got shape {tuple(shape)})")
+
+
 def dtype_name(dtype: torch.dtype) -> str:
     """How a message names a dtype."""
     check_dtype(dtype)
@@ -161,10 +193,7 @@ def _spec(entry: Any) -> Spec:
     if not (isinstance(entry, list) and len(entry) == 2 and isinstance(entry[1], list)):
         raise MessageError("a tensor is described by its dtype and shape")
     name, shape = entry
-    if len(shape) > 16 or not all(type(extent) is int and 0 <= extent < 2**48 for extent in shape):
-        raise MessageError(f"a shape has at most 16 extents, none negative (got {shape!r:.80})")
-    if math.prod(max(extent, 1) for extent in shape) >= 2**48:
-        raise MessageError(f"a tensor is too large (got shape {shape!r:.80})")
+    check_shape(shape)
     return dtype_named(name), tuple(shape)
 
 

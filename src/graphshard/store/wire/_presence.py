@@ -81,6 +81,8 @@ class PresentClients:
             self._clients[client] = _Client(label, time.monotonic(), stream)
         if known is not None and known.is_silent:
             _log.info("%s is heard again", label)
+        if known is None:
+            _log.info("%s has come", label)
         return WireMessage("ok")
 
     def check(self, client: str) -> None:

@@ -8,30 +8,26 @@ sender an error, and the others nothing.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import socket
 import ssl
 import threading
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TypeAlias
 
 from ...errors import MessageError
+from ._acceptor import StreamAcceptor
 from ._message import WireMessage
 from ._presence import HERE, LEAVE, SILENT_SECONDS, GoneClientError, PresentClients
-from ._stream import MessageStream, TokenError, prepare
+from ._stream import MessageStream
 
 Handler: TypeAlias = Callable[[WireMessage], WireMessage]
 
 MAX_MESSAGE = 1 << 30
 MIN_TOKEN = 16
 _MESSAGE_SECONDS = 60.0
-_PROOF_SECONDS = 10.0
-_ACCEPT_SECONDS = 1.0
-_MOST_UNPROVEN = 128
 
 _log = logging.getLogger("graphshard.server")
 #: What handlers raise on purpose; the client raises the same. All else is a fault of the server.
@@ -81,27 +77,24 @@ class MessageServer:
                 f"a token must have at least {MIN_TOKEN} characters (got {len(token)}); make one "
                 "with secrets.token_hex()"
             )
-        self._tls: ssl.SSLContext | None = None
+        tls: ssl.SSLContext | None = None
         if certificate is not None:
-            self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            self._tls.load_cert_chain(*certificate)
+            tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            tls.load_cert_chain(*certificate)
         try:
             family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-            self._listener = socket.create_server((host, port), family=family, backlog=128)
+            listener = socket.create_server((host, port), family=family, backlog=socket.SOMAXCONN)
         except OSError as error:
             raise OSError(
                 f"no server can listen on {host}:{port} ({error.strerror or error}); choose "
                 "another port, or an address of this machine"
             ) from None
-        self._listener.settimeout(_ACCEPT_SECONDS)
-        self.host, self.port = host, self._listener.getsockname()[1]
-        self._handlers, self._token, self._max_message = dict(handlers), token, max_message
+        self.host, self.port = host, listener.getsockname()[1]
+        self._handlers = dict(handlers)
         self.clients = PresentClients(on_client_gone or (lambda client: None), silent_seconds)
         self._streams: set[MessageStream] = set()
         self._lock, self._stopped = threading.Lock(), threading.Event()
-        self._unproven = threading.BoundedSemaphore(_MOST_UNPROVEN)
-        self._thread = threading.Thread(target=self._accept, name="graphshard-server", daemon=True)
-        self._thread.start()
+        self._acceptor = StreamAcceptor(listener, token, max_message, self._serve, tls)
 
     def wait(self) -> None:
         """Wait until `stop` is called."""
@@ -111,78 +104,35 @@ class MessageServer:
         """Stop answering; streams that are open end with an error at their other end."""
         self.clients.stop()
         self._stopped.set()
-        with contextlib.suppress(OSError):  # who waits for a client wakes up, on Linux
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
+        self._acceptor.stop()
         with self._lock:
             for stream in self._streams:
                 stream.end()
-        self._thread.join(2 * _ACCEPT_SECONDS)
 
-    def _accept(self) -> None:
-        while not self._stopped.is_set():
-            try:
-                connected, address = self._listener.accept()
-            except TimeoutError:
-                continue
-            except OSError as error:
-                if not self._stopped.is_set():  # as when no more files can be opened
-                    _log.error("cannot take a connection: %s", error)
-                    time.sleep(0.1)
-                continue
-            peer = f"{address[0]}:{address[1]}"
-            if not self._unproven.acquire(blocking=False):
-                _log.warning(
-                    "refused %s: %d others have yet to prove who they are", peer, _MOST_UNPROVEN
-                )
-                connected.close()
-                continue
-            threading.Thread(
-                target=self._serve,
-                args=(connected, peer),
-                name=f"graphshard-stream-{peer}",
-                daemon=True,
-            ).start()
-
-    def _serve(self, connected: socket.socket, peer: str) -> None:
+    def _serve(self, stream: MessageStream, _: socket.socket, peer: str) -> None:
         """Answer what one connection asks, until it ends."""
-        try:
-            stream = self._begin(connected, peer)
-        finally:
-            self._unproven.release()
-        if stream is None:
-            return
+        stream.set_timeout(_MESSAGE_SECONDS)
+        with self._lock:
+            self._streams.add(stream)
         try:
             while not self._stopped.is_set():
                 self._answer_next(stream, peer)
         except (OSError, MessageError) as error:
             _log.debug("the stream of %s has ended: %s", peer, error)
+        except Exception:
+            _log.exception("the stream of %s has failed", peer)
         finally:
             with self._lock:
                 self._streams.discard(stream)
             self.clients.ended(stream.client, stream)
             stream.close()
 
-    def _begin(self, connected: socket.socket, peer: str) -> MessageStream | None:
-        try:
-            prepare(connected, _PROOF_SECONDS)
-            if self._tls is not None:
-                connected = self._tls.wrap_socket(connected, server_side=True)
-            stream = MessageStream(connected, self._max_message)
-            stream.verify(self._token)
-            stream.set_timeout(_MESSAGE_SECONDS)
-        except (OSError, MessageError, TokenError) as error:
-            _log.warning("refused %s: %s", peer, error)
-            connected.close()
-            return None
-        with self._lock:
-            self._streams.add(stream)
-        return stream
-
     def _answer_next(self, stream: MessageStream, peer: str) -> None:
         """Receive a request, and answer it."""
         try:
-            request = replace(stream.receive(may_idle=True), sender=stream.client)
+            request = replace(
+                stream.receive(may_idle=True), sender=stream.client, max_answer=stream.most_sent
+            )
         except MessageError as error:
             _log.warning("refused a message from %s: %.500s", peer, error)
             stream.send(_error_message(error))

@@ -20,6 +20,7 @@ So the token never travels. Without TLS all else can be read by who can read the
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import secrets
 import socket
@@ -57,20 +58,22 @@ class MessageStream:
     Attributes:
         client: Id of the client, once it has begun.
         is_in_step: Whether it is known where the next message begins.
+        most_sent: Most bytes of a message that the other end takes.
     """
 
     def __init__(self, connected: socket.socket, max_message: int) -> None:
         self._socket, self._max_message = connected, max_message
-        self._most_sent = max_message
+        self.most_sent = max_message
         self.client = ""
         self.is_in_step = True
 
-    def prove(self, token: str, client: str) -> None:
+    def prove(self, token: str, client: str, deadline: float) -> None:
         """Begin as the client.
 
         Args:
             token: What the server must know, too.
             client: Id of this client, 16 hexadecimal digits.
+            deadline: Until when all of it must be done, by `time.monotonic`.
 
         Raises:
             TokenError: The server does not know the token.
@@ -78,42 +81,51 @@ class MessageStream:
             OSError: The connection is gone.
         """
         hello = _HELLO.pack(PROTOCOL, bytes.fromhex(client), secrets.token_bytes(32))
-        self._socket.sendall(hello)
-        greeting = self._receive_bytes(_GREETING.size)
-        protocol, self._most_sent, _ = _GREETING.unpack(greeting)
+        self._send_bytes(memoryview(hello), deadline)
+        greeting = self._receive_bytes(_GREETING.size, deadline=deadline)
+        protocol, self.most_sent, _ = _GREETING.unpack(greeting)
         if protocol != PROTOCOL:
             raise MessageError("it is no server of graphshard, or one of another version")
         said = hello + greeting
-        self._socket.sendall(_proof(token, b"client", said))
-        is_right, proof = _VERDICT.unpack(self._receive_bytes(_VERDICT.size))
+        self._send_bytes(memoryview(_proof(token, b"client", said)), deadline)
+        verdict = self._receive_bytes(_VERDICT.size, deadline=deadline)
+        is_right, proof = _VERDICT.unpack(verdict)
         if not is_right or not hmac.compare_digest(proof, _proof(token, b"server", said)):
             raise TokenError("the server knows another token")
         self.client = client
 
-    def verify(self, token: str) -> None:
+    def verify(self, token: str, deadline: float) -> None:
         """Begin as the server.
+
+        Args:
+            token: What the client must know, too.
+            deadline: Until when all of it must be done, by `time.monotonic`.
 
         Raises:
             TokenError: The client does not know the token.
             MessageError: The other end is no such client.
             OSError: The connection is gone.
         """
-        hello = self._receive_bytes(_HELLO.size)
+        hello = self._receive_bytes(_HELLO.size, deadline=deadline)
         protocol, client, _ = _HELLO.unpack(hello)
         if protocol != PROTOCOL:
             raise MessageError("it is no client of graphshard, or one of another version")
         greeting = _GREETING.pack(PROTOCOL, self._max_message, secrets.token_bytes(32))
-        self._socket.sendall(greeting)
-        proof = self._receive_bytes(_PROOF.size)
+        self._send_bytes(memoryview(greeting), deadline)
+        proof = self._receive_bytes(_PROOF.size, deadline=deadline)
         is_right = hmac.compare_digest(proof, _proof(token, b"client", hello + greeting))
         own = _proof(token, b"server", hello + greeting) if is_right else bytes(32)
-        self._socket.sendall(_VERDICT.pack(is_right, own))
+        self._send_bytes(memoryview(_VERDICT.pack(is_right, own)), deadline)
         if not is_right:
             raise TokenError("it does not know the token")
         self.client = client.hex()
 
-    def send(self, message: WireMessage) -> None:
+    def send(self, message: WireMessage, deadline: float | None = None) -> None:
         """Send a message.
+
+        Args:
+            message: What is sent.
+            deadline: Until when, by `time.monotonic`; else each wait is bounded by the timeout.
 
         Raises:
             MessageError: It is none, or longer than the other end takes; nothing is sent.
@@ -121,13 +133,14 @@ class MessageStream:
         """
         header, pieces = message.encode()
         size = sum(map(len, pieces))
-        _check_size(size, self._most_sent)
+        check_size(size, self.most_sent)
         waiting = deque([memoryview(_HEAD.pack(len(header), size) + header), *pieces])
         if isinstance(self._socket, ssl.SSLSocket):
             for piece in waiting:
-                self._socket.sendall(piece)
+                self._send_bytes(piece, deadline)
             return
         while waiting:
+            self._wait_until(deadline)
             take_away(waiting, send_some(self._socket, waiting))
 
     def receive(self, may_idle: bool = False, deadline: float | None = None) -> WireMessage:
@@ -146,7 +159,7 @@ class MessageStream:
         try:
             if header_size > MAX_HEADER:
                 raise MessageError(f"a header has at most {MAX_HEADER} bytes (got {header_size})")
-            _check_size(size, self._max_message)
+            check_size(size, self._max_message)
         except MessageError:
             self.is_in_step = False
             raise
@@ -179,10 +192,7 @@ class MessageStream:
 
     def end(self) -> None:
         """End the connection; who waits for it, in any thread, gets an error. It is not freed."""
-        try:
-            self._socket.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            return  # it has ended
+        end_socket(self._socket)
 
     def close(self) -> None:
         """End and free the connection."""
@@ -192,6 +202,24 @@ class MessageStream:
     def close_inherited(self) -> None:
         """Free a forked child's copy of the connection, which goes on without it."""
         self._socket.close()
+
+    def _wait_until(self, deadline: float | None) -> None:
+        """Have the next wait end at a deadline.
+
+        Raises:
+            TimeoutError: It is past.
+        """
+        if deadline is None:
+            return
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("it did not send, or take, all in time")
+        self.set_timeout(left)
+
+    def _send_bytes(self, data: memoryview, deadline: float | None) -> None:
+        while data:
+            self._wait_until(deadline)
+            data = data[self._socket.send(data) :]
 
     def _receive_bytes(
         self, size: int, may_idle: bool = False, deadline: float | None = None
@@ -205,11 +233,7 @@ class MessageStream:
     ) -> None:
         at = 0
         while at < len(memory):
-            if deadline is not None:
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    raise TimeoutError("it did not send all in time")
-                self.set_timeout(left)
+            self._wait_until(deadline)
             try:
                 received = self._socket.recv_into(memory[at:])
             except TimeoutError:
@@ -234,6 +258,13 @@ def take_away(pieces: deque[memoryview], size: int) -> None:
         pieces[0] = pieces[0][size:]
 
 
+def end_socket(connected: socket.socket) -> None:
+    """End a connection; who waits for it, in any thread, gets an error. It is not freed."""
+    with contextlib.suppress(OSError):  # it has ended
+        # Not the method of an SSLSocket, which takes away what other threads are using.
+        socket.socket.shutdown(connected, socket.SHUT_RDWR)
+
+
 def prepare(connected: socket.socket, timeout: float) -> None:
     """Set the options of a socket; a host that is gone is noticed within about a minute."""
     connected.settimeout(timeout)
@@ -252,7 +283,8 @@ def _proof(token: str, side: bytes, said: bytes) -> bytes:
     return hmac.digest(token.encode(), side + said, "sha256")
 
 
-def _check_size(size: int, most: int) -> None:
+def check_size(size: int, most: int) -> None:
+    """Raise MessageError unless a message of a size can be sent where that many bytes can."""
     if size > most:
         raise MessageError(
             f"a message has at most {most} bytes (got {size}); send fewer rows at once"
