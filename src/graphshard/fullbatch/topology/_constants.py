@@ -3,7 +3,7 @@
 
 [Note: what is kept between calls]
     A rank cannot see that a tensor was written to where torch does not count it: through ``.data``,
-    through NumPy, by a kernel of somebody. So of a tensor of the user nothing is kept between calls
+    through NumPy, by a user's own kernel. So of a tensor of the user nothing is kept between calls
     unless a ``local_scope`` bounds it. These are all the rows that are kept:
 
     ==================  =======================  ===========================  =====================
@@ -65,7 +65,7 @@ class ConstantCache:
         self._entries: dict[tuple[Hashable, tuple[int, ...]], _Entry] = {}
 
     def mark(self, tensors: Iterable[Tensor]) -> None:
-        """Take tensors for constant: whoever has them changes them only in ways torch counts."""
+        """Take tensors for constant, which change only in ways that torch counts."""
         for key in [key for key, marked in self._marked.items() if marked() is None]:
             del self._marked[key]
         self._marked.update({id(t): weakref.ref(t) for t in tensors})
@@ -86,7 +86,7 @@ class ConstantCache:
         return entry.result if entry is not None and entry.holds_for(tensors) else None
 
     def put(self, what: Hashable, tensors: Sequence[Tensor], result: Tensor) -> None:
-        """Keep ``result``, which nobody else may write to, for as long as ``tensors`` live."""
+        """Keep ``result``, to which no other code may write, for as long as ``tensors`` live."""
         if result.requires_grad or result.is_inference():
             return
         key = (what, tuple(id(t) for t in tensors))
