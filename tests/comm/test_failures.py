@@ -243,7 +243,7 @@ def test_what_is_no_failure_is_not_reported():
 
 
 def own_group(rank, world_size, path):
-    """In a group that the user made nobody monitors, but waits still end with a RankError."""
+    """In a group that the user made, too, waits end with a RankError."""
     store = dist.FileStore(path, world_size)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
     operations = Operations(rank, world_size)
@@ -262,6 +262,34 @@ def test_a_group_that_the_user_made(tmp_path):
     assert ranks == (1,)
     assert text.startswith("rank 0: start_fetch with rank 1 failed after ")
     assert "onnection" in text
+
+
+def own_group_that_hangs(rank, world_size, path, victim, how):
+    """Monitors come to a group that torch made, too, and tell who waits for whom."""
+    dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=world_size)
+    operations = Operations(rank, world_size)
+    started = time.monotonic()
+    if rank == victim:
+        if how == "stopped":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        time.sleep(3 * TIMEOUT)
+        return None
+    try:
+        operations.all_reduce()
+    except RankError as error:
+        return list(error.ranks), str(error), time.monotonic() - started
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_rank_that_hangs_in_a_group_of_torch(tmp_path, victim):
+    path = str(tmp_path / "store")
+    found = run_ranks(own_group_that_hangs, 3, path, victim, "busy", group=False)
+    for ranks, text, seconds in (one for one in found if one is not None):
+        assert ranks == [victim]
+        assert f"rank {victim}" in text
+        assert "did not take part: " in text or "gave up first" in text
+        assert seconds > TIMEOUT - 0.5
+    assert sum(one is None for one in found) == 1
 
 
 def fork_and_die(rank, world_size):

@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from graphshard.comm import (
     all_reduce,
+    barrier,
     initialize_comms,
     is_initialized,
     nfs_ip_init,
@@ -117,18 +118,30 @@ def test_one_store_serves_several_starts(tmp_path):
 
 
 def use_own_group(own, size, path):
-    """A group that the user made: everything works, and timeouts are the defaults."""
+    """A group that the user made: everything works, timeouts are the defaults, monitors come."""
     store = dist.FileStore(path, size)
     dist.init_process_group("gloo", store=store, rank=own, world_size=size)
     check_group(own, size)
     assert group_state().timeout == timedelta(seconds=300)
-    assert monitor_threads() == []
+    for _ in range(3):
+        barrier()
+    assert group_state().monitor is not None
     dist.barrier()
+    shutdown_comms()
+    assert monitor_threads() == []
+
+
+def use_own_short_group(own, size, path):
+    store = dist.FileStore(path, size)
+    limit = timedelta(seconds=17)
+    dist.init_process_group("gloo", store=store, rank=own, world_size=size, timeout=limit)
+    assert group_state().timeout == limit
     shutdown_comms()
 
 
 def test_a_group_that_the_user_made(tmp_path):
     run_ranks(use_own_group, 2, str(tmp_path / "store"), group=False)
+    run_ranks(use_own_short_group, 2, str(tmp_path / "other"), group=False)
 
 
 def start_incomplete(own, size, kind, port, path):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -301,9 +302,10 @@ def test_one_shot_has_gradients_of_gradients(tmp_path: Path, num_ranks: int, nam
 def constants(rank: int, world_size: int, parts: str) -> list[int]:
     """Merges of shards per epoch, on features that never change and then do."""
     data = graphshard.load_dgl_partition_data(parts, rank)
+    h = torch.ones(data.num_owned(), WIDTH)
+    data = replace(data, node_features={**data.node_features, "_N/h": h})
     graph = graphshard.construct_full_graph(data, mode="oneshot")
     conv = SAGEConv(WIDTH, 9, "mean")
-    h = torch.ones(graph.num_nodes(), WIDTH)
     counts = []
     with pytest.MonkeyPatch.context() as patch:
         events = record(patch, CollectiveTransport)

@@ -3,12 +3,13 @@
 
 The formula: in one exchange a rank sends, for every other rank, each of its rows that the other
 one reads, once. Forward it sends its own rows, backward the gradients of its halo rows. An
-aggregation of constant inputs is exchanged in the first epoch only, and has no backward.
+aggregation of the partition's features is exchanged in the first epoch only, and has no backward.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,10 +66,11 @@ def measure(
     data = graphshard.load_dgl_partition_data(parts, rank)
     sent_rows, halo_rows = rows_read(data)
     name, _, kept = mode.partition("-")
+    inputs = torch.randn(data.num_owned(), WIDTHS[0])
+    data = replace(data, node_features={"_N/feat": inputs})
     graph = graphshard.construct_full_graph(data, mode=name, rematerialize=not kept)
     torch.manual_seed(0)
     layers = sage_layers() if model == "sage" else gat_layers()
-    inputs = torch.randn(data.num_owned(), WIDTHS[0])
     found = []
     for _ in range(epochs):
         with comm.trace() as trace:
@@ -144,15 +146,16 @@ def measure_typed(
     rank: int, world_size: int, parts: str, mode: str, layer: str, constant: bool = False
 ) -> dict[str, Any]:
     data = graphshard.load_dgl_partition_data(parts, rank)
-    graph = graphshard.construct_full_graph(data, mode=mode)
     torch.manual_seed(0)
     make = {"sage": lambda: SAGEConv(6, 8, "mean"), "gcn": lambda: GraphConv(8, 4, norm="right")}
-    conv = HeteroGraphConv({etype: make[layer]() for etype in graph.etypes})
+    conv = HeteroGraphConv({etype: make[layer]() for etype in data.edge_type_names})
     width = 6 if layer == "sage" else 8
     inputs = {
         t: torch.randn(data.num_owned(t), width, requires_grad=not constant)
         for t in data.node_type_names
     }
+    data = replace(data, node_features={f"{t}/feat": rows for t, rows in inputs.items()})
+    graph = graphshard.construct_full_graph(data, mode=mode)
     sent = {}
     for ntype in data.node_type_names:
         read = {

@@ -152,10 +152,13 @@ def test_embeddings_are_scaled_by_the_nodes_of_all_ranks() -> None:
     assert empty()["a"].shape == (0, 6)
 
 
-def test_input_dropout_keeps_the_places_and_the_mean() -> None:
+@pytest.mark.parametrize("is_constant", [False, True])
+def test_input_dropout_keeps_the_places_and_the_mean(is_constant: bool) -> None:
     x = torch.zeros(400, 50)
     x[::3, ::7] = 2.0
     dropout = InputDropout(0.25)
+    if is_constant:
+        dropout.mark_constant(x)
     total = torch.zeros_like(x)
     for _ in range(40):
         out = dropout(x)
@@ -165,6 +168,9 @@ def test_input_dropout_keeps_the_places_and_the_mean() -> None:
     assert abs(float(total[x != 0].mean()) / 40 - 2.0) < 0.02
     x[0, 1] = 5.0  # a change is noticed
     assert any(bool(dropout(x)[0, 1] != 0) for _ in range(40))
+    if not is_constant:
+        x.data[0, 2] = 5.0
+        assert any(bool(dropout(x)[0, 2] != 0) for _ in range(40))
     assert torch.equal(dropout.eval()(x), x)
 
 

@@ -26,6 +26,7 @@ from .collectives import (
     trace,
 )
 from .group import (
+    come_together,
     guard,
     initialize_comms,
     is_initialized,
@@ -64,6 +65,7 @@ __all__ = [
     "anchor",
     "backend",
     "barrier",
+    "come_together",
     "comm_device",
     "exchange_single_tensor",
     "exchange_tensors",

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .._typing import CanonicalEType
-from ..comm import all_reduce, barrier, rank
+from ..comm import all_reduce, rank
 from ..graph import Graph
 from ..graph.structure import Schema, as_integers, is_all
 from ..partition import RangePartitionBook
@@ -36,7 +36,7 @@ from ._host_graph import (
     node_policy,
     pointer_table,
 )
-from ._initialize import refuse_several_without_servers
+from ._initialize import client_barrier, refuse_several_without_servers
 from ._policies import EdgePartitionPolicy, NodePartitionPolicy
 from ._stores import ServedFeatureStore, ServedGraphStore
 from ._subgraphs import (
@@ -176,7 +176,7 @@ class DistGraph:
 
     def barrier(self) -> None:
         """Return once all trainers are here."""
-        barrier()
+        client_barrier()
 
     def most_steps(self, num_steps: int) -> int:
         """The largest of all trainers' numbers of batches. All trainers must call."""

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from ..comm import barrier as comm_barrier
-from ..comm import rank, world_size
+from ..comm import come_together, rank, world_size
 from ..store import (
     Cluster,
     Job,
@@ -145,6 +145,7 @@ def get_rank() -> int:
 
 def client_barrier() -> None:
     """Return once all trainers are here."""
+    come_together("barrier", "all trainers come to a barrier; call it on every rank")
     comm_barrier()
 
 

@@ -23,7 +23,8 @@ class DistNodeDataLoader(NodeDataLoader):
 
     All trainers make it together, each with nodes of its own, and get the same number of batches:
     where one would need fewer than another, its batches are smaller. What is wrong on one trainer
-    is an error on all.
+    is an error on all. With ``collective=False`` a trainer makes it alone, as with DGL: ``if
+    g.rank() == 0:`` may stand before it, and its batches are those of its own nodes.
 
     Args:
         g: The graph.
@@ -35,6 +36,7 @@ class DistNodeDataLoader(NodeDataLoader):
 
     Raises:
         TypeError: ``g`` is no `DistGraph`.
+        RankError: Another trainer did not come to make its own in time.
     """
 
     def __init__(

@@ -73,6 +73,7 @@ def construct_full_graph(
         for etype, e in partition_data.edges.items()
     }
     structure = ShardStructure(edges, owned, owned, partition_data.device, group)
+    structure.constants.mark(_features(partition_data))
     rows = {t: torch.arange(n, device=partition_data.device) for t, n in owned.items()}
     frames = _frames(partition_data, schema, rows, rows, {}, shared=not schema.split)
     return GraphShardManager(
@@ -238,6 +239,7 @@ def _layer(
         data.device,
         group,
     )
+    structure.constants.mark(_features(data))
     schema = Schema.of_block(data.node_type_names, data.node_type_names, data.canonical_etypes)
     manager = GraphShardManager(
         structure,
@@ -339,6 +341,11 @@ def _frames(
         else [node_frame(t, dst_rows[t], "destination nodes") for t in schema.dsttypes]
     )
     return src, dst, [edge_frame(etype) for etype in schema.canonical_etypes]
+
+
+def _features(data: PartitionData) -> list[Tensor]:
+    """All features of nodes and edges, which are constant."""
+    return [*data.node_features.values(), *data.edge_features.values()]
 
 
 def _original_ids(data: PartitionData) -> OriginalIds:

@@ -189,6 +189,23 @@ class GraphShardManager(HomogenisedIds):
         )
         return self._sibling(self._schema, policy, self._all_frames(), self.is_block)
 
+    def mark_constant(self, rows: Tensor) -> Tensor:
+        """Promise that rows never change, so that what is computed from them alone is kept.
+
+        Their remote rows, or their sum or mean, are then fetched once for the life of the graph, as
+        those of the tensors in its `PartitionData` are. All ranks must mark alike. Later changes
+        that torch counts (``rows.mul_(2)``) are seen; one through ``rows.data`` is not.
+
+        Args:
+            rows: A field to be, without a gradient: ``features[mfgs[0].input_nodes]``, features
+                that were normalised or cast.
+
+        Returns:
+            The same tensor.
+        """
+        self._structure.constants.mark([rows])
+        return rows
+
     def _all_frames(self) -> tuple[list[Frame], list[Frame], list[Frame]]:
         return self._src_frames, self._dst_frames, self._edge_frames
 
@@ -347,12 +364,8 @@ class GraphShardManager(HomogenisedIds):
     @contextmanager
     def local_scope(self) -> Iterator[None]:
         """As `MessagePassingGraph.local_scope`; rows fetched inside are dropped on leaving."""
-        try:
-            with super().local_scope():
-                yield
-        finally:
-            if self.mode == "oneshot":
-                self._planner.rows.clear()
+        with self._planner.rows.scope(), super().local_scope():
+            yield
 
     def _fields(self, relation: int) -> RelationFields:
         schema = self._schema

@@ -103,8 +103,8 @@ class AggregationPlan:
         operands: Side and name of the fields that the message reads.
         bind: From the fields of a call to the reduction that a pass runs.
         source: The only source field among them; None where there is none, or several.
-        constant: Under what the result is kept for the run where no operand changes; None where it
-            depends on more than stored tensors.
+        constant: Under what the result is kept where all operands are constant, see
+            [Note: what is kept between calls]; None where it depends on more than stored tensors.
     """
 
     operands: tuple[tuple[str, str], ...]
@@ -121,7 +121,7 @@ class _BoundPlan:
         etype: The relation.
         reduction: What to compute.
         source: The field whose rows travel; None where others do not travel with it.
-        constant: Under what the result is kept for the run, and the tensors that it is of.
+        constant: Under what the result is kept, and the constant tensors that it is of.
         finish: From the outputs of the reduction to the result; None for the only output.
     """
 
@@ -165,7 +165,7 @@ class Planner:
             if one is None:
                 continue
             bound[i] = one
-            kept = None if one.constant is None else self._constants.get(*one.constant)
+            kept = None if one.constant is None else self._constants.get_copy(*one.constant)
             if kept is not None:
                 results[i] = {_name(reduce): kept}
             elif not (self._is_oneshot and self._is_here(one, fields, len(calls))):
@@ -212,7 +212,7 @@ class Planner:
         one = _BoundPlan(fields.etype, plan.bind(fields), plan.source)
         if plan.constant is not None:
             tensors = [fields.frame(target)[name] for target, name in plan.operands]
-            if not any(t.requires_grad for t in tensors) and self._constants.is_constant(tensors):
+            if self._constants.is_constant(tensors):
                 one.constant = plan.constant, tensors
         return one
 
@@ -277,7 +277,7 @@ class Planner:
 
     def _keep(self, one: _BoundPlan, result: Tensor) -> None:
         if one.constant is not None:
-            self._constants.put(*one.constant, result)
+            self._constants.put_copy(*one.constant, result)
 
     # ------------------------------------------------------------------ passes
 
@@ -345,8 +345,8 @@ class Planner:
         return self._transports[key]
 
     def _companions(self, one: _BoundPlan, fields: RelationFields) -> list[Tensor] | None:
-        """Source fields that travel with that of a plan; None where it has none of its own."""
-        if not self._is_oneshot or one.source is None:
+        """Source fields that travel with that of a plan; None where no remote rows are kept."""
+        if not self._is_oneshot or one.source is None or not self.rows.is_in_scope:
             return None
         return self.rows.companions(self._transport([one.etype]).halo, fields.src, one.source)
 

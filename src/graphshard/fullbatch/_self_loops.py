@@ -137,6 +137,11 @@ def _kept(graph: GraphShardManager, etype: CanonicalEType, what: str, edges: Any
     old = graph._structure
     if (what, etype) not in old.changed:
         old.changed[what, etype] = ShardStructure(
-            {**old.edges, etype: edges()}, old.num_src, old.num_dst, old.device, old.group
+            {**old.edges, etype: edges()},
+            old.num_src,
+            old.num_dst,
+            old.device,
+            old.group,
+            old.constants,
         )
     return old.changed[what, etype]

@@ -143,6 +143,9 @@ def shard(
     install()
     ids = {ntype: columns["n_id"] for ntype, columns in part.nodes.items() if "n_id" in columns}
     indices = sharded_edges(part.edges, part.owned, part.device, policy, group, ids, part.totals)
+    structure = next(iter(indices.values())).halo.structure
+    for columns in [*part.nodes.values(), *part.edge_columns.values()]:
+        structure.constants.mark(rows for rows in columns.values() if isinstance(rows, Tensor))
     return _data_of(part, indices)
 
 

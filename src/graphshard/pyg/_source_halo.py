@@ -244,6 +244,7 @@ class SourceHalo:
                 {source: self.num_owned},
                 self.structure.device,
                 group,
+                self.structure.constants,
             )
             cache = HaloRowCache(structure, self.mode.halo_dtype)
             self._reversed = SourceHalo(structure, etype, self.mode, cache)

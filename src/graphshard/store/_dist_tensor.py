@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..comm import Pending
+from ..comm import Pending, come_together
 from ..comm.group import group_state
 from ._cluster import Cluster, RowsRequest
 from ._job import (
@@ -95,6 +95,11 @@ class DistTensor:
         info = TableInfo(key, dtype, shape[1:], job.starts(policy), policy, persistent)
         check_dtype(dtype)
         job.cluster.settle()
+        come_together(
+            "DistTensor",
+            "all trainers make a DistTensor together; make it on every rank, and read and write "
+            "it on any",
+        )
         agree_on(f"{info}, {init_func is not None}, {attach}", "the DistTensor that is made")
         is_first, holds = [False], list[object]()
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .._ranges import RangeMap
-from ..comm import agree, barrier, share_error
+from ..comm import agree, barrier, come_together, share_error
 from ..comm.collectives import all_gather, broadcast_
 from ..comm.group import group_state
 from ._cluster import Cluster
@@ -104,6 +104,11 @@ class Job:
         the shares of all trainers cover all rows once. Collective.
         """
         state, num_hosts = group_state(), self.cluster.num_hosts
+        come_together(
+            "the trainers' shares of rows",
+            "where trainers take rows of their own hosts, all of them ask for their shares; do so "
+            "on every rank, or take an even split (force_even=True), which is local",
+        )
         here = torch.tensor([self.cluster.here])
         of_ranks = [int(host) for host in all_gather(state, here, "hosts of trainers")]
         trainers = {

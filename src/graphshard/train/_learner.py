@@ -21,7 +21,7 @@ from ..fullbatch import GraphShardManager, PartitionData
 from ._checkpoint import tensors_under
 from ._config import ResolvedConfig
 from ._embeddings import NodeEmbeddings, OneHotRelGraphConv, Table, pair_data
-from ._models import GAT, GCN, RGCN, SAGE, NodeClassifier, TypedRGCN
+from ._models import GAT, GCN, RGCN, SAGE, InputDropout, NodeClassifier, TypedRGCN
 from ._shard import TrainingShard
 
 # Tables of an R-GCN whose nodes have no features.
@@ -46,6 +46,9 @@ class Learner:
         self.device = shard.device
         torch.manual_seed(config.seed)
         self.model = build_model(shard, config).to(config.torch_dtype)
+        for module in self.model.modules():
+            if isinstance(module, InputDropout) and shard.target in self._shard.features:
+                module.mark_constant(self._shard.features[shard.target])
         width = self.model.exchanged_width()
         self.graph = self._shard.graph(config, width)
         self.graphs: list[Any] = [self.graph] * config.layers

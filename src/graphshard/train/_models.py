@@ -31,39 +31,50 @@ class InputDropout(nn.Module):
     """Dropout on input features at the price of their non-zeros.
 
     Bag-of-words features are a hundred zeros to one number, and dropping a zero changes nothing. So
-    random numbers are drawn for the non-zeros alone, whose places are found once. That is for a
-    tensor that is the same object in every step and needs no gradient; any other is treated as
-    ``nn.Dropout`` does. The distribution is the same; the random numbers are not.
+    random numbers are drawn for the non-zeros alone. Their places are found once for the tensor
+    that `mark_constant` names, else in every call. A tensor that needs a gradient, or has few
+    zeros, is treated as ``nn.Dropout`` does. The distribution is the same; the random numbers are
+    not.
     """
 
     def __init__(self, p: float) -> None:
         super().__init__()
         self.p = p
-        self._source: weakref.ref[Tensor] | None = None
+        self._constant: weakref.ref[Tensor] | None = None
         self._version = -1
         self._places: Tensor | None = None
+
+    def mark_constant(self, x: Tensor) -> None:
+        """Promise that a tensor is not written to, except in ways that torch counts."""
+        self._constant, self._version = weakref.ref(x), -1
 
     def forward(self, x: Tensor) -> Tensor:
         """``x`` with elements set to zero at random and the others scaled, while training."""
         if not self.training or self.p == 0.0 or x.requires_grad or not x.is_contiguous():
             return F.dropout(x, self.p, self.training)
-        places = self._nonzeros(x)
+        places = self._places_of(x)
         if places is None:
             return F.dropout(x, self.p)
         out = torch.zeros_like(x)
         out.view(-1)[places] = F.dropout(x.view(-1)[places], self.p)
         return out
 
-    def _nonzeros(self, x: Tensor) -> Tensor | None:
+    def _places_of(self, x: Tensor) -> Tensor | None:
         """Flat places of the non-zeros; None if there are too many."""
-        if self._source is None or self._source() is not x or self._version != x._version:
-            self._source, self._version = weakref.ref(x), x._version
-            dense = int(torch.count_nonzero(x)) > _MAX_DENSITY * x.numel()
-            self._places = None if dense else x.view(-1).nonzero().view(-1)
+        if self._constant is None or self._constant() is not x:
+            return _nonzeros(x)
+        if self._version != x._version:
+            self._places, self._version = _nonzeros(x), x._version
         return self._places
 
     def extra_repr(self) -> str:
         return f"p={self.p}"
+
+
+def _nonzeros(x: Tensor) -> Tensor | None:
+    """Flat places of the non-zeros; None if there are too many."""
+    dense = int(torch.count_nonzero(x)) > _MAX_DENSITY * x.numel()
+    return None if dense else x.view(-1).nonzero().view(-1)
 
 
 class NodeClassifier(nn.Module):

@@ -95,6 +95,8 @@ class TrainingShard:
     ) -> GraphShardManager:
         """A graph with this one's edges, in the same order; collective."""
         graph = construct_full_graph(data, row_width=row_width, **config.graph_options())
+        for rows in (*self.features.values(), *(self.relation or ())):
+            graph.mark_constant(rows)
         if self.relation is not None and config.model == "rgcn":
             graph.edata["etype"], graph.edata["norm"] = self.relation
         return graph

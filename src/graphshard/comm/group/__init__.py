@@ -4,6 +4,7 @@
 from ._address import JOB_VARIABLE, local_environment, nfs_ip_init
 from ._failure import NOTICE, rank_names
 from ._machine import machine_name, process_namespace
+from ._meeting import come_together
 from ._rendezvous import host_store
 from ._start import guard, initialize_comms, report_failure, shutdown_comms
 from ._state import (

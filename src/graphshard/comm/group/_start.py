@@ -255,7 +255,17 @@ def _end_with_the_interpreter() -> None:
     interpreter has gone. To the other ranks this is the end of the process, as it is without this.
     A program that has failed is left as it is: its groups may wait for ranks that do not come.
     """
-    if not is_initialized() or getattr(sys, "last_type", None) is not None:
+    if getattr(sys, "last_type", None) is not None:
+        return
+    if not is_initialized():  # the program has destroyed a group that it made itself
+        left = [each for each in registered() if each.process == os.getpid()]
+        for monitor in {each.monitor for each in left}:
+            if monitor is not None:
+                monitor.close()
+        for each in left:
+            forget(each)
+        if left:
+            wait_until_idle()
         return
     state = group_state()
     if state.process != os.getpid() or state.backend not in HOST_BACKENDS:

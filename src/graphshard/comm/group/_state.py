@@ -57,6 +57,7 @@ class GroupState:
     monitor: FailureMonitor | None = None
     num_operations: int = 0  # started so far; equal on all ranks that are in step
     num_plans: int = 0  # exchange plans built so far
+    num_meetings: dict[str, int] = field(default_factory=dict)  # by what; see `come_together`
     # Signatures of models that all ranks have found to be the same everywhere.
     checked: set[tuple[object, ...]] = field(default_factory=set)
     # Set to make waits in the group end with `Cancelled`; None where that cannot be.
@@ -67,6 +68,7 @@ class GroupState:
     shared: SharedBlocks | None = None  # through which ranks exchange large payloads
     tried_shared: bool = False  # the ranks have found out whether they can have such memory
     made_here: bool = False  # by ``initialize_comms``, not by the program itself
+    looks_for_monitor: int = 0  # of a group that the program made; see `join_late`
     interface: str | None = None  # put into the environment for gloo, until the group is shut down
     process: int = field(default_factory=os.getpid)  # a forked child inherits the entry, not more
 
@@ -169,6 +171,7 @@ def _of_users_group(group: dist.ProcessGroup) -> GroupState:
         )
     default = _states.get(dist.group.WORLD) if dist.group.WORLD is not None else None
     backend = str(dist.get_backend(group))
+    timeout = DEFAULT_TIMEOUT if default is None else default.timeout
     is_alike = default is not None and default.backend == backend
     state = GroupState(
         group=group,
@@ -177,12 +180,23 @@ def _of_users_group(group: dist.ProcessGroup) -> GroupState:
         members=tuple(dist.get_process_group_ranks(group)),
         name=group.group_name,
         backend=backend,
-        timeout=default.timeout if default is not None else DEFAULT_TIMEOUT,
+        timeout=min(timeout, _timeout_of(group)),
         comm_device=default.comm_device if default is not None and is_alike else None,
         monitor=default.monitor if default is not None else None,
     )
     register(state)
     return state
+
+
+def _timeout_of(group: dist.ProcessGroup) -> timedelta:
+    """The longest that the backend itself waits, as the group was made."""
+    for device in ("cpu", "cuda"):
+        try:
+            found: timedelta = group._get_backend(torch.device(device)).options._timeout
+        except (RuntimeError, AttributeError):  # none for such a device, or one that does not say
+            continue
+        return found
+    return DEFAULT_TIMEOUT
 
 
 def rank(group: dist.ProcessGroup | None = None) -> int:
@@ -270,6 +284,8 @@ def operation(
         for peer in (range(state.world_size) if peers is None else peers)
         if peer != state.rank
     ]
+    if state.monitor is None and state.world_size > 1:
+        _find_monitor(state)
     monitor = state.monitor
     if monitor is not None:
         monitor.enter(state.name, name, number, others, state.timeout.total_seconds())
@@ -287,6 +303,18 @@ def operation(
     finally:
         if monitor is not None:
             monitor.leave()
+
+
+def _find_monitor(state: GroupState) -> None:
+    """The monitor of the default group, which the program may have made itself."""
+    from ._late_monitor import join_late, wants_monitor
+
+    default = None if dist.group.WORLD is None else _states.get(dist.group.WORLD)
+    if default is None:
+        return
+    if default.monitor is None and wants_monitor(default):
+        join_late(default)
+    state.monitor = default.monitor
 
 
 def _rank_error(

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...comm import agree, all_reduce, barrier, rank, world_size
+from ...comm import agree, all_reduce, barrier, come_together, rank, world_size
 from ...errors import CheckpointError
 from ...store import Job, ServedHost, SparseOptimizer, TableInfo, WireMessage
 from ...train.checkpoints import SHARED, DamagedError, everywhere, read_checked, text_of_rank_0
@@ -100,6 +100,8 @@ def load_checkpoint(
         See `save_checkpoint`.
     """
     job, folder = job_with_graph(), Path(checkpoint_dir)
+    rule = "all trainers load a checkpoint together; call it on every rank"
+    come_together("load_checkpoint", rule)
     agree(repr((step, len(sparse_optimizers), strict)), "what is loaded")
     job.cluster.settle()
     barrier()

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...comm import agree, barrier, rank, world_size
+from ...comm import agree, barrier, come_together, rank, world_size
 from ...errors import CheckpointError
 from ...partition.files import RowSource, write_tensors
 from ...store import Job, SparseOptimizer, TableInfo, WireMessage, current_job
@@ -123,6 +123,8 @@ def save_checkpoint(
         states = {"model": state_of(model), "optimizer": state_of(optimizer), "extra": extra}
         return {name: pack(value, tensors, name) for name, value in states.items()}
 
+    rule = "all trainers save a checkpoint together; call it on every rank"
+    come_together("save_checkpoint", rule)
     state = everywhere(check)
     settings = [optimizer.state_dict() for optimizer in sparse_optimizers]
     agree(json.dumps([step, keep, settings], sort_keys=True), "what is saved")

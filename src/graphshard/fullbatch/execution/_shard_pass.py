@@ -200,6 +200,40 @@ class ShardPass:
         pairs = zip(self.reductions, given, strict=True)
         self._grouped = [reduction.begin_backward(group) for (_, reduction), group in pairs]
 
+    @property
+    def lost_results(self) -> list[tuple[CanonicalEType, Reduction]]:
+        """Reductions whose results must be computed again before the backward."""
+        return [(etype, r) for etype, r in self.reductions if r.has_lost_result]
+
+    def merge_again(self, inputs: Sequence[Tensor]) -> None:
+        """Compute results again that the caller has changed in place; collective if rows travel.
+
+        Every rank runs the same program, so all have lost the same results. See
+        [Note: results that are changed in place] in `graphshard.ops`.
+        """
+        lost = self.lost_results
+        tensors = {leaf.key: t.detach() for leaf, t in zip(self.leaves, inputs, strict=False)}
+        with torch.no_grad(), closing(self._rows_again(tensors)) as visits:
+            for step, block, rows in visits:
+                with self._as_in_forward(step):
+                    for etype, reduction in lost:
+                        shard = self.transport.shards(etype)[step]
+                        reduction.merge(self._evaluation(reduction, shard, block, rows, tensors))
+                del rows
+        for _, reduction in lost:
+            reduction.finish()
+
+    def _rows_again(
+        self, tensors: Mapping[LeafKey, Tensor]
+    ) -> Generator[tuple[int, ColumnBlock, SourceRows], None, None]:
+        """Each visit with its source rows, in the order of the forward."""
+        if not self.transport.keeps_rows:
+            yield from self._fetched(tensors, {leaf.key: False for leaf in self.sources})
+            return
+        own = {leaf.key: tensors[leaf.key] for leaf in self.sources}
+        for step, block in self._visits():
+            yield step, block, self._kept[step, block] if step else own
+
     def backward(self, inputs: Sequence[Tensor], needed: Sequence[bool]) -> list[Tensor | None]:
         """Gradients of ``inputs`` (leaves, then parameters), computed shard by shard."""
         count = len(self.leaves)
@@ -378,9 +412,14 @@ class _PassFunction(torch.autograd.Function):
 @once_differentiable
 def _gradients(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
     walk: ShardPass | None = ctx.walk
+    saved = None
     if walk is not None:
+        if walk.lost_results:
+            saved = ctx.saved_tensors
+            walk.merge_again(walk.restored(saved))
         walk.begin_backward(grads)
-    saved = ctx.saved_tensors  # raises if an earlier backward has freed them
+    # What raises if an earlier backward has freed them.
+    saved = ctx.saved_tensors if saved is None else saved
     assert walk is not None
     found = walk.backward(walk.restored(saved), ctx.needs_input_grad[2:])
     if not is_graph_kept():

@@ -16,8 +16,8 @@ Where gloo sends what is on a GPU, rows are copied to and from host memory on a 
 beside the kernels of other shards.
 
 Rows that are here already are in a `HaloRowCache`, so that what several calls read is fetched once:
-those of tensors that never change for the run, see `ConstantCache`, and those of source fields
-until the innermost ``local_scope`` ends.
+those of constant tensors, and those of source fields in a ``local_scope``. How long which are kept
+says [Note: what is kept between calls].
 
 [Note: fields travel together]
     A layer often reads several source fields one after the other: GAT reads ``el`` for the scores
@@ -29,9 +29,10 @@ until the innermost ``local_scope`` ends.
 from __future__ import annotations
 
 import contextlib
+import weakref
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Generator, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -276,7 +277,10 @@ def _add_at(total: Tensor, sent: SentRows, rows: Tensor) -> None:
 
 @dataclass
 class _HaloRows:
-    """Halo rows of a field, at the version that they are of."""
+    """Halo rows of a field, at the version that they are of.
+
+    See [Note: what is kept between calls].
+    """
 
     tensor: Tensor
     version: int
@@ -295,6 +299,7 @@ class HaloRowCache:
     def __init__(self, structure: ShardStructure, wire: torch.dtype | None) -> None:
         self._constants, self._wire = structure.constants, wire
         self._fields: dict[tuple[int, int], _HaloRows] = {}
+        self._num_scopes = 0
 
     # ------------------------------------------------------------------ constants
 
@@ -328,6 +333,21 @@ class HaloRowCache:
 
     # ------------------------------------------------------------------ fields
 
+    @contextlib.contextmanager
+    def scope(self) -> Iterator[None]:
+        """Inside, rows of fields are kept; on leaving, also an inner scope, they are dropped."""
+        self._num_scopes += 1
+        try:
+            yield
+        finally:
+            self._num_scopes -= 1
+            self._fields.clear()
+
+    @property
+    def is_in_scope(self) -> bool:
+        """Whether rows of fields are kept for later calls."""
+        return self._num_scopes > 0
+
     def fields(self, halo: Halo, frame: Frame, frames: Sequence[Frame]) -> Mapping[str, Any]:
         """A source frame as one relation's edges see it: extended rows, fetched when read.
 
@@ -344,6 +364,8 @@ class HaloRowCache:
 
     def companions(self, halo: Halo, frame: Frame, name: str) -> list[Tensor]:
         """What else a read of field ``name`` fetches. See [Note: fields travel together]."""
+        if not self.is_in_scope:
+            return []
         wanted = frame[name]
         others = [frame[n] for n in frame.scope_fields() if frame.view_of(n) != "dst"]
         distinct = {id(tensor): tensor for tensor in others if tensor is not wanted}
@@ -352,15 +374,27 @@ class HaloRowCache:
     def put(
         self, halo: Halo, rows: Sequence[tuple[Tensor, Tensor]], frames: Sequence[Frame]
     ) -> None:
-        """Keep halo rows of fields, as (field, rows) each."""
+        """Keep halo rows of fields, as (field, rows) each, if a scope bounds how long."""
+        if not self.is_in_scope:
+            return
         in_use = {id(value) for frame in frames for value in frame.values()}
         self._fields = {k: e for k, e in self._fields.items() if id(e.tensor) in in_use}
         for tensor, remote in rows:
-            self._fields[id(halo), id(tensor)] = _HaloRows(tensor, version_of(tensor), remote)
+            entry = _HaloRows(tensor, version_of(tensor), remote)
+            self._fields[id(halo), id(tensor)] = entry
+            if remote.grad_fn is not None:
+                remote.grad_fn.register_prehook(self._forgetting((id(halo), id(tensor)), entry))
 
-    def clear(self) -> None:
-        """Drop the rows of fields."""
-        self._fields.clear()
+    def _forgetting(self, key: tuple[int, int], entry: _HaloRows) -> Callable[[Any], None]:
+        """A hook that drops an entry: a backward frees the graph that its rows hang on."""
+        cache, dropped = weakref.ref(self), weakref.ref(entry)  # the graph holds the hook
+
+        def forget(_: Any) -> None:
+            fields = {} if (here := cache()) is None else here._fields
+            if key in fields and fields[key] is dropped():
+                del fields[key]
+
+        return forget
 
     def _find(self, halo: Halo, tensor: Tensor) -> _HaloRows | None:
         entry = self._fields.get((id(halo), id(tensor)))
@@ -380,7 +414,8 @@ class HaloRowCache:
             fetched = self.fetch([(halo, tensor) for tensor in distinct])
             self.put(halo, list(zip(distinct, fetched, strict=True)), frames)
             entry = self._find(halo, wanted)
-            assert entry is not None
+            if entry is None:
+                entry = _HaloRows(wanted, version_of(wanted), fetched[0])
         if entry.extended is None:
             alone = halo.plan.world_size == 1
             entry.extended = wanted if alone else torch.cat([wanted, entry.remote])
@@ -392,9 +427,13 @@ class _ExtendedFields(Mapping[str, Any]):
         self, cache: HaloRowCache, halo: Halo, frame: Frame, frames: Sequence[Frame]
     ) -> None:
         self._cache, self._halo, self._frame, self._frames = cache, halo, frame, frames
+        self._extended: dict[str, Tensor] = {}  # of one call
 
     def __getitem__(self, name: str) -> Tensor:
-        return self._cache._extended_field(self._halo, self._frame, name, self._frames)
+        if name not in self._extended:
+            rows = self._cache._extended_field(self._halo, self._frame, name, self._frames)
+            self._extended[name] = rows
+        return self._extended[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._frame)

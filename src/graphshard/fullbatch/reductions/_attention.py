@@ -52,6 +52,7 @@ class AttentionSum(Reduction):
         self._statistics = compute.AttentionState(self._out, self._out, self._out)
         self._delta = self._out
         self._has_begun = False  # the backward, before the pass
+        self._awaits_relu = False  # in the backward, for a result that must be computed again
 
     def leaves(self) -> list[Leaf]:
         return distinct([leaf for leaf in (*self._leaves, self._bias) if leaf is not None])
@@ -171,17 +172,23 @@ class AttentionSum(Reduction):
 
     def _activated(self, grad: Tensor) -> Tensor:
         if torch.is_grad_enabled():  # the gradient will be differentiated
+            if self.has_lost_result:
+                raise RuntimeError(
+                    "the result of an attention layer with a ReLU was changed in place, and the "
+                    "gradient of its gradient needs it; use an operation that makes a new tensor"
+                )
             return grad * (self._out > 0)
+        if self.has_lost_result:
+            self._awaits_relu = True
+            return grad
         return self._begin(grad, self._rule.relu)
+
+    @property
+    def has_lost_result(self) -> bool:
+        return version_of(self._out) != self._version
 
     def _begin(self, grad: Tensor, relu: bool) -> Tensor:
         """Gradient of the attention itself; finds delta, after which the result may go."""
-        if version_of(self._out) != self._version:
-            raise RuntimeError(
-                "the result of an attention layer was changed in place, and its gradient needs the "
-                "values as they were; use an operation that makes a new tensor, such as relu "
-                "instead of relu_"
-            )
         bias = None if self._bias is None else self._bias.tensor
         grad, self._delta = begin_backward(grad, self._out, bias, relu)
         self._has_begun = True
@@ -193,7 +200,8 @@ class AttentionSum(Reduction):
         if self._has_begun:
             self._has_begun = False
             return grads
-        found = self._begin(grads[0], relu=False)
+        found = self._begin(grads[0], self._awaits_relu)
+        self._awaits_relu = False
         self._has_begun = False
         return [found]
 

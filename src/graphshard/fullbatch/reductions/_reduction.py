@@ -63,6 +63,11 @@ class Reduction(ABC):
     widens = True
 
     @property
+    def has_lost_result(self) -> bool:
+        """Whether the backward reads the result, and the caller has changed it in place."""
+        return False
+
+    @property
     def is_random(self) -> bool:
         """Whether evaluating again needs the random state of the first time."""
         return any(message.is_random for message in self.messages)

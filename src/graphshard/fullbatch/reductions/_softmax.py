@@ -130,13 +130,16 @@ class SoftmaxSum(Reduction):
 
 
 class _Quotient(torch.autograd.Function):
-    """``dividend / divisor``, which broadcasts; keeps the result for the backward, and not both."""
+    """``dividend / divisor``, which broadcasts; keeps the result for the backward, and not both.
+
+    What is returned is a copy on write of what is kept: the caller may change it in place.
+    """
 
     @staticmethod
     def forward(ctx: Any, dividend: Tensor, divisor: Tensor) -> Tensor:
         quotient = dividend / divisor
         ctx.save_for_backward(quotient, divisor)
-        return quotient
+        return quotient._lazy_clone()
 
     @staticmethod
     @torch.autograd.function.once_differentiable

@@ -33,6 +33,7 @@ class ShardStructure:
         num_dst: Destination node type to rows of this rank's destination frame.
         device: Where rows and edges live.
         group: Process group; None for the default.
+        constants: Of a structure with the same rows: what is constant there is constant here.
     """
 
     def __init__(
@@ -42,12 +43,13 @@ class ShardStructure:
         num_dst: Mapping[str, int],
         device: torch.device,
         group: dist.ProcessGroup | None,
+        constants: ConstantCache | None = None,
     ) -> None:
         self.edges = dict(edges)
         self.num_src, self.num_dst = dict(num_src), dict(num_dst)
         self.device = device
         self._group = None if group is None else weakref.ref(group)
-        self.constants = ConstantCache()
+        self.constants = ConstantCache(constants)
         #: Structures with other self loops: what was done to which relation.
         self.changed: dict[tuple[str, CanonicalEType], ShardStructure] = {}
         self._halos: dict[frozenset[CanonicalEType], Halo] = {}

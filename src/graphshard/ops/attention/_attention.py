@@ -1,5 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""attend: attention over in-edges in one pass, and its gradient; nothing per edge and head kept."""
+"""attend: attention over in-edges in one pass, and its gradient; nothing per edge and head kept.
+
+[Note: results that are changed in place]
+    The backward reads the result, which the caller may have changed in place by then:
+    ``F.relu(layer(g, x), inplace=True)`` is how many programs activate. A copy would be kept for
+    all who do not. So the result itself is kept, and computed again, from the operands, if torch's
+    count of its changes has moved.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +29,8 @@ def attend(adj: Adjacency | HasAdjacency, attention: Attention) -> Tensor:
     """Weighted mean of source values by a softmax over the in-edges of each destination.
 
     Forward it is one pass over in-edges with an online softmax. Backward the weights are computed
-    again; what is kept are the operands, the result, and two numbers per destination and head.
+    again; what is kept are the operands, the result, and two numbers per destination and head. The
+    result may be changed in place; see [Note: results that are changed in place].
     Sums are in float32 for bfloat16 and float16. Gradients of gradients are taken by way of
     `reference.attend`, which makes a number per edge and head.
 
@@ -61,11 +69,11 @@ class _Attend(Function):
     @staticmethod
     def forward(ctx: Any, adj: Adjacency, rule: Attention, *tensors: Tensor | None) -> Tensor:
         attention = _with_tensors(rule, [t if t is None else t.detach() for t in tensors])
-        out, peak, total = compute.whole(adj, attention)
-        finish_(out, attention.bias, rule.relu)
+        out, peak, total = _finished(adj, attention)
         out = out.detach()  # a view of other memory could not be changed in place
-        ctx.adj, ctx.rule = adj, rule
-        ctx.save_for_backward(*tensors, peak, total, out)
+        ctx.adj, ctx.rule, ctx.changes = adj, rule, Changes(out)
+        # The same memory, whose changes torch does not count, or it would refuse them.
+        ctx.save_for_backward(*tensors, peak, total, out.data)
         return out
 
     @staticmethod
@@ -80,9 +88,30 @@ class _Attend(Function):
             shares = iter(torch.autograd.grad(again, inputs, grad, create_graph=True))
             return (None, None, *(next(shares) if w else None for w in wanted))
         attention, bias = _with_tensors(ctx.rule, tensors), tensors[-1]
+        if ctx.changes.any():
+            out = _finished(ctx.adj, attention)[0]
         grad, delta = begin_backward(grad, out, bias, ctx.rule.relu)
         found = compute.gradients(ctx.adj, attention, (peak, total, delta), grad, wanted[:-1])
         return (None, None, *found, grad.sum(0).to(bias.dtype) if wanted[-1] else None)
+
+
+def _finished(adj: Adjacency, attention: Attention) -> tuple[Tensor, Tensor, Tensor]:
+    """The result, peak and total, without autograd."""
+    out, peak, total = compute.whole(adj, attention)
+    return finish_(out, attention.bias, attention.relu), peak, total
+
+
+class Changes:
+    """Whether a tensor has been changed in place since; keeps its count of them, not its values."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._counter = tensor.detach()  # of the same count
+        self._counter.data = tensor.new_empty(0)
+        self._count = self._counter._version
+
+    def any(self) -> bool:
+        """Whether there was a change."""
+        return self._counter._version != self._count
 
 
 def check_attention(

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import weakref
 import zlib
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,7 +16,6 @@ from ...comm import agree
 from ...comm.collectives import all_gather
 from ...comm.group import GroupState
 from ...fullbatch import AggregationMode
-from ...graph.frame import version_of
 from .._edge_index import ShardedEdgeIndex, sharded_edges
 from .._whole_graph import NodeLayout, SplitRows, WholeGraph
 
@@ -28,19 +26,16 @@ class ParallelEdges:
     """Edges of the whole graph, and what a rank has in their place.
 
     Args:
-        whole: ``[2, num_edges]``.
+        whole: ``[2, num_edges]``, of which a copy is kept: the caller's may be written to.
         rows: Which rank has which edge.
         index: This rank's.
     """
 
     def __init__(self, whole: Tensor, rows: SplitRows, index: ShardedEdgeIndex) -> None:
-        self.whole, self.rows, self.index = whole, rows, index
-        self._version = version_of(whole)
+        self.whole, self.rows, self.index = whole.clone(), rows, index
 
     def holds(self, edges: Tensor) -> bool:
         """Whether these are its edges."""
-        if self.whole is edges and self._version == version_of(edges):
-            return True
         return self.whole.shape == edges.shape and torch.equal(self.whole, edges)
 
 
@@ -70,7 +65,6 @@ class ParallelGraph:
         self._policy = replace(policy, mode=first.index.halo.mode.mode)
         self.device = first.whole.device
         self._others: list[tuple[CanonicalEType, ParallelEdges]] = []
-        self._chosen: dict[tuple[int, int], tuple[weakref.ref[Tensor], int, Tensor]] = {}
 
     def _split(self, edges: Mapping[CanonicalEType, Tensor]) -> dict[CanonicalEType, ParallelEdges]:
         rows = {etype: self._layout.split_edges(etype, ends) for etype, ends in edges.items()}
@@ -102,27 +96,19 @@ class ParallelGraph:
                 )
         agree(f"{tuple(edges.shape)}, checksum {checksum(edges)}", "edges", self.state.group)
         with torch.inference_mode(False):
-            made = self._split({etype: edges.clone()})[etype]
+            made = self._split({etype: edges})[etype]
         self._others = [(etype, made), *self._others[: _OTHER_EDGE_SETS - 1]]
         return made
 
     def chosen(self, whole: Tensor, rows: SplitRows) -> Tensor:
-        """This rank's rows; of a tensor that needs no gradient the same object again."""
+        """This rank's rows. Not kept: see [Note: what is kept between calls] in fullbatch."""
         if self.state.world_size == 1 and rows.is_in_order:
             return whole
         own = rows.own.to(whole.device)
         if whole.requires_grad and torch.is_grad_enabled():
             found: Tensor = _ChosenRows.apply(whole, rows, self.state)
             return found
-        key = id(whole), id(rows)
-        known = self._chosen.get(key)
-        if known is not None and known[0]() is whole and known[1] == version_of(whole):
-            return known[2]
-        with torch.inference_mode(False):  # it serves later calls, also those that train
-            made = whole.detach()[own]
-        self._chosen = {k: v for k, v in self._chosen.items() if v[0]() is not None}
-        self._chosen[key] = weakref.ref(whole), version_of(whole), made
-        return made
+        return whole.detach()[own]
 
 
 def joined(own: Tensor, rows: SplitRows, state: GroupState) -> Tensor:

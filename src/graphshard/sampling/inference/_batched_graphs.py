@@ -81,7 +81,7 @@ class _BatchEvaluation(ShardEvaluation):
         find_eids = None if eids is None else (lambda: eids)
         self.cut, self.batch = cut, batch
         super().__init__(Shard(batch.index, batch.adjacency(), find_eids), {})
-        self._sources: dict[int, Tensor] = {}
+        self._sources: dict[int, tuple[Tensor, Tensor]] = {}  # the column, so that it lives on
 
     def of_relation(self, etype: CanonicalEType) -> _BatchEvaluation:
         """The same destinations, seen by another relation into their type."""
@@ -102,8 +102,8 @@ class _BatchEvaluation(ShardEvaluation):
 
     def source_rows(self, column: Tensor) -> Tensor:
         if id(column) not in self._sources:
-            self._sources[id(column)] = self.batch.source_rows(column)
-        return self._sources[id(column)]
+            self._sources[id(column)] = column, self.batch.source_rows(column)
+        return self._sources[id(column)][1]
 
     def destination_rows(self, column: Tensor) -> Tensor:
         return column[self.batch.start : self.batch.stop]

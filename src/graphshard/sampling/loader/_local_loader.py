@@ -15,7 +15,7 @@ from torch import Tensor
 from ..._device import device_of
 from ..._memory import keep_freed_memory
 from ..._typing import CanonicalEType, EType
-from ...comm import rank, share_error, world_size
+from ...comm import come_together, rank, share_error, world_size
 from ...fullbatch import GraphShardManager
 from ...graph import EID, Block, Graph
 from .._lazy_features import FeatureNames, check_named, names_for
@@ -43,6 +43,11 @@ WITHOUT_EFFECT = frozenset(
 )
 """Options of DGL's loader, and of torch's under it, that concern processes which are not used."""
 
+_RULE = (
+    "all trainers make a loader of a DistGraph together; make it on every rank, or pass "
+    "collective=False for one that this trainer makes and iterates over alone"
+)
+
 SIDE_BY_SIDE = (NeighborSampler, MultiLayerFullNeighborSampler, LaborSampler)
 """Samplers that may be asked from several threads at a time, which a subclass may not bear."""
 
@@ -63,7 +68,7 @@ class LocalDataLoader:
     Args:
         graph: The graph; or, for a `NeighborSampler`, a `GraphStore`; or, for one or an
             `EdgePredictionSampler`, a `graphshard.distributed.DistGraph`, whose trainers make a
-            loader together and get as many batches each.
+            loader together and get as many batches each, unless ``collective`` is false.
         indices: ``[n]`` what to iterate over, or type to that; batches mix the types. An index may
             be there several times (oversampling): ``output_nodes``, and the rows of the last block,
             are a batch's indices as they are, and all times of a node have the same neighbours.
@@ -99,6 +104,9 @@ class LocalDataLoader:
             it. On the CPU these three have no effect but that on ``prefetch``.
         feature_store: Where the features that the sampler names come from, by the ids of the
             graph; by default the graph has them. Blocks then have no others.
+        collective: On a `DistGraph`: True has all trainers make the loader, and gives each as many
+            batches as the others. False makes it for this trainer alone, as DGL does: others need
+            none, and it has the batches that its own indices make. Elsewhere it has no effect.
         **options: Options of torch's loader that concern worker processes; without effect.
 
     Raises:
@@ -144,9 +152,14 @@ class LocalDataLoader:
         use_prefetch_thread: bool | None = None,
         pin_prefetcher: bool | None = None,
         use_alternate_streams: bool | None = None,
+        collective: bool = True,
         **options: Any,
     ) -> None:
-        is_shared, error = hasattr(graph, "most_steps"), None
+        if not isinstance(collective, bool):
+            raise TypeError(f"collective must be True or False (got {collective!r})")
+        is_shared, error = collective and hasattr(graph, "most_steps"), None
+        if is_shared:
+            come_together(type(self).__name__.removeprefix("Local"), _RULE)
         try:
             self._set_up(
                 graph,
