@@ -16,7 +16,7 @@ from .regular import (
     read_text_regular,
 )
 from .temporary import TemporaryFolder, remove_abandoned
-from .written import sync_folder, write_json, writing
+from .written import check_text, sync_folder, write_json, writing
 
 __all__ = [
     "MappedFile",
@@ -24,6 +24,7 @@ __all__ = [
     "PickleMachine",
     "TemporaryFolder",
     "check_regular",
+    "check_text",
     "open_regular",
     "parse_json",
     "read_json_regular",

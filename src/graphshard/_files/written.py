@@ -41,6 +41,25 @@ def writing(path: str | os.PathLike[str]) -> Iterator[None]:
         raise (OSError(text) if error.errno is None else OSError(error.errno, text)) from error
 
 
+def check_text(name: str, what: str) -> str:
+    """Return ``name`` if UTF-8 can hold it, as every file and message here is written in it.
+
+    A text that was read from bytes of another encoding, such as a file name in Latin-1, has halves
+    of characters in it.
+
+    Raises:
+        ValueError: It cannot.
+    """
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"{what} must be text that UTF-8 can hold (got {name!a:.80}, whose character "
+            f"{error.start} is half of one); rename it"
+        ) from None
+    return name
+
+
 def write_json(path: Path, content: Mapping[str, Any], *, final: Path | None = None) -> None:
     """Write a new file, sync it to disk; errors name ``final``, where it will be, if given."""
     with writing(final or path), open(path, "x", encoding="utf-8") as file:
