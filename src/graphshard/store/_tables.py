@@ -21,12 +21,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._files import MappedFile, TemporaryFolder, writing
+from .._files import MappedFile, TemporaryFolder, check_text, writing
 from ..errors import MessageError
 from ..ops import copy_rows
 from .wire import Handler, WireMessage, dtype_name, dtype_named
 
-MAX_NAME = 512
+MAX_NAME = 4096
 _SHARED_MEMORY = "/dev/shm"
 # Bytes of a table: those who wait for it wait some seconds at most.
 _MOST_POPULATED, _MOST_IN_LARGE_PAGES = 1 << 34, 1 << 32
@@ -98,6 +98,8 @@ def check_name(name: Any) -> None:
 
     Names are never used as paths.
     """
+    if isinstance(name, str):
+        check_text(name, "a name")
     if not isinstance(name, str) or not _NAME.fullmatch(name) or len(name.encode()) > MAX_NAME:
         raise ValueError(
             f"a name must be 1 to {MAX_NAME} bytes of printable text (got {name!r:.80})"

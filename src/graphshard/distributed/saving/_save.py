@@ -133,6 +133,7 @@ def save_checkpoint(
                 step=step,
                 world_size=world_size(),
                 rows={policy: parts.num_ids for policy, parts in job.policies.items()},
+                destinations=dict(job.destinations),
                 tables=tables,
                 state=state,
                 sparse_optimizers=settings,
@@ -291,8 +292,8 @@ def _removed_as_damaged(folder: Path) -> bool:
 def _rows_of_rank(job: Job, tables: Mapping[str, TableInfo]) -> dict[str, Tensor | RowSource]:
     """This trainer's share of each table, and of what tells which rows they are. Collective."""
     read = cluster_reader(job.cluster)
-    structure = Structure(job.cluster.names(), read)
-    with_ids = policies_in_files(info.policy for info in tables.values())
+    structure = Structure(job.cluster.names(), job.destinations, read)
+    with_ids = policies_in_files((info.policy for info in tables.values()), job.destinations)
     policies = sorted({*with_ids, *(info.policy for info in tables.values())})
     shares = {policy: job.share(policy) for policy in policies}
     sources: dict[str, Tensor | RowSource] = {}

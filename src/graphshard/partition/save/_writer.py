@@ -29,7 +29,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..._files import read_text_regular, sync_folder, write_json
+from ..._files import check_text, read_text_regular, sync_folder, write_json
 from ...errors import PartitionFormatError
 from ..files import FileRecord, RowSource, write_tensors
 from ..format import FORMAT, FORMAT_VERSION, PART_FILES, build_of, displaced_folder, read_config
@@ -215,6 +215,7 @@ def check_graph_name(graph_name: str) -> None:
     Raises:
         ValueError: It cannot.
     """
+    check_text(graph_name, "graph_name")
     if not graph_name or graph_name.startswith(".") or set(graph_name) & set("/\\\0"):
         raise ValueError(
             "graph_name must be usable as a file name: not empty, no leading dot, no slash "
