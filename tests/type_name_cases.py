@@ -20,7 +20,7 @@ RELATIONS = [
     (PREFIX, "x", LONGER),
     (LONGER, "~/~", TILDE),
     (TILDE, "50%2E [/x]", PREFIX),
-    (TILDE, "größer als…", TILDE),
+    (TILDE, "größer ≥…", TILDE),
 ]
 
 

@@ -30,6 +30,7 @@ def writing(path: str | os.PathLike[str]) -> Iterator[None]:
     Raises:
         OSError: With the same ``errno``, such as ``ENOSPC``.
     """
+    check_path(path)
     try:
         yield
     except OSError as error:
@@ -39,6 +40,21 @@ def writing(path: str | os.PathLike[str]) -> Iterator[None]:
         cure = _CURES.get(error.errno or 0, _CURE)
         text = f"{os.fspath(path)} cannot be written ({reason}); {cure}"
         raise (OSError(text) if error.errno is None else OSError(error.errno, text)) from error
+
+
+def check_path(path: str | os.PathLike[str]) -> None:
+    """Raise if the file system cannot hold a path.
+
+    Raises:
+        ValueError: It cannot.
+    """
+    try:
+        os.fsencode(path)
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"a path must be text that the file system can hold (got {os.fspath(path)!a:.200}, "
+            f"whose character {error.start} is half of one); choose another"
+        ) from None
 
 
 def check_text(name: str, what: str) -> str:

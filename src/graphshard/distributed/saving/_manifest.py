@@ -134,7 +134,7 @@ def _checked(folder: Path, content: Mapping[str, Any], digest: str) -> ClusterMa
         if len(info.starts) != 2 or known not in (None, info.starts[-1]) or info.name in tables:
             raise ValueError(f"the table {info.name!r} does not fit the rows of its policy")
         if info.policy.startswith("edge~") and info.policy not in destinations:
-            raise ValueError(f"the table {info.name!r} is of edges that enter nobody knows what")
+            raise ValueError(f"the table {info.name!r} is of edges without destinations")
         tables[info.name] = info
     state = json_object(content, "state")
     if set(state) != set(STATES):

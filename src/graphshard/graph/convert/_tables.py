@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeAlias, overload
 import torch
 from torch import Tensor
 
-from ..._files import check_text, writing
+from ..._files import check_path, check_text, writing
 from ..._typing import DEFAULT_CANONICAL_ETYPE, DEFAULT_NTYPE, INDEX_DTYPES, CanonicalEType
 from .._graph import Graph, graph, heterograph
 from ..frame import NameTable, integer_ids, names_column, tensor_column
@@ -356,6 +356,7 @@ def _columns_of(etype: CanonicalEType, edge_columns: EdgeColumns) -> list[str]:
 @contextmanager
 def _whole_or_nothing(file: Path) -> Iterator[str]:
     """Where to write a file so that its own name never stands for half of it."""
+    check_path(file)
     partial = file.with_name(f".partial-{file.name}")
     try:
         with writing(file):

@@ -195,7 +195,7 @@ def partition_graph(
         content = _json_content(plan, stats, num_hops, num_trainers_per_machine)
         writer.commit(content)
     if not quiet:
-        Console().print(stats.table())
+        Console(markup=False, emoji=False).print(stats.table())
     return _mapping(relabeling) if return_mapping else None
 
 
