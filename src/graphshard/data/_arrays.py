@@ -163,7 +163,9 @@ def dense_features(
         row_normalize: Divide each row by its sum; rows that sum to 0 stay as they are.
     """
     if isinstance(features, np.ndarray):
-        values = torch.from_numpy(features.astype(np.float64 if row_normalize else features.dtype))
+        values = torch.from_numpy(
+            features.astype(np.float64 if row_normalize else features.dtype, copy=False)
+        )
         if row_normalize:
             values = values * _inverse(values.sum(1)).unsqueeze(1)
         return values.to(dtype)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from .._typing import DEFAULT_CANONICAL_ETYPE, INDEX_DTYPES, CanonicalEType
+from ..errors import GraphValueError
 from ..graph import Graph, graph, heterograph
 from ..graph import add_self_loop as with_self_loops
 from ..graph import remove_self_loop as without_self_loops
@@ -66,7 +67,7 @@ def load_dataset(
             (integers of up to 16 bits become float32, longer ones float64, so that none changes),
             and ``norm`` in float32.
         idtype: int32 or int64, for node and edge ids.
-        max_feature_bytes: Refuse to build dense features larger than this in total.
+        max_feature_bytes: Refuse to make sparse features dense, or wider, where that takes more.
 
     Returns:
         The data set, on CPU.
@@ -100,7 +101,10 @@ def load_dataset(
     elif DEFAULT_CANONICAL_ETYPE in arrays.edges:
         g, target = _plain_graph(arrays, to_bidirected, add_self_loop, idtype), arrays.target
     else:
-        g, target = _typed_graph(arrays, add_inverse, idtype), arrays.target
+        try:
+            g, target = _typed_graph(arrays, add_inverse, idtype), arrays.target
+        except GraphValueError as error:  # a name that is none
+            raise ValueError(f"{folder}: {error}") from None
 
     for ntype, matrix in arrays.features.items():
         feat = dense_features(matrix, dtypes[ntype], row_normalize)
@@ -166,13 +170,14 @@ def _check_feature_size(
     size = sum(
         matrix.shape[0] * matrix.shape[1] * dtypes[ntype].itemsize
         for ntype, matrix in arrays.features.items()
+        if isinstance(matrix, SparseRows) or matrix.dtype.itemsize < dtypes[ntype].itemsize
     )
     if size > max_feature_bytes:
         kinds = " and ".join(sorted({str(dtype) for dtype in dtypes.values()}))
         raise ValueError(
             f"the features of {folder.name} would take {size / 1e9:.1f} GB as dense {kinds}, more "
             f"than max_feature_bytes={max_feature_bytes}; pass features=False, a smaller dtype, or "
-            "a larger limit"
+            "a larger limit to load_dataset"
         )
 
 
