@@ -8,10 +8,11 @@ loops over them, and paths cannot leave the folder. What is wrong is a ValueErro
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from pathlib import PurePosixPath, PureWindowsPath
 from typing import Any
 
 from ..._files import check_text
@@ -266,6 +267,9 @@ def _read_part(content: Mapping[str, Any], part: int) -> dict[str, PartFile]:
 def inside_path(name: Any) -> str:
     """A path that stays inside the folder that it is taken from, as far as its text can tell."""
     path = PurePosixPath(text(name, "a path"))
-    if path.is_absolute() or ".." in path.parts or not path.parts or set("\\\0:") & set(str(name)):
+    is_elsewhere = path.is_absolute() or PureWindowsPath(name).is_absolute() or ".." in path.parts
+    # A colon follows the letter of a drive there; elsewhere a graph may be called "kg:1".
+    forbidden = "\\\0:" if os.name == "nt" else "\\\0"
+    if is_elsewhere or not path.parts or set(forbidden) & set(name):
         raise ValueError(f"a path must stay inside the partition's folder (got {shown(name)})")
     return str(name)

@@ -222,8 +222,15 @@ def check_graph_name(graph_name: str) -> None:
             "graph_name must be usable as a file name: not empty, no leading dot, no slash "
             f"(got {graph_name!r})"
         )
+    size = len(graph_name.encode())
+    if size > _MAX_NAME:
+        raise ValueError(
+            f"graph_name must have at most {_MAX_NAME} bytes, because names of files are made of "
+            f"it (got {size}, {graph_name!r:.80}...); choose a shorter one"
+        )
 
 
+_MAX_NAME = 200
 _PART_FOLDER = re.compile(r"part[0-9]+")
 _IN_PART = re.compile("|".join(re.escape(name) for name in PART_FILES.values()))
 
