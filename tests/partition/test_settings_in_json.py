@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,10 +33,14 @@ from graphshard.partition import (
 )
 from graphshard.partition.format import build_of
 from graphshard.testing import run_ranks
+from graphshard.train._checkpoint import CheckpointFolder
 from graphshard.train.task import partition_dataset
 
 HALF = "a\ud800"
 """Text that no encoding has: Python makes such of bytes that are not UTF-8."""
+
+BYTES = os.fsdecode(b"caf\xe9")
+"""A file name in Latin-1: the file system holds it, and safetensors opens no such file."""
 
 SETTINGS = {
     "halo_hops": ["1", 1.0, None, -1, True, [1]],
@@ -114,6 +120,7 @@ NAMED: dict[str, Callable[[Path], object]] = {
     "node feature": lambda d: partition_graph(with_field(True), "g", 1, d, quiet=True),
     "edge feature": lambda d: partition_graph(with_field(False), "g", 1, d, quiet=True),
     "folder": lambda d: partition_graph(small(), "g", 1, d / HALF, quiet=True),
+    "folder of bytes": lambda d: partition_graph(small(), "g", 1, d / BYTES, quiet=True),
     "node type": lambda d: heterograph({("u", "r", HALF): ([0], [0])}),
     "relation": lambda d: heterograph({("u", HALF, "u"): ([0], [0])}),
     "empty type": lambda d: heterograph({("u", "r", "u"): ([0], [0])}, {"u": 1, HALF: 2}),
@@ -148,6 +155,7 @@ def test_a_tensor_of_a_name_that_is_no_text(tmp_path: Path) -> None:
     for make in (
         lambda: DistTensor((6,), torch.int64, HALF, part_policy="node~_N"),
         lambda: DistEmbedding(6, 2, HALF, part_policy="node~_N"),
+        lambda: save_checkpoint(tmp_path / BYTES, 1),
         lambda: save_checkpoint(
             tmp_path / "run", 1, model=torch.nn.ModuleDict({HALF: torch.nn.Linear(1, 1)})
         ),
@@ -158,6 +166,20 @@ def test_a_tensor_of_a_name_that_is_no_text(tmp_path: Path) -> None:
     assert graphshard.distributed.load_checkpoint(tmp_path / "run").extra == {HALF: HALF}
     assert path.name == "step-00000001"
     exit_client()
+
+
+def test_a_partition_that_was_moved_to_such_a_folder(tmp_path: Path) -> None:
+    partition_graph(small(), "g", 1, tmp_path / "parts", quiet=True)
+    shutil.move(tmp_path / "parts", tmp_path / BYTES)
+    with pytest.raises(PartitionFormatError, match="the path of a tensor file must be text"):
+        load_partition(tmp_path / BYTES / "g.json", 0)
+
+
+def test_a_run_is_told_of_such_a_folder_before_it_trains(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path / BYTES, {})
+    with pytest.raises(ValueError, match="checkpoint_dir must be text that UTF-8 can hold"):
+        folder.prepare(resume=False, write=True)
+    assert not list(tmp_path.iterdir())
 
 
 def failing(rank: int, world_size: int) -> str:

@@ -21,7 +21,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from .._files import check_path, sync_folder, write_json
+from .._files import check_text, sync_folder, write_json
 from .._typing import CanonicalEType
 from ..errors import PartitionFormatError
 from ..graph import Graph, heterograph
@@ -69,7 +69,7 @@ def convert_partition(
     Example:
         >>> convert_partition("parts/cora.json", "parts-for-dgl")  # doctest: +SKIP
     """
-    check_path(out_path)
+    check_text(os.fspath(out_path), "out_path")
     if is_pyg_folder(Path(part_config)):
         return _from_pyg(Path(part_config), Path(out_path), to)
     config = read_config(part_config)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..._files import check_text
 from ...comm import agree, barrier, rank, world_size
 from ...errors import CheckpointError
 from ...partition.files import RowSource, write_tensors
@@ -259,6 +260,7 @@ def _prepare(folder: Path, step: int) -> RunLock | None:
     held: list[RunLock] = []
 
     def prepare() -> None:
+        check_text(str(folder), "checkpoint_dir")
         folder.mkdir(parents=True, exist_ok=True)
         held.append(RunLock(folder))
         STEPS.remove_partial(folder)

@@ -29,7 +29,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..._files import check_path, check_text, read_text_regular, sync_folder, write_json
+from ..._files import check_text, read_text_regular, sync_folder, write_json
 from ...errors import PartitionFormatError
 from ..files import FileRecord, RowSource, write_tensors
 from ..format import FORMAT, FORMAT_VERSION, PART_FILES, build_of, displaced_folder, read_config
@@ -53,7 +53,7 @@ class PartitionWriter:
         self, out_path: str | os.PathLike[str], graph_name: str, *, overwrite: bool = True
     ) -> None:
         check_graph_name(graph_name)
-        check_path(out_path)
+        check_text(os.fspath(out_path), "out_path")
         self._overwrite = overwrite
         self.root = Path(os.path.abspath(out_path))
         self.graph_name = graph_name
