@@ -39,8 +39,8 @@ from graphshard.train.task import partition_dataset
 HALF = "a\ud800"
 """Text that no encoding has: Python makes such of bytes that are not UTF-8."""
 
-BYTES = os.fsdecode(b"caf\xe9")
-"""A file name in Latin-1: the file system holds it, and safetensors opens no such file."""
+BYTES = os.fsdecode(b"\xff\xfe")
+"""A file name of another encoding: the file system holds it, and safetensors opens no such file."""
 
 SETTINGS = {
     "halo_hops": ["1", 1.0, None, -1, True, [1]],
