@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,9 @@ import pytest
 import graphshard
 from graphshard.cli import run
 from graphshard.cli._progress import ProgressDisplay
+from graphshard.graph import load_graphs, save_graphs
 from graphshard.train import EpochReport, Evaluation, read_task
+from type_name_cases import RELATIONS, SIZES, named
 
 GRAPH = [(0, 1), (1, 2), (2, 3), (3, 0), (4, 5), (5, 6), (6, 7), (7, 4), (0, 4)]
 
@@ -122,6 +125,37 @@ def test_inspect_shows_types_balance_and_task(
     for text in ("_N:_E:_N", "cora: 2 parts (random)", "max/mean", "into 7 classes"):
         assert text in printed
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_types_of_any_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Names are shown as they are, and are no markup, no emoji and no formula."""
+    monkeypatch.setenv("COLUMNS", "300")
+    graph = named()
+    dollars = {(s, f"{r}$\\x{{$", d): graph.edges(etype=(s, r, d)) for s, r, d in RELATIONS}
+    renamed: Any = graphshard.heterograph(dollars, SIZES)
+    for ntype, fields in ((t, graph.nodes[t].data) for t in SIZES):
+        renamed.nodes[ntype].data.update(dict(fields.items()))
+    save_graphs(tmp_path / "kg.bin", renamed)
+    command = ["partition", "--data", tmp_path / "kg.bin", "--parts", "2", "--out", tmp_path / "p"]
+    assert call([*command, "--method", "random"]) == 0
+    parts, picture = tmp_path / "p" / "kg.json", tmp_path / "kg.png"
+    assert call(["inspect", parts, "--plot", picture]) == 0
+    printed = capsys.readouterr().out
+    for etype in renamed.canonical_etypes:
+        assert ":".join(etype) in printed
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert call(["verify", parts]) == 0
+    assert call(["convert", parts, "--out", tmp_path / "again", "--to", "graphshard"]) == 0
+    assert call(["verify", tmp_path / "again"]) == 0
+    assert call(["convert", tmp_path / "kg.bin", "--out", tmp_path / "again.bin"]) == 0
+    (again,), _ = load_graphs(tmp_path / "again.bin")
+    assert again.canonical_etypes == renamed.canonical_etypes
+    train = ["train", "--data", parts, "--model", "rgcn", "--epochs", "1", "--workers", "2"]
+    assert call([*train, "--quiet"]) == 0
+    printed = capsys.readouterr().err
+    assert "are float64 and are taken as float32; dtype float64 keeps their digits" in printed
 
 
 def test_inspect_without_matplotlib_names_the_extra(

@@ -6,6 +6,7 @@ Real folders are looked for in GRAPHSHARD_DATASETS, then beside the repository.
 
 from __future__ import annotations
 
+import gzip
 import os
 import re
 import warnings
@@ -17,7 +18,16 @@ import pytest
 import torch
 
 from graphshard.data import NodeDataset, load_dataset
-from graphshard.graph import Graph, graph, heterograph, remove_self_loop
+from graphshard.data.prepare import read_dataset
+from graphshard.graph import (
+    Graph,
+    from_csv,
+    from_parquet,
+    from_scipy,
+    graph,
+    heterograph,
+    remove_self_loop,
+)
 
 DATASETS = Path(
     os.environ.get("GRAPHSHARD_DATASETS")
@@ -111,6 +121,180 @@ def test_folder(tmp_path: Path) -> None:
     both = load_dataset(tmp_path / "mine", to_bidirected=True, add_self_loop=True).graph
     pairs = sorted(zip(*(side.tolist() for side in both.edges()), strict=True))
     assert pairs == [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2), (2, 1), (2, 2), (3, 3)]
+
+
+@pytest.mark.parametrize(
+    ("stored", "kept", "sparse"),
+    [
+        *(
+            (stored, kept, sparse)
+            for stored, kept in (
+                (np.float64, torch.float64),
+                (np.float32, torch.float32),
+                (np.uint8, torch.float32),
+                (np.int16, torch.float32),
+                (np.int32, torch.float64),
+                (np.int64, torch.float64),
+                (np.uint64, torch.float64),
+            )
+            for sparse in (False, True)
+        ),
+        (np.float16, torch.float16, False),  # which SciPy has no matrices of
+        (np.bool_, torch.float32, True),  # a dense matrix holds numbers
+    ],
+)
+def test_features_keep_their_digits(
+    tmp_path: Path, stored: Any, kept: torch.dtype, sparse: bool
+) -> None:
+    kind = np.dtype(stored)
+    largest: Any = 1600000000.25 if kind.itemsize > 2 else 1000.5
+    if kind.kind in "iu":
+        largest = min(2**53 - 1, np.iinfo(kind).max)
+    matrix = np.array([[0, 1], [largest, 0], [0, 0], [1, 0]]).astype(kind)
+    folder = make_folder(tmp_path / "mine", **{k: v for k, v in PLAIN.items() if k != "feat"})
+    if sparse:
+        scipy_sparse = pytest.importorskip("scipy.sparse", reason="SciPy is not installed")
+        scipy_sparse.save_npz(folder / "feat.npz", scipy_sparse.csr_matrix(matrix))
+    else:
+        np.save(folder / "feat.npy", matrix)
+    feat = load_dataset(folder).graph.ndata["feat"]
+    assert feat.dtype == kept
+    assert feat.double().tolist() == matrix.astype(np.float64).tolist()
+    narrow = load_dataset(folder, dtype=torch.float32).graph.ndata["feat"]
+    assert narrow.dtype == torch.float32
+    assert narrow.tolist() == matrix.astype(np.float32).tolist()
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.uint64])
+def test_features_that_no_real_number_stands_for(tmp_path: Path, kind: Any) -> None:
+    matrix = np.full((4, 1), 2**53 + 1, dtype=kind)
+    folder = make_folder(tmp_path / "mine", **{**PLAIN, "feat": matrix})
+    with pytest.raises(ValueError, match=rf"integers beyond 2\^53 .*{2**53 + 1}"):
+        load_dataset(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("val_idx.npy", "did you mean valid_idx.npy?"),
+        ("train_mask.npy", "did you mean train_idx.npy, which holds node ids: numpy.flatnonzero"),
+        ("feats.npy", "did you mean feat.npy?"),
+        ("x.npy", "did you mean feat.npy?"),
+        ("labels.npy", "did you mean label.npy?"),
+        ("y.npy", "did you mean label.npy?"),
+        ("edge_weight.npy", "this layout has no features of edges"),
+        ("edge_types.npy", "did you mean edge_type.npy?"),
+        ("test_index.npy", "did you mean test_idx.npy?"),
+        ("feat.csv", "did you mean feat.npy?"),
+        ("train_idx_a.npy", "did you mean train_idx.npy?"),
+        ("relations.txt", "belongs to edge_type.npy"),
+        ("feat.npz", "feat.npz are both there"),
+        ("label__user.npy", "did you mean label.npy?"),
+    ],
+)
+def test_file_of_an_unknown_name(tmp_path: Path, name: str, meant: str) -> None:
+    folder = make_folder(tmp_path / "mine", **PLAIN)
+    assert load_dataset(folder).graph.num_nodes() == 4
+    (folder / name).touch()
+    with pytest.raises(ValueError, match=re.escape(meant)) as caught:
+        load_dataset(folder)
+    assert str(folder / name) in str(caught.value) or name == "feat.npz"
+    if "did you mean" in meant:
+        assert "The layout is edge_index.npy, edge_type.npy" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("feat__papers.npy", "did you mean feat__paper.npy?"),
+        ("label__auther.npy", "did you mean label__author.npy?"),
+        ("feat.npy", "did you mean feat__"),
+        ("edge_type.npy", "did you mean"),
+    ],
+)
+def test_file_of_an_unknown_type(tmp_path: Path, name: str, meant: str) -> None:
+    folder = make_folder(tmp_path / "typed", edge_index__paper__by__author=[[0, 1], [1, 1]])
+    (folder / name).touch()
+    with pytest.raises(ValueError, match=re.escape(meant)) as caught:
+        load_dataset(folder)
+    assert str(folder / name) in str(caught.value)
+
+
+def test_notes_beside_a_data_set(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "mine", **PLAIN)
+    for name in ("README.md", "readme.txt", "LICENSE", ".hidden", "_SUCCESS", "paper.pdf"):
+        (folder / name).touch()
+    (folder / "parts").mkdir()
+    assert load_dataset(folder).graph.num_nodes() == 4
+
+
+def write_forms(folder: Path) -> dict[str, tuple[Path, str, Any]]:
+    """One graph in forms that no data set has: path, the call that an error names, its result."""
+    io = pytest.importorskip("scipy.io", reason="SciPy is not installed")
+    sparse = pytest.importorskip("scipy.sparse", reason="SciPy is not installed")
+    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
+    matrix = sparse.coo_matrix((np.ones(2), ([0, 1], [1, 2])), shape=(3, 3))
+    tsv, gz, mtx, npz = (folder / f"a.{ending}" for ending in ("tsv", "csv.gz", "mtx", "npz"))
+    tsv.write_text("src\tdst\n0\t1\n1\t2\n")
+    with gzip.open(gz, "wt") as file:
+        file.write("src,dst\n0,1\n1,2\n")
+    io.mmwrite(mtx, matrix)
+    sparse.save_npz(npz, matrix)
+    (folder / "tables").mkdir()
+    table = pyarrow.table({"src": [0, 1], "dst": [1, 2]})
+    parquet.write_table(table, folder / "tables" / "part-0.parquet")
+    return {
+        "tsv": (tsv, f"from_csv({str(tsv)!r}, delimiter='\\t')", from_csv(tsv, delimiter="\t")),
+        "csv.gz": (gz, f"from_csv({str(gz)!r})", from_csv(gz)),
+        "mtx": (
+            mtx,
+            f"from_scipy(scipy.io.mmread({str(mtx)!r}))",
+            from_scipy(io.mmread(mtx)),
+        ),
+        "npz": (
+            npz,
+            f"from_scipy(scipy.sparse.load_npz({str(npz)!r}))",
+            from_scipy(sparse.load_npz(npz)),
+        ),
+        "parquet": (
+            folder / "tables",
+            f"from_parquet({str(folder / 'tables')!r})",
+            from_parquet(folder / "tables"),
+        ),
+    }
+
+
+@pytest.mark.parametrize("form", ["tsv", "csv.gz", "mtx", "npz", "parquet"])
+def test_what_is_no_data_set_is_told_how_it_is_read(tmp_path: Path, form: str) -> None:
+    path, call, by_that_call = write_forms(tmp_path)[form]
+    with pytest.raises(ValueError, match=re.escape(f"graphshard.{call} reads it")) as caught:
+        read_dataset(str(path))
+    assert str(path) in str(caught.value)
+    assert [side.tolist() for side in by_that_call.edges()] == [[0, 1], [1, 2]]
+
+
+def test_raw_folders_are_told_how_they_are_read(tmp_path: Path) -> None:
+    ogb, planetoid = tmp_path / "ogbn_arxiv", tmp_path / "planetoid"
+    (ogb / "raw").mkdir(parents=True)
+    planetoid.mkdir()
+    (planetoid / "ind.citeseer.x").touch()
+    for folder, call in (
+        (ogb, f"data.from_ogb('ogbn-arxiv', root={str(tmp_path)!r})"),
+        (planetoid, f"data.CitationGraphDataset('citeseer', raw_dir={str(planetoid)!r})[0]"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(f"graphshard.{call}")):
+            read_dataset(str(folder))
+    with pytest.raises(FileNotFoundError, match="no data set"):
+        read_dataset(str(tmp_path / "none.tsv"))
+
+
+def test_a_table_of_names_is_no_data_set(tmp_path: Path) -> None:
+    path = tmp_path / "names.csv"
+    path.write_text("src,dst\nada,bob\n")
+    with pytest.raises(ValueError, match=r"graphshard.from_csv\(..., relabel=True\)") as caught:
+        read_dataset(str(path))
+    assert "pass relabel" not in str(caught.value)  # the command has no such argument
 
 
 def test_folder_of_edges_alone(tmp_path: Path) -> None:

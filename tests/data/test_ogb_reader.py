@@ -41,6 +41,9 @@ def arxiv(root: Path) -> None:
 
 def test_csv_layout(tmp_path: Path) -> None:
     arxiv(tmp_path)
+    raw = tmp_path / "ogbn_arxiv" / "raw"
+    put(raw / "node_time.csv.gz", [[1600000000.0 + i / 4] for i in range(5)])
+    put(raw / "node_id.csv.gz", [[2**62 + i] for i in range(5)])
     data = from_ogb("ogbn-arxiv", tmp_path, idtype=torch.int32)
     g = data.graph
     assert (data.name, data.num_classes, g.num_nodes(), g.idtype) == (
@@ -53,6 +56,8 @@ def test_csv_layout(tmp_path: Path) -> None:
     assert g.ndata["feat"].dtype == torch.float32
     assert g.ndata["feat"][3].tolist() == [1.5, -3.0]
     assert g.ndata["node_year"].tolist() == [2010, 2011, 2012, 2013, 2014]
+    assert g.ndata["node_time"].tolist() == [1600000000.0 + i / 4 for i in range(5)]
+    assert g.ndata["node_id"].tolist() == [2**62 + i for i in range(5)]
     assert g.ndata["label"].tolist() == [2, 0, 1, 0, 2]
     assert [data.node_ids(s).tolist() for s in ("train", "val", "test")] == [[0, 4], [1], [2, 3]]
 

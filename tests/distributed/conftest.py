@@ -13,6 +13,7 @@ import torch
 from dist_graph_cases import NUM_PARTS, TOKEN, Servers, plain, relabelled, typed
 
 from graphshard.distributed import DistGraph, exit_client, initialize, partition_graph
+from type_name_cases import named
 
 
 @pytest.fixture(scope="session")
@@ -20,7 +21,7 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Partitions by kind: the JSON, and the graph with the ids that it has there."""
     folder = tmp_path_factory.mktemp("parts")
     found = {}
-    for kind, make in (("plain", plain), ("typed", typed)):
+    for kind, make in (("plain", plain), ("typed", typed), ("named", named)):
         torch.manual_seed(0)
         graph = make()
         method = "metis" if kind == "plain" else "random"

@@ -20,6 +20,7 @@ from graphshard.distributed import (
     initialize,
     partition_graph,
 )
+from type_name_cases import named
 
 TOKEN = "a token that is for tests alone"
 NUM_NODES, WIDTH = 90, 3
@@ -52,7 +53,7 @@ def typed() -> Any:
 def write_parts(folder: Path) -> dict[str, str]:
     """JSONs by kind and number of parts; the 5 parts have another order, and one is empty."""
     found = {}
-    for kind, make in (("plain", plain), ("typed", typed)):
+    for kind, make in (("plain", plain), ("typed", typed), ("named", named)):
         graph = make()
         for num_parts in (2, 5):
             owner: Any = "random"
@@ -61,7 +62,7 @@ def write_parts(folder: Path) -> dict[str, str]:
                     t: torch.tensor([0, 3, 1, 4])[torch.randint(0, 4, (graph.num_nodes(t),))]
                     for t in graph.ntypes
                 }
-                owner = owner if kind == "typed" else owner["_N"]
+                owner = owner["_N"] if kind == "plain" else owner
             path = folder / f"{kind}-{num_parts}"
             partition_graph(graph, "g", num_parts, path, part_method=owner, quiet=True)
             found[f"{kind} {num_parts}"] = str(path / "g.json")

@@ -76,6 +76,29 @@ def test_all_neighbours_are_those_of_the_graph(opened: tuple[DistGraph, Any]) ->
         assert torch.equal(without.edges[etype].data[EID].sort().values, kept.sort().values)
 
 
+@pytest.mark.parametrize("opened", ["named"], indirect=True)
+def test_types_of_any_name(opened: tuple[DistGraph, Any]) -> None:
+    g, graph = opened
+    test_it_has_what_the_graph_has(opened)
+    test_all_neighbours_are_those_of_the_graph(opened)
+    for policy in [g.get_node_partition_policy(t) for t in g.ntypes] + [
+        g.get_edge_partition_policy(t) for t in g.canonical_etypes
+    ]:
+        tensor = DistTensor((policy.get_size(),), torch.int64, "own", part_policy=policy)
+        assert (tensor.part_policy, tensor.tensor_name) == (policy.policy_str, "own")
+        assert policy.get_data_name("own").policy_str == policy.policy_str
+        tensor[:] = torch.arange(len(tensor))
+        view = g.nodes if policy.is_node else g.edges
+        data = view[policy.type_name].data
+        data["own"] = tensor
+        assert torch.equal(data["own"][:], torch.arange(len(tensor)))
+    ntype = "http://ex.org/ns#Person"
+    seeds = {ntype: torch.arange(graph.num_nodes(ntype))}
+    loader = DistNodeDataLoader(g, seeds, NeighborSampler([-1]), batch_size=16)
+    found = [block.num_edges() for _, _, (block,) in loader]
+    assert sum(found) == sum(graph.num_edges(e) for e in graph.canonical_etypes if e[2] == ntype)
+
+
 def load(g: Any, ntype: str, weighted: bool) -> list[Any]:
     sampler = NeighborSampler(
         [4, 3], prob="weight" if weighted else None, prefetch_node_feats=["feat"]

@@ -82,7 +82,8 @@ def tensors(g: DistGraph) -> list[tuple[DistTensor, Callable[[Tensor], Tensor]]]
 
 
 def feature(g: DistGraph) -> DistTensor:
-    return g.nodes["item" if "item" in g.ntypes else "_N"].data["feat"]
+    ntype = next((t for t in ("item", "/m/0f~x.y") if t in g.ntypes), "_N")
+    return g.nodes[ntype].data["feat"]
 
 
 EXTRA = {"epoch": 3, "best": (0.5, float("inf")), "state": torch.arange(4), 7: [None, True, "x"]}
@@ -130,7 +131,7 @@ def check_rows(g: DistGraph) -> None:
         assert torch.equal(tensor[:], expected), tensor
 
 
-@pytest.mark.parametrize("kind", ["plain", "typed"])
+@pytest.mark.parametrize("kind", ["plain", "typed", "named"])
 @pytest.mark.parametrize(
     ("saved", "loaded"),  # number of parts, hosts and trainers; without hosts it is one process
     [((2, 0, 1), (5, 3, 2)), ((5, 3, 2), (2, 0, 1)), ((5, 2, 2), (5, 5, 5))],

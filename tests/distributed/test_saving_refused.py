@@ -114,11 +114,39 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
         "has no rows 'row/node~_N~x', or others",
     ),
     "no tables": (lambda f: rewrite(f, lambda c: c.update(tables=3)), "tables must be a list"),
+    "destinations that are none": (
+        lambda f: rewrite(f, lambda c: c.update(destinations={"edge~_N:_E:_N": 3})),
+        "destinations name 'edge~_N:_E:_N' or 3",
+    ),
+    "no destinations of edges": (
+        lambda f: rewrite(
+            f,
+            lambda c: (
+                c.update(destinations={}),
+                c["tables"].append({**c["tables"][0], "name": "e", "policy": "edge~_N:_E:_N"}),
+            ),
+        ),
+        "the table 'e' does not fit|the table 'e' is of edges without destinations",
+    ),
     "a wrong state": (
         lambda f: rewrite(f, lambda c: c["state"].update(model={"tensor": "nowhere"})),
         "which is no value",
     ),
 }
+
+
+def test_a_checkpoint_from_before_types_had_colons(parts: dict[str, str], tmp_path: Path) -> None:
+    """Its manifest does not say which nodes the edges of a relation enter: their names do."""
+    g, tensor = saved(parts, tmp_path / "c")
+    policy = g.get_edge_partition_policy(g.canonical_etypes[0])
+    edges = DistTensor((policy.get_size(),), torch.int64, "e", part_policy=policy, persistent=True)
+    edges[:] = torch.arange(len(edges))
+    save_checkpoint(tmp_path / "c", 2)
+    edges[:] = torch.zeros(len(edges), dtype=torch.int64)
+    rewrite(tmp_path / "c" / "step-00000002", lambda c: c.pop("destinations"))
+    assert load_checkpoint(tmp_path / "c").step == 2
+    assert torch.equal(edges[:], torch.arange(len(edges)))
+    assert (tensor[:] == -1).all()
 
 
 @pytest.mark.parametrize("case", list(DAMAGE))

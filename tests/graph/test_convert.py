@@ -13,6 +13,7 @@ import torch
 
 from graphshard.graph import (
     Graph,
+    bipartite_from_networkx,
     create_block,
     from_edge_index,
     from_networkx,
@@ -234,3 +235,43 @@ def test_networkx_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "networkx", None)
     with pytest.raises(ImportError, match=r"to_networkx needs the package 'networkx'"):
         to_networkx(sample())
+
+
+LONG = [1600000000.0, 1600000000.25, 0.1, 1e300]
+
+
+@pytest.mark.parametrize("directed", [False, True])
+def test_numbers_of_networkx_are_not_rounded(directed: bool) -> None:
+    kind = networkx.DiGraph if directed else networkx.Graph
+    theirs = kind()
+    for node, value in enumerate(LONG):
+        theirs.add_node(node, real=value, id=2**62 + node, vector=[value, 0.5], flag=node > 1)
+    theirs.add_edges_from(
+        [(i, (i + 1) % 4, {"time": LONG[i], "id": 2**62 + i, "flag": i > 1}) for i in range(4)]
+    )
+    g = from_networkx(theirs, ["real", "id", "vector", "flag"], ["time", "id", "flag"])
+    for name, dtype in (("real", torch.float64), ("id", torch.int64), ("flag", torch.bool)):
+        assert g.ndata[name].dtype == dtype
+        assert g.ndata[name].tolist() == [theirs.nodes[n][name] for n in range(4)]
+    assert g.ndata["vector"].tolist() == [[value, 0.5] for value in LONG]
+    for name in ("time", "id", "flag"):
+        ends = zip(*(side.tolist() for side in g.edges()), strict=True)
+        assert g.edata[name].tolist() == [theirs.edges[pair][name] for pair in ends]
+    assert g.edata["time"].dtype == torch.float64
+
+
+def test_numbers_of_bipartite_networkx_are_not_rounded() -> None:
+    theirs = networkx.DiGraph()
+    theirs.add_nodes_from(range(4), bipartite=0)
+    theirs.add_nodes_from(range(4, 8), bipartite=1)
+    theirs.add_edges_from([(i, i + 4, {"time": LONG[i]}) for i in range(4)])
+    g = bipartite_from_networkx(theirs, "u", "r", "v", e_attrs=["time"])
+    assert g.edata["time"].tolist() == LONG
+
+
+@pytest.mark.parametrize("values", [LONG, [2**62 + 1, 2**62 + 2, -(2**62), 0]])
+def test_numbers_of_scipy_are_not_rounded(values: list[float]) -> None:
+    matrix = scipy_sparse.coo_matrix((np.array(values), ([0, 1, 2, 3], [1, 2, 3, 0])))
+    g = from_scipy(matrix, eweight_name="w")
+    assert g.edata["w"].tolist() == values
+    assert to_scipy(g, "w").data.tolist() == values

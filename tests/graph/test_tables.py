@@ -53,10 +53,10 @@ def test_csv(tmp_path: Path, idtype: torch.dtype) -> None:
     g = from_csv(path, edge_columns=["w"], idtype=idtype)
     assert edges(g) == [[3, 0, 0], [1, 1, 1]]
     assert (g.num_nodes(), g.idtype) == (4, idtype)
-    assert g.edata["w"].dtype == torch.float32
+    assert g.edata["w"].dtype == torch.float64
     assert g.edata["w"].tolist() == [0.5, 2.0, -1000.0]
     assert from_csv(path, num_nodes=9).num_nodes() == 9
-    assert from_csv(path, edge_columns=["w"], dtype=torch.float64).edata["w"].dtype == torch.float64
+    assert from_csv(path, edge_columns=["w"], dtype=torch.float32).edata["w"].dtype == torch.float32
 
 
 def test_csv_forms(tmp_path: Path) -> None:
@@ -101,7 +101,9 @@ def test_csv_relabel(tmp_path: Path) -> None:
 def test_csv_round_trip(tmp_path: Path) -> None:
     g, path = weighted(), tmp_path / "e.csv"
     to_csv(g, path, "a", "b", ["w", "n", "flag"], delimiter=";")
-    back = from_csv(path, "a", "b", ["w", "n", "flag"], delimiter=";", num_nodes=4)
+    back = from_csv(
+        path, "a", "b", ["w", "n", "flag"], delimiter=";", num_nodes=4, dtype=torch.float32
+    )
     assert edges(back) == edges(g)
     for name in ("w", "n", "flag"):
         assert back.edata[name].dtype == g.edata[name].dtype
@@ -213,7 +215,8 @@ BAD_CSV = {
     "src,dst\n0,1\n,2\n": "column 'src', row 2: a node id must not be empty",
     "src,dst\n0,1\n3,1.5\n": "column 'dst', row 2: a node id must be an integer from 0 (got '1.5')",
     "src,dst\n0,1\n3,1\n-4,0\n": "column 'src', row 3: node id -4 must not be negative",
-    "src,dst\n0,1\nbob,0\n": "(got 'bob'); pass relabel=True",
+    "src,dst\n0,1\nbob,0\n": "(got 'bob'); where a table holds names instead of ids, read "
+    "it with graphshard.from_csv(..., relabel=True)",
     "src,to\n0,1\n": "column 'dst' is missing; the file has the columns ['src', 'to']",
     "src,dst,dst\n0,1,1\n": "column 'dst' is twice",
     "src,dst\n0,1\n0,9\n": "column 'dst', row 2: node id 9 must be below num_nodes=5",
@@ -274,6 +277,181 @@ def test_bad_parquet(tmp_path: Path) -> None:
         from_parquet(write(path, "src,dst\n0,1\n"))
     with pytest.raises(FileNotFoundError):
         from_parquet(tmp_path / "none.parquet")
+
+
+def long_numbers() -> dict[str, Any]:
+    """What float32 cannot tell apart, and int64 not hold, as tables of events have it."""
+    return {
+        "src": [0, 1, 2],
+        "dst": [1, 2, 0],
+        "time": [1600000000.0, 1600000000.25, 1600000001.0],
+        "real": [0.1, 1e300, 5e-324],
+        "id": [2**53 + 1, -(2**63), 2**63 - 1],
+        "flag": [True, False, True],
+    }
+
+
+@pytest.mark.parametrize("ending", ["csv", "csv.gz", "parquet"])
+def test_numbers_are_those_of_pandas(tmp_path: Path, ending: str) -> None:
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
+    path, columns = tmp_path / f"events.{ending}", ["time", "real", "id", "flag"]
+    frame = pandas.DataFrame(long_numbers())
+    if ending == "parquet":
+        frame.to_parquet(path)
+        g, theirs = from_parquet(path, edge_columns=columns), pandas.read_parquet(path)
+    else:
+        frame.to_csv(path, index=False)
+        g, theirs = from_csv(path, edge_columns=columns), pandas.read_csv(path)
+    for name in columns:
+        assert g.edata[name].numpy().dtype == theirs[name].dtype
+        assert g.edata[name].tolist() == theirs[name].tolist() == long_numbers()[name]
+
+
+@pytest.mark.parametrize(("save", "load"), [(to_csv, from_csv), (to_parquet, from_parquet)])
+def test_float64_comes_back(tmp_path: Path, save: Any, load: Any) -> None:
+    g = graph(([0, 1, 2], [1, 2, 0]))
+    for name in ("time", "real", "id", "flag"):
+        g.edata[name] = torch.tensor(
+            long_numbers()[name], dtype=torch.float64 if name in ("time", "real") else None
+        )
+    save(g, tmp_path / "table", edge_columns=list(g.edata))
+    back = load(tmp_path / "table", edge_columns=list(g.edata))
+    for name, column in g.edata.items():
+        assert back.edata[name].dtype == column.dtype
+        assert torch.equal(back.edata[name], column)
+
+
+BIG = [2**63 + 5, 0, 2**64 - 1, 2**63 + 5]
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+@pytest.mark.parametrize("other", [[1, 2, 0, 2**63 - 1], [-1, 2, 0, -(2**63)], BIG[::-1]])
+def test_names_beyond_63_bits(tmp_path: Path, ending: str, other: list[int]) -> None:
+    path = tmp_path / f"hashes.{ending}"
+    kind = pyarrow.uint64() if max(other) >= 2**63 else pyarrow.int64()
+    table = pyarrow.table(
+        {"src": pyarrow.array(BIG, pyarrow.uint64()), "dst": pyarrow.array(other, kind)}
+    )
+    if ending == "csv":
+        csv.write_csv(table, path)
+    else:
+        parquet.write_table(table, path)
+    load, save = (from_csv, to_csv) if ending == "csv" else (from_parquet, to_parquet)
+    g, names = load(path, relabel=True)
+    assert list(names) == list(dict.fromkeys([*BIG, *other]))  # by first appearance
+    by_id = list(names)
+    assert [[by_id[i] for i in side] for side in edges(g)] == [BIG, other]
+    save(g, tmp_path / f"again.{ending}", names=names)
+    again, same = load(tmp_path / f"again.{ending}", relabel=True)
+    assert (edges(again), list(same)) == (edges(g), by_id)
+    with pytest.raises(ValueError, match=rf"row 1: node id {BIG[0]} does not fit 64 bits"):
+        load(path)
+
+
+def test_whole_numbers_that_do_not_fit(tmp_path: Path) -> None:
+    path = write(tmp_path / "ids.csv", f"src,dst,id,real\n0,1,5,1e30\n1,0,{2**63},{2**63}\n")
+    with pytest.raises(ValueError, match=rf"column 'id', row 2: {2**63} does not fit 64 bits"):
+        from_csv(path, edge_columns=["id"])
+    g = from_csv(path, edge_columns=["real"])
+    assert g.edata["real"].tolist() == [1e30, float(2**63)]
+
+
+def test_lists_of_one_length(tmp_path: Path) -> None:
+    rows = [[0.1, 2.0, 3.0], [4.0, 5.0, 1e300]]
+    columns = {
+        "vector": pyarrow.array(rows, pyarrow.list_(pyarrow.float64())),
+        "large": pyarrow.array([[1, 2**62], [3, 4]], pyarrow.large_list(pyarrow.int64())),
+        "matrix": pyarrow.array([[[1, 2], [3, 4], [5, 6]]] * 2),
+        "ragged": pyarrow.array([[1.0], [2.0, 3.0]]),
+        "hole": pyarrow.array([[1.0, 2.0], [3.0, None]]),
+        "none": pyarrow.array([[1.0], None]),
+        "empty": pyarrow.array([[], []], pyarrow.list_(pyarrow.float64())),
+    }
+    path = write_parquet(tmp_path / "e.parquet", src=[0, 1], dst=[1, 0], **columns)
+    g = from_parquet(path, edge_columns=["vector", "large", "matrix", "empty"])
+    assert g.edata["vector"].dtype == torch.float64
+    assert g.edata["vector"].tolist() == rows
+    assert g.edata["large"].tolist() == [[1, 2**62], [3, 4]]
+    assert g.edata["matrix"].tolist() == columns["matrix"].to_pylist()
+    assert g.edata["empty"].shape == (2, 0)
+    part = pyarrow.table({"src": [0, 1, 0], "dst": [1, 0, 0], "v": [[9], *[[1, 2]] * 2]})[1:]
+    parquet.write_table(part, tmp_path / "slice.parquet")
+    assert from_parquet(tmp_path / "slice.parquet", edge_columns=["v"]).edata["v"].shape == (2, 2)
+    for name, text in {
+        "ragged": "row 2: the lists of an edge column must have one length (got 2, and 1 in row 1)",
+        "hole": "row 2: a list must not hold an empty place",
+        "none": "row 2: an edge column must not be empty",
+    }.items():
+        with pytest.raises(ValueError, match=re.escape(f"column {name!r}, {text}")):
+            from_parquet(path, edge_columns=[name])
+
+
+def test_folder_of_parquet_files(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
+    folder = tmp_path / "edges.parquet"
+    folder.mkdir()
+    for number, (src, dst) in enumerate([([0, 1], [1, 2]), ([5, 3], [3, 0]), ([], [])]):
+        part = {"src": pyarrow.array(src, pyarrow.int64()), "dst": dst, "w": [0.1] * len(src)}
+        part = {
+            **part,
+            "dst": pyarrow.array(dst, pyarrow.int64()),
+            "w": pyarrow.array(part["w"], pyarrow.float64()),
+        }
+        write_parquet(folder / f"part-{number}.parquet", **part)
+    (folder / "_SUCCESS").touch()
+    (folder / ".part-0.parquet.crc").touch()
+    theirs = pandas.read_parquet(folder)
+    g = from_parquet(folder, edge_columns=["w"])
+    assert edges(g) == [theirs["src"].tolist(), theirs["dst"].tolist()]
+    assert g.edata["w"].tolist() == theirs["w"].tolist()
+    write_parquet(folder / "part-9.parquet", src=["a"], dst=["b"], w=[0.5])
+    with pytest.raises(ValueError, match=r"part-9.parquet: the columns .* must have the types"):
+        from_parquet(folder)
+    (folder / "part-9.parquet").write_text("no Parquet")
+    with pytest.raises(ValueError, match=r"part-9.parquet cannot be read as Parquet"):
+        from_parquet(folder)
+    (folder / "part-9.parquet").rename(folder / "notes.txt")
+    with pytest.raises(ValueError, match=r"nothing else \(it has notes.txt\)"):
+        from_parquet(folder)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="holds no Parquet file"):
+        from_parquet(tmp_path / "empty")
+
+
+OTHER_FORMS = {
+    "# from a site\nsrc,dst\n0,1\n1,2\n": {"skip_rows": 1},
+    "# one\n# two\tthree\n0\t1\n1\t2\n": {
+        "skip_rows": 2,
+        "delimiter": "\t",
+        "column_names": ["src", "dst"],
+    },
+    "src;dst\n0;1\n1;2\n": {"delimiter": ";"},
+    "0 1\n1 2\n": {"delimiter": " ", "column_names": ["src", "dst"]},
+}
+
+
+@pytest.mark.parametrize("text", OTHER_FORMS)
+def test_an_error_names_the_call_that_reads_the_file(tmp_path: Path, text: str) -> None:
+    path, options = write(tmp_path / "e.csv", text), OTHER_FORMS[text]
+    said = ", ".join(f"{name}={value!r}" for name, value in options.items())
+    with pytest.raises(
+        ValueError, match=re.escape(f"read it with graphshard.from_csv(..., {said})")
+    ):
+        from_csv(path)
+    assert edges(from_csv(path, **options)) == [[0, 1], [1, 2]]  # type: ignore[call-overload]
+
+
+def test_names_that_are_no_text(tmp_path: Path) -> None:
+    half = "\ud800"
+    path = write(tmp_path / "e.csv", "src,dst\n0,1\n")
+    for load in (from_csv, from_parquet):
+        with pytest.raises(ValueError, match="name of a column must be text that UTF-8 can hold"):
+            load(path, src=half)
+    g, _ = from_csv(path, relabel=True)
+    with pytest.raises(ValueError, match="a name must be text that UTF-8 can hold"):
+        to_csv(g, path, names={half: 0, "b": 1})
+    with pytest.raises(ValueError, match="name of a column must be text that UTF-8 can hold"):
+        to_csv(g, path, src=half)
 
 
 def test_bad_arguments(tmp_path: Path) -> None:

@@ -25,7 +25,9 @@ from graphshard.nn import (
     GATv2Conv,
     GINConv,
     GraphConv,
+    HeteroEmbedding,
     HeteroGraphConv,
+    HeteroLinear,
     RelGraphConv,
     SAGEConv,
     SGConv,
@@ -423,6 +425,39 @@ def test_hetero_layers_may_be_named_by_triple() -> None:
     expected = HeteroGraphConv(by_name)(g, x)
     out = HeteroGraphConv(by_triple)(g, x)
     assert all(torch.equal(out[k], expected[k]) for k in expected)
+
+
+@pytest.mark.parametrize("by_triple", [False, True])
+def test_hetero_layers_of_any_name(by_triple: bool) -> None:
+    """Torch refuses modules with a dot in their name, and one called type or items."""
+    names = ["a.b", "a%2Eb", "a%b", "type", "items", "training", "%type", "/x/y.", "http://z/#w.v"]
+    draw = torch.manual_seed(0)
+    edges = {("n", name, "n"): tuple(torch.randint(0, 5, (2, 9), generator=draw)) for name in names}
+    g, x = heterograph(edges, {"n": 5}), torch.randn(5, IN_FEATS, generator=draw)
+    layers = {
+        name: GraphConv(IN_FEATS, 3, norm="none", bias=False, allow_zero_in_degree=True)
+        for name in names
+    }
+    keys = {name: ("n", name, "n") if by_triple else name for name in names}
+    layer = HeteroGraphConv({keys[name]: layers[name] for name in names})
+    expected = torch.zeros(5, 3)
+    for name in names:
+        src, dst = edges["n", name, "n"]
+        expected.index_add_(0, dst, x[src] @ layers[name].weight)
+    assert torch.allclose(layer(g, {"n": x})["n"], expected, atol=1e-5)
+    assert len(list(layer.parameters())) == len(names)
+    again = HeteroGraphConv(
+        {keys[name]: GraphConv(IN_FEATS, 3, norm="none", bias=False) for name in names}
+    )
+    again.load_state_dict(layer.state_dict())
+    assert torch.equal(again(g, {"n": x})["n"], layer(g, {"n": x})["n"])
+    kinds = {keys[name]: number + 1 for number, name in enumerate(names)}
+    linear, tables = HeteroLinear(kinds, 2), HeteroEmbedding(kinds, 2)
+    for kind, width in kinds.items():
+        assert linear({kind: torch.ones(4, width)})[kind].shape == (4, 2)
+        assert torch.equal(
+            tables({kind: torch.tensor([width - 1])})[kind], tables.weight[kind][-1:]
+        )
 
 
 def test_hetero_arguments_by_name_or_triple() -> None:

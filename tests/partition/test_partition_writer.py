@@ -239,10 +239,21 @@ def test_names_must_name_a_file(name: str, tmp_path: Path) -> None:
         partition_graph(plain(), name, 2, tmp_path, quiet=True)
 
 
-def test_a_name_with_odd_characters_is_fine(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["x" * 201, "\N{LATIN SMALL LETTER E WITH ACUTE}" * 101])
+def test_a_name_that_is_too_long_is_refused_at_once(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="graph_name must have at most 200 bytes"):
+        partition_graph(plain(), name, 2, tmp_path / "parts", quiet=True)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["a graph [v1.2]*", "kg:1", "C:x", "a\nb", "x" * 200, "größe"])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_name_with_odd_characters_is_fine(name: str, is_first: bool, tmp_path: Path) -> None:
+    if not is_first:  # then its parts are called by its name, too
+        partition_graph(plain(), "another", 2, tmp_path, quiet=True, part_method="random")
     for _ in range(2):
-        partition_graph(plain(), "a graph [v1.2]*", 2, tmp_path, quiet=True)
-    assert verify_partition(tmp_path / "a graph [v1.2]*.json") == []
+        partition_graph(plain(), name, 2, tmp_path, quiet=True, part_method="random")
+    assert verify_partition(tmp_path / f"{name}.json") == []
     assert hidden(tmp_path) == []
 
 

@@ -16,14 +16,16 @@ from .regular import (
     read_text_regular,
 )
 from .temporary import TemporaryFolder, remove_abandoned, shared_memory_folder
-from .written import sync_folder, write_json, writing
+from .written import check_path, check_text, sync_folder, write_json, writing
 
 __all__ = [
     "MappedFile",
     "NotRegularFileError",
     "PickleMachine",
     "TemporaryFolder",
+    "check_path",
     "check_regular",
+    "check_text",
     "open_regular",
     "parse_json",
     "read_json_regular",

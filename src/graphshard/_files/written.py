@@ -30,6 +30,7 @@ def writing(path: str | os.PathLike[str]) -> Iterator[None]:
     Raises:
         OSError: With the same ``errno``, such as ``ENOSPC``.
     """
+    check_path(path)
     try:
         yield
     except OSError as error:
@@ -39,6 +40,40 @@ def writing(path: str | os.PathLike[str]) -> Iterator[None]:
         cure = _CURES.get(error.errno or 0, _CURE)
         text = f"{os.fspath(path)} cannot be written ({reason}); {cure}"
         raise (OSError(text) if error.errno is None else OSError(error.errno, text)) from error
+
+
+def check_path(path: str | os.PathLike[str]) -> None:
+    """Raise if the file system cannot hold a path.
+
+    Raises:
+        ValueError: It cannot.
+    """
+    try:
+        os.fsencode(path)
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"a path must be text that the file system can hold (got {os.fspath(path)!a:.200}, "
+            f"whose character {error.start} is half of one); choose another"
+        ) from None
+
+
+def check_text(name: str, what: str) -> str:
+    """Return ``name`` if UTF-8 can hold it, as every file and message here is written in it.
+
+    A text that was read from bytes of another encoding, such as a file name in Latin-1, has halves
+    of characters in it.
+
+    Raises:
+        ValueError: It cannot.
+    """
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"{what} must be text that UTF-8 can hold (got {name!a:.80}, whose character "
+            f"{error.start} is half of one); rename it"
+        ) from None
+    return name
 
 
 def write_json(path: Path, content: Mapping[str, Any], *, final: Path | None = None) -> None:

@@ -29,7 +29,7 @@ def inspect(
     config.check_format()
     if plot is not None:
         plot_partition(load_partition_stats(path), plot)
-    console = Console()
+    console = Console(markup=False, emoji=False)
     console.print(_types_table(config))
     if config.stats is not None:
         console.print(config.stats.table())
@@ -117,7 +117,8 @@ def plot_partition(stats: PartitionStats, path: Path) -> None:
     for item in stats.balances:
         mean = sum(item.loads) / stats.num_parts
         loads = [load / mean if mean else 1.0 for load in item.loads]
-        balance.plot(parts, loads, marker="o", label=f"{item.name} ({item.ratio:.3f})")
+        label = f"{_drawn(item.name)} ({item.ratio:.3f})"
+        balance.plot(parts, loads, marker="o", label=label)
     balance.set(title="balance", ylabel="load / mean")
     if stats.balances:
         balance.legend(title="constraint (max/mean)", fontsize="small")
@@ -135,6 +136,12 @@ def plot_partition(stats: PartitionStats, path: Path) -> None:
     for axes in (balance, cut, halo):
         axes.set_xlabel("part")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    figure.suptitle(f"{stats.graph_name}, {stats.num_parts} parts ({stats.part_method})")
+    title = f"{_drawn(stats.graph_name)}, {stats.num_parts} parts ({stats.part_method})"
+    figure.suptitle(title)
     with writing(path):
         figure.savefig(path, dpi=120)
+
+
+def _drawn(name: str) -> str:
+    """A name as matplotlib shows it: between two dollar signs it would be a formula."""
+    return name.replace("$", r"\$")

@@ -84,6 +84,6 @@ def partition(
         reorder=reorder,
     )
     if not quiet:
-        console = Console()
+        console = Console(markup=False, emoji=False)
         console.print(load_partition_stats(written).table())
         console.print(f"wrote {written}", markup=False, highlight=False, soft_wrap=True)

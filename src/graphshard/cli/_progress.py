@@ -34,7 +34,7 @@ class ProgressDisplay:
     """
 
     def __init__(self, quiet: bool = False) -> None:
-        self._console = Console(stderr=True)
+        self._console = Console(stderr=True, markup=False, emoji=False)
         self._quiet = quiet
         self._bar: Progress | None = None
         self._task: TaskID | None = None

@@ -149,7 +149,7 @@ def _partitioned(
     with TemporaryFolder() as folder:
         json_path = partition_dataset(dataset, num_workers, folder / "parts")
         if not quiet:
-            Console(stderr=True).print(
+            Console(stderr=True, markup=False, emoji=False).print(
                 f"partitioned {dataset.name} into {num_workers}", markup=False, highlight=False
             )
         yield _with_data(config, json_path), num_workers
@@ -160,4 +160,4 @@ def _with_data(config: AnyConfig, path: Path) -> AnyConfig:
 
 
 def _show(result: TrainResult, config: AnyConfig) -> None:
-    Console().print(result_table(result, config.model))
+    Console(markup=False, emoji=False).print(result_table(result, config.model))

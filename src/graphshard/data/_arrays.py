@@ -70,6 +70,11 @@ def plain_numbers(path: Path, array: np.ndarray, kind: str) -> np.ndarray:
             raise ValueError(f"{path} must hold integers below 2^63 (got {array.max()})")
         return array.astype(np.int64, copy=False)
     if array.dtype.kind == "u" and array.dtype.itemsize > 1:
+        if array.dtype.itemsize == 8 and array.size and array.max() > 2**53:
+            raise ValueError(
+                f"{path} must hold real numbers, among which integers beyond 2^53 become others "
+                f"(got {array.max()}); store them divided, or as float64"
+            )
         return array.astype(np.float64)
     if array.dtype.kind == "f" and array.dtype.itemsize > 8:
         return array.astype(np.float64)
@@ -122,6 +127,31 @@ def is_there(path: Path) -> bool:
     return os.path.lexists(path)
 
 
+def feature_dtype(features: np.ndarray | SparseRows) -> torch.dtype:
+    """The narrowest dtype from float32 up that holds every number of a file as it is.
+
+    That is NumPy's rule: integers of up to 16 bits fit float32, longer ones take float64; real
+    numbers keep their dtype, also where it is narrower.
+
+    Raises:
+        ValueError: An integer beyond 2^53, which no real number stands for exactly.
+    """
+    data = features if isinstance(features, np.ndarray) else features.data
+    if data.dtype.kind == "f":
+        return torch.from_numpy(data[:0]).dtype
+    if (
+        data.dtype.itemsize == 8
+        and data.size
+        and max(abs(int(data.min())), int(data.max())) > 2**53
+    ):
+        raise ValueError(
+            f"features are real numbers, and integers beyond 2^53 become others among them (got "
+            f"{data.min()} to {data.max()}); pass dtype to have them rounded, or keep ids elsewhere"
+        )
+    wide = np.promote_types(data.dtype, np.float32)
+    return torch.float32 if wide == np.float32 else torch.float64
+
+
 def dense_features(
     features: np.ndarray | SparseRows, dtype: torch.dtype, row_normalize: bool
 ) -> Tensor:
@@ -133,7 +163,9 @@ def dense_features(
         row_normalize: Divide each row by its sum; rows that sum to 0 stay as they are.
     """
     if isinstance(features, np.ndarray):
-        values = torch.from_numpy(features.astype(np.float64 if row_normalize else features.dtype))
+        values = torch.from_numpy(
+            features.astype(np.float64 if row_normalize else features.dtype, copy=False)
+        )
         if row_normalize:
             values = values * _inverse(values.sum(1)).unsqueeze(1)
         return values.to(dtype)

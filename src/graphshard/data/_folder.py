@@ -18,13 +18,16 @@ one ``label__TYPE.npy``, whose type is the target, ``train_idx.npy`` and its var
 ``train_idx_20.npy``, and ``node_types.txt`` with lines of a type and its number of nodes.
 
 Everything but the edges may be absent. A file that does not fit this layout, or another file, is a
-ValueError that names it.
+ValueError that names it. Not looked at are folders, notes (README, LICENSE, ``*.md`` and the like,
+names that begin with ``.`` or ``_``), and what else published folders hold of which a graph makes
+nothing: `_OF_PUBLISHERS`.
 """
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,6 +40,41 @@ from ._arrays import SparseRows, is_there, read_array, read_features
 FILE_NAMES = {"train": "train", "val": "valid", "test": "test"}
 """Name of each set of nodes here, and in file names."""
 
+_NOTES = re.compile(
+    r"[._].*|(readme|licen[cs]e|copying|citation|notice|changelog|(sha|md5)\d*sums?)(\..*)?"
+    r"|.*\.(md|rst|html?|pdf|bib)",
+    re.IGNORECASE,
+)
+_OF_PUBLISHERS = {
+    "feat_known.npz",
+    "feat_known_idx.npy",
+    "node_kind.npy",
+    "node_type.npy",
+    "node_types.txt",
+    "self_loop_nodes.npy",
+    "valid_idx_nolabel.npy",
+}
+_NAMES_ELSEWHERE = {
+    "feat": "x features feature feats node_feat node_feats node_features attr node_attr",
+    "label": "y labels target targets node_label node_labels classes class",
+    "edge_index": "edge edges edge_list edgelist adj adj_t",
+    "train_idx": "train_mask train_ids train_nid train tr_mask",
+    "valid_idx": "val_idx val_mask valid_mask val_ids val_nid val valid dev_idx va_mask",
+    "test_idx": "test_mask test_ids test_nid test te_mask",
+}
+"""What others call a file of this layout, by its stem here."""
+_LAYOUT = (
+    "edge_index.npy, edge_type.npy, relation_ptr.npy, relations.txt, feat.npy or feat.npz, "
+    "label.npy"
+)
+_TYPED_LAYOUT = (
+    "edge_index__SRC__NAME__DST.npy, feat__TYPE.npy or .npz, label__TYPE.npy, node_types.txt"
+)
+_SPLIT_LAYOUT = (
+    "classes.txt, and of train, valid and test train_idx.npy (of several splits train_idx_N.npy or "
+    "train_masks.npy)"
+)
+_SHOWN = 20
 _FREE_NODES = 1 << 20
 _NODES_PER_END = 64
 _FREE_RELATIONS = 1 << 16
@@ -81,6 +119,7 @@ def read_folder(folder: Path, split: int | None, features: bool) -> FolderArrays
     if not folder.is_dir():
         raise FileNotFoundError(f"no data set folder {folder}")
     edge_files = _edge_files(folder)
+    _check_file_names(folder, list(edge_files))
     edges = {etype: _read_edges(path) for etype, path in edge_files.items()}
     typed = DEFAULT_CANONICAL_ETYPE not in edges
     suffix: Callable[[str], str] = (lambda t: f"__{t}") if typed else (lambda t: "")
@@ -130,9 +169,124 @@ def _edge_files(folder: Path) -> dict[CanonicalEType, Path]:
     if not files:
         raise ValueError(
             f"{folder} is no node data set: it has neither edge_index.npy nor "
-            f"edge_index__SRC__NAME__DST.npy (it has {sorted(p.name for p in folder.iterdir())})"
+            f"edge_index__SRC__NAME__DST.npy (it has {_shown_names(folder)}){how_to_read(folder)}"
         )
     return files
+
+
+def _check_file_names(folder: Path, etypes: list[CanonicalEType]) -> None:
+    """Raise if a file would not be read: of another name, or because of another file."""
+    typed = etypes != [DEFAULT_CANONICAL_ETYPE]
+    present = {path.name for path in folder.iterdir() if not path.is_dir()}
+    splits = [f"{name}_{kind}.npy" for name in FILE_NAMES.values() for kind in ("idx", "masks")]
+    if typed:
+        ntypes = sorted({t for s, _, d in etypes for t in (s, d)} | set(_read_counts(folder)))
+        names = [f"edge_index__{'__'.join(etype)}.npy" for etype in etypes]
+        names += [f"feat__{t}{ending}" for t in ntypes for ending in (".npy", ".npz")]
+        names += [f"label__{t}.npy" for t in ntypes] + ["node_types.txt"]
+    else:
+        names = ["edge_index.npy", "edge_type.npy", "relation_ptr.npy", "relations.txt"]
+        names += ["feat.npy", "feat.npz", "label.npy"]
+    names += [*splits, "classes.txt"]
+    of_split = re.compile(rf"({'|'.join(FILE_NAMES.values())})_idx_[0-9]+\.npy")
+    for name in sorted(present - set(names) - _OF_PUBLISHERS):
+        if not (of_split.fullmatch(name) or _NOTES.fullmatch(name)):
+            raise ValueError(
+                f"{folder / name} is no file of a data set folder, and would not be read: "
+                f"{_nearest(name, names)} The layout is {_TYPED_LAYOUT if typed else _LAYOUT}, "
+                f"{_SPLIT_LAYOUT}; rename the file, or move it out"
+            )
+    for name in ("relation_ptr.npy", "relations.txt"):
+        if not typed and name in present and "edge_type.npy" not in present:
+            raise ValueError(
+                f"{folder / name} belongs to edge_type.npy, the relation of each edge, which is "
+                "missing; add it, or move the other out"
+            )
+    for name in names:
+        twin = f"{Path(name).stem}.npz"
+        if name.startswith("feat") and name.endswith(".npy") and {name, twin} <= present:
+            raise ValueError(
+                f"{folder / name} and {twin} are both there, and one would not be read; keep one"
+            )
+
+
+def _nearest(name: str, names: Iterable[str]) -> str:
+    """What the file may have been meant to be."""
+    stem = Path(name).stem.lower()
+    if stem.startswith(("edge_weight", "edge_attr", "edge_feat", "weight")):
+        return (
+            "this layout has no features of edges (graphshard.graph makes a graph of edges, which "
+            "then has them as edata, and partition_graph or save_graphs writes it)."
+        )
+    for here, elsewhere in _NAMES_ELSEWHERE.items():
+        if stem in elsewhere.split():
+            is_mask = stem.endswith("mask")
+            how = ", which holds node ids: numpy.flatnonzero(mask)" if is_mask else ""
+            matches = [known for known in names if known.startswith(here)]
+            return f"did you mean {matches[0] if matches else f'{here}.npy'}{how}?"
+    same = [known for known in names if Path(known).stem == stem]
+    if same:
+        return f"did you mean {same[0]}?"
+    return f"did you mean {difflib.get_close_matches(name, names, 1, 0.0)[0]}?"
+
+
+def _shown_names(folder: Path) -> str:
+    names = sorted(path.name for path in folder.iterdir())
+    return f"{names[:_SHOWN]}{f' and {len(names) - _SHOWN} more' if len(names) > _SHOWN else ''}"
+
+
+def how_to_read(path: Path) -> str:
+    """What reads a file or folder that is no data set folder, for the end of an error; or nothing.
+
+    Args:
+        path: Something that is there.
+    """
+    call = _reader_of_folder(path) if path.is_dir() else _reader_of_file(path)
+    if call is None:
+        return ""
+    return (
+        f"; {call} reads it, and graphshard.save_graphs('graph.bin', graph) writes a graph that "
+        "commands take"
+    )
+
+
+def _reader_of_folder(folder: Path) -> str | None:
+    names = sorted(path.name for path in folder.iterdir())
+    if (folder / "raw").is_dir() and ((folder / "split").is_dir() or "ogbn" in folder.name):
+        name = folder.name.replace("_", "-")
+        return f"graphshard.data.from_ogb({name!r}, root={str(folder.parent)!r}).graph"
+    planetoid = [re.fullmatch(r"ind\.(\w+)\.(x|allx|graph)", name) for name in names]
+    titles = [match[1] for match in planetoid if match is not None]
+    if titles:
+        return f"graphshard.data.CitationGraphDataset({titles[0]!r}, raw_dir={str(folder)!r})[0]"
+    if any(name.endswith(".parquet") for name in names):
+        return f"graphshard.from_parquet({str(folder)!r})"
+    tables = [name for name in names if re.search(r"\.(csv|tsv|mtx)(\.\w+)?$", name)]
+    return _reader_of_file(folder / tables[0]) if tables else None
+
+
+def _reader_of_file(path: Path) -> str | None:
+    name = re.sub(r"\.(gz|bz2|xz|zst|lz4)$", "", path.name.lower())
+    shown, ending = repr(str(path)), name.rpartition(".")[2]
+    calls = {
+        "csv": f"graphshard.from_csv({shown})",
+        "tsv": f"graphshard.from_csv({shown}, delimiter='\\t')",
+        "parquet": f"graphshard.from_parquet({shown})",
+        "mtx": f"graphshard.from_scipy(scipy.io.mmread({shown}))",
+        "npz": f"graphshard.from_scipy(scipy.sparse.load_npz({shown}))",
+        "npy": "graphshard.data.load_dataset of its folder",
+        "gml": f"graphshard.from_networkx(networkx.read_gml({shown}))",
+        "graphml": f"graphshard.from_networkx(networkx.read_graphml({shown}))",
+        "gexf": f"graphshard.from_networkx(networkx.read_gexf({shown}))",
+        "bin": f"graphshard.load_graphs({shown})",
+        "dgl": f"graphshard.load_graphs({shown})",
+        "pt": "graphshard.data.from_pyg of what PyG loads from it",
+    }
+    for other, like in (("pq", "parquet"), ("parq", "parquet"), ("tab", "tsv")):
+        calls[other] = calls[like]
+    for other in ("txt", "edges", "edgelist", "el"):
+        calls[other] = f"graphshard.from_csv({shown}, delimiter=..., column_names=['src', 'dst'])"
+    return calls.get(ending)
 
 
 def _read_edges(path: Path) -> np.ndarray:

@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from .._typing import DEFAULT_CANONICAL_ETYPE, INDEX_DTYPES, CanonicalEType
+from ..errors import GraphValueError
 from ..graph import Graph, graph, heterograph
 from ..graph import add_self_loop as with_self_loops
 from ..graph import remove_self_loop as without_self_loops
 from ..graph import to_bidirected as in_both_directions
-from ._arrays import dense_features
-from ._folder import FolderArrays, read_folder
+from ._arrays import SparseRows, dense_features, feature_dtype
+from ._folder import FolderArrays, how_to_read, read_folder
 from .dataset import SPLITS, NodeDataset
 
 BUNDLED = ("cora",)
@@ -38,7 +39,7 @@ def load_dataset(
     add_inverse: bool = False,
     add_self_loop: bool = False,
     as_typed: bool = False,
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | None = None,
     idtype: torch.dtype = torch.int64,
     max_feature_bytes: int = 4 * 2**30,
 ) -> NodeDataset:
@@ -62,9 +63,11 @@ def load_dataset(
             ``(DST, 'rev_NAME', SRC)`` for each ``(SRC, 'NAME', DST)``.
         add_self_loop: Give every node exactly one self loop. For a graph without relations only.
         as_typed: Read a knowledge graph as a typed graph.
-        dtype: Floating point dtype of features and ``norm``.
+        dtype: Floating point dtype of features and ``norm``. None: features as the files have them
+            (integers of up to 16 bits become float32, longer ones float64, so that none changes),
+            and ``norm`` in float32.
         idtype: int32 or int64, for node and edge ids.
-        max_feature_bytes: Refuse to build dense features larger than this in total.
+        max_feature_bytes: Refuse to make sparse features dense, or wider, where that takes more.
 
     Returns:
         The data set, on CPU.
@@ -81,26 +84,30 @@ def load_dataset(
     """
     if idtype not in INDEX_DTYPES:
         raise TypeError(f"idtype must be torch.int32 or torch.int64 (got {idtype})")
-    if not dtype.is_floating_point:
+    if dtype is not None and not dtype.is_floating_point:
         raise TypeError(f"dtype must be a floating point dtype (got {dtype})")
     folder = _folder_of(name_or_path)
     arrays = read_folder(folder, split, features)
     _check_options(arrays, folder, to_bidirected or add_self_loop, add_inverse, as_typed)
-    _check_feature_size(arrays, folder, dtype, max_feature_bytes)
+    dtypes = {t: dtype or _feature_dtype(folder, m) for t, m in arrays.features.items()}
+    _check_feature_size(arrays, folder, dtypes, max_feature_bytes)
 
     relation_names: Sequence[str] = ()
     if arrays.edge_type is not None and as_typed:
         g, target = _typed_knowledge_graph(arrays, add_inverse, idtype), ENTITY
     elif arrays.edge_type is not None:
-        g, relation_names = _knowledge_graph(arrays, add_inverse, dtype, idtype)
+        g, relation_names = _knowledge_graph(arrays, add_inverse, dtype or torch.float32, idtype)
         target = arrays.target
     elif DEFAULT_CANONICAL_ETYPE in arrays.edges:
         g, target = _plain_graph(arrays, to_bidirected, add_self_loop, idtype), arrays.target
     else:
-        g, target = _typed_graph(arrays, add_inverse, idtype), arrays.target
+        try:
+            g, target = _typed_graph(arrays, add_inverse, idtype), arrays.target
+        except GraphValueError as error:  # a name that is none
+            raise ValueError(f"{folder}: {error}") from None
 
     for ntype, matrix in arrays.features.items():
-        feat = dense_features(matrix, dtype, row_normalize)
+        feat = dense_features(matrix, dtypes[ntype], row_normalize)
         g.nodes[target if ntype == arrays.target else ntype].data["feat"] = feat
     fields = g.nodes[target].data
     fields["label"] = torch.from_numpy(arrays.label)
@@ -120,6 +127,12 @@ def _folder_of(name_or_path: str | os.PathLike[str]) -> Path:
     if name_or_path in BUNDLED:
         return Path(__file__).parent / str(name_or_path)
     path = Path(name_or_path)
+    if path.exists() and not path.is_dir():
+        raise ValueError(
+            f"{path} is a file, and no folder of arrays{how_to_read(path)}; a data set is one of "
+            f"{list(BUNDLED)}, a folder of arrays (edge_index.npy and others), or to commands also "
+            "a file that ends in .csv, .parquet, .bin or .dgl"
+        )
     if not path.is_dir():
         raise FileNotFoundError(
             f"no data set {str(name_or_path)!r}: give one of {list(BUNDLED)}, which come with the "
@@ -144,16 +157,27 @@ def _check_options(
         )
 
 
+def _feature_dtype(folder: Path, matrix: np.ndarray | SparseRows) -> torch.dtype:
+    try:
+        return feature_dtype(matrix)
+    except ValueError as error:
+        raise ValueError(f"{folder}: {error}") from None
+
+
 def _check_feature_size(
-    arrays: FolderArrays, folder: Path, dtype: torch.dtype, max_feature_bytes: int
+    arrays: FolderArrays, folder: Path, dtypes: dict[str, torch.dtype], max_feature_bytes: int
 ) -> None:
-    sizes = [matrix.shape[0] * matrix.shape[1] for matrix in arrays.features.values()]
-    size = sum(sizes) * dtype.itemsize
+    size = sum(
+        matrix.shape[0] * matrix.shape[1] * dtypes[ntype].itemsize
+        for ntype, matrix in arrays.features.items()
+        if isinstance(matrix, SparseRows) or matrix.dtype.itemsize < dtypes[ntype].itemsize
+    )
     if size > max_feature_bytes:
+        kinds = " and ".join(sorted({str(dtype) for dtype in dtypes.values()}))
         raise ValueError(
-            f"the features of {folder.name} would take {size / 1e9:.1f} GB as dense {dtype}, more "
+            f"the features of {folder.name} would take {size / 1e9:.1f} GB as dense {kinds}, more "
             f"than max_feature_bytes={max_feature_bytes}; pass features=False, a smaller dtype, or "
-            "a larger limit"
+            "a larger limit to load_dataset"
         )
 
 

@@ -24,6 +24,7 @@ from __future__ import annotations
 import os
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -54,7 +55,8 @@ def from_ogb(
 
     Edges have the ids that OGB gives them. ``node-feat`` becomes ``feat``, ``node-label`` becomes
     ``label``, [num_nodes] int64 with -1 where unknown, or [num_nodes, num_tasks] of several tasks.
-    Other fields keep their names.
+    Other fields keep their names. Reals of feature matrices are float32, as OGB gives them; those
+    of other fields float64.
 
     Args:
         name: Such as ``'ogbn-arxiv'``.
@@ -126,9 +128,9 @@ def _read_csv(raw: Path, twice: bool, idtype: torch.dtype) -> Graph:
         if field == "node-label":
             g.ndata["label"] = _labels(_table(path))
         elif field.startswith(("node-", "node_")) or field == "species":
-            g.ndata[_field_name(field)] = _values(_table(path), field)
+            g.ndata[_field_name(field)] = _values(_field(path, field), field)
         elif field.startswith(("edge-", "edge_")):
-            values = _values(_table(path), field)
+            values = _values(_field(path, field), field)
             g.edata[_field_name(field)] = values.repeat_interleave(2, 0) if twice else values
     return g
 
@@ -167,12 +169,12 @@ def _read_typed(raw: Path, idtype: torch.dtype) -> tuple[Graph, str]:
     for etype, folder in folders.items():
         for path in sorted(folder.glob("edge[-_]*.csv.gz")):
             field = path.name.removesuffix(".csv.gz")
-            g.edges[etype].data[_field_name(field)] = _values(_table(path), field)
+            g.edges[etype].data[_field_name(field)] = _values(_field(path, field), field)
     for ntype in num_nodes:
         for path in sorted((raw / "node-feat" / ntype).glob("node[-_]*.csv.gz")):
             field = path.name.removesuffix(".csv.gz")
             if field != "node-feat-indices":
-                g.nodes[ntype].data[_field_name(field)] = _values(_table(path), field)
+                g.nodes[ntype].data[_field_name(field)] = _values(_field(path, field), field)
     labelled = sorted((raw / "node-label").glob("*/node-label.csv.gz"))
     if len(labelled) != 1:
         raise ValueError(f"{raw / 'node-label'} must label one node type (it has {labelled})")
@@ -194,8 +196,13 @@ def _read_masks(folder: Path, target: str, num_nodes: int) -> dict[str, Tensor]:
     return masks
 
 
-def _table(path: Path) -> np.ndarray:
-    """[num_rows, num_columns] numbers of a CSV file without header; float32 unless all integers."""
+def _field(path: Path, field: str) -> np.ndarray:
+    """A field of nodes or edges: features in float32, as OGB has them, others as they are."""
+    return _table(path, np.float32 if "feat" in field else np.float64)
+
+
+def _table(path: Path, real: type[np.floating[Any]] = np.float32) -> np.ndarray:
+    """[num_rows, num_columns] numbers of a CSV file without header: int64, or some ``real``."""
     import pyarrow
     from pyarrow import csv
 
@@ -211,7 +218,7 @@ def _table(path: Path) -> np.ndarray:
     integral = all(column.dtype.kind in "iu" for column in columns)
     if not integral and any(column.dtype.kind not in "iuf" for column in columns):
         raise ValueError(f"{path} must hold numbers (its columns are {table.schema.types[:4]}...)")
-    out = np.empty((table.num_rows, len(columns)), dtype=np.int64 if integral else np.float32)
+    out = np.empty((table.num_rows, len(columns)), dtype=np.int64 if integral else real)
     for i, column in enumerate(columns):
         out[:, i] = column
     return out

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .._files import check_text
 from ..graph import Graph
 
 SPLITS = ("train", "val", "test")
@@ -49,6 +50,8 @@ class NodeDataset:
                 f"target must be a node type of the graph (got {self.target!r}, "
                 f"the graph has {self.graph.ntypes})"
             )
+        for name in (*self.class_names, *self.relation_names):
+            check_text(name, "the name of a class or relation")
         if self.num_classes < 0:
             raise ValueError(f"num_classes must not be negative (got {self.num_classes})")
         fields = self.graph.nodes[self.target].data

@@ -96,7 +96,7 @@ class DistGraph:
                 f"the servers share {graph_name!r} among {self._ids.num_hosts} hosts (ip_config "
                 f"lists {cluster.num_hosts}); give servers and trainers the same file"
             )
-        self._job.add_policies(self._ids.parts)
+        self._job.add_policies(self._ids.parts, self._ids.destinations)
         cluster.refresh()
         self._schema = Schema.of_graph(self._ids.book.ntypes, self._ids.book.canonical_etypes)
         self._features = features = GraphFeatures(self._job, self._ids)
@@ -510,7 +510,7 @@ class DistData(MutableMapping[str, DistTensor]):
     """
 
     def __init__(self, job: Job, policy: str, features: Collection[str]) -> None:
-        self._job, self._prefix, self._features = job, f"{policy}~", set(features)
+        self._job, self._policy, self._features = job, policy, set(features)
         self._own: dict[str, DistTensor] = {}
         self._stored: dict[str, DistTensor] = {}
 
@@ -520,13 +520,13 @@ class DistData(MutableMapping[str, DistTensor]):
         if name not in self._stored:
             if name not in self._features:
                 raise KeyError(f"no feature {name!r}; there are {sorted(self)}")
-            self._stored[name] = DistTensor.existing(self._job, self._prefix + name)
+            self._stored[name] = DistTensor.existing(self._job, f"{self._policy}~{name}")
         return self._stored[name]
 
     def __setitem__(self, name: str, value: DistTensor) -> None:
-        if not isinstance(value, DistTensor) or not value.name.startswith(self._prefix):
+        if not isinstance(value, DistTensor) or value.part_policy != self._policy:
             raise TypeError(
-                f"a feature must be a DistTensor of {self._prefix[:-1]!r} (got {value!r:.200}); "
+                f"a feature must be a DistTensor of {self._policy!r} (got {value!r:.200}); "
                 "make one with part_policy, and write rows to it"
             )
         self._own[name] = value

@@ -26,6 +26,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -74,6 +75,11 @@ def pointer_table(etype: CanonicalEType, edge_dir: str = "in") -> str:
     return f"graph~{'indptr' if edge_dir == 'in' else 'outptr'}~{etype_name(etype)}"
 
 
+def pointer_table_of(policy: str) -> str:
+    """The table of where in-edges begin, of the relation whose edges have this policy."""
+    return f"graph~indptr~{policy.removeprefix('edge~')}"
+
+
 def in_edge_table(etype: CanonicalEType) -> str:
     """The table of the ids of edges by destination, where ids do not ascend so."""
     return f"graph~ineid~{etype_name(etype)}"
@@ -91,7 +97,7 @@ class GraphIds:
         name: Of the graph.
         book: Its partition book.
         num_hosts: Number of hosts.
-        features: Tables of the features that the graph was partitioned with.
+        features: Names of the features that the graph was partitioned with, by policy.
     """
 
     def __init__(
@@ -99,14 +105,16 @@ class GraphIds:
         name: str,
         book: RangePartitionBook,
         num_hosts: int,
-        features: Collection[str] = (),
+        features: Mapping[str, Collection[str]] = MappingProxyType({}),
     ) -> None:
         self.name, self.book, self.num_hosts = name, book, num_hosts
-        self.features = set(features)
+        self.features = {policy: set(names) for policy, names in features.items()}
         nodes = {t: _sizes(blocks) for t, blocks in book.node_map().items()}
         edges = {t: _sizes(blocks) for t, blocks in book.edge_map().items()}
         self.parts: dict[str, RangeMap] = {node_policy(t): r for t, r in nodes.items()}
         self.parts |= {edge_policy(t): r for t, r in edges.items()}
+        self.destinations = {edge_policy(t): node_policy(t[2]) for t in edges}
+        """How rows of edges are spread, to how those of their destinations are."""
 
     def starts(self, policy: str) -> tuple[int, ...]:
         """First id of each host, and the number of ids."""
@@ -119,8 +127,7 @@ class GraphIds:
 
     def feature_names(self, policy: str) -> list[str]:
         """Features of one kind of rows."""
-        prefix = f"{policy}~"
-        return sorted(n[len(prefix) :] for n in self.features if n.startswith(prefix))
+        return sorted(self.features.get(policy, ()))
 
     def as_json(self) -> dict[str, Any]:
         """As a message has it."""
@@ -133,7 +140,7 @@ class GraphIds:
             "etypes": [list(etype) for etype in book.canonical_etypes],
             "node_map": list(book.node_map().values()),
             "edge_map": list(book.edge_map().values()),
-            "features": sorted(self.features),
+            "features": {policy: sorted(names) for policy, names in self.features.items()},
         }
 
     @classmethod
@@ -418,7 +425,7 @@ def load_parts(tables: HostTables, part_config: str | os.PathLike[str], num_host
     config.check_format()
     ids = GraphIds(config.graph_name, config.book(0), num_hosts)
     parts = parts_of_host(tables.host, num_hosts, config.num_parts)
-    has_out_edges = config.num_parts == 1 or config.content.get("halo_hops", 0) >= 1
+    has_out_edges = config.num_parts == 1 or (config.halo_hops or 0) >= 1
     out_edges: dict[CanonicalEType, list[Tensor]] = {}
     for part in parts:
         data = load_dgl_partition_data(Path(part_config), part)
@@ -442,7 +449,7 @@ def _fill_features(tables: HostTables, ids: GraphIds, data: PartitionData) -> No
             owner, name = key.rsplit("/", 1)
             policy = f"{'node' if is_node else 'edge'}~{owner}"
             table = f"{policy}~{name}"
-            ids.features.add(table)
+            ids.features.setdefault(policy, set()).add(name)
             row_shape = rows.shape[1:]
             _part_of(tables, ids, table, policy, rows.dtype, row_shape, data.rank).copy_(rows)
 

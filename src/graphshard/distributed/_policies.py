@@ -27,6 +27,7 @@ class HeteroDataName(str):
     _is_node: bool
     _entity_type: Any
     _data_name: str
+    _policy: str
 
     def __new__(cls, is_node: bool, entity_type: Any, data_name: str) -> HeteroDataName:
         if not is_node and not (isinstance(entity_type, tuple) and len(entity_type) == 3):
@@ -36,12 +37,13 @@ class HeteroDataName(str):
         policy = node_policy(entity_type) if is_node else edge_policy(entity_type)
         new = super().__new__(cls, f"{policy}~{data_name}")
         new._is_node, new._entity_type, new._data_name = is_node, entity_type, data_name
+        new._policy = policy
         return new
 
     @property
     def policy_str(self) -> str:
         """How the rows are spread, as `PartitionPolicy` names it."""
-        return self.rsplit("~", 1)[0]
+        return self._policy
 
     def is_node(self) -> bool:
         """Whether rows are those of nodes."""

@@ -222,7 +222,10 @@ def suffix_key_lookup(
     if not expand_to_all:
         return feature_dict[found[0]]
     return _expanded(
-        {name.split("/", 1)[0]: feature_dict[name] for name in found}, feature_dict, key, type_list
+        {name.rpartition("/")[0]: feature_dict[name] for name in found},
+        feature_dict,
+        key,
+        type_list,
     )
 
 

@@ -10,6 +10,20 @@ from torch import Tensor, nn
 
 from .._typing import CanonicalEType
 
+_EMPTY = nn.ModuleDict()
+
+
+def module_name(kind: str | CanonicalEType) -> str:
+    """The name of a type's module in a ``ModuleDict``.
+
+    That is the type itself, as long as torch takes it: a name with a dot, such as an IRI, or one
+    that every ``ModuleDict`` has already, such as ``type`` and ``items``, is written otherwise.
+    """
+    name = str(kind)
+    if "." in name or "%" in name:
+        return name.replace("%", "%25").replace(".", "%2E")
+    return f"%{name}" if hasattr(_EMPTY, name) else name
+
 
 class HeteroEmbedding(nn.Module):
     """Tables of learned rows, by node type or relation, all of one width.
@@ -39,7 +53,10 @@ class HeteroEmbedding(nn.Module):
             if int(rows) < 0:
                 raise ValueError(f"a table must have 0 rows or more (got {int(rows)} for {kind})")
         self.embeds = nn.ModuleDict(
-            {str(kind): nn.Embedding(int(n), embedding_dim) for kind, n in num_embeddings.items()}
+            {
+                module_name(kind): nn.Embedding(int(n), embedding_dim)
+                for kind, n in num_embeddings.items()
+            }
         )
         self.raw_keys = {str(kind): kind for kind in num_embeddings}
 
@@ -65,7 +82,7 @@ class HeteroEmbedding(nn.Module):
         return {kind: self._table(kind)(ids) for kind, ids in input_ids.items()}
 
     def _table(self, kind: Any) -> nn.Embedding:
-        table = self.embeds[str(kind)]
+        table = self.embeds[module_name(kind)]
         assert isinstance(table, nn.Embedding)
         return table
 
@@ -90,9 +107,12 @@ class HeteroLinear(nn.Module):
     ) -> None:
         super().__init__()
         self.linears = nn.ModuleDict(
-            {str(kind): nn.Linear(width, out_size, bias=bias) for kind, width in in_size.items()}
+            {
+                module_name(kind): nn.Linear(width, out_size, bias=bias)
+                for kind, width in in_size.items()
+            }
         )
 
     def forward(self, feat: Mapping[Any, Tensor]) -> dict[Any, Tensor]:
         """Type -> ``[..., out_size]`` of type -> ``[..., in_size]``."""
-        return {kind: self.linears[str(kind)](rows) for kind, rows in feat.items()}
+        return {kind: self.linears[module_name(kind)](rows) for kind, rows in feat.items()}

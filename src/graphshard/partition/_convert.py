@@ -21,14 +21,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from .._files import sync_folder, write_json
+from .._files import check_text, sync_folder, write_json
 from .._typing import CanonicalEType
 from ..errors import PartitionFormatError
 from ..graph import Graph, heterograph
 from ..graph.dgl_files import dgl_dtype, save_graphs, write_tensor_file
 from ._stats import Balance, PartitionStats, PartSizes
 from .dgl_folder import DGL_PART_FILES
-from .files import RowSource, TensorFile
+from .files import RowSource, TensorFile, entries
 from .format import PartitionConfig, etype_key, read_config
 from .load import load_part, open_features
 from .pyg_folder import PyGPart, PyGPartition, is_pyg_folder
@@ -69,6 +69,7 @@ def convert_partition(
     Example:
         >>> convert_partition("parts/cora.json", "parts-for-dgl")  # doctest: +SKIP
     """
+    check_text(os.fspath(out_path), "out_path")
     if is_pyg_folder(Path(part_config)):
         return _from_pyg(Path(part_config), Path(out_path), to)
     config = read_config(part_config)
@@ -108,6 +109,12 @@ def _pieces(rows: Tensor | RowSource) -> Iterable[Tensor]:
 
 def _to_dgl(config: PartitionConfig, folder: Path) -> Path:
     check_graph_name(config.graph_name)
+    for etype in config.etypes:
+        if any(":" in name for name in etype):
+            raise ValueError(
+                f"{config.path} cannot be written in DGL's files, which separate the names of a "
+                f"relation by ':' (got {etype}); rename the types of the graph and partition again"
+            )
     json_path = folder / f"{config.graph_name}.json"
     parts = [f"part{part}" for part in range(config.num_parts)]
     for path in (json_path, *(folder / name for name in parts)):
@@ -132,7 +139,7 @@ def _write_dgl_part(config: PartitionConfig, part: int, folder: Path) -> None:
     save_graphs(
         folder / DGL_PART_FILES["part_graph"],
         _as_dgl_has_it(graph, config),
-        formats=_formats(config),
+        formats=list(config.graph_formats) or None,
     )
     for kind in _FEATURES:
         with _feature_rows(config, part, kind) as features:
@@ -157,14 +164,14 @@ def _dgl_content(config: PartitionConfig) -> dict[str, Any]:
 
 def _maps(config: PartitionConfig) -> dict[str, Any]:
     """What both kinds of JSON say."""
-    book, method = config.book(0), config.content.get("part_method")
+    book = config.book(0)
     return {
         "graph_name": config.graph_name,
         "num_nodes": book.num_nodes(),
         "num_edges": book.num_edges(),
-        "part_method": method if isinstance(method, str) and method else "custom",
+        "part_method": config.part_method or "custom",
         "num_parts": config.num_parts,
-        "halo_hops": config.content.get("halo_hops", 1),
+        "halo_hops": _halo_hops(config),
         "node_map": book.node_map(),
         "edge_map": {etype_key(etype): blocks for etype, blocks in book.edge_map().items()},
         "ntypes": {name: number for number, name in enumerate(book.ntypes)},
@@ -172,9 +179,8 @@ def _maps(config: PartitionConfig) -> dict[str, Any]:
     }
 
 
-def _formats(config: PartitionConfig) -> list[str] | None:
-    stored = config.content.get("graph_formats")
-    return stored if isinstance(stored, list) and stored else None
+def _halo_hops(config: PartitionConfig) -> int:
+    return 1 if config.halo_hops is None else config.halo_hops
 
 
 def _as_dgl_has_it(graph: Graph, config: PartitionConfig) -> Graph:
@@ -313,8 +319,7 @@ def _to_ours(config: PartitionConfig, folder: Path) -> Path:
                     bytes=writer.part_bytes(part),
                 )
             )
-        said = config.content.get("halo_hops", 1)
-        hops = said if isinstance(said, int) and said >= 0 and torch.equal(leaving, kept) else 0
+        hops = _halo_hops(config) if torch.equal(leaving, kept) else 0
         return writer.commit(_our_content(config, tuple(sizes), hops, by_destination, formats))
 
 
@@ -336,11 +341,11 @@ def _our_content(
         parts=sizes,
         balances=(balance,),
     )
-    trainers = config.content.get("num_trainers_per_machine", 1)
     return {
         **content,
+        **entries.triples_of(list(config.etypes)),
         "halo_hops": hops,
-        "num_trainers_per_machine": trainers if isinstance(trainers, int) and trainers > 0 else 1,
+        "num_trainers_per_machine": config.num_trainers_per_machine or 1,
         "graph_formats": sorted(formats),
         "edges_by_destination": by_destination,
         "stats": stats.as_dict(),

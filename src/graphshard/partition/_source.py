@@ -11,8 +11,8 @@ from torch import Tensor
 
 from .._typing import DEFAULT_ETYPE, DEFAULT_NTYPE, CanonicalEType
 from ..graph import Graph
+from .files import etype_key
 
-RESERVED_SEPARATORS = "/:~"
 STRUCTURE_FIELDS = frozenset({"_ID", "_TYPE", "inner_node", "inner_edge"})
 """Fields that describe where a graph came from; as DGL does, they are not taken for features."""
 
@@ -97,13 +97,13 @@ def _shifted(ids: Tensor, offset: int) -> Tensor:
 
 
 def _check_names(ntypes: list[str], canonical_etypes: list[CanonicalEType]) -> None:
-    names = [("node type", name) for name in ntypes]
-    names += [("relation", relation) for _, relation, _ in canonical_etypes]
-    for what, name in names:
-        if not name or any(character in name for character in RESERVED_SEPARATORS):
+    by_key: dict[str, CanonicalEType] = {}
+    for etype in canonical_etypes:
+        other = by_key.setdefault(etype_key(etype), etype)
+        if other != etype:
             raise ValueError(
-                f"the name of a {what} must be non-empty and without '/', ':' and '~', which "
-                f"separate names in partition files (got {name!r}); rename it"
+                f"two relations must differ in source:relation:destination, as files name them "
+                f"(got {other} and {etype}); rename one"
             )
     if len(ntypes) > 1 and DEFAULT_NTYPE in ntypes:
         raise ValueError(

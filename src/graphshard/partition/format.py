@@ -18,6 +18,9 @@
     ├── <graph_name>-part0/ ...       of a graph that came to a folder which had another one already
     └── .<graph_name>-<build>/        old parts, while they are being replaced
 
+Names of types may hold any of ``/ : ~``: a feature's name has no slash, so its type is what stands
+before the last one, and where a name has a colon the JSON lists the triples ("canonical_etypes").
+
 "type/orig_id" and "src:relation:dst/orig_id" (int64) are always among the features: the ids that
 the nodes and edges of the type had in the graph that was partitioned.
 
@@ -75,6 +78,12 @@ class PartitionConfig:
         edge_map: Per edge type, the block of each part.
         layout: Whose files the parts are: ours, DGL's, or those of another version or program,
             which are not read.
+        halo_hops: Reach of the halo; None where the JSON does not say.
+        num_trainers_per_machine: Trainers that share a part; None likewise.
+        part_method: How nodes were assigned; None likewise.
+        graph_formats: Formats in which structure is stored; empty likewise.
+        edges_by_destination: Whether a part's own edges of a relation come by destination; DGL's
+            need not.
         build: Digest of everything else in the JSON, which names the partition; None where the
             parts are not read.
         files: Part to the kinds of its files to what the JSON says of them; empty where the parts
@@ -91,6 +100,11 @@ class PartitionConfig:
     node_map: dict[str, list[list[int]]]
     edge_map: dict[CanonicalEType, list[list[int]]]
     layout: Literal["graphshard", "dgl", "other"] = "other"
+    halo_hops: int | None = None
+    num_trainers_per_machine: int | None = None
+    part_method: str | None = None
+    graph_formats: tuple[str, ...] = ()
+    edges_by_destination: bool = False
     build: str | None = None
     files: tuple[dict[str, PartFile], ...] = ()
     stats: PartitionStats | None = None
@@ -119,11 +133,6 @@ class PartitionConfig:
             self.ntypes,
             self.etypes,
         )
-
-    @property
-    def edges_by_destination(self) -> bool:
-        """Whether a part's own edges of a relation come by destination; DGL's need not."""
-        return self.layout == "graphshard" and self.content.get("edges_by_destination", True)
 
     def open_part(self, part_id: int, kind: str) -> TensorFile | DGLPartFile:
         """Open one file of one part, after checking that it is the one this JSON speaks of.
@@ -218,7 +227,9 @@ def read_config(part_config: str | os.PathLike[str]) -> PartitionConfig:
         elif "format" not in content:
             files = entries.read_dgl_files(content, num_parts)
             of_layout = {"layout": "dgl", "build": build_of(content), "files": files}
-        relations = _unnamed_types(path, content, ntypes, node_map, of_layout)
+            of_layout |= _read_settings(content)
+        relations = entries.read_triples(content)
+        relations |= _unnamed_types(path, content, ntypes, node_map, of_layout)
         config = PartitionConfig(
             path=path,
             content=content,
@@ -291,12 +302,17 @@ def _is_read(content: Mapping[str, Any]) -> bool:
 
 def _read_ours(path: Path, content: dict[str, Any], num_parts: int) -> dict[str, Any]:
     """What our JSON says beyond DGL's."""
-    for key, least in (("halo_hops", 0), ("num_trainers_per_machine", 1)):
-        entries.whole_number(entries.required(content, key), key, least)
+    for key in ("halo_hops", "num_trainers_per_machine", "ntypes", "etypes", "part_method"):
+        entries.required(content, key)
     for key in ("num_nodes", "num_edges"):
         entries.whole_number(entries.required(content, key), key)
-    for key in ("ntypes", "etypes", "part_method", "graph_formats"):
-        entries.required(content, key)
+    formats = entries.listing(entries.required(content, "graph_formats"), "graph_formats")
+    for name in formats:
+        if name not in entries.GRAPH_FORMATS:
+            raise ValueError(
+                f"graph_formats must be some of {entries.GRAPH_FORMATS} (got {entries.shown(name)})"
+            )
+    settings = _read_settings(content)
     files = entries.read_part_files(content, num_parts)
     try:
         stats = PartitionStats.from_dict(entries.required(content, "stats"))
@@ -306,10 +322,29 @@ def _read_ours(path: Path, content: dict[str, Any], num_parts: int) -> dict[str,
         raise PartitionFormatError(
             f"the statistics in {path} are incomplete ({error}); partition again"
         ) from None
-    if not isinstance(content.get("edges_by_destination", True), bool):
+    by_destination = content.get("edges_by_destination", True)
+    if not isinstance(by_destination, bool):
         raise ValueError("edges_by_destination must be true or false")
-    build = entries.read_build(content)
-    return {"layout": "graphshard", "build": build, "files": files, "stats": stats}
+    return {
+        **settings,
+        "layout": "graphshard",
+        "graph_formats": tuple(formats),
+        "edges_by_destination": by_destination,
+        "build": entries.read_build(content),
+        "files": files,
+        "stats": stats,
+    }
+
+
+def _read_settings(content: dict[str, Any]) -> dict[str, Any]:
+    """How a partition was made, as far as its JSON says so."""
+    settings: dict[str, Any] = {}
+    for key, least in (("halo_hops", 0), ("num_trainers_per_machine", 1)):
+        if key in content:
+            settings[key] = entries.whole_number(content[key], key, least)
+    if "part_method" in content:
+        settings["part_method"] = entries.text(content["part_method"], "part_method")
+    return settings
 
 
 def _unnamed_types(

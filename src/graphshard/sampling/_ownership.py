@@ -170,7 +170,7 @@ def exchange_sizes(
         if error is not None:
             raise error
         return sizes, lacking
-    check = zlib.crc32(signature.encode()) % _MOST_SIGNATURES
+    check = zlib.crc32(signature.encode(errors="surrogatepass")) % _MOST_SIGNATURES
     words = torch.empty((state.world_size, _HEAD + sizes.shape[1]), dtype=torch.int32)
     words[:, 0] = lacking * 2 + (_FAILED if error is not None else 0)
     words[:, 1] = check

@@ -141,7 +141,8 @@ class DistTensor:
             KeyError: There is none.
         """
         tensor = cls.__new__(cls)
-        tensor._attach(job, job.cluster.info(key), key.rsplit("~", 1)[1])
+        info = job.cluster.info(key)
+        tensor._attach(job, info, key.removeprefix(f"{info.policy}~"))
         return tensor
 
     # ------------------------------------------------------------------ what it is

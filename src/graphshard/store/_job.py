@@ -29,6 +29,7 @@ class Job:
         name: Of the job.
         cluster: Its hosts.
         policies: How rows are spread, by ``node~TYPE`` or ``edge~SRC:REL:DST``: the ids of parts.
+        destinations: Policy of the edges of each relation to that of the nodes they enter.
         num_anonymous: Tensors without a name that were made.
         run_id: Of this run of trainers, which those tensors are called by; 0 before the first one.
     """
@@ -36,6 +37,7 @@ class Job:
     name: str
     cluster: Cluster
     policies: dict[str, RangeMap] = field(default_factory=dict)
+    destinations: dict[str, str] = field(default_factory=dict)
     num_anonymous: int = 0
     run_id: int = 0
     _links: TrainerLinks | None = field(default=None, init=False, repr=False)
@@ -58,8 +60,14 @@ class Job:
         if links is not None:
             links.close()
 
-    def add_policies(self, policies: Mapping[str, RangeMap]) -> None:
+    def add_policies(
+        self, policies: Mapping[str, RangeMap], destinations: Mapping[str, str] | None = None
+    ) -> None:
         """Learn how rows of some kinds are spread.
+
+        Args:
+            policies: The parts of each kind.
+            destinations: Kind of the rows of edges to that of the nodes they enter.
 
         Raises:
             ValueError: Another graph of the job has a kind of that name and another size.
@@ -69,6 +77,12 @@ class Job:
                 raise ValueError(
                     f"{policy!r} is spread as {self.policies[policy].starts} in one graph of this "
                     f"job and as {parts.starts} in another; give their types different names"
+                )
+        for policy, nodes in (destinations or {}).items():
+            if self.destinations.setdefault(policy, nodes) != nodes:
+                raise ValueError(
+                    f"{policy!r} is of edges into {self.destinations[policy]!r} in one graph of "
+                    f"this job and into {nodes!r} in another; give their types different names"
                 )
 
     def starts(self, policy: str) -> tuple[int, ...]:

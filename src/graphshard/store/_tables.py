@@ -21,12 +21,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._files import MappedFile, TemporaryFolder, shared_memory_folder, writing
+from .._files import MappedFile, TemporaryFolder, check_text, shared_memory_folder, writing
 from ..errors import MessageError
 from ..ops import copy_rows
 from .wire import Handler, WireMessage, check_shape, dtype_name, dtype_named
 
-MAX_NAME = 512
+MAX_NAME = 4096
 # Bytes of a table: those who wait for it wait some seconds at most.
 _MOST_POPULATED, _MOST_IN_LARGE_PAGES = 1 << 34, 1 << 32
 _NAME = re.compile(r"[^\x00-\x1f\x7f]+")
@@ -106,6 +106,8 @@ def check_name(name: Any) -> None:
 
     Names are never used as paths.
     """
+    if isinstance(name, str):
+        check_text(name, "a name")
     if not isinstance(name, str) or not _NAME.fullmatch(name) or len(name.encode()) > MAX_NAME:
         raise ValueError(
             f"a name must be 1 to {MAX_NAME} bytes of printable text (got {name!r:.80})"

@@ -32,6 +32,7 @@ from typing import Any
 
 from torch import Tensor
 
+from .._files import check_text
 from ..comm import agree, is_initialized, rank, world_size
 from ..errors import CheckpointError
 from ..partition.files import write_tensors
@@ -89,6 +90,7 @@ class CheckpointFolder:
         """
 
         def check() -> None:
+            check_text(str(self.path), "checkpoint_dir")
             if resume and not self.path.is_dir():
                 raise CheckpointError(
                     f"there is no folder of checkpoints at {self.path} to resume from; give the "

@@ -39,11 +39,11 @@ def text_of_rank_0(text: str) -> str:
     """The text of rank 0, on every rank; collective."""
     if not is_initialized():
         return text
-    data = text.encode() if rank() == 0 else b""
+    data = text.encode(errors="surrogatepass") if rank() == 0 else b""
     size = reduce_ints([len(data)], "max")[0]
     payload = torch.frombuffer(bytearray(data.ljust(max(1, size), b" ")), dtype=torch.uint8)
     found = broadcast_(group_state(), payload, 0)
-    return bytes(found.numpy())[:size].decode()
+    return bytes(found.numpy())[:size].decode(errors="surrogatepass")
 
 
 def raise_everywhere(error: Exception | None) -> None:

@@ -70,12 +70,23 @@ class TrainingRun:
         self._set_up()
         self._checkpoints = self._open_checkpoints()
         self._resumed_from: int | None = None
+        self._tell_of_rounding()
         if self._checkpoints is not None and config.resume:
             try:
                 self._resume(self._checkpoints)
             except BaseException:
                 self._checkpoints.close()
                 raise
+
+    def _tell_of_rounding(self) -> None:
+        """Data sets keep the digits that they have; a run computes in its own dtype."""
+        columns = self._shard.data.node_features
+        wide = [t for t in self._shard.features if columns[f"{t}/feat"].dtype == torch.float64]
+        if wide and self.config.dtype != "float64":
+            self._report(
+                note=f"features of {', '.join(wide)} are float64 and are taken as "
+                f"{self.config.dtype}; dtype float64 keeps their digits"
+            )
 
     # ------------------------------------------------------------------ left to subclasses
 

@@ -77,7 +77,8 @@ def verify(
         if error is not None:
             raise error
         return
-    data = value.encode() if isinstance(value, str) else value
+    # a path may have halves of characters, and this rank must not fail where others wait
+    data = value.encode(errors="surrogatepass") if isinstance(value, str) else value
     digest = hashlib.blake2b(data, digest_size=_DIGEST_BYTES).digest()
     verdicts = _gather_bytes(state, bytes([error is not None]) + digest)
     failed = [r for r, verdict in enumerate(verdicts) if verdict[0]]
@@ -144,7 +145,7 @@ def _gather_bytes(state: GroupState, data: bytes) -> list[bytes]:
 
 def gather_texts(state: GroupState, text: str) -> list[str]:
     """Every rank's text, by rank, cut after a few kilobytes."""
-    data = text.encode()[:_MAX_TEXT_BYTES]
+    data = text.encode(errors="backslashreplace")[:_MAX_TEXT_BYTES]
     sizes = [
         int.from_bytes(size, "big") for size in _gather_bytes(state, len(data).to_bytes(8, "big"))
     ]

@@ -174,7 +174,7 @@ PubmedGraphDataset = _named("pubmed", "19,717 papers of 3 fields")
 
 
 def _from_arrays(source: str | Path, reverse_edge: bool) -> Graph:
-    found = load_dataset(source, row_normalize=True).graph
+    found = load_dataset(source, row_normalize=True, dtype=torch.float32).graph
     if not reverse_edge:
         src, dst = found.edges()
         kept = src <= dst

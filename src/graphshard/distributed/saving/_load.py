@@ -242,7 +242,7 @@ def _places(
 ) -> dict[str, tuple[SavedRows, Tensor]]:
     """Where the rows of this trainer's share are in the files, by policy."""
     read = cluster_reader(job.cluster)
-    structure = Structure(job.cluster.names(), read)
+    structure = Structure(job.cluster.names(), job.destinations, read)
     return {
         policy: find_rows(opened.files, policy, shares[policy], job.starts(policy), read, structure)
         for policy in sorted(shares)

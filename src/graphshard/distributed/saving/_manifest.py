@@ -9,6 +9,7 @@
      "step": 20,                  the number in the folder's name
      "world_size": 2,             trainers that wrote it
      "rows": {"node~_N": 2708, "edge~_N:_E:_N": 10556},     of the graph
+     "destinations": {"edge~_N:_E:_N": "node~_N"},          of its edges; old ones lack it
      "tables": [...],             name, dtype, row_shape, policy and whether it is persistent
      "state": {"model": ..., "optimizer": ..., "extra": ...},    see ``_state.py``
      "sparse_optimizers": [...],  kind and settings of each
@@ -42,6 +43,7 @@ from ...train.checkpoints import (
     read_sealed,
     write_sealed,
 )
+from .._host_graph import node_policy
 from ._rows import id_table, policies_in_files
 
 FORMAT = "graphshard-cluster-checkpoint"
@@ -59,6 +61,7 @@ class ClusterManifest:
         step: Number of the checkpoint.
         world_size: Number of trainers that wrote it.
         rows: Number of rows of each policy of the graph.
+        destinations: Policy of the edges of each relation to that of the nodes they enter.
         tables: By name; ``starts`` are 0 and the number of rows.
         state: Packed states by name.
         sparse_optimizers: Settings of each.
@@ -69,6 +72,7 @@ class ClusterManifest:
     step: int
     world_size: int
     rows: dict[str, int]
+    destinations: dict[str, str]
     tables: dict[str, TableInfo]
     state: dict[str, Any]
     sparse_optimizers: list[dict[str, Any]]
@@ -78,7 +82,7 @@ class ClusterManifest:
     @property
     def policies(self) -> list[str]:
         """Policies whose original ids are in the files."""
-        return policies_in_files(info.policy for info in self.tables.values())
+        return policies_in_files((info.policy for info in self.tables.values()), self.destinations)
 
 
 def write_cluster_manifest(folder: Path, manifest: ClusterManifest) -> None:
@@ -89,6 +93,7 @@ def write_cluster_manifest(folder: Path, manifest: ClusterManifest) -> None:
         "step": manifest.step,
         "world_size": manifest.world_size,
         "rows": manifest.rows,
+        "destinations": manifest.destinations,
         "tables": [info.as_json() for info in manifest.tables.values()],
         "state": manifest.state,
         "sparse_optimizers": manifest.sparse_optimizers,
@@ -121,12 +126,15 @@ def _checked(folder: Path, content: Mapping[str, Any], digest: str) -> ClusterMa
     rows = json_object(content, "rows")
     for policy in rows:
         check_positive(rows, policy, 0)
+    destinations = _destinations(content, rows)
     tables = {}
     for entry in _list_of_objects(content, "tables"):
         info = TableInfo.from_json(entry)
         known = rows.get(info.policy)
         if len(info.starts) != 2 or known not in (None, info.starts[-1]) or info.name in tables:
             raise ValueError(f"the table {info.name!r} does not fit the rows of its policy")
+        if info.policy.startswith("edge~") and info.policy not in destinations:
+            raise ValueError(f"the table {info.name!r} is of edges without destinations")
         tables[info.name] = info
     state = json_object(content, "state")
     if set(state) != set(STATES):
@@ -135,12 +143,23 @@ def _checked(folder: Path, content: Mapping[str, Any], digest: str) -> ClusterMa
         step=step,
         world_size=world_size,
         rows=rows,
+        destinations=destinations,
         tables=tables,
         state=state,
         sparse_optimizers=_list_of_objects(content, "sparse_optimizers"),
         files={name: check_record(name, value) for name, value in files.items()},
         digest=digest,
     )
+
+
+def _destinations(content: Mapping[str, Any], rows: Mapping[str, int]) -> dict[str, str]:
+    if "destinations" not in content:  # written when no type had a colon in its name
+        return {p: node_policy(p.rpartition(":")[2]) for p in rows if p.startswith("edge~")}
+    found = json_object(content, "destinations")
+    for policy, nodes in found.items():
+        if policy not in rows or nodes not in rows:
+            raise ValueError(f"destinations name {policy!r:.80} or {nodes!r:.80}, and rows do not")
+    return found
 
 
 def _list_of_objects(content: Mapping[str, Any], key: str) -> list[dict[str, Any]]:

@@ -106,7 +106,7 @@ def _restore(
         first = known[name].starts[tables.host]
         return tables.rows(name)[start - first : stop - first]
 
-    structure = Structure(known, read)
+    structure = Structure(known, ids.destinations, read)
     shares, places = {}, {}
     for policy in sorted({info.policy for info in chosen} | set(manifest.policies)):
         starts = starts_of(policy)

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ...errors import CheckpointError
 from ...store import Cluster, RowsRequest
-from .._host_graph import node_policy, pointer_table
+from .._host_graph import pointer_table_of
 
 PIECE_BYTES = 1 << 24
 """Rows are read, compared and written about so many bytes at a time."""
@@ -31,8 +31,6 @@ _IDS_AT_ONCE = 1 << 20
 
 Reader: TypeAlias = Callable[[str, int, int], Tensor]
 """Rows ``[start, stop)`` of a table, by its name."""
-
-_POINTERS = pointer_table(("", "", "")).removesuffix("::")
 
 
 @dataclass(frozen=True)
@@ -89,10 +87,10 @@ def id_table(policy: str) -> str:
     return f"{policy}~orig_id"
 
 
-def policies_in_files(policies: Iterable[str]) -> list[str]:
+def policies_in_files(policies: Iterable[str], destinations: Mapping[str, str]) -> list[str]:
     """Policies whose ids are in a checkpoint: those given, and of edges their destinations'."""
     found = set(policies)
-    found |= {node_policy(p.rsplit(":", 1)[1]) for p in found if p.startswith("edge~")}
+    found |= {destinations[policy] for policy in found if policy.startswith("edge~")}
     return sorted(p for p in found if p.startswith(("node~", "edge~")))
 
 
@@ -101,16 +99,20 @@ class Structure:
 
     Args:
         tables: Names of all tables.
-        read: Gives their rows.
+        destinations: Policy of the edges of each relation to that of the nodes they enter.
+        read: Gives rows of tables.
     """
 
-    def __init__(self, tables: Iterable[str], read: Reader) -> None:
+    def __init__(
+        self, tables: Iterable[str], destinations: Mapping[str, str], read: Reader
+    ) -> None:
         self._read = read
         self._pointers: dict[str, list[str]] = {}
-        for name in sorted(tables):
-            if name.startswith(_POINTERS):
-                policy = node_policy(name.rsplit(":", 1)[1])
-                self._pointers.setdefault(policy, []).append(name)
+        there = set(tables)
+        for edges, nodes in sorted(destinations.items()):
+            name = pointer_table_of(edges)
+            if name in there:
+                self._pointers.setdefault(nodes, []).append(name)
 
     def of(self, policy: str, starts: Sequence[int], begin: int, end: int) -> Tensor:
         """int64 ``[end - begin]``, one for each of these nodes.

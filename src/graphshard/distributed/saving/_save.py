@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..._files import check_text
 from ...comm import agree, barrier, come_together, rank, world_size
 from ...errors import CheckpointError
 from ...partition.files import RowSource, write_tensors
@@ -140,6 +141,7 @@ def save_checkpoint(
                 step=step,
                 world_size=world_size(),
                 rows={policy: parts.num_ids for policy, parts in job.policies.items()},
+                destinations=dict(job.destinations),
                 tables=tables,
                 state=state,
                 sparse_optimizers=settings,
@@ -289,6 +291,7 @@ def _prepare(folder: Path, step: int) -> RunLock | None:
     held: list[RunLock] = []
 
     def prepare() -> None:
+        check_text(str(folder), "checkpoint_dir")
         folder.mkdir(parents=True, exist_ok=True)
         held.append(RunLock(folder))
         STEPS.remove_partial(folder)
@@ -322,8 +325,8 @@ def _removed_as_damaged(folder: Path) -> bool:
 def _rows_of_rank(job: Job, tables: Mapping[str, TableInfo]) -> dict[str, Tensor | RowSource]:
     """This trainer's share of each table, and of what tells which rows they are. Collective."""
     read = cluster_reader(job.cluster)
-    structure = Structure(job.cluster.names(), read)
-    with_ids = policies_in_files(info.policy for info in tables.values())
+    structure = Structure(job.cluster.names(), job.destinations, read)
+    with_ids = policies_in_files((info.policy for info in tables.values()), job.destinations)
     policies = sorted({*with_ids, *(info.policy for info in tables.values())})
     shares = {policy: job.share(policy) for policy in policies}
     sources: dict[str, Tensor | RowSource] = {}

@@ -229,7 +229,7 @@ def from_networkx(
     Args:
         nx_graph: Any NetworkX graph.
         node_attrs: Node attributes to stack into ``ndata``; each must be a number or an array, and
-            every node must have it.
+            every node must have it. Python's reals become float64, as NetworkX holds them.
         edge_attrs: The same for edges; both directions of an undirected edge get its attributes.
         edge_id_attr_name: Edge attribute with the id of each edge, 0 to num_edges - 1; for a
             directed graph only.
@@ -310,7 +310,11 @@ def stack_attribute(name: str, what: str, owners: list[tuple[Any, Mapping[str, A
             return torch.stack(values)
         if isinstance(values[0], np.ndarray | np.generic):
             return torch.from_numpy(np.asarray(values))
-        return torch.tensor(values)
+        numbers = torch.tensor(values)
+        if numbers.is_floating_point() or numbers.is_complex():  # as Python has them, not rounded
+            exact = torch.float64 if numbers.is_floating_point() else torch.complex128
+            return torch.tensor(values, dtype=exact)
+        return numbers
     except (TypeError, ValueError, RuntimeError) as error:
         raise GraphTypeError(
             f"{what} attribute {name!r} must be numbers, or arrays of one shape ({error})"

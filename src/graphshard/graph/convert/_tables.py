@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeAlias, overload
 import torch
 from torch import Tensor
 
-from ..._files import writing
+from ..._files import check_path, check_text, writing
 from ..._typing import DEFAULT_CANONICAL_ETYPE, DEFAULT_NTYPE, INDEX_DTYPES, CanonicalEType
 from .._graph import Graph, graph, heterograph
 from ..frame import NameTable, integer_ids, names_column, tensor_column
@@ -47,7 +47,7 @@ def from_csv(
     skip_rows: int = ...,
     relabel: Literal[False] = ...,
     num_nodes: NodeCounts = ...,
-    dtype: torch.dtype = ...,
+    dtype: torch.dtype | None = ...,
     idtype: torch.dtype = ...,
     device: torch.device | str | None = ...,
 ) -> Graph: ...
@@ -64,7 +64,7 @@ def from_csv(
     column_names: Sequence[str] | None = ...,
     skip_rows: int = ...,
     relabel: Literal[True],
-    dtype: torch.dtype = ...,
+    dtype: torch.dtype | None = ...,
     idtype: torch.dtype = ...,
     device: torch.device | str | None = ...,
 ) -> tuple[Graph, NodeNames]: ...
@@ -81,7 +81,7 @@ def from_csv(
     skip_rows: int = 0,
     relabel: bool = False,
     num_nodes: NodeCounts = None,
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | None = None,
     idtype: torch.dtype = torch.int64,
     device: torch.device | str | None = None,
 ) -> Graph | tuple[Graph, NodeNames]:
@@ -100,7 +100,8 @@ def from_csv(
             appearance, the source column before the destination column.
         num_nodes: Number of nodes, per type for a typed graph; None takes the largest id plus one.
             With ``relabel`` the names say it.
-        dtype: dtype of columns of real numbers; integers become int64.
+        dtype: dtype of columns of real numbers; None is float64, in which nothing is rounded that
+            a file tells apart. Integers become int64, true and false bool.
         idtype: int32 or int64.
         device: Where the graph is to live.
 
@@ -170,7 +171,8 @@ def from_parquet(
     column of lists of one length k becomes a [num_edges, k] field.
 
     Args:
-        path: The file, or for a typed graph a file per relation.
+        path: The file, or a folder of files that are read one after another in the order of their
+            names; for a typed graph one per relation.
         src: Column of source nodes.
         dst: Column of destination nodes.
         edge_columns: As in `from_csv`.
@@ -307,7 +309,7 @@ def _load(
             if relabel:
                 ids = naming[ntype].ids(column)
             else:
-                ids = integer_ids(table.path, column, limits.get(ntype), idtype)
+                ids = integer_ids(table.path, column, limits.get(ntype), idtype, table.reader)
             pair.append(ids.to(idtype))
         edges[etype] = (pair[0], pair[1])
 
@@ -354,6 +356,7 @@ def _columns_of(etype: CanonicalEType, edge_columns: EdgeColumns) -> list[str]:
 @contextmanager
 def _whole_or_nothing(file: Path) -> Iterator[str]:
     """Where to write a file so that its own name never stands for half of it."""
+    check_path(file)
     partial = file.with_name(f".partial-{file.name}")
     try:
         with writing(file):
@@ -387,6 +390,8 @@ def _tables(
         raise ValueError(
             f"path must have a file for each relation {g.canonical_etypes} (got {list(files)})"
         )
+    for name in (src, dst):
+        check_text(name, "the name of a column")
     out = []
     for etype, file in files.items():
         sides = []
@@ -394,6 +399,7 @@ def _tables(
             sides.append(names_column(_names_of(ntype, names), ids))
         columns = {src: sides[0], dst: sides[1]}
         for name in _columns_of(etype, edge_columns):
+            check_text(name, "the name of a column")
             if name in columns:
                 raise ValueError(f"edge column {name!r} is also the name of a column of node ids")
             columns[name] = _arrow_column(name, g.edges[etype].data[name], wide)

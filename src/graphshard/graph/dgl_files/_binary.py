@@ -30,7 +30,7 @@ from typing import IO, BinaryIO, TypeVar
 import torch
 from torch import Tensor
 
-from ..._files import NotRegularFileError, open_regular, writing
+from ..._files import NotRegularFileError, check_path, open_regular, writing
 
 TENSOR = 0xDD5E40F096B4A13F
 
@@ -337,6 +337,7 @@ def new_file(path: str | os.PathLike[str]) -> Iterator[BinaryWriter]:
         OSError: It cannot be written, such as on a full disk; names it.
         ValueError: It is a folder.
     """
+    check_path(path)
     final = Path(path)
     if final.is_dir():
         raise ValueError(f"{final} must be a file to write to (it is a folder)")

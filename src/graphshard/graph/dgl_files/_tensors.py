@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
+from ..._files import check_text
 from ..._typing import TensorDict
 from ._binary import BinaryReader, DamagedFileError, StoredTensor, dgl_dtype, new_file, reading
 
@@ -105,12 +106,14 @@ def check_tensors(tensors: object, what: str) -> None:
 
     Raises:
         TypeError: They are not.
+        ValueError: UTF-8 cannot hold a name.
     """
     if not isinstance(tensors, Mapping):
         raise TypeError(f"{what} must be a dict of tensors (got {type(tensors).__name__})")
     for name, tensor in tensors.items():
         if not isinstance(name, str):
             raise TypeError(f"the keys of {what} must be texts (got {name!r:.80})")
+        check_text(name, f"a name in {what}")
         if not isinstance(tensor, Tensor) or tensor.layout != torch.strided:
             raise TypeError(
                 f"{what}[{name!r}] must be a dense tensor (got {type(tensor).__name__})"

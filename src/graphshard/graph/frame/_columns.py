@@ -17,14 +17,15 @@ from torch import Tensor
 
 NamedColumn: TypeAlias = tuple[str, Any]
 
-_INTEGER = r"^(0|-?[1-9][0-9]{0,17})$"
+_INTEGER = r"^(0|-?[1-9][0-9]{0,99})$"
 """An integer as a program writes it: text such as 007 or +1 stays text, or names would merge."""
-_DIGITS = r"^\s*-?[0-9]{1,18}\s*$"
+_DIGITS = r"^\s*-?[0-9]+\s*$"
+_INT64_MAX = 2**63 - 1
 _NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
 
 
 def integer_ids(
-    path: Path, column: NamedColumn, num_nodes: int | None, idtype: torch.dtype
+    path: Path, column: NamedColumn, num_nodes: int | None, idtype: torch.dtype, reader: str
 ) -> Tensor:
     """[num_rows] int64 node ids of a column of integers.
 
@@ -33,13 +34,17 @@ def integer_ids(
         column: Name and values; text means that some cell could not be read as an integer.
         num_nodes: Ids must be below this, where it is known.
         idtype: Ids must fit this dtype.
+        reader: Name of the function that takes names instead of ids, for errors.
     """
     import pyarrow
     from pyarrow import compute
 
     name, values = column
     _refuse_nulls(path, name, values, "a node id")
-    cure = "pass relabel=True where the table holds names instead of ids"
+    cure = (
+        f"where a table holds names instead of ids, read it with graphshard.{reader}(..., "
+        "relabel=True)"
+    )
     kind = values.type
     if pyarrow.types.is_large_string(kind) or pyarrow.types.is_string(kind):
         row = _first(compute.invert(compute.match_substring_regex(values, _DIGITS)))
@@ -48,7 +53,15 @@ def integer_ids(
                 f"{_where(path, name, row)} a node id must be an integer from 0 "
                 f"(got {values[row].as_py()!r}); {cure}"
             )
-        values, kind = compute.utf8_trim_whitespace(values).cast(pyarrow.int64()), pyarrow.int64()
+        trimmed = compute.utf8_trim_whitespace(values)
+        try:
+            values, kind = trimmed.cast(pyarrow.int64()), pyarrow.int64()
+        except pyarrow.ArrowInvalid:
+            row = next(i for i, text in enumerate(trimmed.to_pylist()) if int(text) > _INT64_MAX)
+            raise ValueError(
+                f"{_where(path, name, row)} node id {trimmed[row]} does not fit 64 bits with a "
+                f"sign; {cure}"
+            ) from None
     if not pyarrow.types.is_integer(kind):
         got = f", {values[0].as_py()!r} in row 1" if len(values) else ""
         raise ValueError(
@@ -64,6 +77,8 @@ def integer_ids(
             rule = f"must not be negative; {cure}"
         elif num_nodes is not None and ids[row] >= num_nodes:
             rule = f"must be below num_nodes={num_nodes}"
+        elif ids[row] > _INT64_MAX:
+            rule = f"does not fit 64 bits with a sign; {cure}"
         else:
             rule = f"does not fit {idtype}; pass idtype=torch.int64"
         raise ValueError(f"{_where(path, name, row)} node id {ids[row]} {rule}")
@@ -83,6 +98,7 @@ class NameTable:
 
         first: tuple[Path, str, Any] | None = None
         pieces = []
+        self._as_text = any(_needs_text(values) for _, (_, values) in columns)
         for path, (name, values) in columns:
             _refuse_nulls(path, name, values, "a node name")
             kind = _name_type(path, name, values)
@@ -93,9 +109,10 @@ class NameTable:
                     "store both as text"
                 )
             first = first or (path, name, kind)
-            pieces += values.cast(kind).chunks
         assert first is not None
-        self._type = first[2]
+        self._type = pyarrow.large_string() if self._as_text else first[2]
+        for _, (_, values) in columns:
+            pieces += values.cast(self._type).chunks
         self._names = compute.unique(pyarrow.chunked_array(pieces, self._type))
 
     def __len__(self) -> int:
@@ -117,17 +134,27 @@ class NameTable:
         import pyarrow
         from pyarrow import compute
 
-        names = self._names
-        if pyarrow.types.is_large_string(self._type) and len(names):
-            plain = compute.all(compute.match_substring_regex(names, _INTEGER)).as_py()
-            names = names.cast(pyarrow.int64()) if plain else names
-        return {name: i for i, name in enumerate(names.to_pylist())}
+        names = self._names.to_pylist()
+        is_text = pyarrow.types.is_large_string(self._type)
+        if is_text and compute.all(compute.match_substring_regex(self._names, _INTEGER)).as_py():
+            names = [int(name) for name in names]
+        return {name: i for i, name in enumerate(names)}
+
+
+def _needs_text(values: Any) -> bool:
+    """Whether there are integers that no signed type holds: hashes, in tables of uint64."""
+    import pyarrow
+    from pyarrow import compute
+
+    if not pyarrow.types.is_uint64(values.type):
+        return False
+    return (compute.max(values).as_py() or 0) > _INT64_MAX
 
 
 def _name_type(path: Path, name: str, values: Any) -> Any:
     import pyarrow
 
-    kind = values.type.value_type if pyarrow.types.is_dictionary(values.type) else values.type
+    kind = values.type
     if pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind):
         return pyarrow.large_string()
     if pyarrow.types.is_integer(kind):
@@ -149,7 +176,22 @@ def names_column(names: Mapping[Hashable, int] | None, ids: Tensor) -> Any:
         raise ValueError("names must number its names 0, 1, 2, ... in that order")
     if ids.numel() and int(ids.max()) >= len(names):
         raise ValueError(f"names must name every node ({len(names)} names, node {int(ids.max())})")
-    return pyarrow.array(list(names)).take(pyarrow.array(ids.long().numpy()))
+    return _names_array(list(names)).take(pyarrow.array(ids.long().numpy()))
+
+
+def _names_array(names: list[Hashable]) -> Any:
+    """Names as a column; integers that no 64 bits hold become text."""
+    import pyarrow
+
+    try:
+        return pyarrow.array(names)
+    except UnicodeEncodeError as error:
+        raise ValueError(f"a name must be text that UTF-8 can hold ({error})") from None
+    except OverflowError:
+        try:
+            return pyarrow.array(names, pyarrow.uint64())
+        except (OverflowError, pyarrow.ArrowException):
+            return pyarrow.array([str(name) for name in names])
 
 
 def tensor_column(path: Path, name: str, values: Any, dtype: torch.dtype | None) -> Tensor:
@@ -168,9 +210,17 @@ def tensor_column(path: Path, name: str, values: Any, dtype: torch.dtype | None)
     if pyarrow.types.is_null(kind) and not len(values):
         return torch.zeros(0, dtype=dtype)
     _refuse_nulls(path, name, values, "an edge column")
-    if pyarrow.types.is_fixed_size_list(kind):
+    is_list = pyarrow.types.is_list(kind) or pyarrow.types.is_large_list(kind)
+    if is_list or pyarrow.types.is_fixed_size_list(kind):
+        width = _width(path, name, values) if is_list else kind.list_size
         inner = pyarrow.chunked_array([chunk.flatten() for chunk in values.chunks], kind.value_type)
-        return tensor_column(path, name, inner, dtype).reshape(len(values), kind.list_size)
+        if inner.null_count:
+            row = (_first(compute.is_null(inner)) or 0) // width
+            raise ValueError(
+                f"{_where(path, name, row)} a list must not hold an empty place; drop or fill it"
+            )
+        numbers = tensor_column(path, name, inner, dtype)
+        return numbers.reshape(len(values), width, *numbers.shape[1:])
     if pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind):
         row = _first(compute.invert(compute.match_substring_regex(values, _NUMBER))) or 0
         raise ValueError(
@@ -181,16 +231,38 @@ def tensor_column(path: Path, name: str, values: Any, dtype: torch.dtype | None)
     if not (number or pyarrow.types.is_boolean(kind)):
         raise ValueError(
             f"{path}, column {name!r}: an edge column must hold numbers, true/false, or lists of "
-            f"one length (got {kind}); leave it out of edge_columns or convert it"
+            f"one length (got {kind}{_example(values)}); leave it out of edge_columns or store it "
+            "as numbers"
         )
     array = _numpy(values)
-    if array.dtype == np.uint64 and array.size and array.max() > np.iinfo(np.int64).max:
+    if array.dtype == np.uint64 and array.size and array.max() > _INT64_MAX:
         row = int(array.argmax())
         raise ValueError(f"{_where(path, name, row)} {array[row]} does not fit 64 bits with a sign")
     if array.dtype.kind == "u" and array.dtype.itemsize > 1:
         array = array.astype(np.int32 if array.dtype.itemsize == 2 else np.int64)
     tensor = torch.from_numpy(array)
     return tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
+
+
+def _width(path: Path, name: str, values: Any) -> int:
+    """The one length of all lists of a column."""
+    from pyarrow import compute
+
+    lengths = _numpy(compute.list_value_length(values))
+    if not lengths.size:
+        return 0
+    if (lengths != lengths[0]).any():
+        row = int((lengths != lengths[0]).argmax())
+        raise ValueError(
+            f"{_where(path, name, row)} the lists of an edge column must have one length (got "
+            f"{lengths[row]}, and {lengths[0]} in row 1); leave it out of edge_columns or fill the "
+            "lists up"
+        )
+    return int(lengths[0])
+
+
+def _example(values: Any) -> str:
+    return f", {str(values[0])!r:.60} in row 1" if len(values) else ""
 
 
 def _refuse_nulls(path: Path, name: str, values: Any, what: str) -> None:

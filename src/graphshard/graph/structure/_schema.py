@@ -10,9 +10,11 @@ separate. A name that is unknown or ambiguous is a ValueError; so is None where 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
+from ..._files import check_text
 from ..._typing import CanonicalEType
 from ...errors import GraphTypeError, GraphValueError
 
@@ -21,7 +23,8 @@ EID: Final = "_ID"
 NTYPE: Final = "_TYPE"
 ETYPE: Final = "_TYPE"
 
-_RESERVED = "/:~"
+_MAX_BYTES = 1024
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _FULL = slice(None, None, None)
 
 
@@ -45,13 +48,17 @@ def is_all(ids: Any) -> bool:
 
 
 def check_type_name(name: Any, what: str) -> str:
-    """Return ``name`` if it can name a type; file and policy names use ``/ : ~`` as separators."""
+    """Return ``name`` if it can name a type, in files and messages too: any line of text can."""
     if not isinstance(name, str):
         raise GraphTypeError(f"{what} must be a string (got {name!r}); for example 'user'")
-    if not name or any(character in name for character in _RESERVED):
+    try:
+        size = len(check_text(name, what).encode())
+    except ValueError as error:
+        raise GraphValueError(str(error)) from None
+    if not 0 < size <= _MAX_BYTES or _CONTROL.search(name):
         raise GraphValueError(
-            f"{what} must be a non-empty name without '/', ':' and '~', which separate names in "
-            f"files (got {name!r}); rename it, for example with '_'"
+            f"{what} must be a non-empty line of text of up to {_MAX_BYTES} bytes, without control "
+            f"characters (got {name!r:.80}, {size} bytes); rename it"
         )
     return name
 
@@ -203,14 +210,14 @@ class Schema:
                 )
             return "src", 0
         if isinstance(ntype, str):
-            if self.split and ntype.startswith("SRC/"):
-                return "src", self.src_id(ntype[4:])
-            if self.split and ntype.startswith("DST/"):
-                return "dst", self.dst_id(ntype[4:])
             if ntype in self._src_index:
                 return "src", self._src_index[ntype]
             if ntype in self._dst_index:
                 return "dst", self._dst_index[ntype]
+            if self.split and ntype.startswith("SRC/"):
+                return "src", self.src_id(ntype[4:])
+            if self.split and ntype.startswith("DST/"):
+                return "dst", self.dst_id(ntype[4:])
         raise GraphValueError(f"no node type {ntype!r}; the graph has {sorted(set(self.ntypes))}")
 
     @staticmethod

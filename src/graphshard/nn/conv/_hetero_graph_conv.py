@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ..._typing import CanonicalEType, EType, TensorDict, TensorMapping
 from ...graph import MessagePassingGraph
 from ...ops import is_hooked
+from .._hetero_embedding import module_name
 
 Aggregate: TypeAlias = Callable[[list[Tensor], str], Tensor]
 
@@ -99,7 +100,7 @@ class HeteroGraphConv(nn.Module):
                 f"aggregate must be a function or one of {', '.join(AGGREGATES)} "
                 f"(got {aggregate!r})"
             )
-        self.mods = nn.ModuleDict({str(key): layer for key, layer in mods.items()})
+        self.mods = nn.ModuleDict({module_name(key): layer for key, layer in mods.items()})
         self.agg_fn = AGGREGATES[aggregate] if isinstance(aggregate, str) else aggregate
         for layer in self.mods.values():
             allow = getattr(layer, "set_allow_zero_in_degree", None)
@@ -108,7 +109,7 @@ class HeteroGraphConv(nn.Module):
 
     def _layer(self, relation: CanonicalEType) -> nn.Module:
         """The layer of a relation: the one given for the triple, else for the name."""
-        for key in (str(relation), relation[1]):
+        for key in (module_name(relation), module_name(relation[1])):
             if key in self.mods:
                 return self.mods[key]
         raise ValueError(

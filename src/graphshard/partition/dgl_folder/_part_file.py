@@ -220,10 +220,8 @@ def _with_types(
     """Features by the names of today: old ones lack the type, or name a relation alone."""
     owners = list(_owned(kind, book))
     by_relation: dict[str, list[str]] = {}
-    for owner in owners:
-        by_relation.setdefault(owner.split(":")[1] if kind == "edge_feats" else owner, []).append(
-            owner
-        )
+    for owner, name in zip(owners, book.etypes if kind == "edge_feats" else owners, strict=True):
+        by_relation.setdefault(name, []).append(owner)
     found = {}
     for name, one in stored.items():
         owner, _, feature = name.rpartition("/")

@@ -30,7 +30,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ..._files import check_regular, open_regular, parse_json, writing
+from ..._files import check_regular, check_text, open_regular, parse_json, writing
 from ...errors import PartitionFormatError
 
 DTYPE_NAMES: dict[torch.dtype, str] = {
@@ -138,9 +138,12 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor | RowSource]) -> File
 
     Raises:
         TypeError: A dtype has no name in safetensors.
+        ValueError: UTF-8 cannot hold the path, or the name of a tensor.
         OSError: The file cannot be written, such as on a full disk; names it.
     """
+    check_text(str(path), "the path of a tensor file")  # safetensors opens no other
     for name, tensor in tensors.items():
+        check_text(name, "the name of a tensor")
         if tensor.dtype not in DTYPE_NAMES:
             raise TypeError(
                 f"'{name}' must have a dtype that safetensors can hold (got {tensor.dtype}); "
@@ -249,6 +252,10 @@ class TensorFile:
 
         Writing to a tensor changes this process's copy only, never the file.
         """
+        try:
+            check_text(str(self.path), "the path of a tensor file")
+        except ValueError as error:
+            raise PartitionFormatError(str(error)) from None
         try:
             check_regular(self.path)
             with safe_open(self.path, framework="pt") as file:

@@ -8,12 +8,14 @@ loops over them, and paths cannot leave the folder. What is wrong is a ValueErro
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from pathlib import PurePosixPath, PureWindowsPath
 from typing import Any
 
+from ..._files import check_text
 from ..._typing import DEFAULT_CANONICAL_ETYPE, DEFAULT_NTYPE, CanonicalEType
 
 GRAPH_FORMATS = ("coo", "csc", "csr")
@@ -49,8 +51,30 @@ class PartFile:
 
 
 def etype_key(etype: CanonicalEType) -> str:
-    """The name of a relation in files: "src:relation:dst"."""
+    """The name of a relation in files: "src:relation:dst".
+
+    Where a name has a colon of its own the JSON lists the triples, too: see `triples_of`.
+    """
     return ":".join(etype)
+
+
+def triples_of(etypes: Sequence[CanonicalEType]) -> dict[str, list[list[str]]]:
+    """What a JSON says of relations whose names cannot be taken apart: an entry, or nothing."""
+    if any(":" in name for etype in etypes for name in etype):
+        return {"canonical_etypes": [list(etype) for etype in etypes]}
+    return {}
+
+
+def read_triples(content: Mapping[str, Any]) -> dict[str, CanonicalEType]:
+    """Relation, as the JSON names it, to its triple, where `triples_of` has written them."""
+    found = {}
+    for triple in listing(content.get("canonical_etypes", []), "canonical_etypes"):
+        names = [text(n, "a name in canonical_etypes") for n in listing(triple, "a relation")]
+        if len(names) != 3:
+            raise ValueError(f"a relation must be of three names (got {shown(triple)})")
+        etype = (names[0], names[1], names[2])
+        found[etype_key(etype)] = etype
+    return found
 
 
 def required(content: Mapping[str, Any], key: str) -> Any:
@@ -71,7 +95,7 @@ def text(value: Any, name: str) -> str:
     """A text that is not empty."""
     if not isinstance(value, str) or not value:
         raise ValueError(f"{name} must be a text that is not empty (got {shown(value)})")
-    return value
+    return check_text(value, name)
 
 
 def mapping(value: Any, name: str) -> dict[str, Any]:
@@ -112,13 +136,19 @@ def read_ntypes(content: Mapping[str, Any]) -> dict[str, int]:
     types = mapping(content.get("ntypes", {DEFAULT_NTYPE: 0}), "ntypes")
     if not types:
         raise ValueError("ntypes must name at least one node type (got none)")
-    return {name: whole_number(n, f"ntypes[{shown(name)}]") for name, n in types.items()}
+    return {
+        text(name, "a node type"): whole_number(n, f"ntypes[{shown(name)}]")
+        for name, n in types.items()
+    }
 
 
 def relation_names(content: Mapping[str, Any]) -> dict[str, int]:
     """Relation, as the JSON names it, to its number; DGL leaves them out where there is one."""
     types = mapping(content.get("etypes", {etype_key(DEFAULT_CANONICAL_ETYPE): 0}), "etypes")
-    return {key: whole_number(n, f"etypes[{shown(key)}]") for key, n in types.items()}
+    return {
+        text(key, "a relation"): whole_number(n, f"etypes[{shown(key)}]")
+        for key, n in types.items()
+    }
 
 
 def read_etypes(
@@ -237,6 +267,9 @@ def _read_part(content: Mapping[str, Any], part: int) -> dict[str, PartFile]:
 def inside_path(name: Any) -> str:
     """A path that stays inside the folder that it is taken from, as far as its text can tell."""
     path = PurePosixPath(text(name, "a path"))
-    if path.is_absolute() or ".." in path.parts or not path.parts or set("\\\0:") & set(str(name)):
+    is_elsewhere = path.is_absolute() or PureWindowsPath(name).is_absolute() or ".." in path.parts
+    # A colon follows the letter of a drive there; elsewhere a graph may be called "kg:1".
+    forbidden = "\\\0:" if os.name == "nt" else "\\\0"
+    if is_elsewhere or not path.parts or set(forbidden) & set(name):
         raise ValueError(f"a path must stay inside the partition's folder (got {shown(name)})")
     return str(name)

@@ -13,7 +13,7 @@ from ...graph import Graph
 from .._book import RangePartitionBook
 from .._stats import PartitionStats
 from ..dgl_folder import DGLPartFile
-from ..files import GRAPH_FORMATS, TensorFile
+from ..files import TensorFile
 from ..format import PartitionConfig, etype_key, read_config
 from ._part_check import checked_adjacency
 
@@ -66,9 +66,8 @@ def load_partition(
     config = read_config(part_config)
     part = load_part(config, part_id, load_feats, feature_digests=checksums)
     if config.layout == "graphshard":
-        for name in config.content["graph_formats"]:
-            if name in GRAPH_FORMATS:
-                getattr(part[0].relations[0], name)()
+        for name in config.graph_formats:
+            getattr(part[0].relations[0], name)()
     return part
 
 

@@ -170,7 +170,7 @@ class _Checker:
                     continue
                 same = np.array_equal(src_of[ids], src) and np.array_equal(dst_of[ids], dst)
                 self._expect(part, same, "an outer edge joins other nodes than at its owner")
-                if same and self.config.stats is not None and self.config.content["halo_hops"]:
+                if same and self.config.stats is not None and self.config.halo_hops:
                     complete = (owners == part).sum() == leaving[part]
                     self._expect(part, complete, "an edge that leaves it is missing")
 

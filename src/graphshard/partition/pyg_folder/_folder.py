@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..._files import read_json_regular
+from ..._files import check_text, read_json_regular
 from ..._typing import DEFAULT_CANONICAL_ETYPE, DEFAULT_NTYPE, CanonicalEType
 from ...errors import PartitionFormatError
 from ._pt_file import read_pt
@@ -223,7 +223,12 @@ def _checked_meta(folder: Path, meta: Any) -> tuple[int, list[str] | None, list[
 
 def _is_name(name: Any) -> bool:
     """Whether a file can be called so."""
-    return isinstance(name, str) and name not in ("", ".", "..") and not set(name) & set("/\\\0")
+    if not isinstance(name, str) or name in ("", ".", "..") or set(name) & set("/\\\0"):
+        return False
+    try:
+        return bool(check_text(name, "a name"))
+    except ValueError:
+        return False
 
 
 def _read(path: Path) -> dict[Any, Any]:

@@ -18,6 +18,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
+from ..._files import check_text
 from ..._typing import CanonicalEType
 from ...graph import Graph
 from .._halo import CutEdges, cut_part, find_cut_edges
@@ -34,7 +35,7 @@ from ..assign import (
     build_constraints,
     order_nodes,
 )
-from ..files import DTYPE_NAMES, GRAPH_FORMATS
+from ..files import DTYPE_NAMES, GRAPH_FORMATS, entries
 from ..format import etype_key
 from ._contents import edge_tensors, graph_tensors, node_tensors
 from ._jobs import Jobs
@@ -194,7 +195,7 @@ def partition_graph(
         content = _json_content(plan, stats, num_hops, num_trainers_per_machine)
         writer.commit(content)
     if not quiet:
-        Console().print(stats.table())
+        Console(markup=False, emoji=False).print(stats.table())
     return _mapping(relabeling) if return_mapping else None
 
 
@@ -255,6 +256,7 @@ def _json_content(
         "edge_map": {etype_key(etype): blocks for etype, blocks in edge_map.items()},
         "ntypes": {name: place for place, name in enumerate(source.ntypes)},
         "etypes": {etype_key(name): n for n, name in enumerate(source.canonical_etypes)},
+        **entries.triples_of(source.canonical_etypes),
         "stats": stats.as_dict(),
     }
 
@@ -320,6 +322,7 @@ def _check_features(source: GraphSource, num_trainers_per_machine: int) -> None:
     ]
     for owner, features in owners:
         for name, feature in features.items():
+            check_text(name, f"the name of a feature of {owner}")
             if not name or "/" in name:
                 raise ValueError(
                     "the name of a feature must be non-empty and without '/', which separates it "

@@ -29,7 +29,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..._files import read_text_regular, sync_folder, write_json
+from ..._files import check_text, read_text_regular, sync_folder, write_json
 from ...errors import PartitionFormatError
 from ..files import FileRecord, RowSource, write_tensors
 from ..format import FORMAT, FORMAT_VERSION, PART_FILES, build_of, displaced_folder, read_config
@@ -53,6 +53,7 @@ class PartitionWriter:
         self, out_path: str | os.PathLike[str], graph_name: str, *, overwrite: bool = True
     ) -> None:
         check_graph_name(graph_name)
+        check_text(os.fspath(out_path), "out_path")
         self._overwrite = overwrite
         self.root = Path(os.path.abspath(out_path))
         self.graph_name = graph_name
@@ -215,13 +216,21 @@ def check_graph_name(graph_name: str) -> None:
     Raises:
         ValueError: It cannot.
     """
+    check_text(graph_name, "graph_name")
     if not graph_name or graph_name.startswith(".") or set(graph_name) & set("/\\\0"):
         raise ValueError(
             "graph_name must be usable as a file name: not empty, no leading dot, no slash "
             f"(got {graph_name!r})"
         )
+    size = len(graph_name.encode())
+    if size > _MAX_NAME:
+        raise ValueError(
+            f"graph_name must have at most {_MAX_NAME} bytes, because names of files are made of "
+            f"it (got {size}, {graph_name!r:.80}...); choose a shorter one"
+        )
 
 
+_MAX_NAME = 200
 _PART_FOLDER = re.compile(r"part[0-9]+")
 _IN_PART = re.compile("|".join(re.escape(name) for name in PART_FILES.values()))
 

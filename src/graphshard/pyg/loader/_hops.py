@@ -92,7 +92,7 @@ class HopSample:
 
 def relation_key(draw_seed: DrawSeed, hop: int, etype: CanonicalEType) -> int:
     """The key of a hop's draws: by the relation's name, as its number differs between stores."""
-    return draw_seed.key(hop, zlib.crc32(":".join(etype).encode()))
+    return draw_seed.key(hop, zlib.crc32(":".join(etype).encode(errors="surrogatepass")))
 
 
 class FoundNodes:
