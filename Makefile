@@ -18,9 +18,20 @@ CORE_TESTS := tests/comm tests/ops tests/graph tests/fullbatch tests/partition t
 TORCH ?= 2.6.0
 OTHER := .venv-torch-$(TORCH)
 
+# Other processors, as far as one can be told to be another: what limits torch's own kernels, and by
+# them ours, those of oneDNN, and those of MKL; and two threads. Space in a setting is "+".
+PROCESSORS := \
+	ATEN_CPU_CAPABILITY=default+ONEDNN_MAX_CPU_ISA=SSE41+MKL_CBWR=COMPATIBLE \
+	ATEN_CPU_CAPABILITY=avx2+ONEDNN_MAX_CPU_ISA=AVX2+MKL_CBWR=AVX2 \
+	ATEN_CPU_CAPABILITY=default \
+	ONEDNN_MAX_CPU_ISA=AVX2 \
+	GRAPHSHARD_TEST_THREADS=2
+# The tests that compute.
+PROCESSOR_TESTS := $(addprefix tests/,nn ops fullbatch sampling graph pyg core train)
+
 # Tests start hundreds of programs. Where the environment forbids files of bytecode, each of them
 # would compile the package anew: a sixth of the 2.7 s that a start takes.
-test test-core test-torch test-all: export PYTHONDONTWRITEBYTECODE =
+test test-core test-torch test-processors test-all: export PYTHONDONTWRITEBYTECODE =
 
 # How many files of tests run side by side; 0 runs them in one process, where a debugger works. One
 # more than two cores, as a sixth of their time is waiting for processes that end.
@@ -36,10 +47,11 @@ NATIVE := $(wildcard CMakeLists.txt cmake/*.cmake csrc/*/*.cpp csrc/*/*.h)
 CXX_FILES := $(wildcard csrc/*/*.cpp csrc/*/*.h)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-core test-torch test-all notebooks lint format peer bench clean
+.PHONY: help install demo test test-core test-torch test-processors test-all notebooks lint format
+.PHONY: peer bench clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 $(BIN)/python:
 	@echo "making $(VENV) with $$($(PYTHON) --version)"
@@ -95,9 +107,15 @@ $(OTHER)/.test: pyproject.toml $(NATIVE)
 test-torch: $(OTHER)/.test  ## run the tests with another torch: TORCH=2.6.0 PYTHON=python3.10
 	$(OTHER)/bin/python -m pytest -n $(TEST_WORKERS) $(SIDE_BY_SIDE) $(PYTEST_ARGS)
 
+test-processors: $(VENV)/.test  ## run the tests that compute as on other processors
+	@set -e; $(foreach setting,$(PROCESSORS),echo "with $(subst +, ,$(setting))"; \
+		env $(subst +, ,$(setting)) $(BIN)/python -m pytest -q -n $(TEST_WORKERS) \
+		$(SIDE_BY_SIDE) $(PROCESSOR_TESTS);)
+
 test-all: $(VENV)/.test  ## run the tests with every case and whole campaigns: hours, before a release
 	@$(INSTALL) "ray[train]" || echo "Ray cannot be installed here: its tests are skipped"
 	$(BIN)/python -m pytest --all --timeout 600 -n $(TEST_WORKERS) $(SIDE_BY_SIDE) $(PYTEST_ARGS)
+	@$(MAKE) --no-print-directory test-processors
 
 notebooks: $(VENV)/.test  ## run the notebooks of docs/notebooks, check their text, write their outputs
 	$(BIN)/python docs/run_notebooks.py $(NOTEBOOKS)

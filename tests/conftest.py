@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What holds for every test: fixed seeds, one thread, no process left behind."""
+"""What holds for every test: fixed seeds, one thread, no process left behind.
+
+GRAPHSHARD_TEST_THREADS in the environment gives torch and the kernels more threads in the tests'
+own process: `make test-processors`.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +61,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    torch.set_num_threads(1)
+    torch.set_num_threads(int(os.environ.get("GRAPHSHARD_TEST_THREADS", "1")))
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         # A shell starts background jobs so, and their children would ignore Ctrl-C, too.
         signal.signal(signal.SIGINT, signal.default_int_handler)

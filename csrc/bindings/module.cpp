@@ -5,14 +5,16 @@
 // meanwhile.
 
 #include "bindings/arrays.h"
+#include "simd/dispatch.h"
 
 namespace nb = nanobind;
+using namespace nb::literals;
 
 namespace graphshard {
 namespace {
 
 // Goes up, here and in _kernel.py, when a signature of these files changes.
-constexpr int kInterface = 13;
+constexpr int kInterface = 14;
 
 }  // namespace
 
@@ -52,6 +54,7 @@ nb::object plain_copy(nb::handle source) noexcept {
 NB_MODULE(_kernels, m) {
   m.doc() = "Sparse kernels over borrowed CPU arrays; called by graphshard.ops alone.";
   m.attr("interface") = kInterface;
+  m.def("limit_registers", &limit_registers, "most"_a);
   bind_spmm(m);
   bind_memory(m);
   bind_attention(m);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // One binary for machines of different instruction sets: hot loops are compiled once per width of
-// vector registers, and each call takes the widest that the machine has.
+// vector registers, and each call takes the widest that the machine has, or limit_registers allows.
 //
 //   dispatch<64>([&](auto bytes) GRAPHSHARD_INLINE_LAMBDA { sum_rows<bytes>(...); });
 //
@@ -10,6 +10,8 @@
 
 #pragma once
 
+#include <algorithm>
+#include <atomic>
 #include <type_traits>
 
 #include "simd/macros.h"
@@ -60,24 +62,33 @@ __attribute__((noinline, target("arch=x86-64-v3"))) void run_with_32(const Funct
 inline int find_register_bytes() { return kLeastRegisterBytes; }
 #endif
 
-// The width of this machine's registers, as far as code is compiled for them.
-inline const int kRegisterBytes = find_register_bytes();
+// The width that calls choose their code by.
+inline std::atomic<int> chosen_register_bytes = find_register_bytes();
+
+inline int register_bytes() { return chosen_register_bytes.load(std::memory_order_relaxed); }
+
+// Has later calls use registers of at most `most` bytes, as far as the machine has them; returns
+// the width that was used until now. Not meant for while a kernel runs.
+inline int limit_registers(int most) {
+  const int bytes = std::max(kLeastRegisterBytes, std::min(most, find_register_bytes()));
+  return chosen_register_bytes.exchange(bytes, std::memory_order_relaxed);
+}
 
 template <typename Function>
 GRAPHSHARD_NOINLINE void run_with_least(const Function& function) {
   function(RegisterBytes<kLeastRegisterBytes>{});
 }
 
-// Calls function(bytes) with the width of the machine's registers, at most kMost, as a constant.
+// Calls function(bytes) with the width of registers to use, at most kMost, as a constant.
 // The function must be a lambda that is always inlined, and so must all that it calls.
 template <int kMost, typename Function>
 GRAPHSHARD_INLINE void dispatch(const Function& function) {
 #if defined(GRAPHSHARD_HAS_DISPATCH)
   if constexpr (kMost >= 64 && kLeastRegisterBytes < 64) {
-    if (kRegisterBytes >= 64) return run_with_64(function);
+    if (register_bytes() >= 64) return run_with_64(function);
   }
   if constexpr (kMost >= 32 && kLeastRegisterBytes < 32) {
-    if (kRegisterBytes >= 32) return run_with_32(function);
+    if (register_bytes() >= 32) return run_with_32(function);
   }
 #endif
   run_with_least(function);

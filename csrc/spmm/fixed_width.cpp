@@ -102,7 +102,7 @@ void sum_fixed(const SpmmArguments<T>& a, Op op, const Span& span, SumResult res
 
 template <typename T>
 SumRows<T> choose(int64_t width) {
-  if (kRegisterBytes <= 16) return nullptr;
+  if (register_bytes() <= 16) return nullptr;
   if (width == 64) return sum_fixed<64, T>;
   if (width == 128) return sum_fixed<128, T>;
   if (width == 256) return sum_fixed<256, T>;

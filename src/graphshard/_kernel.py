@@ -13,6 +13,12 @@ The extension ``graphshard._kernels`` is optional. Without it (or with the envir
     See csrc/runtime/large_blocks.h.
 
     The environment variable GRAPHSHARD_KEEP_MEMORY=0 turns this off.
+
+[Note: instruction set]
+    Kernels take the widest vector registers that torch's own take on this machine. So where
+    ATEN_CPU_CAPABILITY holds torch back (to "avx2" or "default"), as on an older processor, it
+    holds them back, too: one setting gives the sums of one processor on another, and a product
+    that torch rounds before it adds is rounded here.
 """
 
 from __future__ import annotations
@@ -29,8 +35,13 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-INTERFACE = 13
+INTERFACE = 14
 """Goes up, here and in csrc/bindings/module.cpp, when a signature of the extension changes."""
+
+_REGISTER_BYTES = {"NO AVX": 16, "DEFAULT": 16, "AVX2": 32}
+"""Of the vector registers of torch's kernels, by their name in torch; others have no limit."""
+
+_WIDEST_REGISTER = 64
 
 _NATIVE_DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 
@@ -48,6 +59,8 @@ def _load() -> ModuleType | None:
         reason = str(error)
     else:
         if module.interface == INTERFACE:
+            capability = torch.backends.cpu.get_cpu_capability()
+            module.limit_registers(_REGISTER_BYTES.get(capability, _WIDEST_REGISTER))
             return module
         reason = f"it has interface {module.interface}, this code needs {INTERFACE}"
     warnings.warn(

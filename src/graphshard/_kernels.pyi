@@ -18,6 +18,7 @@ from torch import Tensor
 
 interface: int
 
+def limit_registers(most: int) -> int: ...  # bytes of vector registers; returns those until now
 def spmm(
     out: Tensor,  # [num_dst, width]
     indptr: Tensor,  # [num_dst + 1]

@@ -158,10 +158,14 @@ def test_a_layer_can_be_copied_printed_and_run_without_gradients(case: LayerCase
     layer = case.make()
     out = layer(g, x, **keywords)
     assert torch.equal(copy.deepcopy(layer)(g, x, **keywords), out)
+    # Without gradients, torch's recurrent modules take another kernel on some processors, whose
+    # sums have another order. All else gives the same bits.
+    is_recurrent = any(isinstance(module, torch.nn.RNNBase) for module in layer.modules())
+    tolerance = {} if is_recurrent else {"rtol": 0, "atol": 0}
     with torch.no_grad():
-        assert torch.equal(layer(g, x, **keywords), out)
+        torch.testing.assert_close(layer(g, x, **keywords), out, **tolerance)
     with torch.inference_mode():
-        assert torch.equal(layer(g, x, **keywords), out)
+        torch.testing.assert_close(layer(g, x, **keywords), out, **tolerance)
     assert type(layer).__name__ in repr(layer)
 
 
