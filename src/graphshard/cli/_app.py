@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 
 from ..errors import GraphShardError, RankError
-from ..train.launch import WRONG_INPUT_ERRORS, ExitCode, stop_on_signals
+from ..train.launch import WRONG_INPUT_ERRORS, ExitCode, show_warning, stop_on_signals
 from ._convert import convert
 from ._copy import copy
 from ._inspect import inspect
@@ -68,7 +68,7 @@ def run(arguments: Sequence[str]) -> int:
     """Run a command line; returns the exit code."""
     try:
         with warnings.catch_warnings():
-            warnings.showwarning = _show_warning
+            warnings.showwarning = show_warning
             result = app(args=list(arguments), prog_name="graphshard", standalone_mode=False)
         if result == ExitCode.INTERRUPTED:  # typer's way to say so
             return _interrupted()
@@ -110,14 +110,3 @@ def _interrupted() -> int:
 
 def _say(text: str) -> None:
     sys.stderr.write(f"error: {' '.join(text.split())}\n")
-
-
-def _show_warning(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: object = None,
-    line: str | None = None,
-) -> None:
-    sys.stderr.write(f"warning: {' '.join(str(message).split())}\n")

@@ -12,7 +12,7 @@ from rich.console import Console
 from ..data.prepare import Preparation, read_dataset
 from ..partition import load_partition_stats
 from ..partition.assign import Objective
-from ..train.task import partition_dataset
+from ..train.task import partition_dataset, warn_of_task
 from ._options import options_of
 
 
@@ -67,6 +67,7 @@ def partition(
     if parts < 1:
         raise ValueError(f"parts must be at least 1 (got {parts})")
     dataset = read_dataset(data, Preparation(**preparation))
+    warn_of_task(dataset)
     written = partition_dataset(
         dataset,
         parts,

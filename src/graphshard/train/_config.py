@@ -57,6 +57,9 @@ FREE_FIELDS = frozenset(
 
 DEFAULT_FANOUT = 10
 
+#: Of Adam: its steps are ten times as long at first, and must fit float32.
+_HIGHEST_RATE = 1e37
+
 
 @dataclass(frozen=True)
 class Lowest:
@@ -131,8 +134,10 @@ class RunConfig:
         check_device_name(self.device)
         for name in ("lr", "weight_decay"):
             value = getattr(self, name)
-            if value is not None and not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"{name} must be a number, at least 0 (got {value})")
+            if value is not None and not 0 <= value <= _HIGHEST_RATE:
+                raise ValueError(
+                    f"{name} must be a number from 0 to {_HIGHEST_RATE:g} (got {value})"
+                )
         if self.dropout is not None and not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be in [0, 1) (got {self.dropout})")
         if not (math.isfinite(self.timeout) and self.timeout > 0):

@@ -6,6 +6,7 @@ Every rank makes one with the same configuration. An evaluation is always of the
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -197,6 +198,10 @@ class TrainingRun:
         right, losses = totals[::2], totals[1::2]
         counts = [self._shard.num_nodes[s] for s in self._splits]
         accuracy = {s: r / n for s, r, n in zip(self._splits, right, counts, strict=True)}
+        for split, mine, total in zip(self._splits, numbers[1::2], losses, strict=True):
+            if not math.isfinite(total):
+                what = f"the loss of the {split} nodes after epoch {self._history.epoch}"
+                self._learner.raise_not_finite(what, mine)
         val_loss = dict(zip(self._splits, losses, strict=True)).get("val")
         return loss, Evaluation(epoch=self._history.epoch, accuracy=accuracy, val_loss=val_loss)
 
@@ -252,7 +257,8 @@ class FullBatchRun(TrainingRun):
     def _train_epoch(self, epoch: int) -> float:
         learner = self._learner
         learner.model.train()
-        return learner.descend(learner.loss(learner.scores(), "train"))
+        loss = learner.loss(learner.scores(), "train")
+        return learner.descend(loss, f"epoch {epoch + 1}")
 
 
 def train_full_batch(
