@@ -95,7 +95,14 @@ def test_a_run_that_diverges_stops_in_the_epoch_in_which_torch_does(
     graph = plain_graph()
     graph.ndata["feat"] = 100 * graph.ndata["feat"]
     data = written(tmp_path, graph, world_size)
-    settings = {"model": "gcn", "layers": 1, "dropout": 0.0, "dtype": "float32", "lr": 1e37}
+    settings = {
+        "model": "gcn",
+        "layers": 1,
+        "dropout": 0.0,
+        "hidden": None,
+        "dtype": "float32",
+        "lr": 1e37,
+    }
     config = config_of(data, **settings, eval_every=5)
     torch.manual_seed(0)
     initial = FullBatchRun(dataclasses.replace(config, data=written(tmp_path / "one", graph)))

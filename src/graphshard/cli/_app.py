@@ -21,6 +21,7 @@ from ._convert import convert
 from ._copy import copy
 from ._inspect import inspect
 from ._launch import launch
+from ._options import CommandWithDefaults
 from ._partition import partition
 from ._serve import serve
 from ._train import train
@@ -33,7 +34,7 @@ app = typer.Typer(
     add_completion=False,
 )
 for command in (partition, inspect, verify, convert, train, serve, copy, launch):
-    app.command()(command)
+    app.command(cls=CommandWithDefaults)(command)
 
 
 def _show_version(asked: bool) -> None:
@@ -89,7 +90,9 @@ def _explained(error: Exception) -> int:
         raise error
     usage = getattr(error, "format_message", None)
     if usage is not None:  # typer's errors, whichever package it takes them from
-        _say(f"{usage()} (see graphshard --help)")
+        context = getattr(error, "ctx", None)
+        command = "graphshard" if context is None else context.command_path
+        _say(f"{usage()} (see {command} --help)")
         return ExitCode.WRONG_INPUT
     if isinstance(error, RankError):
         sys.stderr.write(f"error: {error}\n")

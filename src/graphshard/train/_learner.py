@@ -158,7 +158,7 @@ class Learner:
                 cure += ", or compute in float32"
             error = FloatingPointError(
                 f"{what} is not finite (got {value:g} for part {self._shard.data.rank}): {text}; "
-                + ("mend them and partition again" if text.startswith("features") else cure)
+                + ("mend them and partition again" if text.startswith("features '") else cure)
             )
         raise_everywhere(error)
 

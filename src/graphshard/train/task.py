@@ -217,7 +217,17 @@ def partition_dataset(
 
     Returns:
         The path of the JSON.
+
+    Raises:
+        ValueError: There are more parts than nodes, or the field does not fit; and those of
+            `graphshard.distributed.partition_graph`.
     """
+    num_nodes = dataset.graph.num_nodes()
+    if num_parts > num_nodes:
+        raise ValueError(
+            f"there must be no more parts, or workers, than nodes of {dataset.name}, {num_nodes} "
+            f"(got {num_parts}): a part without nodes has nothing to do"
+        )
     name = dataset.name if name is None else name
     if balance_field is not None:
         arguments["balance_ntypes"] = _balance_classes(dataset, balance_field)
