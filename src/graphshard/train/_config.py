@@ -196,7 +196,7 @@ class RunConfig:
             )
 
     def check_given(self, names: Iterable[str]) -> None:
-        """Whether each of these fields, which somebody gave a value, has an effect.
+        """Whether each of these fields, which were given a value, has an effect.
 
         Raises:
             ValueError: One has none, because of the value of another field.
