@@ -109,6 +109,56 @@ def test_booleans_by_position_are_where_others_have_them() -> None:
             assert names[place] == parameter, f"{what}: elsewhere {names[place]} is there"
 
 
+#: Arguments of DGL 1.1.3 that the same name does not take here.
+NOT_TAKEN = {
+    "_dist_training": "for DGL's own servers",
+    "msgs": "of batches that DGL makes for functions of users",
+}
+#: Names whose arguments are their own: what users make is made by functions, or DGL has two.
+OWN_ARGUMENTS = {
+    *("DGLGraph", "DGLHeteroGraph", "DGLBlock", "Graph", "EdgeBatch", "NodeBatch"),
+    *("to_homogeneous", "to_heterogeneous"),  # whose first is called G
+}
+
+
+def shared_functions() -> Iterator[tuple[str, Any, Any]]:
+    """Public functions and methods that DGL has, too: name, ours, DGL's."""
+    for module_name, peer in MODULES.items():
+        module = importlib.import_module(module_name)
+        for public in module.__all__:
+            value, theirs = getattr(module, public), getattr(peer, public, None)
+            if not getattr(value, "__module__", "").startswith("graphshard") or theirs is None:
+                continue
+            if module_name != "graphshard.dataloading" and public == "DataLoader":
+                continue  # SAR's
+            if inspect.isclass(value) and inspect.isclass(theirs):
+                for key, method in inspect.getmembers(value, inspect.isfunction):
+                    other = inspect.getattr_static(theirs, key, None)
+                    is_shared = inspect.isfunction(other) and not key.startswith("_")
+                    if is_shared or (key == "__init__" and public not in OWN_ARGUMENTS):
+                        yield f"{module_name}.{public}.{key}", method, other
+            elif inspect.isfunction(theirs) and public not in OWN_ARGUMENTS:
+                yield f"{module_name}.{public}", value, theirs
+
+
+def test_arguments_that_dgl_takes_by_name_are_taken() -> None:
+    compared = 0
+    for name, ours, theirs in shared_functions():
+        if not inspect.isfunction(theirs):
+            continue
+        of_ours = inspect.signature(ours).parameters
+        takes_all = any(p.kind is p.VAR_KEYWORD for p in of_ours.values())
+        missing = [
+            p.name
+            for p in list(inspect.signature(theirs).parameters.values())
+            if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+            and p.name not in {*of_ours, *NOT_TAKEN, "self"}
+        ]
+        compared += 1
+        assert takes_all or not missing, f"{name} does not take {missing}, which DGL's does"
+    assert compared > 250
+
+
 def loaders() -> list[Any]:
     graph = graphshard.graph(([0, 1], [1, 0]))
     seeds = torch.arange(2)

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Aliases shared by all of graphshard."""
+"""Aliases, and notes in the annotations of settings, shared by all of graphshard."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, TypeAlias
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar, get_args, get_origin
 
 import torch
 
@@ -27,4 +28,31 @@ DEFAULT_ETYPE = "_E"
 DEFAULT_CANONICAL_ETYPE: CanonicalEType = (DEFAULT_NTYPE, DEFAULT_ETYPE, DEFAULT_NTYPE)
 
 INDEX_DTYPES = (torch.int32, torch.int64)
+LONGEST_TIMEOUT = 1_000_000_000
+"""Seconds, some 30 years: what the clocks of all systems hold."""
+
 FLOAT_DTYPES = (torch.float32, torch.float64, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Unset:
+    """What a field or option that is None stands for; in its annotation, for the reader."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class OnlyWith:
+    """The values of another field with which a field has an effect; in its annotation."""
+
+    field: str
+    values: tuple[str, ...]
+
+
+_Note = TypeVar("_Note")
+
+
+def notes_of(hint: Any, kind: type[_Note]) -> list[_Note]:
+    """The notes of one kind in a field's annotation."""
+    notes = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
+    return [note for note in notes if isinstance(note, kind)]

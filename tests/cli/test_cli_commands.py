@@ -220,6 +220,28 @@ WRONG_INPUTS = {
     "train --data CORA --mode sample --fanouts 5;5": "whole numbers between commas",
     "train --data CORA --mode sample --fanouts 5,5 --layers 3": "fanouts must hold one number per",
     "train --data CORA --mode sample --sampler walk": "Invalid value for '--sampler'",
+    "train --data CORA --mode sample --fanouts 10": "one number makes a network of one layer",
+    "train --data CORA --aggregator mean": "aggregator is for the model sage",
+    "train --data CORA --heads 1": "heads is for the model gat",
+    "train --data CORA --num-bases 0": "num_bases is for the model rgcn",
+    "train --data CORA --aggregation oneshot --rematerialize": "for the aggregation sequential or",
+    "train --data CORA --aggregation oneshot --prefetch 1": "for the aggregation sequential or",
+    "train --data CORA --mode sample --sampler labor --replace": "is for the sampler neighbor",
+    "train --data CORA --checkpoint-dir c": "checkpoint_dir has no effect without save_every",
+    "train --data CORA --lr 1e38": "lr must be at most 1e+37 (got 1e+38)",
+    "train --data CORA --timeout 1e12": "timeout must be at most 1,000,000,000 seconds",
+    "train --data cora --workers 5000": "no more parts, or workers, than nodes of cora, 2708",
+    "partition --data cora --parts 5000 --out OUT": "than nodes of cora, 2708 (got 5000)",
+    "partition --data cora --parts 2 --out OUT --method random --objective cut": "for the method",
+    "partition --data EDGES --parts 2 --out OUT --balance-split": "have no node: ['train_mask', ",
+    "partition --data EDGES --parts 2 --out OUT --balance-ntypes label": "with 1 values for 4",
+    "copy --ip-config IPS --part-config CORA --workspace w --timeout -1": "timeout must be above 0",
+    "copy --ip-config IPS --part-config CORA --workspace w --ssh-port 0": "from 1 to 65535 (got 0)",
+    "launch --local 2 --part-config CORA --ssh-port 22 x.py": "--ssh-port is for hosts of --ip-",
+    "launch --local 2 --part-config CORA --ssh-username me x.py": "--ssh-username is for hosts of",
+    "launch --local 2 --part-config CORA --python py x.py": "runs this interpreter (got py)",
+    "launch --local 2 --part-config CORA --num-omp-threads 0 x.py": "must be at least 1 (got 0)",
+    "launch --local 2 --part-config CORA --timeout inf x.py": "must be at most 1,000,000,000",
     "paint": "No such command",
 }
 
@@ -230,7 +252,11 @@ def test_wrong_input_is_one_line_and_exit_code_2(
 ) -> None:
     empty = tmp_path / "empty.json"
     empty.write_text("")
+    edges, hosts = tmp_path / "edges.csv", tmp_path / "hosts.txt"
+    edges.write_text("src,dst\n0,1\n2,3\n")
+    hosts.write_text("127.0.0.1\n")
     places = {"CORA": str(cora), "OUT": str(tmp_path / "out"), "EMPTY": str(empty)}
+    places |= {"EDGES": str(edges), "IPS": str(hosts)}
     assert call([places.get(word, word) for word in line.split()]) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
@@ -404,3 +430,53 @@ def test_a_disk_without_room_is_one_line_that_names_the_file(tmp_path: Path) -> 
     assert "safetensors cannot be written (File too large); raise the limit" in done.stderr
     assert len(done.stderr.splitlines()) == 1, done.stderr
     assert not list((tmp_path / "p").iterdir())
+
+
+@pytest.mark.filterwarnings("default")
+def test_what_dgl_s_launcher_has_and_ours_needs_not_is_a_warning_line(
+    cora: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = "--num-servers 2 --num_samplers 0 --graph-format coo"
+    arguments = ["launch", "--local", 3, "--part-config", cora, *more.split(), "x.py"]
+    assert call(arguments) == 2  # of hosts than parts, before anything starts
+    *told, error = capsys.readouterr().err.splitlines()
+    assert [line.partition(" has no effect")[0] for line in told] == [
+        "warning: --num-servers 2",
+        "warning: --graph-format coo",
+    ]
+    assert error.startswith("error: ")
+
+
+@pytest.mark.filterwarnings("default")
+def test_labels_with_gaps_and_splits_that_overlap_are_a_warning_line(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "gaps"
+    folder.mkdir()
+    np.save(folder / "edge_index.npy", np.array(GRAPH).T)
+    np.save(folder / "label.npy", np.array([0, 1, 2000, 1, 0, 1, 0, -1]))
+    np.save(folder / "train_idx.npy", np.array([0, 1, 2]))
+    np.save(folder / "test_idx.npy", np.array([2, 3]))
+    arguments = ["partition", "--data", folder, "--parts", 1, "--self-loops", "--quiet"]
+    assert call([*arguments, "--out", tmp_path / "p"]) == 0
+    expected = [
+        "warning: gaps has 2001 classes, of which 1998 have no node (2, 3, 4, ...), because",
+        "warning: gaps has 1 labelled nodes in both train_mask and test_mask, so that accuracy",
+    ]
+    for line, text in zip(capfd.readouterr().err.splitlines(), expected, strict=True):
+        assert line.startswith(text)
+    data = tmp_path / "p" / "gaps.json"
+    assert call(["train", "--data", data, "--epochs", 1, "--quiet", "--timeout", 60]) == 0
+    lines = capfd.readouterr().err.splitlines()
+    assert [line for line in lines if line.startswith("warning: ")] == lines
+    assert len(lines) == 2
+
+
+def test_a_loss_that_is_not_finite_is_one_line(
+    cora: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert call(["train", "--data", cora, "--lr", 1e37, "--epochs", 9, "--quiet"]) == 1
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("error: rank 0: the ")
+    assert " is not finite (got " in line
+    assert "lower lr (got 1e+37)" in line

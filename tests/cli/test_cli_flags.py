@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Literal, get_args, get_origin, get_type_hints
 
 import pytest
 import typer
+from typer.utils import get_params_from_function
 
+from graphshard._typing import OnlyWith, notes_of
 from graphshard.cli import app, run
 from graphshard.train import FullBatchConfig, RunConfig, SampledConfig
 
@@ -82,9 +85,78 @@ def test_options_are_what_the_fields_say(capsys: pytest.CaptureFixture[str]) -> 
             option = options[field.name]
             of_type, text, *_ = get_args(hints[field.name])
             assert text in option.help
-            assert option.default == (field.default if field.name in inherited else None)
+            has_default = field.name in inherited and not notes_of(hints[field.name], OnlyWith)
+            assert option.default == (field.default if has_default else None)
             for choice in (of_type, *get_args(of_type)):
                 if get_origin(choice) is Literal:
                     assert run(["train", "--data", "x", option.opts[0], "none such"]) == 2
                     listed = ", ".join(map(repr, get_args(choice)))
                     assert f"is not one of {listed}." in capsys.readouterr().err
+
+
+def shown_help(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> str:
+    """What ``--help`` prints, without the lines of its boxes and the breaks between words."""
+    monkeypatch.setenv("COLUMNS", "4000")
+    assert run([command, "--help"]) == 0
+    return " ".join(re.sub(r"[^\x20-\x7e]", " ", capsys.readouterr().out).split())
+
+
+@pytest.mark.parametrize("command", list(FLAGS))
+def test_help_is_shown_as_it_is_written_with_every_default(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (callback,) = (
+        info.callback for info in app.registered_commands if info.callback.__name__ == command
+    )
+    shown = shown_help(command, capsys, monkeypatch)
+    for sentence in (callback.__doc__ or "").split("\n\n"):
+        assert " ".join(sentence.split()) in shown
+    compiled = typer.main.get_command(app).commands[command]  # type: ignore[attr-defined]
+    options = {option.name: option for option in compiled.params}
+    written = get_params_from_function(callback)
+    assert set(options) == set(written)
+    for name, parameter in written.items():
+        text = " ".join(parameter.default.help.split())
+        option = options[name]
+        if getattr(option, "hidden", False):
+            continue
+        assert text in shown, f"--{name}: its help is not shown as it is written"
+        if option.required:
+            continue
+        has_word = "default:" in text or f"{text} [default: " in shown
+        assert has_word, f"--{name} of {command} does not say what its default is"
+        if option.default is not None and not option.is_flag:
+            assert f"{text} [default: {option.default}]" in shown or option.default == ""
+
+
+def test_defaults_of_a_run_are_those_of_its_configuration(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = shown_help("train", capsys, monkeypatch)
+    for kind in (FullBatchConfig, SampledConfig):
+        for model in ("gcn", "gat", "rgcn"):
+            resolved = kind(data="x", model=model).resolved()
+            for name in ("hidden", "dropout", "lr", "weight_decay", "epochs", "patience", "layers"):
+                text = get_args(get_type_hints(kind, include_extras=True)[name])[1]
+                (words,) = re.findall(re.escape(text) + r" \[default: \((.*?)\)\]", shown)
+                first, *others = words.split("; ")
+                values = dict(word.split(": ") for word in others)
+                assert float(values.get(model, first)) == getattr(resolved, name)
+
+
+@pytest.mark.parametrize(
+    ("line", "command"),
+    [
+        ("train --color red", "graphshard train"),
+        ("partition --parts 2", "graphshard partition"),
+        ("inspect", "graphshard inspect"),
+        ("paint", "graphshard"),
+    ],
+)
+def test_an_error_of_usage_names_the_command_whose_help_to_read(
+    line: str, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(line.split()) == 2
+    assert capsys.readouterr().err.endswith(f" (see {command} --help)\n")

@@ -355,7 +355,7 @@ def test_csr_tensors_are_in_ascending_edge_id() -> None:
             ValueError,
             "graph's device cpu",
         ),
-        (lambda g: g.successors([0, 1]), TypeError, "u must be one node id"),
+        (lambda g: g.successors([0, 1]), TypeError, "v must be one node id"),
         (lambda g: g.all_edges("vu"), ValueError, "form must be 'uv', 'eid' or 'all'"),
         (lambda g: g.all_edges(order="dst"), ValueError, "order must be 'eid' or 'srcdst'"),
         (lambda g: g.adj_tensors("ell"), ValueError, "fmt must be"),

@@ -252,8 +252,18 @@ def test_masks_choose_what_ids_do() -> None:
 def test_node_given_twice() -> None:
     ours, theirs = plain("parallel")
     same(in_subgraph(ours, [0, 0]), dgl.in_subgraph(theirs, [0, 0]))
-    with pytest.raises(ValueError, match=r"node 3 of type '_N' is there several times"):
-        node_subgraph(ours, [3, 0, 3])
+    for nodes in ([3, 0, 3], [0, 3, 3, 0], [1, 2, 0, 4, 4, 1]):  # repeats come last
+        same(node_subgraph(ours, nodes), dgl.node_subgraph(theirs, nodes))
+        same(
+            node_subgraph(ours, nodes, relabel_nodes=False),
+            dgl.node_subgraph(theirs, nodes, relabel_nodes=False),
+        )
+    # DGL's edges end elsewhere here, at places that do not count repeats; here where they ended.
+    mine, other = (node_subgraph(ours, [3, 3, 0, 1]), dgl.node_subgraph(theirs, [3, 3, 0, 1]))
+    assert torch.equal(mine.edata[EID], other.edata[dgl.EID])
+    assert torch.equal(mine.edges()[0], other.edges()[0])
+    for side, ends in zip(mine.edges(), theirs.find_edges(mine.edata[EID]), strict=True):
+        assert torch.equal(mine.ndata[NID][side], ends)
 
 
 def test_gradients_flow_into_a_subgraph() -> None:

@@ -110,9 +110,9 @@ def train_noting_seeds(rank: int, world_size: int, values: dict[str, Any]) -> di
     seeds: list[torch.Tensor] = []
     step = run._step
 
-    def noting(blocks: MiniBatch) -> tuple[float, int]:
+    def noting(blocks: MiniBatch, when: str) -> tuple[float, int]:
         seeds.append(blocks[-1].dstnodes[target].data["_ID"])
-        return step(blocks)
+        return step(blocks, when)
 
     run._step = noting  # type: ignore[method-assign]
     result = run.train()

@@ -16,11 +16,12 @@ from typing import Annotated
 import typer
 
 from ..errors import GraphShardError, RankError
-from ..train.launch import WRONG_INPUT_ERRORS, ExitCode, stop_on_signals
+from ..train.launch import WRONG_INPUT_ERRORS, ExitCode, show_warning, stop_on_signals
 from ._convert import convert
 from ._copy import copy
 from ._inspect import inspect
 from ._launch import launch
+from ._options import CommandWithDefaults
 from ._partition import partition
 from ._serve import serve
 from ._train import train
@@ -33,7 +34,7 @@ app = typer.Typer(
     add_completion=False,
 )
 for command in (partition, inspect, verify, convert, train, serve, copy, launch):
-    app.command()(command)
+    app.command(cls=CommandWithDefaults)(command)
 
 
 def _show_version(asked: bool) -> None:
@@ -68,7 +69,7 @@ def run(arguments: Sequence[str]) -> int:
     """Run a command line; returns the exit code."""
     try:
         with warnings.catch_warnings():
-            warnings.showwarning = _show_warning
+            warnings.showwarning = show_warning
             result = app(args=list(arguments), prog_name="graphshard", standalone_mode=False)
         if result == ExitCode.INTERRUPTED:  # typer's way to say so
             return _interrupted()
@@ -89,7 +90,9 @@ def _explained(error: Exception) -> int:
         raise error
     usage = getattr(error, "format_message", None)
     if usage is not None:  # typer's errors, whichever package it takes them from
-        _say(f"{usage()} (see graphshard --help)")
+        context = getattr(error, "ctx", None)
+        command = "graphshard" if context is None else context.command_path
+        _say(f"{usage()} (see {command} --help)")
         return ExitCode.WRONG_INPUT
     if isinstance(error, RankError):
         sys.stderr.write(f"error: {error}\n")
@@ -110,14 +113,3 @@ def _interrupted() -> int:
 
 def _say(text: str) -> None:
     sys.stderr.write(f"error: {' '.join(text.split())}\n")
-
-
-def _show_warning(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: object = None,
-    line: str | None = None,
-) -> None:
-    sys.stderr.write(f"warning: {' '.join(str(message).split())}\n")

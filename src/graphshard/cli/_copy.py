@@ -44,7 +44,10 @@ def copy(
     script_folder: Annotated[
         Path | None,
         typer.Option(
-            "--script-folder", "--script_folder", help="A folder that goes to the workspace, too."
+            "--script-folder",
+            "--script_folder",
+            help="A folder that goes to the workspace, too.",
+            show_default="none",
         ),
     ] = None,
     ssh_port: Annotated[int | None, SshPort] = None,

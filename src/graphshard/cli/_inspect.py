@@ -20,7 +20,10 @@ from ._paths import partition_json
 def inspect(
     partition: Annotated[Path, typer.Argument(help="The partition's JSON.", metavar="PARTS.json")],
     plot: Annotated[
-        Path | None, typer.Option(help="Also draw balance, cut and halo per part to this PNG.")
+        Path | None,
+        typer.Option(
+            help="Also draw balance, cut and halo per part to this PNG.", show_default="no picture"
+        ),
     ] = None,
 ) -> None:
     """Show what is in a partition and how good it is."""

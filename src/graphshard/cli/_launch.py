@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import sys
+import warnings
 from pathlib import Path
 from typing import Annotated
 
@@ -53,10 +54,14 @@ def launch(
             "--ip-config",
             "--ip_config",
             help="The hosts, one 'address [port]' a line: a file here, or in WORKSPACE.",
+            show_default="none: give this, --local or --slurm",
         ),
     ] = None,
     local: Annotated[
-        int | None, typer.Option(help="Instead: so many hosts on this machine, without ssh.")
+        int | None,
+        typer.Option(
+            help="Instead: so many hosts on this machine, without ssh.", show_default="none"
+        ),
     ] = None,
     slurm: Annotated[
         bool, typer.Option("--slurm", help="Instead: the nodes of this Slurm allocation.")
@@ -87,7 +92,10 @@ def launch(
     extra_envs: Annotated[
         list[str] | None,
         typer.Option(
-            "--extra-envs", "--extra_envs", help="NAME=VALUE for servers and trainers; repeatable."
+            "--extra-envs",
+            "--extra_envs",
+            help="NAME=VALUE for servers and trainers; repeatable.",
+            show_default="none",
         ),
     ] = None,
     python: Annotated[
@@ -98,13 +106,22 @@ def launch(
         ),
     ] = None,
     server_options: Annotated[
-        str, typer.Option("--server-options", help="Further options of graphshard serve.")
+        str,
+        typer.Option(
+            "--server-options", help="Further options of graphshard serve.", show_default="none"
+        ),
     ] = "",
     certificate: Annotated[
         str | None,
-        typer.Option("--tls-certificate", help="Certificate chain on each host, PEM, for TLS."),
+        typer.Option(
+            "--tls-certificate",
+            help="Certificate chain on each host, PEM, for TLS.",
+            show_default="no TLS",
+        ),
     ] = None,
-    key: Annotated[str | None, typer.Option("--tls-key", help="Its key, PEM.")] = None,
+    key: Annotated[
+        str | None, typer.Option("--tls-key", help="Its key, PEM.", show_default="no TLS")
+    ] = None,
     start_timeout: Annotated[float, typer.Option(help="Until servers are up, seconds.")] = 600.0,
     timeout: Annotated[
         float, typer.Option(help="For trainers to end after one has, seconds.")
@@ -138,6 +155,33 @@ def launch(
 
     The token is made here, new for each job, and reaches hosts by the standard input of ssh.
     """
+    if ip_config is None:
+        for name, given in (
+            ("--ssh-port", ssh_port is not None),
+            ("--ssh-username", ssh_username is not None),
+            ("--ssh-command", ssh_command != "ssh"),
+        ):
+            if given:
+                raise ValueError(f"{name} is for hosts of --ip-config, over ssh; leave it out")
+    if local is not None and python is not None:
+        raise ValueError(
+            f"--python is for other hosts, and --local runs this interpreter (got {python}); run "
+            "graphshard of that interpreter"
+        )
+    if num_omp_threads is not None and num_omp_threads < 1:
+        raise ValueError(f"--num-omp-threads must be at least 1 (got {num_omp_threads})")
+    for name, value, default in (
+        ("--num-samplers", num_samplers, 0),
+        ("--num-servers", num_servers, 1),
+        ("--num-server-threads", num_server_threads, 1),
+        ("--graph-format", graph_format, "csc"),
+    ):
+        if value != default:
+            warnings.warn(
+                f"{name} {value} has no effect: one server serves all parts of its host, and "
+                "samples are drawn by trainers; leave it out",
+                stacklevel=2,
+            )
     python = sys.executable if python is None else python
     workspace = str(Path.cwd()) if workspace is None else workspace
     if (ip_config is not None) + (local is not None) + slurm != 1:

@@ -12,7 +12,7 @@ from rich.console import Console
 from ..data.prepare import Preparation, read_dataset
 from ..partition import load_partition_stats
 from ..partition.assign import Objective
-from ..train.task import partition_dataset
+from ..train.task import partition_dataset, warn_of_task
 from ._options import options_of
 
 
@@ -30,14 +30,18 @@ def partition(
     parts: Annotated[int, typer.Option(help="Number of parts.")],
     out: Annotated[Path, typer.Option(help="Folder to write; made if need be.")],
     name: Annotated[
-        str | None, typer.Option(help="Name of the graph and of the JSON; default: the data set's.")
+        str | None,
+        typer.Option(help="Name of the graph and of the JSON.", show_default="the data set's"),
     ] = None,
     method: Annotated[
         Literal["metis", "random"], typer.Option(help="How to assign nodes.")
     ] = "metis",
     objective: Annotated[
-        Objective, typer.Option(help="What METIS minimises: edges between parts, or the halo.")
-    ] = "cut",
+        Objective | None,
+        typer.Option(
+            help="What METIS minimises: edges between parts, or the halo.", show_default="cut"
+        ),
+    ] = None,
     balance_edges: Annotated[
         bool, typer.Option("--balance-edges", help="Balance in-edges too.")
     ] = False,
@@ -46,7 +50,10 @@ def partition(
     ] = False,
     balance_ntypes: Annotated[
         str | None,
-        typer.Option(help="Balance the nodes of every value of this node feature, e.g. label."),
+        typer.Option(
+            help="Balance the nodes of every value of this node feature, e.g. label.",
+            show_default="the nodes of every type",
+        ),
     ] = None,
     hops: Annotated[int, typer.Option(help="Reach of the halo that a part keeps.")] = 1,
     tolerance: Annotated[
@@ -57,7 +64,8 @@ def partition(
         bool | None,
         typer.Option(
             "--reorder/--no-reorder",
-            help="Order nodes for locality inside each part; default: yes for several parts.",
+            help="Order nodes for locality inside each part.",
+            show_default="yes for several parts",
         ),
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
@@ -66,7 +74,12 @@ def partition(
     """Divide a graph into parts, one for each worker, and write them to a folder."""
     if parts < 1:
         raise ValueError(f"parts must be at least 1 (got {parts})")
+    if objective is not None and method != "metis":
+        raise ValueError(
+            f"objective is for the method metis (got objective={objective}, {method}); leave it out"
+        )
     dataset = read_dataset(data, Preparation(**preparation))
+    warn_of_task(dataset)
     written = partition_dataset(
         dataset,
         parts,
@@ -76,7 +89,7 @@ def partition(
         options={"data": Path(data).name, **preparation},
         num_hops=hops,
         part_method=method,
-        objtype=objective,
+        objtype=objective or "cut",
         balance_edges=balance_edges,
         balance_split=balance_split or None,
         tolerance=tolerance,

@@ -35,14 +35,20 @@ def serve(
         ),
     ] = None,
     certificate: Annotated[
-        Path | None, typer.Option("--tls-certificate", help="Certificate chain, PEM, for TLS.")
+        Path | None,
+        typer.Option(
+            "--tls-certificate", help="Certificate chain, PEM, for TLS.", show_default="no TLS"
+        ),
     ] = None,
-    key: Annotated[Path | None, typer.Option("--tls-key", help="Its key, PEM.")] = None,
+    key: Annotated[
+        Path | None, typer.Option("--tls-key", help="Its key, PEM.", show_default="no TLS")
+    ] = None,
     restore: Annotated[
         Path | None,
         typer.Option(
             "--restore",
             help="Folder of checkpoints to take persistent tensors from; it may be empty.",
+            show_default="none",
             metavar="DIR",
         ),
     ] = None,

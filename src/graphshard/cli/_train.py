@@ -45,7 +45,10 @@ def train(
     ],
     workers: Annotated[
         int | None,
-        typer.Option(help="Number of workers; default: one for each part, or under torchrun all."),
+        typer.Option(
+            help="Number of workers.",
+            show_default="one for each part, and one for a data set; under torchrun all",
+        ),
     ] = None,
     mode: Annotated[
         Literal["full", "sample"],
@@ -95,7 +98,9 @@ def _configured(mode: str, **settings: Any) -> AnyConfig:
     own = {field.name for field in dataclasses.fields(kind)}
     for name in (name for name in settings if name not in own):
         raise ValueError(f"{name} is for mode {other} (got {name}={settings[name]}, {mode})")
-    return kind(**settings)
+    config = kind(**settings)
+    config.check_given(settings)  # also of those that were given their defaults
+    return config
 
 
 def _numbers(text: str) -> tuple[int, ...]:

@@ -395,7 +395,7 @@ class DistGraph:
 
     def sample_neighbors(
         self,
-        nodes: Any,
+        seed_nodes: Any,
         fanout: Any,
         edge_dir: str = "in",
         prob: str | None = None,
@@ -409,7 +409,7 @@ class DistGraph:
         """Edges drawn for nodes, as a graph with all nodes; ``edata[EID]`` has their ids.
 
         Args:
-            nodes: Ids, or type to ids.
+            seed_nodes: Ids, or type to ids.
             fanout: Edges of each relation for a node, -1 for all; or relation to that, for all.
             edge_dir: ``"in"`` for edges that enter the nodes, ``"out"`` for those that leave them.
             prob: Name of the edge feature to draw in proportion to.
@@ -427,7 +427,7 @@ class DistGraph:
         """
         found = sample_etype_neighbors(
             self,
-            nodes,
+            seed_nodes,
             fanout,
             edge_dir,
             prob,

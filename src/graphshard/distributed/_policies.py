@@ -100,19 +100,21 @@ class PartitionPolicy:
         """What a tensor of that name is called in the cluster."""
         return HeteroDataName(self.is_node, self._type, name)
 
-    def to_partid(self, ids: Tensor) -> Tensor:
+    def to_partid(self, id_tensor: Tensor) -> Tensor:
         """Part of each row."""
         book = self.partition_book
         return (
-            book.nid2partid(ids, self._type) if self.is_node else book.eid2partid(ids, self._type)
+            book.nid2partid(id_tensor, self._type)
+            if self.is_node
+            else book.eid2partid(id_tensor, self._type)
         )
 
-    def to_local(self, ids: Tensor) -> Tensor:
+    def to_local(self, id_tensor: Tensor) -> Tensor:
         """Rows among those of this process's part."""
         book, part = self.partition_book, self.part_id
         if self.is_node:
-            return book.nid2localnid(ids, part, self._type)
-        return book.eid2localeid(ids, part, self._type)
+            return book.nid2localnid(id_tensor, part, self._type)
+        return book.eid2localeid(id_tensor, part, self._type)
 
     def get_part_size(self) -> int:
         """Rows of this process's part."""

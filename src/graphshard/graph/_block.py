@@ -168,15 +168,18 @@ def to_block(
         g: The graph, for example what a sampler drew.
         dst_nodes: Destination nodes in the order wanted, with every node that an edge enters; a
             tensor, or type -> tensor. By default those nodes, ascending. Relations into a type
-            that gets none lose their edges.
+            that gets none lose their edges. Of a node that is given several times, edges enter the
+            last one, as in DGL.
         include_dst_in_src: Put the destination nodes first among the source nodes of their type.
             The other sources follow in order of first appearance.
         src_nodes: Source nodes in the order wanted, with every node that an edge leaves (and, if
-            ``include_dst_in_src``, the destination nodes first); by default found as above.
+            ``include_dst_in_src``, the destination nodes first); by default found as above. Of a
+            node that is there several times, edges leave the last of the destination nodes, or the
+            first of the others.
 
     Raises:
         TypeError: nodes given without their type, on a graph of several types.
-        ValueError: an id is out of range, given twice, or missing.
+        ValueError: an id is out of range or missing.
 
     Example:
         >>> from graphshard.graph import graph
@@ -210,15 +213,22 @@ def to_block(
             dst_of[ntype] = torch.unique(torch.cat([none, *into[ntype]]))
         else:
             dst_of[ntype] = wanted_dst.get(ntype, none)
+        num_nodes = g.num_nodes(ntype)
+        check_ids(dst_of[ntype], num_nodes, "an id in dst_nodes", f"nodes of type {ntype!r}")
+        dst_map[ntype] = places_of(dst_of[ntype], num_nodes, "last")
         first = [dst_of[ntype]] if include_dst_in_src else []
         if wanted_src is None:
-            src_of[ntype] = by_first_occurrence(torch.cat([none, *first, *out_of[ntype]]))
+            others = by_first_occurrence(torch.cat([none, *out_of[ntype]]))
+            if first:  # in which an id may be repeated
+                others = others[dst_map[ntype].index_select(0, others) < 0]
+            src_of[ntype] = torch.cat([none, *first, others])
         else:
             src_of[ntype] = wanted_src.get(ntype, none)
             _check_begins(src_of[ntype], first, ntype)
-        num_nodes = g.num_nodes(ntype)
-        dst_map[ntype] = _places(dst_of[ntype], num_nodes, "dst_nodes", ntype)
-        src_map[ntype] = _places(src_of[ntype], num_nodes, "src_nodes", ntype)
+        check_ids(src_of[ntype], num_nodes, "an id in src_nodes", f"nodes of type {ntype!r}")
+        src_map[ntype] = places_of(src_of[ntype], num_nodes)
+        if include_dst_in_src:
+            src_map[ntype] = torch.where(dst_map[ntype] >= 0, dst_map[ntype], src_map[ntype])
     relations = {}
     for etype, (src, dst) in zip(g.canonical_etypes, ends, strict=True):
         new_src = _renumbered(src, src_map[etype[0]], "src_nodes", "leaves", etype)
@@ -272,17 +282,6 @@ def _nodes_by_type(g: Graph, nodes: Any, what: str) -> dict[str, Tensor] | None:
             f"{what} names unknown node types {unknown}; the graph has {g.ntypes}"
         )
     return {ntype: id_tensor(ids, what, g.idtype, g.device) for ntype, ids in nodes.items()}
-
-
-def _places(ids: Tensor, num_nodes: int, what: str, ntype: str) -> Tensor:
-    """``[num_nodes]`` place of each node in ``ids``, -1 where it is not there."""
-    check_ids(ids, num_nodes, f"an id in {what}", f"nodes of type {ntype!r}")
-    places, repeated = places_of(ids, num_nodes)
-    if repeated.numel():
-        raise GraphValueError(
-            f"{what} must differ (got {int(repeated[0])} of type {ntype!r} twice)"
-        )
-    return places
 
 
 def _renumbered(ids: Tensor, places: Tensor, what: str, verb: str, etype: CanonicalEType) -> Tensor:

@@ -31,6 +31,7 @@ from pathlib import Path, PurePosixPath
 
 from .._children import how_ended
 from .._files import TemporaryFolder, check_regular
+from .._typing import LONGEST_TIMEOUT
 from ..partition.format import read_config
 from ..store import HostAddress, parts_of_host
 from ._shell import RemoteShell, quoted_path
@@ -121,6 +122,10 @@ def copy_partition(
         ValueError: There are more hosts than parts, or a path leads out of the workspace.
         OSError: A file cannot be read.
     """
+    if not 0 < timeout <= LONGEST_TIMEOUT:
+        raise ValueError(
+            f"timeout must be above 0 and at most {LONGEST_TIMEOUT:,} seconds (got {timeout})"
+        )
     plans = [
         files_of_host(part_config, host, len(addresses), data_path)
         for host in range(len(addresses))

@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from .._typing import LONGEST_TIMEOUT
 from ._hosts import JobHosts
 from ._logs import JobLogs
 from ._run import JobCommands, JobOutcome, print_line, run_job
@@ -48,6 +49,11 @@ class LaunchConfig:
         for name in ("start_timeout", "timeout"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0 (got {getattr(self, name)})")
+            if getattr(self, name) > LONGEST_TIMEOUT:
+                raise ValueError(
+                    f"{name} must be at most {LONGEST_TIMEOUT:,} seconds (got "
+                    f"{getattr(self, name)})"
+                )
 
 
 def launch(

@@ -35,6 +35,10 @@ class RemoteShell:
     connect_timeout: int = 15
     sockets: Path | None = None
 
+    def __post_init__(self) -> None:
+        if self.port is not None and not 0 < self.port < 2**16:
+            raise ValueError(f"the port of sshd must be from 1 to 65535 (got {self.port})")
+
     def to(self, address: str, command: str) -> list[str]:
         """The command line that has a host's shell run a command.
 

@@ -14,12 +14,14 @@ import dataclasses
 import json
 import math
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 import torch
 
 from .._device import check_device_name, choose_device
+from .._typing import LONGEST_TIMEOUT, OnlyWith, Unset, notes_of
 
 ModelName = Literal["gcn", "sage", "gat", "rgcn"]
 MODELS = get_args(ModelName)
@@ -57,12 +59,24 @@ FREE_FIELDS = frozenset(
 
 DEFAULT_FANOUT = 10
 
+#: Of Adam: its steps are ten times as long at first, and must fit float32.
+_HIGHEST_RATE = 1e37
+
 
 @dataclass(frozen=True)
 class Lowest:
     """The lowest value of a field, in its annotation."""
 
     value: int
+
+
+def _of_model(name: str) -> Unset:
+    """What a field that is None stands for, from `MODEL_DEFAULTS`."""
+    other = {m: v[name] for m, v in MODEL_DEFAULTS.items() if v[name] != _DEFAULTS[name]}
+    return Unset("; ".join([str(_DEFAULTS[name]), *(f"{m}: {v}" for m, v in other.items())]))
+
+
+_FOR_EXCHANGES = OnlyWith("aggregation", ("sequential", "auto"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,24 +106,43 @@ class RunConfig:
     ] = "auto"
     model: Annotated[ModelName, "Which network."] = "gcn"
     aggregator: Annotated[
-        Literal["mean", "gcn", "pool"], "sage: how neighbours are put together."
+        Literal["mean", "gcn", "pool"],
+        "sage: how neighbours are put together.",
+        OnlyWith("model", ("sage",)),
     ] = "mean"
     aggregation: Annotated[
         Literal["auto", "sequential", "oneshot"], "How rows of other workers are fetched."
     ] = "auto"
-    hidden: Annotated[int | None, "Width of hidden layers; gat: of one head.", Lowest(1)] = None
-    layers: Annotated[int | None, "Number of layers.", Lowest(1)] = None
-    heads: Annotated[int | None, "gat: heads of the hidden layers.", Lowest(1)] = None
-    dropout: Annotated[float | None, "Probability of dropout."] = None
-    lr: Annotated[float | None, "Learning rate of Adam."] = None
-    weight_decay: Annotated[float | None, "L2 penalty, where the model's paper puts it."] = None
-    epochs: Annotated[int | None, "Number of epochs.", Lowest(1)] = None
+    hidden: Annotated[
+        int | None, "Width of hidden layers; gat: of one head.", Lowest(1), _of_model("hidden")
+    ] = None
+    layers: Annotated[int | None, "Number of layers.", Lowest(1), _of_model("layers")] = None
+    heads: Annotated[
+        int | None,
+        "gat: heads of the hidden layers.",
+        Lowest(1),
+        OnlyWith("model", ("gat",)),
+        Unset(str(_GAT["heads"])),
+    ] = None
+    dropout: Annotated[float | None, "Probability of dropout.", _of_model("dropout")] = None
+    lr: Annotated[float | None, "Learning rate of Adam.", _of_model("lr")] = None
+    weight_decay: Annotated[
+        float | None, "L2 penalty, where the model's paper puts it.", _of_model("weight_decay")
+    ] = None
+    epochs: Annotated[int | None, "Number of epochs.", Lowest(1), _of_model("epochs")] = None
     patience: Annotated[
-        int | None, "Stop after so many evaluations without a better one; 0: never.", Lowest(0)
+        int | None,
+        "Stop after so many evaluations without a better one; 0: never.",
+        Lowest(0),
+        _of_model("patience"),
     ] = None
     seed: Annotated[int, "Of weights, embeddings and dropout.", Lowest(0)] = 0
     num_bases: Annotated[
-        int | None, "rgcn: matrices that relations share; 0: one each.", Lowest(0)
+        int | None,
+        "rgcn: matrices that relations share; 0: one each.",
+        Lowest(0),
+        OnlyWith("model", ("rgcn",)),
+        _of_model("num_bases"),
     ] = None
     dtype: Annotated[Literal["float32", "float64", "bfloat16"], "Of features and weights."] = (
         "float32"
@@ -119,7 +152,7 @@ class RunConfig:
     save_every: Annotated[
         int, "Write a checkpoint after every so many epochs; 0: none.", Lowest(0)
     ] = 0
-    checkpoint_dir: Annotated[str | None, "Folder of the checkpoints."] = None
+    checkpoint_dir: Annotated[str | None, "Folder of the checkpoints.", Unset("none")] = None
     resume: Annotated[bool, "Continue from the newest checkpoint."] = False
 
     def __post_init__(self) -> None:
@@ -133,25 +166,50 @@ class RunConfig:
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"{name} must be a number, at least 0 (got {value})")
+            if value is not None and value > _HIGHEST_RATE:
+                raise ValueError(f"{name} must be at most {_HIGHEST_RATE:g} (got {value})")
         if self.dropout is not None and not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be in [0, 1) (got {self.dropout})")
         if not (math.isfinite(self.timeout) and self.timeout > 0):
             raise ValueError(f"timeout must be a positive number of seconds (got {self.timeout})")
+        if self.timeout > LONGEST_TIMEOUT:
+            raise ValueError(
+                f"timeout must be at most {LONGEST_TIMEOUT:,} seconds (got {self.timeout})"
+            )
         if self.seed >= 2**63:
             raise ValueError(f"seed must be below 2^63 (got {self.seed})")
-        for name, model, is_set in (
-            ("heads", "gat", self.heads not in (None, 1)),
-            ("aggregator", "sage", self.aggregator != "mean"),
-            ("num_bases", "rgcn", self.num_bases),
-        ):
-            if is_set and self.model != model:
-                raise ValueError(
-                    f"{name} is for the model {model} (got {name}={getattr(self, name)!r}, "
-                    f"{self.model})"
-                )
+        own = {field.name: field.default for field in dataclasses.fields(self)} | _DEFAULTS
+        # Programs may leave set what is about speed alone.
+        self.check_given(
+            name
+            for name, default in own.items()
+            if name not in FREE_FIELDS and getattr(self, name) not in (None, default)
+        )
         if self.checkpoint_dir is None and (self.save_every or self.resume):
             what = "save_every" if self.save_every else "resume"
             raise ValueError(f"{what} needs checkpoint_dir, the folder of the checkpoints")
+        if self.checkpoint_dir is not None and not (self.save_every or self.resume):
+            raise ValueError(
+                f"checkpoint_dir has no effect without save_every or resume (got "
+                f"checkpoint_dir={self.checkpoint_dir!r}); give save_every=N to write a checkpoint "
+                "after every N epochs"
+            )
+
+    def check_given(self, names: Iterable[str]) -> None:
+        """Whether each of these fields, which were given a value, has an effect.
+
+        Raises:
+            ValueError: One has none, because of the value of another field.
+        """
+        hints = get_type_hints(type(self), include_extras=True)
+        for name in names:
+            for note in notes_of(hints.get(name), OnlyWith):
+                current = getattr(self, note.field)
+                if current not in note.values:
+                    raise ValueError(
+                        f"{name} is for the {note.field} {' or '.join(note.values)} (got "
+                        f"{name}={getattr(self, name)!r}, {current}); leave it out"
+                    )
 
     def to_json(self) -> str:
         """All fields and the mode, as JSON with sorted keys; `config_from_json` is the way back."""
@@ -202,16 +260,19 @@ class FullBatchConfig(RunConfig):
     mode: ClassVar[str] = "full"
 
     rematerialize: Annotated[
-        bool, "full, with sequential aggregation: fetch rows again in the backward."
+        bool, "full, with sequential aggregation: fetch rows again in the backward.", _FOR_EXCHANGES
     ] = True
     prefetch: Annotated[
         int,
-        "full: parts of other workers whose rows are in flight while one is computed; 0: none.",
+        "full, with sequential aggregation: parts of other workers whose rows are in flight while "
+        "one is computed; 0: none.",
         Lowest(0),
+        _FOR_EXCHANGES,
     ] = 1
     halo_dtype: Annotated[
         Literal["bfloat16", "float16"] | None,
-        "full: rows of other workers travel in it, rounded; default: as is.",
+        "full: rows of other workers travel in it, rounded.",
+        Unset("as they are"),
     ] = None
 
     def graph_options(self) -> dict[str, Any]:
@@ -246,13 +307,16 @@ class SampledConfig(RunConfig):
     fanouts: Annotated[
         tuple[int, ...] | None,
         "sample: neighbours drawn per node and relation, one number per layer, the last for the "
-        "training nodes, such as 15,10; -1: all. Default: 10 in each.",
+        "training nodes, such as 15,10; -1: all.",
+        Unset(f"{DEFAULT_FANOUT} in each layer"),
     ] = None
     batch_size: Annotated[
         int, "sample: training nodes of a worker in a step; 0: all.", Lowest(0)
     ] = 1000
     sampler: Annotated[Literal["neighbor", "labor"], "sample: how to draw."] = "neighbor"
-    replace: Annotated[bool, "sample: draw with replacement."] = False
+    replace: Annotated[
+        bool, "sample: draw with replacement.", OnlyWith("sampler", ("neighbor",))
+    ] = False
     transport: Annotated[
         Literal["auto", "collective", "replicated"],
         "sample: where neighbours are drawn: at their owners, or everywhere from a copy of the "
@@ -268,8 +332,6 @@ class SampledConfig(RunConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.replace and self.sampler == "labor":
-            raise ValueError("replace is for the sampler neighbor; labor draws without replacement")
         if self.fanouts is None:
             return
         object.__setattr__(self, "fanouts", tuple(self.fanouts))  # a list, where JSON was read
@@ -280,6 +342,14 @@ class SampledConfig(RunConfig):
         if self.replace and -1 in self.fanouts:
             raise ValueError(
                 f"all neighbours (-1) cannot be drawn with replacement (got fanouts={self.fanouts})"
+            )
+        if self.layers is None and len(self.fanouts) == 1:
+            num_layers = _DEFAULTS["layers"]
+            twice = ",".join([str(self.fanouts[0])] * num_layers)
+            raise ValueError(
+                f"fanouts must hold one number per layer, and one number makes a network of one "
+                f"layer (got {self.fanouts[0]}); for {num_layers} layers give fanouts {twice}, for "
+                "one layer give layers=1 too"
             )
         if self.layers is not None and self.layers != len(self.fanouts):
             raise ValueError(
@@ -321,13 +391,12 @@ def _check_field(name: str, value: Any, hint: Any) -> None:
     """Hold a value against the choices and the lowest value in its annotation; None fits all."""
     if value is None or get_origin(hint) is not Annotated:
         return
-    kind, *notes = get_args(hint)
+    kind = get_args(hint)[0]
     for choice in (kind, *get_args(kind)):
         if get_origin(choice) is Literal and value not in (allowed := get_args(choice)):
             raise ValueError(f"{name} must be one of {', '.join(allowed)} (got {value!r})")
-    for note in notes:
-        if isinstance(note, Lowest):
-            _check_least(name, value, note.value)
+    for note in notes_of(hint, Lowest):
+        _check_least(name, value, note.value)
 
 
 def _check_least(name: str, value: int, lowest: int) -> None:

@@ -9,6 +9,7 @@ dictionaries of tensors, and go back in from them, bit for bit.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,8 +20,10 @@ from torch import Tensor, nn
 from ..comm import gather_grads, is_initialized, rank, sync_params
 from ..fullbatch import GraphShardManager, PartitionData
 from ._checkpoint import tensors_under
+from ._collectives import raise_everywhere, reduce_ints
 from ._config import ResolvedConfig
 from ._embeddings import NodeEmbeddings, OneHotRelGraphConv, Table, pair_data
+from ._finite import all_finite, describe_not_finite
 from ._models import GAT, GCN, RGCN, SAGE, InputDropout, NodeClassifier, TypedRGCN
 from ._shard import TrainingShard
 
@@ -104,14 +107,63 @@ class Learner:
         rows = self._shard.rows[split]
         return summed_loss(scores[rows], self._shard.label[rows]) / self._shard.num_nodes[split]
 
-    def descend(self, loss: Tensor) -> float:
-        """Step down the sum of all ranks' losses; returns this rank's. Collective."""
+    def descend(self, loss: Tensor, when: str) -> float:
+        """Step down the sum of all ranks' losses; returns this rank's. Collective.
+
+        Args:
+            loss: This rank's share.
+            when: The step, for the error: "epoch 3".
+
+        Raises:
+            FloatingPointError: On every rank, before the step, if the loss or a gradient of any
+                rank is not finite; says which rank's, and what of it.
+        """
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
+        value = float(loss.detach())
+        gradients = {n: p.grad for n, p in self._named.items() if p.grad is not None}
+        is_finite = math.isfinite(value) and all_finite(gradients.values())
+        if reduce_ints([not is_finite], "max")[0]:
+            self.raise_not_finite(f"the training loss of {when}", value, gradients)
         if is_initialized():
             gather_grads(self.model)
         self.optimizer.step()
-        return float(loss.detach())
+        return value
+
+    def raise_not_finite(
+        self, what: str, value: float, gradients: Mapping[str, Tensor] | None = None
+    ) -> None:
+        """Stop all ranks, because a number of one is not finite: the origin is told. Collective.
+
+        What one rank has in its rows reaches others with the messages, so the rank that speaks is
+        one at which the error can have begun: features come before embeddings, these before what
+        all ranks hold alike, and that before what follows from it.
+
+        Args:
+            what: The number, for the message.
+            value: This rank's.
+            gradients: Name of each parameter to its gradient.
+        """
+        text, order = describe_not_finite(
+            {
+                "features": self._shard.features,
+                "embeddings": tensors_under(self._named, "embeddings/"),
+                "parameters": tensors_under(self._named, "model/"),
+                "gradients": gradients or {},
+            }
+        )
+        if order == 0 and math.isfinite(value):
+            order = -1  # another rank's number
+        error = None
+        if order == reduce_ints([order], "max")[0]:
+            cure = f"lower lr (got {self._config.lr:g})"
+            if self._config.dtype == "bfloat16":
+                cure += ", or compute in float32"
+            error = FloatingPointError(
+                f"{what} is not finite (got {value:g} for part {self._shard.data.rank}): {text}; "
+                + ("mend them and partition again" if text.startswith("features '") else cure)
+            )
+        raise_everywhere(error)
 
     @torch.no_grad()
     def evaluate(self, splits: Sequence[str]) -> list[float]:

@@ -6,14 +6,17 @@ Every rank makes one with the same configuration. An evaluation is always of the
 
 from __future__ import annotations
 
+import math
+import os
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from .._memory import PeakDeviceMemory, PeakMemory
-from ..comm import trace, world_size
+from ..comm import rank, trace, world_size
 from ..data.dataset import SPLITS
 from ..errors import CheckpointError
 from ._checkpoint import Checkpoint, CheckpointFolder
@@ -66,6 +69,9 @@ class TrainingRun:
                 "partition the graph again with self loops (graphshard partition --self-loops)"
             )
         self._splits = [s for s in SPLITS if self._shard.num_nodes[s]]
+        if rank() == 0:
+            for text in _settings_without_effect(config, self._shard):
+                warnings.warn(text, stacklevel=2)
         self._history = History()
         self._set_up()
         self._checkpoints = self._open_checkpoints()
@@ -144,7 +150,12 @@ class TrainingRun:
         raise_everywhere(error)
         self._resumed_from = self._history.epoch
         self._history.stopped = 0 < self.config.patience <= self._history.waited
-        self._report(note=f"resumed from epoch {self._history.epoch}")
+        note = f"resumed from epoch {self._history.epoch}"
+        if self._history.stopped:
+            note += f", where patience={self.config.patience} had ended the run: nothing to train"
+        elif self._history.epoch >= self.config.epochs:
+            note += f" of epochs={self.config.epochs}: nothing to train; raise epochs for more"
+        self._report(note=note)
 
     def _save(self) -> None:
         every, history = self.config.save_every, self._history
@@ -208,6 +219,10 @@ class TrainingRun:
         right, losses = totals[::2], totals[1::2]
         counts = [self._shard.num_nodes[s] for s in self._splits]
         accuracy = {s: r / n for s, r, n in zip(self._splits, right, counts, strict=True)}
+        for split, mine, total in zip(self._splits, numbers[1::2], losses, strict=True):
+            if not math.isfinite(total):
+                what = f"the loss of the {split} nodes after epoch {self._history.epoch}"
+                self._learner.raise_not_finite(what, mine)
         val_loss = dict(zip(self._splits, losses, strict=True)).get("val")
         return loss, Evaluation(epoch=self._history.epoch, accuracy=accuracy, val_loss=val_loss)
 
@@ -239,6 +254,33 @@ class TrainingRun:
         )
 
 
+def _settings_without_effect(
+    config: FullBatchConfig | SampledConfig, shard: TrainingShard
+) -> Iterator[str]:
+    """A line for each setting that was given and changes nothing on this graph."""
+    resolved: ResolvedConfig = config.resolved()
+    if resolved.layers == 1 and config.heads is not None:
+        yield f"heads={config.heads} has no effect: it is of hidden layers, and layers=1 has none"
+    needs_width = shard.is_typed or len(shard.features) < len(shard.data.node_type_names)
+    if resolved.layers == 1 and config.hidden is not None and not needs_width:
+        yield f"hidden={config.hidden} has no effect: with layers=1 there are no hidden layers"
+    if config.patience and not shard.num_nodes["val"]:
+        yield f"patience={config.patience} has no effect: val_mask has no labelled node"
+    if world_size() == 1:
+        for name in ("halo_dtype", "transport", "map_features", "cache_bytes"):
+            value = getattr(config, name, None)
+            if value != getattr(type(config), name, None):
+                yield f"{name}={value} has no effect: it is about other workers, and there is one"
+        return
+    on_one_host = os.environ.get("LOCAL_WORLD_SIZE") == str(world_size())
+    is_mapped = isinstance(config, SampledConfig) and config.map_features and on_one_host
+    if is_mapped and (size := getattr(config, "cache_bytes", 0)):
+        yield (
+            f"cache_bytes={size} has no effect: all workers are on one host and share its "
+            "features; map_features=False has them cached"
+        )
+
+
 def _num_elements(module: torch.nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
@@ -263,7 +305,8 @@ class FullBatchRun(TrainingRun):
     def _train_epoch(self, epoch: int) -> float:
         learner = self._learner
         learner.model.train()
-        return learner.descend(learner.loss(learner.scores(), "train"))
+        loss = learner.loss(learner.scores(), "train")
+        return learner.descend(loss, f"epoch {epoch + 1}")
 
 
 def train_full_batch(

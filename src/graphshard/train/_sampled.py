@@ -113,7 +113,7 @@ class SampledRun(TrainingRun):
         total, num_nodes = 0.0, 0
         for step, blocks in enumerate(self._batches()):
             self._num_edges += sum(block.num_edges() for block in blocks)
-            loss, count = self._step(blocks)
+            loss, count = self._step(blocks, f"epoch {epoch + 1}, step {step + 1}")
             total, num_nodes = total + loss, num_nodes + count
             if time.perf_counter() - last_report > _REPORT_SECONDS and step + 1 < len(self._loader):
                 last_report = time.perf_counter()
@@ -133,7 +133,7 @@ class SampledRun(TrainingRun):
                 return
             yield blocks
 
-    def _step(self, blocks: MiniBatch) -> tuple[float, int]:
+    def _step(self, blocks: MiniBatch, when: str) -> tuple[float, int]:
         """One step; returns this rank's summed loss before it, and over how many nodes."""
         learner = self._learner
         learner.model.train()
@@ -142,7 +142,7 @@ class SampledRun(TrainingRun):
         labels = blocks[-1].dstnodes[self._shard.target].data[LABELS]
         num_seeds = max(1, blocks.num_global_seeds)
         loss = anchor(summed_loss(scores, labels) / num_seeds, *learnt)
-        return learner.descend(loss) * num_seeds, blocks.num_seeds
+        return learner.descend(loss, when) * num_seeds, blocks.num_seeds
 
     def _sampling(self) -> SamplingReport:
         num_epochs = max(1, len(self._seconds_waiting))

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import itertools
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -22,7 +24,8 @@ from ..fullbatch.topology import agree_on_build
 from ..partition.format import etype_key
 from ._collectives import reduce_ints
 from ._config import ResolvedConfig, RunConfig
-from .task import TaskInfo, read_task
+from ._finite import all_finite
+from .task import TaskInfo, read_task, task_warnings
 
 _NUMBERS_AT_LEAST = 4096  # classes or relations that are believed on any graph, however small
 
@@ -126,6 +129,7 @@ def load_shard(config: ResolvedConfig) -> TrainingShard:
     assert shard is not None
     shard = _counted(shard, config)
     _check_model(shard, config)
+    _warn(shard, config)
     return shard
 
 
@@ -173,6 +177,12 @@ def _read(config: ResolvedConfig) -> TrainingShard:
                 f"{split}_mask must have one value per node (got shape {tuple(mask.shape)} for "
                 f"{label.numel()} nodes of type '{target}')"
             )
+        if mask.dtype != torch.bool and bool(((mask != 0) & (mask != 1)).any()):
+            other = mask[(mask != 0) & (mask != 1)][0].item()
+            raise ValueError(
+                f"{split}_mask must hold True or False, or 1 or 0, for each node (got {other}); "
+                "make a mask of ids with mask[ids] = True"
+            )
         rows[split] = (mask.to(torch.bool) & (label >= 0)).nonzero().view(-1)
     return TrainingShard(
         data=data,
@@ -214,7 +224,18 @@ def _features(data: PartitionData, dtype: torch.dtype) -> dict[str, Tensor]:
                 f"features must be a matrix with at least one column (got shape "
                 f"{tuple(feat.shape)} for '{ntype}/feat'); leave 'feat' out to train embeddings"
             )
-        features[ntype] = feat.to(dtype)
+        rows = feat.to(dtype)
+        if not all_finite([rows]):
+            node, column = (int(place) for place in (~rows.isfinite()).nonzero()[0])
+            bad = (~rows.isfinite()).any(1)
+            original = int(data.node_features[f"{ntype}/orig_id"][node])
+            raise ValueError(
+                f"features must be finite in {dtype}, and '{ntype}/feat' of part {data.rank} is "
+                f"not for {int(bad.sum())} of {bad.numel()} nodes (got "
+                f"{float(feat[node, column])} for node {original}, column {column}); replace such "
+                "values, for example by torch.nan_to_num, and partition again"
+            )
+        features[ntype] = rows
     return features
 
 
@@ -302,3 +323,31 @@ def _check_model(shard: TrainingShard, config: ResolvedConfig) -> None:
             "rgcn needs relations: a graph with several of them, or the edge feature 'etype', one "
             "whole number per edge (got neither); use gcn, sage or gat"
         )
+    if config.num_bases > (num_relations := _num_relations(shard)):
+        raise ValueError(
+            f"num_bases must be at most the number of relations, {num_relations}, which share them "
+            f"(got {config.num_bases}); 0 gives each relation a matrix of its own"
+        )
+
+
+def _num_relations(shard: TrainingShard) -> int:
+    return len(shard.data.canonical_etypes) if shard.is_typed else shard.num_relations
+
+
+def _warn(shard: TrainingShard, config: ResolvedConfig) -> None:
+    """On rank 0, say what the user can hardly have meant; collective."""
+    occurs = torch.zeros(shard.num_classes, dtype=torch.int64)
+    occurs[shard.label[shard.label >= 0]] = 1
+    pairs = list(itertools.combinations(SPLITS, 2))
+    shared = [int(torch.isin(shard.rows[a], shard.rows[b]).sum()) for a, b in pairs]
+    numbers = reduce_ints([*occurs.tolist(), *shared])
+    texts = task_warnings(
+        config.data,
+        [count > 0 for count in numbers[: shard.num_classes]],
+        dict(zip(pairs, numbers[shard.num_classes :], strict=True)),
+    )
+    if config.lr == 0:
+        texts.append("lr is 0, with which nothing is learnt; leave it out for the model's own")
+    if rank() == 0:
+        for text in texts:
+            warnings.warn(text, stacklevel=2)

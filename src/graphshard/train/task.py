@@ -11,9 +11,11 @@ relations are counted.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ import torch
 
 from .._files import read_json_regular, write_json
 from ..data import NodeDataset
+from ..data.dataset import SPLITS
 from ..errors import PartitionFormatError
 from ..partition import partition_graph
 from ..partition.files import listing, mapping, required, shown, text, whole_number
@@ -66,6 +69,52 @@ class TaskInfo:
             class_names=dataset.class_names,
             options=options,
         )
+
+
+def task_warnings(
+    name: str, occurs: Sequence[bool], shared: Mapping[tuple[str, str], int]
+) -> list[str]:
+    """What can hardly be meant by labels and splits, a line each.
+
+    Args:
+        name: Of the data, for the lines.
+        occurs: Whether each class has a node.
+        shared: Two splits to the number of labelled nodes that are in both.
+    """
+    found = []
+    absent = [number for number, is_there in enumerate(occurs) if not is_there]
+    if absent:
+        few = ", ".join(map(str, absent[:3])) + (", ..." if len(absent) > 3 else "")
+        found.append(
+            f"{name} has {len(occurs)} classes, of which {len(absent)} have no node ({few}), "
+            "because classes are counted up to the largest label; number labels from 0 without "
+            "gaps, as torch.unique(label, return_inverse=True) does"
+        )
+    elif len(occurs) == 1:
+        found.append(f"{name} has one class, so there is nothing to tell apart; check its labels")
+    for (one, other), count in shared.items():
+        if count:
+            found.append(
+                f"{name} has {count} labelled nodes in both {one}_mask and {other}_mask, so that "
+                f"accuracy on {other} nodes is of nodes seen before; make the masks disjoint"
+            )
+    return found
+
+
+def warn_of_task(dataset: NodeDataset) -> None:
+    """Warn of what training on a data set would warn of."""
+    fields = dataset.graph.nodes[dataset.target].data
+    label = fields["label"]
+    if label.ndim != 1:
+        return
+    is_known = label >= 0
+    occurs = torch.zeros(dataset.num_classes, dtype=torch.bool)
+    occurs[label[is_known].long().cpu()] = True
+    masks = {split: fields[f"{split}_mask"] & is_known for split in SPLITS}
+    pairs = itertools.combinations(SPLITS, 2)
+    shared = {(a, b): int((masks[a] & masks[b]).sum()) for a, b in pairs}
+    for line in task_warnings(dataset.name, occurs.tolist(), shared):
+        warnings.warn(line, stacklevel=2)
 
 
 def task_path(partition_json: str | os.PathLike[str]) -> Path:
@@ -168,7 +217,17 @@ def partition_dataset(
 
     Returns:
         The path of the JSON.
+
+    Raises:
+        ValueError: There are more parts than nodes, or the field does not fit; and those of
+            `graphshard.distributed.partition_graph`.
     """
+    num_nodes = dataset.graph.num_nodes()
+    if num_parts > num_nodes:
+        raise ValueError(
+            f"there must be no more parts, or workers, than nodes of {dataset.name}, {num_nodes} "
+            f"(got {num_parts}): a part without nodes has nothing to do"
+        )
     name = dataset.name if name is None else name
     if balance_field is not None:
         arguments["balance_ntypes"] = _balance_classes(dataset, balance_field)
@@ -193,7 +252,13 @@ def _balance_classes(dataset: NodeDataset, field: str) -> Any:
             f"balance_ntypes needs one value per node (got {field!r} of shape "
             f"{tuple(values.shape)})"
         )
-    classes = torch.unique(values, return_inverse=True)[1]
+    distinct, classes = torch.unique(values, return_inverse=True)
+    if distinct.numel() < 2 or 2 * distinct.numel() > max(values.numel(), 4):
+        raise ValueError(
+            f"balance_ntypes needs a few values that many nodes share (got {field!r} with "
+            f"{distinct.numel()} values for {values.numel()} nodes); leave it out, or name a "
+            "feature such as the class"
+        )
     if len(graph.ntypes) == 1:
         return classes
     zeros = {t: torch.zeros(graph.num_nodes(t), dtype=torch.int64) for t in graph.ntypes}

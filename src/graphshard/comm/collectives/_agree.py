@@ -29,6 +29,7 @@ _KNOWN_ERRORS: dict[str, type[Exception]] = {
         IndexError,
         NotImplementedError,
         RuntimeError,
+        FloatingPointError,
         OSError,
         FileNotFoundError,
         PermissionError,

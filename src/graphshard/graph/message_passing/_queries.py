@@ -84,9 +84,9 @@ class QueryableGraph(MessagePassingGraph):
         sources: Tensor = self.in_edges(_one(v, "v"), "uv", etype)[0]
         return sources
 
-    def successors(self, u: int, etype: Any = None) -> Tensor:
+    def successors(self, v: int, etype: Any = None) -> Tensor:
         """Destinations of the out-edges of one node, by ascending edge id."""
-        destinations: Tensor = self.out_edges(_one(u, "u"), "uv", etype)[1]
+        destinations: Tensor = self.out_edges(_one(v, "v"), "uv", etype)[1]
         return destinations
 
     def find_edges(self, eid: Any, etype: Any = None) -> tuple[Tensor, Tensor]:

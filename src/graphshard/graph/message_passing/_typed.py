@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..._typing import CanonicalEType
-from ...errors import GraphTypeError, GraphUnsupportedError, GraphValueError
+from ...errors import GraphTypeError, GraphUnsupportedError
 from ..frame import (
     EdgeSpaceView,
     Frame,
@@ -241,18 +241,13 @@ class TypedGraph:
     def ndata(self) -> Any:
         """Features of nodes; with several types, field -> {type: values}.
 
-        Raises:
-            ValueError: on a block, where a type may be on both sides.
+        As in DGL, a block has several types, whatever their names: a name means its source nodes,
+        unless only destinations have it, and the destinations of others are in ``dstdata``.
         """
         schema = self._schema
         if not schema.split and len(self._src_frames) == 1:
             return FrameView(self, "node", "src", 0)
-        if self.is_block:
-            raise GraphValueError(
-                "a block has no ndata because its source and destination nodes are separate; use "
-                "srcdata or dstdata"
-            )
-        return TypedFrameView(self, "node", schema.ntypes, schema.node_id)
+        return TypedFrameView(self, "node", list(dict.fromkeys(schema.ntypes)), schema.node_id)
 
     @property
     def edata(self) -> Any:

@@ -6,7 +6,7 @@ What is no integer, or no id type, is a TypeError; what does not fit the graph i
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -103,12 +103,15 @@ def by_first_occurrence(ids: Tensor) -> Tensor:
     return distinct[first.argsort()]
 
 
-def places_of(ids: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """``[count]`` place of each id in ``ids``, or -1; and the ids that are there several times."""
-    places = torch.full((count,), -1, dtype=ids.dtype, device=ids.device)
+def places_of(ids: Tensor, count: int, which: Literal["first", "last"] = "first") -> Tensor:
+    """``[count]`` place of each id in ``ids``, the first or the last of several; -1 if none."""
     positions = torch.arange(ids.shape[0], dtype=ids.dtype, device=ids.device)
-    places[ids.long()] = positions
-    return places, ids[places.index_select(0, ids) != positions]
+    if which == "last":
+        places = torch.full((count,), -1, dtype=ids.dtype, device=ids.device)
+        return places.scatter_reduce_(0, ids.long(), positions, "amax")
+    places = torch.full((count,), ids.shape[0], dtype=ids.dtype, device=ids.device)
+    places.scatter_reduce_(0, ids.long(), positions, "amin")
+    return places.masked_fill_(places == ids.shape[0], -1)
 
 
 def check_fits(count: int, idtype: torch.dtype, what: str) -> None:

@@ -163,7 +163,7 @@ def compact_graphs(
             for ntype, end in zip((etype[0], etype[2]), adj.coo(), strict=True):
                 touched[ntype].append(end)
     kept = {ntype: by_first_occurrence(torch.cat(parts)) for ntype, parts in touched.items()}
-    places = {ntype: places_of(ids, totals[ntype])[0] for ntype, ids in kept.items()}
+    places = {ntype: places_of(ids, totals[ntype]) for ntype, ids in kept.items()}
     made = [_compacted(g, kept, places, copy_ndata, copy_edata) for g in given]
     return made[0] if one else made
 

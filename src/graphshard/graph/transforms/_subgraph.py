@@ -147,7 +147,11 @@ def node_subgraph(
 
     Args:
         graph: Graph.
-        nodes: Ids or mask, per type on a graph with several node types; each node once.
+        nodes: Ids or mask, per type on a graph with several node types. A node that is given
+            several times is there several times, each time with its out-edges; edges into it end
+            at the first. (DGL 1.1.3 gives the same, but where a node follows that was not given
+            before a repeated one: it counts places without repeats there, and edges end at other
+            nodes.)
         relabel_nodes: Whether to keep only these nodes, numbered in the order given; if not, all
             nodes stay and only edges are left out.
         store_ids: Whether to store original ids.
@@ -157,7 +161,7 @@ def node_subgraph(
         The subgraph, with the same node types and relations.
 
     Raises:
-        ValueError: An unknown type, an id out of range or given twice, or a mask of another length.
+        ValueError: An unknown type, an id out of range, or a mask of another length.
         TypeError: Ids are not integers, or types are not named.
 
     Example:
@@ -167,14 +171,19 @@ def node_subgraph(
     """
     given = _chosen_nodes(graph, nodes, "node_subgraph")
     chosen = {ntype: given.get(ntype, _no_ids(graph)) for ntype in graph.ntypes}
-    place = {ntype: _places(ids, graph.num_nodes(ntype), ntype) for ntype, ids in chosen.items()}
-    eids = {}
+    place = {ntype: places_of(ids, graph.num_nodes(ntype)) for ntype, ids in chosen.items()}
+    eids, sources = {}, {}
     for etype in graph.canonical_etypes:
-        candidates = graph.out_edges(chosen[etype[0]], "eid", etype)
+        leaving = chosen[etype[0]]
+        candidates = graph.out_edges(leaving, "eid", etype)
         ends = graph.adjacency(etype).coo()[1].index_select(0, candidates)
-        eids[etype] = candidates[place[etype[2]].index_select(0, ends) >= 0]
+        is_within = place[etype[2]].index_select(0, ends) >= 0
+        eids[etype] = candidates[is_within]
+        rows = torch.arange(leaving.shape[0], dtype=graph.idtype, device=graph.device)
+        counts = graph.out_degrees(leaving, etype).long()
+        sources[etype] = rows.repeat_interleave(counts)[is_within]
     kept = (chosen, place) if relabel_nodes else None
-    return _build(graph, eids, kept, store_ids).to(output_device)
+    return _build(graph, eids, kept, store_ids, sources).to(output_device)
 
 
 _Numbering = tuple[dict[str, Tensor], dict[str, Tensor]]
@@ -194,7 +203,7 @@ def _from_edges(
         ntype: by_first_occurrence(torch.cat(sides) if sides else _no_ids(g))
         for ntype, sides in ends.items()
     }
-    place = {ntype: _places(ids, g.num_nodes(ntype), ntype) for ntype, ids in kept.items()}
+    place = {ntype: places_of(ids, g.num_nodes(ntype)) for ntype, ids in kept.items()}
     return _build(g, eids, (kept, place), store_ids)
 
 
@@ -203,7 +212,9 @@ def _build(
     eids: dict[CanonicalEType, Tensor],
     numbering: _Numbering | None,
     store_ids: bool,
+    sources: Mapping[CanonicalEType, Tensor] | None = None,
 ) -> Graph:
+    """A graph of some edges; ``sources`` are their new ones, where a node may be kept twice."""
     counts = node_counts(g)
     if numbering is not None:
         counts = {ntype: ids.shape[0] for ntype, ids in numbering[0].items()}
@@ -211,7 +222,8 @@ def _build(
     for etype, ids in eids.items():
         src, dst = (side.index_select(0, ids) for side in g.adjacency(etype).coo())
         if numbering is not None:
-            src = numbering[1][etype[0]].index_select(0, src)
+            place = numbering[1][etype[0]]
+            src = place.index_select(0, src) if sources is None else sources[etype]
             dst = numbering[1][etype[2]].index_select(0, dst)
         relations[etype] = Adjacency(src, dst, counts[etype[0]], counts[etype[2]], check=False)
     new = Graph(counts, relations)
@@ -258,14 +270,3 @@ def _ids_of(g: Graph, ids: Any, count: int, one: str, many: str) -> Tensor:
 
 def _no_ids(g: Graph) -> Tensor:
     return torch.empty(0, dtype=g.idtype, device=g.device)
-
-
-def _places(ids: Tensor, count: int, ntype: str) -> Tensor:
-    """[count] position of each node in ``ids``, or -1; ids must differ."""
-    place, repeated = places_of(ids, count)
-    if repeated.numel():
-        raise GraphValueError(
-            f"each node may be given once (node {int(repeated[0])} of type {ntype!r} is there "
-            "several times); pass nodes.unique()"
-        )
-    return place

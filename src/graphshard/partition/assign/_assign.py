@@ -90,6 +90,13 @@ def assign_nodes(
         undirected: The graph's undirected form, if it has been built already.
     """
     if not isinstance(part_method, str):
+        for name, given in (("objtype", objective != "cut"), ("seed", seed != 0)):
+            if given:
+                warnings.warn(
+                    f"{name} has no effect on an assignment that is given as part_method; leave "
+                    "it out",
+                    stacklevel=3,
+                )
         if num_trainers_per_machine > 1:
             raise NotImplementedError(
                 "num_trainers_per_machine needs part_method 'metis' or 'random' (got an "
@@ -97,6 +104,12 @@ def assign_nodes(
             )
         return Assignment(_own_assignment(source, num_parts, part_method), None, "custom")
     total = num_parts * num_trainers_per_machine
+    if objective != "cut" and part_method != "metis" and total > 1:
+        warnings.warn(
+            f"objtype is what METIS minimises (got objtype={objective!r} with part_method="
+            f"{part_method!r}, which ignores it); leave it out",
+            stacklevel=3,
+        )
     if part_method == "random":
         parts = random_assignment(
             constraints, source.num_nodes, total, tolerance=tolerance, seed=seed

@@ -170,10 +170,11 @@ def _split_members(
         raise ValueError(
             f"balance_split names node features that no node type has (got {sorted(missing)})"
         )
-    if not found:
+    if not any(bool(members.any()) for _, members in found):
+        what = f"those there are have no node: {[name for name, _ in found]}" if found else "none"
         raise ValueError(
-            f"balance_split=True needs masks among the node features, named {SPLIT_NAMES}; set "
-            "them, or pass the names of yours"
+            "balance_split needs masks among the node features that have nodes, named "
+            f"{SPLIT_NAMES} (got {what}); set them, pass the names of yours, or leave it out"
         )
     return found
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from types import TracebackType
@@ -23,7 +24,7 @@ class Jobs:
 
     def __init__(self, num_threads: int) -> None:
         self._pool = ThreadPoolExecutor(max_workers=num_threads)
-        self._jobs: list[Future[Any]] = []
+        self._jobs: deque[Future[Any]] = deque()
 
     def __enter__(self) -> Jobs:
         return self
@@ -42,9 +43,8 @@ class Jobs:
 
     def start(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Have a function called; the error of an earlier job is raised here."""
-        for job in self._jobs:
-            if job.done():
-                job.result()
+        while self._jobs and self._jobs[0].done():  # they begin in order
+            self._jobs.popleft().result()
         made = self._pool.submit(function, *args, **kwargs)
         self._jobs.append(made)
         return made

@@ -78,6 +78,11 @@ def partition_graph(
     reorder: bool | None = None,
     quiet: bool = False,
     overwrite: bool = True,
+    reshuffle: bool = True,
+    use_graphbolt: bool = False,
+    store_eids: bool = True,
+    store_inner_node: bool = True,
+    store_inner_edge: bool = True,
 ) -> tuple[NodeMapping, EdgeMapping] | None:
     """Divide a graph into parts and write them to a folder, features included.
 
@@ -116,6 +121,14 @@ def partition_graph(
         quiet: Do not print the table of statistics.
         overwrite: Whether a partition of the same name in the folder is replaced; otherwise it is
             an error. Graphs of other names in the folder stay as they are in any case.
+        reshuffle: Of DGL 0.x, where False kept the ids of the graph. Here nodes and edges always
+            get new ids, so False is an error.
+        use_graphbolt: Of DGL 2.x, which then writes files for other samplers. Here one format
+            serves all of them, so the files are the same.
+        store_eids: Of DGL 2.x with ``use_graphbolt``, as are the next two: what its files may
+            leave out. Here files hold it always, so False is an error.
+        store_inner_node: As for ``store_eids``.
+        store_inner_edge: As for ``store_eids``.
 
     Returns:
         With ``return_mapping``, the original id of every new node id and of every new edge id:
@@ -137,6 +150,21 @@ def partition_graph(
         >>> g = graph(([0, 1, 2, 3], [1, 0, 3, 2]))
         >>> partition_graph(g, "pairs", 2, "pairs-in-2", quiet=True)  # doctest: +SKIP
     """
+    if not reshuffle:
+        raise NotImplementedError(
+            "reshuffle=False keeps the ids of the graph, and here every part owns contiguous ids; "
+            "leave it out, and take original ids from the feature 'orig_id'"
+        )
+    del use_graphbolt  # all samplers read the same files
+    for name, is_stored in (
+        ("store_eids", store_eids),
+        ("store_inner_node", store_inner_node),
+        ("store_inner_edge", store_inner_edge),
+    ):
+        if not is_stored:
+            raise NotImplementedError(
+                f"{name}=False leaves out what every partition file holds here; leave it out"
+            )
     source = GraphSource(g)
     formats = _check_arguments(
         num_parts, num_hops, num_trainers_per_machine, seed, tolerance, objtype, graph_formats

@@ -76,7 +76,7 @@ class BlockSampler(Sampler):
     def sample(
         self,
         g: Any,
-        indices: Any,
+        seed_nodes: Any,
         exclude_eids: Any = None,
         draw_seed: DrawSeed | None = None,
     ) -> tuple[Any, Any, list[Block]]:
@@ -84,8 +84,8 @@ class BlockSampler(Sampler):
 
         Args:
             g: A `Graph`, or a `GraphShardManager` (then collective, and without features).
-            indices: Seed node ids, or node type to ids; the last block has a destination for each,
-                in their order, also for one that is there several times.
+            seed_nodes: Ids, or node type to ids; the last block has a destination for each, in
+                their order, also for one that is there several times.
             exclude_eids: Ids of edges that must not be drawn, or relation to ids.
             draw_seed: Which draw to make; by default one from torch's generator.
 
@@ -97,7 +97,7 @@ class BlockSampler(Sampler):
                 fit the graph, or features that it does not have.
         """
         keyed = {"draw_seed": draw_seed} if _is_keyed(type(self).sample_blocks) else {}
-        result = self.sample_blocks(g, indices, exclude_eids=exclude_eids, **keyed)
+        result = self.sample_blocks(g, seed_nodes, exclude_eids=exclude_eids, **keyed)
         if isinstance(g, Graph):
             self._attach_named(g, result[2])
         return result

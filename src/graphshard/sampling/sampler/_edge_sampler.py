@@ -81,7 +81,7 @@ class EdgePredictionSampler(Sampler):
             negative_sampler, "draw_seed"
         )
 
-    def sample(self, g: Any, indices: Any, draw_seed: DrawSeed | None = None) -> tuple[Any, ...]:
+    def sample(self, g: Any, seed_edges: Any, draw_seed: DrawSeed | None = None) -> tuple[Any, ...]:
         """The edges of a batch, negative pairs, and blocks that compute all their end nodes.
 
         The pair graph has the batch's edges in the order given, under all relations of ``g``; its
@@ -92,7 +92,7 @@ class EdgePredictionSampler(Sampler):
         Args:
             g: The graph: a `Graph`, a `graphshard.distributed.DistGraph`, or a `GraphStore` that
                 has a method ``find_edges(eids, etype=...)`` besides.
-            indices: Edge ids, or relation to ids.
+            seed_edges: Edge ids, or relation to ids.
             draw_seed: Which draw to make; by default one from torch's generator.
 
         Returns:
@@ -111,8 +111,8 @@ class EdgePredictionSampler(Sampler):
             )
         store = graph_store_of(g)
         draw_seed = DrawSeed.fresh() if draw_seed is None else draw_seed
-        seeds = by_relation(store, indices, "indices") or {}
-        as_given = dict(seeds) if isinstance(indices, Mapping) else only_if_plain(seeds)
+        seeds = by_relation(store, seed_edges, "indices") or {}
+        as_given = dict(seeds) if isinstance(seed_edges, Mapping) else only_if_plain(seeds)
         if isinstance(g, Graph):
             labels, etypes = self.prefetch_labels, g.canonical_etypes
             check_named(lambda t: g.edges[t].data, etypes, labels, "prefetch_labels")

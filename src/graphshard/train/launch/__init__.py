@@ -3,4 +3,11 @@
 
 from ._launcher import LaunchOutcome, WorkerExit, launch_workers, stop_on_signals
 from ._training import launch_training, rank_work, report_from_dict, start_run
-from ._worker import WRONG_INPUT_ERRORS, ExitCode, end_with_launcher, run_as_worker, send_event
+from ._worker import (
+    WRONG_INPUT_ERRORS,
+    ExitCode,
+    end_with_launcher,
+    run_as_worker,
+    send_event,
+    show_warning,
+)

@@ -124,13 +124,18 @@ class LaunchOutcome:
         return failed[0].blames or (failed[0].rank,)
 
     def report(self) -> str:
-        """What went wrong, the first cause first; a single line for wrong input."""
+        """What went wrong, the first cause first; a single line for what all workers explain."""
         failed = self.failed
         if not failed:
             return ""
         first = failed[0]
         if first.code == ExitCode.WRONG_INPUT:
             return first.stderr[-1] if first.stderr else "error: wrong input"
+        told = {exit.stderr[-1:] for exit in self.exits if exit.code == ExitCode.FAILED}
+        if len(told) == 1 and len(failed) == len(self.exits) and not first.ended_by_us:
+            (last,) = told
+            if last and last[0].startswith("error: ") and all(e.code == first.code for e in failed):
+                return last[0]
         lines = [f"error: rank {first.rank} ended with {first.how}"]
         if first.ended_by_us:
             lines = [

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -53,6 +54,7 @@ def run_as_worker(prepare: Callable[[], Callable[[], None]]) -> NoReturn:
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
     end_with_launcher()
+    warnings.showwarning = show_warning
     code = ExitCode.DONE
     try:
         try:
@@ -67,7 +69,7 @@ def run_as_worker(prepare: Callable[[], Callable[[], None]]) -> NoReturn:
     except RankError as error:
         explain(error)
         code = ExitCode.OTHER_RANK
-    except OSError as error:  # such as a full disk: it names the file and the cure
+    except (OSError, FloatingPointError) as error:  # a full disk, or a loss that is not finite
         explain(error)
         code = ExitCode.FAILED
     except KeyboardInterrupt:
@@ -91,6 +93,18 @@ def explain(error: BaseException) -> None:
     _mark(error.ranks if isinstance(error, RankError) else ())
     text = " ".join(str(error).split()) or type(error).__name__
     sys.stderr.write(f"error: {text}\n")
+
+
+def show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: object = None,
+    line: str | None = None,
+) -> None:
+    """One line on standard error, in place of ``warnings.showwarning``."""
+    sys.stderr.write(f"warning: {' '.join(str(message).split())}\n")
 
 
 def _mark(blamed: Sequence[int] = ()) -> None:
