@@ -6,8 +6,10 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -16,9 +18,9 @@ from ..._typing import CanonicalEType
 from ...comm import anchor
 from ...comm.collectives import all_reduce_
 from .._edge_index import ShardedEdgeIndex
-from .._whole_graph import SplitRows
+from .._whole_graph import SplitRows, column_of, is_matrix, names_edges
 from ._gradients import JoinedRows, SharedGradients
-from ._split_graph import ParallelEdges, ParallelGraph, joined
+from ._split_graph import ParallelEdges, ParallelGraph, joined, names_nodes
 
 
 class ParallelCall:
@@ -29,18 +31,21 @@ class ParallelCall:
         function: What is called; its parameters have names.
         args: Of the call.
         kwargs: Of the call.
+        data: The data object that was split, of which the model may read more than it is given;
+            None if there is none any more.
     """
 
     def __init__(
-        self, graph: ParallelGraph, function: Any, args: Any, kwargs: dict[str, Any]
+        self, graph: ParallelGraph, function: Any, args: Any, kwargs: dict[str, Any], data: Any
     ) -> None:
-        self._graph = graph
+        self._graph, self._data = graph, data
         self._sets: list[tuple[CanonicalEType, ParallelEdges]] = []
         self._inputs: list[Tensor] = []
         names = list(inspect.signature(function).parameters)[1:]
         named = [*zip(names, args, strict=False), *kwargs.items()]
         for name, value in named:
             self._find_edges(value, name, None)
+        self._find_edges(data, "data", None)
         if not self._sets:
             raise ValueError(
                 f"a call on a graph that spans ranks needs edges among its arguments (got "
@@ -49,6 +54,24 @@ class ParallelCall:
         names += [""] * (len(args) - len(names))
         self.args = [self._of(value, name, None) for name, value in zip(names, args, strict=False)]
         self.kwargs = {name: self._of(value, name, None) for name, value in kwargs.items()}
+        self._own_data: Any = None if data is None else self._of_data(data)
+
+    @contextmanager
+    def own_rows_of_data(self) -> Iterator[None]:
+        """The data object has this rank's rows for a while, for models that read it themselves."""
+        if self._data is None:
+            yield
+            return
+        stores: list[tuple[Any, Any]] = [(s, s.to_dict()) for s in self._data.stores]
+        for (store, _), own in zip(stores, self._own_data.stores, strict=True):
+            store.update(own.to_dict())
+        try:
+            yield
+        finally:
+            for store, whole in stores:
+                for name in [name for name in store.keys() if name not in whole]:  # noqa: SIM118
+                    del store[name]
+                store.update(whole)
 
     def _items(self, value: Any, name: str, key: Any) -> list[tuple[Any, str, Any]]:
         """What a container has: values, their names, their types of nodes or edges."""
@@ -71,20 +94,28 @@ class ParallelCall:
                 "a parallel model takes the whole graph, and shards it; pass the edge_index of the "
                 "data object that parallelize was given"
             )
-        if isinstance(value, Tensor):
-            if value.layout != torch.strided:
-                raise ValueError(
-                    f"{name or 'an argument'} is a sparse matrix; turn it into an edge_index with "
-                    "torch_geometric.utils.to_edge_index"
-                )
-            if _names_edges(value):
+        if self._is_adjacency(value, name, key):
+            etype = self._etype(key, name)
+            ends, _ = self._graph.edges_of_matrix(value, name or "an argument", etype)
+            self._sets.append((etype, self._graph.edge_set(ends, etype)))
+        elif isinstance(value, Tensor):
+            if names_nodes(value):
                 etype = self._etype(key, name)
                 self._sets.append((etype, self._graph.edge_set(value, etype)))
             return
-        if type(value).__name__ == "SparseTensor":
-            raise ValueError(f"{name or 'an argument'} is a SparseTensor; pass edge_index")
         for item, inner, its_key in self._items(value, name, key):
             self._find_edges(item, inner, its_key)
+
+    def _is_adjacency(self, value: Any, name: str, key: Any) -> bool:
+        """Whether a value is a sparse adjacency matrix, and not sparse features."""
+        if not is_matrix(value):
+            return False
+        if key in self._graph.etypes or not isinstance(value, Tensor) or value.dim() < 2:
+            return True
+        if "adj" in name or "edge" in name:
+            return True
+        is_feature = key in self._graph.nodes or name.startswith("x") or "feat" in name
+        return not is_feature and value.shape[0] == value.shape[1]
 
     def _etype(self, key: Any, name: str) -> CanonicalEType:
         if isinstance(key, tuple) and key in self._graph.etypes:
@@ -97,8 +128,17 @@ class ParallelCall:
         )
 
     def _of(self, value: Any, name: str, key: Any) -> Any:
+        if self._is_adjacency(value, name, key):
+            etype = self._etype(key, name)
+            ends, values = self._graph.edges_of_matrix(value, name, etype)
+            edges = self._graph.edge_set(ends, etype)
+            if values is not None:
+                values = self._graph.chosen(values, edges.rows)
+                if values.requires_grad:
+                    self._inputs.append(values)
+            return edges.index.as_matrix(values, has_loops=edges.has_loops)
         if isinstance(value, Tensor):
-            if _names_edges(value):
+            if names_nodes(value):
                 return self._graph.edge_set(value, self._etype(key, name)).index
             rows = self._rows(value, name, key)
             if rows is None:
@@ -124,10 +164,36 @@ class ParallelCall:
         for store in made.stores:
             ntype = next(iter(nodes)) if is_plain else store._key
             for name, value in list(store.items()):
-                store[name] = self._of(value, name, store._key)
+                store[name] = self._of_store(made, store, name, value)
             if ntype in nodes and (is_plain or "num_nodes" in store):
                 store.num_nodes = nodes[ntype].own.numel()
         return made
+
+    def _of_store(self, data: Any, store: Any, name: str, value: Any) -> Any:
+        """A value of a data object; lists and arrays travel with their nodes or edges, too."""
+        is_plain = not hasattr(data, "node_types")
+        if isinstance(value, list | tuple | np.ndarray) and not names_edges(name):
+            nodes = next(iter(self._graph.nodes.values())) if is_plain else None
+            nodes = self._graph.nodes.get(store._key, nodes)
+            edges = self._edges_of(None if is_plain else store._key)
+            column = column_of(
+                data,
+                store,
+                name,
+                value,
+                None if nodes is None else nodes.total,
+                None if edges is None else edges.total,
+            )
+            if column is not None:
+                rows = nodes if column[0] == "node" else edges
+                assert rows is not None
+                return column[1].rows(rows.own)
+        return self._of(value, name, store._key)
+
+    def _edges_of(self, etype: Any) -> SplitRows | None:
+        """Rows of the edges that a call brings of a relation; None is the only one."""
+        sets = [edges.rows for key, edges in self._sets if etype in (None, key)]
+        return sets[0] if sets else None
 
     def _rows(self, value: Tensor, name: str, key: Any) -> SplitRows | None:
         """How the rows of an argument are split; None for what has no row per node or edge."""
@@ -172,7 +238,9 @@ class ParallelCall:
                 raise NotImplementedError(
                     f"a call of a parallel model gave a tensor of shape {tuple(tensor.shape)} "
                     "without a row for each node or edge of this rank, which cannot be put "
-                    "together; compute pooled results and losses from the rows, outside of the call"
+                    "together; compute pooled results and losses from the rows, outside of the "
+                    "call, and have the model take tensors from its arguments or from the data "
+                    "object that parallelize was given, because others are whole within a call"
                 )
             whole.append(self._whole(tensor, rows, gradients))
         return self._put(out, iter(whole))
@@ -206,7 +274,3 @@ class ParallelCall:
         if isinstance(value, Mapping):
             return {k: self._put(item, whole) for k, item in value.items()}
         return value
-
-
-def _names_edges(value: Tensor) -> bool:
-    return value.dim() == 2 and value.shape[0] == 2 and value.dtype in (torch.int64, torch.int32)

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import weakref
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..._typing import CanonicalEType
 from ...comm import agree
@@ -19,9 +20,20 @@ from ...comm.group import GroupState
 from ...fullbatch import AggregationMode
 from ...graph.frame import version_of
 from .._edge_index import ShardedEdgeIndex, sharded_edges
-from .._whole_graph import NodeLayout, SplitRows, WholeGraph
+from .._layers import WHOLE_EDGES
+from .._whole_graph import (
+    Column,
+    NodeLayout,
+    SplitRows,
+    WholeGraph,
+    edges_of_matrix,
+    has_self_loops,
+)
 
 _OTHER_EDGE_SETS = 8
+
+MatrixEdges: TypeAlias = tuple[Tensor, Tensor | None]
+"""``[2, num_edges]`` and the values of an adjacency matrix, None where they are all 1."""
 
 
 class ParallelEdges:
@@ -31,10 +43,13 @@ class ParallelEdges:
         whole: ``[2, num_edges]``.
         rows: Which rank has which edge.
         index: This rank's.
+        has_loops: Whether any is a self loop, on any rank.
     """
 
-    def __init__(self, whole: Tensor, rows: SplitRows, index: ShardedEdgeIndex) -> None:
-        self.whole, self.rows, self.index = whole, rows, index
+    def __init__(
+        self, whole: Tensor, rows: SplitRows, index: ShardedEdgeIndex, has_loops: bool
+    ) -> None:
+        self.whole, self.rows, self.index, self.has_loops = whole, rows, index, has_loops
         self._version = version_of(whole)
 
     def holds(self, edges: Tensor) -> bool:
@@ -69,8 +84,52 @@ class ParallelGraph:
         first = self._edge_sets[self.etypes[0]]
         self._policy = replace(policy, mode=first.index.halo.mode.mode)
         self.device = first.whole.device
+        self.is_computing = False  # within a call of the model
         self._others: list[tuple[CanonicalEType, ParallelEdges]] = []
         self._chosen: dict[tuple[int, int], tuple[weakref.ref[Tensor], int, Tensor]] = {}
+        self._matrices: dict[int, tuple[weakref.ref[Tensor], int, MatrixEdges]] = {}
+
+    @contextmanager
+    def computing(self, model: nn.Module) -> Iterator[None]:
+        """Within a call of the model, all of whose layers get this rank's edges."""
+        layers = [module for module in model.modules() if hasattr(module, "propagate")]
+        self.is_computing = True
+        for layer in layers:
+            vars(layer)[WHOLE_EDGES] = self.with_own_edges
+        try:
+            yield
+        finally:
+            self.is_computing = False
+            for layer in layers:
+                vars(layer).pop(WHOLE_EDGES, None)
+
+    def with_own_edges(self, value: Any) -> Any:
+        """Arguments of a layer, with this rank's edges in place of those of the whole graph.
+
+        A call of the model puts them there; a model may still have others, which it keeps itself.
+
+        Raises:
+            NotImplementedError: Edges that no call has brought.
+        """
+        if isinstance(value, ShardedEdgeIndex):
+            return value
+        if isinstance(value, Tensor):
+            if not names_nodes(value):
+                return value
+            others = [known for _, known in self._others]
+            for known in (*self._edge_sets.values(), *others):
+                if known.holds(value):
+                    return known.index
+            raise NotImplementedError(
+                f"a layer of a parallel model got edges of shape {tuple(value.shape)} that are "
+                "neither those of the data object that parallelize was given, nor among the "
+                "arguments of the call; pass them to the model"
+            )
+        if type(value) in (tuple, list):
+            return type(value)(self.with_own_edges(item) for item in value)
+        if type(value) is dict:
+            return {key: self.with_own_edges(item) for key, item in value.items()}
+        return value
 
     def _split(self, edges: Mapping[CanonicalEType, Tensor]) -> dict[CanonicalEType, ParallelEdges]:
         rows = {etype: self._layout.split_edges(etype, ends) for etype, ends in edges.items()}
@@ -83,7 +142,10 @@ class ParallelGraph:
         owned = self._layout.num_owned
         totals = {ntype: split.total for ntype, split in self.nodes.items()}
         made = sharded_edges(local, owned, device, self._policy, self.state.group, ids, totals)
-        return {etype: ParallelEdges(edges[etype], rows[etype], made[etype]) for etype in edges}
+        return {
+            etype: ParallelEdges(ends, rows[etype], made[etype], has_self_loops(etype, ends))
+            for etype, ends in edges.items()
+        }
 
     def edge_set(self, edges: Tensor, etype: CanonicalEType) -> ParallelEdges:
         """The set of these edges; collective where they were not seen before."""
@@ -106,11 +168,36 @@ class ParallelGraph:
         self._others = [(etype, made), *self._others[: _OTHER_EDGE_SETS - 1]]
         return made
 
+    def edges_of_matrix(self, matrix: Any, name: str, etype: CanonicalEType) -> MatrixEdges:
+        """Edges and values of an ``adj_t``; of a tensor without a gradient the same objects again.
+
+        Args:
+            matrix: A sparse matrix of torch or torch-sparse.
+            name: What an error calls it.
+            etype: Its relation.
+        """
+        size = tuple(matrix.shape if isinstance(matrix, Tensor) else matrix.sizes())[:2]
+        expected = self.nodes[etype[2]].total, self.nodes[etype[0]].total
+        if size != expected:
+            raise ValueError(
+                f"{name} is a sparse matrix, so it must have a row for each destination and a "
+                f"column for each source, {expected} (got {size}); pass data.adj_t, or edge_index"
+            )
+        if not isinstance(matrix, Tensor):
+            return edges_of_matrix(matrix, name)
+        known = self._matrices.get(id(matrix))
+        if known is not None and known[0]() is matrix and known[1] == version_of(matrix):
+            return known[2]
+        made = edges_of_matrix(matrix, name)
+        if not matrix.requires_grad:
+            self._matrices = {k: v for k, v in self._matrices.items() if v[0]() is not None}
+            self._matrices[id(matrix)] = weakref.ref(matrix), version_of(matrix), made
+        return made
+
     def chosen(self, whole: Tensor, rows: SplitRows) -> Tensor:
         """This rank's rows; of a tensor that needs no gradient the same object again."""
         if self.state.world_size == 1 and rows.is_in_order:
             return whole
-        own = rows.own.to(whole.device)
         if whole.requires_grad and torch.is_grad_enabled():
             found: Tensor = _ChosenRows.apply(whole, rows, self.state)
             return found
@@ -119,7 +206,7 @@ class ParallelGraph:
         if known is not None and known[0]() is whole and known[1] == version_of(whole):
             return known[2]
         with torch.inference_mode(False):  # it serves later calls, also those that train
-            made = whole.detach()[own]
+            made = Column(whole.detach()).rows(rows.own)
         self._chosen = {k: v for k, v in self._chosen.items() if v[0]() is not None}
         self._chosen[key] = weakref.ref(whole), version_of(whole), made
         return made
@@ -153,6 +240,11 @@ class _ChosenRows(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> Any:
         # Not scaled any more: what is in front of the call counts once. See `JoinedRows`.
         return joined(grad / ctx.state.world_size, ctx.rows, ctx.state), None, None
+
+
+def names_nodes(value: Tensor) -> bool:
+    """Whether a tensor has pairs of nodes, as edges are."""
+    return value.dim() == 2 and value.shape[0] == 2 and value.dtype in (torch.int64, torch.int32)
 
 
 def checksum(tensor: Tensor) -> int:
