@@ -209,6 +209,103 @@ def check_globals(rank: int, world_size: int, mode: str) -> None:
     share_error(None)
 
 
+class Remembers(nn.Module):
+    """As VGAE does: what a loss needs is kept by ``encode``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = pyg_nn.GCNConv(WIDTH, 8), pyg_nn.GCNConv(8, 3)
+        self.mean: Any = None
+
+    def encode(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        before = 0 if self.mean is None else self.mean.detach()
+        self.mean = self.conv1(x, edge_index)
+        return self.conv2(self.mean, edge_index) + torch.as_tensor(before).sum(-1, keepdim=True)
+
+    def loss(self) -> Tensor:
+        return self.mean.square().mean()
+
+
+def check_state_of_models(rank: int, world_size: int, mode: str) -> None:
+    options: dict[str, Any] = {"part_method": owners(world_size), "mode": mode}
+    data = without_parallel_edges()
+    torch.manual_seed(5)
+    reference = Remembers().double()
+    model: Any = copy.deepcopy(reference)
+    model = graphshard.pyg.parallelize(model, data, methods=("encode",), **options)
+    for _ in range(2):
+        found = model.encode(data.x, data.edge_index)
+        expected = reference.encode(data.x, data.edge_index)
+        close(found, expected)
+        close(model.mean, reference.mean)
+        (found.square().mean() + model.loss()).backward()
+        (expected.square().mean() + reference.loss()).backward()
+        close(grads_of(model), grads_of(reference))
+
+    # Nodes by their numbers: a mask is one, an order of nodes is none.
+    labels = torch.arange(NUM_NODES) % 3
+    chosen = torch.tensor([30, 2, 11, 5])
+    spread = pyg_nn.LabelPropagation(2, 0.7)
+    expected = spread(labels, data.edge_index, mask=chosen)
+    parallel: Any = graphshard.pyg.parallelize(copy.deepcopy(spread), data, **options)
+    found = parallel(labels, data.edge_index, mask=chosen)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)  # PyG makes float32 of labels
+
+    class Chooses(nn.Module):
+        def forward(self, x: Tensor, edge_index: Tensor, train_idx: Tensor) -> Tensor:
+            return x[train_idx]
+
+    choosing: Any = graphshard.pyg.parallelize(Chooses(), data, **options)
+    with pytest.raises(NotImplementedError, match="train_idx of shape .4,. has numbers of nodes"):
+        choosing(data.x, data.edge_index, chosen)
+
+    # Parameters that get their shapes in the first call are those that one process draws.
+    torch.manual_seed(6)
+    lazy: Any = pyg_nn.SAGEConv((-1, -1), 4).double()
+    expected = lazy(data.x, data.edge_index)
+    drawn = torch.rand(3)
+    torch.manual_seed(6)
+    lazy = graphshard.pyg.parallelize(pyg_nn.SAGEConv((-1, -1), 4).double(), data, **options)
+    close(lazy(data.x, data.edge_index), expected)
+    close(torch.rand(3), drawn)
+    share_error(None)
+
+
+class TypedLinks(nn.Module):
+    """As PyG's examples for MovieLens: the model decodes pairs of two types."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        types = [("user", "buys", "item"), ("item", "rev", "user")]
+        self.conv = pyg_nn.HeteroConv({t: pyg_nn.SAGEConv((4, 4), 3) for t in types})
+
+    def forward(self, x_dict: Any, edge_index_dict: Any, edge_label_index: Tensor) -> Tensor:
+        z = self.conv(x_dict, edge_index_dict)
+        row, col = edge_label_index
+        return (z["user"][row] * z["item"][col]).sum(-1)
+
+
+def check_typed_links(rank: int, world_size: int, mode: str) -> None:
+    g = torch.Generator().manual_seed(3)
+    data = HeteroData()
+    data["user"].x = torch.randn(7, 4, generator=g, dtype=torch.float64)
+    data["item"].x = torch.randn(NUM_NODES, 4, generator=g, dtype=torch.float64)
+    ends = torch.stack([torch.randint(0, n, (40,), generator=g) for n in (7, NUM_NODES)])
+    data["user", "buys", "item"].edge_index = ends
+    data["item", "rev", "user"].edge_index = ends.flip(0)
+    pairs = ends[:, ::3].clone()
+    data["user", "buys", "item"].edge_label_index = pairs
+    reference = TypedLinks().double()
+    expected = reference(data.x_dict, data.edge_index_dict, pairs)
+    cuts = {"user": torch.arange(7) % max(1, world_size - 1), "item": owners(world_size)}
+    model = graphshard.pyg.parallelize(copy.deepcopy(reference), data, cuts, mode=mode)
+    for chosen in (pairs, pairs[:, 2:]):
+        close(model(data.x_dict, data.edge_index_dict, chosen), expected[-chosen.shape[1] :])
+    model(data.x_dict, data.edge_index_dict, pairs).square().sum().backward()
+    expected.square().sum().backward()
+    close(grads_of(model), grads_of(reference))
+
+
 @pytest.mark.parametrize(
     ("world_size", "mode"),
     [
@@ -218,7 +315,15 @@ def check_globals(rank: int, world_size: int, mode: str) -> None:
     ],
 )
 @pytest.mark.parametrize(
-    "check", [check_matrices, check_typed_matrices, check_globals], ids=lambda f: f.__name__
+    "check",
+    [
+        check_matrices,
+        check_typed_matrices,
+        check_globals,
+        check_state_of_models,
+        check_typed_links,
+    ],
+    ids=lambda check: check.__name__,
 )
 def test_a_program(check: Any, world_size: int, mode: str) -> None:
     if world_size == 1:

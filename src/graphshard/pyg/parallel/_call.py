@@ -5,14 +5,15 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..._typing import CanonicalEType
 from ...comm import anchor
@@ -122,9 +123,16 @@ class ParallelCall:
             return key
         if len(self._graph.etypes) == 1:
             return self._graph.etypes[0]
+        # As edge_label_index, which RandomLinkSplit gives one relation.
+        stores = [] if self._data is None or not name else self._data.edge_stores
+        having = [store._key for store in stores if name in store]
+        if len(having) == 1 and having[0] in self._graph.etypes:
+            etype: CanonicalEType = having[0]
+            return etype
         raise ValueError(
             f"{name or 'an argument'} names edges of an unknown relation; pass a dictionary with "
-            "the relation as key, as data.edge_index_dict is"
+            "the relation as key, as data.edge_index_dict is, or set it on its relation of the "
+            "data object, under the name that it has in the model"
         )
 
     def _of(self, value: Any, name: str, key: Any) -> Any:
@@ -141,6 +149,8 @@ class ParallelCall:
             if names_nodes(value):
                 return self._graph.edge_set(value, self._etype(key, name)).index
             rows = self._rows(value, name, key)
+            if rows is None and _numbers_nodes(value, name):
+                value, rows = self._mask(value, name, key)
             if rows is None:
                 return value
             found = self._graph.chosen(value, rows)
@@ -157,6 +167,25 @@ class ParallelCall:
         if hasattr(value, "stores") and hasattr(value, "to_dict"):
             return self._of_data(value)
         return value
+
+    def _mask(self, numbers: Tensor, name: str, key: Any) -> tuple[Tensor, SplitRows]:
+        """The mask of nodes that have some numbers, which are those of the whole graph.
+
+        Raises:
+            NotImplementedError: It may be more than a mask: an order of nodes, which ranks do not
+                have.
+        """
+        nodes = self._graph.nodes
+        if "mask" not in name or (key not in nodes and len(nodes) > 1):
+            raise NotImplementedError(
+                f"{name} of shape {tuple(numbers.shape)} has numbers of nodes of the whole graph, "
+                "of which a rank computes some; index what the model gives, or pass a mask with an "
+                "entry for each node"
+            )
+        rows = nodes[key] if key in nodes else next(iter(nodes.values()))
+        mask = torch.zeros(rows.total, dtype=torch.bool, device=numbers.device)
+        mask[numbers] = True
+        return mask, rows
 
     def _of_data(self, data: Any) -> Any:
         made, nodes = copy.copy(data), self._graph.nodes
@@ -215,12 +244,53 @@ class ParallelCall:
 
     # ------------------------------------------------------------------ results
 
+    def gathered_state(
+        self, before: Mapping[tuple[nn.Module, str], Any], gradients: SharedGradients
+    ) -> dict[tuple[nn.Module, str], tuple[Tensor, Tensor]]:
+        """Whole tensors where the call has set attributes of modules to this rank's rows.
+
+        As VGAE's ``encode`` does, for a loss that is computed after it. Collective.
+
+        Args:
+            before: `tensors_of` the model before the call.
+            gradients: Of the model's parameters.
+
+        Returns:
+            Module and name to the whole tensor, which is set now, and this rank's rows.
+        """
+        model = gradients.model
+        found = [
+            (place, value) for place, value in tensors_of(model) if before.get(place) is not value
+        ]
+        rows = self._fitting([(value, None) for _, value in found])
+        made = {}
+        for ((module, name), own), split in zip(found, rows, strict=True):
+            if split is None:
+                if own.requires_grad:
+                    raise self._not_rows(own, f"kept in {type(module).__name__}.{name}, ")
+                continue
+            whole = self._whole(own, split, gradients)
+            setattr(module, name, whole)
+            made[module, name] = whole, own
+        return made
+
     def gathered(self, out: Any, gradients: SharedGradients) -> Any:
         """What the call gave, with whole tensors in place of this rank's rows; collective."""
         found: list[tuple[Tensor, Any]] = []
         self._find_tensors(out, None, found)
         if not found:
             return out
+        whole = []
+        for (tensor, _), rows in zip(found, self._fitting(found), strict=True):
+            if rows is None:
+                raise self._not_rows(tensor, "")
+            whole.append(self._whole(tensor, rows, gradients))
+        return self._put(out, iter(whole))
+
+    def _fitting(self, found: Sequence[tuple[Tensor, Any]]) -> list[SplitRows | None]:
+        """What the rows of each tensor are, on all ranks; collective."""
+        if not found:
+            return []
         choices = [self._choices(key) for _, key in found]
         fits = torch.tensor(
             [
@@ -231,19 +301,19 @@ class ParallelCall:
             dtype=torch.uint8,
         )
         all_reduce_(self._graph.state, fits, dist.ReduceOp.MIN, "parallelize", "agree")
-        whole = []
-        for (tensor, _), some, fitting in zip(found, choices, fits.bool().tolist(), strict=True):
-            rows = next((rows for rows, good in zip(some, fitting, strict=False) if good), None)
-            if rows is None:
-                raise NotImplementedError(
-                    f"a call of a parallel model gave a tensor of shape {tuple(tensor.shape)} "
-                    "without a row for each node or edge of this rank, which cannot be put "
-                    "together; compute pooled results and losses from the rows, outside of the "
-                    "call, and have the model take tensors from its arguments or from the data "
-                    "object that parallelize was given, because others are whole within a call"
-                )
-            whole.append(self._whole(tensor, rows, gradients))
-        return self._put(out, iter(whole))
+        return [
+            next((rows for rows, good in zip(some, fitting, strict=False) if good), None)
+            for some, fitting in zip(choices, fits.bool().tolist(), strict=True)
+        ]
+
+    def _not_rows(self, tensor: Tensor, where: str) -> NotImplementedError:
+        return NotImplementedError(
+            f"a call of a parallel model gave a tensor of shape {tuple(tensor.shape)}, {where}"
+            "without a row for each node or edge of this rank, which cannot be put "
+            "together; compute pooled results and losses from the rows, outside of the "
+            "call, and have the model take tensors from its arguments or from the data "
+            "object that parallelize was given, because others are whole within a call"
+        )
 
     def _choices(self, key: Any) -> list[SplitRows]:
         nodes = self._graph.nodes
@@ -274,3 +344,21 @@ class ParallelCall:
         if isinstance(value, Mapping):
             return {k: self._put(item, whole) for k, item in value.items()}
         return value
+
+
+def _numbers_nodes(value: Tensor, name: str) -> bool:
+    """Whether an argument, or the name of one, says that it has numbers of nodes."""
+    is_index = value.dim() == 1 and value.dtype in (torch.int64, torch.int32)
+    return is_index and re.search(r"mask|(^|_)(idx|index|ids?|indices|nodes)$", name) is not None
+
+
+def tensors_of(model: nn.Module) -> Iterator[tuple[tuple[nn.Module, str], Tensor]]:
+    """Module and name of the tensors that a model keeps as plain attributes.
+
+    What a layer keeps is its cache, for its next call.
+    """
+    for module in model.modules():
+        if not hasattr(module, "propagate"):
+            for name, value in list(vars(module).items()):
+                if type(value) is Tensor:
+                    yield (module, name), value

@@ -14,6 +14,7 @@ import itertools
 import weakref
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,7 @@ from ...graph.convert import require
 from .._layers import call_sharded, install
 from .._norms import convert_sync_norm
 from .._whole_graph import WholeGraph, find_owners, read_whole_graph
-from ._call import ParallelCall
+from ._call import ParallelCall, tensors_of
 from ._generators import own_draws, share_generators
 from ._gradients import SharedGradients
 from ._split_graph import ParallelGraph, checksum
@@ -163,6 +164,8 @@ def _parallel_method(
 ) -> Any:
     """The method of a model's class, on shards; its caller binds it."""
     calls = itertools.count(checksum(torch.get_rng_state()))  # equal on all ranks
+    #: What calls have left in attributes of modules: the whole tensor, and this rank's rows of it.
+    kept: dict[tuple[nn.Module, str], tuple[Tensor, Tensor]] = {}
 
     def method(model: Any, *args: Any, **kwargs: Any) -> Any:
         function = getattr(type(model), name)
@@ -171,16 +174,23 @@ def _parallel_method(
         call = ParallelCall(graph, function, args, kwargs, data())
         here = gradients if gradients.of(model) else SharedGradients(model, graph.state)
         was_lazy = here.is_lazy
-        seed = next(calls) * graph.state.world_size
-        seed += 0 if was_lazy else graph.state.rank  # new parameters are drawn alike
-        draws = own_draws(graph.state, graph.device, seed)
+        seed = next(calls) * graph.state.world_size + graph.state.rank
+        # New parameters are drawn as one process would draw them.
+        draws = nullcontext() if was_lazy else own_draws(graph.state, graph.device, seed)
+        for (module, attribute), (whole, own) in kept.items():
+            if getattr(module, attribute, None) is whole:
+                setattr(module, attribute, own)
+        before = dict(tensors_of(model))
         with draws, graph.computing(model), call.own_rows_of_data():
             if name == "forward" and isinstance(model, _message_passing()):
                 out = call_sharded(model, call.args, call.kwargs, function)
             else:
                 out = function(model, *call.args, **call.kwargs)
+        if was_lazy:
+            share_generators(graph.state)
         if was_lazy and not here.is_lazy:
             sync_params(model, graph.state.group)
+        kept.update(call.gathered_state(before, here))
         return call.gathered(out, here)
 
     return torch.compiler.disable(method)  # it cannot look into an exchange between ranks
