@@ -27,6 +27,8 @@ from graphshard.testing import run_ranks
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from layer_zoo import needs_to_hetero
+
 NUM_NODES, WIDTH = 31, 6
 
 
@@ -271,6 +273,38 @@ def check_state_of_models(rank: int, world_size: int, mode: str) -> None:
     share_error(None)
 
 
+def check_bases(rank: int, world_size: int, mode: str) -> None:
+    g = torch.Generator().manual_seed(3)
+    data = HeteroData()
+    data["a"].x, data["b"].x = (
+        torch.randn(7, 4, generator=g),
+        torch.randn(NUM_NODES, 4, generator=g),
+    )
+    ends = torch.stack([torch.randint(0, n, (40,), generator=g) for n in (7, NUM_NODES)])
+    data["a", "to", "b"].edge_index = ends
+    data["b", "rev", "a"].edge_index = ends.flip(0)
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = pyg_nn.SAGEConv((4, 4), 3)
+
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            return self.conv(x, edge_index)
+
+    cuts = {"a": torch.arange(7) % max(1, world_size - 1), "b": owners(world_size)}
+    part = graphshard.pyg.shard(data, cuts, mode=mode)
+    model = pyg_nn.to_hetero_with_bases(Net(), data.metadata(), 2, in_channels={"x": 4})
+    parallel = graphshard.pyg.parallelize(copy.deepcopy(model), data, cuts, mode=mode)
+    for call in (
+        lambda: model(part.x_dict, part.edge_index_dict),
+        lambda: parallel(data.x_dict, data.edge_index_dict),
+    ):
+        with pytest.raises(NotImplementedError, match="use to_hetero or HeteroConv"):
+            call()
+        share_error(None)
+
+
 class TypedLinks(nn.Module):
     """As PyG's examples for MovieLens: the model decodes pairs of two types."""
 
@@ -322,6 +356,7 @@ def check_typed_links(rank: int, world_size: int, mode: str) -> None:
         check_globals,
         check_state_of_models,
         check_typed_links,
+        pytest.param(check_bases, marks=needs_to_hetero),
     ],
     ids=lambda check: check.__name__,
 )

@@ -434,7 +434,8 @@ def _is_in_place(name: str) -> bool:
 def _unchangeable() -> NotImplementedError:
     return NotImplementedError(
         "the numbers of an edge_index that spans ranks cannot be changed: they name this rank's "
-        "rows; choose edges with edge_index[:, mask]"
+        "rows; choose edges with edge_index[:, mask], and in place of to_hetero_with_bases, which "
+        "adds offsets to join relations, use to_hetero or HeteroConv"
     )
 
 
