@@ -53,8 +53,8 @@ class ParallelCall:
                 f"{', '.join(names) or 'none'}); pass edge_index, or the data object, to the model"
             )
         names += [""] * (len(args) - len(names))
-        self.args = [self._of(value, name, None) for name, value in zip(names, args, strict=False)]
-        self.kwargs = {name: self._of(value, name, None) for name, value in kwargs.items()}
+        self.args = [self._argument(value, name) for name, value in zip(names, args, strict=False)]
+        self.kwargs = {name: self._argument(value, name) for name, value in kwargs.items()}
         self._own_data: Any = None if data is None else self._of_data(data)
 
     @contextmanager
@@ -149,8 +149,6 @@ class ParallelCall:
             if names_nodes(value):
                 return self._graph.edge_set(value, self._etype(key, name)).index
             rows = self._rows(value, name, key)
-            if rows is None and _numbers_nodes(value, name):
-                value, rows = self._mask(value, name, key)
             if rows is None:
                 return value
             found = self._graph.chosen(value, rows)
@@ -168,24 +166,29 @@ class ParallelCall:
             return self._of_data(value)
         return value
 
-    def _mask(self, numbers: Tensor, name: str, key: Any) -> tuple[Tensor, SplitRows]:
-        """The mask of nodes that have some numbers, which are those of the whole graph.
+    def _argument(self, value: Any, name: str) -> Any:
+        """What takes the place of an argument.
 
         Raises:
-            NotImplementedError: It may be more than a mask: an order of nodes, which ranks do not
-                have.
+            NotImplementedError: Numbers of nodes that may be more than a mask: an order of nodes,
+                which ranks do not have.
         """
-        nodes = self._graph.nodes
-        if "mask" not in name or (key not in nodes and len(nodes) > 1):
+        is_index = isinstance(value, Tensor) and value.dtype in (torch.int64, torch.int32)
+        says_nodes = re.search(r"mask|(^|_)(idx|index|ids?|indices|nodes)$", name) is not None
+        if not is_index or value.dim() != 1 or not says_nodes:
+            return self._of(value, name, None)
+        if self._rows(value, name, None) is not None:
+            return self._of(value, name, None)
+        nodes = list(self._graph.nodes.values())
+        if "mask" not in name or len(nodes) > 1:
             raise NotImplementedError(
-                f"{name} of shape {tuple(numbers.shape)} has numbers of nodes of the whole graph, "
+                f"{name} of shape {tuple(value.shape)} has numbers of nodes of the whole graph, "
                 "of which a rank computes some; index what the model gives, or pass a mask with an "
                 "entry for each node"
             )
-        rows = nodes[key] if key in nodes else next(iter(nodes.values()))
-        mask = torch.zeros(rows.total, dtype=torch.bool, device=numbers.device)
-        mask[numbers] = True
-        return mask, rows
+        mask = torch.zeros(nodes[0].total, dtype=torch.bool, device=value.device)
+        mask[value] = True
+        return self._graph.chosen(mask, nodes[0])
 
     def _of_data(self, data: Any) -> Any:
         made, nodes = copy.copy(data), self._graph.nodes
@@ -344,12 +347,6 @@ class ParallelCall:
         if isinstance(value, Mapping):
             return {k: self._put(item, whole) for k, item in value.items()}
         return value
-
-
-def _numbers_nodes(value: Tensor, name: str) -> bool:
-    """Whether an argument, or the name of one, says that it has numbers of nodes."""
-    is_index = value.dim() == 1 and value.dtype in (torch.int64, torch.int32)
-    return is_index and re.search(r"mask|(^|_)(idx|index|ids?|indices|nodes)$", name) is not None
 
 
 def tensors_of(model: nn.Module) -> Iterator[tuple[tuple[nn.Module, str], Tensor]]:

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ...comm import agree, share_error, sync_params
+from ...comm import agree, all_reduce, share_error, sync_params
 from ...comm.group import group_state
 from ...fullbatch import AggregationMode
 from ...graph.convert import require
@@ -188,12 +188,24 @@ def _parallel_method(
                 out = function(model, *call.args, **call.kwargs)
         if was_lazy:
             share_generators(graph.state)
-        if was_lazy and not here.is_lazy:
+        if was_lazy and not here.is_lazy and not _are_alike(model, graph):
             sync_params(model, graph.state.group)
         kept.update(call.gathered_state(before, here))
         return call.gathered(out, here)
 
     return torch.compiler.disable(method)  # it cannot look into an exchange between ranks
+
+
+def _are_alike(model: nn.Module, graph: ParallelGraph) -> bool:
+    """Whether all ranks have the same parameters; collective.
+
+    Those that were drawn in a call are, unless what was drawn before them, as dropout, has a row
+    per node. Then nothing is written to them, which the backward of the call could not have.
+    """
+    values = [checksum(value) for value in model.state_dict().values()]
+    bounds = torch.tensor([*values, *(-value for value in values)])
+    most = all_reduce(bounds, "max", group=graph.state.group)
+    return torch.equal(most[: len(values)], -most[len(values) :])
 
 
 def _message_passing() -> Any:
