@@ -251,7 +251,10 @@ def wrong(rank: int, world_size: int) -> list[str]:
     refused(TypeError, lambda: graphshard.pyg.parallelize(Pooled(), None))  # type: ignore[arg-type]
     model = graphshard.pyg.parallelize(Pooled(), data, "random")
     refused(NotImplementedError, lambda: model(data.x, data.edge_index))
-    refused(ValueError, lambda: model(data.x))
+    gone = whole_graph(torch.float32)
+    without_data: Any = graphshard.pyg.parallelize(Pooled(), gone, "random")
+    del gone
+    refused(ValueError, lambda: without_data(data.x))
     refused(ValueError, lambda: model(data.x, data.edge_index.float().to_sparse()))
     refused(ValueError, lambda: model(data.x, data.edge_index + 1000))
     sharded = graphshard.pyg.shard(data, "random").edge_index

@@ -114,8 +114,12 @@ class GraphShardManager(HomogenisedIds):
 
     @property
     def original_ids(self) -> dict[str, Tensor]:
-        """Node type to the ids that this rank's rows had before partitioning, int64."""
-        return {t: self._original.nodes[t] for t in self.srctypes}
+        """Node type to the ids that this rank's rows had before partitioning, int64.
+
+        Of a graph all types, of a block those of the sources.
+        """
+        ntypes = self.srctypes if self.is_block else self.ntypes
+        return {t: self._original.nodes[t] for t in ntypes}
 
     @property
     def original_edge_ids(self) -> dict[CanonicalEType, Tensor]:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -111,6 +113,44 @@ def with_own_nodes(layer: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, 
         )
     (extended,) = index.halo.extended(ids)
     return (), {**given, "x": (extended, ids), "edge_index": index.local()}
+
+
+def with_matrix_values(layer: Any, args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of a layer that was given an adjacency matrix, with its values in their own place.
+
+    Args:
+        layer: The layer.
+        args: Of its call.
+        kwargs: Of its call; the result has ``edge_weight``, or ``edge_attr``, too.
+
+    Raises:
+        NotImplementedError: The layer takes no weights beside ``edge_index``, or adds self loops to
+            those of the matrix.
+    """
+    forward = inspect.signature(type(layer).forward)
+    given = forward.bind_partial(layer, *args, **kwargs).arguments
+    matrices = [v for v in given.values() if isinstance(v, ShardedEdgeIndex)]
+    values = matrices[0].matrix_values if matrices else None
+    makes_loops = getattr(layer, "add_self_loops", False) and getattr(layer, "normalize", True)
+    if makes_loops and any(m.is_matrix_with_loops for m in matrices):
+        module = sys.modules[type(layer).__module__]
+        if hasattr(module, "gcn_norm"):  # of a matrix it adds 1 to them, of edges it leaves them
+            raise NotImplementedError(
+                f"adj_t has self loops, to which {type(layer).__name__} adds others; pass "
+                "edge_index, or have RemoveSelfLoops before ToSparseTensor"
+            )
+    if values is None:
+        return kwargs
+    name = "edge_weight" if values.dim() == 1 else "edge_attr"
+    if name in forward.parameters:
+        return kwargs if given.get(name) is not None else {**kwargs, name: values}
+    if values.dim() == 1 and not layer.inspector.implements("message_and_aggregate"):
+        return kwargs  # PyG hands them to messages alone, which do not ask
+    raise NotImplementedError(
+        f"{type(layer).__name__} takes no {name} besides edge_index, so that it cannot be given "
+        "the values of an adjacency matrix on edges that span ranks; make adj_t without them "
+        "(ToSparseTensor(attr=None)), or use GraphConv, which has edge_weight"
+    )
 
 
 def with_one_hot_labels(layer: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any]:

@@ -41,6 +41,10 @@ class ShardedEdgeIndex(Tensor):
 
     _raw: Tensor
     halo: SourceHalo
+    #: Of the edges, where they take the place of an adjacency matrix whose values are not all 1.
+    matrix_values: Tensor | None = None
+    #: Whether they take the place of an adjacency matrix with self loops, on any rank.
+    is_matrix_with_loops = False
 
     @staticmethod
     def make(raw: Tensor, halo: SourceHalo) -> ShardedEdgeIndex:
@@ -57,6 +61,19 @@ class ShardedEdgeIndex(Tensor):
     def local(self) -> Tensor:
         """The same numbers as a plain tensor."""
         return self._raw
+
+    def as_matrix(self, values: Tensor | None, *, has_loops: bool) -> ShardedEdgeIndex:
+        """The same edges in place of an adjacency matrix.
+
+        Args:
+            values: ``[num_edges, ...]`` of the matrix; None where all are 1.
+            has_loops: Whether it has self loops, on any rank.
+        """
+        if values is None and not has_loops:
+            return self
+        made = ShardedEdgeIndex.make(self._raw, self.halo)
+        made.matrix_values, made.is_matrix_with_loops = values, has_loops
+        return made
 
     def __iter__(self) -> Iterator[Tensor]:
         return iter((self[0], self[1]))
@@ -417,7 +434,8 @@ def _is_in_place(name: str) -> bool:
 def _unchangeable() -> NotImplementedError:
     return NotImplementedError(
         "the numbers of an edge_index that spans ranks cannot be changed: they name this rank's "
-        "rows; choose edges with edge_index[:, mask]"
+        "rows; choose edges with edge_index[:, mask], and in place of to_hetero_with_bases, which "
+        "adds offsets to join relations, use to_hetero or HeteroConv"
     )
 
 

@@ -23,12 +23,17 @@ from ._adapters import (
     corrected,
     own_embedding,
     with_largest_eigenvalue,
+    with_matrix_values,
     with_one_hot_labels,
     with_own_nodes,
 )
 from ._edge_index import ShardedEdgeIndex
 from ._inexact import check_model
 from ._propagate import bound
+
+WHOLE_EDGES = "_graphshard_whole_edges"
+"""Where a layer has, within a call of a parallel model, the function that puts this rank's edges in
+the place of the whole graph's."""
 
 
 def install() -> None:
@@ -44,6 +49,9 @@ def install() -> None:
     uncompiled = torch.compiler.disable(call_sharded)
 
     def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
+        find_edges = vars(layer).get(WHOLE_EDGES)
+        if find_edges is not None:
+            args, kwargs = find_edges(args), find_edges(kwargs)
         for _ in _sharded_in((args, kwargs)):
             return uncompiled(layer, args, kwargs, nn.Module.__call__)
         return nn.Module.__call__(layer, *args, **kwargs)
@@ -90,6 +98,8 @@ def call_sharded(layer: Any, args: Any, kwargs: Any, run: Callable[..., Any]) ->
 
 def _called(layer: Any, args: Any, kwargs: Any, run: Callable[..., Any]) -> Any:
     name, sharded = type(layer).__name__, list(_sharded_in((args, kwargs)))
+    if any(index.matrix_values is not None or index.is_matrix_with_loops for index in sharded):
+        kwargs = with_matrix_values(layer, args, kwargs)
     if name == "ChebConv":
         kwargs = with_largest_eigenvalue(layer, args, kwargs)
     if name in ("RGCNConv", "FastRGCNConv"):

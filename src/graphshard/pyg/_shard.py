@@ -24,8 +24,8 @@ from ._whole_graph import (
     ONLY_TYPE,
     NodeLayout,
     WholeGraph,
-    chosen_rows,
     find_owners,
+    has_self_loops,
     read_whole_graph,
 )
 
@@ -44,9 +44,11 @@ class _OwnRows:
         edges: Relation to own edges, by destination.
         nodes: Node type to columns, each with a row per own node.
         edge_columns: Relation to columns, each with a row per own edge.
-        others: Columns that belong to the whole graph.
+        others: Node type, relation, or None for the whole graph, to what has no such rows.
         totals: Node type to nodes of all ranks, where they are known.
         device: Where the edges live.
+        matrices: Relation that has an ``adj_t`` and no ``edge_index`` to the values at own edges,
+            None for ones, and whether it has self loops, on any rank.
     """
 
     owned: dict[str, int]
@@ -54,12 +56,10 @@ class _OwnRows:
     nodes: dict[str, dict[str, Any]]
     edge_columns: dict[CanonicalEType, dict[str, Any]]
     device: torch.device
-    others: dict[str, Any] = field(default_factory=dict)
+    others: dict[Any, dict[str, Any]] = field(default_factory=dict)
     totals: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def is_typed(self) -> bool:
-        return list(self.edges) != [DEFAULT_CANONICAL_ETYPE]
+    matrices: dict[CanonicalEType, tuple[Tensor | None, bool]] = field(default_factory=dict)
+    is_typed: bool = False
 
 
 def shard(
@@ -84,9 +84,12 @@ def shard(
 
     Node tensors keep the rows of the nodes that this rank owns, in their order in the whole graph;
     ``n_id`` has their ids. An edge lives with its destination; ``e_id`` has the ids of the edges
-    here, which come by destination. Attributes that are neither go over as they are, but for lists
-    of nodes or edges other than ``edge_index``, which are left out, because their numbers are those
-    of the whole graph.
+    here, which come by destination. Lists, tuples and NumPy arrays with an entry per node or edge
+    are cut alike, and so are rows of sparse tensors. Attributes that are neither go over as they
+    are, those of the whole graph and of a type; but lists of nodes or edges other than
+    ``edge_index`` are left out, because their numbers are those of the whole graph. In place of an
+    ``adj_t``, as ``ToSparseTensor`` makes it, comes an edge index that layers take as well, under
+    both names.
 
     Args:
         data: The whole graph, the same on every rank; or one part of a partition folder, as
@@ -153,29 +156,26 @@ def _data_of(
     part: _OwnRows, indices: Mapping[CanonicalEType, ShardedEdgeIndex]
 ) -> Data | HeteroData:
     pyg = require("torch_geometric.data", "graphshard[pyg]", "graphshard.pyg.shard")
-    if not part.is_typed:
-        data = pyg.Data(edge_index=indices[DEFAULT_CANONICAL_ETYPE])
-        columns = {
-            **part.others,
-            **part.nodes[ONLY_TYPE],
-            **part.edge_columns[DEFAULT_CANONICAL_ETYPE],
-        }
-        for name, value in columns.items():
-            data[name] = value
-        data.num_nodes = part.owned[ONLY_TYPE]
-        return data
-    data = pyg.HeteroData()
-    for name, value in part.others.items():
-        data[name] = value
+    data = pyg.HeteroData() if part.is_typed else pyg.Data()
+    for kind, values in part.others.items():
+        _set(data if kind is None else data[kind], values)
     for ntype, count in part.owned.items():
-        for name, value in part.nodes[ntype].items():
-            data[ntype][name] = value
-        data[ntype].num_nodes = count
+        store = data[ntype] if part.is_typed else data
+        _set(store, part.nodes[ntype])
+        store.num_nodes = count
     for etype, index in indices.items():
-        data[etype].edge_index = index
-        for name, value in part.edge_columns[etype].items():
-            data[etype][name] = value
+        store = data[etype] if part.is_typed else data
+        store.edge_index = index
+        if etype in part.matrices:
+            of_edges, has_loops = part.matrices[etype]
+            store.adj_t = index.as_matrix(of_edges, has_loops=has_loops)
+        _set(store, part.edge_columns[etype])
     return data
+
+
+def _set(store: Any, values: Mapping[str, Any]) -> None:
+    for name, value in values.items():
+        store[name] = value
 
 
 # -- from a partition folder -----------------------------------------------------------------------
@@ -207,10 +207,10 @@ def _from_folder(data: str | Path | PartitionData, state: GroupState) -> _OwnRow
         edges, owned = {DEFAULT_CANONICAL_ETYPE: edges[only]}, {ONLY_TYPE: owned[only[0]]}
         nodes = {ONLY_TYPE: _columns(loaded.node_features, only[0], "n_id")}
         columns = {DEFAULT_CANONICAL_ETYPE: _columns(loaded.edge_features, ":".join(only), "e_id")}
-    else:
-        nodes = {t: _columns(loaded.node_features, t, "n_id") for t in owned}
-        columns = {t: _columns(loaded.edge_features, ":".join(t), "e_id") for t in edges}
-    return _OwnRows(owned, edges, nodes, columns, loaded.device)
+        return _OwnRows(owned, edges, nodes, columns, loaded.device)
+    nodes = {t: _columns(loaded.node_features, t, "n_id") for t in owned}
+    columns = {t: _columns(loaded.edge_features, ":".join(t), "e_id") for t in edges}
+    return _OwnRows(owned, edges, nodes, columns, loaded.device, is_typed=True)
 
 
 def _columns(features: Mapping[str, Tensor], of: str, ids: str) -> dict[str, Any]:
@@ -237,17 +237,31 @@ def _from_whole(data: Any, part_method: Any, seed: int, state: GroupState) -> _O
     assert whole is not None
     agree(whole.fingerprint(), "the graph that is sharded", state.group)
     layout = NodeLayout(find_owners(whole, part_method, seed, state), state)
-    edges, columns = {}, {}
+    edges, columns, matrices = {}, {}, {}
     device = next((e.device for e in whole.edges.values()), torch.device("cpu"))
     for etype, ends in whole.edges.items():
         here = layout.split_edges(etype, ends).own
         edges[etype] = layout.local_edges(etype, ends, here)
         columns[etype] = {
-            name: chosen_rows(value, here) for name, value in whole.edge_columns[etype].items()
+            name: column.rows(here) for name, column in whole.edge_columns[etype].items()
         } | {"e_id": here.to(device)}
+        if etype in whole.weights:
+            values = whole.weights[etype]
+            values = None if values is None else values[here.to(values.device)]
+            matrices[etype] = values, has_self_loops(etype, ends)
     nodes = {
-        ntype: {name: chosen_rows(value, rows.own) for name, value in whole.nodes[ntype].items()}
+        ntype: {name: column.rows(rows.own) for name, column in whole.nodes[ntype].items()}
         | {"n_id": rows.own.to(device)}
         for ntype, rows in layout.rows.items()
     }
-    return _OwnRows(layout.num_owned, edges, nodes, columns, device, whole.others, whole.counts)
+    return _OwnRows(
+        layout.num_owned,
+        edges,
+        nodes,
+        columns,
+        device,
+        whole.others,
+        whole.counts,
+        matrices,
+        whole.is_typed,
+    )

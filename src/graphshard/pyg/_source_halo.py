@@ -102,6 +102,12 @@ class SourceHalo:
         Args:
             rows: Each ``[num_owned, ...]``.
         """
+        for own in rows:
+            if own.layout != torch.strided:
+                raise NotImplementedError(
+                    f"rows of a sparse tensor cannot be read at the sources of edges (got shape "
+                    f"{tuple(own.shape)}, {own.layout}); pass x.to_dense(), or have a Linear first"
+                )
         if self.world_size == 1:
             return list(rows)
         found = [self._find(own) for own in rows]

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -25,22 +25,63 @@ ONLY_TYPE = DEFAULT_CANONICAL_ETYPE[0]
 
 
 @dataclass(frozen=True)
+class Column:
+    """A value with an entry for each node, or for each edge.
+
+    Args:
+        value: A tensor, an array, a list or a tuple.
+        dim: The dimension of the entries.
+    """
+
+    value: Any
+    dim: int = 0
+
+    def rows(self, rows: Tensor) -> Any:
+        """Some of the entries, in a container of the same kind.
+
+        Args:
+            rows: int64, their numbers, on the CPU.
+        """
+        value = self.value
+        if isinstance(value, Tensor):
+            rows = rows.to(value.device)
+            if value.layout == torch.strided:
+                return value.index_select(self.dim, rows)
+            # Torch chooses rows of a sparse tensor in coordinates alone.
+            chosen = value.to_sparse_coo().coalesce().index_select(self.dim, rows)
+            if value.layout == torch.sparse_coo:
+                return chosen
+            return chosen.to_sparse(layout=value.layout)
+        if isinstance(value, np.ndarray):
+            return value.take(rows.numpy(), axis=self.dim)
+        if isinstance(value, list | tuple):
+            chosen = [value[row] for row in rows.tolist()]
+            return chosen if isinstance(value, list) else tuple(chosen)
+        return value[rows]
+
+
+@dataclass(frozen=True)
 class WholeGraph:
     """A PyG object, read: counts, edges and columns by type.
 
     Args:
         counts: Node type to nodes.
         edges: Relation to ``[2, num_edges]``.
-        nodes: Node type to columns with a row per node.
-        edge_columns: Relation to columns with a row per edge.
-        others: Everything else.
+        nodes: Node type to columns with an entry per node.
+        edge_columns: Relation to columns with an entry per edge.
+        others: Node type, relation, or None for the whole graph, to everything else.
+        weights: Relation to the values of its ``adj_t``; None where they are all 1. Relations that
+            have an ``edge_index`` are not in it.
+        is_typed: Whether the object is ``HeteroData``.
     """
 
     counts: dict[str, int]
     edges: dict[CanonicalEType, Tensor]
-    nodes: dict[str, dict[str, Any]]
-    edge_columns: dict[CanonicalEType, dict[str, Any]]
-    others: dict[str, Any]
+    nodes: dict[str, dict[str, Column]]
+    edge_columns: dict[CanonicalEType, dict[str, Column]]
+    others: dict[Any, dict[str, Any]]
+    weights: dict[CanonicalEType, Tensor | None] = field(default_factory=dict)
+    is_typed: bool = False
 
     def fingerprint(self) -> str:
         """Counts, and sums that differ where edges do."""
@@ -132,11 +173,6 @@ class NodeLayout:
         )
 
 
-def chosen_rows(value: Any, rows: Tensor) -> Any:
-    """Some rows of a tensor or an array."""
-    return value[rows.to(value.device)] if isinstance(value, Tensor) else value[rows.numpy()]
-
-
 def read_whole_graph(data: Any) -> WholeGraph:
     """What is in a PyG object.
 
@@ -150,7 +186,6 @@ def read_whole_graph(data: Any) -> WholeGraph:
     pyg = require("torch_geometric.data", "graphshard[pyg]", "graphshard.pyg.shard")
     if isinstance(data, pyg.HeteroData):
         counts = {t: _node_count(data[t], f"node type {t!r}") for t in data.node_types}
-        edges = {}
         for etype in data.edge_types:
             for ntype in (etype[0], etype[2]):
                 if ntype not in counts:
@@ -158,32 +193,117 @@ def read_whole_graph(data: Any) -> WholeGraph:
                         f"node type {ntype!r} of {etype} has no number of nodes; set "
                         f"data[{ntype!r}].num_nodes"
                     )
-            sizes = counts[etype[0]], counts[etype[2]]
-            edges[etype] = _checked_edges(data[etype], f"edge type {etype}", sizes)
-        if not edges:
-            raise ValueError("the graph has no edge type; it needs one at least")
-        nodes = {t: _rows_of(data[t], counts[t]) for t in counts}
-        columns = {t: _rows_of(data[t], edges[t].shape[1]) for t in edges}
-        return WholeGraph(counts, edges, nodes, columns, {})
-    if isinstance(data, pyg.Data):
-        count = _node_count(data, "the graph")
-        ends = _checked_edges(data, "the graph", (count, count))
-        keys = sorted(data.keys())  # a set, in another order in each process
-        names = [n for n in keys if not names_edges(n) and n != "num_nodes"]
-        of_nodes = {n: data[n] for n in names if data.is_node_attr(n)}
-        of_edges = {n: data[n] for n in names if n not in of_nodes and data.is_edge_attr(n)}
-        others = {n: data[n] for n in names if n not in of_nodes and n not in of_edges}
-        return WholeGraph(
-            {ONLY_TYPE: count},
-            {DEFAULT_CANONICAL_ETYPE: ends},
-            {ONLY_TYPE: of_nodes},
-            {DEFAULT_CANONICAL_ETYPE: of_edges},
-            others,
+        stores = {etype: (data[etype], f"edge type {etype}") for etype in data.edge_types}
+    elif isinstance(data, pyg.Data):
+        counts = {ONLY_TYPE: _node_count(data, "the graph")}
+        stores = {DEFAULT_CANONICAL_ETYPE: (data._store, "the graph")}
+    else:
+        raise TypeError(
+            "shard takes PyG's Data or HeteroData, a PartitionData or the path of a partition's "
+            f"JSON (got {type(data).__name__})"
         )
-    raise TypeError(
-        "shard takes PyG's Data or HeteroData, a PartitionData or the path of a partition's JSON "
-        f"(got {type(data).__name__})"
-    )
+    if not stores:
+        raise ValueError("the graph has no edge type; it needs one at least")
+    edges, weights = {}, {}
+    for etype, (store, what) in stores.items():
+        ends = store.get("edge_index", None)
+        if ends is None and store.get("adj_t", None) is not None:
+            ends, weights[etype] = edges_of_matrix(store["adj_t"], f"adj_t of {what}")
+        edges[etype] = _checked_edges(ends, what, (counts[etype[0]], counts[etype[2]]))
+    nodes: dict[str, dict[str, Column]] = {ntype: {} for ntype in counts}
+    columns: dict[CanonicalEType, dict[str, Column]] = {etype: {} for etype in edges}
+    others: dict[Any, dict[str, Any]] = {}
+    is_typed = isinstance(data, pyg.HeteroData)
+    for store in data.stores:
+        kind: Any = store._key if is_typed else None
+        of_nodes: Any = kind if is_typed else ONLY_TYPE
+        of_edges: Any = kind if is_typed else DEFAULT_CANONICAL_ETYPE
+        num_nodes = counts.get(of_nodes)
+        num_edges = edges[of_edges].shape[1] if of_edges in edges else None
+        # By name: the attributes of Data come in another order in each process.
+        for name, value in sorted(store.items()):
+            if names_edges(name) or name == "num_nodes":
+                continue
+            column = column_of(data, store, name, value, num_nodes, num_edges)
+            if column is None:
+                others.setdefault(kind, {})[name] = value
+            elif column[0] == "node":
+                nodes[of_nodes][name] = column[1]
+            else:
+                columns[of_edges][name] = column[1]
+    return WholeGraph(counts, edges, nodes, columns, others, weights, is_typed)
+
+
+def column_of(
+    data: Any, store: Any, name: str, value: Any, num_nodes: int | None, num_edges: int | None
+) -> tuple[str, Column] | None:
+    """Whether a value has an entry per node or per edge, by the rules of PyG's ``subgraph``.
+
+    Args:
+        data: The PyG object.
+        store: Its store that has the value.
+        name: Of the value.
+        value: The value.
+        num_nodes: Nodes of the store, if it is one of nodes.
+        num_edges: Edges of the store, if it is one of edges. The store of ``Data`` is of both.
+
+    Returns:
+        ``"node"`` or ``"edge"`` and the column; None if it has no such entries.
+    """
+    if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
+        dim, length = 0, len(value)
+    elif isinstance(value, Tensor | np.ndarray) and value.ndim:
+        dim = data.__cat_dim__(name, value, store)
+        if not isinstance(dim, int):
+            return None
+        length = value.shape[dim]
+    elif type(value).__name__ == "TensorFrame":
+        dim, length = 0, len(value)
+    else:
+        return None
+    kinds = [kind for kind, n in (("node", num_nodes), ("edge", num_edges)) if n == length]
+    if not kinds:
+        return None
+    is_of_edges = len(kinds) > 1 and "edge" in name and not isinstance(value, list | tuple)
+    return kinds[-1] if is_of_edges else kinds[0], Column(value, dim)
+
+
+def is_matrix(value: Any) -> bool:
+    """Whether it is a sparse matrix of torch or torch-sparse."""
+    if isinstance(value, Tensor):
+        return value.layout != torch.strided
+    return type(value).__name__ == "SparseTensor"
+
+
+def edges_of_matrix(matrix: Any, what: str) -> tuple[Tensor, Tensor | None]:
+    """Edges of a transposed adjacency matrix, and its values unless they are all 1.
+
+    Args:
+        matrix: ``adj_t`` as PyG's ``ToSparseTensor`` makes it: a row per destination.
+        what: What an error calls it.
+
+    Returns:
+        ``[2, num_edges]`` int64 by destination, then source, and ``[num_edges, ...]`` or None.
+
+    Raises:
+        TypeError: It is no sparse matrix.
+    """
+    if isinstance(matrix, ShardedEdgeIndex):
+        raise ValueError(f"{what} is sharded already; pass the whole data object")
+    if not is_matrix(matrix):
+        raise TypeError(
+            f"{what} must be a sparse matrix, as torch_geometric.transforms.ToSparseTensor makes "
+            f"it (got {type(matrix).__name__})"
+        )
+    if isinstance(matrix, Tensor):
+        matrix = matrix.to_sparse_coo().coalesce()
+        indices, values = matrix.indices(), matrix.values()
+        dst, src = indices
+    else:
+        dst, src, values = matrix.coo()
+    if values is not None and values.dim() == 1 and bool((values == 1).all()):
+        values = None
+    return torch.stack([src, dst]).long(), values
 
 
 def names_edges(name: str) -> bool:
@@ -197,15 +317,11 @@ def _node_count(store: Any, what: str) -> int:
     return int(count)
 
 
-def _checked_edges(store: Any, what: str, counts: tuple[int, int]) -> Tensor:
-    edge_index = store.get("edge_index", None) if hasattr(store, "get") else None
+def _checked_edges(edge_index: Any, what: str, counts: tuple[int, int]) -> Tensor:
     if isinstance(edge_index, ShardedEdgeIndex):
         raise ValueError(f"{what} is sharded already; pass the whole data object")
     if edge_index is None:
-        raise ValueError(
-            f"{what} has no edge_index; turn an adj_t into one with torch_geometric.utils."
-            "to_edge_index first"
-        )
+        raise ValueError(f"{what} has no edge_index, nor adj_t; set one of them")
     edge_index = edge_index.as_subclass(Tensor)
     if edge_index.dim() != 2 or edge_index.shape[0] != 2 or edge_index.dtype.is_floating_point:
         raise ValueError(
@@ -222,16 +338,9 @@ def _checked_edges(store: Any, what: str, counts: tuple[int, int]) -> Tensor:
     return edge_index
 
 
-def _rows_of(store: Any, count: int) -> dict[str, Any]:
-    """The columns of a store with so many rows."""
-    return {
-        name: value
-        for name, value in store.to_dict().items()
-        if not names_edges(name)
-        and isinstance(value, Tensor | np.ndarray)
-        and value.ndim
-        and value.shape[0] == count
-    }
+def has_self_loops(etype: CanonicalEType, ends: Tensor) -> bool:
+    """Whether edges of a relation within one node type have any."""
+    return etype[0] == etype[2] and bool((ends[0] == ends[1]).any())
 
 
 def find_owners(

@@ -27,6 +27,7 @@ from ...sampling.feature_store import (
 )
 from ...sampling.graph_store import LocalGraphStore, graph_store_of
 from .._edge_index import ShardedEdgeIndex
+from .._whole_graph import column_of, names_edges
 from ._sources import ORIGINAL, Kind, SamplingSource
 
 _ONLY_TYPE = DEFAULT_CANONICAL_ETYPE[0]
@@ -87,7 +88,7 @@ def _edge_indices(data: Data | HeteroData) -> dict[CanonicalEType, Tensor]:
         if index is None:
             raise ValueError(
                 f"there is no edge_index of {etype}; turn an adj_t into one with torch_geometric."
-                "utils.to_edge_index first"
+                "utils.to_edge_index first, or shard the data, which has both then"
             )
         found[etype] = index
     if not found:
@@ -281,8 +282,8 @@ def _sharded_columns(
 ) -> tuple[ColumnsByKind, dict[Kind, Tensor], Exception | None]:
     """This rank's columns, and the ids before partitioning of its nodes and edges.
 
-    A tensor of plain data belongs to nodes if it has as many rows as there are on every rank: on
-    one alone there may be as many edges.
+    A value belongs to nodes if it has an entry for each of them on every rank: on one alone there
+    may be as many edges, or classes.
     """
     edges = {etype: of.num_edges for etype, of in structure.edges.items()}
     kinds: list[Kind] = [*structure.num_src, *edges]
@@ -298,28 +299,60 @@ def _sharded_columns(
             f"the data lacks {missing}, the ids that its rows have in the whole graph; pass it as "
             "graphshard.pyg.shard gave it"
         )
+    stores: dict[Any, Any] = {None: data.stores[0]}  # of plain data it is of both kinds
     if is_typed:
-        for kind, of_kind in _columns_of(data, structure.num_src, edges).items():
-            columns[kind] = {n: torch.as_tensor(of_kind[n]) for n in sorted(of_kind)}
-        return columns, ids, error
-    names = sorted(
-        n
-        for n in data.keys()  # noqa: SIM118
-        if isinstance(data[n], Tensor | np.ndarray)
-        and data[n].ndim
-        and n not in ("edge_index", *_IDS)
-    )
-    (count,), (num_edges,) = structure.num_src.values(), edges.values()
-    fits = torch.tensor([[len(data[n]) == count, len(data[n]) == num_edges] for n in names])
-    same = all_reduce(torch.tensor([len(names), -len(names)]), "max", group=structure.group)
+        stores = {kind: data[kind] for kind in kinds}
+    values = [
+        (kind, name, value)
+        for kind, store in stores.items()
+        for name, value in sorted(store.items())
+        if not names_edges(name) and name not in (*_IDS, "num_nodes")
+    ]
+    fits = torch.zeros(len(values), 2, dtype=torch.int64)
+    (first_nodes, *_), (first_edges, *_) = structure.num_src.items(), edges.items()
+    for place, (kind, name, value) in enumerate(values):
+        num_nodes = structure.num_src.get(kind) if is_typed else first_nodes[1]
+        num_edges = edges.get(kind) if is_typed else first_edges[1]
+        of_nodes = column_of(data, stores[kind], name, value, num_nodes, None)
+        of_edges = column_of(data, stores[kind], name, value, None, num_edges)
+        fits[place] = torch.tensor([of_nodes is not None, of_edges is not None])
+    same = all_reduce(torch.tensor([len(values), -len(values)]), "max", group=structure.group)
     if int(same[0]) != -int(same[1]):
         return columns, ids, error or ValueError("ranks have different columns in the data")
-    fits = all_reduce(fits.view(-1, 2).to(torch.int64), "min", group=structure.group)
-    for name, (of_nodes, of_edges) in zip(names, fits.tolist(), strict=True):
-        is_edge = of_edges and (not of_nodes or "edge" in name)
-        if is_edge or of_nodes:
-            columns[kinds[1 if is_edge else 0]][name] = torch.as_tensor(data[name])
+    fits = all_reduce(fits, "min", group=structure.group)
+    for (kind, name, value), (is_of_nodes, is_of_edges) in zip(values, fits.tolist(), strict=True):
+        if not is_of_nodes and not is_of_edges:
+            continue
+        is_edge = is_of_edges and (not is_of_nodes or "edge" in name)
+        kind = (first_edges[0] if is_edge else first_nodes[0]) if kind is None else kind
+        try:
+            columns[kind][name] = _batch_column(kind, name, value)
+        except ValueError as caught:
+            error = error or caught
     return columns, ids, error
+
+
+def _batch_column(kind: Kind, name: str, value: Any) -> Tensor:
+    """A column whose rows batches can have.
+
+    Raises:
+        ValueError: It is none.
+    """
+    if isinstance(value, Tensor) and value.layout == torch.strided:
+        return value
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
+        column = torch.as_tensor(value)
+        # NumPy's strides of an array without entries are 0, which has no view as bytes.
+        return column if column.numel() else column.new_empty(column.shape)
+    what, cure = type(value).__name__, f"take it off with data.pop({name!r})"
+    if isinstance(value, Tensor):
+        what, cure = f"a tensor of {value.layout}", "make it dense with to_dense()"
+    if isinstance(value, np.ndarray):
+        what = f"an array of {value.dtype}"
+    raise ValueError(
+        f"batches have rows of dense tensors and of arrays of numbers ({name!r} of {kind!r} is "
+        f"{what}); {cure}, and look its entries up by batch.n_id where a batch needs them"
+    )
 
 
 def _versions(columns: ColumnsByKind) -> dict[tuple[Kind, str], int]:
@@ -348,22 +381,28 @@ def _manager(
 ) -> GraphShardManager:
     """The same graph as the stores for sampling take it."""
     ntypes, etypes, device = list(structure.num_src), list(structure.edges), structure.device
-    nodes = [Frame(structure.num_src[t], device, f"nodes of type {t!r}", "node") for t in ntypes]
+    schema = Schema.of_graph(ntypes, etypes)
+    rows = {t: torch.arange(structure.num_src[t], device=device) for t in ntypes}
+    frames = {
+        t: Frame(count, device, f"nodes of type {t!r}", "node")
+        for t, count in structure.num_src.items()
+    }
+    sources = [frames[t] for t in schema.srctypes]
+    targets = [frames[t] for t in schema.dsttypes] if schema.split else sources
     edges = []
     for etype in etypes:
         frame = Frame(structure.edges[etype].num_edges, device, f"edges {etype}", "edge")
         for name, column in columns[etype].items():
             frame.set(name, column.to(device), "edge")
         edges.append(frame)
-    rows = {t: torch.arange(structure.num_src[t], device=device) for t in ntypes}
     return GraphShardManager(
         structure,
-        Schema.of_graph(ntypes, etypes),
+        schema,
         first.halo.mode,
-        (nodes, nodes, edges),
+        (sources, targets, edges),
         is_block=False,
-        input_nodes=rows,
-        seeds=rows,
+        input_nodes={t: rows[t] for t in schema.srctypes},
+        seeds={t: rows[t] for t in schema.dsttypes},
         original=OriginalIds(
             {t: ids[t] for t in ntypes},
             {t: ids[t] for t in etypes},

@@ -51,11 +51,16 @@ class SharedGradients:
         return self._model() is model
 
     @property
-    def is_lazy(self) -> bool:
-        """Whether a parameter has no shape yet."""
+    def model(self) -> nn.Module:
+        """The model."""
         model = self._model()
         assert model is not None
-        return any(nn.parameter.is_lazy(p) for p in model.parameters())
+        return model
+
+    @property
+    def is_lazy(self) -> bool:
+        """Whether a parameter has no shape yet."""
+        return any(nn.parameter.is_lazy(p) for p in self.model.parameters())
 
     def average_after_backward(self) -> None:
         """Average at the end of the backward that is running, once."""

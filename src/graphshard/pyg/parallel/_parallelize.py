@@ -11,7 +11,10 @@ program computes around it counts once.
 from __future__ import annotations
 
 import itertools
+import weakref
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
@@ -19,14 +22,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ...comm import agree, share_error, sync_params
+from ...comm import agree, all_reduce, share_error, sync_params
 from ...comm.group import group_state
 from ...fullbatch import AggregationMode
 from ...graph.convert import require
 from .._layers import call_sharded, install
 from .._norms import convert_sync_norm
 from .._whole_graph import WholeGraph, find_owners, read_whole_graph
-from ._call import ParallelCall
+from ._call import ParallelCall, tensors_of
 from ._generators import own_draws, share_generators
 from ._gradients import SharedGradients
 from ._split_graph import ParallelGraph, checksum
@@ -60,9 +63,12 @@ def parallelize(
     ``backward`` each parameter has the gradient that it has in one process, on every rank; use no
     DistributedDataParallel besides. Every rank must call, and must run the same program.
 
-    Among the arguments of a call, tensors with a row per node or per edge are known by their
-    number of rows, and any integer tensor ``[2, n]`` names edges, so ``edge_label_index`` may be
-    one; results must have a row per node or per edge as well. Edges are cut by the rank of their
+    While a call runs, ``data`` itself has this rank's rows, so that a model may read what it is not
+    given, as ``forward(self)`` with ``data.x`` in it does. Among the arguments of a call, tensors
+    with a row per node or per edge are known by their number of rows, any integer tensor ``[2, n]``
+    names edges, so ``edge_label_index`` may be one, and so does a sparse matrix that is square and
+    not called ``x``, as ``adj_t``; results must have a row per node or per edge as well. Edges are
+    cut by the rank of their
     destination. Normalisations over nodes get the statistics of all ranks (`convert_sync_norm`),
     parameters and the states of the random generators become those of rank 0; draws within a call
     differ between ranks.
@@ -148,31 +154,58 @@ def parallelize(
         sync_params(model, group)
     vars(model)[_MARK] = True
     for name in methods:
-        setattr(model, name, MethodType(_parallel_method(name, graph, gradients), model))
+        method = _parallel_method(name, graph, gradients, weakref.ref(data))
+        setattr(model, name, MethodType(method, model))
     return result
 
 
-def _parallel_method(name: str, graph: ParallelGraph, gradients: SharedGradients) -> Any:
+def _parallel_method(
+    name: str, graph: ParallelGraph, gradients: SharedGradients, data: weakref.ref[Any]
+) -> Any:
     """The method of a model's class, on shards; its caller binds it."""
     calls = itertools.count(checksum(torch.get_rng_state()))  # equal on all ranks
+    #: What calls have left in attributes of modules: the whole tensor, and this rank's rows of it.
+    kept: dict[tuple[nn.Module, str], tuple[Tensor, Tensor]] = {}
 
     def method(model: Any, *args: Any, **kwargs: Any) -> Any:
         function = getattr(type(model), name)
-        call = ParallelCall(graph, function, args, kwargs)
+        if graph.is_computing:  # called by another such method, which has this rank's rows
+            return function(model, *args, **kwargs)
+        call = ParallelCall(graph, function, args, kwargs, data())
         here = gradients if gradients.of(model) else SharedGradients(model, graph.state)
         was_lazy = here.is_lazy
-        seed = next(calls) * graph.state.world_size
-        seed += 0 if was_lazy else graph.state.rank  # new parameters are drawn alike
-        with own_draws(graph.state, graph.device, seed):
+        seed = next(calls) * graph.state.world_size + graph.state.rank
+        # New parameters are drawn as one process would draw them.
+        draws = nullcontext() if was_lazy else own_draws(graph.state, graph.device, seed)
+        for (module, attribute), (whole, own) in kept.items():
+            if getattr(module, attribute, None) is whole:
+                setattr(module, attribute, own)
+        before = dict(tensors_of(model))
+        with draws, graph.computing(model), call.own_rows_of_data():
             if name == "forward" and isinstance(model, _message_passing()):
                 out = call_sharded(model, call.args, call.kwargs, function)
             else:
                 out = function(model, *call.args, **call.kwargs)
-        if was_lazy and not here.is_lazy:
+        if was_lazy:
+            share_generators(graph.state)
+        if was_lazy and not here.is_lazy and not _are_alike(model, graph):
             sync_params(model, graph.state.group)
+        kept.update(call.gathered_state(before, here))
         return call.gathered(out, here)
 
     return torch.compiler.disable(method)  # it cannot look into an exchange between ranks
+
+
+def _are_alike(model: nn.Module, graph: ParallelGraph) -> bool:
+    """Whether all ranks have the same parameters; collective.
+
+    Those that were drawn in a call are, unless what was drawn before them, as dropout, has a row
+    per node. Then nothing is written to them, which the backward of the call could not have.
+    """
+    values = [checksum(value) for value in model.state_dict().values()]
+    bounds = torch.tensor([*values, *(-value for value in values)])
+    most = all_reduce(bounds, "max", group=graph.state.group)
+    return torch.equal(most[: len(values)], -most[len(values) :])
 
 
 def _message_passing() -> Any:
@@ -181,8 +214,16 @@ def _message_passing() -> Any:
 
 
 def data_checksums(whole: WholeGraph) -> Iterator[str]:
-    columns = [*whole.nodes.values(), *whole.edge_columns.values(), whole.others]
-    for store in columns:
+    """A line for each value of the data that can be compared between processes."""
+    columns = [*whole.nodes.values(), *whole.edge_columns.values()]
+    stores = [{name: column.value for name, column in of.items()} for of in columns]
+    matrices = [{"adj_t": values} for values in whole.weights.values()]
+    for store in [*stores, *whole.others.values(), *matrices]:
         for name, value in sorted(store.items()):
-            if isinstance(value, Tensor) and value.layout == torch.strided:
+            if isinstance(value, Tensor):
+                if value.layout != torch.strided:
+                    value = value.to_sparse_coo().coalesce()
+                    value = torch.cat([value.values().flatten(), value.indices().flatten()])
                 yield f"{name} {tuple(value.shape)} {checksum(value)}"
+            elif isinstance(value, list | tuple) and all(isinstance(v, str | int) for v in value):
+                yield f"{name} {len(value)} {zlib.crc32(repr(value).encode())}"

@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..._typing import CanonicalEType
 from ...comm import agree
@@ -17,9 +18,20 @@ from ...comm.collectives import all_gather
 from ...comm.group import GroupState
 from ...fullbatch import AggregationMode
 from .._edge_index import ShardedEdgeIndex, sharded_edges
-from .._whole_graph import NodeLayout, SplitRows, WholeGraph
+from .._layers import WHOLE_EDGES
+from .._whole_graph import (
+    Column,
+    NodeLayout,
+    SplitRows,
+    WholeGraph,
+    edges_of_matrix,
+    has_self_loops,
+)
 
 _OTHER_EDGE_SETS = 8
+
+MatrixEdges: TypeAlias = tuple[Tensor, Tensor | None]
+"""``[2, num_edges]`` and the values of an adjacency matrix, None where they are all 1."""
 
 
 class ParallelEdges:
@@ -29,10 +41,14 @@ class ParallelEdges:
         whole: ``[2, num_edges]``, of which a copy is kept: the caller's may be written to.
         rows: Which rank has which edge.
         index: This rank's.
+        has_loops: Whether any is a self loop, on any rank.
     """
 
-    def __init__(self, whole: Tensor, rows: SplitRows, index: ShardedEdgeIndex) -> None:
+    def __init__(
+        self, whole: Tensor, rows: SplitRows, index: ShardedEdgeIndex, has_loops: bool
+    ) -> None:
         self.whole, self.rows, self.index = whole.clone(), rows, index
+        self.has_loops = has_loops
 
     def holds(self, edges: Tensor) -> bool:
         """Whether these are its edges."""
@@ -64,7 +80,50 @@ class ParallelGraph:
         first = self._edge_sets[self.etypes[0]]
         self._policy = replace(policy, mode=first.index.halo.mode.mode)
         self.device = first.whole.device
+        self.is_computing = False  # within a call of the model
         self._others: list[tuple[CanonicalEType, ParallelEdges]] = []
+
+    @contextmanager
+    def computing(self, model: nn.Module) -> Iterator[None]:
+        """Within a call of the model, all of whose layers get this rank's edges."""
+        layers = [module for module in model.modules() if hasattr(module, "propagate")]
+        self.is_computing = True
+        for layer in layers:
+            vars(layer)[WHOLE_EDGES] = self.with_own_edges
+        try:
+            yield
+        finally:
+            self.is_computing = False
+            for layer in layers:
+                vars(layer).pop(WHOLE_EDGES, None)
+
+    def with_own_edges(self, value: Any) -> Any:
+        """Arguments of a layer, with this rank's edges in place of those of the whole graph.
+
+        A call of the model puts them there; a model may still have others, which it keeps itself.
+
+        Raises:
+            NotImplementedError: Edges that no call has brought.
+        """
+        if isinstance(value, ShardedEdgeIndex):
+            return value
+        if isinstance(value, Tensor):
+            if not names_nodes(value):
+                return value
+            others = [known for _, known in self._others]
+            for known in (*self._edge_sets.values(), *others):
+                if known.holds(value):
+                    return known.index
+            raise NotImplementedError(
+                f"a layer of a parallel model got edges of shape {tuple(value.shape)} that are "
+                "neither those of the data object that parallelize was given, nor among the "
+                "arguments of the call; pass them to the model"
+            )
+        if type(value) in (tuple, list):
+            return type(value)(self.with_own_edges(item) for item in value)
+        if type(value) is dict:
+            return {key: self.with_own_edges(item) for key, item in value.items()}
+        return value
 
     def _split(self, edges: Mapping[CanonicalEType, Tensor]) -> dict[CanonicalEType, ParallelEdges]:
         rows = {etype: self._layout.split_edges(etype, ends) for etype, ends in edges.items()}
@@ -77,7 +136,10 @@ class ParallelGraph:
         owned = self._layout.num_owned
         totals = {ntype: split.total for ntype, split in self.nodes.items()}
         made = sharded_edges(local, owned, device, self._policy, self.state.group, ids, totals)
-        return {etype: ParallelEdges(edges[etype], rows[etype], made[etype]) for etype in edges}
+        return {
+            etype: ParallelEdges(ends, rows[etype], made[etype], has_self_loops(etype, ends))
+            for etype, ends in edges.items()
+        }
 
     def edge_set(self, edges: Tensor, etype: CanonicalEType) -> ParallelEdges:
         """The set of these edges; collective where they were not seen before."""
@@ -100,15 +162,31 @@ class ParallelGraph:
         self._others = [(etype, made), *self._others[: _OTHER_EDGE_SETS - 1]]
         return made
 
+    def edges_of_matrix(self, matrix: Any, name: str, etype: CanonicalEType) -> MatrixEdges:
+        """Edges and values of an ``adj_t``.
+
+        Args:
+            matrix: A sparse matrix of torch or torch-sparse.
+            name: What an error calls it.
+            etype: Its relation.
+        """
+        size = tuple(matrix.shape if isinstance(matrix, Tensor) else matrix.sizes())[:2]
+        expected = self.nodes[etype[2]].total, self.nodes[etype[0]].total
+        if size != expected:
+            raise ValueError(
+                f"{name} is a sparse matrix, so it must have a row for each destination and a "
+                f"column for each source, {expected} (got {size}); pass data.adj_t, or edge_index"
+            )
+        return edges_of_matrix(matrix, name)
+
     def chosen(self, whole: Tensor, rows: SplitRows) -> Tensor:
         """This rank's rows. Not kept: see [Note: what is kept between calls] in fullbatch."""
         if self.state.world_size == 1 and rows.is_in_order:
             return whole
-        own = rows.own.to(whole.device)
         if whole.requires_grad and torch.is_grad_enabled():
             found: Tensor = _ChosenRows.apply(whole, rows, self.state)
             return found
-        return whole.detach()[own]
+        return Column(whole.detach()).rows(rows.own)
 
 
 def joined(own: Tensor, rows: SplitRows, state: GroupState) -> Tensor:
@@ -139,6 +217,11 @@ class _ChosenRows(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> Any:
         # Not scaled any more: what is in front of the call counts once. See `JoinedRows`.
         return joined(grad / ctx.state.world_size, ctx.rows, ctx.state), None, None
+
+
+def names_nodes(value: Tensor) -> bool:
+    """Whether a tensor has pairs of nodes, as edges are."""
+    return value.dim() == 2 and value.shape[0] == 2 and value.dtype in (torch.int64, torch.int32)
 
 
 def checksum(tensor: Tensor) -> int:
