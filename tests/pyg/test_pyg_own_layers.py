@@ -198,7 +198,7 @@ RAISE: dict[str, tuple[Callable[[Calls, Tensor, Tensor], Tensor], str]] = {
     ),
     "to_torch_csr_tensor": (
         lambda m, x, e: utils.to_torch_csr_tensor(e, size=(x.size(0),) * 2) @ x,
-        "would make a matrix of local numbers",
+        "would make a matrix of this rank's edges",
     ),
     "contains_isolated_nodes": (
         lambda m, x, e: x * utils.contains_isolated_nodes(e, x.size(0)),

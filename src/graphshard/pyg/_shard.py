@@ -20,6 +20,7 @@ from ..fullbatch.topology import LocalEdges, agree_on_build
 from ..graph.convert import require
 from ._edge_index import ShardedEdgeIndex, sharded_edges
 from ._layers import install
+from ._numbering import NodeNumbering
 from ._whole_graph import (
     ONLY_TYPE,
     NodeLayout,
@@ -45,7 +46,6 @@ class _OwnRows:
         nodes: Node type to columns, each with a row per own node.
         edge_columns: Relation to columns, each with a row per own edge.
         others: Columns that belong to the whole graph.
-        totals: Node type to nodes of all ranks, where they are known.
         device: Where the edges live.
     """
 
@@ -55,7 +55,6 @@ class _OwnRows:
     edge_columns: dict[CanonicalEType, dict[str, Any]]
     device: torch.device
     others: dict[str, Any] = field(default_factory=dict)
-    totals: dict[str, int] = field(default_factory=dict)
 
     @property
     def is_typed(self) -> bool:
@@ -139,8 +138,11 @@ def shard(
     else:
         part = _from_whole(data, part_method, seed, state)
     install()
-    ids = {ntype: columns["n_id"] for ntype, columns in part.nodes.items() if "n_id" in columns}
-    indices = sharded_edges(part.edges, part.owned, part.device, policy, group, ids, part.totals)
+    nodes = {
+        ntype: NodeNumbering(count, part.nodes[ntype].get("n_id"), group)
+        for ntype, count in part.owned.items()
+    }
+    indices = sharded_edges(part.edges, nodes, part.device, policy, group)
     return _data_of(part, indices)
 
 
@@ -245,4 +247,4 @@ def _from_whole(data: Any, part_method: Any, seed: int, state: GroupState) -> _O
         | {"n_id": rows.own.to(device)}
         for ntype, rows in layout.rows.items()
     }
-    return _OwnRows(layout.num_owned, edges, nodes, columns, device, whole.others, whole.counts)
+    return _OwnRows(layout.num_owned, edges, nodes, columns, device, whole.others)

@@ -7,6 +7,7 @@ import weakref
 import zlib
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from ...comm.group import GroupState
 from ...fullbatch import AggregationMode
 from ...graph.frame import version_of
 from .._edge_index import ShardedEdgeIndex, sharded_edges
+from .._numbering import NodeNumbering
 from .._whole_graph import NodeLayout, SplitRows, WholeGraph
 
 _OTHER_EDGE_SETS = 8
@@ -65,6 +67,11 @@ class ParallelGraph:
         self._layout = NodeLayout(owners, state)
         self.nodes = self._layout.rows
         self.etypes = list(whole.edges)
+        device = next(iter(whole.edges.values())).device
+        self._numberings = {
+            ntype: NodeNumbering(split.own.numel(), split.own.to(device), state.group)
+            for ntype, split in self.nodes.items()
+        }
         self._edge_sets = self._split(whole.edges)
         first = self._edge_sets[self.etypes[0]]
         self._policy = replace(policy, mode=first.index.halo.mode.mode)
@@ -79,10 +86,9 @@ class ParallelGraph:
             for etype, ends in edges.items()
         }
         device = next(iter(edges.values())).device
-        ids = {ntype: split.own.to(device) for ntype, split in self.nodes.items()}
-        owned = self._layout.num_owned
-        totals = {ntype: split.total for ntype, split in self.nodes.items()}
-        made = sharded_edges(local, owned, device, self._policy, self.state.group, ids, totals)
+        made = sharded_edges(local, self._numberings, device, self._policy, self.state.group)
+        for etype, index in made.items():
+            index.halo.own_edges = partial(self.chosen, rows=rows[etype])
         return {etype: ParallelEdges(edges[etype], rows[etype], made[etype]) for etype in edges}
 
     def edge_set(self, edges: Tensor, etype: CanonicalEType) -> ParallelEdges:
