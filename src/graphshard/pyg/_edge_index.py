@@ -586,7 +586,7 @@ def _bincount(func: Any, input: Any, weights: Any = None, minlength: int = 0) ->
             raise _no_rows_by_computed_numbers("bincount")
         return func(plain(input), plain(weights), minlength)
     end, weights = input.end, plain(weights)
-    if end.owns(minlength):
+    if end.owns(minlength, least=0):
         if not end.has_remote_rows:
             return func(input._raw, weights, minlength)
         total = func(input._raw, weights, input.halo.num_extended)
@@ -611,22 +611,27 @@ def _cat(func: Any, tensors: Any, dim: int = 0, **kwargs: Any) -> Any:
             return NotImplemented
         halo = edges[0].halo
         added = [t for t in tensors if not isinstance(t, ShardedEdgeIndex)]
-        if added:
-            _check_added(torch.cat(plain(added), 1), halo)
+        if added and not _are_own_loops(added, halo.sources, halo.is_square):
+            raise NotImplementedError(
+                "of edges that are appended to an edge_index that spans ranks nothing tells "
+                "whether their numbers are rows of this rank or nodes of the whole graph, unless "
+                "they are a self loop at each node; add self loops with torch_geometric.utils."
+                "add_self_loops, and other edges to the whole data object, before it is sharded"
+            )
         rows = torch.cat([t._raw if isinstance(t, ShardedEdgeIndex) else t for t in tensors], 1)
         return ShardedEdgeIndex.make(rows, halo)
     ends = [t for t in tensors if isinstance(t, NodeIndex)]
     if len(ends) == len(tensors) == 2 and dim == 0 and all(_is_row(t) for t in ends):
         return _stack(func, ends, 0)
-    halo = next(_halos_in(tensors))
     if not ends or any(isinstance(t, _Numbers) or t.dim() != 1 for t in tensors):
         return NotImplemented
-    same = all(t.end.numbering is ends[0].end.numbering and t.halo is halo for t in ends)
-    if not same:
+    if any(t.end.numbering is not ends[0].end.numbering for t in ends):
+        return NotImplemented
+    if any(t.halo is not ends[0].halo or isinstance(t.end, PieceEnd) for t in ends):
         return NotImplemented
     added = [t for t in tensors if not isinstance(t, NodeIndex)]
-    if added:
-        _check_added(torch.cat(added).expand(2, -1), halo)
+    if added and not _are_own_loops([t.expand(2, -1) for t in added], ends[0].end, True):
+        return NotImplemented  # numbers like the others, and no rows
     first = next((t for t in ends if isinstance(t, SourceIndex)), ends[0])
     return first.like(torch.cat([t._raw if isinstance(t, NodeIndex) else t for t in tensors]))
 
@@ -635,28 +640,23 @@ def _is_row(index: Tensor) -> bool:
     return index.dim() == 2 and index.shape[0] == 1
 
 
-def _check_added(added: Tensor, halo: SourceHalo) -> None:
-    """Raise, on every rank, unless appended edges are the self loops of all nodes; collective.
+def _are_own_loops(added: Sequence[Tensor], end: EdgeEnd, is_square: bool) -> bool:
+    """Whether appended edges are none on all ranks, or a self loop at each of a rank's rows.
 
-    A loop at each of this rank's rows, on every rank, is one at each node; any other numbers are
-    rows of this rank or numbers of the whole graph, and nothing tells which.
+    These are one at each node. Any other numbers are rows of this rank or numbers of the whole
+    graph, and nothing tells which. Collective.
     """
-    is_square, rows = halo.is_square, torch.arange(halo.num_owned, device=added.device)
-    ordered = added[0].sort().values
-    fits = added.shape[1] == 0 and not halo.num_owned
-    if is_square and ordered.shape == rows.shape:
-        fits = torch.equal(added[0], added[1]) and torch.equal(ordered, rows)
-    if halo.world_size == 1:
-        fits |= _is_in_order(halo)
-    shares = torch.tensor([int(fits), int(added.shape[1] == 0)])
-    all_fit, all_empty = all_reduce(shares, "min", group=halo.structure.group).tolist()
-    if not (all_fit or all_empty):
-        raise NotImplementedError(
-            "of edges that are appended to an edge_index that spans ranks nothing tells whether "
-            "their numbers are rows of this rank or nodes of the whole graph, unless they are a "
-            "self loop at each node of one type; add self loops with torch_geometric.utils."
-            "add_self_loops, and other edges to the whole data object, before it is sharded"
-        )
+    loops = torch.cat(plain(list(added)), 1)
+    rows = torch.arange(end.num_rows, device=loops.device)
+    fits = end.world_size == 1 and _is_in_order(end.halo)
+    if (
+        is_square
+        and loops.shape[1] == end.num_rows
+        and not any(isinstance(t, NodeValues) for t in added)
+    ):
+        fits = torch.equal(loops[0], loops[1]) and torch.equal(loops[0].sort().values, rows)
+    shares = torch.tensor([int(fits), int(loops.shape[1] == 0)])
+    return any(all_reduce(shares, "min", group=end.group).tolist())
 
 
 def _stack(func: Any, tensors: Any, dim: int = 0, **kwargs: Any) -> Any:

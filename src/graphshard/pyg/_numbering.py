@@ -88,6 +88,7 @@ class EdgeEnd:
         self.world_size, self.group = halo.world_size, halo.structure.group
         # A table that the edges can index may then have as many rows as a rank has nodes.
         self.is_ambiguous = self.world_size > 1 and max(numbering.counts) > largest
+        self._leaves_ranks_empty = self.world_size > 1 and min(numbering.counts) == 0
 
     @property
     def name(self) -> str:
@@ -120,14 +121,18 @@ class EdgeEnd:
             )
         return ids
 
-    def owns(self, size: int) -> bool:
+    def owns(self, size: int, least: int = 1) -> bool:
         """Whether a tensor with so many rows has this rank's rows, and not those of a table.
 
         The same on all ranks, as far as all pass rows or all pass one table. Collective where a
         rank has nearly all nodes, because the size alone does not tell there.
+
+        Args:
+            size: The rows.
+            least: The fewest rows that a table may have.
         """
         is_own = size == self.num_rows
-        if self.is_ambiguous:
+        if self.is_ambiguous or (least == 0 and self._leaves_ranks_empty):
             is_own = bool(all_reduce(torch.tensor([int(is_own)]), "min", group=self.group))
         return is_own
 
@@ -196,7 +201,7 @@ class PieceEnd(EdgeEnd):
         self.halo, self.numbering, self.is_source = end.halo, end.numbering, False
         self.node_type, self.num_rows = end.node_type, stop - start
         self.world_size, self.group, self.largest = end.world_size, end.group, end.largest
-        self.is_ambiguous = False
+        self.is_ambiguous = self._leaves_ranks_empty = False
 
     @property
     def is_numbered(self) -> bool:

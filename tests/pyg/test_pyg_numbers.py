@@ -1,0 +1,388 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Numbers of nodes that a layer reads as data, and self loops. Uses 1, 2, 3 and 5 gloo ranks.
+
+The oracle is the same function of PyG and torch on the whole graph in one process.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+import torch_geometric.nn as pyg_nn
+from torch import Tensor, nn
+from torch_geometric import utils
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.nn import MessagePassing
+from torch_geometric.utils import add_self_loops as add_self_loops_imported_before
+
+import graphshard
+import graphshard.pyg
+from graphshard.comm import share_error
+from graphshard.testing import run_ranks
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from layer_zoo import NUM_NODES, NUM_TYPES, WIDTH, gap, owners, whole_graph
+
+TABLE = torch.randn(NUM_NODES, 3, generator=torch.Generator().manual_seed(7)).double()
+LONGER = torch.randn(NUM_NODES + 9, 3, generator=torch.Generator().manual_seed(8)).double()
+PAIRS = torch.randn(NUM_NODES, NUM_NODES, generator=torch.Generator().manual_seed(9)).double()
+SUBSET = torch.arange(0, NUM_NODES, 3)
+
+
+def numbers(e: Tensor) -> Tensor:
+    return torch.as_tensor(e.tolist())  # what a layer reads, as plain data
+
+
+def scattered(x: Tensor, e: Tensor, reduce: str) -> Tensor:
+    return utils.scatter(x[e[0]], e[1], 0, reduce=reduce)  # as many rows as the largest number + 1
+
+
+def by_mask_of_subset(x: Tensor, e: Tensor) -> Tensor:
+    mask = utils.index_to_mask(SUBSET, NUM_NODES)
+    return mask[e[0]] & mask[e[1]]
+
+
+def set_at_destinations(x: Tensor, e: Tensor) -> Tensor:
+    out = torch.zeros(NUM_NODES, dtype=torch.float64)
+    out[e[1]] = 1.0
+    return out
+
+
+def with_in_place(x: Tensor, e: Tensor) -> Tensor:
+    out = torch.ones(NUM_NODES, dtype=torch.float64)
+    out.scatter_add_(0, e[0], torch.ones(e.size(1), dtype=torch.float64))
+    return out
+
+
+def appended(x: Tensor, e: Tensor) -> Tensor:
+    loops = torch.arange(x.size(0))
+    return torch.cat([e, torch.stack([loops, loops])], 1)
+
+
+# What a function of (x, edge_index) gives: "edge" a value per edge, "node" a row per node, "all"
+# the same on every rank, "edges" an edge_index.
+SQUARE: dict[str, tuple[str, Callable[[Tensor, Tensor], Any]]] = {
+    "ei[0].float()": ("edge", lambda x, e: e[0].float()),
+    "ei[1].double() * 2": ("edge", lambda x, e: e[1].double() * 2),
+    "ei.float()": ("edge", lambda x, e: e.float().t()),
+    "tolist": ("edge", lambda x, e: numbers(e).t()),
+    "numpy": ("edge", lambda x, e: torch.from_numpy(e[0].numpy() + e[1].cpu().numpy())),
+    "arithmetic": ("edge", lambda x, e: (e[0] * 100 + e[1]).float()),
+    "reversed arithmetic": ("edge", lambda x, e: (1000 - e[0] // 2 % 7).float()),
+    "table[row]": ("edge", lambda x, e: TABLE[e[0]]),
+    "table[col]": ("edge", lambda x, e: TABLE[e[1]]),
+    "longer table": ("edge", lambda x, e: LONGER[e[0]] + LONGER.index_select(0, e[1])),
+    "pairs[row, col]": ("edge", lambda x, e: PAIRS[e[0], e[1]]),
+    "table.T[:, row]": ("edge", lambda x, e: TABLE.t()[:, e[0]].t()),
+    "x.T[:, row]": ("edge", lambda x, e: x.t()[:, e[0]].t()),
+    "x[row, 2]": ("edge", lambda x, e: x[e[0], 2] + x[e[1], 3]),
+    "x[..., None][row]": ("edge", lambda x, e: x[..., None][e[0]][..., 0]),
+    "embedding": ("edge", lambda x, e: F.embedding(e[0], TABLE) * F.embedding(e[1], x[:, :3])),
+    "gather": ("edge", lambda x, e: TABLE[:, 0].gather(0, e[0]) * x[:, 0].gather(0, e[1])),
+    "take": ("edge", lambda x, e: torch.take(TABLE[:, 0], e[0])),
+    "small table by computed numbers": ("edge", lambda x, e: LONGER[:7][e[0] % 7]),
+    "table by computed numbers": ("edge", lambda x, e: LONGER[e[0] + 9 - 1]),
+    "row == number": ("edge", lambda x, e: e[0] == 5),
+    "row < col": ("edge", lambda x, e: e[0] < e[1]),
+    "isin": ("edge", lambda x, e: torch.isin(e[0], SUBSET)),
+    "where": ("edge", lambda x, e: torch.where(e[0] > e[1], e[0], e[1]).float()),
+    "masks of a subset": ("edge", by_mask_of_subset),
+    "one_hot": ("edge", lambda x, e: F.one_hot(e[1])),
+    "one_hot of numbers": ("edge", lambda x, e: F.one_hot(e[0] % 5, 5)),
+    "max": ("all", lambda x, e: torch.tensor([int(e.max()), int(e[0].max()), int(e[1].max())])),
+    "max of some": ("all", lambda x, e: e[:, e[0] < 20][0].max()),
+    "min": ("all", lambda x, e: torch.stack([e.min(), e[0].amin(), e[1, 1:].min() * 0])),
+    "sum": ("all", lambda x, e: e.sum() + e.sum(dim=1)),
+    "mean": ("all", lambda x, e: e[0].mean(dtype=torch.float64)),
+    "degree": ("all", lambda x, e: utils.degree(e[1])),
+    "out-degree": ("all", lambda x, e: utils.degree(e[0], NUM_NODES)),
+    "degree of the rows": ("node", lambda x, e: utils.degree(e[1], x.size(0))),
+    "out-degree of the rows": ("node", lambda x, e: utils.degree(e[0], x.size(0))),
+    "undirected degree": ("node", lambda x, e: utils.degree(torch.cat([e[0], e[1]]), x.size(0))),
+    "degree as a table": ("edge", lambda x, e: utils.degree(e[0])[e[0]] + utils.degree(e[1])[e[0]]),
+    "bincount": ("all", lambda x, e: torch.bincount(e[0]) + torch.bincount(e[1]).sum()),
+    "bincount of the rows": ("node", lambda x, e: torch.bincount(e[0], minlength=x.size(0))),
+    "scatter sum": ("all", lambda x, e: scattered(x, e, "sum")),
+    "scatter mean": ("all", lambda x, e: scattered(x, e, "mean")),
+    "scatter max": ("all", lambda x, e: scattered(x, e, "max")),
+    "set at destinations": ("all", set_at_destinations),
+    "scatter_add_ to a table": ("all", with_in_place),
+    "softmax": ("edge", lambda x, e: utils.softmax(x[e[0], 0], e[1])),
+    "softmax at the rows": ("edge", lambda x, e: utils.softmax(x[e[0], 0], e[1], None, x.size(0))),
+    "contains_self_loops": ("all", lambda x, e: torch.tensor(utils.contains_self_loops(e))),
+    "no self loops": ("all", lambda x, e: torch.tensor(utils.contains_self_loops(e[:, :0]))),
+    "remove_self_loops": ("edges", lambda x, e: utils.remove_self_loops(e)[0]),
+    "segregate_self_loops": ("edges", lambda x, e: utils.segregate_self_loops(e)[2]),
+    "add_self_loops": ("edges", lambda x, e: utils.add_self_loops(e)[0]),
+    "add_self_loops to the rows": (
+        "edges",
+        lambda x, e: add_self_loops_imported_before(e, num_nodes=x.size(0))[0],
+    ),
+    "add_self_loops to the graph": (
+        "edges",
+        lambda x, e: utils.add_self_loops(e, num_nodes=NUM_NODES)[0],
+    ),
+    "add_remaining_self_loops": ("edges", lambda x, e: utils.add_remaining_self_loops(e)[0]),
+    "appended loops": ("edges", appended),
+    "coalesce": ("edges", lambda x, e: utils.coalesce(torch.cat([e, e], 1))),
+    "sort_edge_index": ("edges", lambda x, e: utils.sort_edge_index(e)),
+    "a mask of numbers": ("edges", lambda x, e: e[:, (e[0] + e[1]) % 3 == 0]),
+    "stacked again": ("edges", lambda x, e: torch.stack([e[0], e[1]])[:, e[0] > 4]),
+    "vstacked": ("edges", lambda x, e: torch.vstack([e[0], e[1]])),
+    "joined rows": ("edges", lambda x, e: torch.cat([e[0][None], e[1][None]])),
+    "subgraph": ("edges", lambda x, e: utils.subgraph(SUBSET, e)[0]),
+}
+
+
+def ordered(edges: Any) -> list[tuple[int, int]]:
+    """The edges by number; those of a sharded index are of all ranks."""
+    own = torch.as_tensor(edges.tolist()).view(2, -1)
+    if not isinstance(edges, graphshard.pyg.ShardedEdgeIndex):
+        return sorted(map(tuple, own.t().tolist()))
+    return sorted(map(tuple, own.t().tolist()))
+
+
+def check(
+    name: str, kind: str, found: Any, expected: Any, n_id: Tensor, e_id: Tensor
+) -> list[tuple[int, int]] | None:
+    """Compare; edges are given back, to be compared with those of the other ranks."""
+    if kind == "edges":
+        assert isinstance(found, graphshard.pyg.ShardedEdgeIndex), name
+        return ordered(found)
+    rows = {"edge": e_id, "node": n_id}.get(kind)
+    expected = expected if rows is None else expected[rows]
+    found = torch.as_tensor(found.tolist(), dtype=expected.dtype).view(found.shape)
+    torch.testing.assert_close(
+        found, expected, rtol=1e-12, atol=1e-12, msg=lambda m: f"{name}: {m}"
+    )
+    return None
+
+
+def functions_of_edges(rank: int, world_size: int, cut: str, mode: str) -> dict[str, Any]:
+    whole = whole_graph(torch.float64)
+    part = graphshard.pyg.shard(whole, owners(cut, world_size), mode=mode)
+    return {
+        name: check(
+            name,
+            kind,
+            function(part.x, part.edge_index),
+            function(whole.x, whole.edge_index),
+            part.n_id,
+            part.e_id,
+        )
+        for name, (kind, function) in SQUARE.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("world_size", "cut"),
+    [
+        (1, "random"),
+        (3, "random"),
+        (2, "empty"),
+        pytest.param(2, "metis", marks=pytest.mark.exhaustive),
+        pytest.param(5, "empty", marks=pytest.mark.exhaustive),
+        pytest.param(5, "random", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_functions_of_numbers(world_size: int, cut: str) -> None:
+    whole = whole_graph(torch.float64)
+    results = run_ranks(functions_of_edges, world_size, cut, "oneshot")
+    for name, (kind, function) in SQUARE.items():
+        if kind == "edges":
+            joined = sorted(edge for result in results for edge in map(tuple, result[name]))
+            assert joined == ordered(function(whole.x, whole.edge_index)), name
+
+
+# -- layers ----------------------------------------------------------------------------------------
+
+
+class Reading(MessagePassing):
+    """What the others share: a table for all nodes, and an embedding of numbers."""
+
+    def __init__(self, **keywords: Any) -> None:
+        super().__init__(**keywords)
+        self.lin = nn.Linear(WIDTH, 3)
+        self.embedding = nn.Embedding(NUM_NODES, 3)
+        self.register_buffer("table", TABLE.clone())
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=self.lin(x))
+
+
+class ReadsBothEnds(Reading):
+    def message(self, x_j: Tensor, edge_index_i: Tensor, edge_index_j: Tensor) -> Tensor:
+        far = (edge_index_i - edge_index_j).abs().unsqueeze(-1) / NUM_NODES
+        return x_j * far + self.table[edge_index_i] * self.embedding(edge_index_j)
+
+
+class ReadsIndex(Reading):
+    def message(self, x_j: Tensor, index: Tensor) -> Tensor:
+        return x_j * self.embedding(index) + index.unsqueeze(-1) / NUM_NODES
+
+
+class ReadsOwnRows(Reading):
+    """A tensor of this rank's rows that messages look up by themselves."""
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        self.kept = x[:, :3].detach()
+        return self.propagate(edge_index, x=self.lin(x))
+
+    def message(self, x_j: Tensor, index: Tensor) -> Tensor:
+        return x_j * self.kept[index]
+
+
+class ReadsEdgeIndex(Reading):
+    def message(self, x_j: Tensor, edge_index: Tensor) -> Tensor:
+        return x_j * self.table[edge_index[0]] + edge_index.sum(0).unsqueeze(-1) / NUM_NODES
+
+
+class ReadsWhole(Reading):
+    """A row of its own per node, lifted by propagate, and all rows besides."""
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        size = (NUM_NODES, x.size(0))
+        return self.propagate(edge_index, x=(self.embedding.weight * 2, self.lin(x)), size=size)
+
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        return x_i * x_j
+
+
+class AsksForAll(Reading):
+    def message(self, x: Tensor, x_j: Tensor, index: Tensor) -> Tensor:
+        return x_j * x[index]
+
+
+class Aggregates(Reading):
+    def aggregate(self, inputs: Tensor, index: Tensor, dim_size: int | None = None) -> Tensor:
+        weight = self.table[index]
+        return utils.scatter(inputs * weight, index, 0, dim_size=dim_size, reduce="sum")
+
+
+class SoftmaxWithoutSize(Reading):
+    def message(self, x_j: Tensor, index: Tensor) -> Tensor:
+        return utils.softmax(x_j, index) * x_j
+
+
+class EdgeUpdates(Reading):
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        x = self.lin(x)
+        return self.propagate(edge_index, x=x, gate=self.edge_updater(edge_index, x=x))
+
+    def edge_update(self, x_j: Tensor, edge_index_i: Tensor) -> Tensor:
+        return torch.sigmoid(x_j + self.embedding(edge_index_i))
+
+    def message(self, x_j: Tensor, gate: Tensor) -> Tensor:
+        return x_j * gate
+
+
+class ByNumber(nn.Module):
+    """Numbers outside of messages."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = pyg_nn.GraphConv(WIDTH, WIDTH)
+        self.embedding = nn.Embedding(NUM_NODES, WIDTH)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        row, col = edge_index
+        weight = (row.double() + 1) / (col.double() + 2)
+        near = self.embedding(row) * x[col]
+        sums = torch.zeros_like(x).index_add(0, col, near)
+        return self.conv(x + sums, edge_index, weight) * (1 + edge_index.max()) / NUM_NODES
+
+
+class WithoutFeatures(nn.Module):
+    def __init__(self, make: Callable[[], nn.Module]) -> None:
+        super().__init__()
+        self.conv = make()
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_type: Tensor) -> Tensor:
+        return self.conv(None, edge_index, edge_type) * x[:, :1]
+
+
+def of_types(kind: Any, **keywords: Any) -> Callable[[], nn.Module]:
+    return lambda: WithoutFeatures(lambda: kind(NUM_NODES, 4, NUM_TYPES, **keywords))
+
+
+LAYERS: dict[str, Callable[[], nn.Module]] = {
+    "both ends": lambda: ReadsBothEnds(aggr="max"),
+    "index": lambda: ReadsIndex(aggr="mean"),
+    "rows by index": lambda: ReadsOwnRows(aggr="sum"),
+    "edge_index": lambda: ReadsEdgeIndex(aggr="sum"),
+    "a row per node of the graph": lambda: ReadsWhole(aggr="sum"),
+    "x and x_j": lambda: AsksForAll(aggr="sum"),
+    "aggregate": Aggregates,
+    "softmax": SoftmaxWithoutSize,
+    "edge_update": lambda: EdgeUpdates(aggr="max"),
+    "outside of messages": ByNumber,
+    "EGConv(sum)": lambda: pyg_nn.EGConv(WIDTH, WIDTH, ["sum", "max"], 2),
+    "FastRGCNConv": of_types(pyg_nn.FastRGCNConv),
+    "FastRGCNConv(bases, sum)": of_types(pyg_nn.FastRGCNConv, num_bases=2, aggr="add"),
+    "FastRGCNConv(no root)": of_types(pyg_nn.FastRGCNConv, root_weight=False),
+    "RGCNConv": of_types(pyg_nn.RGCNConv),
+}
+
+
+def run(layer: nn.Module, x: Tensor, data: Data) -> Tensor:
+    takes_types = isinstance(layer, WithoutFeatures)
+    return layer(x, data.edge_index, *([data.edge_type] if takes_types else []))
+
+
+def layer_gap(make: Callable[[], nn.Module], cut: str, mode: str, world_size: int) -> float:
+    """The largest relative difference of outputs and gradients, of shard and of parallelize."""
+    whole = whole_graph(torch.float64)
+    torch.manual_seed(1)
+    reference, x = make().double(), whole.x.clone().requires_grad_()
+    layer, parallel = copy.deepcopy(reference), copy.deepcopy(reference)
+    expected = run(reference, x, whole)
+    weight = torch.randn(expected.shape, generator=torch.Generator().manual_seed(2)).double()
+    (expected * weight).sum().backward()
+    part = graphshard.pyg.shard(whole, owners(cut, world_size), mode=mode)
+    mine = part.x.clone().requires_grad_()
+    out = run(layer, mine, part)
+    (out * weight[part.n_id]).sum().backward()
+    graphshard.gather_grads(layer)
+    found = [gap(out.detach(), expected.detach(), part.n_id), gap(mine.grad, x.grad, part.n_id)]
+    parallel = graphshard.pyg.parallelize(parallel, whole, owners(cut, world_size), mode=mode)
+    theirs = whole.x.clone().requires_grad_()
+    out = run(parallel, theirs, whole)
+    (out * weight).sum().backward()
+    found += [gap(out.detach(), expected.detach()), gap(theirs.grad, x.grad)]
+    for model in (layer, parallel):
+        for a, b in zip(model.parameters(), reference.parameters(), strict=True):
+            if b.grad is not None:
+                found.append(gap(a.grad, b.grad))
+    return max(found)
+
+
+def layers_on_a_rank(rank: int, world_size: int, cut: str, mode: str) -> dict[str, float]:
+    from graphshard.pyg import _recompute
+
+    _recompute.FEWEST_EDGES = 16
+    return {name: layer_gap(make, cut, mode, world_size) for name, make in LAYERS.items()}
+
+
+@pytest.mark.parametrize(
+    ("world_size", "cut", "mode"),
+    [
+        (1, "random", "sequential"),
+        (3, "random", "sequential"),
+        (2, "empty", "oneshot"),
+        pytest.param(2, "metis", "oneshot", marks=pytest.mark.exhaustive),
+        pytest.param(2, "empty", "sequential", marks=pytest.mark.exhaustive),
+        pytest.param(5, "empty", "sequential", marks=pytest.mark.exhaustive),
+        pytest.param(5, "random", "oneshot", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_layers_that_read_numbers(world_size: int, cut: str, mode: str) -> None:
+    for found in run_ranks(layers_on_a_rank, world_size, cut, mode):
+        assert {name: x for name, x in found.items() if not x <= 1e-10} == {}
