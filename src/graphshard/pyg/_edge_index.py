@@ -847,6 +847,15 @@ def _reduce_edges(func: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
     return all_reduce(extreme, "min" if "min" in name else "max", group=group)
 
 
+def _numel(func: Any, tensor: Any) -> int:
+    """How many there are; not 0 where another rank has some.
+
+    It is asked to leave out what has no edges, and every rank must take part in what follows.
+    """
+    halo, count = tensor.halo, tensor._raw.numel()
+    return count or int(halo.world_size > 1 and halo.structure.global_num_edges(halo.etype) > 0)
+
+
 def _is_in_place(name: str) -> bool:
     if name.startswith("__"):
         return name in ("__iadd__", "__isub__", "__imul__", "__ifloordiv__", "__imod__")
@@ -893,6 +902,8 @@ _HANDLERS: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(("eq", "ne", "__eq__", "__ne__"), _compare),
     **dict.fromkeys(("max", "min", "amax", "amin", "sum", "mean"), _reduce_edges),
     "__set__": _set_property,
+    "numel": _numel,
+    "nelement": _numel,
 }
 for _name in (
     *("scatter", "scatter_add", "scatter_reduce"),
@@ -904,7 +915,7 @@ for _name in ("coo", "csr", "csc", "bsr", "bsc", "compressed"):
 _HANDLERS["_convert_indices_from_coo_to_csr"] = _no_matrix
 
 _OF_SHAPE = {
-    *("size", "dim", "numel", "nelement", "stride", "ndimension", "storage_offset", "element_size"),
+    *("size", "dim", "stride", "ndimension", "storage_offset", "element_size"),
     *("is_contiguous", "is_floating_point", "is_complex", "is_signed", "get_device", "__len__"),
     *("requires_grad_", "is_pinned", "is_shared", "is_inference", "__hash__", "__dir__"),
 }
