@@ -34,10 +34,26 @@ from ._numbering import EdgeEnd, NodeNumbering, PieceEnd
 from ._source_halo import SourceHalo
 
 _Index = TypeVar("_Index", bound="NodeIndex")
+_Value = TypeVar("_Value", bound="NodeValues")
+
+
+def _without_storage(kind: type[_Value], raw: Tensor) -> _Value:
+    """A tensor whose numbers are found by ``__torch_function__`` alone.
+
+    What torch runs without asking it (``torch.sparse_coo_tensor``) would take rows for numbers, and
+    rows of others lie outside of this rank's tensors. On the device "meta" it fails instead.
+    """
+    return Tensor._make_subclass(kind, torch.empty_like(raw, device="meta"))
 
 
 class NodeValues(Tensor):
     """What the classes of this module share."""
+
+    halo: Any
+
+    def numbers(self) -> Tensor:
+        """Numbers of the whole graph, as a plain tensor."""
+        raise NotImplementedError
 
     @classmethod
     def __torch_function__(
@@ -75,7 +91,7 @@ class ShardedEdgeIndex(NodeValues):
             raw: int64 ``[2, num_edges]``, extended source rows and destination rows.
             halo: The relation.
         """
-        made = Tensor._make_subclass(ShardedEdgeIndex, raw)
+        made = _without_storage(ShardedEdgeIndex, raw)
         made._raw, made.halo = raw, halo
         return made
 
@@ -124,7 +140,7 @@ class NodeIndex(NodeValues):
             flat: ``[num_edges]``: the same before it was broadcast to the shape of ``raw``.
             is_complete: Whether it has all edges of the relation.
         """
-        made = Tensor._make_subclass(cls, raw)
+        made = _without_storage(cls, raw)
         made._raw, made.end, made._is_complete = raw, end, is_complete
         made._flat = raw if flat is None else flat
         return made
@@ -170,7 +186,7 @@ class _Numbers(NodeValues):
 
     @staticmethod
     def make(raw: Tensor, halo: SourceHalo) -> _Numbers:
-        made = Tensor._make_subclass(_Numbers, raw)
+        made = _without_storage(_Numbers, raw)
         made._raw, made.halo = raw, halo
         return made
 
@@ -251,7 +267,7 @@ def sharded_edges(
 def plain(value: Any) -> Any:
     """The value with plain numbers in place of sharded ones, also in tuples and lists."""
     if isinstance(value, NodeValues):
-        return value.numbers()  # type: ignore[attr-defined]
+        return value.numbers()
     if type(value) in (tuple, list):
         return type(value)(plain(item) for item in value)
     if type(value) is dict:
@@ -286,7 +302,7 @@ def _dispatch(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> An
 
 def _halos_in(value: Any) -> Iterator[SourceHalo]:
     if isinstance(value, NodeValues):
-        yield value.halo  # type: ignore[attr-defined]
+        yield value.halo
     elif isinstance(value, tuple | list):
         for item in value:
             yield from _halos_in(item)
@@ -299,7 +315,7 @@ def _marked(name: str, result: Any, halo: SourceHalo | None) -> Any:
     if halo is None or name in _NOT_NUMBERS:
         return result
     if isinstance(result, Tensor):
-        is_number = result.dtype in (torch.int64, torch.int32)
+        is_number = result.layout == torch.strided and result.dtype in (torch.int64, torch.int32)
         return _Numbers.make(result, halo) if is_number else result
     if name in _VALUES_AND_POSITIONS and isinstance(result, tuple):
         return type(result)((_marked("", result[0], halo), *result[1:]))
@@ -752,11 +768,23 @@ def _turned() -> NotImplementedError:
     )
 
 
-def _no_matrix(func: Any, *args: Any, **kwargs: Any) -> Any:
-    raise NotImplementedError(
-        f"{func.__name__} of edges that span ranks would make a matrix of this rank's edges alone; "
-        "pass edge_index to the layer as it is"
-    )
+def check_matrix(name: str, halo: SourceHalo) -> None:
+    """Raise if edges span ranks, and a matrix of them would have this rank's alone.
+
+    Args:
+        name: Of what makes the matrix.
+        halo: The relation.
+    """
+    if halo.world_size > 1 or not _is_in_order(halo):
+        raise NotImplementedError(
+            f"{name} of edges that span ranks would make a matrix of this rank's edges alone; "
+            "pass edge_index to the layer as it is"
+        )
+
+
+def _matrix(func: Any, *args: Any, **kwargs: Any) -> Any:
+    check_matrix(func.__name__, next(_halos_in((args, kwargs))))
+    return func(*plain(args), **plain(kwargs))
 
 
 def _refuse_turned(func: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
@@ -817,7 +845,7 @@ def _reduce_edges(func: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
     )
     if is_per_edge and dim in (0, -2, (0,), [0]):
         return NotImplemented
-    halo = tensor.halo  # type: ignore[attr-defined]
+    halo = tensor.halo
     if halo.world_size == 1:
         return NotImplemented
     if name in ("max", "min") and dim is not None:
@@ -911,8 +939,8 @@ for _name in (
 ):
     _HANDLERS[_name] = _HANDLERS[f"{_name}_"] = _scatter
 for _name in ("coo", "csr", "csc", "bsr", "bsc", "compressed"):
-    _HANDLERS[f"sparse_{_name}_tensor"] = _no_matrix
-_HANDLERS["_convert_indices_from_coo_to_csr"] = _no_matrix
+    _HANDLERS[f"sparse_{_name}_tensor"] = _matrix
+_HANDLERS["_convert_indices_from_coo_to_csr"] = _matrix
 
 _OF_SHAPE = {
     *("size", "dim", "stride", "ndimension", "storage_offset", "element_size"),

@@ -19,7 +19,14 @@ from torch import Tensor
 
 from ..comm import all_reduce
 from ..graph.convert import require
-from ._edge_index import NodeValues, ShardedEdgeIndex, largest_number, num_nodes_of
+from ._edge_index import (
+    NodeValues,
+    ShardedEdgeIndex,
+    check_matrix,
+    largest_number,
+    num_nodes_of,
+    plain,
+)
 from ._source_halo import SourceHalo
 
 
@@ -29,6 +36,7 @@ def install_functions() -> None:
     loop = require("torch_geometric.utils.loop", *need)
     num_nodes = require("torch_geometric.utils.num_nodes", *need)
     scatter = require("torch_geometric.utils._scatter", *need)
+    sparse = require("torch_geometric.utils.sparse", *need)
     wrapped: dict[Any, Any] = {}
     for module, name, sharded in (
         (loop, "add_self_loops", _add_self_loops),
@@ -36,6 +44,9 @@ def install_functions() -> None:
         (loop, "contains_self_loops", _contains_self_loops),
         (num_nodes, "maybe_num_nodes", _maybe_num_nodes),
         (scatter, "scatter", _scatter),
+        (sparse, "to_torch_coo_tensor", _matrix),
+        (sparse, "to_torch_csr_tensor", _matrix),
+        (sparse, "to_torch_csc_tensor", _matrix),
     ):
         whole = getattr(module, name)
         wrapped[whole] = _either(whole, sharded)
@@ -83,6 +94,12 @@ def _scatter(
         dim_size = num_nodes_of(index)
     found: Tensor = whole(src, index, dim, dim_size, reduce)
     return found
+
+
+def _matrix(whole: Any, edge_index: Any, *args: Any, **kwargs: Any) -> Any:
+    if isinstance(edge_index, NodeValues):
+        check_matrix(whole.__name__, edge_index.halo)
+    return whole(plain(edge_index), *args, **kwargs)
 
 
 def _contains_self_loops(whole: Any, edge_index: Any) -> bool:

@@ -39,7 +39,8 @@ def install() -> None:
     So get two methods that are no calls: ``CorrectAndSmooth.correct``, which means over all
     training nodes, and ``LightGCN.get_embedding``, which has a row for all nodes.
     """
-    conv = require("torch_geometric.nn.conv", "graphshard[pyg]", "graphshard.pyg")
+    need = "graphshard[pyg]", "graphshard.pyg"
+    conv = require("torch_geometric.nn.conv", *need)
     if "__call__" in vars(conv.MessagePassing):
         return
     # torch.compile leaves such a call as it is: it cannot look into an exchange between ranks.
@@ -52,11 +53,14 @@ def install() -> None:
             return nn.Module.__call__(layer, *args, **kwargs)
 
     conv.MessagePassing.__call__ = call
-    aggr = require("torch_geometric.nn.aggr", "graphshard[pyg]", "graphshard.pyg")
+    for name, kind in vars(require("torch_geometric.nn.pool", *need)).items():
+        if name.endswith("Pooling") and isinstance(kind, type):
+            kind.__call__ = _checked_call  # type: ignore[method-assign]
+    aggr = require("torch_geometric.nn.aggr", *need)
     aggr.Aggregation.__call__ = _of_rows(aggr.Aggregation.__call__)
     conv.MessagePassing.explain_message = of_all_ranks(conv.MessagePassing.explain_message)
     install_functions()
-    models = require("torch_geometric.nn.models", "graphshard[pyg]", "graphshard.pyg")
+    models = require("torch_geometric.nn.models", *need)
     for model, name, sharded in (
         (models.CorrectAndSmooth, "correct", corrected),
         (models.LightGCN, "get_embedding", own_embedding),
@@ -74,6 +78,12 @@ def _either(whole: Callable[..., Any], sharded: Callable[..., Any]) -> Callable[
         return whole(*args, **kwargs)
 
     return method
+
+
+def _checked_call(module: Any, *args: Any, **kwargs: Any) -> Any:
+    for index in _sharded_in((args, kwargs)):
+        check_model(module, index.halo.world_size)
+    return nn.Module.__call__(module, *args, **kwargs)
 
 
 def _of_rows(whole: Callable[..., Any]) -> Callable[..., Any]:
