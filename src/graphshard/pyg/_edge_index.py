@@ -537,7 +537,7 @@ def _written(
         return write(out, index._raw)
     index = _end_of(index)
     end = index.end
-    if isinstance(end, PieceEnd) and out.shape[dim] != end.num_rows:
+    if isinstance(end, PieceEnd) and (end.is_source or out.shape[dim] != end.num_rows):
         raise end.refuse(name)
     if end.has_remote_rows:
         remote = torch.tensor([int((index._raw >= end.num_rows).any())])
@@ -875,13 +875,41 @@ def _reduce_edges(func: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
     return all_reduce(extreme, "min" if "min" in name else "max", group=group)
 
 
-def _numel(func: Any, tensor: Any) -> int:
-    """How many there are; not 0 where another rank has some.
+class _NoneHere(int):
+    """0, the size of this rank's edges; compared with 0 it is more, because other ranks have some.
 
-    It is asked to leave out what has no edges, and every rank must take part in what follows.
+    Code that leaves out what has no edges asks so, and every rank must take part in what follows.
     """
+
+    def __new__(cls) -> _NoneHere:
+        return super().__new__(cls, 0)
+
+    def __eq__(self, other: object) -> bool:
+        return other is self
+
+    def __lt__(self, other: int) -> bool:
+        return int(other) > 1
+
+    def __le__(self, other: int) -> bool:
+        return int(other) >= 1
+
+    def __gt__(self, other: int) -> bool:
+        return int(other) <= 0
+
+    def __ge__(self, other: int) -> bool:
+        return int(other) <= 1
+
+    def __bool__(self) -> bool:
+        return True
+
+    __hash__ = int.__hash__
+
+
+def _numel(func: Any, tensor: Any) -> int:
     halo, count = tensor.halo, tensor._raw.numel()
-    return count or int(halo.world_size > 1 and halo.structure.global_num_edges(halo.etype) > 0)
+    if count or halo.world_size == 1 or not halo.structure.global_num_edges(halo.etype):
+        return int(count)
+    return _NoneHere()
 
 
 def _is_in_place(name: str) -> bool:

@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -188,20 +189,24 @@ class EdgeEnd:
 
 
 class PieceEnd(EdgeEnd):
-    """Some of the destinations of this rank, which are computed at a time.
+    """One end of some edges, which are computed at a time.
 
     Args:
-        end: All of them.
-        start: The first.
-        stop: End of them.
+        end: That end of all edges.
+        rows: The rows of it that stand for those of the piece.
+        given: Tensors with a row for each of the piece.
     """
 
-    def __init__(self, end: EdgeEnd, start: int, stop: int) -> None:
-        self._end, self._start = end, start
-        self.halo, self.numbering, self.is_source = end.halo, end.numbering, False
-        self.node_type, self.num_rows = end.node_type, stop - start
+    def __init__(self, end: EdgeEnd, rows: Tensor, given: Sequence[Tensor] = ()) -> None:
+        self._end, self._rows, self._given = end, rows, given
+        self.halo, self.numbering, self.is_source = end.halo, end.numbering, end.is_source
+        self.node_type, self.num_rows = end.node_type, rows.numel()
         self.world_size, self.group, self.largest = end.world_size, end.group, end.largest
         self.is_ambiguous = self._leaves_ranks_empty = False
+
+    @property
+    def has_remote_rows(self) -> bool:
+        return False
 
     @property
     def is_numbered(self) -> bool:
@@ -209,15 +214,27 @@ class PieceEnd(EdgeEnd):
 
     def numbers(self, rows: Tensor) -> Tensor:
         """The numbers in the whole graph of some rows."""
-        return self._end.numbers(rows + self._start)
+        return self._end.numbers(self._rows[rows])
 
     def located(
         self, tensor: Tensor, dim: int, rows: Tensor, complete: bool
     ) -> tuple[Tensor, Tensor]:
-        """As of all destinations; a tensor may have the rows of all of them, too."""
-        if tensor.shape[dim] == self.num_rows:
+        """As of all edges; a tensor may have the rows of all destinations of this rank, too."""
+        if any(tensor is given for given in self._given):
             return tensor, rows
-        return self._end.located(tensor, dim, rows + self._start, complete)
+        if not self.is_source and tensor.shape[dim] == self.num_rows:
+            return tensor, rows
+        if not self._end.has_remote_rows:
+            return self._end.located(tensor, dim, self._rows[rows], complete)
+        if tensor.shape[dim] == self._end.num_rows:
+            raise NotImplementedError(
+                "messages that index a tensor of nodes with the sources of edges need rows of "
+                "other ranks, and sequential mode computes some edges at a time; pass the tensor "
+                "to propagate and take it as an argument that ends in _j, or shard with "
+                "mode='oneshot'"
+            )
+        self.check_table(tensor.shape, dim)
+        return tensor, self.numbers(rows)
 
     def refuse(self, name: str) -> NotImplementedError:
         """The error for what needs all edges of all ranks at once."""

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from ..ops import Attention, EdgeMask, random_seed
-from ._edge_index import DestinationIndex, ShardedEdgeIndex
+from ._edge_index import DestinationIndex, ShardedEdgeIndex, SourceIndex
 from ._fused import FusedCall, attention, weighted_sum
 from ._norms import takes_statistics
 from ._numbering import PieceEnd
@@ -418,21 +418,25 @@ def _filled(
 
 
 class _PieceEdges(Tensor):
-    """The edges of a piece; their destinations are nodes, not rows of the piece alone."""
+    """The edges of a piece, whose ends are nodes, and not rows of the piece alone."""
 
-    _destinations: DestinationIndex
+    _ends: tuple[Tensor, Tensor]
 
     @staticmethod
-    def of(piece: DestinationPiece, halo: SourceHalo) -> _PieceEdges:
+    def of(piece: DestinationPiece, halo: SourceHalo, sources: Tensors) -> _PieceEdges:
         made = Tensor._make_subclass(_PieceEdges, piece.edge_index)
-        end = PieceEnd(halo.destinations, piece.start, piece.stop)
-        made._destinations = DestinationIndex.make(piece.edge_index[1], end)
+        src, dst = piece.edge_index
+        rows = torch.arange(piece.start, piece.stop, device=dst.device)
+        made._ends = (
+            SourceIndex.make(src, PieceEnd(halo.sources, piece.sources, sources)),
+            DestinationIndex.make(dst, PieceEnd(halo.destinations, rows)),
+        )
         return made
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is Tensor.__getitem__ and args[1] == 1:
-            return args[0]._destinations
+        if func is Tensor.__getitem__ and isinstance(args[1], int):
+            return args[0]._ends[args[1]]
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **(kwargs or {}))
 
@@ -459,10 +463,10 @@ def _in_pieces(
     if not _defined_by(layer, "update", base, "MessagePassing"):
         return None
     asked = _special_arguments(layer)
-    if asked & {"edge_index", "edge_index_j"}:  # sources as numbers, or in tensors of other nodes
+    if "edge_index" in asked:
         return None
-    reads_index = bool(asked & {"index", "edge_index_i"})
-    if reads_index and halo.destinations.is_ambiguous:
+    reads_numbers = bool(asked & {"index", "edge_index_i", "edge_index_j"})
+    if reads_numbers and (halo.sources.is_ambiguous or halo.destinations.is_ambiguous):
         return None
     slots = _Slots(layer, halo, edges.edge_index.shape[1])
     places = slots.of(kwargs, layer._user_args)
@@ -483,7 +487,9 @@ def _in_pieces(
 
     def compute(piece: DestinationPiece, src: Tensors, dst: Tensors, edge: Tensors) -> Tensor:
         size = (piece.sources.numel(), piece.stop - piece.start)
-        edge_index = _PieceEdges.of(piece, halo) if reads_index else piece.edge_index
+        edge_index = piece.edge_index
+        if reads_numbers:
+            edge_index = _PieceEdges.of(piece, halo, src)
         arguments = _filled(layer, places, edge_index, size, (src, dst, edge))
         if torch.is_grad_enabled() or layer in _looked_at:
             return propagate(edge_index, size, arguments)
