@@ -129,6 +129,10 @@ def wrong_masks(rank: int, world_size: int) -> list[str]:
             masked(conv, part.x, part.edge_index, torch.ones(size).double(), True)
         share_error(None)
         errors.append(str(caught.value))
+    model: Any = graphshard.pyg.parallelize(copy.deepcopy(conv), whole, "random")
+    with pytest.raises(ValueError, match="needs an entry for each edge of the data object"):
+        masked(model, whole.x, whole.edge_index, torch.ones(own).double(), True)
+    share_error(None)
     turned = pyg_nn.DirGNNConv(pyg_nn.SAGEConv(WIDTH, 3)).double()
     with pytest.raises(NotImplementedError, match="do not move with them"):
         masked(turned, part.x, part.edge_index, torch.ones(own).double(), True)

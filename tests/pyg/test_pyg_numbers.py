@@ -24,6 +24,8 @@ from torch_geometric.utils import add_self_loops as add_self_loops_imported_befo
 
 import graphshard
 import graphshard.pyg
+from graphshard.comm import share_error
+from graphshard.distributed import partition_graph
 from graphshard.testing import run_ranks
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -114,6 +116,14 @@ SQUARE: dict[str, tuple[str, Callable[[Tensor, Tensor], Any]]] = {
     "scatter max": ("all", lambda x, e: scattered(x, e, "max")),
     "set at destinations": ("all", set_at_destinations),
     "scatter_add_ to a table": ("all", with_in_place),
+    "scatter_add of a column": (
+        "node",
+        lambda x, e: torch.zeros_like(x).scatter_add(0, e[0].view(-1, 1), x[e[1]]),
+    ),
+    "pointers": (
+        "node",
+        lambda x, e: torch._convert_indices_from_coo_to_csr(e[1], x.size(0)).diff(),
+    ),
     "softmax": ("edge", lambda x, e: utils.softmax(x[e[0], 0], e[1])),
     "softmax at the rows": ("edge", lambda x, e: utils.softmax(x[e[0], 0], e[1], None, x.size(0))),
     "contains_self_loops": ("all", lambda x, e: torch.tensor(utils.contains_self_loops(e))),
@@ -524,3 +534,100 @@ def test_relations_between_two_types(world_size: int, cut: str, mode: str) -> No
                 key = f"{etype[1]} {name}"
                 joined = sorted(edge for result in results for edge in map(tuple, result[key]))
                 assert joined == ordered(function(pair, data[etype].edge_index)), key
+
+
+# -- from a folder, and what is refused ------------------------------------------------------------
+
+
+def of_a_folder(rank: int, world_size: int, path: str) -> None:
+    whole = whole_graph(torch.float64)
+    part = graphshard.pyg.shard(path)
+    expected = whole.edge_index[:, part.e_id]
+    assert numbers(part.edge_index).equal(expected)
+    torch.testing.assert_close(TABLE[part.edge_index[0]], TABLE[expected[0]])
+    assert int(part.edge_index.max()) == int(whole.edge_index.max())
+    looped, _ = utils.add_self_loops(part.edge_index)
+    limit = int(whole.edge_index.max()) + 1
+    assert looped.size(1) == expected.size(1) + int((part.n_id < limit).sum())
+    torch.manual_seed(0)
+    layer = ReadsBothEnds(aggr="sum").double()
+    mine = layer(part.x, part.edge_index)
+    torch.testing.assert_close(mine, layer(whole.x, whole.edge_index)[part.n_id])
+
+
+def test_numbers_of_a_folder_are_those_before_partitioning(tmp_path: Path) -> None:
+    whole = whole_graph(torch.float64)
+    graph = graphshard.data.from_pyg(Data(x=whole.x, edge_index=whole.edge_index))
+    partition_graph(graph, "g", 2, str(tmp_path), part_method="random", quiet=True)
+    run_ranks(of_a_folder, 2, str(tmp_path / "g.json"))
+
+
+class ReadsRemoteRows(ReadsOwnRows):
+    def message(self, x_j: Tensor, edge_index_j: Tensor) -> Tensor:
+        return x_j * self.kept[edge_index_j]
+
+
+class TakesMaximum(Reading):
+    def message(self, x_j: Tensor, index: Tensor) -> Tensor:
+        return x_j * index.max()
+
+
+def refused(rank: int, world_size: int) -> list[str]:
+    whole, texts = whole_graph(torch.float64), []
+    part = graphshard.pyg.shard(whole, owners("random", world_size), mode="sequential")
+    kept = graphshard.pyg.shard(whole, owners("random", world_size), mode="oneshot")
+    x, e = part.x, part.edge_index
+    pair = bipartite_graph()
+    cuts = {t: torch.arange(n) % world_size for t, n in SIZES.items()}
+    typed = graphshard.pyg.shard(pair, cuts)["few", "to", "many"].edge_index
+
+    def fails(kind: type[Exception], function: Callable[[], Any]) -> None:
+        with pytest.raises(kind) as caught:
+            function()
+        share_error(None)
+        texts.append(str(caught.value).partition("(got")[0])
+
+    fails(NotImplementedError, lambda: ReadsRemoteRows(aggr="sum").double()(x, e))
+    fails(NotImplementedError, lambda: TakesMaximum(aggr="sum").double()(x, e))
+    for layer in (ReadsRemoteRows(aggr="sum"), TakesMaximum(aggr="sum")):
+        expected = layer.double()(whole.x, whole.edge_index)[kept.n_id]
+        torch.testing.assert_close(layer(kept.x, kept.edge_index), expected)
+    fails(ValueError, lambda: TABLE[:30][e[0]])
+    fails(ValueError, lambda: utils.add_self_loops(typed, num_nodes=1000))
+    fails(NotImplementedError, lambda: x[e[0] + 0])
+    fails(NotImplementedError, lambda: torch.cat([typed, torch.tensor([[0], [0]])], 1))
+    size = (NUM_NODES, NUM_NODES)  # torch makes such a matrix without asking what e is
+    fails(RuntimeError, lambda: torch.sparse_coo_tensor(e, x[e[0], 0], size))
+    return texts
+
+
+def test_what_has_no_exact_result_is_refused_alike() -> None:
+    first, second = run_ranks(refused, 2)
+    assert [a[:60] for a in first] == [b[:60] for b in second]
+    for text, part in zip(
+        first,
+        (
+            "take it as an argument that ends in _j",
+            "max of nodes within messages",
+            "needs a row for each of this rank's",
+            "need a number of nodes that is the fewer",
+            "would read or write rows of this rank",
+            "add self loops with torch_geometric.utils.add_self_loops",
+            "Meta",
+        ),
+        strict=True,
+    ):
+        assert part in text
+
+
+def test_functions_of_pyg_are_still_compiled() -> None:
+    graphshard.pyg.shard(whole_graph(torch.float32))
+
+    class Degrees(nn.Module):
+        def forward(self, edge_index: Tensor) -> Tensor:
+            edge_index, _ = utils.add_self_loops(edge_index)
+            ones = torch.ones(edge_index.size(1))
+            return utils.scatter(ones, edge_index[1], 0, None, "sum")
+
+    edges = torch.tensor([[0, 1, 2], [1, 2, 2]])
+    assert torch.jit.script(Degrees())(edges).tolist() == [1.0, 2.0, 3.0]

@@ -42,25 +42,31 @@ def own_masks(layer: Any, halo: SourceHalo) -> Iterator[list[Tensor]]:
 
     Raises:
         ValueError: On every rank, if a mask has another number of entries on any.
+        NotImplementedError: The edges are turned round.
     """
     masks = {name: getattr(layer, name, None) for name in ("_edge_mask", "_loop_mask")}
     given = {name: mask for name, mask in masks.items() if isinstance(mask, Tensor)}
     if not layer.explain or not given:
         yield []
         return
-    num_edges = halo.edge_index.shape[1]
+    if halo.is_turned:
+        raise NotImplementedError(
+            "edges that span ranks and are turned round move to the rank where they end, and "
+            "values per edge, as edge masks are, do not move with them"
+        )
     own = {name: mask.as_subclass(Tensor) for name, mask in given.items()}
+    kind, needed = "edge of this rank", halo.edge_index.shape[1]
     if halo.own_edges is not None:
-        own = {name: halo.own_edges(mask) for name, mask in own.items()}
-    fits = torch.tensor([int(all(mask.shape[0] == num_edges for mask in own.values()))])
+        kind, needed = "edge of the data object", halo.structure.global_num_edges(halo.etype)
+    fits = torch.tensor([int(all(mask.shape[0] == needed for mask in own.values()))])
     if not bool(all_reduce(fits, "min", group=halo.structure.group)):
-        kind = "edge of the data object" if halo.own_edges is not None else "edge of this rank"
         sizes = ", ".join(f"{name} of shape {tuple(mask.shape)}" for name, mask in given.items())
         raise ValueError(
-            f"an edge mask of {type(layer).__name__} needs an entry for each {kind} (got {sizes}, "
-            f"of which {num_edges} edges are this rank's); set the masks with the edge_index that "
-            "the model is called with"
+            f"an edge mask of {type(layer).__name__} needs an entry for each {kind}, {needed} here "
+            f"(got {sizes}); set the masks with the edge_index that the model is called with"
         )
+    if halo.own_edges is not None:
+        own = {name: halo.own_edges(mask) for name, mask in own.items()}
     for name, mask in own.items():
         vars(layer)[name] = mask  # in front of a parameter of this name
     _explained_on[layer] = halo

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from functools import wraps
+from functools import update_wrapper
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -52,26 +53,32 @@ def install_functions() -> None:
         wrapped[whole] = _either(whole, sharded)
     for module in list(sys.modules.values()):
         for name, value in list(getattr(module, "__dict__", {}).items()):
-            if type(value) is type(install_functions) and value in wrapped:
+            if type(value) is FunctionType and value in wrapped:
                 setattr(module, name, wrapped[value])
 
 
 def _either(whole: Callable[..., Any], sharded: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(whole)
+    is_sharded = _is_sharded
+
     def function(*args: Any, **kwargs: Any) -> Any:
-        given = (*args[:2], *kwargs.values())
-        if any(isinstance(value, NodeValues) or _is_pair(value) for value in given):
+        if is_sharded(args, kwargs):
             return sharded(whole, *args, **kwargs)
         return whole(*args, **kwargs)
 
-    # torch.jit.script compiles PyG's function in its place.
-    function.__script_if_tracing_wrapper = True  # type: ignore[attr-defined]
-    function.__original_fn = whole  # type: ignore[attr-defined]
-    return function
+    # torch.jit.script compiles PyG's function in its place, and looks for names where this one is.
+    made = FunctionType(function.__code__, whole.__globals__, closure=function.__closure__)
+    update_wrapper(made, whole)
+    made.__script_if_tracing_wrapper = True  # type: ignore[attr-defined]
+    made.__original_fn = whole  # type: ignore[attr-defined]
+    return made
 
 
-def _is_pair(value: Any) -> bool:
-    return isinstance(value, tuple) and any(isinstance(item, NodeValues) for item in value)
+def _is_sharded(args: Any, kwargs: dict[str, Any]) -> bool:
+    return any(
+        isinstance(value, NodeValues)
+        or (isinstance(value, tuple) and any(isinstance(item, NodeValues) for item in value))
+        for value in (*args[:2], *kwargs.values())
+    )
 
 
 def _maybe_num_nodes(whole: Any, edge_index: Any, num_nodes: int | None = None) -> int:

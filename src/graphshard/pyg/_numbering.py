@@ -163,9 +163,10 @@ class EdgeEnd:
                 at_front = self.halo.extended(tensor.movedim(dim, 0) if dim else tensor)[0]
                 tensor = at_front.movedim(0, dim) if dim else at_front
             return tensor, rows
-        if complete:  # of some of the edges the numbers may all be small
-            self.check_table(tensor.shape, dim)
-        return tensor, self.numbers(rows)
+        numbers = self.numbers(rows)
+        if complete or (numbers.numel() and int(numbers.max()) >= tensor.shape[dim]):
+            self.check_table(tensor.shape, dim)  # of some edges all numbers may be small
+        return tensor, numbers
 
     def assembled(self, own: Tensor, dim: int, out: Tensor) -> Tensor:
         """A table whose rows every rank has for its own nodes; collective, differentiable.
@@ -233,8 +234,10 @@ class PieceEnd(EdgeEnd):
                 "to propagate and take it as an argument that ends in _j, or shard with "
                 "mode='oneshot'"
             )
-        self.check_table(tensor.shape, dim)
-        return tensor, self.numbers(rows)
+        numbers = self.numbers(rows)
+        if numbers.numel() and int(numbers.max()) >= tensor.shape[dim]:
+            self.check_table(tensor.shape, dim)
+        return tensor, numbers
 
     def refuse(self, name: str) -> NotImplementedError:
         """The error for what needs all edges of all ranks at once."""

@@ -68,6 +68,8 @@ class SourceHalo:
         #: This rank's rows of a tensor with a row for each edge of a whole graph, where calls
         #: bring such tensors (`graphshard.pyg.parallelize`).
         self.own_edges: Callable[[Tensor], Tensor] | None = None
+        #: Whether these are the edges of another relation, turned round.
+        self.is_turned = False
         self._reversed: SourceHalo | None = None
         self._with_loops: dict[int, SourceHalo] = {}
         self._fetched: list[tuple[Tensor, int, bool, Tensor]] = []
@@ -292,7 +294,7 @@ class SourceHalo:
             ends = self.destinations.numbering, self.sources.numbering
             self._reversed = SourceHalo(structure, etype, self.mode, cache, *ends)
             self._reversed._reversed = self
-            self._reversed.own_edges = _no_values_of_turned_edges
+            self._reversed.is_turned = True
         return self._reversed
 
     def with_self_loops(self, limit: int) -> SourceHalo:
@@ -363,13 +365,6 @@ def _to_ranks(
     incoming = ragged_all_to_all(counts, ones, ones, group)
     splits = counts.tolist(), incoming.tolist()
     return ragged_all_to_all(rows[order], *splits, group), order, splits
-
-
-def _no_values_of_turned_edges(values: Tensor) -> Tensor:
-    raise NotImplementedError(
-        "edges that span ranks and are turned round move to the rank where they end, and values "
-        "per edge, as edge masks are, do not move with them"
-    )
 
 
 class _SumAtSources(torch.autograd.Function):
