@@ -17,6 +17,7 @@ import torch
 import torch_geometric.nn as pyg_nn
 from torch import Tensor, nn
 from torch_geometric.data import Data
+from torch_geometric.explain import AttentionExplainer, Explainer
 from torch_geometric.explain.algorithm.utils import clear_masks, set_masks
 
 import graphshard
@@ -182,3 +183,39 @@ def caches(rank: int, world_size: int) -> dict[str, float]:
 def test_what_layers_cache_of_edges(world_size: int) -> None:
     for found in run_ranks(caches, world_size):
         assert {name: x for name, x in found.items() if not x <= 1e-10} == {}
+
+
+def explained(model: Any, data: Data) -> Tensor:
+    explainer = Explainer(
+        model,
+        AttentionExplainer(),
+        explanation_type="model",
+        edge_mask_type="object",
+        model_config={
+            "mode": "multiclass_classification",
+            "task_level": "node",
+            "return_type": "raw",
+        },
+    )
+    return explainer(data.x, data.edge_index, index=3).edge_mask
+
+
+def hooks(rank: int, world_size: int) -> str:
+    """An explainer that hooks messages: PyG's result on one rank, an error with a cure on two."""
+    data = unordered_graph()
+    torch.manual_seed(1)
+    model: Any = pyg_nn.GAT(WIDTH, 8, 2, 3, heads=2).double()
+    expected = explained(copy.deepcopy(model), data)
+    model = graphshard.pyg.parallelize(model, data, "random")
+    try:
+        torch.testing.assert_close(explained(model, data), expected)
+    except NotImplementedError as error:
+        share_error(None)
+        return str(error)
+    return ""
+
+
+def test_hooks_on_messages() -> None:
+    assert run_ranks(hooks, 1) == [""]
+    for text in run_ranks(hooks, 2):
+        assert "use them with graphshard.pyg.shard, where data.e_id names the edges" in text

@@ -19,6 +19,13 @@ from torch import Tensor, nn
 from ..comm import all_reduce
 from ._source_halo import SourceHalo
 
+_HOOKS_OF_EDGES = (
+    "_message_forward_pre_hooks",
+    "_message_forward_hooks",
+    "_aggregate_forward_pre_hooks",
+    "_edge_update_forward_pre_hooks",
+    "_edge_update_forward_hooks",
+)
 #: Layers that are explained now, and the relation that they are called with.
 _explained_on: weakref.WeakKeyDictionary[nn.Module, SourceHalo] = weakref.WeakKeyDictionary()
 #: Layers to the nodes whose edges their caches are of.
@@ -78,6 +85,26 @@ def own_masks(layer: Any, halo: SourceHalo) -> Iterator[list[Tensor]]:
             vars(layer).pop(name, None)
             if name not in layer._parameters:
                 vars(layer)[name] = given[name]
+
+
+def check_hooks(layer: Any, halo: SourceHalo) -> None:
+    """Raise if hooks see the messages of a program that knows nothing of ranks.
+
+    Args:
+        layer: A `MessagePassing`.
+        halo: The relation that it is called with.
+
+    Raises:
+        NotImplementedError: They would take values of this rank's edges for those of all.
+    """
+    if halo.own_edges is None or halo.world_size == 1:
+        return
+    if any(vars(layer).get(name) for name in _HOOKS_OF_EDGES):
+        raise NotImplementedError(
+            f"hooks on the messages of {type(layer).__name__} (AttentionExplainer sets some) see "
+            "the edges of one rank, and a parallel model's program those of the whole graph; use "
+            "them with graphshard.pyg.shard, where data.e_id names the edges, or in one process"
+        )
 
 
 def of_all_ranks(whole: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -27,7 +27,7 @@ from ._adapters import (
     with_own_nodes,
 )
 from ._edge_index import NodeIndex, ShardedEdgeIndex
-from ._edge_state import caches_of_nodes, of_all_ranks, own_masks
+from ._edge_state import caches_of_nodes, check_hooks, of_all_ranks, own_masks
 from ._graph_functions import install_functions
 from ._inexact import check_model
 from ._propagate import bound
@@ -113,6 +113,7 @@ def call_sharded(layer: Any, args: Any, kwargs: Any, run: Callable[..., Any]) ->
     sharded = list(_sharded_in((args, kwargs)))
     halo = sharded[0].halo
     check_model(layer, halo.world_size)
+    check_hooks(layer, halo)
     try:
         with caches_of_nodes(layer, halo), own_masks(layer, halo) as masks:
             return _anchored(_called(layer, args, kwargs, run), sharded, masks)

@@ -81,6 +81,11 @@ class ParallelGraph:
 
     def _split(self, edges: Mapping[CanonicalEType, Tensor]) -> dict[CanonicalEType, ParallelEdges]:
         rows = {etype: self._layout.split_edges(etype, ends) for etype, ends in edges.items()}
+        if self.state.world_size == 1:  # hooks and explainers of layers see edges in this order
+            rows = {
+                etype: SplitRows(torch.arange(ends.shape[1]), [ends.shape[1]], 0)
+                for etype, ends in edges.items()
+            }
         local = {
             etype: self._layout.local_edges(etype, ends, rows[etype].own)
             for etype, ends in edges.items()
