@@ -120,6 +120,10 @@ SQUARE: dict[str, tuple[str, Callable[[Tensor, Tensor], Any]]] = {
         "node",
         lambda x, e: torch.zeros_like(x).scatter_add(0, e[0].view(-1, 1), x[e[1]]),
     ),
+    "to_dense_batch": (
+        "node",
+        lambda x, e: utils.to_dense_batch(x[e[0]], e[1], batch_size=x.size(0))[0],
+    ),
     "pointers": (
         "node",
         lambda x, e: torch._convert_indices_from_coo_to_csr(e[1], x.size(0)).diff(),

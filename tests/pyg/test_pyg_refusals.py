@@ -146,6 +146,12 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "to_torch_coo_tensor": lambda: Calls(
         lambda x, e: utils.to_torch_coo_tensor(e, size=x.size(0)).to_dense().sum(1, keepdim=True)
     ),
+    "to_scipy_sparse_matrix": lambda: Calls(
+        lambda x, e: float(utils.to_scipy_sparse_matrix(e, num_nodes=x.size(0)).sum())
+    ),
+    "structured_negative_sampling": lambda: Calls(
+        lambda x, e: 1.0 + 0 * utils.structured_negative_sampling(e)[2].sum()
+    ),
     "contains_isolated_nodes": lambda: Calls(
         lambda x, e: 1 + float(utils.contains_isolated_nodes(e, x.size(0)))
     ),

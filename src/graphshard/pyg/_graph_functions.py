@@ -21,6 +21,7 @@ from torch import Tensor
 from ..comm import all_reduce
 from ..graph.convert import require
 from ._edge_index import (
+    DestinationIndex,
     NodeValues,
     ShardedEdgeIndex,
     check_matrix,
@@ -28,6 +29,7 @@ from ._edge_index import (
     num_nodes_of,
     plain,
 )
+from ._numbering import PieceEnd
 from ._source_halo import SourceHalo
 
 
@@ -38,6 +40,9 @@ def install_functions() -> None:
     num_nodes = require("torch_geometric.utils.num_nodes", *need)
     scatter = require("torch_geometric.utils._scatter", *need)
     sparse = require("torch_geometric.utils.sparse", *need)
+    convert = require("torch_geometric.utils.convert", *need)
+    dense = require("torch_geometric.utils._to_dense_batch", *need)
+    negative = require("torch_geometric.utils._negative_sampling", *need)
     wrapped: dict[Any, Any] = {}
     for module, name, sharded in (
         (loop, "add_self_loops", _add_self_loops),
@@ -48,6 +53,9 @@ def install_functions() -> None:
         (sparse, "to_torch_coo_tensor", _matrix),
         (sparse, "to_torch_csr_tensor", _matrix),
         (sparse, "to_torch_csc_tensor", _matrix),
+        (convert, "to_scipy_sparse_matrix", _matrix),
+        (dense, "to_dense_batch", _to_dense_batch),
+        (negative, "structured_negative_sampling", _no_negatives),
     ):
         whole = getattr(module, name)
         wrapped[whole] = _either(whole, sharded)
@@ -101,6 +109,33 @@ def _scatter(
         dim_size = num_nodes_of(index)
     found: Tensor = whole(src, index, dim, dim_size, reduce)
     return found
+
+
+def _to_dense_batch(
+    whole: Any,
+    x: Tensor,
+    batch: Any = None,
+    fill_value: float = 0.0,
+    max_num_nodes: int | None = None,
+    batch_size: int | None = None,
+) -> Any:
+    """The messages of each of this rank's destinations, as long as the longest list of any rank."""
+    if isinstance(batch, DestinationIndex) and batch_size == batch.end.num_rows:
+        rows, end = batch.local(), batch.end
+        if max_num_nodes is None and not isinstance(end, PieceEnd):
+            longest = torch.bincount(rows, minlength=1).max().view(1)
+            max_num_nodes = int(all_reduce(longest, "max", group=end.group))
+        batch = rows
+    return whole(x, batch, fill_value, max_num_nodes, batch_size)
+
+
+def _no_negatives(whole: Any, edge_index: Any, *args: Any, **kwargs: Any) -> Any:
+    if isinstance(edge_index, NodeValues) and edge_index.halo.world_size == 1:
+        return whole(plain(edge_index), *args, **kwargs)
+    raise NotImplementedError(
+        f"{whole.__name__} of edges that span ranks would draw among the nodes of the whole graph, "
+        "of which this rank has some rows; draw negative edges from the whole data object"
+    )
 
 
 def _matrix(whole: Any, edge_index: Any, *args: Any, **kwargs: Any) -> Any:
