@@ -874,7 +874,7 @@ def _reduce_edges(func: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
         found = largest_number(tensor)
         if found < 0:
             raise RuntimeError("max of no edges: no rank has any")
-        return torch.tensor(found, device=numbers.device)
+        return numbers.new_full((), found)
     if name in ("sum", "mean"):
         total = all_reduce(torch.sum(numbers, *args, **kwargs), group=group)
         if name == "sum":

@@ -278,7 +278,7 @@ class SourceHalo:
                 ends_of_edges, edges.src_part.long(), plan.world_size, group
             )
             ranks = torch.arange(plan.world_size, device=pairs.device)
-            part = torch.repeat_interleave(ranks, torch.tensor(incoming, device=pairs.device))
+            part = torch.repeat_interleave(ranks, incoming)
             order = torch.argsort(pairs[:, 0], stable=True)
             turned = LocalEdges(part[order], pairs[order, 1], pairs[order, 0], self.num_owned)
             source, relation, target = self.etype
@@ -347,7 +347,7 @@ class SourceHalo:
         answers = book[asked.view(-1) // size]
         if size > 1:
             sent, received = counts
-            answers = ragged_all_to_all(answers, received, sent, group)
+            answers = ragged_all_to_all(answers, received.tolist(), sent.tolist(), group)
         found = torch.empty_like(answers)
         found[order] = answers
         return found[:, 0], found[:, 1]
@@ -355,16 +355,16 @@ class SourceHalo:
 
 def _to_ranks(
     rows: Tensor, ranks: Tensor, world_size: int, group: dist.ProcessGroup | None
-) -> tuple[Tensor, Tensor, tuple[list[int], list[int]]]:
+) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
     """Rows sent to a rank each: what came, the order of those sent, and how many went and came."""
     order = torch.argsort(ranks, stable=True)
     counts = torch.bincount(ranks, minlength=world_size)
     if world_size == 1:
-        return rows[order], order, (counts.tolist(), counts.tolist())
+        return rows[order], order, (counts, counts)
     ones = [1] * world_size
     incoming = ragged_all_to_all(counts, ones, ones, group)
-    splits = counts.tolist(), incoming.tolist()
-    return ragged_all_to_all(rows[order], *splits, group), order, splits
+    arrived = ragged_all_to_all(rows[order], counts.tolist(), incoming.tolist(), group)
+    return arrived, order, (counts, incoming)
 
 
 class _SumAtSources(torch.autograd.Function):
