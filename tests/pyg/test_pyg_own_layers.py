@@ -198,13 +198,13 @@ RAISE: dict[str, tuple[Callable[[Calls, Tensor, Tensor], Tensor], str]] = {
     ),
     "to_torch_csr_tensor": (
         lambda m, x, e: utils.to_torch_csr_tensor(e, size=(x.size(0),) * 2) @ x,
-        "would make a matrix of local numbers",
+        "would make a matrix of this rank's edges",
     ),
     "contains_isolated_nodes": (
         lambda m, x, e: x * utils.contains_isolated_nodes(e, x.size(0)),
         "take a row first",
     ),
-    "k_hop_subgraph": (lambda m, x, e: x * len(utils.k_hop_subgraph(0, 1, e)), "exact result"),
+    "k_hop_subgraph": (lambda m, x, e: x * len(utils.k_hop_subgraph(0, 1, e)), "of all edges"),
     "both directions": (lambda m, x, e: m.conv(x, torch.cat([e, e.flip([0])], 1)), "HeteroConv"),
     "maximum at sources": (
         lambda m, x, e: utils.scatter(x[e[1]], e[0], 0, dim_size=x.size(0), reduce="max"),

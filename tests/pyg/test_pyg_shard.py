@@ -171,8 +171,9 @@ def around_a_model(rank: int, world_size: int, json: str, compiles: bool) -> Non
         pyg_nn.GCNConv(WIDTH, 4, flow="target_to_source").double()(part.x, part.edge_index)
     with pytest.raises(NotImplementedError, match="cannot be changed"):
         part.edge_index[0] += 1
-    with pytest.raises(IndexError, match="needs a row for each of this rank's"):
-        x[part.edge_index[0]]
+    with pytest.raises(ValueError, match="needs a row for each of this rank's"):
+        x[:40][part.edge_index[0]]
+    torch.testing.assert_close(x[part.edge_index[0]], x[whole.edge_index[0, part.e_id]])
     share_error(None)
 
     # A partition folder gives the same rows.

@@ -18,7 +18,7 @@ Needs the extra ``graphshard[pyg]``; nothing of PyG is imported before a name he
 from typing import TYPE_CHECKING, Any
 
 from ..graph.convert import require
-from ._edge_index import ShardedEdgeIndex, SourceIndex
+from ._edge_index import DestinationIndex, ShardedEdgeIndex, SourceIndex
 from ._norms import convert_sync_norm
 from ._shard import shard
 from .parallel import parallelize
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "DestinationIndex",
     "HGTLoader",
     "HGTSampler",
     "HopSampler",

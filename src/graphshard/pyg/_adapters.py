@@ -111,6 +111,8 @@ def with_own_nodes(layer: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, 
             f"ranks, {needed} at least (got {layer.in_channels_l}); make it with the whole graph's "
             "number of nodes"
         )
+    if type(layer).__name__ == "FastRGCNConv":  # reads edge_index as numbers
+        return (), {**given, "x": (torch.arange(layer.in_channels_l, device=ids.device), ids)}
     (extended,) = index.halo.extended(ids)
     return (), {**given, "x": (extended, ids), "edge_index": index.local()}
 

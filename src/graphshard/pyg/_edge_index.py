@@ -2,38 +2,79 @@
 """ShardedEdgeIndex: PyG's ``edge_index``, of edges whose sources may be on other ranks.
 
 A layer of PyG reads remote data in one way: it indexes a node tensor with row 0 of ``edge_index``.
-Row 0 of a `ShardedEdgeIndex` is a `SourceIndex`, and indexing with that fetches the remote rows
-first. The gradient returns to their owners. What adds up values *at* sources, as out-degrees do, is
-the adjoint: the sums of remote rows are sent to their owners. Everything else a layer does with
-``edge_index`` - compare its rows, choose or append edges - concerns local numbers, and stays with
-torch.
+Row 0 of a `ShardedEdgeIndex` is a `SourceIndex`, and indexing a tensor of this rank's nodes with
+that fetches the remote rows first. The gradient returns to their owners. What adds up values *at*
+sources, as out-degrees do, is the adjoint: the sums of remote rows are sent to their owners. Row 1
+is a `DestinationIndex`, whose rows are all here.
 
-Both are subclasses of `torch.Tensor` that work above autograd, by ``__torch_function__``.
+As data, all are numbers of the whole graph (see [Note: rows and numbers]): what is compared,
+computed, looked up in a table for all nodes, or turned into a list. What is computed from numbers
+stays marked as such (`_Numbers`), because it must not index this rank's rows.
+
+All are subclasses of `torch.Tensor` that work above autograd, by ``__torch_function__``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from .._typing import CanonicalEType
+from ..comm import all_reduce
 from ..fullbatch import AggregationMode
 from ..fullbatch.execution import HaloRowCache
 from ..fullbatch.topology import LocalEdges, ShardStructure
+from ._numbering import EdgeEnd, NodeNumbering, PieceEnd
 from ._source_halo import SourceHalo
 
+_Index = TypeVar("_Index", bound="NodeIndex")
+_Value = TypeVar("_Value", bound="NodeValues")
 
-class ShardedEdgeIndex(Tensor):
-    """``[2, num_edges]`` int64: source and destination of this rank's edges, in local numbers.
 
-    Every edge is on the rank of its destination. Destinations are this rank's rows; sources are
-    numbered likewise, and from ``num_owned`` on they are rows of other ranks. Made by
-    `graphshard.pyg.shard`; give it to layers of PyG as it is. Every rank must run the same layers.
+def _without_storage(kind: type[_Value], raw: Tensor) -> _Value:
+    """A tensor whose numbers are found by ``__torch_function__`` alone.
+
+    What torch runs without asking it (``torch.sparse_coo_tensor``) would take rows for numbers, and
+    rows of others lie outside of this rank's tensors. On the device "meta" it fails instead.
+    """
+    return Tensor._make_subclass(kind, torch.empty_like(raw, device="meta"))
+
+
+class NodeValues(Tensor):
+    """What the classes of this module share."""
+
+    halo: Any
+
+    def numbers(self) -> Tensor:
+        """Numbers of the whole graph, as a plain tensor."""
+        raise NotImplementedError
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        return _dispatch(func, args, kwargs or {})
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(
+            "an edge_index that spans ranks belongs to this process and its group, and is not "
+            "pickled; save the model alone, and shard the data again"
+        )
+
+
+class ShardedEdgeIndex(NodeValues):
+    """``[2, num_edges]`` int64: source and destination of this rank's edges.
+
+    Every edge is on the rank of its destination. Rows of node tensors that it indexes are this
+    rank's, or come from their owners; its values, wherever they are read as numbers, are those of
+    the whole graph. Made by `graphshard.pyg.shard`; give it to layers of PyG as it is. Every rank
+    must run the same layers.
 
     ``edge_index.flip([0])`` has the edges turned round, and they move to the rank where they
     now end; values per edge do not move with them.
@@ -54,12 +95,16 @@ class ShardedEdgeIndex(Tensor):
             raw: int64 ``[2, num_edges]``, extended source rows and destination rows.
             halo: The relation.
         """
-        made = Tensor._make_subclass(ShardedEdgeIndex, raw)
+        made = _without_storage(ShardedEdgeIndex, raw)
         made._raw, made.halo = raw, halo
         return made
 
     def local(self) -> Tensor:
-        """The same numbers as a plain tensor."""
+        """Rows instead of numbers, as a plain tensor.
+
+        Destinations are this rank's rows; sources are numbered likewise, and from ``num_owned`` on
+        they are rows of other ranks.
+        """
         return self._raw
 
     def as_matrix(self, values: Tensor | None, *, has_loops: bool) -> ShardedEdgeIndex:
@@ -75,124 +120,171 @@ class ShardedEdgeIndex(Tensor):
         made.matrix_values, made.is_matrix_with_loops = values, has_loops
         return made
 
+    def numbers(self) -> Tensor:
+        """Numbers of the whole graph, as a plain tensor."""
+        ends = self.halo.sources, self.halo.destinations
+        return torch.stack([end.numbers(rows) for end, rows in zip(ends, self._raw, strict=True)])
+
     def __iter__(self) -> Iterator[Tensor]:
         return iter((self[0], self[1]))
 
     def __deepcopy__(self, memo: Any) -> ShardedEdgeIndex:
         return self
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        raise TypeError(
-            "an edge_index that spans ranks belongs to this process and its group, and is not "
-            "pickled; save the model alone, and shard the data again"
-        )
 
-    @classmethod
-    def __torch_function__(
-        cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        return _dispatch(func, args, kwargs or {})
-
-
-class SourceIndex(Tensor):
-    """Sources of edges, in local numbers: row 0 of a `ShardedEdgeIndex`, or some of it."""
+class NodeIndex(NodeValues):
+    """One end of edges; the subclasses say which."""
 
     _raw: Tensor
     _flat: Tensor
+    _is_complete: bool
+    end: EdgeEnd
+
+    @classmethod
+    def make(
+        cls: type[_Index],
+        raw: Tensor,
+        end: EdgeEnd,
+        flat: Tensor | None = None,
+        *,
+        is_complete: bool = False,
+    ) -> _Index:
+        """Rows, perhaps broadcast.
+
+        Args:
+            raw: int64 rows.
+            end: Of which relation, and which end.
+            flat: ``[num_edges]``: the same before it was broadcast to the shape of ``raw``.
+            is_complete: Whether it has all edges of the relation.
+        """
+        made = _without_storage(cls, raw)
+        made._raw, made.end, made._is_complete = raw, end, is_complete
+        made._flat = raw if flat is None else flat
+        return made
+
+    @property
+    def halo(self) -> SourceHalo:
+        """The relation."""
+        return self.end.halo
+
+    def like(self: _Index, raw: Tensor, flat: Tensor | None = None) -> _Index:
+        """Other rows of the same end."""
+        return type(self).make(raw, self.end, flat)
+
+    def local(self) -> Tensor:
+        """Rows instead of numbers, as a plain tensor."""
+        return self._raw
+
+    def numbers(self) -> Tensor:
+        """Numbers of the whole graph, as a plain tensor."""
+        return self.end.numbers(self._raw)
+
+    def located(self, tensor: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+        """A tensor that this indexes, with remote rows, and the plain index of it."""
+        return self.end.located(tensor, dim, self._raw, self._is_complete)
+
+    def __deepcopy__(self: _Index, memo: Any) -> _Index:
+        return self
+
+
+class SourceIndex(NodeIndex):
+    """Sources of edges: row 0 of a `ShardedEdgeIndex`, or some of it."""
+
+
+class DestinationIndex(NodeIndex):
+    """Destinations of edges: row 1 of a `ShardedEdgeIndex`, or some of it."""
+
+
+class _Numbers(NodeValues):
+    """What was computed with numbers of nodes: data, and an index of tables alone."""
+
+    _raw: Tensor
     halo: SourceHalo
 
     @staticmethod
-    def make(raw: Tensor, halo: SourceHalo, flat: Tensor | None = None) -> SourceIndex:
-        """Extended rows, perhaps broadcast.
-
-        Args:
-            raw: int64, extended rows.
-            halo: The relation.
-            flat: ``[num_edges]``: the same before it was broadcast to the shape of ``raw``.
-        """
-        made = Tensor._make_subclass(SourceIndex, raw)
-        made._raw, made.halo, made._flat = raw, halo, raw if flat is None else flat
+    def make(raw: Tensor, halo: SourceHalo) -> _Numbers:
+        made = _without_storage(_Numbers, raw)
+        made._raw, made.halo = raw, halo
         return made
 
-    @classmethod
-    def __torch_function__(
-        cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        return _dispatch(func, args, kwargs or {})
+    def numbers(self) -> Tensor:
+        return self._raw
+
+    def located(self, tensor: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+        """A table that this indexes; collective."""
+        size, halo = tensor.shape[dim], self.halo
+        if halo.world_size > 1:
+            owned = size in (halo.num_owned, halo.num_dst)
+            sizes = torch.tensor([size, -size, int(owned), -int(owned)])
+            most, least, _, all_owned = all_reduce(
+                sizes, "max", group=halo.structure.group
+            ).tolist()
+            if most != -least or all_owned == -1:
+                raise _no_rows_by_computed_numbers("an index")
+        elif not _is_in_order(halo) and size in (halo.num_owned, halo.num_dst):
+            raise _no_rows_by_computed_numbers("an index")
+        return tensor, self._raw
+
+    def __deepcopy__(self, memo: Any) -> _Numbers:
+        return self
 
 
-class _SourceNumbers(Tensor):
-    """What was computed with local numbers of sources: to compare and to sort, not to index."""
+def _no_rows_by_computed_numbers(name: str) -> NotImplementedError:
+    return NotImplementedError(
+        f"{name} with numbers that were computed from the nodes of edges that span ranks would "
+        "read or write rows of this rank for those of others (a dense or a sparse adjacency "
+        "matrix does so); use scatter or MessagePassing with edge_index itself"
+    )
 
-    _raw: Tensor
 
-    @staticmethod
-    def make(raw: Tensor) -> _SourceNumbers:
-        made = Tensor._make_subclass(_SourceNumbers, raw)
-        made._raw = raw
-        return made
-
-    @classmethod
-    def __torch_function__(
-        cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        name = getattr(func, "__name__", "")
-        given = kwargs or {}
-        indexed = [*args[1:], *given.values()]
-        indexed = [i for a in indexed for i in (a if isinstance(a, tuple | list) else (a,))]
-        if name in _INDEXING and any(isinstance(a, _SourceNumbers) for a in indexed):
-            raise NotImplementedError(
-                f"{name} with numbers that were computed from the sources of edges that span ranks "
-                "would read or write rows of this rank for those of others (a dense or a sparse "
-                "adjacency matrix does so); use scatter or MessagePassing with edge_index itself"
-            )
-        with torch._C.DisableTorchFunctionSubclass():
-            result = func(*plain(args), **plain(given))
-        if isinstance(result, Tensor) and result.dtype in (torch.int64, torch.int32):
-            return result if "sort" in name else _SourceNumbers.make(result)
-        return result
+def _is_in_order(halo: SourceHalo) -> bool:
+    """Whether the rows of the only rank are the numbers themselves."""
+    numberings = (halo.sources.numbering, halo.destinations.numbering)
+    return all(
+        n.ids is not None and torch.equal(n.ids, torch.arange(n.num_owned, device=n.ids.device))
+        for n in numberings
+    )
 
 
 def sharded_edges(
     edges: Mapping[CanonicalEType, LocalEdges],
-    owned: Mapping[str, int],
+    nodes: Mapping[str, NodeNumbering],
     device: torch.device,
     policy: AggregationMode,
     group: dist.ProcessGroup | None,
-    ids: Mapping[str, Tensor],
-    totals: Mapping[str, int] | None = None,
 ) -> dict[CanonicalEType, ShardedEdgeIndex]:
     """An edge index for each relation; collective.
 
     Args:
         edges: This rank's edges.
-        owned: Node type to this rank's nodes.
+        nodes: Node type to the nodes.
         device: Where the edges live.
         policy: How remote rows are fetched.
         group: The ranks.
-        ids: Node type to the numbers of this rank's nodes in the whole graph, where they are known.
-        totals: Node type to nodes of all ranks, where they are known.
     """
+    owned = {ntype: numbering.num_owned for ntype, numbering in nodes.items()}
     structure = ShardStructure(edges, owned, owned, device, group)
     sources = list(dict.fromkeys(source for source, _, _ in edges))
-    halos = [structure.union_halo(ntype) for ntype in sources]
+    halos = {ntype: structure.union_halo(ntype) for ntype in sources}
     if policy.mode == "auto":
-        num_halo = sum(halo.num_halo for halo in halos if halo is not None)
+        num_halo = sum(halo.num_halo for halo in halos.values() if halo is not None)
         policy = replace(policy, mode=policy.resolve(num_halo, group, device))
     cache = HaloRowCache(structure, policy.halo_dtype)
+    ids = {t: nodes[t].extended_ids(halo) for t, halo in halos.items() if halo is not None}
     made = {}
     for etype in edges:
-        source = etype[0]
-        total = (totals or {}).get(source)
-        halo = SourceHalo(structure, etype, policy, cache, ids.get(source), total)
+        source, _, target = etype
+        halo = SourceHalo(
+            structure, etype, policy, cache, nodes[source], nodes[target], ids[source]
+        )
         made[etype] = ShardedEdgeIndex.make(halo.edge_index, halo)
     return made
 
 
 def plain(value: Any) -> Any:
-    """The value with plain tensors in place of sharded ones, also in tuples and lists."""
-    if isinstance(value, ShardedEdgeIndex | SourceIndex | _SourceNumbers):
-        return value._raw
+    """The value with plain numbers in place of sharded ones, also in tuples and lists."""
+    if isinstance(value, NodeValues):
+        return value.numbers()
     if type(value) in (tuple, list):
         return type(value)(plain(item) for item in value)
     if type(value) is dict:
@@ -203,172 +295,482 @@ def plain(value: Any) -> Any:
 def _dispatch(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     with torch._C.DisableTorchFunctionSubclass():
         name = getattr(func, "__name__", "")
-        if args and isinstance(args[0], ShardedEdgeIndex | SourceIndex) and _is_in_place(name):
-            raise _unchangeable()
+        first = args[0] if args else None
+        if isinstance(first, ShardedEdgeIndex | NodeIndex):
+            if name == "__get__":
+                return _property(func, first)
+            if name in _OF_SHAPE:
+                return func(first._raw, *args[1:], **kwargs)
+            if _is_in_place(name):
+                raise _unchangeable()
         handler = _HANDLERS.get(name)
         if handler is not None:
             result = handler(func, *args, **kwargs)
             if result is not NotImplemented:
                 return result
-        result = func(*plain(args), **plain(kwargs))
-        if name.strip("_") in _ARITHMETIC and isinstance(result, Tensor):
-            return _SourceNumbers.make(result)
+        halo = next(_halos_in((args, kwargs)), None)
+        if name in _OF_ALL_EDGES and halo is not None and halo.world_size > 1:
+            raise NotImplementedError(
+                f"{name} of numbers of nodes is of all edges, of which this rank has some; "
+                "sum, mean, min and max are of all ranks, and anything per edge is exact"
+            )
+        return _marked(name, func(*plain(args), **plain(kwargs)), halo)
+
+
+def _halos_in(value: Any) -> Iterator[SourceHalo]:
+    if isinstance(value, NodeValues):
+        yield value.halo
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from _halos_in(item)
+    elif isinstance(value, dict):
+        yield from _halos_in(list(value.values()))
+
+
+def _marked(name: str, result: Any, halo: SourceHalo | None) -> Any:
+    """The result of an operation, integers marked as numbers unless they are positions."""
+    if halo is None or name in _NOT_NUMBERS:
         return result
+    if isinstance(result, Tensor):
+        is_number = result.layout == torch.strided and result.dtype in (torch.int64, torch.int32)
+        return _Numbers.make(result, halo) if is_number else result
+    if name in _VALUES_AND_POSITIONS and isinstance(result, tuple):
+        return type(result)((_marked("", result[0], halo), *result[1:]))
+    if type(result) in (tuple, list) and any(isinstance(item, Tensor) for item in result):
+        return type(result)(_marked("", item, halo) for item in result)
+    return result
 
 
-# -- reading at sources ----------------------------------------------------------------------------
-
-
-def _getitem(func: Any, tensor: Tensor, index: Any) -> Any:
+def _property(func: Any, tensor: ShardedEdgeIndex | NodeIndex) -> Any:
+    """``tensor.shape``, ``tensor.device`` and so on."""
+    value = func(tensor._raw)
+    if not isinstance(value, Tensor):
+        return value
+    name = func.__self__.__name__
+    if name == "data":
+        if isinstance(tensor, ShardedEdgeIndex):
+            return ShardedEdgeIndex.make(value, tensor.halo)
+        return tensor.like(value)
     if isinstance(tensor, ShardedEdgeIndex):
-        if isinstance(index, tuple | list) and list(index) == [1, 0] and type(index) is list:
-            return _flip(func, tensor, 0)
-        found = tensor._raw[plain(index)]
-        first = index[0] if isinstance(index, tuple) and index else index
-        if isinstance(first, int):
-            is_source = first in (0, -2) and found.dim() == 1
-            return SourceIndex.make(found, tensor.halo) if is_source else found
-        if isinstance(index, tuple) and _is_all(first) and found.dim() == 2:
-            return ShardedEdgeIndex.make(found, tensor.halo)
-        return found
-    if isinstance(tensor, SourceIndex):
-        found = tensor._raw[plain(index)]
-        return SourceIndex.make(found, tensor.halo) if found.dim() == 1 else found
-    if isinstance(index, SourceIndex):
-        return _gather(tensor, 0, index)
-    places = [i for i, part in enumerate(index) if isinstance(part, SourceIndex)]
-    if len(places) == 1 and all(_is_all(part) for i, part in enumerate(index) if i not in places):
-        return _gather(tensor, places[0], index[places[0]])
-    if places == [0]:
-        halo = index[0].halo
-        _check_rows(tensor, 0, halo)
-        return halo.extended(tensor)[0][plain(index)]
-    raise NotImplementedError(
-        "sources that may be on other ranks index the first dimension of a tensor, or one with all "
-        f"of the others (got {len(index)} indices); index in two steps, rows first: "
-        "x[row][:, columns]"
-    )
+        raise _turned()
+    return tensor.like(value)
+
+
+# -- reading ---------------------------------------------------------------------------------------
+
+
+def _getitem(func: Any, tensor: Any, index: Any) -> Any:
+    if isinstance(tensor, ShardedEdgeIndex):
+        return _edges_at(tensor, index)
+    if isinstance(tensor, NodeIndex) and not any(True for _ in _halos_in(index)):
+        return tensor.like(tensor._raw[index])
+    if isinstance(tensor, NodeValues) or not any(True for _ in _halos_in(index)):
+        return NotImplemented
+    tensor, index = _located(tensor, index)
+    return tensor[index]
+
+
+def _edges_at(tensor: ShardedEdgeIndex, index: Any) -> Any:
+    if type(index) is list and index == [1, 0]:
+        return _flip(None, tensor, 0)
+    halo = tensor.halo
+    first = index[0] if isinstance(index, tuple) and index else index
+    if _is_number(first):
+        first = operator.index(first)
+        rows = tensor._raw[(first, *plain(index[1:])) if isinstance(index, tuple) else first]
+        kind, end = (
+            (SourceIndex, halo.sources)
+            if first in (0, -2)
+            else (DestinationIndex, halo.destinations)
+        )
+        is_complete = tensor._raw is halo.edge_index and not isinstance(index, tuple)
+        return kind.make(rows, end, is_complete=is_complete)
+    if isinstance(index, tuple) and _is_all(first):
+        rows = tensor._raw[plain(index)]
+        if rows.dim() == 2:
+            return ShardedEdgeIndex.make(rows, halo)
+    return NotImplemented
+
+
+def _is_number(index: Any) -> bool:
+    if isinstance(index, bool | slice | tuple | list) or index is None or index is Ellipsis:
+        return False
+    if isinstance(index, Tensor):
+        return index.dim() == 0 and index.dtype != torch.bool
+    return hasattr(index, "__index__")
 
 
 def _is_all(index: Any) -> bool:
     return isinstance(index, slice) and index == slice(None)
 
 
-def _index_select(
-    func: Any, tensor: Tensor, dim: int, index: Any, *, out: Tensor | None = None
-) -> Any:
-    if isinstance(tensor, ShardedEdgeIndex):
-        found = tensor._raw.index_select(dim, plain(index))
-        return ShardedEdgeIndex.make(found, tensor.halo) if dim in (1, -1) else found
-    if isinstance(tensor, SourceIndex):
-        return SourceIndex.make(tensor._raw.index_select(dim, plain(index)), tensor.halo)
-    return _gather(tensor, dim, index)
+def _dimensions(tensor: Tensor, parts: Sequence[Any]) -> list[int]:
+    """The dimension in which each part of an index begins."""
+
+    def width(part: Any) -> int:
+        if part is None or isinstance(part, bool):
+            return 0
+        is_mask = isinstance(part, Tensor) and part.dtype in (torch.bool, torch.uint8)
+        return part.dim() if is_mask else 1
+
+    rest = tensor.dim() - sum(width(part) for part in parts if part is not Ellipsis)
+    found, dim = [], 0
+    for part in parts:
+        found.append(dim)
+        dim += rest if part is Ellipsis else width(part)
+    return found
 
 
-def _gather(tensor: Tensor, dim: int, index: SourceIndex) -> Tensor:
-    halo, dim = index.halo, dim % max(tensor.dim(), 1)
-    _check_rows(tensor, dim, halo)
-    if dim == 0:
-        return halo.extended(tensor)[0][index._raw]
-    return halo.extended(tensor.movedim(dim, 0))[0].movedim(0, dim).index_select(dim, index._raw)
+def _located(tensor: Tensor, index: Any) -> tuple[Tensor, Any]:
+    """A tensor and a plain index of it, from one with nodes in it."""
+    parts = list(index) if isinstance(index, tuple) else [index]
+    for place, dim in enumerate(_dimensions(tensor, parts)):
+        part = parts[place]
+        if isinstance(part, ShardedEdgeIndex):
+            raise _joined_ends("an index")
+        if isinstance(part, NodeIndex | _Numbers):
+            tensor, parts[place] = part.located(tensor, dim)
+    return tensor, tuple(parts) if isinstance(index, tuple) else parts[0]
 
 
-def _check_rows(tensor: Tensor, dim: int, halo: SourceHalo) -> None:
-    if tensor.dim() <= dim or tensor.shape[dim] != halo.num_owned:
-        raise IndexError(
-            f"a tensor indexed by sources needs a row for each of this rank's {halo.num_owned} "
-            f"nodes of type {halo.etype[0]!r} in dimension {dim} (got shape {tuple(tensor.shape)})"
-        )
-
-
-def _embedding(func: Any, index: Any, weight: Any, *args: Any, **kwargs: Any) -> Any:
-    return _gather(weight, 0, index) if isinstance(index, SourceIndex) else NotImplemented
-
-
-def _torch_gather(func: Any, tensor: Any, dim: int, index: Any, **kwargs: Any) -> Any:
-    if not isinstance(index, SourceIndex) or isinstance(tensor, SourceIndex):
+def _index_select(func: Any, input: Any, dim: int, index: Any, *, out: Tensor | None = None) -> Any:
+    if isinstance(input, ShardedEdgeIndex):
+        if dim in (1, -1):
+            return ShardedEdgeIndex.make(input._raw.index_select(1, plain(index)), input.halo)
         return NotImplemented
-    dim = dim % max(tensor.dim(), 1)
-    _check_rows(tensor, dim, index.halo)
-    rows = index.halo.extended(tensor.movedim(dim, 0))[0].movedim(0, dim)
-    return func(rows, dim, index._raw, **kwargs)
-
-
-# -- adding up at sources --------------------------------------------------------------------------
-
-
-def _scatter_add(func: Any, out: Tensor, dim: int, index: Any, src: Tensor, **kwargs: Any) -> Any:
-    if not isinstance(index, SourceIndex):
+    if isinstance(input, NodeIndex):
+        return input.like(input._raw.index_select(dim, plain(index)))
+    if isinstance(input, _Numbers):
         return NotImplemented
-    halo, dim = index.halo, dim % max(out.dim(), 1)
-    if out.shape[dim] != halo.num_owned:
-        raise IndexError(
-            f"values added up at sources need a row for each of this rank's {halo.num_owned} nodes "
-            f"of type {halo.etype[0]!r} in dimension {dim} (got shape {tuple(out.shape)})"
-        )
+    dim = dim % max(input.dim(), 1)
+    tensor, rows = _end_of(index).located(input, dim)
+    found = tensor.index_select(dim, rows)
+    return found if out is None else out.copy_(found)
+
+
+def _end_of(index: Any) -> Any:
+    if isinstance(index, NodeIndex | _Numbers):
+        return index
+    raise _joined_ends("an index")
+
+
+def _embedding(func: Any, input: Any, weight: Any, *args: Any, **kwargs: Any) -> Any:
+    if isinstance(weight, NodeValues):
+        return NotImplemented
+    weight, rows = _end_of(input).located(weight, 0)
+    return func(rows, weight, *args, **kwargs)
+
+
+def _gather(func: Any, input: Any, *args: Any, **kwargs: Any) -> Any:
+    """``gather(input, dim, index)`` and ``take_along_dim(input, indices, dim)``."""
+    is_gather = func.__name__ == "gather"
+    names = ("dim", "index") if is_gather else ("indices", "dim")
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    index, dim = given.pop(names[1] if is_gather else names[0]), given.pop("dim", None)
+    if isinstance(input, NodeValues) or not isinstance(index, NodeValues) or dim is None:
+        return NotImplemented
+    dim = dim % max(input.dim(), 1)
+    tensor, rows = _end_of(index).located(input, dim)
+    return func(tensor, dim, rows, **given) if is_gather else func(tensor, rows, dim, **given)
+
+
+def _take(func: Any, input: Any, index: Any) -> Any:
+    if isinstance(input, NodeValues):
+        return NotImplemented
+    if input.dim() != 1:
+        raise NotImplementedError("take with nodes of edges needs a tensor of one dimension")
+    return func(*_end_of(index).located(input, 0))
+
+
+def _one_hot(func: Any, tensor: Any, num_classes: int = -1) -> Any:
+    """The number of classes is that of all ranks; the result has no numbers any more."""
+    if num_classes == -1:
+        num_classes = largest_number(tensor) + 1
+    return func(plain(tensor), max(num_classes, 1))
+
+
+# -- writing ---------------------------------------------------------------------------------------
+
+
+def _scatter(func: Any, input: Any, dim: int, index: Any, *rest: Any, **kwargs: Any) -> Any:
+    """``scatter``, ``scatter_add``, ``index_add`` and their kin."""
+    if isinstance(input, NodeValues) or not isinstance(index, NodeValues):
+        return NotImplemented
+    name, dim = func.__name__.strip("_"), dim % max(input.dim(), 1)
+    rest, kwargs = plain(rest), plain(kwargs)
+    if isinstance(index, NodeIndex) and index.end.has_remote_rows:
+        adds = name in ("scatter_add", "index_add")
+        adds |= name == "scatter" and kwargs.get("reduce") == "add"
+        if name == "scatter_reduce" and "sum" in (*rest[1:2], kwargs.get("reduce")):
+            adds = kwargs.get("include_self", True)
+        src = kwargs.get("source", kwargs.get("src", rest[0] if rest else None))
+        if adds and isinstance(src, Tensor):
+            return _added_at_sources(func, input, dim, index, src, kwargs.get("alpha", 1))
+    return _written(
+        func, input, dim, index, lambda out, rows: func(out, dim, rows, *rest, **kwargs)
+    )
+
+
+def _added_at_sources(
+    func: Any, out: Tensor, dim: int, index: NodeIndex, src: Tensor, factor: float
+) -> Tensor:
+    end, halo = index.end, index.halo
+    is_own = end.owns(out.shape[dim])
+    if not is_own:
+        end.check_table(out.shape, dim)
     shape = (*out.shape[:dim], halo.num_extended, *out.shape[dim + 1 :])
-    total = src.new_zeros(shape).index_add(dim, index._flat, src)
+    if func.__name__.startswith("scatter") and not _is_broadcast(index, dim, src):
+        total = src.new_zeros(shape).scatter_add(dim, index._raw, src)
+    else:
+        total = src.new_zeros(shape).index_add(dim, index._flat, src)
     summed = halo.summed_at_sources(total.movedim(dim, 0)).movedim(0, dim)
-    if kwargs.get("alpha", 1) != 1:
-        summed = summed * kwargs["alpha"]
+    if factor != 1:
+        summed = summed * factor
+    if not is_own:
+        summed = end.assembled(summed, dim, torch.zeros_like(out))
     return out.add_(summed) if func.__name__.endswith("_") else out + summed
 
 
-def _no_order_at_sources(func: Any, *args: Any, **kwargs: Any) -> Any:
+def _is_broadcast(index: NodeIndex, dim: int, src: Tensor) -> bool:
+    """Whether an index is one row for each place of a dimension: ``index_add`` is faster."""
+    raw, flat = index._raw, index._flat
+    others = [d for d in range(raw.dim()) if d != dim]
+    varies = any(raw.stride(d) and raw.shape[d] > 1 for d in others)
+    return flat.dim() == 1 and raw.shape == src.shape and not varies
+
+
+def _written(
+    func: Any,
+    out: Tensor,
+    dim: int,
+    index: Any,
+    write: Callable[[Tensor, Tensor], Any],
+) -> Any:
+    """Write at nodes: in this rank's rows, or in a table that all ranks write together.
+
+    Args:
+        func: What writes, for the message; in place if its name says so.
+        out: What is written to.
+        dim: In which dimension.
+        index: The nodes.
+        write: Writes to a tensor at plain rows of it.
+    """
     name = func.__name__
-    if name.startswith("scatter_reduce") and not isinstance(args[2], SourceIndex):
+    if isinstance(index, _Numbers):
+        if index.halo.world_size > 1 or not _is_in_order(index.halo):
+            raise _no_rows_by_computed_numbers(name)
+        return write(out, index._raw)
+    index = _end_of(index)
+    end = index.end
+    if isinstance(end, PieceEnd) and (end.is_source or out.shape[dim] != end.num_rows):
+        raise end.refuse(name)
+    if end.has_remote_rows:
+        remote = torch.tensor([int((index._raw >= end.num_rows).any())])
+        if bool(all_reduce(remote, "max", group=end.group)):
+            raise NotImplementedError(
+                f"{name} at the sources of edges that span ranks has no exact result on one rank; "
+                "sums at sources (scatter_add, index_add) have one, and anything at destinations"
+            )
+    if end.owns(out.shape[dim]):
+        return write(out, index._raw)
+    if index._is_complete:
+        end.check_table(out.shape, dim)
+    if end.world_size == 1:
+        return write(out, index.numbers())
+    numbers = end.own_ids
+    # Rows that the table does not have have no edges; any row stands for them.
+    own = out.index_select(dim, numbers.clamp(max=max(out.shape[dim] - 1, 0)))
+    written = write(own, index._raw)
+    written = own if written is None else written
+    table = end.assembled(written, dim, out)
+    return out.copy_(table) if name.endswith("_") else table
+
+
+def _setitem(func: Any, tensor: Any, index: Any, value: Any) -> Any:
+    if isinstance(tensor, ShardedEdgeIndex | NodeIndex):
+        raise _unchangeable()
+    if isinstance(tensor, _Numbers):
         return NotImplemented
-    if name.startswith("scatter") and not any(isinstance(a, SourceIndex) for a in args):
+    parts = list(index) if isinstance(index, tuple) else [index]
+    places = [i for i, part in enumerate(parts) if isinstance(part, NodeValues)]
+    if not places:
         return NotImplemented
-    raise NotImplementedError(
-        f"{name} of the sources of edges that span ranks has no exact result on one rank; sums at "
-        "sources (scatter_add, index_add) have one, and anything at destinations"
+    if len(places) > 1:
+        raise _no_rows_by_computed_numbers("setting values")
+    (place,) = places
+
+    def write(out: Tensor, rows: Tensor) -> None:
+        parts[place] = rows
+        func(out, tuple(parts) if isinstance(index, tuple) else rows, plain(value))
+
+    dim = _dimensions(tensor, parts)[place]
+    _written(func, tensor, dim, parts[place], write)
+    return None
+
+
+def _index_put(func: Any, tensor: Any, indices: Any, values: Any, accumulate: bool = False) -> Any:
+    if isinstance(tensor, NodeValues) or len(indices) != 1:
+        raise _no_rows_by_computed_numbers(func.__name__)
+    index = indices[0]
+    if accumulate and isinstance(index, NodeIndex) and index.end.has_remote_rows:
+        if not isinstance(values, Tensor) or values.shape[:1] != index._raw.shape:
+            raise _no_rows_by_computed_numbers(func.__name__)
+        return _added_at_sources(func, tensor, 0, index, plain(values), 1)
+    return _written(
+        func, tensor, 0, index, lambda out, rows: func(out, (rows,), plain(values), accumulate)
     )
+
+
+def _bincount(func: Any, input: Any, weights: Any = None, minlength: int = 0) -> Any:
+    if not isinstance(input, NodeIndex):
+        if isinstance(input, _Numbers) and input.halo.world_size > 1:
+            raise _no_rows_by_computed_numbers("bincount")
+        return func(plain(input), plain(weights), minlength)
+    end, weights = input.end, plain(weights)
+    if end.owns(minlength, least=0):
+        if not end.has_remote_rows:
+            return func(input._raw, weights, minlength)
+        total = func(input._raw, weights, input.halo.num_extended)
+        return input.halo.summed_at_sources(total)
+    length = max(minlength, largest_number(input) + 1)
+    return all_reduce(func(input.numbers(), weights, length), group=end.group)
 
 
 # -- choosing, appending, turning round ------------------------------------------------------------
 
 
-def _cat(func: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
-    first = next(t for t in tensors if isinstance(t, ShardedEdgeIndex | SourceIndex))
-    if any(isinstance(t, ShardedEdgeIndex) and t.halo is not first.halo for t in tensors):
-        raise NotImplementedError(
-            "edges of several relations that span ranks are numbered each in their own way and "
-            "cannot be joined to one edge_index; call a layer for each, as HeteroConv does"
-        )
-    return type(first).make(func(plain(list(tensors)), *args, **kwargs), first.halo)
+def _cat(func: Any, tensors: Any, dim: int = 0, **kwargs: Any) -> Any:
+    tensors = list(tensors)
+    edges = [t for t in tensors if isinstance(t, ShardedEdgeIndex)]
+    if edges:
+        if any(t.halo is not edges[0].halo for t in edges):
+            raise NotImplementedError(
+                "edges of several relations that span ranks are numbered each in their own way and "
+                "cannot be joined to one edge_index; call a layer for each, as HeteroConv does"
+            )
+        if kwargs.get("axis", dim) not in (1, -1):
+            return NotImplemented
+        halo = edges[0].halo
+        added = [t for t in tensors if not isinstance(t, ShardedEdgeIndex)]
+        if added and not _are_own_loops(added, halo.sources, halo.is_square):
+            raise NotImplementedError(
+                "of edges that are appended to an edge_index that spans ranks nothing tells "
+                "whether their numbers are rows of this rank or nodes of the whole graph, unless "
+                "they are a self loop at each node; add self loops with torch_geometric.utils."
+                "add_self_loops, and other edges to the whole data object, before it is sharded"
+            )
+        rows = torch.cat([t._raw if isinstance(t, ShardedEdgeIndex) else t for t in tensors], 1)
+        return ShardedEdgeIndex.make(rows, halo)
+    ends = [t for t in tensors if isinstance(t, NodeIndex)]
+    if len(ends) == len(tensors) == 2 and dim == 0 and all(_is_row(t) for t in ends):
+        return _stack(func, ends, 0)
+    if not ends or any(isinstance(t, _Numbers) or t.dim() != 1 for t in tensors):
+        return NotImplemented
+    if any(t.end.numbering is not ends[0].end.numbering for t in ends):
+        return NotImplemented
+    if any(t.halo is not ends[0].halo or isinstance(t.end, PieceEnd) for t in ends):
+        return NotImplemented
+    added = [t for t in tensors if not isinstance(t, NodeIndex)]
+    if added and not _are_own_loops([t.expand(2, -1) for t in added], ends[0].end, True):
+        return NotImplemented  # numbers like the others, and no rows
+    first = next((t for t in ends if isinstance(t, SourceIndex)), ends[0])
+    return first.like(torch.cat([t._raw if isinstance(t, NodeIndex) else t for t in tensors]))
+
+
+def _is_row(index: Tensor) -> bool:
+    return index.dim() == 2 and index.shape[0] == 1
+
+
+def _are_own_loops(added: Sequence[Tensor], end: EdgeEnd, is_square: bool) -> bool:
+    """Whether appended edges are none on all ranks, or a self loop at each of a rank's rows.
+
+    These are one at each node. Any other numbers are rows of this rank or numbers of the whole
+    graph, and nothing tells which. Collective.
+    """
+    loops = torch.cat(plain(list(added)), 1)
+    rows = torch.arange(end.num_rows, device=loops.device)
+    fits = end.world_size == 1 and _is_in_order(end.halo)
+    if (
+        is_square
+        and loops.shape[1] == end.num_rows
+        and not any(isinstance(t, NodeValues) for t in added)
+    ):
+        fits = torch.equal(loops[0], loops[1]) and torch.equal(loops[0].sort().values, rows)
+    shares = torch.tensor([int(fits), int(loops.shape[1] == 0)])
+    return any(all_reduce(shares, "min", group=end.group).tolist())
 
 
 def _stack(func: Any, tensors: Any, dim: int = 0, **kwargs: Any) -> Any:
-    if len(tensors) == 2 and dim == 0 and isinstance(tensors[1], SourceIndex):
+    if len(tensors) != 2 or kwargs.get("axis", dim) not in (0, -2):
+        return NotImplemented
+    first, second = tensors
+    if isinstance(second, SourceIndex):
         raise _turned()
-    joined = func(plain(list(tensors)), dim, **kwargs)
-    if len(tensors) == 2 and dim == 0 and isinstance(tensors[0], SourceIndex):
-        return ShardedEdgeIndex.make(joined, tensors[0].halo)
-    return joined
+    if not isinstance(first, NodeIndex) or not isinstance(second, DestinationIndex):
+        return NotImplemented
+    if first.halo is not second.halo:
+        return NotImplemented
+    if isinstance(first, DestinationIndex) and not first.halo.is_square:
+        return NotImplemented
+    return ShardedEdgeIndex.make(
+        torch.stack([first._raw.view(-1), second._raw.view(-1)]), first.halo
+    )
 
 
-def _same_shape(func: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
-    """What moves or copies, and leaves the numbers what they are."""
-    if not isinstance(tensor, ShardedEdgeIndex | SourceIndex):
+def _rearranged(func: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
+    """What moves, copies or repeats, and leaves the nodes what they are."""
+    if isinstance(tensor, ShardedEdgeIndex) and func.__name__ in _COPYING:
+        found = func(tensor._raw, *plain(args), **plain(kwargs))
+        if found.dtype in (torch.int64, torch.int32):
+            return ShardedEdgeIndex.make(found, tensor.halo)
+        return NotImplemented
+    if not isinstance(tensor, NodeIndex):
         return NotImplemented
     found = func(tensor._raw, *plain(args), **plain(kwargs))
-    if found.dtype != torch.int64 and found.dtype != torch.int32:
-        return found
-    return type(tensor).make(found, tensor.halo)
+    if found.dtype not in (torch.int64, torch.int32):
+        return NotImplemented
+    if found.shape == tensor._raw.shape and func.__name__ in _COPYING:
+        return type(tensor).make(
+            found,
+            tensor.end,
+            tensor._flat if tensor._flat.dim() < found.dim() else None,
+            is_complete=tensor._is_complete,
+        )
+    return tensor.like(found)
 
 
 def _broadcast(func: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
-    if not isinstance(tensor, SourceIndex):
+    if not isinstance(tensor, NodeIndex):
         return NotImplemented
     found = func(tensor._raw, *plain(args), **plain(kwargs))
-    return SourceIndex.make(found, tensor.halo, tensor._flat)
+    return tensor.like(found, tensor._flat)
+
+
+def _view(func: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
+    """Of one end it leaves the nodes what they are; of both it would join them."""
+    if isinstance(tensor, ShardedEdgeIndex):
+        raise _joined_ends(func.__name__)
+    if not isinstance(tensor, NodeIndex):
+        return NotImplemented
+    found = func(tensor._raw, *plain(args), **plain(kwargs))
+    if found.dtype not in (torch.int64, torch.int32):
+        return NotImplemented
+    is_flat = tensor._flat.numel() == found.numel()
+    return tensor.like(found, tensor._flat if is_flat else None)
+
+
+def _joined_ends(name: str) -> NotImplementedError:
+    return NotImplementedError(
+        f"{name} of an edge_index that spans ranks would join numbers of sources and "
+        "of destinations, of which those of sources may be on other ranks; take a row first, "
+        "edge_index[0] or edge_index[1]"
+    )
 
 
 def _unbind(func: Any, tensor: Any, dim: int = 0) -> Any:
     if not isinstance(tensor, ShardedEdgeIndex) or dim not in (0, -2):
         return NotImplemented
-    return _getitem(func, tensor, 0), _getitem(func, tensor, 1)
+    return _edges_at(tensor, 0), _edges_at(tensor, 1)
 
 
 def _flip(func: Any, tensor: Any, *dims: Any, **kwargs: Any) -> Any:
@@ -391,38 +793,154 @@ def _turned() -> NotImplementedError:
     )
 
 
-def _no_matrix(func: Any, *args: Any, **kwargs: Any) -> Any:
-    raise NotImplementedError(
-        f"{func.__name__} of edges that span ranks would make a matrix of local numbers; pass "
-        "edge_index to the layer as it is"
-    )
+def check_matrix(name: str, halo: SourceHalo) -> None:
+    """Raise if edges span ranks, and a matrix of them would have this rank's alone.
 
-
-def _one_row_of_numbers(func: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
-    if isinstance(tensor, ShardedEdgeIndex):
+    Args:
+        name: Of what makes the matrix.
+        halo: The relation.
+    """
+    if halo.world_size > 1 or not _is_in_order(halo):
         raise NotImplementedError(
-            f"{func.__name__} of an edge_index that spans ranks would join numbers of sources and "
-            "of destinations, of which those of sources may be on other ranks; take a row first, "
-            "edge_index[0] or edge_index[1]"
+            f"{name} of edges that span ranks would make a matrix of this rank's edges alone; "
+            "pass edge_index to the layer as it is"
         )
-    return _broadcast(func, tensor, *args, **kwargs)
+
+
+def _matrix(func: Any, *args: Any, **kwargs: Any) -> Any:
+    check_matrix(func.__name__, next(_halos_in((args, kwargs))))
+    return func(*plain(args), **plain(kwargs))
+
+
+def _to_pointers(func: Any, index: Any, size: int, **kwargs: Any) -> Any:
+    """Where the in-edges of each destination begin, of edges that come by destination."""
+    is_own = isinstance(index, DestinationIndex) and size == index.end.num_rows
+    return func(index._raw, size, **kwargs) if is_own else _matrix(func, index, size, **kwargs)
 
 
 def _refuse_turned(func: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
     if isinstance(tensor, ShardedEdgeIndex):
         raise _turned()
+    return _rearranged(func, tensor, *args, **kwargs)
+
+
+# -- comparing, and numbers of all edges -----------------------------------------------------------
+
+
+def _compare(func: Any, first: Any, second: Any, **kwargs: Any) -> Any:
+    """Whether ends are one node, also where no number is known: rows tell that, too."""
+    both = isinstance(first, NodeIndex) and isinstance(second, NodeIndex)
+    if both and first.halo is second.halo and first.end.numbering is second.end.numbering:
+        return func(first._raw, second._raw, **kwargs)
     return NotImplemented
 
 
-def _extreme(func: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
-    """The largest number of a node, from which PyG finds how many rows a node tensor has."""
-    if args or kwargs or func.__name__ == "min":
+def largest_number(index: Any) -> int:
+    """The largest number of a node in edges, on any rank; -1 without edges. Collective.
+
+    Args:
+        index: A `ShardedEdgeIndex`, one end of it, or numbers made of these.
+    """
+    if isinstance(index, ShardedEdgeIndex) and index._raw is index.halo.edge_index:
+        ends = index.halo.sources, index.halo.destinations
+        if all(end.is_numbered for end in ends):
+            return max(end.largest for end in ends)
+    if isinstance(index, NodeIndex) and isinstance(index.end, PieceEnd):
+        raise index.end.refuse("max")
+    if isinstance(index, NodeIndex) and index._is_complete and index.end.is_numbered:
+        return index.end.largest
+    numbers = plain(index)
+    largest = numbers.max() if numbers.numel() else numbers.new_tensor(-1)
+    return int(all_reduce(largest.view(1).long(), "max", group=index.halo.structure.group))
+
+
+def num_nodes_of(index: Any) -> int:
+    """How many rows a tensor needs that these edges index; collective.
+
+    Args:
+        index: As of `largest_number`.
+    """
+    if isinstance(index, NodeIndex) and isinstance(index.end, PieceEnd):
+        return index.end.num_rows
+    return largest_number(index) + 1
+
+
+def _reduce_edges(func: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
+    """Sum, mean, minimum and maximum over edges are those of all ranks; collective."""
+    if not isinstance(tensor, NodeValues) or any(isinstance(a, Tensor) for a in args):
+        return NotImplemented  # of two tensors, edge by edge
+    name = func.__name__
+    dim = kwargs.get("dim", kwargs.get("axis", args[0] if args else None))
+    is_per_edge = isinstance(tensor, ShardedEdgeIndex) or (
+        isinstance(tensor, _Numbers) and tensor._raw.dim() == 2 and tensor._raw.shape[0] == 2
+    )
+    if is_per_edge and dim in (0, -2, (0,), [0]):
         return NotImplemented
     halo = tensor.halo
-    rows = halo.num_owned
-    if isinstance(tensor, ShardedEdgeIndex):
-        rows = max(rows, halo.num_dst)
-    return torch.tensor(rows - 1, device=tensor._raw.device)
+    if halo.world_size == 1:
+        return NotImplemented
+    if name in ("max", "min") and dim is not None:
+        raise NotImplementedError(
+            f"{name} of numbers of nodes along edges gives the position of an edge, which may be "
+            "on another rank; leave dim out"
+        )
+    if isinstance(tensor, NodeIndex) and isinstance(tensor.end, PieceEnd):
+        raise tensor.end.refuse(name)
+    numbers, group = plain(tensor), halo.structure.group
+    if name == "max" and not args and not kwargs:
+        found = largest_number(tensor)
+        if found < 0:
+            raise RuntimeError("max of no edges: no rank has any")
+        return numbers.new_full((), found)
+    if name in ("sum", "mean"):
+        total = all_reduce(torch.sum(numbers, *args, **kwargs), group=group)
+        if name == "sum":
+            return total
+        wide = func(numbers, *args, **kwargs)  # tells what is wrong, if anything is
+        each = numbers.numel() // max(total.numel(), 1)
+        count = all_reduce(torch.tensor(each), group=group)
+        return (total / count.to(total.device)).to(wide.dtype)
+    bound = torch.iinfo(numbers.dtype).max if "min" in name else torch.iinfo(numbers.dtype).min
+    padded = torch.cat([numbers, numbers.new_full((*numbers.shape[:-1], 1), bound)], -1)
+    extreme = func(padded, *args, **kwargs)
+    return all_reduce(extreme, "min" if "min" in name else "max", group=group)
+
+
+class _NoneHere(int):
+    """0, the size of this rank's edges; compared with 0 it is more, because other ranks have some.
+
+    Code that leaves out what has no edges asks so, and every rank must take part in what follows.
+    """
+
+    def __new__(cls) -> _NoneHere:
+        return super().__new__(cls, 0)
+
+    def __eq__(self, other: object) -> bool:
+        return other is self
+
+    def __lt__(self, other: int) -> bool:
+        return int(other) > 1
+
+    def __le__(self, other: int) -> bool:
+        return int(other) >= 1
+
+    def __gt__(self, other: int) -> bool:
+        return int(other) <= 0
+
+    def __ge__(self, other: int) -> bool:
+        return int(other) <= 1
+
+    def __bool__(self) -> bool:
+        return True
+
+    __hash__ = int.__hash__
+
+
+def _numel(func: Any, tensor: Any) -> int:
+    halo, count = tensor.halo, tensor._raw.numel()
+    if count or halo.world_size == 1 or not halo.structure.global_num_edges(halo.etype):
+        return int(count)
+    return _NoneHere()
 
 
 def _is_in_place(name: str) -> bool:
@@ -433,79 +951,81 @@ def _is_in_place(name: str) -> bool:
 
 def _unchangeable() -> NotImplementedError:
     return NotImplementedError(
-        "the numbers of an edge_index that spans ranks cannot be changed: they name this rank's "
-        "rows; choose edges with edge_index[:, mask], and in place of to_hetero_with_bases, which "
-        "adds offsets to join relations, use to_hetero or HeteroConv"
+        "the numbers of an edge_index that spans ranks cannot be changed: they name nodes; choose "
+        "edges with edge_index[:, mask], or compute with a copy, edge_index[0] + 0; in place of "
+        "to_hetero_with_bases, which adds offsets to join relations, use to_hetero or HeteroConv"
     )
 
 
-def _setitem(func: Any, tensor: Any, index: Any, value: Any) -> Any:
-    if isinstance(tensor, ShardedEdgeIndex | SourceIndex):
-        raise _unchangeable()
-    if isinstance(index, SourceIndex):
-        rows = index._raw  # those of self loops are this rank's own
-        if rows.numel() and int(rows.max()) >= index.halo.num_owned:
-            raise NotImplementedError(
-                "values cannot be set at sources that are on other ranks; add them up with "
-                "scatter_add or index_add"
-            )
-    return NotImplemented
+def _set_property(func: Any, *args: Any, **kwargs: Any) -> Any:
+    raise _unchangeable()
 
 
+_COPYING = {"clone", "contiguous", "detach", "to", "long", "int", "cpu", "cuda", "type"}
 _HANDLERS: dict[str, Callable[..., Any]] = {
     "__getitem__": _getitem,
     "__setitem__": _setitem,
     "index_select": _index_select,
-    "scatter_add": _scatter_add,
-    "scatter_add_": _scatter_add,
-    "index_add": _scatter_add,
-    "index_add_": _scatter_add,
-    "scatter": _no_order_at_sources,
-    "scatter_": _no_order_at_sources,
-    "scatter_reduce": _no_order_at_sources,
-    "scatter_reduce_": _no_order_at_sources,
-    "bincount": _no_order_at_sources,
-    "unique": _no_order_at_sources,
-    "cat": _cat,
-    "concat": _cat,
-    "stack": _stack,
-    "clone": _same_shape,
-    "contiguous": _same_shape,
-    "detach": _same_shape,
-    "to": _same_shape,
-    "long": _same_shape,
-    "cpu": _same_shape,
-    "cuda": _same_shape,
-    "view": _one_row_of_numbers,
-    "flatten": _one_row_of_numbers,
-    "ravel": _one_row_of_numbers,
     "embedding": _embedding,
-    "gather": _torch_gather,
-    "sparse_coo_tensor": _no_matrix,
-    "sparse_csr_tensor": _no_matrix,
-    "sparse_csc_tensor": _no_matrix,
-    "sparse_compressed_tensor": _no_matrix,
-    "_convert_indices_from_coo_to_csr": _no_matrix,
-    "expand": _broadcast,
-    "expand_as": _broadcast,
-    "unsqueeze": _broadcast,
-    "reshape": _one_row_of_numbers,
+    "embedding_bag": _embedding,
+    "gather": _gather,
+    "take_along_dim": _gather,
+    "take": _take,
+    "one_hot": _one_hot,
+    "bincount": _bincount,
+    "index_put": _index_put,
+    "index_put_": _index_put,
+    **dict.fromkeys(("cat", "concat", "concatenate"), _cat),
+    **dict.fromkeys(("stack", "vstack", "row_stack"), _stack),
+    **dict.fromkeys(_COPYING, _rearranged),
+    **dict.fromkeys(
+        ("repeat", "tile", "repeat_interleave", "narrow", "masked_select"), _rearranged
+    ),
+    **dict.fromkeys(("expand", "expand_as", "unsqueeze", "broadcast_to"), _broadcast),
+    **dict.fromkeys(("view", "reshape", "flatten", "ravel", "view_as", "squeeze"), _view),
     "unbind": _unbind,
     "flip": _flip,
     "flipud": _flip,
-    "t": _refuse_turned,
-    "transpose": _refuse_turned,
-    "fliplr": _refuse_turned,
-    "max": _extreme,
+    **dict.fromkeys(("t", "transpose", "swapaxes", "movedim", "permute", "fliplr"), _refuse_turned),
+    **dict.fromkeys(("eq", "ne", "__eq__", "__ne__"), _compare),
+    **dict.fromkeys(("max", "min", "amax", "amin", "sum", "mean"), _reduce_edges),
+    "__set__": _set_property,
+    "numel": _numel,
+    "nelement": _numel,
 }
+for _name in (
+    *("scatter", "scatter_add", "scatter_reduce"),
+    *("index_add", "index_copy", "index_fill", "index_reduce"),
+):
+    _HANDLERS[_name] = _HANDLERS[f"{_name}_"] = _scatter
+for _name in ("coo", "csr", "csc", "bsr", "bsc", "compressed"):
+    _HANDLERS[f"sparse_{_name}_tensor"] = _matrix
+_HANDLERS["_convert_indices_from_coo_to_csr"] = _to_pointers
 
-# Of local numbers; the result still orders edges, but names no row.
-_ARITHMETIC = {
-    *("add", "radd", "sub", "rsub", "subtract", "mul", "rmul", "multiply"),
-    *("floordiv", "floor_divide", "mod", "remainder"),
+_OF_SHAPE = {
+    *("size", "dim", "stride", "ndimension", "storage_offset", "element_size"),
+    *("is_contiguous", "is_floating_point", "is_complex", "is_signed", "get_device", "__len__"),
+    *("requires_grad_", "is_pinned", "is_shared", "is_inference", "__hash__", "__dir__"),
 }
-_INDEXING = {
-    *("__getitem__", "__setitem__", "index_select", "gather", "embedding", "bincount"),
-    *("scatter", "scatter_", "scatter_add", "scatter_add_", "scatter_reduce", "scatter_reduce_"),
-    *("index_add", "index_add_", "index_put", "index_put_", "index_copy", "index_copy_"),
+_OF_ALL_EDGES = {
+    *("unique", "unique_consecutive", "unique_dim", "_unique2", "equal", "allclose", "prod", "all"),
+    *("any", "median", "nanmedian", "mode", "std", "var", "std_mean", "var_mean", "norm"),
+    *("argmax", "argmin", "kthvalue", "topk", "histc", "histogram", "quantile", "count_nonzero"),
+    *(
+        "__contains__",
+        "logsumexp",
+        "aminmax",
+        "cumsum",
+        "cumprod",
+        "cummax",
+        "cummin",
+        "nansum",
+        "nanmean",
+    ),
 }
+_NOT_NUMBERS = {
+    *("argsort", "msort_positions", "nonzero", "searchsorted", "bucketize", "count_nonzero"),
+    *("new_empty", "new_zeros", "new_ones", "new_full", "new_tensor", "empty_like", "zeros_like"),
+    *("ones_like", "full_like", "rand_like", "randn_like", "randint_like", "argmax", "argmin"),
+}
+_VALUES_AND_POSITIONS = {"sort", "max", "min", "topk", "kthvalue", "mode", "cummax", "cummin"}

@@ -31,26 +31,28 @@ _LAYERS = {
     "GraphUNet": "it keeps the best of all nodes, and would choose among this rank's alone",
 }
 _AGGREGATIONS = {"EquilibriumAggregation": "it iterates over the nodes of one rank"}
-_checked: weakref.WeakKeyDictionary[nn.Module, tuple[int, int]] = weakref.WeakKeyDictionary()
+_checked: weakref.WeakKeyDictionary[nn.Module, tuple[int, int, bool]] = weakref.WeakKeyDictionary()
 _POOLS = ("torch_geometric.nn.pool.", "torch_geometric.nn.unpool.")
 
 
-def check_model(layer: nn.Module) -> None:
+def check_model(layer: nn.Module, world_size: int) -> None:
     """Raise if the model that calls ``layer`` holds what is not exact on shards.
 
     Args:
-        layer: The layer that is called now, on more than one rank.
+        layer: The layer that is called now.
+        world_size: Ranks. On one, what looks at all nodes does; how edges are kept is the same.
 
     Raises:
         NotImplementedError: It does; names the module, the reason and the alternative.
     """
     model = _outermost(layer)
     modes = [module.training for module in model.modules()]
-    state = len(modes), sum(modes)  # statistics are not taken in eval mode
+    # Statistics are not taken in eval mode.
+    state = len(modes), sum(modes), world_size > 1
     if _checked.get(model) == state:
         return
     for name, module in model.named_modules():
-        reason = _reason(module)
+        reason = _reason(module) if world_size > 1 else _reason_always(module)
         if reason is not None:
             where = f"{name!r} of {type(model).__name__}" if name else "the model"
             raise NotImplementedError(
@@ -60,17 +62,26 @@ def check_model(layer: nn.Module) -> None:
     _checked[model] = state
 
 
+def _reason_always(module: nn.Module) -> str | None:
+    if getattr(module, "flow", None) == "target_to_source":
+        return (
+            "messages that flow from targets to sources end on other ranks; make it with "
+            "flow='source_to_target' and pass edge_index.flip([0])"
+        )
+    if any(base.__name__ == "HypergraphConv" for base in type(module).__mro__):
+        return _LAYERS["HypergraphConv"]
+    return None
+
+
 def _reason(module: nn.Module) -> str | None:
     if unsynchronized(module) is not None:
         return (
             "its statistics would be those of this rank's rows; call "
             "graphshard.pyg.convert_sync_norm(model) once, or eval() if it has running ones"
         )
-    if getattr(module, "flow", None) == "target_to_source":
-        return (
-            "messages that flow from targets to sources end on other ranks; make it with "
-            "flow='source_to_target' and pass edge_index.flip([0])"
-        )
+    always = _reason_always(module)
+    if always is not None:
+        return always
     for base in type(module).__mro__:
         name, defined_in = base.__name__, base.__module__
         if not defined_in.startswith("torch_geometric.nn."):

@@ -27,7 +27,9 @@ from ._adapters import (
     with_one_hot_labels,
     with_own_nodes,
 )
-from ._edge_index import ShardedEdgeIndex
+from ._edge_index import NodeIndex, ShardedEdgeIndex
+from ._edge_state import caches_of_nodes, check_hooks, of_all_ranks, own_masks
+from ._graph_functions import install_functions
 from ._inexact import check_model
 from ._propagate import bound
 
@@ -42,7 +44,8 @@ def install() -> None:
     So get two methods that are no calls: ``CorrectAndSmooth.correct``, which means over all
     training nodes, and ``LightGCN.get_embedding``, which has a row for all nodes.
     """
-    conv = require("torch_geometric.nn.conv", "graphshard[pyg]", "graphshard.pyg")
+    need = "graphshard[pyg]", "graphshard.pyg"
+    conv = require("torch_geometric.nn.conv", *need)
     if "__call__" in vars(conv.MessagePassing):
         return
     # torch.compile leaves such a call as it is: it cannot look into an exchange between ranks.
@@ -54,10 +57,18 @@ def install() -> None:
             args, kwargs = find_edges(args), find_edges(kwargs)
         for _ in _sharded_in((args, kwargs)):
             return uncompiled(layer, args, kwargs, nn.Module.__call__)
-        return nn.Module.__call__(layer, *args, **kwargs)
+        with caches_of_nodes(layer, None):
+            return nn.Module.__call__(layer, *args, **kwargs)
 
     conv.MessagePassing.__call__ = call
-    models = require("torch_geometric.nn.models", "graphshard[pyg]", "graphshard.pyg")
+    for name, kind in vars(require("torch_geometric.nn.pool", *need)).items():
+        if name.endswith("Pooling") and isinstance(kind, type):
+            kind.__call__ = _checked_call  # type: ignore[method-assign]
+    aggr = require("torch_geometric.nn.aggr", *need)
+    aggr.Aggregation.__call__ = _of_rows(aggr.Aggregation.__call__)
+    conv.MessagePassing.explain_message = of_all_ranks(conv.MessagePassing.explain_message)
+    install_functions()
+    models = require("torch_geometric.nn.models", *need)
     for model, name, sharded in (
         (models.CorrectAndSmooth, "correct", corrected),
         (models.LightGCN, "get_embedding", own_embedding),
@@ -77,6 +88,27 @@ def _either(whole: Callable[..., Any], sharded: Callable[..., Any]) -> Callable[
     return method
 
 
+def _checked_call(module: Any, *args: Any, **kwargs: Any) -> Any:
+    for index in _sharded_in((args, kwargs)):
+        check_model(module, index.halo.world_size)
+    return nn.Module.__call__(module, *args, **kwargs)
+
+
+def _of_rows(whole: Callable[..., Any]) -> Callable[..., Any]:
+    """An aggregation of PyG, for which an index is the row of a result and nothing else."""
+
+    @wraps(whole)
+    def call(module: Any, x: Tensor, index: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(index, NodeIndex) and not index.end.has_remote_rows:
+            size = args[1] if len(args) > 1 else kwargs.get("dim_size")
+            is_pyg = type(module).__module__.startswith("torch_geometric.nn.aggr.")
+            if is_pyg and size == index.end.num_rows:
+                index = index.local()
+        return whole(module, x, index, *args, **kwargs)
+
+    return call
+
+
 def call_sharded(layer: Any, args: Any, kwargs: Any, run: Callable[..., Any]) -> Any:
     """Call a layer with sharded edges.
 
@@ -87,10 +119,12 @@ def call_sharded(layer: Any, args: Any, kwargs: Any, run: Callable[..., Any]) ->
         run: What is called in the end, with the layer and arguments that may be others.
     """
     sharded = list(_sharded_in((args, kwargs)))
-    if sharded[0].halo.world_size > 1:
-        check_model(layer)
+    halo = sharded[0].halo
+    check_model(layer, halo.world_size)
+    check_hooks(layer, halo)
     try:
-        return _anchored(_called(layer, args, kwargs, run), sharded)
+        with caches_of_nodes(layer, halo), own_masks(layer, halo) as masks:
+            return _anchored(_called(layer, args, kwargs, run), sharded, masks)
     finally:
         for index in sharded:
             index.halo.forget()
@@ -116,22 +150,23 @@ def _called(layer: Any, args: Any, kwargs: Any, run: Callable[..., Any]) -> Any:
         return run(layer, *args, **kwargs)
 
 
-def _anchored(out: Any, sharded: Sequence[ShardedEdgeIndex]) -> Any:
+def _anchored(out: Any, sharded: Sequence[ShardedEdgeIndex], masks: Sequence[Tensor]) -> Any:
     """The result, made to depend on all that was fetched for it.
 
     A rank without nodes of some kind may leave out the branch that used them; the backward of
     every exchange must be reached on all ranks.
     """
     halos = {id(index.halo): index.halo for index in sharded}
-    fetched = [t for halo in halos.values() for t in halo.fetched if t.requires_grad]
+    used = [*masks, *(t for halo in halos.values() for t in halo.fetched)]
+    fetched = [t for t in used if t.requires_grad]
     if not fetched or not torch.is_grad_enabled():
         return out
     if isinstance(out, Tensor):
         return anchor(out, *fetched)
     if isinstance(out, tuple):
-        return (_anchored(out[0], sharded), *out[1:])
+        return (_anchored(out[0], sharded, masks), *out[1:])
     if isinstance(out, dict):
-        return {key: _anchored(value, sharded) for key, value in out.items()}
+        return {key: _anchored(value, sharded, masks) for key, value in out.items()}
     return out
 
 

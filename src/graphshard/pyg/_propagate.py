@@ -29,9 +29,10 @@ import torch
 from torch import Tensor, nn
 
 from ..ops import Attention, EdgeMask, random_seed
-from ._edge_index import ShardedEdgeIndex
+from ._edge_index import DestinationIndex, ShardedEdgeIndex, SourceIndex
 from ._fused import FusedCall, attention, weighted_sum
 from ._norms import takes_statistics
+from ._numbering import PieceEnd
 from ._recompute import Aggregation, DestinationPiece, DestinationPieces, Tensors
 from ._source_halo import EdgeSet, SourceHalo
 
@@ -105,6 +106,8 @@ def _propagate(layer: Any, edge_index: Any, size: Any = None, **kwargs: Any) -> 
         for name, value in kwargs.items():
             if isinstance(value, nn.Parameter):  # a row per node, as SparseLinear has
                 kwargs[name] = halo.own_rows(value)
+        if _reads_tables(layer, kwargs, halo):
+            return _as_pyg(layer, edge_index, size, kwargs)
         edges = halo.edge_set(edge_index.local())
         fused = _attention(layer, kwargs, halo, edges)
         if fused is None:
@@ -117,13 +120,39 @@ def _propagate(layer: Any, edge_index: Any, size: Any = None, **kwargs: Any) -> 
             stock = _in_pieces(layer, kwargs, halo, edges, padded, length)
             if stock is not None:
                 return stock.recomputed()
-    else:
-        padded, length = [], 0
+        with _of_length(padded, length):
+            return _as_pyg(layer, edge_index, size, kwargs)
+    return _as_pyg(layer, edge_index, size, kwargs)
+
+
+def _as_pyg(layer: Any, edge_index: Any, size: Any, kwargs: dict[str, Any]) -> Any:
     for name, value in kwargs.items():
         if isinstance(value, DeferredUpdate):
             kwargs[name] = type(layer).edge_updater(layer, edge_index, **value.kwargs)
-    with _of_length(padded, length):
-        return type(layer).propagate(layer, edge_index, size=size, **kwargs)
+    return type(layer).propagate(layer, edge_index, size=size, **kwargs)
+
+
+def _reads_tables(layer: Any, kwargs: dict[str, Any], halo: SourceHalo) -> bool:
+    """Whether a message reads a tensor with a row for each node of the whole graph."""
+    updates = [value.kwargs for value in kwargs.values() if isinstance(value, DeferredUpdate)]
+    for given, names in (
+        (kwargs, layer._user_args),
+        *((u, layer._edge_user_args) for u in updates),
+    ):
+        for name, value in given.items():
+            src, dst = (
+                value if isinstance(value, tuple | list) and len(value) == 2 else (value,) * 2
+            )
+            for rows, end, argument in (
+                (src, halo.sources, f"{name}_j"),
+                (dst, halo.destinations, f"{name}_i"),
+            ):
+                if argument in names and isinstance(rows, Tensor) and rows.dim():
+                    dim = layer.node_dim
+                    fits = -rows.dim() <= dim < rows.dim()
+                    if fits and not end.owns(rows.shape[dim]):
+                        return True
+    return False
 
 
 @contextmanager
@@ -346,6 +375,7 @@ class _Slots:
         for name, value in kwargs.items():
             of_src, of_dst = f"{name}_j" in names, f"{name}_i" in names
             if of_src or of_dst:
+                self.fits &= name not in names  # all of it, and not the rows of edges
                 src, dst = value if isinstance(value, tuple | list) else (value, value)
                 places[name] = (
                     "nodes",
@@ -365,7 +395,7 @@ class _Slots:
 
 
 def _filled(
-    layer: Any, places: dict[str, Any], piece: DestinationPiece, size: Any, rows: Sequence[Tensors]
+    layer: Any, places: dict[str, Any], edge_index: Tensor, size: Any, rows: Sequence[Tensors]
 ) -> dict[str, Any]:
     """The arguments of a piece, from its rows of sources, destinations and edges."""
     sources, destinations, edges = rows
@@ -380,11 +410,45 @@ def _filled(
         elif kind == "edges":
             arguments[name] = edges[where[0]]
         elif kind == "update":
-            inner = _filled(layer, where[0], piece, size, rows)
-            arguments[name] = type(layer).edge_updater(layer, piece.edge_index, size=size, **inner)
+            inner = _filled(layer, where[0], edge_index, size, rows)
+            arguments[name] = type(layer).edge_updater(layer, edge_index, size=size, **inner)
         else:
             arguments[name] = where[0] if where else None
     return arguments
+
+
+class _PieceEdges(Tensor):
+    """The edges of a piece, whose ends are nodes, and not rows of the piece alone."""
+
+    _ends: tuple[Tensor, Tensor]
+
+    @staticmethod
+    def of(piece: DestinationPiece, halo: SourceHalo, sources: Tensors) -> _PieceEdges:
+        made = Tensor._make_subclass(_PieceEdges, piece.edge_index)
+        src, dst = piece.edge_index
+        rows = torch.arange(piece.start, piece.stop, device=dst.device)
+        made._ends = (
+            SourceIndex.make(src, PieceEnd(halo.sources, piece.sources, sources)),
+            DestinationIndex.make(dst, PieceEnd(halo.destinations, rows)),
+        )
+        return made
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.__getitem__ and isinstance(args[1], int):
+            return args[0]._ends[args[1]]
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+
+def _special_arguments(layer: Any) -> set[str]:
+    """Which of PyG's own arguments the functions of a layer ask for."""
+    base = "torch_geometric.nn.conv.message_passing"
+    found: set[str] = set()
+    for function in ("message", "aggregate", "update", "edge_update"):
+        if not _defined_by(layer, function, base, "MessagePassing"):
+            found |= set(layer.inspector.get_param_names(function))
+    return found
 
 
 def _in_pieces(
@@ -397,6 +461,12 @@ def _in_pieces(
 ) -> Aggregation | None:
     base = "torch_geometric.nn.conv.message_passing"
     if not _defined_by(layer, "update", base, "MessagePassing"):
+        return None
+    asked = _special_arguments(layer)
+    if "edge_index" in asked:
+        return None
+    reads_numbers = bool(asked & {"index", "edge_index_i", "edge_index_j"})
+    if reads_numbers and (halo.sources.is_ambiguous or halo.destinations.is_ambiguous):
         return None
     slots = _Slots(layer, halo, edges.edge_index.shape[1])
     places = slots.of(kwargs, layer._user_args)
@@ -417,11 +487,14 @@ def _in_pieces(
 
     def compute(piece: DestinationPiece, src: Tensors, dst: Tensors, edge: Tensors) -> Tensor:
         size = (piece.sources.numel(), piece.stop - piece.start)
-        arguments = _filled(layer, places, piece, size, (src, dst, edge))
+        edge_index = piece.edge_index
+        if reads_numbers:
+            edge_index = _PieceEdges.of(piece, halo, src)
+        arguments = _filled(layer, places, edge_index, size, (src, dst, edge))
         if torch.is_grad_enabled() or layer in _looked_at:
-            return propagate(piece.edge_index, size, arguments)
+            return propagate(edge_index, size, arguments)
         with torch.enable_grad():
-            found = propagate(piece.edge_index, size, arguments)
+            found = propagate(edge_index, size, arguments)
         _check_leaves(layer, found, parameters, src, dst, edge)
         _looked_at.add(layer)
         return found.detach()

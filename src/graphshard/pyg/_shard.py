@@ -20,6 +20,7 @@ from ..fullbatch.topology import LocalEdges, agree_on_build
 from ..graph.convert import require
 from ._edge_index import ShardedEdgeIndex, sharded_edges
 from ._layers import install
+from ._numbering import NodeNumbering
 from ._whole_graph import (
     ONLY_TYPE,
     NodeLayout,
@@ -45,7 +46,6 @@ class _OwnRows:
         nodes: Node type to columns, each with a row per own node.
         edge_columns: Relation to columns, each with a row per own edge.
         others: Node type, relation, or None for the whole graph, to what has no such rows.
-        totals: Node type to nodes of all ranks, where they are known.
         device: Where the edges live.
         matrices: Relation that has an ``adj_t`` and no ``edge_index`` to the values at own edges,
             None for ones, and whether it has self loops, on any rank.
@@ -57,7 +57,6 @@ class _OwnRows:
     edge_columns: dict[CanonicalEType, dict[str, Any]]
     device: torch.device
     others: dict[Any, dict[str, Any]] = field(default_factory=dict)
-    totals: dict[str, int] = field(default_factory=dict)
     matrices: dict[CanonicalEType, tuple[Tensor | None, bool]] = field(default_factory=dict)
     is_typed: bool = False
 
@@ -144,8 +143,11 @@ def shard(
     else:
         part = _from_whole(data, part_method, seed, state)
     install()
-    ids = {ntype: columns["n_id"] for ntype, columns in part.nodes.items() if "n_id" in columns}
-    indices = sharded_edges(part.edges, part.owned, part.device, policy, group, ids, part.totals)
+    nodes = {
+        ntype: NodeNumbering(count, part.nodes[ntype].get("n_id"), group)
+        for ntype, count in part.owned.items()
+    }
+    indices = sharded_edges(part.edges, nodes, part.device, policy, group)
     structure = next(iter(indices.values())).halo.structure
     for columns in [*part.nodes.values(), *part.edge_columns.values()]:
         structure.constants.mark(rows for rows in columns.values() if isinstance(rows, Tensor))
@@ -261,7 +263,6 @@ def _from_whole(data: Any, part_method: Any, seed: int, state: GroupState) -> _O
         columns,
         device,
         whole.others,
-        whole.counts,
         matrices,
         whole.is_typed,
     )

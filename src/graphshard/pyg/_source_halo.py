@@ -10,12 +10,13 @@ layer finds from local numbers are right.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from functools import cached_property
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from .._typing import CanonicalEType
@@ -25,6 +26,7 @@ from ..fullbatch.execution import HaloRowCache, PairwiseTransport
 from ..fullbatch.topology import WHOLE, LocalEdges, ShardStructure
 from ..graph.frame import version_of
 from ..ops import Adjacency
+from ._numbering import EdgeEnd, NodeNumbering
 
 _KEPT_EDGE_SETS, _KEPT_TIMES_EDGES = 256, 4
 _edge_set_numbers = itertools.count()
@@ -38,9 +40,9 @@ class SourceHalo:
         etype: The relation.
         mode: How remote rows are fetched; ``"auto"`` is resolved already.
         cache: Halo rows of tensors that never change, shared by the relations of a graph.
-        own_ids: int64 ``[num_owned]``: the numbers of this rank's sources in the whole graph, if
-            they are known.
-        num_whole: Sources of all ranks, if it is known.
+        sources: The nodes where edges begin.
+        destinations: The nodes where they end.
+        extended_ids: Numbers of the extended rows, where another relation has fetched them.
     """
 
     def __init__(
@@ -49,19 +51,54 @@ class SourceHalo:
         etype: CanonicalEType,
         mode: AggregationMode,
         cache: HaloRowCache,
-        own_ids: Tensor | None = None,
-        num_whole: int | None = None,
+        sources: NodeNumbering,
+        destinations: NodeNumbering,
+        extended_ids: Tensor | None = None,
     ) -> None:
         halo = structure.union_halo(etype[0])
         assert halo is not None
         self.structure, self.etype, self.mode, self.halo = structure, etype, mode, halo
-        self._cache, self.own_ids, self.num_whole = cache, own_ids, num_whole
+        self._cache = cache
         edges = structure.edges[etype]
         self.num_dst = edges.num_dst
         self.edge_index = torch.stack([halo.extended_src(etype).long(), edges.dst.long()])
+        if extended_ids is None:
+            extended_ids = sources.extended_ids(halo)
+        self.sources, self.destinations = self._ends(sources, destinations, extended_ids)
+        #: This rank's rows of a tensor with a row for each edge of a whole graph, where calls
+        #: bring such tensors (`graphshard.pyg.parallelize`).
+        self.own_edges: Callable[[Tensor], Tensor] | None = None
+        #: Whether these are the edges of another relation, turned round.
+        self.is_turned = False
         self._reversed: SourceHalo | None = None
+        self._with_loops: dict[int, SourceHalo] = {}
         self._fetched: list[tuple[Tensor, int, bool, Tensor]] = []
         self._edge_sets: list[EdgeSet] = []
+
+    def _ends(
+        self, sources: NodeNumbering, destinations: NodeNumbering, extended_ids: Tensor | None
+    ) -> tuple[EdgeEnd, EdgeEnd]:
+        """What the numbers at both ends mean; collective."""
+        ids = extended_ids, destinations.ids
+        largest = torch.full((2,), -1, dtype=torch.int64)
+        for end, (known, rows) in enumerate(zip(ids, self.edge_index, strict=True)):
+            if known is not None and rows.numel():
+                largest[end] = known[rows].max()
+        first, second = all_reduce(largest, "max", group=self.structure.group).tolist()
+        return (
+            EdgeEnd(self, sources, True, ids[0], first),
+            EdgeEnd(self, destinations, False, ids[1], second),
+        )
+
+    @property
+    def is_square(self) -> bool:
+        """Whether sources and destinations are the same nodes."""
+        return self.sources.numbering is self.destinations.numbering
+
+    @property
+    def own_ids(self) -> Tensor | None:
+        """``[num_owned]`` the numbers of this rank's sources in the whole graph, if known."""
+        return self.sources.numbering.ids
 
     @property
     def num_owned(self) -> int:
@@ -89,8 +126,9 @@ class SourceHalo:
 
         Such is a learned row per node, which every rank has whole.
         """
-        fits = isinstance(rows, Tensor) and rows.dim() > 1 and rows.shape[0] == self.num_whole
-        if not fits or self.own_ids is None or self.num_whole == self.num_owned:
+        num_whole = self.sources.numbering.num_whole
+        fits = isinstance(rows, Tensor) and rows.dim() > 1 and rows.shape[0] == num_whole
+        if not fits or self.own_ids is None or num_whole == self.num_owned:
             return rows
         return rows.index_select(0, self.own_ids)
 
@@ -131,11 +169,22 @@ class SourceHalo:
     @property
     def fetched(self) -> list[Tensor]:
         """The extended rows that `extended` has given since `forget`."""
-        return [extended for _, _, _, extended in self._fetched]
+        return [extended for halo in self._family() for _, _, _, extended in halo._fetched]
 
     def forget(self) -> None:
         """Drop the rows that were fetched; a layer that is done calls it."""
-        self._fetched.clear()
+        for halo in self._family():
+            halo._fetched.clear()
+
+    def _family(self) -> Iterator[SourceHalo]:
+        """This relation, and what a layer has made of it: turned round, with self loops."""
+        yield self
+        for halo in self._with_loops.values():
+            yield from halo._family()
+        if self._reversed is not None:
+            yield self._reversed
+            for halo in self._reversed._with_loops.values():
+                yield from halo._family()
 
     def fetched_again(self, rows: Sequence[Tensor]) -> list[Tensor]:
         """As `extended`, of detached rows, and nothing is kept; collective.
@@ -229,16 +278,12 @@ class SourceHalo:
         """
         if self._reversed is None:
             edges, plan = self.structure.edges[self.etype], self.halo.plan
-            order = torch.argsort(edges.src_part.long(), stable=True)
-            pairs = torch.stack([edges.src.long(), edges.dst.long()], 1)[order]
-            counts = torch.bincount(edges.src_part.long(), minlength=plan.world_size)
-            ones = [1] * plan.world_size
             group = self.structure.group
-            incoming = counts
-            if plan.world_size > 1:
-                incoming = ragged_all_to_all(counts, ones, ones, group)
-                pairs = ragged_all_to_all(pairs, counts.tolist(), incoming.tolist(), group)
-            ranks = torch.arange(plan.world_size, device=incoming.device)
+            ends_of_edges = torch.stack([edges.src.long(), edges.dst.long()], 1)
+            pairs, _, (_, incoming) = _to_ranks(
+                ends_of_edges, edges.src_part.long(), plan.world_size, group
+            )
+            ranks = torch.arange(plan.world_size, device=pairs.device)
             part = torch.repeat_interleave(ranks, incoming)
             order = torch.argsort(pairs[:, 0], stable=True)
             turned = LocalEdges(part[order], pairs[order, 1], pairs[order, 0], self.num_owned)
@@ -253,9 +298,80 @@ class SourceHalo:
                 self.structure.constants,
             )
             cache = HaloRowCache(structure, self.mode.halo_dtype)
-            self._reversed = SourceHalo(structure, etype, self.mode, cache)
+            ends = self.destinations.numbering, self.sources.numbering
+            self._reversed = SourceHalo(structure, etype, self.mode, cache, *ends)
             self._reversed._reversed = self
+            self._reversed.is_turned = True
         return self._reversed
+
+    def with_self_loops(self, limit: int) -> SourceHalo:
+        """The relation, and after its edges one from source to destination of each number.
+
+        Of a relation between two types: what its loops read may be on other ranks, and in no halo.
+        Collective the first time.
+
+        Args:
+            limit: End of the numbers, which nodes of both types have.
+        """
+        if limit not in self._with_loops:
+            numbers = self.destinations.own_ids
+            dst = (numbers < limit).nonzero().view(-1)
+            part, src = self._find_sources(numbers[dst], limit)
+            edges = self.structure.edges[self.etype]
+            joined = LocalEdges(
+                torch.cat([edges.src_part.long(), part]),
+                torch.cat([edges.src.long(), src]),
+                torch.cat([edges.dst.long(), dst]),
+                edges.num_dst,
+            )
+            source, _, target = self.etype
+            structure = ShardStructure(
+                {self.etype: joined},
+                {source: self.num_owned},
+                {target: self.num_dst},
+                self.structure.device,
+                self.structure.group,
+            )
+            cache = HaloRowCache(structure, self.mode.halo_dtype)
+            ends = self.sources.numbering, self.destinations.numbering
+            self._with_loops[limit] = SourceHalo(structure, self.etype, self.mode, cache, *ends)
+        return self._with_loops[limit]
+
+    def _find_sources(self, numbers: Tensor, limit: int) -> tuple[Tensor, Tensor]:
+        """The rank and the row there of the sources with some numbers; collective.
+
+        No rank knows all of them: number ``n`` is written down at rank ``n % world_size`` by its
+        owner, and asked for there.
+        """
+        own, size, group = self.sources.own_ids, self.world_size, self.structure.group
+        device = own.device
+        rows = (own < limit).nonzero().view(-1)
+        written = torch.stack([own[rows], torch.full_like(rows, self.halo.plan.rank), rows], 1)
+        notes, _, _ = _to_ranks(written, own[rows] % size, size, group)
+        asked, order, counts = _to_ranks(numbers.view(-1, 1), numbers % size, size, group)
+        book = torch.full((limit // size + 1, 2), -1, dtype=torch.int64, device=device)
+        book[notes[:, 0] // size] = notes[:, 1:]
+        answers = book[asked.view(-1) // size]
+        if size > 1:
+            sent, received = counts
+            answers = ragged_all_to_all(answers, received.tolist(), sent.tolist(), group)
+        found = torch.empty_like(answers)
+        found[order] = answers
+        return found[:, 0], found[:, 1]
+
+
+def _to_ranks(
+    rows: Tensor, ranks: Tensor, world_size: int, group: dist.ProcessGroup | None
+) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
+    """Rows sent to a rank each: what came, the order of those sent, and how many went and came."""
+    order = torch.argsort(ranks, stable=True)
+    counts = torch.bincount(ranks, minlength=world_size)
+    if world_size == 1:
+        return rows[order], order, (counts, counts)
+    ones = [1] * world_size
+    incoming = ragged_all_to_all(counts, ones, ones, group)
+    arrived = ragged_all_to_all(rows[order], counts.tolist(), incoming.tolist(), group)
+    return arrived, order, (counts, incoming)
 
 
 class _SumAtSources(torch.autograd.Function):

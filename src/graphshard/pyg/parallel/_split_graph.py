@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -19,6 +20,7 @@ from ...comm.group import GroupState
 from ...fullbatch import AggregationMode
 from .._edge_index import ShardedEdgeIndex, sharded_edges
 from .._layers import WHOLE_EDGES
+from .._numbering import NodeNumbering
 from .._whole_graph import (
     Column,
     NodeLayout,
@@ -76,6 +78,11 @@ class ParallelGraph:
         self._layout = NodeLayout(owners, state)
         self.nodes = self._layout.rows
         self.etypes = list(whole.edges)
+        device = next(iter(whole.edges.values())).device
+        self._numberings = {
+            ntype: NodeNumbering(split.own.numel(), split.own.to(device), state.group)
+            for ntype, split in self.nodes.items()
+        }
         self._edge_sets = self._split(whole.edges)
         first = self._edge_sets[self.etypes[0]]
         self._policy = replace(policy, mode=first.index.halo.mode.mode)
@@ -127,15 +134,19 @@ class ParallelGraph:
 
     def _split(self, edges: Mapping[CanonicalEType, Tensor]) -> dict[CanonicalEType, ParallelEdges]:
         rows = {etype: self._layout.split_edges(etype, ends) for etype, ends in edges.items()}
+        if self.state.world_size == 1:  # hooks and explainers of layers see edges in this order
+            rows = {
+                etype: SplitRows(torch.arange(ends.shape[1]), [ends.shape[1]], 0)
+                for etype, ends in edges.items()
+            }
         local = {
             etype: self._layout.local_edges(etype, ends, rows[etype].own)
             for etype, ends in edges.items()
         }
         device = next(iter(edges.values())).device
-        ids = {ntype: split.own.to(device) for ntype, split in self.nodes.items()}
-        owned = self._layout.num_owned
-        totals = {ntype: split.total for ntype, split in self.nodes.items()}
-        made = sharded_edges(local, owned, device, self._policy, self.state.group, ids, totals)
+        made = sharded_edges(local, self._numberings, device, self._policy, self.state.group)
+        for etype, index in made.items():
+            index.halo.own_edges = partial(self.chosen, rows=rows[etype])
         return {
             etype: ParallelEdges(ends, rows[etype], made[etype], has_self_loops(etype, ends))
             for etype, ends in edges.items()
