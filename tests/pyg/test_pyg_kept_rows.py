@@ -77,7 +77,8 @@ def test_writes_through_data_are_seen(num_ranks: int) -> None:
 def sent(rank: int, world_size: int, parts: str, mode: str) -> list[int]:
     data = graphshard.load_dgl_partition_data(parts, rank)
     x: Tensor = torch.ones(data.num_owned(), 4, dtype=torch.float64)
-    shards = graphshard.pyg.shard(replace(data, node_features={"_N/x": x}), mode=mode)
+    data = replace(data, node_features={**data.node_features, "_N/x": x})
+    shards = graphshard.pyg.shard(data, mode=mode)
     conv, found = layer(), []
     for _ in range(2):
         with comm.trace() as trace:
