@@ -233,7 +233,7 @@ def test_an_address_that_is_another_s(monkeypatch):
     monkeypatch.setattr(_address, "listen", lambda *_: listen("203.0.113.7", 0))
     text = "rank 0 listens on all interfaces, because its host has no address localhost"
     with pytest.warns(RuntimeWarning, match=text):
-        store, address = _rendezvous._host_store("localhost", 0, 1, timedelta(seconds=10))
+        store, address = _rendezvous.host_store("localhost", 0, 1, timedelta(seconds=10))
     store.set("key", "value")
     assert (store.get("key"), address) == (b"value", "localhost")
 
