@@ -6,6 +6,7 @@ That ranks are on other hosts is played by giving them other directories to shar
 
 from __future__ import annotations
 
+import gc
 import re
 import threading
 from pathlib import Path
@@ -201,7 +202,12 @@ def test_ranks_of_one_host_send_nothing(tmp_path: Path) -> None:
 
 
 def lifetimes(rank: int, world_size: int, parts: str, how: str, folder: str) -> list[Any]:
-    """Copies over other groups, in threads; the end of the original, and of the copies."""
+    """Copies over other groups, in threads; the end of the original, and of the copies.
+
+    The rank may have files of earlier tests mapped, which count neither before nor after.
+    """
+    gc.collect()
+    others = _maps()
     manager = manager_of(parts, rank)
     ids = manager.original_ids["_N"]
     source = source_of(how, manager, {("_N", "id"): ids}, rank, folder)
@@ -222,19 +228,19 @@ def lifetimes(rank: int, world_size: int, parts: str, how: str, folder: str) -> 
         thread.start()
     for thread in threads:
         thread.join(30)
-    before = _maps()
+    before = len(_maps() - others)
     while copies:
         copies.pop().close()
     del source
     expected = Translation(parts, world_size).old("_N", wanted)
     right = all(torch.equal(rows, expected) for rows in found)
     right &= set(threading.enumerate()) == running
-    return [right, before, _maps(), left_behind(folder)]
+    return [right, before, len(_maps() - others), left_behind(folder)]
 
 
-def _maps() -> int:
+def _maps() -> set[str]:
     """Shared files that this process maps."""
-    return len(re.findall(r"graphshard-[0-9a-f]{32}", Path("/proc/self/maps").read_text()))
+    return set(re.findall(r"graphshard-[0-9a-f]{32}", Path("/proc/self/maps").read_text()))
 
 
 @pytest.mark.parametrize("how", ["collective", "mapped", "hosts"])
