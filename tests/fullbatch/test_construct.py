@@ -148,6 +148,7 @@ def test_policy_rejects_what_it_cannot_do() -> None:
 
 
 def wrong_part(rank: int, world_size: int, parts: str, part: int) -> None:
+    graphshard.comm.barrier()  # one that fails while another still starts is another story
     data = graphshard.load_dgl_partition_data(parts, part if part >= 0 else rank)
     graphshard.construct_full_graph(data)
 
