@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The notebooks run from top to bottom, and their text states the numbers that they compute.
 
-Two are run always, all with ``--all``. What is committed has its outputs; the script that is made
-of one differs from it as its page says, and runs. Up to 4 gloo ranks, started by the notebooks.
+Two are run always, all with ``--all``, which CI asks for. What is committed has its outputs; the
+script that is made of one differs from it as its page says, and runs. Up to 4 gloo ranks, started
+by the notebooks.
 """
 
 from __future__ import annotations
@@ -98,6 +99,7 @@ def test_the_script_differs_from_the_notebook_as_the_page_says() -> None:
     assert shown.splitlines() == [line.rstrip() for line in lines]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.timeout(200)
 def test_the_script_runs_as_the_page_says(tmp_path: Path) -> None:
     shutil.copy(SCRIPT, tmp_path)

@@ -53,8 +53,8 @@ def run(*cells: str) -> str:
     return printed
 
 
-def test_a_function_takes_along_what_it_uses() -> None:
-    printed = run(
+CELLS = {
+    "what it uses": [
         "WIDTH = 4\nx = torch.ones(2, 3)\ndef unused(): return undefined_anywhere",
         "@dataclass\nclass Config:\n    width: int = WIDTH",
         "class Base(nn.Module):\n    pass\nclass Net(Base):\n    def __init__(self, c):\n"
@@ -68,42 +68,58 @@ def test_a_function_takes_along_what_it_uses() -> None:
         "(first, second) = run_ranks(work, 2, 3.0)\ntorch.manual_seed(0)\n"
         "assert torch.equal(first[0], work(0, 1, 3.0)[0]) and torch.equal(first[0], second[0])\n"
         "print('shapes', tuple(first[0].shape), first[1:], second[1:])",
-    )
-    assert printed == "shapes (2, 4) (True, [2]) (True, [2])\n"
-
-
-def test_the_last_definition_counts() -> None:
-    printed = run(
+    ],
+    "the last definition": [
         "def helper(): return 'first'\ndef work(rank, world_size): return helper()",
         "print(run_ranks(work, 1))",
         "def helper(): return 'second'",
         "print(run_ranks(work, 1))",
         "def work(rank, world_size): return 'third'",
         "print(run_ranks(work, 1))",
-    )
-    assert printed == "['first']\n['second']\n['third']\n"
-
-
-def test_what_cannot_travel_is_named() -> None:
-    printed = run(
+    ],
+    "what cannot travel": [
         "g = gs.data.random_graph(3, 4)",
         "def work(rank, world_size): return helper()\ndef helper(): return g.num_nodes()",
         "try: run_ranks(work, 1)\nexcept TypeError as error: print(error)",
         "try: run_ranks(lambda rank, world_size: 1, 1)\nexcept TypeError as error: print(error)",
-    )
-    assert "helper uses g, which does not reach the ranks: g is a Graph; only None, bool" in printed
-    assert "make g inside helper, or load it there" in printed
-    assert "fn must be a function that stands in a module" in printed
-
-
-def test_an_error_of_a_rank_comes_into_the_cell() -> None:
-    printed = run(
+    ],
+    "an error of a rank": [
         "def work(rank, world_size):\n    if rank == 1:\n        raise KeyError('the cause')\n"
         "    torch.distributed.all_reduce(torch.ones(1))",
         "try: run_ranks(work, 2)\nexcept AssertionError as error: print(error)",
-    )
-    assert printed.startswith("work on 2 ranks failed\n\nrank 1 raised:\n")
-    assert "raise KeyError('the cause')" in printed
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def printed() -> dict[str, str]:
+    """What some cells print, which one process runs: its start takes longer than they do."""
+    cells = [[f"print({name!r} + ':')", *cells] for name, cells in CELLS.items()]
+    text = run(*(cell for group in cells for cell in group))
+    parts = re.split("|".join(f"^({name}):\n" for name in CELLS), text, flags=re.MULTILINE)
+    names = [part for part in parts if part in CELLS]
+    return dict(zip(names, [p for p in parts[1:] if p is not None and p not in CELLS], strict=True))
+
+
+def test_a_function_takes_along_what_it_uses(printed: dict[str, str]) -> None:
+    assert printed["what it uses"] == "shapes (2, 4) (True, [2]) (True, [2])\n"
+
+
+def test_the_last_definition_counts(printed: dict[str, str]) -> None:
+    assert printed["the last definition"] == "['first']\n['second']\n['third']\n"
+
+
+def test_what_cannot_travel_is_named(printed: dict[str, str]) -> None:
+    text = printed["what cannot travel"]
+    assert "helper uses g, which does not reach the ranks: g is a Graph; only None, bool" in text
+    assert "make g inside helper, or load it there" in text
+    assert "fn must be a function that stands in a module" in text
+
+
+def test_an_error_of_a_rank_comes_into_the_cell(printed: dict[str, str]) -> None:
+    text = printed["an error of a rank"]
+    assert text.startswith("work on 2 ranks failed\n\nrank 1 raised:\n")
+    assert "raise KeyError('the cause')" in text
 
 
 def test_lines_come_as_they_are_printed(tmp_path: Path) -> None:
