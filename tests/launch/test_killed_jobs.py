@@ -79,11 +79,10 @@ def launch(notes: Path, end: str) -> None:
 
 
 def job(notes: Path, end: str) -> JobCommands:
-    made = commands(TRAINER, notes)
+    made = commands(TRAINER, notes, end=end)
     return replace(
         made,
         server=[["{python}", "-c", SERVER]] * 2,
-        trainer=f"{made.trainer}{end}",
         environment={
             **made.environment,
             "TMPDIR": os.environ["TMPDIR"],

@@ -61,15 +61,17 @@ def notes(tmp_path: Path) -> Path:
     return tmp_path / "notes"
 
 
-def commands(trainer: str, notes: Path, server: str = "pass") -> JobCommands:
+def commands(trainer: str, notes: Path, server: str = "pass", end: str = "") -> JobCommands:
+    """A job of two hosts; the shell of a trainer becomes Python, unless there is an `end`."""
     program = ["{python}", "-S", "-c", SERVER.format(server)]
     watcher = ["{python}", "-c", "{start}", "trainer", "{folder}"]
     engine = ["bash", "-c", ENGINE, "engine", *watcher]
+    line = shlex.join(["python", "-S", "-c", TRAINER + trainer])
     return JobCommands(
         server=[program, program],
         up_line=["up", "up"],
         engine=lambda host, port: engine,
-        trainer=shlex.join(["python", "-S", "-c", TRAINER + trainer]),
+        trainer=f"{line}{end}" if end else f"exec {line}",
         num_trainers=2,
         workspace=str(notes),
         environment={"NOTES": str(notes)},
@@ -298,10 +300,9 @@ def test_an_agent_that_is_killed_takes_what_shells_have_started_with_it(notes: P
         "agent = [agent := parent(agent) for _ in range(4)][-1]; "
         "(host, rank) == (1, 0) and (time.sleep(1), os.kill(agent, 9)); time.sleep(1000)"
     )
-    made = commands(trainer, notes)
     outcome = run_job(
         on_this_machine(2),
-        replace(made, trainer=f"{made.trainer}; exit $?"),
+        commands(trainer, notes, end="; exit $?"),
         token=TOKEN,
         on_line=lambda line: None,
     )
@@ -310,10 +311,10 @@ def test_an_agent_that_is_killed_takes_what_shells_have_started_with_it(notes: P
 
 
 def test_a_trainer_that_a_signal_has_ended_under_a_shell_is_said_to_be(notes: Path) -> None:
-    made = commands("(host, rank) == (0, 0) and os.kill(os.getpid(), 9); time.sleep(1000)", notes)
+    trainer = "(host, rank) == (0, 0) and os.kill(os.getpid(), 9); time.sleep(1000)"
     outcome = run_job(
         on_this_machine(2),
-        replace(made, trainer=f"{made.trainer}; exit $?"),
+        commands(trainer, notes, end="; exit $?"),
         token=TOKEN,
         on_line=lambda line: None,
     )
