@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``python -m graphshard``."""
 
-from .cli import main
+from .train.commands import main
 
 if __name__ == "__main__":
     main()

@@ -44,8 +44,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from ._base.files import TemporaryFolder, remove_abandoned
 from ._children import Child, LineStream, end_children, read_streams
-from ._files import TemporaryFolder, remove_abandoned
 
 _ENTER = (
     "import importlib, importlib.util, sys, types; "

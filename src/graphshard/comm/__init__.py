@@ -7,13 +7,6 @@ failures of other ranks arrive as `graphshard.errors.RankError`.
 
 from ._ragged import ragged_all_to_all
 from ._sync import gather_grads, sync_params
-from ._tensor_lists import (
-    all_to_all,
-    backend,
-    comm_device,
-    exchange_single_tensor,
-    exchange_tensors,
-)
 from .collectives import (
     Lanes,
     Pending,
@@ -61,14 +54,9 @@ __all__ = [
     "Trace",
     "agree",
     "all_reduce",
-    "all_to_all",
     "anchor",
-    "backend",
     "barrier",
     "come_together",
-    "comm_device",
-    "exchange_single_tensor",
-    "exchange_tensors",
     "fetch_halo",
     "gather_grads",
     "guard",

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .group import GroupState, group_state
-from .wire import exchange_rows
+from .transport import exchange_rows
 
 
 def ragged_all_to_all(

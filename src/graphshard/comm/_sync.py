@@ -17,7 +17,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from .collectives import all_reduce_, broadcast_, verify
 from .group import GroupState, group_state
-from .wire import joined, parted
+from .transport import joined, parted
 
 _NO_GRAD, _HAS_GRAD, _SPARSE = 0, 1, 2
 

@@ -33,8 +33,8 @@ from pathlib import Path
 
 import numpy as np
 
-from .._files import read_text_regular
-from .._typing import DEFAULT_CANONICAL_ETYPE, DEFAULT_NTYPE, CanonicalEType
+from .._base.files import read_text_regular
+from .._base.typing import DEFAULT_CANONICAL_ETYPE, DEFAULT_NTYPE, CanonicalEType
 from ._arrays import SparseRows, is_there, read_array, read_features
 
 FILE_NAMES = {"train": "train", "val": "valid", "test": "test"}

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._typing import DEFAULT_CANONICAL_ETYPE, INDEX_DTYPES, CanonicalEType
+from .._base.typing import DEFAULT_CANONICAL_ETYPE, INDEX_DTYPES, CanonicalEType
 from ..errors import GraphValueError
 from ..graph import Graph, graph, heterograph
 from ..graph import add_self_loop as with_self_loops

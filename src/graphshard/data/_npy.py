@@ -21,7 +21,7 @@ from typing import IO
 
 import numpy as np
 
-from .._files import open_regular
+from .._base.files import open_regular
 
 _MAGIC = b"\x93NUMPY"
 _LENGTH_BYTES = {1: 2, 2: 4, 3: 4}

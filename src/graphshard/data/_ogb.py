@@ -30,8 +30,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._files import check_regular, open_regular
-from .._typing import CanonicalEType
+from .._base.files import check_regular, open_regular
+from .._base.typing import CanonicalEType
 from ..graph import Graph, graph, heterograph
 from ..graph.convert import require
 from ._arrays import is_there, plain_numbers

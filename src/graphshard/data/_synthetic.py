@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._typing import CanonicalEType
+from .._base.typing import CanonicalEType
 from ..graph import Graph, graph, heterograph
 
 _SPLIT = (0.5, 0.2)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .._files import check_text
+from .._base.files import check_text
 from ..graph import Graph
 
 SPLITS = ("train", "val", "test")

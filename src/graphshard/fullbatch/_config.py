@@ -10,10 +10,10 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 
-from .._memory import available_memory
+from .._base.config import Config
+from .._base.memory import available_memory
 from ..comm import agree, all_reduce
-from ..comm.wire import WIRE_DTYPES
-from ..config import Config
+from ..comm.transport import WIRE_DTYPES
 
 ModeName = Literal["sequential", "oneshot", "auto"]
 

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .._typing import CanonicalEType
+from .._base.typing import CanonicalEType
 from ..comm import ExchangePlan, fetch_halo, share_error
 from ..graph import EID, NID, Frame
 from ..graph.structure import Schema

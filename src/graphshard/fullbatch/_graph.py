@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .._typing import CanonicalEType
+from .._base.typing import CanonicalEType
 from ..graph import ALL, Frame
 from ..graph.message_passing import AggregationStep, checked_functions, run_together
 from ..graph.structure import Schema, check_ids, id_tensor

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from .._typing import DEFAULT_CANONICAL_ETYPE, DEFAULT_NTYPE, CanonicalEType
+from .._base.typing import DEFAULT_CANONICAL_ETYPE, DEFAULT_NTYPE, CanonicalEType
 from ..graph import EID, ETYPE, NID, NTYPE, Block, Frame, Graph, create_block
 from ..graph import graph as make_graph
 from ..graph.frame import NodeSpaceView

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from .._typing import CanonicalEType
+from .._base.typing import CanonicalEType
 from ..graph import ALL, Frame, MessagePassingGraph
 from ..graph.message_passing import LocalGraph
 from ..graph.structure import Schema, is_all

@@ -16,9 +16,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .._device import device_of
-from .._ranges import RangeMap
-from .._typing import CanonicalEType
+from .._base.device import device_of
+from .._base.ranges import RangeMap
+from .._base.typing import CanonicalEType
 from ..errors import PartitionFormatError
 from ..graph import NTYPE, Graph
 from ..partition import RangePartitionBook

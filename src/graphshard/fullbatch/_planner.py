@@ -19,19 +19,13 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from .._typing import CanonicalEType
+from .._base.typing import CanonicalEType
 from ..function import MessageFunction, ReduceFunction
 from ..graph import Frame
 from ..graph.message_passing import RelationData, edge_values, reduce_messages
 from ..ops import Attention, attend
 from ._config import AggregationMode
-from .execution import (
-    CollectiveTransport,
-    HaloRowCache,
-    PairwiseTransport,
-    RowTransport,
-    ShardPass,
-)
+from .execution import CollectiveTransport, HaloRowCache, PairwiseTransport, RowTransport, ShardPass
 from .lazy import (
     CopySource,
     DeferredEdges,

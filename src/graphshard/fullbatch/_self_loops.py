@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from .._typing import CanonicalEType
+from .._base.typing import CanonicalEType
 from ..comm import all_reduce
 from ..errors import GraphTypeError, GraphValueError
 from ..graph import EID, NID, Frame

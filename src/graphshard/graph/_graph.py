@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from .._typing import DEFAULT_CANONICAL_ETYPE, DEFAULT_NTYPE, CanonicalEType
+from .._base.typing import DEFAULT_CANONICAL_ETYPE, DEFAULT_NTYPE, CanonicalEType
 from ..errors import GraphTypeError, GraphValueError
 from ..ops import Adjacency
 from ._methods import GraphMethods

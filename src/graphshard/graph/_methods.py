@@ -47,36 +47,13 @@ class GraphMethods(LocalGraph):
     add_self_loop = FunctionMethod(".transforms", "add_self_loop")
     remove_self_loop = FunctionMethod(".transforms", "remove_self_loop")
     to_simple = FunctionMethod(".transforms", "to_simple")
-    line_graph = FunctionMethod(".transforms", "line_graph")
-    reorder_graph = FunctionMethod(".transforms", "reorder_graph")
     subgraph = FunctionMethod(".transforms", "node_subgraph")
     edge_subgraph = FunctionMethod(".transforms", "edge_subgraph")
     in_subgraph = FunctionMethod(".transforms", "in_subgraph")
     out_subgraph = FunctionMethod(".transforms", "out_subgraph")
-    khop_in_subgraph = FunctionMethod(".transforms", "khop_in_subgraph")
-    khop_out_subgraph = FunctionMethod(".transforms", "khop_out_subgraph")
-    node_type_subgraph = FunctionMethod(".transforms", "node_type_subgraph")
-    edge_type_subgraph = FunctionMethod(".transforms", "edge_type_subgraph")
-    prop_nodes = FunctionMethod(".traversal", "prop_nodes")
-    prop_edges = FunctionMethod(".traversal", "prop_edges")
-    metagraph = FunctionMethod(".convert", "metagraph")
-    adj = FunctionMethod(".convert", "adj")
-    adj_external = FunctionMethod(".convert", "adj_external")
-    adjacency_matrix = FunctionMethod(".convert", "adj")
-    inc = FunctionMethod(".convert", "inc")
-    incidence_matrix = FunctionMethod(".convert", "inc")
     to_networkx = FunctionMethod(".convert", "to_networkx")
     _edge_softmax_typed = FunctionMethod(".message_passing", "edge_softmax")
     to_dgl = FunctionMethod(".convert", "to_dgl")
-    # What samples is built on graphs; DGL's graphs have these methods too.
-    sample_neighbors = FunctionMethod("..sampling", "sample_neighbors")
-    sample_etype_neighbors = FunctionMethod("..sampling", "sample_etype_neighbors")
-    sample_neighbors_biased = FunctionMethod("..sampling", "sample_neighbors_biased")
-    sample_labors = FunctionMethod("..sampling", "sample_labors")
-    select_topk = FunctionMethod("..sampling", "select_topk")
-    global_uniform_negative_sampling = FunctionMethod(
-        "..sampling", "global_uniform_negative_sampling"
-    )
 
     # ------------------------------------------------------------------ changes in place
 

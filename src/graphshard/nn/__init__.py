@@ -8,73 +8,22 @@ constructor arguments and the names of parameters and buffers are those of ``dgl
 
 from __future__ import annotations
 
-from . import functional, glob, pytorch
 from ._distributed_bn import DistributedBN1D
-from ._edge_weight_norm import EdgeWeightNorm
 from ._hetero_embedding import HeteroEmbedding, HeteroLinear
-from ._of_dgl import layers_of_dgl
-from ._point_graphs import KNNGraph, RadiusGraph, SegmentedKNNGraph
-from ._stacks import JumpingKnowledge, Sequential
 from ._typed_linear import TypedLinear
-from .conv import (
-    AGNNConv,
-    APPNPConv,
-    DotGatConv,
-    GATConv,
-    GATv2Conv,
-    GINConv,
-    GraphConv,
-    HeteroGraphConv,
-    RelGraphConv,
-    SAGEConv,
-    SGConv,
-)
-from .glob import (
-    AvgPooling,
-    GlobalAttentionPooling,
-    MaxPooling,
-    Set2Set,
-    SortPooling,
-    SumPooling,
-    WeightAndSum,
-)
-from .link import EdgePredictor, TransE, TransR
+from .conv import GATConv, GATv2Conv, GINConv, GraphConv, HeteroGraphConv, RelGraphConv, SAGEConv
 
 __all__ = [
-    "AGNNConv",
-    "APPNPConv",
-    "AvgPooling",
     "DistributedBN1D",
-    "DotGatConv",
-    "EdgePredictor",
-    "EdgeWeightNorm",
     "GATConv",
     "GATv2Conv",
     "GINConv",
-    "GlobalAttentionPooling",
     "GraphConv",
     "HeteroEmbedding",
     "HeteroGraphConv",
     "HeteroLinear",
-    "JumpingKnowledge",
-    "KNNGraph",
-    "MaxPooling",
-    "RadiusGraph",
     "RelGraphConv",
     "SAGEConv",
-    "SGConv",
-    "SegmentedKNNGraph",
-    "Sequential",
-    "Set2Set",
-    "SortPooling",
-    "SumPooling",
-    "TransE",
-    "TransR",
     "TypedLinear",
-    "WeightAndSum",
-    "functional",
-    "glob",
-    "pytorch",
 ]
 
-__getattr__ = layers_of_dgl(__name__)

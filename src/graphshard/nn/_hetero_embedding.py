@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .._typing import CanonicalEType
+from .._base.typing import CanonicalEType
 
 _EMPTY = nn.ModuleDict()
 

@@ -11,7 +11,7 @@ compiled kernels where those are installed and in plain torch where not; `refere
 operators on edges in their simplest form.
 """
 
-from .._kernel import empty, empty_like, extension_available, release_memory
+from .._base.kernels import empty, empty_like, extension_available, release_memory
 from . import reference
 from ._adjacency import Adjacency, HasAdjacency, as_adjacency
 from ._attention_rule import Attention

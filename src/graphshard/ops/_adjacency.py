@@ -15,10 +15,9 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from graphshard._typing import INDEX_DTYPES
-
-from .._device import device_of
-from .._kernel import kernels_for, num_threads
+from .._base.device import device_of
+from .._base.kernels import kernels_for, num_threads
+from .._base.typing import INDEX_DTYPES
 from . import _check
 
 Coo = tuple[Tensor, Tensor]

@@ -10,7 +10,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from graphshard._typing import INDEX_DTYPES
+from .._base.typing import INDEX_DTYPES
 
 Operand = Tensor | None
 """What an operator reads, None where it does not."""

@@ -19,7 +19,7 @@ from types import ModuleType
 
 import torch
 
-from .._kernel import force_extension
+from .._base.kernels import force_extension
 
 _TRITON_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 

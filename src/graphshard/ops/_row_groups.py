@@ -15,7 +15,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from .._kernel import kernels_for, num_threads
+from .._base.kernels import kernels_for, num_threads
 from . import _check
 
 RuleName = Literal["sgd", "adagrad", "adam"]

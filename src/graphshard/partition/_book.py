@@ -28,8 +28,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from .._ranges import RangeMap
-from .._typing import (
+from .._base.ranges import RangeMap
+from .._base.typing import (
     DEFAULT_CANONICAL_ETYPE,
     DEFAULT_ETYPE,
     DEFAULT_NTYPE,

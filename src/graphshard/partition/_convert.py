@@ -21,8 +21,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from .._files import check_text, sync_folder, write_json
-from .._typing import CanonicalEType
+from .._base.files import check_text, sync_folder, write_json
+from .._base.typing import CanonicalEType
 from ..errors import PartitionFormatError
 from ..graph import Graph, heterograph
 from ..graph.dgl_files import dgl_dtype, save_graphs, write_tensor_file

@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from .._typing import DEFAULT_ETYPE, DEFAULT_NTYPE, CanonicalEType
+from .._base.typing import DEFAULT_ETYPE, DEFAULT_NTYPE, CanonicalEType
 from ..graph import Graph
 from .files import etype_key
 

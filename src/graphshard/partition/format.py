@@ -38,8 +38,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from .._files import NotRegularFileError, read_json_regular
-from .._typing import CanonicalEType
+from .._base.files import NotRegularFileError, read_json_regular
+from .._base.typing import CanonicalEType
 from ..errors import PartitionFormatError
 from ._book import RangePartitionBook
 from ._stats import PartitionStats

@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .._typing import CanonicalEType
+from .._base.typing import CanonicalEType
 from ..comm import all_reduce
 from ..fullbatch import AggregationMode
 from ..fullbatch.execution import HaloRowCache

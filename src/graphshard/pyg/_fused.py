@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from .._typing import CanonicalEType
+from .._base.typing import CanonicalEType
 from ..fullbatch.execution import PairwiseTransport, ShardPass
 from ..fullbatch.lazy import CopySource, EdgeRows, Weighted
 from ..fullbatch.reductions import AttentionSum, Reduction, Sum

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .._typing import DEFAULT_CANONICAL_ETYPE, CanonicalEType
+from .._base.typing import DEFAULT_CANONICAL_ETYPE, CanonicalEType
 from ..comm import agree, share_error
 from ..comm.group import GroupState, group_state
 from ..fullbatch import AggregationMode, PartitionData, load_dgl_partition_data

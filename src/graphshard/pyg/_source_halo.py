@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .._typing import CanonicalEType
+from .._base.typing import CanonicalEType
 from ..comm import all_reduce, fetch_halo, ragged_all_to_all, return_halo
 from ..fullbatch import AggregationMode
 from ..fullbatch.execution import HaloRowCache, PairwiseTransport

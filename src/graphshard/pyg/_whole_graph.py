@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._typing import DEFAULT_CANONICAL_ETYPE, CanonicalEType
+from .._base.typing import DEFAULT_CANONICAL_ETYPE, CanonicalEType
 from ..comm import share_error
 from ..comm.collectives import broadcast_
 from ..comm.group import GroupState

@@ -11,13 +11,6 @@ from ._lazy_features import (
     set_src_lazy_features,
 )
 from .feature_store import FeatureRequest, FeatureStore
-from .frontier import (
-    sample_etype_neighbors,
-    sample_labors,
-    sample_neighbors,
-    sample_neighbors_biased,
-    select_topk,
-)
 from .graph_store import DrawOptions, GraphStore, NeighborRequest, SampledNeighbors
 from .inference import inference
 from .loader import DataLoader, LoaderStats, MiniBatch, global_mean
@@ -31,13 +24,6 @@ from .sampler import (
     NeighborSampler,
     Sampler,
     global_uniform_negative_sampling,
-)
-from .walks import (
-    PinSAGESampler,
-    RandomWalkNeighborSampler,
-    node2vec_random_walk,
-    pack_traces,
-    random_walk,
 )
 
 __all__ = [
@@ -56,21 +42,11 @@ __all__ = [
     "MultiLayerNeighborSampler",
     "NeighborRequest",
     "NeighborSampler",
-    "PinSAGESampler",
-    "RandomWalkNeighborSampler",
     "SampledNeighbors",
     "Sampler",
     "global_mean",
     "global_uniform_negative_sampling",
     "inference",
-    "node2vec_random_walk",
-    "pack_traces",
-    "random_walk",
-    "sample_etype_neighbors",
-    "sample_labors",
-    "sample_neighbors",
-    "sample_neighbors_biased",
-    "select_topk",
     "set_dst_lazy_features",
     "set_edge_lazy_features",
     "set_node_lazy_features",

@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .._ranges import RangeMap
-from .._typing import CanonicalEType
+from .._base.ranges import RangeMap
+from .._base.typing import CanonicalEType
 from ..comm import share_error
 from ..comm.collectives import all_gather, all_to_all, verify
 from ..comm.group import GroupState, group_state

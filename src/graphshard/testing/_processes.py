@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .._files import TemporaryFolder
+from .._base.files import TemporaryFolder
 from ..comm.group import local_environment
 
 MAX_KEPT = 5

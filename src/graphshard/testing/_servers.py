@@ -8,8 +8,8 @@ import secrets
 from pathlib import Path
 from types import TracebackType
 
-from .._files import TemporaryFolder
-from ..distributed import GraphServer
+from .._base.files import TemporaryFolder
+from ..servers import GraphServer
 
 
 class LocalServers:

@@ -32,14 +32,14 @@ from typing import Any
 
 from torch import Tensor
 
-from .._files import check_text
+from .._base.files import check_text
 from ..comm import agree, is_initialized, rank, world_size
 from ..errors import CheckpointError
 from ..partition.files import write_tensors
-from ._collectives import reduce_ints
+from ..comm.collectives import reduce_ints
 from ._manifest import EPOCHS, Manifest, read_manifest, write_manifest
 from ._result import History
-from .checkpoints import (
+from ..servers.checkpoints import (
     SHARED,
     DamagedError,
     RunLock,

@@ -20,8 +20,8 @@ from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin, get_
 
 import torch
 
-from .._device import check_device_name, choose_device
-from .._typing import LONGEST_TIMEOUT, OnlyWith, Unset, notes_of
+from .._base.device import check_device_name, choose_device
+from .._base.typing import LONGEST_TIMEOUT, OnlyWith, Unset, notes_of
 
 ModelName = Literal["gcn", "sage", "gat", "rgcn"]
 MODELS = get_args(ModelName)

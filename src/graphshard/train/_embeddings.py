@@ -29,13 +29,13 @@ import torch
 from torch import Tensor, nn
 
 from .. import function as fn
-from .._ranges import RangeMap
-from .._typing import CanonicalEType
+from .._base.ranges import RangeMap
+from .._base.typing import CanonicalEType
 from ..comm import ExchangePlan, fetch_halo, ragged_all_to_all, rank, world_size
 from ..fullbatch import PartitionData, RelationEdges
 from ..graph import MessagePassingGraph
 from ..partition import RangePartitionBook
-from ._collectives import gather_int
+from ..comm.collectives import gather_int
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 

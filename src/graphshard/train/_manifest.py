@@ -24,7 +24,7 @@ from typing import Any
 
 from ..partition.files import FileRecord
 from ._result import History
-from .checkpoints import (
+from ..servers.checkpoints import (
     SHARED,
     CheckpointNames,
     DamagedError,

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .._typing import CanonicalEType
+from .._base.typing import CanonicalEType
 from ..graph import MessagePassingGraph
 from ..nn import GATConv, GraphConv, HeteroGraphConv, RelGraphConv, SAGEConv
 from ._embeddings import OneHotRelGraphConv

@@ -27,23 +27,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._ranges import RangeMap
+from .._base.ranges import RangeMap
 from ..comm import anchor, ragged_all_to_all, rank, world_size
 from ..fullbatch import PartitionData
 from ..graph import NID, Block
 from ..ops import Adjacency
 from ..sampling import DataLoader, LaborSampler, MiniBatch, NeighborSampler
-from ._collectives import gather_int, reduce_floats, reduce_ints
+from ..comm.collectives import gather_int, reduce_floats, reduce_ints
 from ._config import ResolvedSampledConfig, SampledConfig, generators_of
 from ._embeddings import NODE, PAIR, OwnedRows, fetch_owned_rows
-from ._learner import (
-    ROWS,
-    SELF_ROWS,
-    Learner,
-    dropout_seed,
-    model_features,
-    summed_loss,
-)
+from ._learner import ROWS, SELF_ROWS, Learner, dropout_seed, model_features, summed_loss
 from ._result import SamplingReport, TrainResult
 from ._run import Progress, TrainingRun
 from ._shard import TrainingShard, relation_norm

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from .._device import choose_device
+from .._base.device import choose_device
 from ..comm import agree, is_initialized, rank, world_size
 from ..data.dataset import SPLITS
 from ..fullbatch import (
@@ -22,7 +22,7 @@ from ..fullbatch import (
 )
 from ..fullbatch.topology import agree_on_build
 from ..partition.format import etype_key
-from ._collectives import reduce_ints
+from ..comm.collectives import reduce_ints
 from ._config import ResolvedConfig, RunConfig
 from ._finite import all_finite
 from .task import TaskInfo, read_task, task_warnings

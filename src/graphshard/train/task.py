@@ -22,14 +22,14 @@ from typing import Any
 
 import torch
 
-from .._files import read_json_regular, write_json
+from .._base.files import read_json_regular, write_json
 from ..data import NodeDataset
 from ..data.dataset import SPLITS
 from ..errors import PartitionFormatError
 from ..partition import partition_graph
 from ..partition.files import listing, mapping, required, shown, text, whole_number
 from ..partition.format import read_config
-from .checkpoints import digest_of_content
+from ..servers.checkpoints import digest_of_content
 
 FORMAT = "graphshard-dataset"
 FORMAT_VERSION = 2

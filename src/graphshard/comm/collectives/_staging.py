@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from ..._kernel import empty
+from ..._base.kernels import empty
 from ..group import GroupState
 
 

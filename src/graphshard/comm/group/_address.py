@@ -17,7 +17,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from ..._files import writing
+from ..._base.files import writing
 from ...errors import RankError
 from ._state import DEFAULT_TIMEOUT
 

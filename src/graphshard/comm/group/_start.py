@@ -33,7 +33,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ..._kernel import release_memory
+from ..._base.kernels import release_memory
 from ...errors import RankError
 from ._address import (
     GLOO_INTERFACE,

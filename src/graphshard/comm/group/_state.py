@@ -28,7 +28,7 @@ from ...errors import RankError
 from ._failure import first_line, rank_names
 
 if TYPE_CHECKING:
-    from ..wire import SharedBlocks
+    from ..transport import SharedBlocks
     from ._monitor import FailureMonitor
 
 DEFAULT_TIMEOUT = timedelta(seconds=300)

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from ..collectives import Pending, count, from_backend, room_for, to_backend, wait
 from ..group import GroupState, operation
-from ..wire import SharedBlocks, as_bytes, narrowed, shared_blocks, start_exchange, wire_dtype
+from ..transport import SharedBlocks, as_bytes, narrowed, shared_blocks, start_exchange, wire_dtype
 from ._plan import ExchangePlan, Requests, check_requests, most_bytes, needs_grad_now
 
 

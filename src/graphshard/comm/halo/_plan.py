@@ -28,11 +28,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
-from ..._device import device_of
-from ..._kernel import empty
+from ..._base.device import device_of
+from ..._base.kernels import empty
 from ..collectives import verify
 from ..group import GroupState, group_state
-from ..wire import exchange_rows, row_bytes, wire_dtype
+from ..transport import exchange_rows, row_bytes, wire_dtype
 
 Allocate = Callable[[Sequence[int], torch.dtype, torch.device | str], Tensor]
 

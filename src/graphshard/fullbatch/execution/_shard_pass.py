@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ..._typing import CanonicalEType
+from ..._base.typing import CanonicalEType
 from ..lazy import Leaf, LeafKey, ShardEvaluation
 from ..reductions import Reduction, find_chunks, is_graph_kept
 from ..topology import WHOLE, ColumnBlock, Shard

@@ -39,7 +39,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from ..._typing import CanonicalEType
+from ..._base.typing import CanonicalEType
 from ...comm import (
     Pending,
     SentRows,

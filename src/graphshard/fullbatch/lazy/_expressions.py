@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from ..._typing import Target
+from ..._base.typing import Target
 from ...ops import gsddmm
 from ..topology import WHOLE, ColumnBlock, Shard
 

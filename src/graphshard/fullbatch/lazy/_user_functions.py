@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from ..._typing import CanonicalEType
+from ..._base.typing import CanonicalEType
 from ...graph import EdgeBatch
 from ...ops import Adjacency, gsddmm
 from ..topology import Shard

@@ -16,7 +16,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ..._kernel import empty, empty_like
+from ..._base.kernels import empty, empty_like
 from ...graph.frame import version_of
 from ...ops import Attention, attend
 from ...ops.attention import begin_backward, compute, finish, finish_

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..._typing import CanonicalEType
+from ..._base.typing import CanonicalEType
 from ...comm import fetch_halo, return_halo
 from ...ops import Adjacency, edge_softmax, gspmm, gspmm_arg
 from ..topology import Halo, ShardStructure

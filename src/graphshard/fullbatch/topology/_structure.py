@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..._typing import CanonicalEType
+from ..._base.typing import CanonicalEType
 from ...comm import ExchangePlan, all_reduce, fetch_halo, return_halo
 from ...comm.collectives import verify
 from ...comm.group import group_state

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Graphs from tables and other libraries, and back."""
 
-from ._bipartite import bipartite_from_networkx, bipartite_from_scipy, block_to_graph
 from ._convert import (
     from_edge_index,
     from_networkx,
@@ -11,6 +10,5 @@ from ._convert import (
     to_scipy,
 )
 from ._dgl import from_dgl, to_dgl
-from ._matrices import adj, adj_external, inc, metagraph
 from ._optional import require
 from ._tables import from_csv, from_parquet, to_csv, to_parquet

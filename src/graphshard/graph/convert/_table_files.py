@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..._files import check_regular, check_text
+from ..._base.files import check_regular, check_text
 from ..frame import NamedColumn
 
 _COMMENT = "#"

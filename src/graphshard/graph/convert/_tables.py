@@ -18,8 +18,8 @@ from typing import Any, Literal, TypeAlias, overload
 import torch
 from torch import Tensor
 
-from ..._files import check_path, check_text, writing
-from ..._typing import DEFAULT_CANONICAL_ETYPE, DEFAULT_NTYPE, INDEX_DTYPES, CanonicalEType
+from ..._base.files import check_path, check_text, writing
+from ..._base.typing import DEFAULT_CANONICAL_ETYPE, DEFAULT_NTYPE, INDEX_DTYPES, CanonicalEType
 from .._graph import Graph, graph, heterograph
 from ..frame import NameTable, integer_ids, names_column, tensor_column
 from ._table_files import EdgeTable, read_csv_file, read_parquet_file

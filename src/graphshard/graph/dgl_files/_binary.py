@@ -30,7 +30,7 @@ from typing import IO, BinaryIO, TypeVar
 import torch
 from torch import Tensor
 
-from ..._files import NotRegularFileError, check_path, open_regular, writing
+from ..._base.files import NotRegularFileError, check_path, open_regular, writing
 
 TENSOR = 0xDD5E40F096B4A13F
 

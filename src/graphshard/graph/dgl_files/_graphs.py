@@ -18,16 +18,9 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from ..._typing import TensorDict
+from ..._base.typing import TensorDict
 from .._graph import Graph
-from ._binary import (
-    BinaryReader,
-    DamagedFileError,
-    StoredTensor,
-    dgl_dtype,
-    new_file,
-    reading,
-)
+from ._binary import BinaryReader, DamagedFileError, StoredTensor, dgl_dtype, new_file, reading
 from ._stored_graph import FORMATS, StoredGraph, read_graph, write_graph
 from ._tensors import check_tensors
 

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..._typing import INDEX_DTYPES, CanonicalEType
+from ..._base.typing import INDEX_DTYPES, CanonicalEType
 from ...ops import Adjacency
 from .._graph import Graph
 from ._binary import BinaryReader, BinaryWriter, DamagedFileError, StoredTensor

@@ -16,8 +16,8 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-from ..._files import check_text
-from ..._typing import TensorDict
+from ..._base.files import check_text
+from ..._base.typing import TensorDict
 from ._binary import BinaryReader, DamagedFileError, StoredTensor, dgl_dtype, new_file, reading
 
 TENSORS = 0xDD5A9FBE3FA2443F

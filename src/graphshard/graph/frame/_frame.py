@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from ..._device import device_of
+from ..._base.device import device_of
 from ...errors import GraphTypeError, GraphValueError
 from ._lazy import LazyRows
 

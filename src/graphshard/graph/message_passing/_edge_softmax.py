@@ -8,7 +8,7 @@ from typing import Any, overload
 
 from torch import Tensor
 
-from ..._typing import CanonicalEType, NormBy
+from ..._base.typing import CanonicalEType, NormBy
 from ...errors import GraphTypeError, GraphUnsupportedError, GraphValueError
 from ...ops import Adjacency
 from ...ops import edge_softmax as adjacency_edge_softmax

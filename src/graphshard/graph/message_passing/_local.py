@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..._typing import CanonicalEType
+from ..._base.typing import CanonicalEType
 from ...errors import GraphValueError
 from ...function import ReduceFunction
 from ...ops import Adjacency, Attention, attend, edge_softmax

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from ..._device import device_of
+from ..._base.device import device_of
 from ...errors import GraphValueError
 from ...ops import Adjacency
 from ._queries import QueryableGraph, RelationFacts

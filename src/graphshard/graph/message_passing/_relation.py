@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..._typing import CanonicalEType
+from ..._base.typing import CanonicalEType
 from ...function import MessageFunction, ReduceFunction
 from ...ops import Adjacency, gsddmm, gspmm
 from ..frame import RowsView

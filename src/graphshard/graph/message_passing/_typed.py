@@ -15,7 +15,7 @@ from typing import Any, NoReturn, TypeVar
 import torch
 from torch import Tensor
 
-from ..._typing import CanonicalEType
+from ..._base.typing import CanonicalEType
 from ...errors import GraphTypeError, GraphUnsupportedError
 from ..frame import (
     EdgeSpaceView,

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..._typing import CanonicalEType
+from ..._base.typing import CanonicalEType
 from ...errors import GraphTypeError, GraphValueError
 from ...ops import Adjacency
 from ._ids import as_integers, check_fits, check_ids, check_idtype

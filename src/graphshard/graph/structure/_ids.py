@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ..._typing import INDEX_DTYPES
+from ..._base.typing import INDEX_DTYPES
 from ...errors import GraphTypeError, GraphValueError
 
 _MAX_INT32 = 2**31 - 1

@@ -14,8 +14,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from ..._files import check_text
-from ..._typing import CanonicalEType
+from ..._base.files import check_text
+from ..._base.typing import CanonicalEType
 from ...errors import GraphTypeError, GraphValueError
 
 NID: Final = "_ID"

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..._typing import CanonicalEType
+from ..._base.typing import CanonicalEType
 from ...errors import GraphTypeError, GraphValueError
 from ...ops import Adjacency
 from .._graph import Graph

@@ -10,7 +10,7 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor
 
-from ..._typing import CanonicalEType
+from ..._base.typing import CanonicalEType
 from ...errors import GraphValueError
 from .._graph import Graph, graph, heterograph
 from ..structure import EID, ETYPE, NID, NTYPE

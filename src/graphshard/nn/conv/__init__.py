@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Graph convolutions, with DGL's arguments and parameter names."""
 
-from ._agnn_conv import AGNNConv
-from ._appnp_conv import APPNPConv
-from ._dot_gat_conv import DotGatConv
 from ._gat_conv import GATConv
 from ._gatv2_conv import GATv2Conv
 from ._gin_conv import GINConv
@@ -11,4 +8,3 @@ from ._graph_conv import GraphConv
 from ._hetero_graph_conv import HeteroGraphConv
 from ._rel_graph_conv import RelGraphConv
 from ._sage_conv import SAGEConv
-from ._sg_conv import SGConv

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from ..._typing import CanonicalEType, EType, TensorDict, TensorMapping
+from ..._base.typing import CanonicalEType, EType, TensorDict, TensorMapping
 from ...graph import MessagePassingGraph
 from ...ops import is_hooked
 from .._hetero_embedding import module_name

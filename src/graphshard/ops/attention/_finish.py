@@ -13,7 +13,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from ..._kernel import empty, kernels_for, num_threads
+from ..._base.kernels import empty, kernels_for, num_threads
 from .._attention_rule import wide
 from ..spmm import flat_rows
 from .compute import AttentionState

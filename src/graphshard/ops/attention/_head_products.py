@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from ..._kernel import empty, kernels_for
+from ..._base.kernels import empty, kernels_for
 from .. import _check
 from .._attention_rule import wide
 from ..spmm import flat_rows

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..._kernel import empty, kernels_for
+from ..._base.kernels import empty, kernels_for
 from .._adjacency import Adjacency
 from .._attention_rule import Attention, wide
 from .._check import Operand

@@ -6,9 +6,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from graphshard._typing import INDEX_DTYPES
-
-from ..._kernel import kernels_for, num_threads
+from ..._base.kernels import kernels_for, num_threads
+from ..._base.typing import INDEX_DTYPES
 from .. import _check
 from . import _draw_reference
 

@@ -14,8 +14,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from graphshard._typing import INDEX_DTYPES
-
+from ..._base.typing import INDEX_DTYPES
 from .. import _check
 
 _MASK = 0xFFFFFFFF

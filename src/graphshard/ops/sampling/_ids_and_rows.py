@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..._kernel import kernels_for, num_threads
-from ..._typing import INDEX_DTYPES
+from ..._base.kernels import kernels_for, num_threads
+from ..._base.typing import INDEX_DTYPES
 from .. import _check
 
 _MOST_RANGES = 65535

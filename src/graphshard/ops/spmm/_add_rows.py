@@ -7,7 +7,7 @@ import math
 
 from torch import Tensor, float32, int64
 
-from ..._kernel import kernels_for, num_threads
+from ..._base.kernels import kernels_for, num_threads
 from .. import _check
 from .._dispatch import triton_for
 

@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from graphshard._typing import INDEX_DTYPES
-
-from ..._kernel import kernels_for, num_threads
+from ..._base.kernels import kernels_for, num_threads
+from ..._base.typing import INDEX_DTYPES
 from .. import _check
 from .._adjacency import Adjacency
 from .._broadcast import row_places, sum_to_row

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..._kernel import empty, kernels_for, num_threads
+from ..._base.kernels import empty, kernels_for, num_threads
 from .. import _check
 from .._adjacency import Adjacency
 from .._broadcast import RowLoop, Shape, copy_loop, dot_loop, row_loop, row_places, sum_to_row

@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..._kernel import kernels_for
+from ..._base.kernels import kernels_for
 from .. import _check
 from .._adjacency import Adjacency, HasAdjacency, as_adjacency
 from . import _autograd, _compute

@@ -30,7 +30,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..._typing import DEFAULT_NTYPE, TensorDict
+from ..._base.typing import DEFAULT_NTYPE, TensorDict
 from ...errors import PartitionFormatError
 from ...graph.dgl_files import (
     BinaryReader,

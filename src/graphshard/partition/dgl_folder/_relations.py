@@ -13,8 +13,8 @@ from pathlib import Path
 
 import torch
 
-from ..._ranges import RangeMap
-from ..._typing import CanonicalEType
+from ..._base.ranges import RangeMap
+from ..._base.typing import CanonicalEType
 from ._part_file import _column, _opened, _structure
 
 

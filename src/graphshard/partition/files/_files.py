@@ -30,7 +30,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ..._files import check_regular, check_text, open_regular, parse_json, writing
+from ..._base.files import check_regular, check_text, open_regular, parse_json, writing
 from ...errors import PartitionFormatError
 
 DTYPE_NAMES: dict[torch.dtype, str] = {

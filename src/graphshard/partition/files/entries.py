@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath, PureWindowsPath
 from typing import Any
 
-from ..._files import check_text
-from ..._typing import DEFAULT_CANONICAL_ETYPE, DEFAULT_NTYPE, CanonicalEType
+from ..._base.files import check_text
+from ..._base.typing import DEFAULT_CANONICAL_ETYPE, DEFAULT_NTYPE, CanonicalEType
 
 GRAPH_FORMATS = ("coo", "csc", "csr")
 """Formats that the structure of a part may be stored in."""

@@ -7,7 +7,7 @@ import os
 
 import torch
 
-from ..._typing import DEFAULT_CANONICAL_ETYPE, DEFAULT_NTYPE, CanonicalEType, TensorDict
+from ..._base.typing import DEFAULT_CANONICAL_ETYPE, DEFAULT_NTYPE, CanonicalEType, TensorDict
 from ...errors import PartitionFormatError
 from ...graph import Graph
 from .._book import RangePartitionBook

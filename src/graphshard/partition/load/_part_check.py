@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from ..._typing import INDEX_DTYPES
+from ..._base.typing import INDEX_DTYPES
 from ...ops import Adjacency
 from .._book import RangePartitionBook
 

@@ -8,7 +8,7 @@ import os
 import numpy as np
 import torch
 
-from ..._typing import TensorDict
+from ..._base.typing import TensorDict
 from ...errors import PartitionFormatError
 from ...graph import Graph
 from .._book import RangePartitionBook

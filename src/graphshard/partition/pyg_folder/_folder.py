@@ -25,8 +25,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..._files import check_text, read_json_regular
-from ..._typing import DEFAULT_CANONICAL_ETYPE, DEFAULT_NTYPE, CanonicalEType
+from ..._base.files import check_text, read_json_regular
+from ..._base.typing import DEFAULT_CANONICAL_ETYPE, DEFAULT_NTYPE, CanonicalEType
 from ...errors import PartitionFormatError
 from ._pt_file import read_pt
 

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..._files import PickleMachine, open_regular
+from ..._base.files import PickleMachine, open_regular
 from ...errors import PartitionFormatError
 
 _STORAGES = {

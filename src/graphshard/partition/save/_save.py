@@ -18,8 +18,8 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from ..._files import check_text
-from ..._typing import CanonicalEType
+from ..._base.files import check_text
+from ..._base.typing import CanonicalEType
 from ...graph import Graph
 from .._halo import CutEdges, cut_part, find_cut_edges
 from .._relabel import IdArray, Relabeling, relabel

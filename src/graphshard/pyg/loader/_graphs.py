@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData, remote_backend_utils
 
-from ..._typing import DEFAULT_CANONICAL_ETYPE, CanonicalEType
+from ..._base.typing import DEFAULT_CANONICAL_ETYPE, CanonicalEType
 from ...comm import all_reduce
 from ...comm.collectives import verify
 from ...comm.group import group_state
@@ -20,11 +20,7 @@ from ...fullbatch import GraphShardManager
 from ...fullbatch.topology import OriginalIds, ShardStructure
 from ...graph import Frame, heterograph
 from ...graph.structure import Schema
-from ...sampling.feature_store import (
-    CollectiveFeatureStore,
-    LocalFeatureStore,
-    MappedFeatureStore,
-)
+from ...sampling.feature_store import CollectiveFeatureStore, LocalFeatureStore, MappedFeatureStore
 from ...sampling.graph_store import LocalGraphStore, graph_store_of
 from .._edge_index import ShardedEdgeIndex
 from .._whole_graph import column_of, names_edges

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ..._typing import CanonicalEType
+from ..._base.typing import CanonicalEType
 from ...ops import IdTable
 from ...sampling import DrawOptions, DrawSeed, NeighborRequest, SampledNeighbors
 from ...sampling.sampler import IdTables

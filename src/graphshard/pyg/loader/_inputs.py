@@ -14,7 +14,7 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader.utils import infer_filter_per_worker
 
-from ..._typing import INDEX_DTYPES
+from ..._base.typing import INDEX_DTYPES
 from ...comm import all_reduce
 from .._edge_index import ShardedEdgeIndex
 from ._sources import SamplingSource
@@ -61,7 +61,7 @@ def node_input(
         rows, input_id = _ids(nodes, store.num_nodes, "this rank's rows of the sharded data")
         ids = store.n_id.cpu()[rows]
     elif hasattr(nodes, "part_policy"):  # a DistTensor
-        from ...distributed import node_split
+        from ...servers import node_split
 
         kind = str(source.kind(ntype))
         ids = input_id = source.original({kind: node_split(nodes, ntype=kind)})[kind]

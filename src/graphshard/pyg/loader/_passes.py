@@ -21,18 +21,11 @@ from typing import Any
 
 import torch
 
-from ..._device import device_of
+from ..._base.device import device_of
 from ...comm import ThreadGroups
 from ...comm.collectives import verify
 from ...sampling import DrawSeed
-from ...sampling.loader import (
-    DeviceStream,
-    LoaderResources,
-    Pipeline,
-    Run,
-    Stage,
-    moved,
-)
+from ...sampling.loader import DeviceStream, LoaderResources, Pipeline, Run, Stage, moved
 from ._samplers import SourceSampler
 from ._sources import SamplingSource
 

@@ -25,7 +25,7 @@ from torch_geometric.sampler import (
 from torch_geometric.sampler.base import NumNeighbors, SubgraphType
 from torch_geometric.sampler.neighbor_sampler import edge_sample, node_sample
 
-from ..._typing import CanonicalEType
+from ..._base.typing import CanonicalEType
 from ...comm.collectives import all_gather
 from ...sampling import DrawSeed
 from ._budget import sample_budget

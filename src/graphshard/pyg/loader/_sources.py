@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..._typing import CanonicalEType
+from ..._base.typing import CanonicalEType
 from ...comm import share_error
 from ...comm.group import GroupState, alone, group_state
 from ...sampling import FeatureRequest, FeatureStore, GraphStore

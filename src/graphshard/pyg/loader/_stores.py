@@ -17,7 +17,7 @@ from torch import Tensor
 from torch_geometric.data import FeatureStore, GraphStore, TensorAttr
 from torch_geometric.data.graph_store import EdgeAttr, EdgeLayout
 
-from ..._typing import CanonicalEType
+from ..._base.typing import CanonicalEType
 from ...sampling import DrawOptions, NeighborRequest
 from ._graphs import source_of
 from ._hops import eids_of

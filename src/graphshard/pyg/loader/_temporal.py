@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ..._typing import CanonicalEType
+from ..._base.typing import CanonicalEType
 from ...ops import draw_neighbors
 from ...sampling import DrawOptions, NeighborRequest
 from ._sources import ORIGINAL, Kind, SamplingSource

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ..._typing import CanonicalEType
+from ..._base.typing import CanonicalEType
 from ...comm import anchor
 from ...comm.collectives import all_reduce_
 from .._edge_index import ShardedEdgeIndex

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from ..._typing import CanonicalEType
+from ..._base.typing import CanonicalEType
 from ...comm import agree
 from ...comm.collectives import all_gather
 from ...comm.group import GroupState

@@ -3,9 +3,4 @@
 
 from ._cache import CachedFeatureStore
 from ._feature_store import FeatureRequest, FeatureStore
-from ._tables import (
-    CollectiveFeatureStore,
-    LocalFeatureStore,
-    MappedFeatureStore,
-    check_rows,
-)
+from ._tables import CollectiveFeatureStore, LocalFeatureStore, MappedFeatureStore, check_rows

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..._ranges import RangeMap
+from ..._base.ranges import RangeMap
 from ...comm import all_reduce, share_error
 from ...ops import copy_rows
 from .._ownership import RowKind

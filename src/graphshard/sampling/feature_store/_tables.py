@@ -25,7 +25,7 @@ from torch import Tensor
 from ...comm import agree, share_error
 from ...comm.collectives import all_to_all
 from ...comm.group import GroupState, group_state
-from ...comm.wire import Hosts, SharedArray, exchange_rows, row_bytes, share_arrays
+from ...comm.transport import Hosts, SharedArray, exchange_rows, row_bytes, share_arrays
 from ...fullbatch import GraphShardManager
 from ...ops import IdTable, copy_rows, empty
 from .._ownership import IdsByOwner, Ownership, RowKind, exchange_sizes, same_ranks

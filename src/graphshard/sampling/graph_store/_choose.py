@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
-from ..._memory import available_memory
+from ..._base.memory import available_memory
 from ...comm import all_reduce, share_error
 from ...fullbatch import GraphShardManager
 from ...graph import Graph

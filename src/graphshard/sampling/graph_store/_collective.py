@@ -23,8 +23,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..._typing import CanonicalEType
-from ...comm.wire import exchange_rows
+from ..._base.typing import CanonicalEType
+from ...comm.transport import exchange_rows
 from ...fullbatch import GraphShardManager
 from ...ops import ungroup
 from .._ownership import IdsByOwner, exchange_sizes, same_ranks

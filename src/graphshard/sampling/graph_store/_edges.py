@@ -17,10 +17,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..._typing import CanonicalEType
+from ..._base.typing import CanonicalEType
 from ...comm.collectives import all_reduce_, all_to_all
 from ...comm.group import GroupState, group_state
-from ...comm.wire import exchange_rows
+from ...comm.transport import exchange_rows
 from ...fullbatch import GraphShardManager
 from ...graph import Frame
 from ...graph.message_passing import frames_of

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..._typing import CanonicalEType
+from ..._base.typing import CanonicalEType
 from ...graph.frame import LazyRows
 
 EdgeDir = Literal["in", "out"]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..._typing import CanonicalEType
+from ..._base.typing import CanonicalEType
 from ...graph import Graph
 from ...graph.frame import LazyRows
 from ...ops import Adjacency

@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ..._ranges import RangeMap
-from ..._typing import CanonicalEType
+from ..._base.ranges import RangeMap
+from ..._base.typing import CanonicalEType
 from ...comm import agree, share_error
 from ...comm.collectives import all_gather
-from ...comm.wire import Hosts, SharedArray, share_arrays
+from ...comm.transport import Hosts, SharedArray, share_arrays
 from ...fullbatch import GraphShardManager
 from ._collective import ShardedGraphStore
 from ._edges import (

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from ..._typing import CanonicalEType
+from ..._base.typing import CanonicalEType
 from ...fullbatch import AggregationMode, DeferredEdges, GraphShardManager
 from ...fullbatch.lazy import Endpoint, Expression, Leaf, Sddmm, ShardEvaluation, expression_of
 from ...fullbatch.topology import Shard

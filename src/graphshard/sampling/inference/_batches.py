@@ -17,7 +17,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from ..._typing import CanonicalEType
+from ..._base.typing import CanonicalEType
 from ...comm import ExchangePlan, all_reduce, fetch_halo
 from ...fullbatch.topology import ShardStructure, narrow
 from ...ops import Adjacency

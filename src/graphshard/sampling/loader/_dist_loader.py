@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 
-from ..._device import device_of
-from ..._memory import keep_freed_memory
+from ..._base.device import device_of
+from ..._base.memory import keep_freed_memory
 from ...comm import ThreadGroups
 from ...comm.collectives import all_gather, verify
 from ...comm.group import GroupState, alone, group_state

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..._device import device_of
-from ..._memory import keep_freed_memory
-from ..._typing import CanonicalEType, EType
+from ..._base.device import device_of
+from ..._base.memory import keep_freed_memory
+from ..._base.typing import CanonicalEType, EType
 from ...comm import come_together, rank, share_error, world_size
 from ...fullbatch import GraphShardManager
 from ...graph import EID, Block, Graph

@@ -39,7 +39,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from ..._kernel import limit_threads
+from ..._base.kernels import limit_threads
 from ._device_stream import Arrivals, DeviceStream
 
 T = TypeVar("T")

@@ -19,9 +19,4 @@ from ._neighbor_sampler import (
     MultiLayerNeighborSampler,
     NeighborSampler,
 )
-from ._samplers import (
-    DistNeighborSampler,
-    LaborSampler,
-    MultiLayerFullNeighborSampler,
-)
-from ._spot_target import SpotTarget
+from ._samplers import DistNeighborSampler, LaborSampler, MultiLayerFullNeighborSampler

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..._typing import CanonicalEType, EType
+from ..._base.typing import CanonicalEType, EType
 from ...fullbatch import GraphShardManager
 from ...graph import EID, NID, Graph
 from ...ops import Adjacency

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from ..._typing import CanonicalEType, EType
+from ..._base.typing import CanonicalEType, EType
 from ..graph_store import GraphStore, graph_store_of
 from ._ids import by_relation, checked_ids, only_if_plain, per_kind, relation_named
 

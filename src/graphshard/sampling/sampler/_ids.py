@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..._typing import INDEX_DTYPES, CanonicalEType
+from ..._base.typing import INDEX_DTYPES, CanonicalEType
 from ..graph_store import GraphStore
 
 

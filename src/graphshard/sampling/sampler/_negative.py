@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from ..._typing import CanonicalEType, EType
+from ..._base.typing import CanonicalEType, EType
 from ...ops.sampling import below, key_state, states, unit, word
 from ..graph_store import graph_store_of
 from ._ids import by_relation

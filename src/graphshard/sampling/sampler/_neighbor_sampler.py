@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from ..._typing import CanonicalEType, EType
+from ..._base.typing import CanonicalEType, EType
 from ...graph import EID, NID, Block, Graph
 from ...graph.message_passing import frames_of
 from ...ops import Adjacency, IdTable

@@ -1,7 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Local workers: one process for each rank, from start to end; and the training that they do."""
+"""Processes from start to end: workers on this machine, servers and trainers on many.
 
+And what a cluster needs before: parts copied to its hosts.
+"""
+
+from ._copy import FileToCopy, HostCopy, copy_partition, files_of_host
+from ._hosts import JobHosts, of_slurm_job, on_this_machine, over_ssh
+from ._launch import LaunchConfig, launch
 from ._launcher import LaunchOutcome, WorkerExit, launch_workers, stop_on_signals
+from ._run import JobFailure, JobOutcome
+from ._shell import RemoteShell
 from ._training import launch_training, rank_work, report_from_dict, start_run
 from ._worker import (
     WRONG_INPUT_ERRORS,
@@ -11,3 +19,33 @@ from ._worker import (
     send_event,
     show_warning,
 )
+
+__all__ = [
+    "WRONG_INPUT_ERRORS",
+    "ExitCode",
+    "FileToCopy",
+    "HostCopy",
+    "JobFailure",
+    "JobHosts",
+    "JobOutcome",
+    "LaunchConfig",
+    "LaunchOutcome",
+    "RemoteShell",
+    "WorkerExit",
+    "copy_partition",
+    "end_with_launcher",
+    "files_of_host",
+    "launch",
+    "launch_training",
+    "launch_workers",
+    "of_slurm_job",
+    "on_this_machine",
+    "over_ssh",
+    "rank_work",
+    "report_from_dict",
+    "run_as_worker",
+    "send_event",
+    "show_warning",
+    "start_run",
+    "stop_on_signals",
+]

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..._device import choose_device
+from ..._base.device import choose_device
 from ...comm import barrier, initialize_comms, rank, shutdown_comms
 from ...errors import RankError
 from ...partition.format import read_config

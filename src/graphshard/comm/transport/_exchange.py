@@ -1,0 +1,329 @@
+# SPDX-License-Identifier: Apache-2.0
+"""start_exchange: rows of several tensors to all ranks, through the backend or shared memory.
+
+[Note: through shared memory]
+    gloo moves rows through a socket: four copies, two of them in the kernel. On one machine a
+    sender can put them into a block that the others map, most often as it gathers them. A message
+    of a few words per tensor, by the same collective of the same group, says where they are, and
+    each reader copies its part out when it waits. So a rank still waits for nothing but messages,
+    and a rank that is killed, late or in another operation is found out as ever.
+
+    Which exchanges go this way is decided here alone, by `shared_blocks`: those of plans of which
+    some rank receives `LARGE_BYTES` and more, which all ranks know from the plan. At the first
+    such exchange of a group the ranks find out whether each can see each other's memory: on one
+    machine, with the extension, in one process namespace. If any cannot, or its environment has
+    GRAPHSHARD_SHARED_MEMORY=0, all go on with gloo alone.
+
+[Note: packing]
+    Rows of several tensors, of any dtypes and widths, are one stream of bytes per peer: for each
+    tensor in turn its rows back to back, no header, no padding. Both ends know dtypes, widths and
+    row counts, so the number of bytes is exactly ``rows * row_bytes``. Floating-point rows may be
+    rounded to a narrower wire dtype; the receiver widens them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..._base.kernels import empty
+from ..collectives import (
+    Pending,
+    all_gather,
+    count,
+    finish_collective,
+    from_backend,
+    room_for,
+    start_all_to_all,
+    start_collective,
+)
+from ..group import GroupState, close_in_children, operation, process_namespace
+from ._shared_blocks import SharedBlocks, SharedPeer
+
+Splits = Sequence[Sequence[int]]
+"""``splits[i][r]``: rows of tensor ``i`` for, or from, rank ``r``."""
+
+LARGE_BYTES = 1 << 20
+"""Exchanges of which some rank receives this much, and more, go through shared memory."""
+
+_CPU = torch.device("cpu")
+_WORDS = 3  # that say where rows are: descriptor, use, offset
+
+
+def exchange_rows(
+    state: GroupState,
+    tensors: Sequence[Tensor],
+    send_splits: Splits,
+    recv_splits: Splits,
+    name: str,
+    meanwhile: Callable[[], None] | None = None,
+) -> list[Tensor]:
+    """`start_exchange`, then ``meanwhile``, then wait."""
+    return start_exchange(state, tensors, send_splits, recv_splits, name).wait(meanwhile)
+
+
+def start_exchange(
+    state: GroupState,
+    tensors: Sequence[Tensor | Sequence[Tensor]],
+    send_splits: Splits,
+    recv_splits: Splits,
+    name: str,
+    blocks: SharedBlocks | None = None,
+) -> Pending:
+    """Start to exchange rows of several tensors in one ``all_to_all_single``.
+
+    Args:
+        state: The group; every rank must call with the same dtypes and trailing shapes.
+        tensors: ``tensors[i]`` is ``[sum(send_splits[i]), *]``, its rows grouped by destination,
+            or a tensor for each destination (without ``blocks``), so that several are copied into
+            the message from where they lie. They must not change before the wait is over.
+        send_splits: Rows of tensor ``i`` for each rank.
+        recv_splits: Rows of tensor ``i`` from each rank.
+        name: What error messages call the operation.
+        blocks: Through which memory, see `shared_blocks`; None leaves it to the backend.
+
+    Returns:
+        For each tensor ``[sum(recv_splits[i]), *]``, rows grouped by source.
+    """
+    # Shapes and dtypes without the memory.
+    firsts = [rows if isinstance(rows, Tensor) else rows[0] for rows in tensors]
+    likes = [first.new_empty((0, *first.shape[1:])) for first in firsts]
+    send_bytes = bytes_by_rank(likes, send_splits)
+    if blocks is not None:
+        count("all_to_all", sum(send_bytes) - send_bytes[state.rank])
+        return _start_shared(state, blocks, firsts, likes, send_splits, recv_splits, name)
+    recv_bytes = bytes_by_rank(likes, recv_splits)
+    if len(tensors) == 1 and isinstance(tensors[0], Tensor):
+        stream = as_bytes(tensors[0])
+    else:
+        parts = [
+            rows.split(list(splits)) if isinstance(rows, Tensor) else rows
+            for rows, splits in zip(tensors, send_splits, strict=True)
+        ]
+        stream = joined(parts, firsts[0].device)
+    pending = start_all_to_all(state, stream, send_bytes, recv_bytes, name)
+    return pending.then(lambda streams: parted(streams[0], likes, recv_splits))
+
+
+def shared_blocks(state: GroupState, largest: int) -> SharedBlocks | None:
+    """Where an exchange puts its rows; None for memory that only the backend can move.
+
+    Every rank must call, with the most bytes that any rank receives.
+    """
+    if largest < LARGE_BYTES or state.world_size == 1 or state.backend != "gloo":
+        return None
+    if state.comm_device is not None and state.comm_device.type != "cpu":
+        return None
+    if not state.tried_shared:
+        state.shared = _set_up(state)
+        state.tried_shared = True
+    return state.shared
+
+
+def _start_shared(
+    state: GroupState,
+    blocks: SharedBlocks,
+    tensors: Sequence[Tensor],
+    likes: Sequence[Tensor],
+    send_splits: Splits,
+    recv_splits: Splits,
+    name: str,
+) -> Pending:
+    """Each tensor in a block of its own, and one collective of the words that say where."""
+    words = []
+    for tensor, splits in zip(tensors, send_splits, strict=True):
+        readers = [rank for rank, rows in enumerate(splits) if rows]
+        place = blocks.publish(_on_host(tensor, blocks), readers)
+        starts = [0, *accumulate(splits)][:-1]
+        words.append([(*place, start * row_bytes(tensor)) for start in starts])
+    told = torch.tensor(words, dtype=torch.int64).transpose(0, 1).contiguous()
+    rows = _SharedRows(state, blocks, likes, recv_splits)
+
+    def start() -> dist.Work | None:
+        return dist.all_to_all_single(rows.where, told, group=state.group, async_op=True)
+
+    number, rows.work = start_collective(state, name, start)
+
+    def finish() -> list[Tensor]:
+        finish_collective(state, name, number, rows.work)
+        return rows.read(name, number)
+
+    return Pending(finish)
+
+
+def _on_host(tensor: Tensor, blocks: SharedBlocks) -> Tensor:
+    """A contiguous tensor of the CPU; a GPU's rows are copied straight to where others look."""
+    if tensor.device.type == "cpu":
+        return tensor.contiguous()
+    return blocks.empty(tensor.shape, tensor.dtype).copy_(tensor)
+
+
+class _SharedRows:
+    """Rows that others have put into shared memory, and the message that says where."""
+
+    def __init__(
+        self, state: GroupState, blocks: SharedBlocks, likes: Sequence[Tensor], splits: Splits
+    ) -> None:
+        shape = (state.world_size, len(likes), _WORDS)
+        self.where = torch.full(shape, -1, dtype=torch.int64)  # the message
+        self.work: dist.Work | None = None  # what brings it
+        self._state, self._blocks, self._likes, self._splits = state, blocks, likes, splits
+
+    def read(self, name: str, number: int) -> list[Tensor]:
+        """The rows, once the message is here. To be called once."""
+        found = [
+            room_for((sum(rows), *like.shape[1:]), like.dtype, _CPU, like.device)
+            for like, rows in zip(self._likes, self._splits, strict=True)
+        ]
+        runs = [
+            rows.view(-1).view(torch.uint8).split([n * row_bytes(rows) for n in splits])
+            for rows, splits in zip(found, self._splits, strict=True)
+        ]
+        for source, (places, parts) in enumerate(
+            zip(self.where.tolist(), zip(*runs, strict=True), strict=True)
+        ):
+            if any(part.numel() for part in parts):
+                with operation(self._state, name, number, [source]):
+                    for place, part in zip(places, parts, strict=True):
+                        if part.numel():
+                            self._blocks.read(source, place, part)
+        self.work = None
+        return from_backend(found, [like.device for like in self._likes])
+
+    def __del__(self) -> None:
+        # Left unread, as after an error. The writers learn it once the message is here.
+        if self.work is not None:
+            skip = functools.partial(_skip, self._blocks.read, self.where, self._splits)
+            self._blocks.later(self.work.is_completed, skip)
+
+
+def _skip(
+    read: Callable[[int, Sequence[int], Tensor], None], where: Tensor, splits: Splits
+) -> None:
+    """Note that this rank is done with rows that it has not read."""
+    nothing = torch.empty(0, dtype=torch.uint8)
+    for source, places in enumerate(where.tolist()):
+        for place, rows in zip(places, splits, strict=True):
+            if rows[source]:
+                with contextlib.suppress(RuntimeError):  # the writer may be gone
+                    read(source, place, nothing)
+
+
+def _set_up(state: GroupState) -> SharedBlocks | None:
+    """This rank's blocks, if every rank can see every other's; every rank must call."""
+    blocks = SharedBlocks.make(state.rank, state.world_size)
+    me = blocks.me if blocks is not None else SharedPeer(0, 0, 0)
+    namespace = process_namespace()
+    words = _gather(state, [blocks is not None, namespace, me.process, me.descriptor, me.token])
+    peers = [SharedPeer(*rest) for _, _, *rest in words]
+    # Only in the same namespace is it safe to open what another process names.
+    is_seen = (
+        blocks is not None
+        and all(has and other == namespace for has, other, *_ in words)
+        and all(blocks.can_see(peer) for peer in peers)
+    )
+    if not all(seen for (seen,) in _gather(state, [is_seen])) or blocks is None:
+        return None
+    blocks.peers.extend(peers)
+    close_in_children()
+    return blocks
+
+
+def _gather(state: GroupState, numbers: Sequence[int]) -> list[list[int]]:
+    """Every rank's numbers. No trace counts it: whether it happens is a matter of the machine."""
+    mine = torch.tensor([int(number) for number in numbers], dtype=torch.int64)
+    return [part.tolist() for part in all_gather(state, mine, "shared memory", None)]
+
+
+# -- packing ---------------------------------------------------------------------------------------
+
+WIRE_DTYPES = (torch.bfloat16, torch.float16)
+"""What rows may be rounded to."""
+
+
+def wire_dtype(dtype: torch.dtype, wire: torch.dtype | None) -> torch.dtype:
+    """The dtype in which rows of ``dtype`` travel; ``wire`` None is as they are."""
+    if wire is None or not dtype.is_floating_point or dtype.itemsize <= wire.itemsize:
+        return dtype
+    return wire
+
+
+def narrowed(tensor: Tensor, wire: torch.dtype | None) -> Tensor:
+    """Rows as they travel; the same tensor where nothing changes."""
+    return tensor.to(wire_dtype(tensor.dtype, wire))
+
+
+def row_bytes(tensor: Tensor) -> int:
+    """Bytes in one row of ``[rows, *]``."""
+    return tensor.element_size() * math.prod(tensor.shape[1:])
+
+
+def as_bytes(tensor: Tensor) -> Tensor:
+    """One-dimensional uint8 view of a tensor (of a copy, where it is not contiguous)."""
+    return tensor.detach().contiguous().view(-1).view(torch.uint8)
+
+
+def bytes_by_rank(likes: Sequence[Tensor], splits: Splits) -> list[int]:
+    """Bytes in the message for, or from, each rank."""
+    sizes = [row_bytes(like) for like in likes]
+    return [
+        sum(rows * size for rows, size in zip(by_tensor, sizes, strict=True))
+        for by_tensor in zip(*splits, strict=True)
+    ]
+
+
+def joined(parts: Sequence[Sequence[Tensor]], device: torch.device) -> Tensor:
+    """The bytes of ``parts[i][r]``, rows of tensor ``i`` for rank ``r``, by rank and tensor."""
+    runs = [
+        as_bytes(part).to(device) for by_tensor in zip(*parts, strict=True) for part in by_tensor
+    ]
+    return _concatenated(runs)
+
+
+def parted(stream: Tensor, likes: Sequence[Tensor], splits: Splits) -> list[Tensor]:
+    """Undo `joined`: tensors like ``likes``, with ``sum(splits[i])`` rows, grouped by rank.
+
+    The stream must start its own memory; a result may be a view of it.
+    """
+    if len(likes) == 1:
+        return [_as_rows(stream, likes[0], sum(splits[0]))]
+    sizes = [row_bytes(like) for like in likes]
+    lengths = [
+        rows * size
+        for by_tensor in zip(*splits, strict=True)
+        for rows, size in zip(by_tensor, sizes, strict=True)
+    ]
+    runs = stream.split(lengths)
+    return [
+        _as_rows(_concatenated(runs[i :: len(likes)]), like, sum(splits[i]))
+        for i, like in enumerate(likes)
+    ]
+
+
+def _concatenated(runs: Sequence[Tensor]) -> Tensor:
+    """Bytes one after the other. One run alone, as where there are two ranks, is not copied."""
+    filled = [run for run in runs if run.numel()]
+    if len(filled) == 1:
+        return filled[0]
+    return torch.cat(
+        filled or list(runs),
+        out=empty((sum(run.numel() for run in filled),), torch.uint8, runs[0].device),
+    )
+
+
+def _as_rows(stream: Tensor, like: Tensor, num_rows: int) -> Tensor:
+    """A stream of bytes, seen as ``num_rows`` rows like ``like``'s; copied if it is not aligned."""
+    shape = (num_rows, *like.shape[1:])
+    if stream.numel() == 0:
+        return torch.empty(shape, dtype=like.dtype, device=like.device)
+    stream = stream.to(like.device)
+    if stream.storage_offset() % like.element_size():
+        stream = stream.clone()
+    return stream.view(like.dtype).view(shape)

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NodeCollator, EdgeCollator: from items of a data set to batches, for loaders that have none.
+
+They are DGL's, for ``torch.utils.data.DataLoader`` and for `DistDataLoader`; the loaders of this
+package take a sampler itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..._base.typing import EType
+from ...sampling.graph_store import graph_store_of
+from ...sampling.sampler import EdgePredictionSampler, Exclude
+
+
+class ItemCollator:
+    """Base of both.
+
+    Args:
+        g: The graph.
+        ids: Ids, or type to ids.
+        kinds: The types that ids may have.
+    """
+
+    def __init__(self, g: Any, ids: Any, kinds: Sequence[Any]) -> None:
+        if not isinstance(ids, Mapping) and len(kinds) != 1:
+            raise TypeError(
+                f"ids must be a dictionary from type to ids because the graph has {list(kinds)} "
+                f"(got {type(ids).__name__})"
+            )
+        self.g = g
+        self._dataset: Any = TypedItems(ids) if isinstance(ids, Mapping) else torch.as_tensor(ids)
+
+    @property
+    def dataset(self) -> Any:
+        """What a loader takes items from: the ids, or pairs of a type and an id."""
+        return self._dataset
+
+    @staticmethod
+    def ids_of(items: Any) -> Any:
+        """Items of a batch as a sampler takes them: ids, or type to ids."""
+        if isinstance(items, Tensor | Mapping):
+            return items
+        if len(items) == 0 or not isinstance(items[0], tuple):
+            return torch.tensor([int(item) for item in items], dtype=torch.int64)
+        by_type: dict[Any, list[int]] = {}
+        for kind, item in items:
+            by_type.setdefault(kind, []).append(int(item))
+        return {kind: torch.tensor(ids) for kind, ids in by_type.items()}
+
+
+class TypedItems:
+    """Ids of several types as a list of pairs, one type after another.
+
+    Args:
+        ids: Type to ids.
+    """
+
+    def __init__(self, ids: Mapping[Any, Any]) -> None:
+        self._ids = {kind: torch.as_tensor(some) for kind, some in ids.items()}
+
+    def __len__(self) -> int:
+        return sum(len(ids) for ids in self._ids.values())
+
+    def __getitem__(self, place: int) -> tuple[Any, int]:
+        if not 0 <= place < len(self):
+            raise IndexError(f"an item must be in [0, {len(self)}) (got {place})")
+        for kind, ids in self._ids.items():
+            if place < len(ids):
+                return kind, int(ids[place])
+            place -= len(ids)
+        raise AssertionError
+
+
+class NodeCollator(ItemCollator):
+    """Makes batches of nodes.
+
+    Args:
+        g: The graph, or a `graphshard.distributed.DistGraph`.
+        nids: Ids of nodes, or type to ids.
+        graph_sampler: Draws blocks.
+
+    Raises:
+        TypeError: Ids without a type on a graph of several.
+
+    Example:
+        >>> from graphshard.data import load_dataset
+        >>> from graphshard.dataloading import NeighborSampler, NodeCollator
+        >>> cora = load_dataset("cora")
+        >>> collator = NodeCollator(cora.graph, cora.node_ids("train"), NeighborSampler([10, 5]))
+        >>> loader = torch.utils.data.DataLoader(
+        ...     collator.dataset, batch_size=70, collate_fn=collator.collate
+        ... )
+        >>> [len(output_nodes) for input_nodes, output_nodes, blocks in loader]
+        [70, 70]
+    """
+
+    def __init__(self, g: Any, nids: Any, graph_sampler: Any) -> None:
+        super().__init__(g, nids, g.ntypes)
+        self.nids, self.graph_sampler = nids, graph_sampler
+
+    def collate(self, items: Any) -> Any:
+        """The batch of some items: ``(input_nodes, output_nodes, blocks)``.
+
+        Args:
+            items: Ids, or pairs of a type and an id.
+        """
+        return self.graph_sampler.sample(self.g, self.ids_of(items))
+
+
+class EdgeCollator(ItemCollator):
+    """Makes batches of edges.
+
+    Args:
+        g: The graph, or a `graphshard.distributed.DistGraph`.
+        eids: Ids of edges, or relation to ids.
+        graph_sampler: Draws blocks for nodes.
+        g_sampling: As for `EdgePredictionSampler`.
+        exclude: As for `EdgePredictionSampler`.
+        reverse_eids: As for `EdgePredictionSampler`.
+        reverse_etypes: As for `EdgePredictionSampler`.
+        negative_sampler: As for `EdgePredictionSampler`.
+
+    Raises:
+        TypeError: Ids without a relation on a graph of several.
+    """
+
+    def __init__(
+        self,
+        g: Any,
+        eids: Any,
+        graph_sampler: Any,
+        g_sampling: Any = None,
+        exclude: Exclude = None,
+        reverse_eids: Tensor | Mapping[EType, Tensor] | None = None,
+        reverse_etypes: Mapping[EType, EType] | None = None,
+        negative_sampler: Any = None,
+    ) -> None:
+        super().__init__(g, eids, graph_store_of(g).canonical_etypes)
+        self.eids = eids
+        self.graph_sampler = EdgePredictionSampler(
+            graph_sampler,
+            exclude,
+            reverse_eids,
+            reverse_etypes,
+            negative_sampler,
+            g_sampling=g_sampling,
+        )
+
+    def collate(self, items: Any) -> Any:
+        """The batch of some items: ``(input_nodes, pair_graph, [negative_pair_graph,] blocks)``.
+
+        Args:
+            items: Ids, or pairs of a relation and an id.
+        """
+        return self.graph_sampler.sample(self.g, self.ids_of(items))

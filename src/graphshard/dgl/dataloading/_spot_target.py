@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SpotTarget: which of a batch's edges to keep out of the blocks, by the degrees of their ends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..._base.typing import EType
+from ...sampling.sampler import find_exclude_eids
+
+
+class SpotTarget:
+    """For ``exclude`` of an edge sampler: excludes edges that have an end of low degree.
+
+    At a node of few edges the edge that is to be predicted tells much; where there are many it
+    tells little, and leaving it out costs a batch with many edges its structure.
+
+    Source: Zhu et al., "SpotTarget: Rethinking the Effect of Target Edges for Link Prediction in
+    Graph Neural Networks", https://arxiv.org/abs/2306.00899.
+
+    Args:
+        g: A graph of this process, of one relation.
+        exclude: As for `EdgePredictionSampler`: how those edges are excluded.
+        degree_threshold: Edges are excluded if an end has fewer in-edges.
+        reverse_eids: As for `EdgePredictionSampler`.
+        reverse_etypes: As for `EdgePredictionSampler`.
+    """
+
+    def __init__(
+        self,
+        g: Any,
+        exclude: Any,
+        degree_threshold: int = 10,
+        reverse_eids: Tensor | Mapping[EType, Tensor] | None = None,
+        reverse_etypes: Mapping[EType, EType] | None = None,
+    ) -> None:
+        self.g, self.exclude, self.degree_threshold = g, exclude, degree_threshold
+        self.reverse_eids, self.reverse_etypes = reverse_eids, reverse_etypes
+
+    def __call__(self, seed_edges: Tensor) -> Any:
+        """Ids of the edges to exclude for a batch of edges."""
+        src, dst = self.g.find_edges(seed_edges)
+        degrees = torch.minimum(self.g.in_degrees(src), self.g.in_degrees(dst))
+        chosen = seed_edges[degrees < self.degree_threshold]
+        return find_exclude_eids(
+            self.g, chosen, self.exclude, self.reverse_eids, self.reverse_etypes
+        )

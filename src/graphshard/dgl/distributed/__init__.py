@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The names of ``dgl.distributed``: partitions, servers, and the graph that trainers see."""
+
+from ...partition import BalanceWarning as BalanceWarning
+from ...partition import PartitionBook as PartitionBook
+from ...partition import PartitionStats as PartitionStats
+from ...partition import RangePartitionBook as RangePartitionBook
+from ...partition import convert_partition as convert_partition
+from ...partition import load_partition as load_partition
+from ...partition import load_partition_book as load_partition_book
+from ...partition import load_partition_feats as load_partition_feats
+from ...partition import load_partition_stats as load_partition_stats
+from ...partition import partition_graph as partition_graph
+from ...partition import verify_partition as verify_partition
+from ...servers import ClusterCheckpoint as ClusterCheckpoint
+from ...servers import DistDataLoader as DistDataLoader
+from ...servers import DistEdgeDataLoader as DistEdgeDataLoader
+from ...servers import DistEmbedding as DistEmbedding
+from ...servers import DistGraph as DistGraph
+from ...servers import DistNodeDataLoader as DistNodeDataLoader
+from ...servers import DistTensor as DistTensor
+from ...servers import EdgePartitionPolicy as EdgePartitionPolicy
+from ...servers import GraphServer as GraphServer
+from ...servers import NodePartitionPolicy as NodePartitionPolicy
+from ...servers import PartitionPolicy as PartitionPolicy
+from ...servers import SparseAdagrad as SparseAdagrad
+from ...servers import SparseAdam as SparseAdam
+from ...servers import SparseSGD as SparseSGD
+from ...servers import client_barrier as client_barrier
+from ...servers import convert_dist_graph as convert_dist_graph
+from ...servers import edge_split as edge_split
+from ...servers import exit_client as exit_client
+from ...servers import find_edges as find_edges
+from ...servers import get_num_clients as get_num_clients
+from ...servers import get_rank as get_rank
+from ...servers import in_subgraph as in_subgraph
+from ...servers import initialize as initialize
+from ...servers import load_checkpoint as load_checkpoint
+from ...servers import load_dgl_partition_data_from_graph as load_dgl_partition_data_from_graph
+from ...servers import node_split as node_split
+from ...servers import sample_etype_neighbors as sample_etype_neighbors
+from ...servers import sample_neighbors as sample_neighbors
+from ...servers import save_checkpoint as save_checkpoint
+from ..dataloading._collators import EdgeCollator as EdgeCollator
+from ..dataloading._collators import NodeCollator as NodeCollator
+from . import graph_partition_book as graph_partition_book
+from . import partition as partition

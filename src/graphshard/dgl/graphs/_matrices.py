@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Matrices of a graph, and the graph of its types."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ...errors import GraphValueError
+from ...graph.convert import require
+from ...graph.convert._convert import to_scipy
+from ...graph.message_passing import LocalGraph
+
+if TYPE_CHECKING:
+    import networkx
+
+
+def metagraph(g: LocalGraph) -> networkx.MultiDiGraph:
+    """The graph of the types: a node per node type, an edge per relation, with its name as key.
+
+    Raises:
+        ImportError: NetworkX is not installed.
+    """
+    out = require("networkx", "networkx", "metagraph").MultiDiGraph()
+    for source, name, destination in g.canonical_etypes:
+        out.add_edge(source, destination, key=name)
+    out.add_nodes_from(g.ntypes)
+    return out
+
+
+def adj(g: LocalGraph, etype: Any = None, eweight_name: str | None = None) -> Tensor:
+    """The edges of a relation as a sparse tensor.
+
+    Args:
+        g: Graph.
+        etype: The relation, where there are several.
+        eweight_name: Edge feature with the values; None for 1.
+
+    Returns:
+        ``[num_src_nodes, num_dst_nodes]`` COO tensor, a row per source; edges by id.
+    """
+    relation = g.adjacency(etype)
+    src, dst = relation.coo()
+    values = torch.ones(relation.num_edges, device=g.device)
+    if eweight_name is not None:
+        values = g.edges[g.to_canonical_etype(etype)].data[eweight_name]
+    size = (relation.num_src, relation.num_dst, *values.shape[1:])
+    indices = torch.stack([src.long(), dst.long()])
+    return torch.sparse_coo_tensor(indices, values, size, check_invariants=False)
+
+
+def adj_external(
+    g: LocalGraph,
+    transpose: bool = False,
+    ctx: Any = "cpu",
+    scipy_fmt: str | None = None,
+    etype: Any = None,
+) -> Any:
+    """The edges of a relation as a sparse matrix of ones, of torch or of SciPy.
+
+    Args:
+        g: Graph.
+        transpose: Whether rows are destinations; by default they are sources.
+        ctx: Device of a torch matrix.
+        scipy_fmt: ``"coo"`` or ``"csr"`` for a SciPy matrix, which has parallel edges as entries of
+            their own, in each row by edge id; None for a torch COO tensor.
+        etype: The relation, where there are several.
+
+    Raises:
+        ValueError: another format.
+    """
+    if scipy_fmt is None:
+        matrix = adj(g, etype).to(ctx)
+        return matrix.transpose(0, 1) if transpose else matrix
+    if scipy_fmt not in ("coo", "csr"):
+        raise GraphValueError(f"scipy_fmt must be 'coo' or 'csr' (got {scipy_fmt!r})")
+    if scipy_fmt == "coo":
+        found = to_scipy(g, None, etype)
+        return found.transpose() if transpose else found
+    relation = g.adjacency(etype)
+    sparse = require("scipy.sparse", "scipy", "adj_external")
+    indptr, indices, _ = relation.csc(ids=False) if transpose else relation.csr(ids=False)
+    ones = torch.ones(relation.num_edges).numpy()
+    shape = (relation.num_src, relation.num_dst)
+    arrays = (ones, indices.cpu().numpy(), indptr.cpu().numpy())
+    return sparse.csr_matrix(arrays, shape=shape[::-1] if transpose else shape)
+
+
+def inc(g: LocalGraph, typestr: str, ctx: Any = "cpu", etype: Any = None) -> Tensor:
+    """The incidence matrix of a relation: a row per node, a column per edge.
+
+    Args:
+        g: Graph.
+        typestr: ``"in"``: 1 where the edge enters the node. ``"out"``: 1 where it leaves it.
+            ``"both"``: 1 where it enters, -1 where it leaves, 0 for self loops.
+        ctx: Device of the matrix.
+        etype: The relation, where there are several.
+
+    Returns:
+        Sparse ``[num_nodes, num_edges]``.
+
+    Raises:
+        ValueError: an unknown ``typestr``, or ``"both"`` for a relation between two node types.
+    """
+    relation = g.adjacency(etype)
+    src, dst = (end.long() for end in relation.coo())
+    edges = torch.arange(relation.num_edges, device=g.device)
+    ones = torch.ones(relation.num_edges, device=g.device)
+    if typestr in ("in", "out"):
+        rows = torch.stack([dst if typestr == "in" else src, edges])
+        size = relation.num_dst if typestr == "in" else relation.num_src
+        made = torch.sparse_coo_tensor(
+            rows, ones, (size, relation.num_edges), check_invariants=False
+        )
+        return made.to(ctx)
+    if typestr != "both":
+        raise GraphValueError(f"typestr must be 'in', 'out' or 'both' (got {typestr!r})")
+    source, _, destination = g.to_canonical_etype(etype)
+    if source != destination:
+        raise GraphValueError(
+            f"typestr 'both' needs a relation from a node type to itself (got {source!r} to "
+            f"{destination!r}); use 'in' or 'out'"
+        )
+    proper = src != dst
+    rows = torch.stack([torch.cat([dst[proper], src[proper]]), edges[proper].repeat(2)])
+    values = torch.cat([ones[proper], -ones[proper]])
+    shape = (relation.num_dst, relation.num_edges)
+    return torch.sparse_coo_tensor(rows, values, shape, check_invariants=False).to(ctx)

@@ -1,0 +1,377 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DistTensor: a tensor whose rows are spread over the hosts of a cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import secrets
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..comm import Pending, come_together
+from ..comm.group import group_state
+from ._cluster import Cluster, RowsRequest
+from ._job import (
+    Job,
+    agree_on,
+    current_job,
+    from_rank_0,
+    on_other_ranks,
+    on_rank_0,
+    wait_for_trainers,
+)
+from ._tables import TableInfo, check_name
+from .rpc import check_dtype
+
+RowIndex: TypeAlias = int | slice | Sequence[int] | Tensor | np.ndarray[Any, Any]
+InitFunction: TypeAlias = Callable[[tuple[int, ...], torch.dtype], Tensor]
+
+INIT_ROWS = 1024
+"""Rows that an ``init_func`` fills at a time, from ids that are multiples of this."""
+
+
+class DistTensor:
+    """A tensor of which each host has the rows of its nodes or edges.
+
+    All trainers make it together, with the same arguments; one of the same name that exists is
+    used as it is. Rows are read and written by any trainer at any time. A write has reached its
+    owner when it returns, so that after a `barrier` all trainers read it.
+
+    Args:
+        shape: First the number of nodes or edges of a type.
+        dtype: Of the elements.
+        name: Of the tensor in the cluster; None for one that cannot be asked for by name.
+        init_func: From shape and dtype to first contents; None for zeros. It is called for a few
+            rows at a time, with torch's seed set from the tensor's name, the first row's id and
+            rank 0's random state, so contents do not depend on the number of hosts and trainers.
+        part_policy: How rows are spread, from `DistGraph.get_node_partition_policy` and its
+            sibling; None where one type alone has that many nodes or edges.
+        persistent: Whether it stays, for later attachment by name, when this object goes.
+        is_gdata: Accepted for DGL's scripts.
+        attach: Whether one of the same name may be used; False raises if there is one.
+
+    Raises:
+        ValueError: No or several types have that many rows, or one of that name differs; on all
+            trainers.
+        RuntimeError: There is no cluster yet.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from graphshard.data import random_graph
+        >>> from graphshard.distributed import DistGraph, DistTensor, exit_client, partition_graph
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = partition_graph(random_graph(50, 200, seed=0), "g", 2, folder, quiet=True)
+        ...     g = DistGraph("g", part_config=f"{folder}/g.json")
+        >>> hidden = DistTensor((g.num_nodes(), 3), torch.float32, "hidden")
+        >>> hidden[[4, 7]] = torch.ones(2, 3)
+        >>> hidden[4:8].sum(1)
+        tensor([3., 0., 0., 3.])
+        >>> exit_client()
+    """
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        name: str | None = None,
+        init_func: InitFunction | None = None,
+        part_policy: Any = None,
+        persistent: bool = False,
+        is_gdata: bool = True,
+        attach: bool = True,
+    ) -> None:
+        job = current_job()
+        shape = tuple(int(extent) for extent in shape)
+        policy = _policy_of(job, shape, part_policy)
+        if name is None and persistent:
+            raise ValueError("a persistent tensor needs a name, to be found by; pass name")
+        key = _new_key(job, policy, name)
+        info = TableInfo(key, dtype, shape[1:], job.starts(policy), policy, persistent)
+        check_dtype(dtype)
+        job.cluster.settle()
+        come_together(
+            "DistTensor",
+            "all trainers make a DistTensor together; make it on every rank, and read and write "
+            "it on any",
+        )
+        agree_on(f"{info}, {init_func is not None}, {attach}", "the DistTensor that is made")
+        is_first, holds = [False], list[object]()
+
+        def create() -> None:
+            is_first[0] = job.cluster.create(info)
+            holds.append(job.cluster.hold(key))
+            if not (is_first[0] or attach or group_state().rank):
+                raise ValueError(f"a tensor named {name!r} exists; pass attach=True to use it")
+
+        try:
+            on_rank_0(create)
+            on_other_ranks(create)
+        except BaseException:
+            for hold in holds:
+                _drop(job.cluster, hold)
+            raise
+        self._finalizer = weakref.finalize(self, _drop, job.cluster, *holds)
+        self._finalizer.atexit = False
+        is_new = bool(from_rank_0(int(is_first[0])))
+        self._attach(job, job.cluster.info(key), name)
+        if is_new and init_func is not None:
+            _fill(job, self, init_func)
+        wait_for_trainers()
+        if persistent:
+            self._finalizer.detach()
+
+    def _attach(self, job: Job, info: TableInfo, name: str | None) -> None:
+        self._job, self._info, self._tensor_name = job, info, name
+
+    @classmethod
+    def existing(cls, job: Job, key: str) -> DistTensor:
+        """One that the cluster has, without asking other trainers.
+
+        Args:
+            job: Whose.
+            key: Its name with its policy.
+
+        Raises:
+            KeyError: There is none.
+        """
+        tensor = cls.__new__(cls)
+        info = job.cluster.info(key)
+        tensor._attach(job, info, key.removeprefix(f"{info.policy}~"))
+        return tensor
+
+    # ------------------------------------------------------------------ what it is
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the whole tensor."""
+        return (self._info.starts[-1], *self._info.row_shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the elements."""
+        return self._info.dtype
+
+    @property
+    def name(self) -> str:
+        """Its name in the cluster, with the policy: ``node~TYPE~NAME``."""
+        return self._info.name
+
+    @property
+    def tensor_name(self) -> str | None:
+        """The name that it was given."""
+        return self._tensor_name
+
+    @property
+    def kvstore_key(self) -> str:
+        """As `name`."""
+        return self._info.name
+
+    @property
+    def part_policy(self) -> str:
+        """How rows are spread."""
+        return self._info.policy
+
+    @property
+    def is_persistent(self) -> bool:
+        """Whether it stays when no trainer has it any more."""
+        return self._info.persistent
+
+    def __len__(self) -> int:
+        return self._info.starts[-1]
+
+    def __repr__(self) -> str:
+        return f"DistTensor(name={self.name!r}, shape={self.shape}, dtype={self.dtype})"
+
+    # ------------------------------------------------------------------ rows
+
+    def __getitem__(self, index: RowIndex) -> Tensor:
+        """Rows: ``[n, ...]``, as in DGL also for an int, where ``n`` is 1.
+
+        Raises:
+            IndexError: An id is out of range.
+            TypeError: Not an index.
+            ServerError: A server is gone.
+        """
+        ids = row_ids(index, len(self), self.name)
+        (rows,) = self._job.cluster.read([RowsRequest([self.name], ids)])
+        return rows
+
+    def read_async(self, index: RowIndex) -> Pending:
+        """Start reading rows; ``wait()`` gives ``[rows]``."""
+        ids = row_ids(index, len(self), self.name)
+        return self._job.cluster.start_read([RowsRequest([self.name], ids)])
+
+    def __setitem__(self, index: RowIndex, rows: Any) -> None:
+        """Write rows; on return their owners have them.
+
+        Raises:
+            IndexError: An id is out of range; nothing is written.
+            TypeError: Another dtype; nothing is written.
+            ValueError: Another shape; nothing is written.
+            ServerError: A server is gone.
+        """
+        ids = row_ids(index, len(self), self.name)
+        value = rows if isinstance(rows, Tensor) else torch.as_tensor(rows, dtype=self.dtype)
+        if _is_int(index) and value.dim() == len(self.shape) - 1:
+            value = value.unsqueeze(0)
+        self._job.cluster.write(self.name, ids, value)
+
+    @property
+    def local_partition(self) -> Tensor:
+        """The rows of this host, ``[num_rows, ...]``: the memory itself where it is shared."""
+        cluster = self._job.cluster
+        starts, here = cluster.info(self.name).starts, cluster.here
+        rows = cluster.hosts[here].rows(self.name)
+        if rows is None:
+            return self[starts[here] : starts[here + 1]]
+        cluster.mark_written(self.name, here)  # it may be
+        return rows
+
+    def count_nonzero(self) -> int:
+        """Elements that are not 0, on all hosts."""
+        return self._job.cluster.count_nonzero(self.name)
+
+    def __or__(self, other: DistTensor) -> DistTensor:
+        """Union of two masks. All trainers make it together."""
+        return self._combined(other, torch.logical_or)
+
+    def __and__(self, other: DistTensor) -> DistTensor:
+        """Intersection of two masks. All trainers make it together."""
+        return self._combined(other, torch.logical_and)
+
+    def _combined(
+        self, other: DistTensor, function: Callable[[Tensor, Tensor], Tensor]
+    ) -> DistTensor:
+        if not isinstance(other, DistTensor) or other.part_policy != self.part_policy:
+            raise TypeError(
+                f"masks must be of the same kind of rows (got {self} and {other!r:.200})"
+            )
+        result = DistTensor(self.shape, self.dtype, part_policy=self.part_policy)
+        start, stop = self._job.share(self.part_policy)
+        for begin in range(start, stop, 1 << 20):
+            chosen = slice(begin, min(stop, begin + (1 << 20)))
+            result[chosen] = function(self[chosen], other[chosen]).to(self.dtype)
+        wait_for_trainers()
+        return result
+
+    def delete(self) -> None:
+        """Delete it on all hosts, also a persistent one. All trainers must call."""
+        wait_for_trainers()
+        on_rank_0(lambda: self._job.cluster.delete(self.name))
+        self._job.cluster.forget(self.name)
+
+
+def row_ids(index: RowIndex, num_rows: int, what: str) -> Tensor:
+    """Integer ``[n]`` ids that an index names; negative ones count from the end.
+
+    Args:
+        index: An int, slice, list of ints, mask or integer tensor.
+        num_rows: Of the tensor.
+        what: Its name, for errors.
+
+    Raises:
+        IndexError: An id is out of range, or a mask has another length.
+        TypeError: Something else.
+    """
+    if isinstance(index, slice):
+        return torch.arange(*index.indices(num_rows))
+    if _is_int(index):
+        ids = torch.tensor([int(index)])  # type: ignore[arg-type]
+    else:
+        try:
+            ids = torch.as_tensor(index)
+        except (TypeError, ValueError, RuntimeError):
+            ids = torch.empty(0, 0)
+        if ids.numel() == 0 and ids.dim() == 1:
+            ids = ids.to(torch.int64)
+    if ids.dtype == torch.bool and ids.dim() == 1:
+        if ids.numel() != num_rows:
+            raise IndexError(f"a mask of {what!r} must have {num_rows} entries (got {ids.numel()})")
+        return ids.cpu().nonzero().view(-1)
+    if ids.dim() != 1 or ids.dtype not in (torch.int32, torch.int64):
+        raise TypeError(
+            f"{what!r} takes an int, a slice, a list of ints, a mask, or an int32 or int64 tensor "
+            f"of one dimension (got {_kind(index)})"
+        )
+    ids = ids.cpu()
+    if ids.numel() == 0:
+        return ids
+    low, high = (int(end) for end in ids.aminmax())
+    if low < -num_rows or high >= num_rows:
+        bad = low if low < -num_rows else high
+        raise IndexError(f"ids of {what!r} must be in [0, {num_rows}) (got {bad})")
+    return torch.where(ids < 0, ids + num_rows, ids) if low < 0 else ids
+
+
+def _is_int(index: Any) -> bool:
+    if isinstance(index, bool):
+        return False
+    is_scalar = isinstance(index, Tensor | np.ndarray) and index.ndim == 0
+    return isinstance(index, int | np.integer) or (
+        is_scalar and str(index.dtype).removeprefix("torch.").startswith("int")
+    )
+
+
+def _kind(index: Any) -> str:
+    if isinstance(index, Tensor):
+        return f"{index.dtype} of shape {tuple(index.shape)}"
+    return type(index).__name__
+
+
+def _policy_of(job: Job, shape: tuple[int, ...], part_policy: Any) -> str:
+    if not shape or any(extent < 0 for extent in shape):
+        raise ValueError(f"shape must have a first dimension, and no negative one (got {shape})")
+    if part_policy is None:
+        return job.policy_of_size(shape[0])
+    policy = str(getattr(part_policy, "policy_str", part_policy))
+    num_rows = job.starts(policy)[-1]
+    if num_rows != shape[0]:
+        raise ValueError(
+            f"a tensor of {policy!r} must have {num_rows} rows (got shape {shape}); pass the "
+            "policy of another type"
+        )
+    return policy
+
+
+def _new_key(job: Job, policy: str, name: str | None) -> str:
+    if name is None:
+        job.num_anonymous += 1
+        if job.run_id == 0:
+            job.run_id = from_rank_0(secrets.randbits(62) | 1)
+        name = f"anonymous-{job.run_id:x}-{job.num_anonymous}"
+    check_name(name)
+    if "~" in name:
+        raise ValueError(f"the name of a tensor must not contain '~' (got {name!r})")
+    return f"{policy}~{name}"
+
+
+def _drop(cluster: Cluster, hold: object) -> None:
+    """Let a table go; not waited for."""
+    with contextlib.suppress(Exception):
+        cluster.release(hold)
+
+
+def _fill(job: Job, tensor: DistTensor, init_func: InitFunction) -> None:
+    """First contents, block by block, each with a seed of its own."""
+    seed = from_rank_0(int(torch.randint(2**62, ())))
+    start, stop = job.share(tensor.part_policy)
+    for block in range(start // INIT_ROWS, -(-stop // INIT_ROWS) if stop > start else 0):
+        begin = block * INIT_ROWS
+        shape = (min(INIT_ROWS, len(tensor) - begin), *tensor.shape[1:])
+        digest = hashlib.blake2b(f"{seed} {tensor.name} {block}".encode(), digest_size=8).digest()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int.from_bytes(digest, "little") >> 1)
+            rows = init_func(shape, tensor.dtype)
+        if tuple(rows.shape) != shape or rows.dtype != tensor.dtype:
+            raise ValueError(
+                f"init_func must return {tensor.dtype} of shape {shape} (got {rows.dtype} of shape "
+                f"{tuple(rows.shape)})"
+            )
+        low, high = max(start, begin), min(stop, begin + shape[0])
+        tensor[low:high] = rows[low - begin : high - begin]

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PartitionPolicy: how rows of nodes or edges of one type are spread over parts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from .._base.typing import CanonicalEType
+from ..partition import RangePartitionBook
+from ._host_graph import edge_policy, node_policy
+
+
+class HeteroDataName(str):
+    """What a tensor with a row for each node of a type, or each edge of a relation, is called.
+
+    Args:
+        is_node: Whether rows are those of nodes.
+        entity_type: Node type, or relation.
+        data_name: Name of the tensor.
+
+    Raises:
+        ValueError: A relation that is no triple.
+    """
+
+    _is_node: bool
+    _entity_type: Any
+    _data_name: str
+    _policy: str
+
+    def __new__(cls, is_node: bool, entity_type: Any, data_name: str) -> HeteroDataName:
+        if not is_node and not (isinstance(entity_type, tuple) and len(entity_type) == 3):
+            raise ValueError(
+                f"a relation must be a (source, relation, destination) triple (got {entity_type!r})"
+            )
+        policy = node_policy(entity_type) if is_node else edge_policy(entity_type)
+        new = super().__new__(cls, f"{policy}~{data_name}")
+        new._is_node, new._entity_type, new._data_name = is_node, entity_type, data_name
+        new._policy = policy
+        return new
+
+    @property
+    def policy_str(self) -> str:
+        """How the rows are spread, as `PartitionPolicy` names it."""
+        return self._policy
+
+    def is_node(self) -> bool:
+        """Whether rows are those of nodes."""
+        return self._is_node
+
+    def is_edge(self) -> bool:
+        """Whether rows are those of edges."""
+        return not self._is_node
+
+    def get_type(self) -> Any:
+        """Node type, or relation."""
+        return self._entity_type
+
+    def get_name(self) -> str:
+        """Name of the tensor."""
+        return self._data_name
+
+
+class PartitionPolicy:
+    """How rows of one kind are spread.
+
+    Args:
+        policy_str: ``node~TYPE`` or ``edge~SRC:REL:DST``.
+        partition_book: Which part owns what.
+
+    Raises:
+        ValueError: There is no such kind.
+    """
+
+    def __init__(self, policy_str: str, partition_book: RangePartitionBook) -> None:
+        known: dict[str, Any] = {node_policy(t): t for t in partition_book.ntypes}
+        known |= {edge_policy(t): t for t in partition_book.canonical_etypes}
+        if policy_str not in known:
+            raise ValueError(f"unknown policy {policy_str!r:.200}; there are {', '.join(known)}")
+        self.policy_str, self.partition_book = policy_str, partition_book
+        self._type: Any = known[policy_str]
+
+    @property
+    def is_node(self) -> bool:
+        """Whether rows are those of nodes."""
+        return isinstance(self._type, str)
+
+    @property
+    def type_name(self) -> Any:
+        """Node type, or relation."""
+        return self._type
+
+    @property
+    def part_id(self) -> int:
+        """The part of this process."""
+        return self.partition_book.partid
+
+    def get_data_name(self, name: str) -> HeteroDataName:
+        """What a tensor of that name is called in the cluster."""
+        return HeteroDataName(self.is_node, self._type, name)
+
+    def to_partid(self, id_tensor: Tensor) -> Tensor:
+        """Part of each row."""
+        book = self.partition_book
+        return (
+            book.nid2partid(id_tensor, self._type)
+            if self.is_node
+            else book.eid2partid(id_tensor, self._type)
+        )
+
+    def to_local(self, id_tensor: Tensor) -> Tensor:
+        """Rows among those of this process's part."""
+        book, part = self.partition_book, self.part_id
+        if self.is_node:
+            return book.nid2localnid(id_tensor, part, self._type)
+        return book.eid2localeid(id_tensor, part, self._type)
+
+    def get_part_size(self) -> int:
+        """Rows of this process's part."""
+        book, part = self.partition_book, self.part_id
+        of_part = book.partid2nids if self.is_node else book.partid2eids
+        return len(of_part(part, self._type))
+
+    def get_size(self) -> int:
+        """Rows of all parts."""
+        book = self.partition_book
+        return book.num_nodes(self._type) if self.is_node else book.num_edges(self._type)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.policy_str!r})"
+
+
+class NodePartitionPolicy(PartitionPolicy):
+    """How rows of nodes of a type are spread.
+
+    Args:
+        partition_book: Which part owns what.
+        ntype: The type.
+    """
+
+    def __init__(self, partition_book: RangePartitionBook, ntype: str = "_N") -> None:
+        super().__init__(node_policy(ntype), partition_book)
+
+
+class EdgePartitionPolicy(PartitionPolicy):
+    """How rows of edges of a relation are spread.
+
+    Args:
+        partition_book: Which part owns what.
+        etype: The relation.
+    """
+
+    def __init__(
+        self, partition_book: RangePartitionBook, etype: CanonicalEType = ("_N", "_E", "_N")
+    ) -> None:
+        super().__init__(edge_policy(etype), partition_book)

@@ -1,0 +1,430 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Graphs of some edges of a `DistGraph`, under the names of ``dgl.distributed``.
+
+All are Graphs of this process with the types of the whole graph, ids in ``edata[EID]`` and, where
+nodes are renumbered, in ``ndata[NID]``. Features do not come along: read them by these ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from .._base.typing import CanonicalEType
+from ..graph import EID, NID, Graph, graph, heterograph
+from ..graph.structure import as_integers, by_first_occurrence
+from ..sampling import DrawOptions, DrawSeed, NeighborRequest
+from ..sampling.graph_store import ends
+from ._gathered import GatheredEdges
+from ._host_graph import GraphIds, HostGraph, edge_policy, node_policy
+
+if TYPE_CHECKING:
+    from ._dist_graph import DistGraph
+
+FoundEdges: TypeAlias = tuple[Tensor, Tensor, Tensor]
+"""Sources, destinations and ids of some edges."""
+
+
+def sample_neighbors(
+    g: DistGraph,
+    nodes: Any,
+    fanout: int,
+    edge_dir: str = "in",
+    prob: str | None = None,
+    *,
+    exclude_edges: Any = None,
+    replace: bool = False,
+    use_graphbolt: bool = False,
+    seed: int | None = None,
+) -> Graph:
+    """Edges drawn for nodes, ``fanout`` for a node from all its relations together.
+
+    `sample_etype_neighbors`, and the method `DistGraph.sample_neighbors`, draw that many of each
+    relation. On a graph of one relation there is no difference.
+
+    Args:
+        g: The graph.
+        nodes: Ids, or type to ids.
+        fanout: Edges for a node, -1 for all.
+        edge_dir: ``"in"`` for edges that enter the nodes, ``"out"`` for those that leave them.
+        prob: Name of the edge feature to draw in proportion to; every relation at a node has it.
+        exclude_edges: Ids of edges that are not drawn, or relation to ids.
+        replace: Draw with replacement.
+        use_graphbolt: Must be false.
+        seed: Names the draw; by default one from torch's generator.
+
+    Raises:
+        IndexError: An id is out of range.
+        TypeError: ``fanout`` is no number, or ids are none.
+        ValueError: As for `DistGraph.sample_neighbors`.
+    """
+    _refuse_graphbolt(use_graphbolt)
+    if isinstance(fanout, Mapping):
+        raise TypeError(
+            "fanout must be one number for all relations of a node together (got a dictionary); "
+            "use sample_etype_neighbors for numbers by relation"
+        )
+    if len(g.canonical_etypes) == 1:
+        return sample_etype_neighbors(
+            g,
+            nodes,
+            fanout,
+            edge_dir,
+            prob,
+            exclude_edges=exclude_edges,
+            replace=replace,
+            seed=seed,
+        )
+    options = _options(edge_dir, prob, replace)
+    fanout = _checked_fanout(fanout, replace)
+    draw_seed = DrawSeed.fresh() if seed is None else DrawSeed(seed)
+    excluded = edges_by_relation(g, exclude_edges) or {}
+    drawn: dict[CanonicalEType, FoundEdges] = {}
+    for ntype, near in nodes_by_type(g, nodes).items():
+        etypes = [t for t in g.canonical_etypes if ends(t, options.edge_dir)[0] == ntype]
+        if etypes:
+            gathered = g.graph_store.gather([(etype, near) for etype in etypes], options)
+            request = NeighborRequest(
+                etypes[0], near, fanout, draw_seed.key(0, g.ntypes.index(ntype))
+            )
+            drawn |= _drawn_of_all(g, request, options, gathered, excluded)
+    return _graph_of(g, drawn, relabel_nodes=False, store_ids=True)
+
+
+def sample_etype_neighbors(
+    g: DistGraph,
+    nodes: Any,
+    fanout: Any,
+    edge_dir: str = "in",
+    prob: str | None = None,
+    *,
+    exclude_edges: Any = None,
+    replace: bool = False,
+    etype_sorted: bool = True,
+    use_graphbolt: bool = False,
+    seed: int | None = None,
+) -> Graph:
+    """Edges drawn for nodes, ``fanout`` of each relation; see `DistGraph.sample_neighbors`.
+
+    Args:
+        g: The graph.
+        nodes: Ids, or type to ids.
+        fanout: Edges of each relation for a node, -1 for all; or relation to that, for all.
+        edge_dir: As for `sample_neighbors`.
+        prob: As for `sample_neighbors`.
+        exclude_edges: As for `sample_neighbors`.
+        replace: As for `sample_neighbors`.
+        etype_sorted: Accepted for DGL's scripts.
+        use_graphbolt: Must be false.
+        seed: As for `sample_neighbors`.
+    """
+    _refuse_graphbolt(use_graphbolt)
+    options = _options(edge_dir, prob, replace)
+    fanouts = _fanouts(g, fanout, replace)
+    near = nodes_by_type(g, nodes)
+    draw_seed = DrawSeed.fresh() if seed is None else DrawSeed(seed)
+    requests = [
+        NeighborRequest(etype, near[at], fanouts[etype], draw_seed.key(0, number))
+        for number, etype in enumerate(g.canonical_etypes)
+        if (at := ends(etype, options.edge_dir)[0]) in near
+    ]
+    excluded = edges_by_relation(g, exclude_edges)
+    found = g.graph_store.sample_neighbors(requests, options, excluded)
+    drawn = {}
+    for request, one in zip(requests, found, strict=True):
+        assert isinstance(one.eids, Tensor)
+        repeated = request.nodes.repeat_interleave(one.counts)
+        sides = (one.neighbors, repeated) if options.edge_dir == "in" else (repeated, one.neighbors)
+        drawn[request.etype] = *sides, one.eids
+    return _graph_of(g, drawn, relabel_nodes=False, store_ids=True)
+
+
+def in_subgraph(g: DistGraph, nodes: Any) -> Graph:
+    """The graph of all edges that enter some nodes; see `DistGraph.in_subgraph`.
+
+    Args:
+        g: The graph.
+        nodes: Ids, or type to ids.
+    """
+    return in_subgraph_of(g, nodes, relabel_nodes=False, store_ids=True)
+
+
+def find_edges(g: DistGraph, edge_ids: Any) -> tuple[Tensor, Tensor]:
+    """Sources and destinations of edges of a graph of one relation.
+
+    Args:
+        g: The graph.
+        edge_ids: Ids.
+
+    Raises:
+        IndexError: An id is out of range.
+        ValueError: There are several relations; `DistGraph.find_edges` takes one.
+    """
+    return g.find_edges(edge_ids)
+
+
+def in_subgraph_of(g: DistGraph, nodes: Any, relabel_nodes: bool, store_ids: bool) -> Graph:
+    """What `DistGraph.in_subgraph` says."""
+    near = nodes_by_type(g, nodes)
+    requests = [
+        NeighborRequest(etype, near[etype[2]], -1, 0)
+        for etype in g.canonical_etypes
+        if etype[2] in near
+    ]
+    found = g.graph_store.sample_neighbors(requests, DrawOptions())
+    edges = {}
+    for request, one in zip(requests, found, strict=True):
+        assert isinstance(one.eids, Tensor)
+        edges[request.etype] = one.neighbors, request.nodes.repeat_interleave(one.counts), one.eids
+    return _graph_of(g, edges, relabel_nodes, store_ids)
+
+
+def edge_subgraph_of(g: DistGraph, edges: Any, relabel_nodes: bool, store_ids: bool) -> Graph:
+    """What `DistGraph.edge_subgraph` says."""
+    by_relation = edges_by_relation(g, edges) or {}
+    columns = {t: (*g.graph_store.find_edges(t, eids), eids) for t, eids in by_relation.items()}
+    return _graph_of(g, columns, relabel_nodes, store_ids)
+
+
+def local_part(ids: GraphIds, host: int, rows: Callable[[str], Tensor | None]) -> Graph | None:
+    """What `DistGraph.local_partition` says.
+
+    Args:
+        ids: Of the graph.
+        host: Number of the host.
+        rows: Its rows of a table, by name; None where this process cannot read them.
+    """
+    here, book = HostGraph(ids, host, rows), ids.book
+    inner, halo = {}, {}
+    for ntype in book.ntypes:
+        starts = ids.starts(node_policy(ntype))
+        inner[ntype] = torch.arange(starts[host], starts[host + 1])
+    sources: dict[str, list[Tensor]] = {ntype: [] for ntype in book.ntypes}
+    for etype in book.canonical_etypes:
+        lists = here.edge_lists(etype)
+        if lists is None:
+            return None
+        sources[etype[0]].append(lists.neighbors.to(torch.int64))
+    for ntype, found in sources.items():
+        starts = ids.starts(node_policy(ntype))
+        distinct = torch.unique(torch.cat([_NO_IDS, *found]))
+        halo[ntype] = distinct[(distinct < starts[host]) | (distinct >= starts[host + 1])]
+    local, num_nodes = {}, 0  # the local id of the first node of each type; inner ones come first
+    for is_inner, by_type in ((True, inner), (False, halo)):
+        for ntype, of_type in by_type.items():
+            local[ntype, is_inner] = num_nodes
+            num_nodes += len(of_type)
+    src, dst, edge_ids, edge_types = [], [], [], []
+    for number, etype in enumerate(book.canonical_etypes):
+        lists = here.edge_lists(etype)
+        assert lists is not None
+        first, begin = ids.starts(edge_policy(etype))[host], ids.starts(node_policy(etype[0]))[host]
+        nodes = lists.neighbors.to(torch.int64)
+        near = torch.arange(len(inner[etype[2]])).repeat_interleave(lists.indptr.diff().long())
+        if lists.eids is not None:
+            order = torch.argsort(lists.eids)
+            nodes, near = nodes[order], near[order]
+        is_here = (nodes >= begin) & (nodes < begin + len(inner[etype[0]]))
+        outside = torch.searchsorted(halo[etype[0]], nodes) + local[etype[0], False]
+        src.append(torch.where(is_here, nodes - begin + local[etype[0], True], outside))
+        dst.append(near + local[etype[2], True])
+        eids = torch.arange(first, first + len(nodes))
+        edge_ids.append(book.map_to_homo_eid(eids, etype))
+        edge_types.append(torch.full_like(eids, number, dtype=torch.int32))
+    found_graph: Graph = graph((torch.cat(src), torch.cat(dst)), num_nodes=num_nodes)
+    columns = [
+        (t, nodes[t], is_inner) for is_inner, nodes in ((1, inner), (0, halo)) for t in nodes
+    ]
+    data = found_graph.ndata
+    data["_ID"] = torch.cat([book.map_to_homo_nid(nodes, t) for t, nodes, _ in columns])
+    data["_TYPE"] = torch.cat(
+        [torch.full_like(n, book.ntypes.index(t), dtype=torch.int32) for t, n, _ in columns]
+    )
+    data["part_id"] = torch.cat([book.nid2partid(nodes, t) for t, nodes, _ in columns])
+    data["inner_node"] = torch.cat([torch.full_like(n, i, dtype=torch.bool) for _, n, i in columns])
+    found_graph.edata["_ID"] = torch.cat(edge_ids)
+    found_graph.edata["_TYPE"] = torch.cat(edge_types)
+    found_graph.edata["inner_edge"] = torch.ones(found_graph.num_edges(), dtype=torch.bool)
+    return found_graph
+
+
+# ---------------------------------------------------------------------------- ids as they are given
+
+
+def nodes_by_type(g: DistGraph, nodes: Any) -> dict[str, Tensor]:
+    """Node ids, which may be given by type, as int64.
+
+    Raises:
+        TypeError: They are no ids.
+        ValueError: There is no such type, or there are several and none is given.
+    """
+    if not isinstance(nodes, Mapping):
+        if len(g.ntypes) != 1:
+            raise ValueError(
+                f"ids without a type need a graph of one type (it has {g.ntypes}); give a "
+                "dictionary from type to ids"
+            )
+        nodes = {g.ntypes[0]: nodes}
+    for ntype in nodes:
+        if ntype not in g.ntypes:
+            raise ValueError(f"no node type {ntype!r}; the graph has {g.ntypes}")
+    return {
+        t: as_integers(ids, f"nodes of type {t!r}").to("cpu", torch.int64)
+        for t, ids in nodes.items()
+    }
+
+
+def edges_by_relation(g: DistGraph, edges: Any) -> dict[CanonicalEType, Tensor] | None:
+    """Edge ids, which may be given by relation, as int64; None stays None.
+
+    Raises:
+        IndexError: An id is out of range.
+        TypeError: They are no ids.
+        ValueError: There is no such relation, or there are several and none is given.
+    """
+    if edges is None:
+        return None
+    given = edges if isinstance(edges, Mapping) else {None: edges}
+    found = {}
+    for name, eids in given.items():
+        etype = g.to_canonical_etype(name)
+        found[etype] = as_integers(eids, f"edges of {etype}").to("cpu", torch.int64)
+        count = g.num_edges(etype)
+        bad = (found[etype] < 0) | (found[etype] >= count)
+        if bool(bad.any()):
+            raise IndexError(
+                f"edges of {etype} must be in [0, {count}) (got {int(found[etype][bad][0])})"
+            )
+    return found
+
+
+def _refuse_graphbolt(use_graphbolt: bool) -> None:
+    if use_graphbolt:
+        raise NotImplementedError("use_graphbolt=True is not offered; leave it out")
+
+
+def _options(edge_dir: str, prob: str | None, replace: bool) -> DrawOptions:
+    if edge_dir not in ("in", "out"):
+        raise ValueError(f"edge_dir must be 'in' or 'out' (got {edge_dir!r})")
+    return DrawOptions(replace=replace, weights=prob, edge_dir=edge_dir)  # type: ignore[arg-type]
+
+
+def _checked_fanout(fanout: Any, replace: bool) -> int:
+    if isinstance(fanout, bool) or not hasattr(fanout, "__index__") or int(fanout) < -1:
+        raise ValueError(
+            f"a fanout must be an integer of at least -1, which means all neighbours (got "
+            f"{fanout!r})"
+        )
+    if int(fanout) == -1 and replace:
+        raise ValueError("all neighbours (-1) cannot be drawn with replacement; give a number")
+    return int(fanout)
+
+
+def _fanouts(g: DistGraph, fanout: Any, replace: bool) -> dict[CanonicalEType, int]:
+    if not isinstance(fanout, Mapping):
+        return dict.fromkeys(g.canonical_etypes, _checked_fanout(fanout, replace))
+    found = {g.to_canonical_etype(t): _checked_fanout(n, replace) for t, n in fanout.items()}
+    missing = [etype for etype in g.canonical_etypes if etype not in found]
+    if missing:
+        raise ValueError(
+            f"a dictionary of fanouts must name every relation (missing {missing}); give 0 for "
+            "those that shall not be followed"
+        )
+    return found
+
+
+# ---------------------------------------------------------------------------- edges into graphs
+
+
+_NO_IDS = torch.empty(0, dtype=torch.int64)
+
+
+def _drawn_of_all(
+    g: DistGraph,
+    request: NeighborRequest,
+    options: DrawOptions,
+    gathered: list[GatheredEdges],
+    excluded: Mapping[CanonicalEType, Tensor],
+) -> dict[CanonicalEType, FoundEdges]:
+    """Draw from the edges of several relations at the same nodes as if they were of one.
+
+    Within a node edges come by relation. While they are drawn, those of all relations are numbered
+    on: an edge's number is its id and the number of edges of the relations before its own.
+    """
+    first = [0]
+    for one in gathered:
+        first.append(first[-1] + g.num_edges(one.etype))
+    order = torch.argsort(torch.cat([one.row_of_edge for one in gathered]), stable=True)
+    some = gathered[0]
+    weights = None
+    if options.weights is not None:
+        # Weights of different precision are compared in the greater one.
+        weights = torch.cat([one.weights for one in gathered if one.weights is not None])[order]
+    merged = GatheredEdges(
+        some.etype,
+        some.edge_dir,
+        some.nodes,
+        some.rows,
+        some.original_ids,
+        torch.stack([one.indptr for one in gathered]).sum(0),
+        torch.cat([one.eids + start for one, start in zip(gathered, first, strict=False)])[order],
+        torch.cat([one.neighbors for one in gathered])[order],
+        weights,
+    )
+    absent = [_NO_IDS]
+    for one, start in zip(gathered, first, strict=False):
+        absent.append(excluded.get(one.etype, _NO_IDS) + start)
+    without = torch.cat(absent)
+    counts, neighbors, numbers = merged.draw(request, options, without if len(without) else None)
+    near = request.nodes.repeat_interleave(counts)
+    drawn = {}
+    for place, one in enumerate(gathered):
+        chosen = (numbers >= first[place]) & (numbers < first[place + 1])
+        sides = (neighbors, near) if options.edge_dir == "in" else (near, neighbors)
+        drawn[one.etype] = sides[0][chosen], sides[1][chosen], numbers[chosen] - first[place]
+    return drawn
+
+
+def _graph_of(
+    g: DistGraph,
+    edges: Mapping[CanonicalEType, FoundEdges],
+    relabel_nodes: bool,
+    store_ids: bool,
+) -> Graph:
+    """A Graph of some edges: of all nodes, or of their ends in order of first occurrence.
+
+    In that order relations come one after another, and sources before destinations.
+    """
+    none = (_NO_IDS, _NO_IDS, _NO_IDS)
+    columns = {etype: edges.get(etype, none) for etype in g.canonical_etypes}
+    counts = {ntype: g.num_nodes(ntype) for ntype in g.ntypes}
+    kept: dict[str, Tensor] = {}
+    if relabel_nodes:
+        sides: dict[str, list[Tensor]] = {ntype: [_NO_IDS] for ntype in g.ntypes}
+        for etype, (src, dst, _) in columns.items():
+            sides[etype[0]].append(src)
+            sides[etype[2]].append(dst)
+        kept = {ntype: by_first_occurrence(torch.cat(found)) for ntype, found in sides.items()}
+        counts = {ntype: len(ids) for ntype, ids in kept.items()}
+    ascending = {ntype: torch.sort(ids) for ntype, ids in kept.items()}
+
+    def renumbered(ntype: str, ids: Tensor) -> Tensor:
+        if not relabel_nodes:
+            return ids
+        values, places = ascending[ntype]
+        return places[torch.searchsorted(values, ids)]
+
+    ends_of = {
+        etype: (renumbered(etype[0], src), renumbered(etype[2], dst))
+        for etype, (src, dst, _) in columns.items()
+    }
+    result: Graph = heterograph(ends_of, counts)
+    if store_ids:
+        for etype, (_, _, eids) in columns.items():
+            result.edges[etype].data[EID] = eids
+        for ntype, ids in kept.items():
+            result.nodes[ntype].data[NID] = ids
+    return result

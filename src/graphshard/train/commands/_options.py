@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""options_of: options of a command, made from the fields of the dataclass that it fills.
+
+A field's name, type, choices, default and help stand in its dataclass, and nowhere else.
+`CommandWithDefaults` is a command whose help is shown as it is written, with all defaults.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+
+import typer
+from rich.markup import escape
+from typer.core import TyperCommand
+
+from ..._base.typing import OnlyWith, Unset, notes_of
+
+_Command = TypeVar("_Command", bound=Callable[..., None])
+
+
+class CommandWithDefaults(TyperCommand):
+    """A command whose help texts are no markup, and whose flags show that they are off."""
+
+    def __init__(self, *args: Any, **values: Any) -> None:
+        super().__init__(*args, **values)
+        self.help = escape(self.help or "")
+        for option in self.params:
+            text = getattr(option, "help", None)
+            if text is not None:
+                option.help = escape(text)  # type: ignore[attr-defined]
+            is_on_only = getattr(option, "is_flag", False) and not option.secondary_opts
+            if is_on_only and option.default is False:
+                option.show_default = "no"  # type: ignore[attr-defined]
+
+
+def options_of(*kinds: type) -> Callable[[_Command], _Command]:
+    """Give a command, as keywords, an option for each field that it has no parameter for.
+
+    Args:
+        kinds: Dataclasses whose fields are annotated with type and help. A field that they do not
+            all have alike is an option without a default; the command looks which was given.
+    """
+
+    def decorated(command: _Command) -> _Command:
+        parameters = dict(inspect.signature(command, eval_str=True).parameters)
+        (rest,) = (p.name for p in parameters.values() if p.kind is p.VAR_KEYWORD)
+        del parameters[rest]
+        fields: dict[str, list[tuple[Any, Any]]] = {}
+        for kind in kinds:
+            hints = get_type_hints(kind, include_extras=True)
+            for field in dataclasses.fields(kind):
+                fields.setdefault(field.name, []).append((hints[field.name], field.default))
+        for name, found in fields.items():
+            if name not in parameters:
+                is_common = len(found) == len(kinds) and len(set(found)) == 1
+                modes = [getattr(kind, "mode", "") for kind in kinds if name in _fields_of(kind)]
+                parameters[name] = _parameter(name, found, is_common, modes)
+        signature = inspect.Signature(list(parameters.values()))
+        command.__signature__ = signature  # type: ignore[attr-defined]
+        return command
+
+    return decorated
+
+
+def _fields_of(kind: type[Any]) -> set[str]:
+    """Names of the fields of a dataclass."""
+    return {field.name for field in dataclasses.fields(kind)}
+
+
+def _parameter(
+    name: str, found: list[tuple[Any, Any]], is_common: bool, modes: list[str]
+) -> inspect.Parameter:
+    """The option for a field, given as (annotation, default) in each dataclass that has it.
+
+    It has no default, only a text that says it, where it must be known whether it was given: a
+    field that has an effect with some values of others alone, or in some of the dataclasses.
+    """
+    hint, default = found[0]
+    is_common = is_common and not notes_of(hint, OnlyWith)
+    kind = get_args(hint)[0]
+    flags = []
+    if kind is bool or bool in get_args(kind):
+        flag = f"--{name.replace('_', '-')}"
+        flags = [flag if default is False else f"{flag}/--no-{flag[2:]}"]
+    if any(get_origin(choice) is tuple for choice in get_args(kind)):
+        kind = str  # numbers between commas
+    if name.endswith("_dir"):
+        kind = Path
+    if not is_common or default is None:
+        kind |= None
+    texts = dict.fromkeys(get_args(each)[1] for each, _ in found)
+    shown = {mode: _shown(*each) for mode, each in zip(modes, found, strict=True)}
+    show_default: str | bool = True
+    if not is_common or default is None:
+        same = set(shown.values())
+        shown_texts = same if len(same) == 1 else {"; ".join(f"{m}: {t}" for m, t in shown.items())}
+        show_default = shown_texts.pop() or False
+    option = typer.Option(*flags, help=" ".join(texts), show_default=show_default)
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=default if is_common else None,
+        annotation=Annotated[kind, option],
+    )
+
+
+def _shown(hint: Any, default: Any) -> str:
+    """A field's default, for the reader; nothing where its help says it."""
+    for note in notes_of(hint, Unset):
+        return note.text
+    if default is None:
+        return ""
+    return {True: "yes", False: "no"}[default] if isinstance(default, bool) else str(default)
