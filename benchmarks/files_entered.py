@@ -24,8 +24,8 @@ import torch
 
 import graphshard
 from graphshard.data import random_graph
-from graphshard.distributed import partition_graph
 from graphshard.nn import SAGEConv
+from graphshard.partition import partition_graph
 from graphshard.sampling import DataLoader, DistNeighborSampler
 from graphshard.testing import run_ranks
 

@@ -68,7 +68,7 @@ def forward(model: str, layers: Any, graph: Any, h: torch.Tensor) -> torch.Tenso
 
 def work(parts: str, model: str, mode: str, threads: int, epochs: int, bfloat16: bool) -> None:
     """One worker; rank 0 prints a line of JSON."""
-    import graphshard as sar
+    import graphshard.sar as sar
 
     torch.set_num_threads(threads)
     sar.initialize_comms()
@@ -108,7 +108,7 @@ def work(parts: str, model: str, mode: str, threads: int, epochs: int, bfloat16:
 def our_parts(graph: Path, num_parts: int) -> str:
     """This package's partition of the graph, made once."""
     import graphshard
-    from graphshard.distributed import partition_graph
+    from graphshard.partition import partition_graph
 
     folder = graph.with_suffix(f".parts-{num_parts}")
     if not (folder / "g.json").exists():

@@ -35,7 +35,7 @@ from torch import Tensor, nn
 
 import graphshard
 from graphshard import nn as gnn
-from graphshard.dataloading import DataLoader, NeighborSampler
+from graphshard.dgl.dataloading import DataLoader, NeighborSampler
 
 WAYS: dict[str, dict[str, Any]] = {
     "2 batches ahead": {},

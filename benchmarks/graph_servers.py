@@ -60,7 +60,7 @@ def on_two_hosts(name: str, python: str, script: str, *arguments: Any) -> Side:
 
 def work(task: str, parts: str, arguments: list[int]) -> None:
     """This process's share of a run: a server, or a trainer."""
-    from graphshard.distributed import DistGraph, GraphServer, exit_client, initialize
+    from graphshard.servers import DistGraph, GraphServer, exit_client, initialize
 
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     host = int(os.environ["HOST"])
@@ -81,7 +81,7 @@ def work(task: str, parts: str, arguments: list[int]) -> None:
 
 def read_rows(graph: Any, columns: int, batch: int, reads: int, compare: int) -> dict[str, Any]:
     """Seconds of each read from the other host, and from this one."""
-    from graphshard.distributed import DistTensor
+    from graphshard.servers import DistTensor
 
     table = DistTensor((graph.num_nodes(), columns), torch.float32, "rows")
     starts = [*graph.get_partition_book().partid2nids(1)[:1].tolist(), graph.num_nodes()]
@@ -107,7 +107,7 @@ def read_rows(graph: Any, columns: int, batch: int, reads: int, compare: int) ->
 
 def take_steps(graph: Any, columns: int, batch: int, steps: int) -> dict[str, Any]:
     """Seconds of lookups, of losses with their gradients, and of steps of the optimizer."""
-    from graphshard.distributed import DistEmbedding, SparseAdagrad
+    from graphshard.servers import DistEmbedding, SparseAdagrad
 
     embedding = DistEmbedding(graph.num_nodes(), columns, "embedding")
     optimizer = SparseAdagrad([embedding], lr=0.1)
@@ -135,8 +135,8 @@ def take_steps(graph: Any, columns: int, batch: int, steps: int) -> dict[str, An
 
 def train(graph: Any, hidden: int, epochs: int) -> dict[str, Any]:
     """Seconds of the best epoch."""
-    from graphshard.dataloading import NeighborSampler
-    from graphshard.distributed import DistNodeDataLoader, node_split
+    from graphshard.dgl.dataloading import NeighborSampler
+    from graphshard.servers import DistNodeDataLoader, node_split
 
     nodes = node_split(graph.ndata["train"], graph.get_partition_book(), force_even=True)
     labels = graph.ndata["y"][torch.arange(graph.num_nodes())]
@@ -180,7 +180,7 @@ def train(graph: Any, hidden: int, epochs: int) -> dict[str, Any]:
 def both_parts(graph: Path, method: str) -> tuple[str, str]:
     """DGL's partition of a graph into two, and the same parts in this package's files."""
     import graphshard
-    from graphshard.distributed import partition_graph
+    from graphshard.partition import partition_graph
 
     theirs, ours = graph.with_suffix(".dgl-parts"), graph.with_suffix(".same-parts")
     if not (theirs / "parts.npy").exists():

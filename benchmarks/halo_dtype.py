@@ -55,12 +55,12 @@ def squared(tensors: Sequence[Tensor]) -> float:
 
 def measure(rank: int, world_size: int, parts: str, model: str, halo: str) -> list[float]:
     """(error of outputs, error of gradients, megabytes of an epoch)."""
-    import graphshard as sar
+    import graphshard as gs
 
-    cora = sar.data.load_dataset("cora", row_normalize=True)
-    data = sar.load_dgl_partition_data(parts, rank)
+    cora = gs.data.load_dataset("cora", row_normalize=True)
+    data = gs.load_dgl_partition_data(parts, rank)
     dtype = None if halo == "float32" else getattr(torch, halo)
-    graph = sar.construct_full_graph(data, mode="oneshot", halo_dtype=dtype)
+    graph = gs.construct_full_graph(data, mode="oneshot", halo_dtype=dtype)
     nodes = graph.original_ids["_N"]
     x, y = cora.graph.ndata["feat"], cora.graph.ndata["label"]
 
@@ -72,15 +72,15 @@ def measure(rank: int, world_size: int, parts: str, model: str, halo: str) -> li
     h = x[nodes].clone()
     for _ in range(2):
         layers.zero_grad()
-        with sar.comm.trace() as trace:
+        with gs.comm.trace() as trace:
             out = forward(layers, graph, h)
             (F.cross_entropy(out, y[nodes], reduction="sum") / len(y)).backward()
-    sar.gather_grads(layers)
+    gs.gather_grads(layers)
     sums = torch.tensor(
         [squared([out.detach() - expected[nodes].detach()]), float(trace.total_bytes)],
         dtype=torch.float64,
     )
-    off, sent = sar.comm.all_reduce(sums).tolist()
+    off, sent = gs.comm.all_reduce(sums).tolist()
     pairs = [(p.grad, q.grad) for p, q in zip(layers.parameters(), exact.parameters(), strict=True)]
     known = [(p, q) for p, q in pairs if p is not None and q is not None]
     grads = squared([p - q for p, q in known]) / squared([q for _, q in known])
@@ -89,15 +89,15 @@ def measure(rank: int, world_size: int, parts: str, model: str, halo: str) -> li
 
 def main() -> None:
     """Print the table."""
-    import graphshard as sar
+    import graphshard as gs
     from graphshard.testing import run_ranks
 
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        cora = sar.data.load_dataset("cora", row_normalize=True)
+        cora = gs.data.load_dataset("cora", row_normalize=True)
         for num_parts in (2, 4):
             where = f"{folder}/{num_parts}"
-            sar.distributed.partition_graph(cora.graph, "cora", num_parts, where, quiet=True)
+            gs.partition_graph(cora.graph, "cora", num_parts, where, quiet=True)
             for model in ("sage", "gat"):
                 for halo in ("float32", "bfloat16"):
                     parts = f"{where}/cora.json"

@@ -21,7 +21,7 @@ import torch
 from _common import markdown_table, write_result
 from torch import Tensor
 
-from graphshard._files import MappedFile
+from graphshard._base.files import MappedFile
 from graphshard.ops import copy_rows, draw_neighbors
 
 SEEDS = 20_000

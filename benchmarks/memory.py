@@ -139,7 +139,7 @@ def launch(num_workers: int, arguments: list[str]) -> list[int]:
 def partition(nodes: int, edges: int, num_parts: int, folder: Path) -> str:
     """Write a random graph in random parts; returns the path of the JSON."""
     from graphshard.data import random_graph
-    from graphshard.distributed import partition_graph
+    from graphshard.partition import partition_graph
 
     graph = random_graph(nodes, edges, seed=0, feat_dim=128, num_classes=40)
     partition_graph(

@@ -80,7 +80,7 @@ def make_layers(model: str, width: int, classes: int) -> torch.nn.ModuleList:
 
 def train(parts: str, model: str, epochs: int) -> None:
     """One worker; rank 0 prints a line of JSON."""
-    import graphshard as sar
+    import graphshard.sar as sar
 
     torch.set_num_threads(1)
     sar.initialize_comms()

@@ -65,7 +65,7 @@ class Sage(torch.nn.Module):
 def work_alone(path: str, hidden: int, threads: int, epochs: int) -> dict[str, Any]:
     """This package in one process, on the graph as it is."""
     import graphshard
-    from graphshard.dataloading import DataLoader, NeighborSampler
+    from graphshard.dgl.dataloading import DataLoader, NeighborSampler
 
     torch.set_num_threads(threads)
     arrays = np.load(path)
@@ -96,7 +96,7 @@ def work_alone(path: str, hidden: int, threads: int, epochs: int) -> dict[str, A
 
 def work_shared(parts: str, hidden: int, transport: str, epochs: int) -> dict[str, Any]:
     """This package on one rank of several."""
-    import graphshard as sar
+    import graphshard.sar as sar
 
     torch.set_num_threads(1)
     sar.initialize_comms()
@@ -153,7 +153,7 @@ def work_shared(parts: str, hidden: int, transport: str, epochs: int) -> dict[st
 def our_parts(graph: Path) -> str:
     """This package's partition of the graph into two, made once."""
     import graphshard
-    from graphshard.distributed import partition_graph
+    from graphshard.partition import partition_graph
 
     folder = graph.with_suffix(".parts")
     if not (folder / "g.json").exists():

@@ -26,7 +26,7 @@ RANKS, CUTS, MODES = (2, 3, 4), ("metis", "random"), ("oneshot", "sequential")
 HEAD = """# DGL's layers on our graphs
 
 Written by `docs/make_dgl_table.py` with DGL 1.1.3: the layers of `dgl.nn.pytorch.conv`, unmodified,
-after `graphshard.patch_dgl()`. "Exact": outputs, gradients of the inputs and gradients of all
+after `graphshard.dgl.patch_dgl()`. "Exact": outputs, gradients of the inputs and gradients of all
 parameters equal those of the same layer on DGL's own graph in one process, to 1e-10 in float64 and
 to 2e-5 in float32, relative to the largest number. On a sharded graph: on {ranks} ranks, with
 METIS and with random parts. Of the {total} configurations that DGL itself runs here, {works} are

@@ -24,39 +24,42 @@ TARGET = Path(__file__).with_name("reference.md")
 
 # Sections in the order of the page: module, what it holds.
 MODULES = {
-    "graphshard": "What `import graphshard as sar` gives; the packages below say the rest.",
-    "graphshard.core": "Names at SAR's places: `sar.core`.",
-    "graphshard.config": "Names at SAR's places: `sar.config`.",
+    "graphshard": "What `import graphshard as gs` gives; the packages below say the rest.",
     "graphshard.graph": "Graphs and the message-passing protocol.",
-    "graphshard.transforms": "Transforms that can be composed; the names of `dgl.transforms`.",
     "graphshard.function": "Built-in message and reduce functions.",
     "graphshard.nn": "Layers.",
-    "graphshard.nn.glob": "Layers that give a row per graph of a batch.",
-    "graphshard.nn.link": "Scores of pairs of nodes.",
-    "graphshard.nn.pytorch": "The layers at the places of `dgl.nn.pytorch`.",
-    "graphshard.distributed": "The names of `dgl.distributed`.",
     "graphshard.partition": "Partitioning, on disk and back.",
     "graphshard.fullbatch": "Graphs that span ranks.",
     "graphshard.sampling": "Mini-batches, also of a graph that spans ranks.",
-    "graphshard.dataloading": "The names of `dgl.dataloading`.",
-    "graphshard.dataloading.negative_sampler": "The names of `dgl.dataloading.negative_sampler`.",
+    "graphshard.servers": "Rows and graphs on the hosts of a cluster.",
     "graphshard.pyg": "PyG's layers on a graph that spans ranks; needs `graphshard[pyg]`.",
     "graphshard.comm": "Communication.",
-    "graphshard.store": "Rows of named tensors on the hosts of a cluster, under `distributed`.",
-    "graphshard.launch": "To a cluster and onto it; the commands `copy` and `launch`.",
-    "graphshard.ray": "Training on graph servers under Ray Train; needs `graphshard[ray]`.",
     "graphshard.data": "Data sets.",
     "graphshard.train": "Training runs.",
+    "graphshard.train.launch": "To a cluster and onto it; the commands `copy` and `launch`.",
+    "graphshard.train.ray": "Training on graph servers under Ray Train; needs `graphshard[ray]`.",
     "graphshard.ops": "Sparse operators.",
     "graphshard.ops.reference": "The same operators in plain torch.",
-    "graphshard.convert": "The names of `dgl.convert`.",
-    "graphshard.backend": "The names of `dgl.backend`.",
-    "graphshard.random": "The names of `dgl.random`.",
-    "graphshard.base": "The names of `dgl.base`.",
-    "graphshard.init": "Initial values of features.",
-    "graphshard.utils": "The names of `dgl.utils`.",
     "graphshard.testing": "Helpers for tests.",
     "graphshard.errors": "Exceptions that a caller can act on.",
+    "graphshard.dgl": "The names of DGL: `import graphshard.dgl as dgl`.",
+    "graphshard.dgl.nn": "The names of `dgl.nn` and `dgl.nn.pytorch`.",
+    "graphshard.dgl.transforms": "The names of `dgl.transforms`.",
+    "graphshard.dgl.sampling": "The names of `dgl.sampling`.",
+    "graphshard.dgl.dataloading": "The names of `dgl.dataloading`.",
+    "graphshard.dgl.dataloading.negative_sampler": "Samplers of edges that are not there.",
+    "graphshard.dgl.data": "The names of `dgl.data`.",
+    "graphshard.dgl.distributed": "The names of `dgl.distributed`.",
+    "graphshard.dgl.convert": "The names of `dgl.convert`.",
+    "graphshard.dgl.random": "The names of `dgl.random`.",
+    "graphshard.dgl.backend": "The names of `dgl.backend`.",
+    "graphshard.dgl.base": "The names of `dgl.base`.",
+    "graphshard.dgl.init": "The names of `dgl.init`.",
+    "graphshard.dgl.utils": "The names of `dgl.utils`.",
+    "graphshard.sar": "The names of SAR: `import graphshard.sar as sar`.",
+    "graphshard.sar.comm": "The names of `sar.comm`.",
+    "graphshard.sar.core": "The names of `sar.core`.",
+    "graphshard.sar.config": "The names of `sar.config`.",
 }
 
 # Values have no docstring.
@@ -83,7 +86,7 @@ Written by `docs/make_reference.py`; do not edit. Back to the [index](index.md).
 
 
 def public_names(module: ModuleType) -> list[str]:
-    """A module's ``__all__``, or what it defines itself where it has none."""
+    """A module's ``__all__``; where it has none what it defines, or gives under another's name."""
     listed = getattr(module, "__all__", None)
     if listed is not None:
         return list(listed)
@@ -92,7 +95,10 @@ def public_names(module: ModuleType) -> list[str]:
         for name, value in vars(module).items()
         if not name.startswith("_")
         and not inspect.ismodule(value)
-        and getattr(value, "__module__", module.__name__) == module.__name__
+        and (
+            getattr(value, "__module__", module.__name__) == module.__name__
+            or module.__name__.split(".")[1] in ("dgl", "sar")
+        )
     ]
 
 
@@ -117,7 +123,9 @@ def reference() -> str:
             for line in _entry(name, public, getattr(module, public), home)
         ]
         parts.append("\n".join(lines))
-    parts.append("## commands\n\nEach takes `--help`. The same from Python: `graphshard.cli.run`.")
+    parts.append(
+        "## commands\n\nEach takes `--help`. The same from Python: `graphshard.train.commands.run`."
+    )
     parts += [_command(name, command) for name, command in _commands().items()]
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
@@ -213,7 +221,7 @@ def _first_line(value: Any) -> str:
 
 
 def _commands() -> dict[str, Any]:
-    from graphshard.cli import app
+    from graphshard.train.commands import app
 
     group: Any = typer.main.get_command(app)
     return dict(group.commands)

@@ -23,8 +23,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-import graphshard as dgl
-from graphshard.distributed import DistEmbedding, DistGraph, SparseAdagrad
+import graphshard as gs
+import graphshard.dgl as dgl
+from graphshard.servers import DistEmbedding, DistGraph, SparseAdagrad
 
 WIDTH, WALK, WINDOW, NEGATIVES, BATCH_SIZE, LEARNING_RATE = 64, 10, 4, 1, 256, 0.25
 
@@ -84,7 +85,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("build/examples/distributed_embeddings"))
     args = parser.parse_args()
     if args.part_config is None:  # standalone
-        cora = dgl.data.load_dataset("cora").graph
+        cora = gs.data.load_dataset("cora").graph
         args.part_config = args.out / "cora.json"
         dgl.distributed.partition_graph(cora, "cora", 2, args.out, quiet=True)
 

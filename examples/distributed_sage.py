@@ -23,7 +23,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import graphshard as dgl
+import graphshard as gs
+import graphshard.dgl as dgl
 
 HIDDEN, FANOUTS, BATCH_SIZE, LEARNING_RATE, EPOCHS = 16, [10, 25], 140, 0.02, 30
 
@@ -56,9 +57,9 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:N, or auto")
     parser.add_argument("--out", type=Path, default=Path("build/examples/distributed_sage"))
     args = parser.parse_args()
-    device = dgl.choose_device(args.device)
+    device = gs.choose_device(args.device)
     if args.part_config is None:  # standalone
-        cora = dgl.data.load_dataset("cora", row_normalize=True)
+        cora = gs.data.load_dataset("cora", row_normalize=True)
         args.part_config = args.out / "cora.json"
         dgl.distributed.partition_graph(cora.graph, "cora", 2, args.out, quiet=True)
 

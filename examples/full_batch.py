@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import graphshard as sar
+import graphshard as gs
 from graphshard.comm import all_reduce, barrier
 from graphshard.graph import MessagePassingGraph
 
@@ -36,8 +36,8 @@ class GraphSAGE(nn.Module):
         super().__init__()
         self.convs = nn.ModuleList(
             [
-                sar.nn.SAGEConv(in_feats, HIDDEN, aggregator_type="mean"),
-                sar.nn.SAGEConv(HIDDEN, num_classes, aggregator_type="mean"),
+                gs.nn.SAGEConv(in_feats, HIDDEN, aggregator_type="mean"),
+                gs.nn.SAGEConv(HIDDEN, num_classes, aggregator_type="mean"),
             ]
         )
 
@@ -57,10 +57,10 @@ def join_workers(device_name: str) -> torch.device:
     torchrun tells each its rank and where the others are. Where every worker has a GPU to itself
     NCCL is used, else gloo.
     """
-    device = sar.choose_device(device_name)
+    device = gs.choose_device(device_name)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    sar.initialize_comms(backend="auto", timeout=60)
+    gs.initialize_comms(backend="auto", timeout=60)
     return device
 
 
@@ -70,11 +70,9 @@ def partition_cora(folder: Path) -> Path:
     One worker writes, the others wait. In real work this is a step of its own, done once:
     ``graphshard partition --data cora --parts 2 --out FOLDER``.
     """
-    if sar.rank() == 0:
-        cora = sar.data.load_dataset("cora", row_normalize=True)
-        sar.distributed.partition_graph(
-            cora.graph, "cora", num_parts=sar.world_size(), out_path=folder
-        )
+    if gs.rank() == 0:
+        cora = gs.data.load_dataset("cora", row_normalize=True)
+        gs.partition_graph(cora.graph, "cora", num_parts=gs.world_size(), out_path=folder)
     barrier()
     return folder / "cora.json"
 
@@ -98,25 +96,25 @@ def main() -> None:
 
     # 2. Read this worker's part, and only that: features and labels of its nodes, the edges into
     #    them. construct_full_graph then tells every worker which of its rows the others need.
-    data = sar.load_dgl_partition_data(parts, sar.rank(), device)
-    graph = sar.construct_full_graph(data)
+    data = gs.load_dgl_partition_data(parts, gs.rank(), device)
+    graph = gs.construct_full_graph(data)
     graphs = [graph, graph]  # the whole graph for both layers
-    features = sar.suffix_key_lookup(data.node_features, "feat")
-    labels = sar.suffix_key_lookup(data.node_features, "label")
+    features = gs.suffix_key_lookup(data.node_features, "feat")
+    labels = gs.suffix_key_lookup(data.node_features, "label")
     masks = {
-        split: sar.suffix_key_lookup(data.node_features, f"{split}_mask").bool()
+        split: gs.suffix_key_lookup(data.node_features, f"{split}_mask").bool()
         for split in ("train", "test")
     }
     (num_train,) = sum_over_workers(float(masks["train"].sum()))
     print(
-        f"worker {sar.rank()} of {sar.world_size()}: {graph.num_nodes()} of "
+        f"worker {gs.rank()} of {gs.world_size()}: {graph.num_nodes()} of "
         f"{data.node_map().num_ids} nodes, {graph.mode} aggregation"
     )
 
     # 3. The same weights everywhere; other dropout on each worker's nodes.
-    torch.manual_seed(sar.rank())
+    torch.manual_seed(gs.rank())
     model = GraphSAGE(features.shape[1], num_classes=7).to(device)
-    sar.sync_params(model)
+    gs.sync_params(model)
     optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
 
     # 4. An epoch is one step on the whole graph. Each worker sums the loss over its own training
@@ -129,11 +127,11 @@ def main() -> None:
         loss = F.cross_entropy(scores[mine], labels[mine], reduction="sum") / num_train
         optimizer.zero_grad()
         loss.backward()
-        sar.gather_grads(model)
+        gs.gather_grads(model)
         optimizer.step()
         if epoch % 20 == 0:
             (mean_loss,) = sum_over_workers(float(loss.detach()))
-            if sar.rank() == 0:
+            if gs.rank() == 0:
                 print(f"epoch {epoch:3d}: training loss {mean_loss:.4f}")
 
     # 5. Inference is one more forward. Every worker must take part in it.
@@ -143,9 +141,9 @@ def main() -> None:
     num_right, num_test = sum_over_workers(
         float(right[masks["test"]].sum()), float(masks["test"].sum())
     )
-    if sar.rank() == 0:
+    if gs.rank() == 0:
         print(f"test accuracy {100 * num_right / num_test:.1f} % on {num_test:.0f} nodes")
-    sar.shutdown_comms()
+    gs.shutdown_comms()
 
 
 if __name__ == "__main__":

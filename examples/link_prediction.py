@@ -27,8 +27,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import graphshard as gs
-from graphshard.dataloading import DataLoader, NeighborSampler, as_edge_prediction_sampler
-from graphshard.dataloading.negative_sampler import Uniform
+from graphshard.dgl.dataloading import DataLoader, NeighborSampler, as_edge_prediction_sampler
+from graphshard.dgl.dataloading.negative_sampler import Uniform
 
 
 @dataclass

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-import graphshard as sar
+import graphshard as gs
 from graphshard import function as fn
 from graphshard.comm import all_reduce, barrier
 from graphshard.graph import EdgeBatch, MessagePassingGraph
@@ -47,9 +47,9 @@ class EdgeNetworkConv(nn.Module):
             return graph.dstdata["out"]
 
 
-def make_graph() -> sar.Graph:
+def make_graph() -> gs.Graph:
     """The same graph in every process; float64, so that equal means equal to 1e-10."""
-    graph = sar.data.random_graph(NUM_NODES, NUM_EDGES, seed=1)
+    graph = gs.data.random_graph(NUM_NODES, NUM_EDGES, seed=1)
     rng = torch.Generator().manual_seed(0)
     graph.ndata["x"] = torch.randn(NUM_NODES, WIDTH, generator=rng, dtype=torch.float64)
     graph.edata["w"] = torch.rand(NUM_EDGES, 1, generator=rng, dtype=torch.float64)
@@ -69,41 +69,41 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=build / "examples" / "own_message_function")
     folder = parser.parse_args().out
 
-    sar.initialize_comms(timeout=60)
+    gs.initialize_comms(timeout=60)
     whole = make_graph()
-    if sar.rank() == 0:
-        sar.distributed.partition_graph(
-            whole, "random", sar.world_size(), folder, part_method="random", quiet=True
+    if gs.rank() == 0:
+        gs.partition_graph(
+            whole, "random", gs.world_size(), folder, part_method="random", quiet=True
         )
     barrier()
 
     # The sharded graph: features came with the part, rows in the part's order.
-    data = sar.load_dgl_partition_data(folder / "random.json", sar.rank())
-    graph = sar.construct_full_graph(data, mode="sequential")
-    x = sar.suffix_key_lookup(data.node_features, "x")
-    weight = sar.suffix_key_lookup(data.edge_features, "w")
+    data = gs.load_dgl_partition_data(folder / "random.json", gs.rank())
+    graph = gs.construct_full_graph(data, mode="sequential")
+    x = gs.suffix_key_lookup(data.node_features, "x")
+    weight = gs.suffix_key_lookup(data.edge_features, "w")
 
     torch.manual_seed(0)
     layer = EdgeNetworkConv(WIDTH, 3).double()
-    sar.sync_params(layer)
+    gs.sync_params(layer)
     mine = layer(graph, x, weight)
     (mine**2).sum().backward()
-    sar.gather_grads(layer)
+    gs.gather_grads(layer)
     gradients = [parameter.grad.clone() for parameter in layer.parameters()]
 
     # The same layer on the whole graph. "orig_id" says which of its nodes are this worker's.
     layer.zero_grad()
     everything = layer(whole, whole.ndata["x"], whole.edata["w"])
     (everything**2).sum().backward()
-    orig_id = sar.suffix_key_lookup(data.node_features, "orig_id")
+    orig_id = gs.suffix_key_lookup(data.node_features, "orig_id")
 
     output_gap = largest_difference([mine], [everything[orig_id]])
     gradient_gap = largest_difference(gradients, [p.grad for p in layer.parameters()])
-    if sar.rank() == 0:
+    if gs.rank() == 0:
         print(f"{graph}")
         print(f"largest difference from one process: outputs {output_gap:.0e}")
         print(f"largest difference from one process: gradients {gradient_gap:.0e}")
-    sar.shutdown_comms()
+    gs.shutdown_comms()
 
 
 if __name__ == "__main__":

@@ -18,14 +18,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import graphshard as sar
+import graphshard as gs
 from graphshard.comm import all_reduce, barrier, trace
 
 NUM_NODES = {"author": 400, "paper": 800, "venue": 20}
 NUM_TOPICS, WIDTH, HIDDEN, EPOCHS = 4, 8, 16, 40
 
 
-def make_graph() -> sar.Graph:
+def make_graph() -> gs.Graph:
     """Four relations; nodes that are joined mostly have the same topic."""
     rng = torch.Generator().manual_seed(0)
     topic = {
@@ -41,7 +41,7 @@ def make_graph() -> sar.Graph:
         return src[kept], dst[kept]
 
     writes = join("author", "paper", 8000)
-    graph = sar.heterograph(
+    graph = gs.heterograph(
         {
             ("author", "writes", "paper"): writes,
             ("paper", "written_by", "author"): writes[::-1],
@@ -67,14 +67,14 @@ class TypedSAGE(nn.Module):
 
     def __init__(self, relations: list[str]) -> None:
         super().__init__()
-        self.first = sar.nn.HeteroGraphConv(
-            {name: sar.nn.SAGEConv(WIDTH, HIDDEN, "mean") for name in relations}
+        self.first = gs.nn.HeteroGraphConv(
+            {name: gs.nn.SAGEConv(WIDTH, HIDDEN, "mean") for name in relations}
         )
-        self.second = sar.nn.HeteroGraphConv(
-            {name: sar.nn.SAGEConv(HIDDEN, NUM_TOPICS, "mean") for name in relations}
+        self.second = gs.nn.HeteroGraphConv(
+            {name: gs.nn.SAGEConv(HIDDEN, NUM_TOPICS, "mean") for name in relations}
         )
 
-    def forward(self, graph: sar.GraphShardManager, rows: dict[str, Tensor]) -> Tensor:
+    def forward(self, graph: gs.GraphShardManager, rows: dict[str, Tensor]) -> Tensor:
         """Scores of this worker's papers."""
         found = self.first(graph, rows)
         # Nothing points at venues: the first layer gives them no rows, and the second leaves out
@@ -94,20 +94,20 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=build / "examples" / "typed_graph")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:N, or auto")
     args = parser.parse_args()
-    folder, device = args.out, sar.choose_device(args.device)
+    folder, device = args.out, gs.choose_device(args.device)
 
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    sar.initialize_comms(backend="auto", timeout=60)
-    if sar.rank() == 0:
+    gs.initialize_comms(backend="auto", timeout=60)
+    if gs.rank() == 0:
         # The nodes of every type are balanced without being asked.
-        sar.distributed.partition_graph(
-            make_graph(), "library", sar.world_size(), folder, balance_split=True, quiet=True
+        gs.partition_graph(
+            make_graph(), "library", gs.world_size(), folder, balance_split=True, quiet=True
         )
     barrier()
 
-    data = sar.load_dgl_partition_data(folder / "library.json", sar.rank(), device)
-    graph = sar.construct_full_graph(data, mode="oneshot")
+    data = gs.load_dgl_partition_data(folder / "library.json", gs.rank(), device)
+    graph = gs.construct_full_graph(data, mode="oneshot")
     rows = {ntype: data.node_features[f"{ntype}/feat"] for ntype in graph.ntypes}
     labels = data.node_features["paper/label"]
     train, test = (data.node_features[f"paper/{name}_mask"] for name in ("train", "test"))
@@ -115,20 +115,20 @@ def main() -> None:
 
     torch.manual_seed(0)
     model = TypedSAGE(graph.etypes).to(device)
-    sar.sync_params(model)
+    gs.sync_params(model)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
     for _ in range(EPOCHS):
         with trace() as sent:
             loss = F.cross_entropy(model(graph, rows)[train], labels[train], reduction="sum")
             optimizer.zero_grad()
             (loss / num_train).backward()
-        sar.gather_grads(model)
+        gs.gather_grads(model)
         optimizer.step()
 
     with torch.no_grad():
         right = model(graph, rows).argmax(dim=1) == labels
     num_right, num_test = sum_over_workers(float(right[test].sum()), float(test.sum()))
-    if sar.rank() == 0:
+    if gs.rank() == 0:
         # In one-shot mode a layer fetches the rows of all its source types together. The first
         # layer needs no gradient of its input, so nothing goes back for it.
         num_exchanges = sent.calls.get("all_to_all", 0)
@@ -136,7 +136,7 @@ def main() -> None:
             f"{num_exchanges} exchanges in an epoch, for {len(graph.etypes)} relations in 2 layers"
         )
         print(f"test accuracy {100 * num_right / num_test:.1f} % on {num_test:.0f} papers")
-    sar.shutdown_comms()
+    gs.shutdown_comms()
 
 
 if __name__ == "__main__":

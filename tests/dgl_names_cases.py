@@ -44,7 +44,7 @@ def missing(place: str) -> set[str]:
         graph = graphshard.graph(([0], [1]))
         return {name for name in theirs if not hasattr(graph, name)} - _elsewhere(dgl)
     theirs = _public(importlib.import_module(place))
-    mine: Any = importlib.import_module(place.replace("dgl", "graphshard", 1))
+    mine: Any = importlib.import_module(place.replace("dgl", "graphshard.dgl", 1))
     lacking = {name for name in theirs if name not in vars(mine)}
     return lacking - (_elsewhere(dgl) if place == "dgl" else set())
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from graphshard import _memory
-from graphshard._memory import available_memory
+from graphshard._base import memory as _memory
+from graphshard._base.memory import available_memory
 from graphshard.fullbatch import _config
 from graphshard.sampling.graph_store import _choose
 

@@ -9,7 +9,7 @@ import warnings
 import pytest
 import torch
 
-import graphshard as dgl
+import graphshard.dgl as dgl
 from dgl_names_cases import MODULES, listed, missing
 from graphshard.errors import GraphShardError
 
@@ -57,12 +57,12 @@ PLACES = {
 
 @pytest.mark.parametrize("module", PLACES)
 def test_names_are_where_dgl_has_them(module: str) -> None:
-    found = importlib.import_module(f"graphshard.{module}")
+    found = importlib.import_module(f"graphshard.dgl.{module}")
     assert [name for name in PLACES[module].split() if not hasattr(found, name)] == []
 
 
 def test_heterograph_is_a_function_and_to_imports_a_module() -> None:
-    from graphshard.heterograph import DGLBlock, DGLGraph  # type: ignore[import-not-found]
+    from graphshard.dgl.heterograph import DGLBlock, DGLGraph  # type: ignore[import-not-found]
 
     assert isinstance(dgl.heterograph({("a", "r", "a"): ([0], [0])}), DGLGraph)
     assert isinstance(dgl.create_block(([0], [1])), DGLBlock)
@@ -140,7 +140,7 @@ def test_modules_without_a_file_hold_the_same_objects() -> None:
     ):
         module = importlib.import_module(f"graphshard.{place}")
         assert getattr(module, name) is getattr(dgl, name)
-    batch = importlib.import_module("graphshard.batch")
+    batch = importlib.import_module("graphshard.dgl.batch")
     g = dgl.graph(([0], [1]))
     assert dgl.batch is batch.batch  # the function, not the module
     assert batch([g, g]).batch_size == 2

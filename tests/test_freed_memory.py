@@ -12,7 +12,7 @@ from forked_programs import run_program
 
 PROGRAM = """
 import resource, torch
-from graphshard._memory import keep_freed_memory
+from graphshard._base.memory import keep_freed_memory
 kept = keep_freed_memory()
 for _ in range(8):  # blocks that are cut differently at first, as those of torch 2.6 are
     torch.empty(64 << 20, dtype=torch.uint8).fill_(1)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from graphshard._files import MappedFile, mapped
+from graphshard._base.files import MappedFile, mapped
 from large_pages import LARGE_PAGE, SHARED, bytes_in_large_pages, can_move_shared_memory
 
 NUM_BYTES = 8 * LARGE_PAGE + 5

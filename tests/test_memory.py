@@ -10,7 +10,7 @@ import threading
 import pytest
 import torch
 
-from graphshard._kernel import _load
+from graphshard._base.kernels import _load
 from graphshard.ops import empty, empty_like, extension_available, release_memory
 
 pytestmark = pytest.mark.skipif(not extension_available(), reason="blocks are of the extension")

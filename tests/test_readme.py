@@ -19,7 +19,7 @@ DEADLINE = 110  # seconds for each command; a quiet machine needs five
 
 # What a command of the README becomes, so that it runs whether or not the package is installed.
 PROGRAMS = {
-    "graphshard": [sys.executable, "-c", "from graphshard.cli import main; main()"],
+    "graphshard": [sys.executable, "-c", "from graphshard.train.commands import main; main()"],
     "torchrun": [sys.executable, "-m", "torch.distributed.run"],
 }
 

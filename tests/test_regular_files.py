@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from graphshard._files import (
+from graphshard._base.files import (
     NotRegularFileError,
     check_regular,
     open_regular,

@@ -17,7 +17,8 @@ import torch
 
 import graphshard
 from dgl_peer import dgl
-from graphshard import dataloading, sampling
+from graphshard import sampling
+from graphshard.dgl import dataloading
 from graphshard.nn import DistributedBN1D
 
 # SAR 0.1.0, https://github.com/IntelLabs/SAR; what comes by name alone is left out.
@@ -36,18 +37,18 @@ MODULES = {
     "graphshard": dgl,
     "graphshard.graph": dgl,
     "graphshard.nn": dgl.nn.pytorch,
-    "graphshard.dataloading": dgl.dataloading,
-    "graphshard.dataloading.negative_sampler": dgl.dataloading.negative_sampler,
+    "graphshard.dgl.dataloading": dgl.dataloading,
+    "graphshard.dgl.dataloading.negative_sampler": dgl.dataloading.negative_sampler,
     "graphshard.sampling": types.SimpleNamespace(**{**vars(dgl.sampling), **vars(dgl.dataloading)}),
-    "graphshard.distributed": dgl.distributed,
+    "graphshard.servers": dgl.distributed,
 }
 #: Nobody else has them, or not with these arguments.
 OURS_ALONE = {
     "graphshard.graph.Frame.to non_blocking",  # as torch.Tensor.to
     "graphshard.sampling.MiniBatch.to non_blocking",
-    "graphshard.distributed.load_partition_feats load_edges",
+    "graphshard.partition.load_partition_feats load_edges",
     "graphshard.graph.load_tensors return_dgl_ndarray",  # as dgl.data.utils.load_tensors
-    "graphshard.graph.choice replace",  # as dgl.random.choice
+    "graphshard.dgl.graphs._random.choice replace",  # as dgl.random.choice
     "graphshard.graph.neighbor_matching relabel_idx",  # as dgl.geometry.neighbor_matching
 }
 
@@ -129,7 +130,7 @@ def shared_functions() -> Iterator[tuple[str, Any, Any]]:
             value, theirs = getattr(module, public), getattr(peer, public, None)
             if not getattr(value, "__module__", "").startswith("graphshard") or theirs is None:
                 continue
-            if module_name != "graphshard.dataloading" and public == "DataLoader":
+            if module_name != "graphshard.dgl.dataloading" and public == "DataLoader":
                 continue  # SAR's
             if inspect.isclass(value) and inspect.isclass(theirs):
                 for key, method in inspect.getmembers(value, inspect.isfunction):

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from graphshard._files import TemporaryFolder, remove_abandoned
+from graphshard._base.files import TemporaryFolder, remove_abandoned
 
 OWNER = """
 import os, sys, time
-from graphshard._files import TemporaryFolder
+from graphshard._base.files import TemporaryFolder
 folder = TemporaryFolder()
 (folder.path / "file").write_text("x")
 if sys.argv[1] == "fork" and os.fork() == 0:

@@ -9,13 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import graphshard as gs
-from graphshard.distributed import (
-    DistGraph,
-    DistNodeDataLoader,
-    exit_client,
-    initialize,
-    node_split,
-)
+from graphshard.servers import DistGraph, DistNodeDataLoader, exit_client, initialize, node_split
 
 PART_CONFIG = "parts/cora.json"
 EPOCHS, BATCH_SIZE, HIDDEN, FANOUTS = 30, 140, 16, [10, 25]
@@ -44,7 +38,7 @@ def share_of(g, split):
 def evaluate(g, model, split):
     """Accuracy on a split, with all neighbours."""
     loader = DistNodeDataLoader(
-        g, share_of(g, split), gs.dataloading.MultiLayerFullNeighborSampler(2), batch_size=250
+        g, share_of(g, split), gs.sampling.MultiLayerFullNeighborSampler(2), batch_size=250
     )
     counts = torch.zeros(2)
     model.eval()
@@ -66,7 +60,7 @@ def train(rank, world_size):
     loader = DistNodeDataLoader(
         g,
         share_of(g, "train"),
-        gs.dataloading.NeighborSampler(FANOUTS),
+        gs.sampling.NeighborSampler(FANOUTS),
         batch_size=BATCH_SIZE // world_size,
         shuffle=True,
     )

@@ -25,6 +25,7 @@ from .fullbatch import (
     construct_mfgs,
     load_dgl_partition_data,
     message_has_parameters,
+    suffix_key_lookup,
 )
 from .graph import (
     EID,
@@ -131,6 +132,7 @@ __all__ = [
     "save_graphs",
     "servers",
     "shutdown_comms",
+    "suffix_key_lookup",
     "sync_params",
     "to_bidirected",
     "to_block",

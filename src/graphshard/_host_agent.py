@@ -137,7 +137,7 @@ class _Agent:
     """The processes of one host.
 
     Args:
-        job: What the launcher says; see `graphshard.launch`.
+        job: What the launcher says; see `graphshard.train.launch`.
         folder: For the token, the list of hosts, and what trainers print.
     """
 

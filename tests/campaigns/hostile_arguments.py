@@ -56,7 +56,7 @@ from hostile_operators import RECIPES  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 import graphshard  # noqa: E402
-from graphshard import _kernel  # noqa: E402
+from graphshard._base import kernels as _kernel  # noqa: E402
 
 SOURCE = str(Path(graphshard.__file__).resolve().parent)
 STUB = Path(SOURCE) / "_kernels.pyi"

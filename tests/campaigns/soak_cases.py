@@ -23,9 +23,9 @@ from typing import Any
 import torch
 from campaign_report import write_report
 
-from graphshard._ranges import RangeMap
+from graphshard._base.ranges import RangeMap
 from graphshard.comm import all_reduce, barrier
-from graphshard.store import (
+from graphshard.servers import (
     Cluster,
     DistEmbedding,
     DistTensor,

@@ -20,9 +20,9 @@ import torch
 from campaign_report import write_report
 from trials import Campaign, run_trials
 
-from graphshard.cli import run
 from graphshard.data import from_ogb, load_dataset
 from graphshard.graph import Graph, from_csv, from_parquet, graph, to_csv, to_parquet
+from graphshard.train.commands import run
 
 COMMAND = "pytest tests/campaigns/test_data_mutations.py --all"
 SAMPLE, ALL = {"ogb": 20, "command": 20}, 300

@@ -22,7 +22,7 @@ from hostile_arguments import stub_arguments
 from hostile_operators import MADE_OF_OTHERS, NOT_CALLED, RECIPES
 
 from graphshard import ops
-from graphshard._kernel import _load, extension_available
+from graphshard._base.kernels import _load, extension_available
 
 pytestmark = pytest.mark.skipif(
     not extension_available(), reason="it is the compiled kernels that hostile arguments try"

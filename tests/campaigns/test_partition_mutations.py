@@ -24,13 +24,17 @@ from mutations import mutate
 from trials import Campaign, digest, run_trials
 
 import graphshard
-from graphshard.cli import run
-from graphshard.distributed import load_partition, load_partition_book, partition_graph
 from graphshard.errors import PartitionFormatError
-from graphshard.partition import verify_partition
+from graphshard.partition import (
+    load_partition,
+    load_partition_book,
+    partition_graph,
+    verify_partition,
+)
 from graphshard.partition.files._files import TensorFile, digest_of
 from graphshard.partition.format import build_of
 from graphshard.train import FullBatchConfig, FullBatchRun, TaskInfo, read_task, write_task
+from graphshard.train.commands import run
 from graphshard.train.task import task_path
 
 NUM_CLASSES = 3

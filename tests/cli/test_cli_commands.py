@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 import graphshard
-from graphshard.cli import run
-from graphshard.cli._progress import ProgressDisplay
 from graphshard.graph import load_graphs, save_graphs
 from graphshard.train import EpochReport, Evaluation, read_task
+from graphshard.train.commands import run
+from graphshard.train.commands._progress import ProgressDisplay
 from type_name_cases import RELATIONS, SIZES, named
 
 GRAPH = [(0, 1), (1, 2), (2, 3), (3, 0), (4, 5), (5, 6), (6, 7), (7, 4), (0, 4)]
@@ -55,7 +55,7 @@ def test_partition_writes_prints_and_describes_the_task(
     assert printed.err == ""
     task = read_task(out / "cora.json")
     assert (task.name, task.target, task.num_classes) == ("cora", "_N", 7)
-    graph, feats, *_ = graphshard.distributed.load_partition(out / "cora.json", 0)
+    graph, feats, *_ = graphshard.partition.load_partition(out / "cora.json", 0)
     src, dst = graph.edges()
     inner = graph.ndata["inner_node"].bool()
     assert int((src == dst).sum()) == int(inner.sum())  # a self loop each
@@ -67,7 +67,7 @@ def test_partition_takes_the_features_as_they_are_if_told(tmp_path: Path) -> Non
     out = tmp_path / "parts"
     arguments = f"partition --data cora --parts 1 --out {out} --no-row-normalize --no-self-loops"
     assert call([*arguments.split(), "--quiet", "--name", "raw"]) == 0
-    graph, feats, *_ = graphshard.distributed.load_partition(out / "raw.json", 0)
+    graph, feats, *_ = graphshard.partition.load_partition(out / "raw.json", 0)
     assert set(feats["_N/feat"].unique().tolist()) == {0.0, 1.0}
     assert graph.num_edges() == 10556
 
@@ -415,7 +415,7 @@ def test_a_disk_without_room_is_one_line_that_names_the_file(tmp_path: Path) -> 
     """A limit on the size of files stands in for a full disk: what the system says differs."""
     code = (
         "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000)); "
-        "from graphshard.cli import run; sys.exit(run(sys.argv[1:]))"
+        "from graphshard.train.commands import run; sys.exit(run(sys.argv[1:]))"
     )
     arguments = f"partition --data cora --parts 2 --method random --quiet --out {tmp_path / 'p'}"
     done = subprocess.run(

@@ -11,9 +11,9 @@ import pytest
 import typer
 from typer.utils import get_params_from_function
 
-from graphshard._typing import OnlyWith, notes_of
-from graphshard.cli import app, run
+from graphshard._base.typing import OnlyWith, notes_of
 from graphshard.train import FullBatchConfig, RunConfig, SampledConfig
+from graphshard.train.commands import app, run
 
 FLAGS = {
     "partition": """

@@ -272,7 +272,7 @@ def test_the_file_goes_with_rank_0(tmp_path, monkeypatch):
 STARTS_AND_ENDS = """
     import os, sys, time
     import torch
-    import graphshard as sar
+    import graphshard.sar as sar
     from graphshard.comm import all_reduce
 
     torch.set_num_threads(1)

@@ -17,7 +17,7 @@ import pytest
 import torch
 from comm_cases import make_exchange
 
-from graphshard._kernel import extension_available
+from graphshard._base.kernels import extension_available
 from graphshard.comm import (
     ExchangePlan,
     all_reduce,
@@ -30,7 +30,7 @@ from graphshard.comm import (
     trace,
 )
 from graphshard.comm.group._state import group_state
-from graphshard.comm.wire import _exchange
+from graphshard.comm.transport import _exchange
 from graphshard.errors import RankError
 from graphshard.testing import RanksFailed, run_ranks
 

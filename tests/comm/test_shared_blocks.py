@@ -9,8 +9,8 @@ import os
 import pytest
 import torch
 
-from graphshard._kernel import extension_available
-from graphshard.comm.wire._shared_blocks import SharedBlocks, SharedPeer
+from graphshard._base.kernels import extension_available
+from graphshard.comm.transport._shared_blocks import SharedBlocks, SharedPeer
 
 pytestmark = pytest.mark.skipif(
     not extension_available() or not hasattr(os, "memfd_create"),

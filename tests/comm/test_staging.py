@@ -38,7 +38,7 @@ from graphshard.comm.collectives import (
 )
 from graphshard.comm.group import GroupState, group_state
 from graphshard.comm.group._backend import choose_backend
-from graphshard.comm.wire import exchange_rows
+from graphshard.comm.transport import exchange_rows
 from graphshard.errors import RankError
 from graphshard.testing import run_ranks
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-import graphshard as sar
+import graphshard.sar as sar
 from graphshard.comm import trace
 from graphshard.comm.group import group_state
 from graphshard.testing import run_ranks

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import graphshard
+import graphshard.sar
 from graphshard.comm import share_error
 from graphshard.errors import GraphShardError
 from graphshard.pyg import convert_sync_norm
@@ -397,7 +398,7 @@ def write_parts(folder: str, world_size: int, method: str) -> None:
     assignment: Any = method
     if method == "empty":  # the last rank has no nodes
         assignment = torch.arange(NUM_NODES) % max(world_size - 1, 1)
-    graphshard.distributed.partition_graph(
+    graphshard.partition.partition_graph(
         whole, NAME, world_size, folder, part_method=assignment, quiet=True
     )
 
@@ -409,8 +410,8 @@ def compare_sharded(case: DglLayer, folder: str, rank: int, dtype: torch.dtype, 
     reference = made(case, dtype)
     expected = run(case, reference, whole, {**nodes, **of_edges}, None)
     part = graphshard.load_dgl_partition_data(f"{folder}/{NAME}.json", rank, "cpu")
-    own = graphshard.suffix_key_lookup(part.node_features, "number")
-    own_edges = graphshard.suffix_key_lookup(part.edge_features, "number")
+    own = graphshard.sar.suffix_key_lookup(part.node_features, "number")
+    own_edges = graphshard.sar.suffix_key_lookup(part.edge_features, "number")
     graph = graphshard.construct_full_graph(part, mode=mode)
     layer = convert_sync_norm(copy.deepcopy(made(case, dtype)))
     given = {k: v[own] for k, v in nodes.items()} | {k: v[own_edges] for k, v in of_edges.items()}

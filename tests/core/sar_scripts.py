@@ -18,10 +18,10 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import graphshard as dgl
-import graphshard as sar
+import graphshard.dgl as dgl
 import graphshard.function as fn
-from graphshard.config import Config
+import graphshard.sar as sar
+from graphshard.sar.config import Config
 
 EPOCHS, HIDDEN = 3, 6
 

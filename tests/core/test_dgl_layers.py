@@ -19,6 +19,7 @@ import pytest
 import torch
 
 import graphshard
+import graphshard.dgl
 from graphshard.testing import run_ranks
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -53,7 +54,7 @@ def _double_by_default() -> Iterator[None]:
 
 def check_local(cases: list[DglLayer], dtype: torch.dtype) -> list[str]:
     wrong = []
-    with warnings.catch_warnings(), graphshard.patch_dgl():
+    with warnings.catch_warnings(), graphshard.dgl.patch_dgl():
         warnings.simplefilter("ignore")
         for case in cases:
             for is_block in (False, True):
@@ -72,7 +73,7 @@ def compare_all(
 
     torch.set_default_dtype(dtype)
     try:
-        with warnings.catch_warnings(), graphshard.patch_dgl():
+        with warnings.catch_warnings(), graphshard.dgl.patch_dgl():
             warnings.simplefilter("ignore")
             return {
                 (case.name, mode): compare_sharded(case, folder, rank, dtype, mode)

@@ -15,6 +15,8 @@ import pytest
 import torch
 
 import graphshard
+import graphshard.dgl
+import graphshard.sar
 from dgl_peer import dgl
 
 ENDS = torch.tensor([0, 1, 1, 2, 2]), torch.tensor([1, 0, 2, 2, 0])
@@ -33,9 +35,9 @@ FUNCTIONS = {
 
 @pytest.fixture(autouse=True)
 def _undone() -> Iterator[None]:
-    graphshard.unpatch_dgl()
+    graphshard.dgl.unpatch_dgl()
     yield
-    graphshard.unpatch_dgl()
+    graphshard.dgl.unpatch_dgl()
 
 
 def graphs() -> tuple[graphshard.Graph, dgl.DGLGraph]:
@@ -59,7 +61,7 @@ def state() -> dict[str, object]:
         "EdgeWeightNorm": conv.EdgeWeightNorm.forward,
         "GatedGraphConv": conv.GatedGraphConv.forward,
         "PNAConv": conv.pnaconv.PNAConvTower.forward,
-        "ours": graphshard.RelGraphConv.forward,
+        "ours": graphshard.sar.RelGraphConv.forward,
         "finders": list(sys.meta_path),
     }
     return found
@@ -71,7 +73,7 @@ def test_every_module_that_has_the_function_is_redirected() -> None:
     before = module_that_imports("before")
     with pytest.raises(AttributeError):
         before.edge_softmax(ours, LOGITS)
-    graphshard.patch_dgl()
+    graphshard.dgl.patch_dgl()
     after = module_that_imports("after")
     for function in (before.edge_softmax, after.edge_softmax, dgl.ops.edge_softmax):
         torch.testing.assert_close(function(ours, LOGITS), expected)
@@ -85,7 +87,7 @@ def test_every_module_that_has_the_function_is_redirected() -> None:
 
 def test_functions_of_graphs_take_both_kinds() -> None:
     ours, theirs = graphs()
-    graphshard.patch_dgl()
+    graphshard.dgl.patch_dgl()
     for function in (dgl.reverse, dgl.add_self_loop, dgl.remove_self_loop):
         mine, other = function(ours), function(theirs)
         assert isinstance(mine, graphshard.Graph)
@@ -102,41 +104,41 @@ def test_functions_of_graphs_take_both_kinds() -> None:
 
 def test_a_second_call_changes_nothing_and_all_can_be_undone() -> None:
     first = state()
-    graphshard.patch_dgl()
+    graphshard.dgl.patch_dgl()
     patched = state()
     assert all(first[name] is not patched[name] for name in FUNCTIONS)
-    with graphshard.patch_dgl():  # not the first: leaving it undoes nothing
+    with graphshard.dgl.patch_dgl():  # not the first: leaving it undoes nothing
         assert state() == patched
     assert state() == patched
-    graphshard.unpatch_dgl()
+    graphshard.dgl.unpatch_dgl()
     assert state() == first
-    graphshard.unpatch_dgl()
+    graphshard.dgl.unpatch_dgl()
     assert state() == first
-    with graphshard.patch_dgl():
+    with graphshard.dgl.patch_dgl():
         assert state() != first
     assert state() == first
 
 
 def test_names_are_those_that_sar_has() -> None:
     original = dgl.nn.functional.edge_softmax
-    graphshard.patch_dgl()
+    graphshard.dgl.patch_dgl()
     assert dgl.nn.functional.edge_softmax is original
     for name in LAYERS:
         module = getattr(dgl.nn.pytorch.conv, name)
-        assert module.edge_softmax is graphshard.patched_edge_softmax
-    assert dgl.nn.RelGraphConv is dgl.nn.pytorch.conv.RelGraphConv is graphshard.RelGraphConv
+        assert module.edge_softmax is graphshard.dgl.patched_edge_softmax
+    assert dgl.nn.RelGraphConv is dgl.nn.pytorch.conv.RelGraphConv is graphshard.sar.RelGraphConv
 
 
 def test_names_are_the_same_where_this_package_is_called_dgl() -> None:
-    conv = graphshard.nn.pytorch.conv
-    original = graphshard.nn.functional.edge_softmax
+    conv = graphshard.dgl.nn.pytorch.conv
+    original = graphshard.dgl.nn.functional.edge_softmax
     assert conv.gatconv.edge_softmax is conv.agnnconv.edge_softmax is original
-    with graphshard.patch_dgl():
-        assert conv.gatconv.edge_softmax is graphshard.patched_edge_softmax
-        assert graphshard.nn.functional.edge_softmax is original
+    with graphshard.dgl.patch_dgl():
+        assert conv.gatconv.edge_softmax is graphshard.dgl.patched_edge_softmax
+        assert graphshard.dgl.nn.functional.edge_softmax is original
     assert conv.gatconv.edge_softmax is original
     assert conv.relgraphconv.RelGraphConv is graphshard.nn.RelGraphConv
-    assert conv.graphconv.EdgeWeightNorm is graphshard.nn.EdgeWeightNorm
+    assert conv.graphconv.EdgeWeightNorm is graphshard.dgl.nn.EdgeWeightNorm
 
 
 def test_graphs_of_dgl_give_what_they_gave() -> None:
@@ -159,7 +161,7 @@ def test_graphs_of_dgl_give_what_they_gave() -> None:
         return found
 
     before = results()
-    graphshard.patch_dgl()
+    graphshard.dgl.patch_dgl()
     after = results()
     torch.testing.assert_close(after.pop("RelGraphConv"), before.pop("RelGraphConv"))  # ours
     for name, value in before.items():
@@ -170,11 +172,11 @@ PROGRAM = """
 import sys, warnings
 warnings.simplefilter("ignore")
 import graphshard
-patch = graphshard.patch_dgl()
+patch = graphshard.dgl.patch_dgl()
 assert "dgl" not in sys.modules
-assert graphshard.patch_dgl()._is_first is False
+assert graphshard.dgl.patch_dgl()._is_first is False
 if sys.argv[1] == "undone":
-    graphshard.unpatch_dgl()
+    graphshard.dgl.unpatch_dgl()
 import dgl
 from dgl.nn.functional import edge_softmax
 assert not any(type(finder).__module__.startswith("graphshard") for finder in sys.meta_path)
@@ -184,7 +186,7 @@ try:
     print(edge_softmax(graph, torch.zeros(2)).tolist())
 except AttributeError:
     print("not patched")
-graphshard.unpatch_dgl()
+graphshard.dgl.unpatch_dgl()
 try:
     edge_softmax(graph, torch.zeros(2))
 except AttributeError:

@@ -14,10 +14,11 @@ import torch.nn.functional as F
 from test_sar_scripts import RELATIONS, random_plain, random_typed
 from torch import Tensor
 
-import graphshard as dgl
-import graphshard as sar
+import graphshard.dgl as dgl
+import graphshard.sar as sar
 from graphshard import function as fn
 from graphshard.comm import trace
+from graphshard.sampling import global_mean
 from graphshard.sampling.loader._batch_order import SeedOrder
 from graphshard.testing import run_ranks
 
@@ -29,7 +30,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory, run_all: bool) -> dict[int
     for num_ranks in (2, 4) if run_all else (2,):
         folder = tmp_path_factory.mktemp(f"graphs{num_ranks}")
         for name, graph in (("plain", random_plain(dgl)), ("typed", random_typed(dgl))):
-            sar.distributed.partition_graph(
+            dgl.distributed.partition_graph(
                 graph, name, num_ranks, folder / name, part_method="random", quiet=True
             )
         found[num_ranks] = str(folder)
@@ -210,7 +211,7 @@ def check_empty_rank(graph: Any, rank: int) -> None:
     sar.gather_grads(layer)
     assert all(bool(p.grad.isfinite().all()) for p in layer.parameters())
     each = F.cross_entropy(layer(graph, x)[rows], labels, reduction="none")
-    share = sar.global_mean(each, 5)
+    share = global_mean(each, 5)
     total = sar.comm.all_reduce(share.detach())
     assert total.item() == pytest.approx(float(sar.comm.all_reduce(loss.detach().nan_to_num())))
 

@@ -64,9 +64,9 @@ def parts(tmp_path_factory: pytest.TempPathFactory, run_all: bool) -> dict[int, 
     for num_ranks in (1, 2, 5) if run_all else (2,):
         folder = tmp_path_factory.mktemp(f"parts{num_ranks}")
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", graphshard.distributed.BalanceWarning)
+            warnings.simplefilter("ignore", graphshard.partition.BalanceWarning)
             sar_scripts.partition_graph(str(folder), "plain", random_plain(graphshard), num_ranks)
-            graphshard.distributed.partition_graph(
+            graphshard.partition.partition_graph(
                 random_typed(graphshard),
                 "typed",
                 num_ranks,

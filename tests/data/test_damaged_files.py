@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import torch
 
-from graphshard.cli import run
 from graphshard.data import load_dataset
-from graphshard.data._npy import read_npy, read_npz
+from graphshard.data.npy import read_npy, read_npz
 from graphshard.graph import from_csv, from_parquet, graph, to_csv, to_parquet
+from graphshard.train.commands import run
 
 
 @pytest.fixture
@@ -146,7 +146,7 @@ def test_a_stray_end_of_file_is_not_shown_as_ctrl_c(monkeypatch: pytest.MonkeyPa
     def end(*_: object, **__: object) -> None:
         raise EOFError("a reader's own")
 
-    monkeypatch.setattr("graphshard.cli._partition.read_dataset", end)
+    monkeypatch.setattr("graphshard.train.commands._partition.read_dataset", end)
     with pytest.raises(EOFError, match="a reader's own"):
         run("partition --data cora --parts 2 --out nowhere".split())
 

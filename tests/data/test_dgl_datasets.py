@@ -19,9 +19,9 @@ from torch import Tensor
 
 from dgl_peer import dgl
 from graphshard import data
-from graphshard.data.datasets._planetoid import read_planetoid
-from graphshard.data.datasets._rdf import read_triples
-from graphshard.data.utils import load_info, save_info, split_dataset
+from graphshard.dgl.data._planetoid import read_planetoid
+from graphshard.dgl.data._rdf import read_triples
+from graphshard.dgl.data.utils import load_info, save_info, split_dataset
 from graphshard.graph import Graph, graph, save_graphs
 
 

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from graphshard.data import DglNodePropPredDataset, from_ogb
+from graphshard.data import from_ogb
+from graphshard.dgl.data import DglNodePropPredDataset
 
 
 def put(path: Path, rows: Any) -> None:

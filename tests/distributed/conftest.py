@@ -12,7 +12,8 @@ import pytest
 import torch
 from dist_graph_cases import NUM_PARTS, TOKEN, Servers, plain, relabelled, typed
 
-from graphshard.distributed import DistGraph, exit_client, initialize, partition_graph
+from graphshard.partition import partition_graph
+from graphshard.servers import DistGraph, exit_client, initialize
 from type_name_cases import named
 
 

@@ -13,8 +13,9 @@ from torch import Tensor
 
 import graphshard
 from graphshard.data import random_graph
-from graphshard.distributed import GraphServer, initialize, partition_graph
 from graphshard.graph import EID, NID
+from graphshard.partition import partition_graph
+from graphshard.servers import GraphServer, initialize
 
 TOKEN = "a token that is for tests alone"
 NUM_PARTS = 3

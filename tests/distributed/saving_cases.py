@@ -13,13 +13,8 @@ import torch
 import graphshard
 from graphshard.comm import barrier
 from graphshard.data import random_graph
-from graphshard.distributed import (
-    DistGraph,
-    GraphServer,
-    exit_client,
-    initialize,
-    partition_graph,
-)
+from graphshard.partition import partition_graph
+from graphshard.servers import DistGraph, GraphServer, exit_client, initialize
 from type_name_cases import named
 
 TOKEN = "a token that is for tests alone"

@@ -21,8 +21,9 @@ from dist_graph_cases import TOKEN, Servers, join
 
 from graphshard.comm import shutdown_comms
 from graphshard.comm.group import group_state
-from graphshard.dataloading import DataLoader, NeighborSampler
-from graphshard.distributed import (
+from graphshard.dgl.dataloading import DataLoader, NeighborSampler
+from graphshard.errors import RankError
+from graphshard.servers import (
     DistEdgeDataLoader,
     DistGraph,
     DistNodeDataLoader,
@@ -32,7 +33,6 @@ from graphshard.distributed import (
     node_split,
     save_checkpoint,
 )
-from graphshard.errors import RankError
 from graphshard.testing import run_ranks
 
 WAIT = 0.6

@@ -17,13 +17,14 @@ from torch import Tensor
 
 import graphshard
 import graphshard.function as fn
-from graphshard.distributed import (
+import graphshard.sar
+from graphshard.partition import partition_graph
+from graphshard.servers import (
     DistGraph,
     convert_dist_graph,
     exit_client,
     initialize,
     load_dgl_partition_data_from_graph,
-    partition_graph,
 )
 from graphshard.testing import run_ranks
 
@@ -86,7 +87,7 @@ def test_alone(tmp_path: Path) -> None:
     initialize()
     try:
         dist_graph = DistGraph("plain", part_config=tmp_path / "plain.json")
-        found = graphshard.convert_dist_graph(dist_graph)
+        found = graphshard.sar.convert_dist_graph(dist_graph)
     finally:
         exit_client()
     assert len(found.graph_shard_managers[0].graph_shards) == 1
@@ -117,7 +118,7 @@ graph.ndata["feat"] = torch.rand(40, 3)
 dgl.distributed.partition_graph(graph, name, 1, folder, num_hops=1)
 dgl.distributed.initialize("no_such_file")
 theirs = dgl.distributed.DistGraph(name, part_config=part_config)
-found = graphshard.distributed.load_dgl_partition_data_from_graph(theirs)
+found = graphshard.servers.load_dgl_partition_data_from_graph(theirs)
 read = graphshard.load_dgl_partition_data(part_config, 0)
 assert found.partition_book.node_map() == read.partition_book.node_map()
 assert found.partition_book.edge_map() == read.partition_book.edge_map()
@@ -127,7 +128,7 @@ for etype, edges in read.edges.items():
     assert torch.equal(found.edges[etype].dst, edges.dst.long())
 for name in ("_N/feat", dgl.NTYPE):
     assert torch.equal(found.node_features[name], read.node_features[name]), name
-graph = graphshard.convert_dist_graph(theirs)
+graph = graphshard.sar.convert_dist_graph(theirs)
 assert graph.num_edges() == theirs.num_edges() and graph.num_nodes() == theirs.num_nodes()
 assert graph.ntypes == theirs.ntypes and graph.etypes == theirs.etypes
 """

@@ -25,9 +25,9 @@ from test_dist_graph import (
 
 from dgl_peer import dgl
 from graphshard.data import to_dgl
-from graphshard.distributed import DistGraph, exit_client, initialize
 from graphshard.graph import EID
 from graphshard.partition import convert_partition
+from graphshard.servers import DistGraph, exit_client, initialize
 
 # Collected here, too, and so run with this file's fixture.
 __all__ = ["test_all_neighbours_are_those_of_the_graph", "test_it_has_what_the_graph_has"]

@@ -12,8 +12,9 @@ import torch
 from dist_graph_cases import NUM_PARTS, Servers, blocks_of, equal, join
 
 from graphshard.comm import barrier
-from graphshard.dataloading import NeighborSampler, NodeDataLoader
-from graphshard.distributed import (
+from graphshard.dgl.dataloading import NeighborSampler, NodeDataLoader
+from graphshard.graph import EID
+from graphshard.servers import (
     DistGraph,
     DistNodeDataLoader,
     DistTensor,
@@ -22,7 +23,6 @@ from graphshard.distributed import (
     get_num_clients,
     node_split,
 )
-from graphshard.graph import EID
 from graphshard.testing import run_ranks
 
 

@@ -21,29 +21,30 @@ from dist_graph_cases import TOKEN, Original, Servers, join, plain
 from torch import Tensor
 
 import graphshard
+import graphshard.dgl
 from dgl_peer import dgl
 from graphshard.comm import barrier, rank
-from graphshard.dataloading import (
+from graphshard.dgl.dataloading import (
     DataLoader,
+    EdgeCollator,
     MultiLayerFullNeighborSampler,
     NeighborSampler,
+    NodeCollator,
     as_edge_prediction_sampler,
     negative_sampler,
 )
-from graphshard.distributed import (
+from graphshard.errors import ServerError
+from graphshard.graph import EID, NID
+from graphshard.servers import (
     DistDataLoader,
     DistEdgeDataLoader,
     DistGraph,
     DistNodeDataLoader,
     DistTensor,
-    EdgeCollator,
-    NodeCollator,
     edge_split,
     exit_client,
     initialize,
 )
-from graphshard.errors import ServerError
-from graphshard.graph import EID, NID
 from graphshard.testing import run_ranks
 
 BUYS, BOUGHT_BY = ("user", "buys", "item"), ("item", "bought_by", "user")
@@ -475,9 +476,6 @@ def test_collators(open_graph: Any) -> None:
 
 
 def test_loaders_on_the_distributed_names() -> None:
-    assert issubclass(DistNodeDataLoader, graphshard.dataloading.NodeDataLoader)
-    assert graphshard.dataloading.NodeCollator is NodeCollator
-    assert graphshard.data.NodeDataLoader is graphshard.dataloading.NodeDataLoader
+    assert issubclass(DistNodeDataLoader, graphshard.dgl.dataloading.NodeDataLoader)
+    assert graphshard.dgl.dataloading.NodeCollator is NodeCollator
     assert rank() == 0
-    with pytest.raises(AttributeError, match="has no attribute 'EdgeDataLoader'"):
-        _ = graphshard.data.EdgeDataLoader

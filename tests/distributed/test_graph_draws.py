@@ -19,20 +19,20 @@ from torch import Tensor
 
 import graphshard
 from graphshard.comm import barrier
-from graphshard.dataloading import LaborSampler, NeighborSampler
-from graphshard.distributed import (
+from graphshard.dgl.dataloading import LaborSampler, NeighborSampler
+from graphshard.graph import EID, NID
+from graphshard.ops import draw_neighbors
+from graphshard.sampling import DrawOptions, DrawSeed, NeighborRequest
+from graphshard.sampling.graph_store import graph_store_of
+from graphshard.servers import (
     DistGraph,
     DistTensor,
     exit_client,
     initialize,
     sample_etype_neighbors,
     sample_neighbors,
+    set_job,
 )
-from graphshard.graph import EID, NID
-from graphshard.ops import draw_neighbors
-from graphshard.sampling import DrawOptions, DrawSeed, NeighborRequest
-from graphshard.sampling.graph_store import graph_store_of
-from graphshard.store import set_job
 from graphshard.testing import run_ranks
 
 

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from graphshard.data import random_graph
-from graphshard.distributed import GraphServer, partition_graph
 from graphshard.errors import MessageError
-from graphshard.store import MessageClient, WireMessage
+from graphshard.partition import partition_graph
+from graphshard.servers import GraphServer, MessageClient, WireMessage
 
 TOKEN = "a token that is for tests alone"
 NUM_NODES = 60
@@ -225,9 +225,9 @@ def test_a_request_whose_answer_is_too_large_is_refused_before_it_is_made(
     server: GraphServer, request_: WireMessage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for place in (
-        "graphshard.store._tables.copy_rows",
-        "graphshard.distributed._host_graph.HostGraph.draw",
-        "graphshard.distributed._host_graph.HostGraph.ends_of",
+        "graphshard.servers._tables.copy_rows",
+        "graphshard.servers._host_graph.HostGraph.draw",
+        "graphshard.servers._host_graph.HostGraph.ends_of",
     ):
         monkeypatch.setattr(place, gather)
     connection = MessageClient(server.address, TOKEN, timeout=30)

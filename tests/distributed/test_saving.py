@@ -24,7 +24,7 @@ from saving_cases import NUM_NODES, TOKEN, WIDTH, Hosts, closed, model_of, opene
 from torch import Tensor
 
 from graphshard.comm import barrier
-from graphshard.distributed import (
+from graphshard.servers import (
     DistEmbedding,
     DistGraph,
     DistTensor,

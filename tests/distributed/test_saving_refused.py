@@ -23,22 +23,22 @@ from saving_cases import NUM_NODES, TOKEN, Hosts, closed, flip, model_of, opened
 
 import graphshard
 from graphshard.comm import barrier
-from graphshard.distributed import (
+from graphshard.errors import CheckpointError
+from graphshard.servers import (
     DistEmbedding,
     DistGraph,
     DistTensor,
     GraphServer,
     SparseAdam,
     SparseSGD,
+    WireMessage,
     exit_client,
     load_checkpoint,
     save_checkpoint,
 )
-from graphshard.distributed.saving import _save
-from graphshard.errors import CheckpointError
-from graphshard.store import WireMessage
+from graphshard.servers.checkpoints import digest_of_content
+from graphshard.servers.saving import _save
 from graphshard.testing import run_ranks
-from graphshard.train.checkpoints import digest_of_content
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def test_a_server_may_find_nothing_or_what_it_cannot_use(
 
 def saved(parts: dict[str, str], folder: Path, step: int = 1) -> tuple[DistGraph, DistTensor]:
     """A graph alone, with a tensor of ones that is saved, and of twos now."""
-    if not graphshard.store.has_job():
+    if not graphshard.servers.has_job():
         opened(0, 1, parts["plain 2"], 0)
     g = DistGraph("g")
     tensor = DistTensor((NUM_NODES, 2), torch.float32, "x", persistent=True)
@@ -213,7 +213,7 @@ def test_what_does_not_fit_is_an_error_that_changes_nothing(
     refused("must have kind 'SparseSGD'", sparse_optimizers=[SparseSGD([embedding], 0.1)])
     del sparse, embedding
     gc.collect()  # what the error holds
-    graphshard.store.current_job().cluster.settle()
+    graphshard.servers.current_job().cluster.settle()
     refused("holds the tensor 'node~_N~e', which is not in the cluster; make it")
     assert load_checkpoint(folder, strict=False).tensors == ("node~_N~x",)
     tensor.delete()
@@ -231,7 +231,7 @@ def test_what_does_not_fit_is_an_error_that_changes_nothing(
         opened(0, 1, parts[name], 0)
         with pytest.raises(CheckpointError, match=f"of another graph: .*{error}"):
             load_checkpoint(folder, step=1)
-        assert "node~_N~x" not in graphshard.store.current_job().cluster.names()
+        assert "node~_N~x" not in graphshard.servers.current_job().cluster.names()
     exit_client()
     with pytest.raises(RuntimeError, match="there is no cluster yet"):
         load_checkpoint(folder)
@@ -257,7 +257,7 @@ def test_what_cannot_be_saved_is_an_error(parts: dict[str, str], tmp_path: Path)
 
 def wrong_on_one(rank: int, world_size: int, where: str, folder: str) -> list[str]:
     """Errors of which one rank has the cause, as all ranks see them."""
-    from graphshard.train.checkpoints import _folder
+    from graphshard.servers.checkpoints import _folder
 
     _folder.VISIBLE_SECONDS = 0.2
     g = opened(rank, world_size, where, 2)
@@ -306,7 +306,7 @@ def test_an_error_of_one_trainer_is_that_of_all(parts: dict[str, str], tmp_path:
 def lose_and_save(rank: int, world_size: int, where: str, folder: str) -> list[str]:
     """Saves while the servers lack what a trainer uses; what each says, and what is there then."""
     opened(rank, world_size, where, 2)
-    cluster = graphshard.store.current_job().cluster
+    cluster = graphshard.servers.current_job().cluster
     embedding = DistEmbedding(NUM_NODES, 2, "e")
     optimizer = SparseAdam([embedding], 0.1)
     other = DistTensor((NUM_NODES,), torch.int32, "x")

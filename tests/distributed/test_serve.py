@@ -17,12 +17,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from graphshard.cli import run
 from graphshard.data import random_graph
-from graphshard.distributed import DistGraph, GraphServer, exit_client, initialize, partition_graph
 from graphshard.errors import ServerError
-from graphshard.store import MessageClient, WireMessage
-from graphshard.store.wire import MessageStream
+from graphshard.partition import partition_graph
+from graphshard.servers import (
+    DistGraph,
+    GraphServer,
+    MessageClient,
+    WireMessage,
+    exit_client,
+    initialize,
+)
+from graphshard.servers.rpc import MessageStream
+from graphshard.train.commands import run
 
 SHARED = Path("/dev/shm")
 TOKEN = "f00d" * 8

@@ -15,16 +15,16 @@ import torch
 
 from dgl_peer import dgl
 from graphshard.data import to_dgl
-from graphshard.distributed import (
+from graphshard.graph import EID, NID
+from graphshard.partition import load_partition
+from graphshard.servers import (
     DistGraph,
     DistTensor,
     exit_client,
     find_edges,
     in_subgraph,
-    load_partition,
     node_split,
 )
-from graphshard.graph import EID, NID
 
 
 def edges_of(sub: Any, etype: Any, relabelled: bool) -> list[tuple[int, int, int]]:

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from dist_graph_cases import TOKEN, Servers
 from torch import nn, optim
 
-import graphshard as dgl
+import graphshard.dgl as dgl
 from graphshard.data import community_graph
 from graphshard.testing import run_ranks
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 import graphshard
-from graphshard._typing import CanonicalEType
-from graphshard.distributed import partition_graph
+from graphshard._base.typing import CanonicalEType
 from graphshard.fullbatch import PartitionData
+from graphshard.partition import partition_graph
 
 PLAIN: CanonicalEType = ("_N", "_E", "_N")
 ASSIGNMENTS = ("metis", "random", "empty_part", "one_node_per_part")

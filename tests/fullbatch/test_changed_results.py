@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import graphshard
 from graphshard import function as fn
-from graphshard.nn.functional import edge_softmax
+from graphshard.dgl.nn.functional import edge_softmax
 from graphshard.testing import run_ranks
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "nn"))

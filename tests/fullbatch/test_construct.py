@@ -15,8 +15,8 @@ from torch import Tensor
 
 import graphshard
 from graphshard import function as fn
-from graphshard.distributed import partition_graph
 from graphshard.fullbatch import AggregationMode
+from graphshard.partition import partition_graph
 from graphshard.testing import RanksFailed, run_ranks
 
 

@@ -22,6 +22,7 @@ from torch import Tensor
 import graphshard
 from graphshard import comm
 from graphshard import function as fn
+from graphshard.dgl.nn import AGNNConv, DotGatConv
 from graphshard.fullbatch.lazy._expressions import (
     EdgeRows,
     Endpoint,
@@ -35,15 +36,7 @@ from graphshard.fullbatch.lazy._messages import CopySource, PerEdge, Weighted
 from graphshard.fullbatch.reductions._cuts import ColumnCut, find_cut
 from graphshard.fullbatch.topology import _chunks
 from graphshard.graph import edge_softmax
-from graphshard.nn import (
-    AGNNConv,
-    DotGatConv,
-    GATConv,
-    GATv2Conv,
-    GraphConv,
-    HeteroGraphConv,
-    SAGEConv,
-)
+from graphshard.nn import GATConv, GATv2Conv, GraphConv, HeteroGraphConv, SAGEConv
 from graphshard.testing import run_ranks
 
 NODES, EDGES = 5, 7

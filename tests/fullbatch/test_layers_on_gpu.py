@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 import graphshard
+import graphshard.sar
 from emulated_gpu import emulated_gpu
 from graphshard import function as fn
 from graphshard.comm import Pending
@@ -137,7 +138,7 @@ def calls(parts: str, rank: int, kind: str, mode: str, device: str) -> dict[str,
         looped.srcdata["x"] = rows.detach()
         looped.update_all(fn.copy_u("x", "m"), fn.sum("m", "s"))
         found["looped"] = looped.dstdata["s"]
-        found["norm"] = graphshard.DistributedBN1D(3).to(device)(rows)
+        found["norm"] = graphshard.sar.DistributedBN1D(3).to(device)(rows)
     assert {t.device.type for t in found.values()} == {torch.device(device).type}
     return {name: tensor.detach().cpu() for name, tensor in found.items()}
 

@@ -18,8 +18,9 @@ from torch.nn import functional as F
 
 import graphshard
 from case_selection import sampled
-from graphshard._kernel import LARGE_BYTES, force_extension
-from graphshard.nn import DotGatConv, GATConv, GATv2Conv, GraphConv, SAGEConv
+from graphshard._base.kernels import LARGE_BYTES, force_extension
+from graphshard.dgl.nn import DotGatConv
+from graphshard.nn import GATConv, GATv2Conv, GraphConv, SAGEConv
 from graphshard.testing import run_ranks
 
 NODES, WIDTH, CLASSES = 20_000, 96, 5

@@ -14,9 +14,10 @@ from shards import own_nodes, write_parts
 
 import graphshard
 from emulated_gpu import emulated_gpu
-from graphshard._kernel import kernels_for
-from graphshard.nn import DotGatConv, GATConv, GATv2Conv
-from graphshard.nn._recompute import Projections
+from graphshard._base.kernels import kernels_for
+from graphshard.dgl.nn import DotGatConv
+from graphshard.nn import GATConv, GATv2Conv
+from graphshard.nn.recompute import Projections
 from graphshard.testing import run_ranks
 
 NODES, WIDTH = 40_000, 64

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 import graphshard
 from graphshard import function as fn
-from graphshard.distributed import partition_graph
 from graphshard.fullbatch import DeferredEdges
 from graphshard.ops import affine
+from graphshard.partition import partition_graph
 from graphshard.testing import run_ranks
 
 NUM_EDGES = 12  # and NUM_EDGES / num_ranks of them on every rank

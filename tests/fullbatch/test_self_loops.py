@@ -13,8 +13,9 @@ from torch import Tensor
 
 import graphshard
 import graphshard.function as fn
+import graphshard.sar
 from dgl_peer import dgl
-from graphshard.distributed import partition_graph
+from graphshard.partition import partition_graph
 from graphshard.testing import run_ranks
 
 NUM_NODES = 12
@@ -47,8 +48,8 @@ def apply_in_two(lib: Any, linear: Any, graph: Any, w: Tensor, x: Tensor) -> Ten
 
 def work(rank: int, world_size: int, folder: str, mode: Any) -> dict[str, Any]:
     data = graphshard.load_dgl_partition_data(f"{folder}/g.json", rank)
-    nodes = graphshard.suffix_key_lookup(data.node_features, "number")
-    edges = graphshard.suffix_key_lookup(data.edge_features, "number")
+    nodes = graphshard.sar.suffix_key_lookup(data.node_features, "number")
+    edges = graphshard.sar.suffix_key_lookup(data.edge_features, "number")
     graph = graphshard.construct_full_graph(data, mode=mode)
     graph.edata["w"] = W[edges]
     found: dict[str, Any] = {"nodes": nodes, "edges": graph.global_num_edges()}

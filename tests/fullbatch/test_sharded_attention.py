@@ -21,9 +21,10 @@ from torch import Tensor, nn
 import graphshard
 from case_selection import sampled
 from forked_programs import run_program
+from graphshard.dgl.nn import AGNNConv, DotGatConv
 from graphshard.fullbatch._planner import Planner
 from graphshard.graph import attend
-from graphshard.nn import AGNNConv, DotGatConv, GATConv, GATv2Conv, HeteroGraphConv
+from graphshard.nn import GATConv, GATv2Conv, HeteroGraphConv
 from graphshard.ops import Attention, EdgeMask
 from graphshard.testing import run_ranks
 

@@ -10,8 +10,8 @@ import torch
 from graph_oracle import assert_same_graph, dgl, gs, rand, typed_pair
 
 import graphshard
+from graphshard.dgl.nn import glob
 from graphshard.errors import DGLError
-from graphshard.nn import glob
 
 EDGES: list[tuple[list[int], list[int], int]] = [
     ([0, 1, 1, 2], [1, 2, 2, 2], 3),

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
+from graphshard.dgl import bipartite_from_networkx
 from graphshard.graph import (
     Graph,
-    bipartite_from_networkx,
     create_block,
     from_edge_index,
     from_networkx,

@@ -19,7 +19,7 @@ import torch
 from dgl_file_cases import EDGES, content, damaged, same, tensors
 
 import graphshard
-from graphshard.data import utils
+from graphshard.dgl.data import utils
 from graphshard.graph.dgl_files import StoredTensor
 
 CORPUS = Path(__file__).resolve().parent / "dgl_corpus"

@@ -15,9 +15,12 @@ import torch
 from graph_oracle import dgl
 
 import graphshard
-from graphshard import backend, transforms
+import graphshard.dgl
+from graphshard.dgl import backend, transforms
+from graphshard.dgl.graphs._points import farthest_point_sampler
+from graphshard.dgl.graphs._random import choice
 from graphshard.errors import DGLError, DGLWarning
-from graphshard.graph import choice, farthest_point_sampler, neighbor_matching
+from graphshard.graph import neighbor_matching
 
 
 def random_pair(num_nodes: int = 60, num_edges: int = 150, seed: int = 0) -> tuple[Any, Any, Any]:
@@ -76,7 +79,7 @@ def test_metis_divides_evenly_and_by_kind() -> None:
         assert torch.bincount(parts, minlength=3).min() > 60
     made = transforms.metis_partition(g, 3, extra_cached_hops=1)
     assert sum(int(sub.ndata["inner_node"].sum()) for sub in made.values()) == 300
-    new = graphshard.reorder_graph(g, "metis", permute_config={"k": 3})
+    new = graphshard.dgl.reorder_graph(g, "metis", permute_config={"k": 3})
     parts = transforms.metis_partition_assignment(g, 3)
     assert bool((parts[new.ndata["_ID"]].diff() >= 0).all())
     for call in (
@@ -144,7 +147,7 @@ def test_far_points_and_few_neighbours() -> None:
     theirs = importlib.import_module("dgl.geometry").farthest_point_sampler(x, 8, start_idx=0)
     assert torch.equal(farthest_point_sampler(x, 8, start_idx=0), theirs)
     with pytest.warns(DGLWarning, match="a set has 4 points"):
-        assert graphshard.knn_graph(torch.rand(4, 2), 6).num_edges() == 16
+        assert graphshard.dgl.knn_graph(torch.rand(4, 2), 6).num_edges() == 16
 
 
 def test_rows_drawn_at_random() -> None:

@@ -15,6 +15,7 @@ import torch
 from graph_oracle import assert_same_graph, dgl, dgl_quiet, fn, plain_pair, rand, typed_pair
 
 import graphshard
+import graphshard.dgl
 from graphshard.errors import DGLError
 
 Call = Callable[[Any, Any], Any]
@@ -173,8 +174,8 @@ def test_gradients_flow_to_the_weights_of_products_and_sums() -> None:
     g = graphshard.graph(([0, 1, 2], [1, 2, 0]))
     weights = rand(3).requires_grad_()
     g.edata["w"] = weights
-    product = graphshard.adj_product_graph(g, g, "w")
-    total = graphshard.adj_sum_graph([g, product], "w")
+    product = graphshard.dgl.adj_product_graph(g, g, "w")
+    total = graphshard.dgl.adj_sum_graph([g, product], "w")
     total.edata["w"].sum().backward()
     dense = g.adj(eweight_name="w").to_dense().detach().requires_grad_()
     (dense + dense @ dense).sum().backward()
@@ -183,14 +184,14 @@ def test_gradients_flow_to_the_weights_of_products_and_sums() -> None:
 
 def test_points_are_joined_as_dgls() -> None:
     x = rand(2, 6, 3).float()
-    ours, theirs = graphshard.knn_graph(x, 3), dgl.knn_graph(x, 3)
+    ours, theirs = graphshard.dgl.knn_graph(x, 3), dgl.knn_graph(x, 3)
     assert weighted_edges(ours, "").keys() == weighted_edges(theirs, "").keys()
     assert ours.batch_num_edges().tolist() == theirs.batch_num_edges().tolist() == [18, 18]
     flat, segs = x.reshape(-1, 3), [4, 8]
-    ours = graphshard.segmented_knn_graph(flat, 2, segs)
+    ours = graphshard.dgl.segmented_knn_graph(flat, 2, segs)
     theirs = dgl.segmented_knn_graph(flat, 2, segs)
     assert weighted_edges(ours, "").keys() == weighted_edges(theirs, "").keys()
-    ours, far = graphshard.radius_graph(flat, 1.5, get_distances=True)
+    ours, far = graphshard.dgl.radius_graph(flat, 1.5, get_distances=True)
     theirs, their_far = dgl.radius_graph(flat, 1.5, get_distances=True)
     assert_same_graph(ours, theirs)
     torch.testing.assert_close(far, their_far)
@@ -200,34 +201,34 @@ def test_points_are_joined_as_dgls() -> None:
 @pytest.mark.parametrize("nodes", [None, "rcmk"])
 def test_another_order_is_the_same_graph(nodes: str | None, edges: str) -> None:
     g, theirs = plain_pair()
-    new = graphshard.reorder_graph(g, nodes, edges)
+    new = graphshard.dgl.reorder_graph(g, nodes, edges)
     ends = new.edges()[0 if edges == "src" else 1]
     assert torch.equal(ends, ends.sort().values)
     for mine, its in zip(new.edges(), theirs.find_edges(new.edata["_ID"]), strict=True):
         assert torch.equal(new.ndata["_ID"][mine], its)
     assert torch.equal(new.ndata["h"], theirs.ndata["h"][new.ndata["_ID"]])
     with pytest.raises(DGLError, match="must hold the number of parts"):
-        graphshard.reorder_graph(g, "metis")
+        graphshard.dgl.reorder_graph(g, "metis")
 
 
 def test_random_transforms_keep_what_they_promise() -> None:
     torch.manual_seed(0)
     g, _ = typed_pair()
-    dropped = graphshard.DropEdge(0.5)(graphshard.DropNode(0.5)(g))
+    dropped = graphshard.dgl.DropEdge(0.5)(graphshard.dgl.DropNode(0.5)(g))
     assert dropped.num_nodes() < g.num_nodes()
     assert dropped.num_edges() < g.num_edges()
-    more = graphshard.AddEdge(1.0)(g)
+    more = graphshard.dgl.AddEdge(1.0)(g)
     assert [more.num_edges(e) for e in g.etypes] == [2 * g.num_edges(e) for e in g.etypes]
-    rows = graphshard.NodeShuffle()(g).nodes["user"].data["h"]
+    rows = graphshard.dgl.NodeShuffle()(g).nodes["user"].data["h"]
     assert torch.equal(rows.sort(0).values, g.nodes["user"].data["h"].sort(0).values)
     with pytest.raises(DGLError, match="p must be a probability"):
-        graphshard.DropEdge(2.0)
-    made = graphshard.rand_graph(7, 40)
+        graphshard.dgl.DropEdge(2.0)
+    made = graphshard.dgl.rand_graph(7, 40)
     assert (made.num_edges(), made.is_multigraph) == (40, False)
-    made = graphshard.rand_bipartite("u", "r", "v", 50, 60, 30)
+    made = graphshard.dgl.rand_bipartite("u", "r", "v", 50, 60, 30)
     assert (made.num_edges(), made.is_multigraph, made.ntypes) == (30, False, ["u", "v"])
     with pytest.raises(DGLError, match="there are 49 pairs"):
-        graphshard.rand_graph(7, 50)
+        graphshard.dgl.rand_graph(7, 50)
 
 
 def test_messages_pass_along_orders_as_dgls() -> None:
@@ -250,7 +251,7 @@ def test_messages_pass_along_orders_as_dgls() -> None:
     for (_, mine), (_, its) in zip(found[:5], found[5:], strict=True):
         assert torch.equal(mine, its)
     with pytest.raises(DGLError, match="without cycles"):
-        graphshard.topological_nodes_generator(graphshard.graph(([0, 1], [1, 0])))
+        graphshard.dgl.topological_nodes_generator(graphshard.graph(([0, 1], [1, 0])))
 
 
 def test_bipartite_graphs_and_typed_networkx_graphs() -> None:
@@ -276,7 +277,7 @@ def test_bipartite_graphs_and_typed_networkx_graphs() -> None:
     blocks = [lib.create_block({("a", "r", "b"): ([0, 1], [1, 0])}) for lib in (graphshard, dgl)]
     for block in blocks:
         block.srcdata["x"] = torch.ones(2)
-    assert_same_graph(graphshard.block_to_graph(blocks[0]), dgl.block_to_graph(blocks[1]))
+    assert_same_graph(graphshard.dgl.block_to_graph(blocks[0]), dgl.block_to_graph(blocks[1]))
     g, _ = typed_pair()
     nodes = dict(g.to_networkx(["h"], ["w"]).nodes(data=True))
     assert [nodes[i]["label"] for i in range(9)] == ["game"] * 4 + ["user"] * 5

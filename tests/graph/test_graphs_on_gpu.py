@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import graphshard as gs
+import graphshard.dgl as dgl
 from emulated_gpu import emulated_gpu
 from graphshard import function as fn
 
@@ -22,7 +22,7 @@ REAL = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
 ]
-Call = Callable[[gs.Graph, Tensor], Any]
+Call = Callable[[dgl.Graph, Tensor], Any]
 
 CALLS: dict[str, Call] = {
     "in_degrees": lambda g, ids: g.in_degrees(ids),
@@ -31,27 +31,27 @@ CALLS: dict[str, Call] = {
     "edge_ids": lambda g, ids: g.edge_ids(*g.find_edges(ids)),
     "has_edges_between": lambda g, ids: g.has_edges_between(ids, ids.flip(0)),
     "successors": lambda g, ids: [g.successors(0), g.predecessors(0)],
-    "subgraph": lambda g, ids: [g.subgraph(ids), g.edge_subgraph(ids), gs.in_subgraph(g, ids)],
-    "khop_in_subgraph": lambda g, ids: gs.khop_in_subgraph(g, ids, 1)[0],
-    "add_edges": lambda g, ids: gs.add_edges(g, ids, ids),
-    "remove_edges": lambda g, ids: gs.remove_edges(g, ids),
-    "add_nodes": lambda g, ids: gs.add_nodes(g, 3),
-    "remove_nodes": lambda g, ids: gs.remove_nodes(g, ids),
-    "add_self_loop": lambda g, ids: gs.remove_self_loop(gs.add_self_loop(g)),
-    "reverse": lambda g, ids: gs.reverse(g, copy_ndata=True),
-    "to_simple": lambda g, ids: gs.to_simple(g),
-    "line_graph": lambda g, ids: gs.line_graph(g),
-    "compact_graphs": lambda g, ids: gs.compact_graphs(gs.in_subgraph(g, ids)),
-    "to_block": lambda g, ids: gs.to_block(gs.in_subgraph(g, ids), ids),
-    "batch": lambda g, ids: [gs.batch([g, g]), *gs.unbatch(gs.batch([g, g]))],
-    "to_homogeneous": lambda g, ids: gs.to_homogeneous(g),
+    "subgraph": lambda g, ids: [g.subgraph(ids), g.edge_subgraph(ids), dgl.in_subgraph(g, ids)],
+    "khop_in_subgraph": lambda g, ids: dgl.khop_in_subgraph(g, ids, 1)[0],
+    "add_edges": lambda g, ids: dgl.add_edges(g, ids, ids),
+    "remove_edges": lambda g, ids: dgl.remove_edges(g, ids),
+    "add_nodes": lambda g, ids: dgl.add_nodes(g, 3),
+    "remove_nodes": lambda g, ids: dgl.remove_nodes(g, ids),
+    "add_self_loop": lambda g, ids: dgl.remove_self_loop(dgl.add_self_loop(g)),
+    "reverse": lambda g, ids: dgl.reverse(g, copy_ndata=True),
+    "to_simple": lambda g, ids: dgl.to_simple(g),
+    "line_graph": lambda g, ids: dgl.line_graph(g),
+    "compact_graphs": lambda g, ids: dgl.compact_graphs(dgl.in_subgraph(g, ids)),
+    "to_block": lambda g, ids: dgl.to_block(dgl.in_subgraph(g, ids), ids),
+    "batch": lambda g, ids: [dgl.batch([g, g]), *dgl.unbatch(dgl.batch([g, g]))],
+    "to_homogeneous": lambda g, ids: dgl.to_homogeneous(g),
     "int": lambda g, ids: [g.int(), g.clone(), g.cpu()],
     "formats": lambda g, ids: [*g.adj_tensors("csr"), *g.adj_tensors("csc")],
     "readout": lambda g, ids: [
-        *(reduce(g, "x") for reduce in (gs.sum_nodes, gs.mean_nodes, gs.max_nodes)),
-        gs.softmax_nodes(g, "x"),
-        gs.topk_nodes(g, "x", 2)[0],
-        gs.broadcast_nodes(g, g.ndata["x"][:1]),
+        *(reduce(g, "x") for reduce in (dgl.sum_nodes, dgl.mean_nodes, dgl.max_nodes)),
+        dgl.softmax_nodes(g, "x"),
+        dgl.topk_nodes(g, "x", 2)[0],
+        dgl.broadcast_nodes(g, g.ndata["x"][:1]),
     ],
     "message passing": lambda g, ids: [
         *passed(g, fn.u_mul_e("x", "w", "m"), fn.sum("m", "y")),
@@ -59,11 +59,11 @@ CALLS: dict[str, Call] = {
         *passed(g, lambda edges: {"m": edges.src["x"] * edges.data["w"]}, fn.mean("m", "y")),
         *passed(g, fn.copy_u("x", "m"), lambda nodes: {"y": nodes.mailbox["m"].sum(1)}),
     ],
-    "softmax of edges": lambda g, ids: gs.edge_softmax(g, g.edata["w"]),
+    "softmax of edges": lambda g, ids: dgl.nn.functional.edge_softmax(g, g.edata["w"]),
 }
 
 
-def passed(g: gs.Graph, message: Any, reduce: Any) -> list[Tensor]:
+def passed(g: dgl.Graph, message: Any, reduce: Any) -> list[Tensor]:
     with g.local_scope():
         g.update_all(message, reduce)
         return [g.ndata["y"]]
@@ -73,7 +73,7 @@ def on(device: str, call: Call) -> list[Tensor]:
     """What a call gives, in tensors; graphs as their edges and columns."""
     generator = torch.Generator().manual_seed(3)
     ends = torch.randint(8, (2, 20), generator=generator)
-    g = gs.graph((ends[0], ends[1]), num_nodes=9).to(device)
+    g = dgl.graph((ends[0], ends[1]), num_nodes=9).to(device)
     g.ndata["x"] = torch.arange(18.0, device=device).view(9, 2)
     g.edata["w"] = torch.arange(20.0, device=device).view(20, 1)
     return tensors(call(g, torch.tensor([5, 2, 7], device=device)), g.device)
@@ -83,7 +83,7 @@ def tensors(found: Any, device: torch.device) -> list[Tensor]:
     if isinstance(found, Tensor):
         assert found.device == device
         return [found.cpu()]
-    if isinstance(found, gs.Graph | gs.Block):
+    if isinstance(found, dgl.Graph | dgl.Block):
         frames = [found.edges[t].data for t in found.canonical_etypes]
         frames += [found.srcnodes[t].data for t in found.srctypes]
         columns = [frame[name] for frame in frames for name in sorted(frame)]

@@ -11,6 +11,7 @@ import torch
 from graph_oracle import assert_same_graph, dgl, dgl_quiet, gs, plain_pair, rand, typed_pair
 
 import graphshard
+import graphshard.dgl
 from graphshard.errors import DGLError
 
 Change = Callable[[Any], Any]
@@ -67,7 +68,7 @@ def test_typed_graphs_change_as_dgls(change: str) -> None:
 
 
 def test_a_graph_made_of_nothing_changes_as_dgls() -> None:
-    graphs = graphshard.DGLGraph(), dgl.graph([])
+    graphs = graphshard.dgl.DGLGraph(), dgl.graph([])
     for g in graphs:
         g.add_nodes(4)
         g.add_edges([0, 1], [1, 2])
@@ -108,10 +109,10 @@ def test_many_changes_at_random_as_dgls(run_all: bool) -> None:
 def test_functions_leave_their_graph_as_it_is() -> None:
     g, theirs = plain_pair()
     made = [
-        graphshard.add_nodes(g, 1),
-        graphshard.add_edges(g, 0, 0),
-        graphshard.remove_nodes(g, [0]),
-        graphshard.remove_edges(g, {g.canonical_etypes[0]: [0]}),
+        graphshard.dgl.add_nodes(g, 1),
+        graphshard.dgl.add_edges(g, 0, 0),
+        graphshard.dgl.remove_nodes(g, [0]),
+        graphshard.dgl.remove_edges(g, {g.canonical_etypes[0]: [0]}),
     ]
     assert_same_graph(g, theirs)
     assert [(new.num_nodes(), new.num_edges()) for new in made] == [
@@ -141,7 +142,7 @@ def test_initializers_make_the_rows_that_are_not_given() -> None:
     graphs = plain_pair()
     for g in graphs:
         g.set_n_initializer(ones, "h")
-        g.set_e_initializer(graphshard.init.zero_initializer)
+        g.set_e_initializer(graphshard.dgl.init.zero_initializer)
         g.set_e_initializer(ones, field="w")
         g.add_nodes(2)
         g.add_edges([0], [8], {"s": torch.ones(1, 1, dtype=torch.float64)})
@@ -213,7 +214,7 @@ def test_questions_that_functions_answer() -> None:
 
 def test_methods_are_the_functions() -> None:
     g, _ = plain_pair()
-    assert g.reverse.func is graphshard.reverse
+    assert g.reverse.func is graphshard.dgl.reverse
     assert gs.Graph.subgraph is graphshard.node_subgraph
     assert_same_graph(g.add_self_loop(), graphshard.add_self_loop(g))
     with pytest.raises(DGLError, match="takes a graph in which every node type is one set"):

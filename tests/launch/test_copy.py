@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from hosts import TestHosts, hosts_of, why_no_namespaces
 
-from graphshard.cli import run
 from graphshard.data import random_graph
-from graphshard.distributed import partition_graph
+from graphshard.partition import partition_graph
+from graphshard.train.commands import run
 
 BOTH = pytest.mark.parametrize("hosts", ["loopback", "namespaces"], indirect=True, scope="module")
 SAMPLE = pytest.mark.parametrize(

@@ -23,9 +23,9 @@ import test_run
 from test_run import check_all_gone, commands
 
 from forked_programs import start_program
-from graphshard._files import shared_memory_folder
-from graphshard.launch import on_this_machine
-from graphshard.launch._run import JobCommands, run_job
+from graphshard._base.files import shared_memory_folder
+from graphshard.train.launch import on_this_machine
+from graphshard.train.launch._run import JobCommands, run_job
 
 #: As `graphshard serve` does: tables in shared memory, and what killed ones have left goes.
 SERVER = """
@@ -33,7 +33,7 @@ import importlib.util, os, signal, sys, time, types
 spec = importlib.util.find_spec("graphshard")
 package = sys.modules["graphshard"] = types.ModuleType("graphshard")
 package.__path__ = spec.submodule_search_locations
-from graphshard._files import TemporaryFolder, remove_abandoned, shared_memory_folder
+from graphshard._base.files import TemporaryFolder, remove_abandoned, shared_memory_folder
 def stop(*_):
     raise KeyboardInterrupt
 signal.signal(signal.SIGTERM, stop)

@@ -23,18 +23,19 @@ from pathlib import Path
 import pytest
 from hosts import TestHosts, hosts_of, why_no_namespaces
 
-from graphshard.cli import run
 from graphshard.data import load_dataset, random_graph
-from graphshard.distributed import initialize, partition_graph
-from graphshard.launch._launch import script_line
+from graphshard.partition import partition_graph
+from graphshard.servers import initialize
+from graphshard.train.commands import run
+from graphshard.train.launch._launch import script_line
 
 SCRIPT = """
 import os, sys, time
 
 import torch
 
-import graphshard as dgl
-from graphshard.distributed import DistGraph, DistNodeDataLoader, node_split
+import graphshard.dgl as dgl
+from graphshard.servers import DistGraph, DistNodeDataLoader, node_split
 
 print("pid", os.getpid())
 dgl.distributed.initialize("ip_config.txt")
@@ -219,7 +220,7 @@ from pathlib import Path
 
 import torch
 
-import graphshard as dgl
+import graphshard.dgl as dgl
 
 dgl.distributed.initialize()
 torch.distributed.init_process_group("gloo")

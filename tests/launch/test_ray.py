@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`graphshard.ray` on a cluster of two Ray nodes, which are processes of this machine."""
+"""`graphshard.train.ray` on a cluster of two Ray nodes, which are processes of this machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from graphshard.data import load_dataset
-from graphshard.distributed import partition_graph
+from graphshard.partition import partition_graph
 
 PROGRAM = """
 import os, sys, time
@@ -20,15 +20,15 @@ os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
 import ray.train
 from ray.cluster_utils import Cluster
 
-import graphshard.ray
+import graphshard.train.ray
 
 
 def train(config):
     import ray.train
     import torch
 
-    import graphshard as dgl
-    from graphshard.distributed import DistGraph, DistNodeDataLoader, initialize, node_split
+    import graphshard.dgl as dgl
+    from graphshard.servers import DistGraph, DistNodeDataLoader, initialize, node_split
 
     initialize(timeout=60)
     g = DistGraph("cora")
@@ -65,7 +65,7 @@ cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
 cluster.add_node(num_cpus=2)
 ray.init(address=cluster.address, log_to_driver=False)
 folder, part_config, fail = sys.argv[1], sys.argv[2], sys.argv[3] == "fail"
-fitted = graphshard.ray.trainer(
+fitted = graphshard.train.ray.trainer(
     train,
     part_config,
     num_hosts=2,
@@ -124,11 +124,11 @@ def test_a_trainer_that_raises_ends_the_job(tmp_path: Path) -> None:
 
 
 def test_without_ray_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    import graphshard.ray
+    import graphshard.train.ray
 
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.setitem(sys.modules, "ray.train", None)
     with pytest.raises(ImportError, match=r"pip install .graphshard\[ray\]"):
-        graphshard.ray.trainer(print, "cora.json", num_hosts=1)
+        graphshard.train.ray.trainer(print, "cora.json", num_hosts=1)
     with pytest.raises(ValueError, match="num_trainers must be at least 1 \\(got 0\\)"):
-        graphshard.ray.trainer(print, "cora.json", num_hosts=1, num_trainers=0)
+        graphshard.train.ray.trainer(print, "cora.json", num_hosts=1, num_trainers=0)

@@ -22,11 +22,11 @@ import pytest
 
 from forked_programs import start_program
 from graphshard import _host_agent
-from graphshard._files import shared_memory_folder
-from graphshard.launch import JobOutcome, _run, on_this_machine
-from graphshard.launch._hosts import JobHosts
-from graphshard.launch._logs import JobLogs
-from graphshard.launch._run import JobCommands, run_job
+from graphshard._base.files import shared_memory_folder
+from graphshard.train.launch import JobOutcome, _run, on_this_machine
+from graphshard.train.launch._hosts import JobHosts
+from graphshard.train.launch._logs import JobLogs
+from graphshard.train.launch._run import JobCommands, run_job
 
 TOKEN = "a token that is for tests alone"
 

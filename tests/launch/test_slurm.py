@@ -17,9 +17,9 @@ import pytest
 from hosts import networks, stop, why_no_namespaces
 from test_launch import SCRIPT, check_gone, check_losses
 
-from graphshard.cli import run
 from graphshard.data import load_dataset
-from graphshard.distributed import partition_graph
+from graphshard.partition import partition_graph
+from graphshard.train.commands import run
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "salloc", "srun", "scontrol", "sinfo")
 ADDRESSES = ("10.77.4.1", "10.77.4.2")

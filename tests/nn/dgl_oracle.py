@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dgl_peer import dgl, dgl_nn
-from graphshard._typing import CanonicalEType
+from graphshard._base.typing import CanonicalEType
 from graphshard.graph import create_block, graph
 
 __all__ = ["BLOCKS", "GRAPHS", "HETERO", "Edges", "compare", "dgl", "dgl_nn"]

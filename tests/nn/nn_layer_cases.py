@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import graphshard.nn
-from graphshard._typing import CanonicalEType
+from graphshard._base.typing import CanonicalEType
 
 IN_FEATS = 6
 NUM_RELS = 3

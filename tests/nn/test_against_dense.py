@@ -9,18 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from graphshard.dgl.nn import APPNPConv, DotGatConv, SGConv
 from graphshard.graph import Graph, graph
-from graphshard.nn import (
-    APPNPConv,
-    DotGatConv,
-    GATConv,
-    GATv2Conv,
-    GINConv,
-    GraphConv,
-    RelGraphConv,
-    SAGEConv,
-    SGConv,
-)
+from graphshard.nn import GATConv, GATv2Conv, GINConv, GraphConv, RelGraphConv, SAGEConv
 
 NUM_NODES, WIDTH = 7, 4
 SRC = torch.tensor([0, 1, 2, 3, 4, 5, 6, 0, 0, 2, 5, 5])

@@ -22,8 +22,9 @@ from torch.nn.utils import spectral_norm as spectral_norm_by_hook
 
 import graphshard
 import graphshard.nn
-from graphshard.distributed import partition_graph
-from graphshard.nn import APPNPConv, GATConv, HeteroGraphConv, RelGraphConv, SAGEConv
+from graphshard.dgl.nn import APPNPConv
+from graphshard.nn import GATConv, HeteroGraphConv, RelGraphConv, SAGEConv
+from graphshard.partition import partition_graph
 from graphshard.testing import run_ranks
 
 

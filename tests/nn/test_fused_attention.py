@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from graphshard.dgl.nn import AGNNConv, DotGatConv
 from graphshard.graph import Graph, attend, create_block, graph, heterograph
-from graphshard.nn import AGNNConv, DotGatConv, GATConv, GATv2Conv
+from graphshard.nn import GATConv, GATv2Conv
 from graphshard.ops import Attention
 
 LAYERS: dict[str, Callable[[], Any]] = {

@@ -17,7 +17,7 @@ from dgl_oracle import BLOCKS, GRAPHS, HETERO, HETERO_NODES, compare, dgl, dgl_n
 from nn_layer_cases import IN_FEATS, LayerCase, nn_layer_cases
 from torch import Tensor, nn
 
-from graphshard._kernel import extension_available, force_extension
+from graphshard._base.kernels import extension_available, force_extension
 from graphshard.graph import heterograph
 from graphshard.ops import Adjacency, Attention, attend
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from ops_cases import interpreted_triton
 
-from graphshard._kernel import extension_available, force_extension
+from graphshard._base.kernels import extension_available, force_extension
 from graphshard.ops._dispatch import force_triton
 
 

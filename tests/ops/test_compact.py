@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from graphshard._kernel import extension_available, force_extension
+from graphshard._base.kernels import extension_available, force_extension
 from graphshard.ops import IdTable
 
 

@@ -12,7 +12,7 @@ import torch
 from draw_cases import KINDS, Rows, options, structure
 from torch import Tensor
 
-from graphshard._kernel import extension_available, force_extension
+from graphshard._base.kernels import extension_available, force_extension
 from graphshard.ops import draw_neighbors
 
 CASE = structure()

@@ -16,7 +16,7 @@ from ops_cases import adjacency
 
 from forked_programs import run_program
 from graphshard import ops
-from graphshard._kernel import kernels_for
+from graphshard._base.kernels import kernels_for
 from graphshard.ops import reference
 
 CPU = torch.device("cpu")

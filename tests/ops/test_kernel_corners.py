@@ -18,7 +18,7 @@ from torch import Tensor
 from case_selection import sampled
 from forked_programs import run_program
 from graphshard import ops
-from graphshard._kernel import LARGE_BYTES
+from graphshard._base.kernels import LARGE_BYTES
 from graphshard.ops import reference
 from graphshard.ops.spmm import fallback
 

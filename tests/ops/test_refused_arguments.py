@@ -15,7 +15,7 @@ from ops_cases import adjacency, negated
 from torch import Tensor
 
 from graphshard import ops
-from graphshard._kernel import _load, extension_available
+from graphshard._base.kernels import _load, extension_available
 
 ADJ = adjacency("odd")  # 7 sources, 6 destinations, 12 edges
 X = torch.arange(21.0).view(7, 3) - 9

@@ -13,7 +13,7 @@ from torch import Tensor
 from case_selection import sampled
 from forked_programs import run_program
 from graphshard import ops
-from graphshard._kernel import extension_available, force_extension
+from graphshard._base.kernels import extension_available, force_extension
 from graphshard.ops import reference
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16]

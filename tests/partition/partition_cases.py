@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from graphshard._typing import CanonicalEType
+from graphshard._base.typing import CanonicalEType
 from graphshard.graph import Graph, graph, heterograph
 from graphshard.partition import load_partition
 

@@ -15,7 +15,6 @@ from dgl_folder_cases import assert_bits, assert_same_part, dgl_loads, dgl_write
 from partition_cases import GRAPHS, add_features
 
 import graphshard
-from graphshard.cli import run
 from graphshard.errors import PartitionFormatError
 from graphshard.graph import add_self_loop
 from graphshard.partition import (
@@ -26,6 +25,7 @@ from graphshard.partition import (
     verify_partition,
 )
 from graphshard.train import FullBatchConfig, FullBatchRun, TaskInfo, read_task, write_task
+from graphshard.train.commands import run
 
 pytestmark = pytest.mark.usefixtures("no_syncing")
 

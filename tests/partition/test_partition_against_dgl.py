@@ -13,7 +13,7 @@ from partition_cases import as_dicts, bipartite, part_contents, plain, quietly, 
 from torch import Tensor
 
 from dgl_peer import dgl
-from graphshard._typing import CanonicalEType
+from graphshard._base.typing import CanonicalEType
 from graphshard.errors import PartitionFormatError
 from graphshard.graph import Graph, heterograph
 from graphshard.partition import (

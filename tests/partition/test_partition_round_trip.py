@@ -22,7 +22,7 @@ from partition_cases import (
 )
 from torch import Tensor
 
-from graphshard._typing import CanonicalEType
+from graphshard._base.typing import CanonicalEType
 from graphshard.graph import Graph
 from graphshard.partition import (
     load_partition,

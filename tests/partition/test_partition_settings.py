@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import graphshard
-from graphshard.distributed import load_partition, partition_graph
+from graphshard.partition import load_partition, partition_graph
 from graphshard.partition.save._jobs import Jobs
 
 

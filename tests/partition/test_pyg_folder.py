@@ -20,11 +20,11 @@ import torch
 from typer.testing import CliRunner
 
 import graphshard
-from graphshard.cli import app
 from graphshard.errors import PartitionFormatError
 from graphshard.partition import convert_partition, verify_partition
 from graphshard.partition.pyg_folder import read_pt
 from graphshard.testing import run_ranks
+from graphshard.train.commands import app
 
 pytest.importorskip("torch_geometric", reason="PyG, which writes the folders, is not installed")
 

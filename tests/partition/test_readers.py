@@ -12,7 +12,7 @@ import torch
 
 import graphshard.testing
 from graphshard import Graph, graph, heterograph
-from graphshard.distributed import load_partition, partition_graph
+from graphshard.partition import load_partition, partition_graph
 from graphshard.partition._source import GraphSource
 from graphshard.partition.save._readers import NUM_DIGITS, places_by_readers
 

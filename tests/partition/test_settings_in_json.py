@@ -15,13 +15,6 @@ import torch
 
 import graphshard
 from graphshard.data import NodeDataset
-from graphshard.distributed import (
-    DistEmbedding,
-    DistGraph,
-    DistTensor,
-    exit_client,
-    save_checkpoint,
-)
 from graphshard.errors import PartitionFormatError
 from graphshard.fullbatch import load_dgl_partition_data
 from graphshard.graph import Graph, graph, heterograph, save_graphs, to_csv, to_parquet
@@ -32,6 +25,7 @@ from graphshard.partition import (
     verify_partition,
 )
 from graphshard.partition.format import build_of
+from graphshard.servers import DistEmbedding, DistGraph, DistTensor, exit_client, save_checkpoint
 from graphshard.testing import run_ranks
 from graphshard.train._checkpoint import CheckpointFolder
 from graphshard.train.task import partition_dataset
@@ -163,7 +157,7 @@ def test_a_tensor_of_a_name_that_is_no_text(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="text that UTF-8 can hold"):
             make()
     path = save_checkpoint(tmp_path / "run", 1, extra={HALF: HALF})
-    assert graphshard.distributed.load_checkpoint(tmp_path / "run").extra == {HALF: HALF}
+    assert graphshard.servers.load_checkpoint(tmp_path / "run").extra == {HALF: HALF}
     assert path.name == "step-00000001"
     exit_client()
 

@@ -18,7 +18,7 @@ from torch_geometric.data import Data
 import graphshard
 import graphshard.pyg
 from graphshard import comm
-from graphshard.distributed import partition_graph
+from graphshard.partition import partition_graph
 from graphshard.testing import run_ranks
 
 MODES = ("sequential", "oneshot")

@@ -19,7 +19,7 @@ from torch_geometric.sampler import NegativeSampling
 
 import graphshard
 import graphshard.pyg
-from graphshard.distributed import partition_graph
+from graphshard.partition import partition_graph
 from graphshard.testing import run_ranks
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -24,7 +24,13 @@ from torch_geometric.sampler import NegativeSampling
 from torch_geometric.utils import k_hop_subgraph, subgraph, to_undirected, trim_to_layer
 
 import graphshard.pyg
-from graphshard.pyg import HGTLoader, HopSampler, LinkNeighborLoader, NeighborLoader, PrefetchLoader
+from graphshard.pyg.loader import (
+    HGTLoader,
+    HopSampler,
+    LinkNeighborLoader,
+    NeighborLoader,
+    PrefetchLoader,
+)
 
 sys.path.insert(0, str(Path(__file__).parent))
 

@@ -25,7 +25,7 @@ from torch_geometric.utils import add_self_loops as add_self_loops_imported_befo
 import graphshard
 import graphshard.pyg
 from graphshard.comm import share_error
-from graphshard.distributed import partition_graph
+from graphshard.partition import partition_graph
 from graphshard.testing import run_ranks
 
 sys.path.insert(0, str(Path(__file__).parent))

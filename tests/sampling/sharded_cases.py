@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 import graphshard
-from graphshard._typing import CanonicalEType
+from graphshard._base.typing import CanonicalEType
 from graphshard.fullbatch import GraphShardManager, PartitionData, RelationEdges
 from graphshard.graph import EID, NID, Block
 from graphshard.sampling import (

@@ -28,7 +28,7 @@ from sharded_cases import (
 
 import graphshard
 from graphshard import comm
-from graphshard.distributed import partition_graph
+from graphshard.partition import partition_graph
 from graphshard.sampling import NeighborSampler
 from graphshard.sampling.graph_store import DrawOptions, NeighborRequest, graph_store_of
 from graphshard.sampling.graph_store._collective import CollectiveGraphStore

@@ -20,24 +20,19 @@ from dist_loader_cases import by_name, inputs_of, labels_of
 from sharded_cases import graph_of, manager_of, write_parts
 
 import graphshard
-from graphshard.dataloading import (
+from graphshard.dgl.dataloading import (
     DataLoader,
     EdgeDataLoader,
     NeighborSampler,
     negative_sampler,
 )
-from graphshard.distributed import (
-    DistEdgeDataLoader,
-    DistGraph,
-    DistNodeDataLoader,
-    exit_client,
-    partition_graph,
-)
 from graphshard.graph.frame._lazy import LazyRows
+from graphshard.partition import partition_graph
 from graphshard.sampling import DataLoader as ShardedLoader
 from graphshard.sampling import DistNeighborSampler, MiniBatch
 from graphshard.sampling.loader import Pipeline, Stage
 from graphshard.sampling.loader._device_stream import DeviceStream, moved
+from graphshard.servers import DistEdgeDataLoader, DistGraph, DistNodeDataLoader, exit_client
 from graphshard.testing import run_ranks
 
 PRESENT = torch.device("meta")  # what is patched to have streams

@@ -18,9 +18,9 @@ import torch.nn.functional as F
 from loader_cases import BOTH, RELATIONS, plain, typed
 from torch import nn
 
-import graphshard.dataloading
+import graphshard.dgl.dataloading
 
-assert graphshard.dataloading is not None
+assert graphshard.dgl.dataloading is not None
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ import torch
 from loader_cases import BOTH, block_edges, dgl, ends, plain, typed
 from torch import Tensor
 
-from graphshard.dataloading import (
+from graphshard.dgl.dataloading import (
     DataLoader,
     EdgeDataLoader,
     EdgePredictionSampler,
@@ -22,7 +22,7 @@ from graphshard.dataloading import (
     Sampler,
     as_edge_prediction_sampler,
 )
-from graphshard.dataloading.negative_sampler import GlobalUniform, Uniform
+from graphshard.dgl.dataloading.negative_sampler import GlobalUniform, Uniform
 from graphshard.graph import EID, NID
 
 IDTYPES = [torch.int32, torch.int64]

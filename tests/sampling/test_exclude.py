@@ -9,7 +9,7 @@ import pytest
 import torch
 from loader_cases import BOTH, dgl, plain, typed
 
-from graphshard.dataloading import (
+from graphshard.dgl.dataloading import (
     MultiLayerFullNeighborSampler,
     NeighborSampler,
     as_edge_prediction_sampler,

@@ -28,7 +28,7 @@ from torch import Tensor
 
 import graphshard
 from graphshard import comm
-from graphshard.comm.wire import _shared_arrays
+from graphshard.comm.transport import _shared_arrays
 from graphshard.sampling._ownership import Ownership
 from graphshard.sampling.feature_store import (
     CollectiveFeatureStore,

@@ -15,8 +15,8 @@ from sharded_cases import left_behind
 
 from graphshard.comm.collectives import wait_for_all
 from graphshard.comm.group._state import group_state
-from graphshard.comm.wire import SharedArray, _hosts, _shared_arrays, share_arrays
-from graphshard.comm.wire._hosts import Hosts, named_file, remove_abandoned
+from graphshard.comm.transport import SharedArray, _hosts, _shared_arrays, share_arrays
+from graphshard.comm.transport._hosts import Hosts, named_file, remove_abandoned
 from graphshard.testing import RanksFailed, run_ranks
 from large_pages import LARGE_PAGE, bytes_in_large_pages, can_move_shared_memory
 

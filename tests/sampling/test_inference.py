@@ -457,7 +457,7 @@ PEAK = """
     import graphshard
     from graphshard.nn import GATConv, RelGraphConv, SAGEConv
     from graphshard.sampling import inference
-    from graphshard._memory import PeakMemory
+    from graphshard._base.memory import PeakMemory
 
     nodes, edges, width = 2_000, 600_000, 8
     graph = graphshard.data.random_graph(nodes, edges, seed=0)
@@ -472,7 +472,7 @@ PEAK = """
     }
     if sys.argv[3] == "shards":
         with tempfile.TemporaryDirectory() as folder:
-            graphshard.distributed.partition_graph(graph, "g", 1, folder, quiet=True)
+            graphshard.partition.partition_graph(graph, "g", 1, folder, quiet=True)
             data = graphshard.load_dgl_partition_data(folder + "/g.json", 0)
         graph = graphshard.construct_full_graph(data, mode="sequential")
         del data

@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import graphshard
-from graphshard.dataloading import DataLoader, EdgeDataLoader, NeighborSampler
-from graphshard.dataloading.negative_sampler import Uniform
+from graphshard.dgl.dataloading import DataLoader, EdgeDataLoader, NeighborSampler
+from graphshard.dgl.dataloading.negative_sampler import Uniform
 from graphshard.testing import run_ranks
 
 

@@ -10,7 +10,7 @@ import torch
 from loader_cases import dgl, plain, typed
 from scipy.stats import chisquare
 
-from graphshard.dataloading.negative_sampler import GlobalUniform, PerSourceUniform, Uniform
+from graphshard.dgl.dataloading.negative_sampler import GlobalUniform, PerSourceUniform, Uniform
 from graphshard.graph import graph, heterograph
 from graphshard.sampling import DrawSeed
 

@@ -14,7 +14,7 @@ from loader_cases import BOTH, block_edges, dgl, plain, typed
 from torch import Tensor
 
 import graphshard
-from graphshard.dataloading import (
+from graphshard.dgl.dataloading import (
     BlockSampler,
     DataLoader,
     LaborSampler,

@@ -21,8 +21,8 @@ from sharded_cases import (
 from torch import Tensor
 
 import graphshard
-from graphshard import dataloading
-from graphshard._typing import CanonicalEType
+from graphshard._base.typing import CanonicalEType
+from graphshard.dgl import dataloading
 from graphshard.graph import EID, Block
 from graphshard.ops import draw_neighbors
 from graphshard.sampling import (

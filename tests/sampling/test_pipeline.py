@@ -17,7 +17,7 @@ import traceback
 import pytest
 import torch
 
-from graphshard._kernel import num_threads
+from graphshard._base.kernels import num_threads
 from graphshard.sampling.loader._pipeline import _PREFIX, Pipeline, Run, Stage
 
 
@@ -342,7 +342,7 @@ PROGRAMS = {
 
 HEAD = """
 import sys, time, torch
-from graphshard._kernel import num_threads
+from graphshard._base.kernels import num_threads
 from graphshard.sampling.loader._pipeline import Pipeline, Stage
 
 def busy(x):

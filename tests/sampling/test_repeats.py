@@ -27,7 +27,7 @@ from sharded_cases import Translation, graph_of, manager_of, write_parts
 from torch import Tensor
 
 import graphshard
-from graphshard.dataloading import (
+from graphshard.dgl.dataloading import (
     DataLoader,
     EdgeDataLoader,
     LaborSampler,

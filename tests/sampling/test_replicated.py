@@ -31,8 +31,8 @@ from sharded_cases import (
 import graphshard
 from graphshard import comm
 from graphshard.comm.group._state import group_state
-from graphshard.comm.wire import _shared_arrays
-from graphshard.comm.wire._hosts import Hosts, directory_with_room
+from graphshard.comm.transport import _shared_arrays
+from graphshard.comm.transport._hosts import Hosts, directory_with_room
 from graphshard.sampling import NeighborSampler
 from graphshard.sampling.graph_store._choose import choose_graph_store, replicated_bytes
 from graphshard.sampling.graph_store._collective import CollectiveGraphStore

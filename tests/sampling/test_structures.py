@@ -23,7 +23,7 @@ from sharded_cases import (
 import graphshard
 from case_selection import sampled
 from graphshard import comm
-from graphshard._ranges import RangeMap
+from graphshard._base.ranges import RangeMap
 from graphshard.sampling import _ownership
 from graphshard.sampling._ownership import Ownership
 from graphshard.sampling.graph_store._choose import replicated_bytes

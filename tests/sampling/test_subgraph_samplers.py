@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from graphshard import dataloading, set_dst_lazy_features, set_src_lazy_features
-from graphshard.data import MiniGCDataset, load_dataset
+from graphshard.data import load_dataset
+from graphshard.dgl import dataloading
+from graphshard.dgl.data import MiniGCDataset
 from graphshard.errors import DGLError
 from graphshard.graph import EID, NID, Graph, graph, heterograph, to_block
+from graphshard.sampling import set_dst_lazy_features, set_src_lazy_features
 
 
 def cora() -> Graph:

@@ -12,8 +12,9 @@ import torch
 import graphshard
 from dgl_peer import dgl
 from graphshard import sampling
+from graphshard.dgl import seed
 from graphshard.errors import DGLError
-from graphshard.graph import Graph, graph, heterograph, seed
+from graphshard.graph import Graph, graph, heterograph
 
 EDGES = ([0, 1, 1, 1, 0, 3], [1, 0, 2, 3, 2, 0])
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from graphshard._ranges import RangeMap
-from graphshard.store import (
+from graphshard._base.ranges import RangeMap
+from graphshard.servers import (
     Cluster,
     Job,
     LocalHost,
@@ -18,7 +18,7 @@ from graphshard.store import (
     has_job,
     set_job,
 )
-from graphshard.store._tables import HostTables
+from graphshard.servers._tables import HostTables
 
 TOKEN = "a token that is for tests alone"
 POLICY = "node~_N"

@@ -19,10 +19,10 @@ import torch
 from clusters import NUM_ROWS, POLICY, alone, join, leave, served
 from torch import Tensor
 
-from graphshard._files import shared_memory_folder
+from graphshard._base.files import shared_memory_folder
 from graphshard.comm import barrier
-from graphshard.store import DistTensor, Job, TableInfo, WireMessage, _tables
-from graphshard.store._tables import HostTables, attached
+from graphshard.servers import DistTensor, Job, TableInfo, WireMessage, _tables
+from graphshard.servers._tables import HostTables, attached
 from graphshard.testing import run_ranks
 from large_pages import LARGE_PAGE, bytes_in_large_pages, can_move_shared_memory
 

@@ -18,7 +18,7 @@ from clusters import NUM_ROWS, POLICY, TOKEN, join, leave
 
 from graphshard.comm import barrier
 from graphshard.errors import RankError
-from graphshard.store import (
+from graphshard.servers import (
     DistEmbedding,
     DistTensor,
     SparseAdagrad,

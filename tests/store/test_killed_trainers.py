@@ -27,7 +27,7 @@ from torch import Tensor
 
 from graphshard.comm import barrier
 from graphshard.errors import RankError
-from graphshard.store import DistTensor, TableServer, current_job
+from graphshard.servers import DistTensor, TableServer, current_job
 from graphshard.testing import RanksFailed, run_ranks
 
 NUM_HOSTS, NUM_TRAINERS, ROUNDS = 3, 4, 1000

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from graphshard.errors import MessageError
-from graphshard.store import WireMessage
-from graphshard.store.wire._message import MAX_HEADER
+from graphshard.servers import WireMessage
+from graphshard.servers.rpc._message import MAX_HEADER
 
 TENSORS = [
     torch.arange(7),

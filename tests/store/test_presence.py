@@ -22,7 +22,7 @@ import torch
 from clusters import TOKEN
 
 from graphshard.errors import MessageError, ServerError
-from graphshard.store import (
+from graphshard.servers import (
     Cluster,
     MessageClient,
     RowsRequest,
@@ -31,8 +31,8 @@ from graphshard.store import (
     TableServer,
     WireMessage,
 )
-from graphshard.store.wire import _client
-from graphshard.store.wire._presence import PresentClients
+from graphshard.servers.rpc import _client
+from graphshard.servers.rpc._presence import PresentClients
 
 TABLE = {
     "name": "node~_N~x",
@@ -106,8 +106,8 @@ def test_a_client_releases_what_it_asked_for_alone(server: TableServer) -> None:
 
 SCRIPT = """
 import ctypes, json, os, sys, time
-from graphshard.store import MessageClient, WireMessage
-from graphshard.store.wire import _client
+from graphshard.servers import MessageClient, WireMessage
+from graphshard.servers.rpc import _client
 _client.BEAT_SECONDS = 0.1
 connection = MessageClient(sys.argv[1], sys.argv[2], timeout=20)
 connection.announce("trainer 3")
@@ -230,7 +230,7 @@ def test_a_client_that_was_given_up_is_told(
 
 SERVER_SCRIPT = """
 import sys
-from graphshard.store import TableServer
+from graphshard.servers import TableServer
 server = TableServer(0, sys.argv[1])
 server.start()
 print(server.address, flush=True)

@@ -23,8 +23,8 @@ import torch
 from clusters import TOKEN
 
 from graphshard.errors import MessageError, ServerError
-from graphshard.store import MessageClient, MessageServer, WireMessage
-from graphshard.store.wire import MessageStream, StreamAcceptor
+from graphshard.servers import MessageClient, MessageServer, WireMessage
+from graphshard.servers.rpc import MessageStream, StreamAcceptor
 
 PROTOCOL = b"graphshard 2\n"
 
@@ -426,7 +426,7 @@ def test_a_connection_that_is_closed_says_so(server: MessageServer, way: str) ->
 
 SCRIPT = """
 import sys, time
-from graphshard.store import WireMessage, MessageServer
+from graphshard.servers import WireMessage, MessageServer
 def hang(request):
     time.sleep(60)
     return WireMessage("late")

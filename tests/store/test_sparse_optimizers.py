@@ -12,13 +12,7 @@ from clusters import NUM_ROWS, alone, join, leave, served
 from torch import Tensor
 
 from graphshard.comm import barrier
-from graphshard.store import (
-    DistEmbedding,
-    DistTensor,
-    SparseAdagrad,
-    SparseAdam,
-    SparseSGD,
-)
+from graphshard.servers import DistEmbedding, DistTensor, SparseAdagrad, SparseAdam, SparseSGD
 from graphshard.testing import run_ranks
 
 WIDTH, STEPS = 5, 12

@@ -18,7 +18,7 @@ import pytest
 import torch
 from clusters import TOKEN
 
-from graphshard.store import MessageClient, TableServer, WireMessage
+from graphshard.servers import MessageClient, TableServer, WireMessage
 
 BEGINNING = b"graphshard 2\n" + bytes(40)
 KINDS = ["silent", "slow", "half", "wrong proof", "garbage", "closed at once", "reset", "tls"]

@@ -18,7 +18,7 @@ from torch import Tensor
 from graphshard.comm import barrier
 from graphshard.comm.group import group_state
 from graphshard.errors import RankError
-from graphshard.store._trainer_links import PeerRows, TrainerLinks
+from graphshard.servers._trainer_links import PeerRows, TrainerLinks
 from graphshard.testing import RanksFailed, run_ranks
 
 SERVER = "127.0.0.1:9"

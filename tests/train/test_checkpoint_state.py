@@ -20,13 +20,13 @@ import torch
 from train_cases import as_values, config_of, train_on_rank, write_parts
 
 from graphshard import CheckpointError
-from graphshard._files import writing
-from graphshard.distributed import partition_graph
+from graphshard._base.files import writing
+from graphshard.partition import partition_graph
+from graphshard.servers.checkpoints import LOCK_FILE, DamagedError, RunLock, digest_of_content
 from graphshard.testing import RanksFailed, run_ranks
 from graphshard.train import FullBatchConfig, FullBatchRun, load_model_state
 from graphshard.train._manifest import read_manifest
 from graphshard.train._result import Evaluation, History
-from graphshard.train.checkpoints import LOCK_FILE, DamagedError, RunLock, digest_of_content
 
 
 def config(data: str, folder: Path | None, **more: Any) -> FullBatchConfig:

@@ -12,9 +12,9 @@ import torch
 from train_cases import as_values, config_of, train_on_rank, write_parts
 
 from graphshard import CheckpointError
+from graphshard.servers.checkpoints import digest_of_content
 from graphshard.testing import RanksFailed, run_ranks
 from graphshard.train import TypedRGCN, load_model_state
-from graphshard.train.checkpoints import digest_of_content
 
 # Dropout on, embeddings, a typed graph: everything that a checkpoint has to hold.
 SETTINGS = {"model": "rgcn", "dropout": 0.4, "patience": 50}

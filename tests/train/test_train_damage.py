@@ -19,7 +19,7 @@ from train_cases import (
 )
 
 from graphshard import PartitionFormatError
-from graphshard.distributed import partition_graph
+from graphshard.partition import partition_graph
 from graphshard.testing import run_ranks
 from graphshard.train import FullBatchRun, SampledRun, TaskInfo, write_task
 

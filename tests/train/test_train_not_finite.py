@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from train_cases import as_values, config_of, plain_graph, sampled_config_of
 
 import graphshard
-from graphshard.distributed import partition_graph
+from graphshard.partition import partition_graph
 from graphshard.testing import RanksFailed, run_ranks
 from graphshard.train import (
     FullBatchConfig,

@@ -160,7 +160,7 @@ def test_what_cannot_be_trained_is_refused_on_every_rank(message: str, tmp_path:
     from train_cases import plain_graph, typed_graph
 
     import graphshard
-    from graphshard.distributed import partition_graph
+    from graphshard.partition import partition_graph
 
     kind, values = WRONG_RUNS[message]
     graph = typed_graph() if kind == "typed" else plain_graph()

@@ -118,7 +118,7 @@ def test_peak_memory_counts_what_was_held_since_the_start_and_freed() -> None:
     """In a process of its own: one that has run other tests has freed memory to use again."""
     script = """
         import torch
-        from graphshard._memory import PeakMemory, current_memory
+        from graphshard._base.memory import PeakMemory, current_memory
         memory = PeakMemory()
         before = current_memory()
         held = torch.ones(30 * 2**18)  # 30 MiB

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import graphshard
-from graphshard.distributed import partition_graph
+from graphshard.partition import partition_graph
 from graphshard.train import FullBatchConfig, FullBatchRun, SampledConfig, SampledRun
 
 NUM_NODES = 40

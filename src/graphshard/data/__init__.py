@@ -6,8 +6,6 @@
 lists in CSV and Parquet, SciPy and NetworkX graphs are read by ``graphshard.graph``.
 """
 
-import sys
-
 from ..graph import from_dgl, to_dgl
 from ..graph.dgl_files import load_graphs, save_graphs
 from ._load import load_dataset

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ._npy import read_npy, read_npz
+from .npy import read_npy, read_npz
 
 _KINDS = {"i": "integers", "f": "real numbers", "b": "bool"}
 _ALLOWED = {"i": "iu", "f": "fiu", "b": "b"}

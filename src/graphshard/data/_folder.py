@@ -258,7 +258,9 @@ def _reader_of_folder(folder: Path) -> str | None:
     planetoid = [re.fullmatch(r"ind\.(\w+)\.(x|allx|graph)", name) for name in names]
     titles = [match[1] for match in planetoid if match is not None]
     if titles:
-        return f"graphshard.data.CitationGraphDataset({titles[0]!r}, raw_dir={str(folder)!r})[0]"
+        return (
+            f"graphshard.dgl.data.CitationGraphDataset({titles[0]!r}, raw_dir={str(folder)!r})[0]"
+        )
     if any(name.endswith(".parquet") for name in names):
         return f"graphshard.from_parquet({str(folder)!r})"
     tables = [name for name in names if re.search(r"\.(csv|tsv|mtx)(\.\w+)?$", name)]

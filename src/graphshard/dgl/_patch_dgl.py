@@ -30,7 +30,7 @@ from ..nn import RelGraphConv
 from . import _dgl_layers
 
 _LAYERS = "dgl.nn.pytorch.conv"
-_OUR_LAYERS = "graphshard.nn.pytorch.conv"  # modules of the same names
+_OUR_LAYERS = "graphshard.dgl.nn.pytorch.conv"  # modules of the same names
 
 # Functions on graphs that DGL's layers, and the texts of their errors, send users to.
 _FUNCTIONS = {

@@ -62,7 +62,7 @@ class PartitionData:
     one type that this part owns, from 0.
 
     Args:
-        graph_name: Name given to `graphshard.distributed.partition_graph`.
+        graph_name: Name given to `graphshard.partition.partition_graph`.
         rank: The part that was read.
         partition_book: Owner of every node and edge.
         node_type_names: Node types in id order.
@@ -287,7 +287,7 @@ def load_dgl_partition_data(
 
     Args:
         partition_json_file: The JSON that ``partition_graph``, that of
-            ``graphshard.distributed`` or that of ``dgl.distributed``, wrote; or the folder of
+            ``graphshard.servers`` or that of ``dgl.distributed``, wrote; or the folder of
             PyG's ``Partitioner``, or the ``META.json`` in it, of which ``x`` becomes ``feat``.
         own_partition_idx: Part to read; part ``r`` goes to rank ``r``.
         device: Where to put its tensors.

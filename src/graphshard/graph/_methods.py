@@ -58,19 +58,19 @@ class GraphMethods(LocalGraph):
     # ------------------------------------------------------------------ changes in place
 
     def add_nodes(self, num: int, data: Any = None, ntype: str | None = None) -> None:
-        """Add nodes to this graph; see `graphshard.add_nodes`, which leaves its graph as it is."""
+        """Add nodes to this graph; see `add_nodes`, which leaves its graph as it is."""
         self._change("add_nodes", num, data, ntype)
 
     def add_edges(self, u: Any, v: Any, data: Any = None, etype: Any = None) -> None:
-        """Add edges to this graph; see `graphshard.add_edges`, which leaves its graph as it is."""
+        """Add edges to this graph; see `add_edges`, which leaves its graph as it is."""
         self._change("add_edges", u, v, data, etype)
 
     def remove_nodes(self, nids: Any, ntype: str | None = None, store_ids: bool = False) -> None:
-        """Take nodes out of this graph; see `graphshard.remove_nodes`."""
+        """Take nodes out of this graph; see `remove_nodes`."""
         self._change("remove_nodes", nids, ntype, store_ids)
 
     def remove_edges(self, eids: Any, etype: Any = None, store_ids: bool = False) -> None:
-        """Take edges out of this graph; see `graphshard.remove_edges`."""
+        """Take edges out of this graph; see `remove_edges`."""
         self._change("remove_edges", eids, etype, store_ids)
 
     def _change(self, name: str, *args: Any) -> None:

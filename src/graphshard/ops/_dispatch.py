@@ -3,7 +3,7 @@
 
 | device | |
 | --- | --- |
-| CPU | the extension, see `graphshard._kernel.kernels_for`; without it plain torch |
+| CPU | the extension, see `graphshard._base.kernels.kernels_for`; without it plain torch |
 | CUDA | Triton kernels; without Triton plain torch |
 | others | plain torch |
 """

@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Neighbour sampling: on one graph, on a graph that spans ranks, or from stores of your own.
 
-`graphshard.dataloading` offers the same samplers with loaders named and shaped as DGL's.
+`graphshard.dgl.dataloading` offers the same samplers with loaders named and shaped as DGL's.
 """
 
-from ._lazy_features import (
+from .feature_store import FeatureRequest, FeatureStore
+from .graph_store import DrawOptions, GraphStore, NeighborRequest, SampledNeighbors
+from .inference import inference
+from .lazy_features import (
     set_dst_lazy_features,
     set_edge_lazy_features,
     set_node_lazy_features,
     set_src_lazy_features,
 )
-from .feature_store import FeatureRequest, FeatureStore
-from .graph_store import DrawOptions, GraphStore, NeighborRequest, SampledNeighbors
-from .inference import inference
 from .loader import DataLoader, LoaderStats, MiniBatch, global_mean
 from .sampler import (
     BlockSampler,

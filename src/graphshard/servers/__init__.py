@@ -15,7 +15,7 @@ from ._initialize import client_barrier, exit_client, get_num_clients, get_rank,
 from ._ip_config import HostAddress, parts_of_host, read_ip_config, starts_of_hosts
 from ._job import Job, current_job, has_job, set_job
 from ._loaders import DistDataLoader, DistEdgeDataLoader, DistNodeDataLoader
-from ._policies import EdgePartitionPolicy, NodePartitionPolicy, PartitionPolicy
+from ._policies import EdgePartitionPolicy, HeteroDataName, NodePartitionPolicy, PartitionPolicy
 from ._sparse_optimizers import SparseAdagrad, SparseAdam, SparseOptimizer, SparseSGD
 from ._splits import edge_split, node_split
 from ._subgraphs import find_edges, in_subgraph, sample_etype_neighbors, sample_neighbors
@@ -35,6 +35,7 @@ __all__ = [
     "DistTensor",
     "EdgePartitionPolicy",
     "GraphServer",
+    "HeteroDataName",
     "HostAddress",
     "HostTables",
     "Job",

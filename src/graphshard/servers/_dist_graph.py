@@ -18,9 +18,6 @@ from ..partition import RangePartitionBook
 from ..sampling import DrawOptions
 from ._cluster import Cluster, LocalHost, RowsRequest
 from ._dist_tensor import DistTensor
-from ._tables import HostTables
-from ._job import Job, current_job, has_job, set_job
-from .rpc._message import WireMessage
 from ._host_graph import (
     GraphHandlers,
     GraphIds,
@@ -30,6 +27,7 @@ from ._host_graph import (
     pointer_table,
 )
 from ._initialize import client_barrier, refuse_several_without_servers
+from ._job import Job, current_job, has_job, set_job
 from ._policies import EdgePartitionPolicy, NodePartitionPolicy
 from ._stores import ServedFeatureStore, ServedGraphStore
 from ._subgraphs import (
@@ -39,6 +37,8 @@ from ._subgraphs import (
     local_part,
     sample_etype_neighbors,
 )
+from ._tables import HostTables
+from .rpc._message import WireMessage
 
 
 class DistGraph:
@@ -63,7 +63,8 @@ class DistGraph:
     Example:
         >>> import tempfile
         >>> from graphshard.data import load_dataset
-        >>> from graphshard.distributed import DistGraph, exit_client, partition_graph
+        >>> from graphshard.servers import DistGraph, exit_client
+        >>> from graphshard.partition import partition_graph
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     _ = partition_graph(load_dataset("cora").graph, "cora", 2, folder, quiet=True)
         ...     g = DistGraph("cora", part_config=f"{folder}/cora.json")

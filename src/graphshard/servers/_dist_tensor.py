@@ -64,7 +64,8 @@ class DistTensor:
     Example:
         >>> import tempfile, torch
         >>> from graphshard.data import random_graph
-        >>> from graphshard.distributed import DistGraph, DistTensor, exit_client, partition_graph
+        >>> from graphshard.servers import DistGraph, DistTensor, exit_client
+        >>> from graphshard.partition import partition_graph
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     _ = partition_graph(random_graph(50, 200, seed=0), "g", 2, folder, quiet=True)
         ...     g = DistGraph("g", part_config=f"{folder}/g.json")

@@ -31,8 +31,9 @@ class DistEmbedding:
     Example:
         >>> import tempfile, torch
         >>> from graphshard.data import random_graph
-        >>> from graphshard.distributed import DistEmbedding, DistGraph, SparseSGD
-        >>> from graphshard.distributed import exit_client, partition_graph
+        >>> from graphshard.servers import DistEmbedding, DistGraph, SparseSGD
+        >>> from graphshard.servers import exit_client
+        >>> from graphshard.partition import partition_graph
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     _ = partition_graph(random_graph(50, 200, seed=0), "g", 2, folder, quiet=True)
         ...     g = DistGraph("g", part_config=f"{folder}/g.json")

@@ -7,9 +7,9 @@ import os
 from typing import Any
 
 from ..errors import MessageError
+from ._host_graph import GraphHandlers, load_parts
 from ._table_server import TableServer
 from .rpc._message import WireMessage
-from ._host_graph import GraphHandlers, load_parts
 from .saving import RestoredTables, restore_tables
 
 
@@ -26,7 +26,7 @@ class GraphServer:
         directory: Where shared memory goes; by default ``/dev/shm``.
         restore: A folder of `save_checkpoint`, from whose newest checkpoint persistent tensors are
             taken, and features that were written to; it may have no checkpoint yet.
-        **options: ``certificate`` and ``max_message``, as for `graphshard.store.MessageServer`.
+        **options: ``certificate`` and ``max_message``, as for `graphshard.servers.MessageServer`.
 
     Raises:
         PartitionFormatError: The partition is damaged.

@@ -41,10 +41,10 @@ from ..partition import RangePartitionBook, load_partition
 from ..partition.format import read_config
 from ..sampling import DrawOptions, NeighborRequest
 from ..sampling.graph_store import EdgeDir, EdgeLists, checked_weights, ends
-from ._tables import HostTables, TableInfo
-from .rpc._message import WireMessage
 from ._ip_config import parts_of_host, starts_of_hosts
+from ._tables import HostTables, TableInfo
 from .rpc import Handler, Spec
+from .rpc._message import WireMessage
 
 DRAWN_BY = (torch.float32, torch.float64)
 """Weights that a host draws by as they are; of others it would have to keep a copy."""

@@ -26,10 +26,10 @@ from typing import Any
 from ..comm import barrier as comm_barrier
 from ..comm import come_together, rank, world_size
 from ._cluster import Cluster, ServedHost
+from ._ip_config import read_ip_config
 from ._job import Job, current_job, has_job, set_job
 from .rpc._client import MessageClient
 from .rpc._message import WireMessage
-from ._ip_config import read_ip_config
 from .token import read_token
 
 HOST = "GRAPHSHARD_HOST"

@@ -163,7 +163,7 @@ def current_job() -> Job:
     """
     if not _jobs:
         raise RuntimeError(
-            "there is no cluster yet; call graphshard.distributed.initialize(ip_config) in a "
+            "there is no cluster yet; call graphshard.servers.initialize(ip_config) in a "
             "launched script, or make a DistGraph with part_config"
         )
     return _jobs[0]

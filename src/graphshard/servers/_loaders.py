@@ -18,7 +18,7 @@ _QUEUE_SIZE = 4
 
 
 class DistNodeDataLoader(NodeDataLoader):
-    """A `graphshard.dataloading.NodeDataLoader` of a `DistGraph`.
+    """A `graphshard.dgl.dataloading.NodeDataLoader` of a `DistGraph`.
 
     All trainers make it together, each with nodes of its own, and get the same number of batches:
     where one would need fewer than another, its batches are smaller. What is wrong on one trainer
@@ -31,7 +31,7 @@ class DistNodeDataLoader(NodeDataLoader):
         graph_sampler: Draws blocks.
         device: Where batches shall be.
         queue_size: DGL's name for ``prefetch``.
-        **options: As for `graphshard.dataloading.DataLoader`.
+        **options: As for `graphshard.dgl.dataloading.DataLoader`.
 
     Raises:
         TypeError: ``g`` is no `DistGraph`.
@@ -53,7 +53,7 @@ class DistNodeDataLoader(NodeDataLoader):
 
 
 class DistEdgeDataLoader(EdgeDataLoader):
-    """A `graphshard.dataloading.EdgeDataLoader` of a `DistGraph`; see `DistNodeDataLoader`.
+    """A `graphshard.dgl.dataloading.EdgeDataLoader` of a `DistGraph`; see `DistNodeDataLoader`.
 
     A batch is ``(input_nodes, pair_graph, blocks)``, or ``(input_nodes, pair_graph,
     negative_pair_graph, blocks)``. Excluded edges are not there when neighbours are drawn, so that
@@ -64,15 +64,15 @@ class DistEdgeDataLoader(EdgeDataLoader):
         eids: Ids of edges, or relation to ids, of this trainer; from `edge_split`.
         graph_sampler: Draws blocks for nodes.
         device: Where batches shall be.
-        exclude: As for `graphshard.dataloading.EdgePredictionSampler`.
+        exclude: As for `graphshard.dgl.dataloading.EdgePredictionSampler`.
         reverse_eids: The same; a `DistTensor` will do.
         reverse_etypes: The same.
-        negative_sampler: The same; those of ``graphshard.dataloading.negative_sampler`` draw by
+        negative_sampler: The same; those of ``graphshard.dgl.dataloading.negative_sampler`` draw by
             edge, so that negatives do not depend on hosts and trainers.
         prefetch_labels: The same.
         g_sampling: The same, a `DistGraph`.
         queue_size: DGL's name for ``prefetch``.
-        **options: As for `graphshard.dataloading.DataLoader`.
+        **options: As for `graphshard.dgl.dataloading.DataLoader`.
 
     Raises:
         TypeError: ``g`` is no `DistGraph`.
@@ -192,7 +192,7 @@ def _plain(item: Any) -> Any:
 def _check_graph(g: Any) -> None:
     if not isinstance(g, DistGraph):
         raise TypeError(
-            f"g must be a DistGraph (got {type(g).__name__}); use graphshard.dataloading for "
+            f"g must be a DistGraph (got {type(g).__name__}); use graphshard.dgl.dataloading for "
             "a graph that is whole in this process"
         )
 

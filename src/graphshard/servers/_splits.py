@@ -12,8 +12,8 @@ from ..comm import rank as comm_rank
 from ..comm import world_size
 from ..partition import RangePartitionBook
 from ._dist_tensor import DistTensor
-from ._job import current_job
 from ._host_graph import edge_policy, node_policy
+from ._job import current_job
 
 _ROWS_AT_A_TIME = 1 << 22
 

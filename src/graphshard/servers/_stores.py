@@ -20,7 +20,6 @@ from ..ops import group_by_range, ungroup
 from ..sampling import DrawOptions, FeatureRequest, NeighborRequest, SampledNeighbors
 from ..sampling.graph_store import EdgeDir, ends
 from ._cluster import Cluster, RowsRequest
-from .rpc._message import WireMessage
 from ._gathered import GatheredEdges, gather_edges
 from ._host_graph import (
     DRAWN_BY,
@@ -31,6 +30,7 @@ from ._host_graph import (
     node_policy,
     pointer_table,
 )
+from .rpc._message import WireMessage
 
 
 class ServedGraphStore:

@@ -70,7 +70,7 @@ def run_ranks(
         args: None, bool, int, float, str, torch.dtype, tensors; lists, tuples, dicts of them.
         timeout: Seconds that the call may take once the ranks have started.
         group: Whether to make the process group. Without it ``fn`` makes its own, or none.
-        servers: Graph servers to which `graphshard.distributed.initialize` connects on each rank,
+        servers: Graph servers to which `graphshard.servers.initialize` connects on each rank,
             which is a trainer on one of their hosts; trainers are spread evenly over them.
         stream: Print each line of a rank at once, after ``[rank 1]``; otherwise what a rank printed
             comes when all have finished, rank by rank.

@@ -34,11 +34,9 @@ from torch import Tensor
 
 from .._base.files import check_text
 from ..comm import agree, is_initialized, rank, world_size
+from ..comm.collectives import reduce_ints
 from ..errors import CheckpointError
 from ..partition.files import write_tensors
-from ..comm.collectives import reduce_ints
-from ._manifest import EPOCHS, Manifest, read_manifest, write_manifest
-from ._result import History
 from ..servers.checkpoints import (
     SHARED,
     DamagedError,
@@ -51,6 +49,8 @@ from ..servers.checkpoints import (
     records_of,
     write_whole,
 )
+from ._manifest import EPOCHS, Manifest, read_manifest, write_manifest
+from ._result import History
 
 KEPT = 2
 """Checkpoints that are kept: the newest, and one more in case its files get damaged."""

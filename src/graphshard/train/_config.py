@@ -84,7 +84,7 @@ class RunConfig:
     """What full-batch and sampled training runs have in common. All ranks must make the same one.
 
     What each field is stands in its annotation, and in ``graphshard train --help``. More on some:
-    ``data`` is the JSON that `graphshard.distributed.partition_graph` wrote, and ``checkpoint_dir``
+    ``data`` is the JSON that `graphshard.partition.partition_graph` wrote, and ``checkpoint_dir``
     one folder for all ranks. For ``aggregator`` see `graphshard.nn.SAGEConv`. Dropout falls on the
     inputs of layers and on attention; with the rank, ``seed`` decides it. Samples depend on
     ``seed``, too. The last epoch is always evaluated. To resume where there is no checkpoint yet is

@@ -32,10 +32,10 @@ from .. import function as fn
 from .._base.ranges import RangeMap
 from .._base.typing import CanonicalEType
 from ..comm import ExchangePlan, fetch_halo, ragged_all_to_all, rank, world_size
+from ..comm.collectives import gather_int
 from ..fullbatch import PartitionData, RelationEdges
 from ..graph import MessagePassingGraph
 from ..partition import RangePartitionBook
-from ..comm.collectives import gather_int
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 

@@ -18,9 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..comm import gather_grads, is_initialized, rank, sync_params
+from ..comm.collectives import raise_everywhere, reduce_ints
 from ..fullbatch import GraphShardManager, PartitionData
 from ._checkpoint import tensors_under
-from ..comm.collectives import raise_everywhere, reduce_ints
 from ._config import ResolvedConfig
 from ._embeddings import NodeEmbeddings, OneHotRelGraphConv, Table, pair_data
 from ._finite import all_finite, describe_not_finite

@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 from ..partition.files import FileRecord
-from ._result import History
 from ..servers.checkpoints import (
     SHARED,
     CheckpointNames,
@@ -35,6 +34,7 @@ from ..servers.checkpoints import (
     read_sealed,
     write_sealed,
 )
+from ._result import History
 
 FORMAT = "graphshard-checkpoint"
 FORMAT_VERSION = 2

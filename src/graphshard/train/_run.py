@@ -17,10 +17,10 @@ import torch
 
 from .._base.memory import PeakDeviceMemory, PeakMemory
 from ..comm import rank, trace, world_size
+from ..comm.collectives import gather_int, raise_everywhere, reduce_floats, reduce_ints
 from ..data.dataset import SPLITS
 from ..errors import CheckpointError
 from ._checkpoint import Checkpoint, CheckpointFolder
-from ..comm.collectives import gather_int, raise_everywhere, reduce_floats, reduce_ints
 from ._config import FullBatchConfig, ResolvedConfig, SampledConfig, generators_of
 from ._learner import Learner
 from ._result import EpochReport, Evaluation, History, SamplingReport, TrainResult

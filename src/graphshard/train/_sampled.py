@@ -29,11 +29,11 @@ from torch import Tensor
 
 from .._base.ranges import RangeMap
 from ..comm import anchor, ragged_all_to_all, rank, world_size
+from ..comm.collectives import gather_int, reduce_floats, reduce_ints
 from ..fullbatch import PartitionData
 from ..graph import NID, Block
 from ..ops import Adjacency
 from ..sampling import DataLoader, LaborSampler, MiniBatch, NeighborSampler
-from ..comm.collectives import gather_int, reduce_floats, reduce_ints
 from ._config import ResolvedSampledConfig, SampledConfig, generators_of
 from ._embeddings import NODE, PAIR, OwnedRows, fetch_owned_rows
 from ._learner import ROWS, SELF_ROWS, Learner, dropout_seed, model_features, summed_loss

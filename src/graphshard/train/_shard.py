@@ -13,6 +13,7 @@ from torch import Tensor
 
 from .._base.device import choose_device
 from ..comm import agree, is_initialized, rank, world_size
+from ..comm.collectives import reduce_ints
 from ..data.dataset import SPLITS
 from ..fullbatch import (
     GraphShardManager,
@@ -22,7 +23,6 @@ from ..fullbatch import (
 )
 from ..fullbatch.topology import agree_on_build
 from ..partition.format import etype_key
-from ..comm.collectives import reduce_ints
 from ._config import ResolvedConfig, RunConfig
 from ._finite import all_finite
 from .task import TaskInfo, read_task, task_warnings

@@ -4,7 +4,7 @@
 `partition_dataset` writes both: it is the way from a data set to a partition to train on.
 
 ``graphshard partition`` writes ``NAME.dataset.json`` next to ``NAME.json``. A partition that was
-made by calling `graphshard.distributed.partition_graph` has none; what it would say is then
+made by calling `graphshard.partition.partition_graph` has none; what it would say is then
 derived from the features: the target is the node type that has labels, and the classes and
 relations are counted.
 """
@@ -213,14 +213,14 @@ def partition_dataset(
         name: Name of the graph and of the JSON; None: the data set's.
         balance_field: Node feature of the target type whose values are to be spread evenly.
         options: How the graph was prepared, to be noted beside the partition.
-        **arguments: More for `graphshard.distributed.partition_graph`.
+        **arguments: More for `graphshard.partition.partition_graph`.
 
     Returns:
         The path of the JSON.
 
     Raises:
         ValueError: There are more parts than nodes, or the field does not fit; and those of
-            `graphshard.distributed.partition_graph`.
+            `graphshard.partition.partition_graph`.
     """
     num_nodes = dataset.graph.num_nodes()
     if num_parts > num_nodes:

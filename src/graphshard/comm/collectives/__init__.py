@@ -2,7 +2,7 @@
 """Operations in which every rank of a group takes part, and checks that all ranks mean the same."""
 
 from ._agree import agree, gather_texts, share_error, verify
-from ._everywhere import (gather_int, raise_everywhere, reduce_floats, reduce_ints, text_of_rank_0)
+from ._everywhere import gather_int, raise_everywhere, reduce_floats, reduce_ints, text_of_rank_0
 from ._operations import (
     Pending,
     Trace,

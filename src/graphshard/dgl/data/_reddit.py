@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...data._npy import read_npz
+from ...data.npy import read_npz
 from ...errors import GraphValueError
 from ...graph import Graph, graph, load_graphs
 from ..graphs._order import reorder_graph

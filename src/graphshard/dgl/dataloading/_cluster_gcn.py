@@ -19,7 +19,7 @@ from ..._base.files import check_regular
 from ...errors import GraphValueError
 from ...graph import Graph
 from ...partition import UndirectedGraph, metis_partition
-from ...sampling._lazy_features import FeatureNames
+from ...sampling.lazy_features import FeatureNames
 from ._induced import SubgraphSampler
 
 _KEYS = {"partition_offset", "partition_node_ids"}

@@ -81,7 +81,7 @@ class NodeCollator(ItemCollator):
     """Makes batches of nodes.
 
     Args:
-        g: The graph, or a `graphshard.distributed.DistGraph`.
+        g: The graph, or a `graphshard.servers.DistGraph`.
         nids: Ids of nodes, or type to ids.
         graph_sampler: Draws blocks.
 
@@ -90,7 +90,7 @@ class NodeCollator(ItemCollator):
 
     Example:
         >>> from graphshard.data import load_dataset
-        >>> from graphshard.dataloading import NeighborSampler, NodeCollator
+        >>> from graphshard.dgl.dataloading import NeighborSampler, NodeCollator
         >>> cora = load_dataset("cora")
         >>> collator = NodeCollator(cora.graph, cora.node_ids("train"), NeighborSampler([10, 5]))
         >>> loader = torch.utils.data.DataLoader(
@@ -117,7 +117,7 @@ class EdgeCollator(ItemCollator):
     """Makes batches of edges.
 
     Args:
-        g: The graph, or a `graphshard.distributed.DistGraph`.
+        g: The graph, or a `graphshard.servers.DistGraph`.
         eids: Ids of edges, or relation to ids.
         graph_sampler: Draws blocks for nodes.
         g_sampling: As for `EdgePredictionSampler`.

@@ -61,7 +61,7 @@ class GraphDataLoader(torch.utils.data.DataLoader[Any]):
     """torch's loader over a data set of graphs, each batch of which is one batched graph.
 
     Args:
-        dataset: A data set of torch, such as a `graphshard.data.DGLDataset`, or what has
+        dataset: A data set of torch, such as a `graphshard.dgl.data.DGLDataset`, or what has
             ``__getitem__`` and ``__len__``.
         collate_fn: Makes a batch of items; by default `GraphCollator.collate`.
         use_ddp: Share the items among the ranks of the default process group; some come twice
@@ -70,7 +70,7 @@ class GraphDataLoader(torch.utils.data.DataLoader[Any]):
         **kwargs: As for torch's loader.
 
     Example:
-        >>> from graphshard.data import MiniGCDataset
+        >>> from graphshard.dgl.data import MiniGCDataset
         >>> loader = GraphDataLoader(MiniGCDataset(4, 10, 20, seed=0), batch_size=2)
         >>> [(graphs.batch_size, labels) for graphs, labels in loader]
         [(2, tensor([7, 7])), (2, tensor([7, 7]))]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...graph import EID, NID, Graph, node_subgraph
-from ...sampling._lazy_features import (
+from ...sampling.lazy_features import (
     FeatureNames,
     check_named,
     read_named,

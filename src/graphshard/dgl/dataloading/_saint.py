@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...errors import GraphValueError
 from ...graph import Graph
-from ...sampling._lazy_features import FeatureNames
+from ...sampling.lazy_features import FeatureNames
 from ...sampling.sampler import DrawSeed
 from ..sampling._random_walk import ONE_OUT_EDGE, walks_along
 from ._induced import SubgraphSampler

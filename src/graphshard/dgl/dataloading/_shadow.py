@@ -13,8 +13,8 @@ from ..._base.typing import CanonicalEType
 from ...graph import EID, NID, Graph
 from ...graph.structure import by_first_occurrence
 from ...ops import Adjacency
-from ...sampling._lazy_features import FeatureNames
 from ...sampling.graph_store import graph_store_of
+from ...sampling.lazy_features import FeatureNames
 from ...sampling.sampler import (
     DrawSeed,
     LayerFanout,

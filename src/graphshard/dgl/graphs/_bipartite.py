@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...errors import GraphTypeError, GraphValueError
 from ...graph import Block, Graph, heterograph
-from ...graph.convert._convert import stack_attribute
+from ...graph.convert import stack_attribute
 
 if TYPE_CHECKING:
     import networkx

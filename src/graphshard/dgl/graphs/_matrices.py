@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from ...errors import GraphValueError
-from ...graph.convert import require
-from ...graph.convert._convert import to_scipy
+from ...graph.convert import require, to_scipy
 from ...graph.message_passing import LocalGraph
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from torch import Tensor
 from ...errors import GraphValueError
 from ...graph import Graph, node_subgraph
 from ...graph.structure import id_tensor
-from ...graph.transforms._transforms import check_plain
+from ...graph.transforms import check_plain
 
 
 def khop_in_subgraph(

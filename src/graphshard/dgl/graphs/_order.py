@@ -39,13 +39,13 @@ def reorder_graph(
 
     Raises:
         ValueError: an unknown order, a missing or wrong permutation, or a typed graph.
-        NotImplementedError: ``"metis"``, which `graphshard.reorder_graph` offers.
+        NotImplementedError: ``"metis"``, which `graphshard.dgl.reorder_graph` offers.
     """
     check_one_relation(g, "reorder_graph")
     if node_permute_algo == "metis":
         raise GraphUnsupportedError(
             "node_permute_algo 'metis' is not offered by this function nor the graph's method; "
-            "call graphshard.reorder_graph(g, 'metis', permute_config={'k': number of parts})"
+            "call graphshard.dgl.reorder_graph(g, 'metis', permute_config={'k': number of parts})"
         )
     if node_permute_algo not in (None, "rcmk", "custom"):
         raise GraphValueError(

@@ -14,7 +14,7 @@ from ..._base.typing import CanonicalEType
 from ...errors import GraphValueError
 from ...graph import Graph, graph, heterograph
 from ...graph.convert import require
-from ...graph.transforms._transforms import check_plain
+from ...graph.transforms import check_plain
 from ...ops import Adjacency
 from ._matrices import adj_external
 

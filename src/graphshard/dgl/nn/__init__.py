@@ -42,4 +42,4 @@ from ._stacks import JumpingKnowledge as JumpingKnowledge
 from ._stacks import Sequential as Sequential
 
 __getattr__ = layers_of_dgl(__name__)
-from . import pytorch as pytorch  # noqa: E402 (it has these names)
+from . import pytorch as pytorch

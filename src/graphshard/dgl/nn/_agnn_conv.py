@@ -9,8 +9,8 @@ from torch.nn import functional as F
 
 from ... import function as fn
 from ...graph import MessagePassingGraph, attend, edge_softmax
-from ...nn._inputs import Features, split_features
-from ...nn._zero_in_degree import ZeroInDegreeCheck
+from ...nn.inputs import Features, split_features
+from ...nn.zero_in_degree import ZeroInDegreeCheck
 from ...ops import Attention
 
 
@@ -38,7 +38,7 @@ class AGNNConv(ZeroInDegreeCheck):
     Example:
         >>> import torch
         >>> from graphshard.graph import graph
-        >>> from graphshard.nn import AGNNConv
+        >>> from graphshard.dgl.nn import AGNNConv
         >>> g = graph((torch.tensor([0, 1, 2]), torch.tensor([1, 2, 0])))
         >>> AGNNConv()(g, torch.ones(3, 4)).shape
         torch.Size([3, 4])

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from ... import function as fn
 from ...graph import MessagePassingGraph
-from ...nn._inputs import degree_scale, prepare_edge_weight
+from ...nn.inputs import degree_scale, prepare_edge_weight
 from ...ops import is_plain
 from ._edge_weight_norm import EdgeWeightNorm
 
@@ -39,7 +39,7 @@ class APPNPConv(nn.Module):
     Example:
         >>> import torch
         >>> from graphshard.graph import graph
-        >>> from graphshard.nn import APPNPConv
+        >>> from graphshard.dgl.nn import APPNPConv
         >>> g = graph((torch.tensor([0, 1, 2]), torch.tensor([1, 2, 0])))
         >>> APPNPConv(k=3, alpha=0.5)(g, torch.ones(3, 4)).shape
         torch.Size([3, 4])

@@ -7,9 +7,9 @@ from typing import Any
 
 from ... import function as fn
 from ...graph import MessagePassingGraph, attend, edge_softmax
-from ...nn._attention import AttentionConv
-from ...nn._inputs import Features, Widths
-from ...nn._recompute import Projections
+from ...nn.attention import AttentionConv
+from ...nn.inputs import Features, Widths
+from ...nn.recompute import Projections
 from ...ops import Attention
 
 
@@ -43,7 +43,7 @@ class DotGatConv(AttentionConv):
     Example:
         >>> import torch
         >>> from graphshard.graph import graph
-        >>> from graphshard.nn import DotGatConv
+        >>> from graphshard.dgl.nn import DotGatConv
         >>> g = graph((torch.tensor([0, 1, 2]), torch.tensor([1, 2, 0])))
         >>> DotGatConv(4, 2, num_heads=3)(g, torch.ones(3, 4)).shape
         torch.Size([3, 3, 2])

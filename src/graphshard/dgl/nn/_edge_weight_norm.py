@@ -40,7 +40,7 @@ class EdgeWeightNorm(nn.Module):
     Example:
         >>> import torch
         >>> from graphshard.graph import graph
-        >>> from graphshard.nn import EdgeWeightNorm
+        >>> from graphshard.dgl.nn import EdgeWeightNorm
         >>> g = graph((torch.tensor([0, 1, 1]), torch.tensor([1, 0, 1])))
         >>> EdgeWeightNorm("right")(g, torch.tensor([1.0, 2.0, 3.0]))
         tensor([0.2500, 1.0000, 0.7500])

@@ -13,7 +13,7 @@ from ..graphs._points import knn_graph, radius_graph, segmented_knn_graph
 
 
 class KNNGraph(nn.Module):
-    """`graphshard.knn_graph` with a fixed number of neighbours.
+    """`graphshard.dgl.knn_graph` with a fixed number of neighbours.
 
     Args:
         k: Number of neighbours.
@@ -40,7 +40,7 @@ class KNNGraph(nn.Module):
 
 
 class SegmentedKNNGraph(nn.Module):
-    """`graphshard.segmented_knn_graph` with a fixed number of neighbours.
+    """`graphshard.dgl.segmented_knn_graph` with a fixed number of neighbours.
 
     Args:
         k: Number of neighbours.
@@ -63,7 +63,7 @@ class SegmentedKNNGraph(nn.Module):
 
 
 class RadiusGraph(nn.Module):
-    """`graphshard.radius_graph` with a fixed radius.
+    """`graphshard.dgl.radius_graph` with a fixed radius.
 
     Args:
         r: The radius.

@@ -32,7 +32,8 @@ class SumPooling(_Readout):
     """The sum of the rows of each graph.
 
     Example:
-        >>> from graphshard.graph import batch, graph
+        >>> from graphshard.dgl import batch
+        >>> from graphshard.graph import graph
         >>> both = batch([graph(([0], [1])), graph(([0, 1], [2, 2]))])
         >>> SumPooling()(both, torch.ones(5, 1))
         tensor([[2.],

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from ... import function as fn
 from ...graph import MessagePassingGraph
-from ...nn._inputs import degree_scale, neighbour_message
-from ...nn._zero_in_degree import ZeroInDegreeCheck
+from ...nn.inputs import degree_scale, neighbour_message
+from ...nn.zero_in_degree import ZeroInDegreeCheck
 from ._edge_weight_norm import EdgeWeightNorm
 
 
@@ -44,7 +44,7 @@ class SGConv(ZeroInDegreeCheck):
     Example:
         >>> import torch
         >>> from graphshard.graph import graph
-        >>> from graphshard.nn import SGConv
+        >>> from graphshard.dgl.nn import SGConv
         >>> g = graph((torch.tensor([0, 1, 2]), torch.tensor([1, 2, 0])))
         >>> SGConv(4, 2, k=2)(g, torch.ones(3, 4)).shape
         torch.Size([3, 2])

@@ -13,8 +13,8 @@ from ..._base.typing import CanonicalEType
 from ...errors import GraphTypeError, GraphValueError
 from ...graph import EID, Graph, edge_subgraph
 from ...graph.structure import as_integers, check_ids
-from ...sampling._lazy_features import set_lazy, without_features
 from ...sampling.graph_store import DrawOptions, EdgeDir
+from ...sampling.lazy_features import set_lazy, without_features
 
 
 def ids_of(g: Graph, ids: Any, count: int, what: str) -> Tensor:

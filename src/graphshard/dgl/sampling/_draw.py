@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """sample_neighbors, sample_labors: the graph of some edges that nodes of a graph drew.
 
-What is drawn is named by a seed from torch's generator, which `graphshard.seed` sets.
+What is drawn is named by a seed from torch's generator, which `graphshard.dgl.seed` sets.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def sample_neighbors(
 ) -> Graph:
     """Draw edges of some nodes, ``fanout`` of each relation.
 
-    Source: as `graphshard.dataloading.NeighborSampler`, of which this is one layer; `to_block`
+    Source: as `graphshard.dgl.dataloading.NeighborSampler`, of which this is one layer; `to_block`
     makes a block of what is returned.
 
     Args:
@@ -102,7 +102,7 @@ def sample_labors(
     exclude_edges: Any = None,
     output_device: torch.device | str | None = None,
 ) -> tuple[Graph, list[Tensor]]:
-    """Draw edges as `graphshard.dataloading.LaborSampler` does, about ``fanout`` for a node.
+    """Draw edges as `graphshard.dgl.dataloading.LaborSampler` does, about ``fanout`` for a node.
 
     Args:
         g: A graph of this process.

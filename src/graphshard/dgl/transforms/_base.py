@@ -28,7 +28,7 @@ class Compose(BaseTransform):
 
     Example:
         >>> from graphshard.graph import graph
-        >>> from graphshard.transforms import AddReverse, AddSelfLoop, Compose
+        >>> from graphshard.dgl.transforms import AddReverse, AddSelfLoop, Compose
         >>> Compose([AddReverse(), AddSelfLoop()])(graph(([0], [1]))).num_edges()
         4
     """

@@ -51,7 +51,7 @@ class RowFeatNormalizer(BaseTransform):
 
 
 class RandomWalkPE(BaseTransform):
-    """Return probabilities of random walks as a node feature; see `graphshard.random_walk_pe`.
+    """Return probabilities of random walks as a node feature; see `graphshard.dgl.random_walk_pe`.
 
     Args:
         k: Number of steps.
@@ -70,7 +70,7 @@ class RandomWalkPE(BaseTransform):
 
 
 class LapPE(BaseTransform):
-    """Eigenvectors of the Laplacian as a node feature; see `graphshard.lap_pe`.
+    """Eigenvectors of the Laplacian as a node feature; see `graphshard.dgl.lap_pe`.
 
     Args:
         k: Number of eigenvectors.
@@ -104,7 +104,7 @@ LaplacianPE = LapPE
 
 
 class SVDPE(BaseTransform):
-    """Singular vectors of the adjacency matrix as a node feature; see `graphshard.svd_pe`.
+    """Singular vectors of the adjacency matrix as a node feature; see `graphshard.dgl.svd_pe`.
 
     Args:
         k: Number of singular values.

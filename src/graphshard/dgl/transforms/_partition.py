@@ -201,7 +201,7 @@ def reorder_graph(
     store_ids: bool = True,
     permute_config: Mapping[str, Any] | None = None,
 ) -> Graph:
-    """`graphshard.graph.reorder_graph`, which also puts the nodes of one METIS part together.
+    """`graphshard.dgl.reorder_graph`, which also puts the nodes of one METIS part together.
 
     Args:
         g: Graph with one node type and one relation.

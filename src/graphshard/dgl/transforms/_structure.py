@@ -96,7 +96,7 @@ class AddReverse(BaseTransform):
 
 
 class ToSimple(BaseTransform):
-    """One edge for all parallel ones; see `graphshard.to_simple`.
+    """One edge for all parallel ones; see `graphshard.dgl.to_simple`.
 
     Args:
         return_counts: Edge feature that gets the number of edges joined.
@@ -113,7 +113,7 @@ class ToSimple(BaseTransform):
 
 
 class LineGraph(BaseTransform):
-    """The graph of the edges, with their features; see `graphshard.line_graph`.
+    """The graph of the edges, with their features; see `graphshard.dgl.line_graph`.
 
     Args:
         backtracking: Whether an edge is joined to edges that go straight back.
@@ -127,7 +127,7 @@ class LineGraph(BaseTransform):
 
 
 class KHopGraph(BaseTransform):
-    """The graph of the walks of ``k`` edges; see `graphshard.khop_graph`.
+    """The graph of the walks of ``k`` edges; see `graphshard.dgl.khop_graph`.
 
     Args:
         k: Number of steps.

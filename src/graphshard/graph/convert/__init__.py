@@ -5,6 +5,7 @@ from ._convert import (
     from_edge_index,
     from_networkx,
     from_scipy,
+    stack_attribute,
     to_edge_index,
     to_networkx,
     to_scipy,

@@ -320,7 +320,7 @@ class TypedGraph:
 
         Args:
             initializer: Called as ``initializer(shape, dtype, device, slice of ids)``; returns a
-                tensor of that shape. `graphshard.init.zero_initializer` is the default.
+                tensor of that shape. `graphshard.dgl.init.zero_initializer` is the default.
             field: The feature; None for every feature without an initializer of its own.
             ntype: The node type, where there are several.
         """

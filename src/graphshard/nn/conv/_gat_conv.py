@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from ... import function as fn
 from ...graph import MessagePassingGraph
 from ...ops import Attention, head_products
-from .._attention import LeakyAttentionConv
-from .._inputs import Features, Widths
+from ..attention import LeakyAttentionConv
+from ..inputs import Features, Widths
 
 
 class GATConv(LeakyAttentionConv):

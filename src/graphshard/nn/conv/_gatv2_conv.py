@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from ... import function as fn
 from ...graph import MessagePassingGraph
 from ...ops import Attention
-from .._attention import LeakyAttentionConv
-from .._inputs import Features, Widths, split_features
-from .._recompute import Projections
+from ..attention import LeakyAttentionConv
+from ..inputs import Features, Widths, split_features
+from ..recompute import Projections
 
 
 class GATv2Conv(LeakyAttentionConv):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ... import function as fn
 from ...graph import MessagePassingGraph
 from ...graph.message_passing import AggregationStep, Steps, run_steps
-from .._inputs import Features, neighbour_message, split_features
+from ..inputs import Features, neighbour_message, split_features
 
 REDUCERS = {"sum": fn.sum, "max": fn.max, "mean": fn.mean}
 

@@ -13,8 +13,8 @@ from ... import function as fn
 from ...graph import MessagePassingGraph
 from ...graph.message_passing import AggregationStep, Steps, run_steps
 from ...ops import affine, is_relu
-from .._inputs import Features, degree_scale, neighbour_message
-from .._zero_in_degree import ZeroInDegreeCheck
+from ..inputs import Features, degree_scale, neighbour_message
+from ..zero_in_degree import ZeroInDegreeCheck
 
 NORMS = ("none", "both", "right", "left")
 

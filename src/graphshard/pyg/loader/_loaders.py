@@ -90,7 +90,7 @@ class NeighborLoader(_NodeSeeds, pyg.NeighborLoader):
 
     Args:
         data: ``Data`` or ``HeteroData``; the same from `graphshard.pyg.shard`; a
-            `graphshard.distributed.DistGraph`; or PyG's pair of a feature store and a graph store.
+            `graphshard.servers.DistGraph`; or PyG's pair of a feature store and a graph store.
         num_neighbors: As for `HopSampler`.
         input_nodes: Seeds, as PyG takes them: None for all; a mask, ids, a type, or a type with
             those. Of sharded data they are rows of it, this rank's own; None is all that it has. Of

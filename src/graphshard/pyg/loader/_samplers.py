@@ -152,7 +152,7 @@ class HopSampler(SourceSampler):
 
     Args:
         graph: ``Data`` or ``HeteroData``, also what `graphshard.pyg.shard` gave; a
-            `graphshard.distributed.DistGraph`; or PyG's pair of a feature store and a graph store.
+            `graphshard.servers.DistGraph`; or PyG's pair of a feature store and a graph store.
         num_neighbors: Neighbours per node for each hop, -1 for all; on a typed graph also relation
             to that.
         subgraph_type: ``"directional"``: the edges that were drawn. ``"bidirectional"``: also their

@@ -433,8 +433,8 @@ def _check_options(
     if not isinstance(sampler, NeighborSampler):
         raise TypeError(
             "sampler must be a DistNeighborSampler or another NeighborSampler (got "
-            f"{type(sampler).__name__}); graphshard.dataloading.DataLoader takes any sampler, for "
-            "a graph that is whole in this process"
+            f"{type(sampler).__name__}); graphshard.dgl.dataloading.DataLoader takes any sampler, "
+            "for a graph that is whole in this process"
         )
     if isinstance(graph, GraphShardManager | Graph) and graph.is_block:
         raise ValueError(

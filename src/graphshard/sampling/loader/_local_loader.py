@@ -18,9 +18,9 @@ from ..._base.typing import CanonicalEType, EType
 from ...comm import come_together, rank, share_error, world_size
 from ...fullbatch import GraphShardManager
 from ...graph import EID, Block, Graph
-from .._lazy_features import FeatureNames, check_named, names_for
 from ..feature_store import FeatureRequest, FeatureStore
 from ..graph_store import GraphStore, LocalGraphStore, graph_store_of
+from ..lazy_features import FeatureNames, check_named, names_for
 from ..sampler import (
     BlockSampler,
     DrawSeed,
@@ -67,7 +67,7 @@ class LocalDataLoader:
 
     Args:
         graph: The graph; or, for a `NeighborSampler`, a `GraphStore`; or, for one or an
-            `EdgePredictionSampler`, a `graphshard.distributed.DistGraph`, whose trainers make a
+            `EdgePredictionSampler`, a `graphshard.servers.DistGraph`, whose trainers make a
             loader together and get as many batches each, unless ``collective`` is false.
         indices: ``[n]`` what to iterate over, or type to that; batches mix the types. An index may
             be there several times (oversampling): ``output_nodes``, and the rows of the last block,
@@ -120,7 +120,7 @@ class LocalDataLoader:
 
     Example:
         >>> from graphshard.data import load_dataset
-        >>> from graphshard.dataloading import DataLoader, NeighborSampler
+        >>> from graphshard.dgl.dataloading import DataLoader, NeighborSampler
         >>> cora = load_dataset("cora")
         >>> sampler = NeighborSampler([10, 5], prefetch_node_feats=["feat"])
         >>> loader = DataLoader(cora.graph, cora.node_ids("train"), sampler, batch_size=64)
@@ -436,7 +436,7 @@ class EdgeDataLoader(LocalDataLoader):
 
     Example:
         >>> from graphshard.data import load_dataset
-        >>> from graphshard.dataloading import NeighborSampler
+        >>> from graphshard.dgl.dataloading import NeighborSampler
         >>> cora, sampler = load_dataset("cora").graph, NeighborSampler([10, 5])
         >>> loader = EdgeDataLoader(cora, torch.arange(100), sampler, exclude="self", batch_size=50)
         >>> [pair_graph.num_edges() for input_nodes, pair_graph, blocks in loader]

@@ -18,10 +18,10 @@ from torch import Tensor
 from ...comm import trace
 from ...graph import EID, NID, Block, Frame, MessagePassingGraph
 from ...graph.message_passing import frames_of
-from .._lazy_features import check_named, names_for
 from .._ownership import RowKind
 from ..feature_store import CachedFeatureStore, FeatureRequest, FeatureStore, check_rows
 from ..graph_store import GraphStore
+from ..lazy_features import check_named, names_for
 from ..sampler import DrawSeed, IdTables, NeighborSampler, per_kind
 from ._batch_order import SeedOrder
 from ._device_stream import moved
@@ -106,7 +106,7 @@ def global_mean(values: Tensor, batch: MiniBatch | int, *, averaged_over: int = 
         ValueError: Not one value per seed.
 
     Example:
-        >>> import graphshard as sar
+        >>> import graphshard.sar as sar
         >>> from graphshard.data import load_dataset
         >>> from graphshard.sampling import DataLoader, DistNeighborSampler
         >>> cora = load_dataset("cora")

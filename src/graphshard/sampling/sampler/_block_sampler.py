@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...graph import EID, NID, Block, Graph
-from .._lazy_features import FeatureNames, check_named, names_for, read_named, set_lazy
+from ..lazy_features import FeatureNames, check_named, names_for, read_named, set_lazy
 
 if TYPE_CHECKING:
     from ._neighbor_sampler import DrawSeed

@@ -14,8 +14,8 @@ from ..._base.typing import CanonicalEType, EType
 from ...fullbatch import GraphShardManager
 from ...graph import EID, NID, Graph
 from ...ops import Adjacency
-from .._lazy_features import FeatureNames, check_named, read_named, set_lazy
 from ..graph_store import graph_store_of
+from ..lazy_features import FeatureNames, check_named, read_named, set_lazy
 from ._block_sampler import Sampler, takes
 from ._exclude import Exclude, check_exclude, edges_to_exclude
 from ._ids import by_relation, checked_ids, only_if_plain, relation_named
@@ -35,7 +35,7 @@ class EdgePredictionSampler(Sampler):
         reverse_eids: For every edge id that of its reverse; on a graph of several relations,
             relation to that.
         reverse_etypes: Relation to the relation that holds its reverse edges under the same ids;
-            of a `graphshard.distributed.DistGraph`, the ids before it was partitioned.
+            of a `graphshard.servers.DistGraph`, the ids before it was partitioned.
         negative_sampler: Called with the graph and the batch's edge ids, as they were given;
             returns ``(sources, destinations)``, or relation to that.
         prefetch_labels: Names of edge features that a loader puts into the pair graph's ``edata``.
@@ -90,7 +90,7 @@ class EdgePredictionSampler(Sampler):
         are also the destinations of the last block, in the same order.
 
         Args:
-            g: The graph: a `Graph`, a `graphshard.distributed.DistGraph`, or a `GraphStore` that
+            g: The graph: a `Graph`, a `graphshard.servers.DistGraph`, or a `GraphStore` that
                 has a method ``find_edges(eids, etype=...)`` besides.
             seed_edges: Edge ids, or relation to ids.
             draw_seed: Which draw to make; by default one from torch's generator.
@@ -199,8 +199,8 @@ def as_edge_prediction_sampler(
 
     Example:
         >>> from graphshard.data import load_dataset
-        >>> from graphshard.dataloading import NeighborSampler
-        >>> from graphshard.dataloading.negative_sampler import Uniform
+        >>> from graphshard.dgl.dataloading import NeighborSampler
+        >>> from graphshard.dgl.dataloading.negative_sampler import Uniform
         >>> sampler = as_edge_prediction_sampler(
         ...     NeighborSampler([10, 5]), exclude="self", negative_sampler=Uniform(3)
         ... )

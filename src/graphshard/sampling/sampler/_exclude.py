@@ -162,7 +162,7 @@ def _reverse(
     """Ids of the reverses of some edges of a relation.
 
     What has one row for each edge may be a tensor that lies elsewhere, as a
-    `graphshard.distributed.DistTensor`, so it is asked for these rows alone.
+    `graphshard.servers.DistTensor`, so it is asked for these rows alone.
     """
     store = graph_store_of(g)
     of_relation: Any = reverse_eids

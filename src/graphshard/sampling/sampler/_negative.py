@@ -52,7 +52,7 @@ class NegativeSampler(ABC):
         """Negative pairs for some edges.
 
         Args:
-            g: The graph: a `Graph`, or a `graphshard.distributed.DistGraph`.
+            g: The graph: a `Graph`, or a `graphshard.servers.DistGraph`.
             eids: Edge ids, or relation to ids.
             draw_seed: Which draw to make; by default one from torch's generator.
 

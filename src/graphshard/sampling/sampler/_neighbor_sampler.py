@@ -22,7 +22,6 @@ from ..._base.typing import CanonicalEType, EType
 from ...graph import EID, NID, Block, Graph
 from ...graph.message_passing import frames_of
 from ...ops import Adjacency, IdTable
-from .._lazy_features import FeatureNames, set_all_lazy
 from ..graph_store import (
     DrawOptions,
     GraphStore,
@@ -31,6 +30,7 @@ from ..graph_store import (
     ends,
     graph_store_of,
 )
+from ..lazy_features import FeatureNames, set_all_lazy
 from ._block_sampler import BlockSampler
 from ._ids import by_relation, by_type, only_if_plain
 from ._repeats import repeat_seeds

@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from .._lazy_features import FeatureNames
 from ..graph_store import DrawOptions
+from ..lazy_features import FeatureNames
 from ._neighbor_sampler import DrawSeed, LayerFanout, NeighborSampler
 
 GivenFeatures: TypeAlias = Mapping[str, Tensor | Mapping[str, Tensor]]

@@ -28,8 +28,8 @@ from typing import TypeVar
 
 from ..._base.files import sync_folder
 from ...comm import rank
-from ...errors import CheckpointError
 from ...comm.collectives import raise_everywhere, text_of_rank_0
+from ...errors import CheckpointError
 
 PARTIAL = ".partial"
 _SEEN = ".seen-"

@@ -9,7 +9,7 @@
     │   ├── shared.safetensors     tensors of the states
     │   ├── rank-0.safetensors     the rows that trainer 0 wrote, and their original ids
     │   └── rank-1.safetensors ...
-    └── step-00000010/ ...         see `graphshard.train.checkpoints`
+    └── step-00000010/ ...         see `graphshard.servers.checkpoints`
 """
 
 from ._load import ClusterCheckpoint, load_checkpoint

@@ -18,11 +18,11 @@ from torch import Tensor
 
 from ...comm import agree, all_reduce, barrier, come_together, rank, world_size
 from ...errors import CheckpointError
-from ..checkpoints import SHARED, DamagedError, everywhere, read_checked, text_of_rank_0
-from .._job import Job
 from .._cluster import ServedHost
+from .._job import Job
 from .._sparse_optimizers import SparseOptimizer
 from .._tables import TableInfo
+from ..checkpoints import SHARED, DamagedError, everywhere, read_checked, text_of_rank_0
 from ..rpc._message import WireMessage
 from ._manifest import (
     STEPS,

@@ -30,6 +30,8 @@ from torch import Tensor
 
 from ...errors import CheckpointError
 from ...partition.files import FileRecord, digest_of
+from .._host_graph import node_policy
+from .._tables import TableInfo
 from ..checkpoints import (
     SHARED,
     CheckpointNames,
@@ -42,8 +44,6 @@ from ..checkpoints import (
     read_sealed,
     write_sealed,
 )
-from .._tables import TableInfo
-from .._host_graph import node_policy
 from ._rows import id_table, policies_in_files
 
 FORMAT = "graphshard-cluster-checkpoint"

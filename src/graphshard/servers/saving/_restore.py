@@ -15,9 +15,9 @@ from pathlib import Path
 from torch import Tensor
 
 from ...errors import CheckpointError
-from ..checkpoints import DamagedError
-from .._tables import HostTables, TableInfo
 from .._host_graph import GraphIds
+from .._tables import HostTables, TableInfo
+from ..checkpoints import DamagedError
 from ._load import find_rows
 from ._manifest import (
     STEPS,

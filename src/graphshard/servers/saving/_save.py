@@ -19,6 +19,9 @@ from ..._base.files import check_text
 from ...comm import agree, barrier, come_together, rank, world_size
 from ...errors import CheckpointError
 from ...partition.files import RowSource, write_tensors
+from .._job import Job, current_job
+from .._sparse_optimizers import SparseOptimizer
+from .._tables import TableInfo
 from ..checkpoints import (
     SHARED,
     DamagedError,
@@ -32,9 +35,6 @@ from ..checkpoints import (
     text_of_rank_0,
     write_whole,
 )
-from .._job import Job, current_job
-from .._sparse_optimizers import SparseOptimizer
-from .._tables import TableInfo
 from ..rpc._message import WireMessage
 from ._manifest import (
     STEPS,
@@ -99,7 +99,7 @@ def save_checkpoint(
     Example:
         >>> import tempfile, torch
         >>> from graphshard.data import load_dataset
-        >>> from graphshard.distributed import *
+        >>> from graphshard.servers import *
         >>> folder = tempfile.TemporaryDirectory()
         >>> _ = partition_graph(load_dataset("cora").graph, "cora", 2, folder.name, quiet=True)
         >>> g = DistGraph("cora", part_config=f"{folder.name}/cora.json")

@@ -10,8 +10,7 @@ import typer
 
 from ...data.prepare import read_graph, write_graph
 from ...partition import convert_partition
-from ..task import read_task
-from ..task import write_task
+from ..task import read_task, write_task
 from ._paths import is_partition, partition_json
 
 

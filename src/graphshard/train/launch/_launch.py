@@ -65,7 +65,7 @@ def launch(
 ) -> JobOutcome:
     """Run a training script on all hosts, with one graph server on each; wait until it has ended.
 
-    Trainers get torchrun's variables, and those that `graphshard.distributed.initialize` reads. The
+    Trainers get torchrun's variables, and those that `graphshard.servers.initialize` reads. The
     token is new for each job. It reaches hosts by standard input, is there in a file that no other
     user may read, and goes with the job.
 

@@ -34,10 +34,10 @@ from typing import Any
 
 from ..._children import Child, LineStream, end_children, how_ended, read_streams
 from ..._host_agent import BEAT_SECONDS, END_SECONDS, MARK
-from ._worker import ExitCode
-from ._launcher import stop_on_signals
 from ._hosts import JobHosts
+from ._launcher import stop_on_signals
 from ._logs import JobLogs
+from ._worker import ExitCode
 
 _TAIL_LINES = 60
 _GRACE_SECONDS = 2.0

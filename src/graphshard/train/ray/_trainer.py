@@ -93,7 +93,7 @@ def trainer(
 
 
 def _ray(module: str) -> ModuleType:
-    return require(module, "graphshard[ray]", "graphshard.ray")
+    return require(module, "graphshard[ray]", "graphshard.train.ray")
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from .. import function as fn
 from ..graph import MessagePassingGraph, attend, edge_softmax
 from ..ops import Attention, EdgeMask, is_plain, is_relu, random_seed
-from ._inputs import Features, Widths, prepare_edge_weight, split_features, split_widths
-from ._recompute import Projections
-from ._zero_in_degree import ZeroInDegreeCheck
+from .inputs import Features, Widths, prepare_edge_weight, split_features, split_widths
+from .recompute import Projections
+from .zero_in_degree import ZeroInDegreeCheck
 
 
 class AttentionConv(ZeroInDegreeCheck):
