@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import graphshard
+import graphshard.dgl
 from dgl_peer import dgl
-from graphshard import sampling
-from graphshard.dgl import seed
+from graphshard.dgl import sampling, seed
 from graphshard.errors import DGLError
 from graphshard.graph import Graph, graph, heterograph
 
@@ -100,7 +100,7 @@ def test_what_cannot_be_walked_is_refused() -> None:
 @pytest.mark.parametrize(("p", "q"), [(1.0, 0.1), (10.0, 10.0), (0.2, 1.0)])
 def test_node2vec_prefers_what_dgl_prefers(p: float, q: float) -> None:
     shares = []
-    for module in (graphshard, dgl):
+    for module in (graphshard.dgl, dgl):
         g = module.graph(EDGES)
         g.edata["w"] = torch.tensor([2.0, 1, 1, 3, 1, 1])
         module.seed(1)

@@ -11,7 +11,7 @@ import torch
 import graphshard
 import graphshard.dgl
 from dgl_peer import dgl
-from graphshard import sampling
+from graphshard.dgl import sampling
 from graphshard.errors import DGLError
 from graphshard.graph import EID, ETYPE, Graph, graph, to_homogeneous
 
@@ -22,7 +22,7 @@ RELATIONS = {
 }
 
 
-def typed(module: Any = graphshard) -> Any:
+def typed(module: Any = graphshard.dgl) -> Any:
     g = module.heterograph(RELATIONS)
     g.nodes["user"].data["x"] = torch.arange(4.0)
     generator = torch.Generator().manual_seed(0)
@@ -54,7 +54,7 @@ def test_all_edges_are_those_that_dgl_draws(edge_dir: str, prob: str | None) -> 
                 typed(module), nodes, -1, edge_dir, prob, exclude_edges=excluded
             )
         )
-        for module in (graphshard, dgl)
+        for module in (graphshard.dgl, dgl)
     )
     assert found == wanted
 
@@ -65,7 +65,7 @@ def test_chosen_edges_are_those_that_dgl_chooses(edge_dir: str, ascending: bool)
     for k in (1, 2, -1, {"knows": 2, "plays": 0, "liked": -1}):
         for nodes in (None, {"user": torch.tensor([1, 0]), "game": torch.tensor([2])}):
             graphs = []
-            for module in (graphshard, dgl):
+            for module in (graphshard.dgl, dgl):
                 g = typed(module)
                 for number, etype in enumerate(g.canonical_etypes):
                     order = torch.randperm(
@@ -75,7 +75,7 @@ def test_chosen_edges_are_those_that_dgl_chooses(edge_dir: str, ascending: bool)
                 graphs.append(g)
             found, wanted = (
                 edges_of(m.sampling.select_topk(g, k, "w", nodes, edge_dir, ascending))
-                for m, g in zip((graphshard, dgl), graphs, strict=True)
+                for m, g in zip((graphshard.dgl, dgl), graphs, strict=True)
             )
             assert found == wanted
 

@@ -8,9 +8,9 @@ import warnings
 
 import pytest
 import torch
+from dgl_names_cases import MODULES, listed, missing
 
 import graphshard.dgl as dgl
-from dgl_names_cases import MODULES, listed, missing
 from graphshard.errors import GraphShardError
 
 PLACES = {
@@ -138,13 +138,13 @@ def test_modules_without_a_file_hold_the_same_objects() -> None:
         ("subgraph", "node_subgraph"),
         ("mpops", "copy_u"),
     ):
-        module = importlib.import_module(f"graphshard.{place}")
+        module = importlib.import_module(f"graphshard.dgl.{place}")
         assert getattr(module, name) is getattr(dgl, name)
     batch = importlib.import_module("graphshard.dgl.batch")
     g = dgl.graph(([0], [1]))
     assert dgl.batch is batch.batch  # the function, not the module
     assert batch([g, g]).batch_size == 2
-    assert importlib.import_module("graphshard.multiprocessing").Queue
+    assert importlib.import_module("graphshard.dgl.multiprocessing").Queue
 
 
 def test_small_layers_are_dgls() -> None:

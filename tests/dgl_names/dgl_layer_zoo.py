@@ -284,9 +284,15 @@ def leaves(given: Columns) -> dict[str, Tensor]:
     return {k: v.clone().requires_grad_(k in wanted) for k, v in given.items()}
 
 
-def made(case: DglLayer, dtype: torch.dtype) -> nn.Module:
-    torch.manual_seed(1)
-    return case.make().to(dtype)
+def made(case: DglLayer, dtype: torch.dtype, library: Any = None) -> nn.Module:
+    """The layer, of DGL or of another library that has its names; a seed gives both the same."""
+    global conv
+    ours, conv = conv, library or conv
+    try:
+        torch.manual_seed(1)
+        return case.make().to(dtype)
+    finally:
+        conv = ours
 
 
 @dataclass
@@ -354,8 +360,14 @@ def gap(ours: Tensor | None, theirs: Tensor | None, scale: float | None = None) 
 # ------------------------------------------------------------------ comparisons
 
 
-def compare_local(case: DglLayer, dtype: torch.dtype, is_block: bool) -> str:
+def compare_local(case: DglLayer, dtype: torch.dtype, is_block: bool, library: Any = None) -> str:
     """A layer on a `Graph` or a `Block`, with ``patch_dgl``; what differs, or nothing.
+
+    Args:
+        case: The layer.
+        dtype: Of its parameters and inputs.
+        is_block: Whether on a block.
+        library: Where the layer comes from that runs on our graphs; by default DGL.
 
     Returns:
         Empty, ``"DGL: ..."`` where DGL's own graph is refused, or what is wrong.
@@ -373,7 +385,7 @@ def compare_local(case: DglLayer, dtype: torch.dtype, is_block: bool) -> str:
         expected = run(case, made(case, dtype), theirs, given, None)
     except Exception as error:
         return f"DGL: {type(error).__name__}"
-    found = run(case, made(case, dtype), ours, given, None)
+    found = run(case, made(case, dtype, library), ours, given, None)
     return differences(found, expected, dtype)
 
 
@@ -403,7 +415,9 @@ def write_parts(folder: str, world_size: int, method: str) -> None:
     )
 
 
-def compare_sharded(case: DglLayer, folder: str, rank: int, dtype: torch.dtype, mode: Any) -> str:
+def compare_sharded(
+    case: DglLayer, folder: str, rank: int, dtype: torch.dtype, mode: Any, library: Any = None
+) -> str:
     """A layer on the shards of all ranks; every rank must call. The same text on all ranks."""
     whole = dgl.graph(edges(NUM_NODES, NUM_NODES), num_nodes=NUM_NODES)
     nodes, of_edges = columns(NUM_NODES, whole.num_edges(), dtype)
@@ -413,7 +427,7 @@ def compare_sharded(case: DglLayer, folder: str, rank: int, dtype: torch.dtype, 
     own = graphshard.sar.suffix_key_lookup(part.node_features, "number")
     own_edges = graphshard.sar.suffix_key_lookup(part.edge_features, "number")
     graph = graphshard.construct_full_graph(part, mode=mode)
-    layer = convert_sync_norm(copy.deepcopy(made(case, dtype)))
+    layer = convert_sync_norm(copy.deepcopy(made(case, dtype, library)))
     given = {k: v[own] for k, v in nodes.items()} | {k: v[own_edges] for k, v in of_edges.items()}
     try:
         found = run(case, layer, graph, given, (own, own_edges))

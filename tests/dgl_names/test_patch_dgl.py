@@ -171,7 +171,7 @@ def test_graphs_of_dgl_give_what_they_gave() -> None:
 PROGRAM = """
 import sys, warnings
 warnings.simplefilter("ignore")
-import graphshard
+import graphshard, graphshard.dgl
 patch = graphshard.dgl.patch_dgl()
 assert "dgl" not in sys.modules
 assert graphshard.dgl.patch_dgl()._is_first is False

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "guides" / "dgl_names.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "guides" / "dgl_names.md"
 ROW = re.compile(r"^\| `(?P<place>[\w.]+)` \| (?P<names>.*?) \| (?P<why>.+) \|$")
 
 #: What is compared. Data sets, loaders, samplers and DistDGL's names have pages of their own.
@@ -37,7 +37,7 @@ def missing(place: str) -> set[str]:
     """Names that a place has in DGL and not here."""
     import dgl
 
-    import graphshard
+    import graphshard.dgl
 
     if place == "DGLGraph":
         theirs = {name for name in dir(dgl.DGLGraph) if not name.startswith("_")}

@@ -161,7 +161,7 @@ def test_weighted_edges_are_dgls(name: str) -> None:
         "knn": lambda lib, g: lib.knn_graph(g.ndata["h"], 3, exclude_self=True),
     }
     found = []
-    for library in (graphshard, dgl):
+    for library in (graphshard.dgl, dgl):
         g = library.graph(([0, 1, 2, 3, 4, 2], [2, 3, 4, 0, 3, 0]))
         g.ndata["h"] = rand(5, 2).float()
         g.edata["w"] = rand(6).float()
@@ -233,7 +233,7 @@ def test_random_transforms_keep_what_they_promise() -> None:
 
 def test_messages_pass_along_orders_as_dgls() -> None:
     found = []
-    for library in (graphshard, dgl):
+    for library in (graphshard.dgl, dgl):
         g = library.graph(([1, 2, 3, 4, 0], [0, 0, 2, 2, 5]))
         functions = fn if library is graphshard else dgl.function
         pair = functions.copy_u("x", "m"), functions.sum("m", "x")
@@ -263,7 +263,7 @@ def test_bipartite_graphs_and_typed_networkx_graphs() -> None:
     options = {"u_attrs": ["x"], "e_attrs": ["w"], "edge_id_attr_name": "eid"}
     graphs = [
         library.bipartite_from_networkx(nx_graph, "u", "r", "v", **options)
-        for library in (graphshard, dgl)
+        for library in (graphshard.dgl, dgl)
     ]
     for rows, name in ((graphs[0].nodes["u"].data, "x"), (graphs[0].edata, "w")):
         assert rows[name].dtype == torch.float64  # Python's reals, which DGL rounds to float32
@@ -271,10 +271,13 @@ def test_bipartite_graphs_and_typed_networkx_graphs() -> None:
     assert_same_graph(*graphs)
     matrix = graphs[0].adj_external(scipy_fmt="coo") * 0.5
     graphs = [
-        library.bipartite_from_scipy(matrix, "u", "r", "v", "w") for library in (graphshard, dgl)
+        library.bipartite_from_scipy(matrix, "u", "r", "v", "w")
+        for library in (graphshard.dgl, dgl)
     ]
     assert_same_graph(*graphs)
-    blocks = [lib.create_block({("a", "r", "b"): ([0, 1], [1, 0])}) for lib in (graphshard, dgl)]
+    blocks = [
+        lib.create_block({("a", "r", "b"): ([0, 1], [1, 0])}) for lib in (graphshard.dgl, dgl)
+    ]
     for block in blocks:
         block.srcdata["x"] = torch.ones(2)
     assert_same_graph(graphshard.dgl.block_to_graph(blocks[0]), dgl.block_to_graph(blocks[1]))
