@@ -40,12 +40,12 @@ def names_used(tree: ast.Module) -> set[str]:
                 if alias.name.split(".")[0] == "dgl":
                     names.add(alias.name)
                     modules[alias.asname or "dgl"] = alias.name if alias.asname else "dgl"
-        elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
-            if node.module.split(".")[0] == "dgl":
-                for alias in node.names:
-                    full = f"{node.module}.{alias.name}" if alias.name != "*" else node.module
-                    names.add(full)
-                    modules[alias.asname or alias.name] = full
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            module = node.module or ""
+            for alias in node.names if module.split(".")[0] == "dgl" else ():
+                full = f"{module}.{alias.name}" if alias.name != "*" else module
+                names.add(full)
+                modules[alias.asname or alias.name] = full
     inner = {
         id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)
     }  # the chain goes on
@@ -104,6 +104,7 @@ def _in_another_process(names: set[str], package: str) -> set[str]:
 
 
 def main() -> None:
+    """Look at all programs, and write the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("examples", type=Path, help="the folder examples/pytorch of DGL")
     parser.add_argument("--list", action="store_true", help="print the table, write nothing")

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from dgl_peer import dgl
-from graphshard import data
-from graphshard.dgl.data._planetoid import read_planetoid
-from graphshard.dgl.data._rdf import read_triples
+from graphshard.dgl import data
+from graphshard.dgl.data.citation_graph import read_planetoid
+from graphshard.dgl.data.rdf import read_triples
 from graphshard.dgl.data.utils import load_info, save_info, split_dataset
 from graphshard.graph import Graph, graph, save_graphs
 
@@ -72,7 +72,7 @@ def test_planetoid_files_give_what_dgl_makes_of_them(
             "cora_v2": module.data.CoraGraphDataset,
             "citeseer": module.data.CiteseerGraphDataset,
         }[title]
-        for module in (__import__("graphshard"), dgl)
+        for module in (__import__("graphshard.dgl").dgl, dgl)
     )
     for reverse_edge in (True, False):
         root = tmp_path / str(reverse_edge)
@@ -306,8 +306,8 @@ def test_small_data_sets_have_the_sizes_of_their_kinds() -> None:
 def test_small_things_for_data_sets(tmp_path: Path) -> None:
     save_info(tmp_path / "info", {"num_classes": 3, "names": ["a"]})
     assert load_info(tmp_path / "info") == {"num_classes": 3, "names": ["a"]}
-    with pytest.raises(TypeError, match="save tensors with save_tensors"):
-        save_info(tmp_path / "info", {"x": torch.ones(1)})
+    with pytest.raises(TypeError, match="info must be made of"):
+        save_info(tmp_path / "info", {"x": object()})
     (tmp_path / "info").write_bytes(pickle.dumps({"num_classes": 3}))
     with pytest.raises(ValueError, match="DGL's are pickles, which are not read"):
         load_info(tmp_path / "info")

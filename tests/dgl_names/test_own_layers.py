@@ -142,9 +142,7 @@ def test_cheb_conv_takes_a_number_for_each_graph_of_a_batch() -> None:
     x, largest = torch.rand(5, 4), [1.5, 2.0]
     edges = ([0, 1], [1, 0]), ([0, 1, 2], [1, 2, 0])
     results = [
-        each(
-            lib.batch([lib.graph(([0, 1], [1, 0])), lib.graph(([0, 1, 2], [1, 2, 0]))]), x, largest
-        )
+        each(lib.batch([lib.graph(ends) for ends in edges]), x, largest)
         for each, lib in ((layer, graphshard.dgl), (theirs, dgl))
     ]
     torch.testing.assert_close(*results)

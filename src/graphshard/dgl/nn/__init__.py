@@ -34,6 +34,7 @@ from .edge_convs import GatedGraphConv as GatedGraphConv
 from .edge_convs import GINEConv as GINEConv
 from .edge_convs import GMMConv as GMMConv
 from .edge_convs import NNConv as NNConv
+from .explain import GNNExplainer as GNNExplainer
 from .propagation import APPNPConv as APPNPConv
 from .propagation import ChebConv as ChebConv
 from .propagation import EdgeWeightNorm as EdgeWeightNorm

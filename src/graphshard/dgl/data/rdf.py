@@ -21,7 +21,7 @@ from ..._base.files import open_regular, read_text_regular
 from ..._base.typing import CanonicalEType
 from ...errors import GraphValueError
 from ...graph import Graph, heterograph, load_graphs
-from ._base import DGLBuiltinDataset, find_folder
+from .dgl_dataset import DGLBuiltinDataset, find_folder
 
 _SPLITS = ("trainingSet.tsv", "testSet.tsv")
 _RENAMED = {"type": "rdftype", "rev-type": "rev-rdftype"}

@@ -16,6 +16,7 @@ from typing import Any
 
 from ...errors import DGLError
 from ...graph import Graph
+from .utils import default_folder, extract_archive
 
 
 class DGLDataset:
@@ -203,9 +204,56 @@ class DGLBuiltinDataset(DGLDataset):
             )
 
 
-def default_folder() -> Path:
-    """Where DGL keeps data sets."""
-    return Path(os.environ.get("DGL_DOWNLOAD_DIR") or os.path.expanduser("~/.dgl"))
+class LocalDataset(DGLBuiltinDataset):
+    """Base of the data sets here that DGL would download: reads local files, and saves nothing.
+
+    A subclass says with ``files()`` which files it reads, and in ``process`` calls `_found`.
+    """
+
+    def download(self) -> None:
+        """Nothing; `_found` says what to get."""
+
+    def _load(self) -> None:
+        self.process()
+
+    def _found(self, folders: Sequence[str], *wanted: Sequence[str]) -> Path:
+        """The folder that holds one of several sets of files.
+
+        See `find_folder`; an archive of DGL's that lies in ``raw_dir`` is unpacked.
+
+        Raises:
+            FileNotFoundError: There is none; the error says what to get, and where it belongs.
+        """
+        found = find_folder(self.raw_dir, folders, wanted)
+        if found is None and self.url is not None:
+            suffix = Path(self.url).suffix
+            for archive in {Path(self.url).name, self.name + suffix, folders[0] + suffix}:
+                packed = Path(self.raw_dir) / archive
+                if suffix in (".zip", ".tgz") and packed.is_file():
+                    extract_archive(packed, Path(self.raw_dir) / folders[0], overwrite=True)
+                    found = find_folder(self.raw_dir, folders, wanted)
+        if found is None:
+            source = "" if self.url is None else f"get {self.url}, and "
+            raise FileNotFoundError(
+                f"{self.name} is not downloaded: {source}put {' and '.join(wanted[0])} into "
+                f"{Path(self.raw_dir) / folders[0]}"
+            )
+        return found
+
+
+class OneGraphDataset(LocalDataset):
+    """Base of those that have one graph, in ``_g``."""
+
+    _g: Graph
+
+    def __getitem__(self, idx: int) -> Any:
+        """The graph."""
+        only_graph(idx)
+        return self._transformed(self._g)
+
+    def __len__(self) -> int:
+        """1."""
+        return 1
 
 
 def find_folder(raw_dir: str, names: Sequence[str], wanted: Sequence[Sequence[str]]) -> Path | None:
