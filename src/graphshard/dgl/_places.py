@@ -21,7 +21,7 @@ MODULES = {
     "_ffi": "base DGLError",
     "_ffi.base": "base DGLError",
     "generators": ". rand_bipartite rand_graph",
-    "geometry": "graphs._points farthest_point_sampler",
+    "geometry": "graphs._points farthest_point_sampler neighbor_matching",
     "global_config": "utils is_libxsmm_enabled use_libxsmm",
     "heterograph": ". Block DGLBlock=Block DGLGraph=Graph DGLHeteroGraph=Graph heterograph",
     "homophily": ". edge_homophily linkx_homophily node_homophily",
@@ -40,7 +40,8 @@ MODULES = {
     "traversal": ". bfs_edges_generator bfs_nodes_generator dfs_edges_generator "
     "dfs_labeled_edges_generator topological_nodes_generator",
     "udf": ". EdgeBatch NodeBatch",
-    "partition": "transforms metis_partition_assignment partition_graph_with_halo reorder_nodes",
+    "partition": "transforms metis_partition metis_partition_assignment "
+    "partition_graph_with_halo reorder_nodes",
     "function.message": "function copy_e copy_u u_add_v u_div_v u_dot_v u_mul_v u_sub_v u_add_e "
     "u_div_e u_dot_e u_mul_e u_sub_e",
     "function.reducer": "function max mean min sum",
