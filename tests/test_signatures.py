@@ -37,6 +37,10 @@ MODULES = {
     "graphshard": dgl,
     "graphshard.graph": dgl,
     "graphshard.nn": dgl.nn.pytorch,
+    "graphshard.dgl.nn": dgl.nn.pytorch,
+    "graphshard.dgl": dgl,
+    "graphshard.dgl.data": dgl.data,
+    "graphshard.dgl.data.utils": dgl.data.utils,
     "graphshard.dgl.dataloading": dgl.dataloading,
     "graphshard.dgl.dataloading.negative_sampler": dgl.dataloading.negative_sampler,
     "graphshard.sampling": types.SimpleNamespace(**{**vars(dgl.sampling), **vars(dgl.dataloading)}),
@@ -51,6 +55,11 @@ OURS_ALONE = {
     "graphshard.dgl.graphs._random.choice replace",  # as dgl.random.choice
     "graphshard.graph.neighbor_matching relabel_idx",  # as dgl.geometry.neighbor_matching
 }
+
+
+def names_in(module: types.ModuleType) -> list[str]:
+    """The public names of a module; those of others' names are what the module has."""
+    return getattr(module, "__all__", None) or [name for name in vars(module) if name[0] != "_"]
 
 
 def functions(name: str, value: Any) -> Iterator[tuple[str, Callable[..., Any]]]:
@@ -72,7 +81,7 @@ def booleans() -> Iterator[tuple[str, str, int, list[list[str]]]]:
     """Public name, parameter, its place, and the parameters of each library that has the name."""
     for module_name, peer_module in MODULES.items():
         module = importlib.import_module(module_name)
-        for public in module.__all__:
+        for public in names_in(module):
             value = getattr(module, public)
             if not callable(value) or not getattr(value, "__module__", "").startswith("graphshard"):
                 continue
@@ -126,7 +135,7 @@ def shared_functions() -> Iterator[tuple[str, Any, Any]]:
     """Public functions and methods that DGL has, too: name, ours, DGL's."""
     for module_name, peer in MODULES.items():
         module = importlib.import_module(module_name)
-        for public in module.__all__:
+        for public in names_in(module):
             value, theirs = getattr(module, public), getattr(peer, public, None)
             if not getattr(value, "__module__", "").startswith("graphshard") or theirs is None:
                 continue

@@ -76,4 +76,5 @@ def _wait() -> None:
 
 
 for _kind in (SparseAdagrad, SparseAdam, SparseSGD):
-    _kind.save, _kind.load = save, load  # type: ignore[attr-defined]
+    for _method in (save, load):
+        setattr(_kind, _method.__name__, _method)

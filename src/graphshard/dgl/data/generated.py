@@ -601,5 +601,5 @@ class SBMMixtureDataset(DGLDataset):
         """Items as one: batched graphs, and the rest as arrays one after another."""
         graphs, line_graphs, degrees, of_lines, sources = zip(*x, strict=True)
         shifted = [rows + i * self._n_nodes for i, rows in enumerate(sources)]
-        joined = (np.concatenate(rows) for rows in (degrees, of_lines, shifted))
-        return (batch(list(graphs)), batch(list(line_graphs)), *joined)
+        a, b, c = (np.concatenate(rows) for rows in (degrees, of_lines, shifted))
+        return batch(list(graphs)), batch(list(line_graphs)), a, b, c

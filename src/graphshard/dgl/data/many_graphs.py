@@ -100,9 +100,11 @@ class TUDataset(LocalDataset):
         self._folder = self._found([self.name], names, [f"{self.name}/{file}" for file in names])
         if not (self._folder / names[0]).is_file():
             self._folder = self._folder / self.name
-        edges = loadtxt(self._file_path("A"), ",", np.int64)
-        owner = torch.from_numpy(loadtxt(self._file_path("graph_indicator"), ",", np.int64))
-        edges, owner = torch.from_numpy(edges - edges.min()), owner.flatten() - owner.min()
+        edges, owner = (
+            torch.from_numpy(loadtxt(self._file_path(kind), ",", np.int64))
+            for kind in ("A", "graph_indicator")
+        )
+        edges, owner = edges - edges.min(), owner.flatten() - owner.min()
         self._nodes = owner.argsort(stable=True).split(owner.bincount().tolist())
         self.max_num_node = max((len(nodes) for nodes in self._nodes), default=0)
         return graph((edges[:, 0], edges[:, 1]), num_nodes=len(owner))

@@ -7,7 +7,7 @@ Names of parameters are DGL's, and so is what is computed; how often rows travel
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -138,9 +138,11 @@ class GatedGraphConv(nn.Module):
     def reset_parameters(self) -> None:
         """Draw the parameters anew (weights Xavier normal) and set the biases to zero."""
         self.gru.reset_parameters()
-        for linear in self.linears:
-            nn.init.xavier_normal_(linear.weight, gain=nn.init.calculate_gain("relu"))
-            nn.init.zeros_(linear.bias)
+        for name, parameter in self.linears.named_parameters():
+            if name.endswith("weight"):
+                nn.init.xavier_normal_(parameter, gain=nn.init.calculate_gain("relu"))
+            else:
+                nn.init.zeros_(parameter)
 
     def forward(
         self, graph: MessagePassingGraph, feat: Tensor, etypes: Tensor | None = None
@@ -150,14 +152,14 @@ class GatedGraphConv(nn.Module):
 
 
 def gated_graph_conv(
-    layer: nn.Module, graph: MessagePassingGraph, feat: Tensor, etypes: Tensor | None = None
+    layer: Any, graph: MessagePassingGraph, feat: Tensor, etypes: Tensor | None = None
 ) -> Tensor:
     """What `GatedGraphConv` computes, also for DGL's layer of that name.
 
     Raises:
         ValueError: A type that the layer does not have.
     """
-    num_types = int(layer._n_etypes)
+    num_types = layer._n_etypes
     if etypes is None:
         etypes = torch.zeros(graph.num_edges(), dtype=torch.int64, device=feat.device)
     if etypes.numel() and not (int(etypes.min()) >= 0 and int(etypes.max()) < num_types):
@@ -166,12 +168,12 @@ def gated_graph_conv(
             f"{int(etypes.min())} to {int(etypes.max())})"
         )
     of_type = nn.functional.one_hot(etypes.long(), num_types).to(feat).unsqueeze(-1)
-    feat = nn.functional.pad(feat, (0, int(layer._out_feats) - feat.shape[1]))
+    feat = nn.functional.pad(feat, (0, layer._out_feats - feat.shape[1]))
     with graph.local_scope():
         graph.edata["of_type"] = of_type
         graph.update_all(fn.copy_e("of_type", "m"), fn.sum("m", "count"))
         count = graph.dstdata["count"]
-        for _ in range(int(layer._n_steps)):
+        for _ in range(layer._n_steps):
             graph.srcdata["h"] = feat.unsqueeze(1)
             graph.update_all(fn.u_mul_e("h", "of_type", "m"), fn.sum("m", "a"))
             sums = graph.dstdata["a"]

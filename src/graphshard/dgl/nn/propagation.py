@@ -13,6 +13,7 @@ from ... import function as fn
 from ...comm import all_reduce
 from ...fullbatch import GraphShardManager
 from ...graph import MessagePassingGraph, edge_softmax
+from ...graph.message_passing import LocalGraph
 from ...nn.inputs import degree_scale, neighbour_message, prepare_edge_weight
 from ...nn.zero_in_degree import ZeroInDegreeCheck
 from ...ops import is_plain
@@ -400,6 +401,10 @@ class ChebConv(nn.Module):
             lambda_max = [2.0]
         largest = torch.as_tensor(lambda_max).to(feat).reshape(-1, 1)
         if len(largest) != 1:
+            if not isinstance(graph, LocalGraph):
+                raise ValueError(
+                    f"a sharded graph is one graph: lambda_max is one number (got {len(largest)})"
+                )
             largest = broadcast_nodes(graph, largest)
         factor = 2.0 / largest
         with graph.local_scope():
