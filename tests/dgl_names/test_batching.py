@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from graph_oracle import assert_same_graph, dgl, gs, rand, typed_pair
+from graph_oracle import assert_same_graph, dgl, rand, typed_pair
 
 import graphshard
 import graphshard.dgl
+import graphshard.dgl as gs
 from graphshard.dgl.nn import glob
 from graphshard.errors import DGLError
 

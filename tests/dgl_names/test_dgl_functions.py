@@ -130,7 +130,7 @@ def test_order_by_tag_is_dgls(by: str, tag_type: str) -> None:
 
 @pytest.mark.parametrize("weighed", [False, True])
 def test_pairs_are_of_neighbours(weighed: bool) -> None:
-    g = graphshard.to_bidirected(random_pair()[0])
+    g = graphshard.dgl.to_bidirected(random_pair()[0])
     weights = torch.rand(g.num_edges()) if weighed else None
     pair = neighbor_matching(g, weights, relabel_idx=False)
     for low in torch.unique(pair):
@@ -160,7 +160,7 @@ def test_rows_drawn_at_random() -> None:
 
 
 def test_types_share_their_features_and_compressed_arrays_their_ids() -> None:
-    g = graphshard.heterograph({("u", "r", "u"): ([0], [1]), ("u", "s", "v"): ([0], [0])})
+    g = graphshard.dgl.heterograph({("u", "r", "u"): ([0], [1]), ("u", "s", "v"): ([0], [0])})
     sub = g.edge_type_subgraph(["r"])
     g.nodes["u"].data["h"] = torch.ones(2)
     sub.edges["r"].data["w"] = torch.ones(1)

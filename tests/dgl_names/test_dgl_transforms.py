@@ -68,7 +68,7 @@ def test_plain_graphs_are_transformed_as_dgls(name: str, idtype: torch.dtype) ->
     ours, theirs = plain_pair(idtype=idtype)
     with dgl_quiet():
         its = PLAIN[name](dgl, theirs)
-    mine = PLAIN[name](graphshard, ours)
+    mine = PLAIN[name](graphshard.dgl, ours)
     if idtype == torch.int32 and name in ("to_simple first", "ToSimple", "Compose"):
         its.edata["_ID"] = its.edata["_ID"].int()  # DGL names edges by int64 there
     assert_same_graph(mine, its, batch=False)
@@ -98,7 +98,7 @@ def test_typed_graphs_are_transformed_as_dgls(name: str) -> None:
         g.edges["follows"].data["w"] = torch.rand(5, generator=torch.Generator().manual_seed(0))
     with dgl_quiet():
         its = TYPED[name](dgl, theirs)
-    assert_same_graph(TYPED[name](graphshard, ours), its, batch=False)
+    assert_same_graph(TYPED[name](graphshard.dgl, ours), its, batch=False)
 
 
 VALUES: dict[str, Call] = {
@@ -140,7 +140,7 @@ def test_values_are_dgls(name: str) -> None:
     ours, theirs = plain_pair()
     with dgl_quiet():
         its = VALUES[name](dgl, theirs)
-    same(VALUES[name](graphshard, ours), its)
+    same(VALUES[name](graphshard.dgl, ours), its)
 
 
 def weighted_edges(g: Any, name: str) -> dict[tuple[int, int], float]:
@@ -235,7 +235,7 @@ def test_messages_pass_along_orders_as_dgls() -> None:
     found = []
     for library in (graphshard.dgl, dgl):
         g = library.graph(([1, 2, 3, 4, 0], [0, 0, 2, 2, 5]))
-        functions = fn if library is graphshard else dgl.function
+        functions = fn if library is graphshard.dgl else dgl.function
         pair = functions.copy_u("x", "m"), functions.sum("m", "x")
         for call in (
             lambda lib, g, pair: lib.prop_nodes_topo(g, *pair),
@@ -247,7 +247,7 @@ def test_messages_pass_along_orders_as_dgls() -> None:
             g.ndata["x"] = torch.arange(6.0) + 1
             with dgl_quiet():
                 call(library, g, pair)
-            found.append((library is graphshard, g.ndata["x"]))
+            found.append((library is graphshard.dgl, g.ndata["x"]))
     for (_, mine), (_, its) in zip(found[:5], found[5:], strict=True):
         assert torch.equal(mine, its)
     with pytest.raises(DGLError, match="without cycles"):
