@@ -19,6 +19,7 @@ import graphshard
 from dgl_peer import dgl
 from graphshard import sampling
 from graphshard.dgl import dataloading
+from graphshard.dgl._graph_methods import _METHODS as GIVEN
 from graphshard.nn import DistributedBN1D
 
 # SAR 0.1.0, https://github.com/IntelLabs/SAR; what comes by name alone is left out.
@@ -34,12 +35,18 @@ SAR = {
     "suffix_key_lookup": "feature_dict key expand_to_all type_list",
 }
 MODULES = {
-    "graphshard": dgl,
+    "graphshard": types.SimpleNamespace(**{**vars(dgl.distributed), **vars(dgl)}),
     "graphshard.graph": dgl,
     "graphshard.nn": dgl.nn.pytorch,
     "graphshard.dgl.nn": dgl.nn.pytorch,
     "graphshard.dgl": dgl,
-    "graphshard.dgl.data": dgl.data,
+    "graphshard.dgl.data": types.SimpleNamespace(
+        **{
+            **vars(dgl.dataloading),
+            **vars(dgl.data.citation_graph),
+            **vars(dgl.data),
+        }
+    ),
     "graphshard.dgl.data.utils": dgl.data.utils,
     "graphshard.dgl.dataloading": dgl.dataloading,
     "graphshard.dgl.dataloading.negative_sampler": dgl.dataloading.negative_sampler,
@@ -51,6 +58,13 @@ OURS_ALONE = {
     "graphshard.graph.Frame.to non_blocking",  # as torch.Tensor.to
     "graphshard.sampling.MiniBatch.to non_blocking",
     "graphshard.partition.load_partition_feats load_edges",
+    "graphshard.dgl.data.RDFGraphDataset.__init__ insert_reverse",  # a base, as DGL's is not
+    "graphshard.dgl.data.RDFGraphDataset.__init__ force_reload",
+    "graphshard.dgl.data.RDFGraphDataset.__init__ verbose",
+    "graphshard.servers.HostTables.__init__ is_shared",
+    "graphshard.servers.ServedHost.__init__ may_attach",
+    "graphshard.servers.SparseOptimizer.zero_grad set_to_none",  # as torch.optim's
+    "graphshard.servers.TableInfo.__init__ persistent",
     "graphshard.graph.load_tensors return_dgl_ndarray",  # as dgl.data.utils.load_tensors
     "graphshard.dgl.graphs._random.choice replace",  # as dgl.random.choice
     "graphshard.graph.neighbor_matching relabel_idx",  # as dgl.geometry.neighbor_matching
@@ -68,7 +82,9 @@ def functions(name: str, value: Any) -> Iterator[tuple[str, Callable[..., Any]]]
         yield name, value
         return
     for key, method in vars(value).items():
-        if inspect.isfunction(method) and (key == "__init__" or not key.startswith("_")):
+        is_given = key in GIVEN and method is GIVEN[key]  # a function of graphshard.dgl, checked so
+        is_public = key == "__init__" or not key.startswith("_")
+        if inspect.isfunction(method) and is_public and not is_given:
             yield f"{name}.{key}", method
 
 
@@ -128,6 +144,7 @@ NOT_TAKEN = {
 OWN_ARGUMENTS = {
     *("DGLGraph", "DGLHeteroGraph", "DGLBlock", "Graph", "EdgeBatch", "NodeBatch"),
     *("to_homogeneous", "to_heterogeneous"),  # whose first is called G
+    "read_ip_config",
 }
 
 
