@@ -19,6 +19,7 @@ import graphshard
 from dgl_peer import dgl
 from graphshard import sampling
 from graphshard.dgl import dataloading
+from graphshard.dgl._graph_methods import _METHODS as GIVEN
 from graphshard.nn import DistributedBN1D
 
 # SAR 0.1.0, https://github.com/IntelLabs/SAR; what comes by name alone is left out.
@@ -34,9 +35,19 @@ SAR = {
     "suffix_key_lookup": "feature_dict key expand_to_all type_list",
 }
 MODULES = {
-    "graphshard": dgl,
+    "graphshard": types.SimpleNamespace(**{**vars(dgl.distributed), **vars(dgl)}),
     "graphshard.graph": dgl,
     "graphshard.nn": dgl.nn.pytorch,
+    "graphshard.dgl.nn": dgl.nn.pytorch,
+    "graphshard.dgl": dgl,
+    "graphshard.dgl.data": types.SimpleNamespace(
+        **{
+            **vars(dgl.dataloading),
+            **vars(dgl.data.citation_graph),
+            **vars(dgl.data),
+        }
+    ),
+    "graphshard.dgl.data.utils": dgl.data.utils,
     "graphshard.dgl.dataloading": dgl.dataloading,
     "graphshard.dgl.dataloading.negative_sampler": dgl.dataloading.negative_sampler,
     "graphshard.sampling": types.SimpleNamespace(**{**vars(dgl.sampling), **vars(dgl.dataloading)}),
@@ -47,10 +58,22 @@ OURS_ALONE = {
     "graphshard.graph.Frame.to non_blocking",  # as torch.Tensor.to
     "graphshard.sampling.MiniBatch.to non_blocking",
     "graphshard.partition.load_partition_feats load_edges",
+    "graphshard.dgl.data.RDFGraphDataset.__init__ insert_reverse",  # a base, as DGL's is not
+    "graphshard.dgl.data.RDFGraphDataset.__init__ force_reload",
+    "graphshard.dgl.data.RDFGraphDataset.__init__ verbose",
+    "graphshard.servers.HostTables.__init__ is_shared",
+    "graphshard.servers.ServedHost.__init__ may_attach",
+    "graphshard.servers.SparseOptimizer.zero_grad set_to_none",  # as torch.optim's
+    "graphshard.servers.TableInfo.__init__ persistent",
     "graphshard.graph.load_tensors return_dgl_ndarray",  # as dgl.data.utils.load_tensors
     "graphshard.dgl.graphs._random.choice replace",  # as dgl.random.choice
     "graphshard.graph.neighbor_matching relabel_idx",  # as dgl.geometry.neighbor_matching
 }
+
+
+def names_in(module: types.ModuleType) -> list[str]:
+    """The public names of a module; those of others' names are what the module has."""
+    return getattr(module, "__all__", None) or [name for name in vars(module) if name[0] != "_"]
 
 
 def functions(name: str, value: Any) -> Iterator[tuple[str, Callable[..., Any]]]:
@@ -59,7 +82,9 @@ def functions(name: str, value: Any) -> Iterator[tuple[str, Callable[..., Any]]]
         yield name, value
         return
     for key, method in vars(value).items():
-        if inspect.isfunction(method) and (key == "__init__" or not key.startswith("_")):
+        is_given = key in GIVEN and method is GIVEN[key]  # a function of graphshard.dgl, checked so
+        is_public = key == "__init__" or not key.startswith("_")
+        if inspect.isfunction(method) and is_public and not is_given:
             yield f"{name}.{key}", method
 
 
@@ -72,7 +97,7 @@ def booleans() -> Iterator[tuple[str, str, int, list[list[str]]]]:
     """Public name, parameter, its place, and the parameters of each library that has the name."""
     for module_name, peer_module in MODULES.items():
         module = importlib.import_module(module_name)
-        for public in module.__all__:
+        for public in names_in(module):
             value = getattr(module, public)
             if not callable(value) or not getattr(value, "__module__", "").startswith("graphshard"):
                 continue
@@ -119,6 +144,7 @@ NOT_TAKEN = {
 OWN_ARGUMENTS = {
     *("DGLGraph", "DGLHeteroGraph", "DGLBlock", "Graph", "EdgeBatch", "NodeBatch"),
     *("to_homogeneous", "to_heterogeneous"),  # whose first is called G
+    "read_ip_config",
 }
 
 
@@ -126,7 +152,7 @@ def shared_functions() -> Iterator[tuple[str, Any, Any]]:
     """Public functions and methods that DGL has, too: name, ours, DGL's."""
     for module_name, peer in MODULES.items():
         module = importlib.import_module(module_name)
-        for public in module.__all__:
+        for public in names_in(module):
             value, theirs = getattr(module, public), getattr(peer, public, None)
             if not getattr(value, "__module__", "").startswith("graphshard") or theirs is None:
                 continue

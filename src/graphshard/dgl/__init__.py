@@ -53,6 +53,10 @@ from ..graph import to_parquet as to_parquet
 from ..graph import to_scipy as to_scipy
 from ..graph import to_simple as to_simple
 from ..graph import to_simple_graph as to_simple_graph
+from ..sampling import set_dst_lazy_features as set_dst_lazy_features
+from ..sampling import set_edge_lazy_features as set_edge_lazy_features
+from ..sampling import set_node_lazy_features as set_node_lazy_features
+from ..sampling import set_src_lazy_features as set_src_lazy_features
 from . import backend as backend
 from . import base as base
 from . import data as data

@@ -23,33 +23,88 @@ from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
-from .. import graph as graphs
+import torch
+from torch import Tensor
+
 from ..fullbatch import GraphShardManager
-from ..graph import MessagePassingGraph, edge_softmax
+from ..graph import (
+    MessagePassingGraph,
+    add_self_loop,
+    edge_softmax,
+    from_dgl,
+    remove_self_loop,
+    reverse,
+)
 from ..nn import RelGraphConv
-from . import _dgl_layers
+from . import nn
+from .graphs._bipartite import block_to_graph
+from .graphs._encodings import laplacian_lambda_max
+from .graphs._readout import broadcast_nodes
+from .nn.edge_convs import gated_graph_conv
 
 _LAYERS = "dgl.nn.pytorch.conv"
 _OUR_LAYERS = "graphshard.dgl.nn.pytorch.conv"  # modules of the same names
 
-# Functions on graphs that DGL's layers, and the texts of their errors, send users to.
-_FUNCTIONS = {
-    "ops": ("edge_softmax",),
-    "transforms.functional": (
-        "add_self_loop",
-        "laplacian_lambda_max",
-        "remove_self_loop",
-        "reverse",
-    ),
-    "convert": ("block_to_graph",),
-    "readout": ("broadcast_nodes",),
+# Functions on graphs that DGL's layers, and the texts of their errors, send users to: DGL's module,
+# and what they are on a `Graph` or a `Block`.
+_FUNCTIONS: dict[str, tuple[Callable[..., Any], ...]] = {
+    "ops": (edge_softmax,),
+    "transforms.functional": (add_self_loop, laplacian_lambda_max, remove_self_loop, reverse),
+    "convert": (block_to_graph,),
+    "readout": (broadcast_nodes,),
 }
 
-# Layers that ask a graph of several ranks for what one rank cannot answer.
+
+# Forwards of layers whose own code asks a graph of several ranks what one rank cannot answer.
+
+
+def edge_weight_norm(layer: Any, graph: Any, edge_weight: Tensor) -> Tensor:
+    """``EdgeWeightNorm`` of DGL: weighted out-degrees without a reversed graph."""
+    return nn.EdgeWeightNorm(layer._norm, layer._eps)(graph, edge_weight)
+
+
+def pna_tower(layer: Any, graph: Any, node_feat: Tensor, edge_feat: Tensor | None = None) -> Tensor:
+    """A tower of ``PNAConv`` and ``DGNConv``: divided by the root of the number of all nodes.
+
+    Args:
+        layer: The tower.
+        graph: A sharded graph of one relation.
+        node_feat: ``[num_nodes, in]``.
+        edge_feat: ``[num_edges, edge_feat_size]``.
+
+    Raises:
+        ValueError: Edge features are missing.
+        NotImplementedError: Sequential aggregation, which has no reduce functions of the user.
+    """
+    if layer.edge_feat_size > 0 and edge_feat is None:
+        raise ValueError("the layer was made with edge_feat_size, so it needs edge features")
+    with graph.local_scope():
+        graph.ndata["h"] = node_feat
+        if layer.edge_feat_size > 0:
+            graph.edata["a"] = edge_feat
+        graph.update_all(layer.message, layer.reduce_func)
+        out = layer.U(torch.cat([node_feat, graph.ndata["h_neigh"]], dim=-1))
+    normalized: Tensor = layer.dropout(layer.batchnorm(out / graph.num_nodes_global() ** 0.5))
+    return normalized
+
+
+def broadcast_to_own_nodes(graph: Any, graph_feat: Tensor, *, ntype: str | None = None) -> Tensor:
+    """A row of a sharded graph, which is one graph, for each node of this rank."""
+    return graph_feat.repeat_interleave(graph.num_nodes(ntype), 0)
+
+
+def rel_graph_conv(layer: Any, g: Any, *args: Any, **kwargs: Any) -> Tensor:
+    """`RelGraphConv` of this package on a graph of DGL.
+
+    SAR puts a class of its own in the place of DGL's, and so does `patch_dgl`.
+    """
+    return nn.RelGraphConv.forward(layer, from_dgl(g), *args, **kwargs)
+
+
 _FORWARDS: tuple[tuple[str, type[Any], Callable[..., Any]], ...] = (
-    ("graphconv.EdgeWeightNorm", MessagePassingGraph, _dgl_layers.edge_weight_norm),
-    ("gatedgraphconv.GatedGraphConv", GraphShardManager, _dgl_layers.gated_graph_conv),
-    ("pnaconv.PNAConvTower", GraphShardManager, _dgl_layers.pna_tower),
+    ("graphconv.EdgeWeightNorm", MessagePassingGraph, edge_weight_norm),
+    ("gatedgraphconv.GatedGraphConv", GraphShardManager, gated_graph_conv),
+    ("pnaconv.PNAConvTower", GraphShardManager, pna_tower),
 )
 
 
@@ -161,9 +216,10 @@ def _answer(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     name = original.__name__
     if isinstance(graph, GraphShardManager) and name != "edge_softmax":
         if name == "broadcast_nodes":
-            return _dgl_layers.broadcast_nodes(*args, **kwargs)
+            return broadcast_to_own_nodes(*args, **kwargs)
         return getattr(graph, name)(*args[1:], **kwargs)
-    return getattr(graphs, name)(*args, **kwargs)
+    ours = next(f for group in _FUNCTIONS.values() for f in group if f.__name__ == name)
+    return ours(*args, **kwargs)
 
 
 def _forward_of(original: Any, is_for: Callable[[Any], bool], ours: Callable[..., Any]) -> Any:
@@ -178,9 +234,9 @@ def _forward_of(original: Any, is_for: Callable[[Any], bool], ours: Callable[...
 
 
 def _functions() -> Iterator[Any]:
-    for module, names in _FUNCTIONS.items():
-        for name in names:
-            yield getattr(_dgl(module), name)
+    for module, ours in _FUNCTIONS.items():
+        for function in ours:
+            yield getattr(_dgl(module), function.__name__)
 
 
 def _forwards() -> Iterator[tuple[Any, Callable[[Any], bool], Callable[..., Any]]]:
@@ -189,7 +245,7 @@ def _forwards() -> Iterator[tuple[Any, Callable[[Any], bool], Callable[..., Any]
         module, name = path.split(".")
         owner = getattr(_dgl(f"nn.pytorch.conv.{module}"), name)
         yield owner, functools.partial(_is_a, kind), ours
-    yield RelGraphConv, _is_of_dgl, _dgl_layers.rel_graph_conv
+    yield RelGraphConv, _is_of_dgl, rel_graph_conv
 
 
 def _is_a(kind: type[Any], graph: Any) -> bool:

@@ -12,13 +12,16 @@ import sys
 from types import ModuleType
 from typing import Any
 
-# DGL's module: where its names are here, and the names.
+# DGL's module: where its names are here, and the names; of several origins, after semicolons.
 MODULES = {
     "batch": ". batch slice_batch unbatch",
     "convert": ". bipartite_from_networkx bipartite_from_scipy block_to_graph create_block "
     "from_networkx from_scipy graph heterograph to_heterogeneous to_homogeneous to_networkx",
+    "frame": "init zero_initializer",
+    "_ffi": "base DGLError",
+    "_ffi.base": "base DGLError",
     "generators": ". rand_bipartite rand_graph",
-    "geometry": "graphs._points farthest_point_sampler",
+    "geometry": "graphs._points farthest_point_sampler neighbor_matching",
     "global_config": "utils is_libxsmm_enabled use_libxsmm",
     "heterograph": ". Block DGLBlock=Block DGLGraph=Graph DGLHeteroGraph=Graph heterograph",
     "homophily": ". edge_homophily linkx_homophily node_homophily",
@@ -26,7 +29,7 @@ MODULES = {
     "mpops": ". copy_u copy_v u_add_v u_div_v u_dot_v u_mul_v u_sub_v",
     "multiprocessing": "torch.multiprocessing Barrier Condition Event JoinableQueue Lock Manager "
     "Pipe Pool Process Queue RLock Semaphore SimpleQueue Value cpu_count current_process "
-    "get_context get_start_method set_start_method spawn",
+    "get_context get_start_method set_start_method spawn; utils shared_tensor",
     "propagate": ". prop_edges prop_edges_dfs prop_nodes prop_nodes_bfs prop_nodes_topo",
     "random": "graphs._random choice seed",
     "readout": ". broadcast_edges broadcast_nodes max_edges max_nodes mean_edges mean_nodes "
@@ -37,17 +40,31 @@ MODULES = {
     "traversal": ". bfs_edges_generator bfs_nodes_generator dfs_edges_generator "
     "dfs_labeled_edges_generator topological_nodes_generator",
     "udf": ". EdgeBatch NodeBatch",
-    "partition": "transforms metis_partition_assignment partition_graph_with_halo reorder_nodes",
+    "partition": "transforms metis_partition metis_partition_assignment "
+    "partition_graph_with_halo reorder_nodes",
     "function.message": "function copy_e copy_u u_add_v u_div_v u_dot_v u_mul_v u_sub_v u_add_e "
     "u_div_e u_dot_e u_mul_e u_sub_e",
     "function.reducer": "function max mean min sum",
-    "data.citation_graph": "data CitationGraphDataset CiteseerGraphDataset CoraGraphDataset "
-    "PubmedGraphDataset",
-    "data.rdf": "data AIFBDataset AMDataset BGSDataset MUTAGDataset",
-    "data.dgl_dataset": "data DGLBuiltinDataset DGLDataset",
-    "data.reddit": "data RedditDataset",
-    "data.karate": "data KarateClubDataset",
+    "data.adapter": "data AsGraphPredDataset AsLinkPredDataset AsNodePredDataset",
+    "data.flickr": "data FlickrDataset",
+    "data.fraud": "data FraudAmazonDataset FraudDataset FraudYelpDataset",
+    "data.gindt": "data GINDataset",
+    "data.gnn_benchmark": "data AmazonCoBuyComputerDataset AmazonCoBuyPhotoDataset "
+    "CoauthorCSDataset CoauthorPhysicsDataset CoraFullDataset",
+    "data.karate": "data KarateClub KarateClubDataset",
+    "data.knowledge_graph": "data.one_graph FB15k237Dataset FB15kDataset KnowledgeGraphDataset "
+    "WN18Dataset load_data=load_knowledge_graph",
     "data.minigc": "data MiniGCDataset",
+    "data.ppi": "data LegacyPPIDataset PPIDataset",
+    "data.qm9": "data QM9 QM9Dataset",
+    "data.qm9_edge": "data QM9Edge QM9EdgeDataset",
+    "data.reddit": "data RedditDataset",
+    "data.sbm": "data SBMMixture SBMMixtureDataset",
+    "data.synthetic": "data BACommunityDataset BAShapeDataset TreeCycleDataset TreeGridDataset",
+    "data.tree": "data SST SSTDataset",
+    "data.tu": "data LegacyTUDataset TUDataset",
+    "data.wikics": "data WikiCSDataset",
+    "data.yelp": "data YelpDataset",
     "dataloading.base": "dataloading BlockSampler EdgePredictionSampler Sampler "
     "as_edge_prediction_sampler find_exclude_eids",
     "dataloading.neighbor_sampler": "dataloading MultiLayerFullNeighborSampler "
@@ -67,6 +84,7 @@ MODULES = {
     "distributed.dist_graph": "distributed DistGraph edge_split node_split",
     "distributed.dist_tensor": "distributed DistTensor",
     "distributed.dist_dataloader": "distributed DistDataLoader",
+    "distributed.id_map": "distributed IdMap",
     "distributed.nn": "distributed DistEmbedding",
     "distributed.optim": "distributed SparseAdagrad SparseAdam",
     "distributed.dist_context": "distributed exit_client initialize",
@@ -92,22 +110,31 @@ MODULES = {
     "nn.pytorch.hetero": "nn HeteroEmbedding HeteroGraphConv HeteroLinear",
     "nn.pytorch.linear": "nn TypedLinear",
     "nn.pytorch.softmax": "nn edge_softmax",
-    "nn.pytorch.conv": "nn AGNNConv APPNPConv DotGatConv EdgeWeightNorm GATConv GATv2Conv GINConv "
-    "GraphConv RelGraphConv SAGEConv SGConv",
+    "nn.pytorch.conv": "nn AGNNConv APPNPConv ChebConv DotGatConv EdgeConv EdgeWeightNorm GATConv "
+    "GATv2Conv GINConv GINEConv GMMConv GatedGraphConv GraphConv NNConv RelGraphConv SAGEConv "
+    "SGConv TAGConv",
     "nn.pytorch.factory": "nn KNNGraph RadiusGraph SegmentedKNNGraph knn_graph "
     "radius_graph segmented_knn_graph",
     "nn.pytorch.link": "nn EdgePredictor TransE TransR",
-    "nn.pytorch.utils": "nn JumpingKnowledge Sequential",
+    "nn.pytorch.utils": "nn Identity JumpingKnowledge LabelPropagation Sequential WeightBasis",
+    "nn.pytorch.explain": "nn GNNExplainer",
     "nn.pytorch.conv.agnnconv": "nn AGNNConv edge_softmax",
     "nn.pytorch.conv.appnpconv": "nn APPNPConv",
+    "nn.pytorch.conv.chebconv": "nn ChebConv",
     "nn.pytorch.conv.dotgatconv": "nn DotGatConv edge_softmax",
+    "nn.pytorch.conv.edgeconv": "nn EdgeConv",
     "nn.pytorch.conv.gatconv": "nn GATConv edge_softmax",
     "nn.pytorch.conv.gatv2conv": "nn GATv2Conv edge_softmax",
+    "nn.pytorch.conv.gatedgraphconv": "nn GatedGraphConv",
     "nn.pytorch.conv.ginconv": "nn GINConv",
+    "nn.pytorch.conv.gineconv": "nn GINEConv",
+    "nn.pytorch.conv.gmmconv": "nn GMMConv",
     "nn.pytorch.conv.graphconv": "nn EdgeWeightNorm GraphConv",
+    "nn.pytorch.conv.nnconv": "nn NNConv",
     "nn.pytorch.conv.relgraphconv": "nn RelGraphConv",
     "nn.pytorch.conv.sageconv": "nn SAGEConv",
     "nn.pytorch.conv.sgconv": "nn SGConv",
+    "nn.pytorch.conv.tagconv": "nn TAGConv",
 }
 
 
@@ -124,11 +151,16 @@ def add_modules(package: str) -> None:
     Args:
         package: Name of this package.
     """
-    for place, entry in MODULES.items():
-        origin, *names = entry.split()
-        source = importlib.import_module(
-            origin if origin.startswith("torch.") else f"{package}.{origin}".rstrip(".")
-        )
+    for place, entries in MODULES.items():
+        names = {}
+        for entry in entries.split("; "):
+            origin, *wanted = entry.split()
+            source = importlib.import_module(
+                origin if origin.startswith("torch.") else f"{package}.{origin}".rstrip(".")
+            )
+            for name in wanted:
+                target, _, original = name.partition("=")
+                names[target] = getattr(source, original or target)
         full_name = f"{package}.{place}"
         parent, _, last = full_name.rpartition(".")
         module = sys.modules.get(full_name)
@@ -137,7 +169,6 @@ def add_modules(package: str) -> None:
             module = sys.modules[full_name] = kind(full_name, f"Names of ``dgl.{place}``.")
             if last not in names:  # else the parent has the function
                 setattr(sys.modules[parent], last, module)
-        for name in names:
-            target, _, original = name.partition("=")
-            if not hasattr(module, target):
-                setattr(module, target, getattr(source, original or target))
+        for name, value in names.items():
+            if not hasattr(module, name):
+                setattr(module, name, value)

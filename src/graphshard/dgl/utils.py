@@ -126,6 +126,27 @@ class Filter:
         return torch.isin(test, self._ids, invert=True).nonzero().reshape(-1).to(test.dtype)
 
 
+def shared_tensor(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """A new tensor in memory that processes share; its values are arbitrary.
+
+    Args:
+        *shape: Its shape, as numbers or as one tuple.
+        dtype: Its dtype.
+    """
+    return torch.empty(*shape, dtype=dtype).share_memory_()
+
+
+def gather_pinned_tensor_rows(tensor: Tensor, rows: Tensor) -> Tensor:
+    """Rows of a tensor in the host's memory, on the device of their numbers.
+
+    Args:
+        tensor: ``[num_rows, ...]``, pinned where the numbers are on a GPU.
+        rows: ``[num_wanted]``.
+    """
+    wanted = tensor.index_select(0, rows.to(tensor.device))
+    return wanted.to(rows.device, non_blocking=tensor.is_pinned())
+
+
 def use_libxsmm(flag: bool) -> None:
     """Accepted so that scripts written for DGL run; the kernels are always the fast ones.
 

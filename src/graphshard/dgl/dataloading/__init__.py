@@ -17,11 +17,11 @@ from ...servers import DistDataLoader as DistDataLoader
 from ...servers import DistEdgeDataLoader as DistEdgeDataLoader
 from ...servers import DistNodeDataLoader as DistNodeDataLoader
 from . import negative_sampler as negative_sampler
-from ._cluster_gcn import ClusterGCNSampler as ClusterGCNSampler
 from ._collators import EdgeCollator as EdgeCollator
 from ._collators import NodeCollator as NodeCollator
 from ._graph_loader import GraphCollator as GraphCollator
 from ._graph_loader import GraphDataLoader as GraphDataLoader
-from ._saint import SAINTSampler as SAINTSampler
-from ._shadow import ShaDowKHopSampler as ShaDowKHopSampler
 from ._spot_target import SpotTarget as SpotTarget
+from .subgraph_samplers import ClusterGCNSampler as ClusterGCNSampler
+from .subgraph_samplers import SAINTSampler as SAINTSampler
+from .subgraph_samplers import ShaDowKHopSampler as ShaDowKHopSampler

@@ -45,3 +45,5 @@ from ..dataloading._collators import EdgeCollator as EdgeCollator
 from ..dataloading._collators import NodeCollator as NodeCollator
 from . import graph_partition_book as graph_partition_book
 from . import partition as partition
+from .graph_partition_book import GraphPartitionBook as GraphPartitionBook
+from .graph_partition_book import IdMap as IdMap

@@ -20,28 +20,6 @@ from ...graph.transforms import (
     to_simple_graph,
 )
 from . import functional
-from ._base import BaseTransform, Compose
-from ._diffusion import GDC, PPR, HeatKernel
-from ._features import (
-    SVDPE,
-    GCNNorm,
-    LaplacianPE,
-    LapPE,
-    RandomWalkPE,
-    RowFeatNormalizer,
-    SIGNDiffusion,
-)
-from ._random import AddEdge, DropEdge, DropNode, FeatMask, NodeShuffle
-from ._structure import (
-    AddMetaPaths,
-    AddReverse,
-    AddSelfLoop,
-    KHopGraph,
-    LineGraph,
-    RemoveSelfLoop,
-    ToLevi,
-    ToSimple,
-)
 from .functional import (
     adj_product_graph,
     adj_sum_graph,
@@ -71,6 +49,33 @@ from .functional import (
     to_double,
     to_float,
     to_half,
+)
+from .module import (
+    GDC,
+    PPR,
+    SVDPE,
+    AddEdge,
+    AddMetaPaths,
+    AddReverse,
+    AddSelfLoop,
+    BaseTransform,
+    Compose,
+    DropEdge,
+    DropNode,
+    FeatMask,
+    GCNNorm,
+    HeatKernel,
+    KHopGraph,
+    LaplacianPE,
+    LapPE,
+    LineGraph,
+    NodeShuffle,
+    RandomWalkPE,
+    RemoveSelfLoop,
+    RowFeatNormalizer,
+    SIGNDiffusion,
+    ToLevi,
+    ToSimple,
 )
 
 __all__ = [

@@ -1,0 +1,679 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Data sets of one graph, from local files: OGB's, Reddit, and the others that DGL downloads."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..._base.files import read_json_regular, read_text_regular
+from ...data import from_ogb
+from ...data.npy import read_npz
+from ...errors import GraphValueError
+from ...graph import Graph, from_scipy, graph, heterograph, load_graphs, to_bidirected
+from ..graphs._order import reorder_graph
+from .dgl_dataset import DGLBuiltinDataset, OneGraphDataset, find_folder, only_graph
+from .utils import _get_dgl_url
+
+_SPLITS = {"train": "train", "valid": "val", "test": "test"}
+"""OGB's names of the sets, and ours."""
+
+
+class DglNodePropPredDataset:
+    """OGB's data set of one graph: ``dataset[0]`` is the graph and the labels.
+
+    The class of that name in ``ogb`` needs DGL; this one reads the same files, see `from_ogb`. Node
+    fields are ``feat`` and, without the ``node_`` of their files, the others; labels and sets are
+    not among them.
+
+    Args:
+        name: Such as ``'ogbn-arxiv'``.
+        root: Folder that holds, or is to hold, ``ogbn_arxiv``.
+
+    Raises:
+        ImportError: As for `from_ogb`.
+        ValueError: As for `from_ogb`.
+
+    Example:
+        >>> dataset = DglNodePropPredDataset('ogbn-arxiv', 'downloads')  # doctest: +SKIP
+        >>> graph, labels = dataset[0]  # doctest: +SKIP
+        >>> train = dataset.get_idx_split()["train"]  # doctest: +SKIP
+    """
+
+    def __init__(self, name: str, root: str | os.PathLike[str] = "dataset") -> None:
+        self._data = from_ogb(name, root)
+        self.name, self.num_classes = name, self._data.num_classes
+
+    @property
+    def _is_typed(self) -> bool:
+        return len(self._data.graph.ntypes) > 1
+
+    def __len__(self) -> int:
+        """1."""
+        return 1
+
+    def __getitem__(self, index: int) -> tuple[Graph, Any]:
+        """The graph, and labels ``[num_nodes, num_tasks]``; node type to these, if it has several.
+
+        Raises:
+            IndexError: ``index`` is not 0.
+        """
+        if index != 0:
+            raise IndexError(f"the data set has one graph, number 0 (got {index})")
+        data, target = self._data, self._data.target
+        g = data.graph.local_var()
+        for ntype in g.ntypes:
+            _rename(g.nodes[ntype].data, "node_")
+        for etype in g.canonical_etypes:
+            _rename(g.edges[etype].data, "edge_")
+        fields = g.nodes[target].data
+        labels = fields.pop("label")
+        for split in _SPLITS.values():
+            del fields[f"{split}_mask"]
+        labels = labels.view(len(labels), -1)
+        return g, {target: labels} if self._is_typed else labels
+
+    def get_idx_split(self) -> dict[str, Any]:
+        """``"train"``, ``"valid"`` and ``"test"`` to node ids; or to node type to ids."""
+        found: dict[str, Tensor] = {k: self._data.node_ids(v) for k, v in _SPLITS.items()}
+        if self._is_typed:
+            return {split: {self._data.target: ids} for split, ids in found.items()}
+        return found
+
+
+def _rename(fields: Any, prefix: str) -> None:
+    for name in list(fields):
+        if name.startswith(prefix):
+            fields[name.removeprefix(prefix)] = fields.pop(name)
+
+
+_SAVED = "dgl_graph.bin"
+_ENDS, _NODES = ("row", "col", "shape"), ("feature", "label", "node_types")
+_MASKS = ("train_mask", "val_mask", "test_mask")
+
+
+class RedditDataset(DGLBuiltinDataset):
+    """232,965 posts, 114,615,892 edges, 602 features, 41 communities.
+
+    Read is ``reddit_graph.npz`` (``reddit_self_loop_graph.npz`` with self loops) with
+    ``reddit_data.npz``, or DGL's ``dgl_graph.bin``, in ``raw_dir`` or in a folder in it that has
+    the name that DGL gives it. Nothing is downloaded or saved. Nodes are numbered by reverse
+    Cuthill-McKee and edges by destination, as in DGL.
+
+    Args:
+        self_loop: The graph with an edge from each node to itself.
+        raw_dir: As for `DGLDataset`.
+        force_reload: Do not read what DGL has saved.
+        verbose: Print what was read.
+        transform: As for `DGLDataset`.
+
+    Raises:
+        FileNotFoundError: The files are not there; the error says what belongs where.
+        ValueError: A damaged file, or files that do not fit together.
+    """
+
+    def __init__(
+        self,
+        self_loop: bool = False,
+        raw_dir: str | os.PathLike[str] | None = None,
+        force_reload: bool = False,
+        verbose: bool = False,
+        transform: Callable[[Graph], Any] | None = None,
+    ) -> None:
+        name = "reddit_self_loop" if self_loop else "reddit"
+        super().__init__(
+            name,
+            url=None,
+            raw_dir=raw_dir,
+            force_reload=force_reload,
+            verbose=verbose,
+            transform=transform,
+        )
+
+    def process(self) -> None:
+        """Read the files."""
+        raw = [f"{self.name}_graph.npz", "reddit_data.npz"]
+        saved = [] if self._force_reload else [[_SAVED]]
+        folder = find_folder(self.raw_dir, [self.name], [raw, *saved])
+        if folder is None:
+            raise FileNotFoundError(
+                f"{self.name} is not downloaded: put {' and '.join(raw)}, or DGL's {_SAVED}, into "
+                f"{Path(self.raw_dir) / self.name}"
+            )
+        if all((folder / file).is_file() for file in raw):
+            self._g = _read(folder / raw[0], folder / raw[1])
+        else:
+            (self._g,), _ = load_graphs(str(folder / _SAVED))
+            for mask in _MASKS:
+                self._g.ndata[mask] = self._g.ndata[mask].bool()
+        self._say(f"{self.name}: {self._g.num_nodes()} nodes, {self._g.num_edges()} edges")
+
+    @property
+    def num_classes(self) -> int:
+        """Number of communities."""
+        return 41
+
+    def __getitem__(self, idx: int) -> Any:
+        """The graph, with ``feat``, ``label``, ``train_mask``, ``val_mask`` and ``test_mask``."""
+        only_graph(idx)
+        return self._transformed(self._g)
+
+    def __len__(self) -> int:
+        """1."""
+        return 1
+
+
+def _read(edges: Path, nodes: Path) -> Graph:
+    ends, rows = read_npz(edges, _ENDS.__contains__), read_npz(nodes, _NODES.__contains__)
+    for path, arrays, wanted in ((edges, ends, _ENDS), (nodes, rows, _NODES)):
+        if set(arrays) != set(wanted):
+            raise GraphValueError(f"{path} must have the arrays {', '.join(wanted)}; get it again")
+    count = len(rows["label"])
+    if any(len(rows[name]) != count for name in _NODES) or ends["shape"].tolist() != [count] * 2:
+        raise GraphValueError(
+            f"{edges} and {nodes} must have the same nodes (got {ends['shape'].tolist()} and "
+            f"{count}); get them again"
+        )
+    src, dst = (torch.from_numpy(ends[name].astype(np.int64)) for name in ("row", "col"))
+    found = graph((src, dst), num_nodes=count)
+    for number, mask in enumerate(_MASKS, 1):
+        found.ndata[mask] = torch.from_numpy(rows["node_types"] == number)
+    found.ndata["feat"] = torch.from_numpy(rows["feature"].astype(np.float32))
+    found.ndata["label"] = torch.from_numpy(rows["label"].astype(np.int64))
+    return reorder_graph(found, node_permute_algo="rcmk", edge_permute_algo="dst", store_ids=False)
+
+
+class GNNBenchmarkDataset(OneGraphDataset):
+    """Base of the sets of "Pitfalls of Graph Neural Network Evaluation", with ``feat``, ``label``.
+
+    Source: Shchur, Mumme, Bojchevski and Günnemann, 2018, https://arxiv.org/abs/1811.05868. Read is
+    the set's ``.npz`` file, or DGL's ``dgl_graph_v1.bin``. Edges go both ways. Nodes are numbered
+    by reverse Cuthill-McKee and edges by destination, as in DGL.
+
+    Args:
+        raw_dir: As for `DGLDataset`.
+        force_reload: Do not read what DGL has saved.
+        verbose: Print what was read.
+        transform: As for `DGLDataset`.
+
+    Raises:
+        FileNotFoundError: The file is not there; the error says what belongs where.
+        ValueError: A damaged file.
+    """
+
+    _title = ""
+    num_classes = 0
+
+    def __init__(
+        self,
+        raw_dir: str | os.PathLike[str] | None = None,
+        force_reload: bool = False,
+        verbose: bool = False,
+        transform: Callable[[Graph], Any] | None = None,
+    ) -> None:
+        super().__init__(
+            self._title,
+            url=_get_dgl_url(f"dataset/{self._title}.zip"),
+            raw_dir=raw_dir,
+            force_reload=force_reload,
+            verbose=verbose,
+            transform=transform,
+        )
+
+    def process(self) -> None:
+        """Read the file."""
+        raw, saved = f"{self.name}.npz", "dgl_graph_v1.bin"
+        folder = self._found([self.name], [raw], *([] if self._force_reload else [[saved]]))
+        if (folder / raw).is_file():
+            self._g = _by_destination(_from_benchmark(folder / raw))
+        else:
+            self._g = load_graphs(str(folder / saved))[0][0]
+        self._say(f"{self.name}: {self._g.num_nodes()} nodes, {self._g.num_edges()} edges")
+
+
+class CoraFullDataset(GNNBenchmarkDataset):
+    """19,793 papers of 70 fields."""
+
+    _title, num_classes = "cora_full", 70
+
+
+class CoauthorCSDataset(GNNBenchmarkDataset):
+    """18,333 authors of 15 fields of computer science."""
+
+    _title, num_classes = "coauthor_cs", 15
+
+
+class CoauthorPhysicsDataset(GNNBenchmarkDataset):
+    """34,493 authors of 5 fields of physics."""
+
+    _title, num_classes = "coauthor_physics", 5
+
+
+class AmazonCoBuyComputerDataset(GNNBenchmarkDataset):
+    """13,752 computers of 10 kinds, joined where people bought both."""
+
+    _title, num_classes = "amazon_co_buy_computer", 10
+
+
+class AmazonCoBuyPhotoDataset(GNNBenchmarkDataset):
+    """7,650 cameras of 8 kinds, joined where people bought both."""
+
+    _title, num_classes = "amazon_co_buy_photo", 8
+
+
+def _from_benchmark(path: Path) -> Graph:
+    """Of CSR matrices as arrays: ``adj``, and ``attr`` and ``labels`` so or as they are."""
+    arrays = read_npz(path, lambda name: name.split("_")[0] in ("adj", "attr", "labels"))
+
+    def matrix(name: str) -> Any:
+        if f"{name}_data" not in arrays:
+            return arrays[name if name in arrays else f"{name}_matrix"]
+        import scipy.sparse
+
+        parts = tuple(arrays[f"{name}_{part}"] for part in ("data", "indices", "indptr"))
+        found = scipy.sparse.csr_matrix(parts, shape=tuple(arrays[f"{name}_shape"]))
+        found.check_format(full_check=True)
+        return found
+
+    try:
+        ends = matrix("adj").tocoo()
+        rows, labels = matrix("attr"), matrix("labels")
+    except (KeyError, ValueError, AttributeError, TypeError) as error:
+        raise GraphValueError(
+            f"{path} does not hold such a graph ({error}); get it again"
+        ) from None
+    dense = (rows if isinstance(rows, np.ndarray) else rows.toarray()).astype(np.float32)
+    found = graph((ends.row.astype(np.int64), ends.col.astype(np.int64)), num_nodes=len(dense))
+    found = to_bidirected(found)
+    found.ndata["feat"] = torch.from_numpy(dense)
+    if not isinstance(labels, np.ndarray):
+        labels = labels.toarray()
+    found.ndata["label"] = torch.from_numpy(labels.astype(np.int64))
+    return found
+
+
+def _by_destination(g: Graph) -> Graph:
+    return reorder_graph(g, node_permute_algo="rcmk", edge_permute_algo="dst", store_ids=False)
+
+
+class WikiCSDataset(OneGraphDataset):
+    """11,701 articles on computer science of 10 branches, with 20 training sets.
+
+    Source: Mernyei and Cangea, "Wiki-CS: A Wikipedia-Based Benchmark for Graph Neural Networks",
+    2020, https://arxiv.org/abs/2007.02901. Read is ``data.json``, or DGL's ``dgl_graph.bin``.
+    ``train_mask``, ``val_mask`` and ``stopping_mask`` are ``[num_nodes, 20]``.
+
+    Args:
+        raw_dir: As for `DGLDataset`.
+        force_reload: Do not read what DGL has saved.
+        verbose: Print what was read.
+        transform: As for `DGLDataset`.
+
+    Raises:
+        FileNotFoundError: The file is not there; the error says what belongs where.
+    """
+
+    num_classes = 10
+
+    def __init__(
+        self,
+        raw_dir: str | os.PathLike[str] | None = None,
+        force_reload: bool = False,
+        verbose: bool = False,
+        transform: Callable[[Graph], Any] | None = None,
+    ) -> None:
+        super().__init__(
+            "wiki_cs",
+            url=_get_dgl_url("dataset/wiki_cs.zip"),
+            raw_dir=raw_dir,
+            force_reload=force_reload,
+            verbose=verbose,
+            transform=transform,
+        )
+
+    def process(self) -> None:
+        """Read the file."""
+        saved = [] if self._force_reload else [[_SAVED]]
+        folder = self._found([self.name], ["data.json"], *saved)
+        if not (folder / "data.json").is_file():
+            self._g = _saved_graph(folder / _SAVED)
+            return
+        stored = read_json_regular(folder / "data.json")
+        links = [(node, other) for node, others in enumerate(stored["links"]) for other in others]
+        src, dst = torch.tensor(links, dtype=torch.int64).reshape(-1, 2).T
+        found = to_bidirected(graph((src, dst), num_nodes=len(stored["labels"])))
+        found.ndata["feat"] = torch.tensor(stored["features"], dtype=torch.float32)
+        found.ndata["label"] = torch.tensor(stored["labels"], dtype=torch.int64)
+        for masks, name in (
+            ("train_masks", "train_mask"),
+            ("val_masks", "val_mask"),
+            ("stopping_masks", "stopping_mask"),
+        ):
+            found.ndata[name] = torch.tensor(stored[masks]).bool().T.contiguous()
+        found.ndata["test_mask"] = torch.tensor(stored["test_mask"]).bool()
+        self._g = _by_destination(found)
+
+
+class GraphSAINTDataset(OneGraphDataset):
+    """Base of Flickr and Yelp of "GraphSAINT: Graph Sampling Based Inductive Learning Method".
+
+    Source: Zeng et al., ICLR 2020, https://arxiv.org/abs/1907.04931. Read are ``adj_full.npz``,
+    ``feats.npy``, ``class_map.json`` and ``role.json``, or DGL's ``dgl_graph.bin``.
+
+    Args:
+        raw_dir: As for `DGLDataset`.
+        force_reload: Do not read what DGL has saved.
+        verbose: Print what was read.
+        transform: As for `DGLDataset`.
+        reorder: Number nodes by reverse Cuthill-McKee and edges by destination.
+
+    Raises:
+        FileNotFoundError: The files are not there; the error says what belongs where.
+    """
+
+    _title = ""
+    num_classes = 0
+
+    def __init__(
+        self,
+        raw_dir: str | os.PathLike[str] | None = None,
+        force_reload: bool = False,
+        verbose: bool = False,
+        transform: Callable[[Graph], Any] | None = None,
+        reorder: bool = False,
+    ) -> None:
+        self._reorder = reorder
+        super().__init__(
+            self._title,
+            url=_get_dgl_url(f"dataset/{self._title}.zip"),
+            raw_dir=raw_dir,
+            force_reload=force_reload,
+            verbose=verbose,
+            transform=transform,
+        )
+
+    def process(self) -> None:
+        """Read the files."""
+        import scipy.sparse
+
+        raw = ["adj_full.npz", "feats.npy", "class_map.json", "role.json"]
+        folder = self._found([self.name], raw, *([] if self._force_reload else [[_SAVED]]))
+        if not all((folder / file).is_file() for file in raw):
+            self._g = _saved_graph(folder / _SAVED)
+            return
+        found = from_scipy(scipy.sparse.load_npz(folder / raw[0]))
+        found.ndata["feat"] = torch.from_numpy(np.load(folder / raw[1], allow_pickle=False)).float()
+        classes, roles = (read_json_regular(folder / file) for file in raw[2:])
+        first = next(iter(classes.values()), 0)
+        shape = (found.num_nodes(), *((len(first),) if isinstance(first, list) else ()))
+        labels = torch.full(shape, -1, dtype=torch.int64)
+        for node, label in classes.items():
+            labels[int(node)] = torch.as_tensor(label)
+        found.ndata["label"] = labels
+        for role, mask in zip(("tr", "va", "te"), _MASKS, strict=True):
+            found.ndata[mask] = torch.zeros(found.num_nodes(), dtype=torch.bool)
+            found.ndata[mask][torch.tensor(roles[role], dtype=torch.int64)] = True
+        self._g = _by_destination(found) if self._reorder else found
+
+
+class FlickrDataset(GraphSAINTDataset):
+    """89,250 pictures of 7 kinds."""
+
+    _title, num_classes = "flickr", 7
+
+
+class YelpDataset(GraphSAINTDataset):
+    """716,847 users, each with several of 100 classes."""
+
+    _title, num_classes = "yelp", 100
+
+
+def _saved_graph(path: Path) -> Graph:
+    """What DGL has saved; its masks as bool."""
+    found: Graph = load_graphs(str(path))[0][0]
+    for name in list(found.ndata):
+        if name.endswith("_mask"):
+            found.ndata[name] = found.ndata[name].bool()
+    return found
+
+
+class FraudDataset(OneGraphDataset):
+    """Reviews or users, joined in three ways; some are fraudulent.
+
+    Source: Dou et al., "Enhancing Graph Neural Network-based Fraud Detectors against Camouflaged
+    Fraudsters", CIKM 2020, https://arxiv.org/abs/2008.08692. Read is ``YelpChi.mat`` or
+    ``Amazon.mat``.
+
+    Args:
+        name: ``"yelp"`` or ``"amazon"``.
+        raw_dir: As for `DGLDataset`.
+        random_seed: Decides the sets.
+        train_size: Share of the nodes to train on.
+        val_size: Share of the nodes to validate on.
+        force_reload: Accepted for DGL's scripts.
+        verbose: Print what was read.
+        transform: As for `DGLDataset`.
+
+    Raises:
+        FileNotFoundError: The file is not there; the error says what belongs where.
+        ValueError: An unknown name, or shares that are more than 1.
+    """
+
+    file_urls: ClassVar[dict[str, str]] = {
+        "yelp": "dataset/FraudYelp.zip",
+        "amazon": "dataset/FraudAmazon.zip",
+    }
+    relations: ClassVar[dict[str, list[str]]] = {
+        "yelp": ["net_rsr", "net_rtr", "net_rur"],
+        "amazon": ["net_upu", "net_usu", "net_uvu"],
+    }
+    file_names: ClassVar[dict[str, str]] = {"yelp": "YelpChi.mat", "amazon": "Amazon.mat"}
+    node_name: ClassVar[dict[str, str]] = {"yelp": "review", "amazon": "user"}
+    num_classes = 2
+
+    def __init__(
+        self,
+        name: str,
+        raw_dir: str | os.PathLike[str] | None = None,
+        random_seed: int = 717,
+        train_size: float = 0.7,
+        val_size: float = 0.1,
+        force_reload: bool = False,
+        verbose: bool = True,
+        transform: Callable[[Graph], Any] | None = None,
+    ) -> None:
+        if name not in self.file_names:
+            raise GraphValueError(f"name must be one of {list(self.file_names)} (got {name!r})")
+        if not 0 <= train_size + val_size <= 1:
+            raise GraphValueError(
+                f"train_size and val_size must be together at most 1 (got {train_size} and "
+                f"{val_size})"
+            )
+        self.seed, self.train_size, self.val_size = random_seed, train_size, val_size
+        super().__init__(
+            name,
+            url=_get_dgl_url(self.file_urls[name]),
+            raw_dir=raw_dir,
+            hash_key=(random_seed, train_size, val_size),
+            force_reload=force_reload,
+            verbose=verbose,
+            transform=transform,
+        )
+
+    def process(self) -> None:
+        """Read the file."""
+        from scipy.io import loadmat
+
+        file, ntype = self.file_names[self.name], self.node_name[self.name]
+        stored = loadmat(self._found([self.name], [file]) / file)
+        ends = {relation: stored[relation].tocoo() for relation in self.relations[self.name]}
+        found = heterograph(
+            {
+                (ntype, relation, ntype): (
+                    torch.from_numpy(matrix.row.astype(np.int64)),
+                    torch.from_numpy(matrix.col.astype(np.int64)),
+                )
+                for relation, matrix in ends.items()
+            },
+            num_nodes_dict={ntype: stored["features"].shape[0]},
+        )
+        found.ndata["feature"] = torch.from_numpy(stored["features"].toarray().astype(np.float32))
+        found.ndata["label"] = torch.from_numpy(stored["label"].squeeze().astype(np.int64))
+        self.graph = self._g = found
+        count = found.num_nodes()
+        # the first users of Amazon have no labels
+        nodes = np.arange(3305 if self.name == "amazon" else 0, count)
+        nodes = np.random.RandomState(self.seed).permutation(nodes)
+        num_train, num_val = (int(s * len(nodes)) for s in (self.train_size, self.val_size))
+        sets = np.split(nodes, [num_train, len(nodes) - num_val])
+        for mask, ids in zip(("train_mask", "test_mask", "val_mask"), sets, strict=True):
+            found.ndata[mask] = torch.zeros(count, dtype=torch.bool)
+            found.ndata[mask][torch.from_numpy(ids)] = True
+
+
+class FraudYelpDataset(FraudDataset):
+    """`FraudDataset` of 45,954 reviews."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__("yelp", *args, **kwargs)
+
+
+class FraudAmazonDataset(FraudDataset):
+    """`FraudDataset` of 11,944 users."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__("amazon", *args, **kwargs)
+
+
+class KnowledgeGraphDataset(OneGraphDataset):
+    """Base of data sets of triples (head, relation, tail), parted to find some again.
+
+    Read are ``entities.dict``, ``relations.dict``, ``train.txt``, ``valid.txt`` and ``test.txt``.
+    Edge fields are ``etype``, and ``train_mask``, ``val_mask``, ``test_mask``, which reversed edges
+    have too where ``train_edge_mask``, ``valid_edge_mask`` and ``test_edge_mask`` leave them out.
+
+    Args:
+        reverse: Have the reverse of each edge, as a relation of its own.
+        raw_dir: As for `DGLDataset`.
+        force_reload: Accepted for DGL's scripts.
+        verbose: Print what was read.
+        transform: As for `DGLDataset`.
+
+    Raises:
+        FileNotFoundError: The files are not there; the error says what belongs where.
+        ValueError: A triple of an unknown entity or relation.
+    """
+
+    _title = ""
+    num_nodes = 0
+    num_rels = 0
+
+    def __init__(
+        self,
+        reverse: bool = True,
+        raw_dir: str | os.PathLike[str] | None = None,
+        force_reload: bool = False,
+        verbose: bool = True,
+        transform: Callable[[Graph], Any] | None = None,
+    ) -> None:
+        self.reverse = reverse
+        super().__init__(
+            self._title,
+            url=_get_dgl_url(f"dataset/{self._title}.tgz"),
+            raw_dir=raw_dir,
+            force_reload=force_reload,
+            verbose=verbose,
+            transform=transform,
+        )
+
+    def process(self) -> None:
+        """Read the files."""
+        files = ["entities.dict", "relations.dict", "train.txt", "valid.txt", "test.txt"]
+        inside = [f"{self.name}/{file}" for file in files]
+        folder = self._found([self.name], files, inside)
+        folder = folder if (folder / files[0]).is_file() else folder / self.name
+        entities, relations = (_numbers(folder / file) for file in files[:2])
+        self.num_nodes, self.num_rels = len(entities), len(relations)
+        sets = [_triples(folder / file, entities, relations) for file in files[2:]]
+        self._train, self._valid, self._test = (part.numpy() for part in sets)
+        names = ("training", "validation", "testing")
+        self._say(f"# entities: {self.num_nodes}\n# relations: {self.num_rels}")
+        for name, part in zip(names, sets, strict=True):
+            self._say(f"# {name} edges: {len(part)}")
+        self._g = _knowledge_graph(self.num_nodes, self.num_rels, sets, self.reverse)
+
+
+class FB15k237Dataset(KnowledgeGraphDataset):
+    """14,541 entities of Freebase, 237 relations, 310,116 triples."""
+
+    _title = "FB15k-237"
+
+
+class FB15kDataset(KnowledgeGraphDataset):
+    """14,951 entities of Freebase, 1,345 relations, 592,213 triples."""
+
+    _title = "FB15k"
+
+
+class WN18Dataset(KnowledgeGraphDataset):
+    """40,943 words of WordNet, 18 relations, 151,442 triples."""
+
+    _title = "wn18"
+
+
+def load_knowledge_graph(dataset: str) -> KnowledgeGraphDataset:
+    """The data set ``"wn18"``, ``"FB15k"`` or ``"FB15k-237"``.
+
+    Raises:
+        ValueError: Another name.
+    """
+    for kind in (WN18Dataset, FB15kDataset, FB15k237Dataset):
+        if kind._title == dataset:
+            return kind()
+    raise GraphValueError(f"dataset must be wn18, FB15k or FB15k-237 (got {dataset!r})")
+
+
+def _numbers(path: Path) -> dict[str, int]:
+    lines = (line.split("\t") for line in read_text_regular(path).splitlines() if line.strip())
+    return {name.strip(): int(number) for number, name in lines}
+
+
+def _triples(path: Path, entities: dict[str, int], relations: dict[str, int]) -> torch.Tensor:
+    """``[num_triples, 3]``."""
+    lines = [line.strip().split("\t") for line in read_text_regular(path).splitlines()]
+    try:
+        triples = [(entities[s], relations[r], entities[o]) for s, r, o in filter(any, lines)]
+    except (KeyError, ValueError) as error:
+        raise GraphValueError(f"{path} has a triple that cannot be read ({error})") from None
+    return torch.tensor(triples, dtype=torch.int64).reshape(-1, 3)
+
+
+def _knowledge_graph(
+    num_nodes: int, num_rels: int, sets: Sequence[torch.Tensor], reverse: bool
+) -> Graph:
+    """Edges in the order of DGL: by relation, in the order of their first triples."""
+    src, rel, dst = torch.cat(list(sets)).T
+    member = torch.cat([torch.full((len(part),), i) for i, part in enumerate(sets, 1)])
+    first = torch.full((num_rels,), len(rel)).scatter_reduce(0, rel, torch.arange(len(rel)), "amin")
+    order = first[rel].argsort(stable=True)
+    src, rel, dst, member = src[order], rel[order], dst[order], member[order]
+    both = member
+    if reverse:
+        src, dst = torch.cat([src, dst]), torch.cat([dst, src])
+        rel, both = torch.cat([rel, rel + num_rels]), torch.cat([member, member])
+        member = torch.cat([member, torch.zeros_like(member)])
+    found = graph((src, dst), num_nodes=num_nodes)
+    for number, (own, of_both) in enumerate(
+        (("train", "train"), ("valid", "val"), ("test", "test")), 1
+    ):
+        found.edata[f"{own}_edge_mask"] = member == number
+        found.edata[f"{of_both}_mask"] = both == number
+    found.edata["etype"] = rel
+    found.ndata["ntype"] = torch.zeros(num_nodes, dtype=torch.int64)
+    return found

@@ -1,0 +1,504 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Samplers whose batches are subgraphs: ShaDow, GraphSAINT, ClusterGCN."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import weakref
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from ..._base.files import check_regular
+from ..._base.typing import CanonicalEType
+from ...errors import GraphValueError
+from ...graph import EID, NID, Graph, node_subgraph
+from ...graph.structure import by_first_occurrence
+from ...ops import Adjacency
+from ...partition import UndirectedGraph, metis_partition
+from ...sampling.graph_store import graph_store_of
+from ...sampling.lazy_features import (
+    FeatureNames,
+    check_named,
+    read_named,
+    set_lazy,
+    without_features,
+)
+from ...sampling.sampler import (
+    DrawSeed,
+    LayerFanout,
+    NeighborSampler,
+    Sampler,
+    by_relation,
+    by_type,
+    only_if_plain,
+)
+from ..sampling.walks import ONE_OUT_EDGE, walks_along
+
+
+class SubgraphSampler(Sampler):
+    """Base of samplers that give the graph of some nodes and of all edges between them.
+
+    It has every feature of the graph that it is drawn from, gathered when read; see [Note: lazy
+    features]. Ids are in ``ndata[NID]`` and ``edata[EID]``.
+
+    Args:
+        prefetch_ndata: Names of node features that a loader gathers ahead of the training loop; on
+            a typed graph also node type to names.
+        prefetch_edata: The same for edge features.
+        output_device: Where the subgraph shall be; by default where the graph is.
+    """
+
+    def __init__(
+        self,
+        prefetch_ndata: FeatureNames = None,
+        prefetch_edata: FeatureNames = None,
+        output_device: torch.device | str | None = None,
+    ) -> None:
+        self.prefetch_ndata = prefetch_ndata or ()
+        self.prefetch_edata = prefetch_edata or ()
+        self.output_device = output_device
+
+    def induced(self, g: Graph, nodes: dict[str, Tensor]) -> Graph:
+        """The subgraph of some nodes, each of them once, with ids and without features.
+
+        Args:
+            g: The graph.
+            nodes: Node type to ids.
+
+        Raises:
+            ValueError: Features are named that the graph does not have.
+        """
+        named = self.prefetch_ndata, self.prefetch_edata
+        check_named(lambda t: g.nodes[t].data, g.ntypes, named[0], "prefetch_ndata")
+        check_named(lambda t: g.edges[t].data, g.canonical_etypes, named[1], "prefetch_edata")
+        found: Graph = node_subgraph(without_features(g), nodes)
+        return found
+
+    def with_features(self, g: Graph, found: Graph) -> Graph:
+        """A subgraph that has ids, with the features of the graph, where batches shall be."""
+        for ntype in g.ntypes:
+            set_lazy(g.nodes[ntype].data, found.nodes[ntype].data, NID)
+        for etype in g.canonical_etypes:
+            set_lazy(g.edges[etype].data, found.edges[etype].data, EID)
+        return found if self.output_device is None else found.to(self.output_device)
+
+    def prefetch(self, batch: Any) -> None:
+        """Gather the features that were named, for a batch that ``sample`` returned."""
+        subgraph = batch[-1] if isinstance(batch, tuple) else batch
+        read_named(subgraph.nodes, subgraph.ntypes, self.prefetch_ndata)
+        read_named(subgraph.edges, subgraph.canonical_etypes, self.prefetch_edata)
+
+
+class ShaDowKHopSampler(SubgraphSampler):
+    """Draws neighbours hop by hop, and gives the graph of all nodes found and all edges between.
+
+    Source: Zeng et al., "Decoupling the Depth and Scope of Graph Neural Networks", NeurIPS 2021,
+    https://arxiv.org/abs/2201.07858.
+
+    Args:
+        fanouts: Neighbours per node, one number (or relation to number) per hop, the last for the
+            seeds; -1 for all.
+        replace: Draw with replacement.
+        prob: Name of an edge feature; neighbours are drawn in proportion to it.
+        prefetch_node_feats: As ``prefetch_ndata`` of `SubgraphSampler`.
+        prefetch_edge_feats: As ``prefetch_edata`` of `SubgraphSampler`.
+        output_device: As for `SubgraphSampler`.
+
+    Example:
+        >>> from graphshard.data import load_dataset
+        >>> cora, sampler = load_dataset("cora").graph, ShaDowKHopSampler([5, 10])
+        >>> input_nodes, output_nodes, subgraph = sampler.sample(cora, torch.tensor([3, 8]))
+        >>> subgraph.ndata["_ID"][:2], len(input_nodes) == subgraph.num_nodes()
+        (tensor([3, 8]), True)
+    """
+
+    def __init__(
+        self,
+        fanouts: Sequence[LayerFanout],
+        replace: bool = False,
+        prob: str | None = None,
+        prefetch_node_feats: FeatureNames = None,
+        prefetch_edge_feats: FeatureNames = None,
+        output_device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__(prefetch_node_feats, prefetch_edge_feats, output_device)
+        self._sampler = NeighborSampler(fanouts, prob=prob, replace=replace)
+        self.fanouts, self.replace, self.prob = self._sampler.fanouts, replace, prob
+
+    def sample(
+        self,
+        g: Graph,
+        seed_nodes: Any,
+        exclude_eids: Any = None,
+        draw_seed: DrawSeed | None = None,
+    ) -> tuple[Any, Any, Graph]:
+        """The subgraph around some nodes.
+
+        A seed that is given several times has a node for each, in the order given: all of them
+        have the same in-edges, and out-edges leave from the first.
+
+        Args:
+            g: A graph of this process.
+            seed_nodes: Node ids, or node type to ids.
+            exclude_eids: Ids of edges that must neither be drawn nor be in the subgraph, or
+                relation to ids.
+            draw_seed: Which draw to make; by default one from torch's generator.
+
+        Returns:
+            ``(input_nodes, output_nodes, subgraph)``: the subgraph's nodes, which begin with the
+            seeds; the seeds; and the subgraph.
+
+        Raises:
+            TypeError: Ids without a type on a graph of several types.
+            ValueError: Ids that are out of range.
+        """
+        store = graph_store_of(g)
+        seeds = by_type(store, seed_nodes, "seed_nodes")
+        excluded = by_relation(store, exclude_eids, "exclude_eids")
+        draw_seed = DrawSeed.fresh() if draw_seed is None else draw_seed
+        blocks = self._sampler.draw(store, seeds, draw_seed, excluded=excluded, with_eids=False)
+        found = {t: blocks[0].srcnodes[t].data[NID] for t in g.ntypes}
+        distinct = {t: by_first_occurrence(ids) for t, ids in found.items()}
+        subgraph = self.induced(g, distinct)
+        if any(len(ids) < len(found[t]) for t, ids in distinct.items()):
+            subgraph = _repeated(subgraph, found, distinct)
+        subgraph = _without(subgraph, excluded or {})
+        is_plain = len(g.ntypes) == 1 and not isinstance(seed_nodes, dict)
+        given = only_if_plain(seeds) if is_plain else seeds
+        return only_if_plain(found), given, self.with_features(g, subgraph)
+
+
+def _repeated(subgraph: Graph, found: dict[str, Tensor], distinct: dict[str, Tensor]) -> Graph:
+    """A subgraph of distinct nodes with a node for each time that one was found."""
+    rows, first = {}, {}
+    for ntype, ids in found.items():
+        ascending, places = torch.sort(distinct[ntype])
+        rows[ntype] = places[torch.searchsorted(ascending, ids)]
+        at = torch.arange(len(ids), device=ids.device)
+        none = torch.full_like(distinct[ntype], len(ids), dtype=torch.int64)
+        first[ntype] = none.scatter_reduce(0, rows[ntype], at, "amin").to(ids.dtype)
+    relations, eids = {}, {}
+    for etype in subgraph.canonical_etypes:
+        near = rows[etype[2]].to(subgraph.idtype)
+        src, _, edges = subgraph.in_edges(near, "all", etype)
+        degrees = subgraph.in_degrees(near, etype)
+        dst = torch.arange(len(near), device=near.device).repeat_interleave(degrees.long())
+        relations[etype] = Adjacency(
+            first[etype[0]][src.long()],
+            dst.to(subgraph.idtype),
+            len(found[etype[0]]),
+            len(near),
+            check=False,
+        )
+        eids[etype] = subgraph.edges[etype].data[EID][edges.long()]
+    new = Graph({ntype: len(ids) for ntype, ids in found.items()}, relations)
+    for ntype, ids in found.items():
+        new.nodes[ntype].data[NID] = ids
+    for etype, ids in eids.items():
+        new.edges[etype].data[EID] = ids
+    return new
+
+
+def _without(subgraph: Graph, excluded: dict[CanonicalEType, Tensor]) -> Graph:
+    """A subgraph without edges of some ids of the graph that it is from."""
+    kept = {
+        etype: ~torch.isin(subgraph.edges[etype].data[EID], ids) for etype, ids in excluded.items()
+    }
+    if all(bool(mask.all()) for mask in kept.values()):
+        return subgraph
+    relations = {}
+    for etype, adjacency in zip(subgraph.canonical_etypes, subgraph.relations, strict=True):
+        relations[etype] = adjacency
+        if etype in kept:
+            src, dst = (side[kept[etype]] for side in adjacency.coo())
+            num_src, num_dst = subgraph.num_nodes(etype[0]), subgraph.num_nodes(etype[2])
+            relations[etype] = Adjacency(src, dst, num_src, num_dst, check=False)
+    new = Graph({t: subgraph.num_nodes(t) for t in subgraph.ntypes}, relations)
+    for ntype in subgraph.ntypes:
+        new.nodes[ntype].data[NID] = subgraph.nodes[ntype].data[NID]
+    for etype in subgraph.canonical_etypes:
+        ids = subgraph.edges[etype].data[EID]
+        new.edges[etype].data[EID] = ids[kept[etype]] if etype in kept else ids
+    return new
+
+
+# In the place of a layer's index in `DrawSeed.key`.
+_SAINT_KEY = -5
+
+
+class SAINTSampler(SubgraphSampler):
+    """Draws the nodes of a subgraph; a batch is a `Graph`.
+
+    Source: Zeng et al., "GraphSAINT: Graph Sampling Based Inductive Learning Method", ICLR 2020,
+    https://arxiv.org/abs/1907.04931. Its corrections of loss and aggregation for how likely nodes
+    and edges are drawn are the model's business.
+
+    Args:
+        mode: ``"node"`` draws nodes in proportion to their out-degrees; ``"edge"`` draws edges
+            from u to v in proportion to 1 / deg(u) + 1 / deg(v), and takes their ends; ``"walk"``
+            takes the nodes on random walks from nodes drawn uniformly.
+        budget: How many nodes or edges are drawn, with replacement; for walks a pair, how many and
+            how long.
+        cache: Keep what depends on the graph alone from batch to batch.
+        prefetch_ndata: As for `SubgraphSampler`.
+        prefetch_edata: As for `SubgraphSampler`.
+        output_device: As for `SubgraphSampler`.
+
+    Raises:
+        DGLError: Another mode, or a budget that does not fit it.
+
+    Example:
+        >>> from graphshard.data import load_dataset
+        >>> sampler = SAINTSampler("walk", (20, 4))
+        >>> subgraph = sampler.sample(load_dataset("cora").graph, None)
+        >>> 5 < subgraph.num_nodes() <= 100
+        True
+    """
+
+    def __init__(
+        self,
+        mode: str,
+        budget: int | tuple[int, int],
+        cache: bool = True,
+        prefetch_ndata: FeatureNames = None,
+        prefetch_edata: FeatureNames = None,
+        output_device: torch.device | str | None = "cpu",
+    ) -> None:
+        super().__init__(prefetch_ndata, prefetch_edata, output_device)
+        if mode not in ("node", "edge", "walk"):
+            raise GraphValueError(f"mode must be 'node', 'edge' or 'walk' (got {mode!r})")
+        numbers = list(budget) if isinstance(budget, tuple | list) else [budget]
+        whole = all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in numbers)
+        if len(numbers) != (2 if mode == "walk" else 1) or not whole:
+            raise GraphValueError(
+                f"budget must be {'(walks, steps)' if mode == 'walk' else 'a number'} for mode "
+                f"{mode!r} (got {budget!r})"
+            )
+        self.mode, self.budget, self.cache = mode, budget, cache
+        self._numbers = numbers
+        self._kept: tuple[weakref.ref[Graph], Tensor] | None = None
+
+    def sample(self, g: Graph, indices: Any = None, draw_seed: DrawSeed | None = None) -> Graph:
+        """A subgraph of ``g``.
+
+        Args:
+            g: A graph of this process, of one node type and one relation.
+            indices: Without effect: what a loader iterates over only counts batches.
+            draw_seed: Which draw to make; by default one from torch's generator.
+
+        Raises:
+            DGLError: A graph of several types.
+        """
+        if len(g.ntypes) != 1 or len(g.canonical_etypes) != 1:
+            raise GraphValueError(
+                f"SAINTSampler takes a graph of one relation (got {g.canonical_etypes}); make one "
+                "with to_homogeneous"
+            )
+        draw_seed = DrawSeed.fresh() if draw_seed is None else draw_seed
+        generator = torch.Generator().manual_seed(draw_seed.key(_SAINT_KEY, 0))
+        if self.mode == "node":
+            nodes = self._drawn(g, _node_weights, generator)
+        elif self.mode == "edge":
+            edges = self._drawn(g, _edge_weights, generator).unique()
+            src, dst = g.find_edges(edges.to(g.idtype))
+            nodes = torch.cat([src, dst])
+        else:
+            num_roots, length = self._numbers if g.num_nodes() else (0, 0)
+            roots = torch.randint(max(g.num_nodes(), 1), (num_roots,), generator=generator)
+            path = [g.canonical_etypes[0]] * length
+            options = dict.fromkeys(path, ONE_OUT_EDGE)
+            roots = roots.to(device=g.device, dtype=g.idtype)
+            traces, _ = walks_along(g, roots, path, options, None, draw_seed)
+            nodes = traces[traces >= 0]
+        found = self.induced(g, {g.ntypes[0]: nodes.unique().to(g.idtype)})
+        return self.with_features(g, found)
+
+    def _drawn(
+        self, g: Graph, weights: Callable[[Graph], Tensor], generator: torch.Generator
+    ) -> Tensor:
+        """Places drawn in proportion to weights, with replacement."""
+        kept = self._kept
+        if kept is not None and kept[0]() is g:
+            sums = kept[1]
+        else:
+            sums = weights(g).double().cumsum(0)
+            if self.cache:
+                self._kept = weakref.ref(g), sums
+        if sums.numel() == 0:
+            return sums.long()
+        drawn = torch.rand(self._numbers[0], generator=generator, dtype=torch.float64)
+        places = torch.searchsorted(sums, drawn.to(sums.device) * sums[-1], right=True)
+        return places.clamp_(max=len(sums) - 1)
+
+
+def _node_weights(g: Graph) -> Tensor:
+    return g.out_degrees().clamp(min=1)
+
+
+def _edge_weights(g: Graph) -> Tensor:
+    src, dst = (side.long() for side in g.edges())
+    arriving, leaving = (d.double().clamp(min=1) for d in (g.in_degrees(), g.out_degrees()))
+    return 1 / arriving[dst] + 1 / leaving[src]
+
+
+_KEYS = {"partition_offset", "partition_node_ids"}
+
+
+class ClusterGCNSampler(SubgraphSampler):
+    """Divides a graph into clusters; a batch is the graph of the nodes of some of them.
+
+    Source: Chiang et al., "Cluster-GCN: An Efficient Algorithm for Training Deep and Large Graph
+    Convolutional Networks", KDD 2019, https://arxiv.org/abs/1905.07953.
+
+    Args:
+        g: A graph of this process, of one node type and one relation.
+        k: Number of clusters; a loader over this sampler iterates over ``torch.arange(k)``.
+        cache_path: File that keeps the clusters (safetensors); what is there is used again. None
+            keeps none.
+        balance_ntypes: ``[num_nodes]`` a class for each node; clusters get alike many of each.
+        balance_edges: Clusters get alike many edges.
+        mode: ``"k-way"`` or ``"recursive"`` bisection.
+        prefetch_ndata: As for `SubgraphSampler`.
+        prefetch_edata: As for `SubgraphSampler`.
+        output_device: As for `SubgraphSampler`.
+
+    Raises:
+        DGLError: A graph of several types, another mode, or a file at ``cache_path`` that holds no
+            clusters, or those of another graph or ``k``.
+        MetisError: METIS is not there, or failed.
+
+    Example:
+        >>> from graphshard.data import load_dataset
+        >>> cora = load_dataset("cora").graph
+        >>> sampler = ClusterGCNSampler(cora, 10, cache_path=None)
+        >>> sampler.sample(cora, torch.tensor([0, 1])).num_nodes() < cora.num_nodes()
+        True
+    """
+
+    def __init__(
+        self,
+        g: Graph,
+        k: int,
+        cache_path: str | os.PathLike[str] | None = "cluster_gcn.safetensors",
+        balance_ntypes: Any = None,
+        balance_edges: bool = False,
+        mode: str = "k-way",
+        prefetch_ndata: FeatureNames = None,
+        prefetch_edata: FeatureNames = None,
+        output_device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__(prefetch_ndata, prefetch_edata, output_device)
+        if len(g.ntypes) != 1 or len(g.canonical_etypes) != 1:
+            raise GraphValueError(
+                f"ClusterGCNSampler takes a graph of one relation (got {g.canonical_etypes}); make "
+                "one with to_homogeneous"
+            )
+        if not isinstance(k, int) or isinstance(k, bool) or k < 1:
+            raise GraphValueError(f"k must be a positive number of clusters (got {k!r})")
+        if mode not in ("k-way", "recursive"):
+            raise GraphValueError(f"mode must be 'k-way' or 'recursive' (got {mode!r})")
+        path = None if cache_path is None else Path(cache_path)
+        if path is not None and path.exists():
+            kept = _read(path, k, g.num_nodes())
+        else:
+            parts = torch.from_numpy(_clusters(g, k, balance_ntypes, balance_edges, mode))
+            sizes = torch.bincount(parts, minlength=k)
+            offset = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+            kept = {
+                "partition_offset": offset,
+                "partition_node_ids": torch.argsort(parts, stable=True),
+            }
+            if path is not None:
+                _write(kept, path)
+        self.partition_offset = kept["partition_offset"]
+        self.partition_node_ids = kept["partition_node_ids"]
+
+    def sample(self, g: Graph, partition_ids: Any) -> Graph:
+        """The graph of all nodes of some clusters.
+
+        Args:
+            g: The graph that was divided.
+            partition_ids: Numbers of clusters, each once.
+
+        Raises:
+            DGLError: A cluster that is not there, or is given twice.
+        """
+        numbers = torch.as_tensor(partition_ids).reshape(-1).tolist()
+        offset = self.partition_offset.tolist()
+        if any(not 0 <= number < len(offset) - 1 for number in numbers):
+            raise GraphValueError(f"clusters must be in [0, {len(offset) - 1}) (got {numbers})")
+        rows = [self.partition_node_ids[offset[n] : offset[n + 1]] for n in numbers]
+        nodes = torch.cat([self.partition_node_ids[:0], *rows])
+        nodes = nodes.to(device=g.device, dtype=g.idtype)
+        return self.with_features(g, self.induced(g, {g.ntypes[0]: nodes}))
+
+
+def _clusters(
+    g: Graph, k: int, balance_ntypes: Any, balance_edges: bool, mode: str
+) -> npt.NDArray[np.int64]:
+    num_nodes = g.num_nodes()
+    if k == 1 or num_nodes <= k:
+        alone: npt.NDArray[np.int64] = np.arange(num_nodes, dtype=np.int64) % k
+        return alone
+    columns: list[npt.NDArray[np.int64]] = []
+    if balance_ntypes is not None:
+        classes = torch.as_tensor(balance_ntypes).cpu().numpy()
+        if classes.shape != (num_nodes,):
+            raise GraphValueError(
+                f"balance_ntypes must have one class for each of {num_nodes} nodes (got shape "
+                f"{classes.shape})"
+            )
+        columns += [(classes == one).astype(np.int64) for one in np.unique(classes)]
+    if balance_edges:
+        columns.append(g.in_degrees().cpu().numpy().astype(np.int64))
+    weights = np.stack(columns, 1) if columns else None
+    undirected = UndirectedGraph.from_edges([g.cpu().edges()], num_nodes)
+    return metis_partition(
+        undirected,
+        k,
+        node_weights=weights,
+        method="kway" if mode == "k-way" else "recursive",
+    )
+
+
+def _read(path: Path, k: int, num_nodes: int) -> dict[str, Tensor]:
+    cure = f"remove {path}, or give another cache_path"
+    try:
+        check_regular(path)
+        kept = load_file(path)
+    except (SafetensorError, OSError, ValueError) as error:
+        raise GraphValueError(f"the file of clusters cannot be read ({error}); {cure}") from None
+    if set(kept) != _KEYS or any(x.dim() != 1 or x.dtype != torch.int64 for x in kept.values()):
+        raise GraphValueError(f"the file holds no clusters (it has {sorted(kept)}); {cure}")
+    offset, nodes = kept["partition_offset"], kept["partition_node_ids"]
+    if len(offset) != k + 1:
+        raise GraphValueError(f"the file has {len(offset) - 1} clusters and not k={k}; {cure}")
+    rising = int(offset[0]) == 0 and bool((offset.diff() >= 0).all())
+    if len(nodes) != num_nodes or not rising or int(offset[-1]) != num_nodes:
+        raise GraphValueError(
+            f"the file has clusters of {len(nodes)} nodes, and the graph has {num_nodes}; {cure}"
+        )
+    if not torch.equal(nodes.sort().values, torch.arange(num_nodes)):
+        raise GraphValueError(f"the file does not have each node in one cluster; {cure}")
+    return kept
+
+
+def _write(kept: dict[str, Tensor], path: Path) -> None:
+    """Whole or not at all, also where several processes write at a time."""
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    os.close(handle)
+    try:
+        save_file(kept, name)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise

@@ -1,7 +1,0 @@
-# SPDX-License-Identifier: Apache-2.0
-"""The names of ``dgl.nn.pytorch``: those of `graphshard.dgl.nn`."""
-
-from .. import *  # noqa: F403
-from .._of_dgl import layers_of_dgl
-
-__getattr__ = layers_of_dgl(__name__)

@@ -1,0 +1,293 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DGL's transforms, as functions and as classes, and traversals: the same calls on both.
+
+No process. Where DGL leaves the order of edges open, graphs are compared as sets of edges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import networkx
+import pytest
+import torch
+from graph_oracle import assert_same_graph, dgl, dgl_quiet, fn, plain_pair, rand, typed_pair
+
+import graphshard
+import graphshard.dgl
+from graphshard.errors import DGLError
+
+Call = Callable[[Any, Any], Any]
+
+PLAIN: dict[str, Call] = {
+    "to_simple": lambda lib, g: lib.to_simple(g),
+    "to_simple sum": lambda lib, g: lib.to_simple(g, None, copy_edata=True, aggregator="sum"),
+    "to_simple mean": lambda lib, g: lib.to_simple(g, copy_edata=True, aggregator="mean"),
+    "to_simple first": lambda lib, g: lib.to_simple(g, "n", copy_edata=True, copy_ndata=False),
+    "compact_graphs": lambda lib, g: lib.compact_graphs(g),
+    "line_graph": lambda lib, g: lib.line_graph(g, shared=True),
+    "line_graph forward": lambda lib, g: lib.line_graph(g, backtracking=False),
+    "khop_in_subgraph": lambda lib, g: lib.khop_in_subgraph(g, [0, 4], 2)[0],
+    "khop_out_subgraph": lambda lib, g: lib.khop_out_subgraph(g, 1, 1, relabel_nodes=False),
+    "reorder custom": lambda lib, g: lib.reorder_graph(
+        g,
+        "custom",
+        "custom",
+        permute_config={"nodes_perm": [3, 2, 0, 4, 1, 6, 5], "edges_perm": list(range(9, -1, -1))},
+    ),
+    "to_float": lambda lib, g: lib.transforms.to_float(g),
+    "reverse": lambda lib, g: g.reverse(share_edata=True),
+    "AddSelfLoop": lambda lib, g: lib.AddSelfLoop()(g),
+    "AddSelfLoop twice": lambda lib, g: lib.AddSelfLoop(True, True, fill_data="mean")(g),
+    "RemoveSelfLoop": lambda lib, g: lib.RemoveSelfLoop()(g),
+    "AddReverse": lambda lib, g: lib.AddReverse()(g),
+    "AddReverse typed": lambda lib, g: lib.AddReverse(True, sym_new_etype=True)(g),
+    "ToSimple": lambda lib, g: lib.ToSimple()(g),
+    "LineGraph": lambda lib, g: lib.LineGraph()(g),
+    "ToLevi": lambda lib, g: lib.ToLevi()(g.subgraph(list(range(5)))),
+    "GCNNorm": lambda lib, g: lib.GCNNorm("norm")(g),
+    "RandomWalkPE": lambda lib, g: lib.RandomWalkPE(3)(g),
+    "SVDPE": lambda lib, g: lib.SVDPE(2, random_flip=False)(g),
+    "RowFeatNormalizer": lambda lib, g: lib.RowFeatNormalizer(True, ["h"], ["w"])(g.clone()),
+    "FeatMask": lambda lib, g: lib.FeatMask(1.0, ["h"], ["w"])(g),
+    "Compose": lambda lib, g: lib.Compose([lib.ToSimple(), lib.AddReverse(), lib.AddSelfLoop()])(g),
+    **{
+        f"SIGN {op}": lambda lib, g, op=op: lib.SIGNDiffusion(2, "h", diffuse_op=op)(
+            lib.transforms.to_float(g)
+        )
+        for op in ("raw", "gcn", "ppr")
+    },
+    "nothing drops": lambda lib, g: lib.DropEdge(0.0)(lib.DropNode(0.0)(lib.AddEdge(0.0)(g))),
+}
+
+
+@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize("idtype", [torch.int32, torch.int64])
+def test_plain_graphs_are_transformed_as_dgls(name: str, idtype: torch.dtype) -> None:
+    ours, theirs = plain_pair(idtype=idtype)
+    with dgl_quiet():
+        its = PLAIN[name](dgl, theirs)
+    mine = PLAIN[name](graphshard.dgl, ours)
+    if idtype == torch.int32 and name in ("to_simple first", "ToSimple", "Compose"):
+        its.edata["_ID"] = its.edata["_ID"].int()  # DGL names edges by int64 there
+    assert_same_graph(mine, its, batch=False)
+
+
+TYPED: dict[str, Call] = {
+    "to_simple": lambda lib, g: lib.to_simple(g, copy_edata=True),
+    "compact_graphs": lambda lib, g: lib.compact_graphs(g, {"game": torch.tensor([3])}),
+    "khop_in_subgraph": lambda lib, g: lib.khop_in_subgraph(g, {"game": [1]}, 2)[0],
+    "node_type_subgraph": lambda lib, g: lib.node_type_subgraph(g, ["user"]),
+    "edge_type_subgraph": lambda lib, g: g.edge_type_subgraph(["plays", "liked"]),
+    "metapath": lambda lib, g: lib.metapath_reachable_graph(g, ["follows", "plays", "liked"]),
+    "AddReverse": lambda lib, g: lib.AddReverse(copy_edata=True)(g),
+    "AddSelfLoop": lambda lib, g: lib.AddSelfLoop(new_etypes=True)(g),
+    "AddMetaPaths": lambda lib, g: lib.AddMetaPaths(
+        {"twice": [("user", "plays", "game"), ("game", "liked", "user")]}
+    )(g),
+    "RowFeatNormalizer": lambda lib, g: lib.RowFeatNormalizer(node_feat_names=["h"])(g.clone()),
+    "GCNNorm": lambda lib, g: lib.GCNNorm()(lib.edge_type_subgraph(g, ["follows"])),
+}
+
+
+@pytest.mark.parametrize("name", TYPED)
+def test_typed_graphs_are_transformed_as_dgls(name: str) -> None:
+    ours, theirs = typed_pair()
+    for g in (ours, theirs):
+        g.edges["follows"].data["w"] = torch.rand(5, generator=torch.Generator().manual_seed(0))
+    with dgl_quiet():
+        its = TYPED[name](dgl, theirs)
+    assert_same_graph(TYPED[name](graphshard.dgl, ours), its, batch=False)
+
+
+VALUES: dict[str, Call] = {
+    "khop_adj": lambda lib, g: lib.khop_adj(g, 3),
+    "shortest_dist": lambda lib, g: lib.shortest_dist(g, return_paths=False),
+    "shortest_dist root": lambda lib, g: lib.shortest_dist(g, 1, return_paths=True),
+    "double_radius": lambda lib, g: lib.double_radius_node_labeling(g, 2, 0),
+    "norm_by_dst": lambda lib, g: lib.norm_by_dst(g),
+    "edge_homophily": lambda lib, g: lib.edge_homophily(g, torch.arange(7) % 2),
+    "node_homophily": lambda lib, g: lib.node_homophily(g, torch.arange(7) % 2),
+    "linkx_homophily": lambda lib, g: lib.linkx_homophily(g, torch.arange(7) % 2),
+    "u_sub_v": lambda lib, g: lib.u_sub_v(g, g.ndata["h"], g.ndata["h"]),
+    "copy_v": lambda lib, g: lib.copy_v(g, g.ndata["h"]),
+    "lap_pe": lambda lib, g: lib.lap_pe(
+        lib.add_reverse_edges(lib.to_simple(lib.RemoveSelfLoop()(g))), 8, True, True
+    )[1][:3],
+    "bfs nodes": lambda lib, g: lib.bfs_nodes_generator(g, [2]),
+    "bfs edges": lambda lib, g: lib.bfs_edges_generator(g, 2, reverse=True),
+    "dfs edges": lambda lib, g: lib.dfs_edges_generator(g, [3, 4]),
+    "dfs labels": lambda lib, g: lib.dfs_labeled_edges_generator(g, [3], False, True, True),
+    "topological": lambda lib, g: lib.topological_nodes_generator(
+        lib.remove_edges(g, [0, 1, 3, 5, 6, 8, 9])
+    ),
+}
+
+
+def same(ours: Any, theirs: Any) -> None:
+    if isinstance(theirs, torch.Tensor):
+        torch.testing.assert_close(ours.to(theirs.dtype), theirs, equal_nan=True)
+    elif isinstance(theirs, list | tuple):
+        for mine, its in zip(ours, theirs, strict=True):
+            same(mine, its)
+    else:
+        assert ours == pytest.approx(theirs)
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_values_are_dgls(name: str) -> None:
+    ours, theirs = plain_pair()
+    with dgl_quiet():
+        its = VALUES[name](dgl, theirs)
+    same(VALUES[name](graphshard.dgl, ours), its)
+
+
+def weighted_edges(g: Any, name: str) -> dict[tuple[int, int], float]:
+    values = g.edata[name].tolist() if name else [0.0] * g.num_edges()
+    ends = (end.tolist() for end in g.edges())
+    return dict(zip(zip(*ends, strict=True), values, strict=True))
+
+
+@pytest.mark.parametrize("name", ["product", "sum", "PPR", "HeatKernel", "GDC", "khop", "knn"])
+def test_weighted_edges_are_dgls(name: str) -> None:
+    calls: dict[str, Call] = {
+        "product": lambda lib, g: lib.adj_product_graph(g, lib.reverse(g, copy_edata=True), "w"),
+        "sum": lambda lib, g: lib.adj_sum_graph([g, lib.reverse(g, copy_edata=True)], "w"),
+        "PPR": lambda lib, g: lib.PPR(avg_degree=2)(g),
+        "HeatKernel": lambda lib, g: lib.HeatKernel(eps=0.2)(g),
+        "GDC": lambda lib, g: lib.GDC([0.5, 0.3, 0.2], eps=0.1)(g),
+        "khop": lambda lib, g: lib.to_simple(lib.khop_graph(g, 2), return_counts="w"),
+        "knn": lambda lib, g: lib.knn_graph(g.ndata["h"], 3, exclude_self=True),
+    }
+    found = []
+    for library in (graphshard.dgl, dgl):
+        g = library.graph(([0, 1, 2, 3, 4, 2], [2, 3, 4, 0, 3, 0]))
+        g.ndata["h"] = rand(5, 2).float()
+        g.edata["w"] = rand(6).float()
+        with dgl_quiet():
+            found.append(weighted_edges(calls[name](library, g), "" if name == "knn" else "w"))
+    assert found[0] == pytest.approx(found[1], abs=1e-5)
+
+
+def test_gradients_flow_to_the_weights_of_products_and_sums() -> None:
+    g = graphshard.graph(([0, 1, 2], [1, 2, 0]))
+    weights = rand(3).requires_grad_()
+    g.edata["w"] = weights
+    product = graphshard.dgl.adj_product_graph(g, g, "w")
+    total = graphshard.dgl.adj_sum_graph([g, product], "w")
+    total.edata["w"].sum().backward()
+    dense = g.adj(eweight_name="w").to_dense().detach().requires_grad_()
+    (dense + dense @ dense).sum().backward()
+    torch.testing.assert_close(weights.grad, dense.grad[g.edges()])
+
+
+def test_points_are_joined_as_dgls() -> None:
+    x = rand(2, 6, 3).float()
+    ours, theirs = graphshard.dgl.knn_graph(x, 3), dgl.knn_graph(x, 3)
+    assert weighted_edges(ours, "").keys() == weighted_edges(theirs, "").keys()
+    assert ours.batch_num_edges().tolist() == theirs.batch_num_edges().tolist() == [18, 18]
+    flat, segs = x.reshape(-1, 3), [4, 8]
+    ours = graphshard.dgl.segmented_knn_graph(flat, 2, segs)
+    theirs = dgl.segmented_knn_graph(flat, 2, segs)
+    assert weighted_edges(ours, "").keys() == weighted_edges(theirs, "").keys()
+    ours, far = graphshard.dgl.radius_graph(flat, 1.5, get_distances=True)
+    theirs, their_far = dgl.radius_graph(flat, 1.5, get_distances=True)
+    assert_same_graph(ours, theirs)
+    torch.testing.assert_close(far, their_far)
+
+
+@pytest.mark.parametrize("edges", ["src", "dst"])
+@pytest.mark.parametrize("nodes", [None, "rcmk"])
+def test_another_order_is_the_same_graph(nodes: str | None, edges: str) -> None:
+    g, theirs = plain_pair()
+    new = graphshard.dgl.reorder_graph(g, nodes, edges)
+    ends = new.edges()[0 if edges == "src" else 1]
+    assert torch.equal(ends, ends.sort().values)
+    for mine, its in zip(new.edges(), theirs.find_edges(new.edata["_ID"]), strict=True):
+        assert torch.equal(new.ndata["_ID"][mine], its)
+    assert torch.equal(new.ndata["h"], theirs.ndata["h"][new.ndata["_ID"]])
+    with pytest.raises(DGLError, match="must hold the number of parts"):
+        graphshard.dgl.reorder_graph(g, "metis")
+
+
+def test_random_transforms_keep_what_they_promise() -> None:
+    torch.manual_seed(0)
+    g, _ = typed_pair()
+    dropped = graphshard.dgl.DropEdge(0.5)(graphshard.dgl.DropNode(0.5)(g))
+    assert dropped.num_nodes() < g.num_nodes()
+    assert dropped.num_edges() < g.num_edges()
+    more = graphshard.dgl.AddEdge(1.0)(g)
+    assert [more.num_edges(e) for e in g.etypes] == [2 * g.num_edges(e) for e in g.etypes]
+    rows = graphshard.dgl.NodeShuffle()(g).nodes["user"].data["h"]
+    assert torch.equal(rows.sort(0).values, g.nodes["user"].data["h"].sort(0).values)
+    with pytest.raises(DGLError, match="p must be a probability"):
+        graphshard.dgl.DropEdge(2.0)
+    made = graphshard.dgl.rand_graph(7, 40)
+    assert (made.num_edges(), made.is_multigraph) == (40, False)
+    made = graphshard.dgl.rand_bipartite("u", "r", "v", 50, 60, 30)
+    assert (made.num_edges(), made.is_multigraph, made.ntypes) == (30, False, ["u", "v"])
+    with pytest.raises(DGLError, match="there are 49 pairs"):
+        graphshard.dgl.rand_graph(7, 50)
+
+
+def test_messages_pass_along_orders_as_dgls() -> None:
+    found = []
+    for library in (graphshard.dgl, dgl):
+        g = library.graph(([1, 2, 3, 4, 0], [0, 0, 2, 2, 5]))
+        functions = fn if library is graphshard.dgl else dgl.function
+        pair = functions.copy_u("x", "m"), functions.sum("m", "x")
+        for call in (
+            lambda lib, g, pair: lib.prop_nodes_topo(g, *pair),
+            lambda lib, g, pair: lib.prop_nodes_bfs(g, 3, *pair),
+            lambda lib, g, pair: lib.prop_edges_dfs(g, 3, *pair, has_reverse_edge=True),
+            lambda lib, g, pair: g.prop_edges([([1, 2], [0, 0]), [4]], *pair),
+            lambda lib, g, pair: g.prop_nodes([[2], [0]], *pair),
+        ):
+            g.ndata["x"] = torch.arange(6.0) + 1
+            with dgl_quiet():
+                call(library, g, pair)
+            found.append((library is graphshard.dgl, g.ndata["x"]))
+    for (_, mine), (_, its) in zip(found[:5], found[5:], strict=True):
+        assert torch.equal(mine, its)
+    with pytest.raises(DGLError, match="without cycles"):
+        graphshard.dgl.topological_nodes_generator(graphshard.graph(([0, 1], [1, 0])))
+
+
+def test_bipartite_graphs_and_typed_networkx_graphs() -> None:
+    nx_graph = networkx.DiGraph()
+    nx_graph.add_nodes_from([1, 3], bipartite=0, x=[1.0, 2.0])
+    nx_graph.add_nodes_from([2, 4, 5], bipartite=1)
+    nx_graph.add_edge(1, 4, w=0.5, eid=1)
+    nx_graph.add_edge(3, 5, w=0.25, eid=0)
+    options = {"u_attrs": ["x"], "e_attrs": ["w"], "edge_id_attr_name": "eid"}
+    graphs = [
+        library.bipartite_from_networkx(nx_graph, "u", "r", "v", **options)
+        for library in (graphshard.dgl, dgl)
+    ]
+    for rows, name in ((graphs[0].nodes["u"].data, "x"), (graphs[0].edata, "w")):
+        assert rows[name].dtype == torch.float64  # Python's reals, which DGL rounds to float32
+        rows[name] = rows[name].float()
+    assert_same_graph(*graphs)
+    matrix = graphs[0].adj_external(scipy_fmt="coo") * 0.5
+    graphs = [
+        library.bipartite_from_scipy(matrix, "u", "r", "v", "w")
+        for library in (graphshard.dgl, dgl)
+    ]
+    assert_same_graph(*graphs)
+    blocks = [
+        lib.create_block({("a", "r", "b"): ([0, 1], [1, 0])}) for lib in (graphshard.dgl, dgl)
+    ]
+    for block in blocks:
+        block.srcdata["x"] = torch.ones(2)
+    assert_same_graph(graphshard.dgl.block_to_graph(blocks[0]), dgl.block_to_graph(blocks[1]))
+    g, _ = typed_pair()
+    nodes = dict(g.to_networkx(["h"], ["w"]).nodes(data=True))
+    assert [nodes[i]["label"] for i in range(9)] == ["game"] * 4 + ["user"] * 5
+    assert torch.equal(nodes[5]["h"], g.nodes["user"].data["h"][1])
+    edges = list(g.to_networkx().edges(data=True))
+    assert {(u, v) for u, v, data in edges if data["triples"][1] == "liked"} == {
+        (0, 7),
+        (2, 4),
+        (2, 5),
+    }

@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Graphs of drawn or chosen edges, beside DGL where nothing is random. No processes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import graphshard
+import graphshard.dgl
+from dgl_peer import dgl
+from graphshard.dgl import sampling
+from graphshard.errors import DGLError
+from graphshard.graph import EID, ETYPE, Graph, graph, to_homogeneous
+
+RELATIONS = {
+    ("user", "knows", "user"): ([1, 2, 3, 0, 2, 3, 0], [0, 0, 0, 1, 1, 1, 2]),
+    ("user", "plays", "game"): ([0, 0, 1, 3], [0, 1, 2, 2]),
+    ("game", "liked", "user"): ([2, 2, 2, 1, 1, 0], [0, 1, 2, 0, 3, 0]),
+}
+
+
+def typed(module: Any = graphshard.dgl) -> Any:
+    g = module.heterograph(RELATIONS)
+    g.nodes["user"].data["x"] = torch.arange(4.0)
+    generator = torch.Generator().manual_seed(0)
+    for etype in g.canonical_etypes:
+        weights = torch.rand(g.num_edges(etype), generator=generator)
+        g.edges[etype].data["w"] = weights * (weights > 0.3)
+        g.edges[etype].data["mask"] = weights > 0.3
+    return g
+
+
+def edges_of(g: Any) -> dict[Any, list[tuple[int, ...]]]:
+    """Relation to (source, destination, id) of its edges."""
+    found = {}
+    for etype in g.canonical_etypes:
+        columns = [*g.edges(etype=etype), g.edges[etype].data["_ID"]]
+        found[etype] = sorted(zip(*(c.tolist() for c in columns), strict=True))
+    return found
+
+
+@pytest.mark.parametrize("edge_dir", ["in", "out"])
+@pytest.mark.parametrize("prob", [None, "w", "mask"])
+def test_all_edges_are_those_that_dgl_draws(edge_dir: str, prob: str | None) -> None:
+    nodes = {"user": torch.tensor([0, 2]), "game": torch.tensor([1])}
+    knows, plays = list(RELATIONS)[:2]  # DGL skips shorter names
+    excluded = {knows: torch.tensor([0, 5]), plays: torch.tensor([1])}
+    found, wanted = (
+        edges_of(
+            module.sampling.sample_neighbors(
+                typed(module), nodes, -1, edge_dir, prob, exclude_edges=excluded
+            )
+        )
+        for module in (graphshard.dgl, dgl)
+    )
+    assert found == wanted
+
+
+@pytest.mark.parametrize("ascending", [False, True])
+@pytest.mark.parametrize("edge_dir", ["in", "out"])
+def test_chosen_edges_are_those_that_dgl_chooses(edge_dir: str, ascending: bool) -> None:
+    for k in (1, 2, -1, {"knows": 2, "plays": 0, "liked": -1}):
+        for nodes in (None, {"user": torch.tensor([1, 0]), "game": torch.tensor([2])}):
+            graphs = []
+            for module in (graphshard.dgl, dgl):
+                g = typed(module)
+                for number, etype in enumerate(g.canonical_etypes):
+                    order = torch.randperm(
+                        g.num_edges(etype), generator=torch.Generator().manual_seed(number)
+                    )
+                    g.edges[etype].data["w"] = order.float()
+                graphs.append(g)
+            found, wanted = (
+                edges_of(m.sampling.select_topk(g, k, "w", nodes, edge_dir, ascending))
+                for m, g in zip((graphshard.dgl, dgl), graphs, strict=True)
+            )
+            assert found == wanted
+
+
+def test_drawn_edges_have_the_features_that_are_asked_for() -> None:
+    g = typed()
+    frontier = g.sample_neighbors({"user": [0, 1], "game": 2}, 2, replace=True)
+    assert [frontier.num_edges(t) for t in ("knows", "plays", "liked")] == [4, 2, 4]
+    assert torch.equal(frontier.nodes["user"].data["x"], g.nodes["user"].data["x"])
+    eids = frontier.edges["knows"].data[EID]
+    assert torch.equal(frontier.edges["knows"].data["w"], g.edges["knows"].data["w"][eids])
+    bare = sampling.sample_neighbors(g, {"user": [0]}, 1, copy_ndata=False, copy_edata=False)
+    assert not bare.nodes["user"].data
+    assert not bare.edges["knows"].data
+    assert bare.num_nodes("user") == 4
+
+
+def test_weights_may_be_given_and_decide() -> None:
+    g = graph((list(range(5)), [5] * 5))
+    weights = torch.tensor([0.0, 1, 3, 0, 6])
+    counts = torch.zeros(5)
+    graphshard.dgl.seed(0)
+    for _ in range(40):
+        frontier = sampling.sample_neighbors(g, [5], 50, prob=weights, replace=True)
+        counts += torch.bincount(frontier.edges()[0], minlength=5)
+    assert torch.allclose(counts / counts.sum(), weights / 10, atol=0.04)
+    only = sampling.sample_neighbors(g, [5, 5], 5, prob={("_N", "_E", "_N"): weights})
+    assert only.edges()[0].tolist() == [1, 2, 4] * 2
+
+
+def test_labor_draws_near_the_fanout_and_repeats_from_a_seed() -> None:
+    generator = torch.Generator().manual_seed(0)
+    g = graph(tuple(torch.randint(0, 60, (2000,), generator=generator) for _ in range(2)))
+    found = [
+        sampling.sample_labors(g, g.nodes(), 5, random_seed=torch.tensor([number % 20]))[0]
+        for number in range(40)
+    ]
+    assert edges_of(found[3]) == edges_of(found[23])
+    sizes = torch.tensor([one.num_edges() for one in found[:20]]).double()
+    assert abs(float(sizes.mean()) - 300) < 3 * float(sizes.std()) / 20**0.5
+    assert [len(part) for part in sampling.sample_labors(g, [0], 2)[1]] == [0]
+    with pytest.raises(NotImplementedError, match="LABOR-0"):
+        sampling.sample_labors(g, [0], 2, importance_sampling=1)
+
+
+def test_edges_are_drawn_by_type_of_a_homogenised_graph() -> None:
+    g = to_homogeneous(typed())
+    offsets = torch.cat([torch.zeros(1), torch.bincount(g.edata[ETYPE]).cumsum(0)]).long()
+    fanouts = torch.tensor([1, 2, -1])
+    frontier = sampling.sample_etype_neighbors(g, g.nodes(), offsets.tolist(), fanouts)
+    for number, fanout in enumerate(fanouts.tolist()):
+        of_type = frontier.edata[ETYPE] == number
+        drawn = torch.bincount(frontier.edges()[1][of_type], minlength=g.num_nodes())
+        degrees = torch.bincount(g.edges()[1][g.edata[ETYPE] == number], minlength=g.num_nodes())
+        assert torch.equal(drawn, degrees if fanout < 0 else degrees.clamp(max=fanout))
+    prob = [torch.zeros(n) for n in offsets.diff().tolist()]
+    prob[1][2] = 1.0
+    found = sampling.sample_etype_neighbors(g, g.nodes(), offsets, fanouts, prob=prob)
+    assert found.edata[EID].tolist() == [int(offsets[1]) + 2]
+
+
+def test_edges_are_drawn_by_tag() -> None:
+    g: Graph = graph(([0, 1, 2, 3], [4, 4, 4, 4]))
+    g.ndata["_TAG_OFFSET"] = torch.tensor([[0, 0, 0]] * 4 + [[0, 3, 4]])
+    for bias, wanted in (([1, 0], [0, 1, 2]), ([0, 2.0], [3])):
+        frontier = sampling.sample_neighbors_biased(g, [4], 3, torch.tensor(bias))
+        assert frontier.edges()[0].tolist() == wanted
+    with pytest.raises(DGLError, match="one number for each of 2 tags"):
+        sampling.sample_neighbors_biased(g, [4], 3, [1.0])
+    with pytest.raises(DGLError, match="sort_csr_by_tag"):
+        sampling.sample_neighbors_biased(g, [4], 3, [1.0], "out", tag_offset_name="none")
+
+
+def test_pairs_that_are_no_edges_are_drawn() -> None:
+    g = typed()
+    for etype in ("knows", "plays"):
+        src, dst = g.global_uniform_negative_sampling(5, etype=etype)
+        assert len(src) == len(dst) <= 5
+        assert not bool(g.has_edges_between(src, dst, etype=etype).any())
+        assert len(set(zip(src.tolist(), dst.tolist(), strict=True))) == len(src)
+    empty = graph(([], []), num_nodes=0)
+    assert [len(side) for side in sampling.global_uniform_negative_sampling(empty, 4)] == [0, 0]
+
+
+def test_what_cannot_be_drawn_is_refused() -> None:
+    g, sample = typed(), sampling.sample_neighbors
+    cases: list[tuple[str, Any]] = [
+        ("must be a dictionary", lambda: sample(g, [0], 1)),
+        ("no node type 'film'", lambda: sample(g, {"film": [0]}, 1)),
+        ("empty dictionary", lambda: sample(g, {}, 1)),
+        ("an id must be in", lambda: sample(g, {"user": [7]}, 1)),
+        ("at least -1", lambda: sample(g, {"user": [0]}, -2)),
+        ("must name every relation", lambda: sample(g, {"user": [0]}, {"knows": 1})),
+        ("edge_dir must be", lambda: sample(g, {"user": [0]}, 1, "both")),
+        ("no relation has an edge feature", lambda: sample(g, {"user": [0]}, 1, prob="none")),
+        ("one for each of 7 edges", lambda: sample(g, {"user": [0]}, 1, prob={"knows": [1.0]})),
+        ("have no feature 'none'", lambda: sampling.select_topk(g, 1, "none")),
+        (
+            "takes a homogenised graph",
+            lambda: sampling.sample_etype_neighbors(g, {"user": [0]}, [0], torch.tensor([1])),
+        ),
+    ]
+    for words, call in cases:
+        with pytest.raises(DGLError, match=words):
+            call()
+
+
+def test_graphs_that_are_changed_in_place_are_drawn_from_as_they_are() -> None:
+    g = graph(([0, 1], [2, 2]), num_nodes=4)
+    assert sampling.sample_neighbors(g, [2], -1).edges()[0].tolist() == [0, 1]
+    g.add_edges([3], [2])
+    g.edata["w"] = torch.tensor([0.0, 1.0, 1.0])
+    assert g.sample_neighbors([2], -1, prob="w").edges()[0].tolist() == [1, 3]
+    g.edata["w"][1] = 0
+    assert g.sample_neighbors([2], -1, prob="w").edges()[0].tolist() == [3]
+    g.remove_nodes([0])
+    assert g.sample_neighbors([1], -1).edges()[0].tolist() == [0, 2]
