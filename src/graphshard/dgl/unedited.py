@@ -92,7 +92,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         except ModuleNotFoundError as error:
             if error.name is None or not f"{ours}.".startswith(f"{error.name}."):
                 raise  # something that the module itself imports
-            text = f"No module named {fullname!r}: {_not_here(fullname)}"
+            text = f"No module named {fullname!r}: {_not_here(*fullname.rpartition('.')[::2])}"
             raise ModuleNotFoundError(text, name=fullname) from None
         # Not yet an alias: a module that a finder has entered itself is loaded by its own spec.
         return importlib.machinery.ModuleSpec(fullname, self, loader_state=module.__spec__)
@@ -114,8 +114,12 @@ def _our_name(name: str) -> str:
     return f"{PACKAGES[top]}{dot}{rest}"
 
 
-def _not_here(name: str) -> str:
-    return f"{name} is not here; see {_GUIDES[name.partition('.')[0]]}"
+def _not_here(alias: str, name: str) -> str:
+    """What is said of a name that a module lacks; a package's table ``INSTEAD`` says more."""
+    top, _, place = alias.partition(".")
+    instead = getattr(sys.modules.get(PACKAGES[top]), "INSTEAD", {}).get(place)
+    text = f"{alias}.{name} is not here; see {_GUIDES[top]}"
+    return text if instead is None else f"{text}. {instead}"
 
 
 def _add_aliases() -> None:
@@ -142,12 +146,13 @@ def _name_what_is_missing(module: ModuleType, alias: str) -> None:
                 pass
         text = f"module {alias!r} has no attribute {name!r}"
         if not name.startswith("__"):
-            text = f"{text}: {_not_here(f'{alias}.{name}')}"
+            reason = _not_here(alias, name)
             known = f"{module.__name__}.{name}" in sys.modules
             if _runs_from_import(sys._getframe(1)) and not known:
                 # An AttributeError would become an ImportError without this text.
-                text = f"cannot import name {name!r} from {alias!r}: {_not_here(f'{alias}.{name}')}"
+                text = f"cannot import name {name!r} from {alias!r}: {reason}"
                 raise ImportError(text, name=alias, path=names.get("__file__"))
+            text = f"{text}: {reason}"
         raise AttributeError(text, name=name, obj=module)
 
     names["__getattr__"] = find
@@ -170,7 +175,7 @@ class _ScriptLoader(importlib.machinery.SourceFileLoader):
 
 
 def main(package: str) -> None:
-    """Run what the command line names, ``train.py ARGS`` or ``-m module ARGS``, as its main program.
+    """Run what the command line names, ``train.py`` or ``-m module``, as the main program.
 
     Args:
         package: Which package's command it is, for the lines on its use.
