@@ -3,7 +3,7 @@
 
     python docs/make_dgl_table.py
 
-Runs all layers of ``tests/sar/dgl_layer_zoo.py`` in one process, and on 2, 3 and 4 ranks with
+Runs all layers of ``tests/core/dgl_layer_zoo.py`` in one process, and on 2, 3 and 4 ranks with
 METIS and random parts, in both modes, in float64 and float32: a few minutes. A test compares the
 page with the list of layers, and a sample of the rows with reality; ``make test-all`` all of them.
 """

@@ -7,6 +7,7 @@ those that are not here. Nothing outside imports this package.
 """
 
 from .. import __version__ as __version__
+from ..dgl import load_ipython_extension as load_ipython_extension
 from . import core as core
 from .comm import comm_device as comm_device
 from .comm import gather_grads as gather_grads
