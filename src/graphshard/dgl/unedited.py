@@ -117,7 +117,7 @@ def _our_name(name: str) -> str:
 def _not_here(alias: str, name: str) -> str:
     """What is said of a name that a module lacks; a package's table ``INSTEAD`` says more."""
     top, _, place = alias.partition(".")
-    instead = getattr(sys.modules.get(PACKAGES[top]), "INSTEAD", {}).get(place)
+    instead = vars(sys.modules[PACKAGES[top]]).get("INSTEAD", {}).get(place)
     text = f"{alias}.{name} is not here; see {_GUIDES[top]}"
     return text if instead is None else f"{text}. {instead}"
 
