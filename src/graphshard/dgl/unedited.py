@@ -210,13 +210,13 @@ def main(package: str) -> None:
 
 def _run_script(path: str) -> None:
     full_path = os.path.abspath(path)
+    is_package = os.path.isdir(path) or zipfile.is_zipfile(path)
     if not getattr(sys.flags, "safe_path", sys.flags.isolated):
-        del sys.path[0]  # the current folder, as after ``python -m``
-    if os.path.isdir(path) or zipfile.is_zipfile(path):
+        # The first is the current folder, after ``python -m``.
+        sys.path[0] = full_path if is_package else os.path.dirname(os.path.realpath(path))
+    if is_package:
         runpy.run_path(path, run_name="__main__")
         return
-    if not getattr(sys.flags, "safe_path", sys.flags.isolated):
-        sys.path.insert(0, os.path.dirname(os.path.realpath(path)))
     loader = _ScriptLoader("__main__", full_path)
     module = ModuleType("__main__")
     vars(module).update(
