@@ -58,8 +58,8 @@ def install() -> None:
     def get_preparation_data(name: str) -> dict[str, Any]:
         data = plain(name)
         if name == "ignore":
-            # For a fork server: it cannot be told of the names, so it does not import the program;
-            # its children do.
+            # For a fork server, which would import the program without the names here. Its
+            # children import it.
             data.pop("init_main_from_path", None)
         return {"graphshard": _InstallHere(), **data}
 
