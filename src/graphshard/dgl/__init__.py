@@ -175,6 +175,7 @@ from .transforms import metis_partition as metis_partition
 from .transforms import metis_partition_assignment as metis_partition_assignment
 from .transforms import partition_graph_with_halo as partition_graph_with_halo
 from .transforms import reorder_graph as reorder_graph
+from .unedited import load_ipython_extension as load_ipython_extension
 from .utils import apply_each as apply_each
 from .utils import is_libxsmm_enabled as is_libxsmm_enabled
 from .utils import use_libxsmm as use_libxsmm

@@ -154,6 +154,8 @@ def patch_dgl() -> DglPatch:
     if any(isinstance(finder, _WhenImported) for finder in sys.meta_path):
         return DglPatch(is_first=False)
     _swap(_modules_in(_OUR_LAYERS), "edge_softmax", edge_softmax, patched_edge_softmax)
+    if _is_dgl_itself():
+        return DglPatch(is_first=True)
     if _LAYERS in sys.modules:
         return DglPatch(_patch())
     sys.meta_path.insert(0, _WhenImported())
@@ -164,7 +166,7 @@ def unpatch_dgl() -> None:
     """Put DGL back as it was before `patch_dgl`; nothing happens if it is."""
     sys.meta_path[:] = [f for f in sys.meta_path if not isinstance(f, _WhenImported)]
     _swap(_modules_in(_OUR_LAYERS), "edge_softmax", patched_edge_softmax, edge_softmax)
-    if _LAYERS not in sys.modules:
+    if _is_dgl_itself() or _LAYERS not in sys.modules:
         return
     for function in _functions():
         original = vars(function).pop("__wrapped__", None)
@@ -175,6 +177,11 @@ def unpatch_dgl() -> None:
         if original is not None:
             owner.forward = original
     _swap_names(back=True)
+
+
+def _is_dgl_itself() -> bool:
+    """Whether ``import dgl`` is this package, as in ``python -m graphshard.dgl``."""
+    return sys.modules.get("dgl") is sys.modules["graphshard.dgl"]
 
 
 def _patch() -> bool:

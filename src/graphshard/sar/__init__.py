@@ -1,33 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The names of SAR: ``import graphshard.sar as sar``.
 
-What exists only because SAR has it is written here; all else is the package's own, under SAR's
-names. Nothing outside imports this package.
+Each module of SAR is a module here and says what its names are in this package: ``sar.comm``,
+``sar.data_loading``, ``sar.core.graphshard``. This one has those that SAR exports, and `INSTEAD`
+those that are not here. Nothing outside imports this package.
 """
 
 from .. import __version__ as __version__
-from ..dgl import patch_dgl as patch_dgl
-from ..dgl import patched_edge_softmax as patched_edge_softmax
-from ..dgl import unpatch_dgl as unpatch_dgl
-from ..fullbatch import DistributedBlock as DistributedBlock
-from ..fullbatch import GraphShard as GraphShard
-from ..fullbatch import GraphShardManager as GraphShardManager
-from ..fullbatch import PartitionData as PartitionData
-from ..fullbatch import construct_full_graph as construct_full_graph
-from ..fullbatch import construct_mfgs as construct_mfgs
-from ..fullbatch import load_dgl_partition_data as load_dgl_partition_data
-from ..fullbatch import message_has_parameters as message_has_parameters
-from ..fullbatch import suffix_key_lookup as suffix_key_lookup
-from ..nn import DistributedBN1D as DistributedBN1D
-from ..nn import RelGraphConv as RelGraphConv
-from ..sampling import DataLoader as DataLoader
-from ..sampling import DistNeighborSampler as DistNeighborSampler
-from ..servers import convert_dist_graph as convert_dist_graph
-from . import comm as comm
-from . import config as config
+from ..dgl import load_ipython_extension as load_ipython_extension
 from . import core as core
-from ._logging import logger as logger
-from ._logging import logging_setup as logging_setup
 from .comm import comm_device as comm_device
 from .comm import gather_grads as gather_grads
 from .comm import initialize_comms as initialize_comms
@@ -36,4 +17,42 @@ from .comm import rank as rank
 from .comm import shutdown_comms as shutdown_comms
 from .comm import sync_params as sync_params
 from .comm import world_size as world_size
+from .common_tuples import PartitionData as PartitionData
 from .config import Config as Config
+from .construct_shard_manager import construct_full_graph as construct_full_graph
+from .construct_shard_manager import construct_mfgs as construct_mfgs
+from .construct_shard_manager import convert_dist_graph as convert_dist_graph
+from .core import DataLoader as DataLoader
+from .core import DistNeighborSampler as DistNeighborSampler
+from .core import DistributedBlock as DistributedBlock
+from .core import GraphShard as GraphShard
+from .core import GraphShardManager as GraphShardManager
+from .core import HeteroGraphShardManager as HeteroGraphShardManager
+from .core import message_has_parameters as message_has_parameters
+from .data_loading import load_dgl_partition_data as load_dgl_partition_data
+from .data_loading import suffix_key_lookup as suffix_key_lookup
+from .distributed_bn import DistributedBN1D as DistributedBN1D
+from .edge_softmax import edge_softmax as edge_softmax
+from .logging_setup import logger as logger
+from .logging_setup import logging_setup as logging_setup
+from .patch_dgl import RelGraphConv as RelGraphConv
+from .patch_dgl import patch_dgl as patch_dgl
+from .patch_dgl import patched_edge_softmax as patched_edge_softmax
+from .patch_dgl import unpatch_dgl as unpatch_dgl
+
+INSTEAD = {
+    "comm": "initialize_comms takes the address and the port, chooses the interface (or "
+    "GLOO_SOCKET_IFNAME does), and keeps the threads that send",
+    "common_tuples": "the edges of a part are PartitionData.edges, its shards graph_shards of "
+    "construct_full_graph(partition_data)",
+    "construct_shard_manager": "construct_full_graph and construct_mfgs make all of it",
+    "core.full_partition_block": "get_full_partition_graph() of a sharded graph is one-shot "
+    "aggregation",
+    "core.graphshard": "columns are ndata, srcdata, dstdata and edata of the sharded graph",
+    "core.sampling": "DataLoader collates, and puts batches in order itself",
+    "core.sar_aggregation": "update_all and apply_edges of the sharded graph do it; see "
+    "docs/design/full_batch.md",
+    "data_loading": "load_dgl_partition_data and load_dgl_partition_data_from_graph make all of it",
+    "distributed_bn": "mean_op and var_op are functions that autograd differentiates",
+}
+"""What does the work of SAR's own parts, by SAR's module: what errors name."""

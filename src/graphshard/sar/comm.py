@@ -15,3 +15,16 @@ from ._tensor_lists import backend as backend
 from ._tensor_lists import comm_device as comm_device
 from ._tensor_lists import exchange_single_tensor as exchange_single_tensor
 from ._tensor_lists import exchange_tensors as exchange_tensors
+
+# One exchange serves every backend, in as many rounds as `Config.max_collective_size` asks for.
+all_to_all_rounds = all_to_all_gloo_support = all_to_all
+
+
+def dump_ip_address(ip_file: str) -> str:
+    """Write this host's address to a file, and return it: rank 0's part of `nfs_ip_init`."""
+    return nfs_ip_init(0, ip_file)
+
+
+def get_ip_address(ip_file: str) -> str:
+    """Wait for the file that `dump_ip_address` writes, and return the address in it."""
+    return nfs_ip_init(1, ip_file)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""logger, and logging_setup, which shows what it gets, with the rank."""
+"""The names of ``sar.logging_setup``: logger, and what shows its lines, with the rank."""
 
 from __future__ import annotations
 
