@@ -23,11 +23,11 @@ from ..graph.structure import Schema, check_ids, id_tensor
 from ..ops import Attention
 from ..ops.attention import check_attention
 from ..partition import RangePartitionBook
-from ._config import AggregationMode
 from ._homogenised import HomogenisedIds
 from ._localized import LocalizedShards, picked
 from ._planner import Planner, RelationFields
 from ._self_loops import changed_self_loops
+from .execution import AggregationMode
 from .lazy import DeferredEdges
 from .topology import OriginalIds, ShardStructure
 

@@ -30,8 +30,8 @@ from ._partition_data import owned_ranges
 from .topology import LocalEdges, OriginalIds, ShardStructure, narrow
 
 if TYPE_CHECKING:
-    from ._config import AggregationMode
     from ._graph import GraphShardManager
+    from .execution import AggregationMode
 
 
 @dataclass(eq=False)

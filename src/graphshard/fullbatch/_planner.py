@@ -24,34 +24,37 @@ from ..function import MessageFunction, ReduceFunction
 from ..graph import Frame
 from ..graph.message_passing import RelationData, edge_values, reduce_messages
 from ..ops import Attention, attend
-from ._config import AggregationMode
-from .execution import CollectiveTransport, HaloRowCache, PairwiseTransport, RowTransport, ShardPass
-from .lazy import (
+from .execution import (
+    AggregationMode,
+    CollectiveTransport,
+    HaloRowCache,
+    PairwiseTransport,
+    RowTransport,
+    ShardPass,
+)
+from .lazy import DeferredEdges, UserFunction, UserMessage, expression_of
+from .reductions import (
+    CompanionRows,
     CopySource,
-    DeferredEdges,
     EdgeRows,
+    EdgeValues,
     Endpoint,
     Expression,
+    Extremum,
     LazySoftmax,
     LeafKey,
     Message,
     PerEdge,
+    Reduction,
     Sddmm,
-    UserFunction,
-    UserMessage,
+    Sum,
     Weighted,
-    expression_of,
     substitute,
     walk,
 )
-from .reductions import (
+from .softmax import (
     AttentionSum,
-    CompanionRows,
-    EdgeValues,
-    Extremum,
-    Reduction,
     SoftmaxSum,
-    Sum,
     holds_softmax,
     proportional_softmax,
     softmax_over_in_edges,
