@@ -299,7 +299,7 @@ class Planner:
         if not transport.returns_rows:
             return self._pass(transport, reductions).run()
         halo = transport.halo
-        own = {leaf.key: leaf.tensor for _, r in reductions for leaf in r.leaves()}
+        own = {leaf.key: leaf.tensor for _, r in reductions for leaf in r.leaves}
         own = {key: tensor for key, tensor in own.items() if key[0] == "u"}
         fixed = {key: tensor for key, tensor in own.items() if not tensor.requires_grad}
         found = {key: self.rows.known(halo, tensor) for key, tensor in fixed.items()}
@@ -311,7 +311,7 @@ class Planner:
         read_again = {("u", id(tensor)) for tensor in companions or ()}
         for one in group:
             if one.constant is None:
-                read_again |= {leaf.key for leaf in one.reduction.leaves()}
+                read_again |= {leaf.key for leaf in one.reduction.leaves}
         for key in fixed.keys() & read_again - known.keys():
             self.rows.keep(halo, own[key], remote[key])
         if companions is not None:

@@ -44,14 +44,14 @@ fixed order is what makes runs repeatable to the bit.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import weakref
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -234,14 +234,11 @@ class RowTransport(ABC):
         self, halo: Halo, wire: torch.dtype | None = None, keeps_rows: bool = False
     ) -> None:
         self.halo, self.plan, self.wire, self.keeps_rows = halo, halo.plan, wire, keeps_rows
+        #: Shards of one pass, the own one included.
+        self.num_steps = halo.plan.world_size
         self._shards: dict[CanonicalEType, tuple[Shard, ...]] = {}
         #: Blocks of passes, and the dimension of each leaf that they cut, by call sites.
         self.chunks: dict[Hashable, tuple[list[ColumnBlock], list[int | None]]] = {}
-
-    @property
-    @abstractmethod
-    def num_steps(self) -> int:
-        """Shards of one pass, the own one included."""
 
     def shards(self, etype: CanonicalEType) -> tuple[Shard, ...]:
         """The shards of a relation, in the order in which they are merged."""
@@ -295,23 +292,22 @@ class RowTransport(ABC):
             needs_grad: Whether gradients of a leaf's rows will be returned.
             known: Rows of the only remote shard that are here already.
         """
-
-        def renewed(block: ColumnBlock) -> list[LeafKey]:
-            """Source leaves that change with a visit: all with a first block, then those cut."""
-            return [key for key in whole if block.index == 0 or axes.get(key) is not None]
+        cut = [key for key in whole if axes.get(key) is not None]
 
         def start(visit: Visit) -> tuple[list[LeafKey], Pending]:
             step, block = visit
-            keys = [key for key in renewed(block) if key not in known]
+            # All leaves with the first block of a shard, then those that are cut.
+            keys = [key for key in (cut if block.index else whole) if key not in known]
             parts = [
                 whole[key] if block.count == 1 else block.of(whole[key], axes.get(key))
                 for key in keys
             ]
-            with copying_ahead(device, are_here):
+            with copying_ahead(device, are_here) if are_here is not None else nullcontext():
                 return keys, self.start_fetch(step, parts, [needs_grad[key] for key in keys])
 
         device = next((tensor.device for tensor in whole.values()), _CPU)
-        are_here = rows_are_ready(self.plan.state, device)
+        on_gpu = device.type != "cpu"
+        are_here = rows_are_ready(self.plan.state, device) if on_gpu else None
         computed: deque[torch.cuda.Event | None] = deque()
         rows = dict(whole)
         pending: deque[tuple[list[LeafKey], Pending]] = deque()
@@ -335,24 +331,21 @@ class RowTransport(ABC):
                     pending.append(start(visits[started]))
                     started += 1
                 yield step, block, rows
-                computed.append(rows_are_ready(self.plan.state, device))
+                if on_gpu:
+                    computed.append(rows_are_ready(self.plan.state, device))
                 # Before the next ones are waited for. What is not cut came with the first block
                 # of its shard, and stays for the others.
                 if number + 1 < len(visits):
-                    replaced = renewed(visits[number + 1][1])
-                    rows = {key: t for key, t in rows.items() if key not in replaced}
+                    renewed = cut if visits[number + 1][1].index else whole
+                    rows = {key: t for key, t in rows.items() if key not in renewed}
         finally:
             for _, arriving in pending:
-                with contextlib.suppress(RankError):
+                with suppress(RankError):
                     arriving.wait()
 
 
 class PairwiseTransport(RowTransport):
     """One remote rank at a time: the memory of a shard, whatever the halo."""
-
-    @property
-    def num_steps(self) -> int:
-        return self.plan.world_size
 
     def _find_shards(self, etype: CanonicalEType) -> tuple[Shard, ...]:
         return self.halo.shards(etype)
@@ -387,10 +380,7 @@ class CollectiveTransport(RowTransport):
 
     def __init__(self, halo: Halo, wire: torch.dtype | None = None) -> None:
         super().__init__(halo, wire, keeps_rows=True)
-
-    @property
-    def num_steps(self) -> int:
-        return min(self.plan.world_size, 2)
+        self.num_steps = min(self.num_steps, 2)
 
     def _find_shards(self, etype: CanonicalEType) -> tuple[Shard, ...]:
         return self.halo.halves(etype)
@@ -484,7 +474,7 @@ class HaloRowCache:
 
     # ------------------------------------------------------------------ fields
 
-    @contextlib.contextmanager
+    @contextmanager
     def scope(self) -> Iterator[None]:
         """Inside, rows of fields are kept; on leaving, also an inner scope, they are dropped."""
         self._num_scopes += 1
@@ -634,7 +624,7 @@ class GradientSums:
         self._transport, self._axes = transport, axes
         self._depth = depth
         self.sources = [leaf for leaf in wanted if leaf.target == "u"]
-        self._tensors = {leaf.key: tensors[leaf.key] for leaf in wanted}
+        self.wanted = {leaf.key: tensors[leaf.key] for leaf in wanted}
         self._sums: dict[LeafKey, Tensor] = {}
         self._from_shard: dict[LeafKey, Tensor] = {}
         self._new_rows: set[LeafKey] = set()
@@ -655,7 +645,7 @@ class GradientSums:
 
     def add_to_rows(self, key: LeafKey, grad: Tensor | None, is_new: bool = False) -> None:
         """Take in a gradient of the source rows of the shard that is worked on, if it is wanted."""
-        if grad is None or key not in self._tensors:
+        if grad is None or key not in self.wanted:
             return
         before = self._from_shard.get(key)
         self._from_shard[key] = grad if before is None else before + grad
@@ -685,7 +675,7 @@ class GradientSums:
             axis = self._axes.get(leaf.key)
             if axis is None and not block.is_last:
                 continue
-            tensor = self._tensors[leaf.key]
+            tensor = self.wanted[leaf.key]
             found = self._from_shard.pop(leaf.key) if leaf.key in self._from_shard else None
             if found is None:
                 empty = block.of(tensor[:0], axis)
@@ -708,7 +698,7 @@ class GradientSums:
     def abandon(self) -> None:
         """After an error: no message of this pass may meet those of a later one."""
         while self._pending:
-            with contextlib.suppress(RankError):
+            with suppress(RankError):
                 self._pending.popleft()[-1].wait()
 
     def _receive(self) -> None:
@@ -718,15 +708,15 @@ class GradientSums:
             self._transport.add_returned(step, total, grad)
 
     def result(self, leaf: Leaf) -> Tensor:
-        return self._sum(leaf.key).to(self._tensors[leaf.key].dtype)
+        return self._sum(leaf.key).to(self.wanted[leaf.key].dtype)
 
     def _dtype(self, key: LeafKey) -> torch.dtype:
-        dtype = self._tensors[key].dtype
+        dtype = self.wanted[key].dtype
         return accumulation_dtype(dtype) if self._transport.by_columns or key[0] != "u" else dtype
 
     def _sum(self, key: LeafKey) -> Tensor:
         if key not in self._sums:
-            tensor = self._tensors[key]
+            tensor = self.wanted[key]
             self._sums[key] = empty(tensor.shape, self._dtype(key), tensor.device).zero_()
         return self._sums[key]
 
@@ -766,25 +756,37 @@ class ShardPass:
         device: torch.device,
         known: SourceRows | None = None,
     ) -> None:
-        self.transport, self.reductions = transport, list(reductions)
+        self.transport, self.reductions = transport, reductions
         self.prefetch, self.device = prefetch, device
         self._remote: SourceRows = {}
         self.unread: set[int] = set()  # leaves whose values the backward does not read
+        self._needs_sources = self._is_random = False
+        self._leaves_of: list[Sequence[Leaf]] = []  # of each reduction
         places: dict[LeafKey, int] = {}
         self.leaves: list[Leaf] = []
-        for _, reduction in self.reductions:
+        self.sources: list[Leaf] = []
+        for _, reduction in reductions:
             reduction.num_shards = transport.num_steps
             # With the whole halo at once a row is added to once: there is nothing to keep wide.
             reduction.widens = transport.by_columns
-            for leaf in reduction.leaves():
-                if places.setdefault(leaf.key, len(places)) == len(self.leaves):
+            self._needs_sources |= reduction.needs_sources
+            self._is_random |= reduction.is_random
+            self._leaves_of.append(reduction.leaves)
+            for leaf in reduction.leaves:
+                if leaf.key not in places:
+                    places[leaf.key] = len(places)
                     self.leaves.append(leaf)
-        self.sources = [leaf for leaf in self.leaves if leaf.target == "u"]
-        self._needs_sources = any(r.needs_sources for _, r in self.reductions)
-        self.blocks, self._axes = [WHOLE], dict[LeafKey, int | None]()
+                    if leaf.target == "u":
+                        self.sources.append(leaf)
+        blocks, self._axes = [WHOLE], dict[LeafKey, int | None]()
         if self.sources and transport.num_steps > 1 and transport.by_columns:
-            self._cut_into_blocks(places)
-        self._known = dict(known or {})
+            blocks = self._cut_into_blocks(places)
+        # The own shard, then the others, block by block.
+        self._visits: list[Visit] = [(0, WHOLE)]
+        for step in range(1, transport.num_steps):
+            for block in blocks if self.sources else [WHOLE]:
+                self._visits.append((step, block))
+        self._known = known or {}
         self._kept: dict[tuple[int, ColumnBlock], SourceRows] = {}
         self._random: list[RandomState] = []
         self._grouped: list[Sequence[Tensor]] = []
@@ -792,38 +794,44 @@ class ShardPass:
         kind = device.type
         self._autocast = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
 
-    def _cut_into_blocks(self, places: Mapping[LeafKey, int]) -> None:
+    def _cut_into_blocks(self, places: Mapping[LeafKey, int]) -> list[ColumnBlock]:
         """Take remote shards block by block, if all reductions can and agree on how."""
-        sites = tuple(reduction.site for _, reduction in self.reductions)
-        order = tuple(places[leaf.key] for _, r in self.reductions for leaf in r.leaves())
+        sites = tuple([reduction.site for _, reduction in self.reductions])
+        order = tuple([places[leaf.key] for leaves in self._leaves_of for leaf in leaves])
         found = self.transport.chunks.get((sites, order))
         if found is None:
             reductions = [reduction for _, reduction in self.reductions]
             found = find_chunks(reductions, self.leaves, self.transport.halo.longest_message)
             if None not in sites:
                 self.transport.chunks[sites, order] = found
-        self.blocks, axes = found
+        blocks, axes = found
         self._axes = dict(zip(places, axes, strict=True))
+        return blocks
 
     def run(self) -> list[tuple[Tensor, ...]]:
         """Outputs of each reduction, differentiable in every leaf and discovered parameter."""
         outputs = self._forward()
-        parameters = {id(p): p for _, r in self.reductions for p in r.parameters()}
-        inputs = [*(leaf.tensor for leaf in self.leaves), *parameters.values()]
+        inputs = [leaf.tensor for leaf in self.leaves]
+        if self._is_random:
+            parameters = {id(p): p for _, r in self.reductions for p in r.parameters()}
+            inputs += parameters.values()
         if not (torch.is_grad_enabled() and any(t.requires_grad for t in inputs)):
             return outputs
-        keys = [leaf.key for leaf in self.sources if leaf.tensor.requires_grad]
-        self._outer = [key for key in keys if key in self._remote]
-        # Other objects than those that the backward keeps, which would hold on to its node.
-        groups = [*outputs, tuple(self._remote[key].detach() for key in self._outer)]
-        self._output_counts = [len(group) for group in groups]
+        # Remote rows that came along are outputs, too. Other objects than those that the backward
+        # keeps, which would hold on to its node.
+        self._outer = [leaf.key for leaf in self.sources if leaf.tensor.requires_grad]
+        self._outer = [key for key in self._outer if key in self._remote]
+        flat = [output for group in outputs for output in group]
+        self.num_results = len(flat)
+        flat += [self._remote[key].detach() for key in self._outer]
         self._release()
-        flat = _PassFunction.apply(self, [t for group in groups for t in group], *inputs)
-        *results, remote = [tuple(part) for part in _split(list(flat), self._output_counts)]
-        self._remote |= zip(self._outer, remote, strict=True)
-        for (_, reduction), result in zip(self.reductions, results, strict=True):
-            reduction.tie(result)
-        return results
+        results = iter(_PassFunction.apply(self, flat, *inputs))
+        outputs = [tuple(islice(results, len(group))) for group in outputs]
+        self._remote |= zip(self._outer, results, strict=True)
+        self._output_counts = [len(group) for group in outputs]
+        for (_, reduction), group in zip(self.reductions, outputs, strict=True):
+            reduction.tie(group)
+        return outputs
 
     def take_remote(self) -> SourceRows:
         """What `run` fetched of each source leaf, for others to use; once."""
@@ -831,7 +839,6 @@ class ShardPass:
         return found
 
     def _forward(self) -> list[tuple[Tensor, ...]]:
-        is_random = any(r.is_random for _, r in self.reductions)
         records = torch.is_grad_enabled()
         keep_rows = self.transport.keeps_rows and self._needs_sources and records
         needs_grad = {leaf.key: records and leaf.tensor.requires_grad for leaf in self.sources}
@@ -843,11 +850,13 @@ class ShardPass:
                         self._kept[step, block] = rows
                     if self.transport.returns_rows and step:
                         self._remote = dict(rows)
-                    if is_random:
+                    if self._is_random:
                         self._random.append(RandomState.capture(self.device))
-                    for etype, reduction in self.reductions:
+                    for (etype, reduction), leaves in zip(
+                        self.reductions, self._leaves_of, strict=True
+                    ):
                         shard = self.transport.shards(etype)[step]
-                        reduction.merge(self._evaluation(reduction, shard, block, rows, tensors))
+                        reduction.merge(self._evaluation(leaves, shard, block, rows, tensors))
                     del rows
             return [reduction.finish() for _, reduction in self.reductions]
 
@@ -856,17 +865,12 @@ class ShardPass:
         if not self._needs_sources:
             self.unread = {i for i, leaf in enumerate(self.leaves) if leaf.target == "u"}
             self._known = {}
-        self.leaves = [leaf.released() for leaf in self.leaves]
+        released = {leaf.key: leaf.released() for leaf in self.leaves}
+        self.leaves = list(released.values())
         self.sources = [leaf for leaf in self.leaves if leaf.target == "u"]
+        self._leaves_of = [[released[leaf.key] for leaf in leaves] for leaves in self._leaves_of]
         for _, reduction in self.reductions:
-            reduction.release()
-
-    def _visits(self) -> list[Visit]:
-        """What the walk goes through: the own shard, then the others, block by block."""
-        remote = range(1, self.transport.num_steps) if self.sources else ()
-        steps = range(self.transport.num_steps)
-        local = [(step, WHOLE) for step in steps if step not in remote]
-        return local + [(step, block) for step in remote for block in self.blocks]
+            reduction.release(released)
 
     def _fetched(
         self, tensors: Mapping[LeafKey, Tensor], needs_grad: Mapping[LeafKey, bool]
@@ -874,12 +878,12 @@ class ShardPass:
         """Each visit with its source rows."""
         whole = {leaf.key: tensors[leaf.key] for leaf in self.sources}
         return self.transport.prefetched(
-            self._visits(), self.prefetch, whole, self._axes, needs_grad, self._known
+            self._visits, self.prefetch, whole, self._axes, needs_grad, self._known
         )
 
     def _evaluation(
         self,
-        reduction: Reduction,
+        leaves: Sequence[Leaf],
         shard: Shard,
         block: ColumnBlock,
         rows: SourceRows,
@@ -887,7 +891,7 @@ class ShardPass:
     ) -> ShardEvaluation:
         """What one shard sees of each leaf of a reduction."""
         values = {}
-        for leaf in reduction.leaves():
+        for leaf in leaves:
             key = leaf.key
             if leaf.target == "u":
                 values[key] = rows[key]
@@ -904,14 +908,17 @@ class ShardPass:
 
         Before the inputs are asked for, which may have to be computed again.
         """
-        *given, self._outer_grads = _split(list(grads), self._output_counts)
-        pairs = zip(self.reductions, given, strict=True)
-        self._grouped = [reduction.begin_backward(group) for (_, reduction), group in pairs]
+        given = iter(grads)
+        self._grouped = [
+            reduction.begin_backward([*islice(given, count)])  # type: ignore[list-item]
+            for (_, reduction), count in zip(self.reductions, self._output_counts, strict=True)
+        ]
+        self._outer_grads = list(given)
 
     @property
-    def lost_results(self) -> list[tuple[CanonicalEType, Reduction]]:
-        """Reductions whose results must be computed again before the backward."""
-        return [(etype, r) for etype, r in self.reductions if r.has_lost_result]
+    def has_lost_results(self) -> bool:
+        """Whether results must be computed again before the backward."""
+        return any(reduction.has_lost_result for _, reduction in self.reductions)
 
     def merge_again(self, inputs: Sequence[Tensor]) -> None:
         """Compute results again that the caller has changed in place; collective if rows travel.
@@ -919,16 +926,17 @@ class ShardPass:
         Every rank runs the same program, so all have lost the same results. See
         [Note: results that are changed in place] in `graphshard.ops`.
         """
-        lost = self.lost_results
+        pairs = zip(self.reductions, self._leaves_of, strict=True)
+        lost = [(etype, r, leaves) for (etype, r), leaves in pairs if r.has_lost_result]
         tensors = {leaf.key: t.detach() for leaf, t in zip(self.leaves, inputs, strict=False)}
         with torch.no_grad(), closing(self._rows_again(tensors)) as visits:
             for step, block, rows in visits:
                 with self._as_in_forward(step):
-                    for etype, reduction in lost:
+                    for etype, reduction, leaves in lost:
                         shard = self.transport.shards(etype)[step]
-                        reduction.merge(self._evaluation(reduction, shard, block, rows, tensors))
+                        reduction.merge(self._evaluation(leaves, shard, block, rows, tensors))
                 del rows
-        for _, reduction in lost:
+        for _, reduction, _ in lost:
             reduction.finish()
 
     def _rows_again(
@@ -939,7 +947,7 @@ class ShardPass:
             yield from self._fetched(tensors, {leaf.key: False for leaf in self.sources})
             return
         own = {leaf.key: tensors[leaf.key] for leaf in self.sources}
-        for step, block in self._visits():
+        for step, block in self._visits:
             yield step, block, self._kept[step, block] if step else own
 
     def backward(self, inputs: Sequence[Tensor], needed: Sequence[bool]) -> list[Tensor | None]:
@@ -950,18 +958,21 @@ class ShardPass:
         sums = GradientSums(self.transport, wanted, tensors, self._axes, self.prefetch)
         parameters = [p for p, need in zip(inputs[count:], needed[count:], strict=True) if need]
         parameter_grads = [torch.zeros_like(p) for p in parameters]
-        grouped, self._grouped = self._grouped, []
-        outer_grads, self._outer_grads = self._outer_grads, []
+        parts = [
+            (etype, reduction, leaves, [leaf for leaf in leaves if leaf.key in sums.wanted], grads)
+            for (etype, reduction), leaves, grads in zip(
+                self.reductions, self._leaves_of, self._grouped, strict=True
+            )
+        ]
+        outer_grads, self._grouped, self._outer_grads = self._outer_grads, [], []
         try:
             with closing(self._sources_again(tensors)) as visits:
                 for step, block, rows in visits:
                     with self._as_in_forward(step):
-                        for (etype, reduction), outer in zip(self.reductions, grouped, strict=True):
+                        for etype, reduction, leaves, mine, grads in parts:
                             shard = self.transport.shards(etype)[step]
-                            evaluation = self._evaluation(reduction, shard, block, rows, tensors)
-                            found = _shard_backward(
-                                reduction, evaluation, outer, wanted, parameters
-                            )
+                            evaluation = self._evaluation(leaves, shard, block, rows, tensors)
+                            found = _shard_backward(reduction, evaluation, grads, mine, parameters)
                             del evaluation
                             sums.add(shard, found, block)
                             for total, part in zip(parameter_grads, found.parameters, strict=True):
@@ -977,7 +988,7 @@ class ShardPass:
         except BaseException:
             sums.abandon()
             raise
-        found_grads = iter([*(sums.result(leaf) for leaf in wanted), *parameter_grads])
+        found_grads = iter([*[sums.result(leaf) for leaf in wanted], *parameter_grads])
         return [next(found_grads) if need else None for need in needed]
 
     def _sources_again(
@@ -987,11 +998,11 @@ class ShardPass:
         if self._needs_sources and not self.transport.keeps_rows:
             yield from self._fetched(tensors, {leaf.key: False for leaf in self.sources})
             return
-        visits = self._visits()
+        visits = self._visits
         if self.transport.returns_rows and self.sources:
             # Gradients of remote rows travel while those of own rows are found. One remote rank at
             # a time they come last: the memory of a message is not held beside that of own rows.
-            visits.reverse()
+            visits = visits[::-1]
         for step, block in visits:
             if step == 0 or not self.sources:
                 yield step, block, {leaf.key: tensors[leaf.key] for leaf in self.sources}
@@ -1060,12 +1071,10 @@ def _shard_backward(
     reduction: Reduction,
     evaluation: ShardEvaluation,
     grads: Sequence[Tensor],
-    wanted: Sequence[Leaf],
+    mine: Sequence[Leaf],
     parameters: Sequence[Tensor],
 ) -> ShardGradients:
     """Gradients of one reduction on one shard, with respect to what that shard saw."""
-    own = {leaf.key for leaf in reduction.leaves()}
-    mine = [leaf for leaf in wanted if leaf.key in own]
     grads = reduction.shard_gradients(evaluation, grads)
     direct = reduction.direct_gradients(evaluation, grads, mine)
     if direct is not None:
@@ -1097,11 +1106,10 @@ class _PassFunction(torch.autograd.Function):
         ctx: Any, walk: ShardPass, outputs: list[Tensor], *inputs: Tensor
     ) -> tuple[Tensor, ...]:
         ctx.walk = walk
-        ctx.save_for_backward(*(None if i in walk.unread else t for i, t in enumerate(inputs)))
+        ctx.save_for_backward(*[None if i in walk.unread else t for i, t in enumerate(inputs)])
         ctx.set_materialize_grads(False)  # remote rows are hardly ever read by other calls
-        num_results = sum(walk._output_counts[:-1])
-        ctx.likes = [(out.shape, out.dtype, out.device) for out in outputs[:num_results]]
-        return tuple(out.detach() for out in outputs)  # a view could not be changed in place
+        ctx.likes = [(out.shape, out.dtype, out.device) for out in outputs[: walk.num_results]]
+        return tuple([out.detach() for out in outputs])  # a view could not be changed in place
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -1122,7 +1130,7 @@ def _gradients(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
     walk: ShardPass | None = ctx.walk
     saved = None
     if walk is not None:
-        if walk.lost_results:
+        if walk.has_lost_results:
             saved = ctx.saved_tensors
             walk.merge_again(walk.restored(saved))
         walk.begin_backward(grads)
@@ -1174,11 +1182,3 @@ def _replayed(
     finally:
         if outside is not None:
             outside.restore(device)
-
-
-def _split(items: list[Any], sizes: Sequence[int]) -> list[list[Any]]:
-    groups, start = [], 0
-    for size in sizes:
-        groups.append(items[start : start + size])
-        start += size
-    return groups

@@ -550,9 +550,7 @@ class UserMessage(Message):
 
     def __init__(self, function: UserFunction, field: str) -> None:
         self.function, self.field = function, field
-
-    def leaves(self) -> list[Leaf]:
-        return self.function.leaves()
+        self.leaves = function.leaves()
 
     def parameters(self) -> list[Tensor]:
         return list(self.function.captured.values())

@@ -56,7 +56,6 @@ from torch import Tensor
 
 from .._base.typing import Target
 from ..ops import (
-    Adjacency,
     add_rows,
     empty,
     empty_like,
@@ -74,7 +73,6 @@ from .topology import WHOLE, ColumnBlock, Shard, column_blocks, most_blocks
 LeafKey: TypeAlias = tuple[str, int]
 
 
-@dataclass(frozen=True, eq=False)
 class Leaf:
     """A tensor that an evaluation starts from.
 
@@ -82,22 +80,23 @@ class Leaf:
         target: 'u' rows of the source frame, 'v' rows of the destination frame, 'e' one row per
             local edge, 'c' the same value for every edge.
         tensor: The whole tensor as this rank holds it.
-        identity: The ``id`` of the tensor before its values were freed; None: it has them.
+
+    Attributes:
+        key: What tells leaves apart: the same tensor may be read at several ends of an edge.
     """
 
-    target: str
-    tensor: Tensor
-    identity: int | None = None
+    __slots__ = ("key", "target", "tensor")
 
-    @property
-    def key(self) -> LeafKey:
-        """What tells leaves apart: the same tensor may be read at several ends of an edge."""
-        return self.target, id(self.tensor) if self.identity is None else self.identity
+    def __init__(self, target: str, tensor: Tensor) -> None:
+        self.target, self.tensor = target, tensor
+        self.key: LeafKey = (target, id(tensor))
 
     def released(self) -> Leaf:
         """The same leaf without its values: shape, dtype and device alone."""
         empty = self.tensor.detach().new_zeros(()).expand(self.tensor.shape)
-        return Leaf(self.target, empty, self.key[1])
+        new = Leaf(self.target, empty)
+        new.key = self.key
+        return new
 
 
 Substitution: TypeAlias = Mapping[LeafKey, Tensor]
@@ -430,58 +429,35 @@ class Message(ABC):
 
     #: Whether evaluating again needs the random state of the first time.
     is_random = False
+    #: Whether gradients of the sum are those of one source leaf, and need not read it.
+    is_linear = False
+    #: The distinct tensors that the messages are made from.
+    leaves: list[Leaf]
 
     def parameters(self) -> list[Tensor]:
-        """Leaf tensors that the messages use without being told, known after an evaluation."""
+        """Leaf tensors that random messages use without being told, known after an evaluation."""
         return []
-
-    @abstractmethod
-    def leaves(self) -> list[Leaf]:
-        """The distinct tensors that the messages are made from."""
 
     @abstractmethod
     def rows(self, evaluation: ShardEvaluation) -> Tensor:
         """Message of each edge of the shard: ``[num_shard_edges, ...]``."""
 
-    @property
-    def is_linear(self) -> bool:
-        """Whether gradients of the sum are those of one source leaf, and need not read it."""
-        return False
+    def operands(self, evaluation: ShardEvaluation) -> tuple[str, Tensor | None, Tensor | None]:
+        """What a kernel computes the messages from: operator, source rows, rows of edges."""
+        return "copy_rhs", None, self.rows(evaluation)
 
     def source_gradient(self, evaluation: ShardEvaluation, grad: Tensor) -> Tensor:
         """Gradient of that leaf's rows, given the gradient of the sum; if `is_linear`."""
         raise AssertionError(f"{type(self).__name__} has no direct source gradient")
 
-    def released(self) -> Message:
-        """The same message without the values of that leaf; if `is_linear`."""
+    def release(self, released: Mapping[LeafKey, Leaf]) -> None:
+        """Let go of the values of the source leaf, which no gradient reads."""
         raise AssertionError(f"{type(self).__name__} needs its sources")
 
-    def reduce_sum(
-        self, evaluation: ShardEvaluation, over: Adjacency | None = None, mean: bool = False
-    ) -> Tensor:
-        """Sum of the shard's messages at each destination: ``[num_dst, ...]``.
-
-        Args:
-            evaluation: The shard.
-            over: The shard's edges into some destinations alone; all of them by default.
-            mean: Divide by the number of the shard's messages.
-        """
-        adjacency = evaluation.shard.adjacency if over is None else over
-        return gspmm(adjacency, *self._operator(evaluation, "mean" if mean else "sum"))
-
-    def _operator(
-        self, evaluation: ShardEvaluation, reduce: str
-    ) -> tuple[str, str, Tensor | None, Tensor | None]:
-        return "copy_rhs", reduce, None, self.rows(evaluation)
-
-    def add_sum(self, evaluation: ShardEvaluation, total: Tensor) -> bool:
-        """Add `reduce_sum` to ``total`` in place, if a kernel can; returns whether it did."""
-        op, _, lhs, rhs = self._operator(evaluation, "sum")
-        given = [t for t in (lhs, rhs) if t is not None]
-        if not total.is_contiguous() or any(t.dtype != total.dtype for t in given):
-            return False
-        gspmm_add(total, evaluation.shard.adjacency, op, lhs, rhs)
-        return True
+    def reduce_sum(self, evaluation: ShardEvaluation) -> Tensor:
+        """Sum of the shard's messages at each destination: ``[num_dst, ...]``."""
+        op, lhs, rhs = self.operands(evaluation)
+        return gspmm(evaluation.shard.adjacency, op, "sum", lhs, rhs)
 
     def sum_adjoint(self, evaluation: ShardEvaluation, grad: Tensor) -> Adjoint:
         """How to find the gradients of `reduce_sum`, given that of its result."""
@@ -489,8 +465,8 @@ class Message(ABC):
 
     def reduce_arg(self, evaluation: ShardEvaluation, reduce: str) -> tuple[Tensor, Tensor]:
         """Extremum at each destination, and the position of the edge that won, -1 for none."""
-        adjacency = evaluation.shard.adjacency
-        return gspmm_arg(adjacency, "copy_rhs", reduce, None, self.rows(evaluation))
+        op, lhs, rhs = self.operands(evaluation)
+        return gspmm_arg(evaluation.shard.adjacency, op, reduce, lhs, rhs)
 
     def best_adjoint(self, evaluation: ShardEvaluation, grad: Tensor, arg: Tensor) -> Adjoint:
         """How to find the gradients of an extremum over several shards.
@@ -513,34 +489,25 @@ class Message(ABC):
 class CopySource(Message):
     """Each edge carries its source's row."""
 
-    def __init__(self, source: Tensor | Leaf) -> None:
-        self.source = source if isinstance(source, Leaf) else Leaf("u", source)
+    is_linear = True
 
-    def leaves(self) -> list[Leaf]:
-        return [self.source]
+    def __init__(self, source: Tensor) -> None:
+        self.source = Leaf("u", source)
+        self.leaves = [self.source]
 
     def rows(self, evaluation: ShardEvaluation) -> Tensor:
         rows = evaluation.leaf(self.source)
         return gsddmm(evaluation.shard.adjacency, "copy_lhs", rows, None, "u")
 
-    @property
-    def is_linear(self) -> bool:
-        return True
-
-    def released(self) -> Message:
-        return CopySource(self.source.released())
+    def operands(self, evaluation: ShardEvaluation) -> tuple[str, Tensor | None, Tensor | None]:
+        return "copy_lhs", evaluation.leaf(self.source), None
 
     def source_gradient(self, evaluation: ShardEvaluation, grad: Tensor) -> Tensor:
         return gspmm(evaluation.shard.adjacency.reverse(), "copy_lhs", "sum", grad, None)
 
-    def _operator(
-        self, evaluation: ShardEvaluation, reduce: str
-    ) -> tuple[str, str, Tensor | None, Tensor | None]:
-        return "copy_lhs", reduce, evaluation.leaf(self.source), None
-
-    def reduce_arg(self, evaluation: ShardEvaluation, reduce: str) -> tuple[Tensor, Tensor]:
-        rows = evaluation.leaf(self.source)
-        return gspmm_arg(evaluation.shard.adjacency, "copy_lhs", reduce, rows, None)
+    def release(self, released: Mapping[LeafKey, Leaf]) -> None:
+        self.source = released[self.source.key]
+        self.leaves = [self.source]
 
     def best_gradient(self, evaluation: ShardEvaluation, grad: Tensor, arg: Tensor) -> Tensor:
         adjacency = evaluation.shard.adjacency
@@ -554,16 +521,15 @@ class CopySource(Message):
 class Weighted(Message):
     """Each edge carries ``source row <op> edge value``."""
 
-    def __init__(self, op: str, source: Tensor | Leaf, value: Expression) -> None:
-        self.op, self.value = op, value
-        self.source = source if isinstance(source, Leaf) else Leaf("u", source)
-
-    def leaves(self) -> list[Leaf]:
-        return distinct([self.source, *self.value_leaves()])
-
-    def value_leaves(self) -> list[Leaf]:
-        """What the edge values are made from."""
-        return leaves_of([self.value])
+    def __init__(self, op: str, source: Tensor, value: Expression) -> None:
+        self.op, self.source, self.value = op, Leaf("u", source), value
+        #: What the edge values are made from.
+        self.value_leaves = leaves_of([value])
+        self.leaves = distinct([self.source, *self.value_leaves])
+        # Where the weights are fixed numbers that are here.
+        self.is_linear = op == "mul" and all(
+            leaf.target != "u" and not leaf.tensor.requires_grad for leaf in self.value_leaves
+        )
 
     def _operands(self, evaluation: ShardEvaluation) -> tuple[Tensor, Tensor]:
         return evaluation.leaf(self.source), self.value.evaluate(evaluation)
@@ -572,15 +538,9 @@ class Weighted(Message):
         left, right = self._operands(evaluation)
         return gsddmm(evaluation.shard.adjacency, self.op, left, right, "u", "e")
 
-    @property
-    def is_linear(self) -> bool:
-        """Whether the weights are fixed numbers that are here."""
-        leaves = self.value_leaves()
-        fixed = all(leaf.target != "u" and not leaf.tensor.requires_grad for leaf in leaves)
-        return self.op == "mul" and fixed
-
-    def released(self) -> Message:
-        return Weighted(self.op, self.source.released(), self.value)
+    def release(self, released: Mapping[LeafKey, Leaf]) -> None:
+        self.source = released[self.source.key]
+        self.leaves = distinct([self.source, *self.value_leaves])
 
     def source_gradient(self, evaluation: ShardEvaluation, grad: Tensor) -> Tensor:
         value = self.value.evaluate(evaluation)
@@ -596,13 +556,8 @@ class Weighted(Message):
             output.shape[0], *rows.shape[1:]
         )
 
-    def _operator(
-        self, evaluation: ShardEvaluation, reduce: str
-    ) -> tuple[str, str, Tensor | None, Tensor | None]:
-        return self.op, reduce, *self._operands(evaluation)
-
-    def reduce_arg(self, evaluation: ShardEvaluation, reduce: str) -> tuple[Tensor, Tensor]:
-        return gspmm_arg(evaluation.shard.adjacency, self.op, reduce, *self._operands(evaluation))
+    def operands(self, evaluation: ShardEvaluation) -> tuple[str, Tensor | None, Tensor | None]:
+        return self.op, *self._operands(evaluation)
 
     def best_adjoint(self, evaluation: ShardEvaluation, grad: Tensor, arg: Tensor) -> Adjoint:
         rows, value = self._operands(evaluation)
@@ -637,10 +592,7 @@ class PerEdge(Message):
     """Each edge carries the value of an expression."""
 
     def __init__(self, value: Expression) -> None:
-        self.value = value
-
-    def leaves(self) -> list[Leaf]:
-        return leaves_of([self.value])
+        self.value, self.leaves = value, leaves_of([value])
 
     def rows(self, evaluation: ShardEvaluation) -> Tensor:
         return self.value.evaluate(evaluation)
@@ -683,14 +635,14 @@ def _cut_along(message: CopySource | Weighted, axis: int) -> ColumnCut | None:
     row = message.source.tensor.shape[1:]
     if len(row) < axis:
         return None
-    leaves: dict[LeafKey, int | None] = {leaf.key: None for leaf in message.leaves()}
+    leaves: dict[LeafKey, int | None] = {leaf.key: None for leaf in message.leaves}
     if isinstance(message, Weighted):
         value = message.value
         if len(value.shape) > axis and value.shape[-axis] != 1:
             if not isinstance(value, EdgeRows) or value.shape[-axis] != row[-axis]:
                 return None
             leaves[value.leaf.key] = axis
-        elif message.source.key in {leaf.key for leaf in message.value_leaves()}:
+        elif message.source.key in {leaf.key for leaf in message.value_leaves}:
             return None  # the weights read the rows whole
     leaves[message.source.key] = axis
     most = most_blocks(row[-axis], row.numel())
@@ -742,12 +694,15 @@ def is_graph_kept() -> bool:
 
 
 class Reduction(ABC):
-    """One relation's part of a pass over the shards."""
+    """One relation's part of a pass over the shards.
+
+    Args:
+        messages: What it is made of.
+        leaves: The distinct tensors that it reads; None for those of the messages.
+    """
 
     #: Whether the backward looks at the values of source rows, so that they must be fetched again.
     needs_sources = True
-    #: The messages that this reduction is made of.
-    messages: list[Message]
     #: Whether blocks of the messages are enough for blocks of the result.
     can_be_cut = True
     #: Names the call site, where what is found about it once may be used again; set by the planner.
@@ -757,33 +712,35 @@ class Reduction(ABC):
     #: Whether 16-bit sums are kept in float32 until the last shard is in; set by the pass.
     widens = True
 
+    #: Whether evaluating again needs the random state of the first time.
+    is_random = False
+
+    def __init__(self, messages: Sequence[Message], leaves: list[Leaf] | None = None) -> None:
+        self.messages, self.leaves = messages, leaves or []
+        if leaves is None:
+            by_key: dict[LeafKey, Leaf] = {}
+            for message in messages:
+                self.is_random |= message.is_random
+                for leaf in message.leaves:
+                    by_key[leaf.key] = leaf
+            self.leaves = list(by_key.values())
+
     @property
     def has_lost_result(self) -> bool:
         """Whether the backward reads the result, and the caller has changed it in place."""
         return False
 
-    @property
-    def is_random(self) -> bool:
-        """Whether evaluating again needs the random state of the first time."""
-        return any(message.is_random for message in self.messages)
-
-    def leaves(self) -> list[Leaf]:
-        """The distinct tensors that the messages are made from."""
-        return distinct([leaf for message in self.messages for leaf in message.leaves()])
-
     def parameters(self) -> list[Tensor]:
-        """Leaf tensors that the messages use without being told, known after the merges."""
+        """Leaf tensors that random messages use without being told, known after the merges."""
         return [p for message in self.messages for p in message.parameters()]
-
-    @property
-    def message(self) -> Message:
-        """The message whose sums are the result: the last one."""
-        return self.messages[-1]
 
     @cached_property
     def cut(self) -> ColumnCut | None:
-        """How a shard may be merged block by block, once the own shard is in; None for whole."""
-        return find_cut(self.message) if self.can_be_cut else None
+        """How a shard may be merged block by block, once the own shard is in; None for whole.
+
+        The message whose sums are the result is the last one.
+        """
+        return find_cut(self.messages[-1]) if self.can_be_cut else None
 
     def block_of(self, evaluation: ShardEvaluation, whole: Tensor) -> Tensor:
         """The evaluation's block of the whole result, or of what broadcasts with it, as a view."""
@@ -808,13 +765,13 @@ class Reduction(ABC):
         """The outputs by autograd alone, from all local edges at once; after the pass."""
         return self.partial(evaluation)
 
-    def shard_gradients(self, evaluation: ShardEvaluation, grads: Sequence[Tensor]) -> list[Tensor]:
+    def shard_gradients(
+        self, evaluation: ShardEvaluation, grads: Sequence[Tensor]
+    ) -> Sequence[Tensor]:
         """The part of the outputs' gradients that concerns this shard and block."""
+        if evaluation.block.count == 1:
+            return grads
         return [self.block_of(evaluation, grad) for grad in grads]
-
-    def _kept_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        """In which sums of ``dtype`` wait for the next shard."""
-        return accumulation_dtype(dtype) if self.widens else dtype
 
     def adjoints(self, evaluation: ShardEvaluation, grads: Sequence[Tensor]) -> list[Adjoint]:
         """How to find the gradients of `partial`, given those of its results."""
@@ -828,10 +785,16 @@ class Reduction(ABC):
         """See the gradients of the whole outputs, once; returns those that the shards get."""
         return grads
 
-    def release(self) -> None:
-        """Free what the backward does not need, once the forward is over."""
+    def release(self, released: Mapping[LeafKey, Leaf]) -> None:
+        """Free what the backward does not need, once the forward is over.
+
+        Args:
+            released: All leaves of the pass, without their values.
+        """
+        self.leaves = []
         if not self.needs_sources:
-            self.messages = [message.released() for message in self.messages]
+            for message in self.messages:
+                message.release(released)
 
     def direct_gradients(
         self, evaluation: ShardEvaluation, grads: Sequence[Tensor], wanted: Sequence[Leaf]
@@ -856,37 +819,40 @@ class Sum(Reduction):
     """
 
     def __init__(self, message: Message, counts: Tensor | None = None) -> None:
-        self.messages, self.counts = [message], counts
+        super().__init__([message])
+        self.message, self.counts = message, counts
         self.needs_sources = not message.is_linear
         self._sum: Tensor | None = None
         self._dtype = torch.float32
 
-    @property
-    def _divides_at_once(self) -> bool:
-        """Whether the kernel can divide, because it sees all messages."""
-        return self.counts is not None and self.num_shards == 1
-
     def merge(self, evaluation: ShardEvaluation) -> None:
+        adjacency = evaluation.shard.adjacency
+        op, lhs, rhs = self.message.operands(evaluation)
         if self._sum is None:
-            part = self.message.reduce_sum(evaluation, mean=self._divides_at_once)
+            # The kernel can divide where it sees all messages.
+            reduce = "sum" if self.counts is None or self.num_shards > 1 else "mean"
+            part = gspmm(adjacency, op, reduce, lhs, rhs)
             self._dtype = part.dtype
-            self._sum = part.to(self._kept_dtype(part.dtype))
+            self._sum = part.to(accumulation_dtype(part.dtype)) if self.widens else part
             return
-        total = self.block_of(evaluation, self._sum)
-        if self.message.add_sum(evaluation, total):
+        total = self._sum
+        if evaluation.block.count > 1:
+            total = self.block_of(evaluation, total)
+        is_lhs_alike = lhs is None or lhs.dtype == total.dtype
+        if is_lhs_alike and (rhs is None or rhs.dtype == total.dtype) and total.is_contiguous():
+            gspmm_add(total, adjacency, op, lhs, rhs)
             return
         reached = evaluation.shard.reached
         if reached is None:
-            total.add_(self.message.reduce_sum(evaluation))
+            total.add_(gspmm(adjacency, op, "sum", lhs, rhs))
         else:
             rows, adjacency = reached
-            part = self.message.reduce_sum(evaluation, adjacency)
-            add_rows(total, rows, part)
+            add_rows(total, rows, gspmm(adjacency, op, "sum", lhs, rhs))
 
     def finish(self) -> tuple[Tensor, ...]:
         assert self._sum is not None
         total, self._sum = self._sum, None
-        if self.counts is not None and not self._divides_at_once:
+        if self.counts is not None and self.num_shards > 1:
             total.div_(_as_column(self.counts, total))
         return (total.to(self._dtype),)
 
@@ -928,7 +894,8 @@ class Extremum(Reduction):
     """
 
     def __init__(self, message: Message, reduce: str, num_edges: int) -> None:
-        self.messages, self.reduce = [message], reduce
+        super().__init__([message])
+        self.message, self.reduce = message, reduce
         self.needs_sources = not isinstance(message, CopySource)
         self._num_edges = num_edges
         self._best: Tensor | None = None
@@ -987,7 +954,8 @@ class EdgeValues(Reduction):
     can_be_cut = False
 
     def __init__(self, messages: Sequence[Message], num_edges: int) -> None:
-        self.messages, self.num_edges = list(messages), num_edges
+        super().__init__(messages)
+        self.num_edges = num_edges
         self._rows: list[Tensor] | None = None
 
     def merge(self, evaluation: ShardEvaluation) -> None:
@@ -1020,11 +988,7 @@ class CompanionRows(Reduction):
     needs_sources = False
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self.messages = []
-        self._leaves = [Leaf("u", tensor) for tensor in tensors]
-
-    def leaves(self) -> list[Leaf]:
-        return self._leaves
+        super().__init__([], [Leaf("u", tensor) for tensor in tensors])
 
     def merge(self, evaluation: ShardEvaluation) -> None:
         return
@@ -1034,9 +998,6 @@ class CompanionRows(Reduction):
 
     def recompute(self, evaluation: ShardEvaluation) -> Sequence[Tensor]:
         return ()
-
-    def release(self) -> None:
-        self._leaves = [leaf.released() for leaf in self._leaves]
 
     def direct_gradients(
         self, evaluation: ShardEvaluation, grads: Sequence[Tensor], wanted: Sequence[Leaf]

@@ -14,7 +14,7 @@ again from the final peak and total. See csrc/attention/attention.h.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -73,7 +73,7 @@ class SoftmaxSum(Reduction):
         self._weighted = _around(message, softmax, self.shifted)
         self.reshapes = list(reshapes)
         self._total_message = PerEdge(self.shifted)
-        self.messages = [self._total_message] + ([self._weighted] if self._weighted else [])
+        super().__init__([self._total_message] + ([self._weighted] if self._weighted else []))
         self._peak: Tensor | None = None  # -inf where no edge came yet
         self._scale = torch.empty(0)
         self._sums: list[Tensor] = []
@@ -254,12 +254,13 @@ class AttentionSum(Reduction):
     """
 
     def __init__(self, attention: Attention) -> None:
-        self.messages = []
         self._leaves = [
             None if tensor is None else Leaf(target, tensor)
             for target, tensor in zip(_TARGETS, attention.operands, strict=True)
         ]
         self._bias = None if attention.bias is None else Leaf("c", attention.bias)
+        leaves = distinct([leaf for leaf in (*self._leaves, self._bias) if leaf is not None])
+        super().__init__([], leaves)
         self._rule = attention.with_operands([None] * len(_TARGETS)).finished(None, attention.relu)
         rows = [None if t is None else (t.shape[1:], t.dtype) for t in attention.operands]
         self.site = ("attention", attention.score, attention.heads, *rows, attention.bias is None)
@@ -271,9 +272,6 @@ class AttentionSum(Reduction):
         self._has_begun = False  # the backward, before the pass
         self._awaits_relu = False  # in the backward, for a result that must be computed again
 
-    def leaves(self) -> list[Leaf]:
-        return distinct([leaf for leaf in (*self._leaves, self._bias) if leaf is not None])
-
     @cached_property
     def cut(self) -> ColumnCut | None:
         """Between heads; or between columns of the values, where scores do not read them."""
@@ -283,7 +281,7 @@ class AttentionSum(Reduction):
     def _cut_of(self, axis: int) -> ColumnCut | None:
         values = self._leaves[0]
         assert values is not None
-        leaves = self.leaves()
+        leaves = self.leaves
         axes: dict[LeafKey, int | None] = {leaf.key: None for leaf in leaves}
         if axis == _HEADS:
             for leaf in leaves:
@@ -422,8 +420,9 @@ class AttentionSum(Reduction):
         self._has_begun = False
         return [found]
 
-    def release(self) -> None:
-        self._leaves = [None if leaf is None else leaf.released() for leaf in self._leaves]
+    def release(self, released: Mapping[LeafKey, Leaf]) -> None:
+        self.leaves = [released[leaf.key] for leaf in self.leaves]
+        self._leaves = [None if leaf is None else released[leaf.key] for leaf in self._leaves]
 
     def recompute(self, evaluation: ShardEvaluation) -> Sequence[Tensor]:
         bias = None if self._bias is None else evaluation.leaf(self._bias)
