@@ -22,7 +22,7 @@ import graphshard
 from case_selection import sampled
 from forked_programs import run_program
 from graphshard.dgl.nn import AGNNConv, DotGatConv
-from graphshard.fullbatch._planner import Planner
+from graphshard.fullbatch._compile import Compiler
 from graphshard.graph import attend
 from graphshard.nn import GATConv, GATv2Conv, HeteroGraphConv
 from graphshard.ops import Attention, EdgeMask
@@ -161,7 +161,7 @@ def fused_layers(rank: int, world_size: int, path: str, mode: str) -> list[str]:
         raise AssertionError("went by edges")
 
     graph._edge_values = refuse  # type: ignore[assignment, method-assign]
-    planned, Planner._plan = Planner._plan, refuse  # type: ignore[assignment, method-assign]
+    planned, Compiler._built_in = Compiler._built_in, refuse  # type: ignore[assignment, method-assign]
     by_edges = []
     try:
         for layer in (
@@ -175,7 +175,7 @@ def fused_layers(rank: int, world_size: int, path: str, mode: str) -> list[str]:
             except AssertionError:
                 by_edges.append(type(layer).__name__)
     finally:
-        Planner._plan = planned  # type: ignore[method-assign]
+        Compiler._built_in = planned  # type: ignore[method-assign]
     return by_edges
 
 

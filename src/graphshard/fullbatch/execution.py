@@ -78,15 +78,25 @@ from ..comm.transport import WIRE_DTYPES
 from ..errors import RankError
 from ..graph.frame import Frame, version_of
 from ..ops import add_rows, empty
+from .lazy import DeferredEdges
 from .reductions import (
+    CompanionRows,
+    EdgeRows,
+    EdgeValues,
+    Expression,
+    LazySoftmax,
     Leaf,
     LeafKey,
+    PerEdge,
     Reduction,
     ShardEvaluation,
     accumulation_dtype,
     find_chunks,
     is_graph_kept,
+    substitute,
+    walk,
 )
+from .softmax import SoftmaxSum, holds_softmax
 from .topology import WHOLE, ColumnBlock, Halo, Shard, ShardStructure
 
 # -- the policy ------------------------------------------------------------------------------------
@@ -1182,3 +1192,146 @@ def _replayed(
     finally:
         if outside is not None:
             outside.restore(device)
+
+
+# -- running what was compiled ---------------------------------------------------------------------
+
+
+@dataclass
+class Compiled:
+    """A call of the protocol as a pass runs it.
+
+    Args:
+        etype: The relation.
+        reduction: What to compute.
+        source: The field whose rows travel; None where others do not travel with it.
+        constant: Under what the result is kept, and the constant tensors that it is of.
+        finish: From the outputs of the reduction to the result; None for the only output.
+    """
+
+    etype: CanonicalEType
+    reduction: Reduction
+    source: str | None = None
+    constant: tuple[Hashable, list[Tensor]] | None = None
+    finish: Callable[[tuple[Tensor, ...]], Tensor] | None = None
+
+
+class Runner:
+    """Runs reductions on one rank's shards.
+
+    Args:
+        structure: The rank's rows and edges.
+        config: How remote rows are fetched.
+    """
+
+    def __init__(self, structure: ShardStructure, config: AggregationMode) -> None:
+        self.structure, self.config = structure, config
+        self.rows = HaloRowCache(structure, config.halo_dtype)
+        self.is_oneshot = config.mode == "oneshot"
+        self._transports: dict[tuple[frozenset[CanonicalEType], bool], RowTransport] = {}
+
+    def run(
+        self,
+        group: Sequence[Compiled],
+        companions: Sequence[Tensor] | None = None,
+        frames: Sequence[Frame] = (),
+    ) -> list[tuple[Tensor, ...]]:
+        """Outputs of one pass.
+
+        Args:
+            group: What to compute, for relations with one source type.
+            companions: Tensors of the source type whose rows travel, too; None where remote rows
+                are not kept for later calls.
+            frames: All source frames in use.
+        """
+        transport = self.transport([one.etype for one in group])
+        reductions = [(one.etype, one.reduction) for one in group]
+        depth, device = self.config.fetched_ahead, self.structure.device
+        if not transport.returns_rows:
+            return ShardPass(transport, reductions, depth, device).run()
+        if companions:
+            reductions.append((group[0].etype, CompanionRows(companions)))
+        halo = transport.halo
+        own = {leaf.key: leaf.tensor for _, r in reductions for leaf in r.leaves}
+        own = {key: tensor for key, tensor in own.items() if key[0] == "u"}
+        fixed = {key: tensor for key, tensor in own.items() if not tensor.requires_grad}
+        found = {key: self.rows.known(halo, tensor) for key, tensor in fixed.items()}
+        known = {key: rows for key, rows in found.items() if rows is not None}
+        # Where all results of some rows are kept, no call asks for the rows again.
+        read_again = {("u", id(tensor)) for tensor in companions or ()}
+        for one in group:
+            if one.constant is None:
+                read_again |= {leaf.key for leaf in one.reduction.leaves}
+        shard_pass = ShardPass(transport, reductions, depth, device, known)
+        outputs = shard_pass.run()[: len(group)]
+        remote = shard_pass.take_remote()
+        for key in fixed.keys() & read_again - known.keys():
+            self.rows.keep(halo, own[key], remote[key])
+        if companions is not None:
+            self.rows.put(halo, [(tensor, remote[key]) for key, tensor in own.items()], frames)
+        return outputs
+
+    def transport(self, etypes: Sequence[CanonicalEType]) -> RowTransport:
+        """How rows of the halo of some relations travel; the only difference between the modes."""
+        rematerializes = self.config.rematerializes
+        key = frozenset(etypes), rematerializes
+        if key not in self._transports:
+            halo, wire = self.structure.halo(etypes), self.config.halo_dtype
+            self._transports[key] = (
+                CollectiveTransport(halo, wire)
+                if self.is_oneshot
+                else PairwiseTransport(halo, wire, keeps_rows=not rematerializes)
+            )
+        return self._transports[key]
+
+    def own_shard(self, etype: CanonicalEType) -> Shard:
+        """The edges of a relation between rows of this rank."""
+        return self.transport([etype]).shards(etype)[0]
+
+    def is_here(self, one: Compiled, source: Frame, num_calls: int) -> bool:
+        """Whether nothing has to be fetched for one of some calls in one-shot mode."""
+        if self.structure.world_size == 1:
+            return True
+        if num_calls > 1 or one.source is None:
+            return False
+        return self.rows.has(self.transport([one.etype]).halo, source[one.source])
+
+    def companions(self, one: Compiled, source: Frame) -> list[Tensor] | None:
+        """Source fields that travel with that of a call; None where no remote rows are kept."""
+        if not self.is_oneshot or one.source is None or not self.rows.is_in_scope:
+            return None
+        return self.rows.companions(self.transport([one.etype]).halo, source, one.source)
+
+    # ------------------------------------------------------------------ values of edges
+
+    def deferred(self, etype: CanonicalEType, num_edges: int, value: Expression) -> DeferredEdges:
+        """A value of each edge that is computed where it is needed."""
+
+        # Not the frames: the value will be in one of them, and a cycle would keep all of their
+        # tensors until the garbage collector comes by.
+        def materialize(expression: Expression) -> Tensor:
+            if isinstance(expression, EdgeRows):
+                return expression.leaf.tensor
+            message = PerEdge(self.resolve(etype, expression))
+            ((rows,),) = self.run([Compiled(etype, EdgeValues([message], num_edges))])
+            return rows
+
+        return DeferredEdges(value, materialize, self.structure.device)
+
+    def resolve(self, etype: CanonicalEType, root: Expression) -> Expression:
+        """``root`` with each softmax turned into arithmetic, by a pass that finds its total."""
+        while True:
+            softmaxes = (node for node in walk(root) if isinstance(node, LazySoftmax))
+            inner = next((node for node in softmaxes if not holds_softmax(node.child)), None)
+            if inner is None:
+                return root
+            peak, total = self.statistics(etype, inner)
+            plain = inner.resolve(peak, total.masked_fill(total == 0, 1.0))
+            root = substitute(root, {id(inner): plain})
+
+    def statistics(self, etype: CanonicalEType, softmax: LazySoftmax) -> tuple[Tensor, Tensor]:
+        """Peak and total of a softmax at each destination."""
+        reduction = SoftmaxSum(softmax)
+        ((total,),) = self.run([Compiled(etype, reduction)])
+        assert reduction.shifted.peak is not None
+        return reduction.shifted.peak, total
