@@ -79,10 +79,11 @@ def aggregation(rank: int, world_size: int, parts: str, mode: str) -> list[Enter
     data = graphshard.load_dgl_partition_data(parts, rank)
     graph: Any = graphshard.construct_full_graph(data, mode=mode)
     rows = torch.randn(data.num_owned(), WIDTH, requires_grad=True)
+    copy, mean = fn.copy_u("h", "m"), fn.mean("m", "out")
     for _ in range(3):
         with graph.local_scope():
             graph.srcdata["h"] = rows
-            forward = entered(lambda: graph.update_all(fn.copy_u("h", "m"), fn.mean("m", "out")))
+            forward = entered(partial(graph.update_all, copy, mean))
             loss = graph.dstdata["out"].sum()
         backward = entered(loss.backward)
     return [forward, backward]

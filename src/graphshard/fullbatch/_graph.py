@@ -728,7 +728,7 @@ class GraphShardManager(MessagePassingGraph):
         for group in by_source.values():
             reductions = [one for _, one in group]
             companions = None
-            if len(calls) == 1:
+            if runner.is_oneshot and len(calls) == 1:
                 companions = runner.companions(reductions[0], calls[0][0].src)
             outputs = runner.run(reductions, companions, self._src_frames)
             for (i, one), output in zip(group, outputs, strict=True):

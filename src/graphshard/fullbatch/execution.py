@@ -49,7 +49,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Literal, TypeAlias
@@ -683,7 +683,7 @@ class GradientSums:
         keys, outgoing = [], []
         for leaf in self.sources:
             axis = self._axes.get(leaf.key)
-            if axis is None and not block.is_last:
+            if block.count > 1 and axis is None and not block.is_last:
                 continue
             tensor = self.wanted[leaf.key]
             found = self._from_shard.pop(leaf.key) if leaf.key in self._from_shard else None
@@ -714,11 +714,14 @@ class GradientSums:
     def _receive(self) -> None:
         step, block, keys, pending = self._pending.popleft()
         for key, grad in zip(keys, pending.wait(), strict=True):
-            total = block.of(self._sum(key), self._axes.get(key))
+            total = self._sum(key)
+            if block.count > 1:
+                total = block.of(total, self._axes.get(key))
             self._transport.add_returned(step, total, grad)
 
-    def result(self, leaf: Leaf) -> Tensor:
-        return self._sum(leaf.key).to(self.wanted[leaf.key].dtype)
+    def result(self, key: LeafKey) -> Tensor:
+        """The gradient of a wanted leaf, after `finish`."""
+        return self._sum(key).to(self.wanted[key].dtype)
 
     def _dtype(self, key: LeafKey) -> torch.dtype:
         dtype = self.wanted[key].dtype
@@ -770,8 +773,8 @@ class ShardPass:
         self.prefetch, self.device = prefetch, device
         self._remote: SourceRows = {}
         self.unread: set[int] = set()  # leaves whose values the backward does not read
-        self._needs_sources = self._is_random = False
-        self._leaves_of: list[Sequence[Leaf]] = []  # of each reduction
+        self._needs_sources = self._is_random = self._can_lose_result = False
+        self._keys_of: list[list[LeafKey]] = []  # of the leaves of each reduction
         places: dict[LeafKey, int] = {}
         self.leaves: list[Leaf] = []
         self.sources: list[Leaf] = []
@@ -781,7 +784,8 @@ class ShardPass:
             reduction.widens = transport.by_columns
             self._needs_sources |= reduction.needs_sources
             self._is_random |= reduction.is_random
-            self._leaves_of.append(reduction.leaves)
+            self._can_lose_result |= reduction.can_lose_result
+            self._keys_of.append([leaf.key for leaf in reduction.leaves])
             for leaf in reduction.leaves:
                 if leaf.key not in places:
                     places[leaf.key] = len(places)
@@ -807,7 +811,7 @@ class ShardPass:
     def _cut_into_blocks(self, places: Mapping[LeafKey, int]) -> list[ColumnBlock]:
         """Take remote shards block by block, if all reductions can and agree on how."""
         sites = tuple([reduction.site for _, reduction in self.reductions])
-        order = tuple([places[leaf.key] for leaves in self._leaves_of for leaf in leaves])
+        order = tuple([places[key] for keys in self._keys_of for key in keys])
         found = self.transport.chunks.get((sites, order))
         if found is None:
             reductions = [reduction for _, reduction in self.reductions]
@@ -825,7 +829,7 @@ class ShardPass:
         if self._is_random:
             parameters = {id(p): p for _, r in self.reductions for p in r.parameters()}
             inputs += parameters.values()
-        if not (torch.is_grad_enabled() and any(t.requires_grad for t in inputs)):
+        if not torch.is_grad_enabled() or True not in [t.requires_grad for t in inputs]:
             return outputs
         # Remote rows that came along are outputs, too. Other objects than those that the backward
         # keeps, which would hold on to its node.
@@ -851,34 +855,36 @@ class ShardPass:
     def _forward(self) -> list[tuple[Tensor, ...]]:
         records = torch.is_grad_enabled()
         keep_rows = self.transport.keeps_rows and self._needs_sources and records
-        needs_grad = {leaf.key: records and leaf.tensor.requires_grad for leaf in self.sources}
-        with torch.no_grad():
-            tensors = {leaf.key: leaf.tensor.detach() for leaf in self.leaves}
-            with closing(self._fetched(tensors, needs_grad)) as visits:
-                for step, block, rows in visits:
-                    if keep_rows and step:
-                        self._kept[step, block] = rows
-                    if self.transport.returns_rows and step:
-                        self._remote = dict(rows)
-                    if self._is_random:
-                        self._random.append(RandomState.capture(self.device))
-                    for (etype, reduction), leaves in zip(
-                        self.reductions, self._leaves_of, strict=True
-                    ):
-                        shard = self.transport.shards(etype)[step]
-                        reduction.merge(self._evaluation(leaves, shard, block, rows, tensors))
-                    del rows
+        tensors: dict[LeafKey, Tensor] = {}
+        needs_grad: dict[LeafKey, bool] = {}
+        for leaf in self.leaves:
+            tensors[leaf.key] = leaf.tensor.detach()
+            needs_grad[leaf.key] = records and leaf.tensor.requires_grad
+        with torch.no_grad(), closing(self._fetched(tensors, needs_grad)) as visits:
+            for step, block, rows in visits:
+                if keep_rows and step:
+                    self._kept[step, block] = rows
+                if self.transport.returns_rows and step:
+                    self._remote = dict(rows)
+                if self._is_random:
+                    self._random.append(RandomState.capture(self.device))
+                for (etype, reduction), keys in zip(self.reductions, self._keys_of, strict=True):
+                    shard = self.transport.shards(etype)[step]
+                    reduction.merge(self._evaluation(keys, shard, block, rows, tensors))
+                del rows
             return [reduction.finish() for _, reduction in self.reductions]
 
     def _release(self) -> None:
         """Keep no values for the backward that it will not read, and none besides autograd."""
-        if not self._needs_sources:
-            self.unread = {i for i, leaf in enumerate(self.leaves) if leaf.target == "u"}
+        released = {}
+        for i, leaf in enumerate(self.leaves):
+            if leaf.target == "u" and not self._needs_sources:
+                self.unread.add(i)
+            released[leaf.key] = leaf.released()
+        if self.unread:
             self._known = {}
-        released = {leaf.key: leaf.released() for leaf in self.leaves}
         self.leaves = list(released.values())
         self.sources = [leaf for leaf in self.leaves if leaf.target == "u"]
-        self._leaves_of = [[released[leaf.key] for leaf in leaves] for leaves in self._leaves_of]
         for _, reduction in self.reductions:
             reduction.release(released)
 
@@ -893,7 +899,7 @@ class ShardPass:
 
     def _evaluation(
         self,
-        leaves: Sequence[Leaf],
+        keys: Sequence[LeafKey],
         shard: Shard,
         block: ColumnBlock,
         rows: SourceRows,
@@ -901,13 +907,12 @@ class ShardPass:
     ) -> ShardEvaluation:
         """What one shard sees of each leaf of a reduction."""
         values = {}
-        for leaf in leaves:
-            key = leaf.key
-            if leaf.target == "u":
+        for key in keys:
+            if key[0] == "u":
                 values[key] = rows[key]
                 continue
             values[key] = block.of(tensors[key], self._axes.get(key))
-            if leaf.target == "e":
+            if key[0] == "e":
                 values[key] = shard.edge_rows(values[key])
         return ShardEvaluation(shard, values, block)
 
@@ -928,7 +933,7 @@ class ShardPass:
     @property
     def has_lost_results(self) -> bool:
         """Whether results must be computed again before the backward."""
-        return any(reduction.has_lost_result for _, reduction in self.reductions)
+        return self._can_lose_result and any(r.has_lost_result for _, r in self.reductions)
 
     def merge_again(self, inputs: Sequence[Tensor]) -> None:
         """Compute results again that the caller has changed in place; collective if rows travel.
@@ -936,15 +941,15 @@ class ShardPass:
         Every rank runs the same program, so all have lost the same results. See
         [Note: results that are changed in place] in `graphshard.ops`.
         """
-        pairs = zip(self.reductions, self._leaves_of, strict=True)
-        lost = [(etype, r, leaves) for (etype, r), leaves in pairs if r.has_lost_result]
+        pairs = zip(self.reductions, self._keys_of, strict=True)
+        lost = [(etype, r, keys) for (etype, r), keys in pairs if r.has_lost_result]
         tensors = {leaf.key: t.detach() for leaf, t in zip(self.leaves, inputs, strict=False)}
         with torch.no_grad(), closing(self._rows_again(tensors)) as visits:
             for step, block, rows in visits:
                 with self._as_in_forward(step):
-                    for etype, reduction, leaves in lost:
+                    for etype, reduction, keys in lost:
                         shard = self.transport.shards(etype)[step]
-                        reduction.merge(self._evaluation(leaves, shard, block, rows, tensors))
+                        reduction.merge(self._evaluation(keys, shard, block, rows, tensors))
                 del rows
         for _, reduction, _ in lost:
             reduction.finish()
@@ -969,9 +974,9 @@ class ShardPass:
         parameters = [p for p, need in zip(inputs[count:], needed[count:], strict=True) if need]
         parameter_grads = [torch.zeros_like(p) for p in parameters]
         parts = [
-            (etype, reduction, leaves, [leaf for leaf in leaves if leaf.key in sums.wanted], grads)
-            for (etype, reduction), leaves, grads in zip(
-                self.reductions, self._leaves_of, self._grouped, strict=True
+            (etype, reduction, keys, [key for key in keys if key in sums.wanted], grads)
+            for (etype, reduction), keys, grads in zip(
+                self.reductions, self._keys_of, self._grouped, strict=True
             )
         ]
         outer_grads, self._grouped, self._outer_grads = self._outer_grads, [], []
@@ -979,9 +984,9 @@ class ShardPass:
             with closing(self._sources_again(tensors)) as visits:
                 for step, block, rows in visits:
                     with self._as_in_forward(step):
-                        for etype, reduction, leaves, mine, grads in parts:
+                        for etype, reduction, keys, mine, grads in parts:
                             shard = self.transport.shards(etype)[step]
-                            evaluation = self._evaluation(leaves, shard, block, rows, tensors)
+                            evaluation = self._evaluation(keys, shard, block, rows, tensors)
                             found = _shard_backward(reduction, evaluation, grads, mine, parameters)
                             del evaluation
                             sums.add(shard, found, block)
@@ -998,7 +1003,7 @@ class ShardPass:
         except BaseException:
             sums.abandon()
             raise
-        found_grads = iter([*[sums.result(leaf) for leaf in wanted], *parameter_grads])
+        found_grads = iter([*[sums.result(leaf.key) for leaf in wanted], *parameter_grads])
         return [next(found_grads) if need else None for need in needed]
 
     def _sources_again(
@@ -1027,12 +1032,24 @@ class ShardPass:
 
     def _empty(self, leaf: Leaf, step: int, block: ColumnBlock) -> Tensor:
         """Rows without values: their shape alone is read."""
-        like = block.of(leaf.tensor.detach()[:0], self._axes.get(leaf.key))
+        like = leaf.tensor.detach()[:0]
+        if block.count > 1:
+            like = block.of(like, self._axes.get(leaf.key))
         return like.new_zeros(()).expand(self.transport.num_rows(step), *like.shape[1:])
 
-    def _as_in_forward(self, step: int) -> AbstractContextManager[Any]:
-        random = self._random[step] if self._random else None
-        return _replayed(random, self._autocast, self.device)
+    @contextmanager
+    def _as_in_forward(self, step: int) -> Iterator[None]:
+        """Random state and autocast as they were in the forward; both put back on the way out."""
+        device, (enabled, dtype) = self.device, self._autocast
+        outside = RandomState.capture(device) if self._random else None
+        try:
+            if self._random:
+                self._random[step].restore(device)
+            with torch.autocast(device.type, dtype=dtype, enabled=enabled, cache_enabled=False):
+                yield
+        finally:
+            if outside is not None:
+                outside.restore(device)
 
     def differentiated(
         self, grads: Sequence[Tensor | None], inputs: Sequence[Tensor], needed: Sequence[bool]
@@ -1071,17 +1088,14 @@ class ShardPass:
 
     def restored(self, saved: Sequence[Tensor | None]) -> list[Tensor]:
         """Inputs; those whose values were freed without values."""
-        count = len(self.leaves)
-        empty = [*(leaf.tensor for leaf in self.leaves), *saved[count:]]
-        pairs = zip(saved, empty, strict=True)
-        return [other if t is None else t for t, other in pairs]  # type: ignore[misc]
+        return [self.leaves[i].tensor if t is None else t for i, t in enumerate(saved)]
 
 
 def _shard_backward(
     reduction: Reduction,
     evaluation: ShardEvaluation,
     grads: Sequence[Tensor],
-    mine: Sequence[Leaf],
+    mine: Sequence[LeafKey],
     parameters: Sequence[Tensor],
 ) -> ShardGradients:
     """Gradients of one reduction on one shard, with respect to what that shard saw."""
@@ -1090,17 +1104,17 @@ def _shard_backward(
     if direct is not None:
         return ShardGradients(direct, [None] * len(parameters), are_new=True)
     values = dict(evaluation.values)
-    for leaf in mine:
-        values[leaf.key] = values[leaf.key].detach().requires_grad_()
+    for key in mine:
+        values[key] = values[key].detach().requires_grad_()
     with torch.enable_grad():
         adjoints = reduction.adjoints(replace(evaluation, values=values, memo={}), grads)
-    targets = [*(values[leaf.key] for leaf in mine), *parameters]
+    targets = [*(values[key] for key in mine), *parameters]
     found: list[Tensor | None] = [None] * len(targets)
     pairs = [(a.output, a.cotangent.to(a.output.dtype)) for a in adjoints if a.output.requires_grad]
     if pairs and targets:
         outputs, cotangents = zip(*pairs, strict=True)
         found = list(torch.autograd.grad(outputs, targets, cotangents, allow_unused=True))
-    by_leaf = {leaf.key: grad for leaf, grad in zip(mine, found, strict=False)}
+    by_leaf = dict(zip(mine, found, strict=False))
     for adjoint in adjoints:
         for key in by_leaf.keys() & adjoint.known.keys():
             before, known = by_leaf[key], adjoint.known[key]
@@ -1171,29 +1185,6 @@ class RandomState:
             torch.cuda.set_rng_state(self.device, device)
 
 
-@contextmanager
-def _replayed(
-    random: RandomState | None, autocast: tuple[bool, torch.dtype], device: torch.device
-) -> Iterator[None]:
-    """Random state and autocast as they were in the forward; both put back on the way out.
-
-    Args:
-        random: The generators' states then; None where nothing was drawn.
-        autocast: Whether it was enabled, and its dtype.
-        device: Where it is computed.
-    """
-    outside = None if random is None else RandomState.capture(device)
-    enabled, dtype = autocast
-    try:
-        if random is not None:
-            random.restore(device)
-        with torch.autocast(device.type, dtype=dtype, enabled=enabled, cache_enabled=False):
-            yield
-    finally:
-        if outside is not None:
-            outside.restore(device)
-
-
 # -- running what was compiled ---------------------------------------------------------------------
 
 
@@ -1244,8 +1235,8 @@ class Runner:
                 are not kept for later calls.
             frames: All source frames in use.
         """
-        transport = self.transport([one.etype for one in group])
         reductions = [(one.etype, one.reduction) for one in group]
+        transport = self.transport([etype for etype, _ in reductions])
         depth, device = self.config.fetched_ahead, self.structure.device
         if not transport.returns_rows:
             return ShardPass(transport, reductions, depth, device).run()

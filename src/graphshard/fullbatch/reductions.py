@@ -703,6 +703,8 @@ class Reduction(ABC):
 
     #: Whether the backward looks at the values of source rows, so that they must be fetched again.
     needs_sources = True
+    #: Whether the backward reads the result.
+    can_lose_result = False
     #: Whether blocks of the messages are enough for blocks of the result.
     can_be_cut = True
     #: Names the call site, where what is found about it once may be used again; set by the planner.
@@ -727,7 +729,7 @@ class Reduction(ABC):
 
     @property
     def has_lost_result(self) -> bool:
-        """Whether the backward reads the result, and the caller has changed it in place."""
+        """Whether the caller has changed the result in place; where `can_lose_result`."""
         return False
 
     def parameters(self) -> list[Tensor]:
@@ -797,16 +799,16 @@ class Reduction(ABC):
                 message.release(released)
 
     def direct_gradients(
-        self, evaluation: ShardEvaluation, grads: Sequence[Tensor], wanted: Sequence[Leaf]
+        self, evaluation: ShardEvaluation, grads: Sequence[Tensor], wanted: Sequence[LeafKey]
     ) -> dict[LeafKey, Tensor | None] | None:
-        """Gradients of leaves, found without autograd; None where `adjoints` says how to."""
-        if self.needs_sources:
-            return None
-        return {leaf.key: self.source_gradient(evaluation, grads) for leaf in wanted}
+        """Gradients of leaves, found without autograd; None where `adjoints` says how to.
 
-    def source_gradient(self, evaluation: ShardEvaluation, grads: Sequence[Tensor]) -> Tensor:
-        """Gradient of the only leaf, a source leaf; for reductions without `needs_sources`."""
-        raise AssertionError(f"{type(self).__name__} has no direct source gradient")
+        Args:
+            evaluation: The shard and block; without values of sources, unless `needs_sources`.
+            grads: Those of the outputs, as `shard_gradients` gives them.
+            wanted: Keys of the leaves.
+        """
+        return None
 
 
 class Sum(Reduction):
@@ -859,7 +861,7 @@ class Sum(Reduction):
     def begin_backward(self, grads: Sequence[Tensor]) -> Sequence[Tensor]:
         if self.counts is None:
             return grads
-        return [_divided(grad, _as_column(self.counts, grad)) for grad in grads]
+        return [_divided(grads[0], _as_column(self.counts, grads[0]))]
 
     def partial(self, evaluation: ShardEvaluation) -> tuple[Tensor, ...]:
         return (self.message.reduce_sum(evaluation),)
@@ -871,8 +873,13 @@ class Sum(Reduction):
     def adjoints(self, evaluation: ShardEvaluation, grads: Sequence[Tensor]) -> list[Adjoint]:
         return [self.message.sum_adjoint(evaluation, grads[0])]
 
-    def source_gradient(self, evaluation: ShardEvaluation, grads: Sequence[Tensor]) -> Tensor:
-        return self.message.source_gradient(evaluation, grads[0])
+    def direct_gradients(
+        self, evaluation: ShardEvaluation, grads: Sequence[Tensor], wanted: Sequence[LeafKey]
+    ) -> dict[LeafKey, Tensor | None] | None:
+        if self.needs_sources or not wanted:
+            return None if self.needs_sources else {}
+        (source,) = wanted
+        return {source: self.message.source_gradient(evaluation, grads[0])}
 
 
 def _as_column(counts: Tensor, like: Tensor) -> Tensor:
@@ -944,8 +951,14 @@ class Extremum(Reduction):
     def adjoints(self, evaluation: ShardEvaluation, grads: Sequence[Tensor]) -> list[Adjoint]:
         return [self.message.best_adjoint(evaluation, grads[0], self._positions(evaluation))]
 
-    def source_gradient(self, evaluation: ShardEvaluation, grads: Sequence[Tensor]) -> Tensor:
-        return self.message.best_gradient(evaluation, grads[0], self._positions(evaluation))
+    def direct_gradients(
+        self, evaluation: ShardEvaluation, grads: Sequence[Tensor], wanted: Sequence[LeafKey]
+    ) -> dict[LeafKey, Tensor | None] | None:
+        if self.needs_sources or not wanted:
+            return None if self.needs_sources else {}
+        (source,) = wanted
+        grad = self.message.best_gradient(evaluation, grads[0], self._positions(evaluation))
+        return {source: grad}
 
 
 class EdgeValues(Reduction):
@@ -1000,6 +1013,6 @@ class CompanionRows(Reduction):
         return ()
 
     def direct_gradients(
-        self, evaluation: ShardEvaluation, grads: Sequence[Tensor], wanted: Sequence[Leaf]
+        self, evaluation: ShardEvaluation, grads: Sequence[Tensor], wanted: Sequence[LeafKey]
     ) -> dict[LeafKey, Tensor | None]:
         return {}

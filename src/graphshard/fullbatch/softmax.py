@@ -253,6 +253,8 @@ class AttentionSum(Reduction):
         attention: Operands of this rank's rows and edges; a mask has keys.
     """
 
+    can_lose_result = True
+
     def __init__(self, attention: Attention) -> None:
         self._leaves = [
             None if tensor is None else Leaf(target, tensor)
@@ -430,23 +432,23 @@ class AttentionSum(Reduction):
         return (attend(evaluation.shard.adjacency, attention),)
 
     def direct_gradients(
-        self, evaluation: ShardEvaluation, grads: Sequence[Tensor], wanted: Sequence[Leaf]
+        self, evaluation: ShardEvaluation, grads: Sequence[Tensor], wanted: Sequence[LeafKey]
     ) -> dict[LeafKey, Tensor | None]:
-        keys, block = {leaf.key for leaf in wanted}, evaluation.block
+        block = evaluation.block
         (grad,) = grads
         found = compute.gradients(
             evaluation.shard.adjacency,
             self._seen(evaluation),
             (*self._of_heads(block, self._statistics), self._delta_of(block)),
             grad,
-            [leaf is not None and leaf.key in keys for leaf in self._leaves],
+            [leaf is not None and leaf.key in wanted for leaf in self._leaves],
         )
         sums: dict[LeafKey, Tensor | None] = {}
         for leaf, share in zip(self._leaves, found, strict=True):
             if leaf is not None and share is not None:
                 before = sums.get(leaf.key)
                 sums[leaf.key] = share if before is None else before + share
-        if self._bias is not None and self._bias.key in keys and evaluation.shard.step == 0:
+        if self._bias is not None and self._bias.key in wanted and evaluation.shard.step == 0:
             sums[self._bias.key] = grad.sum(0)  # the own shard comes whole
         return sums
 
