@@ -635,6 +635,13 @@ class GradientSums:
         self._depth = depth
         self.sources = [leaf for leaf in wanted if leaf.target == "u"]
         self.wanted = {leaf.key: tensors[leaf.key] for leaf in wanted}
+        #: In which the sums are kept. With the whole halo at once a row is added to once.
+        self._dtypes = {
+            key: accumulation_dtype(tensor.dtype)
+            if transport.by_columns or key[0] != "u"
+            else tensor.dtype
+            for key, tensor in self.wanted.items()
+        }
         self._sums: dict[LeafKey, Tensor] = {}
         self._from_shard: dict[LeafKey, Tensor] = {}
         self._new_rows: set[LeafKey] = set()
@@ -723,14 +730,10 @@ class GradientSums:
         """The gradient of a wanted leaf, after `finish`."""
         return self._sum(key).to(self.wanted[key].dtype)
 
-    def _dtype(self, key: LeafKey) -> torch.dtype:
-        dtype = self.wanted[key].dtype
-        return accumulation_dtype(dtype) if self._transport.by_columns or key[0] != "u" else dtype
-
     def _sum(self, key: LeafKey) -> Tensor:
         if key not in self._sums:
             tensor = self.wanted[key]
-            self._sums[key] = empty(tensor.shape, self._dtype(key), tensor.device).zero_()
+            self._sums[key] = empty(tensor.shape, self._dtypes[key], tensor.device).zero_()
         return self._sums[key]
 
     def _add_whole(self, key: LeafKey, grad: Tensor, block: ColumnBlock, is_new: bool) -> None:
@@ -740,7 +743,7 @@ class GradientSums:
             total += grad
             return
         # A copy, unless it is new: autograd may have given the same tensor to two leaves.
-        dtype = self._dtype(key)
+        dtype = self._dtypes[key]
         if is_new and grad.dtype == dtype and grad.is_contiguous():
             self._sums[key] = grad
         else:
@@ -1018,24 +1021,25 @@ class ShardPass:
             # Gradients of remote rows travel while those of own rows are found. One remote rank at
             # a time they come last: the memory of a message is not held beside that of own rows.
             visits = visits[::-1]
+        own = {leaf.key: tensors[leaf.key] for leaf in self.sources}
         for step, block in visits:
             if step == 0 or not self.sources:
-                yield step, block, {leaf.key: tensors[leaf.key] for leaf in self.sources}
+                yield step, block, own
             elif (step, block) in self._kept:
                 yield step, block, self._kept[step, block]
             else:
-                yield (
-                    step,
-                    block,
-                    {leaf.key: self._empty(leaf, step, block) for leaf in self.sources},
-                )
+                yield step, block, self._rows_without_values(step, block)
 
-    def _empty(self, leaf: Leaf, step: int, block: ColumnBlock) -> Tensor:
-        """Rows without values: their shape alone is read."""
-        like = leaf.tensor.detach()[:0]
-        if block.count > 1:
-            like = block.of(like, self._axes.get(leaf.key))
-        return like.new_zeros(()).expand(self.transport.num_rows(step), *like.shape[1:])
+    def _rows_without_values(self, step: int, block: ColumnBlock) -> SourceRows:
+        """Source rows whose shape alone is read."""
+        rows = {}
+        for leaf in self.sources:
+            like = leaf.tensor.detach()[:0]
+            if block.count > 1:
+                like = block.of(like, self._axes.get(leaf.key))
+            num_rows = self.transport.num_rows(step)
+            rows[leaf.key] = like.new_zeros(()).expand(num_rows, *like.shape[1:])
+        return rows
 
     @contextmanager
     def _as_in_forward(self, step: int) -> Iterator[None]:
