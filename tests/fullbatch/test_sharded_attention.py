@@ -224,6 +224,7 @@ PEAK = """
     import torch
     import graphshard
     from graphshard import nn
+    from graphshard.dgl.nn import DotGatConv
 
     torch.set_num_threads(1)
     num_nodes, num_edges, heads, dim = 3000, int(sys.argv[1]), 16, 4
@@ -235,7 +236,7 @@ PEAK = """
     layers = [
         nn.GATConv(heads * dim, dim, heads, attn_drop=0.3, allow_zero_in_degree=True),
         nn.GATv2Conv(heads * dim, dim, heads, attn_drop=0.3, allow_zero_in_degree=True),
-        nn.DotGatConv(heads * dim, dim, heads, allow_zero_in_degree=True),
+        DotGatConv(heads * dim, dim, heads, allow_zero_in_degree=True),
     ]
 
     def peak():  # kilobytes; unlike ru_maxrss not that of the process that started this one

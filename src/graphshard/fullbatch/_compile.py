@@ -102,7 +102,9 @@ class Compiler:
         is_oneshot = self._runner.is_oneshot
         if isinstance(message, Attention):
             alone = is_oneshot and self._structure.world_size == 1
-            return None if alone else Compiled(fields.etype, AttentionSum(message))
+            return (
+                None if alone else Compiled(fields.etype, AttentionSum(message), out_field=reduce)
+            )
         if not isinstance(reduce, ReduceFunction):
             if is_oneshot:
                 return None
@@ -148,7 +150,8 @@ class Compiler:
         if plan.constant is not None and not values[0].requires_grad:
             constants = self._structure.constants
             constant = (plan.constant, values) if constants.is_constant(values) else None
-        return Compiled(fields.etype, plan.bind(fields), plan.source, constant)
+        reduction = plan.bind(fields)
+        return Compiled(fields.etype, reduction, plan.source, constant, out_field=reduce.out_field)
 
     def _counts(self, fields: RelationFields, reduce: ReduceFunction) -> Tensor | None:
         """What a mean divides the sum by: ``[num_dst]``, at least 1."""
@@ -170,14 +173,15 @@ class Compiler:
                 def finish(outputs: tuple[Tensor, ...]) -> Tensor:
                     return _scaled(softmax_sum.normalize(*outputs), counts)
 
-                return Compiled(etype, softmax_sum, finish=finish)
+                return Compiled(etype, softmax_sum, finish=finish, out_field=reduce.out_field)
         if weights is not None and holds_softmax(weights):
             resolved = self._runner.resolve(etype, weights)
             if isinstance(message, Weighted):
                 message = Weighted(message.op, message.source.tensor, resolved)
             else:
                 message = PerEdge(resolved)
-        return Compiled(etype, _reduction_of(message, reduce, fields.edge.num_rows, counts))
+        reduction = _reduction_of(message, reduce, fields.edge.num_rows, counts)
+        return Compiled(etype, reduction, out_field=reduce.out_field)
 
     # ------------------------------------------------------------------ values of edges
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from .._base.typing import CanonicalEType
 from ..comm import all_reduce
 from ..errors import GraphTypeError, GraphValueError
-from ..function import MessageFunction, ReduceFunction
+from ..function import MessageFunction
 from ..graph import ALL, EID, NID, Frame, Graph, MessagePassingGraph
 from ..graph.frame import NodeSpaceView
 from ..graph.message_passing import (
@@ -715,31 +715,33 @@ class GraphShardManager(MessagePassingGraph):
         later: list[tuple[int, Compiled | None]] = []
         by_source: dict[str, list[tuple[int, Compiled]]] = {}
         for i, (fields, message, reduce) in enumerate(calls):
-            one = self._compiler.aggregation(fields, message, reduce)
+            call = self._compiler.aggregation(fields, message, reduce)
             kept = None
-            if one is not None and one.constant is not None:
-                kept = constants.get_copy(*one.constant)
-            if kept is not None:
-                results[i] = {_name(reduce): kept}
-            elif one is None or (runner.is_oneshot and runner.is_here(one, fields.src, len(calls))):
-                later.append((i, one))
+            if call is not None and call.constant is not None:
+                kept = constants.get_copy(*call.constant)
+            if call is not None and kept is not None:
+                results[i] = {call.out_field: kept}
+            elif call is None or (
+                runner.is_oneshot and runner.is_here(call, fields.src, len(calls))
+            ):
+                later.append((i, call))
             else:
-                by_source.setdefault(fields.etype[0], []).append((i, one))
+                by_source.setdefault(fields.etype[0], []).append((i, call))
         for group in by_source.values():
-            reductions = [one for _, one in group]
+            reductions = [call for _, call in group]
             companions = None
             if runner.is_oneshot and len(calls) == 1:
                 companions = runner.companions(reductions[0], calls[0][0].src)
             outputs = runner.run(reductions, companions, self._src_frames)
-            for (i, one), output in zip(group, outputs, strict=True):
-                result = output[0] if one.finish is None else one.finish(output)
-                results[i] = {_name(calls[i][2]): result}
-                if one.constant is not None:
-                    constants.put_copy(*one.constant, result)
-        for i, one in later:
-            found = results[i] = self._reduce_extended(*calls[i])
-            if one is not None and one.constant is not None:
-                constants.put_copy(*one.constant, found[calls[i][2].out_field])
+            for (i, call), output in zip(group, outputs, strict=True):
+                result = output[0] if call.finish is None else call.finish(output)
+                results[i] = {call.out_field: result}
+                if call.constant is not None:
+                    constants.put_copy(*call.constant, result)
+        for i, call in later:
+            new_fields = results[i] = self._reduce_extended(*calls[i])
+            if call is not None and call.constant is not None:
+                constants.put_copy(*call.constant, new_fields[call.out_field])
         return [result for result in results if result is not None]
 
     def _reduce_extended(self, fields: RelationFields, message: Any, reduce: Any) -> dict[str, Any]:
@@ -854,10 +856,6 @@ DistributedBlock = GraphShardManager
 
 def _only_value(by_type: dict[str, Tensor]) -> Any:
     return next(iter(by_type.values())) if len(by_type) == 1 else by_type
-
-
-def _name(reduce: ReduceFunction | str) -> str:
-    return reduce if isinstance(reduce, str) else reduce.out_field
 
 
 class OwnedRowsView(NodeSpaceView):

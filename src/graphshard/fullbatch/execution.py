@@ -1202,6 +1202,7 @@ class Compiled:
         source: The field whose rows travel; None where others do not travel with it.
         constant: Under what the result is kept, and the constant tensors that it is of.
         finish: From the outputs of the reduction to the result; None for the only output.
+        out_field: Where the result goes; "" where the caller knows.
     """
 
     etype: CanonicalEType
@@ -1209,6 +1210,7 @@ class Compiled:
     source: str | None = None
     constant: tuple[Hashable, list[Tensor]] | None = None
     finish: Callable[[tuple[Tensor, ...]], Tensor] | None = None
+    out_field: str = ""
 
 
 class Runner:
