@@ -245,10 +245,7 @@ def _plan_of(
             made = CopySource(fields.src[message.lhs_field])
         else:
             made = _message_of(fields, message)
-        if reduce.op in ("max", "min"):
-            reduction: Reduction = Extremum(made, reduce.op, fields.edge.num_rows)
-        else:
-            reduction = Sum(made, counts)
+        reduction = _reduction_of(made, reduce, fields.edge.num_rows, counts)
         reduction.site = site
         return reduction
 

@@ -117,13 +117,8 @@ def construct_mfgs(
         n_layers: Number of layers.
         keep_seed_nodes: Make every destination a source as well, and first, as layers with a self
             term expect.
-        mode: As for `construct_full_graph`.
-        rematerialize: As for `construct_full_graph`.
-        memory_budget: As for `construct_full_graph`.
-        row_width: As for `construct_full_graph`.
-        prefetch: As for `construct_full_graph`.
-        halo_dtype: As for `construct_full_graph`.
-        group: As for `construct_full_graph`.
+
+    The other arguments are those of `construct_full_graph`.
 
     Raises:
         ValueError: Wrong seeds on some rank, or ``n_layers`` below 1, or as for

@@ -206,10 +206,7 @@ class GraphShardManager(MessagePassingGraph):
         """The same graph and features with another way of fetching rows, the same on all ranks.
 
         Args:
-            mode: ``"sequential"`` or ``"oneshot"``.
-            rematerialize: As for `AggregationMode`.
-            prefetch: As for `AggregationMode`.
-            halo_dtype: As for `AggregationMode`.
+            mode: ``"sequential"`` or ``"oneshot"``; the others are those of `AggregationMode`.
         """
         if mode == "auto":
             raise ValueError("name 'sequential' or 'oneshot' (got 'auto'); 'auto' is resolved once")
