@@ -451,7 +451,7 @@ class Message(ABC):
         raise AssertionError(f"{type(self).__name__} has no direct source gradient")
 
     def release(self, released: Mapping[LeafKey, Leaf]) -> None:
-        """Let go of the values of the source leaf, which no gradient reads."""
+        """Free the values of the source leaf, which no gradient reads."""
         raise AssertionError(f"{type(self).__name__} needs its sources")
 
     def reduce_sum(self, evaluation: ShardEvaluation) -> Tensor:
