@@ -23,18 +23,21 @@ import graphshard
 from graphshard import comm
 from graphshard import function as fn
 from graphshard.dgl.nn import AGNNConv, DotGatConv
-from graphshard.fullbatch.lazy._expressions import (
+from graphshard.fullbatch import topology
+from graphshard.fullbatch.lazy import DeferredEdges
+from graphshard.fullbatch.reductions import (
+    ColumnCut,
+    CopySource,
     EdgeRows,
     Endpoint,
     Expression,
     LazySoftmax,
+    PerEdge,
     Sddmm,
     ShiftedSoftmax,
+    Weighted,
+    find_cut,
 )
-from graphshard.fullbatch.lazy._lazy_tensor import DeferredEdges
-from graphshard.fullbatch.lazy._messages import CopySource, PerEdge, Weighted
-from graphshard.fullbatch.reductions._cuts import ColumnCut, find_cut
-from graphshard.fullbatch.topology import _chunks
 from graphshard.graph import edge_softmax
 from graphshard.nn import GATConv, GATv2Conv, GraphConv, HeteroGraphConv, SAGEConv
 from graphshard.testing import run_ranks
@@ -141,13 +144,13 @@ def test_too_few_columns_and_other_shapes_are_not_cut() -> None:
 @contextmanager
 def many_blocks(use: bool) -> Iterator[None]:
     """Cut as finely as can be, or never."""
-    before = _chunks._SMALLEST_BLOCK, _chunks._FEWEST_COLUMNS
-    _chunks._SMALLEST_BLOCK = 1 if use else 1 << 40
-    _chunks._FEWEST_COLUMNS = 1
+    before = topology._SMALLEST_BLOCK, topology._FEWEST_COLUMNS
+    topology._SMALLEST_BLOCK = 1 if use else 1 << 40
+    topology._FEWEST_COLUMNS = 1
     try:
         yield
     finally:
-        _chunks._SMALLEST_BLOCK, _chunks._FEWEST_COLUMNS = before
+        topology._SMALLEST_BLOCK, topology._FEWEST_COLUMNS = before
 
 
 WIDTH = 12

@@ -22,13 +22,13 @@ from torch import Tensor, nn
 import graphshard
 from graphshard import comm
 from graphshard import function as fn
-from graphshard.fullbatch.execution._source_rows import (
+from graphshard.fullbatch.execution import (
     CollectiveTransport,
     PairwiseTransport,
     RowTransport,
 )
-from graphshard.fullbatch.reductions._attention import AttentionSum
-from graphshard.fullbatch.reductions._reduction import EdgeValues, Extremum, Reduction, Sum
+from graphshard.fullbatch.reductions import EdgeValues, Extremum, Reduction, Sum
+from graphshard.fullbatch.softmax import AttentionSum
 from graphshard.nn import GATConv, GATv2Conv, GraphConv, SAGEConv
 from graphshard.testing import run_ranks
 

@@ -23,7 +23,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 import graphshard
 from case_selection import sampled
 from graphshard.dgl.nn import AGNNConv, DotGatConv
-from graphshard.fullbatch.reductions._attention import AttentionSum
+from graphshard.fullbatch.softmax import AttentionSum
 from graphshard.nn import GATConv, GATv2Conv, SAGEConv
 from graphshard.testing import run_ranks
 

@@ -22,7 +22,7 @@ import graphshard
 from case_selection import sampled
 from forked_programs import run_program
 from graphshard.dgl.nn import AGNNConv, DotGatConv
-from graphshard.fullbatch._planner import Planner
+from graphshard.fullbatch._compile import Compiler
 from graphshard.graph import attend
 from graphshard.nn import GATConv, GATv2Conv, HeteroGraphConv
 from graphshard.ops import Attention, EdgeMask
@@ -161,7 +161,7 @@ def fused_layers(rank: int, world_size: int, path: str, mode: str) -> list[str]:
         raise AssertionError("went by edges")
 
     graph._edge_values = refuse  # type: ignore[assignment, method-assign]
-    planned, Planner._plan = Planner._plan, refuse  # type: ignore[assignment, method-assign]
+    planned, Compiler._built_in = Compiler._built_in, refuse  # type: ignore[assignment, method-assign]
     by_edges = []
     try:
         for layer in (
@@ -175,7 +175,7 @@ def fused_layers(rank: int, world_size: int, path: str, mode: str) -> list[str]:
             except AssertionError:
                 by_edges.append(type(layer).__name__)
     finally:
-        Planner._plan = planned  # type: ignore[method-assign]
+        Compiler._built_in = planned  # type: ignore[method-assign]
     return by_edges
 
 
@@ -224,6 +224,7 @@ PEAK = """
     import torch
     import graphshard
     from graphshard import nn
+    from graphshard.dgl.nn import DotGatConv
 
     torch.set_num_threads(1)
     num_nodes, num_edges, heads, dim = 3000, int(sys.argv[1]), 16, 4
@@ -235,7 +236,7 @@ PEAK = """
     layers = [
         nn.GATConv(heads * dim, dim, heads, attn_drop=0.3, allow_zero_in_degree=True),
         nn.GATv2Conv(heads * dim, dim, heads, attn_drop=0.3, allow_zero_in_degree=True),
-        nn.DotGatConv(heads * dim, dim, heads, allow_zero_in_degree=True),
+        DotGatConv(heads * dim, dim, heads, allow_zero_in_degree=True),
     ]
 
     def peak():  # kilobytes; unlike ru_maxrss not that of the process that started this one

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Exact full-batch training on a graph that spans all ranks."""
 
-from ._config import AggregationMode
 from ._construct import construct_full_graph, construct_mfgs
 from ._graph import DistributedBlock, GraphShardManager
 from ._homogenised import GraphShard
@@ -11,6 +10,7 @@ from ._partition_data import (
     load_dgl_partition_data,
     suffix_key_lookup,
 )
+from .execution import AggregationMode
 from .lazy import DeferredEdges, message_has_parameters
 
 __all__ = [

@@ -17,9 +17,9 @@ from .._base.typing import CanonicalEType
 from ..comm import ExchangePlan, fetch_halo, share_error
 from ..graph import EID, NID, Frame
 from ..graph.structure import Schema
-from ._config import AggregationMode, ModeName
 from ._graph import GraphShardManager
 from ._partition_data import PartitionData, wrong_number_of_ranks
+from .execution import AggregationMode, ModeName
 from .topology import LocalEdges, OriginalIds, ShardStructure, agree_on_build, needed_rows
 
 
@@ -117,13 +117,8 @@ def construct_mfgs(
         n_layers: Number of layers.
         keep_seed_nodes: Make every destination a source as well, and first, as layers with a self
             term expect.
-        mode: As for `construct_full_graph`.
-        rematerialize: As for `construct_full_graph`.
-        memory_budget: As for `construct_full_graph`.
-        row_width: As for `construct_full_graph`.
-        prefetch: As for `construct_full_graph`.
-        halo_dtype: As for `construct_full_graph`.
-        group: As for `construct_full_graph`.
+
+    The other arguments are those of `construct_full_graph`.
 
     Raises:
         ValueError: Wrong seeds on some rank, or ``n_layers`` below 1, or as for

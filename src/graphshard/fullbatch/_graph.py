@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any, TypeVar
 
 import torch
@@ -17,24 +18,46 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .._base.typing import CanonicalEType
-from ..graph import ALL, Frame
-from ..graph.message_passing import AggregationStep, checked_functions, run_together
+from ..comm import all_reduce
+from ..errors import GraphTypeError, GraphValueError
+from ..function import MessageFunction
+from ..graph import ALL, EID, NID, Frame, Graph, MessagePassingGraph
+from ..graph.frame import NodeSpaceView
+from ..graph.message_passing import (
+    AggregationStep,
+    RelationData,
+    checked_functions,
+    edge_values,
+    reduce_messages,
+    run_together,
+)
 from ..graph.structure import Schema, check_ids, id_tensor
-from ..ops import Attention
+from ..ops import Attention, attend, gspmm
 from ..ops.attention import check_attention
 from ..partition import RangePartitionBook
-from ._config import AggregationMode
-from ._homogenised import HomogenisedIds
+from ._compile import Call, Compiler, RelationFields, value_of
+from ._homogenised import (
+    GraphShard,
+    HomogenisedEdges,
+    graph_to_sample,
+    homogenised_edges,
+    homogenised_graph,
+    shards_of,
+)
 from ._localized import LocalizedShards, picked
-from ._planner import Planner, RelationFields
-from ._self_loops import changed_self_loops
-from .lazy import DeferredEdges
-from .topology import OriginalIds, ShardStructure
+from ._partition_data import owned_ranges
+from .execution import AggregationMode, Compiled, Runner
+from .lazy import DeferredEdges, expression_of
+from .reductions import Expression, LazySoftmax
+from .softmax import softmax_over_in_edges, softmax_over_out_edges
+from .topology import LocalEdges, OriginalIds, ShardStructure
+
+REDUCES = ("sum", "mean", "max", "min")
 
 T = TypeVar("T")
 
 
-class GraphShardManager(HomogenisedIds):
+class GraphShardManager(MessagePassingGraph):
     """One rank's part of a sharded graph. Made by `construct_full_graph` and `construct_mfgs`.
 
     Node features have a row per owned node, edge features a row per in-edge of an owned node.
@@ -54,6 +77,10 @@ class GraphShardManager(HomogenisedIds):
             graph was partitioned.
     """
 
+    batch_size = 1
+    #: Whether its edges are those that the book numbers; self loops may have been changed.
+    _has_edges_of_book = True
+
     def __init__(
         self,
         structure: ShardStructure,
@@ -71,7 +98,8 @@ class GraphShardManager(HomogenisedIds):
         self._original = original
         self.partition_book = self._partition_book = partition_book
         self._mode = mode
-        self._planner = Planner(structure, mode)
+        self._runner = Runner(structure, mode)
+        self._compiler = Compiler(self._runner)
         self._input_nodes, self._seeds = input_nodes, seeds
         self._init_protocol(schema, *frames, is_block, structure.device, torch.int64)
 
@@ -178,10 +206,7 @@ class GraphShardManager(HomogenisedIds):
         """The same graph and features with another way of fetching rows, the same on all ranks.
 
         Args:
-            mode: ``"sequential"`` or ``"oneshot"``.
-            rematerialize: As for `AggregationMode`.
-            prefetch: As for `AggregationMode`.
-            halo_dtype: As for `AggregationMode`.
+            mode: ``"sequential"`` or ``"oneshot"``; the others are those of `AggregationMode`.
         """
         if mode == "auto":
             raise ValueError("name 'sequential' or 'oneshot' (got 'auto'); 'auto' is resolved once")
@@ -232,7 +257,7 @@ class GraphShardManager(HomogenisedIds):
             partition_book=self.partition_book,
         )
         if mode == self._mode:  # a view: what was fetched for the whole serves the part
-            new._planner = self._planner
+            new._runner, new._compiler = self._runner, self._compiler
         new._has_edges_of_book = self._has_edges_of_book
         return new
 
@@ -256,6 +281,157 @@ class GraphShardManager(HomogenisedIds):
         edge = [self._edge_frames[r] for r in relations]
         frames = (src, dst if schema.split else src, edge)
         return self._sibling(schema, self._mode, frames, self.is_block)
+
+    # ------------------------------------------------------------------ types and counts
+
+    def batch_num_nodes(self, ntype: str | None = None) -> Tensor:
+        """Not offered: a rank has some nodes of one graph, not all nodes of some graphs."""
+        self._unsupported(
+            "batch_num_nodes",
+            "num_nodes() is how many nodes are here, num_nodes_global() how many there are; layers "
+            "of DGL that ask for it run after patch_dgl()",
+        )
+
+    @property
+    def ntypes(self) -> list[str]:
+        """Node types, each once."""
+        return list(dict.fromkeys(self._schema.ntypes))
+
+    def num_nodes(self, ntype: str | None = None) -> int:
+        """Nodes of a type, or of all, that this rank has rows of.
+
+        On a message flow graph a node that is a source and a destination counts once.
+        """
+        if not self.is_block:
+            return super().num_nodes(ntype)
+        if ntype is None:
+            return sum(self.num_nodes(t) for t in self.ntypes)
+        sides = [rows[ntype] for rows in (self._input_nodes, self._seeds) if ntype in rows]
+        return torch.unique(torch.cat(sides)).numel() if sides else super().num_nodes(ntype)
+
+    number_of_nodes = num_nodes
+
+    @property
+    def nodes(self) -> NodeSpaceView:
+        """``nodes(T)``: rows among this rank's nodes of a type. ``nodes[T].data``: features."""
+        return OwnedRowsView(self, "node")
+
+    @property
+    def srcnodes(self) -> NodeSpaceView:
+        """As `nodes`; on a message flow graph the rows whose features are its inputs."""
+        return OwnedRowsView(self, "src")
+
+    @property
+    def dstnodes(self) -> NodeSpaceView:
+        """As `nodes`; on a message flow graph the rows that its outputs belong to."""
+        return OwnedRowsView(self, "dst")
+
+    @property
+    def src_is_tgt(self) -> bool:
+        """Whether sources and destinations are the same rows."""
+        return not self.is_block
+
+    @property
+    def tgt_in_src(self) -> bool:
+        """Whether every destination is a source too, and comes first among them."""
+        pairs = [(self._input_nodes.get(t), rows) for t, rows in self._seeds.items()]
+        return all(
+            inputs is not None and torch.equal(inputs[: rows.numel()], rows)
+            for inputs, rows in pairs
+        )
+
+    @property
+    def node_ranges(self) -> list[tuple[int, int]]:
+        """Homogenised ids that each part owns, ``[start, end)``."""
+        return owned_ranges(self._book())
+
+    @property
+    def tgt_node_range(self) -> tuple[int, int]:
+        """Homogenised ids that this rank owns."""
+        return self.node_ranges[self._structure.rank]
+
+    @property
+    def ntypes_global(self) -> list[str]:
+        """Node types of the whole graph."""
+        return self._book().ntypes
+
+    @property
+    def etypes_global(self) -> list[str]:
+        """Relation names of the whole graph."""
+        return self._book().etypes
+
+    @property
+    def canonical_etypes_global(self) -> list[CanonicalEType]:
+        """Relations of the whole graph."""
+        return self._book().canonical_etypes
+
+    def num_nodes_global(self, ntype: str | None = None) -> int:
+        """Nodes of a type, or of all, of the whole graph, on all ranks."""
+        return self._book().num_nodes(ntype)
+
+    def num_edges_global(self, etype: Any = None) -> int:
+        """Edges of a relation, or of all, of the whole graph, on all ranks."""
+        if self._has_edges_of_book:
+            return self._book().num_edges(etype)
+        return sum(self._structure.global_num_edges(t) for t in self._etypes_of(etype))
+
+    number_of_nodes_global = num_nodes_global
+    number_of_edges_global = num_edges_global
+
+    def _book(self) -> RangePartitionBook:
+        if self.partition_book is None:
+            self._unsupported(
+                "ids of all parts without a partition book",
+                "make the graph with construct_full_graph or construct_mfgs",
+            )
+        return self.partition_book
+
+    # ------------------------------------------------------------------ homogenised ids
+
+    def homogenised(self) -> GraphShardManager:
+        """The same graph with one node type and one relation; itself, if it has one relation.
+
+        Rows are those of [Note: homogenised rows]. Edges come by the part of their source, then by
+        relation: in the order of `graph_shards` one after another. ``ndata`` has `NTYPE` and
+        `NID`, ``edata`` has `ETYPE` and `EID`, in homogenised ids. It is made once; making it is
+        collective.
+
+        Raises:
+            NotImplementedError: A message flow graph of several relations.
+        """
+        return self if len(self.canonical_etypes) == 1 else self._made_homogenised
+
+    @cached_property
+    def _made_homogenised(self) -> GraphShardManager:
+        return homogenised_graph(self)
+
+    @cached_property
+    def _homogenised_edges(self) -> HomogenisedEdges:
+        return homogenised_edges(self)
+
+    @cached_property
+    def graph_shards(self) -> list[GraphShard]:
+        """One `GraphShard` for each part that edges may come from. Made once.
+
+        Their ``edata`` is a copy: what is set or deleted there changes nothing else.
+        """
+        return shards_of(self)
+
+    @property
+    def graph_shard_managers(self) -> dict[int, GraphShardManager]:
+        """The graph of each relation, by the relation's number."""
+        return {r: self[etype] for r, etype in enumerate(self.canonical_etypes)}
+
+    @cached_property
+    def sampling_graph(self) -> Graph:
+        """This rank's in-edges between homogenised ids, as a graph that has all nodes. Made once.
+
+        It holds a number per node of the whole graph. `DataLoader` does not need it.
+
+        Raises:
+            NotImplementedError: A message flow graph.
+        """
+        return graph_to_sample(self)
 
     # ------------------------------------------------------------------ structure
 
@@ -282,7 +458,7 @@ class GraphShardManager(HomogenisedIds):
             TypeError: ``fill_data`` is neither a number nor a string.
             NotImplementedError: A message flow graph.
         """
-        return self._changed(*changed_self_loops(self, etype, True, edge_feat_names, fill_data))
+        return self._changed_self_loops(etype, True, edge_feat_names, fill_data)
 
     def remove_self_loop(self, etype: Any = None) -> GraphShardManager:
         """The graph without edges from a node to itself; collective.
@@ -294,13 +470,48 @@ class GraphShardManager(HomogenisedIds):
             ValueError: The relation joins two node types.
             NotImplementedError: A message flow graph.
         """
-        return self._changed(*changed_self_loops(self, etype, False))
+        return self._changed_self_loops(etype, False)
 
-    def _changed(
-        self, structure: ShardStructure, etype: CanonicalEType, edges: Frame, original: OriginalIds
+    def _changed_self_loops(
+        self, etype: Any, adds: bool, names: Any = None, fill_data: Any = 1.0
     ) -> GraphShardManager:
+        """The graph with a self loop added to every node, or with all of them dropped.
+
+        A self loop begins and ends on one rank, so no edge travels. Which remote rows are needed
+        may change, so making the graph is collective; the new structure is kept with the old one,
+        for layers that change self loops whenever they run.
+        """
+        chosen = self._loop_relation(etype, "add_self_loop" if adds else "remove_self_loop")
+        old = self._structure.edges[chosen]
+        frame = self._edge_frames[self._schema.relation(chosen)]
+        fields = {
+            name: value.materialize() if isinstance(value, DeferredEdges) else value
+            for name, value in ((name, frame[name]) for name in frame)
+        }
+        ids = self._original.edges[chosen]
+        if adds:
+            added = self._filled_loops(chosen, fields, names, fill_data)
+            first = self._first_free_id(ids)
+            own = self._original.nodes[chosen[0]]
+            ids = torch.cat([ids, first + own])
+            fields = {name: torch.cat([value, added[name]]) for name, value in fields.items()}
+            if EID in fields and NID in self._src_frames[self._schema.src_id(chosen[0])]:
+                global_ids = self._src_frames[self._schema.src_id(chosen[0])][NID]
+                start = self._first_free_id(fields[EID][: old.num_edges])
+                fields[EID] = torch.cat([fields[EID][: old.num_edges], start + global_ids])
+            structure = self._kept_structure(chosen, "added", lambda: self._with_loops(chosen))
+        else:
+            kept = (~self._is_loop(old)).nonzero().view(-1)
+            ids = ids[kept]
+            fields = {name: value.index_select(0, kept) for name, value in fields.items()}
+            rows = LocalEdges(old.src_part[kept], old.src[kept], old.dst[kept], old.num_dst)
+            structure = self._kept_structure(chosen, "dropped", lambda: rows)
+        changed = Frame(structure.edges[chosen].num_edges, self.device, frame.what, "edge")
+        for name, value in fields.items():
+            changed.set(name, value, "edge")
+        original = OriginalIds(self._original.nodes, {**self._original.edges, chosen: ids})
         frames = list(self._edge_frames)
-        frames[self._schema.relation(etype)] = edges
+        frames[self._schema.relation(chosen)] = changed
         new = GraphShardManager(
             structure,
             self._schema,
@@ -314,6 +525,114 @@ class GraphShardManager(HomogenisedIds):
         )
         new._has_edges_of_book = False
         return new
+
+    def _loop_relation(self, etype: Any, name: str) -> CanonicalEType:
+        if self.is_block:
+            self._unsupported(f"{name} on a message flow graph", "make it of a graph that has them")
+        chosen = self.to_canonical_etype(etype)
+        if chosen[0] != chosen[2]:
+            raise GraphValueError(
+                f"{name} takes relations from a node type to itself (got {chosen}); name one "
+                "that is"
+            )
+        return chosen
+
+    def _filled_loops(
+        self,
+        etype: CanonicalEType,
+        fields: dict[str, Tensor],
+        names: Any,
+        fill: Any,
+    ) -> dict[str, Tensor]:
+        """Values of new self loops, one per node."""
+        if isinstance(fill, str) and fill not in REDUCES:
+            raise GraphValueError(f"fill_data must be a number or one of {REDUCES} (got {fill!r})")
+        if not isinstance(fill, int | float | str):
+            raise GraphTypeError(
+                f"fill_data must be a number or one of {REDUCES} (got {type(fill)})"
+            )
+        filled = set(fields) if names is None else set(names)
+        for name in sorted(filled - set(fields)):
+            raise KeyError(f"no edge feature {name!r} on {etype}; there are {sorted(fields)}")
+        num_nodes, values = self._structure.num_src[etype[0]], {}
+        for name, old in fields.items():
+            added = old.new_zeros((num_nodes, *old.shape[1:]))
+            if name in filled and isinstance(fill, str) and name != EID:
+                adjacency = self._structure.local_adjacency(etype)
+                added = gspmm(adjacency, "copy_rhs", fill, None, old)
+            elif name in filled and not isinstance(fill, str):
+                added = torch.full_like(added, fill)
+            values[name] = added
+        return values
+
+    def _is_loop(self, edges: LocalEdges) -> Tensor:
+        return (edges.src_part == self.rank) & (edges.src == edges.dst)
+
+    def _with_loops(self, etype: CanonicalEType) -> LocalEdges:
+        old = self._structure.edges[etype]
+        rows = torch.arange(old.num_dst, device=old.src.device)
+        return LocalEdges(
+            torch.cat([old.src_part, torch.full_like(rows, self.rank).to(old.src_part.dtype)]),
+            torch.cat([old.src, rows.to(old.src.dtype)]),
+            torch.cat([old.dst, rows.to(old.dst.dtype)]),
+            old.num_dst,
+        )
+
+    def _first_free_id(self, ids: Tensor) -> int:
+        """One more than the largest id on any rank."""
+        largest = torch.tensor([int(ids.max()) if ids.numel() else -1])
+        return int(all_reduce(largest, "max", group=self.group)) + 1
+
+    def _kept_structure(self, etype: CanonicalEType, what: str, edges: Any) -> ShardStructure:
+        old = self._structure
+        if (what, etype) not in old.changed:
+            old.changed[what, etype] = ShardStructure(
+                {**old.edges, etype: edges()},
+                old.num_src,
+                old.num_dst,
+                old.device,
+                old.group,
+                old.constants,
+            )
+        return old.changed[what, etype]
+
+    def _with_structure(
+        self,
+        structure: ShardStructure,
+        schema: Schema,
+        frames: tuple[list[Frame], list[Frame], list[Frame]],
+        rows: dict[str, Tensor],
+        original: OriginalIds,
+    ) -> GraphShardManager:
+        """A full graph of other rows and edges, in the same mode and book."""
+        return GraphShardManager(
+            structure,
+            schema,
+            self._mode,
+            frames,
+            is_block=False,
+            input_nodes=rows,
+            seeds=rows,
+            original=original,
+            partition_book=self.partition_book,
+        )
+
+    # ------------------------------------------------------------------ degrees, of all ranks
+
+    def _etypes_of(self, etype: Any) -> list[CanonicalEType]:
+        return self.canonical_etypes if etype is None else [self.to_canonical_etype(etype)]
+
+    def any_zero_in_degree(self, etype: Any = None) -> bool:
+        """Whether some destination, on any rank, has no in-edge."""
+        return any(self._structure.any_zero_in_degree(t) for t in self._etypes_of(etype))
+
+    def has_edges(self, etype: Any = None) -> bool:
+        """Whether there is an edge on any rank."""
+        return any(self._structure.global_num_edges(t) for t in self._etypes_of(etype))
+
+    def in_degrees(self, v: Any = ALL, etype: Any = None) -> Any:
+        """Number of in-edges of this rank's destination rows, ``[num_dst]`` int64."""
+        return picked(self._structure.in_degrees(self.to_canonical_etype(etype)), v)
 
     def out_degrees(self, u: Any = ALL, etype: Any = None) -> Any:
         """Number of out-edges, on all ranks, of this rank's source rows; collective at first."""
@@ -333,7 +652,7 @@ class GraphShardManager(HomogenisedIds):
             return self, inputs
         found = {t: self._structure.union_halo(t) for t in self.srctypes if t in inputs}
         halos = {t: halo for t, halo in found.items() if halo is not None}
-        rows = self._planner.rows.extended([(halo, inputs[t]) for t, halo in halos.items()])
+        rows = self._runner.rows.extended([(halo, inputs[t]) for t, halo in halos.items()])
         extended = {**inputs, **dict(zip(halos, rows, strict=True))}
         return LocalizedShards(self, self._structure, extended), extended
 
@@ -368,7 +687,7 @@ class GraphShardManager(HomogenisedIds):
     @contextmanager
     def local_scope(self) -> Iterator[None]:
         """As `MessagePassingGraph.local_scope`; rows fetched inside are dropped on leaving."""
-        with self._planner.rows.scope(), super().local_scope():
+        with self._runner.rows.scope(), super().local_scope():
             yield
 
     def _fields(self, relation: int) -> RelationFields:
@@ -381,24 +700,87 @@ class GraphShardManager(HomogenisedIds):
         )
 
     def _reduce(self, relation: int, message_func: Any, reduce_func: Any) -> dict[str, Any]:
-        return self._reduce_many([(relation, message_func, reduce_func)])[0]
+        return self._results([(self._fields(relation), message_func, reduce_func)])[0]
 
     def _reduce_many(self, calls: Sequence[tuple[int, Any, Any]]) -> list[dict[str, Any]]:
         return self._results([(self._fields(r), m, f) for r, m, f in calls])
 
-    def _results(self, calls: Sequence[tuple[RelationFields, Any, Any]]) -> list[dict[str, Any]]:
-        return self._planner.reduce_many(calls, self._src_frames)
+    def _results(self, calls: Sequence[Call]) -> list[dict[str, Any]]:
+        """New destination fields of each call; calls of one source type share a pass."""
+        runner, constants = self._runner, self._structure.constants
+        results: list[dict[str, Any] | None] = [None] * len(calls)
+        later: list[tuple[int, Compiled | None]] = []
+        by_source: dict[str, list[tuple[int, Compiled]]] = {}
+        for i, (fields, message, reduce) in enumerate(calls):
+            call = self._compiler.aggregation(fields, message, reduce)
+            kept = None
+            if call is not None and call.constant is not None:
+                kept = constants.get_copy(*call.constant)
+            if call is not None and kept is not None:
+                results[i] = {call.out_field: kept}
+            elif call is None or (
+                runner.is_oneshot and runner.is_here(call, fields.src, len(calls))
+            ):
+                later.append((i, call))
+            else:
+                by_source.setdefault(fields.etype[0], []).append((i, call))
+        for group in by_source.values():
+            reductions = [call for _, call in group]
+            companions = None
+            if runner.is_oneshot and len(calls) == 1:
+                companions = runner.companions(reductions[0], calls[0][0].src)
+            outputs = runner.run(reductions, companions, self._src_frames)
+            for (i, call), output in zip(group, outputs, strict=True):
+                result = output[0] if call.finish is None else call.finish(output)
+                results[i] = {call.out_field: result}
+                if call.constant is not None:
+                    constants.put_copy(*call.constant, result)
+        for i, call in later:
+            new_fields = results[i] = self._reduce_extended(*calls[i])
+            if call is not None and call.constant is not None:
+                constants.put_copy(*call.constant, new_fields[call.out_field])
+        return [result for result in results if result is not None]
+
+    def _reduce_extended(self, fields: RelationFields, message: Any, reduce: Any) -> dict[str, Any]:
+        if isinstance(message, Attention):
+            adjacency = self._structure.halo([fields.etype]).adjacency(fields.etype)
+            return {reduce: attend(adjacency, message)}
+        return reduce_messages(self._extended(fields), message, reduce)
+
+    def _extended(self, fields: RelationFields) -> RelationData:
+        """The edges of a relation between extended rows, which are fetched when read."""
+        halo = self._structure.halo([fields.etype])
+        sources = self._runner.rows.fields(halo, fields.src, self._src_frames)
+        adjacency = halo.adjacency(fields.etype)
+        return RelationData(adjacency, fields.etype, sources, fields.dst, fields.edge)
 
     def _attend(self, relation: int, attention: Attention) -> Tensor | None:
         fields = self._fields(relation)
-        rows = (fields.src.num_rows, fields.dst.num_rows, fields.num_edges)
+        rows = (fields.src.num_rows, fields.dst.num_rows, fields.edge.num_rows)
         check_attention(*rows, self.device, attention)
         attention = self._original.keyed(fields.etype, attention)
         found: Tensor = self._results([(fields, attention, "out")])[0]["out"]
         return found
 
     def _edge_values(self, relation: int, func: Any) -> dict[str, Any]:
-        return self._planner.edge_values(self._fields(relation), func, self._src_frames)
+        """Tensors; in sequential mode deferred values for built-in functions."""
+        fields, runner = self._fields(relation), self._runner
+        if not isinstance(func, MessageFunction):
+            if runner.is_oneshot:
+                return edge_values(self._extended(fields), func)
+            names, one = self._compiler.edge_values_of_user(fields, func)
+            return dict(zip(names, runner.run([one])[0], strict=True))
+        if not runner.is_oneshot:
+            if func.rhs_target is None and func.lhs_target == "e":
+                return {func.out_field: fields.edge[func.lhs_field]}
+            value = value_of(fields, func)
+            return {func.out_field: runner.deferred(fields.etype, fields.edge.num_rows, value)}
+        found = self._compiler.edge_values(fields, func)
+        if found is None or runner.is_here(found, fields.src, 1):
+            return edge_values(self._extended(fields), func)
+        companions = runner.companions(found, fields.src)
+        ((rows,),) = runner.run([found], companions, self._src_frames)
+        return {func.out_field: rows}
 
     def _edge_ids(self, edges: Any, relation: int) -> Tensor:
         if isinstance(edges, tuple):
@@ -425,8 +807,44 @@ class GraphShardManager(HomogenisedIds):
     def _edge_softmax_joint(
         self, relations: list[int], logits: list[Any], norm_by: str
     ) -> list[Any]:
+        """Weights of the edges of relations that share an end type; deferred as logits are."""
+        is_deferred = any(isinstance(rows, DeferredEdges) for rows in logits)
+        if self._runner.is_oneshot or norm_by == "src" or not is_deferred:
+            whole = [r.materialize() if isinstance(r, DeferredEdges) else r for r in logits]
+            over = softmax_over_out_edges if norm_by == "src" else softmax_over_in_edges
+            etypes = [self._schema.canonical_etypes[relation] for relation in relations]
+            return list(over(self._structure, etypes, whole))
+        if len(logits) == 1:
+            return [logits[0].softmax_over_in_edges()]
         fields = [self._fields(relation) for relation in relations]
-        return self._planner.edge_softmax(fields, logits, norm_by)
+        return self._joint_softmax(fields, [expression_of(rows) for rows in logits])
+
+    def _joint_softmax(
+        self, relations: Sequence[RelationFields], scores: Sequence[Expression]
+    ) -> list[Any]:
+        """Softmax over the in-edges of several relations; no row per edge is kept.
+
+        A pass for each relation finds its peaks and totals; put together, they turn the scores
+        into weights by plain arithmetic.
+        """
+        softmaxes, peaks, totals = [], [], []
+        for fields, root in zip(relations, scores, strict=True):
+            softmax = LazySoftmax(self._runner.resolve(fields.etype, root))
+            peak, total = self._runner.statistics(fields.etype, softmax)
+            has_edges = self._structure.in_degrees(fields.etype) > 0
+            has_edges = has_edges.view(-1, *[1] * (total.dim() - 1))
+            softmaxes.append(softmax)
+            peaks.append(peak.masked_fill(~has_edges, float("-inf")))
+            totals.append(total)
+        peak = torch.stack(peaks).amax(0)
+        peak = peak.masked_fill(peak == float("-inf"), 0.0)
+        shifted = [t * (p - peak).exp().to(t.dtype) for t, p in zip(totals, peaks, strict=True)]
+        total = torch.stack(shifted).sum(0)
+        total = total.masked_fill(total == 0, 1.0)
+        return [
+            self._runner.deferred(fields.etype, fields.edge.num_rows, softmax.resolve(peak, total))
+            for fields, softmax in zip(relations, softmaxes, strict=True)
+        ]
 
 
 DistributedBlock = GraphShardManager
@@ -435,3 +853,21 @@ DistributedBlock = GraphShardManager
 
 def _only_value(by_type: dict[str, Tensor]) -> Any:
     return next(iter(by_type.values())) if len(by_type) == 1 else by_type
+
+
+class OwnedRowsView(NodeSpaceView):
+    """As its base; the ids are rows among the nodes of a type that this rank owns."""
+
+    __slots__ = ()
+
+    def __call__(self, ntype: str | None = None) -> Tensor:
+        """Rows of a type: of the sources, of the destinations, or, distinct, of both."""
+        graph: Any = self._graph
+        if ntype is None and len(graph.ntypes) == 1:
+            (ntype,) = graph.ntypes
+        side, index = self._place(ntype)
+        types = graph._schema.dsttypes if side == "dst" else graph._schema.srctypes
+        rows: Tensor = (graph._seeds if side == "dst" else graph._input_nodes)[types[index]]
+        if self._view == "node" and graph.is_block and types[index] in graph._seeds:
+            rows = torch.unique(torch.cat([rows, graph._seeds[types[index]]]))
+        return rows

@@ -15,8 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from .._base.typing import CanonicalEType
-from ..graph import ALL, Frame, MessagePassingGraph
+from ..graph import ALL, Frame
 from ..graph.message_passing import LocalGraph
 from ..graph.structure import Schema, is_all
 from ..ops import Attention
@@ -30,27 +29,6 @@ class _ShardedGraph(Protocol):
     _original: OriginalIds
 
 
-class GlobalFacts(MessagePassingGraph):
-    """What one rank answers for the graph of all ranks."""
-
-    _structure: ShardStructure
-
-    def _etypes_of(self, etype: Any) -> list[CanonicalEType]:
-        return self.canonical_etypes if etype is None else [self.to_canonical_etype(etype)]
-
-    def any_zero_in_degree(self, etype: Any = None) -> bool:
-        """Whether some destination, on any rank, has no in-edge."""
-        return any(self._structure.any_zero_in_degree(t) for t in self._etypes_of(etype))
-
-    def has_edges(self, etype: Any = None) -> bool:
-        """Whether there is an edge on any rank."""
-        return any(self._structure.global_num_edges(t) for t in self._etypes_of(etype))
-
-    def in_degrees(self, v: Any = ALL, etype: Any = None) -> Any:
-        """Number of in-edges of this rank's destination rows, ``[num_dst]`` int64."""
-        return picked(self._structure.in_degrees(self.to_canonical_etype(etype)), v)
-
-
 def picked(degrees: Tensor, ids: Any) -> Any:
     """The degrees of some rows: all, one as an int, or those of several ids."""
     if is_all(ids):
@@ -60,7 +38,7 @@ def picked(degrees: Tensor, ids: Any) -> Any:
     return degrees[torch.as_tensor(ids, device=degrees.device)]
 
 
-class LocalizedShards(GlobalFacts, LocalGraph):
+class LocalizedShards(LocalGraph):
     """All in-edges of this rank's destinations, between extended source rows and own rows.
 
     Args:
@@ -108,6 +86,20 @@ class LocalizedShards(GlobalFacts, LocalGraph):
             is_block=True,
         )
         return view
+
+    def any_zero_in_degree(self, etype: Any = None) -> bool:
+        """Whether some destination, on any rank, has no in-edge."""
+        etypes = self.canonical_etypes if etype is None else [self.to_canonical_etype(etype)]
+        return any(self._structure.any_zero_in_degree(t) for t in etypes)
+
+    def has_edges(self, etype: Any = None) -> bool:
+        """Whether there is an edge on any rank."""
+        etypes = self.canonical_etypes if etype is None else [self.to_canonical_etype(etype)]
+        return any(self._structure.global_num_edges(t) for t in etypes)
+
+    def in_degrees(self, v: Any = ALL, etype: Any = None) -> Any:
+        """Number of in-edges of this rank's destination rows, ``[num_dst]`` int64."""
+        return picked(self._structure.in_degrees(self.to_canonical_etype(etype)), v)
 
     def out_degrees(self, u: Any = ALL, etype: Any = None) -> Any:
         """Number of out-edges, on all ranks, of each extended source row; collective at first."""

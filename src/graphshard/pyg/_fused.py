@@ -16,8 +16,8 @@ from torch import Tensor
 
 from .._base.typing import CanonicalEType
 from ..fullbatch.execution import PairwiseTransport, ShardPass
-from ..fullbatch.lazy import CopySource, EdgeRows, Weighted
-from ..fullbatch.reductions import AttentionSum, Reduction, Sum
+from ..fullbatch.reductions import CopySource, EdgeRows, Reduction, Sum, Weighted
+from ..fullbatch.softmax import AttentionSum
 from ..fullbatch.topology import Shard, narrow
 from ..ops import Adjacency, Attention, attend, gspmm
 from ._source_halo import EdgeSet, SourceHalo

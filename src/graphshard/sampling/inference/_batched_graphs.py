@@ -23,7 +23,8 @@ from torch import Tensor
 
 from ..._base.typing import CanonicalEType
 from ...fullbatch import AggregationMode, DeferredEdges, GraphShardManager
-from ...fullbatch.lazy import Endpoint, Expression, Leaf, Sddmm, ShardEvaluation, expression_of
+from ...fullbatch.lazy import expression_of
+from ...fullbatch.reductions import Endpoint, Expression, Leaf, Sddmm, ShardEvaluation
 from ...fullbatch.topology import Shard
 from ...function import MessageFunction, ReduceFunction
 from ...graph import Frame, Graph, MessagePassingGraph

@@ -1,0 +1,1334 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A pass over shards: sequential aggregation and rematerialization.
+
+Source: H. Mostafa, "Sequential Aggregation and Rematerialization: Distributed Full-batch Training
+of Graph Neural Networks on Large Graphs", MLSys 2022, https://arxiv.org/abs/2111.06483.
+
+A *pass* takes the shards of one or more relations in a fixed order. Per shard it receives the
+owner's rows, merges what they contribute, and frees them; the rows of the next shard are fetched
+meanwhile. The backward makes the same pass: it fetches the rows again (unless the reduction is
+linear in them, or they were kept), computes the shard's partial result with gradients, and sends
+the gradients of the rows to their owners. One-shot aggregation is the same pass over two shards:
+own rows, and all remote rows; only the transport differs:
+
+=====================  =======================================  =================================
+transport              shards                                   messages
+=====================  =======================================  =================================
+`PairwiseTransport`    one for each rank                        one per shard, tensor, direction
+`CollectiveTransport`  own rows, and all remote rows together   one collective for all of it
+=====================  =======================================  =================================
+
+Both start an exchange and hand out a `Pending`. Rows on their way are moved by the backend: gloo
+has threads of its own for it, NCCL a stream of the device, so the thread that computes is free.
+Where gloo sends what is on a GPU, rows are copied to and from host memory on a stream of their own,
+beside the kernels of other shards.
+
+Memory: the local rows, the result, and the rows of two shards, or a quarter of them where messages
+can be cut ([Note: column blocks]). A shard has no more rows than a part, so the memory of a worker
+falls as 1/P whatever the graph.
+Communication: the halo once forward; backward the halo again, plus its gradients.
+
+Rows that are here already are in a `HaloRowCache`, so that what several calls read is fetched once:
+those of constant tensors, and those of source fields in a ``local_scope``. How long which are kept
+says [Note: what is kept between calls].
+
+[Note: fields travel together]
+    A layer often reads several source fields one after the other: GAT reads ``el`` for the scores
+    and ``ft`` for the sum. The first read sends along every source field that was set since the
+    innermost ``local_scope`` began, so a layer costs one exchange forward and one backward. Fields
+    set through ``dstdata`` do not travel, nor do fields from outside the scope until they are read.
+
+Left undone: the pass waits for each shard in turn even when a later one has already arrived; the
+fixed order is what makes runs repeatable to the bit.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any, Literal, TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from .._base.config import Config
+from .._base.memory import available_memory
+from .._base.typing import CanonicalEType
+from ..comm import (
+    Pending,
+    SentRows,
+    agree,
+    all_reduce,
+    fetch_halo,
+    start_fetch,
+    start_fetch_all,
+    start_return,
+    start_return_all,
+)
+from ..comm.collectives import copying_ahead, rows_are_ready
+from ..comm.transport import WIRE_DTYPES
+from ..errors import RankError
+from ..graph.frame import Frame, version_of
+from ..ops import add_rows, empty
+from .lazy import DeferredEdges
+from .reductions import (
+    CompanionRows,
+    EdgeRows,
+    EdgeValues,
+    Expression,
+    LazySoftmax,
+    Leaf,
+    LeafKey,
+    PerEdge,
+    Reduction,
+    ShardEvaluation,
+    accumulation_dtype,
+    find_chunks,
+    is_graph_kept,
+    substitute,
+    walk,
+)
+from .softmax import SoftmaxSum, holds_softmax
+from .topology import WHOLE, ColumnBlock, Halo, Shard, ShardStructure
+
+# -- the policy ------------------------------------------------------------------------------------
+
+ModeName = Literal["sequential", "oneshot", "auto"]
+
+_CPU = torch.device("cpu")
+_MODES = ("sequential", "oneshot", "auto")
+#: Layers whose halo rows are alive at once in a one-shot backward, a guess for the usual models.
+_LAYERS_ALIVE = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class AggregationMode:
+    """How a sharded graph fetches remote rows.
+
+    Args:
+        mode: ``"sequential"``: one remote shard at a time, the next one on its way (memory falls
+            as 1/P). ``"oneshot"``: the whole halo in one exchange (fastest, any reduction).
+            ``"auto"``: one-shot if its halo fits the budget on every rank.
+        rematerialize: With sequential aggregation, fetch again in the backward; False keeps what
+            was fetched: less communication, more memory. None is what `Config.disable_sr` says
+            when a layer runs.
+        memory_budget: Bytes that the halo rows of one rank may take, for ``"auto"``; None: a
+            quarter of the memory that is left (see `available_memory`; of its GPU, for a graph on
+            one), shared by the ranks on the machine (on the GPU).
+        row_width: Columns of the widest float32 row that will be exchanged, for ``"auto"``.
+        prefetch: With sequential aggregation, remote shards that are fetched while another one is
+            computed (blocks of them, where wide rows are taken block by block): the memory of
+            that many shards is added. 0 is none: each shard is waited for. With one-shot
+            aggregation the halo is one; it is fetched while the own shard is computed, unless
+            this is 0. Threads of the communication backend move the rows, not those that compute.
+            None is what `Config.pipeline_depth` says when a layer runs.
+        halo_dtype: ``torch.bfloat16`` or ``torch.float16``: wider floating-point rows of remote
+            nodes, and their gradients on the way back, travel in it and are rounded to it; a
+            rank's own rows are not. None sends them as they are.
+    """
+
+    mode: ModeName = "auto"
+    rematerialize: bool | None = None
+    memory_budget: int | None = None
+    row_width: int = 256
+    prefetch: int | None = None
+    halo_dtype: torch.dtype | None = None
+
+    def __post_init__(self) -> None:
+        if self.mode not in _MODES:
+            raise ValueError(f"mode must be one of {', '.join(_MODES)} (got {self.mode!r})")
+        if self.memory_budget is not None and self.memory_budget < 0:
+            raise ValueError(
+                f"memory_budget must be a number of bytes, at least 0 (got {self.memory_budget})"
+            )
+        if self.row_width < 1:
+            raise ValueError(f"row_width must be at least 1 (got {self.row_width})")
+        if self.prefetch is not None and self.prefetch < 0:
+            raise ValueError(f"prefetch must be at least 0 (got {self.prefetch})")
+        if self.halo_dtype is not None and self.halo_dtype not in WIRE_DTYPES:
+            raise ValueError(
+                "halo_dtype must be None or one of "
+                f"{', '.join(map(str, WIRE_DTYPES))} (got {self.halo_dtype})"
+            )
+
+    @property
+    def rematerializes(self) -> bool:
+        """Whether a layer that runs now fetches again in its backward."""
+        return not Config.disable_sr if self.rematerialize is None else self.rematerialize
+
+    @property
+    def fetched_ahead(self) -> int:
+        """Remote shards that a layer that runs now fetches while it computes another one."""
+        return max(0, Config.pipeline_depth) if self.prefetch is None else self.prefetch
+
+    def agree(self, group: dist.ProcessGroup | None) -> None:
+        """Check that all ranks chose alike; collective. The budget may differ.
+
+        Raises:
+            ValueError: On every rank, if they did not.
+        """
+        value = f"mode={self.mode}, rematerialize={self.rematerializes}, "
+        value += f"prefetch={self.fetched_ahead}, halo_dtype={self.halo_dtype}"
+        agree(value, "how remote rows are fetched", group)
+
+    def resolve(
+        self, num_halo_rows: int, group: dist.ProcessGroup | None, device: torch.device = _CPU
+    ) -> ModeName:
+        """``"sequential"`` or ``"oneshot"``, the same on every rank; collective for ``"auto"``.
+
+        Args:
+            num_halo_rows: Rows that this rank would hold in one-shot mode.
+            group: The ranks that share the graph.
+            device: Where the graph is.
+        """
+        if self.mode != "auto":
+            return self.mode
+        budget = self.memory_budget
+        if budget is None:
+            budget = _memory_of_a_rank(device) // 4
+        needed = num_halo_rows * self.row_width * 4 * _LAYERS_ALIVE
+        too_large = all_reduce(torch.tensor([int(needed > budget)]), group=group)
+        return "sequential" if int(too_large[0]) else "oneshot"
+
+
+def _memory_of_a_rank(device: torch.device) -> int:
+    """Bytes that are left for this rank where its graph is."""
+    num_ranks = _ranks_on_this_machine()
+    if device.type != "cuda":
+        return available_memory() // num_ranks
+    free, _ = torch.cuda.mem_get_info(device)
+    # What torch has taken from the device and does not use now is left, too.
+    free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return free // -(-num_ranks // torch.cuda.device_count())
+
+
+def _ranks_on_this_machine() -> int:
+    local = os.environ.get("LOCAL_WORLD_SIZE")
+    if local is not None:
+        return max(int(local), 1)
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+# -- how source rows travel, and those that are kept -----------------------------------------------
+
+SourceRows: TypeAlias = dict[LeafKey, Tensor]
+"""Rows of each source leaf."""
+
+Visit: TypeAlias = tuple[int, ColumnBlock]
+"""A step of a pass, and the columns to take in it."""
+
+
+class RowTransport(ABC):
+    """Exchange of the rows of one halo, shard by shard.
+
+    Args:
+        halo: The source rows.
+        wire: In which dtype wider floating-point rows travel; None is their own.
+        keeps_rows: Keep what was fetched for the backward, instead of fetching it again.
+    """
+
+    #: Whether rows can be taken a few columns at a time. See [Note: column blocks].
+    by_columns = True
+    #: Whether remote rows are outputs of a pass too, and gradients can be differentiated.
+    returns_rows = False
+
+    def __init__(
+        self, halo: Halo, wire: torch.dtype | None = None, keeps_rows: bool = False
+    ) -> None:
+        self.halo, self.plan, self.wire, self.keeps_rows = halo, halo.plan, wire, keeps_rows
+        #: Shards of one pass, the own one included.
+        self.num_steps = halo.plan.world_size
+        self._shards: dict[CanonicalEType, tuple[Shard, ...]] = {}
+        #: Blocks of passes, and the dimension of each leaf that they cut, by call sites.
+        self.chunks: dict[Hashable, tuple[list[ColumnBlock], list[int | None]]] = {}
+
+    def shards(self, etype: CanonicalEType) -> tuple[Shard, ...]:
+        """The shards of a relation, in the order in which they are merged."""
+        if etype not in self._shards:
+            self._shards[etype] = self._find_shards(etype)
+        return self._shards[etype]
+
+    @abstractmethod
+    def _find_shards(self, etype: CanonicalEType) -> tuple[Shard, ...]: ...
+
+    @abstractmethod
+    def num_rows(self, step: int) -> int:
+        """Source rows of a remote shard."""
+
+    @abstractmethod
+    def start_fetch(
+        self, step: int, tensors: Sequence[Tensor], needs_grad: Sequence[bool]
+    ) -> Pending:
+        """Rows of a remote shard, out of whole tensors; collective."""
+
+    @abstractmethod
+    def start_return(self, step: int, grads: Sequence[Tensor]) -> Pending:
+        """Gradients of the rows of a remote shard, to their owners; collective."""
+
+    @abstractmethod
+    def add_returned(self, step: int, total: Tensor, arrived: Tensor) -> None:
+        """Add what `start_return` brought to ``total``, which has all own rows, in place."""
+
+    def fetch(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """All remote rows of some tensors, differentiable to any order; collective."""
+        return fetch_halo([(self.plan, tensor) for tensor in tensors], self.wire)
+
+    def prefetched(
+        self,
+        visits: Sequence[Visit],
+        depth: int,
+        whole: SourceRows,
+        axes: Mapping[LeafKey, int | None],
+        needs_grad: Mapping[LeafKey, bool],
+        known: SourceRows,
+    ) -> Generator[tuple[int, ColumnBlock, SourceRows], None, None]:
+        """Each visit with its source rows, those of the next visits being fetched meanwhile.
+
+        Close it after an error, so that no message of this pass meets those of a later one.
+
+        Args:
+            visits: The own shard first, then remote ones, each in all its blocks.
+            depth: For how many visits rows are fetched ahead.
+            whole: Own rows of each source leaf.
+            axes: Dimension of each leaf that blocks are cut along; None or absent for whole ones.
+            needs_grad: Whether gradients of a leaf's rows will be returned.
+            known: Rows of the only remote shard that are here already.
+        """
+        cut = [key for key in whole if axes.get(key) is not None]
+
+        def start(visit: Visit) -> tuple[list[LeafKey], Pending]:
+            step, block = visit
+            # All leaves with the first block of a shard, then those that are cut.
+            keys = [key for key in (cut if block.index else whole) if key not in known]
+            parts = [
+                whole[key] if block.count == 1 else block.of(whole[key], axes.get(key))
+                for key in keys
+            ]
+            with copying_ahead(device, are_here) if are_here is not None else nullcontext():
+                return keys, self.start_fetch(step, parts, [needs_grad[key] for key in keys])
+
+        device = next((tensor.device for tensor in whole.values()), _CPU)
+        on_gpu = device.type != "cpu"
+        are_here = rows_are_ready(self.plan.state, device) if on_gpu else None
+        computed: deque[torch.cuda.Event | None] = deque()
+        rows = dict(whole)
+        pending: deque[tuple[list[LeafKey], Pending]] = deque()
+        started = 1  # the rows of the first visit are here
+        try:
+            for number, (step, block) in enumerate(visits):
+                if number and whole:
+                    if not pending:
+                        pending.append(start(visits[number]))
+                        started = number + 1
+                    if len(computed) > 1 and (event := computed.popleft()) is not None:
+                        # The host must not run ahead of the device, or the rows of many visits
+                        # would be there at once: one is computed, and one comes.
+                        event.synchronize()
+                    keys, arriving = pending.popleft()
+                    if step and block.index == 0:
+                        rows |= known
+                    rows |= zip(keys, arriving.wait(), strict=True)
+                    del arriving
+                while whole and started < len(visits) and started <= number + depth:
+                    pending.append(start(visits[started]))
+                    started += 1
+                yield step, block, rows
+                if on_gpu:
+                    computed.append(rows_are_ready(self.plan.state, device))
+                # Before the next ones are waited for. What is not cut came with the first block
+                # of its shard, and stays for the others.
+                if number + 1 < len(visits):
+                    renewed = cut if visits[number + 1][1].index else whole
+                    rows = {key: t for key, t in rows.items() if key not in renewed}
+        finally:
+            for _, arriving in pending:
+                with suppress(RankError):
+                    arriving.wait()
+
+
+class PairwiseTransport(RowTransport):
+    """One remote rank at a time: the memory of a shard, whatever the halo."""
+
+    def _find_shards(self, etype: CanonicalEType) -> tuple[Shard, ...]:
+        return self.halo.shards(etype)
+
+    def num_rows(self, step: int) -> int:
+        start, stop = self.plan.halo_range((self.plan.rank - step) % self.plan.world_size)
+        return stop - start
+
+    def start_fetch(
+        self, step: int, tensors: Sequence[Tensor], needs_grad: Sequence[bool]
+    ) -> Pending:
+        return start_fetch(self.plan, step, tensors, self.wire)
+
+    def start_return(self, step: int, grads: Sequence[Tensor]) -> Pending:
+        return start_return(self.plan, step, grads, self.wire)
+
+    def add_returned(self, step: int, total: Tensor, arrived: Tensor) -> None:
+        reader = (self.plan.rank + step) % self.plan.world_size
+        _add_at(total, self.plan.sent[reader], arrived)
+
+
+class CollectiveTransport(RowTransport):
+    """The whole halo in one collective: one step after the own shard, however many ranks.
+
+    Args:
+        halo: The source rows.
+        wire: In which dtype wider floating-point rows travel; None is their own.
+    """
+
+    by_columns = False  # blocks would be a collective each
+    returns_rows = True
+
+    def __init__(self, halo: Halo, wire: torch.dtype | None = None) -> None:
+        super().__init__(halo, wire, keeps_rows=True)
+        self.num_steps = min(self.num_steps, 2)
+
+    def _find_shards(self, etype: CanonicalEType) -> tuple[Shard, ...]:
+        return self.halo.halves(etype)
+
+    def num_rows(self, step: int) -> int:
+        return self.plan.num_halo
+
+    def start_fetch(
+        self, step: int, tensors: Sequence[Tensor], needs_grad: Sequence[bool]
+    ) -> Pending:
+        return start_fetch_all([(self.plan, t) for t in tensors], self.wire, needs_grad)
+
+    def start_return(self, step: int, grads: Sequence[Tensor]) -> Pending:
+        return start_return_all([(self.plan, grad) for grad in grads], self.wire)
+
+    def add_returned(self, step: int, total: Tensor, arrived: Tensor) -> None:
+        num_readers = sum(count > 0 for count in self.plan.send_splits)
+        if total.dtype.itemsize == 2 and num_readers > 1:  # rounded once for all of them
+            self.plan.add_returned(total, arrived)
+            return
+        parts = arrived.split(self.plan.send_splits)
+        for sent, part in zip(self.plan.sent, parts, strict=True):
+            _add_at(total, sent, part)
+
+
+def _add_at(total: Tensor, sent: SentRows, rows: Tensor) -> None:
+    """Add ``rows`` where those that were sent lie, in place; a rank reads no row twice."""
+    if not sent.runs:
+        add_rows(total, sent.index_on(total.device), rows)
+        return
+    lengths = [stop - start for start, stop in sent.runs]
+    for (start, stop), some in zip(sent.runs, rows.split(lengths), strict=True):
+        total[start:stop].add_(some)
+
+
+@dataclass
+class _HaloRows:
+    """Halo rows of a field, at the version that they are of.
+
+    See [Note: what is kept between calls].
+    """
+
+    tensor: Tensor
+    version: int
+    remote: Tensor
+    extended: Tensor | None = None
+
+
+class HaloRowCache:
+    """Halo rows of constant tensors and of source fields.
+
+    Args:
+        structure: The rank's rows and edges.
+        wire: In which dtype wider rows travel; None is their own.
+    """
+
+    def __init__(self, structure: ShardStructure, wire: torch.dtype | None) -> None:
+        self._constants, self._wire = structure.constants, wire
+        self._fields: dict[tuple[int, int], _HaloRows] = {}
+        self._num_scopes = 0
+
+    # ------------------------------------------------------------------ constants
+
+    def known(self, halo: Halo, own: Tensor) -> Tensor | None:
+        """Halo rows of a tensor that needs no gradient, if they were fetched before."""
+        if not self._constants.is_constant([own]):
+            return None
+        return self._constants.get(("halo", id(halo)), [own])
+
+    def keep(self, halo: Halo, own: Tensor, rows: Tensor) -> None:
+        """Keep halo rows of a tensor that needs no gradient."""
+        if self._constants.is_constant([own]):
+            self._constants.put(("halo", id(halo)), [own], rows)
+
+    def fetch(self, requests: Sequence[tuple[Halo, Tensor]]) -> list[Tensor]:
+        """Halo rows ``[num_halo, ...]`` of each tensor, in one exchange; collective."""
+        found = [self.known(halo, own) for halo, own in requests]
+        missing = [i for i, rows in enumerate(found) if rows is None]
+        pairs = [(requests[i][0].plan, requests[i][1]) for i in missing]
+        for i, rows in zip(missing, fetch_halo(pairs, self._wire), strict=True):
+            found[i] = rows
+            self.keep(*requests[i], rows)
+        return [rows for rows in found if rows is not None]
+
+    def extended(self, requests: Sequence[tuple[Halo, Tensor]]) -> list[Tensor]:
+        """Own and then halo rows, ``[num_extended, ...]``; with one rank the own tensor itself."""
+        if all(halo.plan.world_size == 1 for halo, _ in requests):
+            return [own for _, own in requests]
+        rows = self.fetch(requests)
+        return [torch.cat([own, part]) for (_, own), part in zip(requests, rows, strict=True)]
+
+    # ------------------------------------------------------------------ fields
+
+    @contextmanager
+    def scope(self) -> Iterator[None]:
+        """Inside, rows of fields are kept; on leaving, also an inner scope, they are dropped."""
+        self._num_scopes += 1
+        try:
+            yield
+        finally:
+            self._num_scopes -= 1
+            self._fields.clear()
+
+    @property
+    def is_in_scope(self) -> bool:
+        """Whether rows of fields are kept for later calls."""
+        return self._num_scopes > 0
+
+    def fields(self, halo: Halo, frame: Frame, frames: Sequence[Frame]) -> Mapping[str, Any]:
+        """A source frame as one relation's edges see it: extended rows, fetched when read.
+
+        Args:
+            halo: The rows to fetch.
+            frame: The source frame.
+            frames: All source frames in use; rows of what is in none of them are dropped.
+        """
+        return _ExtendedFields(self, halo, frame, frames)
+
+    def has(self, halo: Halo, tensor: Tensor) -> bool:
+        """Whether the tensor's halo rows are here."""
+        return self._find(halo, tensor) is not None
+
+    def companions(self, halo: Halo, frame: Frame, name: str) -> list[Tensor]:
+        """What else a read of field ``name`` fetches. See [Note: fields travel together]."""
+        if not self.is_in_scope:
+            return []
+        wanted = frame[name]
+        others = [frame[n] for n in frame.scope_fields() if frame.view_of(n) != "dst"]
+        distinct = {id(tensor): tensor for tensor in others if tensor is not wanted}
+        return [tensor for tensor in distinct.values() if not self.has(halo, tensor)]
+
+    def put(
+        self, halo: Halo, rows: Sequence[tuple[Tensor, Tensor]], frames: Sequence[Frame]
+    ) -> None:
+        """Keep halo rows of fields, as (field, rows) each, if a scope bounds how long."""
+        if not self.is_in_scope:
+            return
+        in_use = {id(value) for frame in frames for value in frame.values()}
+        self._fields = {k: e for k, e in self._fields.items() if id(e.tensor) in in_use}
+        for tensor, remote in rows:
+            entry = _HaloRows(tensor, version_of(tensor), remote)
+            self._fields[id(halo), id(tensor)] = entry
+            if remote.grad_fn is not None:
+                remote.grad_fn.register_prehook(self._forgetting((id(halo), id(tensor)), entry))
+
+    def _forgetting(self, key: tuple[int, int], entry: _HaloRows) -> Callable[[Any], None]:
+        """A hook that drops an entry: a backward frees the graph that its rows hang on."""
+        cache, dropped = weakref.ref(self), weakref.ref(entry)  # the graph holds the hook
+
+        def forget(_: Any) -> None:
+            fields = {} if (here := cache()) is None else here._fields
+            if key in fields and fields[key] is dropped():
+                del fields[key]
+
+        return forget
+
+    def _find(self, halo: Halo, tensor: Tensor) -> _HaloRows | None:
+        entry = self._fields.get((id(halo), id(tensor)))
+        if entry is None or entry.tensor is not tensor or entry.version != version_of(tensor):
+            return None
+        # Rows fetched without a gradient do not serve a pass that needs one.
+        stale = tensor.requires_grad and torch.is_grad_enabled() and not entry.remote.requires_grad
+        return None if stale else entry
+
+    def _extended_field(
+        self, halo: Halo, frame: Frame, name: str, frames: Sequence[Frame]
+    ) -> Tensor:
+        wanted = frame[name]
+        entry = self._find(halo, wanted)
+        if entry is None:
+            distinct = [wanted, *self.companions(halo, frame, name)]
+            fetched = self.fetch([(halo, tensor) for tensor in distinct])
+            self.put(halo, list(zip(distinct, fetched, strict=True)), frames)
+            entry = self._find(halo, wanted)
+            if entry is None:
+                entry = _HaloRows(wanted, version_of(wanted), fetched[0])
+        if entry.extended is None:
+            alone = halo.plan.world_size == 1
+            entry.extended = wanted if alone else torch.cat([wanted, entry.remote])
+        return entry.extended
+
+
+class _ExtendedFields(Mapping[str, Any]):
+    def __init__(
+        self, cache: HaloRowCache, halo: Halo, frame: Frame, frames: Sequence[Frame]
+    ) -> None:
+        self._cache, self._halo, self._frame, self._frames = cache, halo, frame, frames
+        self._extended: dict[str, Tensor] = {}  # of one call
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._extended:
+            rows = self._cache._extended_field(self._halo, self._frame, name, self._frames)
+            self._extended[name] = rows
+        return self._extended[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._frame)
+
+    def __len__(self) -> int:
+        return len(self._frame)
+
+
+# -- gradients of whole tensors out of those of their rows -----------------------------------------
+
+
+@dataclass
+class ShardGradients:
+    """Gradients of one reduction with respect to what one shard saw; None where unused.
+
+    Args:
+        leaves: By leaf.
+        parameters: In the order of the pass.
+        are_new: Whether the tensors are not shared, so that they may be written to.
+    """
+
+    leaves: dict[LeafKey, Tensor | None]
+    parameters: list[Tensor | None]
+    are_new: bool = False
+
+
+class GradientSums:
+    """Gradients of whole leaves, added up shard by shard; remote rows' are sent to their owners.
+
+    Args:
+        transport: How they travel.
+        wanted: Leaves whose gradients are wanted.
+        tensors: All leaves, whole; without values where no gradient needs them.
+        axes: Dimension of each leaf that blocks are cut along; None or absent where every block
+            sees the whole leaf.
+        depth: Most shards whose gradients travel at once.
+    """
+
+    def __init__(
+        self,
+        transport: RowTransport,
+        wanted: Sequence[Leaf],
+        tensors: Mapping[LeafKey, Tensor],
+        axes: Mapping[LeafKey, int | None],
+        depth: int,
+    ) -> None:
+        self._transport, self._axes = transport, axes
+        self._depth = depth
+        self.sources = [leaf for leaf in wanted if leaf.target == "u"]
+        self.wanted = {leaf.key: tensors[leaf.key] for leaf in wanted}
+        #: In which the sums are kept. With the whole halo at once a row is added to once.
+        self._dtypes = {
+            key: accumulation_dtype(tensor.dtype)
+            if transport.by_columns or key[0] != "u"
+            else tensor.dtype
+            for key, tensor in self.wanted.items()
+        }
+        self._sums: dict[LeafKey, Tensor] = {}
+        self._from_shard: dict[LeafKey, Tensor] = {}
+        self._new_rows: set[LeafKey] = set()
+        self._pending: deque[tuple[int, ColumnBlock, list[LeafKey], Pending]] = deque()
+
+    def add(self, shard: Shard, found: ShardGradients, block: ColumnBlock) -> None:
+        """Take in what one reduction found on one block of a shard."""
+        for key, grad in found.leaves.items():
+            if grad is None:
+                continue
+            if key[0] == "u":
+                self.add_to_rows(key, grad, found.are_new)
+            elif key[0] == "e" and shard.eids is not None:
+                total = block.of(self._sum(key), self._axes.get(key))
+                total.index_add_(0, shard.eids.to(torch.int64), grad.to(total.dtype))
+            else:
+                self._add_whole(key, grad, block, found.are_new)
+
+    def add_to_rows(self, key: LeafKey, grad: Tensor | None, is_new: bool = False) -> None:
+        """Take in a gradient of the source rows of the shard that is worked on, if it is wanted."""
+        if grad is None or key not in self.wanted:
+            return
+        before = self._from_shard.get(key)
+        self._from_shard[key] = grad if before is None else before + grad
+        if is_new or before is not None:
+            self._new_rows.add(key)
+
+    def send(self, step: int, block: ColumnBlock) -> None:
+        """Add the own shard's source gradients, or start those of a remote shard on their way.
+
+        Those of a leaf that is cut go block by block, the others with the last block.
+
+        Args:
+            step: The step that the gradients are of.
+            block: The columns that were done last.
+        """
+        if not self.sources:
+            return
+        if step == 0:
+            while self._from_shard:
+                key, grad = self._from_shard.popitem()
+                self._add_whole(key, grad, block, key in self._new_rows)
+            self._new_rows.clear()
+            return
+        self._new_rows.clear()
+        keys, outgoing = [], []
+        for leaf in self.sources:
+            axis = self._axes.get(leaf.key)
+            if block.count > 1 and axis is None and not block.is_last:
+                continue
+            tensor = self.wanted[leaf.key]
+            found = self._from_shard.pop(leaf.key) if leaf.key in self._from_shard else None
+            if found is None:
+                empty = block.of(tensor[:0], axis)
+                found = empty.new_zeros((self._transport.num_rows(step), *empty.shape[1:]))
+            keys.append(leaf.key)
+            outgoing.append(found.to(tensor.dtype))
+            del found
+        while self._pending and len(self._pending) >= self._depth:
+            self._receive()
+        pending = self._transport.start_return(step, outgoing)
+        self._pending.append((step, block, keys, pending))
+        if self._depth == 0:
+            pending.wait()  # and added when it would be otherwise: the same sums to the bit
+
+    def finish(self) -> None:
+        """Receive all gradients that other ranks computed for rows of this one."""
+        while self._pending:
+            self._receive()
+
+    def abandon(self) -> None:
+        """After an error: no message of this pass may meet those of a later one."""
+        while self._pending:
+            with suppress(RankError):
+                self._pending.popleft()[-1].wait()
+
+    def _receive(self) -> None:
+        step, block, keys, pending = self._pending.popleft()
+        for key, grad in zip(keys, pending.wait(), strict=True):
+            total = self._sum(key)
+            if block.count > 1:
+                total = block.of(total, self._axes.get(key))
+            self._transport.add_returned(step, total, grad)
+
+    def result(self, key: LeafKey) -> Tensor:
+        """The gradient of a wanted leaf, after `finish`."""
+        return self._sum(key).to(self.wanted[key].dtype)
+
+    def _sum(self, key: LeafKey) -> Tensor:
+        if key not in self._sums:
+            tensor = self.wanted[key]
+            self._sums[key] = empty(tensor.shape, self._dtypes[key], tensor.device).zero_()
+        return self._sums[key]
+
+    def _add_whole(self, key: LeafKey, grad: Tensor, block: ColumnBlock, is_new: bool) -> None:
+        """Add to all rows of a leaf."""
+        if key in self._sums or block.count > 1:
+            total = block.of(self._sum(key), self._axes.get(key))
+            total += grad
+            return
+        # A copy, unless it is new: autograd may have given the same tensor to two leaves.
+        dtype = self._dtypes[key]
+        if is_new and grad.dtype == dtype and grad.is_contiguous():
+            self._sums[key] = grad
+        else:
+            self._sums[key] = empty(grad.shape, dtype, grad.device).copy_(grad)
+
+
+# -- the pass --------------------------------------------------------------------------------------
+
+
+class ShardPass:
+    """One walk over the shards of a halo, for one or more relations that share it.
+
+    Args:
+        transport: The source rows, and how they come; every relation's sources are among them.
+        reductions: What to compute for which relation, in an order equal on all ranks.
+        prefetch: Shards that are fetched ahead while another is computed.
+        device: Where rows are computed.
+        known: Remote rows of the only remote shard that are here already, by source leaf.
+    """
+
+    def __init__(
+        self,
+        transport: RowTransport,
+        reductions: Sequence[tuple[CanonicalEType, Reduction]],
+        prefetch: int,
+        device: torch.device,
+        known: SourceRows | None = None,
+    ) -> None:
+        self.transport, self.reductions = transport, reductions
+        self.prefetch, self.device = prefetch, device
+        self._remote: SourceRows = {}
+        self.unread: set[int] = set()  # leaves whose values the backward does not read
+        self._needs_sources = self._is_random = self._can_lose_result = False
+        self._keys_of: list[list[LeafKey]] = []  # of the leaves of each reduction
+        places: dict[LeafKey, int] = {}
+        self.leaves: list[Leaf] = []
+        self.sources: list[Leaf] = []
+        for _, reduction in reductions:
+            reduction.num_shards = transport.num_steps
+            # With the whole halo at once a row is added to once: there is nothing to keep wide.
+            reduction.widens = transport.by_columns
+            self._needs_sources |= reduction.needs_sources
+            self._is_random |= reduction.is_random
+            self._can_lose_result |= reduction.can_lose_result
+            self._keys_of.append([leaf.key for leaf in reduction.leaves])
+            for leaf in reduction.leaves:
+                if leaf.key not in places:
+                    places[leaf.key] = len(places)
+                    self.leaves.append(leaf)
+                    if leaf.target == "u":
+                        self.sources.append(leaf)
+        blocks, self._axes = [WHOLE], dict[LeafKey, int | None]()
+        if self.sources and transport.num_steps > 1 and transport.by_columns:
+            blocks = self._cut_into_blocks(places)
+        # The own shard, then the others, block by block.
+        self._visits: list[Visit] = [(0, WHOLE)]
+        for step in range(1, transport.num_steps):
+            for block in blocks if self.sources else [WHOLE]:
+                self._visits.append((step, block))
+        self._known = known or {}
+        self._kept: dict[tuple[int, ColumnBlock], SourceRows] = {}
+        self._random: list[RandomState] = []
+        self._grouped: list[Sequence[Tensor]] = []
+        self._outer_grads: list[Tensor | None] = []
+        kind = device.type
+        self._autocast = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
+
+    def _cut_into_blocks(self, places: Mapping[LeafKey, int]) -> list[ColumnBlock]:
+        """Take remote shards block by block, if all reductions can and agree on how."""
+        sites = tuple([reduction.site for _, reduction in self.reductions])
+        order = tuple([places[key] for keys in self._keys_of for key in keys])
+        found = self.transport.chunks.get((sites, order))
+        if found is None:
+            reductions = [reduction for _, reduction in self.reductions]
+            found = find_chunks(reductions, self.leaves, self.transport.halo.longest_message)
+            if None not in sites:
+                self.transport.chunks[sites, order] = found
+        blocks, axes = found
+        self._axes = dict(zip(places, axes, strict=True))
+        return blocks
+
+    def run(self) -> list[tuple[Tensor, ...]]:
+        """Outputs of each reduction, differentiable in every leaf and discovered parameter."""
+        outputs = self._forward()
+        inputs = [leaf.tensor for leaf in self.leaves]
+        if self._is_random:
+            parameters = {id(p): p for _, r in self.reductions for p in r.parameters()}
+            inputs += parameters.values()
+        if not torch.is_grad_enabled() or True not in [t.requires_grad for t in inputs]:
+            return outputs
+        # Remote rows that came along are outputs, too. Other objects than those that the backward
+        # keeps, which would hold on to its node.
+        self._outer = [leaf.key for leaf in self.sources if leaf.tensor.requires_grad]
+        self._outer = [key for key in self._outer if key in self._remote]
+        flat = [output for group in outputs for output in group]
+        self.num_results = len(flat)
+        flat += [self._remote[key].detach() for key in self._outer]
+        self._release()
+        results = iter(_PassFunction.apply(self, flat, *inputs))
+        outputs = [tuple(islice(results, len(group))) for group in outputs]
+        self._remote |= zip(self._outer, results, strict=True)
+        self._output_counts = [len(group) for group in outputs]
+        for (_, reduction), group in zip(self.reductions, outputs, strict=True):
+            reduction.tie(group)
+        return outputs
+
+    def take_remote(self) -> SourceRows:
+        """What `run` fetched of each source leaf, for others to use; once."""
+        found, self._remote = self._remote, {}
+        return found
+
+    def _forward(self) -> list[tuple[Tensor, ...]]:
+        records = torch.is_grad_enabled()
+        keep_rows = self.transport.keeps_rows and self._needs_sources and records
+        tensors: dict[LeafKey, Tensor] = {}
+        needs_grad: dict[LeafKey, bool] = {}
+        for leaf in self.leaves:
+            tensors[leaf.key] = leaf.tensor.detach()
+            needs_grad[leaf.key] = records and leaf.tensor.requires_grad
+        with torch.no_grad(), closing(self._fetched(tensors, needs_grad)) as visits:
+            for step, block, rows in visits:
+                if keep_rows and step:
+                    self._kept[step, block] = rows
+                if self.transport.returns_rows and step:
+                    self._remote = dict(rows)
+                if self._is_random:
+                    self._random.append(RandomState.capture(self.device))
+                for (etype, reduction), keys in zip(self.reductions, self._keys_of, strict=True):
+                    shard = self.transport.shards(etype)[step]
+                    reduction.merge(self._evaluation(keys, shard, block, rows, tensors))
+                del rows
+            return [reduction.finish() for _, reduction in self.reductions]
+
+    def _release(self) -> None:
+        """Keep no values for the backward that it will not read, and none besides autograd."""
+        released = {}
+        for i, leaf in enumerate(self.leaves):
+            if leaf.target == "u" and not self._needs_sources:
+                self.unread.add(i)
+            released[leaf.key] = leaf.released()
+        if self.unread:
+            self._known = {}
+        self.leaves = list(released.values())
+        self.sources = [leaf for leaf in self.leaves if leaf.target == "u"]
+        for _, reduction in self.reductions:
+            reduction.release(released)
+
+    def _fetched(
+        self, tensors: Mapping[LeafKey, Tensor], needs_grad: Mapping[LeafKey, bool]
+    ) -> Generator[tuple[int, ColumnBlock, SourceRows], None, None]:
+        """Each visit with its source rows."""
+        whole = {leaf.key: tensors[leaf.key] for leaf in self.sources}
+        return self.transport.prefetched(
+            self._visits, self.prefetch, whole, self._axes, needs_grad, self._known
+        )
+
+    def _evaluation(
+        self,
+        keys: Sequence[LeafKey],
+        shard: Shard,
+        block: ColumnBlock,
+        rows: SourceRows,
+        tensors: Mapping[LeafKey, Tensor],
+    ) -> ShardEvaluation:
+        """What one shard sees of each leaf of a reduction."""
+        values = {}
+        for key in keys:
+            if key[0] == "u":
+                values[key] = rows[key]
+                continue
+            values[key] = block.of(tensors[key], self._axes.get(key))
+            if key[0] == "e":
+                values[key] = shard.edge_rows(values[key])
+        return ShardEvaluation(shard, values, block)
+
+    # ------------------------------------------------------------------ backward
+
+    def begin_backward(self, grads: Sequence[Tensor | None]) -> None:
+        """Take in the gradients of the outputs; what only they need is freed after it.
+
+        Before the inputs are asked for, which may have to be computed again.
+        """
+        given = iter(grads)
+        self._grouped = [
+            reduction.begin_backward([*islice(given, count)])  # type: ignore[list-item]
+            for (_, reduction), count in zip(self.reductions, self._output_counts, strict=True)
+        ]
+        self._outer_grads = list(given)
+
+    @property
+    def has_lost_results(self) -> bool:
+        """Whether results must be computed again before the backward."""
+        return self._can_lose_result and any(r.has_lost_result for _, r in self.reductions)
+
+    def merge_again(self, inputs: Sequence[Tensor]) -> None:
+        """Compute results again that the caller has changed in place; collective if rows travel.
+
+        Every rank runs the same program, so all have lost the same results. See
+        [Note: results that are changed in place] in `graphshard.ops`.
+        """
+        pairs = zip(self.reductions, self._keys_of, strict=True)
+        lost = [(etype, r, keys) for (etype, r), keys in pairs if r.has_lost_result]
+        tensors = {leaf.key: t.detach() for leaf, t in zip(self.leaves, inputs, strict=False)}
+        with torch.no_grad(), closing(self._rows_again(tensors)) as visits:
+            for step, block, rows in visits:
+                with self._as_in_forward(step):
+                    for etype, reduction, keys in lost:
+                        shard = self.transport.shards(etype)[step]
+                        reduction.merge(self._evaluation(keys, shard, block, rows, tensors))
+                del rows
+        for _, reduction, _ in lost:
+            reduction.finish()
+
+    def _rows_again(
+        self, tensors: Mapping[LeafKey, Tensor]
+    ) -> Generator[tuple[int, ColumnBlock, SourceRows], None, None]:
+        """Each visit with its source rows, in the order of the forward."""
+        if not self.transport.keeps_rows:
+            yield from self._fetched(tensors, {leaf.key: False for leaf in self.sources})
+            return
+        own = {leaf.key: tensors[leaf.key] for leaf in self.sources}
+        for step, block in self._visits:
+            yield step, block, self._kept[step, block] if step else own
+
+    def backward(self, inputs: Sequence[Tensor], needed: Sequence[bool]) -> list[Tensor | None]:
+        """Gradients of ``inputs`` (leaves, then parameters), computed shard by shard."""
+        count = len(self.leaves)
+        tensors = {leaf.key: t.detach() for leaf, t in zip(self.leaves, inputs, strict=False)}
+        wanted = [leaf for leaf, need in zip(self.leaves, needed, strict=False) if need]
+        sums = GradientSums(self.transport, wanted, tensors, self._axes, self.prefetch)
+        parameters = [p for p, need in zip(inputs[count:], needed[count:], strict=True) if need]
+        parameter_grads = [torch.zeros_like(p) for p in parameters]
+        parts = [
+            (etype, reduction, keys, [key for key in keys if key in sums.wanted], grads)
+            for (etype, reduction), keys, grads in zip(
+                self.reductions, self._keys_of, self._grouped, strict=True
+            )
+        ]
+        outer_grads, self._grouped, self._outer_grads = self._outer_grads, [], []
+        try:
+            with closing(self._sources_again(tensors)) as visits:
+                for step, block, rows in visits:
+                    with self._as_in_forward(step):
+                        for etype, reduction, keys, mine, grads in parts:
+                            shard = self.transport.shards(etype)[step]
+                            evaluation = self._evaluation(keys, shard, block, rows, tensors)
+                            found = _shard_backward(reduction, evaluation, grads, mine, parameters)
+                            del evaluation
+                            sums.add(shard, found, block)
+                            for total, part in zip(parameter_grads, found.parameters, strict=True):
+                                if part is not None:
+                                    total += part
+                            del found
+                    del rows
+                    if step:  # gradients of remote rows that other calls have read as well
+                        for key, grad in zip(self._outer, outer_grads, strict=True):
+                            sums.add_to_rows(key, grad)
+                    sums.send(step, block)
+            sums.finish()
+        except BaseException:
+            sums.abandon()
+            raise
+        found_grads = iter([*[sums.result(leaf.key) for leaf in wanted], *parameter_grads])
+        return [next(found_grads) if need else None for need in needed]
+
+    def _sources_again(
+        self, tensors: Mapping[LeafKey, Tensor]
+    ) -> Generator[tuple[int, ColumnBlock, SourceRows], None, None]:
+        """Source rows of each visit: kept, fetched again, or empty where no value is read."""
+        if self._needs_sources and not self.transport.keeps_rows:
+            yield from self._fetched(tensors, {leaf.key: False for leaf in self.sources})
+            return
+        visits = self._visits
+        if self.transport.returns_rows and self.sources:
+            # Gradients of remote rows travel while those of own rows are found. One remote rank at
+            # a time they come last: the memory of a message is not held beside that of own rows.
+            visits = visits[::-1]
+        own = {leaf.key: tensors[leaf.key] for leaf in self.sources}
+        for step, block in visits:
+            if step == 0 or not self.sources:
+                yield step, block, own
+            elif (step, block) in self._kept:
+                yield step, block, self._kept[step, block]
+            else:
+                yield step, block, self._rows_without_values(step, block)
+
+    def _rows_without_values(self, step: int, block: ColumnBlock) -> SourceRows:
+        """Source rows whose shape alone is read."""
+        rows = {}
+        for leaf in self.sources:
+            like = leaf.tensor.detach()[:0]
+            if block.count > 1:
+                like = block.of(like, self._axes.get(leaf.key))
+            num_rows = self.transport.num_rows(step)
+            rows[leaf.key] = like.new_zeros(()).expand(num_rows, *like.shape[1:])
+        return rows
+
+    @contextmanager
+    def _as_in_forward(self, step: int) -> Iterator[None]:
+        """Random state and autocast as they were in the forward; both put back on the way out."""
+        device, (enabled, dtype) = self.device, self._autocast
+        outside = RandomState.capture(device) if self._random else None
+        try:
+            if self._random:
+                self._random[step].restore(device)
+            with torch.autocast(device.type, dtype=dtype, enabled=enabled, cache_enabled=False):
+                yield
+        finally:
+            if outside is not None:
+                outside.restore(device)
+
+    def differentiated(
+        self, grads: Sequence[Tensor | None], inputs: Sequence[Tensor], needed: Sequence[bool]
+    ) -> list[Tensor | None]:
+        """`backward`, differentiable itself: everything is computed again, by autograd.
+
+        All in-edges are one shard, whose sources are own and remote rows.
+        """
+        # Views: a tensor may be read at two ends of an edge, and has a gradient at each.
+        places = [
+            t.view_as(t) if t.requires_grad or not need else t.detach().requires_grad_()
+            for t, need in zip(inputs, needed, strict=True)
+        ]
+        halo = self.transport.halo
+        with self._as_in_forward(0):
+            values = {leaf.key: t for leaf, t in zip(self.leaves, places, strict=True)}
+            own = {leaf.key: values[leaf.key] for leaf in self.sources}
+            remote = dict(zip(own, self.transport.fetch(list(own.values())), strict=True))
+            values |= {key: torch.cat([own[key], rows]) for key, rows in remote.items()}
+            outputs: list[Tensor] = []
+            for etype, reduction in self.reductions:
+                shard = Shard(0, halo.adjacency(etype), None)
+                outputs += reduction.recompute(ShardEvaluation(shard, values))
+            outputs += [remote[key] for key in self._outer]
+        pairs = [
+            (out, grad)
+            for out, grad in zip(outputs, grads, strict=True)
+            if grad is not None and out.requires_grad
+        ]
+        targets = [t for t, need in zip(places, needed, strict=True) if need]
+        outs, cotangents = zip(*pairs, strict=True)
+        found = iter(
+            torch.autograd.grad(outs, targets, cotangents, create_graph=True, allow_unused=True)
+        )
+        return [next(found) if need else None for need in needed]
+
+    def restored(self, saved: Sequence[Tensor | None]) -> list[Tensor]:
+        """Inputs; those whose values were freed without values."""
+        return [self.leaves[i].tensor if t is None else t for i, t in enumerate(saved)]
+
+
+def _shard_backward(
+    reduction: Reduction,
+    evaluation: ShardEvaluation,
+    grads: Sequence[Tensor],
+    mine: Sequence[LeafKey],
+    parameters: Sequence[Tensor],
+) -> ShardGradients:
+    """Gradients of one reduction on one shard, with respect to what that shard saw."""
+    grads = reduction.shard_gradients(evaluation, grads)
+    direct = reduction.direct_gradients(evaluation, grads, mine)
+    if direct is not None:
+        return ShardGradients(direct, [None] * len(parameters), are_new=True)
+    values = dict(evaluation.values)
+    for key in mine:
+        values[key] = values[key].detach().requires_grad_()
+    with torch.enable_grad():
+        adjoints = reduction.adjoints(replace(evaluation, values=values, memo={}), grads)
+    targets = [*(values[key] for key in mine), *parameters]
+    found: list[Tensor | None] = [None] * len(targets)
+    pairs = [(a.output, a.cotangent.to(a.output.dtype)) for a in adjoints if a.output.requires_grad]
+    if pairs and targets:
+        outputs, cotangents = zip(*pairs, strict=True)
+        found = list(torch.autograd.grad(outputs, targets, cotangents, allow_unused=True))
+    by_leaf = dict(zip(mine, found, strict=False))
+    for adjoint in adjoints:
+        for key in by_leaf.keys() & adjoint.known.keys():
+            before, known = by_leaf[key], adjoint.known[key]
+            by_leaf[key] = known if before is None else before + known
+    return ShardGradients(by_leaf, found[len(mine) :])
+
+
+class _PassFunction(torch.autograd.Function):
+    """Ties the outputs of a pass, already computed, to the tensors they were computed from."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, walk: ShardPass, outputs: list[Tensor], *inputs: Tensor
+    ) -> tuple[Tensor, ...]:
+        ctx.walk = walk
+        ctx.save_for_backward(*[None if i in walk.unread else t for i, t in enumerate(inputs)])
+        ctx.set_materialize_grads(False)  # remote rows are hardly ever read by other calls
+        ctx.likes = [(out.shape, out.dtype, out.device) for out in outputs[: walk.num_results]]
+        return tuple([out.detach() for out in outputs])  # a view could not be changed in place
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        full = list(grads)
+        for place, (shape, dtype, device) in enumerate(ctx.likes):
+            if full[place] is None:
+                full[place] = torch.zeros(shape, dtype=dtype, device=device)
+        walk: ShardPass | None = ctx.walk
+        if torch.is_grad_enabled() and walk is not None and walk.transport.returns_rows:
+            inputs = walk.restored(ctx.saved_tensors)
+            return (None, None, *walk.differentiated(full, inputs, ctx.needs_input_grad[2:]))
+        found: tuple[Tensor | None, ...] = _gradients(ctx, *full)
+        return found
+
+
+@once_differentiable
+def _gradients(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+    walk: ShardPass | None = ctx.walk
+    saved = None
+    if walk is not None:
+        if walk.has_lost_results:
+            saved = ctx.saved_tensors
+            walk.merge_again(walk.restored(saved))
+        walk.begin_backward(grads)
+    # What raises if an earlier backward has freed them.
+    saved = ctx.saved_tensors if saved is None else saved
+    assert walk is not None
+    found = walk.backward(walk.restored(saved), ctx.needs_input_grad[2:])
+    if not is_graph_kept():
+        ctx.walk = None  # it holds the inputs, too; this node lives as long as the loss does
+    return None, None, *found
+
+
+@dataclass
+class RandomState:
+    """The generators' states at one point, to compute a shard again with the same draws."""
+
+    cpu: Tensor
+    device: Tensor | None
+
+    @classmethod
+    def capture(cls, device: torch.device) -> RandomState:
+        on_gpu = device.type == "cuda"
+        return cls(torch.get_rng_state(), torch.cuda.get_rng_state(device) if on_gpu else None)
+
+    def restore(self, device: torch.device) -> None:
+        torch.set_rng_state(self.cpu)
+        if self.device is not None:
+            torch.cuda.set_rng_state(self.device, device)
+
+
+# -- running what was compiled ---------------------------------------------------------------------
+
+
+@dataclass
+class Compiled:
+    """A call of the protocol as a pass runs it.
+
+    Args:
+        etype: The relation.
+        reduction: What to compute.
+        source: The field whose rows travel; None where others do not travel with it.
+        constant: Under what the result is kept, and the constant tensors that it is of.
+        finish: From the outputs of the reduction to the result; None for the only output.
+        out_field: Where the result goes; "" where the caller knows.
+    """
+
+    etype: CanonicalEType
+    reduction: Reduction
+    source: str | None = None
+    constant: tuple[Hashable, list[Tensor]] | None = None
+    finish: Callable[[tuple[Tensor, ...]], Tensor] | None = None
+    out_field: str = ""
+
+
+class Runner:
+    """Runs reductions on one rank's shards.
+
+    Args:
+        structure: The rank's rows and edges.
+        config: How remote rows are fetched.
+    """
+
+    def __init__(self, structure: ShardStructure, config: AggregationMode) -> None:
+        self.structure, self.config = structure, config
+        self.rows = HaloRowCache(structure, config.halo_dtype)
+        self.is_oneshot = config.mode == "oneshot"
+        self._transports: dict[tuple[frozenset[CanonicalEType], bool], RowTransport] = {}
+
+    def run(
+        self,
+        group: Sequence[Compiled],
+        companions: Sequence[Tensor] | None = None,
+        frames: Sequence[Frame] = (),
+    ) -> list[tuple[Tensor, ...]]:
+        """Outputs of one pass.
+
+        Args:
+            group: What to compute, for relations with one source type.
+            companions: Tensors of the source type whose rows travel, too; None where remote rows
+                are not kept for later calls.
+            frames: All source frames in use.
+        """
+        reductions = [(one.etype, one.reduction) for one in group]
+        transport = self.transport([etype for etype, _ in reductions])
+        depth, device = self.config.fetched_ahead, self.structure.device
+        if not transport.returns_rows:
+            return ShardPass(transport, reductions, depth, device).run()
+        if companions:
+            reductions.append((group[0].etype, CompanionRows(companions)))
+        halo = transport.halo
+        own = {leaf.key: leaf.tensor for _, r in reductions for leaf in r.leaves}
+        own = {key: tensor for key, tensor in own.items() if key[0] == "u"}
+        fixed = {key: tensor for key, tensor in own.items() if not tensor.requires_grad}
+        found = {key: self.rows.known(halo, tensor) for key, tensor in fixed.items()}
+        known = {key: rows for key, rows in found.items() if rows is not None}
+        # Where all results of some rows are kept, no call asks for the rows again.
+        read_again = {("u", id(tensor)) for tensor in companions or ()}
+        for one in group:
+            if one.constant is None:
+                read_again |= {leaf.key for leaf in one.reduction.leaves}
+        shard_pass = ShardPass(transport, reductions, depth, device, known)
+        outputs = shard_pass.run()[: len(group)]
+        remote = shard_pass.take_remote()
+        for key in fixed.keys() & read_again - known.keys():
+            self.rows.keep(halo, own[key], remote[key])
+        if companions is not None:
+            self.rows.put(halo, [(tensor, remote[key]) for key, tensor in own.items()], frames)
+        return outputs
+
+    def transport(self, etypes: Sequence[CanonicalEType]) -> RowTransport:
+        """How rows of the halo of some relations travel; the only difference between the modes."""
+        rematerializes = self.config.rematerializes
+        key = frozenset(etypes), rematerializes
+        if key not in self._transports:
+            halo, wire = self.structure.halo(etypes), self.config.halo_dtype
+            self._transports[key] = (
+                CollectiveTransport(halo, wire)
+                if self.is_oneshot
+                else PairwiseTransport(halo, wire, keeps_rows=not rematerializes)
+            )
+        return self._transports[key]
+
+    def own_shard(self, etype: CanonicalEType) -> Shard:
+        """The edges of a relation between rows of this rank."""
+        return self.transport([etype]).shards(etype)[0]
+
+    def is_here(self, one: Compiled, source: Frame, num_calls: int) -> bool:
+        """Whether nothing has to be fetched for one of some calls in one-shot mode."""
+        if self.structure.world_size == 1:
+            return True
+        if num_calls > 1 or one.source is None:
+            return False
+        return self.rows.has(self.transport([one.etype]).halo, source[one.source])
+
+    def companions(self, one: Compiled, source: Frame) -> list[Tensor] | None:
+        """Source fields that travel with that of a call; None where no remote rows are kept."""
+        if not self.is_oneshot or one.source is None or not self.rows.is_in_scope:
+            return None
+        return self.rows.companions(self.transport([one.etype]).halo, source, one.source)
+
+    # ------------------------------------------------------------------ values of edges
+
+    def deferred(self, etype: CanonicalEType, num_edges: int, value: Expression) -> DeferredEdges:
+        """A value of each edge that is computed where it is needed."""
+
+        # Not the frames: the value will be in one of them, and a cycle would keep all of their
+        # tensors until the garbage collector comes by.
+        def materialize(expression: Expression) -> Tensor:
+            if isinstance(expression, EdgeRows):
+                return expression.leaf.tensor
+            message = PerEdge(self.resolve(etype, expression))
+            ((rows,),) = self.run([Compiled(etype, EdgeValues([message], num_edges))])
+            return rows
+
+        return DeferredEdges(value, materialize, self.structure.device)
+
+    def resolve(self, etype: CanonicalEType, root: Expression) -> Expression:
+        """``root`` with each softmax turned into arithmetic, by a pass that finds its total."""
+        while True:
+            softmaxes = (node for node in walk(root) if isinstance(node, LazySoftmax))
+            inner = next((node for node in softmaxes if not holds_softmax(node.child)), None)
+            if inner is None:
+                return root
+            peak, total = self.statistics(etype, inner)
+            plain = inner.resolve(peak, total.masked_fill(total == 0, 1.0))
+            root = substitute(root, {id(inner): plain})
+
+    def statistics(self, etype: CanonicalEType, softmax: LazySoftmax) -> tuple[Tensor, Tensor]:
+        """Peak and total of a softmax at each destination."""
+        reduction = SoftmaxSum(softmax)
+        ((total,),) = self.run([Compiled(etype, reduction)])
+        assert reduction.shifted.peak is not None
+        return reduction.shifted.peak, total

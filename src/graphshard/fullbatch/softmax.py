@@ -1,0 +1,545 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Softmax over edges whose sources arrive shard by shard: as a sum, in attention, and by itself.
+
+`SoftmaxSum` is an online softmax: Milakov and Gimelshein, "Online normalizer calculation for
+softmax", 2018, https://arxiv.org/abs/1805.02867. The softmax does not depend on the peak that it is
+shifted by, so the backward may hold the peak constant and still be exact.
+
+`AttentionSum` is fused attention that takes its in-edges one shard after the other. The state of a
+destination is (peak, total, sum) per head, which a kernel continues with the edges of each shard in
+place; nothing has a row per edge and head. Backward the kernel computes the weights of a shard
+again from the final peak and total. See csrc/attention/attention.h.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._base.kernels import empty, empty_like
+from .._base.typing import CanonicalEType
+from ..comm import fetch_halo, return_halo
+from ..graph.frame import version_of
+from ..ops import Adjacency, Attention, attend, edge_softmax, gspmm, gspmm_arg
+from ..ops.attention import begin_backward, compute, finish, finish_
+from .reductions import (
+    Adjoint,
+    Apply,
+    ColumnCut,
+    Dropout,
+    Expression,
+    LazySoftmax,
+    Leaf,
+    LeafKey,
+    Message,
+    PerEdge,
+    Reduction,
+    Reshape,
+    ShardEvaluation,
+    ShiftedSoftmax,
+    Weighted,
+    accumulation_dtype,
+    distinct,
+    is_graph_kept,
+    substitute,
+    walk,
+)
+from .topology import ColumnBlock, Halo, ShardStructure, most_blocks
+
+# -- a sum with a softmax inside -------------------------------------------------------------------
+
+
+class SoftmaxSum(Reduction):
+    """Sum of messages weighted by a softmax over all in-edges, in one pass over the shards.
+
+    Outputs ``(weighted sum at the peak, total)``; `normalize` divides the one by the other.
+
+    Args:
+        softmax: The softmax inside the message.
+        message: The message, rebuilt around the shifted scores; None: only the total.
+        reshapes: Shapes that the weights take between the softmax and the message, in order.
+    """
+
+    def __init__(
+        self, softmax: LazySoftmax, message: Message | None = None, reshapes: Sequence[Reshape] = ()
+    ) -> None:
+        self.shifted = ShiftedSoftmax(softmax)
+        self._weighted = _around(message, softmax, self.shifted)
+        self.reshapes = list(reshapes)
+        self._total_message = PerEdge(self.shifted)
+        super().__init__([self._total_message] + ([self._weighted] if self._weighted else []))
+        self._peak: Tensor | None = None  # -inf where no edge came yet
+        self._scale = torch.empty(0)
+        self._sums: list[Tensor] = []
+        self._dtypes: list[torch.dtype] = []
+
+    def merge(self, evaluation: ShardEvaluation) -> None:
+        if evaluation.block.is_first:  # scores are whole in every block, and counted once
+            self._raise_peak(evaluation)
+        parts = self.partial(evaluation)
+        if not self._sums:
+            self._dtypes = [part.dtype for part in parts]
+            self._sums = [part.to(accumulation_dtype(part.dtype)) for part in parts]
+            return
+        sums = self._seen(evaluation, self._sums)
+        factors = self._seen(evaluation, self._factors())
+        for total, part, factor in zip(sums, parts, factors, strict=True):
+            total.mul_(factor).add_(part)
+
+    def _raise_peak(self, evaluation: ShardEvaluation) -> None:
+        """Take a shard's scores into the peak; what is summed up so far shrinks by ``_scale``."""
+        scores = self.shifted.child.evaluate(evaluation)
+        peak, argmax = gspmm_arg(evaluation.shard.adjacency, "copy_rhs", "max", None, scores)
+        peak = peak.masked_fill(argmax < 0, float("-inf"))
+        if self._peak is None or self.shifted.peak is None:
+            self._peak, self._scale = peak, torch.ones_like(peak)
+            self.shifted.peak = _finite(peak)
+            return
+        peak = torch.maximum(peak, self._peak)
+        finite = _finite(peak)
+        self._scale = (self._peak - finite).exp()
+        self._peak, self.shifted.peak = peak, finite
+
+    def _factors(self) -> list[Tensor]:
+        """By what each of the sums shrinks, to be broadcast."""
+        scale = self._scale
+        return [scale] if self._weighted is None else [self._aligned(scale, self._sums[0]), scale]
+
+    def _seen(self, evaluation: ShardEvaluation, wholes: Sequence[Tensor]) -> list[Tensor]:
+        """The part of whole outputs, or of what broadcasts with them, that a block contributes."""
+        parts = [] if self._weighted is None else [self.block_of(evaluation, wholes[0])]
+        return [*parts, wholes[-1]] if evaluation.block.is_first else parts
+
+    def finish(self) -> tuple[Tensor, ...]:
+        sums, self._sums, self._peak = self._sums, [], None
+        self._scale = torch.empty(0)
+        return tuple(s.to(d) for s, d in zip(sums, self._dtypes, strict=True))
+
+    def _summed(self, evaluation: ShardEvaluation) -> list[Message]:
+        """The messages whose sums a block contributes to."""
+        messages = [] if self._weighted is None else [self._weighted]
+        return [*messages, self._total_message] if evaluation.block.is_first else messages
+
+    def partial(self, evaluation: ShardEvaluation) -> tuple[Tensor, ...]:
+        return tuple(message.reduce_sum(evaluation) for message in self._summed(evaluation))
+
+    def adjoints(self, evaluation: ShardEvaluation, grads: Sequence[Tensor]) -> list[Adjoint]:
+        pairs = zip(self._summed(evaluation), grads, strict=True)
+        return [message.sum_adjoint(evaluation, grad) for message, grad in pairs]
+
+    def shard_gradients(self, evaluation: ShardEvaluation, grads: Sequence[Tensor]) -> list[Tensor]:
+        return self._seen(evaluation, grads)
+
+    def normalize(self, weighted: Tensor, total: Tensor) -> Tensor:
+        """The weighted mean; rows without in-edges stay 0."""
+        divisor = self._aligned(total.masked_fill(total == 0, 1.0), weighted)
+        quotient: Tensor = _Quotient.apply(weighted, divisor)
+        return quotient
+
+    def _aligned(self, rows: Tensor, like: Tensor) -> Tensor:
+        """``rows``, one per destination and softmax column, shaped to broadcast with ``like``."""
+        for reshape in self.reshapes:
+            before = reshape.child.shape[1:]
+            rows = _pad(rows, len(before)).expand(rows.shape[0], *before)
+            rows = rows.reshape(rows.shape[0], *reshape.shape[1:])
+        return _pad(rows, like.dim() - 1)
+
+
+class _Quotient(torch.autograd.Function):
+    """``dividend / divisor``, which broadcasts; keeps the result for the backward, and not both.
+
+    What is returned is a copy on write of what is kept: the caller may change it in place.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, dividend: Tensor, divisor: Tensor) -> Tensor:
+        quotient = dividend / divisor
+        ctx.save_for_backward(quotient, divisor)
+        return quotient._lazy_clone()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        quotient, divisor = ctx.saved_tensors
+        grad = grad / divisor
+        if not ctx.needs_input_grad[1]:
+            return grad, None
+        return grad, (quotient * grad).sum_to_size(divisor.shape).neg_()
+
+
+def _finite(peak: Tensor) -> Tensor:
+    return peak.masked_fill(peak == float("-inf"), 0.0)
+
+
+def _pad(rows: Tensor, trailing: int) -> Tensor:
+    """Insert dimensions of size 1 after the first, up to ``trailing`` of them in all."""
+    missing = trailing - (rows.dim() - 1)
+    return rows.reshape(rows.shape[0], *[1] * max(missing, 0), *rows.shape[1:])
+
+
+def _around(message: Message | None, old: Expression, new: Expression) -> Message | None:
+    if isinstance(message, Weighted):
+        return Weighted(
+            message.op, message.source.tensor, substitute(message.value, {id(old): new})
+        )
+    if isinstance(message, PerEdge):
+        return PerEdge(substitute(message.value, {id(old): new}))
+    assert message is None
+    return None
+
+
+def proportional_softmax(root: Expression) -> tuple[LazySoftmax, list[Reshape]] | None:
+    """The one softmax that ``root`` is proportional to, and the reshapes after it, in order.
+
+    Dropout, reshaping, negation, and products or quotients with values that hold no softmax keep
+    proportionality; dividing by the total may then wait until all shards are in.
+    """
+    reshapes: list[Reshape] = []
+    node = root
+    while not isinstance(node, LazySoftmax):
+        if isinstance(node, Reshape):
+            reshapes.append(node)
+            node = node.child
+        elif isinstance(node, Dropout):
+            node = node.child
+        elif isinstance(node, Apply):
+            following = _proportional_operand(node)
+            if following is None:
+                return None
+            node = following
+        else:
+            return None
+    if holds_softmax(node.child):
+        return None
+    return node, reshapes[::-1]
+
+
+_PRODUCTS = frozenset({"mul", "multiply", "__mul__", "__rmul__"})
+_QUOTIENTS = frozenset({"div", "divide", "true_divide", "__truediv__", "__div__"})
+_NEGATIONS = frozenset({"neg", "negative", "__neg__"})
+
+
+def _proportional_operand(node: Apply) -> Expression | None:
+    name = getattr(node.function, "__name__", "")
+    holding = [a for a in node.args if isinstance(a, Expression) and holds_softmax(a)]
+    if len(holding) != 1:
+        return None
+    if name in _PRODUCTS or name in _NEGATIONS:
+        return holding[0]
+    return holding[0] if name in _QUOTIENTS and node.args[0] is holding[0] else None
+
+
+def holds_softmax(root: Expression) -> bool:
+    """Whether a softmax that is not resolved is in an expression."""
+    return any(isinstance(node, LazySoftmax) for node in walk(root))
+
+
+# -- fused attention -------------------------------------------------------------------------------
+
+_HEADS, _COLUMNS = 2, 1  # dimensions of values and result, counted from the right
+_TARGETS = ("u", "u", "v", "e", "c", "e")  # of values, src, dst, edge, vector, factor
+
+
+class AttentionSum(Reduction):
+    """One relation's attention; its only output is the result, divided by the totals already.
+
+    Args:
+        attention: Operands of this rank's rows and edges; a mask has keys.
+    """
+
+    can_lose_result = True
+
+    def __init__(self, attention: Attention) -> None:
+        self._leaves = [
+            None if tensor is None else Leaf(target, tensor)
+            for target, tensor in zip(_TARGETS, attention.operands, strict=True)
+        ]
+        self._bias = None if attention.bias is None else Leaf("c", attention.bias)
+        leaves = distinct([leaf for leaf in (*self._leaves, self._bias) if leaf is not None])
+        super().__init__([], leaves)
+        self._rule = attention.with_operands([None] * len(_TARGETS)).finished(None, attention.relu)
+        rows = [None if t is None else (t.shape[1:], t.dtype) for t in attention.operands]
+        self.site = ("attention", attention.score, attention.heads, *rows, attention.bias is None)
+        self._dtype, self._heads, self._dim = attention.dtype, attention.heads, attention.dim
+        self._states: list[compute.AttentionState] = []  # of each block, once there are blocks
+        self._out, self._version = torch.empty(0), 0
+        self._statistics = compute.AttentionState(self._out, self._out, self._out)
+        self._delta = self._out
+        self._has_begun = False  # the backward, before the pass
+        self._awaits_relu = False  # in the backward, for a result that must be computed again
+
+    @cached_property
+    def cut(self) -> ColumnCut | None:
+        """Between heads; or between columns of the values, where scores do not read them."""
+        cuts = [self._cut_of(_HEADS), self._cut_of(_COLUMNS)]
+        return max((c for c in cuts if c is not None), key=lambda cut: cut.most, default=None)
+
+    def _cut_of(self, axis: int) -> ColumnCut | None:
+        values = self._leaves[0]
+        assert values is not None
+        leaves = self.leaves
+        axes: dict[LeafKey, int | None] = {leaf.key: None for leaf in leaves}
+        if axis == _HEADS:
+            for leaf in leaves:
+                row = leaf.tensor.shape if leaf.target == "c" else leaf.tensor.shape[1:]
+                if row[0] == self._heads:  # not one factor for all
+                    axes[leaf.key] = len(row)
+        elif self._rule.score == "joint" or self._leaves[1] is None or self._reads_values:
+            return None
+        else:
+            axes[values.key] = _COLUMNS
+        columns = [leaf.tensor.shape[1:].numel() for leaf in leaves if leaf.target == "u"]
+        columns = columns if axis == _HEADS else [values.tensor.shape[1:].numel()]
+        most = most_blocks(values.tensor.shape[-axis], sum(columns))
+        return ColumnCut(axis, axes, most) if most > 1 else None
+
+    @property
+    def _reads_values(self) -> bool:
+        values, src, *_ = self._leaves
+        return src is None or values is None or src.key == values.key
+
+    @property
+    def _is_cut_by_heads(self) -> bool:
+        return self.cut is not None and self.cut.axis == _HEADS
+
+    def _seen(self, evaluation: ShardEvaluation) -> Attention:
+        """The attention as one shard and block has it."""
+        mask = self._rule.mask
+        if mask is not None:
+            assert mask.keys is not None
+            first = evaluation.block.bounds(self._heads)[0] if self._is_cut_by_heads else 0
+            mask = replace(mask, keys=evaluation.shard.edge_rows(mask.keys), first_head=first)
+        operands = [None if leaf is None else evaluation.leaf(leaf) for leaf in self._leaves]
+        return replace(self._rule, mask=mask).with_operands(operands)
+
+    def merge(self, evaluation: ShardEvaluation) -> None:
+        seen, block = self._seen(evaluation), evaluation.block
+        if not self._states:
+            self._states = [compute.start(evaluation.shard.adjacency, seen)]
+            return
+        if self._is_cut_by_heads:  # a part of the state, in its place
+            whole = self._states[0]
+            peak, total = block.of(whole.peak, 1), block.of(whole.total, 1)
+            state = compute.AttentionState(peak, total, block.of(whole.sums, _HEADS))
+        else:
+            if len(self._states) != block.count:
+                self._states = self._split(self._states[0], block.count)
+            state = self._states[block.index]
+        compute.take(evaluation.shard.adjacency, seen, state)
+
+    def _split(self, state: compute.AttentionState, count: int) -> list[compute.AttentionState]:
+        """The state of each block of columns in memory of its own; all have the same peaks."""
+        states = []
+        for index in range(count):
+            part = ColumnBlock(index, count).of(state.sums, _COLUMNS)
+            sums = empty_like(part).copy_(part)
+            states.append(compute.AttentionState(state.peak.clone(), state.total.clone(), sums))
+        return states
+
+    def _of_heads(self, block: ColumnBlock, state: compute.AttentionState) -> tuple[Tensor, Tensor]:
+        """Peak and total of a block, in memory of their own."""
+        axis = 1 if self._is_cut_by_heads else None
+        return block.of(state.peak, axis).clone(), block.of(state.total, axis).clone()
+
+    def finish(self) -> tuple[Tensor, ...]:
+        first = self._states[0]
+        self._statistics = compute.AttentionState(first.peak, first.total, self._out)
+        del first
+        bias = None if self._bias is None else self._bias.tensor
+        if len(self._states) == 1:
+            result = finish(self._states.pop(), self._dtype, bias, self._rule.relu)
+        else:
+            count = len(self._states)
+            like = self._states[0].sums
+            shape = [like.shape[0], self._heads, self._dim]
+            result = empty(shape, self._dtype, like.device)
+            del like
+            for index in range(count):
+                part = finish(self._states.pop(0), self._dtype)
+                ColumnBlock(index, count).of(result, _COLUMNS).copy_(part)
+            finish_(result, bias, self._rule.relu)
+        self._out, self._version = result.detach(), version_of(result)
+        return (result,)
+
+    def tie(self, outputs: Sequence[Tensor]) -> None:
+        """Take gradients through the ReLU before the backward begins.
+
+        The gradient of the result would live as long as the backward, beside what the ReLU makes
+        of it: two tensors as large as the result. A hook hands on the second alone.
+        """
+        (result,) = outputs
+        node, place = result.grad_fn, result.output_nr
+        if node is None or not self._rule.relu:
+            return
+        this = weakref.ref(self)  # gone once there is nothing left to differentiate
+
+        def activate(grads: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+            reduction, found, grad = this(), list(grads), grads[place]
+            if reduction is not None and grad is not None:
+                found[place] = reduction._activated(grad)
+            return tuple(found)
+
+        node.register_prehook(activate)
+
+    def _activated(self, grad: Tensor) -> Tensor:
+        if torch.is_grad_enabled():  # the gradient will be differentiated
+            if self.has_lost_result:
+                raise RuntimeError(
+                    "the result of an attention layer with a ReLU was changed in place, and the "
+                    "gradient of its gradient needs it; use an operation that makes a new tensor"
+                )
+            return grad * (self._out > 0)
+        if self.has_lost_result:
+            self._awaits_relu = True
+            return grad
+        return self._begin(grad, self._rule.relu)
+
+    @property
+    def has_lost_result(self) -> bool:
+        return version_of(self._out) != self._version
+
+    def _begin(self, grad: Tensor, relu: bool) -> Tensor:
+        """Gradient of the attention itself; finds delta, after which the result may go."""
+        bias = None if self._bias is None else self._bias.tensor
+        grad, self._delta = begin_backward(grad, self._out, bias, relu)
+        self._has_begun = True
+        if not is_graph_kept():  # it is as large as the result, and not needed any more
+            self._out, self._version = torch.empty(0), 0
+        return grad
+
+    def begin_backward(self, grads: Sequence[Tensor]) -> Sequence[Tensor]:
+        if self._has_begun:
+            self._has_begun = False
+            return grads
+        found = self._begin(grads[0], self._awaits_relu)
+        self._awaits_relu = False
+        self._has_begun = False
+        return [found]
+
+    def release(self, released: Mapping[LeafKey, Leaf]) -> None:
+        self.leaves = [released[leaf.key] for leaf in self.leaves]
+        self._leaves = [None if leaf is None else released[leaf.key] for leaf in self._leaves]
+
+    def recompute(self, evaluation: ShardEvaluation) -> Sequence[Tensor]:
+        bias = None if self._bias is None else evaluation.leaf(self._bias)
+        attention = self._seen(evaluation).finished(bias, self._rule.relu)
+        return (attend(evaluation.shard.adjacency, attention),)
+
+    def direct_gradients(
+        self, evaluation: ShardEvaluation, grads: Sequence[Tensor], wanted: Sequence[LeafKey]
+    ) -> dict[LeafKey, Tensor | None]:
+        block = evaluation.block
+        (grad,) = grads
+        found = compute.gradients(
+            evaluation.shard.adjacency,
+            self._seen(evaluation),
+            (*self._of_heads(block, self._statistics), self._delta_of(block)),
+            grad,
+            [leaf is not None and leaf.key in wanted for leaf in self._leaves],
+        )
+        sums: dict[LeafKey, Tensor | None] = {}
+        for leaf, share in zip(self._leaves, found, strict=True):
+            if leaf is not None and share is not None:
+                before = sums.get(leaf.key)
+                sums[leaf.key] = share if before is None else before + share
+        if self._bias is not None and self._bias.key in wanted and evaluation.shard.step == 0:
+            sums[self._bias.key] = grad.sum(0)  # the own shard comes whole
+        return sums
+
+    def _delta_of(self, block: ColumnBlock) -> Tensor:
+        """Delta of some heads; gradients are linear in it, so one block of columns has it all."""
+        if self._is_cut_by_heads:
+            return block.of(self._delta, 1).contiguous()
+        return self._delta if block.is_first else torch.zeros_like(self._delta)
+
+
+# -- of values that are whole ----------------------------------------------------------------------
+
+
+def softmax_over_in_edges(
+    structure: ShardStructure, etypes: Sequence[CanonicalEType], logits: Sequence[Tensor]
+) -> list[Tensor]:
+    """Softmax over the in-edges of each destination, all of which are on its own rank.
+
+    Args:
+        structure: This rank's edges.
+        etypes: Relations into one node type.
+        logits: ``[num_edges, ...]`` for each.
+
+    Returns:
+        Weights like ``logits``; those of one destination add up to 1 over all relations.
+    """
+    if len(etypes) == 1:
+        adjacency = structure.halo(etypes).adjacency(etypes[0])
+        return [edge_softmax(adjacency, logits[0], "dst")]
+    edges = [structure.edges[etype] for etype in etypes]
+    dst = torch.cat([e.dst for e in edges])
+    joint = Adjacency(torch.zeros_like(dst), dst, 1, edges[0].num_dst, check=False)
+    weights = edge_softmax(joint, torch.cat(list(logits)), "dst")
+    return list(weights.split([e.num_edges for e in edges]))
+
+
+def softmax_over_out_edges(
+    structure: ShardStructure, etypes: Sequence[CanonicalEType], logits: Sequence[Tensor]
+) -> list[Tensor]:
+    """Softmax over the out-edges of each source, which are spread over the ranks.
+
+    The peak and the total of each source are put together at its owner and fetched back.
+
+    Args:
+        structure: This rank's edges.
+        etypes: Relations out of one node type.
+        logits: ``[num_edges, ...]`` for each.
+
+    Returns:
+        Weights like ``logits``; those of one source add up to 1 over all relations and ranks.
+    """
+    halo = structure.halo(etypes)
+    outgoing = [halo.adjacency(etype).reverse() for etype in etypes]
+    sources = [halo.extended_src(etype) for etype in etypes]
+    with torch.no_grad():
+        peak = _peak(outgoing, logits)
+        own, remote = peak[: halo.num_owned], peak[halo.num_owned :]
+        own = torch.maximum(own, return_halo([(halo.plan, remote)], "max")[0])
+        peak = torch.cat([own, fetch_halo([(halo.plan, own)])[0]])
+        peak = peak.masked_fill(peak == float("-inf"), 0.0)
+    weights = [
+        (rows - peak.index_select(0, src)).exp() for rows, src in zip(logits, sources, strict=True)
+    ]
+    totals = [
+        gspmm(adjacency, "copy_rhs", "sum", None, rows)
+        for adjacency, rows in zip(outgoing, weights, strict=True)
+    ]
+    total = torch.stack(totals).sum(0) if len(totals) > 1 else totals[0]
+    own_total = total[: halo.num_owned] + _ReturnSum.apply(total[halo.num_owned :], halo)
+    total = torch.cat([own_total, fetch_halo([(halo.plan, own_total)])[0]])
+    return [rows / total.index_select(0, src) for rows, src in zip(weights, sources, strict=True)]
+
+
+def _peak(adjacencies: Sequence[Adjacency], logits: Sequence[Tensor]) -> Tensor:
+    """Largest value at each end over all relations; -inf where there is no edge."""
+    peaks = []
+    for adjacency, rows in zip(adjacencies, logits, strict=True):
+        peak, argmax = gspmm_arg(adjacency, "copy_rhs", "max", None, rows)
+        peaks.append(peak.masked_fill(argmax < 0, float("-inf")))
+    return torch.stack(peaks).amax(0)
+
+
+class _ReturnSum(torch.autograd.Function):
+    """Halo rows added up at their owners; the gradient is fetched back."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, halo: Halo) -> Tensor:
+        ctx.halo = halo
+        return return_halo([(halo.plan, rows)], "sum")[0].detach()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return fetch_halo([(ctx.halo.plan, grad.contiguous())])[0], None
