@@ -30,7 +30,7 @@ from ..errors import GraphTypeError, GraphValueError
 from .structure import ALL, is_all
 
 if TYPE_CHECKING:
-    from .message_passing import TypedGraph
+    from .message_passing import MessagePassingGraph
 
 
 class LazyRows:
@@ -519,7 +519,7 @@ class FrameView(MutableMapping[str, Any]):
 
     __slots__ = ("_graph", "_view", "_side", "_index")
 
-    def __init__(self, graph: TypedGraph, view: View, side: str, index: int) -> None:
+    def __init__(self, graph: MessagePassingGraph, view: View, side: str, index: int) -> None:
         self._graph = graph
         self._view = view
         self._side = side
@@ -565,7 +565,9 @@ class FrameRowsView(FrameView):
 
     __slots__ = ("_rows",)
 
-    def __init__(self, graph: TypedGraph, view: View, side: str, index: int, rows: Tensor) -> None:
+    def __init__(
+        self, graph: MessagePassingGraph, view: View, side: str, index: int, rows: Tensor
+    ) -> None:
         super().__init__(graph, view, side, index)
         self._rows = rows
 
@@ -598,7 +600,7 @@ class TypedFrameView(MutableMapping[str, dict[Any, Any]]):
 
     def __init__(
         self,
-        graph: TypedGraph,
+        graph: MessagePassingGraph,
         view: View,
         keys: list[Any],
         find: Callable[[Any], tuple[str, int]],
@@ -659,7 +661,7 @@ class NodeSpaceView:
 
     __slots__ = ("_graph", "_view")
 
-    def __init__(self, graph: TypedGraph, view: View) -> None:
+    def __init__(self, graph: MessagePassingGraph, view: View) -> None:
         self._graph = graph
         self._view: View = view
 
@@ -711,7 +713,7 @@ class EdgeSpaceView:
 
     __slots__ = ("_graph",)
 
-    def __init__(self, graph: TypedGraph) -> None:
+    def __init__(self, graph: MessagePassingGraph) -> None:
         self._graph = graph
 
     def __call__(self, form: str = "uv", order: str = "eid", etype: Any = None) -> Any:
