@@ -27,7 +27,7 @@ from graphshard import ops
 from graphshard.ops import Adjacency, Attention, EdgeMask, reference
 from graphshard.ops._attention_rule import OPERANDS
 from graphshard.ops.attention import compute
-from graphshard.ops.attention._finish import begin_backward, finish, finish_
+from graphshard.ops.attention.compute import begin_backward, finish, finish_
 
 ANY = pytest.mark.parametrize("case", CASES, ids=str)
 

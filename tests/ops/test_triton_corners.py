@@ -25,7 +25,7 @@ from graphshard.ops._dispatch import force_triton
 interpreted_triton()
 bounds_checked = importlib.import_module("triton_bounds").bounds_checked
 tasks = importlib.import_module("graphshard.ops.triton._tasks")
-argmax = importlib.import_module("graphshard.ops.spmm._argmax")
+argmax = importlib.import_module("graphshard.ops.spmm")
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 IDTYPES = [torch.int32, torch.int64]

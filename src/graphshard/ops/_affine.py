@@ -12,8 +12,8 @@ from torch.autograd import Function
 from torch.nn import functional
 from torch.overrides import handle_torch_function
 
-from ..._base.kernels import LARGE_BYTES, empty, empty_like, kernels_for
-from .. import _check
+from .._base.kernels import LARGE_BYTES, empty, empty_like, kernels_for
+from . import _check
 
 Product = tuple[Tensor, Tensor]
 
