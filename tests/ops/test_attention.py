@@ -408,8 +408,6 @@ def test_head_products(way: str) -> None:
         ops.head_products(torch.ones(2, 3), torch.ones(3), torch.ones(3))
 
 
-@pytest.mark.parametrize(
-    "module", ["attention._attention", "_attention_rule", "sampling._edge_mask"]
-)
+@pytest.mark.parametrize("module", ["attention._attention", "_attention_rule", "sampling", "spmm"])
 def test_examples_in_the_docs_run(module: str) -> None:
     assert doctest.testmod(importlib.import_module(f"graphshard.ops.{module}")).failed == 0

@@ -10,10 +10,10 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from ..._base.typing import CanonicalEType, EType, TensorDict, TensorMapping
-from ...graph import MessagePassingGraph
-from ...ops import is_hooked
-from .._hetero_embedding import module_name
+from .._base.typing import CanonicalEType, EType, TensorDict, TensorMapping
+from ..graph import MessagePassingGraph
+from ..ops import is_hooked
+from ._typed import module_name
 
 Aggregate: TypeAlias = Callable[[list[Tensor], str], Tensor]
 

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ... import function as fn
-from ...graph import MessagePassingGraph
-from ...ops import Attention, head_products
-from ..attention import LeakyAttentionConv
-from ..inputs import Features, Widths
+from .. import function as fn
+from ..graph import MessagePassingGraph
+from ..ops import Attention, head_products
+from .attention import LeakyAttentionConv
+from .inputs import Features, Widths
 
 
 class GATConv(LeakyAttentionConv):

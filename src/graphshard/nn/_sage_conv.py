@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ... import function as fn
-from ...graph import MessagePassingGraph
-from ...graph.message_passing import AggregationStep, Steps, run_steps
-from ...ops import affine, is_plain, is_relu, linear
-from ..inputs import Features, Widths, neighbour_message, split_features, split_widths
+from .. import function as fn
+from ..graph import MessagePassingGraph
+from ..graph.message_passing import AggregationStep, Steps, run_steps
+from ..ops import affine, is_plain, is_relu, linear
+from .inputs import Features, Widths, neighbour_message, split_features, split_widths
 
 AGGREGATORS = ("mean", "gcn", "pool", "lstm")
 

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ... import function as fn
-from ...graph import MessagePassingGraph
-from ...ops import Attention
-from ..attention import LeakyAttentionConv
-from ..inputs import Features, Widths, split_features
-from ..recompute import Projections
+from .. import function as fn
+from ..graph import MessagePassingGraph
+from ..ops import Attention
+from .attention import LeakyAttentionConv
+from .inputs import Features, Widths, split_features
+from .recompute import Projections
 
 
 class GATv2Conv(LeakyAttentionConv):

@@ -19,10 +19,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ... import function as fn
-from ...graph import MessagePassingGraph
-from ...ops import is_plain
-from .._typed_linear import TypedLinear, check_types
+from .. import function as fn
+from ..graph import MessagePassingGraph
+from ..ops import is_plain
+from ._typed import TypedLinear, check_types
 
 MAX_AGGREGATED_BASES = 8
 """Up to this many bases the edges are summed before the matrix product. A constant, because every

@@ -9,10 +9,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from ... import function as fn
-from ...graph import MessagePassingGraph
-from ...graph.message_passing import AggregationStep, Steps, run_steps
-from ..inputs import Features, neighbour_message, split_features
+from .. import function as fn
+from ..graph import MessagePassingGraph
+from ..graph.message_passing import AggregationStep, Steps, run_steps
+from .inputs import Features, neighbour_message, split_features
 
 REDUCERS = {"sum": fn.sum, "max": fn.max, "mean": fn.mean}
 

@@ -9,12 +9,12 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from ... import function as fn
-from ...graph import MessagePassingGraph
-from ...graph.message_passing import AggregationStep, Steps, run_steps
-from ...ops import affine, is_relu
-from ..inputs import Features, degree_scale, neighbour_message
-from ..zero_in_degree import ZeroInDegreeCheck
+from .. import function as fn
+from ..graph import MessagePassingGraph
+from ..graph.message_passing import AggregationStep, Steps, run_steps
+from ..ops import affine, is_relu
+from .inputs import Features, degree_scale, neighbour_message
+from .zero_in_degree import ZeroInDegreeCheck
 
 NORMS = ("none", "both", "right", "left")
 
