@@ -557,9 +557,6 @@ class FrameRowsView(FrameView):
 
     Args:
         graph: The graph.
-        view: As for `FrameView`.
-        side: As for `FrameView`.
-        index: As for `FrameView`.
         rows: ``[k]`` row numbers, in range and, for setting, distinct.
     """
 
@@ -591,7 +588,6 @@ class TypedFrameView(MutableMapping[str, dict[Any, Any]]):
 
     Args:
         graph: The graph.
-        view: As for `FrameView`.
         keys: The types.
         find: Turns a type, or what a user calls it, into (side, index).
     """

@@ -216,9 +216,6 @@ class Attention:
             dst: ``[num_dst, heads, dim]``.
             vector: ``[heads, dim]``.
             edge: ``[num_edges, heads, dim]``, or None.
-            slope: As for `additive`.
-            factor: As for `additive`.
-            mask: As for `additive`.
         """
         factor = _as_columns(factor)
         return cls("joint", values, None, dst, edge, vector, factor, slope, 1.0, mask)
@@ -243,8 +240,6 @@ class Attention:
             dst: ``[num_dst, heads, score_dim]``: queries.
             edge: ``[num_edges, heads]``, or None.
             scale: Of the dot product.
-            factor: As for `additive`.
-            mask: As for `additive`.
         """
         factor = _as_columns(factor)
         return cls("dot", values, src, dst, edge, None, factor, 0.2, scale, mask)

@@ -94,7 +94,6 @@ def gspmm_add(
     Args:
         out: [num_dst, ...] of the shape and dtype that `gspmm` would return.
         adj: The edges, or a graph with one relation.
-        op: As in `gspmm`.
         lhs: [num_src, ...] source rows.
         rhs: [num_edges, ...] edge rows.
 
@@ -105,7 +104,26 @@ def gspmm_add(
     adj, lhs, rhs = _checked_messages("gspmm_add", adj, op, "sum", ("sum",), lhs, rhs)
     _check.check_tensor("out", out)
     _check.check_written("out", out)
-    _compute_spmm_add(out, adj, op, lhs, rhs)
+    lhs = None if lhs is None else lhs.detach()
+    rhs = None if rhs is None else rhs.detach()
+    like = lhs if lhs is not None else rhs
+    assert like is not None
+    loop = _spmm_loop(lhs, rhs)
+    shape, out = (adj.num_dst, *loop.shape), out.detach()
+    if out.shape != shape or out.dtype != like.dtype or out.device != like.device:
+        raise ValueError(
+            "out must have the shape and dtype of the sums, and be on their device, "
+            f"{shape}, {like.dtype} and {like.device} (got {tuple(out.shape)}, {out.dtype} and "
+            f"{out.device})"
+        )
+    in_place = out.is_contiguous() and _check.is_plain(out)
+    for operand in (lhs, rhs):
+        in_place = in_place and (operand is None or not _check.share_memory(out, operand))
+    kernels = kernels_for(like.device, like.dtype) if in_place else None
+    if kernels is None:
+        out += _compute_spmm(adj, op, "sum", lhs, rhs)[0]
+    else:
+        _run_spmm(kernels, out, None, adj, op, "add", lhs, rhs, loop)
 
 
 def gspmm_arg(
@@ -119,7 +137,6 @@ def gspmm_arg(
 
     Args:
         adj: The edges, or a graph with one relation.
-        op: As in `gspmm`.
         reduce: ``max`` or ``min``.
         lhs: [num_src, ...] source rows.
         rhs: [num_edges, ...] edge rows.
@@ -154,7 +171,6 @@ def gspmm_arg_backward(
 
     Args:
         adj: The edges, or a graph with one relation.
-        op: As in `gspmm`.
         grad: [num_dst, ...] gradient of the result.
         arg: As ``grad``, of ``adj.idtype``: the ids of the edges of the maxima, -1 for none.
         lhs: [num_src, ...] source rows.
@@ -874,29 +890,6 @@ def _compute_spmm(
     return out, arg
 
 
-def _compute_spmm_add(out: Tensor, adj: Adjacency, op: str, lhs: Operand, rhs: Operand) -> None:
-    """Add the sums of messages to ``out`` [num_dst, ...], in place."""
-    lhs = None if lhs is None or op == "copy_rhs" else lhs.detach()
-    rhs = None if rhs is None or op == "copy_lhs" else rhs.detach()
-    like = lhs if lhs is not None else rhs
-    assert like is not None
-    loop = _spmm_loop(lhs, rhs)
-    shape, out = (adj.num_dst, *loop.shape), out.detach()
-    if out.shape != shape or out.dtype != like.dtype or out.device != like.device:
-        raise ValueError(
-            "out must have the shape and dtype of the sums, and be on their device, "
-            f"{shape}, {like.dtype} and {like.device} (got {tuple(out.shape)}, {out.dtype} and "
-            f"{out.device})"
-        )
-    in_place = out.is_contiguous() and _check.is_plain(out)
-    in_place &= not any(t is not None and _check.share_memory(out, t) for t in (lhs, rhs))
-    kernels = kernels_for(like.device, like.dtype) if in_place else None
-    if kernels is None:
-        out += _compute_spmm(adj, op, "sum", lhs, rhs)[0]
-    else:
-        _run_spmm(kernels, out, None, adj, op, "add", lhs, rhs, loop)
-
-
 def _run_spmm(
     kernels: ModuleType,
     out: Tensor,
@@ -920,7 +913,11 @@ def _run_spmm(
         flat_rows(arg),
         op,
         reduce,
-        *_loop_arguments(loop),
+        loop.lhs_offsets,
+        loop.rhs_offsets,
+        loop.inner,
+        loop.lhs_step,
+        loop.rhs_step,
         num_threads(),
     )
 
@@ -940,7 +937,10 @@ def _compute_sddmm(
         return out
     if loop.inner == 0:
         return out.zero_()
-    arguments = (flat_rows(lhs), flat_rows(rhs), lhs_target, rhs_target, op, *_loop_arguments(loop))
+    arguments = (
+        *(flat_rows(lhs), flat_rows(rhs), lhs_target, rhs_target, op),
+        *(loop.lhs_offsets, loop.rhs_offsets, loop.inner, loop.lhs_step, loop.rhs_step),
+    )
     if op == "dot" or adj.has_sequential_csc():
         # Rows of the destination are read once, and stay in the cache for all of its edges.
         indptr, indices, eids = adj.csc()
@@ -1059,16 +1059,6 @@ def _spmm_loop(lhs: Operand, rhs: Operand) -> RowLoop:
         assert only is not None
         return copy_loop(tuple(only.shape[1:]))
     return row_loop(tuple(lhs.shape[1:]), tuple(rhs.shape[1:]))
-
-
-def _loop_arguments(loop: RowLoop) -> tuple[Tensor, Tensor, int, int, int]:
-    return (
-        loop.lhs_offsets,
-        loop.rhs_offsets,
-        loop.inner,
-        loop.lhs_step,
-        loop.rhs_step,
-    )
 
 
 def flat_rows(values: Operand) -> Operand:

@@ -604,11 +604,10 @@ class MessagePassingGraph:
     ) -> None:
         """Send messages along some edges, reduce and store them where they arrive.
 
+        The functions are those of `update_all`.
+
         Args:
             edges: Edge ids, or a pair (source ids, destination ids).
-            message_func: As for `update_all`.
-            reduce_func: As for `update_all`.
-            apply_node_func: As for `update_all`.
             etype: The relation, where there are several.
         """
         self._update_some("send_and_recv", edges, message_func, reduce_func, apply_node_func, etype)
@@ -623,14 +622,11 @@ class MessagePassingGraph:
     ) -> None:
         """Receive messages along all in-edges of some nodes; nodes without any get 0.
 
-        Where none of the nodes has an in-edge and the reduce function is user-defined, nothing is
-        reduced: the apply function alone is called.
+        The functions are those of `update_all`. Where none of the nodes has an in-edge and the
+        reduce function is user-defined, nothing is reduced: the apply function alone is called.
 
         Args:
             v: Destination node ids.
-            message_func: As for `update_all`.
-            reduce_func: As for `update_all`.
-            apply_node_func: As for `update_all`.
             etype: The relation, where there are several.
         """
         self._update_some("pull", v, message_func, reduce_func, apply_node_func, etype)
@@ -645,11 +641,10 @@ class MessagePassingGraph:
     ) -> None:
         """Send messages along all out-edges of some nodes; the nodes they reach are updated.
 
+        The functions are those of `update_all`.
+
         Args:
             u: Source node ids.
-            message_func: As for `update_all`.
-            reduce_func: As for `update_all`.
-            apply_node_func: As for `update_all`.
             etype: The relation, where there are several.
         """
         self._update_some("push", u, message_func, reduce_func, apply_node_func, etype)
