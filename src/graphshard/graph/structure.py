@@ -154,13 +154,13 @@ class Schema:
                 )
             return 0
         if isinstance(etype, str):
-            found = self._by_name.get(etype, ())
-            if len(found) == 1:
-                return found[0]
-            if found:
-                triples = [self.canonical_etypes[i] for i in found]
+            indices = self._by_name.get(etype, ())
+            if len(indices) == 1:
+                return indices[0]
+            if indices:
+                triples = [self.canonical_etypes[i] for i in indices]
                 raise GraphValueError(
-                    f"etype {etype!r} is ambiguous, {len(found)} relations have that name; "
+                    f"etype {etype!r} is ambiguous, {len(indices)} relations have that name; "
                     f"give one of the triples {triples}"
                 )
         else:
@@ -176,29 +176,29 @@ class Schema:
             key: A relation's name, ``"_"`` or ``:`` for all of them, or a triple in which each
                 place is a name, ``:`` or ``"_"``.
         """
-        wanted = key if isinstance(key, tuple) else (_FULL, key, _FULL)
-        if len(wanted) != 3 or not all(isinstance(x, str) or x == _FULL for x in wanted):
+        pattern = key if isinstance(key, tuple) else (_FULL, key, _FULL)
+        if len(pattern) != 3 or not all(isinstance(x, str) or x == _FULL for x in pattern):
             raise GraphTypeError(
                 f"a graph is sliced as g['etype'] or g['srctype', 'etype', 'dsttype'], with ':' "
                 f"for any (got {key!r})"
             )
-        exact = self._relation_index.get(wanted) if _is_triple(wanted) else None
+        exact = self._relation_index.get(pattern) if _is_triple(pattern) else None
         if exact is not None:
             return [exact]
         places = [set(self.srctypes), set(self.etypes), set(self.dsttypes)]
         free = [
-            x == _FULL or (x == "_" and x not in p) for x, p in zip(wanted, places, strict=True)
+            x == _FULL or (x == "_" and x not in p) for x, p in zip(pattern, places, strict=True)
         ]
-        found = [
+        matches = [
             i
             for i, etype in enumerate(self.canonical_etypes)
-            if all(f or x == y for f, x, y in zip(free, wanted, etype, strict=True))
+            if all(f or x == y for f, x, y in zip(free, pattern, etype, strict=True))
         ]
-        if not found:
+        if not matches:
             raise GraphValueError(
                 f"no relation matches {key!r}; the graph has {self.canonical_etypes}"
             )
-        return found
+        return matches
 
     def src_id(self, ntype: str | None) -> int:
         """Index into ``srctypes``; None means the only one."""
@@ -240,10 +240,10 @@ class Schema:
                     f"the {what} must be given because there are several: {names}"
                 )
             return 0
-        found = index.get(ntype)
-        if found is None:
+        number = index.get(ntype)
+        if number is None:
             raise GraphValueError(f"no {what} {ntype!r}; the graph has {names}")
-        return found
+        return number
 
 
 def _is_triple(etype: Any) -> bool:
@@ -485,12 +485,12 @@ def read_edges(data: Any, idtype: Any, device: Any, what: str = "the graph") -> 
     _check_alike(given, idtype, device, what)
     dtype = idtype or (given[0].dtype if given else torch.int64)
     # Checks read values, so they run where the ids are; then the ids move, if they have to.
-    places = {tensor.device for tensor in given}
-    place = device if len(places) > 1 else (places or {torch.device("cpu")}).pop()
+    devices = {tensor.device for tensor in given}
+    shared_device = device if len(devices) > 1 else (devices or {torch.device("cpu")}).pop()
     for tensor in tensors:
         if tensor.numel() and tensor.dtype == torch.int64:
             check_fits(int(tensor.max()) + 1, dtype, "nodes or edges")
-    tensors = [tensor.to(device=place, dtype=dtype) for tensor in tensors]
+    tensors = [tensor.to(device=shared_device, dtype=dtype) for tensor in tensors]
     if form == "coo":
         edges = _read_coo(tensors[0], tensors[1], shape, what)
     else:
@@ -512,8 +512,8 @@ def _split(data: Any, what: str) -> tuple[str, list[Any], tuple[int, int]]:
                 f"the format of {what}'s edges must be 'coo', 'csr' or 'csc' (got {form!r})"
             )
         if not isinstance(arrays, tuple | list) or len(arrays) != count:
-            wanted = "(sources, destinations)" if count == 2 else "(indptr, indices, edge ids)"
-            raise GraphValueError(f"format {form!r} takes the arrays {wanted} (got {arrays!r})")
+            expected = "(sources, destinations)" if count == 2 else "(indptr, indices, edge ids)"
+            raise GraphValueError(f"format {form!r} takes the arrays {expected} (got {arrays!r})")
         return form, list(arrays), (0, 0)
     if isinstance(data, tuple):
         if len(data) != 2:

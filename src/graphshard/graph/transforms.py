@@ -124,9 +124,9 @@ def remove_self_loop(g: Graph, etype: Any = None) -> Graph:
     chosen = _loop_relation(g, etype, "remove_self_loop")
     adj = g.adjacency(chosen)
     src, dst = adj.coo()
-    kept = (src != dst).nonzero().squeeze(1)
-    new = Adjacency(src[kept], dst[kept], adj.num_src, adj.num_dst, check=False)
-    values = {name: old.index_select(0, kept) for name, old in g.edges[chosen].data.items()}
+    edge_ids = (src != dst).nonzero().squeeze(1)
+    new = Adjacency(src[edge_ids], dst[edge_ids], adj.num_src, adj.num_dst, check=False)
+    values = {name: old.index_select(0, edge_ids) for name, old in g.edges[chosen].data.items()}
     made = _with_relation(g, chosen, new, values)
     if g._batch_nodes is not None and g._batch_edges is not None:
         counts = kept_counts(g._batch_edges[chosen], src != dst)
@@ -437,8 +437,8 @@ def compact_graphs(
         TypeError: ids for one of several node types without its name.
         ValueError: graphs whose numbers of nodes of a type differ; or an id out of range.
     """
-    one = not isinstance(graphs, Sequence)
-    given: list[Graph] = [graphs] if one else list(graphs)
+    is_single = not isinstance(graphs, Sequence)
+    given: list[Graph] = [graphs] if is_single else list(graphs)
     if not given:
         return []
     totals: dict[str, int] = {}
@@ -459,23 +459,23 @@ def compact_graphs(
                 f"have the types {sorted(totals)}"
             )
         always_preserve = {next(iter(totals)): always_preserve}
-    some = given[0]
+    like = given[0]
     touched: dict[str, list[Tensor]] = {
-        ntype: [torch.empty(0, dtype=some.idtype, device=some.device)] for ntype in totals
+        ntype: [torch.empty(0, dtype=like.idtype, device=like.device)] for ntype in totals
     }
     for ntype, ids in always_preserve.items():
         what = f"nodes of type {ntype!r} to preserve"
-        checked = id_tensor(ids, what, some.idtype, some.device)
+        checked = id_tensor(ids, what, like.idtype, like.device)
         check_ids(checked, totals.get(ntype, 0), f"an id of {what}", f"nodes of type {ntype!r}")
         touched[ntype].append(checked)
     for g in given:
         for etype, adj in zip(g.canonical_etypes, g.relations, strict=True):
             for ntype, end in zip((etype[0], etype[2]), adj.coo(), strict=True):
                 touched[ntype].append(end)
-    kept = {ntype: by_first_occurrence(torch.cat(parts)) for ntype, parts in touched.items()}
-    places = {ntype: places_of(ids, totals[ntype]) for ntype, ids in kept.items()}
-    made = [_compacted(g, kept, places, copy_ndata, copy_edata) for g in given]
-    return made[0] if one else made
+    node_ids = {ntype: by_first_occurrence(torch.cat(parts)) for ntype, parts in touched.items()}
+    places = {ntype: places_of(ids, totals[ntype]) for ntype, ids in node_ids.items()}
+    made = [_compacted(g, node_ids, places, copy_ndata, copy_edata) for g in given]
+    return made[0] if is_single else made
 
 
 def _compacted(
@@ -688,19 +688,19 @@ def node_subgraph(
     """
     given = _chosen_nodes(graph, nodes, "node_subgraph")
     chosen = {ntype: given.get(ntype, _no_ids(graph)) for ntype in graph.ntypes}
-    place = {ntype: places_of(ids, graph.num_nodes(ntype)) for ntype, ids in chosen.items()}
+    new_ids = {ntype: places_of(ids, graph.num_nodes(ntype)) for ntype, ids in chosen.items()}
     eids, sources = {}, {}
     for etype in graph.canonical_etypes:
         leaving = chosen[etype[0]]
         candidates = graph.out_edges(leaving, "eid", etype)
         ends = graph.adjacency(etype).coo()[1].index_select(0, candidates)
-        is_within = place[etype[2]].index_select(0, ends) >= 0
+        is_within = new_ids[etype[2]].index_select(0, ends) >= 0
         eids[etype] = candidates[is_within]
         rows = torch.arange(leaving.shape[0], dtype=graph.idtype, device=graph.device)
         counts = graph.out_degrees(leaving, etype).long()
         sources[etype] = rows.repeat_interleave(counts)[is_within]
-    kept = (chosen, place) if relabel_nodes else None
-    return _build(graph, eids, kept, store_ids, sources).to(output_device)
+    numbering = (chosen, new_ids) if relabel_nodes else None
+    return _build(graph, eids, numbering, store_ids, sources).to(output_device)
 
 
 _Numbering = tuple[dict[str, Tensor], dict[str, Tensor]]
@@ -716,12 +716,12 @@ def _from_edges(
     for etype, ids in eids.items():
         for ntype, side in zip((etype[0], etype[2]), g.adjacency(etype).coo(), strict=True):
             ends[ntype].append(side.index_select(0, ids))
-    kept = {
+    node_ids = {
         ntype: by_first_occurrence(torch.cat(sides) if sides else _no_ids(g))
         for ntype, sides in ends.items()
     }
-    place = {ntype: places_of(ids, g.num_nodes(ntype)) for ntype, ids in kept.items()}
-    return _build(g, eids, (kept, place), store_ids)
+    new_ids = {ntype: places_of(ids, g.num_nodes(ntype)) for ntype, ids in node_ids.items()}
+    return _build(g, eids, (node_ids, new_ids), store_ids)
 
 
 def _build(
@@ -739,8 +739,8 @@ def _build(
     for etype, ids in eids.items():
         src, dst = (side.index_select(0, ids) for side in g.adjacency(etype).coo())
         if numbering is not None:
-            place = numbering[1][etype[0]]
-            src = place.index_select(0, src) if sources is None else sources[etype]
+            new_ids = numbering[1][etype[0]]
+            src = new_ids.index_select(0, src) if sources is None else sources[etype]
             dst = numbering[1][etype[2]].index_select(0, dst)
         relations[etype] = Adjacency(src, dst, counts[etype[0]], counts[etype[2]], check=False)
     new = Graph(counts, relations)
@@ -814,8 +814,8 @@ def add_nodes(
         raise GraphTypeError(f"num must be a number of nodes (got {num!r})")
     if int(num) < 0:
         raise GraphValueError(f"num must not be negative (got {num})")
-    place = g.get_ntype_id(ntype)
-    new = _grown(g, {g.ntypes[place]: (int(num), dict(data or {}))}, {})
+    type_id = g.get_ntype_id(ntype)
+    new = _grown(g, {g.ntypes[type_id]: (int(num), dict(data or {}))}, {})
     new._batch_nodes = new._batch_edges = None
     return new
 
@@ -893,23 +893,23 @@ def remove_edges(g: Graph, eids: Any, etype: Any = None, store_ids: bool = False
     check_plain(g, "remove_edges")
     if not isinstance(eids, Mapping):
         eids = {g.to_canonical_etype(etype): eids}
-    kept = {}
+    masks = {}
     for name, ids in eids.items():
         chosen = g.to_canonical_etype(name)
         ids = id_tensor(ids, "edge ids", g.idtype, g.device)
         check_ids(ids, g.num_edges(chosen), "an edge id", f"edges of {chosen}")
-        stays = torch.ones(g.num_edges(chosen), dtype=torch.bool, device=g.device)
-        stays[ids.long()] = False
-        kept[chosen] = stays
+        mask = torch.ones(g.num_edges(chosen), dtype=torch.bool, device=g.device)
+        mask[ids.long()] = False
+        masks[chosen] = mask
     eids = {
-        etype: kept[etype].nonzero().squeeze(1).to(g.idtype)
-        if etype in kept
+        etype: masks[etype].nonzero().squeeze(1).to(g.idtype)
+        if etype in masks
         else g.edges("eid", etype=etype)
         for etype in g.canonical_etypes
     }
     new = edge_subgraph(g, eids, relabel_nodes=False, store_ids=store_ids)
     _carry_initializers(g, new)
-    _carry_batch(g, new, {}, kept)
+    _carry_batch(g, new, {}, masks)
     return new
 
 
@@ -937,23 +937,23 @@ def remove_nodes(g: Graph, nids: Any, ntype: str | None = None, store_ids: bool 
     check_plain(g, "remove_nodes")
     if not isinstance(nids, Mapping):
         nids = {g.ntypes[g.get_ntype_id(ntype)]: nids}
-    stays = {
+    node_masks = {
         name: torch.ones(count, dtype=torch.bool, device=g.device)
         for name, count in node_counts(g).items()
     }
     for name, ids in nids.items():
         ids = id_tensor(ids, "node ids", g.idtype, g.device)
         check_ids(ids, g.num_nodes(name), "a node id", f"nodes of type {name!r}")
-        stays[name][ids.long()] = False
-    if all(bool(mask.all()) for mask in stays.values()):
+        node_masks[name][ids.long()] = False
+    if all(bool(mask.all()) for mask in node_masks.values()):
         return g.local_var()
-    new = node_subgraph(g, stays)
-    kept = {}
+    new = node_subgraph(g, node_masks)
+    edge_masks = {}
     for etype in g.canonical_etypes:
         fields, old = new.edges[etype].data, g.edges[etype].data.get(EID)
         eids = fields[EID] if store_ids else fields.pop(EID)
-        kept[etype] = torch.zeros(g.num_edges(etype), dtype=torch.bool, device=g.device)
-        kept[etype][eids.long()] = True
+        edge_masks[etype] = torch.zeros(g.num_edges(etype), dtype=torch.bool, device=g.device)
+        edge_masks[etype][eids.long()] = True
         if not store_ids and old is not None:
             fields[EID] = old.index_select(0, eids)
     for name in g.ntypes if not store_ids else ():
@@ -962,7 +962,7 @@ def remove_nodes(g: Graph, nids: Any, ntype: str | None = None, store_ids: bool 
         if old is not None:
             fields[NID] = old.index_select(0, rows)
     _carry_initializers(g, new)
-    _carry_batch(g, new, stays, kept)
+    _carry_batch(g, new, node_masks, edge_masks)
     return new
 
 
@@ -1020,10 +1020,10 @@ def _carry_batch(
 def _node_frames(g: Graph) -> dict[tuple[str, int, int], Any]:
     """(node type, 0 for sources or 1 for destinations, place) -> frame, each frame once."""
     sources, destinations, _ = frames_of(g)
-    found = {(name, 0, i): sources[i] for i, name in enumerate(g.srctypes)}
+    frames = {(name, 0, i): sources[i] for i, name in enumerate(g.srctypes)}
     if destinations is not sources:
-        found |= {(name, 1, i): destinations[i] for i, name in enumerate(g.dsttypes)}
-    return found
+        frames |= {(name, 1, i): destinations[i] for i, name in enumerate(g.dsttypes)}
+    return frames
 
 
 @overload
@@ -1188,10 +1188,10 @@ def to_heterogeneous(
     src, dst = (end.long() for end in g.edges(order="eid"))
     # one number per (source type, edge type, destination type)
     keys = (ntype_ids[src] * len(etypes) + etype_ids) * len(ntypes) + ntype_ids[dst]
-    wanted = _relations(keys, ntypes, etypes, metagraph)
-    members = {etype: (keys == key).nonzero().squeeze(1) for etype, key in wanted.items()}
+    key_of = _relations(keys, ntypes, etypes, metagraph)
+    members = {etype: (keys == key).nonzero().squeeze(1) for etype, key in key_of.items()}
     if sum(ids.shape[0] for ids in members.values()) < keys.shape[0]:
-        left = ~torch.isin(keys, torch.tensor(list(wanted.values()), device=g.device))
+        left = ~torch.isin(keys, torch.tensor(list(key_of.values()), device=g.device))
         stray = _triple(int(keys[left][0]), ntypes, etypes)
         raise GraphValueError(
             f"metagraph must hold the relation of every edge (there is none for {stray})"

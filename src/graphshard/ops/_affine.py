@@ -61,22 +61,22 @@ def affine(
     width = products[0][1].shape[1]
     bias = None if bias is None else _cast(bias)
     plus = None if plus is None else _cast(plus).reshape(-1, width)
-    found: Tensor = _Affine.apply(relu, bias, plus, *flat)
-    return found.view(*leading, width)
+    result: Tensor = _Affine.apply(relu, bias, plus, *flat)
+    return result.view(*leading, width)
 
 
 def linear(x: Tensor, layer: nn.Linear) -> Tensor:
     """What ``layer`` makes of ``x``; see `affine`. What is not `is_plain` is called."""
     if not is_plain(layer, nn.Linear):
-        found: Tensor = layer(x)
-        return found
+        result: Tensor = layer(x)
+        return result
     return affine([(x, layer.weight.t())], layer.bias)
 
 
 def is_relu(activation: Callable[[Tensor], Tensor] | None) -> bool:
     """Whether an activation is torch's ReLU."""
-    known: tuple[Any, ...] = (functional.relu, torch.relu)
-    return activation in known or (
+    relu_functions: tuple[Any, ...] = (functional.relu, torch.relu)
+    return activation in relu_functions or (
         isinstance(activation, nn.Module) and is_plain(activation, nn.ReLU)
     )
 
@@ -97,10 +97,10 @@ def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
 
 def is_hooked(module: nn.Module) -> bool:
     """Whether a module has hooks, or its work was replaced."""
-    found = vars(module)
+    attributes = vars(module)
     return (
-        "forward" in found
-        or any(found[name] for name in _HOOKS)
+        "forward" in attributes
+        or any(attributes[name] for name in _HOOKS)
         or any(getattr(nn.modules.module, f"_global{name}") for name in _HOOKS)
     )
 
@@ -227,9 +227,9 @@ class _Affine(Function):
 def _where_positive(grad: Tensor, result: Tensor) -> Tensor:
     if torch.is_grad_enabled():
         return grad * (result > 0)
-    found = empty_like(grad)
-    torch.ops.aten.threshold_backward.grad_input(grad, result, 0, grad_input=found)
-    return found
+    masked = empty_like(grad)
+    torch.ops.aten.threshold_backward.grad_input(grad, result, 0, grad_input=masked)
+    return masked
 
 
 def _product(rows: Tensor, matrix: Tensor) -> Tensor:

@@ -297,8 +297,8 @@ class Attention:
         edge = None if self.edge is None else self._widened(self.edge, e)
         if self.score == "dot":
             assert self.src is not None
-            found = (self._widened(self.src, u) * self._widened(self.dst, v)).sum(-1) * self.scale
-            return found if edge is None else found + edge
+            scores = (self._widened(self.src, u) * self._widened(self.dst, v)).sum(-1) * self.scale
+            return scores if edge is None else scores + edge
         src = self.values if self.src is None else self.src
         joined = self._widened(src, u) + self._widened(self.dst, v)
         activated = F.leaky_relu(joined if edge is None else joined + edge, self.slope)
@@ -309,11 +309,11 @@ class Attention:
 
     def multipliers_of(self, e: Tensor) -> Tensor | None:
         """What mask and factor make of a weight 1 on the edges ``e``: ``[num, heads or 1]``."""
-        found = None if self.factor is None else self._widened(self.factor, e)
+        factors = None if self.factor is None else self._widened(self.factor, e)
         if self.mask is None:
-            return found
-        kept = self.mask.multipliers(e, self.heads).to(wide(self.dtype))
-        return kept if found is None else kept * found
+            return factors
+        mask = self.mask.multipliers(e, self.heads).to(wide(self.dtype))
+        return mask if factors is None else mask * factors
 
     def _widened(self, rows: Tensor, index: Tensor) -> Tensor:
         return rows.index_select(0, index).to(wide(self.dtype))

@@ -235,8 +235,8 @@ def spmm(
         out, arg = _spmm_slice(part, op, reduce, lhs, edge_rows)
         outs.append(out)
         if arg is not None:
-            known = ids[arg.clamp(min=0).long()].to(arg.dtype) if end > begin else arg
-            args.append(torch.where(arg < 0, arg, known))
+            edge_ids = ids[arg.clamp(min=0).long()].to(arg.dtype) if end > begin else arg
+            args.append(torch.where(arg < 0, arg, edge_ids))
     return torch.cat(outs), torch.cat(args) if args else None
 
 
@@ -413,9 +413,9 @@ def gradients(
             g = g if multipliers is None else g * multipliers
             surrogate = (weights * (g - delta.index_select(0, v))).sum()
         inputs = [t for t, w in zip(leaves, wanted, strict=True) if t is not None and w]
-        found = torch.autograd.grad(surrogate, inputs, allow_unused=True)
-        kept = [s for s in sums if s is not None]
-        for one, share in zip(kept, found, strict=True):
+        shares = torch.autograd.grad(surrogate, inputs, allow_unused=True)
+        wanted_sums = [s for s in sums if s is not None]
+        for one, share in zip(wanted_sums, shares, strict=True):
             if share is not None:
                 one += share
     assert len(sums) == len(OPERANDS)
@@ -466,17 +466,17 @@ class _Lists:
 
     def positions(self, which: Tensor, offsets: Tensor) -> Tensor:
         """Position of each edge, given as the number of its row and its offset in that list."""
-        found = self.begin[which] + offsets
+        positions = self.begin[which] + offsets
         if self.excluded is None or self.first is None or self.last is None:
-            return found
+            return positions
         # An excluded edge is skipped if no more than `offset` kept edges of the row precede it;
         # `kept_before` counts kept edges from the very first row on.
         kept_before = self.excluded - torch.arange(
             self.excluded.numel(), device=self.excluded.device
         )
         first = self.first[which]
-        skipped = torch.searchsorted(kept_before, found - first, right=True)
-        return found + torch.minimum(skipped, self.last[which]) - first
+        skipped = torch.searchsorted(kept_before, positions - first, right=True)
+        return positions + torch.minimum(skipped, self.last[which]) - first
 
 
 def draw_neighbors(
@@ -526,8 +526,8 @@ def _uniform(degree: Tensor, fanout: int, row_states: Tensor) -> tuple[Tensor, T
     first = degree[limited] - fanout
     for i in range(fanout):
         drawn = below(word(row_states[limited], i), first + (i + 1))
-        known = (chosen[:, :i] == drawn[:, None]).any(1)
-        chosen[:, i] = torch.where(known, first + i, drawn)
+        is_drawn = (chosen[:, :i] == drawn[:, None]).any(1)
+        chosen[:, i] = torch.where(is_drawn, first + i, drawn)
     offsets[(degree > fanout)[which]] = chosen.sort(1).values.flatten()
     return counts, offsets
 

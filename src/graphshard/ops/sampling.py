@@ -416,11 +416,11 @@ def group_by_range(
     order = torch.empty(ids.shape, dtype=torch.int64, device=ids.device)
     if kernels is None:
         bounds = torch.tensor(starts, dtype=torch.int64, device=ids.device)
-        found = torch.bucketize(ids.long().contiguous(), bounds[1:-1].contiguous(), right=True)
-        is_last = (found == last).to(torch.int64)
-        order = torch.argsort(found + is_last * len(starts), stable=True)
-        rows = (ids.to(torch.int64) - bounds[found]).index_select(0, order).to(dtype)
-        sizes = torch.bincount(found, minlength=len(starts) - 1)
+        range_of = torch.bucketize(ids.long().contiguous(), bounds[1:-1].contiguous(), right=True)
+        is_last = (range_of == last).to(torch.int64)
+        order = torch.argsort(range_of + is_last * len(starts), stable=True)
+        rows = (ids.to(torch.int64) - bounds[range_of]).index_select(0, order).to(dtype)
+        sizes = torch.bincount(range_of, minlength=len(starts) - 1)
         in_range = ids.numel() == 0 or bool(
             (ids.min() >= bounds[0]).logical_and(ids.max() < bounds[-1])
         )

@@ -206,7 +206,7 @@ def gspmm_arg_backward(
             )
     scales = op in ("mul", "div")
     with torch.no_grad():
-        found = _argmax_backward(
+        grads = _argmax_backward(
             adj,
             op,
             grad.contiguous(),
@@ -215,7 +215,7 @@ def gspmm_arg_backward(
             (shapes[0], shapes[1]),
             (wanted[0] and lhs is not None, wanted[1] and rhs is not None),
         )
-    pairs = zip(found, given, strict=True)
+    pairs = zip(grads, given, strict=True)
     lhs_grad, rhs_grad = (None if side is None else side.to(dtype) for side, dtype in pairs)
     return lhs_grad, rhs_grad
 
@@ -573,15 +573,15 @@ def merge_best(
             if part.data_ptr() != whole.data_ptr():
                 whole.copy_(part)
         return
-    place = arg.clamp(min=0).long()
-    found = (place if ids is None else ids[place]).to(edge.dtype)
+    positions = arg.clamp(min=0).long()
+    ids_of_best = (positions if ids is None else ids[positions]).to(edge.dtype)
     is_tie = (value == best) | (value.isnan() & best.isnan())
     takes = (value > best if op == "max" else value < best) | (value.isnan() & ~best.isnan())
-    takes |= is_tie & (found < edge)
+    takes |= is_tie & (ids_of_best < edge)
     takes |= edge == none
     takes &= arg >= 0
     best.copy_(torch.where(takes, value, best))
-    edge.copy_(torch.where(takes, found, edge))
+    edge.copy_(torch.where(takes, ids_of_best, edge))
 
 
 def _checked_best(

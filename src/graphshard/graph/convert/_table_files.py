@@ -91,18 +91,18 @@ def read_csv_file(
     def advice() -> str:
         return _csv_advice(path, delimiter, skip_rows, column_names is not None)
 
-    wanted = list(dict.fromkeys([src, dst, *fields]))
+    needed_columns = list(dict.fromkeys([src, dst, *fields]))
     text = pyarrow.large_string()
     try:
         with csv.open_csv(path, read_options=reading, parse_options=parsing) as file:
-            _check_header(path, file.schema.names, wanted, advice)
+            _check_header(path, file.schema.names, needed_columns, advice)
         if relabel:
-            table = read(wanted, {src: text, dst: text})
+            table = read(needed_columns, {src: text, dst: text})
         else:
             try:
-                table = read(wanted, {src: pyarrow.int64(), dst: pyarrow.int64()})
+                table = read(needed_columns, {src: pyarrow.int64(), dst: pyarrow.int64()})
             except pyarrow.ArrowInvalid:  # some cell is no integer: as text, it can be shown
-                table = read(wanted, {src: text, dst: text})
+                table = read(needed_columns, {src: text, dst: text})
         for name in fields:
             if pyarrow.types.is_floating(table.schema.field(name).type):
                 _check_whole_numbers(path, name, table.column(name), lambda n: read([n], {n: text}))
@@ -168,15 +168,15 @@ def read_parquet_file(path: Path, src: str, dst: str, fields: list[str]) -> Edge
     import pyarrow
 
     _check_texts(src, dst, *fields)
-    wanted = list(dict.fromkeys([src, dst, *fields]))
+    needed_columns = list(dict.fromkeys([src, dst, *fields]))
     tables: list[Any] = []
     for file in _parquet_files(path):
-        table = _plain(_read_parquet(file, wanted))
+        table = _plain(_read_parquet(file, needed_columns))
         if tables and table.schema.types != tables[0].schema.types:
             raise ValueError(
-                f"{file}: the columns {wanted} must have the types that they have in the first "
-                f"file of the folder, {tables[0].schema.types} (got {table.schema.types}); write "
-                "the folder again"
+                f"{file}: the columns {needed_columns} must have the types that they have in the "
+                f"first file of the folder, {tables[0].schema.types} (got {table.schema.types}); "
+                "write the folder again"
             )
         tables.append(table)
     table = tables[0] if len(tables) == 1 else pyarrow.concat_tables(tables)
@@ -533,8 +533,8 @@ def _refuse_nulls(path: Path, name: str, values: Any, what: str) -> None:
 
 def _first(flags: Any) -> int | None:
     """Position of the first true value."""
-    found = np.flatnonzero(_numpy(flags))
-    return int(found[0]) if len(found) else None
+    positions = np.flatnonzero(_numpy(flags))
+    return int(positions[0]) if len(positions) else None
 
 
 def _where(path: Path, name: str, row: int) -> str:

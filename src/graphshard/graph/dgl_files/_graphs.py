@@ -455,9 +455,9 @@ def load_graphs(
     with reading(filename) as reader:
         labels, places = open_graphs(reader)
         num_graphs = len(places) - 1
-        wanted = range(num_graphs) if idx_list is None else idx_list
+        numbers = range(num_graphs) if idx_list is None else idx_list
         graphs = []
-        for number in wanted:
+        for number in numbers:
             if not 0 <= number < num_graphs:
                 raise IndexError(
                     f"idx_list must name graphs of {filename}, in [0, {num_graphs}) (got {number})"
@@ -516,7 +516,7 @@ def open_graphs(reader: BinaryReader) -> tuple[dict[str, StoredTensor], list[int
 def stored_graph(reader: BinaryReader, places: Sequence[int], number: int) -> StoredGraph:
     """One graph of an open file; ``places`` as `open_graphs` gives them."""
     reader.go_to(places[number])
-    found = read_graph(reader)
+    graph = read_graph(reader)
     if reader.place != places[number + 1]:
         raise DamagedFileError(f"graph {number} ends at {reader.place}")
-    return found
+    return graph

@@ -69,9 +69,9 @@ def dgl_dtype(dtype: torch.dtype) -> torch.dtype:
     if dtype == torch.bool:
         return torch.uint8
     if dtype not in _CODES:
-        known = ", ".join(str(each) for each in _CODES)
+        dtypes = ", ".join(str(each) for each in _CODES)
         raise TypeError(
-            f"DGL's files cannot hold {dtype}; convert the tensor to bool or one of {known}"
+            f"DGL's files cannot hold {dtype}; convert the tensor to bool or one of {dtypes}"
         )
     return dtype
 
@@ -127,9 +127,9 @@ class StoredTensor:
 
     def read(self) -> Tensor:
         """The tensor, in memory of its own."""
-        found = torch.empty(self.shape, dtype=self.dtype)
-        self._read_into(found, 0)
-        return found
+        tensor = torch.empty(self.shape, dtype=self.dtype)
+        self._read_into(tensor, 0)
+        return tensor
 
     def slices(self) -> Iterator[Tensor]:
         """Its rows in order, some at a time."""
@@ -190,11 +190,11 @@ class BinaryReader:
         """The next bytes."""
         if count > self.left:
             raise DamagedFileError(f"{count} bytes are expected and {self.left} are left")
-        found = self._file.read(count)
-        if len(found) != count:
+        data = self._file.read(count)
+        if len(data) != count:
             raise DamagedFileError("it became shorter while it was read")
         self.place += count
-        return found
+        return data
 
     def u8(self) -> int:
         return self.raw(1)[0]
@@ -207,23 +207,23 @@ class BinaryReader:
 
     def count(self, what: str, least_bytes: int) -> int:
         """How many entries follow, of so many bytes at least."""
-        found = self.u64()
-        if found * least_bytes > self.left:
-            raise DamagedFileError(f"{found} {what} do not fit into the {self.left} bytes left")
-        return found
+        entries = self.u64()
+        if entries * least_bytes > self.left:
+            raise DamagedFileError(f"{entries} {what} do not fit into the {self.left} bytes left")
+        return entries
 
     def size_of(self, what: str) -> int:
         """A count of things that need not be in the file."""
-        found = self.i64()
-        if not 0 <= found <= _LARGEST:
-            raise DamagedFileError(f"{found} is no number of {what}")
-        return found
+        size = self.i64()
+        if not 0 <= size <= _LARGEST:
+            raise DamagedFileError(f"{size} is no number of {what}")
+        return size
 
     def magic(self, expected: int, what: str) -> None:
         """The number that something begins with."""
-        found = self.u64()
-        if found != expected:
-            raise DamagedFileError(f"{what} begins with {expected:#x} and not with {found:#x}")
+        number = self.u64()
+        if number != expected:
+            raise DamagedFileError(f"{what} begins with {expected:#x} and not with {number:#x}")
 
     def text(self) -> str:
         data = self.raw(self.u64())
@@ -258,19 +258,19 @@ class BinaryReader:
             raise DamagedFileError(f"a tensor of shape {shape} and {dtype} has {num_bytes} bytes")
         if num_bytes > self.left:
             raise DamagedFileError(f"a tensor has {num_bytes} bytes, and {self.left} are left")
-        place = self.place
-        self.go_to(place + num_bytes)
-        return StoredTensor(self, dtype, torch.Size(shape), place)
+        start = self.place
+        self.go_to(start + num_bytes)
+        return StoredTensor(self, dtype, torch.Size(shape), start)
 
     def named_tensors(self) -> dict[str, StoredTensor]:
         """A list of tensors with names."""
-        found: dict[str, StoredTensor] = {}
+        tensors: dict[str, StoredTensor] = {}
         for _ in range(self.count("tensors", _LEAST_NAMED_BYTES)):
             name = self.text()
-            if name in found:
+            if name in tensors:
                 raise DamagedFileError(f"it has two tensors {name!r:.80}")
-            found[name] = self.tensor()
-        return found
+            tensors[name] = self.tensor()
+        return tensors
 
 
 class BinaryWriter:
@@ -417,13 +417,13 @@ def load_tensors(filename: str | os.PathLike[str], return_dgl_ndarray: bool = Fa
 def open_tensors(reader: BinaryReader) -> dict[str, StoredTensor]:
     """The tensors of an open file, after a walk through all of it."""
     reader.magic(TENSORS, "a file of tensors")
-    said = reader.u64()
-    found = reader.named_tensors()
-    if len(found) != said:
-        raise DamagedFileError(f"it says {said} tensors and then {len(found)}")
+    num_tensors = reader.u64()
+    tensors = reader.named_tensors()
+    if len(tensors) != num_tensors:
+        raise DamagedFileError(f"it says {num_tensors} tensors and then {len(tensors)}")
     if reader.left:
         raise DamagedFileError(f"{reader.left} bytes follow its tensors")
-    return found
+    return tensors
 
 
 def write_tensor_file(filename: str | os.PathLike[str], tensors: TensorPieces) -> None:

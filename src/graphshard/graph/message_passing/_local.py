@@ -418,8 +418,8 @@ class LocalGraph(MessagePassingGraph):
     def _edge_ids(self, edges: Any, relation: int) -> Tensor:
         if isinstance(edges, tuple) and len(edges) == 2:
             etype = self._schema.canonical_etypes[relation]
-            found: Tensor = self.edge_ids(_listed(edges[0]), _listed(edges[1]), etype=etype)
-            return found
+            edge_ids: Tensor = self.edge_ids(_listed(edges[0]), _listed(edges[1]), etype=etype)
+            return edge_ids
         return self._checked_eids(edges, relation)
 
     def _in_edge_ids(self, relation: int, nodes: Tensor) -> Tensor:
@@ -456,9 +456,9 @@ class LocalGraph(MessagePassingGraph):
     def _match(self, relation: int, src: Tensor, dst: Tensor) -> tuple[Tensor, Tensor]:
         """Where each pair's edges begin in `_pair_order`, and how many there are."""
         keys = self._pair_order(relation)[0]
-        wanted = src.long() * self.relations[relation].num_dst + dst.long()
-        first = torch.searchsorted(keys, wanted)
-        return first, torch.searchsorted(keys, wanted, right=True) - first
+        pair_keys = src.long() * self.relations[relation].num_dst + dst.long()
+        first = torch.searchsorted(keys, pair_keys)
+        return first, torch.searchsorted(keys, pair_keys, right=True) - first
 
     def filter_nodes(
         self, predicate: Callable[..., Tensor], nodes: Any = ALL, ntype: str | None = None
@@ -810,11 +810,11 @@ class LocalGraph(MessagePassingGraph):
             created = [name for name in self._formats if all(each[name] for each in made)]
             missing = [name for name in self._formats if name not in created]
             return {"created": created, "not created": missing}
-        wanted = [formats] if isinstance(formats, str) else list(formats)
-        unknown = [name for name in wanted if name not in FORMATS]
-        if unknown or not wanted:
+        asked_formats = [formats] if isinstance(formats, str) else list(formats)
+        unknown = [name for name in asked_formats if name not in FORMATS]
+        if unknown or not asked_formats:
             raise GraphValueError(f"formats must be among 'coo', 'csr', 'csc' (got {formats!r})")
-        names = tuple(name for name in FORMATS if name in wanted)
+        names = tuple(name for name in FORMATS if name in asked_formats)
         new = self._with_relations([adj.restricted(names) for adj in self.relations])
         new._formats = names
         return new

@@ -247,8 +247,8 @@ class MessagePassingGraph:
         Returns:
             Their results, in order.
         """
-        found = (call() for call in calls)
-        return [run_steps(one) if isinstance(one, Generator) else one for one in found]
+        results = (call() for call in calls)
+        return [run_steps(one) if isinstance(one, Generator) else one for one in results]
 
     def _update_some(
         self,

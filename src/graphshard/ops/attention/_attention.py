@@ -95,8 +95,8 @@ class _Attend(Function):
         if ctx.changes.any():
             out = _finished(ctx.adj, attention)[0]
         grad, delta = begin_backward(grad, out, bias, ctx.rule.relu)
-        found = compute.gradients(ctx.adj, attention, (peak, total, delta), grad, wanted[:-1])
-        return (None, None, *found, grad.sum(0).to(bias.dtype) if wanted[-1] else None)
+        grads = compute.gradients(ctx.adj, attention, (peak, total, delta), grad, wanted[:-1])
+        return (None, None, *grads, grad.sum(0).to(bias.dtype) if wanted[-1] else None)
 
 
 def _finished(adj: Adjacency, attention: Attention) -> tuple[Tensor, Tensor, Tensor]:

@@ -140,24 +140,24 @@ def gradients(
         vector_sum = torch.zeros(a.vector.shape, dtype=dtype, device=a.vector.device)
     kernels = kernels_for(a.values.device, a.dtype)
     if 0 in (adj.num_edges, adj.num_dst, a.heads):
-        found: list[Operand] = [
+        grads: list[Operand] = [
             torch.zeros_like(t) if w and t is not None else None
             for t, w in zip(a.operands, wanted, strict=True)
         ]
     elif kernels is None or 0 in (a.dim, a.score_dim if a.score != "additive" else 1):
-        found = _without_extension(a).gradients(adj, a, statistics, grad.detach(), wanted)
+        grads = _without_extension(a).gradients(adj, a, statistics, grad.detach(), wanted)
         for total, place in ((dst_sum, 2), (vector_sum, 4)):
-            share = found[place]
+            share = grads[place]
             if total is not None and share is not None:
                 total += share
     else:
         operands = _KernelOperands(kernels, adj, a)
-        found = operands.gradients(
+        grads = operands.gradients(
             adj, statistics, _spread_rows(grad.detach()), wanted, dst_sum, vector_sum
         )
-    found[2] = dst_sum if want_dst else None
-    found[4] = vector_sum if want_vector else None
-    return found
+    grads[2] = dst_sum if want_dst else None
+    grads[4] = vector_sum if want_vector else None
+    return grads
 
 
 def _without_extension(a: Attention) -> Any:
@@ -213,9 +213,9 @@ class _KernelOperands:
         )
 
     def _gathered(self, rows: Tensor) -> Tensor:
-        found = flat_rows(rows.to(self.dtype))
-        assert found is not None
-        return found
+        flat = flat_rows(rows.to(self.dtype))
+        assert flat is not None
+        return flat
 
     def _numbers(self, numbers: Operand) -> Operand:
         return None if numbers is None else flat_rows(numbers.to(self.wide))
@@ -243,7 +243,7 @@ class _KernelOperands:
         additive = a.score == "additive"
         values, src, _, edge, _, factor = wanted
         edge_dtype = self.dtype if a.score == "joint" else self.wide
-        found: list[Operand] = [
+        grads: list[Operand] = [
             self._result(a.values, self.dtype, values),
             self._result(a.src, self.wide if additive else self.dtype, src),
             None,
@@ -257,20 +257,20 @@ class _KernelOperands:
             self.bound.sources(
                 *out_edges,
                 *common,
-                flat_rows(found[0]),
+                flat_rows(grads[0]),
                 None,
-                flat_rows(found[1]),
+                flat_rows(grads[1]),
                 flat_rows(dst_sum),
-                flat_rows(found[3]),
-                flat_rows(found[5]),
+                flat_rows(grads[3]),
+                flat_rows(grads[5]),
                 threads,
             )
-            return found
+            return grads
         if values or src:
-            outputs = (flat_rows(found[0]), flat_rows(found[1]))
+            outputs = (flat_rows(grads[0]), flat_rows(grads[1]))
             self.bound.sources(*out_edges, *common, *outputs, None, None, None, None, threads)
         if any(wanted[2:]):
-            edge_rows = flat_rows(found[3])
+            edge_rows = flat_rows(grads[3])
             by_columns = a.score == "joint"
             self.bound.destinations(
                 *adj.csc(ids=self._reads_edges),
@@ -279,10 +279,10 @@ class _KernelOperands:
                 None if vector_sum is None else vector_sum.view(1, -1),
                 edge_rows if by_columns else None,
                 None if by_columns else edge_rows,
-                flat_rows(found[5]),
+                flat_rows(grads[5]),
                 threads,
             )
-        return found
+        return grads
 
     def _result(self, like: Operand, dtype: torch.dtype, wanted: bool) -> Operand:
         if like is None or not wanted:
@@ -356,14 +356,14 @@ def begin_backward(
     dtype, out = wide(out.dtype), out.detach()
     kernels = _finish_kernels(out, out.dtype)
     if kernels is None:
-        found = grad.masked_fill(out <= 0, 0.0) if relu else grad
+        passed_grad = grad.masked_fill(out <= 0, 0.0) if relu else grad
         plain = out.to(dtype) if bias is None else out.to(dtype) - bias.detach().to(dtype)
-        return found, (found.to(dtype) * plain).sum(-1)
-    found = empty(out.shape, out.dtype) if relu else grad
+        return passed_grad, (passed_grad.to(dtype) * plain).sum(-1)
+    passed_grad = empty(out.shape, out.dtype) if relu else grad
     delta = empty(out.shape[:2], dtype)
-    passed, vector = flat_rows(found) if relu else None, _vector(bias, out.dtype)
+    passed, vector = flat_rows(passed_grad) if relu else None, _vector(bias, out.dtype)
     kernels.attention_delta(delta, flat_rows(grad), flat_rows(out), vector, passed, num_threads())
-    return found, delta
+    return passed_grad, delta
 
 
 def _finish_kernels(rows: Tensor, dtype: torch.dtype) -> ModuleType | None:
