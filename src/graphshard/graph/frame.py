@@ -33,6 +33,19 @@ if TYPE_CHECKING:
     from .message_passing import MessagePassingGraph
 
 
+Initializer: TypeAlias = Callable[[tuple[int, ...], torch.dtype, torch.device, Any], Tensor]
+"""Makes rows that have not been set, from (shape, dtype, device, slice of their ids)."""
+View: TypeAlias = Literal["src", "dst", "node", "edge"]
+"""Through which view a field was set: ``srcdata``, ``dstdata``, ``ndata``, ``edata``."""
+
+
+class Scheme(NamedTuple):
+    """Shape of one row of a column, and its dtype."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
 class LazyRows:
     """Rows of a tensor, not gathered yet.
 
@@ -100,23 +113,9 @@ class LazyRows:
         return f"LazyRows(shape={tuple(self.shape)}, dtype={self.dtype})"
 
 
-Initializer: TypeAlias = Callable[[tuple[int, ...], torch.dtype, torch.device, Any], Tensor]
-"""Makes rows that have not been set, from (shape, dtype, device, slice of their ids)."""
-
-View: TypeAlias = Literal["src", "dst", "node", "edge"]
-"""Through which view a field was set: ``srcdata``, ``dstdata``, ``ndata``, ``edata``."""
-
-
 def version_of(tensor: Tensor) -> int:
     """How often a column was changed in place; inference tensors do not say."""
     return 0 if tensor.is_inference() else tensor._version
-
-
-class Scheme(NamedTuple):
-    """Shape of one row of a column, and its dtype."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
 
 
 class Frame(MutableMapping[str, Any]):
@@ -499,6 +498,9 @@ class OverlayView(Mapping[str, Any]):
 
     def __repr__(self) -> str:
         return repr({name: self[name] for name in self})
+
+
+# ------------------------------------------------------------------ views of a graph
 
 
 class DataSpace(NamedTuple):

@@ -34,10 +34,10 @@ NID: Final = "_ID"
 EID: Final = "_ID"
 NTYPE: Final = "_TYPE"
 ETYPE: Final = "_TYPE"
-
 _MAX_BYTES = 1024
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _FULL = slice(None, None, None)
+Key = TypeVar("Key")
 
 
 class _All:
@@ -262,6 +262,9 @@ def joined_name(names: Iterable[str]) -> str:
 _MAX_INT32 = 2**31 - 1
 
 
+# ------------------------------------------------------------------ ids
+
+
 def check_idtype(idtype: Any) -> torch.dtype:
     """Return ``idtype`` if ids can have it."""
     if idtype not in INDEX_DTYPES:
@@ -367,7 +370,7 @@ def check_fits(count: int, idtype: torch.dtype, what: str) -> None:
         )
 
 
-Key = TypeVar("Key")
+# ------------------------------------------------------------------ numbers of batches
 
 
 def read_batch_counts(given: Any, names: Sequence[Key], what: str) -> dict[Key, Tensor]:
@@ -420,6 +423,9 @@ def kept_counts(counts: Tensor, kept: Tensor) -> Tensor:
     ends = torch.cat([kept.new_zeros(1, dtype=torch.int64), kept.long().cumsum(0)])
     stops = counts.to(kept.device).cumsum(0)
     return ends[stops] - ends[stops - counts.to(kept.device)]
+
+
+# ------------------------------------------------------------------ edges
 
 
 @dataclass(frozen=True)

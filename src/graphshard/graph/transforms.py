@@ -38,6 +38,12 @@ from .structure import (
 )
 
 _REDUCES = ("sum", "mean", "max", "min")
+_AGGREGATORS = ("arbitrary", "sum", "mean")
+_Numbering = tuple[dict[str, Tensor], dict[str, Tensor]]
+"""Per node type: the nodes that are kept, in order; and for every node its place there, or -1."""
+
+
+# ------------------------------------------------------------------ edges, on the same nodes
 
 
 def add_self_loop(
@@ -262,40 +268,6 @@ def reverse(
     return new_graph
 
 
-# ---------------------------------------------------------------- shared with the other transforms
-
-
-def check_plain(g: Graph, name: str) -> None:
-    """Raise unless every node type of the graph is one set of nodes.
-
-    Raises:
-        ValueError: ``g`` is a block, or a slice that merges node types.
-    """
-    if g.is_block or len(set(g.ntypes)) < len(g.ntypes):
-        kind = "a block" if g.is_block else f"a slice whose node types are {g.ntypes}"
-        raise GraphValueError(
-            f"{name} takes a graph in which every node type is one set of nodes (got {kind})"
-        )
-
-
-def node_counts(g: Graph) -> dict[str, int]:
-    """Number of nodes of each type, in the graph's order of types."""
-    return {ntype: g.num_nodes(ntype) for ntype in g.ntypes}
-
-
-def share_nodes(g: Graph, new: Graph) -> None:
-    """Give ``new`` the node features of ``g``."""
-    for ntype in g.ntypes:
-        fields = new.nodes[ntype].data
-        fields.update(g.nodes[ntype].data)
-
-
-def select_fields(old: Any, new: Any, rows: Tensor) -> None:
-    """Give ``new`` the chosen rows of every feature of ``old``."""
-    for name, value in old.items():
-        new[name] = value.index_select(0, rows)
-
-
 def _with_relation(
     g: Graph, changed: CanonicalEType, adj: Adjacency, values: dict[str, Tensor]
 ) -> Graph:
@@ -325,7 +297,7 @@ def _check_one_type(etype: CanonicalEType, name: str, cure: str = "") -> None:
         )
 
 
-_AGGREGATORS = ("arbitrary", "sum", "mean")
+# ------------------------------------------------------------------ fewer rows, same meaning
 
 
 def to_simple(
@@ -539,6 +511,9 @@ def neighbor_matching(
     return torch.unique(made, return_inverse=True)[1].to(graph.idtype) if relabel_idx else made
 
 
+# ------------------------------------------------------------------ parts
+
+
 def in_subgraph(
     graph: Graph,
     nodes: Any,
@@ -703,10 +678,6 @@ def node_subgraph(
     return _build(graph, eids, numbering, store_ids, sources).to(output_device)
 
 
-_Numbering = tuple[dict[str, Tensor], dict[str, Tensor]]
-"""Per node type: the nodes that are kept, in order; and for every node its place there, or -1."""
-
-
 def _from_edges(
     g: Graph, eids: dict[CanonicalEType, Tensor], relabel_nodes: bool, store_ids: bool
 ) -> Graph:
@@ -787,6 +758,9 @@ def _ids_of(g: Graph, ids: Any, count: int, one: str, many: str) -> Tensor:
 
 def _no_ids(g: Graph) -> Tensor:
     return torch.empty(0, dtype=g.idtype, device=g.device)
+
+
+# ------------------------------------------------------------------ added and taken away
 
 
 def add_nodes(
@@ -1026,6 +1000,9 @@ def _node_frames(g: Graph) -> dict[tuple[str, int, int], Any]:
     return frames
 
 
+# ------------------------------------------------------------------ types as numbers
+
+
 @overload
 def to_homogeneous(
     g: Graph,
@@ -1253,3 +1230,37 @@ def _triple(key: int, ntypes: Sequence[str], etypes: Sequence[str]) -> Canonical
     middle, destination = divmod(key, len(ntypes))
     source, name = divmod(middle, len(etypes))
     return ntypes[source], etypes[name], ntypes[destination]
+
+
+# ------------------------------------------------------------------ shared
+
+
+def check_plain(g: Graph, name: str) -> None:
+    """Raise unless every node type of the graph is one set of nodes.
+
+    Raises:
+        ValueError: ``g`` is a block, or a slice that merges node types.
+    """
+    if g.is_block or len(set(g.ntypes)) < len(g.ntypes):
+        kind = "a block" if g.is_block else f"a slice whose node types are {g.ntypes}"
+        raise GraphValueError(
+            f"{name} takes a graph in which every node type is one set of nodes (got {kind})"
+        )
+
+
+def node_counts(g: Graph) -> dict[str, int]:
+    """Number of nodes of each type, in the graph's order of types."""
+    return {ntype: g.num_nodes(ntype) for ntype in g.ntypes}
+
+
+def share_nodes(g: Graph, new: Graph) -> None:
+    """Give ``new`` the node features of ``g``."""
+    for ntype in g.ntypes:
+        fields = new.nodes[ntype].data
+        fields.update(g.nodes[ntype].data)
+
+
+def select_fields(old: Any, new: Any, rows: Tensor) -> None:
+    """Give ``new`` the chosen rows of every feature of ``old``."""
+    for name, value in old.items():
+        new[name] = value.index_select(0, rows)

@@ -26,7 +26,9 @@ _MASK = 0xFFFFFFFF
 _FIRST = 0x7FEB352D
 _SECOND = 0x846CA68B
 _HEAD_STEP = 0x9E3779B9
-
+SCORES = ("additive", "joint", "dot")
+OPERANDS = ("values", "src", "dst", "edge", "vector", "factor")
+_HALF = (torch.float16, torch.bfloat16)
 WordT = TypeVar("WordT", int, Tensor)
 
 
@@ -123,11 +125,6 @@ def _mixed(word: WordT) -> WordT:
     word = (word ^ word >> 16) * _FIRST & _MASK
     word = (word ^ word >> 15) * _SECOND & _MASK
     return word ^ word >> 16
-
-
-SCORES = ("additive", "joint", "dot")
-OPERANDS = ("values", "src", "dst", "edge", "vector", "factor")
-_HALF = (torch.float16, torch.bfloat16)
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:

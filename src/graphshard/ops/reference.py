@@ -42,6 +42,15 @@ from .counter_random import (
 )
 
 _HALF = (torch.float16, torch.bfloat16)
+MESSAGE_ELEMENTS = 1 << 24
+"""Elements of the messages that may exist at a time."""
+_BAG_DTYPES = (torch.float32, torch.float64)
+_NO_LIMIT = 2**31 - 1
+_EDGES_AT_ONCE = 1 << 20
+"""Weights and shared numbers are looked at edge by edge; so many edges are held at a time."""
+
+
+# ------------------------------------------------------------------ operators on edges
 
 
 def gspmm(
@@ -201,10 +210,7 @@ def _take_argmax(messages: Tensor, arg: Tensor) -> Tensor:
     return torch.where(arg < 0, 0.0, messages.gather(0, arg.clamp(min=0)))
 
 
-MESSAGE_ELEMENTS = 1 << 24
-"""Elements of the messages that may exist at a time."""
-
-_BAG_DTYPES = (torch.float32, torch.float64)
+# ------------------------------------------------------------------ some edges at a time
 
 
 def spmm(
@@ -426,9 +432,7 @@ def _attention_elements(a: Attention) -> int:
     return a.heads * max(a.dim, a.score_dim, 1)
 
 
-_NO_LIMIT = 2**31 - 1
-_EDGES_AT_ONCE = 1 << 20
-"""Weights and shared numbers are looked at edge by edge; so many edges are held at a time."""
+# ------------------------------------------------------------------ draws
 
 
 @dataclass(frozen=True)

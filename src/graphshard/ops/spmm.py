@@ -34,8 +34,11 @@ from ._broadcast import RowLoop, Shape, copy_loop, dot_loop, row_loop, row_place
 from ._check import Operand
 from ._dispatch import triton_for
 
+_HALF = (torch.float16, torch.bfloat16)
 SPMM_OPS = ("add", "sub", "mul", "div", "copy_lhs", "copy_rhs")
+SDDMM_OPS = ("add", "sub", "mul", "div", "dot", "copy_lhs", "copy_rhs")
 REDUCES = ("sum", "mean", "max", "min")
+TARGETS = ("u", "v", "e")
 
 
 def gspmm(
@@ -247,10 +250,6 @@ def _checked_messages(
     return adj, lhs, rhs
 
 
-SDDMM_OPS = ("add", "sub", "mul", "div", "dot", "copy_lhs", "copy_rhs")
-TARGETS = ("u", "v", "e")
-
-
 def gsddmm(
     adj: Adjacency | HasAdjacency,
     op: str,
@@ -406,118 +405,6 @@ def _has_whole_rows(out: Tensor) -> bool:
     return out.shape[0] > 0 and out[0].is_contiguous() and _check.is_plain(out)
 
 
-_HALF = (torch.float16, torch.bfloat16)
-
-
-def _argmax_backward(
-    adj: Adjacency,
-    op: str,
-    grad: Tensor,
-    arg: Tensor,
-    operands: tuple[Operand, Operand],
-    shapes: tuple[torch.Size | None, torch.Size | None],
-    wanted: tuple[bool, bool],
-) -> tuple[Operand, Operand]:
-    """Gradients of max or min: each element goes to the edge that it came from, and to no other.
-
-    Differentiable in ``grad`` and the operands.
-
-    Args:
-        adj: The edges.
-        op: The operator that made the messages.
-        grad: [num_dst, ...] gradient of the result.
-        arg: Ids of the edges that have the maximum, same shape; -1 for none.
-        operands: Source rows and edge rows, each where ``op`` scales by it.
-        shapes: Those of the source rows and the edge rows; None where ``op`` does not look at them.
-        wanted: Whether to compute the gradient of each.
-
-    Returns:
-        Gradients of the source rows and the edge rows, where wanted.
-    """
-    on_gpu = None
-    if not torch.is_grad_enabled():  # the gradient will not be differentiated
-        rows = tuple(None if shape is None else tuple(shape[1:]) for shape in shapes)
-        grads = _compute_argmax_backward(adj, op, grad, arg, operands, (rows[0], rows[1]), wanted)
-        if grads is not None:
-            return grads
-        on_gpu = triton_for(grad.device, grad.dtype)
-    lhs_shape, rhs_shape = shapes
-    if adj.num_edges == 0:
-        lhs_grad = grad.new_zeros(lhs_shape) if wanted[0] and lhs_shape is not None else None
-        rhs_grad = grad.new_zeros(rhs_shape) if wanted[1] and rhs_shape is not None else None
-        return lhs_grad, rhs_grad
-    lhs_grad = None
-    if wanted[0] and on_gpu is not None:
-        assert lhs_shape is not None
-        lhs_grad = _sum_by_source(on_gpu, adj, op, grad, arg, operands[1], tuple(lhs_shape[1:]))
-        if not wanted[1]:
-            return lhs_grad, None
-    present = arg >= 0
-    edge = arg.clamp(min=0).long()
-    grad = torch.where(present, grad, 0.0)
-    shape = tuple(arg.shape[1:])
-
-    def places(row: tuple[int, ...], owner: Tensor) -> Tensor:
-        return owner * math.prod(row) + row_places(row, shape, arg.device)
-
-    lhs_places = rhs_places = edge
-    if lhs_shape is not None:
-        lhs_places = places(tuple(lhs_shape[1:]), adj.coo()[0].long()[edge])
-    if rhs_shape is not None:
-        rhs_places = places(tuple(rhs_shape[1:]), edge)
-    # Where there is no edge, 1: whatever is stored there must not turn 0 into NaN.
-    lhs, rhs = operands
-    lhs_taken = None if lhs is None else torch.where(present, lhs.reshape(-1)[lhs_places], 1.0)
-    rhs_taken = None if rhs is None else torch.where(present, rhs.reshape(-1)[rhs_places], 1.0)
-    rhs_grad = None
-    if wanted[0] and lhs_grad is None:
-        assert lhs_shape is not None
-        share = grad
-        if rhs_taken is not None:
-            share = grad * rhs_taken if op == "mul" else grad / rhs_taken
-        lhs_grad = _put(share, lhs_places, lhs_shape)
-    if wanted[1]:
-        assert rhs_shape is not None
-        share = -grad if op == "sub" else grad
-        if op == "mul":
-            assert lhs_taken is not None
-            share = grad * lhs_taken
-        elif op == "div":
-            assert lhs_taken is not None
-            assert rhs_taken is not None
-            share = -grad * lhs_taken / (rhs_taken * rhs_taken)
-        rhs_grad = _put(share, rhs_places, rhs_shape)
-    return lhs_grad, rhs_grad
-
-
-def _sum_by_source(
-    on_gpu: Any,
-    adj: Adjacency,
-    op: str,
-    grad: Tensor,
-    arg: Tensor,
-    rhs: Operand,
-    row: tuple[int, ...],
-) -> Tensor:
-    """The gradient of source rows as a sum over out-edges, each for the maxima that it gave."""
-    wide = grad.float() if grad.dtype in _HALF and row != tuple(grad.shape[1:]) else grad
-    op = op if op in ("mul", "div") else "copy_lhs"
-    rhs = None if rhs is None else rhs.detach().to(wide.dtype)
-    share, _ = on_gpu.spmm(adj.reverse(), op, "sum", wide, rhs, arg)
-    return sum_to_row(share, row).to(grad.dtype)
-
-
-def _put(values: Tensor, places: Tensor, shape: torch.Size) -> Tensor:
-    """Sum ``values`` into zeros of ``shape`` at flat ``places``, in order."""
-    wide = values.float() if values.dtype in _HALF else values
-    zeros, where, flat = wide.new_zeros(math.prod(shape)), places.reshape(-1), wide.reshape(-1)
-    if values.is_cuda:  # sorts; scatter_add would add by atomics, in no fixed order
-        out = zeros.index_put((where,), flat, accumulate=True)
-    else:
-        out = zeros.scatter_add(0, where, flat)
-    return out.reshape(shape).to(values.dtype)
-
-
 def merge_best(
     best: Tensor, edge: Tensor, value: Tensor, arg: Tensor, ids: Tensor | None, none: int, op: str
 ) -> None:
@@ -612,6 +499,9 @@ def _checked_best(
     else:
         _check.check_narrows("arg", arg, edge.dtype)
     return best, edge, _check.apart(value, best, edge), _check.apart(arg, best, edge), ids
+
+
+# ------------------------------------------------------------------ gradients
 
 
 def _tracked(*values: Operand) -> bool:
@@ -869,6 +759,118 @@ def _align(lhs: Tensor, rhs: Tensor) -> tuple[Tensor, Tensor]:
     dim = max(lhs.dim(), rhs.dim())
     lhs = lhs.reshape(lhs.shape[0], *[1] * (dim - lhs.dim()), *lhs.shape[1:])
     return lhs, rhs.reshape(rhs.shape[0], *[1] * (dim - rhs.dim()), *rhs.shape[1:])
+
+
+def _argmax_backward(
+    adj: Adjacency,
+    op: str,
+    grad: Tensor,
+    arg: Tensor,
+    operands: tuple[Operand, Operand],
+    shapes: tuple[torch.Size | None, torch.Size | None],
+    wanted: tuple[bool, bool],
+) -> tuple[Operand, Operand]:
+    """Gradients of max or min: each element goes to the edge that it came from, and to no other.
+
+    Differentiable in ``grad`` and the operands.
+
+    Args:
+        adj: The edges.
+        op: The operator that made the messages.
+        grad: [num_dst, ...] gradient of the result.
+        arg: Ids of the edges that have the maximum, same shape; -1 for none.
+        operands: Source rows and edge rows, each where ``op`` scales by it.
+        shapes: Those of the source rows and the edge rows; None where ``op`` does not look at them.
+        wanted: Whether to compute the gradient of each.
+
+    Returns:
+        Gradients of the source rows and the edge rows, where wanted.
+    """
+    on_gpu = None
+    if not torch.is_grad_enabled():  # the gradient will not be differentiated
+        rows = tuple(None if shape is None else tuple(shape[1:]) for shape in shapes)
+        grads = _compute_argmax_backward(adj, op, grad, arg, operands, (rows[0], rows[1]), wanted)
+        if grads is not None:
+            return grads
+        on_gpu = triton_for(grad.device, grad.dtype)
+    lhs_shape, rhs_shape = shapes
+    if adj.num_edges == 0:
+        lhs_grad = grad.new_zeros(lhs_shape) if wanted[0] and lhs_shape is not None else None
+        rhs_grad = grad.new_zeros(rhs_shape) if wanted[1] and rhs_shape is not None else None
+        return lhs_grad, rhs_grad
+    lhs_grad = None
+    if wanted[0] and on_gpu is not None:
+        assert lhs_shape is not None
+        lhs_grad = _sum_by_source(on_gpu, adj, op, grad, arg, operands[1], tuple(lhs_shape[1:]))
+        if not wanted[1]:
+            return lhs_grad, None
+    present = arg >= 0
+    edge = arg.clamp(min=0).long()
+    grad = torch.where(present, grad, 0.0)
+    shape = tuple(arg.shape[1:])
+
+    def places(row: tuple[int, ...], owner: Tensor) -> Tensor:
+        return owner * math.prod(row) + row_places(row, shape, arg.device)
+
+    lhs_places = rhs_places = edge
+    if lhs_shape is not None:
+        lhs_places = places(tuple(lhs_shape[1:]), adj.coo()[0].long()[edge])
+    if rhs_shape is not None:
+        rhs_places = places(tuple(rhs_shape[1:]), edge)
+    # Where there is no edge, 1: whatever is stored there must not turn 0 into NaN.
+    lhs, rhs = operands
+    lhs_taken = None if lhs is None else torch.where(present, lhs.reshape(-1)[lhs_places], 1.0)
+    rhs_taken = None if rhs is None else torch.where(present, rhs.reshape(-1)[rhs_places], 1.0)
+    rhs_grad = None
+    if wanted[0] and lhs_grad is None:
+        assert lhs_shape is not None
+        share = grad
+        if rhs_taken is not None:
+            share = grad * rhs_taken if op == "mul" else grad / rhs_taken
+        lhs_grad = _put(share, lhs_places, lhs_shape)
+    if wanted[1]:
+        assert rhs_shape is not None
+        share = -grad if op == "sub" else grad
+        if op == "mul":
+            assert lhs_taken is not None
+            share = grad * lhs_taken
+        elif op == "div":
+            assert lhs_taken is not None
+            assert rhs_taken is not None
+            share = -grad * lhs_taken / (rhs_taken * rhs_taken)
+        rhs_grad = _put(share, rhs_places, rhs_shape)
+    return lhs_grad, rhs_grad
+
+
+def _sum_by_source(
+    on_gpu: Any,
+    adj: Adjacency,
+    op: str,
+    grad: Tensor,
+    arg: Tensor,
+    rhs: Operand,
+    row: tuple[int, ...],
+) -> Tensor:
+    """The gradient of source rows as a sum over out-edges, each for the maxima that it gave."""
+    wide = grad.float() if grad.dtype in _HALF and row != tuple(grad.shape[1:]) else grad
+    op = op if op in ("mul", "div") else "copy_lhs"
+    rhs = None if rhs is None else rhs.detach().to(wide.dtype)
+    share, _ = on_gpu.spmm(adj.reverse(), op, "sum", wide, rhs, arg)
+    return sum_to_row(share, row).to(grad.dtype)
+
+
+def _put(values: Tensor, places: Tensor, shape: torch.Size) -> Tensor:
+    """Sum ``values`` into zeros of ``shape`` at flat ``places``, in order."""
+    wide = values.float() if values.dtype in _HALF else values
+    zeros, where, flat = wide.new_zeros(math.prod(shape)), places.reshape(-1), wide.reshape(-1)
+    if values.is_cuda:  # sorts; scatter_add would add by atomics, in no fixed order
+        out = zeros.index_put((where,), flat, accumulate=True)
+    else:
+        out = zeros.scatter_add(0, where, flat)
+    return out.reshape(shape).to(values.dtype)
+
+
+# ------------------------------------------------------------------ without autograd
 
 
 def _compute_spmm(

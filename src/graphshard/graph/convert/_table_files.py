@@ -23,12 +23,21 @@ from torch import Tensor
 
 from ..._base.files import check_regular, check_text
 
+NamedColumn: TypeAlias = tuple[str, Any]
 _COMMENT = "#"
 _DELIMITERS = "\t;,| "
 _LOOKED_AT = 1 << 16
 """Bytes at the top of a CSV file that tell what it is, once it could not be read."""
 _REAL = re.compile(r"[+-]?[0-9.]+(e[+-]?[0-9]+)?", re.IGNORECASE)
 _WHOLE = r"^\s*[+-]?[0-9]+\s*$"
+_INTEGER = r"^(0|-?[1-9][0-9]{0,99})$"
+"""An integer as a program writes it: text such as 007 or +1 stays text, or names would merge."""
+_DIGITS = r"^\s*-?[0-9]+\s*$"
+_INT64_MAX = 2**63 - 1
+_NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
+
+
+# ------------------------------------------------------------------ files
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -271,13 +280,7 @@ def _edge_table(
     )
 
 
-NamedColumn: TypeAlias = tuple[str, Any]
-
-_INTEGER = r"^(0|-?[1-9][0-9]{0,99})$"
-"""An integer as a program writes it: text such as 007 or +1 stays text, or names would merge."""
-_DIGITS = r"^\s*-?[0-9]+\s*$"
-_INT64_MAX = 2**63 - 1
-_NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
+# ------------------------------------------------------------------ columns
 
 
 def integer_ids(
