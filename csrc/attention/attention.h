@@ -32,7 +32,7 @@ namespace graphshard {
 enum class Score { kAdditive, kJoint, kDot };
 
 // Which entries are dropped is a function of (seed, key of the edge, head): see
-// ops/sampling/_edge_mask.py, which says the same in torch.
+// ops/_attention_rule.py, which says the same in torch.
 struct EdgeMask {
   uint64_t threshold;  // a hash of 32 bits below it drops the entry; 0 for no dropout
   uint32_t edge_seed;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Drawing edges of rows at random. What is drawn for a row does not depend on the other rows or on
-// the number of threads; ops/sampling/_draw_reference.py says the same in torch, bit for bit.
+// the number of threads; ops/reference.py says the same in torch, bit for bit.
 
 #pragma once
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Draws that look at every edge of a row: by weight, and LABOR. See ops/sampling/_draw_reference.py
+// Draws that look at every edge of a row: by weight, and LABOR. See ops/reference.py
 // for the algorithms.
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Random numbers that are functions of a key, an id and a counter. ops/sampling/_random.py says the
+// Random numbers that are functions of a key, an id and a counter. ops/counter_random.py says the
 // same in torch, bit for bit: hence integers, or doubles with + - * / in a written order and
 // nothing contracted (these sources are compiled with -ffp-contract=off).
 

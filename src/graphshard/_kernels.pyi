@@ -4,7 +4,7 @@
 Arrays are contiguous CPU tensors: values float32, float64 or bfloat16, ids int32 or int64, each of
 one dtype throughout a call. Rows are flattened to [rows, width]. `eids` is None where an edge's
 position is its id. A row loop is (lhs_offsets, rhs_offsets, inner, lhs_step, rhs_step), see
-ops/spmm/_broadcast.py.
+ops/_broadcast.py.
 
 Every function checks the types, shapes and lengths of arrays, that what is written to is writable,
 and that an indptr ascends from 0 to the number of edges: a ValueError or TypeError where not. Ids

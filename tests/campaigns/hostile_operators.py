@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from graphshard import ops
-from graphshard.ops import NAMED
 
 Call = tuple[Callable[..., Any], dict[str, Any]]
 Recipe = Callable[[random.Random], Call]
@@ -24,7 +23,7 @@ NOT_CALLED = {
 }  # fmt: skip
 #: Public, and other operators that are tried here under other names or on other arguments; they
 #: reach no kernel of their own.
-MADE_OF_OTHERS = {*NAMED, "gather_mm", "segment_mm", "segment_reduce", "segment_softmax"}
+MADE_OF_OTHERS = {"gather_mm", "segment_mm", "segment_reduce", "segment_softmax"}
 VALUES = (torch.float32, torch.float64, torch.bfloat16)
 
 
@@ -89,7 +88,7 @@ def gradients(result: Tensor, grad: Any, *inputs: Any) -> tuple[Any, ...]:
 
 def gspmm(rng: random.Random) -> Call:
     adj = graph(rng)
-    op, reduce = rng.choice(ops.spmm._gspmm.OPS), rng.choice(ops.spmm._gspmm.REDUCES)
+    op, reduce = rng.choice(ops.spmm.SPMM_OPS), rng.choice(ops.spmm.REDUCES)
     given = operands(rng, adj)
 
     def run(adj: Any, op: Any, reduce: Any, lhs: Any, rhs: Any, grad: Any) -> Any:
@@ -101,7 +100,7 @@ def gspmm(rng: random.Random) -> Call:
 
 
 def gspmm_add(rng: random.Random) -> Call:
-    adj, op = graph(rng), rng.choice(ops.spmm._gspmm.OPS)
+    adj, op = graph(rng), rng.choice(ops.spmm.SPMM_OPS)
     given = operands(rng, adj)
     out = draws(rng, given["lhs"].dtype, adj.num_dst, *row_of(given, op))
     return ops.gspmm_add, {"out": out, "adj": adj, "op": op, **given}
@@ -109,7 +108,7 @@ def gspmm_add(rng: random.Random) -> Call:
 
 def gspmm_arg(rng: random.Random) -> Call:
     adj = graph(rng)
-    given = {"op": rng.choice(ops.spmm._gspmm.OPS), "reduce": rng.choice(("max", "min"))}
+    given = {"op": rng.choice(ops.spmm.SPMM_OPS), "reduce": rng.choice(("max", "min"))}
     return ops.gspmm_arg, {"adj": adj, **given, **operands(rng, adj)}
 
 
@@ -122,7 +121,7 @@ def gspmm_arg_backward(rng: random.Random) -> Call:
 
 
 def gsddmm(rng: random.Random) -> Call:
-    adj, op, dtype = graph(rng), rng.choice(ops.spmm._gsddmm.OPS), rng.choice(VALUES)
+    adj, op, dtype = graph(rng), rng.choice(ops.spmm.SDDMM_OPS), rng.choice(VALUES)
     counts = {"u": adj.num_src, "v": adj.num_dst, "e": adj.num_edges}
     targets = {"lhs_target": rng.choice("uve"), "rhs_target": rng.choice("uve")}
     row = rng.choice(((), (1,), (4,), (8,), (2, 3), (70,)))

@@ -11,7 +11,7 @@ import pytest
 import torch
 from graph_oracle import gs, typed_pair
 
-from graphshard.graph.frame._frame import Frame, OverlayView, RowsView, Scheme
+from graphshard.graph.frame import Frame, OverlayView, RowsView, Scheme
 
 
 def frame() -> Frame:

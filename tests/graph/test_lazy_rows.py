@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from graphshard.graph import create_block, graph
-from graphshard.graph.frame._frame import Frame
-from graphshard.graph.frame._lazy import LazyRows
+from graphshard.graph.frame import Frame, LazyRows
 
 
 def lazy_frame(source: torch.Tensor) -> Frame:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +15,8 @@ from graph_oracle import assert_same_graph, dgl, dgl_quiet, gs, plain_pair, rand
 import graphshard
 import graphshard.dgl
 from graphshard.errors import DGLError
+
+functions = importlib.import_module("graphshard.graph")
 
 Change = Callable[[Any], Any]
 
@@ -212,10 +216,23 @@ def test_questions_that_functions_answer() -> None:
     assert torch.equal(weighted[0, 1], ours.edges["follows"].data["w"][0])
 
 
+@pytest.mark.parametrize(
+    "name",
+    """reverse add_self_loop remove_self_loop to_simple subgraph edge_subgraph in_subgraph
+    out_subgraph to_networkx to_dgl add_nodes add_edges remove_nodes remove_edges""".split(),
+)
+def test_methods_take_what_the_functions_take(name: str) -> None:
+    function = getattr(functions, "node_subgraph" if name == "subgraph" else name)
+    ours, its = (
+        [(p.name, p.kind, p.default) for p in inspect.signature(f).parameters.values()][1:]
+        for f in (getattr(gs.Graph, name), function)
+    )
+    assert ours == its
+
+
 def test_methods_are_the_functions() -> None:
     g, _ = plain_pair()
-    assert g.reverse.func is graphshard.dgl.reverse
-    assert gs.Graph.subgraph is graphshard.node_subgraph
-    assert_same_graph(g.add_self_loop(), graphshard.add_self_loop(g))
+    assert_same_graph(g.reverse(), functions.reverse(g))
+    assert_same_graph(g.add_self_loop(), functions.add_self_loop(g))
     with pytest.raises(DGLError, match="takes a graph in which every node type is one set"):
         graphshard.create_block(([0], [0])).add_nodes(1)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from graph_oracle import dgl, fn, gs, plain_pair, rand, typed_pair
 
-from graphshard.graph.frame._frame import Frame
+from graphshard.graph.frame import Frame
 from graphshard.graph.structure import Schema
 
 # ---------------------------------------------------------------------------------- scopes

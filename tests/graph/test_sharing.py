@@ -11,6 +11,8 @@ import pytest
 import torch
 from graph_oracle import assert_same_graph, gs, typed_pair
 
+from graphshard.dgl import batch
+
 
 def through(graph: Any) -> Any:
     return pickle.loads(bytes(ForkingPickler.dumps(graph)))  # noqa: S301
@@ -27,7 +29,7 @@ def test_processes_share_a_graph(run_all: bool) -> None:
     context = torch.multiprocessing.get_context("spawn" if run_all else "fork")
     requests, results = context.Queue(), context.Queue()
     typed, _ = typed_pair()
-    both = gs.batch([gs.graph(([0, 1], [1, 2])), gs.graph(([0], [1]))])
+    both = batch([gs.graph(([0, 1], [1, 2])), gs.graph(([0], [1]))])
     both.ndata["h"] = torch.zeros(5)
     process = context.Process(target=answer, args=(typed, requests, results))
     process.start()

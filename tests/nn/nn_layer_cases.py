@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
-import graphshard.nn
+import graphshard.dgl.nn
 from graphshard._base.typing import CanonicalEType
 
 IN_FEATS = 6
@@ -69,7 +69,7 @@ class LayerCase:
     attention: bool = False
 
     def make(
-        self, canonical_etypes: Sequence[CanonicalEType] = (), namespace: Any = graphshard.nn
+        self, canonical_etypes: Sequence[CanonicalEType] = (), namespace: Any = graphshard.dgl.nn
     ) -> nn.Module:
         """The layer, its parameters drawn from torch's default generator."""
         layer = self.build(namespace, canonical_etypes)

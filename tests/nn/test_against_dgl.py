@@ -13,6 +13,7 @@ from dgl_oracle import BLOCKS, GRAPHS, HETERO, HETERO_NODES, Edges, compare, dgl
 from nn_layer_cases import IN_FEATS, LayerCase, nn_layer_cases
 from torch import Tensor
 
+import graphshard.dgl.nn
 import graphshard.nn
 from graphshard.graph import create_block, heterograph
 
@@ -155,7 +156,7 @@ def test_edge_weight_norm(norm: Any, eps: float, dtype: torch.dtype, bipartite: 
         weight = 0.5 + torch.rand(len(edges.src), dtype=dtype, generator=torch.manual_seed(0))
         results = []
         graphs = edges.blocks() if bipartite else edges.graphs()
-        for lib, graph in zip((graphshard.nn, dgl_nn), graphs, strict=True):
+        for lib, graph in zip((graphshard.dgl.nn, dgl_nn), graphs, strict=True):
             leaf = weight.clone().requires_grad_()
             with warnings.catch_warnings():
                 if lib is dgl_nn:  # it warns when a user-defined function meets no edges

@@ -95,7 +95,7 @@ OF_LINEAR = {
 
 def changes() -> Iterator[Any]:
     for case in nn_layer_cases("plain"):
-        for name, part in case.make((), graphshard.nn).named_children():
+        for name, part in case.make().named_children():
             if isinstance(part, nn.LSTM) or "weighted" in case.name:
                 continue
             of_part = CHANGES | (OF_LINEAR if type(part) is nn.Linear else {})
@@ -108,7 +108,7 @@ def test_a_changed_part(
     case: LayerCase, part: str, change: Callable[[nn.Module, str], None]
 ) -> None:
     torch.manual_seed(0)
-    layers = case.make((), graphshard.nn), case.make((), dgl_nn)
+    layers = case.make(), case.make((), dgl_nn)
     for layer in layers:
         change(layer.double(), part)
         layer.eval()  # spectral norms would go on with their iteration

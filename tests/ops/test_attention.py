@@ -27,7 +27,7 @@ from graphshard import ops
 from graphshard.ops import Adjacency, Attention, EdgeMask, reference
 from graphshard.ops._attention_rule import OPERANDS
 from graphshard.ops.attention import compute
-from graphshard.ops.attention._finish import begin_backward, finish, finish_
+from graphshard.ops.attention.compute import begin_backward, finish, finish_
 
 ANY = pytest.mark.parametrize("case", CASES, ids=str)
 
@@ -408,8 +408,6 @@ def test_head_products(way: str) -> None:
         ops.head_products(torch.ones(2, 3), torch.ones(3), torch.ones(3))
 
 
-@pytest.mark.parametrize(
-    "module", ["attention._attention", "_attention_rule", "sampling._edge_mask"]
-)
+@pytest.mark.parametrize("module", ["attention._attention", "_attention_rule", "sampling", "spmm"])
 def test_examples_in_the_docs_run(module: str) -> None:
     assert doctest.testmod(importlib.import_module(f"graphshard.ops.{module}")).failed == 0

@@ -16,8 +16,7 @@ import torch
 from scipy.stats import chi2, chisquare
 from torch import Tensor
 
-from graphshard.ops import draw_neighbors
-from graphshard.ops.sampling import _random
+from graphshard.ops import counter_random, draw_neighbors
 
 NUM_DRAWS = 20_000
 LEAST_P = 1e-3
@@ -211,12 +210,14 @@ def test_random_words_against_plain_integers() -> None:
         word = (word ^ word >> 27) * 0x94D049BB133111EB % 2**64
         return word ^ word >> 31
 
-    assert [w % 2**64 for w in _random.mix(tensor).tolist()] == [mix(w) for w in words]
+    assert [w % 2**64 for w in counter_random.mix(tensor).tolist()] == [mix(w) for w in words]
     for bound in (1, 7, 2**20 + 3, 2**31 - 1):
-        assert _random.below(tensor, bound).tolist() == [w * bound >> 64 for w in words]
-    assert _random.unit(tensor).tolist() == [(w >> 11) / 2**53 for w in words]
-    state = _random.states(_random.key_state(-3, _random.ROW_DOMAIN), torch.arange(100_000))
+        assert counter_random.below(tensor, bound).tolist() == [w * bound >> 64 for w in words]
+    assert counter_random.unit(tensor).tolist() == [(w >> 11) / 2**53 for w in words]
+    state = counter_random.states(
+        counter_random.key_state(-3, counter_random.ROW_DOMAIN), torch.arange(100_000)
+    )
     u = np.array([((w % 2**64 >> 11) + 1) / 2**53 for w in state.tolist()])
-    found = _random.exponential(state).numpy()
+    found = counter_random.exponential(state).numpy()
     np.testing.assert_allclose(found, -np.log(u), rtol=2e-15)
-    assert _random.exponential(tensor[3:4]).item() == 0
+    assert counter_random.exponential(tensor[3:4]).item() == 0

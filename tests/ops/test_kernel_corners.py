@@ -20,7 +20,6 @@ from forked_programs import run_program
 from graphshard import ops
 from graphshard._base.kernels import LARGE_BYTES
 from graphshard.ops import reference
-from graphshard.ops.spmm import fallback
 
 HUB = 3
 NUM_SRC, NUM_DST = 300, 40
@@ -302,17 +301,17 @@ def test_slices_of_the_fallback_give_one_result(monkeypatch: pytest.MonkeyPatch)
 
     def results() -> list[Tensor]:
         found = [
-            fallback.sddmm(adj, "dot", lhs, at_dst, "u", "v"),
-            fallback.sddmm(adj, "mul", rhs, lhs, "e", "u"),
+            reference.sddmm(adj, "dot", lhs, at_dst, "u", "v"),
+            reference.sddmm(adj, "mul", rhs, lhs, "e", "u"),
         ]
         for op in ("mul", "copy_rhs"):
             for reduce in ("sum", "mean", "max", "min"):
-                out, arg = fallback.spmm(adj, op, reduce, lhs, rhs)
+                out, arg = reference.spmm(adj, op, reduce, lhs, rhs)
                 found += [out] if arg is None else [out, arg]
         return found
 
     whole = results()
-    monkeypatch.setattr(fallback, "MESSAGE_ELEMENTS", 600)
+    monkeypatch.setattr(reference, "MESSAGE_ELEMENTS", 600)
     for a, b in zip(whole, results(), strict=True):
         torch.testing.assert_close(a, b)
 

@@ -26,7 +26,7 @@ from graphshard.dgl.dataloading import (
     NeighborSampler,
     negative_sampler,
 )
-from graphshard.graph.frame._lazy import LazyRows
+from graphshard.graph.frame import LazyRows
 from graphshard.partition import partition_graph
 from graphshard.sampling import DataLoader as ShardedLoader
 from graphshard.sampling import DistNeighborSampler, MiniBatch

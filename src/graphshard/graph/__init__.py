@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Graphs, their features, and the message-passing protocol that every layer is written against."""
 
-from . import _sharing  # noqa: F401 (registers graphs with multiprocessing)
 from ._block import Block, create_block, to_block
 from ._graph import Graph, graph, heterograph
 from .convert import (

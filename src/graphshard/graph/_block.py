@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import torch
@@ -19,9 +20,8 @@ from .._base.typing import DEFAULT_CANONICAL_ETYPE, DEFAULT_NTYPE, CanonicalETyp
 from ..errors import GraphTypeError, GraphValueError
 from ..ops import Adjacency
 from ._graph import Graph
-from ._methods import GraphMethods
 from .frame import Frame
-from .message_passing import check_relations, edge_frame
+from .message_passing import LocalGraph, check_relations, edge_frame, parts_to_send
 from .structure import (
     EID,
     NID,
@@ -36,7 +36,7 @@ from .structure import (
 )
 
 
-class Block(GraphMethods):
+class Block(LocalGraph):
     """Edges from source nodes to destination nodes, which are numbered separately.
 
     Args:
@@ -87,6 +87,9 @@ class Block(GraphMethods):
             f"Block(num_src_nodes={sources},\n      num_dst_nodes={destinations},\n"
             f"      num_edges={edges})"
         )
+
+
+ForkingPickler.register(Block, parts_to_send)
 
 
 @functools.lru_cache(maxsize=64)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import torch
@@ -11,13 +12,12 @@ import torch
 from .._base.typing import DEFAULT_CANONICAL_ETYPE, DEFAULT_NTYPE, CanonicalEType
 from ..errors import GraphTypeError, GraphValueError
 from ..ops import Adjacency
-from ._methods import GraphMethods
 from .frame import Frame
-from .message_passing import LocalGraph, check_relations, edge_frame
+from .message_passing import LocalGraph, check_relations, edge_frame, parts_to_send
 from .structure import Schema, check_count, checked_counts, least_counts, read_edges, read_relations
 
 
-class Graph(GraphMethods):
+class Graph(LocalGraph):
     """A graph that is whole in this process; made by `graph` or `heterograph`.
 
     Features come and go in ``ndata``, ``edata`` and their kin. Edges and nodes are added and taken
@@ -98,6 +98,9 @@ class Graph(GraphMethods):
         )
         metagraph = [(source, destination, name) for source, name, destination in listed]
         return f"Graph(num_nodes={nodes},\n      num_edges={edges},\n      metagraph={metagraph})"
+
+
+ForkingPickler.register(Graph, parts_to_send)
 
 
 def node_frame(ntype: str, num_rows: int, device: torch.device) -> Frame:

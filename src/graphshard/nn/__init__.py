@@ -9,9 +9,14 @@ constructor arguments and the names of parameters and buffers are those of ``dgl
 from __future__ import annotations
 
 from ._distributed_bn import DistributedBN1D
-from ._hetero_embedding import HeteroEmbedding, HeteroLinear
-from ._typed_linear import TypedLinear
-from .conv import GATConv, GATv2Conv, GINConv, GraphConv, HeteroGraphConv, RelGraphConv, SAGEConv
+from ._gat_conv import GATConv
+from ._gatv2_conv import GATv2Conv
+from ._gin_conv import GINConv
+from ._graph_conv import GraphConv
+from ._hetero_graph_conv import HeteroGraphConv
+from ._rel_graph_conv import RelGraphConv
+from ._sage_conv import SAGEConv
+from ._typed import HeteroEmbedding, HeteroLinear, TypedLinear
 
 __all__ = [
     "DistributedBN1D",

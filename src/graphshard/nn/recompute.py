@@ -47,13 +47,13 @@ class _Projection:
                 "rematerialize=False"
             )
         kind, dtype, enabled = self._autocast
-        found = self._found
-        if found is None:
+        rows = self._found
+        if rows is None:
             with torch.no_grad(), torch.autocast(kind, dtype, enabled):
-                found = linear(self._x, self._layer)
+                rows = linear(self._x, self._layer)
         self.users -= 1
-        self._found = found if self.users > 0 else None
-        return found
+        self._found = rows if self.users > 0 else None
+        return rows
 
 
 class Projections:

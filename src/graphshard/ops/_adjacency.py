@@ -244,9 +244,9 @@ class Adjacency:
 
     def _degrees(self, into_dst: bool, num_keys: int) -> Tensor:
         formats = self._formats
-        known = formats.in_degrees if into_dst else formats.out_degrees
-        if known is not None:
-            return known
+        cached = formats.in_degrees if into_dst else formats.out_degrees
+        if cached is not None:
+            return cached
         compressed = formats.csc if into_dst else formats.csr
         if compressed is not None:
             degrees = compressed[0].diff()

@@ -2,23 +2,129 @@
 """Attention: the operands of an attention over in-edges, and what its scores and weights are.
 
 One description serves a whole graph, a shard of one, the compiled kernels and plain torch.
+
+`EdgeMask` is dropout of a number per edge and head, without storing which were dropped: whether an
+entry is dropped is a function of (seed, edge, head): a hash of 32 bits is compared with the
+probability. So the backward pass, another rank or another number of threads finds the same mask.
+csrc/attention/entries.cpp says the same in C++, bit for bit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .sampling import EdgeMask
+from .._base.typing import INDEX_DTYPES
+from . import _check
 
+_MASK = 0xFFFFFFFF
+_FIRST = 0x7FEB352D
+_SECOND = 0x846CA68B
+_HEAD_STEP = 0x9E3779B9
 SCORES = ("additive", "joint", "dot")
 OPERANDS = ("values", "src", "dst", "edge", "vector", "factor")
 _HALF = (torch.float16, torch.bfloat16)
+WordT = TypeVar("WordT", int, Tensor)
+
+
+@dataclass(frozen=True)
+class EdgeMask:
+    """Which entries to drop.
+
+    Args:
+        probability: Of an entry to be dropped, in [0, 1].
+        seed: Any integer; other seeds, other masks.
+        keys: [num_edges] int32, what stands for each edge, by edge id; None: the edge's id.
+        first_head: Number of the first head, where heads are some of more.
+    """
+
+    probability: float
+    seed: int
+    keys: Tensor | None = None
+    first_head: int = 0
+
+    def __post_init__(self) -> None:
+        _check.check_number("dropout probability", self.probability)
+        for name in ("seed", "first_head"):
+            if not isinstance(getattr(self, name), int):
+                raise TypeError(f"{name} of a mask must be an int (got {getattr(self, name)!r})")
+        if self.keys is not None:
+            _check.check_tensor("keys of a mask", self.keys)
+        if not 0.0 <= self.probability <= 1.0:
+            raise ValueError(f"dropout probability must be in [0, 1] (got {self.probability})")
+
+    @property
+    def threshold(self) -> int:
+        """Hashes below it drop their entry; 0 for no dropout."""
+        return int(self.probability * 2**32)
+
+    @property
+    def kept(self) -> float:
+        """What entries that stay are multiplied by."""
+        return 0.0 if self.probability >= 1.0 else 1.0 / (1.0 - self.probability)
+
+    @property
+    def edge_seed(self) -> int:
+        """Added to the key of an edge."""
+        low, high = self.seed & _MASK, self.seed >> 32 & _MASK
+        return _mixed(low + _mixed(high))
+
+    @property
+    def head_seed(self) -> int:
+        """Added to the number of a head."""
+        low, high = self.seed & _MASK, self.seed >> 32 & _MASK
+        return _mixed(high ^ _mixed(low + 0x6A09E667)) + self.first_head * _HEAD_STEP & _MASK
+
+    def multipliers(self, edges: Tensor, num_heads: int) -> Tensor:
+        """0 for entries that are dropped, else `kept`: float64 ``[len(edges), num_heads]``.
+
+        Args:
+            edges: Edge ids.
+            num_heads: Number of heads.
+        """
+        _check.check_index_array("edges", edges)
+        _check.check_count("num_heads", num_heads)
+        if num_heads >= 2**31:
+            raise ValueError(f"num_heads must be in [0, 2^31) (got {num_heads})")
+        keys = edge_keys(edges) if self.keys is None else self.keys.index_select(0, edges.long())
+        words = _mixed((keys.long() & _MASK) + self.edge_seed)
+        heads = torch.arange(num_heads, device=edges.device) * _HEAD_STEP + self.head_seed
+        hashes = _mixed(words.view(-1, 1) ^ _mixed(heads))
+        return (hashes >= self.threshold).double() * self.kept
+
+
+def random_seed() -> int:
+    """A seed from torch's default generator."""
+    return int(torch.randint(2**62, ()))
+
+
+def edge_keys(ids: Tensor) -> Tensor:
+    """Edge ids of any size as int32: distinct below 2^32, well mixed above.
+
+    Args:
+        ids: int32 or int64, of any shape.
+
+    Raises:
+        TypeError: ``ids`` is not a tensor of these.
+    """
+    if _check.check_tensor("ids", ids).dtype not in INDEX_DTYPES:
+        raise TypeError(f"ids must be int32 or int64 (got {ids.dtype}); convert with .long()")
+    ids = ids.long()
+    keys = (ids & _MASK) ^ _mixed(ids >> 32 & _MASK)
+    return (keys - (keys >> 31 << 32)).to(torch.int32)
+
+
+def _mixed(word: WordT) -> WordT:
+    """A bijection of 32-bit words that looks random; of int64 tensors the lower 32 bits count."""
+    word = word & _MASK
+    word = (word ^ word >> 16) * _FIRST & _MASK
+    word = (word ^ word >> 15) * _SECOND & _MASK
+    return word ^ word >> 16
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
@@ -107,9 +213,6 @@ class Attention:
             dst: ``[num_dst, heads, dim]``.
             vector: ``[heads, dim]``.
             edge: ``[num_edges, heads, dim]``, or None.
-            slope: As for `additive`.
-            factor: As for `additive`.
-            mask: As for `additive`.
         """
         factor = _as_columns(factor)
         return cls("joint", values, None, dst, edge, vector, factor, slope, 1.0, mask)
@@ -134,8 +237,6 @@ class Attention:
             dst: ``[num_dst, heads, score_dim]``: queries.
             edge: ``[num_edges, heads]``, or None.
             scale: Of the dot product.
-            factor: As for `additive`.
-            mask: As for `additive`.
         """
         factor = _as_columns(factor)
         return cls("dot", values, src, dst, edge, None, factor, 0.2, scale, mask)
@@ -193,8 +294,8 @@ class Attention:
         edge = None if self.edge is None else self._widened(self.edge, e)
         if self.score == "dot":
             assert self.src is not None
-            found = (self._widened(self.src, u) * self._widened(self.dst, v)).sum(-1) * self.scale
-            return found if edge is None else found + edge
+            scores = (self._widened(self.src, u) * self._widened(self.dst, v)).sum(-1) * self.scale
+            return scores if edge is None else scores + edge
         src = self.values if self.src is None else self.src
         joined = self._widened(src, u) + self._widened(self.dst, v)
         activated = F.leaky_relu(joined if edge is None else joined + edge, self.slope)
@@ -205,11 +306,11 @@ class Attention:
 
     def multipliers_of(self, e: Tensor) -> Tensor | None:
         """What mask and factor make of a weight 1 on the edges ``e``: ``[num, heads or 1]``."""
-        found = None if self.factor is None else self._widened(self.factor, e)
+        factors = None if self.factor is None else self._widened(self.factor, e)
         if self.mask is None:
-            return found
-        kept = self.mask.multipliers(e, self.heads).to(wide(self.dtype))
-        return kept if found is None else kept * found
+            return factors
+        mask = self.mask.multipliers(e, self.heads).to(wide(self.dtype))
+        return mask if factors is None else mask * factors
 
     def _widened(self, rows: Tensor, index: Tensor) -> Tensor:
         return rows.index_select(0, index).to(wide(self.dtype))

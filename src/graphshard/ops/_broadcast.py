@@ -102,12 +102,12 @@ def _merge(lhs: Shape, rhs: Shape, shape: Shape) -> list[_Group]:
 
 def _offsets(groups: list[_Group]) -> tuple[Tensor, Tensor]:
     """Start of each inner loop in a row of lhs and of rhs; the last group is the inner loop."""
-    found = []
+    offsets_of = []
     for side in (1, 2):
         sizes = [group[0] if group[side] else 1 for group in groups]
         offsets = torch.zeros(1, dtype=torch.int64, device="cpu")
         for place, group in enumerate(groups[:-1]):
             step = math.prod(sizes[place + 1 :]) if group[side] else 0
             offsets = (offsets[:, None] + torch.arange(group[0], device="cpu") * step).flatten()
-        found.append(offsets)
-    return found[0], found[1]
+        offsets_of.append(offsets)
+    return offsets_of[0], offsets_of[1]

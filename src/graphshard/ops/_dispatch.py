@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import importlib
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,7 +28,7 @@ _triton_forced = False
 @lru_cache(maxsize=1)
 def _load_triton() -> ModuleType | None:
     try:
-        return importlib.import_module("graphshard.ops.triton")
+        from . import triton
     except ImportError as error:
         warnings.warn(
             f"Triton cannot be imported ({error}): on this device operators run in plain torch, "
@@ -39,6 +38,7 @@ def _load_triton() -> ModuleType | None:
             stacklevel=6,
         )
         return None
+    return triton
 
 
 def triton_for(device: torch.device, dtype: torch.dtype) -> ModuleType | None:

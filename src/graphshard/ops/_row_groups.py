@@ -90,8 +90,8 @@ def group_equal(ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     count = ids.numel()
     distinct, order = torch.empty(count, dtype=ids.dtype), torch.empty(count, dtype=torch.int64)
     starts = torch.empty(count + 1, dtype=torch.int64)
-    found = kernels.group_equal(ids.contiguous(), distinct, starts, order)
-    return distinct[:found], starts[: found + 1], order
+    num_groups = kernels.group_equal(ids.contiguous(), distinct, starts, order)
+    return distinct[:num_groups], starts[: num_groups + 1], order
 
 
 def sum_groups(out: Tensor, tables: Sequence[Tensor], order: Tensor, starts: Tensor) -> None:
@@ -201,12 +201,12 @@ def _checked(
     """Groups of rows, as the kernels and torch's indexing take them."""
     if not isinstance(tables, list | tuple) or not tables:
         raise ValueError(f"tables must be a list of one or more (got {tables!r:.200})")
-    found = [_check.check_tensor("each of tables", table).detach() for table in tables]
-    for table in found:
-        if table.dim() != 2 or table.shape[1] != found[0].shape[1]:
+    checked_tables = [_check.check_tensor("each of tables", table).detach() for table in tables]
+    for table in checked_tables:
+        if table.dim() != 2 or table.shape[1] != checked_tables[0].shape[1]:
             raise ValueError(
                 "tables must have two dimensions, and as many columns as the first (got "
-                f"{tuple(table.shape)} and {tuple(found[0].shape)})"
+                f"{tuple(table.shape)} and {tuple(checked_tables[0].shape)})"
             )
         if table.dtype != torch.float32 or table.device.type != "cpu":
             raise TypeError(
@@ -218,8 +218,10 @@ def _checked(
             raise TypeError(f"{name} must be torch.int64 (got {array.dtype})")
     if starts.numel() == 0:
         raise ValueError("starts must have an entry more than there are groups (got none)")
-    found = [table if table.stride(1) == 1 else table.contiguous() for table in found]
-    return found, order.resolve_neg(), starts.resolve_neg()
+    checked_tables = [
+        table if table.stride(1) == 1 else table.contiguous() for table in checked_tables
+    ]
+    return checked_tables, order.resolve_neg(), starts.resolve_neg()
 
 
 def _is_first(ascending: Tensor) -> Tensor:

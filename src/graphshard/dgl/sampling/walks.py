@@ -28,7 +28,7 @@ from ...errors import GraphTypeError, GraphValueError
 from ...graph import Graph, heterograph
 from ...graph.structure import as_integers, check_ids
 from ...ops import draw_neighbors
-from ...ops.sampling import key_state, states, unit, word
+from ...ops.counter_random import key_state, states, unit, word
 from ...sampling.graph_store import DrawOptions, LocalGraphStore, NeighborRequest, graph_store_of
 from ...sampling.sampler import DrawSeed
 

@@ -21,8 +21,15 @@ from torch import Tensor
 from ..._base.files import check_path, check_text, writing
 from ..._base.typing import DEFAULT_CANONICAL_ETYPE, DEFAULT_NTYPE, INDEX_DTYPES, CanonicalEType
 from .._graph import Graph, graph, heterograph
-from ..frame import NameTable, integer_ids, names_column, tensor_column
-from ._table_files import EdgeTable, read_csv_file, read_parquet_file
+from ._table_files import (
+    EdgeTable,
+    NameTable,
+    integer_ids,
+    names_column,
+    read_csv_file,
+    read_parquet_file,
+    tensor_column,
+)
 
 FilePath: TypeAlias = str | os.PathLike[str]
 Paths: TypeAlias = FilePath | Mapping[CanonicalEType, FilePath]

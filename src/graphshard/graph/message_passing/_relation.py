@@ -4,11 +4,15 @@
 Built-in pairs go to the fused kernel `gspmm`, which materialises no per-edge features. A message
 that reads its destination is computed per edge first (`gsddmm`). User-defined functions get
 gathered rows. Every mix of the two works.
+
+A user-defined message function sees all edges as one `EdgeBatch`. A reduce function sees nodes in
+groups of equal in-degree, so that the messages of ``n`` nodes with ``d`` in-edges each form one
+dense ``[n, d, ...]`` mailbox; along ``d`` the messages stand in ascending edge id.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,10 +20,10 @@ import torch
 from torch import Tensor
 
 from ..._base.typing import CanonicalEType
+from ...errors import GraphTypeError, GraphValueError
 from ...function import MessageFunction, ReduceFunction
 from ...ops import Adjacency, gsddmm, gspmm
 from ..frame import RowsView
-from ._udf import EdgeBatch, checked_result, run_reduce
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,3 +156,234 @@ def _fused(data: RelationData, message: MessageFunction, reduce_op: str) -> Tens
             return gspmm(adj, "add", reduce_op, -src, edge)
         return gspmm(adj, op, reduce_op, src, edge)
     return None
+
+
+class EdgeBatch:
+    """What a user-defined message function is given.
+
+    Args:
+        src: Features of the source nodes, one row per edge of the batch.
+        dst: Features of the destination nodes, one row per edge of the batch.
+        data: Features of the edges.
+        ids: Returns (source ids, destination ids, edge ids), each ``[batch]``.
+        num_edges: Edges in the batch.
+        canonical_etype: Their relation.
+    """
+
+    __slots__ = ("_src", "_dst", "_data", "_ids", "_num_edges", "_canonical_etype")
+
+    def __init__(
+        self,
+        src: Mapping[str, Any],
+        dst: Mapping[str, Any],
+        data: Mapping[str, Any],
+        ids: Callable[[], tuple[Tensor, Tensor, Tensor]],
+        num_edges: int,
+        canonical_etype: CanonicalEType,
+    ) -> None:
+        self._src = src
+        self._dst = dst
+        self._data = data
+        self._ids = ids
+        self._num_edges = num_edges
+        self._canonical_etype = canonical_etype
+
+    @property
+    def src(self) -> Mapping[str, Any]:
+        """Features of each edge's source node."""
+        return self._src
+
+    @property
+    def dst(self) -> Mapping[str, Any]:
+        """Features of each edge's destination node."""
+        return self._dst
+
+    @property
+    def data(self) -> Mapping[str, Any]:
+        """Features of the edges."""
+        return self._data
+
+    @property
+    def canonical_etype(self) -> CanonicalEType:
+        """The relation of the edges."""
+        return self._canonical_etype
+
+    def edges(self) -> tuple[Tensor, Tensor, Tensor]:
+        """(source ids, destination ids, edge ids), each ``[batch]``."""
+        return self._ids()
+
+    def batch_size(self) -> int:
+        """Number of edges."""
+        return self._num_edges
+
+    def __len__(self) -> int:
+        return self._num_edges
+
+
+class NodeBatch:
+    """What a user-defined reduce or apply function is given.
+
+    Args:
+        data: Features of the nodes, one row per node of the batch.
+        mailbox: Messages, each ``[batch, degree, ...]``; None for an apply function.
+        nodes: ``[batch]`` node ids.
+        ntype: Their type.
+    """
+
+    __slots__ = ("_data", "_mailbox", "_nodes", "_ntype")
+
+    def __init__(
+        self,
+        data: Mapping[str, Any],
+        mailbox: Mapping[str, Any] | None,
+        nodes: Tensor,
+        ntype: str,
+    ) -> None:
+        self._data = data
+        self._mailbox = mailbox
+        self._nodes = nodes
+        self._ntype = ntype
+
+    @property
+    def data(self) -> Mapping[str, Any]:
+        """Features of the nodes."""
+        return self._data
+
+    @property
+    def mailbox(self) -> Mapping[str, Any]:
+        """Messages of the nodes, each ``[batch, degree, ...]``.
+
+        Raises:
+            RuntimeError: in an apply function, which runs after messages are gone.
+        """
+        if self._mailbox is None:
+            raise RuntimeError(
+                "there is no mailbox in a function that is applied to nodes; reduce the messages "
+                "in the reduce function and read its result from nodes.data"
+            )
+        return self._mailbox
+
+    @property
+    def ntype(self) -> str:
+        """The type of the nodes."""
+        return self._ntype
+
+    def nodes(self) -> Tensor:
+        """``[batch]`` node ids."""
+        return self._nodes
+
+    def batch_size(self) -> int:
+        """Number of nodes."""
+        return int(self._nodes.shape[0])
+
+    def __len__(self) -> int:
+        return self.batch_size()
+
+
+def checked_result(result: Any, what: str) -> dict[str, Any]:
+    """Return what a user-defined function returned, if it is a dictionary with string keys."""
+    if not isinstance(result, Mapping) or not all(isinstance(name, str) for name in result):
+        raise GraphTypeError(
+            f"a user-defined {what} function must return a dictionary from field name to tensor "
+            f"(got {type(result).__name__}); for example return {{'h': ...}}"
+        )
+    return dict(result)
+
+
+def run_apply(
+    func: Callable[[NodeBatch], Any], data: Mapping[str, Any], nodes: Tensor, ntype: str
+) -> dict[str, Any]:
+    """Run an apply function on nodes whose features are ``data``."""
+    return checked_result(func(NodeBatch(data, None, nodes, ntype)), "apply")
+
+
+def run_reduce(
+    func: Callable[[NodeBatch], Any],
+    adj: Adjacency,
+    messages: Mapping[str, Tensor],
+    data: Mapping[str, Any],
+    nodes: Tensor,
+    ntype: str,
+) -> dict[str, Tensor]:
+    """Run a user-defined reduce function on all destinations of a relation.
+
+    Nodes without in-edges are never shown to the function; their rows of the result are what the
+    frame's initializer makes, or 0. Where no node has an in-edge the function is called once with
+    an empty mailbox of degree 1, to learn names, shapes and dtypes.
+
+    Args:
+        func: Takes a `NodeBatch`, returns a dictionary of tensors with a row per node.
+        adj: The relation.
+        messages: Each ``[num_edges, ...]`` in edge-id order.
+        data: Features of the destinations, each ``[num_dst, ...]``.
+        nodes: ``[num_dst]`` ids that the batches report.
+        ntype: The destinations' type.
+    """
+    indptr, _, eids = adj.csc()
+    degrees = indptr.diff()
+    rows_of: list[Tensor] = []
+    results: list[dict[str, Tensor]] = []
+    present = torch.unique(degrees).tolist()
+    for degree in [d for d in present if d > 0] or [1]:
+        rows = torch.nonzero(degrees == degree).squeeze(1)
+        positions = (indptr[:-1][rows].unsqueeze(1) + _arange(degree, indptr)).reshape(-1)
+        edges = positions if eids is None else eids.index_select(0, positions)
+        mailbox = _Mailbox(messages, edges, rows.shape[0], degree)
+        batch = NodeBatch(RowsView(data, rows), mailbox, nodes[rows], ntype)
+        result = checked_result(func(batch), "reduce")
+        _check_group(result, results, rows.shape[0], degree)
+        rows_of.append(rows)
+        results.append(result)
+    if len(results) == 1 and rows_of[0].shape[0] == adj.num_dst:
+        return results[0]
+    order = torch.cat(rows_of)
+    merged = {}
+    for name in results[0]:
+        values = torch.cat([result[name] for result in results])
+        empty = RowsView(data, None).initial(name, 0, adj.num_dst, values)
+        merged[name] = empty.index_copy(0, order, values)
+    return merged
+
+
+class _Mailbox(RowsView):
+    """Messages of one group, gathered when asked for and folded to ``[nodes, degree, ...]``."""
+
+    __slots__ = ("_num_nodes", "_degree")
+
+    def __init__(
+        self, messages: Mapping[str, Tensor], edges: Tensor, num_nodes: int, degree: int
+    ) -> None:
+        super().__init__(messages, edges)
+        self._num_nodes = num_nodes
+        self._degree = degree
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._source:
+            raise KeyError(f"no message {name!r} in the mailbox; there are {sorted(self._source)}")
+        flat = super().__getitem__(name)
+        return flat.view(self._num_nodes, self._degree, *flat.shape[1:])
+
+
+def _arange(stop: int, like: Tensor) -> Tensor:
+    return torch.arange(stop, dtype=like.dtype, device=like.device)
+
+
+def _check_group(
+    result: Mapping[str, Any], earlier: list[dict[str, Tensor]], num_nodes: int, degree: int
+) -> None:
+    if earlier and result.keys() != earlier[0].keys():
+        raise GraphValueError(
+            f"a reduce function must return the same fields for every group of nodes (got "
+            f"{sorted(result)} for in-degree {degree}, {sorted(earlier[0])} before)"
+        )
+    for name, value in result.items():
+        if not isinstance(value, Tensor):
+            raise GraphTypeError(
+                f"a reduce function must return tensors (got {value!r} for {name!r})"
+            )
+        if value.dim() == 0 or value.shape[0] != num_nodes:
+            raise GraphValueError(
+                f"a reduce function must return one row for each of the {num_nodes} nodes of its "
+                f"batch (got shape {tuple(value.shape)} for {name!r}, in-degree {degree}); reduce "
+                f"over dimension 1"
+            )

@@ -4,6 +4,11 @@
 A result can come in one go (`whole`), or from a state that takes the edges of one shard after
 another (`AttentionState`). Either way the gradient needs three numbers per destination and head:
 peak, total, and delta.
+
+What follows an attention in a layer, a bias and a ReLU, is done in the memory of its result, by
+`finish` and `finish_`. Backward, the finished result is all that is kept of it. With
+``out = relu(a + bias)`` and the gradient ``g`` of ``a``, which is 0 where ``out`` is,
+``<g, a> = <g, out - bias>``: no ``a`` needed. Each is one pass over the rows.
 """
 
 from __future__ import annotations
@@ -17,13 +22,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..._base.kernels import empty, kernels_for
+from ..._base.kernels import empty, kernels_for, num_threads
+from .. import reference
 from .._adjacency import Adjacency
 from .._attention_rule import Attention, wide
 from .._check import Operand
 from .._dispatch import triton_for
 from ..spmm import flat_rows
-from . import _fallback as fallback
 
 
 @dataclass
@@ -135,30 +140,30 @@ def gradients(
         vector_sum = torch.zeros(a.vector.shape, dtype=dtype, device=a.vector.device)
     kernels = kernels_for(a.values.device, a.dtype)
     if 0 in (adj.num_edges, adj.num_dst, a.heads):
-        found: list[Operand] = [
+        grads: list[Operand] = [
             torch.zeros_like(t) if w and t is not None else None
             for t, w in zip(a.operands, wanted, strict=True)
         ]
     elif kernels is None or 0 in (a.dim, a.score_dim if a.score != "additive" else 1):
-        found = _without_extension(a).gradients(adj, a, statistics, grad.detach(), wanted)
+        grads = _without_extension(a).gradients(adj, a, statistics, grad.detach(), wanted)
         for total, place in ((dst_sum, 2), (vector_sum, 4)):
-            share = found[place]
+            share = grads[place]
             if total is not None and share is not None:
                 total += share
     else:
         operands = _KernelOperands(kernels, adj, a)
-        found = operands.gradients(
+        grads = operands.gradients(
             adj, statistics, _spread_rows(grad.detach()), wanted, dst_sum, vector_sum
         )
-    found[2] = dst_sum if want_dst else None
-    found[4] = vector_sum if want_vector else None
-    return found
+    grads[2] = dst_sum if want_dst else None
+    grads[4] = vector_sum if want_vector else None
+    return grads
 
 
 def _without_extension(a: Attention) -> Any:
     """Triton's kernels or plain torch; the former know no heads without columns."""
     has_columns = a.dim > 0 and (a.score == "additive" or a.score_dim > 0)
-    return (triton_for(a.values.device, a.dtype) if has_columns else None) or fallback
+    return (triton_for(a.values.device, a.dtype) if has_columns else None) or reference
 
 
 def _detached(a: Attention) -> Attention:
@@ -208,9 +213,9 @@ class _KernelOperands:
         )
 
     def _gathered(self, rows: Tensor) -> Tensor:
-        found = flat_rows(rows.to(self.dtype))
-        assert found is not None
-        return found
+        flat = flat_rows(rows.to(self.dtype))
+        assert flat is not None
+        return flat
 
     def _numbers(self, numbers: Operand) -> Operand:
         return None if numbers is None else flat_rows(numbers.to(self.wide))
@@ -238,7 +243,7 @@ class _KernelOperands:
         additive = a.score == "additive"
         values, src, _, edge, _, factor = wanted
         edge_dtype = self.dtype if a.score == "joint" else self.wide
-        found: list[Operand] = [
+        grads: list[Operand] = [
             self._result(a.values, self.dtype, values),
             self._result(a.src, self.wide if additive else self.dtype, src),
             None,
@@ -252,20 +257,20 @@ class _KernelOperands:
             self.bound.sources(
                 *out_edges,
                 *common,
-                flat_rows(found[0]),
+                flat_rows(grads[0]),
                 None,
-                flat_rows(found[1]),
+                flat_rows(grads[1]),
                 flat_rows(dst_sum),
-                flat_rows(found[3]),
-                flat_rows(found[5]),
+                flat_rows(grads[3]),
+                flat_rows(grads[5]),
                 threads,
             )
-            return found
+            return grads
         if values or src:
-            outputs = (flat_rows(found[0]), flat_rows(found[1]))
+            outputs = (flat_rows(grads[0]), flat_rows(grads[1]))
             self.bound.sources(*out_edges, *common, *outputs, None, None, None, None, threads)
         if any(wanted[2:]):
-            edge_rows = flat_rows(found[3])
+            edge_rows = flat_rows(grads[3])
             by_columns = a.score == "joint"
             self.bound.destinations(
                 *adj.csc(ids=self._reads_edges),
@@ -274,10 +279,10 @@ class _KernelOperands:
                 None if vector_sum is None else vector_sum.view(1, -1),
                 edge_rows if by_columns else None,
                 None if by_columns else edge_rows,
-                flat_rows(found[5]),
+                flat_rows(grads[5]),
                 threads,
             )
-        return found
+        return grads
 
     def _result(self, like: Operand, dtype: torch.dtype, wanted: bool) -> Operand:
         if like is None or not wanted:
@@ -291,3 +296,82 @@ def _spread_rows(values: Tensor) -> Tensor:
     if not values[:1].is_contiguous() or (shape[0] > 1 and values.stride(0) < shape[1]):
         values = values.contiguous()
     return values.as_strided(shape, (max(values.stride(0), shape[1]), 1))
+
+
+def finish(
+    state: AttentionState, dtype: torch.dtype, bias: Tensor | None = None, relu: bool = False
+) -> Tensor:
+    """The result, of ``dtype``: ``relu(sums / total + bias)``; uses up ``state.sums``.
+
+    Args:
+        state: Of all edges; rows without any give 0.
+        dtype: That of the attention.
+        bias: ``[heads, dim]``, or None.
+        relu: Whether there is a ReLU.
+    """
+    sums, total = state.sums, state.total
+    kernels = _finish_kernels(sums, dtype)
+    if kernels is None:
+        sums.div_(total.masked_fill(total == 0, 1.0).unsqueeze(-1))
+        return finish_(sums.to(dtype), bias, relu)
+    out = sums if sums.dtype == dtype else empty(sums.shape, dtype)
+    rows, heads = flat_rows(out), sums.shape[1]
+    kernels.attention_finish(
+        rows, heads, flat_rows(sums), total, _vector(bias, dtype), relu, num_threads()
+    )
+    return out
+
+
+def finish_(out: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
+    """Add ``bias`` ``[heads, dim]`` to ``out`` ``[num_dst, heads, dim]`` and activate, in place."""
+    if bias is None and not relu:
+        return out
+    kernels = _finish_kernels(out, out.dtype)
+    if kernels is None:
+        if bias is not None:
+            out.add_(bias.detach().to(out.dtype))
+        return out.relu_() if relu else out
+    vector = _vector(bias, out.dtype)
+    kernels.attention_finish(flat_rows(out), out.shape[1], None, None, vector, relu, num_threads())
+    return out
+
+
+def begin_backward(
+    grad: Tensor, out: Tensor, bias: Tensor | None = None, relu: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Gradient of the attention itself, given that of what `finish_` made of it, and delta.
+
+    Args:
+        grad: ``[num_dst, heads, dim]``.
+        out: What `finish_` returned.
+        bias: As for `finish_`.
+        relu: As for `finish_`.
+
+    Returns:
+        ``g`` ``[num_dst, heads, dim]``, contiguous, of the dtype of ``out``, which is the gradient
+        of the bias, too, summed over destinations; and ``<g, out - bias>`` of each destination and
+        head, in the type of sums.
+    """
+    grad = grad.detach().to(out.dtype).contiguous()
+    dtype, out = wide(out.dtype), out.detach()
+    kernels = _finish_kernels(out, out.dtype)
+    if kernels is None:
+        passed_grad = grad.masked_fill(out <= 0, 0.0) if relu else grad
+        plain = out.to(dtype) if bias is None else out.to(dtype) - bias.detach().to(dtype)
+        return passed_grad, (passed_grad.to(dtype) * plain).sum(-1)
+    passed_grad = empty(out.shape, out.dtype) if relu else grad
+    delta = empty(out.shape[:2], dtype)
+    passed, vector = flat_rows(passed_grad) if relu else None, _vector(bias, out.dtype)
+    kernels.attention_delta(delta, flat_rows(grad), flat_rows(out), vector, passed, num_threads())
+    return passed_grad, delta
+
+
+def _finish_kernels(rows: Tensor, dtype: torch.dtype) -> ModuleType | None:
+    """The kernels, if they can do this and there is something to do."""
+    if rows.numel() == 0 or not rows.is_contiguous():
+        return None
+    return kernels_for(rows.device, dtype)
+
+
+def _vector(bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    return None if bias is None else bias.detach().to(wide(dtype)).contiguous().view(-1)

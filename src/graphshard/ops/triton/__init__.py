@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operators on GPUs, as Triton kernels; the place of `fallback` there.
+"""Operators on GPUs, as Triton kernels; in the place of `reference` there.
 
 Triton comes with torch's CUDA wheels, and compiles for the device that is there. With
 ``TRITON_INTERPRET=1`` the kernels run in its interpreter, on any device: that is how they are

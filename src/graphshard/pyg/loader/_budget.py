@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ...ops.sampling import key_state, states, unit, word
+from ...ops.counter_random import key_state, states, unit, word
 from ...sampling import DrawOptions, DrawSeed, NeighborRequest
 from ...sampling.sampler import IdTables
 from ._hops import FoundNodes, HopSample, induced_edges, relation_key

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..._base.typing import CanonicalEType, EType
-from ...ops.sampling import below, key_state, states, unit, word
+from ...ops.counter_random import below, key_state, states, unit, word
 from ..graph_store import graph_store_of
 from ._ids import by_relation
 from ._neighbor_sampler import DrawSeed
