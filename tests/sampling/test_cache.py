@@ -14,15 +14,16 @@ from sharded_cases import manager_of, plain_graph, typed_graph, write_parts
 from torch import Tensor
 
 from graphshard import comm
-from graphshard.sampling._ownership import Ownership
 from graphshard.sampling.feature_store import (
+    CachedFeatureStore,
     CollectiveFeatureStore,
     FeatureRequest,
     LocalFeatureStore,
     MappedFeatureStore,
+    Ownership,
     _cache,
+    most_wanted,
 )
-from graphshard.sampling.feature_store._cache import CachedFeatureStore, most_wanted
 from graphshard.testing import run_ranks
 
 ROW_BYTES = 5 * 4 + 8

@@ -25,10 +25,12 @@ from case_selection import sampled
 from graphshard import comm
 from graphshard._base.ranges import RangeMap
 from graphshard.sampling import _ownership
-from graphshard.sampling._ownership import Ownership
-from graphshard.sampling.graph_store._choose import replicated_bytes
-from graphshard.sampling.graph_store._collective import CollectiveGraphStore
-from graphshard.sampling.graph_store._replicated import ReplicatedGraphStore
+from graphshard.sampling.feature_store import Ownership
+from graphshard.sampling.graph_store import (
+    CollectiveGraphStore,
+    ReplicatedGraphStore,
+    replicated_bytes,
+)
 from graphshard.testing import run_ranks
 
 STRUCTURES = {"collective": CollectiveGraphStore, "replicated": ReplicatedGraphStore}
