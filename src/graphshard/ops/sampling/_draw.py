@@ -28,6 +28,7 @@ def draw_neighbors(
     labor_ids: Tensor | None = None,
     excluded: Tensor | None = None,
     eids: Tensor | None = None,
+    check: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Draw up to ``fanout`` edges of each row of a compressed sparse structure.
 
@@ -64,6 +65,8 @@ def draw_neighbors(
             int32 or int64 positions, strictly ascending, which cost nothing per edge.
         eids: [E] of the dtype of ``indptr``, the id of the edge at each position; given, ids are
             returned in the place of positions.
+        check: False where the caller has made the arguments itself, ``excluded`` as int64
+            positions; then only what the kernel notices is an error.
 
     Returns:
         ``(counts, positions, picked)``: how many edges were drawn for each row, int64 [n]; their
@@ -84,29 +87,18 @@ def draw_neighbors(
         >>> counts, picked[2:]
         (tensor([2, 2]), tensor([1, 2]))
     """
-    _check_structure(indptr, indices)
-    _check_rows(indptr, rows, row_ids)
-    rows, row_ids = rows.resolve_neg(), row_ids.resolve_neg()  # torch indexes by what lies there
+    mask, skipped = None, excluded
+    if check:
+        _check_structure(indptr, indices)
+        _check_rows(indptr, rows, row_ids)
+        # Torch indexes by what lies there.
+        rows, row_ids = rows.resolve_neg(), row_ids.resolve_neg()
+        _check_draw(fanout, key, replace, prob, labor_ids, eids, indptr, indices)
+        mask, skipped = _check_excluded(excluded, indices.shape[0], indices)
     num_edges = indices.shape[0]
-    _check_fanout_and_key(fanout, key)
-    _check.check_bool("replace", replace)
-    if replace and fanout >= _NO_LIMIT:
-        raise ValueError(f"fanout must be below 2^31 - 1 with replace=True (got {fanout})")
-    if prob is not None:
-        _check_by_position("prob", prob, num_edges, indices, (torch.float32, torch.float64))
-        prob = prob.detach().contiguous()
-    if labor_ids is not None:
-        _check_by_position("labor_ids", labor_ids, num_edges, indices, INDEX_DTYPES)
-        labor_ids = labor_ids.contiguous()
-        if replace:
-            raise ValueError(
-                "labor_ids keep each edge at most once, so they cannot come with replace=True; "
-                "leave out one of the two"
-            )
-    if eids is not None:
-        _check_by_position("eids", eids, num_edges, indices, (indptr.dtype,))
-        eids = eids.contiguous()
-    mask, skipped = _check_excluded(excluded, num_edges, indices)
+    prob = None if prob is None else prob.detach().contiguous()
+    labor_ids = None if labor_ids is None else labor_ids.contiguous()
+    eids = None if eids is None else eids.contiguous()
     if fanout < 0:
         labor_ids = None  # all that have a weight, as without
     fanout = min(fanout, _NO_LIMIT - 1)
@@ -200,7 +192,16 @@ def _check_range(indptr: Tensor, rows: Tensor, num_edges: int) -> None:
         )
 
 
-def _check_fanout_and_key(fanout: int, key: int) -> None:
+def _check_draw(
+    fanout: int,
+    key: int,
+    replace: bool,
+    prob: Tensor | None,
+    labor_ids: Tensor | None,
+    eids: Tensor | None,
+    indptr: Tensor,
+    indices: Tensor,
+) -> None:
     if isinstance(fanout, bool) or not isinstance(fanout, int):
         raise TypeError(f"fanout must be an int (got {fanout!r}); -1 draws all edges")
     if fanout < -1:
@@ -209,6 +210,21 @@ def _check_fanout_and_key(fanout: int, key: int) -> None:
         raise TypeError(f"key must be an int (got {type(key).__name__}); use int(...)")
     if not -(2**63) <= key < 2**64:
         raise ValueError(f"key must fit in 64 bits (got {key}); take it modulo 2**64")
+    _check.check_bool("replace", replace)
+    if replace and fanout >= _NO_LIMIT:
+        raise ValueError(f"fanout must be below 2^31 - 1 with replace=True (got {fanout})")
+    num_edges = indices.shape[0]
+    if prob is not None:
+        _check_by_position("prob", prob, num_edges, indices, (torch.float32, torch.float64))
+    if labor_ids is not None:
+        _check_by_position("labor_ids", labor_ids, num_edges, indices, INDEX_DTYPES)
+        if replace:
+            raise ValueError(
+                "labor_ids keep each edge at most once, so they cannot come with replace=True; "
+                "leave out one of the two"
+            )
+    if eids is not None:
+        _check_by_position("eids", eids, num_edges, indices, (indptr.dtype,))
 
 
 def _check_by_position(
