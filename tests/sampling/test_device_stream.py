@@ -347,7 +347,7 @@ def test_the_caller_is_held_back_and_the_device_wait_is_counted(cuda: Cuda) -> N
     for _ in run:
         counts.append(cuda.log.count("host waits for default"))
     assert counts == [0, 0, 1, 2, 3, 4]  # never more than two steps ahead of the device
-    assert run.delivered.device_seconds_waited == 3.0
+    assert run.delivered.arrivals.seconds_waited == 3.0
 
 
 def test_without_threads_all_is_on_the_callers_stream(cuda: Cuda) -> None:

@@ -140,8 +140,8 @@ def test_ids_are_grouped_by_owner(world_size: int) -> None:
             order = torch.arange(some.numel()) if grouped.order is None else grouped.order
             in_order = some[order]
             remote, own = in_order.tensor_split([grouped.num_remote])
-            assert torch.equal(grouped.remote_rows, ranges.local_of(remote).int())
-            assert torch.equal(grouped.own_rows + ranges.starts[rank], own)
+            assert torch.equal(grouped.rows[: grouped.num_remote], ranges.local_of(remote).int())
+            assert torch.equal(grouped.rows[grouped.num_remote :] + ranges.starts[rank], own)
             counts = torch.bincount(ranges.part_of(some), minlength=world_size)
             counts[rank] = 0
             assert grouped.splits == counts.tolist()

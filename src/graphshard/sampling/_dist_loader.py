@@ -156,7 +156,10 @@ class SeedOrder(BatchOrder):
 
     def num_global(self, step: int) -> int:
         """Seeds of all ranks together at a step."""
-        return sum(self._num(rank, step) for rank in range(len(self._used)))
+        first, total = step * self._batch_size, 0
+        for num_used in self._used:
+            total += max(0, min(self._batch_size, num_used - first))
+        return total
 
     def batch(self, order: Tensor | None, step: int) -> dict[str, Tensor]:
         """Node type to the seeds of a step; every type that has seeds at all has an entry.
@@ -165,11 +168,9 @@ class SeedOrder(BatchOrder):
             order: From `of_epoch`.
             step: Which step of the epoch.
         """
-        first = min(step * self._batch_size, self._used[self._rank])
-        return self._taken(order, first, first + self._num(self._rank, step))
-
-    def _num(self, rank: int, step: int) -> int:
-        return max(0, min(self._batch_size, self._used[rank] - step * self._batch_size))
+        num_used = self._used[self._rank]
+        first = min(step * self._batch_size, num_used)
+        return self._taken(order, first, min(first + self._batch_size, num_used))
 
 
 def _rows(values: Tensor, places: Tensor) -> Tensor:
@@ -315,12 +316,16 @@ class LoaderStats:
     def set_waits(self, delivered: Deliveries) -> None:
         """Take over what a run has counted."""
         self.num_steps, self.wait_seconds = delivered.num_batches, delivered.seconds_waited
-        self.device_wait_seconds = delivered.device_seconds_waited
+        arrivals = delivered.arrivals
+        self.device_wait_seconds = 0.0 if arrivals is None else arrivals.seconds_waited
 
     def count_drawn(self, blocks: Sequence[Block]) -> None:
         """Add the edges and inputs of the blocks of a batch."""
-        self.num_edges += sum(adj.num_edges for block in blocks for adj in block.relations)
-        self.num_input_nodes += sum(frame.num_rows for frame in frames_of(blocks[0])[0])
+        for block in blocks:
+            for adjacency in block.relations:
+                self.num_edges += adjacency.num_edges
+        for frame in frames_of(blocks[0])[0]:
+            self.num_input_nodes += frame.num_rows
 
 
 @dataclass(frozen=True)
@@ -429,10 +434,9 @@ class FeaturePlan:
         """The rows that a batch needs; the same kinds and names for every batch."""
         found = []
         # Nodes of a block are distinct if seeds are; an edge may be drawn again.
-        nodes_differ = all(
-            len(torch.unique(ids)) == len(ids)
-            for ids in (frame[NID] for frame in frames_of(blocks[-1])[1])
-        )
+        nodes_differ = True
+        for frame in frames_of(blocks[-1])[1]:
+            nodes_differ = nodes_differ and len(torch.unique(frame[NID])) == frame.num_rows
         for columns in self._columns:
             names = tuple(columns.names.values())
             for _, frame, id_field in self._frames(columns, blocks):
@@ -442,14 +446,16 @@ class FeaturePlan:
                 )
         return found
 
-    def attach(self, blocks: Sequence[Block], rows: Sequence[Mapping[str, Tensor]]) -> None:
+    def attach(self, blocks: Sequence[Block], fetched: Sequence[Mapping[str, Tensor]]) -> None:
         """Put rows, as asked for by `requests`, where they belong."""
-        answers = iter(rows)
+        answers = iter(fetched)
         for columns in self._columns:
             for block, frame, _ in self._frames(columns, blocks):
                 answer = next(answers)
                 for name, key in columns.names.items():
-                    frame[name] = moved(answer[key], block.device, self.pin)
+                    rows = answer[key]
+                    is_there = rows.device == block.device
+                    frame[name] = rows if is_there else moved(rows, block.device, self.pin)
 
     def _frames(
         self, columns: _PlannedColumns, blocks: Sequence[Block]
@@ -511,12 +517,10 @@ class BatchStages:
     def as_pipeline(self) -> list[Stage]:
         """The stages, each for a thread of its own."""
         stages = [Stage(SAMPLING, self.sample)]
+        if self.features is not None:
+            stages.append(Stage(FEATURES, self.fetch))
         if self.device != self.store.device:
-            if self.features is None:
-                return [*stages, Stage(DEVICE, self._moved)]
-            return [*stages, Stage(FEATURES, self.fetch), Stage(DEVICE, self.finish)]
-        if self.features is not None:  # attaching is not worth a thread
-            stages.append(Stage(FEATURES, lambda batch: self.finish(self.fetch(batch))))
+            stages.append(Stage(DEVICE, self.move))
         return stages
 
     def sample(self, position: BatchPosition) -> MiniBatch:
@@ -541,32 +545,28 @@ class BatchStages:
             blocks,
             epoch=epoch,
             step=step,
-            num_seeds=sum(ids.numel() for ids in seeds.values()),
+            num_seeds=sum(map(len, seeds.values())),
             num_global_seeds=self.seeds.num_global(step),
         )
 
-    def fetch(self, batch: MiniBatch) -> tuple[MiniBatch, FetchedRows]:
-        """Fetch the features of a batch."""
+    def fetch(self, batch: MiniBatch) -> MiniBatch | tuple[MiniBatch, FetchedRows]:
+        """Fetch the features of a batch; attach them, unless the batch is to move first."""
         assert self.features is not None
         with trace(only_this_thread=True) as sent:
             rows = self.features.fetch(self.plan.requests(batch))
         self.stats.feature_bytes += sent.total_bytes
-        return batch, rows
-
-    def finish(self, fetched: tuple[MiniBatch, FetchedRows]) -> MiniBatch:
-        """Move a batch to its device and attach the features."""
-        batch = self._moved(fetched[0])
-        self.plan.attach(batch, fetched[1])
+        if self.device != self.store.device:
+            return batch, rows
+        self.plan.attach(batch, rows)
         return batch
 
-    def _moved(self, batch: MiniBatch) -> MiniBatch:
-        return batch if self.device == batch.device else moved(batch, self.device, pin=True)
-
-    @property
-    def cache_hit_rate(self) -> float:
-        """Part of the accesses to remote rows that the cache answered, since it was filled."""
-        features = self.features
-        return features.hit_rate if isinstance(features, CachedFeatureStore) else 0.0
+    def move(self, batch: MiniBatch | tuple[MiniBatch, FetchedRows]) -> MiniBatch:
+        """Move a batch to its device, and attach what was fetched for it."""
+        batch, rows = batch if isinstance(batch, tuple) else (batch, None)
+        batch = moved(batch, self.device, pin=True)
+        if rows is not None:
+            self.plan.attach(batch, rows)
+        return batch
 
     def fill_cache(self, positions: Sequence[BatchPosition]) -> None:
         """If there is a cache, draw a pass to count how often it reads each row; collective."""
@@ -587,7 +587,8 @@ def deliver(
     try:
         for batch in run:
             stats.set_waits(run.delivered)
-            stats.cache_hit_rate = stages.cache_hit_rate
+            if isinstance(stages.features, CachedFeatureStore):
+                stats.cache_hit_rate = stages.features.hit_rate
             yield batch
             del batch
         if run.num_delivered < len(loader):

@@ -358,17 +358,14 @@ class DrawSeed:
             layer: Index of the block that the draws are for.
             relation: Index of the relation in ``canonical_etypes``.
         """
-        mixed = 0
+        word = 0
         for part in (self.seed, self.epoch, self.step, layer, relation):
-            mixed = _mix((mixed + _STEP + (part & _WORD)) & _WORD)
-        return mixed
-
-
-def _mix(word: int) -> int:
-    """The finaliser of splitmix64 (Steele, Lea and Flood, OOPSLA 2014): a bijection of words."""
-    word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
-    word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & _WORD
-    return word ^ (word >> 31)
+            word = (word + _STEP + (part & _WORD)) & _WORD
+            # The finaliser of splitmix64 (Steele, Lea and Flood, OOPSLA 2014): a bijection of words
+            word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
+            word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & _WORD
+            word ^= word >> 31
+        return word
 
 
 LayerFanout: TypeAlias = int | Mapping[EType, int]
@@ -397,7 +394,7 @@ class IdTables:
 
     def renumber(self, ntype: str, first: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
         """Distinct ids, ``first`` ahead, and the place of each of ``others`` among them."""
-        return self._tables[ntype].renumber(first, others)
+        return self._tables[ntype].renumber(first, others, check=False)
 
 
 def _block(
@@ -416,22 +413,21 @@ def _block(
     places: dict[int, Tensor] = {}
     for ntype in store.ntypes:
         from_here = [i for i, of_request in enumerate(far) if of_request == ntype]
-        found = [drawn[i].neighbors for i in from_here]
-        others = found[0] if len(found) == 1 else torch.cat([frontier[ntype][:0], *found])
-        src_ids[ntype], local = tables.renumber(ntype, frontier[ntype], others)
-        sizes = [drawn[i].neighbors.numel() for i in from_here]
-        places.update(zip(from_here, local.split(sizes), strict=True))
+        neighbors = [drawn[i].neighbors for i in from_here]
+        first = frontier[ntype]
+        others = neighbors[0] if len(neighbors) == 1 else torch.cat([first[:0], *neighbors])
+        src_ids[ntype], local = tables.renumber(ntype, first, others)
+        places.update(zip(from_here, local.split([ids.numel() for ids in neighbors]), strict=True))
     relations: dict[CanonicalEType, Adjacency] = {}
     for i, request in enumerate(requests):
         source, name, target = request.etype
         etype = (target, name, source) if turned else request.etype
+        counts = drawn[i].counts
+        pointer = torch.zeros(counts.numel() + 1, dtype=store.idtype, device=counts.device)
+        torch.cumsum(counts, 0, dtype=store.idtype, out=pointer[1:])
+        num_src, num_dst = src_ids[etype[0]].numel(), frontier[etype[2]].numel()
         relations[etype] = Adjacency.from_csc(
-            _pointer(drawn[i].counts, store.idtype),
-            places[i],
-            None,
-            src_ids[etype[0]].numel(),
-            frontier[etype[2]].numel(),
-            check=False,
+            pointer, places[i], None, num_src, num_dst, check=False
         )
     block = Block(
         {t: ids.numel() for t, ids in src_ids.items()},
@@ -442,16 +438,10 @@ def _block(
     for place, ntype in enumerate(store.ntypes):
         src_frames[place][NID] = src_ids[ntype]
         dst_frames[place][NID] = frontier[ntype]
-    for frame, one in zip(edge_frames, drawn, strict=True):
-        if one.eids is not None:
-            frame[EID] = one.eids
+    for frame, of_request in zip(edge_frames, drawn, strict=True):
+        if of_request.eids is not None:
+            frame[EID] = of_request.eids
     return block, src_ids
-
-
-def _pointer(counts: Tensor, idtype: torch.dtype) -> Tensor:
-    pointer = torch.zeros(counts.numel() + 1, dtype=idtype, device=counts.device)
-    torch.cumsum(counts, 0, dtype=idtype, out=pointer[1:])
-    return pointer
 
 
 class NeighborSampler(BlockSampler):
@@ -529,7 +519,13 @@ class NeighborSampler(BlockSampler):
         Raises:
             ValueError: The fanouts do not fit the graph's relations.
         """
-        return [_per_relation(layer, structure.canonical_etypes) for layer in self.fanouts]
+        etypes = structure.canonical_etypes
+        return [
+            dict.fromkeys(etypes, fanout)
+            if isinstance(fanout, int)
+            else _per_relation(fanout, etypes)
+            for fanout in self.fanouts
+        ]
 
     def draw_seed_for(self, draw_seed: DrawSeed) -> DrawSeed:
         """Which draw a batch takes; samplers that couple batches change it."""
@@ -564,10 +560,16 @@ class NeighborSampler(BlockSampler):
         options = replace(self.options, with_eids=with_eids)
         fanouts, draw_seed = self.fanouts_for(structure), self.draw_seed_for(draw_seed)
         tables = IdTables.of(structure) if tables is None else tables
-        none = torch.empty(0, dtype=structure.idtype, device=structure.device)
-        given = {t: seeds.get(t, none).to(structure.idtype) for t in structure.ntypes}
-        distinct = {t: tables.renumber(t, ids[:0], ids) for t, ids in given.items()}
-        frontier = {t: ids for t, (ids, _) in distinct.items()}
+        frontier: dict[str, Tensor] = {}
+        places: dict[str, Tensor] = {}
+        repeats = False
+        for ntype in structure.ntypes:
+            if ntype in seeds:
+                ids = seeds[ntype].to(structure.idtype)
+            else:
+                ids = torch.empty(0, dtype=structure.idtype, device=structure.device)
+            frontier[ntype], places[ntype] = tables.renumber(ntype, ids[:0], ids)
+            repeats |= len(frontier[ntype]) < len(ids)
         blocks: list[Block] = []
         for layer in reversed(range(self.num_layers)):
             requests = [
@@ -582,9 +584,7 @@ class NeighborSampler(BlockSampler):
             drawn = structure.sample_neighbors(requests, options, excluded)
             block, frontier = _block(structure, requests, drawn, options, frontier, tables)
             blocks.insert(0, block)
-        if any(len(ids) < len(given[t]) for t, (ids, _) in distinct.items()):
-            return repeat_seeds(blocks, {t: places for t, (_, places) in distinct.items()})
-        return blocks
+        return repeat_seeds(blocks, places) if repeats else blocks
 
     def sample_blocks(
         self,
@@ -628,10 +628,8 @@ def _check_fanouts(fanouts: Sequence[LayerFanout]) -> None:
 
 
 def _per_relation(
-    fanout: LayerFanout, etypes: Sequence[CanonicalEType]
+    fanout: Mapping[EType, int], etypes: Sequence[CanonicalEType]
 ) -> Mapping[CanonicalEType, int]:
-    if not isinstance(fanout, Mapping):
-        return dict.fromkeys(etypes, fanout)
     found: dict[CanonicalEType, int] = {}
     for name, number in fanout.items():
         matching = [t for t in etypes if name in (t, t[1])]

@@ -27,9 +27,9 @@
 [Note: streams]
     A `DeviceStream` puts batches on a GPU beside the training loop::
 
-        stages' threads, side stream    rows ──> page-locked memory ──> copy of batch s+1 ──> event
-                                                                                                │
-        caller's thread and stream      work of step s ────────────────────────── waits for ────┴──> s+1
+        threads, side stream       rows ──> page-locked memory ──> copy of batch s+1 ──> event
+                                                                                           │
+        caller's thread and stream work of step s ────────────────────────── waits for ────┴──> s+1
 
     Threads work on a stream of their own, so that copies run beside the kernels of a step. It
     begins each pass after what the caller has launched by then, such as features that it put on
@@ -328,16 +328,6 @@ class Deliveries:
     seconds_waited: float = 0.0
     arrivals: Arrivals | None = None
 
-    def count(self, value: Any) -> Any:
-        """The batch of a value that the last stage has passed on."""
-        self.num_batches += 1
-        return value if self.arrivals is None else self.arrivals.receive(value)
-
-    @property
-    def device_seconds_waited(self) -> float:
-        """How long the device has waited for batches, as far as it has got; 0 without one."""
-        return 0.0 if self.arrivals is None else self.arrivals.seconds_waited
-
 
 class Run(Iterator[T], Generic[T]):
     """What the caller iterates over; see [Note: stopping] for how it ends.
@@ -383,7 +373,9 @@ class Run(Iterator[T], Generic[T]):
                 raise error
             finally:
                 del error, value  # the traceback refers to this frame
-        return self.delivered.count(value)
+        self.delivered.num_batches += 1
+        arrivals = self.delivered.arrivals
+        return value if arrivals is None else arrivals.receive(value)
 
     @property
     def num_delivered(self) -> int:

@@ -102,11 +102,12 @@ class Ownership:
     def by_owner(self, kind: RowKind, ids: Tensor) -> IdsByOwner:
         """Group ids, on the CPU, by the rank that owns them: this rank's own ones last."""
         if self.world_size == 1:
-            return IdsByOwner(None, ids, [0])
-        starts = self.ranges[kind].starts
-        order, rows, splits = group_by_range(ids, starts, self.rank, self.wire_dtype)
+            return IdsByOwner(None, ids, [0], 0)
+        order, rows, splits = group_by_range(
+            ids, self.ranges[kind].starts, self.rank, self.wire_dtype, check=False
+        )
         splits[self.rank] = 0
-        return IdsByOwner(order, rows, splits)
+        return IdsByOwner(order, rows, splits, sum(splits))
 
 
 @dataclass(frozen=True)
@@ -117,36 +118,13 @@ class IdsByOwner:
         order: int64 ``[n]``, the place that each grouped id had; None where nothing moved.
         rows: ``[n]``, row of each grouped id among those of its owner.
         splits: Number of ids of each rank; 0 in the own slot.
+        num_remote: Their sum: so many ids of others come first.
     """
 
     order: Tensor | None
     rows: Tensor
     splits: list[int]
-
-    @property
-    def num_remote(self) -> int:
-        return sum(self.splits)
-
-    @property
-    def remote_rows(self) -> Tensor:
-        """``[num_remote]``: row of each id of others among those of its owner."""
-        return self.rows[: self.num_remote]
-
-    @property
-    def own_rows(self) -> Tensor:
-        """Row of each own id among this rank's."""
-        return self.rows[self.num_remote :]
-
-    @property
-    def remote_places(self) -> Tensor:
-        """The place that each id of others had."""
-        assert self.order is not None
-        return self.order[: self.num_remote]
-
-    @property
-    def own_places(self) -> Tensor | None:
-        """The place that each own id had; None where nothing moved."""
-        return None if self.order is None else self.order[self.num_remote :]
+    num_remote: int
 
 
 def exchange_sizes(
@@ -333,18 +311,15 @@ class LocalFeatureStore:
     pin_memory = False
 
     def __init__(self, tables: Tables) -> None:
-        self.tables = dict(tables)
+        # As kernels read them: a view may hold the negative of its numbers.
+        self.tables = {key: rows.resolve_conj().resolve_neg() for key, rows in tables.items()}
         self._is_closed = False
 
     def fill(self, requests: Sequence[FillRequest]) -> None:
         """Write rows to their places; ids of one request are distinct. Collective as `fetch`."""
         for rows in requests:
-            self._copy(rows, rows.places, rows.ids)
-
-    def _copy(self, rows: FillRequest, places: Tensor | None, table_rows: Tensor) -> None:
-        """Write rows of this process's tables to their places."""
-        for name, out in rows.outs.items():
-            copy_rows(out, places, self.tables[rows.kind, name], table_rows)
+            for name, out in rows.outs.items():
+                copy_rows(out, rows.places, self.tables[rows.kind, name], rows.ids, check=False)
 
     def is_remote(self, kind: RowKind, ids: Tensor) -> Tensor | None:
         """Whether a row comes from elsewhere, bool ``[n]``; None for none of them."""
@@ -367,24 +342,30 @@ class LocalFeatureStore:
         """
         if self._is_closed:
             raise RuntimeError("this feature store is closed; make another one")
-        wanted, expand = [], []
+        fills: list[FillRequest] = []
+        places: list[Tensor | None] = []
         for request in requests:
-            self._check_names(request)
             ids = request.ids.to("cpu", torch.int64)
-            distinct, local = ids, None
+            local = None
             if not request.distinct:
-                distinct, local = self._distinct(request.kind, ids)
-            pin = self.pin_memory
-            outs = {n: self._empty(request.kind, n, distinct.numel(), pin) for n in request.names}
-            wanted.append(FillRequest(request.kind, distinct, outs, None))
-            expand.append(local)
-        self.fill(wanted)
-        return [
-            dict(rows.outs)
-            if local is None
-            else {n: out.index_select(0, local.to(out.device)) for n, out in rows.outs.items()}
-            for rows, local in zip(wanted, expand, strict=True)
-        ]
+                ids, local = self._distinct(request.kind, ids)
+            outs = {}
+            for name in request.names:
+                if (request.kind, name) not in self.tables:
+                    present = sorted(self.feature_names(request.kind))
+                    raise KeyError(f"no feature {name!r} of {request.kind!r}; there are {present}")
+                outs[name] = self._empty(request.kind, name, ids.numel(), self.pin_memory)
+            fills.append(FillRequest(request.kind, ids, outs, None))
+            places.append(local)
+        self.fill(fills)
+        answers = []
+        for rows, local in zip(fills, places, strict=True):
+            answer = dict(rows.outs)
+            if local is not None:
+                for name, out in answer.items():
+                    answer[name] = out.index_select(0, local.to(out.device))
+            answers.append(answer)
+        return answers
 
     def _empty(self, kind: RowKind, name: str, num_rows: int, pin: bool = False) -> Tensor:
         """Memory for rows of a table."""
@@ -393,12 +374,6 @@ class LocalFeatureStore:
             shape = (num_rows, *like.shape[1:])
             return torch.empty(shape, dtype=like.dtype, device=like.device, pin_memory=True)
         return empty((num_rows, *like.shape[1:]), like.dtype, like.device)
-
-    def _check_names(self, request: FeatureRequest) -> None:
-        for name in request.names:
-            if (request.kind, name) not in self.tables:
-                known = sorted(self.feature_names(request.kind))
-                raise KeyError(f"no feature {name!r} of {request.kind!r}; there are {known}")
 
     def _distinct(self, kind: RowKind, ids: Tensor) -> tuple[Tensor, Tensor | None]:
         """Distinct ids and where each of ``ids`` is among them; None where they were distinct."""
@@ -463,7 +438,7 @@ class CollectiveFeatureStore(LocalFeatureStore):
         asked_of_me = sizes.t().tolist()  # by request, by rank
         asked = exchange_rows(
             state,
-            [ids.remote_rows for ids in grouped],
+            [ids.rows[: ids.num_remote] for ids in grouped],
             splits,
             asked_of_me,
             "ids of feature rows",
@@ -483,18 +458,21 @@ class CollectiveFeatureStore(LocalFeatureStore):
             "feature rows",
             meanwhile=lambda: self._fill_own(requests, grouped),
         )
-        places = [
-            rows.places_of(ids.remote_places).split(ids.splits)
-            for rows, ids in zip(requests, grouped, strict=True)
-        ]
+        places = []
+        for rows, ids in zip(requests, grouped, strict=True):
+            assert ids.order is not None  # ids of others have moved
+            places.append(rows.places_of(ids.order[: ids.num_remote]).split(ids.splits))
         for rank, number, name, stream in _stretches(incoming, requests, splits):
             _scatter_from(stream, requests[number].outs[name], places[number][rank])
 
     def _fill_own(self, requests: Sequence[FillRequest], grouped: Sequence[IdsByOwner]) -> None:
         """Write the rows that this rank has itself."""
         for rows, ids in zip(requests, grouped, strict=True):
-            own = ids.own_places
-            self._copy(rows, rows.places if own is None else rows.places_of(own), ids.own_rows)
+            own_rows, places = ids.rows[ids.num_remote :], rows.places
+            if ids.order is not None:
+                places = rows.places_of(ids.order[ids.num_remote :])
+            for name, out in rows.outs.items():
+                copy_rows(out, places, self.tables[rows.kind, name], own_rows, check=False)
 
     def is_remote(self, kind: RowKind, ids: Tensor) -> Tensor | None:
         if self._state.world_size == 1:
@@ -515,7 +493,7 @@ class CollectiveFeatureStore(LocalFeatureStore):
     def _distinct(self, kind: RowKind, ids: Tensor) -> tuple[Tensor, Tensor | None]:
         if kind not in self._id_tables:
             self._id_tables[kind] = IdTable(self.ownership.ranges[kind].num_ids)
-        distinct, local = self._id_tables[kind].renumber(ids[:0], ids)
+        distinct, local = self._id_tables[kind].renumber(ids[:0], ids, check=False)
         if distinct.numel() == ids.numel():
             return ids, None
         return distinct, local
@@ -629,7 +607,7 @@ def _gather_into(stream: Tensor, table: Tensor, index: Tensor) -> None:
     """Write rows of a table to a stretch of bytes."""
     if table.device.type == "cpu" and stream.storage_offset() % table.element_size() == 0:
         out = stream.view(table.dtype).view(index.numel(), *table.shape[1:])
-        copy_rows(out, None, table, index)
+        copy_rows(out, None, table, index, check=False)
         return
     rows = table.index_select(0, index.to(table.device)).contiguous()
     stream.copy_(rows.view(-1).view(torch.uint8))
@@ -639,7 +617,8 @@ def _scatter_from(stream: Tensor, out: Tensor, places: Tensor) -> None:
     """Write the rows in a stretch of bytes to their places."""
     if stream.storage_offset() % out.element_size():
         stream = stream.clone()
-    copy_rows(out, places, stream.view(out.dtype).view(places.numel(), *out.shape[1:]), None)
+    rows = stream.view(out.dtype).view(places.numel(), *out.shape[1:])
+    copy_rows(out, places, rows, None, check=False)
 
 
 def check_tables(ownership: Ownership, tables: Tables, state: GroupState) -> None:
@@ -862,7 +841,7 @@ class CachedFeatureStore(LocalFeatureStore):
                 slot = slot.index_select(0, hit)
                 for name, out in rows.outs.items():
                     kept = self._content.tables[rows.kind, name]
-                    copy_rows(out, places, kept, slot)
+                    copy_rows(out, places, kept, slot, check=False)
         remote = self._base.is_remote(missed.kind, missed.ids)
         self._content.num_hits += hits
         self._content.num_misses += 0 if remote is None else int(remote.sum())

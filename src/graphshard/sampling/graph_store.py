@@ -32,6 +32,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import accumulate
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 import torch
@@ -265,6 +266,7 @@ class EdgeLists:
         weights: Tensor | None,
         labor_ids: Tensor | None,
         excluded: Tensor | None,
+        check: bool = True,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Draw for some rows; arguments by position, and what is returned, as `draw_neighbors`.
 
@@ -281,6 +283,7 @@ class EdgeLists:
             prob=weights,
             labor_ids=labor_ids,
             excluded=None if excluded is None else self._positions_of(excluded),
+            check=check,
         )
 
     def eids_at(self, positions: Tensor) -> Tensor:
@@ -511,15 +514,21 @@ class OwnEdges:
     ) -> DrawnEdges:
         """Draw for some rows of ``lists``; see `EdgeLists.draw`. Nothing may be lacking."""
         key = request.etype, options.edge_dir
-        lists, known = self.lists[key], self.weights.known(request.etype, options)
+        lists, weights = self.lists[key], None
+        if excluded is not None and excluded.numel() == 0:
+            excluded = None
+        if options.weights is not None:
+            known = self.weights.known(request.etype, options)
+            weights = None if known is None else known.placed[options.edge_dir]
         counts, positions, picked = lists.draw(
             request,
             rows,
             self.original_ids[ends(*key)[0]].index_select(0, rows),
             options,
-            weights=None if known is None else known.placed[options.edge_dir],
+            weights=weights,
             labor_ids=self.labor_ids[key] if options.labor else None,
             excluded=excluded,
+            check=False,
         )
         return counts, [picked, lists.eids_at(positions)] if options.with_eids else [picked]
 
@@ -817,173 +826,145 @@ class CollectiveGraphStore(ShardedGraphStore):
         """
         if not requests:
             return []
+        state, edges, ownership, num = self._state, self._edges, self.ownership, len(requests)
         etypes = [request.etype for request in requests]
-        lacking, error = self._edges.lacking(etypes, options)
-        drawn = [
-            f"{r.etype} fanout {r.fanout} key {r.key:#x} weights "
-            f"{self._edges.weights.dtype(r.etype, options)}"
-            for r in requests
-        ]
-        drawing = _LayerDraw(self._edges, requests, options, excluded or {}, self.idtype)
-        asked, lacking = exchange_sizes(
-            self._state,
+        lacking, error = edges.lacking(etypes, options)
+        nothing = torch.empty(0, dtype=ownership.wire_dtype)
+        signature, nodes, absent = [], [], []
+        for request in requests:
+            etype, ids, dtype = request.etype, request.nodes, None
+            if options.weights is not None:
+                dtype = edges.weights.dtype(etype, options)
+            signature.append(
+                f"{etype} fanout {request.fanout} key {request.key:#x} weights {dtype}"
+            )
+            # Where nothing is drawn, nothing need be asked.
+            ids = ids if request.fanout else ids[:0]
+            nodes.append(ownership.by_owner(ends(etype, options.edge_dir)[0], ids))
+            eids = excluded.get(etype) if excluded else None
+            if eids is None or eids.numel() == 0 or request.fanout == 0:
+                absent.append(IdsByOwner(None, nothing, [0] * state.world_size, 0))
+            else:
+                absent.append(self._excluded_by_owner(etype, eids, options))
+        asks = [*nodes, *absent]
+        splits = [ids.splits for ids in asks]
+        sizes, lacking = exchange_sizes(
+            state,
             "what neighbours are drawn",
-            f"{options}: {'; '.join(drawn)}",
+            f"{options}: {'; '.join(signature)}",
             error,
-            drawing.sizes(),
+            torch.tensor(splits, dtype=torch.int64).t(),
             lacking,
         )
-        self._edges.prepare(etypes, options, lacking)
-        return drawing.run(asked)
+        if lacking:
+            edges.prepare(etypes, options, lacking)
+        own: list[DrawnEdges] = []
+        answers: list[DrawnEdges] = []
 
+        def draw_own() -> None:
+            for request, rows, eids in zip(requests, nodes, absent, strict=True):
+                own_rows, own_eids = rows.rows[rows.num_remote :], eids.rows[eids.num_remote :]
+                own.append(edges.draw(request, own_rows, options, own_eids))
 
-class _LayerDraw:
-    """One round in which ranks ask owners for neighbours, and owners draw and answer."""
-
-    def __init__(
-        self,
-        edges: OwnEdges,
-        requests: Sequence[NeighborRequest],
-        options: DrawOptions,
-        excluded: Mapping[CanonicalEType, Tensor],
-        idtype: torch.dtype,
-    ) -> None:
-        self._edges, self._state = edges, edges.state
-        self._requests, self._options, self._idtype = requests, options, idtype
-        self._rows = [
-            # Where nothing is drawn, nothing need be asked.
-            edges.ownership.by_owner(
-                ends(r.etype, options.edge_dir)[0], r.nodes if r.fanout else r.nodes[:0]
+        if state.world_size == 1:
+            draw_own()
+        else:
+            asked = sizes.t().tolist()  # by what is asked, by rank
+            of_others = exchange_rows(
+                state,
+                [ids.rows[: ids.num_remote] for ids in asks],
+                splits,
+                asked,
+                "rows to draw for",
+                meanwhile=draw_own,
             )
-            for r in requests
-        ]
-        self._excluded = [self._excluded_by_owner(r, excluded) for r in requests]
+            answers = self._answers(requests, options, of_others, asked, splits[:num])
+
+        drawn = []
+        for number, request in enumerate(requests):
+            counts, columns = own[number]
+            if answers:
+                counts = torch.cat([answers[number][0], counts])
+                both = zip(answers[number][1], columns, strict=True)
+                columns = [torch.cat(pair) for pair in both]
+            order = nodes[number].order
+            if request.fanout == 0:
+                counts = torch.zeros(request.nodes.numel(), dtype=torch.int64)
+            elif order is not None:  # from the order of owners into the order of the nodes
+                by_owner = counts
+                for i, column in enumerate(columns):
+                    counts, columns[i] = ungroup(order, by_owner, column, self.idtype, check=False)
+            eids = columns[1].to(self.idtype) if options.with_eids else None
+            drawn.append(SampledNeighbors(counts, columns[0].to(self.idtype), eids))
+        return drawn
 
     def _excluded_by_owner(
-        self, request: NeighborRequest, excluded: Mapping[CanonicalEType, Tensor]
+        self, etype: CanonicalEType, eids: Tensor, options: DrawOptions
     ) -> IdsByOwner:
         """Edges that are not to be drawn; ``rows`` are their ids."""
-        ownership, ranks = self._edges.ownership, self._state.world_size
-        eids = excluded.get(request.etype)
-        if eids is None or eids.numel() == 0 or request.fanout == 0:
-            return IdsByOwner(None, torch.empty(0, dtype=ownership.wire_dtype), [0] * ranks)
+        ownership, ranks = self.ownership, self._state.world_size
         eids = eids.to("cpu", torch.int64)
-        if self._options.edge_dir == "out":
+        if options.edge_dir == "out":
             # Who owns the source of an edge is not to be seen from its id.
             splits = [eids.numel()] * ranks
             splits[self._state.rank] = 0
-            return IdsByOwner(None, eids.to(ownership.wire_dtype).repeat(ranks), splits)
-        by_owner = ownership.by_owner(request.etype, eids)
+            repeated = eids.to(ownership.wire_dtype).repeat(ranks)
+            return IdsByOwner(None, repeated, splits, sum(splits))
+        by_owner = ownership.by_owner(etype, eids)
         if by_owner.order is not None:
             eids = eids.index_select(0, by_owner.order)
         return replace(by_owner, rows=eids.to(ownership.wire_dtype))
 
-    def sizes(self) -> Tensor:
-        """int64 ``[world_size, 2 R]``: per request nodes, then excluded edges, for each rank."""
-        splits = [ids.splits for ids in (*self._rows, *self._excluded)]
-        return torch.tensor(splits, dtype=torch.int64).t()
-
-    def run(self, asked: Tensor) -> list[SampledNeighbors]:
-        """Exchange requests and answers.
-
-        Args:
-            asked: int64 ``[world_size, 2 R]``, the sizes of what each rank asks of this one.
-        """
-        own: list[DrawnEdges] = []
-        if self._state.world_size == 1:
-            self._draw_own(own)
-            return [self._arranged(number, drawn) for number, drawn in enumerate(own)]
-        num = len(self._requests)
-        recv = asked.t().tolist()
-        asks = [*self._rows, *self._excluded]
-        of_others = exchange_rows(
-            self._state,
-            [ids.remote_rows for ids in asks],
-            [ids.splits for ids in asks],
-            recv,
-            "rows to draw for",
-            meanwhile=lambda: self._draw_own(own),
-        )
-        drawn = [
-            self._draw_for_others(
-                number,
-                of_others[number].split(recv[number]),
-                of_others[num + number].split(recv[num + number]),
-            )
-            for number in range(num)
-        ]
-        answers = self._answer(drawn, recv[:num])
-        return [
-            self._arranged(number, _joined(both))
-            for number, both in enumerate(zip(answers, own, strict=True))
-        ]
-
-    def _draw_own(self, found: list[DrawnEdges]) -> None:
-        """Add what is drawn for the nodes that this rank has itself, for each request."""
-        for number, (rows, excluded) in enumerate(zip(self._rows, self._excluded, strict=True)):
-            found.append(self._draw(number, rows.own_rows, excluded.own_rows))
-
-    def _draw_for_others(
-        self, number: int, rows: Sequence[Tensor], excluded: Sequence[Tensor]
-    ) -> DrawnEdges:
-        """Draw for groups of own rows, each group with its own excluded edges."""
-        if all(eids.numel() == 0 for eids in excluded):
-            return self._draw(number, torch.cat(list(rows)), excluded[0])
-        return _joined([self._draw(number, r, e) for r, e in zip(rows, excluded, strict=True)])
-
-    def _draw(self, number: int, rows: Tensor, excluded: Tensor) -> DrawnEdges:
-        absent = excluded if excluded.numel() else None
-        return self._edges.draw(self._requests[number], rows, self._options, absent)
-
-    def _answer(
-        self, drawn: Sequence[DrawnEdges], asked: Sequence[Sequence[int]]
+    def _answers(
+        self,
+        requests: Sequence[NeighborRequest],
+        options: DrawOptions,
+        groups: Sequence[Tensor],
+        asked: Sequence[Sequence[int]],
+        wanted: Sequence[Sequence[int]],
     ) -> list[DrawnEdges]:
-        """Send what was drawn for others; what others drew for this rank, by rank.
+        """Draw for others, and send it; what others drew for this rank, by rank.
 
         Args:
-            drawn: For each request, what was drawn for the nodes of each other rank.
-            asked: For each request, nodes that each rank asked for.
+            requests: Of this rank; those of others have the same relations and fanouts.
+            options: How to draw.
+            groups: For each request the rows that others ask for, by rank; then for each request
+                the edges that must not be drawn for them.
+            asked: How many of each are of which rank.
+            wanted: For each request, nodes that this rank asks of each other one.
         """
-        wanted = [rows.splits for rows in self._rows]
-        counts = exchange_rows(
-            self._state,
-            [c.to(self._count_dtype(r)) for (c, _), r in zip(drawn, self._requests, strict=True)],
-            asked,
-            wanted,
-            "numbers of neighbours",
+        edges, num, width = self._edges, len(requests), 2 if options.with_eids else 1
+        counts_out, columns_out, sums_out = [], [], []
+        for number, request in enumerate(requests):
+            rows, eids = groups[number], groups[num + number]
+            if eids.numel() == 0:
+                counts, columns = edges.draw(request, rows, options, None)
+            else:  # each rank leaves out edges of its own
+                parts = zip(rows.split(asked[number]), eids.split(asked[num + number]), strict=True)
+                by_rank = [edges.draw(request, r, options, e) for r, e in parts]
+                counts = torch.cat([part[0] for part in by_rank])
+                columns = [torch.cat([part[1][i] for part in by_rank]) for i in range(width)]
+            counts_out.append(counts.to(self._count_dtype(request, options)))
+            columns_out += columns
+            sums_out += [_sums(counts, asked[number])] * width
+        counts_in = exchange_rows(
+            self._state, counts_out, asked[:num], wanted, "numbers of neighbours"
         )
-        width = 2 if self._options.with_eids else 1
-        send = [_sums(c, splits) for (c, _), splits in zip(drawn, asked, strict=True)]
-        recv = [_sums(c, splits) for c, splits in zip(counts, wanted, strict=True)]
-        arrived = exchange_rows(
-            self._state,
-            [column for _, columns in drawn for column in columns],
-            [sums for sums in send for _ in range(width)],
-            [sums for sums in recv for _ in range(width)],
-            "neighbours",
-        )
+        sums_in = []
+        for counts, splits in zip(counts_in, wanted, strict=True):
+            sums_in += [_sums(counts, splits)] * width
+        columns_in = exchange_rows(self._state, columns_out, sums_out, sums_in, "neighbours")
         return [
-            (count.to(torch.int64), arrived[number * width : (number + 1) * width])
-            for number, count in enumerate(counts)
+            (counts.to(torch.int64), columns_in[number * width : (number + 1) * width])
+            for number, counts in enumerate(counts_in)
         ]
 
-    def _arranged(self, number: int, drawn: DrawnEdges) -> SampledNeighbors:
-        """What was drawn for nodes grouped by owner, in the order in which they were given."""
-        request, order = self._requests[number], self._rows[number].order
-        counts, columns = drawn
-        if request.fanout == 0:
-            counts = torch.zeros(request.nodes.numel(), dtype=torch.int64)
-        elif order is not None:
-            ordered = [ungroup(order, counts, column, self._idtype) for column in columns]
-            counts, columns = ordered[0][0], [column for _, column in ordered]
-        return sampled((counts, columns), self._idtype)
-
-    def _count_dtype(self, request: NeighborRequest) -> torch.dtype:
+    def _count_dtype(self, request: NeighborRequest, options: DrawOptions) -> torch.dtype:
         """The smallest integer that holds a count; the same on all ranks."""
-        most = self._edges.lists[request.etype, self._options.edge_dir].max_degree
-        if self._options.replace:
+        most = self._edges.lists[request.etype, options.edge_dir].max_degree
+        if options.replace:
             most = request.fanout
-        elif request.fanout >= 0 and not self._options.labor:
+        elif request.fanout >= 0 and not options.labor:
             most = min(most, request.fanout)
         for dtype in (torch.uint8, torch.int16, torch.int32):
             if most <= torch.iinfo(dtype).max:
@@ -993,13 +974,10 @@ class _LayerDraw:
 
 def _sums(counts: Tensor, splits: Sequence[int]) -> list[int]:
     """Sum of each group of counts."""
-    return [int(group.sum(dtype=torch.int64)) for group in counts[: sum(splits)].split(splits)]
-
-
-def _joined(groups: Sequence[DrawnEdges]) -> DrawnEdges:
-    """What was drawn for several groups of nodes, as if it had been drawn at once."""
-    by_column = zip(*(columns for _, columns in groups), strict=True)
-    return torch.cat([counts for counts, _ in groups]), [torch.cat(c) for c in by_column]
+    totals = torch.zeros(counts.numel() + 1, dtype=torch.int64)
+    torch.cumsum(counts, 0, dtype=torch.int64, out=totals[1:])
+    sums: list[int] = totals[[0, *accumulate(splits)]].diff().tolist()
+    return sums
 
 
 class ReplicatedGraphStore(ShardedGraphStore):
