@@ -24,7 +24,7 @@ import graphshard
 from case_selection import sampled
 from graphshard import comm
 from graphshard._base.ranges import RangeMap
-from graphshard.sampling import _ownership
+from graphshard.sampling import feature_store
 from graphshard.sampling.feature_store import Ownership
 from graphshard.sampling.graph_store import (
     CollectiveGraphStore,
@@ -82,7 +82,7 @@ def draw_shuffled(
         shuffled(graphshard.load_dgl_partition_data(parts, part)) for part in range(world_size)
     ]
     manager, translation = manager_of(all_data[rank], rank, graph), Translation(all_data)
-    plain, _ownership._INT32_MAX = _ownership._INT32_MAX, 1
+    plain, feature_store._INT32_MAX = feature_store._INT32_MAX, 1
     try:
         size = replicated_bytes(manager)
         structure = STRUCTURES[transport].of(manager)
@@ -91,7 +91,7 @@ def draw_shuffled(
             assert structure.num_bytes == size
         return {name: sample(name, structure, graph, rank, translation) for name in SAMPLERS}
     finally:
-        _ownership._INT32_MAX = plain
+        feature_store._INT32_MAX = plain
 
 
 @pytest.mark.parametrize("transport", list(STRUCTURES))

@@ -76,6 +76,25 @@ _checked: weakref.WeakKeyDictionary[nn.Module, tuple[int, int, bool]] = weakref.
 _POOLS = ("torch_geometric.nn.pool.", "torch_geometric.nn.unpool.")
 
 
+_HOOKS_OF_EDGES = (
+    "_message_forward_pre_hooks",
+    "_message_forward_hooks",
+    "_aggregate_forward_pre_hooks",
+    "_edge_update_forward_pre_hooks",
+    "_edge_update_forward_hooks",
+)
+
+#: Layers that are explained now, and the relation that they are called with.
+_explained_on: weakref.WeakKeyDictionary[nn.Module, SourceHalo] = weakref.WeakKeyDictionary()
+
+#: Layers to the nodes whose edges their caches are of.
+_cached_for: weakref.WeakKeyDictionary[nn.Module, Any] = weakref.WeakKeyDictionary()
+
+WHOLE_EDGES = "_graphshard_whole_edges"
+"""Where a layer has, within a call of a parallel model, the function that puts this rank's edges in
+the place of the whole graph's."""
+
+
 def check_model(layer: nn.Module, world_size: int) -> None:
     """Raise if the model that calls ``layer`` holds what is not exact on shards.
 
@@ -151,19 +170,6 @@ def _outermost(layer: nn.Module) -> nn.Module:
         frame = frame.f_back
     model: Any = layer if found is None else found.f_locals.get("self", layer)
     return model if isinstance(model, nn.Module) else layer
-
-
-_HOOKS_OF_EDGES = (
-    "_message_forward_pre_hooks",
-    "_message_forward_hooks",
-    "_aggregate_forward_pre_hooks",
-    "_edge_update_forward_pre_hooks",
-    "_edge_update_forward_hooks",
-)
-#: Layers that are explained now, and the relation that they are called with.
-_explained_on: weakref.WeakKeyDictionary[nn.Module, SourceHalo] = weakref.WeakKeyDictionary()
-#: Layers to the nodes whose edges their caches are of.
-_cached_for: weakref.WeakKeyDictionary[nn.Module, Any] = weakref.WeakKeyDictionary()
 
 
 @contextmanager
@@ -745,11 +751,6 @@ def own_embedding(
         total = total + rows * model.alpha[place + 1]
     found: Tensor = total
     return found
-
-
-WHOLE_EDGES = "_graphshard_whole_edges"
-"""Where a layer has, within a call of a parallel model, the function that puts this rank's edges in
-the place of the whole graph's."""
 
 
 def install() -> None:

@@ -53,6 +53,25 @@ from ._edge_index import DestinationIndex, ShardedEdgeIndex, SourceIndex
 from ._norms import takes_statistics
 from ._source_halo import EdgeSet, PieceEnd, SourceHalo
 
+MOST_EDGES, FEWEST_EDGES = 1 << 15, 1 << 11
+"""Bounds of the edges in a piece."""
+
+Tensors: TypeAlias = Sequence[Tensor]
+_MEAN_OR_SUM = {"SumAggregation": "sum", "MeanAggregation": "mean"}
+_HOOKS = (
+    "_propagate_forward_pre_hooks",
+    "_propagate_forward_hooks",
+    "_message_forward_pre_hooks",
+    "_message_forward_hooks",
+    "_aggregate_forward_pre_hooks",
+    "_aggregate_forward_hooks",
+    "_edge_update_forward_pre_hooks",
+    "_edge_update_forward_hooks",
+)
+
+_PADDED = ("LSTMAggregation", "GRUAggregation", "LCMAggregation")
+_looked_at: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+
 
 class _EdgeSetTransport(PairwiseTransport):
     """Rows of the shards of edges that a layer calls with, not of all of its relation's edges.
@@ -181,12 +200,6 @@ def attention(
         return AttentionSum(made)
 
     return FusedCall(halo, edges, sources, [], compute, reduction)
-
-
-MOST_EDGES, FEWEST_EDGES = 1 << 15, 1 << 11
-"""Bounds of the edges in a piece."""
-
-Tensors: TypeAlias = Sequence[Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -360,21 +373,6 @@ class _Recomputed(torch.autograd.Function):
         for i, summed in zip(remote, returned, strict=True):
             totals[i] = summed
         return None, *totals
-
-
-_MEAN_OR_SUM = {"SumAggregation": "sum", "MeanAggregation": "mean"}
-_HOOKS = (
-    "_propagate_forward_pre_hooks",
-    "_propagate_forward_hooks",
-    "_message_forward_pre_hooks",
-    "_message_forward_hooks",
-    "_aggregate_forward_pre_hooks",
-    "_aggregate_forward_hooks",
-    "_edge_update_forward_pre_hooks",
-    "_edge_update_forward_hooks",
-)
-_PADDED = ("LSTMAggregation", "GRUAggregation", "LCMAggregation")
-_looked_at: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 class bound:

@@ -40,6 +40,10 @@ if TYPE_CHECKING:
     from ..fullbatch.topology import Halo
 
 
+_KEPT_EDGE_SETS, _KEPT_TIMES_EDGES = 256, 4
+_edge_set_numbers = itertools.count()
+
+
 class NodeNumbering:
     """Numbers of one type's nodes, and how many of them each rank has; collective to make.
 
@@ -258,10 +262,6 @@ class PieceEnd(EdgeEnd):
             f"{name} of nodes within messages is of all edges, and sequential mode computes some "
             "at a time; shard with mode='oneshot'"
         )
-
-
-_KEPT_EDGE_SETS, _KEPT_TIMES_EDGES = 256, 4
-_edge_set_numbers = itertools.count()
 
 
 class SourceHalo:

@@ -62,6 +62,13 @@ if TYPE_CHECKING:
     from torch_geometric.data import Data, HeteroData
 
 
+_OTHER_EDGE_SETS = 8
+MatrixEdges: TypeAlias = tuple[Tensor, Tensor | None]
+"""``[2, num_edges]`` and the values of an adjacency matrix, None where they are all 1."""
+
+_MARK = "_graphshard_parallel"
+
+
 def share_generators(state: GroupState) -> None:
     """Give every rank rank 0's random states, of torch, numpy and Python; collective."""
     if state.world_size == 1:
@@ -109,12 +116,6 @@ def own_draws(state: GroupState, device: torch.device, seed: int) -> Iterator[No
         before.restore(device)
         random.setstate(of_python)
         np.random.set_state(of_numpy)
-
-
-_OTHER_EDGE_SETS = 8
-
-MatrixEdges: TypeAlias = tuple[Tensor, Tensor | None]
-"""``[2, num_edges]`` and the values of an adjacency matrix, None where they are all 1."""
 
 
 class ParallelEdges:
@@ -721,9 +722,6 @@ def tensors_of(model: nn.Module) -> Iterator[tuple[tuple[nn.Module, str], Tensor
             for name, value in list(vars(module).items()):
                 if type(value) is Tensor:
                     yield (module, name), value
-
-
-_MARK = "_graphshard_parallel"
 
 
 def parallelize(

@@ -52,6 +52,10 @@ from .lazy_features import check_named, names_for
 SPLIT_KEY, SEEDS_KEY = -2, -3
 
 
+SAMPLING, FEATURES, DEVICE = "sampling", "features", "device"
+FetchedRows: TypeAlias = list[dict[str, Tensor]]
+
+
 class BatchOrder:
     """Base of both.
 
@@ -175,11 +179,6 @@ class SeedOrder(BatchOrder):
 
 def _rows(values: Tensor, places: Tensor) -> Tensor:
     return values.index_select(0, places.to(values.device))
-
-
-SAMPLING, FEATURES, DEVICE = "sampling", "features", "device"
-
-FetchedRows: TypeAlias = list[dict[str, Tensor]]
 
 
 class MiniBatch(list[Block]):

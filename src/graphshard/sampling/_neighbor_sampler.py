@@ -44,6 +44,12 @@ from .graph_store import (
 )
 from .lazy_features import FeatureNames, check_named, names_for, read_named, set_all_lazy, set_lazy
 
+_WORD = (1 << 64) - 1
+_STEP = 0x9E3779B97F4A7C15
+LayerFanout: TypeAlias = int | Mapping[EType, int]
+GivenFeatures: TypeAlias = Mapping[str, Tensor | Mapping[str, Tensor]]
+"""Feature name to rows, or to node type to rows."""
+
 
 def per_kind(value: Any, kinds: Sequence[Any], what: str, shape: str) -> Mapping[Any, Any]:
     """A dictionary by node type or by relation, out of a user's value that may be one already.
@@ -320,10 +326,6 @@ def _is_keyed(sample_blocks: Callable[..., Any]) -> bool:
     return takes(sample_blocks, "draw_seed")
 
 
-_WORD = (1 << 64) - 1
-_STEP = 0x9E3779B97F4A7C15
-
-
 @dataclass(frozen=True)
 class DrawSeed:
     """One mini-batch's draws.
@@ -366,9 +368,6 @@ class DrawSeed:
             word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & _WORD
             word ^= word >> 31
         return word
-
-
-LayerFanout: TypeAlias = int | Mapping[EType, int]
 
 
 class IdTables:
@@ -450,6 +449,8 @@ class NeighborSampler(BlockSampler):
     Source: Hamilton, Ying and Leskovec, "Inductive Representation Learning on Large Graphs",
     NeurIPS 2017, https://arxiv.org/abs/1706.02216.
 
+    Arguments that are not described here are those of `BlockSampler`.
+
     Args:
         fanouts: Neighbours per node and relation; ``fanouts[i]`` belongs to ``blocks[i]``, so the
             last one is for the seeds. A number (-1 for all), or relation to number.
@@ -460,10 +461,6 @@ class NeighborSampler(BlockSampler):
         mask: Name of a bool edge feature; edges where it is false are never drawn.
         replace: Draw with replacement: nodes with any neighbour then have exactly the fanout, or,
             where it is -1, each neighbour once.
-        prefetch_node_feats: As for `BlockSampler`.
-        prefetch_labels: As for `BlockSampler`.
-        prefetch_edge_feats: As for `BlockSampler`.
-        output_device: As for `BlockSampler`.
         fused: Accepted for DGL's scripts: drawing and renumbering are always one pass.
 
     Raises:
@@ -716,10 +713,6 @@ def _first_places(rows: Tensor, num_rows: int) -> Tensor:
     return none.scatter_reduce(0, rows, places, "amin")
 
 
-GivenFeatures: TypeAlias = Mapping[str, Tensor | Mapping[str, Tensor]]
-"""Feature name to rows, or to node type to rows."""
-
-
 class MultiLayerFullNeighborSampler(NeighborSampler):
     """Takes every neighbour, layer by layer.
 
@@ -744,17 +737,13 @@ class LaborSampler(NeighborSampler):
     Source: Balin and Catalyurek, "Layer-Neighbor Sampling: Defusing Neighborhood Explosion in
     GNNs", NeurIPS 2023, https://arxiv.org/abs/2210.13339; its variant LABOR-0.
 
+    Arguments that are not described here are those of `NeighborSampler` and `BlockSampler`.
+
     Args:
         fanouts: As for `NeighborSampler`; mean numbers of neighbours.
-        edge_dir: As for `NeighborSampler`.
-        prob: As for `NeighborSampler`.
         importance_sampling: 0; the paper's iterated variants are not offered.
         layer_dependency: Use the same random numbers in all layers, for still fewer inputs.
         batch_dependency: Use the same random numbers for this many batches in a row.
-        prefetch_node_feats: As for `BlockSampler`.
-        prefetch_labels: As for `BlockSampler`.
-        prefetch_edge_feats: As for `BlockSampler`.
-        output_device: As for `BlockSampler`.
 
     Raises:
         ValueError: As for `NeighborSampler`, or ``batch_dependency`` below 1.
@@ -811,6 +800,8 @@ class _SameForAllLayers(DrawSeed):
 class DistNeighborSampler(NeighborSampler):
     """Draws neighbours for a `DataLoader` over a sharded graph, as SAR names it.
 
+    Arguments that are not described here are those of `NeighborSampler`.
+
     Args:
         fanouts: Neighbours per node and relation; ``fanouts[i]`` belongs to ``blocks[i]``, so the
             last one is for the seeds. A number (-1 for all), or relation to number.
@@ -827,8 +818,6 @@ class DistNeighborSampler(NeighborSampler):
             so where the structure fits.
         batch_comm_overlap: Accepted for SAR's scripts: a `DataLoader` fetches features while it
             draws, and while the caller computes.
-        edge_dir: As for `NeighborSampler`.
-        mask: As for `NeighborSampler`.
 
     Raises:
         TypeError: ``copy_edata`` is no bool.

@@ -70,6 +70,16 @@ _STEPS_AHEAD = 2
 """How many steps the caller may have launched that the device has not reached."""
 
 
+T = TypeVar("T")
+_DROP_SECONDS = 3.0
+_EXIT_SECONDS = 10.0
+_PREFIX = "graphshard-"
+_END = object()
+"""The last thing in every queue."""
+
+_crews: set[Crew] = set()
+
+
 @dataclass(frozen=True)
 class SentBatch:
     """A batch whose copies may not be done.
@@ -228,13 +238,6 @@ def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
     return change(value)
 
 
-T = TypeVar("T")
-
-_DROP_SECONDS = 3.0
-_EXIT_SECONDS = 10.0
-_PREFIX = "graphshard-"
-
-
 @dataclass(frozen=True)
 class Stage:
     """One step of the work on a batch.
@@ -265,10 +268,6 @@ class _Promise:
     """What takes the place of a batch that a worker has just begun."""
 
     kept: SimpleQueue[Any] = field(default_factory=SimpleQueue)
-
-
-_END = object()
-"""The last thing in every queue."""
 
 
 class Pipeline:
@@ -613,9 +612,6 @@ def _work_on_batches(desk: _Desk) -> None:
     if is_last:
         desk.failure = None  # its traceback refers to a frame
         desk.target.put(_END)
-
-
-_crews: set[Crew] = set()
 
 
 @functools.cache

@@ -48,6 +48,14 @@ _HEAD = 2
 _MOST_SIGNATURES = 2**31
 
 
+Tables: TypeAlias = Mapping[tuple[RowKind, str], Tensor]
+"""(node type or relation, feature name) to rows."""
+
+R = TypeVar("R", bound="LocalFeatureStore")
+_MESSAGE_BYTES = 1 << 26
+_SLOT_BYTES = 4
+
+
 @dataclass(frozen=True)
 class Ownership:
     """Who owns what of a sharded graph.
@@ -263,12 +271,6 @@ class FeatureStore(Protocol):
 
         A loader closes what it has made, and never a store that it was given.
         """
-
-
-Tables: TypeAlias = Mapping[tuple[RowKind, str], Tensor]
-"""(node type or relation, feature name) to rows."""
-
-R = TypeVar("R", bound="LocalFeatureStore")
 
 
 @dataclass(frozen=True)
@@ -673,10 +675,6 @@ def check_rows(rows: Any, num_rows: int, of: str, label: str) -> None:
         raise ValueError(
             f"{label} requires a gradient, which fetched rows do not carry; pass .detach()"
         )
-
-
-_MESSAGE_BYTES = 1 << 26
-_SLOT_BYTES = 4
 
 
 class CachedFeatureStore(LocalFeatureStore):

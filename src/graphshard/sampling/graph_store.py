@@ -63,6 +63,18 @@ from .feature_store import (
 EdgeDir = Literal["in", "out"]
 
 
+_MEMBERS = "ntypes canonical_etypes idtype device group num_nodes num_edges sample_neighbors on"
+ListKey: TypeAlias = tuple[CanonicalEType, EdgeDir]
+DrawnEdges: TypeAlias = tuple[Tensor, list[Tensor]]
+"""Number of edges by node; and by edge the neighbours, and the edge ids if they are wanted."""
+
+LACKS_OUT_EDGES, LACKS_LABOR_IDS, LACKS_WEIGHTS = 1, 2, 4
+S = TypeVar("S", bound="ShardedGraphStore")
+SamplingTransport: TypeAlias = Literal["auto", "collective", "replicated"]
+_TRANSPORTS = ("auto", "collective", "replicated")
+_KEPT = "_graph_stores"
+
+
 @dataclass(frozen=True, kw_only=True)
 class DrawOptions:
     """How neighbours are drawn; the same for all requests of a batch.
@@ -205,9 +217,6 @@ class GraphStore(Protocol):
         """
 
 
-_MEMBERS = "ntypes canonical_etypes idtype device group num_nodes num_edges sample_neighbors on"
-
-
 def is_graph_store(value: Any) -> bool:
     """Whether a value is a `GraphStore`, by its members.
 
@@ -224,13 +233,6 @@ def is_graph_store(value: Any) -> bool:
             "graphshard.sampling.GraphStore"
         )
     return True
-
-
-ListKey: TypeAlias = tuple[CanonicalEType, EdgeDir]
-DrawnEdges: TypeAlias = tuple[Tensor, list[Tensor]]
-"""Number of edges by node; and by edge the neighbours, and the edge ids if they are wanted."""
-
-LACKS_OUT_EDGES, LACKS_LABOR_IDS, LACKS_WEIGHTS = 1, 2, 4
 
 
 def ends(etype: CanonicalEType, edge_dir: EdgeDir) -> tuple[str, str]:
@@ -749,9 +751,6 @@ class LocalGraphStore:
         return feature.placed[options.edge_dir]
 
 
-S = TypeVar("S", bound="ShardedGraphStore")
-
-
 class ShardedGraphStore:
     """What stores of a graph have in common of which each rank owns a part.
 
@@ -1128,12 +1127,6 @@ class ReplicatedGraphStore(ShardedGraphStore):
             indptr, neighbors = next(shared), next(shared)
             eids = next(shared) if with_eids else None
             self._edges.lists[key] = EdgeLists(indptr, neighbors, eids, 0, lists.max_degree)
-
-
-SamplingTransport: TypeAlias = Literal["auto", "collective", "replicated"]
-
-_TRANSPORTS = ("auto", "collective", "replicated")
-_KEPT = "_graph_stores"
 
 
 @dataclass

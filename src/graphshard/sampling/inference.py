@@ -40,6 +40,9 @@ from ..graph.message_passing import RelationData, edge_values, flattened, reduce
 from ..graph.structure import Schema
 from ..ops import Adjacency, edge_softmax
 
+T = TypeVar("T")
+_MOST_LAYERS = 1000
+
 
 @dataclass(frozen=True, eq=False)
 class Batch:
@@ -195,9 +198,6 @@ def _as_it_is(column: Tensor) -> Tensor:
 def _own_and_remote(own: Tensor, plan: ExchangePlan, column: Tensor) -> Tensor:
     """The own rows of a column that a batch reads, then the remote ones; collective."""
     return torch.cat([column.index_select(0, own), *fetch_halo([(plan, column)])])
-
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -513,9 +513,6 @@ class BatchedShards(BatchedPassing, GraphShardManager):
     def together(self, calls: Sequence[Callable[[], T]]) -> list[T]:
         """One after the other: each aggregation fetches what its batches need."""
         return MessagePassingGraph.together(self, calls)
-
-
-_MOST_LAYERS = 1000
 
 
 def inference(

@@ -509,13 +509,12 @@ class _PairLabels:
 class NodeDataLoader(LocalDataLoader):
     """A `DataLoader` over node ids, as older releases of DGL name it.
 
+    Arguments that are not described here are those of `DataLoader`.
+
     Args:
         g: The graph.
         nids: Node ids, or node type to ids.
         graph_sampler: Draws blocks.
-        device: As for `DataLoader`.
-        *unnamed: As for `DataLoader`.
-        **options: As for `DataLoader`.
     """
 
     def __init__(
@@ -533,19 +532,12 @@ class NodeDataLoader(LocalDataLoader):
 class EdgeDataLoader(LocalDataLoader):
     """A `DataLoader` over edge ids, whose sampler is made by `as_edge_prediction_sampler`.
 
+    Arguments that are not described here are those of `DataLoader` and `EdgePredictionSampler`.
+
     Args:
         g: The graph.
         eids: Edge ids, or relation to ids.
         graph_sampler: Draws blocks for nodes.
-        device: As for `DataLoader`.
-        *unnamed: As for `DataLoader`.
-        exclude: As for `EdgePredictionSampler`.
-        reverse_eids: As for `EdgePredictionSampler`.
-        reverse_etypes: As for `EdgePredictionSampler`.
-        negative_sampler: As for `EdgePredictionSampler`.
-        prefetch_labels: As for `EdgePredictionSampler`.
-        g_sampling: As for `EdgePredictionSampler`.
-        **options: As for `DataLoader`.
 
     Example:
         >>> from graphshard.data import load_dataset

@@ -83,6 +83,16 @@ Exclude: TypeAlias = str | Tensor | Mapping[EType, Tensor] | Callable[[Any], Any
 MODES = ("self", "reverse_id", "reverse_types")
 
 
+Pairs: TypeAlias = tuple[Tensor, Tensor]
+"""Source and destination of each pair."""
+
+NEGATIVES = -1
+"""Stands in `DrawSeed.key` where draws of neighbours have the index of a layer."""
+
+_DOMAIN = 0x2545F4914F6CDD1D
+_MAX_ROUNDS = 64
+
+
 def check_exclude(
     exclude: Exclude,
     reverse_eids: Tensor | Mapping[EType, Tensor] | None,
@@ -117,13 +127,12 @@ def edges_to_exclude(
 ) -> dict[CanonicalEType, Tensor] | None:
     """Ids of the edges that must not be drawn for a batch of edges.
 
+    Arguments that are not described here are those of `EdgePredictionSampler`.
+
     Args:
         g: The graph.
         seeds: Ids of the batch's edges.
         as_given: The same as a user's function sees them: a tensor where there is one relation.
-        exclude: As for `EdgePredictionSampler`.
-        reverse_eids: As for `EdgePredictionSampler`.
-        reverse_etypes: As for `EdgePredictionSampler`.
 
     Raises:
         TypeError: Ids that are no integers, or without a relation on a graph of several.
@@ -189,12 +198,11 @@ def find_exclude_eids(
 ) -> Any:
     """Ids of the edges that must not be drawn for some edges.
 
+    Arguments that are not described here are those of `EdgePredictionSampler`.
+
     Args:
         g: The graph.
         seed_edges: Edge ids, or relation to ids.
-        exclude: As for `EdgePredictionSampler`.
-        reverse_eids: As for `EdgePredictionSampler`.
-        reverse_etypes: As for `EdgePredictionSampler`.
         output_device: Where they shall be; by default where the graph is.
 
     Returns:
@@ -242,16 +250,6 @@ def _reverse(
     at = eids.to(of_relation.device) if isinstance(of_relation, Tensor) else eids.cpu()
     found = torch.as_tensor(of_relation[at])
     return checked_ids(found, num_edges, f"reverse_eids of {etype}", store, leave_out=True)
-
-
-Pairs: TypeAlias = tuple[Tensor, Tensor]
-"""Source and destination of each pair."""
-
-NEGATIVES = -1
-"""Stands in `DrawSeed.key` where draws of neighbours have the index of a layer."""
-
-_DOMAIN = 0x2545F4914F6CDD1D
-_MAX_ROUNDS = 64
 
 
 class NegativeSampler(ABC):

@@ -38,6 +38,17 @@ from ...sampling import DrawOptions, DrawSeed, NeighborRequest, SampledNeighbors
 from ...sampling.sampler import IdTables
 from ._sources import ORIGINAL, Kind, SamplingSource
 
+_INDUCED = 1 << 20
+"""Stands in the key of a draw where hops have their number."""
+
+_HASHED = 2**24 + 1
+"""From this number of ids on an `IdTable` takes memory for what is in it, and not for all ids."""
+
+_MOST_EDGES = 50
+_DOMAIN = 0x1F83D9ABFB41BD6B
+_TAKEN = 1 << 21
+"""Stands in the key of a draw of nodes, besides the hop."""
+
 
 class TimedEdges(NamedTuple):
     """What one relation draws under a limit.
@@ -162,13 +173,6 @@ def _last(counts: Tensor, times: Tensor, in_time: Tensor, fanout: int) -> tuple[
         places = places[from_end <= fanout]
         left = left.clamp(max=fanout)
     return left, places
-
-
-_INDUCED = 1 << 20
-"""Stands in the key of a draw where hops have their number."""
-
-_HASHED = 2**24 + 1
-"""From this number of ids on an `IdTable` takes memory for what is in it, and not for all ids."""
 
 
 @dataclass(frozen=True)
@@ -471,12 +475,6 @@ def eids_of(edges: SampledNeighbors) -> Tensor:
     eids = edges.eids
     assert eids is not None
     return (eids if isinstance(eids, Tensor) else eids.gather()).to(torch.int64)
-
-
-_MOST_EDGES = 50
-_DOMAIN = 0x1F83D9ABFB41BD6B
-_TAKEN = 1 << 21
-"""Stands in the key of a draw of nodes, besides the hop."""
 
 
 def sample_budget(

@@ -47,6 +47,14 @@ from ._inputs import (
 from ._samplers import HGTSampler, HopSampler, SourceSampler
 from ._sources import ORIGINAL, Kind, SamplingSource, source_of
 
+_SAMPLE, _FEATURES = "sample", "features"
+_AHEAD = 2
+_NO_PROCESSES = {
+    "worker_init_fn": "what it sets up, set up before the loop",
+    "multiprocessing_context": "leave it out",
+    "timeout": "what other ranks are waited for has the timeout of the process group",
+}
+
 
 def batch_of(
     source: SamplingSource,
@@ -149,15 +157,6 @@ def set_link_seeds(data: Any, out: Any, input_type: Any, neg_sampling: Any) -> N
     data[input_type[0]].src_index = src
     data[input_type[2]].dst_pos_index, data[input_type[2]].dst_neg_index = dst_pos, dst_neg
     data[input_type[0]].seed_time = data[input_type[2]].seed_time = seed_time
-
-
-_SAMPLE, _FEATURES = "sample", "features"
-_AHEAD = 2
-_NO_PROCESSES = {
-    "worker_init_fn": "what it sets up, set up before the loop",
-    "multiprocessing_context": "leave it out",
-    "timeout": "what other ranks are waited for has the timeout of the process group",
-}
 
 
 def check_options(options: dict[str, Any]) -> None:
@@ -420,21 +419,16 @@ class NeighborLoader(_NodeSeeds, pyg.NeighborLoader):
     have as many batches, and a rank that would need fewer has smaller ones. One that has fewer
     seeds than there are batches has some without seeds.
 
+    Arguments that are not described here are those of `HopSampler`.
+
     Args:
         data: ``Data`` or ``HeteroData``; the same from `graphshard.pyg.shard`; a
             `graphshard.servers.DistGraph`; or PyG's pair of a feature store and a graph store.
-        num_neighbors: As for `HopSampler`.
         input_nodes: Seeds, as PyG takes them: None for all; a mask, ids, a type, or a type with
             those. Of sharded data they are rows of it, this rank's own; None is all that it has. Of
             a `DistGraph` they are ids before partitioning, or a `DistTensor` that masks nodes,
             which the trainers share evenly.
         input_time: Times of the seeds, by default those in ``time_attr``.
-        replace: As for `HopSampler`.
-        subgraph_type: As for `HopSampler`.
-        disjoint: As for `HopSampler`.
-        temporal_strategy: As for `HopSampler`.
-        time_attr: As for `HopSampler`.
-        weight_attr: As for `HopSampler`.
         transform: Called with each batch.
         transform_sampler_output: Called with each sample.
         is_sorted: Accepted: edges are sorted once, whatever it says.
@@ -500,16 +494,10 @@ class NeighborLoader(_NodeSeeds, pyg.NeighborLoader):
 class HGTLoader(_NodeSeeds, pyg.HGTLoader):
     """PyG's ``HGTLoader`` over a typed graph, here, in parts on ranks, or on graph servers.
 
+    Arguments that are not described here are those of `HGTSampler` and `NeighborLoader`.
+
     Args:
         data: As for `NeighborLoader`, with types.
-        num_samples: As for `HGTSampler`.
-        input_nodes: As for `NeighborLoader`.
-        is_sorted: As for `NeighborLoader`.
-        transform: As for `NeighborLoader`.
-        transform_sampler_output: As for `NeighborLoader`.
-        filter_per_worker: As for `NeighborLoader`.
-        seed: As for `NeighborLoader`.
-        **kwargs: As for `NeighborLoader`.
 
     Raises:
         TypeError: As for `NeighborLoader`.
@@ -549,30 +537,16 @@ class LinkNeighborLoader(SourceLoader, pyg.LinkNeighborLoader):
     See `NeighborLoader`. Negatives are drawn alike from all nodes, so that some may be edges; they
     depend on the draw and on the edges of the batch.
 
+    Arguments that are not described here are those of `NeighborLoader` and `HopSampler`.
+
     Args:
-        data: As for `NeighborLoader`.
-        num_neighbors: As for `HopSampler`.
         edge_label_index: Edges to start from, ``[2, n]``; a relation; or both; None for all. Of
             sharded data: its ``edge_index`` or some columns of it, None for all that this rank has;
             or a plain tensor of ids of nodes before partitioning, as of a `DistGraph`.
         edge_label: A label for each edge.
         edge_label_time: A time for each edge; neighbours are not later.
-        replace: As for `HopSampler`.
-        subgraph_type: As for `HopSampler`.
-        disjoint: As for `HopSampler`.
-        temporal_strategy: As for `HopSampler`.
         neg_sampling: PyG's ``NegativeSampling``, ``"binary"`` or ``"triplet"``.
         neg_sampling_ratio: PyG's old name of binary negatives, this many for each edge.
-        time_attr: As for `HopSampler`.
-        weight_attr: As for `HopSampler`.
-        transform: As for `NeighborLoader`.
-        transform_sampler_output: As for `NeighborLoader`.
-        is_sorted: As for `NeighborLoader`.
-        filter_per_worker: As for `NeighborLoader`.
-        neighbor_sampler: As for `NeighborLoader`.
-        directed: As for `NeighborLoader`.
-        seed: As for `NeighborLoader`.
-        **kwargs: As for `NeighborLoader`.
 
     Raises:
         TypeError: As for `NeighborLoader`.

@@ -40,9 +40,7 @@ _ROUNDS = 6
 class SourceSampler(BaseSampler):
     """Base of the samplers here; making one of a graph that spans ranks is collective.
 
-    Args:
-        graph: As for `HopSampler`.
-        seed: As for `HopSampler`.
+    Arguments that are not described here are those of `HopSampler`.
 
     Attributes:
         are_checked: Whether seeds are known to be in range, so that ranks need not ask each other.

@@ -44,6 +44,15 @@ ORIGINAL = "orig_id"
 _CHUNK = 1 << 20
 
 
+_ONLY_TYPE = DEFAULT_CANONICAL_ETYPE[0]
+_TO_PYG = {"feat": "x", "label": "y"}  # as `graphshard.pyg.shard` names them
+_IDS = ("n_id", "e_id")
+_KEPT = "_sampling_source"
+"""Where a graph in parts keeps its source: the loaders of one graph share it."""
+
+ColumnsByKind = dict[Kind, dict[str, Tensor]]
+
+
 @dataclass(frozen=True, eq=False)
 class SamplingSource:
     """A graph to sample from.
@@ -215,15 +224,6 @@ class SamplingSource:
 
     def _stored_name(self, kind: Kind, name: str) -> str:
         return name if name == ORIGINAL else self.names[kind][name]
-
-
-_ONLY_TYPE = DEFAULT_CANONICAL_ETYPE[0]
-_TO_PYG = {"feat": "x", "label": "y"}  # as `graphshard.pyg.shard` names them
-_IDS = ("n_id", "e_id")
-_KEPT = "_sampling_source"
-"""Where a graph in parts keeps its source: the loaders of one graph share it."""
-
-ColumnsByKind = dict[Kind, dict[str, Tensor]]
 
 
 def source_of(graph: Any) -> SamplingSource:
