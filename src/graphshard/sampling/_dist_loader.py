@@ -559,10 +559,10 @@ class BatchStages:
         self.plan.attach(batch, rows)
         return batch
 
-    def move(self, batch: MiniBatch | tuple[MiniBatch, FetchedRows]) -> MiniBatch:
+    def move(self, fetched: MiniBatch | tuple[MiniBatch, FetchedRows]) -> MiniBatch:
         """Move a batch to its device, and attach what was fetched for it."""
-        batch, rows = batch if isinstance(batch, tuple) else (batch, None)
-        batch = moved(batch, self.device, pin=True)
+        drawn, rows = fetched if isinstance(fetched, tuple) else (fetched, None)
+        batch: MiniBatch = moved(drawn, self.device, pin=True)
         if rows is not None:
             self.plan.attach(batch, rows)
         return batch

@@ -32,7 +32,6 @@ import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import accumulate
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 import torch
@@ -973,9 +972,9 @@ class CollectiveGraphStore(ShardedGraphStore):
 
 def _sums(counts: Tensor, splits: Sequence[int]) -> list[int]:
     """Sum of each group of counts."""
-    totals = torch.zeros(counts.numel() + 1, dtype=torch.int64)
-    torch.cumsum(counts, 0, dtype=torch.int64, out=totals[1:])
-    sums: list[int] = totals[[0, *accumulate(splits)]].diff().tolist()
+    sums = []
+    for group in counts.split(list(splits)):
+        sums.append(int(group.sum(dtype=torch.int64)))
     return sums
 
 
