@@ -12,7 +12,7 @@ import pytest
 from graphshard._base import memory as _memory
 from graphshard._base.memory import available_memory
 from graphshard.fullbatch import _config
-from graphshard.sampling.graph_store import _choose
+from graphshard.sampling import graph_store
 
 GIB = 1 << 30
 V2_MOUNT = "30 23 0:26 {root} /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n"
@@ -171,7 +171,7 @@ def test_here() -> None:
 
 
 def test_all_who_choose_by_memory_ask_it() -> None:
-    assert _config.available_memory is _choose.available_memory is _memory.available_memory
+    assert _config.available_memory is graph_store.available_memory is _memory.available_memory
 
 
 def test_auto_mode_heeds_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

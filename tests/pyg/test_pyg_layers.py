@@ -49,9 +49,9 @@ def compare_all(
 ) -> dict[str, dict[str, Any]]:
     from layer_zoo import compare, zoo
 
-    from graphshard.pyg import _recompute
+    from graphshard.pyg import _propagate
 
-    _recompute.FEWEST_EDGES = 16  # so that a small graph has several pieces
+    _propagate.FEWEST_EDGES = 16  # so that a small graph has several pieces
     return {
         case.name: compare(case, dtype, cut, options, world_size)
         for case in zoo()

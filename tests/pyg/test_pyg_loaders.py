@@ -111,7 +111,7 @@ def _tensors(batch: Any) -> list[torch.Tensor]:
 
 
 def stream_on_meta(monkeypatch: pytest.MonkeyPatch, log: list[str]) -> None:
-    place = "graphshard.sampling.loader._device_stream._STREAMED"
+    place = "graphshard.sampling._pipeline._STREAMED"
     monkeypatch.setattr(place, ("cuda", "meta"))
     event = SimpleNamespace(
         record=lambda stream: None,

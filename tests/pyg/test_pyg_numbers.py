@@ -378,9 +378,9 @@ def layer_gap(make: Callable[[], nn.Module], cut: str, mode: str, world_size: in
 
 
 def layers_on_a_rank(rank: int, world_size: int, cut: str, mode: str) -> dict[str, float]:
-    from graphshard.pyg import _recompute
+    from graphshard.pyg import _propagate
 
-    _recompute.FEWEST_EDGES = 16
+    _propagate.FEWEST_EDGES = 16
     return {name: layer_gap(make, cut, mode, world_size) for name, make in LAYERS.items()}
 
 

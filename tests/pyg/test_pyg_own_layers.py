@@ -258,9 +258,9 @@ def correct_and_smooth(cut: str, mode: str, world_size: int) -> float:
 def on_a_rank(
     rank: int, world_size: int, cut: str, mode: str
 ) -> tuple[dict[str, float], dict[str, str]]:
-    from graphshard.pyg import _recompute
+    from graphshard.pyg import _propagate
 
-    _recompute.FEWEST_EDGES = 16
+    _propagate.FEWEST_EDGES = 16
     exact = {name: compared(make, cut, mode, world_size) for name, make in EXACT.items()}
     exact["CorrectAndSmooth"] = correct_and_smooth(cut, mode, world_size)
     raised = {}

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 
 import graphshard.pyg
-from graphshard.pyg import _recompute
+from graphshard.pyg import _propagate
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -27,7 +27,7 @@ from layer_zoo import EDGE_WIDTH, WIDTH, whole_graph
 
 @pytest.fixture(autouse=True)
 def _several_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_recompute, "FEWEST_EDGES", 16)
+    monkeypatch.setattr(_propagate, "FEWEST_EDGES", 16)
 
 
 @pytest.mark.parametrize("mode", ["oneshot", "sequential"])

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import graphshard
+import graphshard.dgl
 from dgl_peer import dgl
 from graphshard.graph import EID, NID
 
 __all__ = ["BOTH", "RELATIONS", "block_edges", "dgl", "ends", "plain", "typed"]
 
-BOTH = (graphshard, dgl)
+BOTH = (graphshard.dgl, dgl)
 
 NUM_NODES = {"item": 9, "user": 12}
 RELATIONS = {

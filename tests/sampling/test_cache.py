@@ -14,15 +14,16 @@ from sharded_cases import manager_of, plain_graph, typed_graph, write_parts
 from torch import Tensor
 
 from graphshard import comm
-from graphshard.sampling._ownership import Ownership
+from graphshard.sampling import feature_store
 from graphshard.sampling.feature_store import (
+    CachedFeatureStore,
     CollectiveFeatureStore,
     FeatureRequest,
     LocalFeatureStore,
     MappedFeatureStore,
-    _cache,
+    Ownership,
+    most_wanted,
 )
-from graphshard.sampling.feature_store._cache import CachedFeatureStore, most_wanted
 from graphshard.testing import run_ranks
 
 ROW_BYTES = 5 * 4 + 8
@@ -60,12 +61,12 @@ def cached(rank: int, world_size: int, parts: str, num_rows: int, how: str, fold
     batches = [torch.randint(0, 25, (12,), generator=generator) for _ in range(3)]
     batches = [torch.unique(batch) for batch in batches]
     # Messages of the preparation are small enough to take several rounds.
-    plain, _cache._MESSAGE_BYTES = _cache._MESSAGE_BYTES, 2 * ROW_BYTES
+    plain, feature_store._MESSAGE_BYTES = feature_store._MESSAGE_BYTES, 2 * ROW_BYTES
     try:
         ids, counts = torch.unique(torch.cat(batches), return_counts=True)
         cache.prepare({"_N": (ids, counts)})
     finally:
-        _cache._MESSAGE_BYTES = plain
+        feature_store._MESSAGE_BYTES = plain
     remote = base.is_remote("_N", ids)
     if remote is None:
         remote = torch.zeros(ids.numel(), dtype=torch.bool)
@@ -195,8 +196,10 @@ def test_a_cache_of_local_rows_keeps_nothing() -> None:
 def test_the_best_rows_of_two_types(budget: int) -> None:
     """Rows of 8 and of 3 bytes beside indices of 40 and 7; the counts decide, then type and id."""
     candidates = {
-        "a": _cache._CacheCandidates(torch.tensor([5, 2, 9]), torch.tensor([3, 1, 3]), 8, 40),
-        "b": _cache._CacheCandidates(torch.tensor([4, 1]), torch.tensor([2, 4]), 3, 7),
+        "a": feature_store._CacheCandidates(
+            torch.tensor([5, 2, 9]), torch.tensor([3, 1, 3]), 8, 40
+        ),
+        "b": feature_store._CacheCandidates(torch.tensor([4, 1]), torch.tensor([2, 4]), 3, 7),
     }
     order = [("b", 1), ("a", 5), ("a", 9), ("b", 4), ("a", 2)]
     if budget <= 47:  # the indices do not fit side by side: "a" has more accesses

@@ -30,8 +30,12 @@ import graphshard
 from graphshard import comm
 from graphshard.partition import partition_graph
 from graphshard.sampling import NeighborSampler
-from graphshard.sampling.graph_store import DrawOptions, NeighborRequest, graph_store_of
-from graphshard.sampling.graph_store._collective import CollectiveGraphStore
+from graphshard.sampling.graph_store import (
+    CollectiveGraphStore,
+    DrawOptions,
+    NeighborRequest,
+    graph_store_of,
+)
 from graphshard.testing import run_ranks
 
 FANOUTS = {"knows": -1, "likes": 0, "back": 2, "sells": 300, "owns": 1, "_E": 3}

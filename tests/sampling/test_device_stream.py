@@ -30,8 +30,8 @@ from graphshard.graph.frame import LazyRows
 from graphshard.partition import partition_graph
 from graphshard.sampling import DataLoader as ShardedLoader
 from graphshard.sampling import DistNeighborSampler, MiniBatch
+from graphshard.sampling._pipeline import DeviceStream, moved
 from graphshard.sampling.loader import Pipeline, Stage
-from graphshard.sampling.loader._device_stream import DeviceStream, moved
 from graphshard.servers import DistEdgeDataLoader, DistGraph, DistNodeDataLoader, exit_client
 from graphshard.testing import run_ranks
 
@@ -111,7 +111,7 @@ class Cuda:
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
     """Streams on the device "meta", to which copies come late and keep their values."""
     found = Cuda()
-    monkeypatch.setattr("graphshard.sampling.loader._device_stream._STREAMED", ("cuda", "meta"))
+    monkeypatch.setattr("graphshard.sampling._pipeline._STREAMED", ("cuda", "meta"))
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: found.side)
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "current_stream", found.current_stream)
@@ -347,7 +347,7 @@ def test_the_caller_is_held_back_and_the_device_wait_is_counted(cuda: Cuda) -> N
     for _ in run:
         counts.append(cuda.log.count("host waits for default"))
     assert counts == [0, 0, 1, 2, 3, 4]  # never more than two steps ahead of the device
-    assert run.delivered.device_seconds_waited == 3.0
+    assert run.delivered.arrivals.seconds_waited == 3.0
 
 
 def test_without_threads_all_is_on_the_callers_stream(cuda: Cuda) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from graphshard.sampling.loader._batch_order import SplitOrder
+from graphshard.sampling.loader import SplitOrder
 
 
 def all_batches(order: SplitOrder, epoch: int = 0) -> list:

@@ -15,7 +15,7 @@ from graphshard.dgl.dataloading import (
     as_edge_prediction_sampler,
 )
 from graphshard.graph import EID, NID
-from graphshard.sampling.sampler._exclude import edges_to_exclude
+from graphshard.sampling.sampler import edges_to_exclude
 
 REVERSE = torch.cat([torch.arange(60, 120), torch.arange(60)])
 """In the plain graph edge e + 60 is edge e reversed."""

@@ -29,12 +29,12 @@ from torch import Tensor
 import graphshard
 from graphshard import comm
 from graphshard.comm.transport import _shared_arrays
-from graphshard.sampling._ownership import Ownership
 from graphshard.sampling.feature_store import (
     CollectiveFeatureStore,
     FeatureRequest,
     LocalFeatureStore,
     MappedFeatureStore,
+    Ownership,
 )
 from graphshard.testing import run_ranks
 

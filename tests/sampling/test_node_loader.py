@@ -352,7 +352,7 @@ def test_own_sampler_is_told_the_draw() -> None:
 @pytest.mark.parametrize("module", BOTH, ids=["graphshard", "dgl"])
 def test_own_block_sampler_as_for_dgl(module: Any) -> None:
     """The example of DGL's user guide: a subclass that makes blocks with to_block."""
-    base = BlockSampler if module is graphshard else module.dataloading.BlockSampler
+    base = BlockSampler if module is BOTH[0] else module.dataloading.BlockSampler
 
     class AllNeighbours(base):  # type: ignore[misc, valid-type]
         def __init__(self, num_layers: int) -> None:

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from graphshard._base.kernels import num_threads
-from graphshard.sampling.loader._pipeline import _PREFIX, Pipeline, Run, Stage
+from graphshard.sampling._pipeline import _PREFIX, Pipeline, Run, Stage
 
 
 def threads() -> list[str]:
@@ -343,7 +343,7 @@ PROGRAMS = {
 HEAD = """
 import sys, time, torch
 from graphshard._base.kernels import num_threads
-from graphshard.sampling.loader._pipeline import Pipeline, Stage
+from graphshard.sampling._pipeline import Pipeline, Stage
 
 def busy(x):
     for _ in range(20):

@@ -34,9 +34,12 @@ from graphshard.comm.group._state import group_state
 from graphshard.comm.transport import _shared_arrays
 from graphshard.comm.transport._hosts import Hosts, directory_with_room
 from graphshard.sampling import NeighborSampler
-from graphshard.sampling.graph_store._choose import choose_graph_store, replicated_bytes
-from graphshard.sampling.graph_store._collective import CollectiveGraphStore
-from graphshard.sampling.graph_store._replicated import ReplicatedGraphStore
+from graphshard.sampling.graph_store import (
+    CollectiveGraphStore,
+    ReplicatedGraphStore,
+    choose_graph_store,
+    replicated_bytes,
+)
 from graphshard.testing import run_ranks
 
 

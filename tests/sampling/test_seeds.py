@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from graphshard.sampling.loader._batch_order import SeedOrder
+from graphshard.sampling._dist_loader import SeedOrder
 
 
 def orders(sizes, batch_size, *, shuffle=True, drop_last=False, seed=1):

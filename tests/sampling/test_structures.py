@@ -24,11 +24,13 @@ import graphshard
 from case_selection import sampled
 from graphshard import comm
 from graphshard._base.ranges import RangeMap
-from graphshard.sampling import _ownership
-from graphshard.sampling._ownership import Ownership
-from graphshard.sampling.graph_store._choose import replicated_bytes
-from graphshard.sampling.graph_store._collective import CollectiveGraphStore
-from graphshard.sampling.graph_store._replicated import ReplicatedGraphStore
+from graphshard.sampling import feature_store
+from graphshard.sampling.feature_store import Ownership
+from graphshard.sampling.graph_store import (
+    CollectiveGraphStore,
+    ReplicatedGraphStore,
+    replicated_bytes,
+)
 from graphshard.testing import run_ranks
 
 STRUCTURES = {"collective": CollectiveGraphStore, "replicated": ReplicatedGraphStore}
@@ -80,7 +82,7 @@ def draw_shuffled(
         shuffled(graphshard.load_dgl_partition_data(parts, part)) for part in range(world_size)
     ]
     manager, translation = manager_of(all_data[rank], rank, graph), Translation(all_data)
-    plain, _ownership._INT32_MAX = _ownership._INT32_MAX, 1
+    plain, feature_store._INT32_MAX = feature_store._INT32_MAX, 1
     try:
         size = replicated_bytes(manager)
         structure = STRUCTURES[transport].of(manager)
@@ -89,7 +91,7 @@ def draw_shuffled(
             assert structure.num_bytes == size
         return {name: sample(name, structure, graph, rank, translation) for name in SAMPLERS}
     finally:
-        _ownership._INT32_MAX = plain
+        feature_store._INT32_MAX = plain
 
 
 @pytest.mark.parametrize("transport", list(STRUCTURES))
@@ -138,8 +140,8 @@ def test_ids_are_grouped_by_owner(world_size: int) -> None:
             order = torch.arange(some.numel()) if grouped.order is None else grouped.order
             in_order = some[order]
             remote, own = in_order.tensor_split([grouped.num_remote])
-            assert torch.equal(grouped.remote_rows, ranges.local_of(remote).int())
-            assert torch.equal(grouped.own_rows + ranges.starts[rank], own)
+            assert torch.equal(grouped.rows[: grouped.num_remote], ranges.local_of(remote).int())
+            assert torch.equal(grouped.rows[grouped.num_remote :] + ranges.starts[rank], own)
             counts = torch.bincount(ranges.part_of(some), minlength=world_size)
             counts[rank] = 0
             assert grouped.splits == counts.tolist()

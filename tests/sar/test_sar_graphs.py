@@ -19,7 +19,7 @@ import graphshard.sar as sar
 from graphshard import function as fn
 from graphshard.comm import trace
 from graphshard.sampling import global_mean
-from graphshard.sampling.loader._batch_order import SeedOrder
+from graphshard.sampling._dist_loader import SeedOrder
 from graphshard.testing import run_ranks
 
 

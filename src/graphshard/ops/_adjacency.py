@@ -131,8 +131,10 @@ class Adjacency:
         """
         if check:
             _check.check_csc(indptr, indices, eids, num_src, num_dst)
-        indptr, indices = _check.dense(indptr), _check.dense(indices)
-        eids = None if eids is None else _check.dense(eids)
+            indptr, indices = indptr.resolve_neg(), indices.resolve_neg()
+            eids = None if eids is None else eids.resolve_neg()
+        indptr, indices = indptr.contiguous(), indices.contiguous()
+        eids = None if eids is None else eids.contiguous()
         formats = _Formats(given="csc")
         if eids is None or _ascending_within_rows(indptr, eids):
             formats.csc = (indptr, indices, eids)

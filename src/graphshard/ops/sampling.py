@@ -37,6 +37,7 @@ def draw_neighbors(
     labor_ids: Tensor | None = None,
     excluded: Tensor | None = None,
     eids: Tensor | None = None,
+    check: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Draw up to ``fanout`` edges of each row of a compressed sparse structure.
 
@@ -73,6 +74,8 @@ def draw_neighbors(
             int32 or int64 positions, strictly ascending, which cost nothing per edge.
         eids: [E] of the dtype of ``indptr``, the id of the edge at each position; given, ids are
             returned in the place of positions.
+        check: False where the caller has made the arguments itself, ``excluded`` as int64
+            positions; then only what the kernel notices is an error.
 
     Returns:
         ``(counts, positions, picked)``: how many edges were drawn for each row, int64 [n]; their
@@ -93,29 +96,18 @@ def draw_neighbors(
         >>> counts, picked[2:]
         (tensor([2, 2]), tensor([1, 2]))
     """
-    _check_structure(indptr, indices)
-    _check_rows(indptr, rows, row_ids)
-    rows, row_ids = rows.resolve_neg(), row_ids.resolve_neg()  # torch indexes by what lies there
+    mask, skipped = None, excluded
+    if check:
+        _check_structure(indptr, indices)
+        _check_rows(indptr, rows, row_ids)
+        # Torch indexes by what lies there.
+        rows, row_ids = rows.resolve_neg(), row_ids.resolve_neg()
+        _check_draw(fanout, key, replace, prob, labor_ids, eids, indptr, indices)
+        mask, skipped = _check_excluded(excluded, indices.shape[0], indices)
     num_edges = indices.shape[0]
-    _check_fanout_and_key(fanout, key)
-    _check.check_bool("replace", replace)
-    if replace and fanout >= _NO_LIMIT:
-        raise ValueError(f"fanout must be below 2^31 - 1 with replace=True (got {fanout})")
-    if prob is not None:
-        _check_by_position("prob", prob, num_edges, indices, (torch.float32, torch.float64))
-        prob = prob.detach().contiguous()
-    if labor_ids is not None:
-        _check_by_position("labor_ids", labor_ids, num_edges, indices, INDEX_DTYPES)
-        labor_ids = labor_ids.contiguous()
-        if replace:
-            raise ValueError(
-                "labor_ids keep each edge at most once, so they cannot come with replace=True; "
-                "leave out one of the two"
-            )
-    if eids is not None:
-        _check_by_position("eids", eids, num_edges, indices, (indptr.dtype,))
-        eids = eids.contiguous()
-    mask, skipped = _check_excluded(excluded, num_edges, indices)
+    prob = None if prob is None else prob.detach().contiguous()
+    labor_ids = None if labor_ids is None else labor_ids.contiguous()
+    eids = None if eids is None else eids.contiguous()
     if fanout < 0:
         labor_ids = None  # all that have a weight, as without
     fanout = min(fanout, _NO_LIMIT - 1)
@@ -209,7 +201,16 @@ def _check_range(indptr: Tensor, rows: Tensor, num_edges: int) -> None:
         )
 
 
-def _check_fanout_and_key(fanout: int, key: int) -> None:
+def _check_draw(
+    fanout: int,
+    key: int,
+    replace: bool,
+    prob: Tensor | None,
+    labor_ids: Tensor | None,
+    eids: Tensor | None,
+    indptr: Tensor,
+    indices: Tensor,
+) -> None:
     if isinstance(fanout, bool) or not isinstance(fanout, int):
         raise TypeError(f"fanout must be an int (got {fanout!r}); -1 draws all edges")
     if fanout < -1:
@@ -218,6 +219,21 @@ def _check_fanout_and_key(fanout: int, key: int) -> None:
         raise TypeError(f"key must be an int (got {type(key).__name__}); use int(...)")
     if not -(2**63) <= key < 2**64:
         raise ValueError(f"key must fit in 64 bits (got {key}); take it modulo 2**64")
+    _check.check_bool("replace", replace)
+    if replace and fanout >= _NO_LIMIT:
+        raise ValueError(f"fanout must be below 2^31 - 1 with replace=True (got {fanout})")
+    num_edges = indices.shape[0]
+    if prob is not None:
+        _check_by_position("prob", prob, num_edges, indices, (torch.float32, torch.float64))
+    if labor_ids is not None:
+        _check_by_position("labor_ids", labor_ids, num_edges, indices, INDEX_DTYPES)
+        if replace:
+            raise ValueError(
+                "labor_ids keep each edge at most once, so they cannot come with replace=True; "
+                "leave out one of the two"
+            )
+    if eids is not None:
+        _check_by_position("eids", eids, num_edges, indices, (indptr.dtype,))
 
 
 def _check_by_position(
@@ -313,12 +329,15 @@ class IdTable:
     def __repr__(self) -> str:
         return f"IdTable(num_ids={self.num_ids})"
 
-    def renumber(self, first: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
+    def renumber(
+        self, first: Tensor, others: Tensor, *, check: bool = True
+    ) -> tuple[Tensor, Tensor]:
         """Number ``first`` from 0 on, then each new id of ``others`` where it first appears.
 
         Args:
             first: [n] distinct ids, int32 or int64.
             others: [m] ids, of the same dtype and device.
+            check: False where the caller has made the arrays itself; ids are looked at even so.
 
         Returns:
             ``(ids, local)``: the id behind each number, [n + new], ``first`` and then the new ones;
@@ -329,9 +348,10 @@ class IdTable:
             ValueError: Devices differ, an id is out of range, or ``first`` repeats one.
             RuntimeError: Another thread is using this table.
         """
-        _check.check_index_array("first", first)
-        _check.check_index_array("others", others)
-        _check.check_alike("first", first, "others", others)
+        if check:
+            _check.check_index_array("first", first)
+            _check.check_index_array("others", others)
+            _check.check_alike("first", first, "others", others)
         kernels = kernels_for(first.device)
         if kernels is None:
             self._check_range(first, others)
@@ -389,7 +409,7 @@ def _repeated(first: Tensor) -> ValueError:
 
 
 def group_by_range(
-    ids: Tensor, starts: Sequence[int], last: int, dtype: torch.dtype
+    ids: Tensor, starts: Sequence[int], last: int, dtype: torch.dtype, *, check: bool = True
 ) -> tuple[Tensor, Tensor, list[int]]:
     """Group ids by the range they are in.
 
@@ -399,6 +419,7 @@ def group_by_range(
             ``[starts[r], starts[r + 1])``.
         last: The range that comes after all others, which stay in order; so do ids in a range.
         dtype: int32 or int64, of the second result.
+        check: False where the caller has made the arguments itself; ids are looked at even so.
 
     Returns:
         int64 ``[n]``, where each grouped id stood; ``[n]``, its distance from the start of its
@@ -409,9 +430,10 @@ def group_by_range(
         ValueError: An id is in no range, the ranges do not ascend from 0 or more, ``last`` is none
             of them, or one is too long for ``dtype``.
     """
-    _check.check_index_array("ids", ids)
-    _check_dtype(dtype)
-    _check_ranges(starts, last, dtype)
+    if check:
+        _check.check_index_array("ids", ids)
+        _check_dtype(dtype)
+        _check_ranges(starts, last, dtype)
     kernels = kernels_for(ids.device)
     order = torch.empty(ids.shape, dtype=torch.int64, device=ids.device)
     if kernels is None:
@@ -439,7 +461,7 @@ def group_by_range(
 
 
 def ungroup(
-    order: Tensor, counts: Tensor, values: Tensor, dtype: torch.dtype
+    order: Tensor, counts: Tensor, values: Tensor, dtype: torch.dtype, *, check: bool = True
 ) -> tuple[Tensor, Tensor]:
     """Put lists, which lie one after another, into the places where they belong.
 
@@ -448,6 +470,8 @@ def ungroup(
         counts: int64 ``[n]``, how many elements each has.
         values: int32 or int64 ``[sum(counts)]``, their elements.
         dtype: int32 or int64, of the elements in the result.
+        check: False where the caller has made the arguments itself; counts and order are looked at
+            even so.
 
     Returns:
         Counts and elements, by place.
@@ -457,14 +481,15 @@ def ungroup(
         ValueError: There are not as many values as counts say, order is no permutation, devices
             differ, or an element does not fit into ``dtype``.
     """
-    _check_dtype(dtype)
-    for name, array in (("order", order), ("counts", counts), ("values", values)):
-        _check.check_index_array(name, array)
-    for name, array in (("order", order), ("counts", counts)):
-        _check.check_result(name, array, counts.shape, torch.int64, values.device)
-    _check.check_narrows("values", values, dtype)
-    # What torch indexes with must hold its numbers itself.
-    order, counts, values = order.resolve_neg(), counts.resolve_neg(), values.resolve_neg()
+    if check:
+        _check_dtype(dtype)
+        for name, array in (("order", order), ("counts", counts), ("values", values)):
+            _check.check_index_array(name, array)
+        for name, array in (("order", order), ("counts", counts)):
+            _check.check_result(name, array, counts.shape, torch.int64, values.device)
+        _check.check_narrows("values", values, dtype)
+        # What torch indexes with must hold its numbers itself.
+        order, counts, values = order.resolve_neg(), counts.resolve_neg(), values.resolve_neg()
     kernels = kernels_for(values.device)
     by_place = torch.empty(counts.shape, dtype=torch.int64, device=counts.device)
     if kernels is not None:
@@ -522,7 +547,14 @@ def _check_ranges(starts: Sequence[int], last: int, dtype: torch.dtype) -> None:
         )
 
 
-def copy_rows(out: Tensor, places: Tensor | None, table: Tensor, rows: Tensor | None) -> None:
+def copy_rows(
+    out: Tensor,
+    places: Tensor | None,
+    table: Tensor,
+    rows: Tensor | None,
+    *,
+    check: bool = True,
+) -> None:
     """``out[places] = table[rows]``, for tables of any dtype; no gradient is recorded.
 
     The compiled kernel asks for rows before it needs them, and writes large results past the
@@ -534,6 +566,8 @@ def copy_rows(out: Tensor, places: Tensor | None, table: Tensor, rows: Tensor | 
         table: ``[k, *]`` of the dtype and row shape of ``out``; copied first where they overlap.
         rows: int32 or int64 ``[n]``, in [0, k); None for the first n rows in order. At least one of
             ``places`` and ``rows`` is given, or n is k.
+        check: False where the caller has made ``out``, contiguous, and knows that ``table`` is of
+            its kind, dense, and no view of it; places and rows are looked at even so.
 
     Raises:
         TypeError: An argument is no tensor, or places or rows are not int32 or int64.
@@ -541,6 +575,41 @@ def copy_rows(out: Tensor, places: Tensor | None, table: Tensor, rows: Tensor | 
         ValueError: Dtypes, row shapes or the numbers of places and rows differ, or entries of
             ``out`` share memory.
     """
+    if check:
+        out, table = _checked_rows(out, places, table, rows)
+    writes = not check or (out.is_contiguous() and _check.is_plain(out))
+    kernels = kernels_for(out.device) if writes else None
+    if kernels is not None and table.device == out.device and out.numel() and table.numel():
+        kernels.copy_rows(
+            _as_bytes(out),
+            None if places is None else places.cpu().contiguous(),
+            _as_bytes(table.contiguous()),
+            None if rows is None else rows.cpu().contiguous(),
+            num_threads(),
+        )
+        return
+    for name, number, limit in (("places", places, out), ("rows", rows, table)):
+        if number is not None:
+            _check.check_places(name, number, limit.shape[0])
+    if rows is not None and places is None and writes and table.device == out.device:
+        # On a GPU this gather moves as many bytes a second as memory gives: no kernel of ours.
+        torch.index_select(table, 0, rows.to(table.device), out=out[: rows.shape[0]])
+        return
+    if rows is not None:
+        picked = table.index_select(0, rows.to(table.device))
+    else:
+        picked = table if places is None else table[: places.numel()]
+    picked = picked.detach().to(out.device)
+    if places is None:
+        out[: picked.shape[0]] = picked
+    else:
+        out.index_copy_(0, places.to(out.device, torch.int64), picked)
+
+
+def _checked_rows(
+    out: Tensor, places: Tensor | None, table: Tensor, rows: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """``out`` and ``table`` as `copy_rows` reads and writes them, if the arguments fit."""
     out, table = (_check.check_tensor(n, t).detach() for n, t in (("out", out), ("table", table)))
     numbers = {"places": places, "rows": rows}
     for name, array in numbers.items():
@@ -566,35 +635,7 @@ def copy_rows(out: Tensor, places: Tensor | None, table: Tensor, rows: Tensor | 
                 f"{count} rows must fit into a table of {limit}; pass {name}, or fewer rows"
             )
     _check.check_written("out", out)
-    table = _check.apart(table.resolve_conj().resolve_neg(), out)
-    writes = out.is_contiguous() and _check.is_plain(out)
-    kernels = kernels_for(out.device) if writes else None
-    if kernels is not None and table.device == out.device and out.numel() and table.numel():
-        kernels.copy_rows(
-            _as_bytes(out),
-            None if places is None else places.cpu().contiguous(),
-            _as_bytes(table.contiguous()),
-            None if rows is None else rows.cpu().contiguous(),
-            num_threads(),
-        )
-        return
-    for name, limit in limits.items():
-        number = numbers[name]
-        if number is not None:
-            _check.check_places(name, number, limit)
-    if rows is not None and places is None and writes and table.device == out.device:
-        # On a GPU this gather moves as many bytes a second as memory gives: no kernel of ours.
-        torch.index_select(table, 0, rows.to(table.device), out=out[:count])
-        return
-    if rows is not None:
-        picked = table.index_select(0, rows.to(table.device))
-    else:
-        picked = table if places is None else table[: places.numel()]
-    picked = picked.detach().to(out.device)
-    if places is None:
-        out[: picked.shape[0]] = picked
-    else:
-        out.index_copy_(0, places.to(out.device, torch.int64), picked)
+    return out, _check.apart(table.resolve_conj().resolve_neg(), out)
 
 
 def _as_bytes(table: Tensor) -> Tensor:

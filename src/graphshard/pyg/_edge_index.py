@@ -30,8 +30,7 @@ from ..comm import all_reduce
 from ..fullbatch import AggregationMode
 from ..fullbatch.execution import HaloRowCache
 from ..fullbatch.topology import LocalEdges, ShardStructure
-from ._numbering import EdgeEnd, NodeNumbering, PieceEnd
-from ._source_halo import SourceHalo
+from ._source_halo import EdgeEnd, NodeNumbering, PieceEnd, SourceHalo
 
 _Index = TypeVar("_Index", bound="NodeIndex")
 _Value = TypeVar("_Value", bound="NodeValues")

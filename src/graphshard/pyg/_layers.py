@@ -4,38 +4,753 @@
 `MessagePassing` gets a ``__call__`` of its own, once, by the first call of
 `graphshard.pyg.shard`. A call without a `ShardedEdgeIndex` goes straight through it. With one, the
 model is checked for what has no exact result on shards, and the layer runs with its remote rows
-fetched at most once.
+fetched at most once. In this order here:
+
+[Note: what is inexact]
+    What has no exact result when each rank has a part of the nodes is found before anything is
+    sent. The whole model is looked at, not the layer that is called first: a normalisation between
+    two layers gets plain tensors, and cannot know that they are one rank's rows. The model is the
+    outermost module whose call leads here. What is found depends on the model alone, which is the
+    same on every rank, so all ranks raise or none.
+
+[Note: what layers keep of edges]
+    Between calls a layer keeps two kinds: masks of edges, which an explainer gives to each layer
+    (``_edge_mask``, ``_loop_mask``), and what a layer made with ``cached=True`` computed from the
+    edges of its first call.
+
+[Note: numbers of nodes]
+    Functions of ``torch_geometric.utils`` take a number of nodes, or give a verdict over all edges.
+    What they are given as a number of nodes is mostly the number of rows of a tensor, which is one
+    rank's on a graph that spans ranks, and where nothing is given they look for the largest number
+    among this rank's edges. So with an ``edge_index`` that spans ranks they are the functions of
+    this module; with any other argument they are PyG's.
+
+Last, the layers that do more with ``edge_index`` than read sources and sum at destinations, and
+the call itself.
 """
 
 from __future__ import annotations
 
+import inspect
+import sys
+import weakref
 from collections.abc import Callable, Iterator, Sequence
-from functools import wraps
+from contextlib import contextmanager
+from functools import update_wrapper, wraps
+from types import FrameType, FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..comm import anchor
+from ..comm import all_reduce, anchor
 from ..graph.convert import require
-from ._adapters import (
-    call_on_extended_rows,
-    corrected,
-    own_embedding,
-    with_largest_eigenvalue,
-    with_matrix_values,
-    with_one_hot_labels,
-    with_own_nodes,
+from ._edge_index import (
+    DestinationIndex,
+    NodeIndex,
+    NodeValues,
+    ShardedEdgeIndex,
+    check_matrix,
+    largest_number,
+    num_nodes_of,
+    plain,
 )
-from ._edge_index import NodeIndex, ShardedEdgeIndex
-from ._edge_state import caches_of_nodes, check_hooks, of_all_ranks, own_masks
-from ._graph_functions import install_functions
-from ._inexact import check_model
+from ._norms import unsynchronized
 from ._propagate import bound
+from ._source_halo import PieceEnd, SourceHalo
+
+_LAYERS = {
+    "GPSConv": "its attention over all nodes would see this rank's alone; use its local layer",
+    "HANConv": "it weighs relations by means over all nodes, of which this rank has some; use "
+    "HeteroConv or HGTConv",
+    "HypergraphConv": "its hyperedges are no nodes of a rank; run it on one process",
+    "DynamicEdgeConv": "it looks for neighbours among this rank's nodes alone",
+    "GravNetConv": "it looks for neighbours among this rank's nodes alone",
+    "XConv": "it looks for neighbours among this rank's nodes alone",
+    "Polynormer": "its attention over all nodes would see this rank's alone",
+    "SGFormer": "its attention over all nodes would see this rank's alone",
+    "GraphUNet": "it keeps the best of all nodes, and would choose among this rank's alone",
+}
+_AGGREGATIONS = {"EquilibriumAggregation": "it iterates over the nodes of one rank"}
+_checked: weakref.WeakKeyDictionary[nn.Module, tuple[int, int, bool]] = weakref.WeakKeyDictionary()
+_POOLS = ("torch_geometric.nn.pool.", "torch_geometric.nn.unpool.")
+
+
+_HOOKS_OF_EDGES = (
+    "_message_forward_pre_hooks",
+    "_message_forward_hooks",
+    "_aggregate_forward_pre_hooks",
+    "_edge_update_forward_pre_hooks",
+    "_edge_update_forward_hooks",
+)
+
+#: Layers that are explained now, and the relation that they are called with.
+_explained_on: weakref.WeakKeyDictionary[nn.Module, SourceHalo] = weakref.WeakKeyDictionary()
+
+#: Layers to the nodes whose edges their caches are of.
+_cached_for: weakref.WeakKeyDictionary[nn.Module, Any] = weakref.WeakKeyDictionary()
 
 WHOLE_EDGES = "_graphshard_whole_edges"
 """Where a layer has, within a call of a parallel model, the function that puts this rank's edges in
 the place of the whole graph's."""
+
+
+def check_model(layer: nn.Module, world_size: int) -> None:
+    """Raise if the model that calls ``layer`` holds what is not exact on shards.
+
+    Args:
+        layer: The layer that is called now.
+        world_size: Ranks. On one, what looks at all nodes does; how edges are kept is the same.
+
+    Raises:
+        NotImplementedError: It does; names the module, the reason and the alternative.
+    """
+    model = _outermost(layer)
+    modes = [module.training for module in model.modules()]
+    # Statistics are not taken in eval mode.
+    state = len(modes), sum(modes), world_size > 1
+    if _checked.get(model) == state:
+        return
+    for name, module in model.named_modules():
+        reason = _reason(module) if world_size > 1 else _reason_always(module)
+        if reason is not None:
+            where = f"{name!r} of {type(model).__name__}" if name else "the model"
+            raise NotImplementedError(
+                f"{type(module).__name__} ({where}) has no exact result on a graph that spans "
+                f"ranks: {reason}"
+            )
+    _checked[model] = state
+
+
+def _reason_always(module: nn.Module) -> str | None:
+    if getattr(module, "flow", None) == "target_to_source":
+        return (
+            "messages that flow from targets to sources end on other ranks; make it with "
+            "flow='source_to_target' and pass edge_index.flip([0])"
+        )
+    if any(base.__name__ == "HypergraphConv" for base in type(module).__mro__):
+        return _LAYERS["HypergraphConv"]
+    return None
+
+
+def _reason(module: nn.Module) -> str | None:
+    if unsynchronized(module) is not None:
+        return (
+            "its statistics would be those of this rank's rows; call "
+            "graphshard.pyg.convert_sync_norm(model) once, or eval() if it has running ones"
+        )
+    always = _reason_always(module)
+    if always is not None:
+        return always
+    for base in type(module).__mro__:
+        name, defined_in = base.__name__, base.__module__
+        if not defined_in.startswith("torch_geometric.nn."):
+            continue
+        if name == "GPSConv" and getattr(module, "attn", None) is None:
+            return None
+        if name == "SuperGATConv" and module.training:
+            return "it draws negative edges among this rank's nodes; call eval(), or use GATConv"
+        if name in _AGGREGATIONS:
+            return f"{_AGGREGATIONS[name]}; use sum, mean, max, median, std or softmax"
+        if name in _LAYERS:
+            return _LAYERS[name]
+        if defined_in.startswith(_POOLS) and name.endswith("Pooling"):
+            return "it chooses among all nodes, of which this rank has some"
+    return None
+
+
+def _outermost(layer: nn.Module) -> nn.Module:
+    """The module whose call is the outermost on this thread's stack."""
+    code = nn.Module._call_impl.__code__
+    found: FrameType | None = None
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is code:
+            found = frame
+        frame = frame.f_back
+    model: Any = layer if found is None else found.f_locals.get("self", layer)
+    return model if isinstance(model, nn.Module) else layer
+
+
+@contextmanager
+def own_masks(layer: Any, halo: SourceHalo) -> Iterator[list[Tensor]]:
+    """Context in which the edge masks of a layer are those of this rank's edges.
+
+    With `graphshard.pyg.parallelize` they have an entry for each edge of the whole graph, in its
+    order; with `graphshard.pyg.shard` one for each edge of this rank. Collective for a layer that
+    is explained.
+
+    Args:
+        layer: A `MessagePassing`.
+        halo: The relation that it is called with.
+
+    Yields:
+        The masks that the result depends on.
+
+    Raises:
+        ValueError: On every rank, if a mask has another number of entries on any.
+        NotImplementedError: The edges are turned round.
+    """
+    masks = {name: getattr(layer, name, None) for name in ("_edge_mask", "_loop_mask")}
+    given = {name: mask for name, mask in masks.items() if isinstance(mask, Tensor)}
+    if not layer.explain or not given:
+        yield []
+        return
+    if halo.is_turned:
+        raise NotImplementedError(
+            "edges that span ranks and are turned round move to the rank where they end, and "
+            "values per edge, as edge masks are, do not move with them"
+        )
+    own = {name: mask.as_subclass(Tensor) for name, mask in given.items()}
+    kind, needed = "edge of this rank", halo.edge_index.shape[1]
+    if halo.own_edges is not None:
+        kind, needed = "edge of the data object", halo.structure.global_num_edges(halo.etype)
+    fits = torch.tensor([int(all(mask.shape[0] == needed for mask in own.values()))])
+    if not bool(all_reduce(fits, "min", group=halo.structure.group)):
+        sizes = ", ".join(f"{name} of shape {tuple(mask.shape)}" for name, mask in given.items())
+        raise ValueError(
+            f"an edge mask of {type(layer).__name__} needs an entry for each {kind}, {needed} here "
+            f"(got {sizes}); set the masks with the edge_index that the model is called with"
+        )
+    if halo.own_edges is not None:
+        own = {name: halo.own_edges(mask) for name, mask in own.items()}
+    for name, mask in own.items():
+        vars(layer)[name] = mask  # in front of a parameter of this name
+    _explained_on[layer] = halo
+    try:
+        yield [mask for mask in own.values() if mask.requires_grad]
+    finally:
+        del _explained_on[layer]
+        for name in own:
+            vars(layer).pop(name, None)
+            if name not in layer._parameters:
+                vars(layer)[name] = given[name]
+
+
+def check_hooks(layer: Any, halo: SourceHalo) -> None:
+    """Raise if hooks see the messages of a program that knows nothing of ranks.
+
+    Args:
+        layer: A `MessagePassing`.
+        halo: The relation that it is called with.
+
+    Raises:
+        NotImplementedError: They would take values of this rank's edges for those of all.
+    """
+    if halo.own_edges is None or halo.world_size == 1:
+        return
+    if any(vars(layer).get(name) for name in _HOOKS_OF_EDGES):
+        raise NotImplementedError(
+            f"hooks on the messages of {type(layer).__name__} (AttentionExplainer sets some) see "
+            "the edges of one rank, and a parallel model's program those of the whole graph; use "
+            "them with graphshard.pyg.shard, where data.e_id names the edges, or in one process"
+        )
+
+
+def of_all_ranks(whole: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """``MessagePassing.explain_message``, where all ranks find together whether loops were added.
+
+    PyG finds it from the number of messages, which says so of this rank's edges alone.
+
+    Args:
+        whole: PyG's method.
+    """
+
+    @wraps(whole)
+    def explain_message(layer: Any, inputs: Tensor, dim_size: int | None) -> Tensor:
+        halo, mask = _explained_on.get(layer), layer._edge_mask
+        if halo is None or mask is None or halo.world_size == 1:
+            return whole(layer, inputs, dim_size)
+        more = inputs.size(layer.node_dim) - mask.size(0)
+        sums = all_reduce(torch.tensor([more, abs(more)]), group=halo.structure.group).tolist()
+        if sums == [0, 0]:
+            return whole(layer, inputs, dim_size)
+        mask = mask.sigmoid() if layer._apply_sigmoid else mask
+        mask = torch.cat([mask[layer._loop_mask], mask.new_ones(dim_size or 0)])
+        other = torch.tensor([int(inputs.size(layer.node_dim) != mask.size(0))])
+        if sums[0] == 0 or bool(all_reduce(other, "max", group=halo.structure.group)):
+            raise ValueError(
+                f"{type(layer).__name__} is explained with edges that are neither those of the "
+                "edge mask nor these with a self loop at each node; set the masks with the "
+                "edge_index that the layer is called with"
+            )
+        size = [1] * inputs.dim()
+        size[layer.node_dim] = -1
+        return inputs * mask.view(size)
+
+    return explain_message
+
+
+@contextmanager
+def caches_of_nodes(layer: Any, halo: SourceHalo | None) -> Iterator[None]:
+    """Context in which a layer has no cache but one of the same nodes.
+
+    A layer that was first called with the whole graph would else take its whole edges for a rank's.
+
+    Args:
+        layer: A `MessagePassing`.
+        halo: The relation that it is called with; None for edges that do not span ranks.
+    """
+    if not getattr(layer, "cached", False):
+        yield
+        return
+    nodes = None if halo is None else halo.destinations.numbering
+    if _cached_for.get(layer) is not nodes:
+        for name in vars(layer):
+            if name.startswith("_cached_"):
+                setattr(layer, name, None)
+    _cached_for[layer] = nodes
+    yield
+
+
+def install_functions() -> None:
+    """Have PyG's functions know edges that span ranks, wherever they have been imported to."""
+    need = ("graphshard[pyg]", "graphshard.pyg")
+    loop = require("torch_geometric.utils.loop", *need)
+    num_nodes = require("torch_geometric.utils.num_nodes", *need)
+    scatter = require("torch_geometric.utils._scatter", *need)
+    sparse = require("torch_geometric.utils.sparse", *need)
+    convert = require("torch_geometric.utils.convert", *need)
+    dense = require("torch_geometric.utils._to_dense_batch", *need)
+    negative = require("torch_geometric.utils._negative_sampling", *need)
+    wrapped: dict[Any, Any] = {}
+    for module, name, sharded in (
+        (loop, "add_self_loops", _add_self_loops),
+        (loop, "add_remaining_self_loops", _add_remaining_self_loops),
+        (loop, "contains_self_loops", _contains_self_loops),
+        (num_nodes, "maybe_num_nodes", _maybe_num_nodes),
+        (scatter, "scatter", _scatter),
+        (sparse, "to_torch_coo_tensor", _matrix),
+        (sparse, "to_torch_csr_tensor", _matrix),
+        (sparse, "to_torch_csc_tensor", _matrix),
+        (convert, "to_scipy_sparse_matrix", _matrix),
+        (dense, "to_dense_batch", _to_dense_batch),
+        (negative, "structured_negative_sampling", _no_negatives),
+    ):
+        whole = getattr(module, name)
+        wrapped[whole] = _either_function(whole, sharded)
+    for module in list(sys.modules.values()):
+        for name, value in list(getattr(module, "__dict__", {}).items()):
+            if type(value) is FunctionType and value in wrapped:
+                setattr(module, name, wrapped[value])
+
+
+def _either_function(whole: Callable[..., Any], sharded: Callable[..., Any]) -> Callable[..., Any]:
+    is_sharded = _is_sharded
+
+    def function(*args: Any, **kwargs: Any) -> Any:
+        if is_sharded(args, kwargs):
+            return sharded(whole, *args, **kwargs)
+        return whole(*args, **kwargs)
+
+    # torch.jit.script compiles PyG's function in its place, and looks for names where this one is.
+    made = FunctionType(function.__code__, whole.__globals__, closure=function.__closure__)
+    update_wrapper(made, whole)
+    made.__script_if_tracing_wrapper = True  # type: ignore[attr-defined]
+    made.__original_fn = whole  # type: ignore[attr-defined]
+    return made
+
+
+def _is_sharded(args: Any, kwargs: dict[str, Any]) -> bool:
+    return any(
+        isinstance(value, NodeValues)
+        or (isinstance(value, tuple) and any(isinstance(item, NodeValues) for item in value))
+        for value in (*args[:2], *kwargs.values())
+    )
+
+
+def _maybe_num_nodes(whole: Any, edge_index: Any, num_nodes: int | None = None) -> int:
+    """PyG asks the largest number only of ranks that have an edge; here all ranks take part."""
+    if num_nodes is not None:
+        return num_nodes
+    ends = edge_index if isinstance(edge_index, tuple) else (edge_index,)
+    return max(num_nodes_of(end) for end in ends)
+
+
+def _scatter(
+    whole: Any,
+    src: Tensor,
+    index: Any,
+    dim: int = 0,
+    dim_size: int | None = None,
+    reduce: str = "sum",
+) -> Tensor:
+    if dim_size is None and isinstance(index, NodeValues):
+        dim_size = num_nodes_of(index)
+    found: Tensor = whole(src, index, dim, dim_size, reduce)
+    return found
+
+
+def _to_dense_batch(
+    whole: Any,
+    x: Tensor,
+    batch: Any = None,
+    fill_value: float = 0.0,
+    max_num_nodes: int | None = None,
+    batch_size: int | None = None,
+) -> Any:
+    """The messages of each of this rank's destinations, as long as the longest list of any rank."""
+    if isinstance(batch, DestinationIndex) and batch_size == batch.end.num_rows:
+        rows, end = batch.local(), batch.end
+        if max_num_nodes is None and not isinstance(end, PieceEnd):
+            longest = torch.bincount(rows, minlength=1).max().view(1)
+            max_num_nodes = int(all_reduce(longest, "max", group=end.group))
+        batch = rows
+    return whole(x, batch, fill_value, max_num_nodes, batch_size)
+
+
+def _no_negatives(whole: Any, edge_index: Any, *args: Any, **kwargs: Any) -> Any:
+    if isinstance(edge_index, NodeValues) and edge_index.halo.world_size == 1:
+        return whole(plain(edge_index), *args, **kwargs)
+    raise NotImplementedError(
+        f"{whole.__name__} of edges that span ranks would draw among the nodes of the whole graph, "
+        "of which this rank has some rows; draw negative edges from the whole data object"
+    )
+
+
+def _matrix(whole: Any, edge_index: Any, *args: Any, **kwargs: Any) -> Any:
+    if isinstance(edge_index, NodeValues):
+        check_matrix(whole.__name__, edge_index.halo)
+    return whole(plain(edge_index), *args, **kwargs)
+
+
+def _contains_self_loops(whole: Any, edge_index: Any) -> bool:
+    mask = edge_index[0] == edge_index[1]
+    if not isinstance(edge_index, ShardedEdgeIndex):
+        return bool(mask.any())
+    has_loops = torch.tensor([int(mask.any())])
+    return bool(all_reduce(has_loops, "max", group=edge_index.halo.structure.group))
+
+
+def _add_self_loops(
+    whole: Any,
+    edge_index: Any,
+    edge_attr: Tensor | None = None,
+    fill_value: Any = None,
+    num_nodes: int | tuple[int, int] | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    if not isinstance(edge_index, ShardedEdgeIndex):
+        return whole(edge_index, edge_attr, fill_value, num_nodes)
+    limit = _loop_limit(edge_index, num_nodes)
+    joined, rows = _with_loops(edge_index, limit)
+    if edge_attr is not None:
+        of_loops = _loop_attributes(edge_index, edge_attr, fill_value)
+        edge_attr = torch.cat([edge_attr, of_loops[rows]])
+    return joined, edge_attr
+
+
+def _add_remaining_self_loops(
+    whole: Any,
+    edge_index: Any,
+    edge_attr: Tensor | None = None,
+    fill_value: Any = None,
+    num_nodes: int | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    if not isinstance(edge_index, ShardedEdgeIndex):
+        return whole(edge_index, edge_attr, fill_value, num_nodes)
+    limit = _loop_limit(edge_index, num_nodes)
+    mask = edge_index[0] != edge_index[1]
+    joined, rows = _with_loops(edge_index[:, mask], limit)  # type: ignore[arg-type]
+    if edge_attr is not None:
+        of_loops = _loop_attributes(edge_index, edge_attr, fill_value)
+        of_loops[edge_index.local()[1][~mask]] = edge_attr[~mask]
+        edge_attr = torch.cat([edge_attr[mask], of_loops[rows]])
+    return joined, edge_attr
+
+
+def _loop_attributes(edge_index: ShardedEdgeIndex, edge_attr: Tensor, fill_value: Any) -> Tensor:
+    """A row for a loop at each of this rank's destinations."""
+    loop = require("torch_geometric.utils.loop", "graphshard[pyg]", "add_self_loops")
+    size = edge_index.halo.num_dst
+    found: Tensor = loop.compute_loop_attr(edge_index, edge_attr, size, False, fill_value)
+    return found
+
+
+def _loop_limit(edge_index: ShardedEdgeIndex, num_nodes: Any) -> int | None:
+    """End of the numbers that get a loop, in the whole graph; None for all nodes of one type.
+
+    A number of nodes is that of this rank's rows on each rank, or that of the whole graph on all.
+    """
+    halo = edge_index.halo
+    if num_nodes is None:
+        return largest_number(edge_index) + 1
+    given = min(num_nodes) if isinstance(num_nodes, tuple | list) else int(num_nodes)
+    sources, destinations = halo.sources.numbering, halo.destinations.numbering
+    if halo.is_square:
+        if halo.sources.owns(given):
+            return None
+        _check_limit(halo, given, sources.num_whole, halo.sources.largest)
+        return given
+    rows = [
+        (min(halo.num_owned, halo.num_dst), min(sources.num_whole, destinations.num_whole)),
+        (halo.num_owned, sources.num_whole),
+        (halo.num_dst, destinations.num_whole),
+    ]
+    shares = torch.tensor([given, -given, *(-int(given == own) for own, _ in rows)])
+    most, least, *others = all_reduce(shares, "max", group=halo.structure.group).tolist()
+    largest = rows[0][1]  # a loop needs a node of each type
+    for is_other, (_, whole) in zip(others, rows, strict=True):
+        if is_other == -1 and whole <= largest:
+            return whole
+    if most != -least or most > largest:
+        raise ValueError(
+            f"self loops of {halo.etype} need a number of nodes that is the fewer of this rank's "
+            f"sources and destinations on each rank ({rows[0][0]} here), or one number up to "
+            f"{largest} on all (got {given} here, {-least} to {most} on all)"
+        )
+    return given
+
+
+def _check_limit(halo: SourceHalo, given: int, num_whole: int, largest: int) -> None:
+    if not largest < given <= num_whole:
+        raise ValueError(
+            f"self loops need a number of nodes that is this rank's ({halo.num_owned}), or that of "
+            f"the whole graph, {num_whole} (got {given})"
+        )
+
+
+def _with_loops(edge_index: ShardedEdgeIndex, limit: int | None) -> tuple[ShardedEdgeIndex, Tensor]:
+    """The edges and then the loops, and the destination of each loop."""
+    halo, edges = edge_index.halo, edge_index.local()
+    if halo.is_square:
+        rows = torch.arange(halo.num_dst, device=edges.device)
+        if limit is not None:
+            rows = rows[halo.destinations.own_ids < limit]
+        loops = rows.expand(2, -1)
+        return ShardedEdgeIndex.make(torch.cat([edges, loops], 1), halo), rows
+    assert limit is not None
+    looped = halo.with_self_loops(limit)
+    num_edges = halo.edge_index.shape[1]
+    renumbered = edges.new_empty(halo.num_extended)
+    renumbered[halo.edge_index[0]] = looped.edge_index[0, :num_edges]
+    loops = looped.edge_index[:, num_edges:]
+    joined = torch.stack([renumbered[edges[0]], edges[1]])
+    return ShardedEdgeIndex.make(torch.cat([joined, loops], 1), looped), loops[1]
+
+
+def call_on_extended_rows(
+    layer: Any,
+    run: Callable[..., Any],
+    x_dict: dict[str, Tensor],
+    edge_index_dict: dict[Any, Any],
+) -> dict[str, Any]:
+    """``HGTConv``, which joins all relations to one graph: it gets own and halo rows of each type.
+
+    So what it computes of each node it computes of the halo, too, and the results of the halo are
+    dropped. Rows of all types come in one exchange each.
+
+    Args:
+        layer: The layer.
+        run: What is called, with the layer and its arguments.
+        x_dict: Node type to own rows.
+        edge_index_dict: Relation to its edges.
+    """
+    rows = dict(x_dict)
+    for etype, index in edge_index_dict.items():
+        if isinstance(index, ShardedEdgeIndex) and rows[etype[0]] is x_dict[etype[0]]:
+            (rows[etype[0]],) = index.halo.extended(x_dict[etype[0]])
+    local = {
+        etype: index.local() if isinstance(index, ShardedEdgeIndex) else index
+        for etype, index in edge_index_dict.items()
+    }
+    out = run(layer, rows, local)
+    return {
+        ntype: value if value is None else value[: x_dict[ntype].shape[0]]
+        for ntype, value in out.items()
+    }
+
+
+def with_largest_eigenvalue(layer: Any, args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of ``ChebConv`` with the bound of the Laplacian that it takes from all edges.
+
+    PyG takes twice the largest weight of the Laplacian, of which this rank has some.
+
+    Args:
+        layer: The layer.
+        args: Of its call.
+        kwargs: Of its call; the result has ``lambda_max`` too, if it was not given.
+
+    Raises:
+        NotImplementedError: ``edge_weight`` needs a gradient.
+    """
+    names = ("x", "edge_index", "edge_weight", "batch", "lambda_max")
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    if given.get("lambda_max") is not None:
+        return kwargs
+    x, index, weight = given["x"], given["edge_index"], given.get("edge_weight")
+    if weight is not None and weight.requires_grad:
+        raise NotImplementedError(
+            "ChebConv takes lambda_max from the weights of all edges, and this has no gradient on "
+            "a graph that spans ranks; pass lambda_max"
+        )
+    utils = require("torch_geometric.utils", "graphshard[pyg]", "ChebConv")
+    with torch.no_grad():
+        _, found = utils.get_laplacian(index, weight, layer.normalization, x.dtype, x.shape[0])
+        largest = found.max().view(1) if found.numel() else found.new_full((1,), float("-inf"))
+        largest = all_reduce(largest, "max", group=index.halo.structure.group)
+    return {**kwargs, "lambda_max": 2.0 * largest[0]}
+
+
+def with_own_nodes(layer: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Arguments of ``RGCNConv`` for nodes without features: numbers of own and of halo nodes.
+
+    PyG takes all numbers up to ``in_channels``. Every rank has all rows of the weights, so nothing
+    but these numbers travels, and they do once.
+
+    Args:
+        layer: The layer.
+        args: Of its call.
+        kwargs: Of its call.
+
+    Raises:
+        ValueError: The layer has fewer rows of weights than the whole graph has nodes.
+    """
+    given = {**dict(zip(("x", "edge_index", "edge_type"), args, strict=False)), **kwargs}
+    index = given.get("edge_index")
+    if given.get("x") is not None or not isinstance(index, ShardedEdgeIndex):
+        return args, kwargs
+    ids = index.halo.own_ids
+    if ids is None:
+        raise ValueError(
+            f"{type(layer).__name__} without features needs the numbers of the nodes in the whole "
+            "graph, which this partition folder does not have; pass x"
+        )
+    largest = ids.max().view(1) if ids.numel() else ids.new_full((1,), -1)
+    needed = int(all_reduce(largest, "max", group=index.halo.structure.group)) + 1
+    if needed > layer.in_channels_l:
+        raise ValueError(
+            f"{type(layer).__name__} without features needs in_channels for the nodes of all "
+            f"ranks, {needed} at least (got {layer.in_channels_l}); make it with the whole graph's "
+            "number of nodes"
+        )
+    if type(layer).__name__ == "FastRGCNConv":  # reads edge_index as numbers
+        return (), {**given, "x": (torch.arange(layer.in_channels_l, device=ids.device), ids)}
+    (extended,) = index.halo.extended(ids)
+    return (), {**given, "x": (extended, ids), "edge_index": index.local()}
+
+
+def with_matrix_values(layer: Any, args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of a layer that was given an adjacency matrix, with its values in their own place.
+
+    Args:
+        layer: The layer.
+        args: Of its call.
+        kwargs: Of its call; the result has ``edge_weight``, or ``edge_attr``, too.
+
+    Raises:
+        NotImplementedError: The layer takes no weights beside ``edge_index``, or adds self loops to
+            those of the matrix.
+    """
+    forward = inspect.signature(type(layer).forward)
+    given = forward.bind_partial(layer, *args, **kwargs).arguments
+    matrices = [v for v in given.values() if isinstance(v, ShardedEdgeIndex)]
+    values = matrices[0].matrix_values if matrices else None
+    makes_loops = getattr(layer, "add_self_loops", False) and getattr(layer, "normalize", True)
+    if makes_loops and any(m.is_matrix_with_loops for m in matrices):
+        module = sys.modules[type(layer).__module__]
+        if hasattr(module, "gcn_norm"):  # of a matrix it adds 1 to them, of edges it leaves them
+            raise NotImplementedError(
+                f"adj_t has self loops, to which {type(layer).__name__} adds others; pass "
+                "edge_index, or have RemoveSelfLoops before ToSparseTensor"
+            )
+    if values is None:
+        return kwargs
+    name = "edge_weight" if values.dim() == 1 else "edge_attr"
+    if name in forward.parameters:
+        return kwargs if given.get(name) is not None else {**kwargs, name: values}
+    if values.dim() == 1 and not layer.inspector.implements("message_and_aggregate"):
+        return kwargs  # PyG hands them to messages alone, which do not ask
+    raise NotImplementedError(
+        f"{type(layer).__name__} takes no {name} besides edge_index, so that it cannot be given "
+        "the values of an adjacency matrix on edges that span ranks; make adj_t without them "
+        "(ToSparseTensor(attr=None)), or use GraphConv, which has edge_weight"
+    )
+
+
+def with_one_hot_labels(layer: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    """Arguments of ``LabelPropagation`` with a column for each class that any rank has.
+
+    PyG takes as many as the largest label, of which this rank has some.
+
+    Args:
+        layer: The layer.
+        args: Of its call.
+        kwargs: Of its call.
+    """
+    given = {**dict(zip(("y", "edge_index"), args, strict=False)), **kwargs}
+    y, index = given["y"], given["edge_index"]
+    if y.dtype != torch.int64 or y.shape[0] != y.numel():
+        return args, kwargs
+    largest = y.max().view(1) if y.numel() else y.new_full((1,), -1)
+    count = int(all_reduce(largest, "max", group=index.halo.structure.group)) + 1
+    columns = nn.functional.one_hot(y.view(-1), count).to(torch.get_default_dtype())
+    return ((columns, *args[1:]), kwargs) if args else (args, {**kwargs, "y": columns})
+
+
+def corrected(
+    model: Any,
+    y_soft: Tensor,
+    y_true: Tensor,
+    mask: Tensor,
+    edge_index: ShardedEdgeIndex,
+    edge_weight: Tensor | None = None,
+) -> Tensor:
+    """``CorrectAndSmooth.correct`` with the mean error of the training nodes of all ranks.
+
+    Args:
+        model: A ``CorrectAndSmooth``.
+        y_soft: ``[num_owned, classes]`` predictions.
+        y_true: Classes, or rows, of this rank's training nodes.
+        mask: This rank's training nodes.
+        edge_index: The edges.
+        edge_weight: ``[num_edges]``.
+
+    Returns:
+        ``[num_owned, classes]``. Source: https://arxiv.org/abs/2010.13993, equation 4.
+    """
+    if y_true.dtype == torch.int64 and y_true.shape[0] == y_true.numel():
+        y_true = nn.functional.one_hot(y_true.view(-1), y_soft.shape[-1]).to(y_soft.dtype)
+    error = torch.zeros_like(y_soft)
+    error[mask] = y_true - y_soft[mask]
+    if not model.autoscale:
+
+        def fixed(x: Tensor) -> Tensor:
+            x[mask] = error[mask]
+            return x
+
+        spread = model.prop1(error, edge_index, edge_weight=edge_weight, post_step=fixed)
+        return y_soft + model.scale * spread
+    spread = model.prop1(
+        error, edge_index, edge_weight=edge_weight, post_step=lambda x: x.clamp_(-1.0, 1.0)
+    )
+    count = torch.tensor(y_true.shape[0], dtype=y_soft.dtype, device=y_soft.device)
+    sums = torch.stack([error[mask].abs().sum(), count])
+    total, count = all_reduce(sums, group=edge_index.halo.structure.group)
+    scale = total / count / spread.abs().sum(dim=1, keepdim=True)
+    scale[scale.isinf() | (scale > 1000)] = 1.0
+    return y_soft + scale * spread
+
+
+def own_embedding(
+    model: Any, edge_index: ShardedEdgeIndex, edge_weight: Tensor | None = None
+) -> Tensor:
+    """``LightGCN.get_embedding`` of this rank's nodes, whose model has a row for all nodes.
+
+    Args:
+        model: A ``LightGCN``.
+        edge_index: The edges.
+        edge_weight: ``[num_edges]``.
+
+    Returns:
+        ``[num_owned, embedding_dim]``. Source: https://arxiv.org/abs/2002.02126, equation 8.
+    """
+    rows = edge_index.halo.own_rows(model.embedding.weight)
+    total = rows * model.alpha[0]
+    for place, conv in enumerate(model.convs):
+        rows = conv(rows, edge_index, edge_weight)
+        total = total + rows * model.alpha[place + 1]
+    found: Tensor = total
+    return found
 
 
 def install() -> None:
@@ -73,10 +788,10 @@ def install() -> None:
         (models.CorrectAndSmooth, "correct", corrected),
         (models.LightGCN, "get_embedding", own_embedding),
     ):
-        setattr(model, name, _either(getattr(model, name), sharded))
+        setattr(model, name, _either_method(getattr(model, name), sharded))
 
 
-def _either(whole: Callable[..., Any], sharded: Callable[..., Any]) -> Callable[..., Any]:
+def _either_method(whole: Callable[..., Any], sharded: Callable[..., Any]) -> Callable[..., Any]:
     """A method that is one function with edges that span ranks, and another without."""
 
     @wraps(whole)

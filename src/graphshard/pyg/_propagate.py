@@ -8,34 +8,55 @@ fused                        the message is a source row, or a weight times it, 
                              averaged; or the layer is PyG's GATConv, GATv2Conv or TransformerConv:
                              a kernel, without a message per edge
 recomputed in pieces         in sequential mode: PyG's own code on some destinations at a time,
-                             computed again in the backward (`_recompute`)
+                             computed again in the backward
 as PyG does it               PyG's own code on own and fetched rows
 ===========================  ======================================================================
 
 Which one is taken depends on the layer and the mode, and not on this rank's rows.
+
+[Note: fused]
+    In one-shot mode one kernel sees own and fetched rows. In sequential mode the call is a pass of
+    `graphshard.fullbatch` over the shards of its edges: rows of one rank at a time, those of the
+    next on their way, and the same again in the backward where it needs them.
+
+[Note: recomputed in pieces]
+    Remote rows and messages are not kept for the backward. The forward fetches the halo, computes a
+    piece of the destinations at a time, and keeps own rows alone. The backward fetches again and
+    computes each piece again, with its gradient. All in-edges of a destination are in one piece, so
+    any aggregation is exact, also one that cannot be merged from parts of the in-edges; nothing is
+    sent between pieces. At most one layer's halo is in memory, fetched from one rank after the
+    other, and the messages of one piece.
 """
 
 from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from types import MethodType
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
-from ..ops import Attention, EdgeMask, random_seed
+from .._base.typing import CanonicalEType
+from ..fullbatch.execution import PairwiseTransport, RandomState, ShardPass
+from ..fullbatch.reductions import CopySource, EdgeRows, Reduction, Sum, Weighted
+from ..fullbatch.softmax import AttentionSum
+from ..fullbatch.topology import Shard, narrow
+from ..ops import Adjacency, Attention, EdgeMask, attend, gspmm, random_seed
 from ._edge_index import DestinationIndex, ShardedEdgeIndex, SourceIndex
-from ._fused import FusedCall, attention, weighted_sum
 from ._norms import takes_statistics
-from ._numbering import PieceEnd
-from ._recompute import Aggregation, DestinationPiece, DestinationPieces, Tensors
-from ._source_halo import EdgeSet, SourceHalo
+from ._source_halo import EdgeSet, PieceEnd, SourceHalo
 
+MOST_EDGES, FEWEST_EDGES = 1 << 15, 1 << 11
+"""Bounds of the edges in a piece."""
+
+Tensors: TypeAlias = Sequence[Tensor]
 _MEAN_OR_SUM = {"SumAggregation": "sum", "MeanAggregation": "mean"}
 _HOOKS = (
     "_propagate_forward_pre_hooks",
@@ -47,8 +68,311 @@ _HOOKS = (
     "_edge_update_forward_pre_hooks",
     "_edge_update_forward_hooks",
 )
+
 _PADDED = ("LSTMAggregation", "GRUAggregation", "LCMAggregation")
 _looked_at: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+
+
+class _EdgeSetTransport(PairwiseTransport):
+    """Rows of the shards of edges that a layer calls with, not of all of its relation's edges.
+
+    Args:
+        halo: The relation.
+        edges: The edges; every source is one of the relation's extended rows.
+    """
+
+    def __init__(self, halo: SourceHalo, edges: EdgeSet) -> None:
+        super().__init__(halo.halo, halo.mode.halo_dtype, not halo.mode.rematerializes)
+        self._edges = edges
+
+    def _find_shards(self, etype: CanonicalEType) -> tuple[Shard, ...]:
+        src, dst = self._edges.edge_index
+        num_dst, num_owned = self._edges.adjacency.num_dst, self.halo.num_owned
+        if self.num_steps == 1:
+            return (Shard(0, self._edges.adjacency, None),)
+        found = []
+        for step in range(self.num_steps):
+            start, stop = 0, num_owned
+            if step:
+                first, last = self.plan.halo_range((self.plan.rank - step) % self.num_steps)
+                start, stop = num_owned + first, num_owned + last
+            eids = ((src >= start) & (src < stop)).nonzero().view(-1)
+            largest = max(stop - start, num_dst)
+            rows = narrow(src[eids] - start, largest), narrow(dst[eids], largest)
+            adjacency = Adjacency(*rows, stop - start, num_dst, check=False)
+            kept = narrow(eids, src.numel())
+            found.append(Shard(step, adjacency, lambda kept=kept: kept))  # type: ignore[misc]
+        return tuple(found)
+
+
+@dataclass(frozen=True, eq=False)
+class FusedCall:
+    """One call of `propagate` that kernels compute.
+
+    Args:
+        halo: The relation.
+        edges: The edges.
+        sources: Tensors with a row per own source.
+        others: Further tensors that the result depends on.
+        compute: From own and fetched rows of the sources to the result.
+        reduction: The same, to be merged shard by shard; made from own rows.
+        name: Of what is computed, if it is a function of the tensors alone.
+    """
+
+    halo: SourceHalo
+    edges: EdgeSet
+    sources: Sequence[Tensor]
+    others: Sequence[Tensor]
+    compute: Callable[[Sequence[Tensor]], Tensor]
+    reduction: Callable[[], Reduction]
+    name: str | None = None
+
+    def run(self) -> Tensor:
+        """The result; collective."""
+        if self.halo.mode.mode == "oneshot":
+            return self.compute(self.halo.extended(*self.sources))
+        constants, tensors = self.halo.structure.constants, [*self.sources, *self.others]
+        is_constant = self.name is not None and constants.is_constant(tensors)
+        if is_constant:
+            known = constants.get_copy((self.name, self.edges.number), tensors)
+            if known is not None:
+                return known
+        transport = self.edges.transport
+        if transport is None:
+            transport = self.edges.transport = _EdgeSetTransport(self.halo, self.edges)
+        reductions = [(self.halo.etype, self.reduction())]
+        device = self.edges.edge_index.device
+        walk = ShardPass(transport, reductions, self.halo.mode.fetched_ahead, device)
+        ((result,),) = walk.run()
+        if is_constant:
+            constants.put_copy((self.name, self.edges.number), tensors, result)
+        return result
+
+
+def weighted_sum(
+    halo: SourceHalo, edges: EdgeSet, rows: Tensor, weight: Tensor | None, reduce: str
+) -> FusedCall:
+    """Sum or mean of source rows, each times the weight of its edge.
+
+    Args:
+        halo: The relation.
+        edges: The edges.
+        rows: ``[num_owned, ...]``.
+        weight: ``[num_edges, ...]``, broadcast to a row; None is one.
+        reduce: ``"sum"`` or ``"mean"``.
+    """
+    op = "copy_lhs" if weight is None else "mul"
+
+    def compute(sources: Sequence[Tensor]) -> Tensor:
+        return gspmm(edges.adjacency, op, reduce, sources[0], weight)
+
+    def reduction() -> Reduction:
+        message = CopySource(rows) if weight is None else Weighted("mul", rows, EdgeRows(weight))
+        return Sum(message, edges.counts if reduce == "mean" else None)
+
+    weights = [] if weight is None else [weight]
+    return FusedCall(halo, edges, [rows], weights, compute, reduction, reduce)
+
+
+def attention(
+    halo: SourceHalo,
+    edges: EdgeSet,
+    sources: Sequence[Tensor],
+    make: Callable[[Sequence[Tensor]], Attention],
+) -> FusedCall:
+    """Fused attention.
+
+    Args:
+        halo: The relation.
+        edges: The edges.
+        sources: Tensors with a row per own source.
+        make: From their rows to the operands.
+    """
+
+    def compute(extended: Sequence[Tensor]) -> Tensor:
+        return attend(edges.adjacency, make(extended))
+
+    def reduction() -> Reduction:
+        made = make(sources)
+        if made.mask is not None:
+            keys = torch.arange(edges.edge_index.shape[1], dtype=torch.int32)
+            made = replace(made, mask=replace(made.mask, keys=keys.to(edges.edge_index.device)))
+        return AttentionSum(made)
+
+    return FusedCall(halo, edges, sources, [], compute, reduction)
+
+
+@dataclass(frozen=True, eq=False)
+class DestinationPiece:
+    """Destinations ``[start, stop)`` and their in-edges.
+
+    Args:
+        start: First destination.
+        stop: End of the destinations.
+        edges: int64 ids of the edges.
+        edge_index: int64 ``[2, num_edges]``: rows of ``sources``, and destinations from 0.
+        sources: int64, the extended rows that they read, ascending.
+    """
+
+    start: int
+    stop: int
+    edges: Tensor
+    edge_index: Tensor
+    sources: Tensor
+
+
+class DestinationPieces:
+    """The edges of a set, cut by destination.
+
+    Args:
+        edges: The edges.
+    """
+
+    def __init__(self, edges: EdgeSet) -> None:
+        self._edges = edges
+
+    @cached_property
+    def all(self) -> list[DestinationPiece]:
+        indptr, sources, ids = (
+            part if part is None else part.long() for part in self._edges.adjacency.csc()
+        )
+        assert indptr is not None
+        assert sources is not None
+        total, num_dst = sources.numel(), indptr.numel() - 1
+        target = min(MOST_EDGES, max(FEWEST_EDGES, total // 16))
+        count = max(1, -(-total // target))
+        wanted = torch.arange(1, count, device=indptr.device) * total // count
+        cuts = [0, *torch.searchsorted(indptr[:-1], wanted).tolist(), num_dst]
+        found = []
+        for start, stop in zip(cuts[:-1], cuts[1:], strict=True):
+            if start == stop and num_dst:
+                continue
+            first, last = int(indptr[start]), int(indptr[stop])
+            degrees = indptr[start : stop + 1].diff()
+            numbers = torch.arange(stop - start, device=indptr.device)
+            dst = torch.repeat_interleave(numbers, degrees)
+            rows, src = torch.unique(sources[first:last], return_inverse=True)
+            edges = torch.arange(first, last, device=indptr.device)
+            edges = edges if ids is None else ids[first:last]
+            found.append(DestinationPiece(start, stop, edges, torch.stack([src, dst]), rows))
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class Aggregation:
+    """What one call of `propagate` reads, and what it computes.
+
+    Args:
+        halo: The relation.
+        pieces: What is computed at a time.
+        compute: From a piece and its rows - of sources, destinations, edges - to the results of
+            its destinations, ``[stop - start, ...]``. It may use ``parameters`` as they are.
+        sources: Tensors with a row per own source.
+        destinations: Tensors with a row per destination.
+        edges: Tensors with a row per edge.
+        parameters: Other tensors that ``compute`` uses and that may need a gradient.
+    """
+
+    halo: SourceHalo
+    pieces: Callable[[], Sequence[DestinationPiece]]
+    compute: Callable[[DestinationPiece, Tensors, Tensors, Tensors], Tensor]
+    sources: Tensors
+    destinations: Tensors
+    edges: Tensors
+    parameters: Tensors
+
+    def recomputed(self) -> Tensor:
+        """The result; the backward fetches and computes again. Collective."""
+        groups = (self.sources, self.destinations, self.edges, self.parameters)
+        result: Tensor = _Recomputed.apply(self, *(tensor for rows in groups for tensor in rows))
+        return result
+
+    def of_piece(
+        self, piece: DestinationPiece, extended: Tensors, dst: Tensors, edges: Tensors
+    ) -> list[list[Tensor]]:
+        """The rows that a piece reads, of sources, destinations and edges."""
+        return [
+            [rows.index_select(0, piece.sources) for rows in extended],
+            [rows[piece.start : piece.stop] for rows in dst],
+            [rows[piece.edges] for rows in edges],
+        ]
+
+
+class _Recomputed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, aggregation: Aggregation, *tensors: Tensor) -> Tensor:
+        a = aggregation
+        ctx.aggregation, ctx.random = a, []
+        device = tensors[0].device if tensors else torch.device("cpu")
+        ctx.autocast = (
+            device.type,
+            torch.get_autocast_dtype(device.type),
+            torch.is_autocast_enabled(device.type),
+        )
+        extended = a.halo.fetched_again(a.sources)
+        results = []
+        for piece in a.pieces():
+            ctx.random.append(RandomState.capture(device))
+            results.append(a.compute(piece, *a.of_piece(piece, extended, a.destinations, a.edges)))
+        return torch.cat(results) if len(results) != 1 else results[0].detach()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        a: Aggregation = ctx.aggregation
+        needs = ctx.needs_input_grad[1:]
+        num = len(a.sources), len(a.destinations), len(a.edges)
+        extended = a.halo.fetched_again(a.sources)
+        whole = [*extended, *(rows.detach() for rows in (*a.destinations, *a.edges))]
+        totals = [
+            torch.zeros_like(tensor) if needed else None
+            for tensor, needed in zip([*whole, *a.parameters], needs, strict=True)
+        ]
+        kind, dtype, enabled = ctx.autocast
+        now = RandomState.capture(grad.device)
+        for piece, random in zip(a.pieces(), ctx.random, strict=True):
+            groups = a.of_piece(
+                piece, whole[: num[0]], whole[num[0] : num[0] + num[1]], whole[num[0] + num[1] :]
+            )
+            rows = [tensor.detach() for group in groups for tensor in group]
+            for tensor, needed in zip(rows, needs, strict=False):
+                tensor.requires_grad_(needed)
+            inputs = [*rows, *a.parameters]
+            random.restore(grad.device)
+            with torch.enable_grad(), torch.autocast(kind, dtype, enabled):
+                result = a.compute(
+                    piece,
+                    rows[: num[0]],
+                    rows[num[0] : num[0] + num[1]],
+                    rows[num[0] + num[1] :],
+                )
+            if not result.requires_grad:
+                continue
+            wanted = [i for i, needed in enumerate(needs) if needed]
+            found = torch.autograd.grad(
+                result,
+                [inputs[i] for i in wanted],
+                grad[piece.start : piece.stop],
+                allow_unused=True,
+            )
+            for i, part in zip(wanted, found, strict=True):
+                total = totals[i]
+                if part is None or total is None:
+                    continue
+                if i >= sum(num):
+                    total.add_(part)
+                elif i < num[0]:
+                    total.index_add_(0, piece.sources, part)
+                elif i < num[0] + num[1]:
+                    total[piece.start : piece.stop].add_(part)
+                else:
+                    total[piece.edges] = part
+        now.restore(grad.device)
+        remote = [i for i in range(num[0]) if needs[i]]
+        returned = a.halo.returned([t for i in remote if (t := totals[i]) is not None])
+        for i, summed in zip(remote, returned, strict=True):
+            totals[i] = summed
+        return None, *totals
 
 
 class bound:

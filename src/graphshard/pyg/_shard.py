@@ -20,7 +20,7 @@ from ..fullbatch.topology import LocalEdges, agree_on_build
 from ..graph.convert import require
 from ._edge_index import ShardedEdgeIndex, sharded_edges
 from ._layers import install
-from ._numbering import NodeNumbering
+from ._source_halo import NodeNumbering
 from ._whole_graph import (
     ONLY_TYPE,
     NodeLayout,

@@ -1,18 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NeighborLoader, LinkNeighborLoader, HGTLoader: PyG's loaders over any graph, without pyg-lib."""
+"""NeighborLoader, LinkNeighborLoader, HGTLoader: PyG's loaders over any graph, without pyg-lib.
+
+`SourceLoader` is how they pass over their seeds: threads, steps that ranks share, draws.
+`PrefetchLoader` puts what a loader gives on a GPU.
+
+::
+
+    caller's thread        sample                features
+    places of a batch ──>  neighbours are  ──>   rows come,        ──> caller
+    (torch's sampler)      drawn                 transforms run
+
+With ``num_workers`` each stage has a thread, and each that communicates a process group of its own.
+
+Batches are of PyG's shape. What PyG's ``filter_data`` is for data in memory: rows of nodes and
+edges are fetched, all kinds in one exchange, and put where a model expects them. Of whole graphs
+PyG's own function is used.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import torch
 import torch_geometric.loader as pyg
 from torch import Tensor
-from torch_geometric.sampler import NegativeSampling
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.sampler import HeteroSamplerOutput, NegativeSampling, SamplerOutput
 
-from ._batches import batch_of, set_link_seeds, set_node_seeds
-from ._graphs import source_of
+from ..._base.device import device_of
+from ...comm import ThreadGroups
+from ...comm.collectives import verify
+from ...sampling import DrawSeed
+from ...sampling.loader import DeviceStream, LoaderResources, Pipeline, Run, Stage, moved
 from ._inputs import (
     data_of_loader,
     labels_on_all_ranks,
@@ -21,9 +44,317 @@ from ._inputs import (
     node_input,
     original_ends,
 )
-from ._passes import SourceLoader, check_options
 from ._samplers import HGTSampler, HopSampler, SourceSampler
-from ._sources import SamplingSource
+from ._sources import ORIGINAL, Kind, SamplingSource, source_of
+
+_SAMPLE, _FEATURES = "sample", "features"
+_AHEAD = 2
+_NO_PROCESSES = {
+    "worker_init_fn": "what it sets up, set up before the loop",
+    "multiprocessing_context": "leave it out",
+    "timeout": "what other ranks are waited for has the timeout of the process group",
+}
+
+
+def batch_of(
+    source: SamplingSource,
+    given: Any,
+    out: SamplerOutput | HeteroSamplerOutput,
+    custom_cls: Any = None,
+) -> Data | HeteroData:
+    """The data of a sample: features, ``edge_index``, ``n_id``, ``e_id`` and counts of hops.
+
+    Collective where the source is.
+
+    Args:
+        source: Where rows come from.
+        given: What the loader was given; other attributes of data go over as they are.
+        out: What a `HopSampler` gave.
+        custom_cls: A class to make, in the place of ``Data`` or ``HeteroData``, where there are no
+            data to start from.
+    """
+    is_typed = isinstance(out, HeteroSamplerOutput)
+    nodes: dict[Any, Tensor] = dict(out.node) if is_typed else {source.ntypes[0]: out.node}
+    edges: dict[Any, Tensor | None] = (
+        dict(out.edge or {}) if is_typed else {source.etypes[0]: out.edge}
+    )
+    wanted: list[tuple[Kind, list[str], Tensor]] = [
+        (ntype, source.columns(ntype), source.stored(ntype, ids)) for ntype, ids in nodes.items()
+    ]
+    for etype, eids in edges.items():
+        if eids is not None:
+            wanted.append((etype, [*source.columns(etype), ORIGINAL], eids))
+    rows = {
+        kind: columns for (kind, _, _), columns in zip(wanted, source.fetch(wanted), strict=True)
+    }
+
+    if isinstance(given, Data | HeteroData):
+        data = copy.copy(given)
+    else:
+        data = (custom_cls or (HeteroData if is_typed else Data))()
+    for ntype, ids in nodes.items():
+        store = data[ntype] if is_typed else data
+        for name, column in zip(source.columns(ntype), rows[ntype], strict=True):
+            store[name] = column
+        store.n_id = ids
+        store.num_nodes = ids.numel()
+    for etype in edges:
+        store = data[etype] if is_typed else data
+        src, dst = (out.row[etype], out.col[etype]) if is_typed else (out.row, out.col)
+        before = store.get("edge_index", None)
+        store.edge_index = torch.stack([src, dst])
+        if before is not None:
+            store.edge_index = store.edge_index.to(before.device)
+        names = source.columns(etype)
+        columns = rows.get(etype)
+        for place, name in enumerate(names):
+            store[name] = None if columns is None else columns[place]
+        if columns is not None:
+            store.e_id = columns[-1].cpu()
+        elif "e_id" in store:
+            del store["e_id"]
+    return _with_counts(data, out, is_typed)
+
+
+def _with_counts(data: Any, out: Any, is_typed: bool) -> Any:
+    if not is_typed:
+        data.batch = out.batch
+        data.num_sampled_nodes = out.num_sampled_nodes
+        data.num_sampled_edges = out.num_sampled_edges
+        if out.orig_row is not None and out.orig_col is not None:
+            data._orig_edge_index = torch.stack([out.orig_row, out.orig_col])
+        return data
+    data.set_value_dict("batch", out.batch)
+    data.set_value_dict("num_sampled_nodes", out.num_sampled_nodes)
+    data.set_value_dict("num_sampled_edges", out.num_sampled_edges)
+    if out.orig_row is not None and out.orig_col is not None:
+        for etype in out.orig_row:
+            data[etype]._orig_edge_index = torch.stack([out.orig_row[etype], out.orig_col[etype]])
+    return data
+
+
+def set_node_seeds(data: Any, out: Any, input_type: Any) -> None:
+    """What a batch of nodes says of its seeds."""
+    store = data if input_type is None else data[input_type]
+    store.input_id, store.seed_time = out.metadata
+    store.batch_size = store.input_id.shape[0]
+
+
+def set_link_seeds(data: Any, out: Any, input_type: Any, neg_sampling: Any) -> None:
+    """What a batch of edges says of them, and of the negatives."""
+    if neg_sampling is None or neg_sampling.is_binary():
+        store = data if input_type is None else data[input_type]
+        store.input_id, store.edge_label_index, store.edge_label, store.edge_label_time = (
+            out.metadata
+        )
+        return
+    input_id, src, dst_pos, dst_neg, seed_time = out.metadata
+    if input_type is None:
+        data.input_id, data.seed_time = input_id, seed_time
+        data.src_index, data.dst_pos_index, data.dst_neg_index = src, dst_pos, dst_neg
+        return
+    data[input_type].input_id = input_id
+    data[input_type[0]].src_index = src
+    data[input_type[2]].dst_pos_index, data[input_type[2]].dst_neg_index = dst_pos, dst_neg
+    data[input_type[0]].seed_time = data[input_type[2]].seed_time = seed_time
+
+
+def check_options(options: dict[str, Any]) -> None:
+    """Raise if options of torch's loader are among those that only concern worker processes.
+
+    Raises:
+        NotImplementedError: They are, and name the alternative.
+        ValueError: There are no batches to make.
+    """
+    for name, instead in _NO_PROCESSES.items():
+        if options.get(name):
+            raise NotImplementedError(
+                f"{name}={options[name]!r} is for worker processes, and num_workers are threads "
+                f"here, which share the graph; {instead}"
+            )
+    if options.get("batch_size", 1) is None and options.get("batch_sampler") is None:
+        raise ValueError("batch_size must be a number of seeds (got None); give 1 for single ones")
+
+
+class SourceLoader:
+    """What the loaders have in common; it comes before PyG's class among their bases."""
+
+    _source: SamplingSource
+
+    def _open(self, sampler: SourceSampler, seed: int | None, error: Exception | None) -> None:
+        """Agree with the other ranks; the last thing that making a loader does.
+
+        Raises:
+            Exception: On all ranks, what went wrong on any.
+        """
+        loader: Any = self
+        source = self._source
+        source.share(error)
+        options = f"num_workers {loader.num_workers}, prefetch_factor {loader.prefetch_factor}"
+        verify(source.state, options, "the options of a loader", None)
+        self.epoch, self.seed = 0, sampler.seed if seed is None else seed
+        self._most = None if source.is_whole else source.most_steps(len(loader.batch_sampler))
+        ahead = loader.num_workers * (loader.prefetch_factor or _AHEAD)
+        groups = None
+        self._drawing = self._fetching = source
+        if ahead and source.is_collective:
+            groups = ThreadGroups([_SAMPLE, _FEATURES], source.group)
+            self._drawing = source.on(groups.group(_SAMPLE))
+            self._fetching = source.on(groups.group(_FEATURES))
+        for ntype in source.ntypes if not source.is_whole else ():
+            source.prepare(ntype)  # here, and not in two threads
+        self._resources = LoaderResources(groups, [])
+        self._finalizer = weakref.finalize(self, self._resources.close)
+        stages = [Stage(_SAMPLE, self._sampled, self._num_threads(loader.num_workers))]
+        if loader.filter_per_worker:
+            stages.append(Stage(_FEATURES, self._finished))
+        self._pipeline = Pipeline(stages, ahead, None if groups is None else groups.cancelled)
+
+    def _num_threads(self, num_workers: int) -> int:
+        """Threads that draw; one where the order of messages counts."""
+        return max(1, min(num_workers, torch.get_num_threads())) if self._source.is_whole else 1
+
+    def set_epoch(self, epoch: int) -> None:
+        """Say which epoch the next pass is; each pass counts one up by itself."""
+        self.epoch = epoch
+
+    def close(self) -> None:
+        """End what still runs; dropping the loader does the same. Not collective."""
+        self._finalizer()
+
+    def enable_cpu_affinity(self, *args: Any, **kwargs: Any) -> AbstractContextManager[None]:
+        """Accepted for scripts of PyG's; there are no worker processes to bind to processors."""
+        return nullcontext()
+
+    def enable_multithreading(self, *args: Any, **kwargs: Any) -> AbstractContextManager[None]:
+        """Accepted for scripts of PyG's; threads draw already."""
+        return nullcontext()
+
+    def __len__(self) -> int:
+        """Batches of a pass, the same on all ranks."""
+        loader: Any = self
+        return len(loader.batch_sampler) if self._most is None else self._most
+
+    def __iter__(self) -> Iterator[Any]:
+        """One pass; every rank of a graph that spans ranks must make it, and leave at one batch."""
+        loader: Any = self
+        if self._source.is_collective:
+            self._step_in()
+        epoch, self.epoch = self.epoch, self.epoch + 1
+        batches: Any = loader.batch_sampler
+        if self._most is not None:
+            batches = cut([list(batch) for batch in batches], self._most)
+        items = (
+            (list(index), DrawSeed(self.seed, epoch, step)) for step, index in enumerate(batches)
+        )
+        run = self._pipeline.run(items)
+        if self._source.is_collective:
+            self._resources.keep(run)
+        try:
+            for batch in run:
+                yield batch if loader.filter_per_worker else self._finished(batch)
+                del batch
+            if self._most is not None and run.num_delivered < self._most:
+                raise RuntimeError(
+                    "another pass over this loader has begun, or it was closed, which ended this "
+                    "pass; make a loader for each"
+                )
+        except GeneratorExit:
+            run.close()
+            raise
+
+    def _step_in(self) -> None:
+        """Wait for the threads of the last pass; find out whether all ranks are in step."""
+        state, groups = self._source.state, self._resources.groups
+        error = self._resources.end_of_pass(state.timeout.total_seconds())
+        done = [] if groups is None else list(groups.num_operations)
+        verify(
+            state,
+            f"epoch {self.epoch}, operations {done}",
+            "where a loader stands at the start of a pass (its epoch; and whether the last pass "
+            "was left at the same batch)",
+            error,
+        )
+
+    def _sampled(self, item: tuple[list[int], DrawSeed]) -> Any:
+        raise NotImplementedError
+
+    def _finished(self, out: Any) -> Any:
+        loader: Any = self
+        data = loader.filter_fn(out)
+        if loader.pin_memory and torch.cuda.is_available():
+            data = data.pin_memory()
+        return data
+
+
+class PrefetchLoader:
+    """PyG's ``PrefetchLoader``: the batches of a loader on a GPU, each copied beside the last step.
+
+    Batches pass through page-locked memory, and the stream that is current in the loop waits for
+    the copy of a batch. What the loop drops is not used again before the device is done with it,
+    which PyG's class, that takes these loaders too, does not see to.
+
+    Args:
+        loader: A loader of this package, of PyG or of torch.
+        device: Where batches shall be; by default the current GPU, or the CPU if there is none,
+            where batches are given as they are.
+
+    Raises:
+        ValueError: Torch has no such device here.
+
+    Example:
+        >>> from torch_geometric.data import Data
+        >>> from graphshard.pyg import NeighborLoader, PrefetchLoader
+        >>> data = Data(x=torch.ones(3, 2), edge_index=torch.tensor([[0, 1], [1, 2]]))
+        >>> for batch in PrefetchLoader(NeighborLoader(data, [2], batch_size=2), "cpu"):
+        ...     print(batch.batch_size)
+        2
+        1
+    """
+
+    def __init__(self, loader: Any, device: torch.device | str | None = None) -> None:
+        if device is None:
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        self.loader, self.device = loader, device_of(device)
+        self._stream = DeviceStream.of(self.device)
+        ahead = 0 if self._stream is None else 1
+        self._pipeline = Pipeline([Stage("device", self._moved)], ahead, stream=self._stream)
+
+    def __iter__(self) -> Run[Any]:
+        """One pass over the loader."""
+        return self._pipeline.run(self.loader)
+
+    def __len__(self) -> int:
+        """Batches of a pass."""
+        return len(self.loader)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.loader})"
+
+    def _moved(self, batch: Any) -> Any:
+        return moved(batch, self.device, pin=True)
+
+
+def cut(batches: Sequence[list[int]], num_steps: int) -> list[list[int]]:
+    """The same places in ``num_steps`` batches of sizes that differ by one at most.
+
+    Args:
+        batches: As torch's sampler made them, ``num_steps`` at most.
+        num_steps: What the rank with the most batches has.
+
+    Raises:
+        ValueError: There are more.
+    """
+    if len(batches) > num_steps:
+        raise ValueError(
+            f"the sampler made {len(batches)} batches, and said {num_steps} when the loader was "
+            "made; a sampler of a graph that spans ranks makes as many in each pass"
+        )
+    if len(batches) == num_steps:
+        return list(batches)
+    places = [place for batch in batches for place in batch]
+    bounds = [step * len(places) // num_steps for step in range(num_steps + 1)]
+    return [places[begin:end] for begin, end in zip(bounds, bounds[1:], strict=False)]
 
 
 class _NodeSeeds(SourceLoader):
@@ -88,21 +419,16 @@ class NeighborLoader(_NodeSeeds, pyg.NeighborLoader):
     have as many batches, and a rank that would need fewer has smaller ones. One that has fewer
     seeds than there are batches has some without seeds.
 
+    Arguments that are not described here are those of `HopSampler`.
+
     Args:
         data: ``Data`` or ``HeteroData``; the same from `graphshard.pyg.shard`; a
             `graphshard.servers.DistGraph`; or PyG's pair of a feature store and a graph store.
-        num_neighbors: As for `HopSampler`.
         input_nodes: Seeds, as PyG takes them: None for all; a mask, ids, a type, or a type with
             those. Of sharded data they are rows of it, this rank's own; None is all that it has. Of
             a `DistGraph` they are ids before partitioning, or a `DistTensor` that masks nodes,
             which the trainers share evenly.
         input_time: Times of the seeds, by default those in ``time_attr``.
-        replace: As for `HopSampler`.
-        subgraph_type: As for `HopSampler`.
-        disjoint: As for `HopSampler`.
-        temporal_strategy: As for `HopSampler`.
-        time_attr: As for `HopSampler`.
-        weight_attr: As for `HopSampler`.
         transform: Called with each batch.
         transform_sampler_output: Called with each sample.
         is_sorted: Accepted: edges are sorted once, whatever it says.
@@ -168,16 +494,10 @@ class NeighborLoader(_NodeSeeds, pyg.NeighborLoader):
 class HGTLoader(_NodeSeeds, pyg.HGTLoader):
     """PyG's ``HGTLoader`` over a typed graph, here, in parts on ranks, or on graph servers.
 
+    Arguments that are not described here are those of `HGTSampler` and `NeighborLoader`.
+
     Args:
         data: As for `NeighborLoader`, with types.
-        num_samples: As for `HGTSampler`.
-        input_nodes: As for `NeighborLoader`.
-        is_sorted: As for `NeighborLoader`.
-        transform: As for `NeighborLoader`.
-        transform_sampler_output: As for `NeighborLoader`.
-        filter_per_worker: As for `NeighborLoader`.
-        seed: As for `NeighborLoader`.
-        **kwargs: As for `NeighborLoader`.
 
     Raises:
         TypeError: As for `NeighborLoader`.
@@ -217,30 +537,16 @@ class LinkNeighborLoader(SourceLoader, pyg.LinkNeighborLoader):
     See `NeighborLoader`. Negatives are drawn alike from all nodes, so that some may be edges; they
     depend on the draw and on the edges of the batch.
 
+    Arguments that are not described here are those of `NeighborLoader` and `HopSampler`.
+
     Args:
-        data: As for `NeighborLoader`.
-        num_neighbors: As for `HopSampler`.
         edge_label_index: Edges to start from, ``[2, n]``; a relation; or both; None for all. Of
             sharded data: its ``edge_index`` or some columns of it, None for all that this rank has;
             or a plain tensor of ids of nodes before partitioning, as of a `DistGraph`.
         edge_label: A label for each edge.
         edge_label_time: A time for each edge; neighbours are not later.
-        replace: As for `HopSampler`.
-        subgraph_type: As for `HopSampler`.
-        disjoint: As for `HopSampler`.
-        temporal_strategy: As for `HopSampler`.
         neg_sampling: PyG's ``NegativeSampling``, ``"binary"`` or ``"triplet"``.
         neg_sampling_ratio: PyG's old name of binary negatives, this many for each edge.
-        time_attr: As for `HopSampler`.
-        weight_attr: As for `HopSampler`.
-        transform: As for `NeighborLoader`.
-        transform_sampler_output: As for `NeighborLoader`.
-        is_sorted: As for `NeighborLoader`.
-        filter_per_worker: As for `NeighborLoader`.
-        neighbor_sampler: As for `NeighborLoader`.
-        directed: As for `NeighborLoader`.
-        seed: As for `NeighborLoader`.
-        **kwargs: As for `NeighborLoader`.
 
     Raises:
         TypeError: As for `NeighborLoader`.

@@ -28,11 +28,8 @@ from torch_geometric.sampler.neighbor_sampler import edge_sample, node_sample
 from ..._base.typing import CanonicalEType
 from ...comm.collectives import all_gather
 from ...sampling import DrawSeed
-from ._budget import sample_budget
-from ._graphs import source_of
-from ._hops import HopPlan, HopSample, relation_key, sample_hops
-from ._sources import SamplingSource
-from ._temporal import TimeLimit
+from ._draws import HopPlan, HopSample, TimeLimit, relation_key, sample_budget, sample_hops
+from ._sources import SamplingSource, source_of
 
 _NEGATIVES = 1 << 22
 """Stands in the key of a draw where hops have their number."""
@@ -43,9 +40,7 @@ _ROUNDS = 6
 class SourceSampler(BaseSampler):
     """Base of the samplers here; making one of a graph that spans ranks is collective.
 
-    Args:
-        graph: As for `HopSampler`.
-        seed: As for `HopSampler`.
+    Arguments that are not described here are those of `HopSampler`.
 
     Attributes:
         are_checked: Whether seeds are known to be in range, so that ranks need not ask each other.

@@ -5,6 +5,20 @@ Each node draws once, at the hop after the one that found it; DGL's blocks draw 
 in every layer. So nodes come in the order in which they were found, seeds first, and edges by the
 hop that drew them, which is what ``trim_to_layer`` needs. Draws are keyed, see [Note: keyed draws]
 in `graphshard.sampling`: by the seed, the epoch, the step, the hop, the relation and the node.
+
+[Note: times]
+    Neighbours may have to be not later than the seed of their subgraph (`TimeLimit`). A store knows
+    no times, so it gives all in-edges of the nodes that draw; the times of their sources, or of the
+    edges, are fetched, and the draw is made here. It costs the edges that the nodes have.
+
+[Note: budgets]
+    The sampling of Hu, Dong, Wang and Sun, "Heterogeneous Graph Transformer" (WWW 2020),
+    https://arxiv.org/abs/2003.01332, algorithm 1. A node that is not in the subgraph yet has a
+    budget: for each node of the subgraph that it has an edge to, one over the number of edges that
+    were looked at there. A hop takes a given number of nodes of each type, in proportion to the
+    squares of their budgets, without replacement. At the end all edges between the nodes are taken.
+    As in the authors' program and in PyG's, at most 50 edges of a node and a relation are looked
+    at, drawn alike.
 """
 
 from __future__ import annotations
@@ -12,22 +26,153 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..._base.typing import CanonicalEType
-from ...ops import IdTable
+from ...ops import IdTable, draw_neighbors
+from ...ops.counter_random import key_state, states, unit, word
 from ...sampling import DrawOptions, DrawSeed, NeighborRequest, SampledNeighbors
 from ...sampling.sampler import IdTables
-from ._sources import SamplingSource
-from ._temporal import TimedEdges, TimeLimit
+from ._sources import ORIGINAL, Kind, SamplingSource
 
 _INDUCED = 1 << 20
 """Stands in the key of a draw where hops have their number."""
 
 _HASHED = 2**24 + 1
 """From this number of ids on an `IdTable` takes memory for what is in it, and not for all ids."""
+
+_MOST_EDGES = 50
+_DOMAIN = 0x1F83D9ABFB41BD6B
+_TAKEN = 1 << 21
+"""Stands in the key of a draw of nodes, besides the hop."""
+
+
+class TimedEdges(NamedTuple):
+    """What one relation draws under a limit.
+
+    Args:
+        request: Nodes, fanout and key.
+        options: Replacement and weights.
+        until: ``[n]``, the latest time for each node.
+    """
+
+    request: NeighborRequest
+    options: DrawOptions
+    until: Tensor
+
+
+@dataclass(frozen=True)
+class TimeLimit:
+    """Neighbours must be there in time.
+
+    Args:
+        name: What PyG calls the column of times.
+        of_edges: Whether edges have times, and not nodes.
+        strategy: ``"uniform"``: any of those in time; ``"last"``: the latest of them.
+    """
+
+    name: str
+    of_edges: bool
+    strategy: Literal["uniform", "last"]
+
+    def holds_for(self, source: SamplingSource, etype: CanonicalEType) -> bool:
+        """Whether a relation has times; all neighbours of one that has none are in time."""
+        return self.name in source.names.get(self._kind(etype), {})
+
+    def _kind(self, etype: CanonicalEType) -> Kind:
+        return etype if self.of_edges else etype[0]
+
+    def of_seeds(
+        self,
+        source: SamplingSource,
+        seeds: Mapping[str, Tensor],
+        given: Mapping[str, Tensor] | None,
+    ) -> Tensor:
+        """The time of each seed, type by type; collective where the source is, unless given.
+
+        Raises:
+            ValueError: It is neither given nor known.
+        """
+        if given is not None:
+            return torch.cat([given[ntype].view(-1) for ntype in seeds])
+        for ntype in seeds:
+            if self.of_edges or self.name not in source.names.get(ntype, {}):
+                raise ValueError(
+                    f"the seeds need a time, and nodes of type {ntype!r} have no {self.name!r}; "
+                    "pass input_time, or edge_label_time to a loader of links"
+                )
+        wanted = [(ntype, [self.name], ids) for ntype, ids in seeds.items()]
+        return torch.cat([rows[0].cpu().view(-1) for rows in source.fetch(wanted)])
+
+    def chosen(
+        self,
+        source: SamplingSource,
+        timed: Sequence[TimedEdges],
+        found: Mapping[CanonicalEType, tuple[Tensor, Tensor, Tensor]],
+    ) -> dict[CanonicalEType, tuple[Tensor, Tensor, Tensor]]:
+        """Counts, neighbours and edge ids of those that are drawn; collective as the source is.
+
+        Args:
+            source: Has the times.
+            timed: What is drawn.
+            found: The same of all in-edges of the nodes.
+        """
+        wanted: list[tuple[Kind, list[str], Tensor]] = []
+        for request, options, _ in timed:
+            _, neighbors, eids = found[request.etype]
+            kind = self._kind(request.etype)
+            wanted.append((kind, [self.name], eids if self.of_edges else neighbors))
+            if options.weights is not None:
+                names = source.names[request.etype]
+                called = next(name for name in names if names[name] == options.weights)
+                wanted.append((request.etype, [called], eids))
+            if not source.is_whole:
+                wanted.append((request.etype[2], [ORIGINAL], request.nodes))
+        rows = (columns[0].cpu() for columns in source.fetch(wanted))
+        result = {}
+        for request, options, until in timed:
+            counts, neighbors, eids = found[request.etype]
+            times = next(rows).view(-1)
+            weights = None if options.weights is None else next(rows).view(-1)
+            ids = request.nodes if source.is_whole else next(rows)
+            late = times > until.repeat_interleave(counts)
+            pointer = torch.zeros(counts.numel() + 1, dtype=torch.int64)
+            torch.cumsum(counts, 0, out=pointer[1:])
+            if self.strategy == "last":
+                picked, places = _last(counts, times, ~late, request.fanout)
+            else:
+                if weights is not None and weights.dtype != torch.float64:
+                    weights = weights.to(torch.float32)
+                picked, places, _ = draw_neighbors(
+                    pointer,
+                    torch.arange(counts.numel()),
+                    request.fanout,
+                    request.key,
+                    ids,
+                    indices=neighbors,
+                    replace=options.replace,
+                    prob=weights,
+                    excluded=late,
+                )
+            result[request.etype] = picked, neighbors[places], eids[places]
+        return result
+
+
+def _last(counts: Tensor, times: Tensor, in_time: Tensor, fanout: int) -> tuple[Tensor, Tensor]:
+    """The latest edges of each row, of equal ones the later in the row: counts and places."""
+    row = torch.arange(counts.numel()).repeat_interleave(counts)
+    places = in_time.nonzero().view(-1)
+    places = places[torch.argsort(times[places], stable=True)]
+    places = places[torch.argsort(row[places], stable=True)]
+    left = torch.bincount(row[places], minlength=counts.numel())
+    if fanout >= 0:
+        from_end = left.cumsum(0)[row[places]] - torch.arange(places.numel())
+        places = places[from_end <= fanout]
+        left = left.clamp(max=fanout)
+    return left, places
 
 
 @dataclass(frozen=True)
@@ -330,3 +475,87 @@ def eids_of(edges: SampledNeighbors) -> Tensor:
     eids = edges.eids
     assert eids is not None
     return (eids if isinstance(eids, Tensor) else eids.gather()).to(torch.int64)
+
+
+def sample_budget(
+    source: SamplingSource,
+    num_samples: Mapping[str, Sequence[int]],
+    seeds: Mapping[str, Tensor],
+    draw_seed: DrawSeed,
+) -> HopSample:
+    """Draw a subgraph around some seeds; collective where the source is.
+
+    Args:
+        source: Where neighbours come from.
+        num_samples: Node type to the nodes that each hop takes.
+        seeds: Node type to int64 ids of the source.
+        draw_seed: Which draw this is.
+    """
+    tables, none = IdTables.of(source.graph), torch.empty(0, dtype=torch.int64)
+    nodes = {t: FoundNodes(tables, t, source.count(t), seeds.get(t, none)) for t in source.ntypes}
+    budgets = {ntype: _Budget() for ntype in source.ntypes}
+    begin = dict.fromkeys(source.ntypes, 0)
+    for hop in range(max((len(each) for each in num_samples.values()), default=0)):
+        requests = [
+            NeighborRequest(
+                etype,
+                nodes[etype[2]].ids[begin[etype[2]] :],
+                _MOST_EDGES,
+                relation_key(draw_seed, hop, etype),
+            )
+            for etype in source.etypes
+        ]
+        drawn = source.graph.sample_neighbors(requests, DrawOptions(with_eids=False))
+        for request, edges in zip(requests, drawn, strict=True):
+            share = (1.0 / edges.counts.clamp(min=1).double()).repeat_interleave(edges.counts)
+            budgets[request.etype[0]].add(edges.neighbors.to(torch.int64), share)
+        begin = {ntype: len(found) for ntype, found in nodes.items()}
+        candidates = {t: budget.left(nodes[t]) for t, budget in budgets.items()}
+        originals = source.original({t: ids for t, (ids, _) in candidates.items()})
+        for ntype, (ids, budget) in candidates.items():
+            count = num_samples[ntype][hop] if hop < len(num_samples.get(ntype, ())) else 0
+            key = relation_key(draw_seed, _TAKEN + hop, (ntype, "", ntype))
+            nodes[ntype].add(ids[_taken(budget, originals[ntype], count, key)], None)
+    edges_between = induced_edges(source, nodes, draw_seed)
+    return HopSample(
+        {ntype: found.ids for ntype, found in nodes.items()},
+        {etype: src for etype, (src, _, _) in edges_between.items()},
+        {etype: dst for etype, (_, dst, _) in edges_between.items()},
+        {etype: eids for etype, (_, _, eids) in edges_between.items()},
+        None,
+        None,
+        None,
+    )
+
+
+class _Budget:
+    """The nodes of one type that have an edge to the subgraph, and their budgets."""
+
+    def __init__(self) -> None:
+        self._ids = torch.empty(0, dtype=torch.int64)
+        self._sums = torch.empty(0, dtype=torch.float64)
+
+    def add(self, ids: Tensor, share: Tensor) -> None:
+        distinct, place = torch.unique(torch.cat([self._ids, ids]), return_inverse=True)
+        sums = torch.zeros(distinct.numel(), dtype=torch.float64)
+        self._sums = sums.index_add(0, place, torch.cat([self._sums, share]))
+        self._ids = distinct
+
+    def left(self, nodes: FoundNodes) -> tuple[Tensor, Tensor]:
+        """Nodes that are not in the subgraph, and their budgets."""
+        outside = nodes.find(self._ids) < 0
+        self._ids, self._sums = self._ids[outside], self._sums[outside]
+        return self._ids, self._sums
+
+
+def _taken(budget: Tensor, original_ids: Tensor, count: int, key: int) -> Tensor:
+    """Places of those that are drawn one after another, in proportion to squared budgets.
+
+    That is what the largest ``u^(1/w)`` are (Efraimidis and Spirakis, Weighted random sampling with
+    a reservoir, 2006), u uniform in (0, 1], here a function of the key and the original id.
+    """
+    count = min(count, budget.numel())
+    uniform = 1.0 - unit(word(states(key_state(key, _DOMAIN), original_ids), 0))
+    order = torch.argsort(original_ids)  # of equal numbers the same ones, however the graph is cut
+    ranks = (uniform.log() / budget.square())[order]
+    return order[torch.argsort(ranks, descending=True, stable=True)[:count]]

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LocalDataLoader and its kin: mini-batches for one process, or for ranks that have all indices."""
+"""LocalDataLoader and its kin: mini-batches for one process, or for ranks that have all indices.
+
+Loaders by their public place; `DataLoader`, for a graph that spans ranks, is in `_dist_loader`.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +15,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..._base.device import device_of
-from ..._base.memory import keep_freed_memory
-from ..._base.typing import CanonicalEType, EType
-from ...comm import come_together, rank, share_error, world_size
-from ...fullbatch import GraphShardManager
-from ...graph import EID, Block, Graph
-from ..feature_store import FeatureRequest, FeatureStore
-from ..graph_store import GraphStore, LocalGraphStore, graph_store_of
-from ..lazy_features import FeatureNames, check_named, names_for
-from ..sampler import (
+from .._base.device import device_of
+from .._base.memory import keep_freed_memory
+from .._base.typing import CanonicalEType, EType
+from ..comm import come_together, rank, share_error, world_size
+from ..fullbatch import GraphShardManager
+from ..graph import EID, Block, Graph
+from ._dist_loader import (
+    SPLIT_KEY,
+    BatchOrder,
+    DataLoader,
+    FeaturePlan,
+    LoaderResources,
+    LoaderStats,
+    MiniBatch,
+    global_mean,
+)
+from ._pipeline import Deliveries, DeviceStream, Pipeline, Run, Stage, moved
+from .feature_store import FeatureRequest, FeatureStore
+from .graph_store import GraphStore, LocalGraphStore, graph_store_of
+from .lazy_features import FeatureNames, check_named, names_for
+from .sampler import (
     BlockSampler,
     DrawSeed,
     EdgePredictionSampler,
@@ -32,10 +46,23 @@ from ..sampler import (
     refuse_unnamed,
     takes,
 )
-from ._batch_order import SplitOrder
-from ._device_stream import DeviceStream, moved
-from ._mini_batch import FeaturePlan, LoaderStats
-from ._pipeline import Deliveries, Pipeline, Run, Stage
+
+__all__ = [
+    "DataLoader",
+    "DeviceStream",
+    "EdgeDataLoader",
+    "LoaderResources",
+    "LoaderStats",
+    "LocalDataLoader",
+    "MiniBatch",
+    "NodeDataLoader",
+    "Pipeline",
+    "Run",
+    "SplitOrder",
+    "Stage",
+    "global_mean",
+    "moved",
+]
 
 WITHOUT_EFFECT = frozenset(
     "multiprocessing_context persistent_workers pin_memory prefetch_factor timeout "
@@ -50,6 +77,92 @@ _RULE = (
 
 SIDE_BY_SIDE = (NeighborSampler, MultiLayerFullNeighborSampler, LaborSampler)
 """Samplers that may be asked from several threads at a time, which a subclass may not bear."""
+
+
+class SplitOrder(BatchOrder):
+    """Batches of indices that are shared among ranks.
+
+    On one rank batches are full, besides the last. On several, all batches of an epoch have the
+    same size up to one: then the mean that data-parallel training takes over ranks is the mean over
+    indices, and no rank is without any unless there are too few for all.
+
+    Args:
+        indices: ``[n, ...]`` indices, or type to indices; a batch has those types that it happens
+            to have.
+        batch_size: The most that a batch holds.
+        shuffle: Take another order every epoch.
+        drop_last: Leave out what fills no batch of ``batch_size`` on every rank.
+        seed: Of the order.
+        rank: Whose batches these are.
+        num_ranks: Among how many ranks the indices are shared.
+
+    Raises:
+        TypeError: The indices are nothing that a tensor can be made of, or a bool mask.
+        ValueError: ``batch_size`` is not positive.
+    """
+
+    def __init__(
+        self,
+        indices: Any,
+        batch_size: int,
+        shuffle: bool,
+        drop_last: bool,
+        seed: int,
+        rank: int = 0,
+        num_ranks: int = 1,
+    ) -> None:
+        if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
+            raise ValueError(f"batch_size must be a positive number (got {batch_size!r})")
+        self._typed = isinstance(indices, Mapping)
+        by_type = indices if self._typed else {None: indices}
+        tensors = {key: _tensor(values, key) for key, values in by_type.items()}
+        super().__init__(tensors, shuffle, seed, (SPLIT_KEY, 0))
+        self._rank, self._num_ranks, self._batch_size = rank, num_ranks, batch_size
+        self._is_even = num_ranks > 1
+        per_step = batch_size * num_ranks
+        self.num_steps = self.num_indices // per_step
+        self._used = self.num_steps * per_step
+        if not drop_last and self._used < self.num_indices:
+            self.num_steps, self._used = self.num_steps + 1, self.num_indices
+
+    def cut_evenly(self, num_steps: int) -> None:
+        """Take ``num_steps`` batches of one size, up to one, in the place of fewer full ones."""
+        if num_steps > self.num_steps:
+            self.num_steps, self._is_even = num_steps, True
+
+    def batch(self, order: Tensor | None, step: int) -> Any:
+        """The indices of one step: a tensor, or type to tensor, as they were given.
+
+        Args:
+            order: From `of_epoch`.
+            step: Which step of the epoch.
+        """
+        if not self._is_even:
+            start = step * self._batch_size
+            stop = min(start + self._batch_size, self._used)
+        else:
+            part, num_parts = step * self._num_ranks + self._rank, self.num_steps * self._num_ranks
+            start, stop = (p * self._used // num_parts for p in (part, part + 1))
+        found = self._taken(order, start, stop)
+        return {k: ids for k, ids in found.items() if len(ids)} if self._typed else found[None]
+
+
+def _tensor(values: Any, key: Any) -> Tensor:
+    of = "" if key is None else f" of {key!r}"
+    try:
+        tensor = torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(
+            f"indices{of} must be a tensor or something that one can be made of (got "
+            f"{type(values).__name__}: {error})"
+        ) from None
+    if tensor.dtype == torch.bool:
+        raise TypeError(f"indices{of} must not be a mask of bools; use mask.nonzero().view(-1)")
+    if tensor.dim() == 0:
+        raise TypeError(f"indices{of} must have a dimension to cut into batches (got {values!r})")
+    if tensor.numel() == 0 and tensor.is_floating_point():
+        return tensor.to(torch.int64)  # what torch makes of an empty list
+    return tensor
 
 
 class LocalDataLoader:
@@ -396,13 +509,12 @@ class _PairLabels:
 class NodeDataLoader(LocalDataLoader):
     """A `DataLoader` over node ids, as older releases of DGL name it.
 
+    Arguments that are not described here are those of `DataLoader`.
+
     Args:
         g: The graph.
         nids: Node ids, or node type to ids.
         graph_sampler: Draws blocks.
-        device: As for `DataLoader`.
-        *unnamed: As for `DataLoader`.
-        **options: As for `DataLoader`.
     """
 
     def __init__(
@@ -420,19 +532,12 @@ class NodeDataLoader(LocalDataLoader):
 class EdgeDataLoader(LocalDataLoader):
     """A `DataLoader` over edge ids, whose sampler is made by `as_edge_prediction_sampler`.
 
+    Arguments that are not described here are those of `DataLoader` and `EdgePredictionSampler`.
+
     Args:
         g: The graph.
         eids: Edge ids, or relation to ids.
         graph_sampler: Draws blocks for nodes.
-        device: As for `DataLoader`.
-        *unnamed: As for `DataLoader`.
-        exclude: As for `EdgePredictionSampler`.
-        reverse_eids: As for `EdgePredictionSampler`.
-        reverse_etypes: As for `EdgePredictionSampler`.
-        negative_sampler: As for `EdgePredictionSampler`.
-        prefetch_labels: As for `EdgePredictionSampler`.
-        g_sampling: As for `EdgePredictionSampler`.
-        **options: As for `DataLoader`.
 
     Example:
         >>> from graphshard.data import load_dataset

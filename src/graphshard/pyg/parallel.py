@@ -1,0 +1,913 @@
+# SPDX-License-Identifier: Apache-2.0
+"""parallelize: a model of PyG whose calls take and give whole tensors, and compute on shards.
+
+The program around the model stays that of one process: every rank runs it on the whole data object,
+and all ranks have the same outputs, losses and gradients in it. A call of the model hands each rank
+the rows that it owns, and puts the ranks' results together again; backward likewise. So a gradient
+with respect to a parameter is the sum of the ranks' shares of what the call did, and whatever the
+program computes around it counts once.
+
+Around a call: random states that are equal on all ranks, and differ within it; a graph that every
+rank has whole, and the rows and edges of it that a rank computes; this rank's rows in place of
+whole arguments, and back; and the gradients of the parameters that the call used.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import itertools
+import random
+import re
+import weakref
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from functools import partial
+from types import MethodType
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from .._base.typing import CanonicalEType
+from ..comm import agree, all_reduce, anchor, gather_grads, share_error, sync_params
+from ..comm.collectives import all_gather, all_reduce_, broadcast_
+from ..comm.group import GroupState, group_state
+from ..fullbatch import AggregationMode
+from ..fullbatch.execution import RandomState
+from ..graph.convert import require
+from ._edge_index import ShardedEdgeIndex, sharded_edges
+from ._layers import WHOLE_EDGES, call_sharded, install
+from ._norms import convert_sync_norm
+from ._source_halo import NodeNumbering
+from ._whole_graph import (
+    Column,
+    NodeLayout,
+    SplitRows,
+    WholeGraph,
+    column_of,
+    edges_of_matrix,
+    find_owners,
+    has_self_loops,
+    is_matrix,
+    names_edges,
+    read_whole_graph,
+)
+
+if TYPE_CHECKING:
+    from torch_geometric.data import Data, HeteroData
+
+
+_OTHER_EDGE_SETS = 8
+MatrixEdges: TypeAlias = tuple[Tensor, Tensor | None]
+"""``[2, num_edges]`` and the values of an adjacency matrix, None where they are all 1."""
+
+_MARK = "_graphshard_parallel"
+
+
+def share_generators(state: GroupState) -> None:
+    """Give every rank rank 0's random states, of torch, numpy and Python; collective."""
+    if state.world_size == 1:
+        return
+    kind, keys, position, *_ = np.random.get_state()  # the old generator has a tuple
+    version, numbers, _ = random.getstate()
+    parts = [
+        torch.get_rng_state().long(),
+        torch.from_numpy(np.asarray(keys, dtype=np.int64)),
+        torch.tensor([int(position), *numbers]),
+    ]
+    stream = broadcast_(state, torch.cat(parts), 0, "parallelize")
+    if state.rank == 0:
+        return
+    of_torch, of_numpy, rest = stream.split([part.numel() for part in parts])
+    position, *numbers = rest.tolist()
+    torch.set_rng_state(of_torch.to(torch.uint8))
+    np.random.set_state((kind, of_numpy.numpy().astype(np.uint32), position, 0, 0.0))
+    random.setstate((version, tuple(numbers), None))
+
+
+@contextmanager
+def own_draws(state: GroupState, device: torch.device, seed: int) -> Iterator[None]:
+    """Random states of this rank alone; the common ones are afterwards what they were before.
+
+    Args:
+        state: The ranks.
+        device: Where the model is.
+        seed: Of the draws.
+    """
+    if state.world_size == 1:
+        yield
+        return
+    before, of_python, of_numpy = (
+        RandomState.capture(device),
+        random.getstate(),
+        np.random.get_state(),
+    )
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    try:
+        yield
+    finally:
+        before.restore(device)
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)
+
+
+class ParallelEdges:
+    """Edges of the whole graph, and what a rank has in their place.
+
+    Args:
+        whole: ``[2, num_edges]``, of which a copy is kept: the caller's may be written to.
+        rows: Which rank has which edge.
+        index: This rank's.
+        has_loops: Whether any is a self loop, on any rank.
+    """
+
+    def __init__(
+        self, whole: Tensor, rows: SplitRows, index: ShardedEdgeIndex, has_loops: bool
+    ) -> None:
+        self.whole, self.rows, self.index = whole.clone(), rows, index
+        self.has_loops = has_loops
+
+    def holds(self, edges: Tensor) -> bool:
+        """Whether these are its edges."""
+        return self.whole.shape == edges.shape and torch.equal(self.whole, edges)
+
+
+class ParallelGraph:
+    """A whole graph, who owns what, and the edge sets that calls have brought.
+
+    Args:
+        whole: The graph.
+        owners: Node type to the rank of each node.
+        policy: How remote rows are fetched.
+        state: The ranks.
+    """
+
+    def __init__(
+        self,
+        whole: WholeGraph,
+        owners: Mapping[str, Tensor],
+        policy: AggregationMode,
+        state: GroupState,
+    ) -> None:
+        self.state, self._policy = state, policy
+        self._layout = NodeLayout(owners, state)
+        self.nodes = self._layout.rows
+        self.etypes = list(whole.edges)
+        device = next(iter(whole.edges.values())).device
+        self._numberings = {
+            ntype: NodeNumbering(split.own.numel(), split.own.to(device), state.group)
+            for ntype, split in self.nodes.items()
+        }
+        self._edge_sets = self._split(whole.edges)
+        first = self._edge_sets[self.etypes[0]]
+        self._policy = replace(policy, mode=first.index.halo.mode.mode)
+        self.device = first.whole.device
+        self.is_computing = False  # within a call of the model
+        self._others: list[tuple[CanonicalEType, ParallelEdges]] = []
+
+    @contextmanager
+    def computing(self, model: nn.Module) -> Iterator[None]:
+        """Within a call of the model, all of whose layers get this rank's edges."""
+        layers = [module for module in model.modules() if hasattr(module, "propagate")]
+        self.is_computing = True
+        for layer in layers:
+            vars(layer)[WHOLE_EDGES] = self.with_own_edges
+        try:
+            yield
+        finally:
+            self.is_computing = False
+            for layer in layers:
+                vars(layer).pop(WHOLE_EDGES, None)
+
+    def with_own_edges(self, value: Any) -> Any:
+        """Arguments of a layer, with this rank's edges in place of those of the whole graph.
+
+        A call of the model puts them there; a model may still have others, which it keeps itself.
+
+        Raises:
+            NotImplementedError: Edges that no call has brought.
+        """
+        if isinstance(value, ShardedEdgeIndex):
+            return value
+        if isinstance(value, Tensor):
+            if not names_nodes(value):
+                return value
+            others = [known for _, known in self._others]
+            for known in (*self._edge_sets.values(), *others):
+                if known.holds(value):
+                    return known.index
+            raise NotImplementedError(
+                f"a layer of a parallel model got edges of shape {tuple(value.shape)} that are "
+                "neither those of the data object that parallelize was given, nor among the "
+                "arguments of the call; pass them to the model"
+            )
+        if type(value) in (tuple, list):
+            return type(value)(self.with_own_edges(item) for item in value)
+        if type(value) is dict:
+            return {key: self.with_own_edges(item) for key, item in value.items()}
+        return value
+
+    def _split(self, edges: Mapping[CanonicalEType, Tensor]) -> dict[CanonicalEType, ParallelEdges]:
+        rows = {etype: self._layout.split_edges(etype, ends) for etype, ends in edges.items()}
+        if self.state.world_size == 1:  # hooks and explainers of layers see edges in this order
+            rows = {
+                etype: SplitRows(torch.arange(ends.shape[1]), [ends.shape[1]], 0)
+                for etype, ends in edges.items()
+            }
+        local = {
+            etype: self._layout.local_edges(etype, ends, rows[etype].own)
+            for etype, ends in edges.items()
+        }
+        device = next(iter(edges.values())).device
+        made = sharded_edges(local, self._numberings, device, self._policy, self.state.group)
+        for etype, index in made.items():
+            index.halo.own_edges = partial(self.chosen, rows=rows[etype])
+        return {
+            etype: ParallelEdges(ends, rows[etype], made[etype], has_self_loops(etype, ends))
+            for etype, ends in edges.items()
+        }
+
+    def edge_set(self, edges: Tensor, etype: CanonicalEType) -> ParallelEdges:
+        """The set of these edges; collective where they were not seen before."""
+        if self._edge_sets[etype].holds(edges):
+            return self._edge_sets[etype]
+        for place, (other, known) in enumerate(self._others):
+            if other == etype and known.holds(edges):
+                self._others.insert(0, self._others.pop(place))
+                return known
+        for row, count in zip(edges, (etype[0], etype[2]), strict=True):
+            total = self.nodes[count].total
+            if row.numel() and not 0 <= int(row.min()) <= int(row.max()) < total:
+                raise ValueError(
+                    f"an integer tensor [2, n] names edges, so its numbers must be nodes, in "
+                    f"[0, {total}) (got {int(row.min())} to {int(row.max())})"
+                )
+        agree(f"{tuple(edges.shape)}, checksum {checksum(edges)}", "edges", self.state.group)
+        with torch.inference_mode(False):
+            made = self._split({etype: edges})[etype]
+        self._others = [(etype, made), *self._others[: _OTHER_EDGE_SETS - 1]]
+        return made
+
+    def edges_of_matrix(self, matrix: Any, name: str, etype: CanonicalEType) -> MatrixEdges:
+        """Edges and values of an ``adj_t``.
+
+        Args:
+            matrix: A sparse matrix of torch or torch-sparse.
+            name: What an error calls it.
+            etype: Its relation.
+        """
+        size = tuple(matrix.shape if isinstance(matrix, Tensor) else matrix.sizes())[:2]
+        expected = self.nodes[etype[2]].total, self.nodes[etype[0]].total
+        if size != expected:
+            raise ValueError(
+                f"{name} is a sparse matrix, so it must have a row for each destination and a "
+                f"column for each source, {expected} (got {size}); pass data.adj_t, or edge_index"
+            )
+        return edges_of_matrix(matrix, name)
+
+    def chosen(self, whole: Tensor, rows: SplitRows) -> Tensor:
+        """This rank's rows. Not kept: see [Note: what is kept between calls] in fullbatch."""
+        if self.state.world_size == 1 and rows.is_in_order:
+            return whole
+        if whole.requires_grad and torch.is_grad_enabled():
+            found: Tensor = _ChosenRows.apply(whole, rows, self.state)
+            return found
+        return Column(whole.detach()).rows(rows.own)
+
+
+def joined(own: Tensor, rows: SplitRows, state: GroupState) -> Tensor:
+    """The whole tensor, of which each rank has its rows; collective."""
+    if state.world_size == 1:
+        parts = [own]
+    else:
+        padded = own.new_zeros((max(rows.counts), *own.shape[1:]))
+        padded[: own.shape[0]] = own
+        as_bytes = padded.to(torch.uint8) if own.dtype == torch.bool else padded
+        found = all_gather(state, as_bytes, "parallelize")
+        parts = [part[:count] for part, count in zip(found, rows.counts, strict=True)]
+    whole = own.new_empty((rows.total, *own.shape[1:]))
+    for ids, part in zip(rows.of_rank, parts, strict=True):
+        whole[ids.to(own.device)] = part.to(own.dtype)
+    return whole
+
+
+class _ChosenRows(torch.autograd.Function):
+    """This rank's rows of a whole tensor; backward every rank gets all of the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, whole: Tensor, rows: SplitRows, state: GroupState) -> Tensor:
+        ctx.rows, ctx.state = rows, state
+        return whole[rows.own.to(whole.device)]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        # Not scaled any more: what is in front of the call counts once. See `JoinedRows`.
+        return joined(grad / ctx.state.world_size, ctx.rows, ctx.state), None, None
+
+
+def names_nodes(value: Tensor) -> bool:
+    """Whether a tensor has pairs of nodes, as edges are."""
+    return value.dim() == 2 and value.shape[0] == 2 and value.dtype in (torch.int64, torch.int32)
+
+
+def checksum(tensor: Tensor) -> int:
+    """Differs where values differ."""
+    flat = tensor.detach().cpu().contiguous().view(-1)
+    return zlib.crc32(flat.view(torch.uint8).numpy().tobytes()) if flat.numel() else 0
+
+
+class JoinedRows(torch.autograd.Function):
+    """All rows, of which each rank has some.
+
+    The gradient of the rows is multiplied by the number of ranks on its way into the call, because
+    the gradients of parameters are averaged after it: then what the ranks computed in the call is
+    summed, and what all of them computed alike outside of it counts once.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, own: Tensor, rows: SplitRows, gradients: SharedGradients) -> Tensor:
+        ctx.rows, ctx.gradients = rows, gradients
+        return joined(own, rows, gradients.state)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        ctx.gradients.average_after_backward()
+        own = ctx.rows.own.to(grad.device)
+        return grad[own] * ctx.gradients.state.world_size, None, None
+
+
+class SharedGradients:
+    """Averages the gradients of a model's parameters over the ranks when a backward is done.
+
+    Args:
+        model: The model.
+        state: The ranks.
+    """
+
+    def __init__(self, model: nn.Module, state: GroupState) -> None:
+        self._model, self.state, self._waits = weakref.ref(model), state, False
+
+    def of(self, model: nn.Module) -> bool:
+        """Whether it is this model's, and not that of a model it was copied from."""
+        return self._model() is model
+
+    @property
+    def model(self) -> nn.Module:
+        """The model."""
+        model = self._model()
+        assert model is not None
+        return model
+
+    @property
+    def is_lazy(self) -> bool:
+        """Whether a parameter has no shape yet."""
+        return any(nn.parameter.is_lazy(p) for p in self.model.parameters())
+
+    def average_after_backward(self) -> None:
+        """Average at the end of the backward that is running, once."""
+        if self.state.world_size > 1 and not self._waits:
+            self._waits = True
+            torch.autograd.Variable._execution_engine.queue_callback(self._average)
+
+    def _average(self) -> None:
+        self._waits = False
+        model = self._model()
+        if model is None:
+            return
+        gather_grads(model, self.state.group)
+        for parameter in model.parameters():
+            if parameter.grad is not None and parameter.requires_grad:
+                parameter.grad.div_(self.state.world_size)
+
+
+class ParallelCall:
+    """The arguments of one call with this rank's rows in place of whole tensors.
+
+    Args:
+        graph: The graph.
+        function: What is called; its parameters have names.
+        args: Of the call.
+        kwargs: Of the call.
+        data: The data object that was split, of which the model may read more than it is given;
+            None if there is none any more.
+    """
+
+    def __init__(
+        self, graph: ParallelGraph, function: Any, args: Any, kwargs: dict[str, Any], data: Any
+    ) -> None:
+        self._graph, self._data = graph, data
+        self._sets: list[tuple[CanonicalEType, ParallelEdges]] = []
+        self._inputs: list[Tensor] = []
+        names = list(inspect.signature(function).parameters)[1:]
+        named = [*zip(names, args, strict=False), *kwargs.items()]
+        for name, value in named:
+            self._find_edges(value, name, None)
+        self._find_edges(data, "data", None)
+        if not self._sets:
+            raise ValueError(
+                f"a call on a graph that spans ranks needs edges among its arguments (got "
+                f"{', '.join(names) or 'none'}); pass edge_index, or the data object, to the model"
+            )
+        names += [""] * (len(args) - len(names))
+        self.args = [self._argument(value, name) for name, value in zip(names, args, strict=False)]
+        self.kwargs = {name: self._argument(value, name) for name, value in kwargs.items()}
+        self._own_data: Any = None if data is None else self._of_data(data)
+
+    @contextmanager
+    def own_rows_of_data(self) -> Iterator[None]:
+        """The data object has this rank's rows for a while, for models that read it themselves."""
+        if self._data is None:
+            yield
+            return
+        stores: list[tuple[Any, Any]] = [(s, s.to_dict()) for s in self._data.stores]
+        for (store, _), own in zip(stores, self._own_data.stores, strict=True):
+            store.update(own.to_dict())
+        try:
+            yield
+        finally:
+            for store, whole in stores:
+                for name in [name for name in store.keys() if name not in whole]:  # noqa: SIM118
+                    del store[name]
+                store.update(whole)
+
+    def _items(self, value: Any, name: str, key: Any) -> list[tuple[Any, str, Any]]:
+        """What a container has: values, their names, their types of nodes or edges."""
+        if isinstance(value, tuple | list):
+            return [(item, name, key) for item in value]
+        if isinstance(value, Mapping):
+            graph = self._graph
+            return [
+                (item, name if known else str(k), k if known else key)
+                for k, item in value.items()
+                for known in [k in graph.nodes or k in graph.etypes]
+            ]
+        if hasattr(value, "stores") and hasattr(value, "to_dict"):
+            return [(item, k, store._key) for store in value.stores for k, item in store.items()]
+        return []
+
+    def _find_edges(self, value: Any, name: str, key: Any) -> None:
+        if isinstance(value, ShardedEdgeIndex):
+            raise ValueError(
+                "a parallel model takes the whole graph, and shards it; pass the edge_index of the "
+                "data object that parallelize was given"
+            )
+        if self._is_adjacency(value, name, key):
+            etype = self._etype(key, name)
+            ends, _ = self._graph.edges_of_matrix(value, name or "an argument", etype)
+            self._sets.append((etype, self._graph.edge_set(ends, etype)))
+        elif isinstance(value, Tensor):
+            if names_nodes(value):
+                etype = self._etype(key, name)
+                self._sets.append((etype, self._graph.edge_set(value, etype)))
+            return
+        for item, inner, its_key in self._items(value, name, key):
+            self._find_edges(item, inner, its_key)
+
+    def _is_adjacency(self, value: Any, name: str, key: Any) -> bool:
+        """Whether a value is a sparse adjacency matrix, and not sparse features."""
+        if not is_matrix(value):
+            return False
+        if key in self._graph.etypes or not isinstance(value, Tensor) or value.dim() < 2:
+            return True
+        if "adj" in name or "edge" in name:
+            return True
+        is_feature = key in self._graph.nodes or name.startswith("x") or "feat" in name
+        return not is_feature and value.shape[0] == value.shape[1]
+
+    def _etype(self, key: Any, name: str) -> CanonicalEType:
+        if isinstance(key, tuple) and key in self._graph.etypes:
+            return key
+        if len(self._graph.etypes) == 1:
+            return self._graph.etypes[0]
+        # As edge_label_index, which RandomLinkSplit gives one relation.
+        stores = [] if self._data is None or not name else self._data.edge_stores
+        having = [store._key for store in stores if name in store]
+        if len(having) == 1 and having[0] in self._graph.etypes:
+            etype: CanonicalEType = having[0]
+            return etype
+        raise ValueError(
+            f"{name or 'an argument'} names edges of an unknown relation; pass a dictionary with "
+            "the relation as key, as data.edge_index_dict is, or set it on its relation of the "
+            "data object, under the name that it has in the model"
+        )
+
+    def _of(self, value: Any, name: str, key: Any) -> Any:
+        if self._is_adjacency(value, name, key):
+            etype = self._etype(key, name)
+            ends, values = self._graph.edges_of_matrix(value, name, etype)
+            edges = self._graph.edge_set(ends, etype)
+            if values is not None:
+                values = self._graph.chosen(values, edges.rows)
+                if values.requires_grad:
+                    self._inputs.append(values)
+            return edges.index.as_matrix(values, has_loops=edges.has_loops)
+        if isinstance(value, Tensor):
+            if names_nodes(value):
+                return self._graph.edge_set(value, self._etype(key, name)).index
+            rows = self._rows(value, name, key)
+            if rows is None:
+                return value
+            found = self._graph.chosen(value, rows)
+            if found.requires_grad:
+                self._inputs.append(found)
+            return found
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            return type(value)(*(self._of(item, name, key) for item in value))
+        if isinstance(value, tuple | list):
+            return type(value)(self._of(item, name, key) for item in value)
+        if isinstance(value, Mapping):
+            items = zip(value, self._items(value, name, key), strict=True)
+            return {k: self._of(*item) for k, item in items}
+        if hasattr(value, "stores") and hasattr(value, "to_dict"):
+            return self._of_data(value)
+        return value
+
+    def _argument(self, value: Any, name: str) -> Any:
+        """What takes the place of an argument.
+
+        Raises:
+            NotImplementedError: Numbers of nodes that may be more than a mask: an order of nodes,
+                which ranks do not have.
+        """
+        is_index = isinstance(value, Tensor) and value.dtype in (torch.int64, torch.int32)
+        says_nodes = re.search(r"mask|(^|_)(idx|index|ids?|indices|nodes)$", name) is not None
+        if not is_index or value.dim() != 1 or not says_nodes:
+            return self._of(value, name, None)
+        if self._rows(value, name, None) is not None:
+            return self._of(value, name, None)
+        nodes = list(self._graph.nodes.values())
+        if "mask" not in name or len(nodes) > 1:
+            raise NotImplementedError(
+                f"{name} of shape {tuple(value.shape)} has numbers of nodes of the whole graph, "
+                "of which a rank computes some; index what the model gives, or pass a mask with an "
+                "entry for each node"
+            )
+        mask = torch.zeros(nodes[0].total, dtype=torch.bool, device=value.device)
+        mask[value] = True
+        return self._graph.chosen(mask, nodes[0])
+
+    def _of_data(self, data: Any) -> Any:
+        made, nodes = copy.copy(data), self._graph.nodes
+        is_plain = not hasattr(data, "node_types")  # whose only store has no key
+        for store in made.stores:
+            ntype = next(iter(nodes)) if is_plain else store._key
+            for name, value in list(store.items()):
+                store[name] = self._of_store(made, store, name, value)
+            if ntype in nodes and (is_plain or "num_nodes" in store):
+                store.num_nodes = nodes[ntype].own.numel()
+        return made
+
+    def _of_store(self, data: Any, store: Any, name: str, value: Any) -> Any:
+        """A value of a data object; lists and arrays travel with their nodes or edges, too."""
+        is_plain = not hasattr(data, "node_types")
+        if isinstance(value, list | tuple | np.ndarray) and not names_edges(name):
+            nodes = next(iter(self._graph.nodes.values())) if is_plain else None
+            nodes = self._graph.nodes.get(store._key, nodes)
+            edges = self._edges_of(None if is_plain else store._key)
+            column = column_of(
+                data,
+                store,
+                name,
+                value,
+                None if nodes is None else nodes.total,
+                None if edges is None else edges.total,
+            )
+            if column is not None:
+                rows = nodes if column[0] == "node" else edges
+                assert rows is not None
+                return column[1].rows(rows.own)
+        return self._of(value, name, store._key)
+
+    def _edges_of(self, etype: Any) -> SplitRows | None:
+        """Rows of the edges that a call brings of a relation; None is the only one."""
+        sets = [edges.rows for key, edges in self._sets if etype in (None, key)]
+        return sets[0] if sets else None
+
+    def _rows(self, value: Tensor, name: str, key: Any) -> SplitRows | None:
+        """How the rows of an argument are split; None for what has no row per node or edge."""
+        count = value.shape[0] if value.dim() else -1
+        nodes = self._graph.nodes
+        if key in nodes:
+            return nodes[key] if nodes[key].total == count else None
+        sets = [split.rows for etype, split in self._sets if key in (None, etype)]
+        of_edges = next((rows for rows in sets if rows.total == count), None)
+        if key is not None or (of_edges is not None and "edge" in name):
+            return of_edges
+        of_nodes = [rows for rows in nodes.values() if rows.total == count]
+        if len(of_nodes) > 1:
+            raise ValueError(
+                f"{name or 'an argument'} of shape {tuple(value.shape)} has as many rows as two "
+                "node types; pass a dictionary with the node type as key"
+            )
+        return of_nodes[0] if of_nodes else of_edges
+
+    # ------------------------------------------------------------------ results
+
+    def gathered_state(
+        self, before: Mapping[tuple[nn.Module, str], Any], gradients: SharedGradients
+    ) -> dict[tuple[nn.Module, str], tuple[Tensor, Tensor]]:
+        """Whole tensors where the call has set attributes of modules to this rank's rows.
+
+        As VGAE's ``encode`` does, for a loss that is computed after it. Collective.
+
+        Args:
+            before: `tensors_of` the model before the call.
+            gradients: Of the model's parameters.
+
+        Returns:
+            Module and name to the whole tensor, which is set now, and this rank's rows.
+        """
+        model = gradients.model
+        found = [
+            (place, value) for place, value in tensors_of(model) if before.get(place) is not value
+        ]
+        rows = self._fitting([(value, None) for _, value in found])
+        made = {}
+        for ((module, name), own), split in zip(found, rows, strict=True):
+            if split is None:
+                if own.requires_grad:
+                    raise self._not_rows(own, f"kept in {type(module).__name__}.{name}, ")
+                continue
+            whole = self._whole(own, split, gradients)
+            setattr(module, name, whole)
+            made[module, name] = whole, own
+        return made
+
+    def gathered(self, out: Any, gradients: SharedGradients) -> Any:
+        """What the call gave, with whole tensors in place of this rank's rows; collective."""
+        found: list[tuple[Tensor, Any]] = []
+        self._find_tensors(out, None, found)
+        if not found:
+            return out
+        whole = []
+        for (tensor, _), rows in zip(found, self._fitting(found), strict=True):
+            if rows is None:
+                raise self._not_rows(tensor, "")
+            whole.append(self._whole(tensor, rows, gradients))
+        return self._put(out, iter(whole))
+
+    def _fitting(self, found: Sequence[tuple[Tensor, Any]]) -> list[SplitRows | None]:
+        """What the rows of each tensor are, on all ranks; collective."""
+        if not found:
+            return []
+        choices = [self._choices(key) for _, key in found]
+        fits = torch.tensor(
+            [
+                [tensor.dim() > 0 and tensor.shape[0] == rows.own.numel() for rows in some]
+                + [False] * (max(map(len, choices)) - len(some))
+                for (tensor, _), some in zip(found, choices, strict=True)
+            ],
+            dtype=torch.uint8,
+        )
+        all_reduce_(self._graph.state, fits, dist.ReduceOp.MIN, "parallelize", "agree")
+        return [
+            next((rows for rows, good in zip(some, fitting, strict=False) if good), None)
+            for some, fitting in zip(choices, fits.bool().tolist(), strict=True)
+        ]
+
+    def _not_rows(self, tensor: Tensor, where: str) -> NotImplementedError:
+        return NotImplementedError(
+            f"a call of a parallel model gave a tensor of shape {tuple(tensor.shape)}, {where}"
+            "without a row for each node or edge of this rank, which cannot be put "
+            "together; compute pooled results and losses from the rows, outside of the "
+            "call, and have the model take tensors from its arguments or from the data "
+            "object that parallelize was given, because others are whole within a call"
+        )
+
+    def _choices(self, key: Any) -> list[SplitRows]:
+        nodes = self._graph.nodes
+        sets = [split.rows for etype, split in self._sets if key in (None, etype)]
+        return [nodes[key]] if key in nodes else [*([] if key else nodes.values()), *sets]
+
+    def _whole(self, own: Tensor, rows: SplitRows, gradients: SharedGradients) -> Tensor:
+        if not own.requires_grad:
+            return joined(own, rows, self._graph.state)
+        # A rank without nodes may not have used an input; its gradient is put together by all.
+        own = anchor(own, *self._inputs) if self._inputs else own
+        found: Tensor = JoinedRows.apply(own, rows, gradients)
+        return found
+
+    def _find_tensors(self, value: Any, key: Any, found: list[tuple[Tensor, Any]]) -> None:
+        if isinstance(value, Tensor):
+            found.append((value, key))
+        for item, _, its_key in self._items(value, "", key):
+            self._find_tensors(item, its_key, found)
+
+    def _put(self, value: Any, whole: Iterator[Tensor]) -> Any:
+        if isinstance(value, Tensor):
+            return next(whole)
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            return type(value)(*(self._put(item, whole) for item in value))
+        if isinstance(value, tuple | list):
+            return type(value)(self._put(item, whole) for item in value)
+        if isinstance(value, Mapping):
+            return {k: self._put(item, whole) for k, item in value.items()}
+        return value
+
+
+def tensors_of(model: nn.Module) -> Iterator[tuple[tuple[nn.Module, str], Tensor]]:
+    """Module and name of the tensors that a model keeps as plain attributes.
+
+    What a layer keeps is its cache, for its next call.
+    """
+    for module in model.modules():
+        if not hasattr(module, "propagate"):
+            for name, value in list(vars(module).items()):
+                if type(value) is Tensor:
+                    yield (module, name), value
+
+
+def parallelize(
+    model: nn.Module,
+    data: Data | HeteroData,
+    part_method: str | Tensor | Mapping[str, Tensor] = "metis",
+    *,
+    methods: Sequence[str] = ("forward",),
+    mode: str = "auto",
+    rematerialize: bool = True,
+    memory_budget: int | None = None,
+    row_width: int = 256,
+    prefetch: int = 1,
+    halo_dtype: torch.dtype | None = None,
+    seed: int = 0,
+    group: dist.ProcessGroup | None = None,
+) -> nn.Module:
+    """Have a model's calls computed by all ranks together; the program around it stays as it is.
+
+    ``model(data.x, data.edge_index)`` takes the whole tensors of ``data`` as before, each rank
+    computes the rows of its own nodes, and every rank gets those of all nodes. Losses, accuracies
+    and early stopping that follow are the same on all ranks, and those of one process. After
+    ``backward`` each parameter has the gradient that it has in one process, on every rank; use no
+    DistributedDataParallel besides. Every rank must call, and must run the same program.
+
+    While a call runs, ``data`` itself has this rank's rows, so that a model may read what it is not
+    given, as ``forward(self)`` with ``data.x`` in it does. Among the arguments of a call, tensors
+    with a row per node or per edge are known by their number of rows, any integer tensor ``[2, n]``
+    names edges, so ``edge_label_index`` may be one, and so does a sparse matrix that is square and
+    not called ``x``, as ``adj_t``; results must have a row per node or per edge as well. Edges are
+    cut by the rank of their
+    destination. Normalisations over nodes get the statistics of all ranks (`convert_sync_norm`),
+    parameters and the states of the random generators become those of rank 0; draws within a call
+    differ between ranks.
+
+    Where no machine can hold the data, or the results of all nodes, use `shard`.
+
+    Args:
+        model: Any model whose layers `shard` supports; it is changed, and returned. It may have
+            been through ``torch.compile``, or go through it afterwards.
+        data: The whole graph, the same on every rank; what the calls get is taken from it.
+        part_method: See `shard`.
+        methods: The model's methods that are computed so, as ``("encode", "decode")``. Others run
+            as they are, in full on every rank.
+        mode: See `shard`.
+        rematerialize: See `shard`.
+        memory_budget: See `shard`.
+        row_width: See `shard`.
+        prefetch: See `shard`.
+        halo_dtype: See `shard`.
+        seed: Of METIS and of the random assignment.
+        group: The ranks; None is the default group, or this process alone.
+
+    Returns:
+        The model, or what took its place if it is a normalisation itself.
+
+    Raises:
+        ImportError: PyG is not installed (the extra ``graphshard[pyg]``).
+        TypeError: On every rank, if ``data`` is no PyG data object.
+        ValueError: On every rank, if ranks have different data or options, if an argument is wrong
+            on any, or if the model is parallel already. A call raises it if it gets no edges.
+        AttributeError: The model has no such method.
+        NotImplementedError: A call gives tensors without a row per node or edge, or the model holds
+            what has no exact result on shards.
+        MetisError: On every rank, if METIS fails.
+
+    Example:
+        >>> import torch, graphshard
+        >>> from torch_geometric.data import Data
+        >>> from torch_geometric.nn import GCN
+        >>> data = Data(x=torch.eye(3), edge_index=torch.tensor([[0, 1, 2], [1, 2, 0]]))
+        >>> model = graphshard.pyg.parallelize(GCN(3, 8, 2, 4), data)
+        >>> model(data.x, data.edge_index).shape
+        torch.Size([3, 4])
+    """
+    require("torch_geometric.data", "graphshard[pyg]", "graphshard.pyg.parallelize")
+    policy = AggregationMode(
+        mode=mode,  # type: ignore[arg-type]
+        rematerialize=rematerialize,
+        memory_budget=memory_budget,
+        row_width=row_width,
+        prefetch=prefetch,
+        halo_dtype=halo_dtype,
+    )
+    compiled = getattr(model, "_orig_mod", None)  # of what torch.compile returns
+    result, model = model, model if compiled is None else compiled
+    for name in methods:
+        getattr(model, name)
+    state = group_state(group)
+    policy.agree(group)
+    error: Exception | None = None
+    whole: WholeGraph | None = None
+    try:
+        if vars(model).get(_MARK):
+            raise ValueError("the model is parallel already; call parallelize once")
+        whole = read_whole_graph(data)
+    except (TypeError, ValueError) as caught:
+        error = caught
+    share_error(error, state.group)
+    assert whole is not None
+    checksums = "; ".join(data_checksums(whole))
+    agree(
+        f"{whole.fingerprint()}; {checksums}",
+        "the data object (seed what makes it: splits and features that are drawn at random)",
+        state.group,
+    )
+    install()
+    graph = ParallelGraph(whole, find_owners(whole, part_method, seed, state), policy, state)
+    model = convert_sync_norm(model, group)
+    result = model if compiled is None else result
+    share_generators(state)
+    gradients = SharedGradients(model, state)
+    if not gradients.is_lazy:
+        sync_params(model, group)
+    vars(model)[_MARK] = True
+    for name in methods:
+        method = _parallel_method(name, graph, gradients, weakref.ref(data))
+        setattr(model, name, MethodType(method, model))
+    return result
+
+
+def _parallel_method(
+    name: str, graph: ParallelGraph, gradients: SharedGradients, data: weakref.ref[Any]
+) -> Any:
+    """The method of a model's class, on shards; its caller binds it."""
+    calls = itertools.count(checksum(torch.get_rng_state()))  # equal on all ranks
+    #: What calls have left in attributes of modules: the whole tensor, and this rank's rows of it.
+    kept: dict[tuple[nn.Module, str], tuple[Tensor, Tensor]] = {}
+
+    def method(model: Any, *args: Any, **kwargs: Any) -> Any:
+        function = getattr(type(model), name)
+        if graph.is_computing:  # called by another such method, which has this rank's rows
+            return function(model, *args, **kwargs)
+        call = ParallelCall(graph, function, args, kwargs, data())
+        here = gradients if gradients.of(model) else SharedGradients(model, graph.state)
+        was_lazy = here.is_lazy
+        seed = next(calls) * graph.state.world_size + graph.state.rank
+        # New parameters are drawn as one process would draw them.
+        draws = nullcontext() if was_lazy else own_draws(graph.state, graph.device, seed)
+        for (module, attribute), (whole, own) in kept.items():
+            if getattr(module, attribute, None) is whole:
+                setattr(module, attribute, own)
+        before = dict(tensors_of(model))
+        with draws, graph.computing(model), call.own_rows_of_data():
+            if name == "forward" and isinstance(model, _message_passing()):
+                out = call_sharded(model, call.args, call.kwargs, function)
+            else:
+                out = function(model, *call.args, **call.kwargs)
+        if was_lazy:
+            share_generators(graph.state)
+        if was_lazy and not here.is_lazy and not _are_alike(model, graph):
+            sync_params(model, graph.state.group)
+        kept.update(call.gathered_state(before, here))
+        return call.gathered(out, here)
+
+    return torch.compiler.disable(method)  # it cannot look into an exchange between ranks
+
+
+def _are_alike(model: nn.Module, graph: ParallelGraph) -> bool:
+    """Whether all ranks have the same parameters; collective.
+
+    Those that were drawn in a call are, unless what was drawn before them, as dropout, has a row
+    per node. Then nothing is written to them, which the backward of the call could not have.
+    """
+    values = [checksum(value) for value in model.state_dict().values()]
+    bounds = torch.tensor([*values, *(-value for value in values)])
+    most = all_reduce(bounds, "max", group=graph.state.group)
+    return torch.equal(most[: len(values)], -most[len(values) :])
+
+
+def _message_passing() -> Any:
+    """PyG's base of layers."""
+    return require("torch_geometric.nn.conv", "graphshard[pyg]", "parallelize").MessagePassing
+
+
+def data_checksums(whole: WholeGraph) -> Iterator[str]:
+    """A line for each value of the data that can be compared between processes."""
+    columns = [*whole.nodes.values(), *whole.edge_columns.values()]
+    stores = [{name: column.value for name, column in of.items()} for of in columns]
+    matrices = [{"adj_t": values} for values in whole.weights.values()]
+    for store in [*stores, *whole.others.values(), *matrices]:
+        for name, value in sorted(store.items()):
+            if isinstance(value, Tensor):
+                if value.layout != torch.strided:
+                    value = value.to_sparse_coo().coalesce()
+                    value = torch.cat([value.values().flatten(), value.indices().flatten()])
+                yield f"{name} {tuple(value.shape)} {checksum(value)}"
+            elif isinstance(value, list | tuple) and all(isinstance(v, str | int) for v in value):
+                yield f"{name} {len(value)} {zlib.crc32(repr(value).encode())}"
