@@ -22,8 +22,9 @@ from .._base.kernels import empty
 from ..comm import Pending
 from ..errors import MessageError, ServerError
 from ..ops import copy_rows, group_by_range
-from ._tables import HostTables, TableInfo, attached, check_rows, write_rows
-from .rpc import MessageClient, WireMessage
+from ._host_tables import HostTables, TableInfo, attached, check_rows, write_rows
+from ._message_stream import WireMessage
+from .rpc import MessageClient
 
 _INT32_MAX = 2**31 - 1
 MESSAGE_BYTES = 1 << 26

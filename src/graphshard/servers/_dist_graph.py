@@ -18,18 +18,13 @@ from ..partition import RangePartitionBook
 from ..sampling import DrawOptions
 from ._cluster import Cluster, LocalHost, RowsRequest
 from ._dist_tensor import DistTensor
-from ._host_graph import (
-    GraphHandlers,
-    GraphIds,
-    edge_policy,
-    load_parts,
-    node_policy,
-    pointer_table,
-)
-from ._initialize import client_barrier, refuse_several_without_servers
-from ._job import Job, current_job, has_job, set_job
+from ._graph_server import GraphHandlers, load_parts
+from ._host_graph import GraphIds, edge_policy, node_policy, pointer_table
+from ._host_tables import HostTables
+from ._job import Job, client_barrier, current_job, has_job, refuse_several_without_servers, set_job
+from ._message_stream import WireMessage
 from ._policies import EdgePartitionPolicy, NodePartitionPolicy
-from ._stores import ServedFeatureStore, ServedGraphStore
+from ._served_stores import ServedFeatureStore, ServedGraphStore
 from ._subgraphs import (
     edge_subgraph_of,
     edges_by_relation,
@@ -37,8 +32,6 @@ from ._subgraphs import (
     local_part,
     sample_etype_neighbors,
 )
-from ._tables import HostTables
-from .rpc._message import WireMessage
 
 
 class DistGraph:

@@ -18,8 +18,8 @@ from ..graph import EID, NID, Graph, graph, heterograph
 from ..graph.structure import as_integers, by_first_occurrence
 from ..sampling import DrawOptions, DrawSeed, NeighborRequest
 from ..sampling.graph_store import ends
-from ._gathered import GatheredEdges
 from ._host_graph import GraphIds, HostGraph, edge_policy, node_policy
+from ._served_stores import GatheredEdges
 
 if TYPE_CHECKING:
     from ._dist_graph import DistGraph

@@ -28,7 +28,7 @@ from graphshard.servers import (
     exit_client,
     initialize,
 )
-from graphshard.servers.rpc import MessageStream
+from graphshard.servers._message_stream import MessageStream
 from graphshard.train.commands import run
 
 SHARED = Path("/dev/shm")

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from graphshard._base.files import shared_memory_folder
 from graphshard.comm import barrier
-from graphshard.servers import DistTensor, Job, TableInfo, WireMessage, _tables
-from graphshard.servers._tables import HostTables, attached
+from graphshard.servers import DistTensor, Job, TableInfo, WireMessage, _host_tables
+from graphshard.servers._host_tables import HostTables, attached
 from graphshard.testing import run_ranks
 from large_pages import LARGE_PAGE, bytes_in_large_pages, can_move_shared_memory
 
@@ -342,7 +342,7 @@ def test_pages_are_mapped_as_a_table_is_attached(where: str, tmp_path: Path) -> 
     info = TableInfo("t", torch.float32, (mmap.PAGESIZE // 4,), (0, num_pages), POLICY)
     path = folder / f"graphshard-test-{secrets.token_hex(8)}"
     try:
-        _tables.new_file(str(path), (num_pages, *info.row_shape), info.dtype)
+        _host_tables.new_file(str(path), (num_pages, *info.row_shape), info.dtype)
         stat = os.stat(path)
         rows = attached([str(path), stat.st_dev, stat.st_ino], info, 0)
     finally:

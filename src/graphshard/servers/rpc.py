@@ -1,5 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MessageClient: requests to one server, several at a time, each bounded by a timeout.
+"""How servers and trainers talk: a server that answers messages, a client of one, who is there.
+
+`MessageServer` answers messages of those who know the token of the job. A client keeps streams open
+and sends one message after the other on each; each is answered by one, which is what a handler
+returns, or ``"error"`` with what it raised. So a bad request costs its sender an error, and the
+others nothing.
+
+`PresentClients` is how a server learns that a client is there, has left, or is gone. A client keeps
+one stream for this alone and says on it, every few seconds, that it is there. It is
+gone when that stream ends without a word. The kernel ends it when the process has ended, however it
+ended, and about a minute after the last sign of a host that lost power or cannot be reached.
+
+Silence alone means nothing: a process that is stopped, or that computes for minutes in a function
+that holds the interpreter, goes on with what it has. It is logged, and nothing is released.
+
+What a client had is released when it is gone. If it speaks again, as after its network was away, it
+gets a `GoneClientError` for whatever it asks, because its tensors may be deleted by then.
+
+`MessageClient` sends requests to one server, several at a time, each bounded by a timeout.
 
 [Note: in the caller's thread]
     A thread that sleeps takes some tenths of a millisecond to wake up. Who waits for an answer at
@@ -14,23 +32,335 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import logging
 import os
 import secrets
 import socket
 import ssl
+import stat
 import threading
 import time
 import weakref
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from queue import Empty, SimpleQueue
+from typing import Any, TypeAlias
 
-from ...errors import MessageError, ServerError
-from ._message import WireMessage
-from ._presence import BEAT_SECONDS, HERE, LEAVE, SILENT_SECONDS, GoneClientError
-from ._server import EXPECTED, MAX_MESSAGE
-from ._stream import MessageStream, TokenError, prepare
+from ..errors import MessageError, ServerError
+from ._message_stream import MessageStream, StreamAcceptor, TokenError, WireMessage, prepare
+
+_log = logging.getLogger("graphshard.server")
+TOKEN, TOKEN_FILE = "GRAPHSHARD_TOKEN", "GRAPHSHARD_TOKEN_FILE"
+
+
+def read_token() -> str:
+    """The token, from the file that ``GRAPHSHARD_TOKEN_FILE`` names, or ``GRAPHSHARD_TOKEN``.
+
+    Raises:
+        ValueError: There is none, or others may read the file.
+    """
+    path = os.environ.get(TOKEN_FILE)
+    if path is None:
+        if TOKEN not in os.environ:
+            raise ValueError(f"there is no token; set {TOKEN_FILE} to a file that holds one")
+        return os.environ[TOKEN]
+    mode = stat.S_IMODE(os.stat(path).st_mode)
+    if mode & 0o077:
+        raise ValueError(
+            f"{path} must be readable by its owner alone (got mode {mode:o}); chmod 600 it, and "
+            "make another token"
+        )
+    return Path(path).read_text(encoding="utf-8").strip()
+
+
+# ---------------------------------------------------------------------------- who is there
+
+BEAT_SECONDS = 5.0
+SILENT_SECONDS = 60.0
+HERE, LEAVE = "here", "leave"
+_MAX_LABEL = 200
+
+
+class GoneClientError(Exception):
+    """A client asks for something after what it had was released."""
+
+
+@dataclass
+class _Client:
+    label: str
+    heard: float
+    stream: object
+    is_silent: bool = False
+
+
+class PresentClients:
+    """The clients of a server.
+
+    Args:
+        on_gone: Called with the id of a client that has left or is gone; to release what it had.
+        silent_seconds: After how long without a word it is logged that a client is silent.
+    """
+
+    def __init__(
+        self, on_gone: Callable[[str], object], silent_seconds: float = SILENT_SECONDS
+    ) -> None:
+        self._on_gone, self._silent_seconds = on_gone, silent_seconds
+        self._clients: dict[str, _Client] = {}
+        self._gone: dict[str, str] = {}  # and why; ids are random and never used again
+        self._lock, self._stopped = threading.Lock(), threading.Event()
+        self._watch = threading.Thread(target=self._run, name="graphshard-presence", daemon=True)
+        self._watch.start()
+
+    def labels(self) -> list[str]:
+        """Who is there."""
+        with self._lock:
+            return sorted(client.label for client in self._clients.values())
+
+    def here(self, client: str, label: Any, stream: object) -> WireMessage:
+        """A client says that it is there, on a stream that nothing else is said on.
+
+        Raises:
+            MessageError: It does not say who it is.
+        """
+        is_label = isinstance(label, str) and 0 < len(label) <= _MAX_LABEL and label.isprintable()
+        if not client or not is_label:
+            raise MessageError("a client that announces itself has an id and a label")
+        with self._lock:
+            known = self._clients.get(client)
+            self._clients[client] = _Client(label, time.monotonic(), stream)
+        if known is not None and known.is_silent:
+            _log.info("%s is heard again", label)
+        if known is None:
+            _log.info("%s has come", label)
+        return WireMessage("ok")
+
+    def check(self, client: str) -> None:
+        """Raise if a client is gone, and release what it was given since.
+
+        Raises:
+            GoneClientError: It is gone; says why.
+        """
+        why = self._gone.get(client)
+        if why is not None:
+            self._on_gone(client)
+            raise GoneClientError(why)
+
+    def leave(self, client: str) -> WireMessage:
+        """A client says that it leaves."""
+        self._remove(client, None)
+        return WireMessage("ok")
+
+    def ended(self, client: str, stream: object) -> None:
+        """A stream has ended; if it was the one of a client's presence, the client is gone."""
+        with self._lock:
+            known = self._clients.get(client)
+            if known is None or known.stream is not stream:
+                return
+        self._remove(client, "its connection ended without a word")
+
+    def stop(self) -> None:
+        """Look no longer."""
+        self._stopped.set()
+
+    def _remove(self, client: str, why: str | None) -> None:
+        with self._lock:
+            known = self._clients.pop(client, None)
+            if known is None or self._stopped.is_set():
+                return
+            if why is not None:
+                self._gone[client] = (
+                    f"has released what {known.label} held, because {why}; its tensors may be gone "
+                    "or changed by others: start the job again from its last checkpoint"
+                )
+        if why is None:
+            _log.info("%s has left", known.label)
+        else:
+            _log.warning("%s is gone: %s", known.label, why)
+        self._on_gone(client)
+
+    def _run(self) -> None:
+        while not self._stopped.wait(min(BEAT_SECONDS, self._silent_seconds / 4)):
+            late = time.monotonic() - self._silent_seconds
+            with self._lock:
+                clients = self._clients.values()
+                silent = [c for c in clients if c.heard < late and not c.is_silent]
+                for client in silent:
+                    client.is_silent = True
+            for client in silent:
+                _log.warning(
+                    "nothing was heard of %s for %g s; what it holds stays while its connection "
+                    "lasts",
+                    client.label,
+                    self._silent_seconds,
+                )
+
+
+# ---------------------------------------------------------------------------- server
+
+Handler: TypeAlias = Callable[[WireMessage], WireMessage]
+
+MAX_MESSAGE = 1 << 30
+MIN_TOKEN = 16
+_MESSAGE_SECONDS = 60.0
+
+#: What handlers raise on purpose; the client raises the same. All else is a fault of the server.
+EXPECTED: tuple[type[Exception], ...] = (
+    ValueError,
+    TypeError,
+    IndexError,
+    KeyError,
+    NotImplementedError,
+    OSError,
+    MemoryError,
+)
+
+
+class MessageServer:
+    """A server of one process, that answers from now on, in threads, until `stop` is called.
+
+    Args:
+        handlers: By op.
+        token: What clients must know; at least 16 characters.
+        host: Address to listen on.
+        port: 0 for a free one.
+        certificate: Paths of a certificate chain and its key, PEM, for TLS; None for none.
+        max_message: Most bytes of a message.
+        on_client_gone: Called with the id of a client that had announced itself and has left, or
+            is gone; see ``_presence.py``. The requests of a client have its id as ``sender``.
+        silent_seconds: A client of which nothing was heard for so long is logged.
+
+    Raises:
+        ValueError: The token is too short.
+        OSError: The address is in use, or none of this machine; or the certificate cannot be read.
+    """
+
+    def __init__(
+        self,
+        handlers: Mapping[str, Handler],
+        token: str,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        certificate: tuple[str | os.PathLike[str], str | os.PathLike[str]] | None = None,
+        max_message: int = MAX_MESSAGE,
+        on_client_gone: Callable[[str], object] | None = None,
+        silent_seconds: float = SILENT_SECONDS,
+    ) -> None:
+        if len(token) < MIN_TOKEN:
+            raise ValueError(
+                f"a token must have at least {MIN_TOKEN} characters (got {len(token)}); make one "
+                "with secrets.token_hex()"
+            )
+        tls: ssl.SSLContext | None = None
+        if certificate is not None:
+            tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            tls.load_cert_chain(*certificate)
+        try:
+            family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+            listener = socket.create_server((host, port), family=family, backlog=socket.SOMAXCONN)
+        except OSError as error:
+            raise OSError(
+                f"no server can listen on {host}:{port} ({error.strerror or error}); choose "
+                "another port, or an address of this machine"
+            ) from None
+        self.host, self.port = host, listener.getsockname()[1]
+        self._handlers = dict(handlers)
+        self.clients = PresentClients(on_client_gone or (lambda client: None), silent_seconds)
+        self._streams: set[MessageStream] = set()
+        self._lock, self._stopped = threading.Lock(), threading.Event()
+        self._acceptor = StreamAcceptor(listener, token, max_message, self._serve, tls)
+
+    def wait(self) -> None:
+        """Wait until `stop` is called."""
+        self._stopped.wait()
+
+    def stop(self) -> None:
+        """Stop answering; streams that are open end with an error at their other end."""
+        self.clients.stop()
+        self._stopped.set()
+        self._acceptor.stop()
+        with self._lock:
+            for stream in self._streams:
+                stream.end()
+
+    def _serve(self, stream: MessageStream, _: socket.socket, peer: str) -> None:
+        """Answer what one connection asks, until it ends."""
+        stream.set_timeout(_MESSAGE_SECONDS)
+        with self._lock:
+            self._streams.add(stream)
+        try:
+            while not self._stopped.is_set():
+                self._answer_next(stream, peer)
+        except (OSError, MessageError) as error:
+            _log.debug("the stream of %s has ended: %s", peer, error)
+        except Exception:
+            _log.exception("the stream of %s has failed", peer)
+        finally:
+            with self._lock:
+                self._streams.discard(stream)
+            self.clients.ended(stream.client, stream)
+            stream.close()
+
+    def _answer_next(self, stream: MessageStream, peer: str) -> None:
+        """Receive a request, and answer it."""
+        try:
+            request = replace(
+                stream.receive(may_idle=True), sender=stream.client, max_answer=stream.most_sent
+            )
+        except MessageError as error:
+            _log.warning("refused a message from %s: %.500s", peer, error)
+            stream.send(_error_message(error))
+            if not stream.is_in_step:
+                raise
+            return
+        except TimeoutError:
+            _log.warning("%s stopped in the midst of a message", peer)
+            raise
+        answer = self._answer(request, peer, stream)
+        try:
+            stream.send(answer)
+        except MessageError as error:
+            stream.send(_error_message(error))
+
+    def _answer(self, request: WireMessage, peer: str, stream: MessageStream) -> WireMessage:
+        try:
+            if request.op == LEAVE:
+                return self.clients.leave(stream.client)
+            self.clients.check(stream.client)
+            if request.op == HERE:
+                stream.notice_dead_host()
+                return self.clients.here(stream.client, request.fields.get("label"), stream)
+            handler = self._handlers.get(request.op)
+            if handler is None:
+                raise MessageError(f"unknown request {request.op!r:.80}")
+            answer = handler(request)
+            self.clients.check(stream.client)  # it may be gone since
+            return answer
+        except GoneClientError as error:
+            _log.warning("refused %.80s from %s, which is gone", request.op, peer)
+            return _error_message(error)
+        except EXPECTED as error:
+            _log.warning("refused %.80s from %s: %.500s", request.op, peer, error)
+            return _error_message(error)
+        except Exception as error:
+            _log.exception("failed at %.80s from %s", request.op, peer)
+            return _error_message(error)
+
+
+def _error_message(error: Exception) -> WireMessage:
+    kinds = [kind.__name__ for kind in type(error).__mro__ if kind in EXPECTED]
+    if isinstance(error, MessageError | GoneClientError):
+        kinds = [type(error).__name__]
+    text = error.args[0] if isinstance(error, KeyError) and error.args else str(error)
+    text = str(text)
+    if not kinds:
+        text = f"{type(error).__name__}: {text}"
+    return WireMessage("error", {"kind": kinds[0] if kinds else "", "text": text[:10_000]})
+
+
+# ---------------------------------------------------------------------------- client
 
 _KINDS = {kind.__name__: kind for kind in (*EXPECTED, MessageError)}
 _GONE = GoneClientError.__name__

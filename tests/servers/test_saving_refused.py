@@ -35,9 +35,9 @@ from graphshard.servers import (
     exit_client,
     load_checkpoint,
     save_checkpoint,
+    saving,
 )
 from graphshard.servers.checkpoints import digest_of_content
-from graphshard.servers.saving import _save
 from graphshard.testing import run_ranks
 
 
@@ -257,9 +257,9 @@ def test_what_cannot_be_saved_is_an_error(parts: dict[str, str], tmp_path: Path)
 
 def wrong_on_one(rank: int, world_size: int, where: str, folder: str) -> list[str]:
     """Errors of which one rank has the cause, as all ranks see them."""
-    from graphshard.servers.checkpoints import _folder
+    from graphshard.servers import checkpoints
 
-    _folder.VISIBLE_SECONDS = 0.2
+    checkpoints.VISIBLE_SECONDS = 0.2
     g = opened(rank, world_size, where, 2)
     tensor = DistTensor((NUM_NODES,), torch.int32, "x", persistent=True)
     tensor[rank::world_size] = torch.ones(NUM_NODES // world_size, dtype=torch.int32)
@@ -374,7 +374,7 @@ def test_a_save_that_is_killed_leaves_the_one_before(
 ) -> None:
     folder = tmp_path / "c"
     _, tensor = saved(parts, folder)
-    real = getattr(_save, point)
+    real = getattr(saving, point)
 
     def die(*arguments: Any) -> None:
         real(*arguments)
@@ -384,7 +384,7 @@ def test_a_save_that_is_killed_leaves_the_one_before(
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
     if pid == 0:
-        monkeypatch.setattr(_save, point, die)
+        monkeypatch.setattr(saving, point, die)
         signal.alarm(30)
         save_checkpoint(folder, 2)
         os._exit(0)

@@ -225,7 +225,7 @@ def test_a_request_whose_answer_is_too_large_is_refused_before_it_is_made(
     server: GraphServer, request_: WireMessage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for place in (
-        "graphshard.servers._tables.copy_rows",
+        "graphshard.servers._host_tables.copy_rows",
         "graphshard.servers._host_graph.HostGraph.draw",
         "graphshard.servers._host_graph.HostGraph.ends_of",
     ):

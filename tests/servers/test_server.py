@@ -24,7 +24,7 @@ from clusters import TOKEN
 
 from graphshard.errors import MessageError, ServerError
 from graphshard.servers import MessageClient, MessageServer, WireMessage
-from graphshard.servers.rpc import MessageStream, StreamAcceptor
+from graphshard.servers._message_stream import MessageStream, StreamAcceptor
 
 PROTOCOL = b"graphshard 2\n"
 

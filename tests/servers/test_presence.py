@@ -30,9 +30,9 @@ from graphshard.servers import (
     TableInfo,
     TableServer,
     WireMessage,
+    rpc,
 )
-from graphshard.servers.rpc import _client
-from graphshard.servers.rpc._presence import PresentClients
+from graphshard.servers.rpc import PresentClients
 
 TABLE = {
     "name": "node~_N~x",
@@ -107,8 +107,8 @@ def test_a_client_releases_what_it_asked_for_alone(server: TableServer) -> None:
 SCRIPT = """
 import ctypes, json, os, sys, time
 from graphshard.servers import MessageClient, WireMessage
-from graphshard.servers.rpc import _client
-_client.BEAT_SECONDS = 0.1
+from graphshard.servers import rpc
+rpc.BEAT_SECONDS = 0.1
 connection = MessageClient(sys.argv[1], sys.argv[2], timeout=20)
 connection.announce("trainer 3")
 connection.call(WireMessage("create", json.loads(sys.argv[3])))
@@ -194,7 +194,7 @@ def test_a_client_that_was_given_up_is_told(
     server: TableServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As after its network was away: whatever it asks, and where it would use memory in place."""
-    monkeypatch.setattr(_client, "BEAT_SECONDS", 1000)
+    monkeypatch.setattr(rpc, "BEAT_SECONDS", 1000)
     connection = connected(server, "trainer 0")
     host = ServedHost(connection, may_attach=True)
     cluster = Cluster([host], 0)
@@ -212,8 +212,8 @@ def test_a_client_that_was_given_up_is_told(
         with pytest.raises(ServerError, match=why):
             connection.call(WireMessage(op, fields))
     assert names(server) == []
-    monkeypatch.setattr(_client, "BEAT_SECONDS", 0.05)
-    again = _client._Beat(connection._server, "trainer 0")
+    monkeypatch.setattr(rpc, "BEAT_SECONDS", 0.05)
+    again = rpc._Beat(connection._server, "trainer 0")
     connection._beats.append(again)
     assert again.wait_until_heard(20)
     ids = torch.tensor([1])
@@ -241,8 +241,8 @@ for line in sys.stdin:
 
 def test_a_server_that_was_stopped_has_what_clients_held(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those wait for it longer than for answers, and do not end the connection."""
-    monkeypatch.setattr(_client, "SILENT_SECONDS", 0.3)
-    monkeypatch.setattr(_client, "BEAT_SECONDS", 0.1)
+    monkeypatch.setattr(rpc, "SILENT_SECONDS", 0.3)
+    monkeypatch.setattr(rpc, "BEAT_SECONDS", 0.1)
     path = os.pathsep.join(entry for entry in sys.path if entry)
     process = subprocess.Popen(
         [sys.executable, "-c", SERVER_SCRIPT, TOKEN],

@@ -11,7 +11,7 @@ import torch
 
 from graphshard.errors import MessageError
 from graphshard.servers import WireMessage
-from graphshard.servers.rpc._message import MAX_HEADER
+from graphshard.servers._message_stream import MAX_HEADER
 
 TENSORS = [
     torch.arange(7),

@@ -3,6 +3,8 @@
 
 Ids count the rows of a tensor on all hosts; each host has one run of them, so a row is found by a
 subtraction. Processes on the host map the same memory, and read and write it without asking.
+
+`TableServer` answers those of other hosts.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from torch import Tensor
 from .._base.files import MappedFile, TemporaryFolder, check_text, shared_memory_folder, writing
 from ..errors import MessageError
 from ..ops import copy_rows
-from .rpc import Handler, WireMessage, check_shape, dtype_name, dtype_named
+from ._message_stream import WireMessage, check_shape, dtype_name, dtype_named
+from .rpc import Handler, MessageServer
 
 MAX_NAME = 4096
 # Bytes of a table: those who wait for it wait some seconds at most.
@@ -452,3 +455,72 @@ def _texts(value: Any) -> list[str]:
 def _described(info: TableInfo) -> str:
     shape = (info.starts[-1], *info.row_shape)
     return f"shape {shape}, {info.dtype}, {info.policy}, rows of hosts from {list(info.starts)}"
+
+
+# ---------------------------------------------------------------------------- a server of them
+
+
+class TableServer:
+    """The server of one host. It answers once it is started, when its tables are filled.
+
+    Args:
+        number: Of the host.
+        token: What clients must know.
+        host: Address to listen on.
+        port: 0 for a free one.
+        directory: Where shared memory goes; see `HostTables`.
+        **options: As for `MessageServer`.
+
+    Attributes:
+        tables: Its rows.
+        handlers: What answers requests, by op; more may be added before it starts.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        token: str,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        directory: str | os.PathLike[str] | None = None,
+        **options: Any,
+    ) -> None:
+        self.tables = HostTables(number, is_shared=True, directory=directory)
+        self.handlers: dict[str, Handler] = self.tables.handlers() | {"ping": _on_ping}
+        self._options = {
+            "token": token,
+            "host": host,
+            "port": port,
+            "on_client_gone": self.tables.release_all,
+            **options,
+        }
+        self._server: MessageServer | None = None
+
+    def start(self) -> None:
+        """Listen, and answer in threads.
+
+        Raises:
+            ValueError: The token is too short.
+            OSError: The address is in use, or none of this machine.
+        """
+        self._server = MessageServer(self.handlers, **self._options)
+
+    @property
+    def address(self) -> str:
+        """``host:port``, once it has started."""
+        assert self._server is not None
+        return f"{self._server.host}:{self._server.port}"
+
+    def num_clients(self) -> int:
+        """How many clients have announced themselves and are there."""
+        return 0 if self._server is None else len(self._server.clients.labels())
+
+    def stop(self) -> None:
+        """Stop answering, and free the tables."""
+        if self._server is not None:
+            self._server.stop()
+        self.tables.close()
+
+
+def _on_ping(request: WireMessage) -> WireMessage:
+    return WireMessage("ok")

@@ -18,7 +18,7 @@ from graphshard.servers import (
     has_job,
     set_job,
 )
-from graphshard.servers._tables import HostTables
+from graphshard.servers._host_tables import HostTables
 
 TOKEN = "a token that is for tests alone"
 POLICY = "node~_N"
