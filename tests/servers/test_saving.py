@@ -8,7 +8,9 @@ of the test, trainers are processes, or the test itself.
 from __future__ import annotations
 
 import ctypes
+import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -20,6 +22,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from saving_cases import NUM_NODES, TOKEN, WIDTH, Hosts, closed, model_of, opened, write_parts
 from torch import Tensor
 
@@ -376,3 +379,60 @@ def test_the_command_says_what_it_restores_and_serves_it(
     finally:
         server.kill()
         server.communicate(timeout=30)
+
+
+# ---------------------------------------------------------------------------- older formats
+
+OLD = Path(__file__).parent / "old_checkpoint"
+"""Of the format that only clusters had, version 1, written by one trainer on two parts."""
+
+
+def check_old(g: DistGraph, rank: int, world_size: int) -> None:
+    x = DistTensor((NUM_NODES, 2), torch.float32, "x", persistent=True)
+    ids = original(g, g.get_node_partition_policy("_N")).float().view(-1, 1)
+    assert torch.equal(x[:], ids * torch.tensor([1.0, 10.0]))
+    policy = g.get_edge_partition_policy(g.canonical_etypes[0])
+    edges = DistTensor((policy.get_size(),), torch.int64, "e", part_policy=policy, persistent=True)
+    assert torch.equal(edges[:], original(g, policy) * 3)
+
+
+def load_old(rank: int, world_size: int, where: str, num_hosts: int, folder: str) -> Any:
+    g = opened(rank, world_size, where, num_hosts)
+    embedding = DistEmbedding(NUM_NODES, 2, "emb", persistent=True)
+    sparse = SparseAdam([embedding], 9.0)
+    model, optimizer = model_of(2)
+    loaded = load_checkpoint(folder, model=model, optimizer=optimizer, sparse_optimizers=[sparse])
+    assert (loaded.step, loaded.extra) == (7, {"epoch": 3, "best": (0.5, float("inf"))})
+    assert sparse.lr == 0.25
+    torch.testing.assert_close(embedding.weight[:], torch.full((NUM_NODES, 2), -0.25))
+    check_old(g, rank, world_size)
+    save_checkpoint(folder, 8, model=model, optimizer=optimizer, sparse_optimizers=[sparse])
+    loaded = load_checkpoint(folder, sparse_optimizers=[sparse])
+    check_old(g, rank, world_size)
+    closed()
+    moments = optimizer.state_dict()["state"][0]
+    return loaded.step, {**model.state_dict(), **moments}, optimizer.param_groups[0]["lr"]
+
+
+def test_a_checkpoint_of_the_first_format_is_read(
+    parts: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(OLD, tmp_path / "c")
+    written = json.loads((tmp_path / "c" / "step-00000007" / "manifest.json").read_text())
+    assert (written["format"], written["format_version"]) == ("graphshard-cluster-checkpoint", 1)
+    monkeypatch.setenv("GRAPHSHARD_TOKEN", TOKEN)
+    with ExitStack() as stack:
+        hosts = Hosts(stack, parts["plain 5"], 2, tmp_path, restore=tmp_path / "c")
+        for server in hosts.servers:
+            assert server.restored is not None
+            assert server.restored.step == 7
+        g = opened(0, 1, str(hosts.path), 1)
+        check_old(g, 0, 1)
+        exit_client()
+        found = run_ranks(load_old, 2, str(hosts.path), 2, str(tmp_path / "c"))
+    tensors = load_file(OLD / "step-00000007" / "shared.safetensors")
+    for step, state, lr in found:
+        assert (step, lr) == (8, 0.01)
+        for name, value in state.items():
+            of_model, moment = f"model/{name}", f"optimizer/state/0/{name}"
+            assert torch.equal(value, tensors[of_model if of_model in tensors else moment])

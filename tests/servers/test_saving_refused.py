@@ -32,10 +32,10 @@ from graphshard.servers import (
     SparseAdam,
     SparseSGD,
     WireMessage,
+    checkpoints,
     exit_client,
     load_checkpoint,
     save_checkpoint,
-    saving,
 )
 from graphshard.servers.checkpoints import digest_of_content
 from graphshard.testing import run_ranks
@@ -103,7 +103,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "another folder": (lambda f: f.rename(f.with_name("step-00000077")), "its folder is"),
     "another version": (
         lambda f: rewrite(f, lambda c: c.update(format_version=99)),
-        r"has the format \('graphshard-cluster-checkpoint', 99\)",
+        r"has the format \('graphshard-checkpoint', 99\)",
     ),
     "a tensor more": (
         lambda f: rewrite(f, lambda c: c["tables"].append({**c["tables"][0], "name": "y"})),
@@ -257,8 +257,6 @@ def test_what_cannot_be_saved_is_an_error(parts: dict[str, str], tmp_path: Path)
 
 def wrong_on_one(rank: int, world_size: int, where: str, folder: str) -> list[str]:
     """Errors of which one rank has the cause, as all ranks see them."""
-    from graphshard.servers import checkpoints
-
     checkpoints.VISIBLE_SECONDS = 0.2
     g = opened(rank, world_size, where, 2)
     tensor = DistTensor((NUM_NODES,), torch.int32, "x", persistent=True)
@@ -368,13 +366,13 @@ def test_a_save_without_what_a_trainer_uses_is_refused(
     assert {embedding.name, x.name} < set(loaded.tensors)
 
 
-@pytest.mark.parametrize("point", ["write_tensors", "records_of", "write_cluster_manifest"])
+@pytest.mark.parametrize("point", ["write_tensors", "records_of", "write_manifest"])
 def test_a_save_that_is_killed_leaves_the_one_before(
     point: str, parts: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "c"
     _, tensor = saved(parts, folder)
-    real = getattr(saving, point)
+    real = getattr(checkpoints, point)
 
     def die(*arguments: Any) -> None:
         real(*arguments)
@@ -384,7 +382,7 @@ def test_a_save_that_is_killed_leaves_the_one_before(
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
     if pid == 0:
-        monkeypatch.setattr(saving, point, die)
+        monkeypatch.setattr(checkpoints, point, die)
         signal.alarm(30)
         save_checkpoint(folder, 2)
         os._exit(0)

@@ -1,51 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of tables in checkpoints: written by the trainers that have them, found by original id.
+"""save_checkpoint, load_checkpoint: rows of a cluster by original id, and states.
 
-======================  ===========================================================================
-tensor in a file        holds
-======================  ===========================================================================
-``row/TABLE``           rows of a table
-``id/POLICY``           the original ids of rows of that policy, in the same order
-``structure/POLICY``    of nodes: a number made of their in-degrees, which another graph has not
-======================  ===========================================================================
+Each trainer writes its rows of all tables, rank 0 the states. To load, each finds the rows of its
+share by original id, and writes them to the cluster. Everything is read and checked first, on all
+ranks, so that an error leaves the cluster as it was.
 
-
-States of models and optimizers as JSON and named tensors, and back; and whether they fit.
-
-Values that JSON has stand for themselves; others are objects with one key: ``{"tensor": name}``,
-``{"dict": [[key, value], ...]}``, ``{"tuple": [...]}``, ``{"float": "inf"}``.
-
-
-ClusterManifest: what the JSON of a cluster's checkpoint says, and a check of all of it.
-
-::
-
-    {
-     "format": "graphshard-cluster-checkpoint",
-     "format_version": 1,
-     "step": 20,                  the number in the folder's name
-     "world_size": 2,             trainers that wrote it
-     "rows": {"node~_N": 2708, "edge~_N:_E:_N": 10556},     of the graph
-     "destinations": {"edge~_N:_E:_N": "node~_N"},          of its edges; old ones lack it
-     "tables": [...],             name, dtype, row_shape, policy and whether it is persistent
-     "state": {"model": ..., "optimizer": ..., "extra": ...},    see ``_state.py``
-     "sparse_optimizers": [...],  kind and settings of each
-     "files": {...},
-     "blake2b": "..."
-    }
-
-
-save_checkpoint: each trainer writes its rows of all tables; rank 0 the states, then the JSON.
-
-load_checkpoint: each trainer finds the rows of its share by original id, and writes them.
-
-Everything is read and checked first, on all ranks, so that an error leaves the cluster as it was.
-
-
-restore_tables: what a server puts into its tables when it is started again.
-
-A server does this on its own, before it answers. It takes the rows of its host alone, and checks
-all files, so that all servers find the same checkpoint whole.
+A server that is started again restores the rows of its own host on its own, before it answers
+(`restore_tables`). It checks all files, so that all servers find the same checkpoint whole.
 """
 
 from __future__ import annotations
@@ -53,11 +14,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import math
 import os
 import re
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -66,595 +25,43 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from .._base.files import check_text
-from ..comm import agree, all_reduce, barrier, come_together, rank, world_size
+from ..comm import agree, barrier, come_together, rank, world_size
 from ..comm.collectives import text_of_rank_0
 from ..errors import CheckpointError
-from ..partition.files import FileRecord, RowSource, digest_of, write_tensors
+from ..partition.files import RowSource
 from ._cluster import Cluster, RowsRequest, ServedHost
-from ._host_graph import GraphIds, node_policy, pointer_table_of
+from ._host_graph import GraphIds, pointer_table_of
 from ._host_tables import HostTables, TableInfo
 from ._job import Job, current_job
 from ._message_stream import WireMessage
 from ._sparse_optimizers import SparseOptimizer
 from .checkpoints import (
-    SHARED,
     CheckpointNames,
     DamagedError,
-    RunLock,
-    check_positive,
-    check_record,
-    check_shared,
+    Manifest,
+    Opened,
+    SavedRows,
+    check_digests,
     everywhere,
-    json_object,
-    on_rank_0,
-    rank_file,
-    read_checked,
-    read_sealed,
-    records_of,
+    hold_folder,
+    list_of_objects,
+    open_newest,
+    pack,
+    pieces,
+    policies_in_files,
+    read_manifest,
+    read_rank_files,
     remove,
-    write_sealed,
-    write_whole,
+    write_checkpoint,
 )
 
-PIECE_BYTES = 1 << 24
-"""Rows are read, compared and written about so many bytes at a time."""
-_IDS_AT_ONCE = 1 << 20
-
-Reader: TypeAlias = Callable[[str, int, int], Tensor]
-"""Rows ``[start, stop)`` of a table, by its name."""
-
-
-@dataclass(frozen=True)
-class RowStream:
-    """Rows that are read while they are written to a file. A `partition.files.RowSource`.
-
-    Args:
-        dtype: Of the rows.
-        row_shape: Of one.
-        start: The first row.
-        stop: One past the last.
-        read: Gives rows ``[start, stop)``.
-    """
-
-    dtype: torch.dtype
-    row_shape: tuple[int, ...]
-    start: int
-    stop: int
-    read: Callable[[int, int], Tensor]
-
-    @property
-    def shape(self) -> torch.Size:
-        return torch.Size((self.stop - self.start, *self.row_shape))
-
-    def slices(self) -> Iterator[Tensor]:
-        for begin, end in pieces(self.start, self.stop, self.dtype, self.row_shape):
-            yield self.read(begin, end)
-
-
-def pieces(
-    start: int, stop: int, dtype: torch.dtype, row_shape: Sequence[int]
-) -> Iterator[tuple[int, int]]:
-    """``[start, stop)`` in pieces of a few megabytes."""
-    most = max(1, PIECE_BYTES // max(1, math.prod(row_shape) * dtype.itemsize))
-    for begin in range(start, stop, most):
-        yield begin, min(stop, begin + most)
-
-
-def cluster_reader(cluster: Cluster) -> Reader:
-    """Reads rows of any host; those of this one are not copied."""
-
-    def read(name: str, start: int, stop: int) -> Tensor:
-        starts, here = cluster.info(name).starts, cluster.here
-        rows = cluster.hosts[here].rows(name)
-        if rows is not None and starts[here] <= start <= stop <= starts[here + 1]:
-            return rows[start - starts[here] : stop - starts[here]]
-        return cluster.read([RowsRequest([name], torch.arange(start, stop))])[0]
-
-    return read
-
-
-def id_table(policy: str) -> str:
-    """The table of original ids."""
-    return f"{policy}~orig_id"
-
-
-def policies_in_files(policies: Iterable[str], destinations: Mapping[str, str]) -> list[str]:
-    """Policies whose ids are in a checkpoint: those given, and of edges their destinations'."""
-    found = set(policies)
-    found |= {destinations[policy] for policy in found if policy.startswith("edge~")}
-    return sorted(p for p in found if p.startswith(("node~", "edge~")))
-
-
-class Structure:
-    """What tells a node of one graph from that of another: its in-degrees.
-
-    Args:
-        tables: Names of all tables.
-        destinations: Policy of the edges of each relation to that of the nodes they enter.
-        read: Gives rows of tables.
-    """
-
-    def __init__(
-        self, tables: Iterable[str], destinations: Mapping[str, str], read: Reader
-    ) -> None:
-        self._read = read
-        self._pointers: dict[str, list[str]] = {}
-        there = set(tables)
-        for edges, nodes in sorted(destinations.items()):
-            name = pointer_table_of(edges)
-            if name in there:
-                self._pointers.setdefault(nodes, []).append(name)
-
-    def of(self, policy: str, starts: Sequence[int], begin: int, end: int) -> Tensor:
-        """int64 ``[end - begin]``, one for each of these nodes.
-
-        Args:
-            policy: Of the nodes.
-            starts: First node of each host, and their number.
-            begin: The first node.
-            end: One past the last.
-        """
-        found = torch.zeros(end - begin, dtype=torch.int64)
-        for name in self._pointers.get(policy, []):
-            salt = hashlib.blake2b(name.encode(), digest_size=7).digest()
-            for host in range(len(starts) - 1):
-                low, high = max(begin, starts[host]), min(end, starts[host + 1])
-                if low < high:  # each host has one pointer more than nodes
-                    pointer = self._read(name, low + host, high + host + 1).to(torch.int64)
-                    degrees = pointer[1:] - pointer[:-1]
-                    found[low - begin : high - begin] += degrees * int.from_bytes(salt, "little")
-        return found
-
-
-class SavedRows:
-    """Rows of one policy in the files of a checkpoint, by original id.
-
-    Args:
-        files: Tensors of each file.
-        policy: Of the rows.
-        has_ids: Whether rows have original ids; else they are in order.
-    """
-
-    def __init__(
-        self, files: Sequence[Mapping[str, Tensor]], policy: str, has_ids: bool = True
-    ) -> None:
-        self._files, self._policy, self._has_ids = files, policy, has_ids
-
-    def find(self, original: Tensor) -> Tensor:
-        """Places of rows among those of all files: int64 ``[n]``.
-
-        Args:
-            original: Their ids, int64 ``[n]``.
-
-        Raises:
-            CheckpointError: Some are not there.
-        """
-        if not self._has_ids:
-            return original
-        ascending, order = torch.sort(original)
-        places = torch.full_like(original, -1)
-        first = 0
-        for file in self._files:
-            ids = file[f"id/{self._policy}"]
-            for begin in range(0, len(ids) if len(original) else 0, _IDS_AT_ONCE):
-                chunk = ids[begin : begin + _IDS_AT_ONCE]
-                slot = torch.searchsorted(ascending, chunk).clamp_(max=len(original) - 1)
-                hits = (ascending[slot] == chunk).nonzero().view(-1)
-                places[order[slot[hits]]] = first + begin + hits
-            first += len(ids)
-        missing = (places < 0).nonzero().view(-1)
-        if missing.numel():
-            raise CheckpointError(
-                f"{missing.numel()} rows of {self._policy} are not in the checkpoint, such as that "
-                f"of original id {int(original[missing[0]])}; it is of another graph"
-            )
-        return places
-
-    def read(self, key: str, places: Tensor) -> Tensor:
-        """Rows of one tensor of the files, from what `find` gave.
-
-        Args:
-            key: Its name in the files.
-            places: int64 ``[n]``.
-        """
-        first, found, out = 0, 0, None
-        for file in self._files:
-            rows = file[key]
-            inside = (places >= first) & (places < first + len(rows))
-            count = int(inside.sum())
-            if count == len(places):
-                return _chosen(rows, places - first)
-            if count:
-                if out is None:
-                    out = torch.empty((len(places), *rows.shape[1:]), dtype=rows.dtype)
-                out[inside] = _chosen(rows, places[inside] - first)
-                found += count
-            first += len(rows)
-        assert out is not None and found == len(places)
-        return out
-
-
-def _chosen(rows: Tensor, places: Tensor) -> Tensor:
-    """``rows[places]``, not copied where they follow each other."""
-    count = len(places)
-    if count and int(places[-1]) - int(places[0]) == count - 1:
-        begin = int(places[0])
-        if torch.equal(places, torch.arange(begin, begin + count)):
-            return rows[begin : begin + count]
-    return rows.index_select(0, places)
-
-
-# ---------------------------------------------------------------------------- saving._state
+STEPS = CheckpointNames("step", least=0)
+STATES = ("model", "optimizer", "extra")
 
 Stateful: TypeAlias = Any
 """What has ``state_dict()`` and ``load_state_dict()``, or a dictionary of such; or None."""
-
-_PLAIN = (str, int, float, bool, type(None))
-
-
-def pack(value: Any, tensors: dict[str, Tensor], name: str) -> Any:
-    """A value as JSON has it.
-
-    Args:
-        value: Plain values and tensors, in dictionaries, lists and tuples.
-        tensors: Where tensors go.
-        name: Of the value, for errors and for names of tensors.
-
-    Raises:
-        TypeError: Something else is in it.
-    """
-    if isinstance(value, Tensor):
-        key = name
-        while key in tensors:
-            key += "'"
-        tensors[key] = value.detach()
-        return {"tensor": key}
-    if isinstance(value, Mapping):
-        pairs = []
-        for key, item in value.items():
-            if not isinstance(key, _PLAIN):
-                raise TypeError(
-                    f"keys of {name} must be text or numbers (got {type(key).__name__})"
-                )
-            pairs.append([_plain(key), pack(item, tensors, f"{name}/{key}")])
-        return {"dict": pairs}
-    if isinstance(value, list | tuple):
-        items = [pack(item, tensors, f"{name}/{n}") for n, item in enumerate(value)]
-        return {"tuple": items} if isinstance(value, tuple) else items
-    if type(value) in _PLAIN:
-        return _plain(value)
-    raise TypeError(
-        f"{name} must be made of tensors and of values that JSON has (got {type(value).__name__}); "
-        "save something else in its place"
-    )
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return {"float": str(value)}
-    return value
-
-
-def unpack(packed: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """The value that was packed; tensors are copies.
-
-    Raises:
-        ValueError: It is nothing that `pack` makes.
-    """
-    if isinstance(packed, list):
-        return [unpack(item, tensors) for item in packed]
-    if isinstance(packed, _PLAIN):
-        return packed
-    if isinstance(packed, dict) and len(packed) == 1:
-        ((kind, content),) = packed.items()
-        if kind == "tensor" and isinstance(content, str) and content in tensors:
-            return tensors[content].clone()
-        if kind == "tuple" and isinstance(content, list):
-            return tuple(unpack(item, tensors) for item in content)
-        if kind == "float" and content in ("inf", "-inf", "nan"):
-            return float(content)
-        if kind == "dict" and isinstance(content, list):
-            return dict(_pair(pair, tensors) for pair in content)
-    raise ValueError(f"the state holds {packed!r:.80}, which is no value")
-
-
-def _pair(pair: Any, tensors: Mapping[str, Tensor]) -> tuple[Any, Any]:
-    if not isinstance(pair, list) or len(pair) != 2:
-        raise ValueError(f"the state holds {pair!r:.80}, which is no key and value")
-    key = unpack(pair[0], tensors)
-    if not isinstance(key, _PLAIN):
-        raise ValueError(f"the state holds the key {key!r:.80}")
-    return key, unpack(pair[1], tensors)
-
-
-def state_of(target: Stateful) -> Any:
-    """The states of one or several models or optimizers."""
-    if isinstance(target, Mapping):
-        return {str(key): state_of(each) for key, each in target.items()}
-    return None if target is None else _inner(target).state_dict()
-
-
-def check_state(target: Stateful, state: Any, name: str) -> None:
-    """Raise ValueError unless `load_state` works; changes nothing.
-
-    Args:
-        target: What the state is for.
-        state: As `state_of` gave it.
-        name: For errors.
-    """
-    if target is None:
-        return
-    if not isinstance(state, Mapping):
-        raise ValueError(f"the checkpoint has no state of {name}; leave {name} out")
-    if isinstance(target, Mapping):
-        _check_same(name, {str(key) for key in target}, set(state))
-        for key, each in target.items():
-            check_state(each, state[str(key)], f"{name}[{key!r}]")
-        return
-    inner = _inner(target)
-    if isinstance(inner, torch.optim.Optimizer):
-        mine, theirs = inner.state_dict()["param_groups"], state.get("param_groups", [])
-        counts = [[len(group["params"]) for group in groups] for groups in (mine, theirs)]
-        if counts[0] != counts[1]:
-            raise ValueError(
-                f"{name} has groups of {counts[0]} parameters, and its state those of {counts[1]}; "
-                "make it with the same parameters"
-            )
-        return
-    own = inner.state_dict()
-    if not isinstance(inner, torch.nn.Module):
-        return
-    _check_same(name, set(own), set(state))
-    for key, value in own.items():
-        other = state[key]
-        if isinstance(value, Tensor) != isinstance(other, Tensor) or (
-            isinstance(value, Tensor) and value.shape != other.shape
-        ):
-            found = tuple(other.shape) if isinstance(other, Tensor) else type(other).__name__
-            expected = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-            raise ValueError(f"{key!r} of {name} is {expected}, and that of its state {found}")
-
-
-def _check_same(name: str, mine: set[str], theirs: set[str]) -> None:
-    if mine != theirs:
-        raise ValueError(
-            f"{name} and its state must have the same entries; only {name} has "
-            f"{sorted(mine - theirs)}, only its state has {sorted(theirs - mine)}"
-        )
-
-
-def load_state(target: Stateful, state: Any) -> None:
-    """Put a state that was checked into its models or optimizers."""
-    if isinstance(target, Mapping):
-        for key, each in target.items():
-            load_state(each, state[str(key)])
-    elif target is not None:
-        _inner(target).load_state_dict(state)
-
-
-def _inner(target: Any) -> Any:
-    """A model without what trains it on several ranks, whose names are those on one."""
-    return target.module if isinstance(target, DistributedDataParallel) else target
-
-
-# ---------------------------------------------------------------------------- saving._manifest
-
-FORMAT = "graphshard-cluster-checkpoint"
-FORMAT_VERSION = 1
-STEPS = CheckpointNames("step", least=0)
-
-STATES = ("model", "optimizer", "extra")
-
-
-@dataclass(frozen=True)
-class ClusterManifest:
-    """What a manifest says.
-
-    Args:
-        step: Number of the checkpoint.
-        world_size: Number of trainers that wrote it.
-        rows: Number of rows of each policy of the graph.
-        destinations: Policy of the edges of each relation to that of the nodes they enter.
-        tables: By name; ``starts`` are 0 and the number of rows.
-        state: Packed states by name.
-        sparse_optimizers: Settings of each.
-        files: Of the folder.
-        digest: Of the manifest.
-    """
-
-    step: int
-    world_size: int
-    rows: dict[str, int]
-    destinations: dict[str, str]
-    tables: dict[str, TableInfo]
-    state: dict[str, Any]
-    sparse_optimizers: list[dict[str, Any]]
-    files: dict[str, FileRecord]
-    digest: str = ""
-
-    @property
-    def policies(self) -> list[str]:
-        """Policies whose original ids are in the files."""
-        return policies_in_files((info.policy for info in self.tables.values()), self.destinations)
-
-
-def write_cluster_manifest(folder: Path, manifest: ClusterManifest) -> None:
-    """Write the JSON of a checkpoint."""
-    content = {
-        "format": FORMAT,
-        "format_version": FORMAT_VERSION,
-        "step": manifest.step,
-        "world_size": manifest.world_size,
-        "rows": manifest.rows,
-        "destinations": manifest.destinations,
-        "tables": [info.as_json() for info in manifest.tables.values()],
-        "state": manifest.state,
-        "sparse_optimizers": manifest.sparse_optimizers,
-    }
-    write_sealed(folder, content, manifest.files)
-
-
-def read_cluster_manifest(folder: Path) -> ClusterManifest:
-    """Read and check the JSON of a checkpoint.
-
-    Raises:
-        DamagedError: It is missing, is not what was written, or does not belong to this folder.
-        CheckpointError: It is of another format version.
-    """
-    content, digest = read_sealed(folder, FORMAT, FORMAT_VERSION)
-    try:
-        return _checked(folder, content, digest)
-    except ValueError as error:
-        raise DamagedError(f"the manifest of {folder} is damaged ({error})") from None
-
-
-def _checked(folder: Path, content: Mapping[str, Any], digest: str) -> ClusterManifest:
-    step = check_positive(content, "step", 0)
-    if folder.name != STEPS.name(step):
-        raise ValueError(f"it is of step {step}, and its folder is {folder.name}")
-    world_size, files = check_positive(content, "world_size"), json_object(content, "files")
-    names = {SHARED, *map(rank_file, range(min(world_size, len(files))))}
-    if set(files) != names or len(files) != world_size + 1:
-        raise ValueError(f"files must be {SHARED} and one of each of {world_size} ranks")
-    rows = json_object(content, "rows")
-    for policy in rows:
-        check_positive(rows, policy, 0)
-    destinations = _destinations(content, rows)
-    tables = {}
-    for entry in _list_of_objects(content, "tables"):
-        info = TableInfo.from_json(entry)
-        known = rows.get(info.policy)
-        if len(info.starts) != 2 or known not in (None, info.starts[-1]) or info.name in tables:
-            raise ValueError(f"the table {info.name!r} does not fit the rows of its policy")
-        if info.policy.startswith("edge~") and info.policy not in destinations:
-            raise ValueError(f"the table {info.name!r} is of edges without destinations")
-        tables[info.name] = info
-    state = json_object(content, "state")
-    if set(state) != set(STATES):
-        raise ValueError(f"state must hold {', '.join(STATES)}")
-    return ClusterManifest(
-        step=step,
-        world_size=world_size,
-        rows=rows,
-        destinations=destinations,
-        tables=tables,
-        state=state,
-        sparse_optimizers=_list_of_objects(content, "sparse_optimizers"),
-        files={name: check_record(name, value) for name, value in files.items()},
-        digest=digest,
-    )
-
-
-def _destinations(content: Mapping[str, Any], rows: Mapping[str, int]) -> dict[str, str]:
-    if "destinations" not in content:  # written when no type had a colon in its name
-        return {p: node_policy(p.rpartition(":")[2]) for p in rows if p.startswith("edge~")}
-    found = json_object(content, "destinations")
-    for policy, nodes in found.items():
-        if policy not in rows or nodes not in rows:
-            raise ValueError(f"destinations name {policy!r:.80} or {nodes!r:.80}, and rows do not")
-    return found
-
-
-def _list_of_objects(content: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
-    value = content.get(key)
-    if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
-        raise ValueError(f"{key} must be a list of JSON objects (got {value!r:.80})")
-    return value
-
-
-def check_digests(folder: Path, manifest: ClusterManifest, first: int, step: int) -> None:
-    """Read every byte of some files, and compare their digests.
-
-    Args:
-        folder: Of the checkpoint.
-        manifest: Its manifest.
-        first: The first file, by name.
-        step: Every so many of them.
-
-    Raises:
-        DamagedError: A file is not the one that the manifest speaks of.
-    """
-    for name in sorted(manifest.files)[first::step]:
-        try:
-            found = digest_of(folder / name)
-        except (OSError, ValueError) as error:
-            raise DamagedError(f"{folder / name} is missing or damaged ({error})") from None
-        if found != manifest.files[name].blake2b:
-            raise DamagedError(
-                f"{folder / name} is damaged: its digest is not that of the manifest"
-            )
-
-
-def read_row_files(folder: Path, manifest: ClusterManifest) -> list[dict[str, Tensor]]:
-    """The mapped tensors of each trainer's file, checked against what the manifest says of them.
-
-    Raises:
-        DamagedError: A file is damaged, or has other tensors.
-    """
-    files = []
-    for number in range(manifest.world_size):
-        name = rank_file(number)
-        files.append(read_checked(folder / name, manifest.files[name], whole=False))
-    for key, info in _expected(manifest).items():
-        total = 0
-        for number, file in enumerate(files):
-            rows = file.get(key)
-            if rows is None or rows.dtype != info.dtype or tuple(rows.shape[1:]) != info.row_shape:
-                raise DamagedError(f"{folder / rank_file(number)} has no rows {key!r}, or others")
-            total += len(rows)
-        if total != info.starts[-1]:
-            raise DamagedError(f"{folder} has {total} rows {key!r} and not {info.starts[-1]}")
-    return files
-
-
-def _expected(manifest: ClusterManifest) -> dict[str, TableInfo]:
-    found = {f"row/{name}": info for name, info in manifest.tables.items()}
-    for policy in manifest.policies:
-        starts = (0, manifest.rows.get(policy, 0))
-        ids = TableInfo(id_table(policy), torch.int64, (), starts, policy)
-        found[f"id/{policy}"] = ids
-        if policy.startswith("node~"):
-            found[f"structure/{policy}"] = ids
-    return found
-
-
-def check_graph(manifest: ClusterManifest, rows: Mapping[str, int], folder: Path) -> None:
-    """Raise unless a checkpoint is of a graph with so many rows of each policy.
-
-    Raises:
-        CheckpointError: It is of another graph.
-    """
-    different = [
-        f"{policy} has {manifest.rows.get(policy, 'no')} rows there, {rows.get(policy, 'no')} here"
-        for policy in sorted({*manifest.rows, *rows})
-        if manifest.rows.get(policy) != rows.get(policy)
-    ]
-    if different:
-        raise CheckpointError(
-            f"{folder} is of another graph: {'; '.join(different)}; give the checkpoint_dir "
-            "of this graph"
-        )
-
-
-def check_table(saved: TableInfo, here: TableInfo, folder: Path) -> None:
-    """Raise unless rows of a checkpoint fit the table of their name.
-
-    Raises:
-        CheckpointError: They have another shape, dtype or policy.
-    """
-    one, other = (
-        (info.dtype, (info.starts[-1], *info.row_shape), info.policy) for info in (saved, here)
-    )
-    if one != other:
-        raise CheckpointError(
-            f"{saved.name!r} is {one[0]} of shape {one[1]}, {one[2]} in {folder} and {other[0]} of "
-            f"shape {other[1]}, {other[2]} here; make it as it was saved, or delete it"
-        )
-
-
-# ---------------------------------------------------------------------------- saving._save
-
+Reader: TypeAlias = Callable[[str, int, int], Tensor]
+"""Rows ``[start, stop)`` of a table, by its name."""
 _ANONYMOUS = re.compile(r"(^|\.)anonymous-[0-9a-f]+-[0-9]+($|\.)")
 
 
@@ -744,31 +151,19 @@ def save_checkpoint(
     job.cluster.settle()
     barrier()  # what trainers have written is there
     tables = _tables_to_save(job, sparse_optimizers)
-    lock = _prepare(folder, step)
+    manifest = Manifest(
+        number=step,
+        world_size=world_size(),
+        values={"sparse_optimizers": settings},
+        rows={policy: parts.num_ids for policy, parts in job.policies.items()},
+        destinations=dict(job.destinations),
+        tables=tables,
+        state=state,
+    )
+    lock = hold_folder(folder, STEPS, lambda: _check_newest(folder, step))
     try:
-        final = folder / STEPS.name(step)
-
-        def write_manifest(partial: Path) -> None:
-            manifest = ClusterManifest(
-                step=step,
-                world_size=world_size(),
-                rows={policy: parts.num_ids for policy, parts in job.policies.items()},
-                destinations=dict(job.destinations),
-                tables=tables,
-                state=state,
-                sparse_optimizers=settings,
-                files=records_of(partial / n for n in (SHARED, *map(rank_file, _ranks()))),
-            )
-            write_cluster_manifest(partial, manifest)
-
-        sources = _rows_of_rank(job, tables)
-
-        def write_own(partial: Path) -> None:
-            write_tensors(partial / rank_file(rank()), sources)
-            if rank() == 0:
-                write_tensors(partial / SHARED, tensors)
-
-        write_whole(final, write_own, write_manifest)
+        own = _rows_of_rank(job, tables)
+        final = write_checkpoint(folder, STEPS, manifest, own, tensors)
         if rank() == 0:
             STEPS.remove_old(folder, keep, () if tables else _newest_with_tables(folder))
     finally:
@@ -787,10 +182,6 @@ def job_with_graph() -> Job:
     if not job.policies:
         raise RuntimeError("the graph of the cluster is not known yet; make its DistGraph first")
     return job
-
-
-def _ranks() -> range:
-    return range(world_size())
 
 
 def _check_named(optimizers: Sequence[SparseOptimizer]) -> None:
@@ -893,41 +284,25 @@ def _newest_with_tables(folder: Path) -> list[str]:
     """The newest checkpoint that holds tensors, if there is one."""
     for name in STEPS.find(folder):
         with contextlib.suppress(DamagedError, CheckpointError):
-            if read_cluster_manifest(folder / name).tables:
+            if read_manifest(folder / name, STEPS).tables:
                 return [name]
     return []
 
 
-def _prepare(folder: Path, step: int) -> RunLock | None:
-    """Make and hold the folder, and check that all ranks share it; the lock is rank 0's."""
-    held: list[RunLock] = []
-
-    def prepare() -> None:
-        check_text(str(folder), "checkpoint_dir")
-        folder.mkdir(parents=True, exist_ok=True)
-        held.append(RunLock(folder))
-        STEPS.remove_partial(folder)
-        for name in STEPS.find(folder):
-            if (STEPS.number(name) or 0) >= step and not _removed_as_damaged(folder / name):
-                raise CheckpointError(
-                    f"step must be above that of the checkpoints in {folder} (got {step}, there is "
-                    f"{name}); save to another folder, or remove those that are later"
-                )
-
-    try:
-        on_rank_0(prepare)
-        check_shared(folder)
-    except BaseException:
-        for lock in held:
-            lock.release()
-        raise
-    return held[0] if held else None
+def _check_newest(folder: Path, step: int) -> None:
+    """Raise unless a checkpoint comes after those that are there; damaged ones are removed."""
+    for name in STEPS.find(folder):
+        if (STEPS.number(name) or 0) >= step and not _removed_as_damaged(folder / name):
+            raise CheckpointError(
+                f"step must be above that of the checkpoints in {folder} (got {step}, there is "
+                f"{name}); save to another folder, or remove those that are later"
+            )
 
 
 def _removed_as_damaged(folder: Path) -> bool:
     """Whether a checkpoint was damaged, and is gone."""
     try:
-        check_digests(folder, read_cluster_manifest(folder), 0, 1)
+        check_digests(folder, read_manifest(folder, STEPS), 0, 1)
         return False
     except DamagedError:
         remove(folder)
@@ -963,7 +338,7 @@ def _rows_of_rank(job: Job, tables: Mapping[str, TableInfo]) -> dict[str, Tensor
     return sources
 
 
-# ---------------------------------------------------------------------------- saving._load
+# ---------------------------------------------------------------------------- loading
 
 
 @dataclass(frozen=True)
@@ -981,16 +356,6 @@ class ClusterCheckpoint:
     step: int
     extra: Any
     tensors: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class _Opened:
-    """A checkpoint that is whole."""
-
-    path: Path
-    manifest: ClusterManifest
-    files: list[dict[str, Tensor]]
-    shared: dict[str, Tensor]
 
 
 def load_checkpoint(
@@ -1038,22 +403,19 @@ def load_checkpoint(
     job.cluster.settle()
     barrier()
     opened = _open(folder, step)
-    path, manifest = opened.path, opened.manifest
+    path, manifest, states = opened.path, opened.manifest, opened.states
+    settings = manifest.values["sparse_optimizers"]
     live = everywhere(lambda: live_tables(job))
 
-    def check() -> tuple[dict[str, Any], list[TableInfo]]:
+    def check() -> list[TableInfo]:
         check_graph(manifest, {p: parts.num_ids for p, parts in job.policies.items()}, path)
-        _check_optimizers(sparse_optimizers, manifest, path)
+        _check_optimizers(sparse_optimizers, settings, manifest.tables, path)
         chosen = _check_tables(opened, live, strict)
-        try:
-            states = {k: unpack(packed, opened.shared) for k, packed in manifest.state.items()}
-        except ValueError as error:
-            raise CheckpointError(f"{path} is damaged ({error})") from None
         check_state(model, states["model"], "model")
         check_state(optimizer, states["optimizer"], "optimizer")
-        return states, chosen
+        return chosen
 
-    states, chosen = everywhere(check)
+    chosen = everywhere(check)
     policies = sorted({info.policy for info in chosen} | set(manifest.policies))
     shares = {policy: job.share(policy) for policy in policies}
     places = everywhere(lambda: _places(job, opened, shares))
@@ -1064,69 +426,67 @@ def load_checkpoint(
     def load_states() -> None:
         load_state(model, states["model"])
         load_state(optimizer, states["optimizer"])
-        for each, saved in zip(sparse_optimizers, manifest.sparse_optimizers, strict=False):
+        for each, saved in zip(sparse_optimizers, settings, strict=False):
             each.load_state_dict(saved)
 
     everywhere(load_states)
     names = tuple(info.name for info in chosen)
-    return ClusterCheckpoint(path, manifest.step, states["extra"], names)
+    return ClusterCheckpoint(path, manifest.number, states["extra"], names)
 
 
-# ---------------------------------------------------------------------------- finding one
+def _open(folder: Path, step: int | None) -> Opened:
+    """The newest checkpoint that is whole for all ranks, or that of a step. Collective."""
+    opened = open_newest(folder, STEPS, number=step, check=_check_manifest)
+    if opened is None:
+        what = "no checkpoint" if step is None else f"no checkpoint of step {step}"
+        raise CheckpointError(
+            f"there is {what} in {folder} (there are: {', '.join(STEPS.find(folder)) or 'none'}); "
+            "give the checkpoint_dir that was given to save_checkpoint"
+        )
+    return opened
 
 
-def _open(folder: Path, step: int | None) -> _Opened:
-    """The newest checkpoint that is whole for all ranks, or that of a step."""
-
-    def find() -> str:
-        if rank() != 0:
-            return ""
-        found = STEPS.find(folder)
-        wanted = found if step is None else [name for name in found if STEPS.number(name) == step]
-        if not wanted:
-            what = "no checkpoint" if step is None else f"no checkpoint of step {step}"
-            raise CheckpointError(
-                f"there is {what} in {folder} (there are: {', '.join(found) or 'none'}); give the "
-                "checkpoint_dir that was given to save_checkpoint"
-            )
-        return "\n".join(wanted)
-
-    names = text_of_rank_0(everywhere(find)).splitlines()
-    for name in names:
-        opened, damage = _try(folder / name)
-        if opened is not None:
-            return opened
-        if len(names) > 1:
-            warnings.warn(f"{damage}; trying the one before", RuntimeWarning, stacklevel=3)
-    raise CheckpointError(f"no checkpoint in {folder} is whole: {damage}")
+def _check_manifest(folder: Path, manifest: Manifest) -> None:
+    if set(manifest.state) != set(STATES):
+        raise ValueError(f"state must hold {', '.join(STATES)}")
+    list_of_objects(manifest.values, "sparse_optimizers")
 
 
-def _try(path: Path) -> tuple[_Opened | None, str]:
-    """The checkpoint, or what of it is damaged, the same on all ranks. Collective."""
+def check_graph(manifest: Manifest, rows: Mapping[str, int], folder: Path) -> None:
+    """Raise unless a checkpoint is of a graph with so many rows of each policy.
 
-    def read() -> tuple[_Opened | None, str]:
-        try:
-            manifest = read_cluster_manifest(path)
-            check_digests(path, manifest, rank(), world_size())
-            shared = read_checked(path / SHARED, manifest.files[SHARED], whole=False)
-            return _Opened(path, manifest, read_row_files(path, manifest), shared), ""
-        except DamagedError as error:
-            return None, str(error)
-
-    opened, damage = everywhere(read)
-    failed = torch.tensor([rank() if opened is None else world_size()])
-    first = int(-all_reduce(-failed, "max"))
-    if first < world_size():
-        return None, damage or f"{path} is damaged, or not there, for rank {first}"
-    assert opened is not None
-    agree(opened.manifest.digest, f"the manifest of {path}")
-    return opened, ""
+    Raises:
+        CheckpointError: It is of another graph.
+    """
+    different = [
+        f"{policy} has {manifest.rows.get(policy, 'no')} rows there, {rows.get(policy, 'no')} here"
+        for policy in sorted({*manifest.rows, *rows})
+        if manifest.rows.get(policy) != rows.get(policy)
+    ]
+    if different:
+        raise CheckpointError(
+            f"{folder} is of another graph: {'; '.join(different)}; give the checkpoint_dir "
+            "of this graph"
+        )
 
 
-# ---------------------------------------------------------------------------- checks
+def check_table(saved: TableInfo, here: TableInfo, folder: Path) -> None:
+    """Raise unless rows of a checkpoint fit the table of their name.
+
+    Raises:
+        CheckpointError: They have another shape, dtype or policy.
+    """
+    one, other = (
+        (info.dtype, (info.starts[-1], *info.row_shape), info.policy) for info in (saved, here)
+    )
+    if one != other:
+        raise CheckpointError(
+            f"{saved.name!r} is {one[0]} of shape {one[1]}, {one[2]} in {folder} and {other[0]} of "
+            f"shape {other[1]}, {other[2]} here; make it as it was saved, or delete it"
+        )
 
 
-def _check_tables(opened: _Opened, live: Mapping[str, LiveTable], strict: bool) -> list[TableInfo]:
+def _check_tables(opened: Opened, live: Mapping[str, LiveTable], strict: bool) -> list[TableInfo]:
     """What is to be loaded, in the order of names."""
     saved, path = opened.manifest.tables, opened.path
     lacking = sorted(name for name, t in live.items() if t.is_saved and name not in saved)
@@ -1152,25 +512,25 @@ def _check_tables(opened: _Opened, live: Mapping[str, LiveTable], strict: bool) 
 
 
 def _check_optimizers(
-    optimizers: Sequence[SparseOptimizer], manifest: ClusterManifest, path: Path
+    optimizers: Sequence[SparseOptimizer],
+    settings: Sequence[Mapping[str, Any]],
+    tables: Collection[str],
+    path: Path,
 ) -> None:
-    if optimizers and len(optimizers) != len(manifest.sparse_optimizers):
+    if optimizers and len(optimizers) != len(settings):
         raise CheckpointError(
-            f"{path} has {len(manifest.sparse_optimizers)} sparse_optimizers (got "
-            f"{len(optimizers)}); pass as many, or none"
+            f"{path} has {len(settings)} sparse_optimizers (got {len(optimizers)}); pass as many, "
+            "or none"
         )
-    for optimizer, saved in zip(optimizers, manifest.sparse_optimizers, strict=False):
+    for optimizer, saved in zip(optimizers, settings, strict=False):
         optimizer.check_state_dict(saved)
         for tensor in optimizer.tensors():
-            if tensor.name not in manifest.tables:
+            if tensor.name not in tables:
                 raise CheckpointError(f"{path} lacks the tensor {tensor.name!r}")
 
 
-# ---------------------------------------------------------------------------- rows
-
-
 def _places(
-    job: Job, opened: _Opened, shares: Mapping[str, tuple[int, int]]
+    job: Job, opened: Opened, shares: Mapping[str, tuple[int, int]]
 ) -> dict[str, tuple[SavedRows, Tensor]]:
     """Where the rows of this trainer's share are in the files, by policy."""
     read = cluster_reader(job.cluster)
@@ -1233,7 +593,7 @@ def _make(job: Job, chosen: Sequence[TableInfo], live: Mapping[str, LiveTable]) 
 
 def _write(
     job: Job,
-    opened: _Opened,
+    opened: Opened,
     chosen: Sequence[TableInfo],
     shares: Mapping[str, tuple[int, int]],
     places: Mapping[str, tuple[SavedRows, Tensor]],
@@ -1247,15 +607,15 @@ def _write(
             job.cluster.write(info.name, torch.arange(begin, end), rows)
 
 
-def _tell_servers(job: Job, manifest: ClusterManifest) -> None:
+def _tell_servers(job: Job, manifest: Manifest) -> None:
     """Of which checkpoint their rows are now."""
     if rank() == 0:
-        message = WireMessage("loaded", {"digest": manifest.digest, "step": manifest.step})
+        message = WireMessage("loaded", {"digest": manifest.digest, "step": manifest.number})
         hosts = enumerate(job.cluster.hosts)
         job.cluster.ask([(n, message) for n, host in hosts if isinstance(host, ServedHost)])
 
 
-# ---------------------------------------------------------------------------- saving._restore
+# ---------------------------------------------------------------------------- servers
 
 
 @dataclass(frozen=True)
@@ -1298,9 +658,9 @@ def restore_tables(
     for name in STEPS.find(folder):
         path = folder / name
         try:
-            manifest = read_cluster_manifest(path)
+            manifest = read_manifest(path, STEPS, _check_manifest)
+            files = read_rank_files(path, manifest)
             check_digests(path, manifest, 0, 1)
-            files = read_row_files(path, manifest)
         except DamagedError as error:
             damage = damage or str(error)
             continue
@@ -1314,7 +674,7 @@ def _restore(
     tables: HostTables,
     ids: GraphIds,
     path: Path,
-    manifest: ClusterManifest,
+    manifest: Manifest,
     files: Sequence[dict[str, Tensor]],
 ) -> RestoredTables:
     check_graph(manifest, {policy: parts.num_ids for policy, parts in ids.parts.items()}, path)
@@ -1348,4 +708,166 @@ def _restore(
         for begin, end in pieces(start, stop, info.dtype, info.row_shape):
             chunk = saved.read(f"row/{info.name}", found[begin - start : end - start])
             rows[begin - start : end - start] = chunk
-    return RestoredTables(path, manifest.step, len(chosen), manifest.digest)
+    return RestoredTables(path, manifest.number, len(chosen), manifest.digest)
+
+
+# ---------------------------------------------------------------------------- rows
+
+
+@dataclass(frozen=True)
+class RowStream:
+    """Rows that are read while they are written to a file. A `partition.files.RowSource`.
+
+    Args:
+        dtype: Of the rows.
+        row_shape: Of one.
+        start: The first row.
+        stop: One past the last.
+        read: Gives rows ``[start, stop)``.
+    """
+
+    dtype: torch.dtype
+    row_shape: tuple[int, ...]
+    start: int
+    stop: int
+    read: Callable[[int, int], Tensor]
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((self.stop - self.start, *self.row_shape))
+
+    def slices(self) -> Iterator[Tensor]:
+        for begin, end in pieces(self.start, self.stop, self.dtype, self.row_shape):
+            yield self.read(begin, end)
+
+
+def cluster_reader(cluster: Cluster) -> Reader:
+    """Reads rows of any host; those of this one are not copied."""
+
+    def read(name: str, start: int, stop: int) -> Tensor:
+        starts, here = cluster.info(name).starts, cluster.here
+        rows = cluster.hosts[here].rows(name)
+        if rows is not None and starts[here] <= start <= stop <= starts[here + 1]:
+            return rows[start - starts[here] : stop - starts[here]]
+        return cluster.read([RowsRequest([name], torch.arange(start, stop))])[0]
+
+    return read
+
+
+def id_table(policy: str) -> str:
+    """The table of original ids."""
+    return f"{policy}~orig_id"
+
+
+class Structure:
+    """What tells a node of one graph from that of another: its in-degrees.
+
+    Args:
+        tables: Names of all tables.
+        destinations: Policy of the edges of each relation to that of the nodes they enter.
+        read: Gives rows of tables.
+    """
+
+    def __init__(
+        self, tables: Iterable[str], destinations: Mapping[str, str], read: Reader
+    ) -> None:
+        self._read = read
+        self._pointers: dict[str, list[str]] = {}
+        there = set(tables)
+        for edges, nodes in sorted(destinations.items()):
+            name = pointer_table_of(edges)
+            if name in there:
+                self._pointers.setdefault(nodes, []).append(name)
+
+    def of(self, policy: str, starts: Sequence[int], begin: int, end: int) -> Tensor:
+        """int64 ``[end - begin]``, one for each of these nodes.
+
+        Args:
+            policy: Of the nodes.
+            starts: First node of each host, and their number.
+            begin: The first node.
+            end: One past the last.
+        """
+        found = torch.zeros(end - begin, dtype=torch.int64)
+        for name in self._pointers.get(policy, []):
+            salt = hashlib.blake2b(name.encode(), digest_size=7).digest()
+            for host in range(len(starts) - 1):
+                low, high = max(begin, starts[host]), min(end, starts[host + 1])
+                if low < high:  # each host has one pointer more than nodes
+                    pointer = self._read(name, low + host, high + host + 1).to(torch.int64)
+                    degrees = pointer[1:] - pointer[:-1]
+                    found[low - begin : high - begin] += degrees * int.from_bytes(salt, "little")
+        return found
+
+
+# ---------------------------------------------------------------------------- states
+
+
+def state_of(target: Stateful) -> Any:
+    """The states of one or several models or optimizers."""
+    if isinstance(target, Mapping):
+        return {str(key): state_of(each) for key, each in target.items()}
+    return None if target is None else _inner(target).state_dict()
+
+
+def check_state(target: Stateful, state: Any, name: str) -> None:
+    """Raise ValueError unless `load_state` works; changes nothing.
+
+    Args:
+        target: What the state is for.
+        state: As `state_of` gave it.
+        name: For errors.
+    """
+    if target is None:
+        return
+    if not isinstance(state, Mapping):
+        raise ValueError(f"the checkpoint has no state of {name}; leave {name} out")
+    if isinstance(target, Mapping):
+        _check_same(name, {str(key) for key in target}, set(state))
+        for key, each in target.items():
+            check_state(each, state[str(key)], f"{name}[{key!r}]")
+        return
+    inner = _inner(target)
+    if isinstance(inner, torch.optim.Optimizer):
+        mine, theirs = inner.state_dict()["param_groups"], state.get("param_groups", [])
+        counts = [[len(group["params"]) for group in groups] for groups in (mine, theirs)]
+        if counts[0] != counts[1]:
+            raise ValueError(
+                f"{name} has groups of {counts[0]} parameters, and its state those of {counts[1]}; "
+                "make it with the same parameters"
+            )
+        return
+    own = inner.state_dict()
+    if not isinstance(inner, torch.nn.Module):
+        return
+    _check_same(name, set(own), set(state))
+    for key, value in own.items():
+        other = state[key]
+        if isinstance(value, Tensor) != isinstance(other, Tensor) or (
+            isinstance(value, Tensor) and value.shape != other.shape
+        ):
+            found = tuple(other.shape) if isinstance(other, Tensor) else type(other).__name__
+            expected = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise ValueError(f"{key!r} of {name} is {expected}, and that of its state {found}")
+
+
+def _check_same(name: str, mine: set[str], theirs: set[str]) -> None:
+    if mine != theirs:
+        raise ValueError(
+            f"{name} and its state must have the same entries; only {name} has "
+            f"{sorted(mine - theirs)}, only its state has {sorted(theirs - mine)}"
+        )
+
+
+def load_state(target: Stateful, state: Any) -> None:
+    """Put a state that was checked into its models or optimizers."""
+    if isinstance(target, Mapping):
+        for key, each in target.items():
+            load_state(each, state[str(key)])
+    elif target is not None:
+        _inner(target).load_state_dict(state)
+
+
+def _inner(target: Any) -> Any:
+    """A model without what trains it on several ranks, whose names are those on one."""
+    return target.module if isinstance(target, DistributedDataParallel) else target
