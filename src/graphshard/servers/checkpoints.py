@@ -766,8 +766,8 @@ def _expected(manifest: Manifest) -> dict[str, TableInfo]:
     return expected
 
 
-def _open_checked(path: Path, record: FileRecord, *, whole: bool = True) -> TensorFile:
-    """A tensor file of a checkpoint.
+def read_checked(path: Path, record: FileRecord, *, whole: bool = True) -> dict[str, Tensor]:
+    """The tensors of a file of a checkpoint, mapped.
 
     Args:
         path: The file.
@@ -784,15 +784,6 @@ def _open_checked(path: Path, record: FileRecord, *, whole: bool = True) -> Tens
         file = TensorFile.open(path)
         if file.blake2b != record.blake2b or (whole and digest_of(path) != record.blake2b):
             raise DamagedError(f"{path} is damaged: its digest is not that of the manifest")
-        return file
-    except (PartitionFormatError, OSError) as error:
-        raise DamagedError(f"{path} is missing or damaged ({error})") from None
-
-
-def read_checked(path: Path, record: FileRecord, *, whole: bool = True) -> dict[str, Tensor]:
-    """The tensors of a file of a checkpoint, mapped; see `_open_checked`."""
-    file = _open_checked(path, record, whole=whole)
-    try:
         return file.read()
     except (PartitionFormatError, OSError) as error:
         raise DamagedError(f"{path} is missing or damaged ({error})") from None
