@@ -379,10 +379,7 @@ class DistEmbedding:
     Args:
         num_embeddings: Number of nodes or edges of a type.
         embedding_dim: Columns.
-        name: As for `DistTensor`.
-        init_func: As for `DistTensor`; None for zeros.
-        part_policy: As for `DistTensor`.
-        persistent: As for `DistTensor`.
+        init_func: See `DistTensor`; None for zeros.
 
     Raises:
         ValueError: As `DistTensor`.
@@ -470,11 +467,15 @@ class DistEmbedding:
             Ids, int64 ``[n]``; and their gradients, ``[_, embedding_dim]`` of each lookup, at least
             one, which together have ``n`` rows.
         """
-        found = [(ids, rows.grad) for ids, rows in self._lookups if rows.grad is not None]
-        if not found:
+        with_gradient = [(ids, rows.grad) for ids, rows in self._lookups if rows.grad is not None]
+        if not with_gradient:
             return torch.empty(0, dtype=torch.int64), [torch.empty(0, self.embedding_dim)]
-        ids = found[0][0] if len(found) == 1 else torch.cat([ids for ids, _ in found])
-        return ids.long(), [grad.cpu() for _, grad in found]
+        ids = (
+            with_gradient[0][0]
+            if len(with_gradient) == 1
+            else torch.cat([ids for ids, _ in with_gradient])
+        )
+        return ids.long(), [grad.cpu() for _, grad in with_gradient]
 
     def zero_grad(self) -> None:
         """Forget the gradients of lookups."""

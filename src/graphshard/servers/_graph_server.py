@@ -91,8 +91,8 @@ class GraphServer:
             if restore is not None:
                 self.restored = restore_tables(self._server.tables, ids, restore)
                 if self.restored is not None:
-                    found = self.restored
-                    self._origin = {"digest": found.digest, "step": found.step}
+                    restored = self.restored
+                    self._origin = {"digest": restored.digest, "step": restored.step}
             self._server.handlers |= {"restored": self._on_restored, "loaded": self._on_loaded}
             self._server.handlers |= GraphHandlers(self._server.tables, ids).handlers()
             self._server.start()
@@ -159,12 +159,12 @@ class GraphHandlers:
         specs: list[Spec] = []
         for number, entry in enumerate(listed):
             rows, excluded = tensors[2 * number : 2 * number + 2]
-            wanted = self._request_of(entry, rows)
+            neighbor_request = self._request_of(entry, rows)
             _check_rows(excluded, None)
-            specs += self._graph.most_drawn(wanted, rows, options)
+            specs += self._graph.most_drawn(neighbor_request, rows, options)
             request.check_answer(specs)
             absent = excluded if excluded.numel() else None
-            answer += self._graph.draw(wanted, rows, options, absent, entry[3])
+            answer += self._graph.draw(neighbor_request, rows, options, absent, entry[3])
         return WireMessage("drawn", {}, answer)
 
     def _request_of(self, entry: Any, rows: Tensor) -> NeighborRequest:

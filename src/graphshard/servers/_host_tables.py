@@ -179,17 +179,17 @@ class HostTables:
             OSError: There is no room.
         """
         with self._lock:
-            known = self._tables.get(info.name)
-            if known is not None:
-                if replace(known.info, persistent=info.persistent) != info:
+            table = self._tables.get(info.name)
+            if table is not None:
+                if replace(table.info, persistent=info.persistent) != info:
                     raise ValueError(
-                        f"a tensor named {info.name!r} exists with {_described(known.info)} (asked "
+                        f"a tensor named {info.name!r} exists with {_described(table.info)} (asked "
                         f"for {_described(info)}); use another name, or delete it first"
                     )
-                persistent = known.info.persistent or info.persistent
-                kept = replace(known.info, persistent=persistent)
-                self._tables[info.name] = replace(known, info=kept)
-                known.holders[holder] += 1
+                persistent = table.info.persistent or info.persistent
+                merged = replace(table.info, persistent=persistent)
+                self._tables[info.name] = replace(table, info=merged)
+                table.holders[holder] += 1
                 return False
             if self.host >= len(info.starts) - 1:
                 raise ValueError(f"{info.name!r} has no rows on host {self.host}")
@@ -245,8 +245,8 @@ class HostTables:
         with self._lock:
             table = self._tables.get(name) if isinstance(name, str) else None
             if table is None:
-                known = ", ".join(sorted(self._tables)) or "none"
-                raise KeyError(f"no tensor named {name!r:.200}; there are: {known:.2000}")
+                names = ", ".join(sorted(self._tables)) or "none"
+                raise KeyError(f"no tensor named {name!r:.200}; there are: {names:.2000}")
             return table
 
     # ------------------------------------------------------------------ requests
@@ -268,8 +268,8 @@ class HostTables:
         with self._lock:
             names = request.fields.get("names")
             chosen = sorted(self._tables) if names is None else _texts(names)
-            found = [self._described(name) for name in chosen if name in self._tables]
-        return WireMessage("tables", {"tables": found})
+            described = [self._described(name) for name in chosen if name in self._tables]
+        return WireMessage("tables", {"tables": described})
 
     def _on_create(self, request: WireMessage) -> WireMessage:
         info = TableInfo.from_json(request.fields)
@@ -278,11 +278,11 @@ class HostTables:
 
     def _described(self, name: str) -> dict[str, Any]:
         table = self._find(name)
-        found = table.info.as_json() | {"is_loaded": table.is_loaded}
+        fields = table.info.as_json() | {"is_loaded": table.is_loaded}
         if table.path is not None:
             stat = os.stat(table.path)
-            found["file"] = [table.path, stat.st_dev, stat.st_ino]
-        return found
+            fields["file"] = [table.path, stat.st_dev, stat.st_ino]
+        return fields
 
     def _on_delete(self, request: WireMessage) -> WireMessage:
         self.delete(request.fields.get("name", ""))
@@ -294,14 +294,14 @@ class HostTables:
 
     def _on_read(self, request: WireMessage) -> WireMessage:
         """Rows of several tables: ``fields["names"]`` has a list of names for each ids tensor."""
-        wanted = _read_plan(request, self._find)
+        plan = _read_plan(request, self._find)
         specs = [
-            (t.info.dtype, (ids.numel(), *t.info.row_shape)) for ids, some in wanted for t in some
+            (t.info.dtype, (ids.numel(), *t.info.row_shape)) for ids, some in plan for t in some
         ]
         request.check_answer(specs)
         answer = WireMessage.allocate("rows", {}, specs)
         outs = iter(answer.tensors)
-        for ids, tables in wanted:
+        for ids, tables in plan:
             for table in tables:
                 copy_rows(next(outs), None, table.rows, ids)
         return answer
@@ -426,13 +426,13 @@ def _read_plan(request: WireMessage, find: Any) -> list[tuple[Tensor, list[_Host
     names = request.fields.get("names")
     if not isinstance(names, list) or len(names) != len(request.tensors):
         raise MessageError("read takes names for each tensor of ids")
-    wanted = []
+    plan = []
     for ids, some in zip(request.tensors, names, strict=True):
         tables = [find(name) for name in _texts(some)]
         for table in tables:
             _check_ids(ids, table)
-        wanted.append((ids, tables))
-    return wanted
+        plan.append((ids, tables))
+    return plan
 
 
 def _check_ids(ids: Tensor, table: _HostTable) -> None:

@@ -124,15 +124,15 @@ class Job:
         Raises:
             ValueError: There is none, or several.
         """
-        found = [policy for policy, parts in self.policies.items() if parts.num_ids == num_rows]
-        if len(found) != 1:
+        policies = [policy for policy, parts in self.policies.items() if parts.num_ids == num_rows]
+        if len(policies) != 1:
             sizes = {policy: parts.num_ids for policy, parts in self.policies.items()}
             raise ValueError(
-                f"part_policy must be given: {len(found)} kinds of rows have {num_rows} "
+                f"part_policy must be given: {len(policies)} kinds of rows have {num_rows} "
                 f"(there are {sizes}); take one from DistGraph.get_node_partition_policy or "
                 "get_edge_partition_policy"
             )
-        return found[0]
+        return policies[0]
 
     def share(self, policy: str) -> tuple[int, int]:
         """Ids ``[start, stop)`` that this process works on where all trainers share the work.
@@ -215,8 +215,8 @@ def _on_some(takes_part: bool, what: Callable[[], object]) -> None:
 def from_rank_0(number: int) -> int:
     """A number of rank 0, on all ranks. Collective."""
     payload = torch.tensor([number], dtype=torch.int64)
-    found: Tensor = broadcast_(group_state(), payload, 0)
-    return int(found[0])
+    received: Tensor = broadcast_(group_state(), payload, 0)
+    return int(received[0])
 
 
 # ---------------------------------------------------------------------------- how a trainer joins
@@ -288,9 +288,11 @@ def initialize(
 def _check_restored(cluster: Cluster) -> None:
     """Warn if the hosts' rows are of different checkpoints."""
     asked = [(number, WireMessage("restored")) for number in range(cluster.num_hosts)]
-    found = [answer.fields for answer in cluster.ask(asked)]
-    if len({str(fields.get("digest")) for fields in found}) > 1:
-        steps = [f"host {n}: step {fields.get('step', 'none')}" for n, fields in enumerate(found)]
+    restored = [answer.fields for answer in cluster.ask(asked)]
+    if len({str(fields.get("digest")) for fields in restored}) > 1:
+        steps = [
+            f"host {n}: step {fields.get('step', 'none')}" for n, fields in enumerate(restored)
+        ]
         warnings.warn(
             f"the servers were started from different checkpoints ({', '.join(steps)}); call "
             "load_checkpoint to have the rows of one",

@@ -446,9 +446,9 @@ class MessageStream:
     def _receive_bytes(
         self, size: int, may_idle: bool = False, deadline: float | None = None
     ) -> bytes:
-        found = bytearray(size)
-        self._receive_into(memoryview(found), may_idle, deadline)
-        return bytes(found)
+        buffer = bytearray(size)
+        self._receive_into(memoryview(buffer), may_idle, deadline)
+        return bytes(buffer)
 
     def _receive_into(
         self, memory: memoryview, may_idle: bool = False, deadline: float | None = None

@@ -79,12 +79,12 @@ class PartitionPolicy:
     """
 
     def __init__(self, policy_str: str, partition_book: RangePartitionBook) -> None:
-        known: dict[str, Any] = {node_policy(t): t for t in partition_book.ntypes}
-        known |= {edge_policy(t): t for t in partition_book.canonical_etypes}
-        if policy_str not in known:
-            raise ValueError(f"unknown policy {policy_str!r:.200}; there are {', '.join(known)}")
+        types: dict[str, Any] = {node_policy(t): t for t in partition_book.ntypes}
+        types |= {edge_policy(t): t for t in partition_book.canonical_etypes}
+        if policy_str not in types:
+            raise ValueError(f"unknown policy {policy_str!r:.200}; there are {', '.join(types)}")
         self.policy_str, self.partition_book = policy_str, partition_book
-        self._type: Any = known[policy_str]
+        self._type: Any = types[policy_str]
 
     @property
     def is_node(self) -> bool:
@@ -210,8 +210,6 @@ def edge_split(
         edges: Mask, one entry for each edge of the relation.
         partition_book: Of the graph; needed where ``edges`` is no `DistTensor`.
         etype: The relation.
-        rank: As for `node_split`.
-        force_even: As for `node_split`.
         edge_trainer_ids: The trainer of each edge, by number; then that decides.
     """
     if isinstance(edges, DistTensor):
@@ -246,7 +244,7 @@ def _split(
         raise ValueError(f"a mask of {policy!r} must have {num_rows} entries (got {len(mask)})")
     if trainer_ids is not None:
         chosen = _chosen(mask, 0, num_rows)
-        return chosen[_rows(trainer_ids, chosen).view(-1) == number]
+        return chosen[trainer_ids[chosen].view(-1) == number]
     if not force_even:
         start, stop = job.share(policy)
         return _chosen(mask, start, stop)
@@ -257,13 +255,8 @@ def _split(
 
 def _chosen(mask: DistTensor | Tensor, start: int, stop: int) -> Tensor:
     """Ids of ``[start, stop)`` that a mask has, read a stretch at a time."""
-    found = [torch.empty(0, dtype=torch.int64)]
+    ids = [torch.empty(0, dtype=torch.int64)]
     for begin in range(start, stop, _ROWS_AT_A_TIME):
         rows = torch.as_tensor(mask[begin : min(stop, begin + _ROWS_AT_A_TIME)])
-        found.append(rows.view(rows.shape[0], -1)[:, 0].nonzero().view(-1) + begin)
-    return torch.cat(found)
-
-
-def _rows(values: DistTensor | Tensor, ids: Tensor) -> Tensor:
-    found: Tensor = values[ids]
-    return found
+        ids.append(rows.view(rows.shape[0], -1)[:, 0].nonzero().view(-1) + begin)
+    return torch.cat(ids)

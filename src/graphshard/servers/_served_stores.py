@@ -123,22 +123,23 @@ def gather_edges(
         ValueError: The weights of some edge are no weights.
     """
     edge_dir = options.edge_dir
-    found = _where_edges_begin(cluster, ids, requests, edge_dir)
+    gathered = _where_edges_begin(cluster, ids, requests, edge_dir)
     if edge_dir == "in":
-        columns = _read_in_edges(cluster, ids, found, weights)
+        columns = _read_in_edges(cluster, ids, gathered, weights)
     else:
-        _find_out_edges(cluster, ids, found)
-        columns = _read_edges_by_id(cluster, found, find_ends, weights)
-    for one, weight in zip(found, columns, strict=True):
+        _find_out_edges(cluster, ids, gathered)
+        columns = _read_edges_by_id(cluster, gathered, find_ends, weights)
+    for edges, weight in zip(gathered, columns, strict=True):
         if weight is not None:
-            one.weights = checked_weights(weight, options, one.etype, one.eids)
+            edges.weights = checked_weights(weight, options, edges.etype, edges.eids)
     if options.labor:
         far = [
-            RowsRequest([_original_nodes(ends(g.etype, edge_dir)[1])], g.neighbors) for g in found
+            RowsRequest([_original_nodes(ends(g.etype, edge_dir)[1])], g.neighbors)
+            for g in gathered
         ]
-        for one, original in zip(found, cluster.read(far), strict=True):
-            one.labor_ids = original
-    return found
+        for edges, original in zip(gathered, cluster.read(far), strict=True):
+            edges.labor_ids = original
+    return gathered
 
 
 def _original_nodes(ntype: str) -> str:
@@ -182,30 +183,30 @@ def _hosts_of(ids: GraphIds, policy: str, rows: Tensor) -> Tensor:
     return torch.searchsorted(torch.tensor(ids.starts(policy)[1:]), rows, right=True)
 
 
-def _find_out_edges(cluster: Cluster, ids: GraphIds, found: Sequence[GatheredEdges]) -> None:
+def _find_out_edges(cluster: Cluster, ids: GraphIds, gathered: Sequence[GatheredEdges]) -> None:
     """Turn positions of out-edges into edge ids."""
     reads: list[RowsRequest] = []
     chosen: list[list[Tensor]] = []
-    for one in found:
-        host = _hosts_of_edges(ids, one)
+    for edges in gathered:
+        host = _hosts_of_edges(ids, edges)
         places = [(host == number).nonzero().view(-1) for number in range(cluster.num_hosts)]
         chosen.append(places)
         for number, at in enumerate(places):
             if at.numel():
-                reads.append(RowsRequest([out_edge_table(one.etype, number)], one.eids[at]))
+                reads.append(RowsRequest([out_edge_table(edges.etype, number)], edges.eids[at]))
     answers = iter(cluster.read(reads))
-    for one, places in zip(found, chosen, strict=True):
-        eids = torch.empty_like(one.eids)
+    for edges, places in zip(gathered, chosen, strict=True):
+        eids = torch.empty_like(edges.eids)
         for at in places:
             if at.numel():
                 eids[at] = next(answers).to(torch.int64)
-        one.eids = eids
+        edges.eids = eids
 
 
-def _hosts_of_edges(ids: GraphIds, one: GatheredEdges) -> Tensor:
+def _hosts_of_edges(ids: GraphIds, edges: GatheredEdges) -> Tensor:
     """The host of each edge: that of the node it was found at."""
-    near = node_policy(ends(one.etype, one.edge_dir)[0])
-    return _hosts_of(ids, near, one.nodes).repeat_interleave(one.indptr.diff())
+    near = node_policy(ends(edges.etype, edges.edge_dir)[0])
+    return _hosts_of(ids, near, edges.nodes).repeat_interleave(edges.indptr.diff())
 
 
 def _read_in_edges(
@@ -418,8 +419,8 @@ class ServedGraphStore:
         Raises:
             ValueError: They do not.
         """
-        known = set(self._cluster.names())
-        if not all(pointer_table(etype, "out") in known for etype in self.canonical_etypes):
+        tables = set(self._cluster.names())
+        if not all(pointer_table(etype, "out") in tables for etype in self.canonical_etypes):
             raise ValueError(
                 "out-edges need a partition with num_hops of at least 1; partition again"
             )
@@ -586,11 +587,11 @@ class ServedFeatureStore:
             KeyError: There is no such feature.
             ServerError: A server is gone.
         """
-        wanted = []
+        reads = []
         for request in requests:
             names = [f"{_policy(request.kind)}~{name}" for name in request.names]
-            wanted.append(RowsRequest(names, request.ids.cpu()))
-        rows = iter(self._cluster.read(wanted))
+            reads.append(RowsRequest(names, request.ids.cpu()))
+        rows = iter(self._cluster.read(reads))
         return [{name: next(rows) for name in request.names} for request in requests]
 
     def on(self, group: object) -> ServedFeatureStore:

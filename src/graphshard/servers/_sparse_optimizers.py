@@ -90,28 +90,28 @@ class GradientExchange:
                 yield PeerRows(int(has_any), [distinct[run.start : run.stop], rows])
 
         likes = [ids[:0], tables[0][:0]]
-        found = links.exchange(sums(), likes, "gradients")
-        if not (has_any or any(rows.number for rows in found.values())):
+        received = links.exchange(sums(), likes, "gradients")
+        if not (has_any or any(rows.number for rows in received.values())):
             return None
         own = runs[state.rank]
         mine = order[starts[own.start] : starts[own.stop]]
-        return _merged((ids, mine, tables), state.rank, found)
+        return _merged((ids, mine, tables), state.rank, received)
 
 
 def _merged(
-    own: tuple[Tensor, Tensor, Sequence[Tensor]], rank: int, found: Mapping[int, PeerRows]
+    own: tuple[Tensor, Tensor, Sequence[Tensor]], rank: int, received: Mapping[int, PeerRows]
 ) -> RowGradients:
     """The gradients of this rank's rows, where they lie.
 
     Args:
         own: This rank's ids, the places of those whose rows it has, and the gradients.
         rank: This one.
-        found: What the others sent: ids and gradients.
+        received: What the others sent: ids and gradients.
     """
     ids, mine, tables = own
     by_rank, numbers, by_number = {rank: ids.index_select(0, mine)}, {rank: mine}, [*tables]
     end = ids.numel()
-    for other, rows in found.items():
+    for other, rows in received.items():
         by_rank[other], gradients = rows.tensors
         numbers[other] = torch.arange(end, end + gradients.shape[0])
         by_number.append(gradients)
@@ -259,24 +259,28 @@ class SparseOptimizer(ABC):
             ServerError: A server is gone.
         """
         for number, embedding in enumerate(self._params):
-            found = self._exchange(number).gather(embedding)
+            gradients = self._exchange(number).gather(embedding)
             embedding.reset()
-            if found is None:
+            if gradients is None:
                 continue
             self._num_steps[number] += 1
             tensors = [embedding.weight, *self._state[number].values()]
-            self._update_rows(tensors, found, self._num_steps[number])
+            self._update_rows(tensors, gradients, self._num_steps[number])
             self._write_steps(number)
         barrier()
 
-    def _update_rows(self, tensors: Sequence[DistTensor], found: RowGradients, step: int) -> None:
+    def _update_rows(
+        self, tensors: Sequence[DistTensor], gradients: RowGradients, step: int
+    ) -> None:
         rule = self._rule(step)
 
         def change(tables: Sequence[Tensor], rows: Tensor, begin: int, end: int) -> None:
-            starts = found.starts[begin : end + 1]
-            update_rows(rule, tables, rows, found.tables, found.order, starts, found.inner)
+            starts = gradients.starts[begin : end + 1]
+            update_rows(
+                rule, tables, rows, gradients.tables, gradients.order, starts, gradients.inner
+            )
 
-        current_job().cluster.update([tensor.name for tensor in tensors], found.ids, change)
+        current_job().cluster.update([tensor.name for tensor in tensors], gradients.ids, change)
 
     def _write_steps(self, number: int) -> None:
         """The trainer that has the row writes it."""

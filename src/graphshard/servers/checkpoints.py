@@ -130,8 +130,8 @@ class CheckpointNames:
 
     def number(self, name: str) -> int | None:
         """The number in a name; None if it is no such name."""
-        found = re.fullmatch(rf"{self.word}-([0-9]{{8,20}})", name)
-        number = self.least - 1 if found is None else int(found[1])
+        match = re.fullmatch(rf"{self.word}-([0-9]{{8,20}})", name)
+        number = self.least - 1 if match is None else int(match[1])
         return number if number >= self.least and self.name(number) == name else None
 
     def find(self, folder: Path) -> list[str]:
@@ -139,8 +139,8 @@ class CheckpointNames:
         if not folder.is_dir():
             return []
         numbers = [self.number(item.name) for item in folder.iterdir()]
-        found = sorted((number for number in numbers if number is not None), reverse=True)
-        return [self.name(number) for number in found]
+        ordered = sorted((number for number in numbers if number is not None), reverse=True)
+        return [self.name(number) for number in ordered]
 
     def remove_partial(self, folder: Path) -> None:
         """Remove what killed runs left half written."""
@@ -219,9 +219,9 @@ def _lock(descriptor: int, folder: Path) -> None:
 
 def _owner(descriptor: int) -> str:
     with contextlib.suppress(OSError):
-        found = os.pread(descriptor, _OWNER_BYTES, 0).decode("utf-8", errors="replace")
-        if found.isprintable() and found:
-            return found
+        owner = os.pread(descriptor, _OWNER_BYTES, 0).decode("utf-8", errors="replace")
+        if owner.isprintable() and owner:
+            return owner
     return "which has not said yet who it is"
 
 
@@ -803,9 +803,11 @@ def pieces(
 
 def policies_in_files(policies: Iterable[str], destinations: Mapping[str, str]) -> list[str]:
     """Policies whose ids are in a checkpoint: those given, and of edges their destinations'."""
-    found = set(policies)
-    found |= {destinations[policy] for policy in found if policy.startswith("edge~")}
-    return sorted(p for p in found if p.startswith(_WITH_IDS))
+    policies_needed = set(policies)
+    policies_needed |= {
+        destinations[policy] for policy in policies_needed if policy.startswith("edge~")
+    }
+    return sorted(p for p in policies_needed if p.startswith(_WITH_IDS))
 
 
 class SavedRows:

@@ -156,8 +156,8 @@ class PresentClients:
     def ended(self, client: str, stream: object) -> None:
         """A stream has ended; if it was the one of a client's presence, the client is gone."""
         with self._lock:
-            known = self._clients.get(client)
-            if known is None or known.stream is not stream:
+            present = self._clients.get(client)
+            if present is None or present.stream is not stream:
                 return
         self._remove(client, "its connection ended without a word")
 
@@ -167,18 +167,18 @@ class PresentClients:
 
     def _remove(self, client: str, why: str | None) -> None:
         with self._lock:
-            known = self._clients.pop(client, None)
-            if known is None or self._stopped.is_set():
+            left = self._clients.pop(client, None)
+            if left is None or self._stopped.is_set():
                 return
             if why is not None:
                 self._gone[client] = (
-                    f"has released what {known.label} held, because {why}; its tensors may be gone "
+                    f"has released what {left.label} held, because {why}; its tensors may be gone "
                     "or changed by others: start the job again from its last checkpoint"
                 )
         if why is None:
-            _log.info("%s has left", known.label)
+            _log.info("%s has left", left.label)
         else:
-            _log.warning("%s is gone: %s", known.label, why)
+            _log.warning("%s is gone: %s", left.label, why)
         self._on_gone(client)
 
     def _run(self) -> None:
@@ -748,17 +748,17 @@ class _CallStream:
                 continue
             call.stream = self
             self._set_current(call)
-            found: WireMessage | BaseException
+            answer: WireMessage | BaseException
             try:
-                found = self._stream.exchange(call.request, call.timeout)
+                answer = self._stream.exchange(call.request, call.timeout)
             except BaseException as error:  # for those who wait
-                found = error
+                answer = error
             self._set_current(None)
-            if isinstance(found, BaseException):
-                call.answer.set_exception(found)
+            if isinstance(answer, BaseException):
+                call.answer.set_exception(answer)
             else:
-                call.answer.set_result(found)
-            del call, found
+                call.answer.set_result(answer)
+            del call, answer
 
     def _set_current(self, call: _PendingCall | None) -> None:
         with self._lock:

@@ -235,12 +235,12 @@ def live_tables(job: Job) -> dict[str, LiveTable]:
             hosts.setdefault(info.name, set()).add(number)
             if not fields["is_loaded"]:
                 written.add(info.name)
-    found = {}
+    tables = {}
     for name, info in sorted(infos.items()):
         is_own = not (name.startswith("graph~") or is_anonymous(name))
         lacking = tuple(n for n in range(cluster.num_hosts) if n not in hosts[name])
-        found[name] = LiveTable(info, is_own and name in written, lacking)
-    return found
+        tables[name] = LiveTable(info, is_own and name in written, lacking)
+    return tables
 
 
 def _tables_to_save(job: Job, optimizers: Sequence[SparseOptimizer]) -> dict[str, TableInfo]:
@@ -601,9 +601,9 @@ def _write(
     """Put this trainer's share of all rows into the cluster."""
     for info in chosen:
         start, stop = shares[info.policy]
-        saved, found = places[info.policy]
+        saved, positions = places[info.policy]
         for begin, end in pieces(start, stop, info.dtype, info.row_shape):
-            rows = saved.read(f"row/{info.name}", found[begin - start : end - start])
+            rows = saved.read(f"row/{info.name}", positions[begin - start : end - start])
             job.cluster.write(info.name, torch.arange(begin, end), rows)
 
 
@@ -678,11 +678,11 @@ def _restore(
     files: Sequence[dict[str, Tensor]],
 ) -> RestoredTables:
     check_graph(manifest, {policy: parts.num_ids for policy, parts in ids.parts.items()}, path)
-    known = {info.name: info for info in tables.infos()}
+    tables_here = {info.name: info for info in tables.infos()}
     chosen = [i for i in manifest.tables.values() if i.persistent]
     for info in chosen:
-        if info.name in known:
-            check_table(info, known[info.name], path)
+        if info.name in tables_here:
+            check_table(info, tables_here[info.name], path)
 
     def starts_of(policy: str) -> tuple[int, ...]:
         if policy in ids.parts:
@@ -690,10 +690,10 @@ def _restore(
         return (0, *[1] * ids.num_hosts)
 
     def read(name: str, start: int, stop: int) -> Tensor:
-        first = known[name].starts[tables.host]
+        first = tables_here[name].starts[tables.host]
         return tables.rows(name)[start - first : stop - first]
 
-    structure = Structure(known, ids.destinations, read)
+    structure = Structure(tables_here, ids.destinations, read)
     shares, places = {}, {}
     for policy in sorted({info.policy for info in chosen} | set(manifest.policies)):
         starts = starts_of(policy)
@@ -704,9 +704,9 @@ def _restore(
         tables.create(TableInfo(info.name, info.dtype, info.row_shape, starts, info.policy, True))
         tables.mark_written(info.name)
         rows, (start, stop) = tables.rows(info.name), shares[info.policy]
-        saved, found = places[info.policy]
+        saved, positions = places[info.policy]
         for begin, end in pieces(start, stop, info.dtype, info.row_shape):
-            chunk = saved.read(f"row/{info.name}", found[begin - start : end - start])
+            chunk = saved.read(f"row/{info.name}", positions[begin - start : end - start])
             rows[begin - start : end - start] = chunk
     return RestoredTables(path, manifest.number, len(chosen), manifest.digest)
 
@@ -788,7 +788,7 @@ class Structure:
             begin: The first node.
             end: One past the last.
         """
-        found = torch.zeros(end - begin, dtype=torch.int64)
+        numbers = torch.zeros(end - begin, dtype=torch.int64)
         for name in self._pointers.get(policy, []):
             salt = hashlib.blake2b(name.encode(), digest_size=7).digest()
             for host in range(len(starts) - 1):
@@ -796,8 +796,8 @@ class Structure:
                 if low < high:  # each host has one pointer more than nodes
                     pointer = self._read(name, low + host, high + host + 1).to(torch.int64)
                     degrees = pointer[1:] - pointer[:-1]
-                    found[low - begin : high - begin] += degrees * int.from_bytes(salt, "little")
-        return found
+                    numbers[low - begin : high - begin] += degrees * int.from_bytes(salt, "little")
+        return numbers
 
 
 # ---------------------------------------------------------------------------- states
