@@ -18,6 +18,8 @@ from graphshard.partition.files import write_tensors
 from graphshard.servers.checkpoints import digest_of_content
 from graphshard.testing import RanksFailed, run_ranks
 from graphshard.train import FullBatchConfig, FullBatchRun, TypedRGCN, load_model_state
+from graphshard.train._checkpoint import Checkpoint, CheckpointFolder, read_run_manifest
+from graphshard.train._result import History
 
 # Dropout on, embeddings, a typed graph: everything that a checkpoint has to hold.
 SETTINGS = {"model": "rgcn", "dropout": 0.4, "patience": 50}
@@ -250,3 +252,31 @@ def test_rows_of_embeddings_are_found_by_their_ids(tmp_path: Path) -> None:
         content["files"][path.name] = record.as_dict()
     rewrite_manifest(folder, files=content["files"])
     assert_same(train(data, tmp_path / "c", epochs=5, resume=True), undisturbed)
+
+
+def save_and_read(rank: int, world_size: int, folder: str) -> list[str]:
+    """Rank 1 has had no gradient, so no moments; the names of the tables."""
+    ids = torch.arange(rank, 7, world_size)
+    local = {"embeddings/ids_0": ids, "embeddings/rows.0": ids.view(-1, 1).double()}
+    local["random"] = torch.tensor([rank])
+    if rank == 0:
+        for key in ("exp_avg", "exp_avg_sq"):
+            local[f"optimizer/embeddings/rows.0/{key}"] = torch.rand(len(ids), 1)
+        local["optimizer/embeddings/rows.0/step"] = torch.tensor(3.0)
+    shared = {"model/weight": torch.ones(2), "optimizer/model/weight/step": torch.tensor(1.0)}
+    checkpoints = CheckpointFolder(folder, {"seed": 0}, [ids])
+    checkpoints.prepare(resume=False, write=True)
+    history = History(epoch=1, losses=[0.5])
+    checkpoints.save(Checkpoint(shared=shared, local=local, history=history))
+    found = checkpoints.newest()
+    checkpoints.close()
+    assert found is not None
+    assert found.history == history
+    for mine, theirs in ((found.shared, shared), (found.local, local)):
+        assert mine.keys() == theirs.keys()
+        assert all(torch.equal(mine[name], value) for name, value in theirs.items())
+    return list(read_run_manifest(Path(folder) / "epoch-00000001")[0].tables)
+
+
+def test_moments_that_a_rank_has_not_are_no_rows(tmp_path: Path) -> None:
+    assert run_ranks(save_and_read, 2, str(tmp_path / "c")) == [["embeddings/rows.0"]] * 2

@@ -126,7 +126,7 @@ class CheckpointFolder:
         """
         rows, tables = self._tables(checkpoint.local)
         own: dict[str, Tensor] = {f"row/{name}": value for name, value in rows.items()}
-        own |= {f"id/{_policy(place)}": ids for place, ids in enumerate(self._ids)}
+        own |= {f"id/{_policy(place)}": ids.long() for place, ids in enumerate(self._ids)}
         for name, value in checkpoint.local.items():
             if name not in rows and not _IDS.fullmatch(name):
                 own[f"own/{name}"] = value
@@ -194,7 +194,7 @@ class CheckpointFolder:
         tables = opened.manifest.tables
         for place, ids in enumerate(self._ids if tables else ()):
             saved = SavedRows(opened.files, _policy(place))
-            places = saved.find(ids)
+            places = saved.find(ids.long())
             for name in _names_of_rows(place):
                 if name in tables:
                     local[name] = saved.read(f"row/{name}", places)
