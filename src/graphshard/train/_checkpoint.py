@@ -73,7 +73,7 @@ class CheckpointFolder:
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], identity: Mapping[str, Any], ids: Sequence[Tensor]
+        self, path: str | os.PathLike[str], identity: Mapping[str, Any], ids: Sequence[Tensor] = ()
     ) -> None:
         self.path = Path(path)
         self._identity: dict[str, Any] = json.loads(json.dumps(dict(identity)))
