@@ -24,7 +24,7 @@ from graphshard.servers import DistGraph, exit_client, initialize
 from graphshard.testing import run_ranks
 
 sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(1, str(Path(__file__).parents[1] / "distributed"))
+sys.path.insert(1, str(Path(__file__).parents[1] / "servers"))
 
 import loader_graphs as lg
 from dist_graph_cases import Servers, join

@@ -25,7 +25,7 @@ from graphshard.partition import partition_graph
 from graphshard.servers.checkpoints import LOCK_FILE, DamagedError, RunLock, digest_of_content
 from graphshard.testing import RanksFailed, run_ranks
 from graphshard.train import FullBatchConfig, FullBatchRun, load_model_state
-from graphshard.train._manifest import read_manifest
+from graphshard.train._checkpoint import read_run_manifest
 from graphshard.train._result import Evaluation, History
 
 
@@ -79,7 +79,7 @@ def change(folder: Path, changes: dict[str, Any], *, with_digest: bool) -> None:
 
 
 def test_no_flipped_bit_of_a_manifest_passes(newest: Path, run_all: bool) -> None:
-    whole = read_manifest(newest)
+    whole = read_run_manifest(newest)
     path = newest / "manifest.json"
     content = path.read_bytes()
     passed = 0
@@ -88,7 +88,7 @@ def test_no_flipped_bit_of_a_manifest_passes(newest: Path, run_all: bool) -> Non
         damaged[place // 8] ^= 1 << place % 8
         path.write_bytes(damaged)
         try:
-            assert read_manifest(newest) == whole, f"bit {place % 8} of byte {place // 8}"
+            assert read_run_manifest(newest) == whole, f"bit {place % 8} of byte {place // 8}"
             passed += 1
         except (DamagedError, CheckpointError):
             pass
@@ -98,15 +98,15 @@ def test_no_flipped_bit_of_a_manifest_passes(newest: Path, run_all: bool) -> Non
 
 
 CHANGES: dict[str, dict[str, Any]] = {
-    "two more epochs": {"history/epoch": 2},
-    "another best": {"history/best/accuracy": {}},
-    "no best": {"history/best": None},
-    "waited": {"history/waited": 49},
+    "two more epochs": {"values/history/epoch": 2},
+    "another best": {"values/history/best/accuracy": {}},
+    "no best": {"values/history/best": None},
+    "waited": {"values/history/waited": 49},
     "epoch": {"epoch": 2},
     "world size": {"world_size": 2},
     "no files": {"files": {}},
-    "history of text": {"history/losses": ["\ud800", None, {}, []]},
-    "no history": {"history": None},
+    "history of text": {"values/history/losses": ["\ud800", None, {}, []]},
+    "no history": {"values/history": None},
 }
 
 
@@ -134,16 +134,16 @@ def test_a_changed_manifest_gives_way_to_the_one_before(
 
 FORGED: dict[str, tuple[dict[str, Any], str]] = {
     "epoch": ({"epoch": 6}, "it is of epoch 6, and its folder is epoch-00000004"),
-    "history's epoch": ({"history/epoch": 2}, "one of each of 2 epochs"),
+    "history's epoch": ({"values/history/epoch": 2}, "one of each of 2 epochs"),
     "epochs and losses": (
-        {"history/epoch": 1, "history/losses": [1.0]},
+        {"values/history/epoch": 1, "values/history/losses": [1.0]},
         "must be of an epoch up to 1",
     ),
     "true": ({"epoch": True}, "epoch must be an integer, at least 1"),
     "world size": ({"world_size": 10**30}, "one of each of"),
-    "not a number": ({"history/losses": [1, 2, 3, 4]}, "the history's losses is not what"),
-    "another field": ({"history/more": 1}, "a history must have"),
-    "accuracy": ({"history/best/accuracy": {"val": None}}, "the history's best.accuracy"),
+    "not a number": ({"values/history/losses": [1, 2, 3, 4]}, "the history's losses is not what"),
+    "another field": ({"values/history/more": 1}, "a history must have"),
+    "accuracy": ({"values/history/best/accuracy": {"val": None}}, "the history's best.accuracy"),
     "file": ({"files/rank-0.safetensors": 3}, "must have bytes and blake2b"),
     "digest": ({"files/rank-0.safetensors/blake2b": "x"}, "digits in base 16"),
     "another file": ({"files/../x": {"bytes": 1, "blake2b": "0" * 32}}, "one of each of"),
@@ -159,7 +159,7 @@ def test_a_manifest_with_a_right_digest_must_still_be_consistent(case: str, newe
         changes = {"files": {**content["files"], "../x": {"bytes": 1, "blake2b": "0" * 32}}}
     change(newest, changes, with_digest=True)
     with pytest.raises(DamagedError, match=message):
-        read_manifest(newest)
+        read_run_manifest(newest)
 
 
 @pytest.mark.parametrize(
@@ -168,19 +168,19 @@ def test_a_manifest_with_a_right_digest_must_still_be_consistent(case: str, newe
 def test_hostile_manifests_are_damage(text: str, newest: Path) -> None:
     (newest / "manifest.json").write_bytes(text.encode("utf-8", "surrogatepass"))
     with pytest.raises(DamagedError, match="manifest.json is missing or damaged"):
-        read_manifest(newest)
+        read_run_manifest(newest)
 
 
-@pytest.mark.parametrize("version", [1, 3])
+@pytest.mark.parametrize("version", [1, 4])
 def test_other_versions_are_no_damage(version: int, newest: Path) -> None:
-    change(newest, {"format_version": version}, with_digest=version == 3)
+    change(newest, {"format_version": version}, with_digest=version == 4)
     if version == 1:  # it had no digest
         path = newest / "manifest.json"
         content = json.loads(path.read_text())
         del content["blake2b"]
         path.write_text(json.dumps(content))
     with pytest.raises(CheckpointError, match="resume with the graphshard that wrote it"):
-        read_manifest(newest)
+        read_run_manifest(newest)
 
 
 def test_a_history_comes_back_from_its_values() -> None:

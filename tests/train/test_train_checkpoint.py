@@ -4,17 +4,22 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from train_cases import as_values, config_of, train_on_rank, write_parts
 
 from graphshard import CheckpointError
+from graphshard.partition.files import write_tensors
 from graphshard.servers.checkpoints import digest_of_content
 from graphshard.testing import RanksFailed, run_ranks
-from graphshard.train import TypedRGCN, load_model_state
+from graphshard.train import FullBatchConfig, FullBatchRun, TypedRGCN, load_model_state
+from graphshard.train._checkpoint import Checkpoint, CheckpointFolder, read_run_manifest
+from graphshard.train._result import History
 
 # Dropout on, embeddings, a typed graph: everything that a checkpoint has to hold.
 SETTINGS = {"model": "rgcn", "dropout": 0.4, "patience": 50}
@@ -180,3 +185,98 @@ def test_a_folder_in_use_and_a_folder_that_is_not_there_are_refused(tmp_path: Pa
         train(data, tmp_path / "c", epochs=4)
     with pytest.raises(RanksFailed, match="there is no folder of checkpoints"):
         train(data, tmp_path / "nowhere", epochs=4, resume=True)
+
+
+# ------------------------------------------------------------------------------- older formats
+
+OLD = Path(__file__).parent / "old_checkpoint"
+"""Of a run of three epochs in format version 2, on the partition that is beside it."""
+
+
+def resume_old(rank: int, world_size: int, values: dict[str, Any]) -> dict[str, Any]:
+    """What a run holds that was resumed, and what it ends with."""
+    run = FullBatchRun(FullBatchConfig(**values))
+    held = {**run._learner.shared_state(), **run._learner.local_state()}
+    state = {name: value.clone() for name, value in held.items()}
+    history = run._history.as_dict()
+    return {"state": state, "history": history, "losses": run.train().losses}
+
+
+def test_a_run_goes_on_from_a_checkpoint_of_version_2(tmp_path: Path) -> None:
+    data = str(OLD / "typed-2-random" / "g.json")
+    values = {**SETTINGS, "epochs": 5, "save_every": 1}
+    undisturbed = run_ranks(train_on_rank, 2, as_values(config_of(data, **SETTINGS, epochs=5)))
+    shutil.copytree(OLD / "run", tmp_path / "c")
+    folder = tmp_path / "c" / "epoch-00000003"
+    written = json.loads((folder / "manifest.json").read_text())
+    assert written["format_version"] == 2
+    best = {f"best/{name}": value for name, value in load_model_state(folder).items()}
+    resumed = config_of(data, **values, resume=True, checkpoint_dir=str(tmp_path / "c"))
+    found = run_ranks(resume_old, 2, as_values(resumed))
+    for rank, mine in enumerate(found):
+        files = [
+            load_file(OLD / "run" / folder.name / f"{name}.safetensors")
+            for name in ("shared", f"rank-{rank}")
+        ]
+        expected = {**files[0], **files[1]}
+        assert mine["state"].keys() == expected.keys()
+        assert all(torch.equal(mine["state"][name], value) for name, value in expected.items())
+        assert len(best) > 4
+        assert all(torch.equal(value, expected[k]) for k, value in best.items())
+        assert mine["history"] == written["history"]
+        theirs = undisturbed[rank]["result"]["losses"]
+        torch.testing.assert_close(torch.tensor(mine["losses"]), torch.tensor(theirs))
+    names = sorted(path.name for path in (tmp_path / "c").glob("epoch*"))
+    assert names == ["epoch-00000004", "epoch-00000005"]
+    (again,) = {str(each["losses"]) for each in run_ranks(resume_old, 2, as_values(resumed))}
+    assert again == str(found[0]["losses"])
+
+
+def test_rows_of_embeddings_are_found_by_their_ids(tmp_path: Path) -> None:
+    """Whoever wrote them: the files of two ranks change places."""
+    data = write_parts(tmp_path, "typed", 2)
+    undisturbed = train(data, None, epochs=5)
+    train(data, tmp_path / "c", epochs=3)
+    folder = tmp_path / "c" / "epoch-00000003"
+    tensors = [load_file(folder / f"rank-{rank}.safetensors") for rank in range(2)]
+    content = json.loads((folder / "manifest.json").read_text())
+    names = {table["name"] for table in content["tables"]}
+    assert {"embeddings/rows.0", "optimizer/embeddings/rows.0/exp_avg", "best/rows.0"} < names
+    for rank in range(2):
+        own = {k: v for k, v in tensors[rank].items() if k.startswith("own/")}
+        rows = {k: v for k, v in tensors[1 - rank].items() if not k.startswith("own/")}
+        assert {k.partition("/")[0] for k in rows} == {"row", "id"}
+        path = folder / f"rank-{rank}.safetensors"
+        path.unlink()
+        record = write_tensors(path, {**own, **rows})
+        content["files"][path.name] = record.as_dict()
+    rewrite_manifest(folder, files=content["files"])
+    assert_same(train(data, tmp_path / "c", epochs=5, resume=True), undisturbed)
+
+
+def save_and_read(rank: int, world_size: int, folder: str) -> list[str]:
+    """Rank 1 has had no gradient, so no moments; the names of the tables."""
+    ids = torch.arange(rank, 7, world_size)
+    local = {"embeddings/ids_0": ids, "embeddings/rows.0": ids.view(-1, 1).double()}
+    local["random"] = torch.tensor([rank])
+    if rank == 0:
+        for key in ("exp_avg", "exp_avg_sq"):
+            local[f"optimizer/embeddings/rows.0/{key}"] = torch.rand(len(ids), 1)
+        local["optimizer/embeddings/rows.0/step"] = torch.tensor(3.0)
+    shared = {"model/weight": torch.ones(2), "optimizer/model/weight/step": torch.tensor(1.0)}
+    checkpoints = CheckpointFolder(folder, {"seed": 0}, [ids])
+    checkpoints.prepare(resume=False, write=True)
+    history = History(epoch=1, losses=[0.5])
+    checkpoints.save(Checkpoint(shared=shared, local=local, history=history))
+    found = checkpoints.newest()
+    checkpoints.close()
+    assert found is not None
+    assert found.history == history
+    for mine, theirs in ((found.shared, shared), (found.local, local)):
+        assert mine.keys() == theirs.keys()
+        assert all(torch.equal(mine[name], value) for name, value in theirs.items())
+    return list(read_run_manifest(Path(folder) / "epoch-00000001")[0].tables)
+
+
+def test_moments_that_a_rank_has_not_are_no_rows(tmp_path: Path) -> None:
+    assert run_ranks(save_and_read, 2, str(tmp_path / "c")) == [["embeddings/rows.0"]] * 2

@@ -6,22 +6,36 @@ samplers, splits and checkpoints are built on them.
 """
 
 from ._cluster import Cluster, LocalHost, RowsRequest, ServedHost
-from ._convert import convert_dist_graph, load_dgl_partition_data_from_graph
+from ._convert_dist_graph import convert_dist_graph, load_dgl_partition_data_from_graph
 from ._dist_graph import DistGraph
-from ._dist_tensor import DistTensor
-from ._embedding import DistEmbedding
+from ._dist_loaders import DistDataLoader, DistEdgeDataLoader, DistNodeDataLoader
+from ._dist_tensor import DistEmbedding, DistTensor
 from ._graph_server import GraphServer
-from ._initialize import client_barrier, exit_client, get_num_clients, get_rank, initialize
+from ._host_tables import HostTables, TableInfo, TableServer
 from ._ip_config import HostAddress, parts_of_host, read_ip_config, starts_of_hosts
-from ._job import Job, current_job, has_job, set_job
-from ._loaders import DistDataLoader, DistEdgeDataLoader, DistNodeDataLoader
-from ._policies import EdgePartitionPolicy, HeteroDataName, NodePartitionPolicy, PartitionPolicy
+from ._job import (
+    Job,
+    client_barrier,
+    current_job,
+    exit_client,
+    get_num_clients,
+    get_rank,
+    has_job,
+    initialize,
+    set_job,
+)
+from ._message_stream import WireMessage
+from ._policies import (
+    EdgePartitionPolicy,
+    HeteroDataName,
+    NodePartitionPolicy,
+    PartitionPolicy,
+    edge_split,
+    node_split,
+)
 from ._sparse_optimizers import SparseAdagrad, SparseAdam, SparseOptimizer, SparseSGD
-from ._splits import edge_split, node_split
 from ._subgraphs import find_edges, in_subgraph, sample_etype_neighbors, sample_neighbors
-from ._table_server import TableServer
-from ._tables import HostTables, TableInfo
-from .rpc import MessageClient, MessageServer, WireMessage
+from .rpc import MessageClient, MessageServer
 from .saving import ClusterCheckpoint, load_checkpoint, save_checkpoint
 
 __all__ = [

@@ -22,8 +22,9 @@ from .._base.kernels import empty
 from ..comm import Pending
 from ..errors import MessageError, ServerError
 from ..ops import copy_rows, group_by_range
-from ._tables import HostTables, TableInfo, attached, check_rows, write_rows
-from .rpc import MessageClient, WireMessage
+from ._host_tables import HostTables, TableInfo, attached, check_rows, write_rows
+from ._message_stream import WireMessage
+from .rpc import MessageClient
 
 _INT32_MAX = 2**31 - 1
 MESSAGE_BYTES = 1 << 26
@@ -132,14 +133,14 @@ class ServedHost:
 
     def rows(self, name: str) -> Tensor | None:
         self.connection.check_present()
-        known = self._rows.get(name)
-        return None if known is None else known[1]
+        mapped = self._rows.get(name)
+        return None if mapped is None else mapped[1]
 
     def found(self, info: TableInfo, file: Sequence[Any] | None) -> None:
-        known = self._rows.get(info.name)
+        mapped = self._rows.get(info.name)
         if file is None or not self._may_attach:
             self._rows.pop(info.name, None)
-        elif known is None or known[0] != file:
+        elif mapped is None or mapped[0] != file:
             self._rows[info.name] = file, attached(file, info, self.connection.host)
 
     def forget(self, name: str) -> None:
@@ -206,9 +207,9 @@ class Cluster:
         """
         started = [self.hosts[number].begin(message) for number, message in requests]
         answers, error = [], None
-        for one in started:
+        for answer in started:
             try:
-                answers.append(one.result())
+                answers.append(answer.result())
             except Exception as caught:
                 error = error or caught
         if error is not None:
@@ -329,10 +330,10 @@ class Cluster:
             listed = answer.fields.get("tables")
             for fields in [answer.fields["table"]] if listed is None else listed:
                 info = TableInfo.from_json(fields)
-                known = self._infos.setdefault(info.name, info)
+                first = self._infos.setdefault(info.name, info)
                 if number == 0:
                     self._infos[info.name] = info
-                elif known.starts != info.starts:
+                elif first.starts != info.starts:
                     raise ServerError(f"hosts 0 and {number} disagree on {info.name!r}", number)
                 self.hosts[number].found(info, fields.get("file"))
 
@@ -591,13 +592,13 @@ def _take(pieces: Sequence[_Piece], answer: WireMessage) -> None:
     """Put the rows of an answer where they go."""
     arrived = iter(answer.tensors)
     for piece in pieces:
-        found = list(islice(arrived, len(piece.infos)))
-        for info, rows in zip_longest(piece.infos, found):
+        columns = list(islice(arrived, len(piece.infos)))
+        for info, rows in zip_longest(piece.infos, columns):
             expected = (piece.rows.numel(), *info.row_shape)
             if rows is None or rows.dtype != info.dtype or tuple(rows.shape) != expected:
                 raise MessageError("a server answered with other rows than were asked for")
         if not piece.outs:
-            piece.outs += found
+            piece.outs += columns
             continue
-        for out, rows in zip(piece.outs, found, strict=True):
+        for out, rows in zip(piece.outs, columns, strict=True):
             copy_rows(out, piece.places, rows, None)

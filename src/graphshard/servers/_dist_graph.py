@@ -18,18 +18,13 @@ from ..partition import RangePartitionBook
 from ..sampling import DrawOptions
 from ._cluster import Cluster, LocalHost, RowsRequest
 from ._dist_tensor import DistTensor
-from ._host_graph import (
-    GraphHandlers,
-    GraphIds,
-    edge_policy,
-    load_parts,
-    node_policy,
-    pointer_table,
-)
-from ._initialize import client_barrier, refuse_several_without_servers
-from ._job import Job, current_job, has_job, set_job
+from ._graph_server import GraphHandlers, load_parts
+from ._host_graph import GraphIds, edge_policy, node_policy, pointer_table
+from ._host_tables import HostTables
+from ._job import Job, client_barrier, current_job, has_job, refuse_several_without_servers, set_job
+from ._message_stream import WireMessage
 from ._policies import EdgePartitionPolicy, NodePartitionPolicy
-from ._stores import ServedFeatureStore, ServedGraphStore
+from ._served_stores import ServedFeatureStore, ServedGraphStore
 from ._subgraphs import (
     edge_subgraph_of,
     edges_by_relation,
@@ -37,8 +32,6 @@ from ._subgraphs import (
     local_part,
     sample_etype_neighbors,
 )
-from ._tables import HostTables
-from .rpc._message import WireMessage
 
 
 class DistGraph:
@@ -153,13 +146,13 @@ class DistGraph:
 
     def num_nodes(self, ntype: str | None = None) -> int:
         """Nodes of one type, or of all."""
-        wanted = self.ntypes if ntype is None else [ntype]
-        return sum(self._ids.parts[node_policy(t)].num_ids for t in wanted)
+        ntypes = self.ntypes if ntype is None else [ntype]
+        return sum(self._ids.parts[node_policy(t)].num_ids for t in ntypes)
 
     def num_edges(self, etype: Any = None) -> int:
         """Edges of one relation, or of all."""
-        wanted = self.canonical_etypes if etype is None else [self.to_canonical_etype(etype)]
-        return sum(self._ids.parts[edge_policy(t)].num_ids for t in wanted)
+        etypes = self.canonical_etypes if etype is None else [self.to_canonical_etype(etype)]
+        return sum(self._ids.parts[edge_policy(t)].num_ids for t in etypes)
 
     number_of_nodes = num_nodes
     number_of_edges = num_edges
@@ -276,8 +269,8 @@ class DistGraph:
         starts = torch.tensor(self._ids.starts(node_policy(ntype))[1:])
         rows = ids + torch.searchsorted(starts, ids, right=True)  # one row more on each host
         table = [pointer_table(etype, edge_dir)]
-        wanted = [RowsRequest(table, rows), RowsRequest(table, rows + 1)]
-        begin, end = self._job.cluster.read(wanted)
+        reads = [RowsRequest(table, rows), RowsRequest(table, rows + 1)]
+        begin, end = self._job.cluster.read(reads)
         degrees = (end - begin).to(torch.int64)
         return int(degrees) if isinstance(given, int) else degrees
 
@@ -288,9 +281,9 @@ class DistGraph:
             IndexError: An id is out of range.
             TypeError: They are no ids.
         """
-        found = edges_by_relation(self, {self.to_canonical_etype(etype): edges})
-        assert found is not None
-        ((relation, eids),) = found.items()
+        by_relation = edges_by_relation(self, {self.to_canonical_etype(etype): edges})
+        assert by_relation is not None
+        ((relation, eids),) = by_relation.items()
         return self.graph_store.find_edges(relation, eids)
 
     def has_edges_between(self, u: Any, v: Any, etype: Any = None) -> Tensor:
@@ -323,9 +316,9 @@ class DistGraph:
             IndexError: An id is out of range.
             ValueError: An edge has no reverse there.
         """
-        found = edges_by_relation(self, {etype: eids})
-        assert found is not None
-        ((relation, ids),) = found.items()
+        by_relation = edges_by_relation(self, {etype: eids})
+        assert by_relation is not None
+        ((relation, ids),) = by_relation.items()
         return self.graph_store.reverse_edges(relation, self.to_canonical_etype(reverse_etype), ids)
 
     def edge_subgraph(
@@ -356,8 +349,7 @@ class DistGraph:
 
         Args:
             nodes: Ids, or type to ids. A node that is given twice has its in-edges twice.
-            relabel_nodes: As for `edge_subgraph`.
-            store_ids: As for `edge_subgraph`.
+            relabel_nodes: See `edge_subgraph`.
 
         Raises:
             IndexError: An id is out of range.
@@ -419,7 +411,7 @@ class DistGraph:
             ValueError: The weights are missing or no weights; or ``edge_dir="out"``, and the parts
                 do not know the edges that leave them; see ``num_hops`` of `partition_graph`.
         """
-        found = sample_etype_neighbors(
+        drawn = sample_etype_neighbors(
             self,
             seed_nodes,
             fanout,
@@ -429,17 +421,17 @@ class DistGraph:
             replace=replace,
             seed=seed,
         )
-        return found if output_device is None else found.to(output_device)
+        return drawn if output_device is None else drawn.to(output_device)
 
     def _node_ids(self, ids: Any, ntype: str) -> Tensor:
         count = self.num_nodes(ntype)
         if ids is None or ids is Ellipsis or is_all(ids):
             return torch.arange(count)
-        found = as_integers(ids, f"nodes of type {ntype!r}").to("cpu", torch.int64)
-        if found.numel() and not (0 <= int(found.min()) <= int(found.max()) < count):
-            bad = found[(found < 0) | (found >= count)]
+        node_ids = as_integers(ids, f"nodes of type {ntype!r}").to("cpu", torch.int64)
+        if node_ids.numel() and not (0 <= int(node_ids.min()) <= int(node_ids.max()) < count):
+            bad = node_ids[(node_ids < 0) | (node_ids >= count)]
             raise IndexError(f"nodes of type {ntype!r} must be in [0, {count}) (got {int(bad[0])})")
-        return found
+        return node_ids
 
 
 def _job_with(graph_name: str, part_config: str | os.PathLike[str] | None) -> Job:

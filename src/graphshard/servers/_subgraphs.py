@@ -18,8 +18,8 @@ from ..graph import EID, NID, Graph, graph, heterograph
 from ..graph.structure import as_integers, by_first_occurrence
 from ..sampling import DrawOptions, DrawSeed, NeighborRequest
 from ..sampling.graph_store import ends
-from ._gathered import GatheredEdges
 from ._host_graph import GraphIds, HostGraph, edge_policy, node_policy
+from ._served_stores import GatheredEdges
 
 if TYPE_CHECKING:
     from ._dist_graph import DistGraph
@@ -113,13 +113,8 @@ def sample_etype_neighbors(
         g: The graph.
         nodes: Ids, or type to ids.
         fanout: Edges of each relation for a node, -1 for all; or relation to that, for all.
-        edge_dir: As for `sample_neighbors`.
-        prob: As for `sample_neighbors`.
-        exclude_edges: As for `sample_neighbors`.
-        replace: As for `sample_neighbors`.
         etype_sorted: Accepted for DGL's scripts.
         use_graphbolt: Must be false.
-        seed: As for `sample_neighbors`.
     """
     _refuse_graphbolt(use_graphbolt)
     options = _options(edge_dir, prob, replace)
@@ -326,14 +321,14 @@ def _checked_fanout(fanout: Any, replace: bool) -> int:
 def _fanouts(g: DistGraph, fanout: Any, replace: bool) -> dict[CanonicalEType, int]:
     if not isinstance(fanout, Mapping):
         return dict.fromkeys(g.canonical_etypes, _checked_fanout(fanout, replace))
-    found = {g.to_canonical_etype(t): _checked_fanout(n, replace) for t, n in fanout.items()}
-    missing = [etype for etype in g.canonical_etypes if etype not in found]
+    fanouts = {g.to_canonical_etype(t): _checked_fanout(n, replace) for t, n in fanout.items()}
+    missing = [etype for etype in g.canonical_etypes if etype not in fanouts]
     if missing:
         raise ValueError(
             f"a dictionary of fanouts must name every relation (missing {missing}); give 0 for "
             "those that shall not be followed"
         )
-    return found
+    return fanouts
 
 
 # ---------------------------------------------------------------------------- edges into graphs

@@ -26,16 +26,16 @@ from .._base.kernels import empty
 from ..comm.collectives import count, gather_texts, is_in_vain, start_collective
 from ..comm.group import GroupState, operation
 from ..errors import MessageError
-from .rpc import (
+from ._message_stream import (
     PROOF_SECONDS,
     MessageStream,
     StreamAcceptor,
     TokenError,
     bytes_of,
-    connect_by,
     send_some,
     take_away,
 )
+from .rpc import connect_by
 
 _HEAD = struct.Struct("<QQQ")  # operation, number, rows
 _MOST_ROWS = 1 << 48

@@ -1,31 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CheckpointFolder: checkpoints of a run on many ranks, whole or not there at all.
+"""CheckpointFolder: checkpoints of a run on many ranks, ``checkpoint_dir/epoch-...``.
 
-::
+See `servers.checkpoints` for what is in them and how they are written. What all ranks hold alike
+(model, its moments, best model) are states. Rows of embeddings, and their moments, are tables with
+the ids of their nodes. What a rank has besides is its own: its random number generators. The run's
+history is among the plain values.
 
-    checkpoint_dir/
-    ├── epoch-00000020/
-    │   ├── manifest.json          identity of the run, history, digests: see ``_manifest.py``
-    │   ├── shared.safetensors     what all ranks hold alike: model, its moments, best model
-    │   ├── rank-0.safetensors     what rank 0 alone holds: embeddings, their moments, generator
-    │   └── rank-1.safetensors ...
-    ├── epoch-00000010/            the one before; older ones are removed
-    ├── epoch-00000030.partial/    being written, or left by a run that was killed: never read
-    └── .lock                      held by rank 0 of the run that writes here: see `RunLock`
-
-All ranks must see one folder. Tensors are safetensors, the rest is JSON. See `checkpoints` for how
-they are written.
-
-A run that only reads takes no lock. If the one that writes removes a checkpoint meanwhile, the
-reader finds it damaged and takes the one before, or says that none is whole.
+All ranks must see one folder. A run that only reads takes no lock. If the one that writes removes a
+checkpoint meanwhile, the reader finds it damaged and takes the one before, or says that none is
+whole.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import warnings
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,24 +24,30 @@ from typing import Any
 from torch import Tensor
 
 from .._base.files import check_text
-from ..comm import agree, is_initialized, rank, world_size
+from ..comm import rank, world_size
 from ..comm.collectives import reduce_ints
 from ..errors import CheckpointError
-from ..partition.files import write_tensors
+from ..servers import TableInfo
 from ..servers.checkpoints import (
-    SHARED,
+    CheckpointNames,
     DamagedError,
+    Manifest,
+    Opened,
     RunLock,
-    check_shared,
-    everywhere,
+    SavedRows,
+    hold_folder,
+    json_object,
     on_rank_0,
-    rank_file,
-    read_checked,
-    records_of,
-    write_whole,
+    open_newest,
+    pack,
+    read_manifest,
+    read_states,
+    write_checkpoint,
 )
-from ._manifest import EPOCHS, Manifest, read_manifest, write_manifest
 from ._result import History
+
+EPOCHS = CheckpointNames("epoch")
+_IDS = re.compile(r"(embeddings|best)/ids_[0-9]+")
 
 KEPT = 2
 """Checkpoints that are kept: the newest, and one more in case its files get damaged."""
@@ -72,11 +69,15 @@ class CheckpointFolder:
         path: The folder.
         identity: What a run must have in common with the one that wrote a checkpoint; plain
             values, the same on all ranks.
+        ids: Of this rank's rows of each table of embeddings, in the order of the tables.
     """
 
-    def __init__(self, path: str | os.PathLike[str], identity: Mapping[str, Any]) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], identity: Mapping[str, Any], ids: Sequence[Tensor] = ()
+    ) -> None:
         self.path = Path(path)
         self._identity: dict[str, Any] = json.loads(json.dumps(dict(identity)))
+        self._ids = [of_table.cpu() for of_table in ids]
         self._lock: RunLock | None = None
 
     def prepare(self, *, resume: bool, write: bool) -> None:
@@ -89,31 +90,27 @@ class CheckpointFolder:
                 holds checkpoints; or to write where another run does.
         """
 
-        def check() -> None:
+        def check_there() -> None:
             check_text(str(self.path), "checkpoint_dir")
             if resume and not self.path.is_dir():
                 raise CheckpointError(
                     f"there is no folder of checkpoints at {self.path} to resume from; give the "
                     "checkpoint_dir of the run, or do not resume"
                 )
-            if write:
-                self.path.mkdir(parents=True, exist_ok=True)
-                self._lock = RunLock(self.path)
-            if not resume and self._names():
-                raise CheckpointError(
-                    f"{self.path} holds checkpoints of an earlier run ({self._names()[0]}); resume "
-                    "that run, or give another checkpoint_dir"
-                )
-            if write:
-                EPOCHS.remove_partial(self.path)
 
-        try:
-            on_rank_0(check)
-            if write:
-                check_shared(self.path)
-        except BaseException:
-            self.close()
-            raise
+        def check_fresh() -> None:
+            names = EPOCHS.find(self.path)
+            if names and not resume:
+                raise CheckpointError(
+                    f"{self.path} holds checkpoints of an earlier run ({names[0]}); resume that "
+                    "run, or give another checkpoint_dir"
+                )
+
+        on_rank_0(check_there)
+        if write:
+            self._lock = hold_folder(self.path, EPOCHS, check_fresh)
+        else:
+            on_rank_0(check_fresh)
 
     def close(self) -> None:
         """Let other runs write to the folder; a second call does nothing. Not collective."""
@@ -127,18 +124,50 @@ class CheckpointFolder:
         Raises:
             OSError: A rank could not write; raised on every rank.
         """
-        final = self.path / EPOCHS.name(checkpoint.history.epoch)
-        write_whole(
-            final,
-            lambda folder: _write_own(folder, checkpoint),
-            lambda folder: self._write_manifest(folder, checkpoint),
+        rows, tables = self._tables(checkpoint.local)
+        own: dict[str, Tensor] = {f"row/{name}": value for name, value in rows.items()}
+        own |= {f"id/{_policy(place)}": ids.long() for place, ids in enumerate(self._ids)}
+        for name, value in checkpoint.local.items():
+            if name not in rows and not _IDS.fullmatch(name):
+                own[f"own/{name}"] = value
+        states: dict[str, dict[str, Tensor]] = {}
+        for name, value in checkpoint.shared.items():
+            word, _, rest = name.partition("/")
+            states.setdefault(word, {})[rest] = value
+        shared: dict[str, Tensor] = {}
+        manifest = Manifest(
+            number=checkpoint.history.epoch,
+            world_size=world_size(),
+            identity=self._identity,
+            values={"history": checkpoint.history.as_dict()},
+            rows={info.policy: info.starts[-1] for info in tables.values()},
+            tables=tables,
+            state={word: pack(state, shared, word) for word, state in states.items()},
         )
+        write_checkpoint(self.path, EPOCHS, manifest, own, shared)
         if rank() == 0:
             EPOCHS.remove_old(self.path, KEPT)
 
-    def _write_manifest(self, folder: Path, checkpoint: Checkpoint) -> None:
-        files = records_of(folder / n for n in (SHARED, *map(rank_file, range(world_size()))))
-        write_manifest(folder, Manifest(world_size(), self._identity, checkpoint.history, files))
+    def _tables(
+        self, local: Mapping[str, Tensor]
+    ) -> tuple[dict[str, Tensor], dict[str, TableInfo]]:
+        """The rows among what this rank has, and the tables that they are of. Collective.
+
+        A rank without moments of its rows has had no gradient yet. Then those of others are no
+        table, and stay their own.
+        """
+        if not self._ids:
+            return {}, {}
+        names = {name: place for place in range(len(self._ids)) for name in _names_of_rows(place)}
+        lacking = [int(name not in local) for name in names]
+        totals = reduce_ints([*lacking, *map(len, self._ids)])
+        rows, tables = {}, {}
+        for num_lacking, (name, place) in zip(totals, names.items(), strict=False):
+            if num_lacking == 0:
+                rows[name] = value = local[name]
+                starts, shape = (0, totals[len(names) + place]), tuple(value.shape[1:])
+                tables[name] = TableInfo(name, value.dtype, shape, starts, _policy(place), True)
+        return rows, tables
 
     def newest(self) -> Checkpoint | None:
         """Read the newest checkpoint that is whole; None if there is none.
@@ -146,52 +175,36 @@ class CheckpointFolder:
         Raises:
             CheckpointError: It belongs to another run, or all checkpoints are damaged.
         """
-        names = everywhere(self._names)
-        if is_initialized():
-            agree("\n".join(names), f"the list of checkpoints in {self.path}")
-        for name in names:
-            found, damage = self._try(self.path / name)
-            if not reduce_ints([int(damage is not None)], "max")[0]:
-                return found
-            reason = damage or f"{self.path / name} is damaged for another rank"
-            warnings.warn(f"{reason}; trying the one before", RuntimeWarning, stacklevel=2)
-        if names:
-            raise CheckpointError(
-                f"no checkpoint in {self.path} is whole; start the run again in another folder"
-            )
-        return None
+        opened = open_newest(self.path, EPOCHS, check=self._check)
+        if opened is None:
+            return None
+        shared: dict[str, Tensor] = {}
+        for word, state in opened.states.items():
+            if not isinstance(state, dict) or not all(
+                isinstance(v, Tensor) for v in state.values()
+            ):
+                raise CheckpointError(f"{opened.path} has a state {word!r:.80} that no run writes")
+            shared |= {f"{word}/{name}": value for name, value in state.items()}
+        local, history = self._local(opened), _history_of(opened.manifest)
+        return Checkpoint(shared=shared, local=local, history=history)
 
-    def _try(self, folder: Path) -> tuple[Checkpoint | None, str | None]:
-        """The checkpoint, or what is damaged. All ranks read the same manifest."""
+    def _local(self, opened: Opened) -> dict[str, Tensor]:
+        """What this rank had: its own, and the rows of its nodes."""
+        local = opened.own()
+        tables = opened.manifest.tables
+        for place, ids in enumerate(self._ids if tables else ()):
+            saved = SavedRows(opened.files, _policy(place))
+            places = saved.find(ids.long())
+            for name in _names_of_rows(place):
+                if name in tables:
+                    local[name] = saved.read(f"row/{name}", places)
+            for module in ("embeddings", "best"):
+                if f"{module}/rows.{place}" in local:
+                    local[f"{module}/ids_{place}"] = ids
+        return local
 
-        def read() -> tuple[str, Checkpoint | None, str | None]:
-            digest = ""
-            try:
-                manifest = read_manifest(folder)
-                digest = manifest.digest
-                self._check_identity(folder, manifest)
-                return digest, self._read(folder, manifest), None
-            except DamagedError as error:
-                return digest, None, str(error)
-
-        digest, found, damage = everywhere(read)
-        if is_initialized() and not reduce_ints([int(not digest)], "max")[0]:
-            agree(digest, f"the manifest of {folder}")
-        return found, damage
-
-    def _names(self) -> list[str]:
-        """Finished checkpoints, newest first."""
-        return EPOCHS.find(self.path)
-
-    def _read(self, folder: Path, manifest: Manifest) -> Checkpoint:
-        own = rank_file(rank())
-        return Checkpoint(
-            shared=read_checked(folder / SHARED, manifest.files[SHARED]),
-            local=read_checked(folder / own, manifest.files[own]),
-            history=manifest.history,
-        )
-
-    def _check_identity(self, folder: Path, manifest: Manifest) -> None:
+    def _check(self, folder: Path, manifest: Manifest) -> None:
+        _history_of(manifest)
         if manifest.world_size != world_size():
             raise CheckpointError(
                 f"{folder} was written by {manifest.world_size} workers (got {world_size()}); "
@@ -208,12 +221,43 @@ class CheckpointFolder:
                 f"{folder} belongs to another run: {'; '.join(different)}; resume with the same "
                 "settings and the same partition, or start afresh in another checkpoint_dir"
             )
+        policies = set(map(_policy, range(len(self._ids))))
+        if manifest.tables and set(manifest.policies) != policies:
+            raise ValueError(
+                f"its tables are of {manifest.policies}, and not of {sorted(policies)}"
+            )
 
 
-def _write_own(folder: Path, checkpoint: Checkpoint) -> None:
-    write_tensors(folder / rank_file(rank()), checkpoint.local)
-    if rank() == 0:
-        write_tensors(folder / SHARED, checkpoint.shared)
+def _policy(place: int) -> str:
+    """Of the rows of a table of embeddings."""
+    return f"embedding~{place}"
+
+
+def _names_of_rows(place: int) -> list[str]:
+    """What a rank has a row of for each row of a table of embeddings."""
+    rows = f"rows.{place}"
+    moments = (f"optimizer/embeddings/{rows}/{key}" for key in ("exp_avg", "exp_avg_sq"))
+    return [f"embeddings/{rows}", *moments, f"best/{rows}"]
+
+
+def read_run_manifest(folder: Path) -> tuple[Manifest, History]:
+    """The manifest of a run's checkpoint, and its history.
+
+    Raises:
+        DamagedError: It is missing, is not what was written, or does not belong to this folder.
+        CheckpointError: It is of another format version.
+    """
+    manifest = read_manifest(folder, EPOCHS, lambda _, manifest: _history_of(manifest))
+    return manifest, _history_of(manifest)
+
+
+def _history_of(manifest: Manifest) -> History:
+    history = History.from_dict(json_object(manifest.values, "history"))
+    if history.epoch != manifest.number:
+        raise ValueError(
+            f"it is of epoch {manifest.number}, and its history of epoch {history.epoch}"
+        )
+    return history
 
 
 def load_model_state(checkpoint: str | os.PathLike[str]) -> dict[str, Tensor]:
@@ -227,10 +271,10 @@ def load_model_state(checkpoint: str | os.PathLike[str]) -> dict[str, Tensor]:
     """
     folder = Path(checkpoint)
     try:
-        shared = read_checked(folder / SHARED, read_manifest(folder).files[SHARED])
+        states = read_states(folder, read_run_manifest(folder)[0], only="best", whole=True)
     except DamagedError as error:
         raise CheckpointError(f"{folder} is not a whole checkpoint ({error})") from None
-    state = {k: v.clone() for k, v in tensors_under(shared, "best/").items()}
+    state: dict[str, Tensor] = states.get("best", {})
     if not state:
         raise CheckpointError(
             f"{folder} holds no best model: nothing had been evaluated by then; take a later "

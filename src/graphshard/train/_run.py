@@ -127,7 +127,9 @@ class TrainingRun:
             "parts": self._shard.data.num_parts,
             "rows": [self._shard.num_all[t] for t in self._shard.data.node_type_names],
         }
-        folder = CheckpointFolder(self.config.checkpoint_dir, identity)
+        rows = self._learner.embeddings
+        ids = [getattr(rows, f"ids_{place}") for place in range(len(rows.names))]
+        folder = CheckpointFolder(self.config.checkpoint_dir, identity, ids)
         folder.prepare(resume=self.config.resume, write=self.config.save_every > 0)
         return folder
 

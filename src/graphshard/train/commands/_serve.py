@@ -15,7 +15,7 @@ import typer
 
 from ..._base.files import remove_abandoned
 from ...servers import GraphServer, read_ip_config
-from ...servers.token import read_token
+from ...servers.rpc import read_token
 from ._paths import partition_json
 
 
