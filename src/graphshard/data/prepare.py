@@ -23,8 +23,7 @@ from ..graph import (
     to_parquet,
 )
 from ._folder import check_node_count
-from ._load import load_dataset
-from .dataset import SPLITS, NodeDataset
+from .dataset import SPLITS, NodeDataset, load_dataset
 
 DATASETS_VARIABLE = "GRAPHSHARD_DATASETS"
 

@@ -59,14 +59,9 @@ class IdSpace:
             RangeMap.from_sizes([row[index] for row in sizes]) for index in range(num_types)
         ]
         # Added to a homogenised id of a block, gives the per-type id.
-        self._shift = torch.tensor(
-            [
-                self.per_type[index].starts[part] - self.block(part, index)[0]
-                for part in range(len(sizes))
-                for index in range(num_types)
-            ],
-            dtype=torch.int64,
-        )
+        begins = torch.tensor(self.blocks.starts[:-1], dtype=torch.int64)
+        of_type = torch.tensor(sizes, dtype=torch.int64).reshape(len(sizes), num_types)
+        self._shift = (of_type.cumsum(0) - of_type).flatten() - begins
 
     def block(self, part: int, type_id: int) -> tuple[int, int]:
         """Homogenised ids ``[start, stop)`` of one type in one part."""
@@ -75,10 +70,12 @@ class IdSpace:
 
     def block_table(self) -> list[list[list[int]]]:
         """The blocks ``[type][part]``, each [start, stop)."""
-        return [
-            [list(self.block(part, type_id)) for part in range(self.parts.num_parts)]
-            for type_id in range(self.num_types)
-        ]
+        starts = torch.tensor(self.blocks.starts, dtype=torch.int64)
+        blocks = torch.stack([starts[:-1], starts[1:]], dim=1)
+        table: list[list[list[int]]] = (
+            blocks.view(self.parts.num_parts, self.num_types, 2).transpose(0, 1).tolist()
+        )
+        return table
 
     def ranges(self, type_id: int | None) -> RangeMap:
         """Parts of the homogenised space (None), or of one type's."""
@@ -173,6 +170,23 @@ class RangePartitionBook:
                 )
         self._nodes = IdSpace(_sizes("node", node_map, ntypes, num_parts), len(ntypes), "node")
         self._edges = IdSpace(_sizes("edge", edge_map, etypes, num_parts), len(etypes), "edge")
+
+    @classmethod
+    def of_sizes(
+        cls,
+        part_id: int,
+        ntypes: Sequence[str],
+        etypes: Sequence[CanonicalEType],
+        node_sizes: Sequence[Sequence[int]],
+        edge_sizes: Sequence[Sequence[int]],
+    ) -> RangePartitionBook:
+        """The book in which part ``p`` owns ``sizes[p][type]`` nodes and edges; not checked."""
+        book = cls.__new__(cls)
+        book._num_parts, book._part_id = len(node_sizes), part_id
+        book._ntypes, book._canonical_etypes = list(ntypes), list(etypes)
+        book._nodes = IdSpace(node_sizes, len(ntypes), "node")
+        book._edges = IdSpace(edge_sizes, len(etypes), "edge")
+        return book
 
     def __repr__(self) -> str:
         return (

@@ -27,12 +27,13 @@ from ..errors import PartitionFormatError
 from ..graph import Graph, heterograph
 from ..graph.dgl_files import dgl_dtype, save_graphs, write_tensor_file
 from ._stats import Balance, PartitionStats, PartSizes
+from ._writer import PartitionWriter, check_graph_name
 from .dgl_folder import DGL_PART_FILES
-from .files import RowSource, TensorFile, entries
-from .format import PartitionConfig, etype_key, read_config
+from .files import RowSource, TensorFile
+from .format import PartitionConfig, etype_key, read_config, triples_of
 from .load import load_part, open_features
 from .pyg_folder import PyGPart, PyGPartition, is_pyg_folder
-from .save import PartitionWriter, check_graph_name, partition_graph
+from .save import partition_graph
 
 Layout = Literal["graphshard", "dgl"]
 _SLICE_BYTES = 1 << 24
@@ -320,7 +321,8 @@ def _to_ours(config: PartitionConfig, folder: Path) -> Path:
                 )
             )
         hops = _halo_hops(config) if torch.equal(leaving, kept) else 0
-        return writer.commit(_our_content(config, tuple(sizes), hops, by_destination, formats))
+        writer.commit(_our_content(config, tuple(sizes), hops, by_destination, formats))
+    return writer.json_path
 
 
 def _our_content(
@@ -343,7 +345,7 @@ def _our_content(
     )
     return {
         **content,
-        **entries.triples_of(list(config.etypes)),
+        **triples_of(list(config.etypes)),
         "halo_hops": hops,
         "num_trainers_per_machine": config.num_trainers_per_machine or 1,
         "graph_formats": sorted(formats),

@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from ..._base.files import PickleMachine, open_regular
+from ..._base.files import open_regular
+from ..._base.pickled import PickleMachine
 
 _MAX_BYTES = 2**31
 _NAMES = {

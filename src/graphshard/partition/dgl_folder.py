@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DGLPartFile: one file of a part that DGL wrote, read as a file of ours is.
+"""Partition folders as ``dgl.distributed.partition_graph`` writes them, read without DGL.
 
 ::
 
@@ -21,7 +21,7 @@ name features without their type.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,9 +30,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..._base.typing import DEFAULT_NTYPE, TensorDict
-from ...errors import PartitionFormatError
-from ...graph.dgl_files import (
+from .._base.ranges import RangeMap
+from .._base.typing import DEFAULT_NTYPE, CanonicalEType, TensorDict
+from ..errors import PartitionFormatError
+from ..graph.dgl_files import (
     BinaryReader,
     StoredGraph,
     StoredTensor,
@@ -41,8 +42,8 @@ from ...graph.dgl_files import (
     reading,
     stored_graph,
 )
-from .._book import RangePartitionBook
-from ..files import etype_key
+from ._book import RangePartitionBook
+from .files import etype_key
 
 DGL_PART_FILES = {
     "part_graph": "graph.dgl",
@@ -277,3 +278,63 @@ def _column(fields: Mapping[str, StoredTensor], name: str, dtype: torch.dtype | 
     if len(one.shape) != 1 or not is_integer or dtype not in (None, one.dtype):
         raise ValueError(f"{name} is {one.dtype} of shape {tuple(one.shape)}")
     return one.read()
+
+
+def find_relations(
+    names: Mapping[str, int],
+    ntypes: Mapping[str, int],
+    node_map: Mapping[str, Sequence[Sequence[int]]],
+    graph_paths: Iterable[Path],
+) -> dict[str, CanonicalEType]:
+    """The relations that an old JSON means, by the node types that any edge of each joins.
+
+    DGL before 1.0 named relations alone, "writes" and not "author:writes:paper". Its own tool for
+    such files is ``tools/change_etype_to_canonical_etype.py``.
+
+    Args:
+        names: Name of each relation and its number.
+        ntypes: Node type to its number.
+        node_map: Per node type, the block of each part.
+        graph_paths: The structure of each part, in order; read until all is known.
+
+    Raises:
+        PartitionFormatError: A file is missing or damaged.
+        ValueError: A relation has no edge, or edges between several types.
+    """
+    if len(ntypes) == 1:
+        (ntype,) = ntypes
+        return {name: (ntype, name, ntype) for name in names}
+    types = sorted(ntypes, key=lambda name: ntypes[name])
+    sizes = [
+        [stop - start for start, stop in of_part]
+        for of_part in zip(*(node_map[ntype] for ntype in types), strict=True)
+    ]
+    blocks = RangeMap.from_sizes([size for row in sizes for size in row])
+    found: dict[str, CanonicalEType] = {}
+    for path in graph_paths:
+        with _opened(path) as reader:
+            graph = _structure(reader)
+            src, dst = graph.relations[0].adjacency().coo()
+            numbers = _column(graph.edata[0], "_TYPE", None)
+            ids = _column(graph.ndata[0], "_ID", torch.int64)
+            for name, number in names.items():
+                chosen = (numbers == number).nonzero().view(-1)
+                if not chosen.numel():
+                    continue
+                ends = []
+                for side in (src, dst):
+                    nodes = ids[side[chosen].long()]
+                    blocks.check(nodes, "node id")
+                    kinds = torch.unique(blocks.part_of(nodes) % len(types)).tolist()
+                    if len(kinds) != 1:
+                        raise ValueError(f"edges of {name!r:.80} join several types of nodes")
+                    ends.append(types[kinds[0]])
+                if found.setdefault(name, (ends[0], name, ends[1])) != (ends[0], name, ends[1]):
+                    raise ValueError(f"edges of {name!r:.80} join other types in {path}")
+        if len(found) == len(names):
+            return found
+    missing = min(set(names) - set(found))
+    raise ValueError(
+        f"no edge tells which node types the relation {missing!r:.80} joins; name it "
+        "'source:relation:destination' in the JSON"
+    )

@@ -24,15 +24,16 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from ..._base.files import check_text, read_text_regular, sync_folder, write_json
-from ...errors import PartitionFormatError
-from ..files import FileRecord, RowSource, write_tensors
-from ..format import FORMAT, FORMAT_VERSION, PART_FILES, build_of, displaced_folder, read_config
+from .._base.files import check_text, read_text_regular, sync_folder, write_json
+from ..errors import PartitionFormatError
+from .files import FileRecord, RowSource, write_tensors
+from .format import FORMAT, FORMAT_VERSION, PART_FILES, build_of, displaced_folder, read_config
 
 
 class PartitionWriter:
@@ -58,7 +59,7 @@ class PartitionWriter:
         self.root = Path(os.path.abspath(out_path))
         self.graph_name = graph_name
         self.json_path = self.root / f"{graph_name}.json"
-        self._records: dict[tuple[int, str], FileRecord] = {}
+        self._records: dict[int, dict[str, FileRecord]] = {}
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> PartitionWriter:
@@ -88,37 +89,39 @@ class PartitionWriter:
         """
         folder = self._staging / self._folder_of(part)
         folder.mkdir(exist_ok=True)
-        self._records[part, kind] = write_tensors(folder / PART_FILES[kind], tensors)
+        record = write_tensors(folder / PART_FILES[kind], tensors)
+        self._records.setdefault(part, {})[kind] = record
 
     def part_bytes(self, part: int) -> int:
         """Bytes of the files of a part that have been written."""
-        return sum(record.bytes for (owner, _), record in self._records.items() if owner == part)
+        return sum(record.bytes for record in self._records[part].values())
 
-    def commit(self, content: Mapping[str, Any]) -> Path:
-        """Put everything in place; returns the path of the JSON.
+    def commit(self, content: Mapping[str, Any]) -> str:
+        """Put everything in place; returns the build of the JSON.
 
         Args:
             content: The JSON without what this class knows: format, files, build.
         """
-        num_parts = 1 + max(part for part, _ in self._records)
-        full = {
-            **content,
-            **{f"part-{part}": self._entry(part) for part in range(num_parts)},
-            "format": FORMAT,
-            "format_version": FORMAT_VERSION,
-        }
-        full["build"] = build_of(full)
+        full = dict(content)
+        names = {folder.name for folder in self._part_folders()}
+        for part in range(len(self._records)):
+            names.add(folder := self._folder_of(part))
+            sync_folder(self._staging / folder)
+            entry: dict[str, Any] = {}
+            files: dict[str, Any] = {}
+            for kind, name in PART_FILES.items():
+                entry[kind] = f"{folder}/{name}"
+                files[entry[kind]] = asdict(self._records[part][kind])
+            full[f"part-{part}"] = {**entry, "files": files}
+        full |= {"format": FORMAT, "format_version": FORMAT_VERSION}
+        full["build"] = build = build_of(full)
         staged_json = self._staging / self.json_path.name
         write_json(staged_json, full)
-        for part in range(num_parts):
-            sync_folder(self._staging / self._folder_of(part))
         sync_folder(self._staging)
         discarded = self._staging / "discarded"
         aside = discarded if self._old is None else self._aside(self._old)
         aside.mkdir()
         sync_folder(self.root)
-        names = {folder.name for folder in self._part_folders()}
-        names |= {self._folder_of(part) for part in range(num_parts)}
         for name in sorted(names):
             if (self.root / name).exists():
                 os.rename(self.root / name, aside / name)
@@ -129,14 +132,7 @@ class PartitionWriter:
         sync_folder(self.root)
         if aside != discarded:  # in one step, lest a reader or a later writer find half of it
             os.rename(aside, discarded)
-        return self.json_path
-
-    def _entry(self, part: int) -> dict[str, Any]:
-        """What the JSON says of a part."""
-        folder = self._folder_of(part)
-        paths = {kind: f"{folder}/{name}" for kind, name in PART_FILES.items()}
-        files = {paths[kind]: self._records[part, kind].as_dict() for kind in PART_FILES}
-        return {**paths, "files": files}
+        return build
 
     def _folder_of(self, part: int) -> str:
         return f"{self._prefix}part{part}"
