@@ -471,8 +471,8 @@ def _libc() -> ctypes.CDLL | None:
 def _mapped(
     libc: ctypes.CDLL, address: int | None, size: int, protection: int, flags: int, descriptor: int
 ) -> int:
-    found: int = libc.mmap(address, size, protection, flags, descriptor, 0) or 0
-    if found in (0, ctypes.c_void_p(-1).value):
+    address_of_map: int = libc.mmap(address, size, protection, flags, descriptor, 0) or 0
+    if address_of_map in (0, ctypes.c_void_p(-1).value):
         error = ctypes.get_errno()
         raise OSError(error, os.strerror(error))
-    return found
+    return address_of_map

@@ -26,6 +26,9 @@ from .npy import SparseRows, dense_features, feature_dtype
 SPLITS = ("train", "val", "test")
 """The three sets of nodes; a set is the field ``{name}_mask`` of the target type."""
 
+MASKS = ("train_mask", "val_mask", "test_mask")
+"""Their fields."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class NodeDataset:
@@ -67,14 +70,14 @@ class NodeDataset:
         if self.num_classes < 0:
             raise ValueError(f"num_classes must not be negative (got {self.num_classes})")
         fields = self.graph.nodes[self.target].data
-        wanted = ["label", *(f"{split}_mask" for split in SPLITS)]
-        missing = [name for name in wanted if name not in fields]
+        names = ["label", *MASKS]
+        missing = [name for name in names if name not in fields]
         if missing:
             raise ValueError(
-                f"nodes of type {self.target!r} must have the fields {wanted} (missing: {missing});"
+                f"nodes of type {self.target!r} must have the fields {names} (missing: {missing});"
                 " NodeDataset.from_graph fills in empty ones"
             )
-        for name in wanted[1:]:
+        for name in MASKS:
             if fields[name].dtype != torch.bool or fields[name].ndim != 1:
                 raise TypeError(
                     f"{name} must be a bool vector, one value per node (got "
@@ -112,10 +115,10 @@ class NodeDataset:
         num_nodes = graph.num_nodes(target)
         if "label" not in fields:
             fields["label"] = torch.full((num_nodes,), -1, device=graph.device)
-        for split in SPLITS:
-            if f"{split}_mask" not in fields:
+        for name_of_mask in MASKS:
+            if name_of_mask not in fields:
                 empty = torch.zeros(num_nodes, dtype=torch.bool, device=graph.device)
-                fields[f"{split}_mask"] = empty
+                fields[name_of_mask] = empty
         if num_classes is None:
             num_classes = count_classes(fields["label"])
         return cls(name=name, graph=graph, num_classes=num_classes, target=target)

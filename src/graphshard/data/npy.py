@@ -140,9 +140,9 @@ def _read_array(file: IO[bytes], size: int) -> np.ndarray:
 
 
 def _parse(header: str) -> tuple[np.dtype, bool, tuple[int, ...]]:
-    found = _HEADER.fullmatch(header)
+    match = _HEADER.fullmatch(header)
     values: dict[str, str] = {}
-    for name, value in found.groupdict().items() if found is not None else ():
+    for name, value in match.groupdict().items() if match is not None else ():
         if value is not None:
             values[name[:-1]] = value
     if len(values) != 3:

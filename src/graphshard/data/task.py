@@ -156,9 +156,9 @@ def read_task(partition_json: str | os.PathLike[str]) -> TaskInfo:
     unknown = TaskInfo(name=Path(partition_json).stem)
     try:
         content = mapping(read_json_regular(path), "the JSON")
-        found = required(content, "format"), required(content, "format_version")
-        if found != (FORMAT, FORMAT_VERSION):
-            raise ValueError(f"format {shown(found[0])} {shown(found[1])}")
+        version = required(content, "format"), required(content, "format_version")
+        if version != (FORMAT, FORMAT_VERSION):
+            raise ValueError(f"format {shown(version[0])} {shown(version[1])}")
         if required(content, "digest") != digest_of_content(content, "digest"):
             raise ValueError("it was changed after it was written: its digest differs")
         if required(content, "build") != read_config(partition_json).build:

@@ -53,14 +53,12 @@ class IdSpace:
     def __init__(self, sizes: Sequence[Sequence[int]], num_types: int, what: str) -> None:
         self.what = what
         self.num_types = num_types
-        self.blocks = RangeMap.from_sizes([size for row in sizes for size in row])
-        self.parts = RangeMap.from_sizes([sum(row) for row in sizes])
-        self.per_type = [
-            RangeMap.from_sizes([row[index] for row in sizes]) for index in range(num_types)
-        ]
+        of_type = torch.tensor(sizes, dtype=torch.int64).reshape(len(sizes), num_types)
+        self.blocks = RangeMap.from_sizes(of_type.flatten().tolist())
+        self.parts = RangeMap.from_sizes(of_type.sum(1).tolist())
+        self.per_type = list(map(RangeMap.from_sizes, of_type.T.tolist()))
         # Added to a homogenised id of a block, gives the per-type id.
         begins = torch.tensor(self.blocks.starts[:-1], dtype=torch.int64)
-        of_type = torch.tensor(sizes, dtype=torch.int64).reshape(len(sizes), num_types)
         self._shift = (of_type.cumsum(0) - of_type).flatten() - begins
 
     def block(self, part: int, type_id: int) -> tuple[int, int]:
@@ -252,14 +250,14 @@ class RangePartitionBook:
             ValueError: No relation has that name, or several have.
         """
         if isinstance(etype, tuple):
-            found = [known for known in self._canonical_etypes if known == etype]
+            matches = [known for known in self._canonical_etypes if known == etype]
         else:
-            found = [known for known in self._canonical_etypes if known[1] == etype]
-        if len(found) == 1:
-            return found[0]
-        if found:
+            matches = [known for known in self._canonical_etypes if known[1] == etype]
+        if len(matches) == 1:
+            return matches[0]
+        if matches:
             raise ValueError(
-                f"edge type '{etype}' is ambiguous; pass one of the triples {found} instead"
+                f"edge type '{etype}' is ambiguous; pass one of the triples {matches} instead"
             )
         raise ValueError(f"edge type {etype!r} does not exist; have {self._canonical_etypes}")
 

@@ -26,6 +26,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -82,7 +83,7 @@ class GraphSource:
         """The same for every relation, with ids that count all nodes, type after type."""
         for relation, types in enumerate(zip(self.src_type, self.dst_type, strict=True)):
             src, dst = self.edges(relation)
-            first, second = (self.offsets[type_id] for type_id in types)
+            first, second = self.offsets[types[0]], self.offsets[types[1]]
             yield (src.long() + first if first else src, dst.long() + second if second else dst)
 
     def in_degrees(self) -> Tensor:
@@ -173,7 +174,7 @@ class Relabeling:
 
     def edge_range(self, part: int, relation: int) -> tuple[int, int]:
         """Per-type ids of the edges of one relation that a part owns: ``[start, stop)``."""
-        before = sum(row[relation] for row in self.edge_sizes[:part])
+        before = sum(map(itemgetter(relation), self.edge_sizes[:part]))
         return before, before + self.edge_sizes[part][relation]
 
 
@@ -215,8 +216,13 @@ def relabel(
         per_type[old_node_ids[type_id]] = torch.arange(per_type.shape[0], dtype=dtype)
         src, dst = source.edges(relation)
         new_src = new_of_old[offsets[source.src_type[relation]] :][src]
-        made = _by_destination(new_src, per_type[dst], source.num_nodes, per_type.shape[0])
-        del src, dst, new_src
+        new_dst, counts = per_type[dst], (source.num_nodes, per_type.shape[0])
+        # By new destination, by original id within one; linear in nodes and edges.
+        indptr, sources, old_ids = Adjacency(new_src, new_dst, *counts, check=False).csc()
+        if old_ids is None:
+            old_ids = torch.arange(new_src.shape[0], dtype=dtype)
+        made = Relation(old_ids, sources.numpy(), indptr.numpy().astype(np.int64))
+        del src, dst, new_src, new_dst
         ends = np.cumsum(node_sizes[:, type_id])
         edge_sizes[:, relation] = np.diff(made.indptr[ends], prepend=0)
         relations.append(made)
@@ -230,14 +236,6 @@ def relabel(
             0, source.ntypes, source.canonical_etypes, node_sizes.tolist(), edge_sizes.tolist()
         ),
     )
-
-
-def _by_destination(src: Tensor, dst: Tensor, num_nodes: int, num_dst: int) -> Relation:
-    """Group edges by new destination, by original id within one; linear in nodes and edges."""
-    indptr, sources, old_ids = Adjacency(src, dst, num_nodes, num_dst, check=False).csc()
-    if old_ids is None:
-        old_ids = torch.arange(src.shape[0], dtype=src.dtype)
-    return Relation(old_ids, sources.numpy(), indptr.numpy().astype(np.int64))
 
 
 _NO_IDS: IdArray = np.zeros(0, dtype=np.int64)
@@ -302,7 +300,7 @@ def find_cut_edges(relabeling: Relabeling) -> tuple[list[CutEdges], npt.NDArray[
     """
     num_parts = relabeling.num_parts
     entering = np.zeros(num_parts, dtype=np.int64)
-    ends = np.array([relabeling.node_range(part)[1] for part in range(num_parts)])
+    ends = np.asarray(relabeling.node_sizes).sum(axis=1).cumsum()
     cuts = []
     for relation in range(len(relabeling.relations)):
         positions, owners = [], []
@@ -347,9 +345,9 @@ def cut_part(
         outer = [cut.leaving(part) for cut in cut_edges]
         for _ in range(num_hops - 1):
             reached = _in_edges(relabeling, frontier)
-            found = [_sources(relabeling, r, reached[r]) for r in range(num_relations)]
+            sources_of_reached = [_sources(relabeling, r, reached[r]) for r in range(num_relations)]
             outer = [_union(outer[r], reached[r]) for r in range(num_relations)]
-            frontier = _mark_new(halo_mark, found, first, last)
+            frontier = _mark_new(halo_mark, sources_of_reached, first, last)
     outer_src = [_sources(relabeling, r, outer[r]) for r in range(num_relations)]
     outer_dst = [_destinations(relabeling, r, outer[r]) for r in range(num_relations)]
     _mark_new(halo_mark, outer_src + outer_dst, first, last)
@@ -435,26 +433,26 @@ def _homogenised_edges(relabeling: Relabeling, relation: int, positions: IdArray
 def _in_edges(relabeling: Relabeling, nodes: IdArray) -> list[IdArray]:
     """Per relation, the new per-type ids of the edges into ``nodes`` (homogenised, ascending)."""
     types, per_type = (ids.numpy() for ids in relabeling.book.map_to_per_ntype(nodes))
-    found = []
+    positions = []
     for relation, type_id in zip(relabeling.relations, relabeling.source.dst_type, strict=True):
         mine = per_type[types == type_id]
         begins, counts = relation.indptr[mine], np.diff(relation.indptr)[mine]
         skipped = np.cumsum(counts) - counts
-        found.append(np.arange(counts.sum()) + np.repeat(begins - skipped, counts))
-    return found
+        positions.append(np.arange(counts.sum()) + np.repeat(begins - skipped, counts))
+    return positions
 
 
 def _mark_new(
     mark: npt.NDArray[np.bool_], ids: Sequence[npt.NDArray[np.integer[Any]]], first: int, last: int
 ) -> IdArray:
     """Mark ids outside ``[first, last)``; those that were not marked before, ascending."""
-    found = np.zeros_like(mark)
+    is_new = np.zeros_like(mark)
     for some in ids:
-        found[some] = True
-    found[first:last] = False
-    found &= ~mark
-    mark |= found
-    return np.flatnonzero(found)
+        is_new[some] = True
+    is_new[first:last] = False
+    is_new &= ~mark
+    mark |= is_new
+    return np.flatnonzero(is_new)
 
 
 def _union(some: IdArray, others: IdArray) -> IdArray:

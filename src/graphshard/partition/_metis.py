@@ -133,12 +133,18 @@ class UndirectedGraph:
                 f"METIS and the node order use 32-bit ids: the graph must have fewer than 2**31 "
                 f"nodes (got {num_nodes}); bring an assignment as part_method, and reorder=False"
             )
-        both = [_proper(src, dst) for src, dst in edges]
-        src, dst = (
-            ends[0] if len(ends) == 1 else torch.cat([torch.zeros(0, dtype=torch.int32), *ends])
-            for ends in ([src for src, _ in both], [dst for _, dst in both])
-        )
-        del both
+        sources = [none := torch.zeros(0, dtype=torch.int32)]
+        targets = [none]
+        for src, dst in edges:
+            src, dst = src.to(torch.int32).cpu(), dst.to(torch.int32).cpu()
+            loops = src == dst
+            if bool(loops.any()):
+                src, dst = src[~loops], dst[~loops]
+            sources.append(src)
+            targets.append(dst)
+        src = sources[1] if len(sources) == 2 else torch.cat(sources)
+        dst = targets[1] if len(targets) == 2 else torch.cat(targets)
+        del sources, targets
         dtype = torch.int32 if src.shape[0] < 2**31 else torch.int64
         src, dst = src.to(dtype), dst.to(dtype)
         indptr, indices, eids = Adjacency(src, dst, num_nodes, num_nodes, check=False).csr()
@@ -162,13 +168,6 @@ class UndirectedGraph:
         else:
             out = out + into
         return cls(out.indptr, out.indices, out.data if count else None, check=False)
-
-
-def _proper(src: Tensor, dst: Tensor) -> tuple[Tensor, Tensor]:
-    """Ends of the edges that are no loops, as 32-bit numbers."""
-    src, dst = src.to(torch.int32).cpu(), dst.to(torch.int32).cpu()
-    loops = src == dst
-    return (src[~loops], dst[~loops]) if bool(loops.any()) else (src, dst)
 
 
 def _is_symmetric(src: Tensor, dst: Tensor, num_nodes: int) -> bool:
@@ -283,10 +282,10 @@ def _find(distribution: str, name: str) -> Path | None:
 
 
 def _search(pattern: str, text: str) -> str:
-    found = re.search(pattern, text, re.MULTILINE)
-    if found is None:
+    match = re.search(pattern, text, re.MULTILINE)
+    if match is None:
         raise LookupError(f"nothing matches {pattern!r}")
-    return found.group(1)
+    return match.group(1)
 
 
 def metis_partition(
@@ -430,7 +429,7 @@ def _check_arguments(
     if tolerances is None:
         return
     num_constraints = 1 if weights is None else weights.shape[1]
-    if len(tolerances) != num_constraints or any(not bound > 1.0 for bound in tolerances):
+    if len(tolerances) != num_constraints or not (np.asarray(tolerances) > 1.0).all():
         raise ValueError(
             f"tolerances must hold {num_constraints} numbers above 1 (got {list(tolerances)})"
         )
@@ -519,9 +518,11 @@ def _pymetis_partition(
         ) from None
     num_constraints = 1 if weights is None else weights.shape[1]
     if num_constraints > 1 or objective != "cut":
-        wanted = f"{num_constraints} constraints" if num_constraints > 1 else f"objtype {objective}"
+        request = (
+            f"{num_constraints} constraints" if num_constraints > 1 else f"objtype {objective}"
+        )
         raise MetisError(
-            f"pymetis balances one thing and minimises the cut (asked for {wanted}); for more, "
+            f"pymetis balances one thing and minimises the cut (asked for {request}); for more, "
             f"the package cmeel-metis is needed: {INSTALL_METIS}"
         )
     options = pymetis.Options(seed=seed)

@@ -78,7 +78,7 @@ def order_nodes(
     """
     by_part = np.argsort(parts, kind="stable").astype(np.int64, copy=False)
     ends = np.cumsum(np.bincount(parts, minlength=num_parts))
-    blocks = [by_part[start:stop] for start, stop in zip(np.append(0, ends), ends, strict=False)]
+    blocks = np.split(by_part, ends[:-1])
 
     def settle(part: int, order: Order) -> None:
         blocks[part][:] = order
@@ -95,11 +95,11 @@ def order_nodes(
         part: int, inside: scipy.sparse.csr_array, walk: Order, clusters: Order | None
     ) -> None:
         order = _place(inside, walk, clusters, type_offsets, blocks[part])
-        settle(part, order if found is None else _sorted(order, found.result(), type_offsets))
+        settle(part, order if places is None else _sorted(order, places.result(), type_offsets))
 
     with ThreadPoolExecutor(max_workers=1) as helper:
         coming = helper.submit(_prepare, matrix, blocks[0])
-        found = None if find_places is None else helper.submit(find_places)  # before `place`
+        places = None if find_places is None else helper.submit(find_places)  # before `place`
         placing = []
         for part in range(num_parts):
             inside, walk = coming.result()

@@ -146,16 +146,14 @@ class PartitionStats:
             "cut edges": [part.cut_edges for part in self.parts],
             "kB": [round(part.bytes / 1000) for part in self.parts],
         }
-        columns |= {
-            item.name: list(item.loads)
-            for item in self.balances
-            if item.name not in ("nodes", "in-edges")  # inner nodes and inner edges say it already
-        }
+        for item in self.balances:
+            if item.name not in ("nodes", "in-edges"):  # inner nodes and inner edges say it already
+                columns[item.name] = list(item.loads)
         for name, values in columns.items():
             ratio = Balance(name, tuple(values)).ratio
             table.add_column(name, f"{ratio:.3f}", justify="right", overflow="fold")
-        for part in range(self.num_parts):
-            table.add_row(str(part), *(f"{values[part]:,}" for values in columns.values()))
+        for part, numbers in enumerate(zip(*columns.values(), strict=True)):
+            table.add_row(str(part), *map("{:,}".format, numbers))
         return table
 
 

@@ -68,7 +68,8 @@ class PartitionWriter:
             self._stack.enter_context(_lock(self.root))
             self._old, self._prefix = self._existing()
             self._part_folder = re.compile(re.escape(self._prefix) + _PART_FOLDER.pattern)
-            self._check_folder()
+            for folder in _items(self.root, self._part_folder):
+                _check_ours(folder, _IN_PART)
             self._recover()
             prefix = f".{self.graph_name}-staging-"
             self._staging = Path(tempfile.mkdtemp(prefix=prefix, dir=self.root))
@@ -103,7 +104,7 @@ class PartitionWriter:
             content: The JSON without what this class knows: format, files, build.
         """
         full = dict(content)
-        names = {folder.name for folder in self._part_folders()}
+        names = {folder.name for folder in _items(self.root, self._part_folder)}
         for part in range(len(self._records)):
             names.add(folder := self._folder_of(part))
             sync_folder(self._staging / folder)
@@ -143,8 +144,8 @@ class PartitionWriter:
         Where there is none, None, and what the names of a new one shall begin with.
         """
         if not self.json_path.exists():
-            others = (path for path in sorted(self.root.glob("*.json")) if _has_parts(path))
-            return None, f"{self.graph_name}-" if any(others) else ""
+            is_shared = any(map(_has_parts, sorted(self.root.glob("*.json"))))
+            return None, f"{self.graph_name}-" if is_shared else ""
         if not self._overwrite:
             raise ValueError(
                 f"{self.json_path} exists; choose another graph_name, or leave overwrite=False out "
@@ -170,28 +171,18 @@ class PartitionWriter:
         assert aside.parent == self.root, "a build is checked when it is read"
         return aside
 
-    def _part_folders(self) -> list[Path]:
-        items = self.root.iterdir()
-        return sorted(item for item in items if self._part_folder.fullmatch(item.name))
-
-    def _check_folder(self) -> None:
-        """Refuse to touch files of another program."""
-        for folder in self._part_folders():
-            _check_ours(folder, _IN_PART)
-
     def _leftovers(self) -> list[Path]:
         """What earlier writers left, after checking that nothing else is in it."""
         name = re.escape(self.graph_name)
         ours = re.compile(rf"\.{name}-(staging-[a-z0-9_]+|[0-9a-f]{{16}})")
-        found = sorted(item for item in self.root.iterdir() if ours.fullmatch(item.name))
+        leftovers = _items(self.root, ours)
         of_writer = re.compile(rf"({name}-)?{_PART_FOLDER.pattern}|discarded|{name}\.json")
-        for leftover in found:
+        for leftover in leftovers:
             _check_ours(leftover, of_writer)
             for inside in (leftover, leftover / "discarded"):
-                for folder in sorted(inside.iterdir()) if inside.is_dir() else ():
-                    if self._part_folder.fullmatch(folder.name):
-                        _check_ours(folder, _IN_PART)
-        return found
+                for folder in _items(inside, self._part_folder) if inside.is_dir() else ():
+                    _check_ours(folder, _IN_PART)
+        return leftovers
 
     def _recover(self) -> None:
         """Put back the parts of the JSON that is there; drop what belongs to no JSON."""
@@ -199,8 +190,7 @@ class PartitionWriter:
         current = None if self._old is None else self._aside(self._old)
         for leftover in leftovers:
             if leftover == current:
-                parts = (p for p in leftover.iterdir() if self._part_folder.fullmatch(p.name))
-                for part in sorted(parts):
+                for part in _items(leftover, self._part_folder):
                     _remove(self.root / part.name)
                     os.rename(part, self.root / part.name)
             shutil.rmtree(leftover)
@@ -256,6 +246,11 @@ def _check_ours(folder: Path, names: re.Pattern[str]) -> None:
             f"{folder} holds files that graphshard did not write (such as {strange[0]}); choose "
             "another out_path, or move them away"
         )
+
+
+def _items(folder: Path, names: re.Pattern[str]) -> list[Path]:
+    """What a folder holds whose whole name fits a pattern, sorted."""
+    return sorted(item for item in folder.iterdir() if names.fullmatch(item.name))
 
 
 def _remove(path: Path) -> None:

@@ -346,14 +346,12 @@ def metis_assignment(
     for attempt, (method, share) in enumerate(_ATTEMPTS):
         if method == "recursive" and objective == "vol":
             continue
+        bounds = 1.0 + share * np.maximum(limits[coarse] / means[coarse] - 1.0, 1e-3)
         parts = metis_partition(
             graph,
             num_parts,
             node_weights=weights if coarse.all() else weights[:, coarse],
-            tolerances=[
-                1.0 + share * max(limit / mean - 1.0, 1e-3)
-                for limit, mean in zip(limits[coarse], means[coarse], strict=True)
-            ],
+            tolerances=bounds.tolist(),
             objective=objective,
             method=method,
             seed=(seed + attempt) % 2**31,
@@ -411,9 +409,11 @@ def _table(
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
     """Weights, one column per constraint, and the limit of each."""
     weights = np.zeros((num_nodes, len(constraints)), dtype=np.int64)
+    limits = np.zeros(len(constraints))
     for column, constraint in enumerate(constraints):
         weights[:, column] = constraint.weights
-    return weights, np.array([item.limit(num_parts, tolerance) for item in constraints])
+        limits[column] = constraint.limit(num_parts, tolerance)
+    return weights, limits
 
 
 def _repaired(

@@ -128,8 +128,8 @@ class DGLPartFile:
                 found: dict[str, Tensor | StoredTensor] = dict(
                     _with_types(open_tensors(reader), self.kind, self.book)
                 )
-                known = self._original_ids(found)
-            yield found | {name: ids for name, ids in known.items() if name not in found}
+                original_ids = self._original_ids(found)
+            yield found | {name: ids for name, ids in original_ids.items() if name not in found}
 
     def _original_ids(self, features: Mapping[str, object]) -> TensorDict:
         """The ids before partitioning, of the types whose features do not have them."""
@@ -223,61 +223,61 @@ def _with_types(
     by_relation: dict[str, list[str]] = {}
     for owner, name in zip(owners, book.etypes if kind == "edge_feats" else owners, strict=True):
         by_relation.setdefault(name, []).append(owner)
-    found = {}
-    for name, one in stored.items():
+    by_name = {}
+    for name, tensor in stored.items():
         owner, _, feature = name.rpartition("/")
         if not owner and len(owners) == 1:
             owner = owners[0]
         elif owner not in owners and len(by_relation.get(owner, ())) == 1:
             (owner,) = by_relation[owner]
-        found[f"{owner or DEFAULT_NTYPE}/{feature}"] = one
-    if len(found) != len(stored):
+        by_name[f"{owner or DEFAULT_NTYPE}/{feature}"] = tensor
+    if len(by_name) != len(stored):
         raise ValueError("it has a feature twice, with and without its type")
-    return found
+    return by_name
 
 
 def _edges_of(graph: StoredGraph) -> TensorDict:
     (relation,) = graph.relations
-    found: TensorDict = {}
+    tensors: TensorDict = {}
     name = next(name for name in ("coo", "csc", "csr") if name in relation.arrays)
     first, second, ids = relation.arrays[name]
     labels = ("src", "dst") if name == "coo" else ("indptr", "indices")
-    found[f"{name}/{labels[0]}"], found[f"{name}/{labels[1]}"] = first.read(), second.read()
+    tensors[f"{name}/{labels[0]}"], tensors[f"{name}/{labels[1]}"] = first.read(), second.read()
     if ids is not None:
-        found[f"{name}/eids"] = ids.read()
-    return found
+        tensors[f"{name}/eids"] = ids.read()
+    return tensors
 
 
 def _columns(what: str, fields: Mapping[str, StoredTensor], book: RangePartitionBook) -> TensorDict:
     """What a part says of its nodes or edges, and what it leaves out because it follows."""
     ids = _column(fields, "_ID", torch.int64)
-    found = {f"{what}/_ID": ids}
+    columns = {f"{what}/_ID": ids}
     flags = _column(fields, f"inner_{what}", None)
     if bool(((flags != 0) & (flags != 1)).any()):
         raise ValueError(f"an inner_{what} is neither 0 nor 1")
-    found[f"{what}/inner_{what}"] = flags.to(torch.bool)
+    columns[f"{what}/inner_{what}"] = flags.to(torch.bool)
     per_type: Callable[[Tensor], tuple[Tensor, Tensor]] = (
         book.map_to_per_ntype if what == "node" else book.map_to_per_etype
     )
     if "_TYPE" in fields:
-        found[f"{what}/_TYPE"] = _column(fields, "_TYPE", None).to(torch.int32)
+        columns[f"{what}/_TYPE"] = _column(fields, "_TYPE", None).to(torch.int32)
     else:
-        found[f"{what}/_TYPE"] = per_type(ids)[0].to(torch.int32)
+        columns[f"{what}/_TYPE"] = per_type(ids)[0].to(torch.int32)
     if what == "node":
         has_owners = "part_id" in fields
         owners = _column(fields, "part_id", None) if has_owners else book.nid2partid(ids)
-        found["node/part_id"] = owners.to(torch.int64)
-    return found
+        columns["node/part_id"] = owners.to(torch.int64)
+    return columns
 
 
 def _column(fields: Mapping[str, StoredTensor], name: str, dtype: torch.dtype | None) -> Tensor:
     if name not in fields:
         raise ValueError(f"{name} is missing")
-    one = fields[name]
-    is_integer = not one.dtype.is_floating_point
-    if len(one.shape) != 1 or not is_integer or dtype not in (None, one.dtype):
-        raise ValueError(f"{name} is {one.dtype} of shape {tuple(one.shape)}")
-    return one.read()
+    column = fields[name]
+    is_integer = not column.dtype.is_floating_point
+    if len(column.shape) != 1 or not is_integer or dtype not in (None, column.dtype):
+        raise ValueError(f"{name} is {column.dtype} of shape {tuple(column.shape)}")
+    return column.read()
 
 
 def find_relations(

@@ -424,5 +424,5 @@ def shown(value: Any) -> str:
         return f"a number of {value.bit_length()} bits"
     if isinstance(value, dict | list) and len(value) > 10:
         return f"a {type(value).__name__} of {len(value)}"
-    found = repr(value)
-    return found if len(found) <= _SHOWN else f"{found[:_SHOWN]}..."
+    text_of_value = repr(value)
+    return text_of_value if len(text_of_value) <= _SHOWN else f"{text_of_value[:_SHOWN]}..."

@@ -225,11 +225,11 @@ class PartitionConfig:
         Raises:
             PartitionFormatError: They are not.
         """
-        found, version = self.content.get("format"), self.content.get("format_version")
-        if self.layout == "other" and found != FORMAT:
+        format_name, version = self.content.get("format"), self.content.get("format_version")
+        if self.layout == "other" and format_name != FORMAT:
             raise PartitionFormatError(
                 f"{self.path} describes neither a graphshard partition nor one of DGL's (format "
-                f"{shown(found)}, expected {FORMAT!r}); partition the graph with "
+                f"{shown(format_name)}, expected {FORMAT!r}); partition the graph with "
                 "graphshard's partition_graph"
             )
         if self.layout == "other":
@@ -434,28 +434,29 @@ def build_of(content: Mapping[str, Any]) -> str:
 
 def digest_of_content(content: Mapping[str, Any], key: str, num_bytes: int = 16) -> str:
     """Digest of a JSON object, without the digest that it carries under a key."""
-    rest = {name: value for name, value in content.items() if name != key}
+    rest = dict(content)
+    rest.pop(key, None)
     text = json.dumps(rest, sort_keys=True, separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=num_bytes).hexdigest()
 
 
 def triples_of(etypes: Sequence[CanonicalEType]) -> dict[str, list[list[str]]]:
     """What a JSON says of relations whose names cannot be taken apart: an entry, or nothing."""
-    if any(":" in name for etype in etypes for name in etype):
+    if ":" in "".join(map("".join, etypes)):
         return {"canonical_etypes": [list(etype) for etype in etypes]}
     return {}
 
 
 def _read_triples(content: Mapping[str, Any]) -> dict[str, CanonicalEType]:
     """Relation, as the JSON names it, to its triple, where `triples_of` has written them."""
-    found = {}
+    triples = {}
     for triple in listing(content.get("canonical_etypes", []), "canonical_etypes"):
         names = [text(n, "a name in canonical_etypes") for n in listing(triple, "a relation")]
         if len(names) != 3:
             raise ValueError(f"a relation must be of three names (got {shown(triple)})")
         etype = (names[0], names[1], names[2])
-        found[etype_key(etype)] = etype
-    return found
+        triples[etype_key(etype)] = etype
+    return triples
 
 
 def _read_ntypes(content: Mapping[str, Any]) -> dict[str, int]:
@@ -503,8 +504,8 @@ def _read_edge_map(
 ) -> dict[CanonicalEType, PartRanges]:
     """Per edge type, the block of each part; ``relations`` as for `_read_etypes`."""
     only_type = etype_key(DEFAULT_CANONICAL_ETYPE)
-    found = _read_map(required(content, "edge_map"), "edge_map", only_type, num_parts)
-    return {relations.get(key) or _read_etype(key): blocks for key, blocks in found.items()}
+    by_name = _read_map(required(content, "edge_map"), "edge_map", only_type, num_parts)
+    return {relations.get(key) or _read_etype(key): blocks for key, blocks in by_name.items()}
 
 
 def _read_etype(key: str) -> CanonicalEType:
@@ -522,7 +523,7 @@ def _read_map(blocks: Any, name: str, only_type: str, num_parts: int) -> dict[st
         )
     if isinstance(blocks, list):
         blocks = {only_type: blocks}
-    found = {}
+    by_type = {}
     for key, rows in mapping(blocks, name).items():
         what = f"{name}[{shown(key)}]"
         if len(listing(rows, what)) != num_parts:
@@ -535,8 +536,8 @@ def _read_map(blocks: Any, name: str, only_type: str, num_parts: int) -> dict[st
         for row in rows:
             if len(listing(row, f"a block of {what}")) != 2:
                 raise ValueError(f"a block of {what} must be [start, stop] (got {shown(row)})")
-        found[key] = [[whole_number(n, f"a bound in {what}") for n in row] for row in rows]
-    return found
+        by_type[key] = [[whole_number(n, f"a bound in {what}") for n in row] for row in rows]
+    return by_type
 
 
 def _read_build(content: Mapping[str, Any]) -> str:
@@ -572,7 +573,7 @@ def _read_dgl_files(content: Mapping[str, Any], num_parts: int) -> tuple[dict[st
 
 
 def _read_part(content: Mapping[str, Any], part: int) -> dict[str, PartFile]:
-    found = {}
+    files_of_part = {}
     for kind in PART_FILES:
         try:
             entry = mapping(required(content, f"part-{part}"), f"part-{part}")
@@ -587,8 +588,8 @@ def _read_part(content: Mapping[str, Any], part: int) -> dict[str, PartFile]:
             raise ValueError(
                 f"it says nothing about the {kind} of part {part} that can be used: {error}"
             ) from None
-        found[kind] = PartFile(name, size, digest)
-    return found
+        files_of_part[kind] = PartFile(name, size, digest)
+    return files_of_part
 
 
 def _inside_path(name: Any) -> str:

@@ -173,11 +173,11 @@ class _TensorMachine(PickleMachine):
         self._archive = archive
 
     def named(self, module: str, name: str) -> Any:
-        found = NameOfTorch(f"{module} {name}")
+        name_of_torch = NameOfTorch(f"{module} {name}")
         is_storage = module == "torch" and name in _STORAGES
-        if not is_storage and found not in (*_DICT, _DEFAULT_DICT, _TENSOR):
+        if not is_storage and name_of_torch not in (*_DICT, _DEFAULT_DICT, _TENSOR):
             return super().named(module, name)
-        return found
+        return name_of_torch
 
     def called(self, function: Any, arguments: tuple[Any, ...]) -> Any:
         if isinstance(function, NameOfTorch):
@@ -351,11 +351,11 @@ class PyGPartition:
         feats = dict(_dict(stored.get("feats"), where))
         if stored.get("edge_time") is not None:
             feats["edge_time"] = stored["edge_time"]
-        found = {}
+        columns = {}
         for name, column in feats.items():
             if column is not None:
-                found[name] = _column(column, order.numel(), name, where)[order]
-        return found
+                columns[name] = _column(column, order.numel(), name, where)[order]
+        return columns
 
     def _node_columns(
         self, stored: Mapping[str, Any], ids: Tensor, count: int, where: str
@@ -366,13 +366,13 @@ class PyGPartition:
         if not torch.equal(ascending, ids):
             raise PartitionFormatError(f"{where}: its nodes are not those that node_map gives it")
         feats = _dict(stored.get("feats"), where)
-        found = {}
+        columns = {}
         for name, column in feats.items():
             if column is not None:
-                found[_TO_OURS.get(name, name)] = _column(column, ids.numel(), name, where)[order]
+                columns[_TO_OURS.get(name, name)] = _column(column, ids.numel(), name, where)[order]
         if stored.get("time") is not None:  # of all nodes of the type, in each part
-            found["time"] = _column(stored["time"], count, "time", where)[ids]
-        return found
+            columns["time"] = _column(stored["time"], count, "time", where)[ids]
+        return columns
 
 
 def is_pyg_folder(path: Path) -> bool:
@@ -418,10 +418,10 @@ def _is_name(name: Any) -> bool:
 
 
 def _read(path: Path) -> dict[Any, Any]:
-    found = _value(path)
-    if not isinstance(found, dict):
+    content = _value(path)
+    if not isinstance(content, dict):
         raise PartitionFormatError(f"{path} holds no dictionary")
-    return found
+    return content
 
 
 def _value(path: Path) -> Any:
@@ -438,10 +438,10 @@ def _parts(path: Path, num_parts: int) -> Tensor:
 
 
 def _entry(stored: Mapping[Any, Any], key: Any, where: str) -> Mapping[str, Any]:
-    found = stored.get(key)
-    if not isinstance(found, dict):
+    entry = stored.get(key)
+    if not isinstance(entry, dict):
         raise PartitionFormatError(f"{where} has nothing of {key!r}")
-    return found
+    return entry
 
 
 def _dict(stored: Any, where: str) -> Mapping[Any, Any]:

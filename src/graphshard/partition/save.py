@@ -7,6 +7,7 @@ of the nodes of a part while the nodes of other parts are put in order, the rest
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 from collections import deque
@@ -295,10 +296,11 @@ def _write_parts(
     cut_edges, entering = find_cut_edges(plan.relabeling)
     cutting = [jobs.start(_write_graph, plan, writer, part, num_hops, cut_edges) for part in parts]
     jobs.finish()
-    return tuple(
-        replace(cut.result(), cut_edges=int(entering[part]), bytes=writer.part_bytes(part))
-        for part, cut in enumerate(cutting)
-    )
+    sizes = []
+    for part, cut in enumerate(cutting):
+        more = {"cut_edges": int(entering[part]), "bytes": writer.part_bytes(part)}
+        sizes.append(replace(cut.result(), **more))
+    return tuple(sizes)
 
 
 def _write_graph(
@@ -328,7 +330,7 @@ def _json_content(
     plan: _Plan, stats: PartitionStats, num_hops: int, num_trainers_per_machine: int
 ) -> dict[str, Any]:
     source, book = plan.relabeling.source, plan.relabeling.book
-    node_map, edge_map = book.node_map(), book.edge_map()
+    relations = list(map(etype_key, source.canonical_etypes))
     return {
         "graph_name": stats.graph_name,
         "num_nodes": source.num_nodes,
@@ -338,10 +340,10 @@ def _json_content(
         "halo_hops": num_hops,
         "num_trainers_per_machine": num_trainers_per_machine,
         "graph_formats": list(plan.formats),
-        "node_map": node_map,
-        "edge_map": {etype_key(etype): blocks for etype, blocks in edge_map.items()},
-        "ntypes": {name: place for place, name in enumerate(source.ntypes)},
-        "etypes": {etype_key(name): n for n, name in enumerate(source.canonical_etypes)},
+        "node_map": book.node_map(),
+        "edge_map": dict(zip(relations, book.edge_map().values(), strict=True)),
+        "ntypes": dict(zip(source.ntypes, itertools.count(), strict=False)),
+        "etypes": dict(zip(relations, itertools.count(), strict=False)),
         **triples_of(source.canonical_etypes),
         "stats": stats.as_dict(),
     }
@@ -398,15 +400,12 @@ def _check_arguments(
 
 def _check_features(source: GraphSource, num_trainers_per_machine: int) -> None:
     own = {"orig_id"} | ({"trainer_id"} if num_trainers_per_machine > 1 else set())
-    owners = [
-        (f"node type '{ntype}'", source.node_features(place))
-        for place, ntype in enumerate(source.ntypes)
-    ]
-    owners += [
-        (f"relation {etype}", source.edge_features(place))
-        for place, etype in enumerate(source.canonical_etypes)
-    ]
-    for owner, features in owners:
+    owners = {}
+    for type_id, ntype in enumerate(source.ntypes):
+        owners[f"node type '{ntype}'"] = source.node_features(type_id)
+    for relation, etype in enumerate(source.canonical_etypes):
+        owners[f"relation {etype}"] = source.edge_features(relation)
+    for owner, features in owners.items():
         for name, feature in features.items():
             check_text(name, f"the name of a feature of {owner}")
             if not name or "/" in name:

@@ -7,8 +7,8 @@ from ._config import MODELS, FullBatchConfig, RunConfig, SampledConfig
 from ._embeddings import NodeEmbeddings
 from ._models import GAT, GCN, RGCN, SAGE, TypedRGCN
 from ._result import EpochReport, Evaluation, SamplingReport, TrainResult
+from ._run import FullBatchRun, SampledRun, TrainingRun, train_full_batch, train_sampled
 from ._shard import TrainingShard, load_shard
-from ._training_run import FullBatchRun, SampledRun, TrainingRun, train_full_batch, train_sampled
 from .launch import (
     LaunchOutcome,
     WorkerExit,

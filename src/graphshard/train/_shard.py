@@ -203,10 +203,10 @@ def _target(data: PartitionData, task: TaskInfo) -> str:
     if task.target in labelled:
         return str(task.target)
     if len(labelled) != 1:
-        found = f"{len(labelled)} have: {', '.join(labelled)}" if labelled else "none has"
+        candidates = f"{len(labelled)} have: {', '.join(labelled)}" if labelled else "none has"
         raise ValueError(
             "one node type must have the feature 'label', the class of each node "
-            f"({found}); set ndata['label'], train_mask, val_mask and test_mask before "
+            f"({candidates}); set ndata['label'], train_mask, val_mask and test_mask before "
             "partitioning"
         )
     return labelled[0]

@@ -571,17 +571,17 @@ def shared_evenly(ids: Tensor) -> Tensor:
 
 def _moves(surplus: list[int]) -> dict[tuple[int, int], int]:
     """Rank that sends and rank that receives to the number, from each rank's surplus or lack."""
-    found = {}
+    moves = {}
     takers = [(r, -n) for r, n in enumerate(surplus) if n < 0]
     for giver, number in enumerate(surplus):
         while number > 0:
             taker, lacking = takers.pop()
             moved = min(number, lacking)
-            found[giver, taker] = moved
+            moves[giver, taker] = moved
             number -= moved
             if lacking > moved:
                 takers.append((taker, lacking - moved))
-    return found
+    return moves
 
 
 class SampledInputs:
@@ -691,10 +691,12 @@ class SampledInputs:
 
 def _types_before(shard: TrainingShard, num_layers: int) -> set[str]:
     """Node types whose rows may reach the target type in so many layers."""
-    found = {shard.target}
+    reached = {shard.target}
     for _ in range(num_layers):
-        found |= {source for source, _, target in shard.data.canonical_etypes if target in found}
-    return found
+        reached |= {
+            source for source, _, target in shard.data.canonical_etypes if target in reached
+        }
+    return reached
 
 
 def _pair_ids(pairs: PartitionData) -> Tensor:
@@ -745,13 +747,13 @@ def fetch_owned_rows(requests: Sequence[OwnedRows]) -> list[Tensor]:
         owner = owner.masked_fill(owner == rank(), -1)  # own rows go first
         orders.append(torch.argsort(owner, stable=True))
     fetched = fetch_halo([(p, wanted.table) for p, wanted in zip(plans, requests, strict=True)])
-    found = []
+    by_request = []
     for wanted, own, halo, order in zip(requests, owned, fetched, orders, strict=True):
         place = torch.empty_like(order)
         place[order] = torch.arange(order.numel(), device=order.device)
         rows = torch.cat([wanted.table.index_select(0, own), halo])
-        found.append(rows.index_select(0, place))
-    return found
+        by_request.append(rows.index_select(0, place))
+    return by_request
 
 
 class Learner:
