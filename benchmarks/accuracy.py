@@ -34,6 +34,7 @@ import torch
 
 import graphshard
 from graphshard.data.prepare import DATASETS_VARIABLE, Preparation, read_dataset
+from graphshard.data.task import partition_dataset
 from graphshard.train import (
     FullBatchConfig,
     FullBatchRun,
@@ -44,7 +45,6 @@ from graphshard.train import (
     run_as_worker,
     send_event,
 )
-from graphshard.train.task import partition_dataset
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"

@@ -142,8 +142,8 @@ def locality_order(path: Path, src: Tensor, dst: Tensor, num_nodes: int) -> Tens
     """The order that nodes get in a part; kept beside the graph, for another tree to use."""
     kept = path.with_suffix(".order.npy")
     if not kept.exists():
-        from graphshard.partition.assign._order import order_nodes
-        from graphshard.partition.assign._undirected import UndirectedGraph
+        from graphshard.partition._metis import UndirectedGraph
+        from graphshard.partition._order import order_nodes
 
         undirected = UndirectedGraph.from_edges([(src, dst)], num_nodes)
         np.save(kept, order_nodes(np.zeros(num_nodes, np.int64), [0, num_nodes], 1, undirected))

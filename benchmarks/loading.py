@@ -28,9 +28,9 @@ from torch import Tensor
 import graphshard
 from graphshard.fullbatch import _partition_data
 from graphshard.ops import Adjacency
+from graphshard.partition import load as loading
 from graphshard.partition import partition_graph
 from graphshard.partition.format import PartitionConfig, read_config
-from graphshard.partition.load import _load
 
 
 def unchecked(tensors: Mapping[str, Tensor], book: object) -> Adjacency:
@@ -51,7 +51,7 @@ def unchecked(tensors: Mapping[str, Tensor], book: object) -> Adjacency:
 def nothing_checked() -> Iterator[None]:
     """Neither when a file is read, nor when edges are sorted by relation."""
     with (
-        mock.patch.object(_load, "checked_adjacency", unchecked),
+        mock.patch.object(loading, "checked_adjacency", unchecked),
         mock.patch.object(_partition_data, "_check_ends"),
     ):
         yield
@@ -59,14 +59,14 @@ def nothing_checked() -> Iterator[None]:
 
 def load(config: PartitionConfig, **digests: bool) -> None:
     """What `load_partition` does after reading the JSON."""
-    _load.load_part(config, 0, **digests)
+    loading.load_part(config, 0, **digests)
 
 
 def load_for_training(config: PartitionConfig, **digests: bool) -> None:
     """What `load_dgl_partition_data` does after reading the JSON."""
 
     def load_part(config: Any, part: int, **_: bool) -> Any:
-        return _load.load_part(config, part, **digests)
+        return loading.load_part(config, part, **digests)
 
     with mock.patch.object(_partition_data, "load_part", load_part):
         graphshard.load_dgl_partition_data(config.path, 0)

@@ -31,8 +31,8 @@ from scipy.sparse import csgraph
 from torch import Tensor
 
 from graphshard.ops import Adjacency, gspmm
-from graphshard.partition.assign._order import breadth_first_order, clustered_order, mean_log_gap
-from graphshard.partition.assign._undirected import UndirectedGraph
+from graphshard.partition._metis import UndirectedGraph
+from graphshard.partition._order import breadth_first_order, clustered_order, mean_log_gap
 
 Order = npt.NDArray[np.integer[Any]]
 

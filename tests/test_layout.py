@@ -41,7 +41,7 @@ ARROWS: dict[str, set[str]] = {
     "partition": BASE | {"function", "ops", "graph", "comm"},
     "fullbatch": BASE | {"function", "ops", "graph", "comm", "partition"},
     "sampling": BASE | {"function", "ops", "graph", "comm", "partition", "fullbatch"},
-    "data": BASE | {"function", "ops", "graph"},
+    "data": BASE | {"function", "ops", "graph", "partition"},
 }
 ARROWS["servers"] = ARROWS["sampling"] | {"sampling"}
 ARROWS["pyg"] = ARROWS["servers"] | {"nn", "servers"}

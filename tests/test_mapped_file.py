@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from graphshard._base.files import MappedFile, mapped
+from graphshard._base import files as base_files
+from graphshard._base.files import MappedFile
 from large_pages import LARGE_PAGE, SHARED, bytes_in_large_pages, can_move_shared_memory
 
 NUM_BYTES = 8 * LARGE_PAGE + 5
@@ -39,7 +40,7 @@ def test_maps_are_the_file(
     descriptor: int, has_libc: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not has_libc:
-        monkeypatch.setattr(mapped, "_libc", lambda: None)
+        monkeypatch.setattr(base_files, "_libc", lambda: None)
     one, other = (MappedFile(os.dup(descriptor), NUM_BYTES) for _ in range(2))
     values = torch.randint(256, (NUM_BYTES,), dtype=torch.uint8)
     tensor(one).copy_(values)

@@ -41,9 +41,9 @@ from campaign_report import write_report
 
 from graphshard.comm.group._failure import MARGIN_SECONDS
 from graphshard.data import load_dataset
+from graphshard.data.task import partition_dataset
 from graphshard.testing import RanksFailed, run_ranks
 from graphshard.train import FullBatchConfig, FullBatchRun, SampledConfig, SampledRun
-from graphshard.train.task import partition_dataset
 
 TIMEOUT = 12.0
 EPOCHS = 8

@@ -24,6 +24,7 @@ from mutations import mutate
 from trials import Campaign, digest, run_trials
 
 import graphshard
+from graphshard.data.task import task_path
 from graphshard.errors import PartitionFormatError
 from graphshard.partition import (
     load_partition,
@@ -31,11 +32,10 @@ from graphshard.partition import (
     partition_graph,
     verify_partition,
 )
-from graphshard.partition.files._files import TensorFile, digest_of
+from graphshard.partition.files import TensorFile, digest_of
 from graphshard.partition.format import build_of
 from graphshard.train import FullBatchConfig, FullBatchRun, TaskInfo, read_task, write_task
 from graphshard.train.commands import run
-from graphshard.train.task import task_path
 
 NUM_CLASSES = 3
 OUTCOMES: dict[str, Counter[str]] = {}

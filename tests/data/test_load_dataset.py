@@ -281,7 +281,7 @@ def test_raw_folders_are_told_how_they_are_read(tmp_path: Path) -> None:
     (planetoid / "ind.citeseer.x").touch()
     for folder, call in (
         (ogb, f"data.from_ogb('ogbn-arxiv', root={str(tmp_path)!r})"),
-        (planetoid, f"data.CitationGraphDataset('citeseer', raw_dir={str(planetoid)!r})[0]"),
+        (planetoid, f"dgl.data.CitationGraphDataset('citeseer', raw_dir={str(planetoid)!r})[0]"),
     ):
         with pytest.raises(ValueError, match=re.escape(f"graphshard.{call}")):
             read_dataset(str(folder))

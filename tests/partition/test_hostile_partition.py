@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from partition_cases import contents, plain, typed
 
+from graphshard.data.task import task_path
 from graphshard.errors import PartitionFormatError
 from graphshard.fullbatch import load_dgl_partition_data
 from graphshard.partition import (
@@ -29,7 +30,6 @@ from graphshard.partition import (
 from graphshard.partition.format import build_of, read_config
 from graphshard.train import TaskInfo, write_task
 from graphshard.train.commands import run
-from graphshard.train.task import task_path
 
 pytestmark = pytest.mark.usefixtures("no_syncing")
 

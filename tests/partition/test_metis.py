@@ -15,8 +15,7 @@ import pytest
 import torch
 
 from graphshard.errors import MetisError
-from graphshard.partition import UndirectedGraph, metis_available, metis_partition
-from graphshard.partition.assign import _metis
+from graphshard.partition import UndirectedGraph, _metis, metis_available, metis_partition
 
 
 def ring(num_nodes: int, count: bool = False) -> UndirectedGraph:

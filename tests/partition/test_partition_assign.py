@@ -14,11 +14,19 @@ from torch import Tensor
 from graphshard.errors import MetisError
 from graphshard.graph import Graph, graph, heterograph
 from graphshard.partition import BalanceWarning
-from graphshard.partition._source import GraphSource
-from graphshard.partition.assign._assign import assign_nodes, metis_assignment, random_assignment
-from graphshard.partition.assign._constraints import Constraint, build_constraints
-from graphshard.partition.assign._repair import excess, fill_empty_parts, part_loads, repair_balance
-from graphshard.partition.assign._undirected import UndirectedGraph
+from graphshard.partition._local_part import GraphSource
+from graphshard.partition._metis import UndirectedGraph
+from graphshard.partition.assign import (
+    Constraint,
+    assign_nodes,
+    build_constraints,
+    excess,
+    fill_empty_parts,
+    metis_assignment,
+    part_loads,
+    random_assignment,
+    repair_balance,
+)
 
 
 def assign(g: Graph, num_parts: int, method: Any = "metis", **arguments: Any) -> Any:
@@ -319,7 +327,7 @@ def test_repair_leaves_the_input_alone() -> None:
 
 
 def test_metis_that_is_missing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    from graphshard.partition.assign import _metis
+    from graphshard.partition import _metis
 
     monkeypatch.setattr(_metis, "load_metis", lambda: None)
     monkeypatch.setitem(__import__("sys").modules, "pymetis", None)

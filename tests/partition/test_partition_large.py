@@ -19,15 +19,16 @@ from torch import Tensor
 from graphshard.graph import graph
 from graphshard.partition import (
     UndirectedGraph,
+    _order,
+    assign,
     load_partition_stats,
     metis_partition,
     partition_graph,
+    save,
 )
-from graphshard.partition.assign import _assign, _order
-from graphshard.partition.assign._undirected import _is_symmetric
-from graphshard.partition.save import _save
-from graphshard.partition.save._jobs import Jobs
-from graphshard.partition.save._writer import PartitionWriter
+from graphshard.partition._metis import _is_symmetric
+from graphshard.partition._writer import PartitionWriter
+from graphshard.partition.save import Jobs
 
 
 def communities(num_nodes: int, size: int, degree: int) -> tuple[Tensor, Tensor]:
@@ -102,10 +103,10 @@ def test_large_graphs_of_many_edges_get_fewer_passes(
         calls.append(options)
         return metis_partition(*arguments, **options)
 
-    monkeypatch.setattr(_assign, "metis_partition", watched)
+    monkeypatch.setattr(assign, "metis_partition", watched)
     g = graph(communities(4000, 50, 20))
     partition_graph(g, "g", 4, tmp_path / "full", balance_edges=True, quiet=True)
-    monkeypatch.setattr(_assign, "_LARGE_EDGES", 10_000)
+    monkeypatch.setattr(assign, "_LARGE_EDGES", 10_000)
     partition_graph(g, "g", 4, tmp_path / "less", balance_edges=True, quiet=True)
     mesh = torch.arange(20_000)
     partition_graph(graph((mesh, mesh.roll(1))), "g", 4, tmp_path / "mesh", quiet=True)
@@ -176,14 +177,14 @@ def test_an_error_in_a_writing_thread_is_told(
 def test_an_error_while_cutting_stops_the_writing_threads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cut = _save.cut_part
+    cut = save.cut_part
 
     def broken(relabeling: Any, part: int, *rest: Any) -> Any:
         if part == 2:
             raise MemoryError("part 2")
         return cut(relabeling, part, *rest)
 
-    monkeypatch.setattr(_save, "cut_part", broken)
+    monkeypatch.setattr(save, "cut_part", broken)
     with no_thread_left(), pytest.raises(MemoryError, match="part 2"):
         partition_graph(plain(), "g", 4, tmp_path, quiet=True)
     assert list(tmp_path.iterdir()) == []

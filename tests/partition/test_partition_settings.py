@@ -12,7 +12,7 @@ import torch
 
 import graphshard
 from graphshard.partition import load_partition, partition_graph
-from graphshard.partition.save._jobs import Jobs
+from graphshard.partition.save import Jobs
 
 
 def ring(num_nodes: int = 12) -> graphshard.Graph:

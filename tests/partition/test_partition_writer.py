@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from partition_cases import plain, typed
 from graphshard.errors import PartitionFormatError
 from graphshard.graph import Graph, graph
 from graphshard.partition import (
+    _writer,
+    files,
     format,
     load_partition,
     load_partition_book,
@@ -27,10 +30,8 @@ from graphshard.partition import (
     partition_graph,
     verify_partition,
 )
-from graphshard.partition.files import _files
-from graphshard.partition.files._files import TensorFile, digest_of, write_tensors
-from graphshard.partition.save import _writer
-from graphshard.partition.save._writer import PartitionWriter
+from graphshard.partition._writer import PartitionWriter
+from graphshard.partition.files import TensorFile, digest_of, write_tensors
 
 
 @pytest.fixture(autouse=True)
@@ -75,7 +76,7 @@ GUARDED = (
     (os, "mkdir"),
     (os, "rmdir"),
     (shutil, "rmtree"),
-    (_files, "open"),
+    (files, "open"),
     (_writer, "open"),
 )
 
@@ -406,7 +407,7 @@ def rewrite(
     change(tensors)
     (folder / name).unlink()
     record = write_tensors(folder / name, tensors)
-    content[f"part-{part}"]["files"][name] = record.as_dict()
+    content[f"part-{part}"]["files"][name] = asdict(record)
     content["build"] = format.build_of(content)
     (folder / "g.json").write_text(json.dumps(content))
     assert digest_of(folder / name) == record.blake2b

@@ -15,6 +15,7 @@ import torch
 
 import graphshard
 from graphshard.data import NodeDataset
+from graphshard.data.task import partition_dataset
 from graphshard.errors import PartitionFormatError
 from graphshard.fullbatch import load_dgl_partition_data
 from graphshard.graph import Graph, graph, heterograph, save_graphs, to_csv, to_parquet
@@ -28,7 +29,6 @@ from graphshard.partition.format import build_of
 from graphshard.servers import DistEmbedding, DistGraph, DistTensor, exit_client, save_checkpoint
 from graphshard.testing import run_ranks
 from graphshard.train._checkpoint import CheckpointFolder
-from graphshard.train.task import partition_dataset
 
 HALF = "a\ud800"
 """Text that no encoding has: Python makes such of bytes that are not UTF-8."""

@@ -141,10 +141,10 @@ def test_trainers_of_servers(tmp_path: Path) -> None:
     printed = run(
         f"folder = {str(tmp_path)!r}\ng = gs.data.random_graph(10, 20)\n"
         "g.ndata['feat'] = torch.arange(10.0).view(-1, 1)\n"
-        "gs.distributed.partition_graph(g, 'g', 2, folder, quiet=True)",
-        "def work(rank, world_size):\n    gs.distributed.initialize()\n"
-        "    g = gs.distributed.DistGraph('g')\n    total = float(g.ndata['feat'][:].sum())\n"
-        "    here = gs.distributed.get_rank()\n    gs.distributed.exit_client()\n"
+        "gs.partition.partition_graph(g, 'g', 2, folder, quiet=True)",
+        "def work(rank, world_size):\n    gs.servers.initialize()\n"
+        "    g = gs.servers.DistGraph('g')\n    total = float(g.ndata['feat'][:].sum())\n"
+        "    here = gs.servers.get_rank()\n    gs.servers.exit_client()\n"
         "    import os\n    return total, here, os.environ['GRAPHSHARD_HOST']",
         "with LocalServers(folder + '/g.json', num_hosts=2) as servers:\n"
         "    print(run_ranks(work, 3, servers=servers))",

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from graphshard.testing import run_ranks
-from graphshard.train._sampled import shared_evenly
+from graphshard.train._run import shared_evenly
 
 SIZES = [[5], [3, 3], [9, 0], [0, 0], [1, 0], [0, 7, 2], [10, 1, 1], [1, 2, 3, 0], [0, 0, 0, 11]]
 

@@ -15,8 +15,8 @@ from forked_programs import run_program
 from graphshard import PartitionFormatError
 from graphshard.data import NodeDataset
 from graphshard.data.prepare import Preparation, has_relations, read_dataset
+from graphshard.data.task import partition_dataset, task_path
 from graphshard.train import TaskInfo, read_task, write_task
-from graphshard.train.task import partition_dataset, task_path
 
 
 def test_a_task_is_read_as_it_was_written(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ class RangeMap:
     def __post_init__(self) -> None:
         if not self.starts or self.starts[0] != 0:
             raise ValueError(f"starts must begin with 0 (got {self.starts[:3]})")
-        if any(a > b for a, b in zip(self.starts, self.starts[1:], strict=False)):
+        if list(self.starts) != sorted(self.starts):
             raise ValueError(f"starts must ascend (got {self.starts})")
 
     @classmethod

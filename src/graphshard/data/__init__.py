@@ -8,11 +8,10 @@ lists in CSV and Parquet, SciPy and NetworkX graphs are read by ``graphshard.gra
 
 from ..graph import from_dgl, to_dgl
 from ..graph.dgl_files import load_graphs, save_graphs
-from ._load import load_dataset
 from ._ogb import from_ogb
 from ._pyg import from_pyg, to_pyg
 from ._synthetic import community_graph, random_graph, random_typed_graph
-from .dataset import NodeDataset
+from .dataset import NodeDataset, load_dataset
 
 __all__ = [
     "NodeDataset",

@@ -35,7 +35,7 @@ import numpy as np
 
 from .._base.files import read_text_regular
 from .._base.typing import DEFAULT_CANONICAL_ETYPE, DEFAULT_NTYPE, CanonicalEType
-from ._arrays import SparseRows, is_there, read_array, read_features
+from .npy import SparseRows, is_there, read_array, read_features
 
 FILE_NAMES = {"train": "train", "val": "valid", "test": "test"}
 """Name of each set of nodes here, and in file names."""

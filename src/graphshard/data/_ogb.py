@@ -34,10 +34,9 @@ from .._base.files import check_regular, open_regular
 from .._base.typing import CanonicalEType
 from ..graph import Graph, graph, heterograph
 from ..graph.convert import require
-from ._arrays import is_there, plain_numbers
 from ._folder import FILE_NAMES, check_node_count
 from .dataset import NodeDataset, count_classes
-from .npy import read_npz
+from .npy import is_there, plain_numbers, read_npz
 
 _UNDIRECTED = ("ogbn-proteins", "ogbn-products")
 """Data sets whose files hold each edge once: OGB gives each its reverse, right behind it."""

@@ -1,18 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NodeDataset: a graph with a node classification task on it."""
+"""NodeDataset: a graph with a node classification task on it. load_dataset: one from a folder."""
 
 from __future__ import annotations
 
+import os
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from .._base.files import check_text
-from ..graph import Graph
+from .._base.typing import DEFAULT_CANONICAL_ETYPE, INDEX_DTYPES, CanonicalEType
+from ..errors import GraphValueError
+from ..graph import Graph, graph, heterograph
+from ..graph import add_self_loop as with_self_loops
+from ..graph import remove_self_loop as without_self_loops
+from ..graph import to_bidirected as in_both_directions
+from ._folder import FolderArrays, how_to_read, read_folder
+from .npy import SparseRows, dense_features, feature_dtype
 
 SPLITS = ("train", "val", "test")
 """The three sets of nodes; a set is the field ``{name}_mask`` of the target type."""
+
+MASKS = ("train_mask", "val_mask", "test_mask")
+"""Their fields."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,14 +70,14 @@ class NodeDataset:
         if self.num_classes < 0:
             raise ValueError(f"num_classes must not be negative (got {self.num_classes})")
         fields = self.graph.nodes[self.target].data
-        wanted = ["label", *(f"{split}_mask" for split in SPLITS)]
-        missing = [name for name in wanted if name not in fields]
+        names = ["label", *MASKS]
+        missing = [name for name in names if name not in fields]
         if missing:
             raise ValueError(
-                f"nodes of type {self.target!r} must have the fields {wanted} (missing: {missing});"
+                f"nodes of type {self.target!r} must have the fields {names} (missing: {missing});"
                 " NodeDataset.from_graph fills in empty ones"
             )
-        for name in wanted[1:]:
+        for name in MASKS:
             if fields[name].dtype != torch.bool or fields[name].ndim != 1:
                 raise TypeError(
                     f"{name} must be a bool vector, one value per node (got "
@@ -100,10 +115,10 @@ class NodeDataset:
         num_nodes = graph.num_nodes(target)
         if "label" not in fields:
             fields["label"] = torch.full((num_nodes,), -1, device=graph.device)
-        for split in SPLITS:
-            if f"{split}_mask" not in fields:
+        for name_of_mask in MASKS:
+            if name_of_mask not in fields:
                 empty = torch.zeros(num_nodes, dtype=torch.bool, device=graph.device)
-                fields[f"{split}_mask"] = empty
+                fields[name_of_mask] = empty
         if num_classes is None:
             num_classes = count_classes(fields["label"])
         return cls(name=name, graph=graph, num_classes=num_classes, target=target)
@@ -143,3 +158,238 @@ def _find_target(graph: Graph) -> str:
             f"target must be given, since {len(candidates)} node types could be it: {candidates}"
         )
     return candidates[0]
+
+
+BUNDLED = ("cora",)
+"""Data sets that come with the package."""
+
+ENTITY = "entity"
+"""The node type of a knowledge graph that is read as a typed graph."""
+
+
+def load_dataset(
+    name_or_path: str | os.PathLike[str],
+    *,
+    split: int | None = None,
+    features: bool = True,
+    row_normalize: bool = False,
+    to_bidirected: bool = False,
+    add_inverse: bool = False,
+    add_self_loop: bool = False,
+    as_typed: bool = False,
+    dtype: torch.dtype | None = None,
+    idtype: torch.dtype = torch.int64,
+    max_feature_bytes: int = 4 * 2**30,
+) -> NodeDataset:
+    """Load a node classification data set.
+
+    The layout of a folder is drawn in ``graphshard/data/_folder.py``. A folder with
+    ``edge_type.npy`` is a knowledge graph and has two views. By default it is one homogeneous graph
+    whose edges carry ``etype`` ([num_edges] int64) and ``norm`` ([num_edges, 1], 1 over the number
+    of edges of the same relation into the same destination), as RelGraphConv wants them. With
+    ``as_typed`` it is a graph with one node type, ``entity``, and a relation for each relation.
+
+    Args:
+        name_or_path: ``'cora'``, which comes with the package, or a folder.
+        split: Which of several published splits to take; None takes the main one.
+        features: Whether to read features; without them the graph has no ``feat``.
+        row_normalize: Divide each feature row by its sum.
+        to_bidirected: Make the graph simple with both directions of every edge. For a graph
+            without relations only.
+        add_inverse: Add the inverse of every relation: ``etype`` gets ``num_relations`` more
+            values, relation ``r`` having the inverse ``r + num_relations``; a typed graph gets
+            ``(DST, 'rev_NAME', SRC)`` for each ``(SRC, 'NAME', DST)``.
+        add_self_loop: Give every node exactly one self loop. For a graph without relations only.
+        as_typed: Read a knowledge graph as a typed graph.
+        dtype: Floating point dtype of features and ``norm``. None: features as the files have them
+            (integers of up to 16 bits become float32, longer ones float64, so that none changes),
+            and ``norm`` in float32.
+        idtype: int32 or int64, for node and edge ids.
+        max_feature_bytes: Refuse to make sparse features dense, or wider, where that takes more.
+
+    Returns:
+        The data set, on CPU.
+
+    Raises:
+        FileNotFoundError: There is neither a bundled data set nor a folder of that name.
+        ValueError: The folder is damaged, or an option does not fit what it holds.
+        TypeError: A dtype is of the wrong kind.
+
+    Example:
+        >>> cora = load_dataset('cora', row_normalize=True)
+        >>> cora.graph.num_nodes(), cora.num_classes, len(cora.node_ids('train'))
+        (2708, 7, 140)
+    """
+    if idtype not in INDEX_DTYPES:
+        raise TypeError(f"idtype must be torch.int32 or torch.int64 (got {idtype})")
+    if dtype is not None and not dtype.is_floating_point:
+        raise TypeError(f"dtype must be a floating point dtype (got {dtype})")
+    folder = _folder_of(name_or_path)
+    arrays = read_folder(folder, split, features)
+    _check_options(arrays, folder, to_bidirected or add_self_loop, add_inverse, as_typed)
+    dtypes = {t: dtype or _feature_dtype(folder, m) for t, m in arrays.features.items()}
+    _check_feature_size(arrays, folder, dtypes, max_feature_bytes)
+
+    relation_names: Sequence[str] = ()
+    if arrays.edge_type is not None and as_typed:
+        g, target = _typed_knowledge_graph(arrays, add_inverse, idtype), ENTITY
+    elif arrays.edge_type is not None:
+        g, relation_names = _knowledge_graph(arrays, add_inverse, dtype or torch.float32, idtype)
+        target = arrays.target
+    elif DEFAULT_CANONICAL_ETYPE in arrays.edges:
+        g, target = _plain_graph(arrays, to_bidirected, add_self_loop, idtype), arrays.target
+    else:
+        try:
+            g, target = _typed_graph(arrays, add_inverse, idtype), arrays.target
+        except GraphValueError as error:  # a name that is none
+            raise ValueError(f"{folder}: {error}") from None
+
+    for ntype, matrix in arrays.features.items():
+        feat = dense_features(matrix, dtypes[ntype], row_normalize)
+        g.nodes[target if ntype == arrays.target else ntype].data["feat"] = feat
+    fields = g.nodes[target].data
+    fields["label"] = torch.from_numpy(arrays.label)
+    for name in SPLITS:
+        fields[f"{name}_mask"] = torch.from_numpy(arrays.masks[name])
+    return NodeDataset(
+        name=folder.name,
+        graph=g,
+        num_classes=max(int(arrays.label.max(initial=-1)) + 1, len(arrays.class_names)),
+        target=target,
+        class_names=arrays.class_names,
+        relation_names=tuple(relation_names),
+    )
+
+
+def _folder_of(name_or_path: str | os.PathLike[str]) -> Path:
+    if name_or_path in BUNDLED:
+        return Path(__file__).parent / str(name_or_path)
+    path = Path(name_or_path)
+    if path.exists() and not path.is_dir():
+        raise ValueError(
+            f"{path} is a file, and no folder of arrays{how_to_read(path)}; a data set is one of "
+            f"{list(BUNDLED)}, a folder of arrays (edge_index.npy and others), or to commands also "
+            "a file that ends in .csv, .parquet, .bin or .dgl"
+        )
+    if not path.is_dir():
+        raise FileNotFoundError(
+            f"no data set {str(name_or_path)!r}: give one of {list(BUNDLED)}, which come with the "
+            "package, or the path of a folder of arrays"
+        )
+    return path.resolve()
+
+
+def _check_options(
+    arrays: FolderArrays, folder: Path, simple: bool, add_inverse: bool, as_typed: bool
+) -> None:
+    plain = arrays.edge_type is None and DEFAULT_CANONICAL_ETYPE in arrays.edges
+    if simple and not plain:
+        raise ValueError(
+            f"to_bidirected and add_self_loop are for graphs without relations, and {folder.name} "
+            "has relations; use add_inverse=True, or the transforms on the graph"
+        )
+    if (add_inverse or as_typed) and plain:
+        raise ValueError(
+            f"add_inverse and as_typed are for graphs with relations, and {folder.name} has none; "
+            "use to_bidirected=True for both directions"
+        )
+
+
+def _feature_dtype(folder: Path, matrix: np.ndarray | SparseRows) -> torch.dtype:
+    try:
+        return feature_dtype(matrix)
+    except ValueError as error:
+        raise ValueError(f"{folder}: {error}") from None
+
+
+def _check_feature_size(
+    arrays: FolderArrays, folder: Path, dtypes: dict[str, torch.dtype], max_feature_bytes: int
+) -> None:
+    size = sum(
+        matrix.shape[0] * matrix.shape[1] * dtypes[ntype].itemsize
+        for ntype, matrix in arrays.features.items()
+        if isinstance(matrix, SparseRows) or matrix.dtype.itemsize < dtypes[ntype].itemsize
+    )
+    if size > max_feature_bytes:
+        kinds = " and ".join(sorted({str(dtype) for dtype in dtypes.values()}))
+        raise ValueError(
+            f"the features of {folder.name} would take {size / 1e9:.1f} GB as dense {kinds}, more "
+            f"than max_feature_bytes={max_feature_bytes}; pass features=False, a smaller dtype, or "
+            "a larger limit to load_dataset"
+        )
+
+
+def _plain_graph(arrays: FolderArrays, both: bool, self_loops: bool, idtype: torch.dtype) -> Graph:
+    src, dst = _tensors(arrays.edges[DEFAULT_CANONICAL_ETYPE], idtype)
+    g = graph((src, dst), num_nodes=arrays.num_nodes[arrays.target])
+    if both:
+        g = in_both_directions(g)
+    return with_self_loops(without_self_loops(g)) if self_loops else g
+
+
+def _knowledge_graph(
+    arrays: FolderArrays, add_inverse: bool, dtype: torch.dtype, idtype: torch.dtype
+) -> tuple[Graph, list[str]]:
+    assert arrays.edge_type is not None
+    edges, etype = arrays.edges[DEFAULT_CANONICAL_ETYPE], arrays.edge_type
+    names = list(arrays.relation_names)
+    if add_inverse:
+        edges = np.concatenate([edges, edges[::-1]], axis=1)
+        etype = np.concatenate([etype, etype + len(names)])
+        names += [f"rev_{name}" for name in names]
+    g = graph(_tensors(edges, idtype), num_nodes=arrays.num_nodes[arrays.target])
+    g.edata["etype"] = torch.from_numpy(etype)
+    _, place, count = np.unique(
+        edges[1] * max(len(names), 1) + etype, return_inverse=True, return_counts=True
+    )
+    g.edata["norm"] = torch.from_numpy(1.0 / count[place.reshape(-1)]).to(dtype).unsqueeze(1)
+    return g, names
+
+
+def _typed_knowledge_graph(arrays: FolderArrays, add_inverse: bool, idtype: torch.dtype) -> Graph:
+    assert arrays.edge_type is not None
+    edges = arrays.edges[DEFAULT_CANONICAL_ETYPE]
+    relations = {
+        (ENTITY, name, ENTITY): edges[:, arrays.edge_type == r]
+        for r, name in enumerate(_short_names(arrays.relation_names))
+    }
+    return _build(relations, {ENTITY: arrays.num_nodes[arrays.target]}, add_inverse, idtype)
+
+
+def _typed_graph(arrays: FolderArrays, add_inverse: bool, idtype: torch.dtype) -> Graph:
+    return _build(arrays.edges, arrays.num_nodes, add_inverse, idtype)
+
+
+def _build(
+    relations: dict[CanonicalEType, np.ndarray],
+    num_nodes: dict[str, int],
+    add_inverse: bool,
+    idtype: torch.dtype,
+) -> Graph:
+    if add_inverse:
+        inverse = {(d, f"rev_{name}", s): pair[::-1] for (s, name, d), pair in relations.items()}
+        relations = {**relations, **inverse}
+    data = {etype: _tensors(pair, idtype) for etype, pair in relations.items()}
+    return heterograph(data, num_nodes_dict=num_nodes, idtype=idtype)
+
+
+def _tensors(edges: np.ndarray, idtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    src, dst = (torch.from_numpy(np.ascontiguousarray(side)).to(idtype) for side in edges)
+    return src, dst
+
+
+def _short_names(names: Sequence[str]) -> list[str]:
+    """Names that can be relation names and module names, and are still told apart.
+
+    An IRI such as ``http://host/ns#member`` gives ``ns-member``, from its last two words; what is
+    then still equal to another gets a number.
+    """
+    short: list[str] = []
+    for name in names:
+        words = [re.sub(r"\W+", "_", word) for word in re.split(r"[/#]", name) if word]
+        base = candidate = "-".join(words[-2:]) or "relation"
+        number = 2
+        while candidate in short:
+            candidate, number = f"{base}_{number}", number + 1
+        short.append(candidate)
+    return short

@@ -23,8 +23,7 @@ from ..graph import (
     to_parquet,
 )
 from ._folder import check_node_count
-from ._load import load_dataset
-from .dataset import SPLITS, NodeDataset
+from .dataset import MASKS, NodeDataset, load_dataset
 
 DATASETS_VARIABLE = "GRAPHSHARD_DATASETS"
 
@@ -80,12 +79,12 @@ def read_dataset(name: str, preparation: Preparation = Preparation()) -> NodeDat
     if path.suffix in _DGL_GRAPHS:
         return _read_dgl_graph(path, preparation)
     folder = _folder(name)
-    known = Path(folder).name in NORMALIZED_WITH_LOOPS
+    is_normalized = Path(folder).name in NORMALIZED_WITH_LOOPS
     relations = has_relations(folder)
     filled = replace(
         preparation,
-        row_normalize=_default(preparation.row_normalize, known),
-        self_loops=_default(preparation.self_loops, known and not relations),
+        row_normalize=_default(preparation.row_normalize, is_normalized),
+        self_loops=_default(preparation.self_loops, is_normalized and not relations),
         inverse=_default(preparation.inverse, relations),
     )
     if relations and (filled.self_loops or filled.bidirected):
@@ -158,7 +157,7 @@ def _read_dgl_graph(path: Path, preparation: Preparation) -> NodeDataset:
                 graph.num_edges(e) for e in graph.canonical_etypes for t in e[::2] if t == ntype
             ]
             check_node_count(path, ntype, graph.num_nodes(ntype), sum(ends))
-        for name in (f"{split}_mask" for split in SPLITS):
+        for name in MASKS:
             if name in fields and fields[name].dtype == torch.uint8:  # DGL's files know no bool
                 fields[name] = fields[name].to(torch.bool)
     return NodeDataset.from_graph(_prepared(graph, preparation), name=path.stem)

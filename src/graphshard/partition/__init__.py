@@ -3,8 +3,9 @@
 
 from ._book import PartitionBook, RangePartitionBook
 from ._convert import convert_partition
+from ._metis import UndirectedGraph, metis_available, metis_partition
 from ._stats import Balance, PartitionStats, PartSizes
-from .assign import BalanceWarning, UndirectedGraph, metis_available, metis_partition
+from .assign import BalanceWarning
 from .load import (
     load_partition,
     load_partition_book,

@@ -53,20 +53,13 @@ class IdSpace:
     def __init__(self, sizes: Sequence[Sequence[int]], num_types: int, what: str) -> None:
         self.what = what
         self.num_types = num_types
-        self.blocks = RangeMap.from_sizes([size for row in sizes for size in row])
-        self.parts = RangeMap.from_sizes([sum(row) for row in sizes])
-        self.per_type = [
-            RangeMap.from_sizes([row[index] for row in sizes]) for index in range(num_types)
-        ]
+        of_type = torch.tensor(sizes, dtype=torch.int64).reshape(len(sizes), num_types)
+        self.blocks = RangeMap.from_sizes(of_type.flatten().tolist())
+        self.parts = RangeMap.from_sizes(of_type.sum(1).tolist())
+        self.per_type = list(map(RangeMap.from_sizes, of_type.T.tolist()))
         # Added to a homogenised id of a block, gives the per-type id.
-        self._shift = torch.tensor(
-            [
-                self.per_type[index].starts[part] - self.block(part, index)[0]
-                for part in range(len(sizes))
-                for index in range(num_types)
-            ],
-            dtype=torch.int64,
-        )
+        begins = torch.tensor(self.blocks.starts[:-1], dtype=torch.int64)
+        self._shift = (of_type.cumsum(0) - of_type).flatten() - begins
 
     def block(self, part: int, type_id: int) -> tuple[int, int]:
         """Homogenised ids ``[start, stop)`` of one type in one part."""
@@ -75,10 +68,12 @@ class IdSpace:
 
     def block_table(self) -> list[list[list[int]]]:
         """The blocks ``[type][part]``, each [start, stop)."""
-        return [
-            [list(self.block(part, type_id)) for part in range(self.parts.num_parts)]
-            for type_id in range(self.num_types)
-        ]
+        starts = torch.tensor(self.blocks.starts, dtype=torch.int64)
+        blocks = torch.stack([starts[:-1], starts[1:]], dim=1)
+        table: list[list[list[int]]] = (
+            blocks.view(self.parts.num_parts, self.num_types, 2).transpose(0, 1).tolist()
+        )
+        return table
 
     def ranges(self, type_id: int | None) -> RangeMap:
         """Parts of the homogenised space (None), or of one type's."""
@@ -174,6 +169,23 @@ class RangePartitionBook:
         self._nodes = IdSpace(_sizes("node", node_map, ntypes, num_parts), len(ntypes), "node")
         self._edges = IdSpace(_sizes("edge", edge_map, etypes, num_parts), len(etypes), "edge")
 
+    @classmethod
+    def of_sizes(
+        cls,
+        part_id: int,
+        ntypes: Sequence[str],
+        etypes: Sequence[CanonicalEType],
+        node_sizes: Sequence[Sequence[int]],
+        edge_sizes: Sequence[Sequence[int]],
+    ) -> RangePartitionBook:
+        """The book in which part ``p`` owns ``sizes[p][type]`` nodes and edges; not checked."""
+        book = cls.__new__(cls)
+        book._num_parts, book._part_id = len(node_sizes), part_id
+        book._ntypes, book._canonical_etypes = list(ntypes), list(etypes)
+        book._nodes = IdSpace(node_sizes, len(ntypes), "node")
+        book._edges = IdSpace(edge_sizes, len(etypes), "edge")
+        return book
+
     def __repr__(self) -> str:
         return (
             f"{type(self).__name__}(part_id={self._part_id}, num_parts={self._num_parts}, "
@@ -238,14 +250,14 @@ class RangePartitionBook:
             ValueError: No relation has that name, or several have.
         """
         if isinstance(etype, tuple):
-            found = [known for known in self._canonical_etypes if known == etype]
+            matches = [known for known in self._canonical_etypes if known == etype]
         else:
-            found = [known for known in self._canonical_etypes if known[1] == etype]
-        if len(found) == 1:
-            return found[0]
-        if found:
+            matches = [known for known in self._canonical_etypes if known[1] == etype]
+        if len(matches) == 1:
+            return matches[0]
+        if matches:
             raise ValueError(
-                f"edge type '{etype}' is ambiguous; pass one of the triples {found} instead"
+                f"edge type '{etype}' is ambiguous; pass one of the triples {matches} instead"
             )
         raise ValueError(f"edge type {etype!r} does not exist; have {self._canonical_etypes}")
 

@@ -27,12 +27,13 @@ from ..errors import PartitionFormatError
 from ..graph import Graph, heterograph
 from ..graph.dgl_files import dgl_dtype, save_graphs, write_tensor_file
 from ._stats import Balance, PartitionStats, PartSizes
+from ._writer import PartitionWriter, check_graph_name
 from .dgl_folder import DGL_PART_FILES
-from .files import RowSource, TensorFile, entries
-from .format import PartitionConfig, etype_key, read_config
+from .files import RowSource, TensorFile
+from .format import PartitionConfig, etype_key, read_config, triples_of
 from .load import load_part, open_features
 from .pyg_folder import PyGPart, PyGPartition, is_pyg_folder
-from .save import PartitionWriter, check_graph_name, partition_graph
+from .save import partition_graph
 
 Layout = Literal["graphshard", "dgl"]
 _SLICE_BYTES = 1 << 24
@@ -186,12 +187,12 @@ def _halo_hops(config: PartitionConfig) -> int:
 def _as_dgl_has_it(graph: Graph, config: PartitionConfig) -> Graph:
     """The same structure with the columns that DGL has, in its dtypes."""
     adjacency = graph.adjacency()
-    found = Graph({graph.ntypes[0]: adjacency.num_dst}, {graph.canonical_etypes[0]: adjacency})
+    converted = Graph({graph.ntypes[0]: adjacency.num_dst}, {graph.canonical_etypes[0]: adjacency})
     # As DGL does it: of one part there are always types, and never owners.
     has_types = config.num_parts == 1 or len(config.ntypes) > 1 or len(config.etypes) > 1
     for data, new, names in (
-        (graph.ndata, found.ndata, ("_ID", "_TYPE", "part_id", "inner_node")),
-        (graph.edata, found.edata, ("_ID", "_TYPE", "inner_edge")),
+        (graph.ndata, converted.ndata, ("_ID", "_TYPE", "part_id", "inner_node")),
+        (graph.edata, converted.edata, ("_ID", "_TYPE", "inner_edge")),
     ):
         for name in names:
             if name == "_TYPE" and not has_types:
@@ -199,7 +200,7 @@ def _as_dgl_has_it(graph: Graph, config: PartitionConfig) -> Graph:
             if name == "part_id" and config.num_parts == 1:
                 continue
             new[name] = data[name].to(torch.uint8) if name.startswith("inner_") else data[name]
-    return found
+    return converted
 
 
 def _is_implied(config: PartitionConfig, part: int, name: str, rows: Tensor | RowSource) -> bool:
@@ -269,16 +270,16 @@ def _joined(
     columns: Sequence[Mapping[str, Tensor]], ids: Sequence[Tensor], count: int, where: str
 ) -> dict[str, Tensor]:
     """Columns of all parts in the order before partitioning."""
-    found: dict[str, Tensor] = {}
+    joined: dict[str, Tensor] = {}
     for name in columns[0]:
         like = columns[0][name]
-        found[name] = like.new_empty((count, *like.shape[1:]))
+        joined[name] = like.new_empty((count, *like.shape[1:]))
         for of_part, rows in zip(columns, ids, strict=True):
             column = of_part.get(name)
             if column is None or column.dtype != like.dtype or column.shape[1:] != like.shape[1:]:
                 raise PartitionFormatError(f"{where}: parts differ in the column {name!r}")
-            found[name][rows] = column
-    return found
+            joined[name][rows] = column
+    return joined
 
 
 # ---------------------------------------------------------------------------- to ours
@@ -286,7 +287,7 @@ def _joined(
 
 def _to_ours(config: PartitionConfig, folder: Path) -> Path:
     leaving = torch.zeros(config.num_parts, dtype=torch.int64)  # cut edges, by owner of the source
-    kept = torch.zeros(config.num_parts, dtype=torch.int64)  # of which the owner has a copy
+    num_copies = torch.zeros(config.num_parts, dtype=torch.int64)  # of which the owner has a copy
     sizes, by_destination, formats = [], True, set()
     with PartitionWriter(folder, config.graph_name) as writer:
         for part in range(config.num_parts):
@@ -298,7 +299,7 @@ def _to_ours(config: PartitionConfig, folder: Path) -> Path:
             owners = graph.ndata["part_id"][src]
             cut = owners[:count][owners[:count] != part]
             leaving += torch.bincount(cut, minlength=config.num_parts)
-            kept[part] = int((owners[count:] == part).sum())
+            num_copies[part] = int((owners[count:] == part).sum())
             offsets = book.local_etype_offset
             for start, stop in zip(offsets[:-1], offsets[1:], strict=True):
                 ends = dst[start:stop]
@@ -319,8 +320,9 @@ def _to_ours(config: PartitionConfig, folder: Path) -> Path:
                     bytes=writer.part_bytes(part),
                 )
             )
-        hops = _halo_hops(config) if torch.equal(leaving, kept) else 0
-        return writer.commit(_our_content(config, tuple(sizes), hops, by_destination, formats))
+        hops = _halo_hops(config) if torch.equal(leaving, num_copies) else 0
+        writer.commit(_our_content(config, tuple(sizes), hops, by_destination, formats))
+    return writer.json_path
 
 
 def _our_content(
@@ -343,7 +345,7 @@ def _our_content(
     )
     return {
         **content,
-        **entries.triples_of(list(config.etypes)),
+        **triples_of(list(config.etypes)),
         "halo_hops": hops,
         "num_trainers_per_machine": config.num_trainers_per_machine or 1,
         "graph_formats": sorted(formats),

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from rich.table import Table
 
 from .assign import Constraint, part_loads
-from .files import entries
+from .files import listing, mapping, only_keys, required, shown, text, whole_number
 
 
 @dataclass(frozen=True)
@@ -115,15 +115,15 @@ class PartitionStats:
         Raises:
             ValueError: Something is missing, or of another form.
         """
-        content = entries.mapping(content, "stats")
-        parts = entries.listing(entries.required(content, "parts"), "parts")
-        balances = entries.listing(entries.required(content, "balances"), "balances")
+        content = mapping(content, "stats")
+        parts = listing(required(content, "parts"), "parts")
+        balances = listing(required(content, "balances"), "balances")
         return cls(
-            graph_name=entries.text(entries.required(content, "graph_name"), "graph_name"),
-            num_nodes=entries.whole_number(entries.required(content, "num_nodes"), "num_nodes"),
-            num_edges=entries.whole_number(entries.required(content, "num_edges"), "num_edges"),
-            part_method=entries.text(entries.required(content, "part_method"), "part_method"),
-            tolerance=_ratio(entries.required(content, "tolerance")),
+            graph_name=text(required(content, "graph_name"), "graph_name"),
+            num_nodes=whole_number(required(content, "num_nodes"), "num_nodes"),
+            num_edges=whole_number(required(content, "num_edges"), "num_edges"),
+            part_method=text(required(content, "part_method"), "part_method"),
+            tolerance=_ratio(required(content, "tolerance")),
             parts=tuple(_sizes(part) for part in parts),
             balances=tuple(_balance(item, len(parts)) for item in balances),
         )
@@ -146,16 +146,14 @@ class PartitionStats:
             "cut edges": [part.cut_edges for part in self.parts],
             "kB": [round(part.bytes / 1000) for part in self.parts],
         }
-        columns |= {
-            item.name: list(item.loads)
-            for item in self.balances
-            if item.name not in ("nodes", "in-edges")  # inner nodes and inner edges say it already
-        }
+        for item in self.balances:
+            if item.name not in ("nodes", "in-edges"):  # inner nodes and inner edges say it already
+                columns[item.name] = list(item.loads)
         for name, values in columns.items():
             ratio = Balance(name, tuple(values)).ratio
             table.add_column(name, f"{ratio:.3f}", justify="right", overflow="fold")
-        for part in range(self.num_parts):
-            table.add_row(str(part), *(f"{values[part]:,}" for values in columns.values()))
+        for part, numbers in enumerate(zip(*columns.values(), strict=True)):
+            table.add_row(str(part), *map("{:,}".format, numbers))
         return table
 
 
@@ -165,35 +163,30 @@ def measure_balance(
     num_parts: int,
 ) -> tuple[Balance, ...]:
     """Loads of every constraint under an assignment."""
-    return tuple(
-        Balance(
-            constraint.name,
-            tuple(
-                int(load)
-                for load in part_loads(parts, constraint.weights[:, None], num_parts)[:, 0]
-            ),
-        )
-        for constraint in constraints
-    )
+    balances = []
+    for constraint in constraints:
+        loads = part_loads(parts, constraint.weights[:, None], num_parts)[:, 0]
+        balances.append(Balance(constraint.name, tuple(loads.astype(np.int64).tolist())))
+    return tuple(balances)
 
 
 def _ratio(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value < math.inf:
-        raise ValueError(f"tolerance must be a number from 1 up (got {entries.shown(value)})")
+        raise ValueError(f"tolerance must be a number from 1 up (got {shown(value)})")
     return value
 
 
 def _sizes(content: Any) -> PartSizes:
     names = [field.name for field in fields(PartSizes)]
-    entries.only_keys(entries.mapping(content, "the sizes of a part"), names, "the sizes of a part")
-    return PartSizes(**{name: entries.whole_number(content[name], name) for name in names})
+    only_keys(mapping(content, "the sizes of a part"), names, "the sizes of a part")
+    return PartSizes(**{name: whole_number(content[name], name) for name in names})
 
 
 def _balance(content: Any, num_parts: int) -> Balance:
-    item = entries.mapping(content, "a balance")
-    name, loads = entries.required(item, "name"), entries.required(item, "loads")
+    item = mapping(content, "a balance")
+    name, loads = required(item, "name"), required(item, "loads")
     if not isinstance(name, str):
-        raise ValueError(f"the name of a balance must be a text (got {entries.shown(name)})")
-    if len(entries.listing(loads, "loads")) != num_parts or not loads:
+        raise ValueError(f"the name of a balance must be a text (got {shown(name)})")
+    if len(listing(loads, "loads")) != num_parts or not loads:
         raise ValueError(f"loads must hold a number for each of the {num_parts} parts")
-    return Balance(name, tuple(entries.whole_number(load, "a load") for load in loads))
+    return Balance(name, tuple(whole_number(load, "a load") for load in loads))

@@ -24,8 +24,13 @@ before the last one, and where a name has a colon the JSON lists the triples ("c
 "type/orig_id" and "src:relation:dst/orig_id" (int64) are always among the features: the ids that
 the nodes and edges of the type had in the graph that was partitioned.
 
-How a folder is written, and replaced, is described in `save/_writer.py`. Folders that DGL wrote are
+How a folder is written, and replaced, is described in `_writer.py`. Folders that DGL wrote are
 read, too; `dgl_folder` draws them.
+
+[Note: a JSON is checked once]
+A JSON may have been damaged, or be an attempt to have files elsewhere read or moved. So numbers
+are whole and bounded, counts are checked against the maps and lists that are there before anything
+loops over them, and paths cannot leave the folder. What is wrong is a ValueError that shows it.
 """
 
 from __future__ import annotations
@@ -33,18 +38,30 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, Literal
 
 from .._base.files import NotRegularFileError, read_json_regular
-from .._base.typing import CanonicalEType
+from .._base.typing import DEFAULT_CANONICAL_ETYPE, DEFAULT_NTYPE, CanonicalEType
 from ..errors import PartitionFormatError
 from ._book import RangePartitionBook
 from ._stats import PartitionStats
 from .dgl_folder import DGLPartFile, find_relations
-from .files import PART_FILES, PartFile, TensorFile, entries, etype_key
+from .files import (
+    GRAPH_FORMATS,
+    PART_FILES,
+    TensorFile,
+    etype_key,
+    listing,
+    mapping,
+    required,
+    shown,
+    text,
+    whole_number,
+)
 from .pyg_folder import is_pyg_folder
 
 __all__ = [
@@ -61,6 +78,28 @@ __all__ = [
 
 FORMAT = "graphshard-partition"
 FORMAT_VERSION = 1
+
+_BUILD = re.compile(r"[0-9a-f]{16}")
+
+_DIGEST = re.compile(r"[0-9a-f]{32}")
+
+
+PartRanges = list[list[int]]
+
+
+@dataclass(frozen=True)
+class PartFile:
+    """One file of a part, as the JSON describes it.
+
+    Args:
+        name: Path inside the partition's folder.
+        bytes: Its size; None where DGL wrote it, which says nothing of it.
+        blake2b: Its digest; None likewise.
+    """
+
+    name: str
+    bytes: int | None = None
+    blake2b: str | None = None
 
 
 @dataclass(frozen=True)
@@ -186,16 +225,16 @@ class PartitionConfig:
         Raises:
             PartitionFormatError: They are not.
         """
-        found, version = self.content.get("format"), self.content.get("format_version")
-        if self.layout == "other" and found != FORMAT:
+        format_name, version = self.content.get("format"), self.content.get("format_version")
+        if self.layout == "other" and format_name != FORMAT:
             raise PartitionFormatError(
                 f"{self.path} describes neither a graphshard partition nor one of DGL's (format "
-                f"{entries.shown(found)}, expected {FORMAT!r}); partition the graph with "
+                f"{shown(format_name)}, expected {FORMAT!r}); partition the graph with "
                 "graphshard's partition_graph"
             )
         if self.layout == "other":
             raise PartitionFormatError(
-                f"{self.path} has format version {entries.shown(version)}, and this graphshard "
+                f"{self.path} has format version {shown(version)}, and this graphshard "
                 f"reads {FORMAT_VERSION}; use the graphshard that wrote it, or partition again"
             )
 
@@ -217,35 +256,35 @@ def read_config(part_config: str | os.PathLike[str]) -> PartitionConfig:
         )
     content = read_content(path)
     try:
-        content = entries.mapping(content, "the JSON")
-        num_parts = entries.whole_number(entries.required(content, "num_parts"), "num_parts", 1)
-        ntypes = entries.read_ntypes(content)
-        node_map = entries.read_node_map(content, num_parts)
+        content = mapping(content, "the JSON")
+        num_parts = whole_number(required(content, "num_parts"), "num_parts", 1)
+        ntypes = _read_ntypes(content)
+        node_map = _read_node_map(content, num_parts)
         of_layout: dict[str, Any] = {}
         if _is_read(content):
             of_layout = _read_ours(path, content, num_parts)
         elif "format" not in content:
-            files = entries.read_dgl_files(content, num_parts)
+            files = _read_dgl_files(content, num_parts)
             of_layout = {"layout": "dgl", "build": build_of(content), "files": files}
             of_layout |= _read_settings(content)
-        relations = entries.read_triples(content)
+        relations = _read_triples(content)
         relations |= _unnamed_types(path, content, ntypes, node_map, of_layout)
         config = PartitionConfig(
             path=path,
             content=content,
-            graph_name=entries.text(entries.required(content, "graph_name"), "graph_name"),
+            graph_name=text(required(content, "graph_name"), "graph_name"),
             num_parts=num_parts,
             ntypes=ntypes,
-            etypes=entries.read_etypes(content, ntypes, relations),
+            etypes=_read_etypes(content, ntypes, relations),
             node_map=node_map,
-            edge_map=entries.read_edge_map(content, num_parts, relations),
+            edge_map=_read_edge_map(content, num_parts, relations),
             **of_layout,
         )
         book = config.book(0)
         for what, count in (("nodes", book.num_nodes()), ("edges", book.num_edges())):
             said = content.get(f"num_{what}", count)
             if said != count or isinstance(said, bool):
-                raise ValueError(f"its maps hold {count} {what}, not {entries.shown(said)}")
+                raise ValueError(f"its maps hold {count} {what}, not {shown(said)}")
     except PartitionFormatError:
         raise
     except ValueError as error:
@@ -303,19 +342,17 @@ def _is_read(content: Mapping[str, Any]) -> bool:
 def _read_ours(path: Path, content: dict[str, Any], num_parts: int) -> dict[str, Any]:
     """What our JSON says beyond DGL's."""
     for key in ("halo_hops", "num_trainers_per_machine", "ntypes", "etypes", "part_method"):
-        entries.required(content, key)
+        required(content, key)
     for key in ("num_nodes", "num_edges"):
-        entries.whole_number(entries.required(content, key), key)
-    formats = entries.listing(entries.required(content, "graph_formats"), "graph_formats")
+        whole_number(required(content, key), key)
+    formats = listing(required(content, "graph_formats"), "graph_formats")
     for name in formats:
-        if name not in entries.GRAPH_FORMATS:
-            raise ValueError(
-                f"graph_formats must be some of {entries.GRAPH_FORMATS} (got {entries.shown(name)})"
-            )
+        if name not in GRAPH_FORMATS:
+            raise ValueError(f"graph_formats must be some of {GRAPH_FORMATS} (got {shown(name)})")
     settings = _read_settings(content)
-    files = entries.read_part_files(content, num_parts)
+    files = _read_part_files(content, num_parts)
     try:
-        stats = PartitionStats.from_dict(entries.required(content, "stats"))
+        stats = PartitionStats.from_dict(required(content, "stats"))
         if stats.num_parts != num_parts:
             raise ValueError(f"they are of {stats.num_parts} parts, not of {num_parts}")
     except ValueError as error:
@@ -330,7 +367,7 @@ def _read_ours(path: Path, content: dict[str, Any], num_parts: int) -> dict[str,
         "layout": "graphshard",
         "graph_formats": tuple(formats),
         "edges_by_destination": by_destination,
-        "build": entries.read_build(content),
+        "build": _read_build(content),
         "files": files,
         "stats": stats,
     }
@@ -341,9 +378,9 @@ def _read_settings(content: dict[str, Any]) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     for key, least in (("halo_hops", 0), ("num_trainers_per_machine", 1)):
         if key in content:
-            settings[key] = entries.whole_number(content[key], key, least)
+            settings[key] = whole_number(content[key], key, least)
     if "part_method" in content:
-        settings["part_method"] = entries.text(content["part_method"], "part_method")
+        settings["part_method"] = text(content["part_method"], "part_method")
     return settings
 
 
@@ -355,7 +392,7 @@ def _unnamed_types(
     of_layout: dict[str, Any],
 ) -> dict[str, CanonicalEType]:
     """The relations of an old JSON of DGL's that names them without their node types."""
-    names = {key: n for key, n in entries.relation_names(content).items() if ":" not in key}
+    names = {key: n for key, n in _relation_names(content).items() if ":" not in key}
     if of_layout.get("layout") != "dgl" or not names:
         return {}
     graphs = []
@@ -392,6 +429,175 @@ def displaced_folder(json_path: Path, build: str) -> Path:
 
 def build_of(content: Mapping[str, Any]) -> str:
     """A short name for what a JSON describes: the digest of everything else in it."""
-    rest = {key: value for key, value in content.items() if key != "build"}
+    return digest_of_content(content, "build", 8)
+
+
+def digest_of_content(content: Mapping[str, Any], key: str, num_bytes: int = 16) -> str:
+    """Digest of a JSON object, without the digest that it carries under a key."""
+    rest = dict(content)
+    rest.pop(key, None)
     text = json.dumps(rest, sort_keys=True, separators=(",", ":"))
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+    return hashlib.blake2b(text.encode(), digest_size=num_bytes).hexdigest()
+
+
+def triples_of(etypes: Sequence[CanonicalEType]) -> dict[str, list[list[str]]]:
+    """What a JSON says of relations whose names cannot be taken apart: an entry, or nothing."""
+    if ":" in "".join(map("".join, etypes)):
+        return {"canonical_etypes": [list(etype) for etype in etypes]}
+    return {}
+
+
+def _read_triples(content: Mapping[str, Any]) -> dict[str, CanonicalEType]:
+    """Relation, as the JSON names it, to its triple, where `triples_of` has written them."""
+    triples = {}
+    for triple in listing(content.get("canonical_etypes", []), "canonical_etypes"):
+        names = [text(n, "a name in canonical_etypes") for n in listing(triple, "a relation")]
+        if len(names) != 3:
+            raise ValueError(f"a relation must be of three names (got {shown(triple)})")
+        etype = (names[0], names[1], names[2])
+        triples[etype_key(etype)] = etype
+    return triples
+
+
+def _read_ntypes(content: Mapping[str, Any]) -> dict[str, int]:
+    """Node type to its number; DGL leaves them out where there is one."""
+    types = mapping(content.get("ntypes", {DEFAULT_NTYPE: 0}), "ntypes")
+    if not types:
+        raise ValueError("ntypes must name at least one node type (got none)")
+    return {
+        text(name, "a node type"): whole_number(n, f"ntypes[{shown(name)}]")
+        for name, n in types.items()
+    }
+
+
+def _relation_names(content: Mapping[str, Any]) -> dict[str, int]:
+    """Relation, as the JSON names it, to its number; DGL leaves them out where there is one."""
+    types = mapping(content.get("etypes", {etype_key(DEFAULT_CANONICAL_ETYPE): 0}), "etypes")
+    return {
+        text(key, "a relation"): whole_number(n, f"etypes[{shown(key)}]")
+        for key, n in types.items()
+    }
+
+
+def _read_etypes(
+    content: Mapping[str, Any],
+    ntypes: Mapping[str, int],
+    relations: Mapping[str, CanonicalEType],
+) -> dict[CanonicalEType, int]:
+    """Canonical edge type to its number; ``relations`` are those that are named in another way."""
+    types = _relation_names(content)
+    found = {relations.get(key) or _read_etype(key): number for key, number in types.items()}
+    for source, _, target in found:
+        for ntype in (source, target):
+            if ntype not in ntypes:
+                raise ValueError(f"etypes name the node type {shown(ntype)}, and ntypes do not")
+    return found
+
+
+def _read_node_map(content: Mapping[str, Any], num_parts: int) -> dict[str, PartRanges]:
+    """Per node type, the block of each part."""
+    return _read_map(required(content, "node_map"), "node_map", DEFAULT_NTYPE, num_parts)
+
+
+def _read_edge_map(
+    content: Mapping[str, Any], num_parts: int, relations: Mapping[str, CanonicalEType]
+) -> dict[CanonicalEType, PartRanges]:
+    """Per edge type, the block of each part; ``relations`` as for `_read_etypes`."""
+    only_type = etype_key(DEFAULT_CANONICAL_ETYPE)
+    by_name = _read_map(required(content, "edge_map"), "edge_map", only_type, num_parts)
+    return {relations.get(key) or _read_etype(key): blocks for key, blocks in by_name.items()}
+
+
+def _read_etype(key: str) -> CanonicalEType:
+    names = key.split(":")
+    if len(names) != 3:
+        raise ValueError(f"edge type {shown(key)} is not of the form 'source:relation:destination'")
+    return names[0], names[1], names[2]
+
+
+def _read_map(blocks: Any, name: str, only_type: str, num_parts: int) -> dict[str, PartRanges]:
+    """Blocks per type; DGL once wrote the ends of the blocks alone, and no types."""
+    if isinstance(blocks, str):
+        raise ValueError(
+            f"{name} with one number per node is not supported, only ranges of relabelled ids"
+        )
+    if isinstance(blocks, list):
+        blocks = {only_type: blocks}
+    by_type = {}
+    for key, rows in mapping(blocks, name).items():
+        what = f"{name}[{shown(key)}]"
+        if len(listing(rows, what)) != num_parts:
+            raise ValueError(
+                f"{what} must hold [start, stop) for each of the {num_parts} parts (got "
+                f"{len(rows)} of them)"
+            )
+        if all(isinstance(row, int) for row in rows):
+            rows = [[start, stop] for start, stop in zip([0, *rows], rows, strict=False)]
+        for row in rows:
+            if len(listing(row, f"a block of {what}")) != 2:
+                raise ValueError(f"a block of {what} must be [start, stop] (got {shown(row)})")
+        by_type[key] = [[whole_number(n, f"a bound in {what}") for n in row] for row in rows]
+    return by_type
+
+
+def _read_build(content: Mapping[str, Any]) -> str:
+    """The digest that names a partition, and the folder its parts step aside to: 16 hex digits."""
+    build = required(content, "build")
+    if not isinstance(build, str) or not _BUILD.fullmatch(build):
+        raise ValueError(f"build must be 16 hexadecimal digits (got {shown(build)})")
+    return build
+
+
+def _read_part_files(content: Mapping[str, Any], num_parts: int) -> tuple[dict[str, PartFile], ...]:
+    """For every part, its files by kind."""
+    strange = {key for key in content if key.startswith("part-")}
+    strange -= {f"part-{part}" for part in range(num_parts)}
+    if strange:
+        raise ValueError(f"there is {min(strange)[:60]!r}, but there are {num_parts} parts")
+    return tuple(_read_part(content, part) for part in range(num_parts))
+
+
+def _read_dgl_files(content: Mapping[str, Any], num_parts: int) -> tuple[dict[str, PartFile], ...]:
+    """For every part of a JSON that DGL wrote, its files by kind, as far as it names them."""
+    found = []
+    for part in range(num_parts):
+        entry = mapping(content.get(f"part-{part}", {}), f"part-{part}")
+        kinds = [kind for kind in PART_FILES if kind in entry]
+        found.append({kind: PartFile(_inside_path(entry[kind])) for kind in kinds})
+        if "part_graph_graphbolt" in entry and not kinds:
+            raise ValueError(
+                f"part {part} is a pickle of GraphBolt's, which is never read; partition with "
+                "use_graphbolt=False"
+            )
+    return tuple(found)
+
+
+def _read_part(content: Mapping[str, Any], part: int) -> dict[str, PartFile]:
+    files_of_part = {}
+    for kind in PART_FILES:
+        try:
+            entry = mapping(required(content, f"part-{part}"), f"part-{part}")
+            name = _inside_path(required(entry, kind))
+            files = mapping(required(entry, "files"), "files")
+            record = mapping(required(files, name), f"the record of {shown(name)}")
+            size = whole_number(required(record, "bytes"), "bytes")
+            digest = required(record, "blake2b")
+            if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
+                raise ValueError(f"blake2b must be 32 hexadecimal digits (got {shown(digest)})")
+        except ValueError as error:
+            raise ValueError(
+                f"it says nothing about the {kind} of part {part} that can be used: {error}"
+            ) from None
+        files_of_part[kind] = PartFile(name, size, digest)
+    return files_of_part
+
+
+def _inside_path(name: Any) -> str:
+    """A path that stays inside the folder that it is taken from, as far as its text can tell."""
+    path = PurePosixPath(text(name, "a path"))
+    is_elsewhere = path.is_absolute() or PureWindowsPath(name).is_absolute() or ".." in path.parts
+    # A colon follows the letter of a drive there; elsewhere a graph may be called "kg:1".
+    forbidden = "\\\0:" if os.name == "nt" else "\\\0"
+    if is_elsewhere or not path.parts or set(forbidden) & set(name):
+        raise ValueError(f"a path must stay inside the partition's folder (got {shown(name)})")
+    return str(name)

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Public helpers for testing programs that run on several ranks."""
 
-from ._ranks import RanksFailed, run_ranks, stop_ranks
-from ._servers import LocalServers
+from ._ranks import LocalServers, RanksFailed, run_ranks, stop_ranks
 
 __all__ = ["LocalServers", "RanksFailed", "run_ranks", "stop_ranks"]

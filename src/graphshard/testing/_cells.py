@@ -26,7 +26,7 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
-from ._wire import encode_value, save_value
+from ._values import encode_value, save_value
 
 VALUES = "__graphshard_values__"
 """Name, in the module, of the dictionary of the notebook's values."""
@@ -59,7 +59,7 @@ def write_module_of_cells(fn: Callable[..., Any], file: Path) -> None:
     if module.values:
         header += [
             "from pathlib import Path as _Path",
-            "from graphshard.testing._wire import load_value as _load_value",
+            "from graphshard.testing._values import load_value as _load_value",
             f"{VALUES} = _load_value(_Path({str(file.with_suffix(''))!r}))",
         ]
     file.write_text("\n".join([*header, *module.lines]) + "\n", encoding="utf-8")

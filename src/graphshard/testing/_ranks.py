@@ -4,7 +4,7 @@
 Ranks are processes that are started once and kept between calls; a call on ``P`` ranks uses the
 first ``P`` of them, with a process group of its own over a file (no ports). After a failure the
 ranks that took part are replaced. Functions travel as ``module:qualname``, those of a notebook's
-cells as source, values as JSON and safetensors.
+cells as source, values as JSON and safetensors. `LocalServers` are graph servers for such ranks.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import inspect
 import os
 import re
+import secrets
 import selectors
 import signal
 import sys
@@ -20,12 +21,14 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
+from .._base.files import TemporaryFolder
+from ..servers import GraphServer
 from ._cells import is_from_a_cell, write_module_of_cells
 from ._processes import RankProcess, pool, rank_environment
-from ._servers import LocalServers
-from ._wire import load_value, save_value
+from ._values import load_value, save_value
 
 _GRACE_SECONDS = 10.0
 _STACK_SECONDS = 0.3
@@ -211,11 +214,11 @@ def _collect(
 ) -> list[Any]:
     """The results, or the report of what went wrong."""
     results: dict[int, Any] = {}
-    found: list[tuple[int, float, int, str]] = []
+    failures: list[tuple[int, float, int, str]] = []
     for rank, worker in enumerate(workers):
         outcome = box / f"outcome{rank}"
         if rank in late and not _succeeded(box, rank):
-            found.append((2, 0.0, rank, f"rank {rank} was still running:\n{late[rank]}"))
+            failures.append((2, 0.0, rank, f"rank {rank} was still running:\n{late[rank]}"))
         elif outcome.with_suffix(".json").exists():
             verdict = load_value(outcome)
             if verdict["ok"]:
@@ -226,18 +229,18 @@ def _collect(
             order = 3 if verdict["secondary"] else 0
             label = "failed because another rank did" if verdict["secondary"] else "raised"
             text = f"rank {rank} {label}:\n{verdict['text']}{_tail(worker.printed())}"
-            found.append((order, verdict["time"], rank, text))
+            failures.append((order, verdict["time"], rank, text))
         else:
             how = _ending(worker)
             text = f"rank {rank} ended with {how} and no result\n{_tail(worker.printed())}"
-            found.append((1, 0.0, rank, text))
-    if not found:
+            failures.append((1, 0.0, rank, text))
+    if not failures:
         return [results[rank] for rank in range(len(workers))]
-    found.sort()
-    reason = f"took longer than {timeout:g} s" if all(f[0] == 2 for f in found) else "failed"
+    failures.sort()
+    reason = f"took longer than {timeout:g} s" if all(f[0] == 2 for f in failures) else "failed"
     fine = [f"rank {rank} finished" for rank in results]
-    report = "\n".join([f"{call} {reason}", "", *(text for *_, text in found), *fine])
-    raise RanksFailed(report, results, {rank: text for *_, rank, text in found})
+    report = "\n".join([f"{call} {reason}", "", *(text for *_, text in failures), *fine])
+    raise RanksFailed(report, results, {rank: text for *_, rank, text in failures})
 
 
 def _ending(worker: RankProcess) -> str:
@@ -289,3 +292,63 @@ def _pattern(expression: str | re.Pattern[str] | None) -> str:
     if expression is None:
         return ""
     return expression if isinstance(expression, str) else expression.pattern
+
+
+class LocalServers:
+    """Graph servers on this machine for trainers that `run_ranks` starts, as on a cluster.
+
+    Each server has the parts of one host, is in threads of this process, and listens on 127.0.0.1.
+    They are up when this returns, and end with `stop` or at the end of a ``with`` block::
+
+        with LocalServers("parts/cora.json", num_hosts=2) as servers:
+            run_ranks(train, 2, servers=servers)
+
+    Args:
+        part_config: The JSON of the partition.
+        num_hosts: Number of hosts; at most the number of parts.
+
+    Raises:
+        PartitionFormatError: The partition is damaged.
+        ValueError: There are more hosts than parts.
+    """
+
+    def __init__(self, part_config: str | os.PathLike[str], num_hosts: int = 1) -> None:
+        if num_hosts < 1:
+            raise ValueError(f"num_hosts must be at least 1 (got {num_hosts})")
+        self._token = secrets.token_hex()
+        self._servers: list[GraphServer] = []
+        self._folder = TemporaryFolder()
+        try:
+            for host in range(num_hosts):
+                self._servers.append(GraphServer(host, num_hosts, part_config, self._token))
+        except BaseException:
+            self.stop()
+            raise
+        lines = [server.address.replace(":", " ") for server in self._servers]
+        self._ip_config = Path(self._folder.path) / "ip_config.txt"
+        self._ip_config.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+    def environment(self, rank: int, world_size: int) -> dict[str, str]:
+        """The variables by which a trainer finds the servers, and which host is its own."""
+        return {
+            "GRAPHSHARD_HOST": str(rank * len(self._servers) // world_size),
+            "GRAPHSHARD_IP_CONFIG": str(self._ip_config),
+            "GRAPHSHARD_TOKEN": self._token,
+        }
+
+    def stop(self) -> None:
+        """Stop answering, and free the memory."""
+        while self._servers:
+            self._servers.pop().stop()
+        self._folder.cleanup()
+
+    def __enter__(self) -> LocalServers:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training runs, full-batch and sampled: models, loops, checkpoints, workers on this machine."""
 
+from ..data.task import TaskInfo, read_task, write_task
 from ._checkpoint import load_model_state
 from ._config import MODELS, FullBatchConfig, RunConfig, SampledConfig
 from ._embeddings import NodeEmbeddings
 from ._models import GAT, GCN, RGCN, SAGE, TypedRGCN
 from ._result import EpochReport, Evaluation, SamplingReport, TrainResult
-from ._run import FullBatchRun, TrainingRun, train_full_batch
-from ._sampled import SampledRun, train_sampled
+from ._run import FullBatchRun, SampledRun, TrainingRun, train_full_batch, train_sampled
 from ._shard import TrainingShard, load_shard
 from .launch import (
     LaunchOutcome,
@@ -18,7 +18,6 @@ from .launch import (
     send_event,
     start_run,
 )
-from .task import TaskInfo, read_task, write_task
 
 __all__ = [
     "GAT",

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows that are learnt in place of features: their first values, their layer, their exchange.
+"""Rows that are learnt in place of features: their first values, their layer.
 
 `NodeEmbeddings` are rows of nodes without features. In an R-GCN the rows of its first layer's
 matrices are such rows, too: `OneHotRelGraphConv`. A rank holds the rows of its own nodes, and no
 other rank has a copy, so they take no part in `sync_params` and `gather_grads`: the exchange of the
-first layer, or `fetch_owned_rows` for a block, brings the gradient of a row to its owner.
+first layer, or a fetch for the blocks of a sampled run, brings the gradient of a row to its owner.
 
 [Note: pairs]
     The product of a one-hot row with a matrix is a row of the matrix. Without bases there is a
@@ -19,9 +19,9 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -29,9 +29,8 @@ import torch
 from torch import Tensor, nn
 
 from .. import function as fn
-from .._base.ranges import RangeMap
 from .._base.typing import CanonicalEType
-from ..comm import ExchangePlan, fetch_halo, ragged_all_to_all, rank, world_size
+from ..comm import ExchangePlan, ragged_all_to_all
 from ..comm.collectives import gather_int
 from ..fullbatch import PartitionData, RelationEdges
 from ..graph import MessagePassingGraph
@@ -232,39 +231,3 @@ def _blocks(sizes: Mapping[_Type, list[int]]) -> dict[_Type, list[list[int]]]:
             blocks[name].append([start, start + size])
             start += size
     return blocks
-
-
-class OwnedRows(NamedTuple):
-    """Rows that are wanted."""
-
-    table: Tensor  # [num_owned, width], the rows that this rank owns
-    ranges: RangeMap  # ids that each rank owns
-    ids: Tensor  # [n], which rows; of any rank, in any order
-
-
-def fetch_owned_rows(requests: Sequence[OwnedRows]) -> list[Tensor]:
-    """The rows of each request, ``[n, width]``; every rank must call, with as many requests.
-
-    One exchange brings the rows of all requests, and one returns the gradients, where those of a
-    row are summed. A rank whose loss may not depend on them must `graphshard.comm.anchor` it.
-    """
-    if world_size() == 1:
-        return [wanted.table.index_select(0, wanted.ids.long()) for wanted in requests]
-    plans, orders, owned = [], [], []
-    for table, ranges, ids in requests:
-        owner = ranges.part_of(ids)
-        rows = ranges.local_of(ids, owner)
-        needed = [rows[owner == part] for part in range(world_size())]
-        owned.append(needed[rank()].long())
-        needed[rank()] = rows[:0]
-        plans.append(ExchangePlan.build(needed, table.shape[0], device=table.device))
-        owner = owner.masked_fill(owner == rank(), -1)  # own rows go first
-        orders.append(torch.argsort(owner, stable=True))
-    fetched = fetch_halo([(p, wanted.table) for p, wanted in zip(plans, requests, strict=True)])
-    found = []
-    for wanted, own, halo, order in zip(requests, owned, fetched, orders, strict=True):
-        place = torch.empty_like(order)
-        place[order] = torch.arange(order.numel(), device=order.device)
-        rows = torch.cat([wanted.table.index_select(0, own), halo])
-        found.append(rows.index_select(0, place))
-    return found

@@ -234,9 +234,9 @@ def _evaluation(name: str, value: Any) -> Evaluation | None:
     _check(name, value, isinstance(value, dict) and set(value) == _EVALUATION_FIELDS)
     epoch, accuracy, val_loss = value["epoch"], value["accuracy"], value["val_loss"]
     _check(f"{name}.epoch", epoch, type(epoch) is int and epoch >= 0)
-    known = isinstance(accuracy, dict) and set(accuracy) <= set(SPLITS)
-    known = known and all(type(fraction) is float for fraction in accuracy.values())
-    _check(f"{name}.accuracy", accuracy, known)
+    is_right = isinstance(accuracy, dict) and set(accuracy) <= set(SPLITS)
+    is_right = is_right and all(type(fraction) is float for fraction in accuracy.values())
+    _check(f"{name}.accuracy", accuracy, is_right)
     _check(f"{name}.val_loss", val_loss, val_loss is None or type(val_loss) is float)
     return Evaluation(epoch=epoch, accuracy=dict(accuracy), val_loss=val_loss)
 

@@ -1,30 +1,89 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TrainingRun: epochs, evaluations and checkpoints, whatever an epoch is.
+"""TrainingRun: epochs, evaluations and checkpoints, whatever an epoch is; every rank makes one.
 
-Every rank makes one with the same configuration. An evaluation is always of the whole graph, exact.
+`FullBatchRun` and `SampledRun` say what an epoch is. A `Learner` is what the run changes: model,
+embeddings, optimizer, random numbers. An evaluation is always of the whole graph, exact.
+
+[Note: sampled runs]
+    In each step a rank draws blocks for a batch of its own training nodes; the loss of the step is
+    the mean over the batches of all ranks together, and so are its gradients, however many nodes
+    each of them had. A run depends on its configuration and the partition alone: samples are keyed
+    by epoch and step, and dropout by epoch and rank, so that a resumed run ends where an
+    undisturbed one would.
+
+    Features, labels and relation numbers come with the blocks; they are drawn and gathered on the
+    CPU, also for a model on a GPU, to which the loader moves them. Rows of embeddings, which are
+    learnt and belong to the ranks that own the nodes, are fetched by a collective of the training
+    loop.
+
+[Note: degrees of samples]
+    A graph convolution divides a message by the roots of two degrees, and on a block it knows only
+    those in the block. There, an edge from ``j`` to ``i`` gets the weight that makes its message,
+    times ``d_i / k_i`` for ``k_i`` neighbours drawn of ``d_i``, what it is on the whole graph. So
+    the sum that a node receives is right on average, and with all neighbours drawn it is exact.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from .._base.memory import PeakDeviceMemory, PeakMemory
-from ..comm import rank, trace, world_size
+from .._base.ranges import RangeMap
+from ..comm import (
+    ExchangePlan,
+    anchor,
+    fetch_halo,
+    gather_grads,
+    is_initialized,
+    ragged_all_to_all,
+    rank,
+    sync_params,
+    trace,
+    world_size,
+)
 from ..comm.collectives import gather_int, raise_everywhere, reduce_floats, reduce_ints
 from ..data.dataset import SPLITS
 from ..errors import CheckpointError
-from ._checkpoint import Checkpoint, CheckpointFolder
-from ._config import FullBatchConfig, ResolvedConfig, SampledConfig, generators_of
-from ._learner import Learner
+from ..fullbatch import GraphShardManager, PartitionData
+from ..graph import NID, Block
+from ..ops import Adjacency
+from ..sampling import DataLoader, LaborSampler, MiniBatch, NeighborSampler
+from ._checkpoint import Checkpoint, CheckpointFolder, tensors_under
+from ._config import (
+    FullBatchConfig,
+    ResolvedConfig,
+    ResolvedSampledConfig,
+    SampledConfig,
+    generators_of,
+)
+from ._embeddings import NODE, PAIR, NodeEmbeddings, OneHotRelGraphConv, Table, pair_data
+from ._models import GAT, GCN, RGCN, SAGE, InputDropout, NodeClassifier, TypedRGCN
 from ._result import EpochReport, Evaluation, History, SamplingReport, TrainResult
-from ._shard import TrainingShard, load_shard
+from ._shard import TrainingShard, all_finite, load_shard, relation_norm
+
+# Tables of an R-GCN whose nodes have no features.
+ROWS, SELF_ROWS = "one-hot rows", "one-hot rows of self loops"
+
+GPU_RANDOM = "random on the GPU"
+"""Name, in a rank's state, of the generator of its GPU."""
+
+
+_REPORT_SECONDS = 0.5
+
+FEATURES, LABELS = "feat", "label"
+"""Names of features and labels on blocks."""
+
+IN_DEGREE, OUT_DEGREE = "in_degree", "out_degree"
 
 Progress = Callable[[EpochReport], None]
 
@@ -340,3 +399,708 @@ def train_full_batch(
     """
     with torch.random.fork_rng(devices=generators_of(config.device)):
         return FullBatchRun(config, shard=shard, progress=progress).train()
+
+
+class SampledRun(TrainingRun):
+    """A sampled run that has been set up and not yet started; see `TrainingRun`. Collective.
+
+    Args:
+        config: The run; the same on every rank.
+        shard: A part that `load_shard` has read before, to save reading it again.
+        progress: Called after every epoch, and now and then during a long one, on every rank.
+    """
+
+    config: ResolvedSampledConfig
+
+    def _set_up(self) -> None:
+        shard, config = self._shard, self.config
+        self._inputs = SampledInputs(shard, self._learner, config.model)
+        for module in self._learner.model.modules():
+            allow = getattr(module, "set_allow_zero_in_degree", None)
+            if callable(allow):  # the graph was looked at; that nothing was drawn is no mistake
+                allow(True)
+        first = shard.data.node_map(shard.target).starts[shard.data.rank]
+        seeds = shared_evenly(shard.rows["train"] + first)
+        most = reduce_ints([seeds.numel()], "max")[0]
+        self._loader = DataLoader(
+            self._inputs.graph,
+            {shard.target: seeds},
+            self._sampler(),
+            config.batch_size or most,
+            shuffle=True,
+            seed=config.seed,
+            prefetch=config.prefetch,
+            transport=config.transport,
+            map_features=config.map_features,
+            cache_bytes=config.cache_bytes,
+        )
+        self._seconds_waiting: list[float] = []
+        self._seconds = 0.0
+        self._num_edges = 0
+
+    def _sampler(self) -> NeighborSampler:
+        config, inputs = self.config, self._inputs
+        features: dict[str, Any] = {
+            "prefetch_node_feats": inputs.node_features,
+            "prefetch_labels": {self._shard.target: (LABELS,)},
+            "prefetch_edge_feats": inputs.edge_features,
+            "output_device": self._learner.device,
+        }
+        if config.sampler == "labor":
+            return LaborSampler(config.fanouts, **features)
+        return NeighborSampler(config.fanouts, replace=config.replace, **features)
+
+    def _train_epoch(self, epoch: int) -> float:
+        torch.manual_seed(dropout_seed(self.config.seed, rank(), epoch))
+        start = last_report = time.perf_counter()
+        self._loader.set_epoch(epoch)
+        self._seconds_waiting.append(0.0)
+        total, num_nodes = 0.0, 0
+        for step, blocks in enumerate(self._batches()):
+            self._num_edges += sum(block.num_edges() for block in blocks)
+            loss, count = self._step(blocks, f"epoch {epoch + 1}, step {step + 1}")
+            total, num_nodes = total + loss, num_nodes + count
+            if time.perf_counter() - last_report > _REPORT_SECONDS and step + 1 < len(self._loader):
+                last_report = time.perf_counter()
+                mean = total / num_nodes if num_nodes else None
+                self._report(step=step + 1, steps=len(self._loader), loss=mean)
+        self._seconds += time.perf_counter() - start
+        return total / self._shard.num_nodes["train"]
+
+    def _batches(self) -> Iterator[MiniBatch]:
+        """The batches of an epoch; the time that each takes to come is noted."""
+        batches = iter(self._loader)
+        while True:
+            start = time.perf_counter()
+            blocks = next(batches, None)
+            self._seconds_waiting[-1] += time.perf_counter() - start
+            if blocks is None:
+                return
+            yield blocks
+
+    def _step(self, blocks: MiniBatch, when: str) -> tuple[float, int]:
+        """One step; returns this rank's summed loss before it, and over how many nodes."""
+        learner = self._learner
+        learner.model.train()
+        graphs, features, learnt = self._inputs(blocks)
+        scores: Tensor = learner.model(graphs, features)
+        labels = blocks[-1].dstnodes[self._shard.target].data[LABELS]
+        num_seeds = max(1, blocks.num_global_seeds)
+        loss = anchor(summed_loss(scores, labels) / num_seeds, *learnt)
+        return learner.descend(loss, when) * num_seeds, blocks.num_seeds
+
+    def _sampling(self) -> SamplingReport:
+        num_epochs = max(1, len(self._seconds_waiting))
+        waiting, seconds = reduce_floats(
+            [sum(self._seconds_waiting) / num_epochs, self._seconds], "max"
+        )
+        num_edges = reduce_ints([self._num_edges])[0]
+        hit_rate = None
+        if self.config.cache_bytes:
+            hit_rate = reduce_floats([self._loader.cache_hit_rate])[0] / world_size()
+        return SamplingReport(
+            steps_per_epoch=len(self._loader),
+            seconds_waiting=waiting,
+            edges_per_second=num_edges / seconds if seconds else 0.0,
+            cache_hit_rate=hit_rate,
+        )
+
+    def _close(self) -> None:
+        self._loader.close()
+
+
+def train_sampled(
+    config: SampledConfig,
+    *,
+    shard: TrainingShard | None = None,
+    progress: Progress | None = None,
+) -> TrainResult:
+    """Train a node classifier on sampled blocks; every rank calls this with the same configuration.
+
+    Rank ``r`` reads part ``r`` of ``config.data`` and trains on the training nodes that it owns.
+    With a partition of one part no process group is needed. The caller's random number generator
+    is left as it was.
+
+    Args:
+        config: The run.
+        shard: This rank's part, if `load_shard` has read it before.
+        progress: Called after every epoch, and now and then during a long one, on every rank.
+
+    Raises:
+        ValueError: Configuration and graph do not fit each other; raised on every rank.
+        PartitionFormatError: The partition is missing or damaged; raised on every rank.
+        CheckpointError: The checkpoint to resume from belongs to another run; on every rank.
+        RankError: Another rank failed, or did not answer in time.
+
+    Example:
+        >>> config = SampledConfig(data="cora/cora.json", model="sage", fanouts=(10, 10))
+        >>> train_sampled(config).best.accuracy["test"]  # doctest: +SKIP
+        0.814
+    """
+    with torch.random.fork_rng(devices=generators_of(config.device)):
+        return SampledRun(config, shard=shard, progress=progress).train()
+
+
+def shared_evenly(ids: Tensor) -> Tensor:
+    """Global ids of this rank's share of all ids; every rank must call.
+
+    Labelled nodes are rarely spread evenly over parts. If each rank trained on its own, those with
+    few would be idle in the last steps of an epoch, and how many steps there are would depend on
+    the partition. A rank may train on any node, so ids move from ranks with many to the others.
+
+    Args:
+        ids: int64 ``[n]``, of any length on each rank.
+
+    Returns:
+        ``[m]``, this rank's own ids ahead; m differs by at most 1 between ranks.
+    """
+    sizes = gather_int(ids.numel())
+    if len(sizes) == 1:
+        return ids
+    fewest, num_larger = divmod(sum(sizes), len(sizes))
+    # Those that have most get the larger shares, so that fewest ids move.
+    by_size = sorted(range(len(sizes)), key=lambda r: -sizes[r])
+    shares = [fewest] * len(sizes)
+    for r in by_size[:num_larger]:
+        shares[r] += 1
+    moves = _moves([n - share for n, share in zip(sizes, shares, strict=True)])
+    me = rank()
+    kept = ids[: min(sizes[me], shares[me])]
+    send = [moves.get((me, r), 0) for r in range(world_size())]
+    recv = [moves.get((r, me), 0) for r in range(world_size())]
+    return torch.cat([kept, ragged_all_to_all(ids[kept.numel() :], send, recv)])
+
+
+def _moves(surplus: list[int]) -> dict[tuple[int, int], int]:
+    """Rank that sends and rank that receives to the number, from each rank's surplus or lack."""
+    moves = {}
+    takers = [(r, -n) for r, n in enumerate(surplus) if n < 0]
+    for giver, number in enumerate(surplus):
+        while number > 0:
+            taker, lacking = takers.pop()
+            moved = min(number, lacking)
+            moves[giver, taker] = moved
+            number -= moved
+            if lacking > moved:
+                takers.append((taker, lacking - moved))
+    return moves
+
+
+class SampledInputs:
+    """Makes the input of the learner's model of blocks. Every call is collective, as is making one.
+
+    ``model`` is the model's name.
+    """
+
+    def __init__(self, shard: TrainingShard, learner: Learner, model: str) -> None:
+        self._shard, self._learner = shard, learner
+        data = shard.data
+        self._ranges = {t: data.node_map(t) for t in data.node_type_names}
+        # Rows of other types reach no loss, and get no gradient.
+        self._matters = {ROWS, SELF_ROWS, *_types_before(shard, len(learner.graphs))}
+        #: The graph to sample, with what a loader shall attach to blocks.
+        self.graph = learner.host_graph().local_var()
+        for ntype, rows in shard.features.items():
+            self.graph.nodes[ntype].data[FEATURES] = rows
+        self.graph.nodes[shard.target].data[LABELS] = shard.label
+        self._reads_degrees = model == "gcn"
+        if self._reads_degrees:
+            self.graph.ndata[IN_DEGREE] = self.graph.in_degrees().to(torch.int32)
+            self.graph.ndata[OUT_DEGREE] = self.graph.out_degrees().to(torch.int32)
+        self.edge_features: tuple[str, ...] = ()
+        if model == "rgcn" and shard.relation is not None:
+            self.edge_features = ("etype",)
+        if learner.pairs is not None:
+            self._pair_ranges = learner.pairs.node_map(PAIR)
+            self.graph.edata[PAIR] = _pair_ids(learner.pairs)
+            self.edge_features += (PAIR,)
+
+    @property
+    def node_features(self) -> dict[str, tuple[str, ...]]:
+        """Node type to the features that the first block needs."""
+        names: dict[str, tuple[str, ...]] = dict.fromkeys(self._shard.features, (FEATURES,))
+        if self._reads_degrees:
+            target = self._shard.target
+            names[target] = (*names.get(target, ()), IN_DEGREE, OUT_DEGREE)
+        return names
+
+    def __call__(self, blocks: Sequence[Block]) -> tuple[list[Block], Any, list[Tensor]]:
+        """A graph for each layer, the features, and the fetched rows that need a gradient.
+
+        Every rank's loss must be made to depend on those.
+        """
+        graphs = list(blocks)
+        if self.edge_features:
+            assert self._shard.relation is not None
+            for block in graphs:
+                # Of the edges that were drawn, so that a sum is a mean over them.
+                dst = block.adjacency().coo()[1].long()
+                norm = relation_norm(dst, block.edata["etype"], self._shard.num_relations)
+                block.edata["norm"] = norm.to(self._shard.relation[1].dtype)
+        if self._reads_degrees:
+            self._set_weights(graphs)
+        pairs = None
+        if PAIR in self.edge_features:
+            pairs, graphs[0] = _block_of_pairs(graphs[0])
+        rows, learnt = self._embeddings(graphs[0], pairs)
+        for ntype in self._shard.features:
+            rows[ntype] = blocks[0].srcnodes[ntype].data[FEATURES]
+        return graphs, model_features(self._shard, rows), learnt
+
+    def _set_weights(self, graphs: list[Block]) -> None:
+        """Put ``weight`` on edges. See [Note: degrees of samples]."""
+        dtype = next(self._learner.model.parameters()).dtype
+        dtype = torch.promote_types(dtype, torch.float32)
+        for block in graphs:
+            # The sources of a later block are the first ones of the first.
+            degrees = {
+                name: graphs[0].srcdata[name][: block.num_src_nodes()].to(dtype)
+                for name in (IN_DEGREE, OUT_DEGREE)
+            }
+            drawn = block.in_degrees().clamp(min=1).to(dtype)
+            into = degrees[IN_DEGREE][: block.num_dst_nodes()] / drawn
+            out_of = block.out_degrees().to(dtype) / degrees[OUT_DEGREE].clamp(min=1)
+            src, dst = block.adjacency().coo()
+            weight = (into.index_select(0, dst) * out_of.index_select(0, src)).sqrt()
+            block.edata["weight"] = weight.to(next(self._learner.model.parameters()).dtype)
+
+    def _embeddings(
+        self, first: Block, pairs: Tensor | None
+    ) -> tuple[dict[str, Tensor], list[Tensor]]:
+        """Rows of each table that the first layer reads."""
+        tables: Mapping[str, Tensor] = self._learner.embeddings()
+        wanted = {
+            name: self._wanted(name, table, first, pairs)
+            for name, table in tables.items()
+            if name in self._matters
+        }
+        fetched = fetch_owned_rows(list(wanted.values())) if wanted else []
+        rows = dict(zip(wanted, fetched, strict=True))
+        for name, table in tables.items():
+            if name not in self._matters:
+                rows[name] = table.new_zeros((first.num_src_nodes(name), table.shape[1]))
+        return rows, fetched
+
+    def _wanted(self, name: str, table: Tensor, first: Block, pairs: Tensor | None) -> OwnedRows:
+        target = self._shard.target
+        if name == SELF_ROWS:
+            return OwnedRows(table, self._ranges[target], first.dstdata[NID])
+        if name == ROWS and pairs is not None:
+            return OwnedRows(table, self._pair_ranges, pairs)
+        ntype = target if name == ROWS else name
+        return OwnedRows(table, self._ranges[ntype], first.srcnodes[ntype].data[NID])
+
+
+def _types_before(shard: TrainingShard, num_layers: int) -> set[str]:
+    """Node types whose rows may reach the target type in so many layers."""
+    reached = {shard.target}
+    for _ in range(num_layers):
+        reached |= {
+            source for source, _, target in shard.data.canonical_etypes if target in reached
+        }
+    return reached
+
+
+def _pair_ids(pairs: PartitionData) -> Tensor:
+    """``[num_edges]`` global id of the pair that each edge reads."""
+    (edges,) = pairs.edges.values()
+    ranges: RangeMap = pairs.node_map(PAIR)
+    starts = torch.tensor(ranges.starts[:-1], dtype=torch.int64)
+    return starts[edges.src_part.long()] + edges.src
+
+
+def _block_of_pairs(block: Block) -> tuple[Tensor, Block]:
+    """Distinct pairs, and the block with them as sources; see [Note: pairs] in `_embeddings`."""
+    pairs, place = torch.unique(block.edata[PAIR], return_inverse=True)
+    dst = block.adjacency().coo()[1]
+    num_dst = block.num_dst_nodes()
+    adjacency = Adjacency(place.to(dst.dtype), dst, pairs.numel(), num_dst, check=False)
+    changed = Block({PAIR: pairs.numel()}, {NODE: num_dst}, {(PAIR, "read_by", NODE): adjacency})
+    for name in ("etype", "norm"):
+        changed.edata[name] = block.edata[name]
+    changed.dstdata[NID] = block.dstdata[NID]
+    return pairs, changed
+
+
+class OwnedRows(NamedTuple):
+    """Rows that are wanted."""
+
+    table: Tensor  # [num_owned, width], the rows that this rank owns
+    ranges: RangeMap  # ids that each rank owns
+    ids: Tensor  # [n], which rows; of any rank, in any order
+
+
+def fetch_owned_rows(requests: Sequence[OwnedRows]) -> list[Tensor]:
+    """The rows of each request, ``[n, width]``; every rank must call, with as many requests.
+
+    One exchange brings the rows of all requests, and one returns the gradients, where those of a
+    row are summed. A rank whose loss may not depend on them must `graphshard.comm.anchor` it.
+    """
+    if world_size() == 1:
+        return [wanted.table.index_select(0, wanted.ids.long()) for wanted in requests]
+    plans, orders, owned = [], [], []
+    for table, ranges, ids in requests:
+        owner = ranges.part_of(ids)
+        rows = ranges.local_of(ids, owner)
+        needed = [rows[owner == part] for part in range(world_size())]
+        owned.append(needed[rank()].long())
+        needed[rank()] = rows[:0]
+        plans.append(ExchangePlan.build(needed, table.shape[0], device=table.device))
+        owner = owner.masked_fill(owner == rank(), -1)  # own rows go first
+        orders.append(torch.argsort(owner, stable=True))
+    fetched = fetch_halo([(p, wanted.table) for p, wanted in zip(plans, requests, strict=True)])
+    by_request = []
+    for wanted, own, halo, order in zip(requests, owned, fetched, orders, strict=True):
+        place = torch.empty_like(order)
+        place[order] = torch.arange(order.numel(), device=order.device)
+        rows = torch.cat([wanted.table.index_select(0, own), halo])
+        by_request.append(rows.index_select(0, place))
+    return by_request
+
+
+class Learner:
+    """A model with its embeddings and its optimizer, for this rank's part of a graph.
+
+    Some of it every rank holds alike (the model and its Adam moments), some each rank holds for
+    itself (embeddings of its nodes, their Adam moments, its dropout generator). Both come out as
+    flat dictionaries of tensors, and go back in from them, bit for bit.
+
+    Weights and embeddings are drawn on the CPU, the same for every device, and then moved.
+
+    Args:
+        shard: The part, on the CPU.
+        config: The run.
+    """
+
+    def __init__(self, shard: TrainingShard, config: ResolvedConfig) -> None:
+        self._host, self._shard, self._config = shard, shard.on_device(), config
+        self.device = shard.device
+        torch.manual_seed(config.seed)
+        self.model = build_model(shard, config).to(config.torch_dtype)
+        for module in self.model.modules():
+            if isinstance(module, InputDropout) and shard.target in self._shard.features:
+                module.mark_constant(self._shard.features[shard.target])
+        width = self.model.exchanged_width()
+        self.graph = self._shard.graph(config, width)
+        self.graphs: list[Any] = [self.graph] * config.layers
+        tables = {
+            t: Table(shard.original_ids[t], shard.num_all[t], config.hidden)
+            for t in shard.data.node_type_names
+            if t not in shard.features
+        }
+        first = self.model.one_hot if isinstance(self.model, RGCN) else None
+        #: The graph of the first layer, where its sources are pairs of a node and a relation.
+        self.pairs: PartitionData | None = None
+        if first is not None:
+            tables, self.pairs = one_hot_tables(shard, first)
+            if self.pairs is not None:
+                pairs = self.pairs.to(self.device, feature_device="cpu")
+                self.graphs[0] = self._shard.graph_of(pairs, config, width)
+        self.embeddings = NodeEmbeddings(tables, config.seed, config.torch_dtype)
+        self.model.to(self.device)
+        self.embeddings.to(self.device)
+        if is_initialized():
+            sync_params(self.model)
+        self._named = {
+            **{f"model/{name}": p for name, p in self.model.named_parameters()},
+            **{f"embeddings/{name}": p for name, p in self.embeddings.named_parameters()},
+        }
+        chosen = {id(p) for p in [*self.model.penalized_parameters(), *self.embeddings.rows]}
+        groups: list[dict[str, Any]] = [
+            {
+                "params": [p for p in self._named.values() if id(p) in chosen],
+                "weight_decay": config.weight_decay,
+            },
+            {"params": [p for p in self._named.values() if id(p) not in chosen]},
+        ]
+        self.optimizer = torch.optim.Adam(groups, lr=config.lr)
+        #: The best model and embeddings so far, of which `keep` makes copies.
+        self.best: tuple[dict[str, Tensor], ...] | None = None
+        torch.manual_seed(dropout_seed(config.seed, rank()))
+
+    def host_graph(self) -> GraphShardManager:
+        """The graph on the CPU, as samplers want it; collective."""
+        if self.device.type == "cpu":
+            return self.graph
+        return self._host.graph(self._config, self.model.exchanged_width())
+
+    def scores(self) -> Tensor:
+        """The model's output for this rank's nodes of the target type; collective."""
+        rows = {**self._shard.features, **self.embeddings()}
+        scores: Tensor = self.model(self.graphs, model_features(self._shard, rows))
+        return scores
+
+    def loss(self, scores: Tensor, split: str) -> Tensor:
+        """This rank's share of the mean cross entropy over a split's nodes on all ranks."""
+        rows = self._shard.rows[split]
+        return summed_loss(scores[rows], self._shard.label[rows]) / self._shard.num_nodes[split]
+
+    def descend(self, loss: Tensor, when: str) -> float:
+        """Step down the sum of all ranks' losses; returns this rank's. Collective.
+
+        Args:
+            loss: This rank's share.
+            when: The step, for the error: "epoch 3".
+
+        Raises:
+            FloatingPointError: On every rank, before the step, if the loss or a gradient of any
+                rank is not finite; says which rank's, and what of it.
+        """
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        value = float(loss.detach())
+        gradients = {n: p.grad for n, p in self._named.items() if p.grad is not None}
+        is_finite = math.isfinite(value) and all_finite(gradients.values())
+        if reduce_ints([not is_finite], "max")[0]:
+            self.raise_not_finite(f"the training loss of {when}", value, gradients)
+        if is_initialized():
+            gather_grads(self.model)
+        self.optimizer.step()
+        return value
+
+    def raise_not_finite(
+        self, what: str, value: float, gradients: Mapping[str, Tensor] | None = None
+    ) -> None:
+        """Stop all ranks, because a number of one is not finite: the origin is told. Collective.
+
+        What one rank has in its rows reaches others with the messages, so the rank that speaks is
+        one at which the error can have begun: features come before embeddings, these before what
+        all ranks hold alike, and that before what follows from it.
+
+        Args:
+            what: The number, for the message.
+            value: This rank's.
+            gradients: Name of each parameter to its gradient.
+        """
+        text, order = describe_not_finite(
+            {
+                "features": self._shard.features,
+                "embeddings": tensors_under(self._named, "embeddings/"),
+                "parameters": tensors_under(self._named, "model/"),
+                "gradients": gradients or {},
+            }
+        )
+        if order == 0 and math.isfinite(value):
+            order = -1  # another rank's number
+        error = None
+        if order == reduce_ints([order], "max")[0]:
+            cure = f"lower lr (got {self._config.lr:g})"
+            if self._config.dtype == "bfloat16":
+                cure += ", or compute in float32"
+            error = FloatingPointError(
+                f"{what} is not finite (got {value:g} for part {self._shard.data.rank}): {text}; "
+                + ("mend them and partition again" if text.startswith("features '") else cure)
+            )
+        raise_everywhere(error)
+
+    @torch.no_grad()
+    def evaluate(self, splits: Sequence[str]) -> list[float]:
+        """This rank's numbers for each split: nodes that are right, and share of the loss."""
+        self.model.eval()
+        scores = self.scores()
+        right = scores.argmax(dim=1) == self._shard.label
+        numbers = []
+        for split in splits:
+            rows = self._shard.rows[split]
+            numbers += [float(right[rows].sum()), float(self.loss(scores, split))]
+        return numbers
+
+    def keep(self) -> None:
+        """Remember a copy of the model and the embeddings, on the CPU, as the best so far."""
+        self.best = tuple(
+            {k: v.detach().to("cpu", copy=True) for k, v in module.state_dict().items()}
+            for module in (self.model, self.embeddings)
+        )
+
+    def shared_state(self) -> dict[str, Tensor]:
+        """What all ranks hold alike: ``model/...``, ``optimizer/model/...``, ``best/...``."""
+        return self._state_of(0, self.model, "model/")
+
+    def local_state(self) -> dict[str, Tensor]:
+        """What this rank alone holds: embeddings, their moments, the random number generators."""
+        state = self._state_of(1, self.embeddings, "embeddings/")
+        state["random"] = torch.get_rng_state()
+        if self.device.type == "cuda":
+            state[GPU_RANDOM] = torch.cuda.get_rng_state(self.device)
+        return state
+
+    def _state_of(self, place: int, module: nn.Module, prefix: str) -> dict[str, Tensor]:
+        best = {} if self.best is None else self.best[place]
+        moments = {
+            f"optimizer/{name}/{key}": value
+            for name, parameter in self._named.items()
+            if name.startswith(prefix)
+            for key, value in self.optimizer.state.get(parameter, {}).items()
+        }
+        state = {
+            **{f"{prefix}{k}": v for k, v in module.state_dict().items()},
+            **moments,
+            **{f"best/{k}": v for k, v in best.items()},
+        }
+        return {name: value.cpu() for name, value in state.items()}
+
+    def load(self, shared: Mapping[str, Tensor], local: Mapping[str, Tensor]) -> None:
+        """Take back what `shared_state` and `local_state` gave; nothing changes on an error.
+
+        It may have been on another device. Where there is no state of a GPU's generator, that of
+        this rank is seeded from the CPU's.
+
+        Raises:
+            ValueError: A tensor is missing, is unknown, or has another shape or dtype.
+        """
+        is_evaluated = any(name.startswith("best/") for name in shared)
+        for found, module, prefix in (
+            (shared, self.model, "model/"),
+            (local, self.embeddings, "embeddings/"),
+        ):
+            state = module.state_dict()
+            wanted = {f"{prefix}{k}": v for k, v in state.items()}
+            if module is self.embeddings:
+                wanted["random"] = torch.get_rng_state()
+                if GPU_RANDOM in found:
+                    on_gpu = self.device.type == "cuda"
+                    state_now = torch.cuda.get_rng_state(self.device) if on_gpu else None
+                    wanted[GPU_RANDOM] = found[GPU_RANDOM] if state_now is None else state_now
+            if is_evaluated:
+                wanted |= {f"best/{k}": v for k, v in state.items()}
+            _check_tensors(found, {**wanted, **self._optimizer_shapes(found, prefix)})
+        self.model.load_state_dict(tensors_under(shared, "model/"))
+        self.embeddings.load_state_dict(tensors_under(local, "embeddings/"))
+        self.optimizer.state.clear()
+        for name, value in tensors_under({**shared, **local}, "optimizer/").items():
+            of_parameter, _, key = name.rpartition("/")
+            parameter = self._named[of_parameter]
+            # Adam counts its steps on the CPU, wherever the parameters are.
+            place = torch.device("cpu") if key == "step" else parameter.device
+            self.optimizer.state[parameter][key] = value.to(place, copy=True)
+        torch.set_rng_state(local["random"].clone())
+        if self.device.type == "cuda" and GPU_RANDOM in local:
+            torch.cuda.set_rng_state(local[GPU_RANDOM].clone(), self.device)
+        elif self.device.type == "cuda":
+            torch.cuda.manual_seed(_drawn_seed(local["random"]))
+        self.best = None
+        if is_evaluated:
+            bests = (tensors_under(found, "best/") for found in (shared, local))
+            self.best = tuple({k: v.clone() for k, v in best.items()} for best in bests)
+
+    def _optimizer_shapes(self, found: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+        """Tensors like the moments there must be for those parameters that have any."""
+        moments: dict[str, Tensor] = {}
+        for name, parameter in self._named.items():
+            keys = [f"optimizer/{name}/{key}" for key in ("step", "exp_avg", "exp_avg_sq")]
+            if name.startswith(prefix) and any(key in found for key in keys):
+                moments |= dict(zip(keys, (torch.empty(()), parameter, parameter), strict=True))
+        return moments
+
+
+def _drawn_seed(state: Tensor) -> int:
+    """A seed that a generator of the CPU in this state would draw."""
+    generator = torch.Generator()
+    generator.set_state(state.clone())
+    return int(torch.randint(2**63 - 1, (), generator=generator))
+
+
+def _check_tensors(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
+    for name in dict.fromkeys([*wanted, *found]):
+        if name not in found:
+            raise ValueError(f"tensor '{name}' is missing")
+        if name not in wanted:
+            raise ValueError(f"the model has no '{name}'")
+        mine, theirs = wanted[name], found[name]
+        if mine.shape != theirs.shape or mine.dtype != theirs.dtype:
+            raise ValueError(
+                f"'{name}' must be {mine.dtype} {list(mine.shape)} (got {theirs.dtype} "
+                f"{list(theirs.shape)})"
+            )
+
+
+def model_features(shard: TrainingShard, rows: Mapping[str, Tensor]) -> Any:
+    """What a model takes as features, from the rows of each node type or table."""
+    if shard.is_typed:
+        return rows
+    return (rows[ROWS], rows[SELF_ROWS]) if SELF_ROWS in rows else rows[shard.target]
+
+
+def summed_loss(scores: Tensor, labels: Tensor) -> Tensor:
+    """Cross entropy, summed, in float32 at least."""
+    wide = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    return F.cross_entropy(wide, labels, reduction="sum")
+
+
+def build_model(shard: TrainingShard, config: ResolvedConfig) -> NodeClassifier:
+    """The configured model for a graph, with weights from torch's default generator."""
+    hidden, layers = config.hidden, config.layers
+    classes, dropout = shard.num_classes, config.dropout
+    if shard.is_typed:
+        return TypedRGCN(
+            {t: f.shape[1] for t, f in shard.features.items()},
+            shard.data.canonical_etypes,
+            shard.data.node_type_names,
+            shard.target,
+            hidden,
+            classes,
+            layers,
+            config.num_bases,
+            dropout,
+        )
+    features = shard.features.get(shard.target)
+    if config.model == "rgcn":
+        in_feats = None if features is None else features.shape[1]
+        relations = shard.num_relations
+        return RGCN(in_feats, hidden, classes, relations, layers, config.num_bases, dropout)
+    width = hidden if features is None else features.shape[1]
+    if config.model == "gat":
+        return GAT(width, hidden, classes, layers, config.heads, dropout)
+    if config.model == "gcn":
+        return GCN(width, hidden, classes, layers, dropout)
+    return SAGE(width, hidden, classes, layers, dropout, config.aggregator)
+
+
+def one_hot_tables(
+    shard: TrainingShard, layer: OneHotRelGraphConv
+) -> tuple[dict[str, Table], PartitionData | None]:
+    """The rows that a first layer for one-hot input takes, and its graph of pairs; collective."""
+    ids, height = shard.original_ids[shard.target], shard.num_all[shard.target]
+    own = Table(ids, height, layer.out_feat)
+    if layer.num_bases:
+        return {ROWS: Table(ids, height, layer.in_width), SELF_ROWS: own}, None
+    assert shard.relation is not None
+    count = shard.num_relations
+    data, pairs = pair_data(shard.data, shard.relation[0], count)
+    pair_ids = ids[pairs // count] * count + pairs % count
+    return {ROWS: Table(pair_ids, height, layer.in_width), SELF_ROWS: own}, data
+
+
+def dropout_seed(seed: int, *places: int) -> int:
+    """A seed for one generator, such as a rank's, unrelated to those of others."""
+    name = "/".join(map(str, ("dropout", seed, *places)))
+    digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def describe_not_finite(groups: Mapping[str, Mapping[str, Tensor]]) -> tuple[str, int]:
+    """What is to be said of the first group that has such a number, and how early that group is.
+
+    Args:
+        groups: What the tensors are, "parameters", to the tensors by name; causes first.
+
+    Returns:
+        The sentence, and the number of groups from this one on: 0 where all are finite.
+    """
+    for order, (kind, tensors) in enumerate(groups.items()):
+        for name, tensor in tensors.items():
+            count = int((~tensor.detach().isfinite()).sum())
+            if count:
+                return (
+                    f"{kind} '{name}' hold {count} of {tensor.numel()} values that are not finite",
+                    len(groups) - order,
+                )
+    largest = max(
+        (float(t.detach().abs().max()) for t in groups["parameters"].values() if t.numel()),
+        default=0.0,
+    )
+    return (
+        f"features and parameters are finite (the largest parameter is {largest:.3g}), and what "
+        "the network makes of them is not",
+        0,
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -15,6 +15,7 @@ from .._base.device import choose_device
 from ..comm import agree, is_initialized, rank, world_size
 from ..comm.collectives import reduce_ints
 from ..data.dataset import SPLITS
+from ..data.task import TaskInfo, read_task, task_warnings
 from ..fullbatch import (
     GraphShardManager,
     PartitionData,
@@ -24,8 +25,6 @@ from ..fullbatch import (
 from ..fullbatch.topology import agree_on_build
 from ..partition.format import etype_key
 from ._config import ResolvedConfig, RunConfig
-from ._finite import all_finite
-from .task import TaskInfo, read_task, task_warnings
 
 _NUMBERS_AT_LEAST = 4096  # classes or relations that are believed on any graph, however small
 
@@ -204,10 +203,10 @@ def _target(data: PartitionData, task: TaskInfo) -> str:
     if task.target in labelled:
         return str(task.target)
     if len(labelled) != 1:
-        found = f"{len(labelled)} have: {', '.join(labelled)}" if labelled else "none has"
+        candidates = f"{len(labelled)} have: {', '.join(labelled)}" if labelled else "none has"
         raise ValueError(
             "one node type must have the feature 'label', the class of each node "
-            f"({found}); set ndata['label'], train_mask, val_mask and test_mask before "
+            f"({candidates}); set ndata['label'], train_mask, val_mask and test_mask before "
             "partitioning"
         )
     return labelled[0]
@@ -351,3 +350,9 @@ def _warn(shard: TrainingShard, config: ResolvedConfig) -> None:
     if rank() == 0:
         for text in texts:
             warnings.warn(text, stacklevel=2)
+
+
+def all_finite(tensors: Iterable[Tensor]) -> bool:
+    """Whether no tensor has an infinity or a NaN; of tensors on one device, in one transfer."""
+    bounds = [torch.stack(t.detach().aminmax()) for t in tensors if t.numel()]
+    return not bounds or bool(torch.stack(bounds).isfinite().all())

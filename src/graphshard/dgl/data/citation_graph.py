@@ -25,7 +25,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..._base.files import PickleMachine, open_regular, read_text_regular
+from ..._base.files import open_regular, read_text_regular
+from ..._base.pickled import PickleMachine
 from ...data import load_dataset
 from ...errors import GraphValueError
 from ...graph import Graph, graph, load_graphs

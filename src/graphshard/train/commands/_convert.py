@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 import typer
 
 from ...data.prepare import read_graph, write_graph
+from ...data.task import read_task, write_task
 from ...partition import convert_partition
-from ..task import read_task, write_task
 from ._paths import is_partition, partition_json
 
 

@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.table import Table
 
 from ..._base.files import writing
+from ...data.task import TaskInfo, read_task
 from ...partition import PartitionStats, load_partition_stats
 from ...partition.format import PartitionConfig, etype_key, read_config
-from ..task import TaskInfo, read_task
 from ._paths import partition_json
 
 

@@ -10,9 +10,8 @@ import typer
 from rich.console import Console
 
 from ...data.prepare import Preparation, read_dataset
-from ...partition import load_partition_stats
+from ...data.task import partition_dataset, warn_of_task
 from ...partition.assign import Objective
-from ..task import partition_dataset, warn_of_task
 from ._options import options_of
 
 
@@ -95,8 +94,8 @@ def partition(
         tolerance=tolerance,
         seed=seed,
         reorder=reorder,
+        quiet=quiet,
     )
     if not quiet:
         console = Console(markup=False, emoji=False)
-        console.print(load_partition_stats(written).table())
         console.print(f"wrote {written}", markup=False, highlight=False, soft_wrap=True)

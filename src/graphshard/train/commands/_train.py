@@ -16,13 +16,13 @@ from rich.console import Console
 from ..._base.device import choose_device
 from ..._base.files import TemporaryFolder
 from ...data.prepare import Preparation, has_relations, read_dataset
+from ...data.task import partition_dataset
 from ...partition.format import read_config
 from .._config import FullBatchConfig, SampledConfig
 from .._result import TrainResult
 from ..launch import rank_work
 from ..launch._training import launch_training
 from ..launch._worker import run_as_worker
-from ..task import partition_dataset
 from ._options import options_of
 from ._paths import is_partition, partition_json
 from ._progress import ProgressDisplay, result_table

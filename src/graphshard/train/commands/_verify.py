@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
+from ...data.task import read_task
 from ...errors import PartitionFormatError
 from ...partition import verify_partition
 from ...partition.format import read_content
-from ..task import read_task
 from ._paths import partition_json
 
 

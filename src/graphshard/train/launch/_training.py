@@ -16,8 +16,7 @@ from ...errors import RankError
 from ...partition.format import read_config
 from .._config import FullBatchConfig, SampledConfig
 from .._result import EpochReport, Evaluation, TrainResult
-from .._run import FullBatchRun, Progress, TrainingRun
-from .._sampled import SampledRun
+from .._run import FullBatchRun, Progress, SampledRun, TrainingRun
 from .._shard import check_num_workers
 from ._launcher import launch_workers
 from ._worker import ExitCode, send_event

@@ -23,13 +23,11 @@ from typing import Any
 import torch
 
 from .._base.files import read_json_regular, write_json
-from ..data import NodeDataset
-from ..data.dataset import SPLITS
 from ..errors import PartitionFormatError
-from ..partition import partition_graph
 from ..partition.files import listing, mapping, required, shown, text, whole_number
-from ..partition.format import read_config
-from ..servers.checkpoints import digest_of_content
+from ..partition.format import digest_of_content, read_config
+from ..partition.save import print_stats, write_partition
+from .dataset import SPLITS, NodeDataset
 
 FORMAT = "graphshard-dataset"
 FORMAT_VERSION = 2
@@ -110,9 +108,10 @@ def warn_of_task(dataset: NodeDataset) -> None:
     is_known = label >= 0
     occurs = torch.zeros(dataset.num_classes, dtype=torch.bool)
     occurs[label[is_known].long().cpu()] = True
-    masks = {split: fields[f"{split}_mask"] & is_known for split in SPLITS}
-    pairs = itertools.combinations(SPLITS, 2)
-    shared = {(a, b): int((masks[a] & masks[b]).sum()) for a, b in pairs}
+    shared = {}
+    for one, other in itertools.combinations(SPLITS, 2):
+        both = fields[f"{one}_mask"] & fields[f"{other}_mask"] & is_known
+        shared[one, other] = int(both.sum())
     for line in task_warnings(dataset.name, occurs.tolist(), shared):
         warnings.warn(line, stacklevel=2)
 
@@ -125,12 +124,15 @@ def task_path(partition_json: str | os.PathLike[str]) -> Path:
 
 def write_task(partition_json: str | os.PathLike[str], task: TaskInfo) -> None:
     """Write the task of the partition that is there now, in one atomic step."""
-    path = task_path(partition_json)
+    _write_task(task_path(partition_json), task, read_config(partition_json).build)
+
+
+def _write_task(path: Path, task: TaskInfo, build: str | None) -> None:
     content = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
         "task": TASK,
-        "build": read_config(partition_json).build,
+        "build": build,
         **asdict(task),
     }
     content = json.loads(json.dumps(content, allow_nan=False))  # tuples have become lists
@@ -154,9 +156,9 @@ def read_task(partition_json: str | os.PathLike[str]) -> TaskInfo:
     unknown = TaskInfo(name=Path(partition_json).stem)
     try:
         content = mapping(read_json_regular(path), "the JSON")
-        found = required(content, "format"), required(content, "format_version")
-        if found != (FORMAT, FORMAT_VERSION):
-            raise ValueError(f"format {shown(found[0])} {shown(found[1])}")
+        version = required(content, "format"), required(content, "format_version")
+        if version != (FORMAT, FORMAT_VERSION):
+            raise ValueError(f"format {shown(version[0])} {shown(version[1])}")
         if required(content, "digest") != digest_of_content(content, "digest"):
             raise ValueError("it was changed after it was written: its digest differs")
         if required(content, "build") != read_config(partition_json).build:
@@ -202,6 +204,7 @@ def partition_dataset(
     name: str | None = None,
     balance_field: str | None = None,
     options: Mapping[str, Any] | None = None,
+    quiet: bool = True,
     **arguments: Any,
 ) -> Path:
     """Partition a data set into a folder, with the description of its task beside the JSON.
@@ -213,6 +216,7 @@ def partition_dataset(
         name: Name of the graph and of the JSON; None: the data set's.
         balance_field: Node feature of the target type whose values are to be spread evenly.
         options: How the graph was prepared, to be noted beside the partition.
+        quiet: Do not print the table of statistics.
         **arguments: More for `graphshard.partition.partition_graph`.
 
     Returns:
@@ -231,9 +235,12 @@ def partition_dataset(
     name = dataset.name if name is None else name
     if balance_field is not None:
         arguments["balance_ntypes"] = _balance_classes(dataset, balance_field)
-    partition_graph(dataset.graph, name, num_parts, out, quiet=True, **arguments)
+    written = write_partition(dataset.graph, name, num_parts, out, **arguments)
     json_path = Path(out) / f"{name}.json"
-    write_task(json_path, TaskInfo.of_dataset(dataset, dict(options or {})))
+    task = TaskInfo.of_dataset(dataset, dict(options or {}))
+    _write_task(task_path(json_path), task, written.build)
+    if not quiet:
+        print_stats(written.stats)
     return json_path
 
 

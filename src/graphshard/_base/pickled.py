@@ -87,10 +87,10 @@ class PickleMachine:
         return value
 
     def _to_mark(self) -> list[Any]:
-        found = []
+        values = []
         while (value := self._stack.pop()) is not _MARK:
-            found.append(value)
-        return found[::-1]
+            values.append(value)
+        return values[::-1]
 
     def _top(self, kind: type | None = None) -> Any:
         value = self._stack[-1]
@@ -217,9 +217,9 @@ _READ: dict[bytes, str | None] = {
 def _pairs(items: list[Any]) -> dict[Any, Any]:
     if len(items) % 2:
         raise ValueError("a key without a value")
-    found = {}
+    pairs = {}
     for key, value in zip(items[::2], items[1::2], strict=True):
         if not all(isinstance(part, _KEYS) for part in (key if type(key) is tuple else (key,))):
             raise ValueError("a key that is no number and no string")
-        found[key] = value
-    return found
+        pairs[key] = value
+    return pairs

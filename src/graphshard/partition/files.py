@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensor files: safetensors, written in slices, each file carrying its own checksum.
+"""The two kinds of files of a partition: tensors with digests, JSON whose values are checked.
 
-The bytes are those of the safetensors format, so any safetensors reader opens them. Two things
-make a writer of our own worth its lines: rows can be gathered slice by slice while they are
-written, so that a wide feature never exists twice in memory, and the header carries the BLAKE2b
-digest of the whole file, so that a reader can tell at the price of the header alone whether a file
-is the one that the partition's JSON speaks of. What cannot be read, or is damaged, is a
-PartitionFormatError that names the file.
+[Note: tensor files]
+Safetensors, written in slices, each file carrying its own checksum. The bytes are those of the
+safetensors format, so any safetensors reader opens them. Two things make a writer of our own worth
+its lines: rows can be gathered slice by slice while they are written, so that a wide feature never
+exists twice in memory, and the header carries the BLAKE2b digest of the whole file, so that a
+reader can tell at the price of the header alone whether a file is the one that the partition's JSON
+speaks of. What cannot be read, or is damaged, is a PartitionFormatError that names the file.
 
 ::
 
@@ -21,7 +22,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, BinaryIO, Protocol
@@ -30,8 +31,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ..._base.files import check_regular, check_text, open_regular, parse_json, writing
-from ...errors import PartitionFormatError
+from .._base.files import check_regular, check_text, open_regular, parse_json, writing
+from .._base.typing import CanonicalEType
+from ..errors import PartitionFormatError
 
 DTYPE_NAMES: dict[torch.dtype, str] = {
     torch.float64: "F64",
@@ -125,9 +127,6 @@ class FileRecord:
     bytes: int
     blake2b: str
 
-    def as_dict(self) -> dict[str, Any]:
-        return {"bytes": self.bytes, "blake2b": self.blake2b}
-
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor | RowSource]) -> FileRecord:
     """Write ``tensors`` to a new file and sync it to disk.
@@ -178,9 +177,9 @@ def _header(tensors: Mapping[str, Tensor | RowSource]) -> bytes:
             "data_offsets": [offset, stop],
         }
         offset = stop
-    text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
+    header = json.dumps(entries, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    return len(header).to_bytes(8, "little") + header
 
 
 def _new_digest() -> hashlib.blake2b:
@@ -353,3 +352,77 @@ def _checked_entry(name: str, entry: Any) -> tuple[torch.dtype, tuple[int, ...],
     if len(offsets) != 2 or len(shape) > _MOST_DIMENSIONS:
         raise ValueError(f"the shape or the place of '{name}' has too many numbers, or too few")
     return dtype, shape, (offsets[0], offsets[1])
+
+
+GRAPH_FORMATS = ("coo", "csc", "csr")
+"""Formats that the structure of a part may be stored in."""
+
+PART_FILES = {
+    "part_graph": "graph.safetensors",
+    "node_feats": "node_feats.safetensors",
+    "edge_feats": "edge_feats.safetensors",
+}
+
+_SHOWN = 60
+
+
+def etype_key(etype: CanonicalEType) -> str:
+    """The name of a relation in files: "src:relation:dst".
+
+    Where a name has a colon of its own the JSON lists the triples, too: see `triples_of`.
+    """
+    return ":".join(etype)
+
+
+def required(content: Mapping[str, Any], key: str) -> Any:
+    """The value of a key."""
+    if key not in content:
+        raise ValueError(f"'{key}' is missing")
+    return content[key]
+
+
+def whole_number(value: Any, name: str, least: int = 0) -> int:
+    """A whole number from ``least`` up."""
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _LARGEST:
+        raise ValueError(f"{name} must be a whole number from {least} up (got {shown(value)})")
+    return value
+
+
+def text(value: Any, name: str) -> str:
+    """A text that is not empty."""
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"{name} must be a text that is not empty (got {shown(value)})")
+    return check_text(value, name)
+
+
+def mapping(value: Any, name: str) -> dict[str, Any]:
+    """An object of JSON."""
+    if not isinstance(value, dict):
+        raise ValueError(f"{name} must be an object with keys (got {shown(value)})")
+    return value
+
+
+def listing(value: Any, name: str) -> list[Any]:
+    """A list of JSON."""
+    if not isinstance(value, list):
+        raise ValueError(f"{name} must be a list (got {shown(value)})")
+    return value
+
+
+def only_keys(content: Mapping[str, Any], keys: Iterable[str], name: str) -> None:
+    """Raise unless an object has these keys and no other."""
+    for key in keys:
+        required(content, key)
+    strange = sorted(set(content) - set(keys))
+    if strange:
+        raise ValueError(f"{name} has the unknown key {strange[0][:_SHOWN]!r}")
+
+
+def shown(value: Any) -> str:
+    """A value for a message, cut short where it is long."""
+    if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 200:
+        return f"a number of {value.bit_length()} bits"
+    if isinstance(value, dict | list) and len(value) > 10:
+        return f"a {type(value).__name__} of {len(value)}"
+    text_of_value = repr(value)
+    return text_of_value if len(text_of_value) <= _SHOWN else f"{text_of_value[:_SHOWN]}..."

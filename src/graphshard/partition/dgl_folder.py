@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DGLPartFile: one file of a part that DGL wrote, read as a file of ours is.
+"""Partition folders as ``dgl.distributed.partition_graph`` writes them, read without DGL.
 
 ::
 
@@ -21,7 +21,7 @@ name features without their type.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,9 +30,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..._base.typing import DEFAULT_NTYPE, TensorDict
-from ...errors import PartitionFormatError
-from ...graph.dgl_files import (
+from .._base.ranges import RangeMap
+from .._base.typing import DEFAULT_NTYPE, CanonicalEType, TensorDict
+from ..errors import PartitionFormatError
+from ..graph.dgl_files import (
     BinaryReader,
     StoredGraph,
     StoredTensor,
@@ -41,8 +42,8 @@ from ...graph.dgl_files import (
     reading,
     stored_graph,
 )
-from .._book import RangePartitionBook
-from ..files import etype_key
+from ._book import RangePartitionBook
+from .files import etype_key
 
 DGL_PART_FILES = {
     "part_graph": "graph.dgl",
@@ -127,8 +128,8 @@ class DGLPartFile:
                 found: dict[str, Tensor | StoredTensor] = dict(
                     _with_types(open_tensors(reader), self.kind, self.book)
                 )
-                known = self._original_ids(found)
-            yield found | {name: ids for name, ids in known.items() if name not in found}
+                original_ids = self._original_ids(found)
+            yield found | {name: ids for name, ids in original_ids.items() if name not in found}
 
     def _original_ids(self, features: Mapping[str, object]) -> TensorDict:
         """The ids before partitioning, of the types whose features do not have them."""
@@ -222,58 +223,118 @@ def _with_types(
     by_relation: dict[str, list[str]] = {}
     for owner, name in zip(owners, book.etypes if kind == "edge_feats" else owners, strict=True):
         by_relation.setdefault(name, []).append(owner)
-    found = {}
-    for name, one in stored.items():
+    by_name = {}
+    for name, tensor in stored.items():
         owner, _, feature = name.rpartition("/")
         if not owner and len(owners) == 1:
             owner = owners[0]
         elif owner not in owners and len(by_relation.get(owner, ())) == 1:
             (owner,) = by_relation[owner]
-        found[f"{owner or DEFAULT_NTYPE}/{feature}"] = one
-    if len(found) != len(stored):
+        by_name[f"{owner or DEFAULT_NTYPE}/{feature}"] = tensor
+    if len(by_name) != len(stored):
         raise ValueError("it has a feature twice, with and without its type")
-    return found
+    return by_name
 
 
 def _edges_of(graph: StoredGraph) -> TensorDict:
     (relation,) = graph.relations
-    found: TensorDict = {}
+    tensors: TensorDict = {}
     name = next(name for name in ("coo", "csc", "csr") if name in relation.arrays)
     first, second, ids = relation.arrays[name]
     labels = ("src", "dst") if name == "coo" else ("indptr", "indices")
-    found[f"{name}/{labels[0]}"], found[f"{name}/{labels[1]}"] = first.read(), second.read()
+    tensors[f"{name}/{labels[0]}"], tensors[f"{name}/{labels[1]}"] = first.read(), second.read()
     if ids is not None:
-        found[f"{name}/eids"] = ids.read()
-    return found
+        tensors[f"{name}/eids"] = ids.read()
+    return tensors
 
 
 def _columns(what: str, fields: Mapping[str, StoredTensor], book: RangePartitionBook) -> TensorDict:
     """What a part says of its nodes or edges, and what it leaves out because it follows."""
     ids = _column(fields, "_ID", torch.int64)
-    found = {f"{what}/_ID": ids}
+    columns = {f"{what}/_ID": ids}
     flags = _column(fields, f"inner_{what}", None)
     if bool(((flags != 0) & (flags != 1)).any()):
         raise ValueError(f"an inner_{what} is neither 0 nor 1")
-    found[f"{what}/inner_{what}"] = flags.to(torch.bool)
+    columns[f"{what}/inner_{what}"] = flags.to(torch.bool)
     per_type: Callable[[Tensor], tuple[Tensor, Tensor]] = (
         book.map_to_per_ntype if what == "node" else book.map_to_per_etype
     )
     if "_TYPE" in fields:
-        found[f"{what}/_TYPE"] = _column(fields, "_TYPE", None).to(torch.int32)
+        columns[f"{what}/_TYPE"] = _column(fields, "_TYPE", None).to(torch.int32)
     else:
-        found[f"{what}/_TYPE"] = per_type(ids)[0].to(torch.int32)
+        columns[f"{what}/_TYPE"] = per_type(ids)[0].to(torch.int32)
     if what == "node":
         has_owners = "part_id" in fields
         owners = _column(fields, "part_id", None) if has_owners else book.nid2partid(ids)
-        found["node/part_id"] = owners.to(torch.int64)
-    return found
+        columns["node/part_id"] = owners.to(torch.int64)
+    return columns
 
 
 def _column(fields: Mapping[str, StoredTensor], name: str, dtype: torch.dtype | None) -> Tensor:
     if name not in fields:
         raise ValueError(f"{name} is missing")
-    one = fields[name]
-    is_integer = not one.dtype.is_floating_point
-    if len(one.shape) != 1 or not is_integer or dtype not in (None, one.dtype):
-        raise ValueError(f"{name} is {one.dtype} of shape {tuple(one.shape)}")
-    return one.read()
+    column = fields[name]
+    is_integer = not column.dtype.is_floating_point
+    if len(column.shape) != 1 or not is_integer or dtype not in (None, column.dtype):
+        raise ValueError(f"{name} is {column.dtype} of shape {tuple(column.shape)}")
+    return column.read()
+
+
+def find_relations(
+    names: Mapping[str, int],
+    ntypes: Mapping[str, int],
+    node_map: Mapping[str, Sequence[Sequence[int]]],
+    graph_paths: Iterable[Path],
+) -> dict[str, CanonicalEType]:
+    """The relations that an old JSON means, by the node types that any edge of each joins.
+
+    DGL before 1.0 named relations alone, "writes" and not "author:writes:paper". Its own tool for
+    such files is ``tools/change_etype_to_canonical_etype.py``.
+
+    Args:
+        names: Name of each relation and its number.
+        ntypes: Node type to its number.
+        node_map: Per node type, the block of each part.
+        graph_paths: The structure of each part, in order; read until all is known.
+
+    Raises:
+        PartitionFormatError: A file is missing or damaged.
+        ValueError: A relation has no edge, or edges between several types.
+    """
+    if len(ntypes) == 1:
+        (ntype,) = ntypes
+        return {name: (ntype, name, ntype) for name in names}
+    types = sorted(ntypes, key=lambda name: ntypes[name])
+    sizes = [
+        [stop - start for start, stop in of_part]
+        for of_part in zip(*(node_map[ntype] for ntype in types), strict=True)
+    ]
+    blocks = RangeMap.from_sizes([size for row in sizes for size in row])
+    found: dict[str, CanonicalEType] = {}
+    for path in graph_paths:
+        with _opened(path) as reader:
+            graph = _structure(reader)
+            src, dst = graph.relations[0].adjacency().coo()
+            numbers = _column(graph.edata[0], "_TYPE", None)
+            ids = _column(graph.ndata[0], "_ID", torch.int64)
+            for name, number in names.items():
+                chosen = (numbers == number).nonzero().view(-1)
+                if not chosen.numel():
+                    continue
+                ends = []
+                for side in (src, dst):
+                    nodes = ids[side[chosen].long()]
+                    blocks.check(nodes, "node id")
+                    kinds = torch.unique(blocks.part_of(nodes) % len(types)).tolist()
+                    if len(kinds) != 1:
+                        raise ValueError(f"edges of {name!r:.80} join several types of nodes")
+                    ends.append(types[kinds[0]])
+                if found.setdefault(name, (ends[0], name, ends[1])) != (ends[0], name, ends[1]):
+                    raise ValueError(f"edges of {name!r:.80} join other types in {path}")
+        if len(found) == len(names):
+            return found
+    missing = min(set(names) - set(found))
+    raise ValueError(
+        f"no edge tells which node types the relation {missing!r:.80} joins; name it "
+        "'source:relation:destination' in the JSON"
+    )

@@ -7,40 +7,44 @@ of the nodes of a part while the nodes of other parts are put in order, the rest
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeAlias
+from pathlib import Path
+from types import TracebackType
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
+import numpy as np
 import torch
 from rich.console import Console
 from torch import Tensor
 
-from ..._base.files import check_text
-from ..._base.typing import CanonicalEType
-from ...graph import Graph
-from .._halo import CutEdges, cut_part, find_cut_edges
-from .._relabel import IdArray, Relabeling, relabel
-from .._source import GraphSource
-from .._stats import PartitionStats, PartSizes, measure_balance
-from ..assign import (
-    Assignment,
-    BalanceNTypes,
-    Objective,
-    PartMethod,
-    UndirectedGraph,
-    assign_nodes,
-    build_constraints,
-    order_nodes,
+from .._base.files import check_text
+from .._base.typing import CanonicalEType
+from ..graph import Graph
+from ..ops import Adjacency
+from ._local_part import (
+    CutEdges,
+    GraphSource,
+    IdArray,
+    LocalPart,
+    Relabeling,
+    cut_part,
+    find_cut_edges,
+    relabel,
 )
-from ..files import DTYPE_NAMES, GRAPH_FORMATS, entries
-from ..format import etype_key
-from ._contents import edge_tensors, graph_tensors, node_tensors
-from ._jobs import Jobs
-from ._readers import places_by_readers
+from ._metis import Objective, UndirectedGraph
+from ._order import order_nodes, places_by_readers
+from ._stats import PartitionStats, PartSizes, measure_balance
 from ._writer import PartitionWriter
+from .assign import Assignment, BalanceNTypes, PartMethod, assign_nodes, build_constraints
+from .files import DTYPE_NAMES, GRAPH_FORMATS, Rows
+from .format import etype_key, triples_of
 
 NodeMapping: TypeAlias = Tensor | dict[str, Tensor]
 EdgeMapping: TypeAlias = Tensor | dict[CanonicalEType, Tensor]
@@ -127,8 +131,8 @@ def partition_graph(
             serves all of them, so the files are the same.
         store_eids: Of DGL 2.x with ``use_graphbolt``, as are the next two: what its files may
             leave out. Here files hold it always, so False is an error.
-        store_inner_node: As for ``store_eids``.
-        store_inner_edge: As for ``store_eids``.
+        store_inner_node: See ``store_eids``.
+        store_inner_edge: See ``store_eids``.
 
     Returns:
         With ``return_mapping``, the original id of every new node id and of every new edge id:
@@ -165,6 +169,59 @@ def partition_graph(
             raise NotImplementedError(
                 f"{name}=False leaves out what every partition file holds here; leave it out"
             )
+    written = write_partition(
+        g,
+        graph_name,
+        num_parts,
+        out_path,
+        num_hops=num_hops,
+        part_method=part_method,
+        balance_ntypes=balance_ntypes,
+        balance_edges=balance_edges,
+        num_trainers_per_machine=num_trainers_per_machine,
+        objtype=objtype,
+        graph_formats=graph_formats,
+        balance_split=balance_split,
+        tolerance=tolerance,
+        seed=seed,
+        reorder=reorder,
+        overwrite=overwrite,
+    )
+    if not quiet:
+        print_stats(written.stats)
+    return _mapping(written.relabeling) if return_mapping else None
+
+
+@dataclass(frozen=True)
+class WrittenPartition:
+    """A partition that has been written: its JSON, what is in there, and the ids behind it."""
+
+    json_path: Path
+    build: str
+    stats: PartitionStats
+    relabeling: Relabeling
+
+
+def write_partition(
+    g: Graph,
+    graph_name: str,
+    num_parts: int,
+    out_path: str | os.PathLike[str],
+    *,
+    num_hops: int = 1,
+    part_method: PartMethod = "metis",
+    balance_ntypes: BalanceNTypes | None = None,
+    balance_edges: bool = False,
+    num_trainers_per_machine: int = 1,
+    objtype: Objective = "cut",
+    graph_formats: str | Sequence[str] | None = None,
+    balance_split: bool | Iterable[str] | None = None,
+    tolerance: float = 1.05,
+    seed: int = 0,
+    reorder: bool | None = None,
+    overwrite: bool = True,
+) -> WrittenPartition:
+    """`partition_graph`, which says more of the arguments and errors."""
     source = GraphSource(g)
     formats = _check_arguments(
         num_parts, num_hops, num_trainers_per_machine, seed, tolerance, objtype, graph_formats
@@ -220,11 +277,13 @@ def partition_graph(
             parts=_write_parts(plan, writer, jobs, num_hops),
             balances=balances,
         )
-        content = _json_content(plan, stats, num_hops, num_trainers_per_machine)
-        writer.commit(content)
-    if not quiet:
-        Console(markup=False, emoji=False).print(stats.table())
-    return _mapping(relabeling) if return_mapping else None
+        build = writer.commit(_json_content(plan, stats, num_hops, num_trainers_per_machine))
+    return WrittenPartition(writer.json_path, build, stats, relabeling)
+
+
+def print_stats(stats: PartitionStats) -> None:
+    """Print the table of a partition's statistics."""
+    Console(markup=False, emoji=False).print(stats.table())
 
 
 def _write_parts(
@@ -237,10 +296,11 @@ def _write_parts(
     cut_edges, entering = find_cut_edges(plan.relabeling)
     cutting = [jobs.start(_write_graph, plan, writer, part, num_hops, cut_edges) for part in parts]
     jobs.finish()
-    return tuple(
-        replace(cut.result(), cut_edges=int(entering[part]), bytes=writer.part_bytes(part))
-        for part, cut in enumerate(cutting)
-    )
+    sizes = []
+    for part, cut in enumerate(cutting):
+        more = {"cut_edges": int(entering[part]), "bytes": writer.part_bytes(part)}
+        sizes.append(replace(cut.result(), **more))
+    return tuple(sizes)
 
 
 def _write_graph(
@@ -270,7 +330,7 @@ def _json_content(
     plan: _Plan, stats: PartitionStats, num_hops: int, num_trainers_per_machine: int
 ) -> dict[str, Any]:
     source, book = plan.relabeling.source, plan.relabeling.book
-    node_map, edge_map = book.node_map(), book.edge_map()
+    relations = list(map(etype_key, source.canonical_etypes))
     return {
         "graph_name": stats.graph_name,
         "num_nodes": source.num_nodes,
@@ -280,11 +340,11 @@ def _json_content(
         "halo_hops": num_hops,
         "num_trainers_per_machine": num_trainers_per_machine,
         "graph_formats": list(plan.formats),
-        "node_map": node_map,
-        "edge_map": {etype_key(etype): blocks for etype, blocks in edge_map.items()},
-        "ntypes": {name: place for place, name in enumerate(source.ntypes)},
-        "etypes": {etype_key(name): n for n, name in enumerate(source.canonical_etypes)},
-        **entries.triples_of(source.canonical_etypes),
+        "node_map": book.node_map(),
+        "edge_map": dict(zip(relations, book.edge_map().values(), strict=True)),
+        "ntypes": dict(zip(source.ntypes, itertools.count(), strict=False)),
+        "etypes": dict(zip(relations, itertools.count(), strict=False)),
+        **triples_of(source.canonical_etypes),
         "stats": stats.as_dict(),
     }
 
@@ -340,15 +400,12 @@ def _check_arguments(
 
 def _check_features(source: GraphSource, num_trainers_per_machine: int) -> None:
     own = {"orig_id"} | ({"trainer_id"} if num_trainers_per_machine > 1 else set())
-    owners = [
-        (f"node type '{ntype}'", source.node_features(place))
-        for place, ntype in enumerate(source.ntypes)
-    ]
-    owners += [
-        (f"relation {etype}", source.edge_features(place))
-        for place, etype in enumerate(source.canonical_etypes)
-    ]
-    for owner, features in owners:
+    owners = {}
+    for type_id, ntype in enumerate(source.ntypes):
+        owners[f"node type '{ntype}'"] = source.node_features(type_id)
+    for relation, etype in enumerate(source.canonical_etypes):
+        owners[f"relation {etype}"] = source.edge_features(relation)
+    for owner, features in owners.items():
         for name, feature in features.items():
             check_text(name, f"the name of a feature of {owner}")
             if not name or "/" in name:
@@ -372,3 +429,139 @@ def _check_features(source: GraphSource, num_trainers_per_machine: int) -> None:
                     f"files cannot hold; convert it to one of "
                     f"{', '.join(str(dtype) for dtype in DTYPE_NAMES)}"
                 )
+
+
+def graph_tensors(
+    local: LocalPart, formats: tuple[str, ...], idtype: torch.dtype
+) -> dict[str, Tensor | Rows]:
+    """The structure of a part.
+
+    Args:
+        local: The part.
+        formats: Which of "coo", "csc" and "csr" to store.
+        idtype: Of local ids.
+    """
+    src, dst = local.src.to(idtype), local.dst.to(idtype)
+    tensors: dict[str, Tensor | Rows] = {
+        "node/_ID": local.node_ids,
+        "node/_TYPE": local.node_types,
+        "node/part_id": local.node_parts,
+        "node/inner_node": _first(local.num_inner_nodes, local.num_nodes),
+        "edge/_ID": local.edge_ids,
+        "edge/_TYPE": local.edge_types,
+        "edge/inner_edge": _first(local.num_inner_edges, local.num_edges),
+    }
+    adjacency = Adjacency(src, dst, local.num_nodes, local.num_nodes, check=False)
+    if "coo" in formats:
+        tensors |= {"coo/src": src, "coo/dst": dst}
+    for name, grouped in (("csc", adjacency.csc), ("csr", adjacency.csr)):
+        if name in formats:
+            indptr, indices, eids = grouped()
+            tensors |= {f"{name}/indptr": indptr, f"{name}/indices": indices}
+            if eids is not None:
+                tensors[f"{name}/eids"] = eids
+    return tensors
+
+
+def _first(count: int, total: int) -> Tensor:
+    mask = torch.zeros(total, dtype=torch.bool)
+    mask[:count] = True
+    return mask
+
+
+def node_tensors(
+    source: GraphSource, trainers: IdArray | None, members: IdArray
+) -> dict[str, Tensor | Rows]:
+    """The features of the nodes of a part.
+
+    Args:
+        source: The graph.
+        trainers: ``[num_nodes]``, the trainer of each node; None if machines have one.
+        members: The part's nodes in their new order, by type: old homogenised ids.
+    """
+    tensors: dict[str, Tensor | Rows] = {}
+    types = np.searchsorted(source.offsets, members, side="right") - 1
+    stops = np.cumsum(np.bincount(types, minlength=len(source.ntypes))).tolist()
+    start = 0
+    for type_id, ntype in enumerate(source.ntypes):
+        ids, start = members[start : stops[type_id]], stops[type_id]
+        old_ids = torch.from_numpy(ids - source.offsets[type_id])
+        for name, feature in source.node_features(type_id).items():
+            tensors[f"{ntype}/{name}"] = Rows(feature, old_ids)
+        tensors[f"{ntype}/orig_id"] = old_ids
+        if trainers is not None:
+            tensors[f"{ntype}/trainer_id"] = torch.from_numpy(trainers[ids])
+    return tensors
+
+
+def edge_tensors(
+    relabeling: Relabeling, trainers: IdArray | None, part: int
+) -> dict[str, Tensor | Rows]:
+    """The features of the edges of a part.
+
+    Args:
+        relabeling: New ids.
+        trainers: ``[num_nodes]``, the trainer of each node; None if machines have one.
+        part: The part.
+    """
+    source = relabeling.source
+    tensors: dict[str, Tensor | Rows] = {}
+    for relation, etype in enumerate(source.canonical_etypes):
+        start, stop = relabeling.edge_range(part, relation)
+        old_ids = relabeling.relations[relation].old_ids[start:stop]
+        key = etype_key(etype)
+        for name, feature in source.edge_features(relation).items():
+            tensors[f"{key}/{name}"] = Rows(feature, old_ids)
+        tensors[f"{key}/orig_id"] = old_ids.to(torch.int64)
+        if trainers is not None:
+            _, dst = source.edges(relation)
+            offset = source.offsets[source.dst_type[relation]]
+            tensors[f"{key}/trainer_id"] = torch.from_numpy(trainers)[dst[old_ids].long() + offset]
+    return tensors
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Jobs:
+    """A few threads, and what they are to do, in the order given. Use as a context manager.
+
+    Leaving it waits for the threads; after an error, what has not begun is dropped.
+
+    Args:
+        num_threads: Jobs that run at a time.
+    """
+
+    def __init__(self, num_threads: int) -> None:
+        self._pool = ThreadPoolExecutor(max_workers=num_threads)
+        self._jobs: deque[Future[Any]] = deque()
+
+    def __enter__(self) -> Jobs:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            if error is None:
+                self.finish()
+        finally:
+            self._pool.shutdown(cancel_futures=True)
+
+    def start(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Have a function called; the error of an earlier job is raised here."""
+        while self._jobs and self._jobs[0].done():  # they begin in order
+            self._jobs.popleft().result()
+        made = self._pool.submit(function, *args, **kwargs)
+        self._jobs.append(made)
+        return made
+
+    def finish(self) -> None:
+        """Wait for all jobs; the first error is raised at once."""
+        done, _ = wait(self._jobs, return_when=FIRST_EXCEPTION)
+        for job in done:
+            job.result()

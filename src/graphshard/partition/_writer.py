@@ -24,15 +24,16 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from ..._base.files import check_text, read_text_regular, sync_folder, write_json
-from ...errors import PartitionFormatError
-from ..files import FileRecord, RowSource, write_tensors
-from ..format import FORMAT, FORMAT_VERSION, PART_FILES, build_of, displaced_folder, read_config
+from .._base.files import check_text, read_text_regular, sync_folder, write_json
+from ..errors import PartitionFormatError
+from .files import FileRecord, RowSource, write_tensors
+from .format import FORMAT, FORMAT_VERSION, PART_FILES, build_of, displaced_folder, read_config
 
 
 class PartitionWriter:
@@ -58,7 +59,7 @@ class PartitionWriter:
         self.root = Path(os.path.abspath(out_path))
         self.graph_name = graph_name
         self.json_path = self.root / f"{graph_name}.json"
-        self._records: dict[tuple[int, str], FileRecord] = {}
+        self._records: dict[int, dict[str, FileRecord]] = {}
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> PartitionWriter:
@@ -67,7 +68,8 @@ class PartitionWriter:
             self._stack.enter_context(_lock(self.root))
             self._old, self._prefix = self._existing()
             self._part_folder = re.compile(re.escape(self._prefix) + _PART_FOLDER.pattern)
-            self._check_folder()
+            for folder in _items(self.root, self._part_folder):
+                _check_ours(folder, _IN_PART)
             self._recover()
             prefix = f".{self.graph_name}-staging-"
             self._staging = Path(tempfile.mkdtemp(prefix=prefix, dir=self.root))
@@ -88,37 +90,39 @@ class PartitionWriter:
         """
         folder = self._staging / self._folder_of(part)
         folder.mkdir(exist_ok=True)
-        self._records[part, kind] = write_tensors(folder / PART_FILES[kind], tensors)
+        record = write_tensors(folder / PART_FILES[kind], tensors)
+        self._records.setdefault(part, {})[kind] = record
 
     def part_bytes(self, part: int) -> int:
         """Bytes of the files of a part that have been written."""
-        return sum(record.bytes for (owner, _), record in self._records.items() if owner == part)
+        return sum(record.bytes for record in self._records[part].values())
 
-    def commit(self, content: Mapping[str, Any]) -> Path:
-        """Put everything in place; returns the path of the JSON.
+    def commit(self, content: Mapping[str, Any]) -> str:
+        """Put everything in place; returns the build of the JSON.
 
         Args:
             content: The JSON without what this class knows: format, files, build.
         """
-        num_parts = 1 + max(part for part, _ in self._records)
-        full = {
-            **content,
-            **{f"part-{part}": self._entry(part) for part in range(num_parts)},
-            "format": FORMAT,
-            "format_version": FORMAT_VERSION,
-        }
-        full["build"] = build_of(full)
+        full = dict(content)
+        names = {folder.name for folder in _items(self.root, self._part_folder)}
+        for part in range(len(self._records)):
+            names.add(folder := self._folder_of(part))
+            sync_folder(self._staging / folder)
+            entry: dict[str, Any] = {}
+            files: dict[str, Any] = {}
+            for kind, name in PART_FILES.items():
+                entry[kind] = f"{folder}/{name}"
+                files[entry[kind]] = asdict(self._records[part][kind])
+            full[f"part-{part}"] = {**entry, "files": files}
+        full |= {"format": FORMAT, "format_version": FORMAT_VERSION}
+        full["build"] = build = build_of(full)
         staged_json = self._staging / self.json_path.name
         write_json(staged_json, full)
-        for part in range(num_parts):
-            sync_folder(self._staging / self._folder_of(part))
         sync_folder(self._staging)
         discarded = self._staging / "discarded"
         aside = discarded if self._old is None else self._aside(self._old)
         aside.mkdir()
         sync_folder(self.root)
-        names = {folder.name for folder in self._part_folders()}
-        names |= {self._folder_of(part) for part in range(num_parts)}
         for name in sorted(names):
             if (self.root / name).exists():
                 os.rename(self.root / name, aside / name)
@@ -129,14 +133,7 @@ class PartitionWriter:
         sync_folder(self.root)
         if aside != discarded:  # in one step, lest a reader or a later writer find half of it
             os.rename(aside, discarded)
-        return self.json_path
-
-    def _entry(self, part: int) -> dict[str, Any]:
-        """What the JSON says of a part."""
-        folder = self._folder_of(part)
-        paths = {kind: f"{folder}/{name}" for kind, name in PART_FILES.items()}
-        files = {paths[kind]: self._records[part, kind].as_dict() for kind in PART_FILES}
-        return {**paths, "files": files}
+        return build
 
     def _folder_of(self, part: int) -> str:
         return f"{self._prefix}part{part}"
@@ -147,8 +144,8 @@ class PartitionWriter:
         Where there is none, None, and what the names of a new one shall begin with.
         """
         if not self.json_path.exists():
-            others = (path for path in sorted(self.root.glob("*.json")) if _has_parts(path))
-            return None, f"{self.graph_name}-" if any(others) else ""
+            is_shared = any(map(_has_parts, sorted(self.root.glob("*.json"))))
+            return None, f"{self.graph_name}-" if is_shared else ""
         if not self._overwrite:
             raise ValueError(
                 f"{self.json_path} exists; choose another graph_name, or leave overwrite=False out "
@@ -174,28 +171,18 @@ class PartitionWriter:
         assert aside.parent == self.root, "a build is checked when it is read"
         return aside
 
-    def _part_folders(self) -> list[Path]:
-        items = self.root.iterdir()
-        return sorted(item for item in items if self._part_folder.fullmatch(item.name))
-
-    def _check_folder(self) -> None:
-        """Refuse to touch files of another program."""
-        for folder in self._part_folders():
-            _check_ours(folder, _IN_PART)
-
     def _leftovers(self) -> list[Path]:
         """What earlier writers left, after checking that nothing else is in it."""
         name = re.escape(self.graph_name)
         ours = re.compile(rf"\.{name}-(staging-[a-z0-9_]+|[0-9a-f]{{16}})")
-        found = sorted(item for item in self.root.iterdir() if ours.fullmatch(item.name))
+        leftovers = _items(self.root, ours)
         of_writer = re.compile(rf"({name}-)?{_PART_FOLDER.pattern}|discarded|{name}\.json")
-        for leftover in found:
+        for leftover in leftovers:
             _check_ours(leftover, of_writer)
             for inside in (leftover, leftover / "discarded"):
-                for folder in sorted(inside.iterdir()) if inside.is_dir() else ():
-                    if self._part_folder.fullmatch(folder.name):
-                        _check_ours(folder, _IN_PART)
-        return found
+                for folder in _items(inside, self._part_folder) if inside.is_dir() else ():
+                    _check_ours(folder, _IN_PART)
+        return leftovers
 
     def _recover(self) -> None:
         """Put back the parts of the JSON that is there; drop what belongs to no JSON."""
@@ -203,8 +190,7 @@ class PartitionWriter:
         current = None if self._old is None else self._aside(self._old)
         for leftover in leftovers:
             if leftover == current:
-                parts = (p for p in leftover.iterdir() if self._part_folder.fullmatch(p.name))
-                for part in sorted(parts):
+                for part in _items(leftover, self._part_folder):
                     _remove(self.root / part.name)
                     os.rename(part, self.root / part.name)
             shutil.rmtree(leftover)
@@ -260,6 +246,11 @@ def _check_ours(folder: Path, names: re.Pattern[str]) -> None:
             f"{folder} holds files that graphshard did not write (such as {strange[0]}); choose "
             "another out_path, or move them away"
         )
+
+
+def _items(folder: Path, names: re.Pattern[str]) -> list[Path]:
+    """What a folder holds whose whole name fits a pattern, sorted."""
+    return sorted(item for item in folder.iterdir() if names.fullmatch(item.name))
 
 
 def _remove(path: Path) -> None:
