@@ -18,7 +18,7 @@ import graphshard
 from graphshard.graph import load_graphs, save_graphs
 from graphshard.train import EpochReport, Evaluation, read_task
 from graphshard.train.commands import run
-from graphshard.train.commands._progress import ProgressDisplay
+from graphshard.train.commands._train import ProgressDisplay
 from type_name_cases import RELATIONS, SIZES, named
 
 GRAPH = [(0, 1), (1, 2), (2, 3), (3, 0), (4, 5), (5, 6), (6, 7), (7, 4), (0, 4)]

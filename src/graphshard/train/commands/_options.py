@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""options_of: options of a command, made from the fields of the dataclass that it fills.
+"""What commands have in common: options made of dataclasses, and which partition a path means.
 
 A field's name, type, choices, default and help stand in its dataclass, and nowhere else.
 `CommandWithDefaults` is a command whose help is shown as it is written, with all defaults.
@@ -115,3 +115,19 @@ def _shown(hint: Any, default: Any) -> str:
     if default is None:
         return ""
     return {True: "yes", False: "no"}[default] if isinstance(default, bool) else str(default)
+
+
+def partition_json(path: Path) -> Path:
+    """The path of a partition's JSON; the folder that holds just one will do too."""
+    if path.is_dir() and (path / "META.json").exists():  # of PyG's Partitioner
+        return path / "META.json"
+    if path.is_dir():
+        found = [p for p in sorted(path.glob("*.json")) if not p.name.endswith(".dataset.json")]
+        if len(found) == 1 and (path / "part0").is_dir():
+            return found[0]
+    return path
+
+
+def is_partition(path: Path) -> bool:
+    """Whether a path means a partition, and not a data set."""
+    return partition_json(path).suffix == ".json"

@@ -31,10 +31,10 @@ from pathlib import Path, PurePosixPath
 
 from ..._base.files import TemporaryFolder, check_regular
 from ..._base.typing import LONGEST_TIMEOUT
-from ..._children import how_ended
 from ...partition.format import read_config
 from ...servers import HostAddress, parts_of_host
-from ._shell import RemoteShell, quoted_path
+from ._children import how_ended
+from ._hosts import RemoteShell, quoted_path
 
 _MAX_HOSTS_AT_ONCE = 8
 _MAX_SOCKET_FOLDER = 60  # characters; the path of a socket has about 100

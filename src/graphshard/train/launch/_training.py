@@ -19,7 +19,7 @@ from .._result import EpochReport, Evaluation, TrainResult
 from .._run import FullBatchRun, Progress, TrainingRun
 from .._sampled import SampledRun
 from .._shard import check_num_workers
-from ._launcher import launch_workers
+from ._local import launch_workers
 from ._worker import ExitCode, send_event
 
 

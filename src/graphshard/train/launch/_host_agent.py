@@ -13,7 +13,8 @@ The launcher reaches it by its standard streams alone, through ssh, srun or a pi
 So no process is left when the launcher is killed or the network is gone, nor any file: what a
 process that was killed could not remove, its agent does. ``who`` is "server", "engine" (torchrun),
 or the number of a trainer on its host. `START` starts the agent without loading torch: the file
-imports the standard library alone, and the package is entered around its own ``__init__``.
+imports the standard library alone, and the packages around it are entered without running theirs
+(``__init__``).
 
 [Note: the command of a trainer]
     It is a line for the user's shell on the host, where ``python`` is the interpreter that has
@@ -44,16 +45,21 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from ._base.files import TemporaryFolder, remove_abandoned
+from ..._base.files import TemporaryFolder, remove_abandoned
 from ._children import Child, LineStream, end_children, read_streams
 
 _ENTER = (
-    "import importlib, importlib.util, sys, types; "
+    "import importlib, importlib.util, os, sys, types; "
     "spec = importlib.util.find_spec('graphshard') "
     "or sys.exit('graphshard is not installed for ' + sys.executable); "
-    "package = sys.modules['graphshard'] = types.ModuleType('graphshard'); "
-    "package.__path__ = spec.submodule_search_locations; "
-    "sys.exit(importlib.import_module('graphshard.{module}').main(sys.argv[1:]))"
+    "folders = spec.submodule_search_locations; "
+    "names = ['graphshard', 'graphshard.train', 'graphshard.train.launch']; "
+    "packages = [types.ModuleType(name) for name in names]; "
+    "[setattr(package, '__path__', [os.path.join(folder, *package.__name__.split('.')[1:]) "
+    "for folder in folders]) for package in packages]; "
+    "sys.modules.update(zip(names, packages)); "
+    "module = importlib.import_module('graphshard.train.launch.{module}'); "
+    "sys.exit(module.main(sys.argv[1:]))"
 )
 START = _ENTER.format(module="_host_agent")
 """A program for ``python -c``."""
