@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from graphshard.comm.group import _monitor
-from graphshard.comm.group._failure import MARGIN_SECONDS
+from graphshard.comm import _monitor
+from graphshard.comm.group import MARGIN_SECONDS
 from graphshard.train import launch_workers
 from graphshard.train.launch import _children, _watch
 

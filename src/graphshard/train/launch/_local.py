@@ -17,7 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...comm.group import JOB_VARIABLE, NOTICE, local_environment
+from ...comm.address import JOB_VARIABLE, local_environment
+from ...comm.group import NOTICE
 from ._children import Child, LineStream, how_ended
 from ._watch import TAIL_LINES, Watch, report_text, stop_on_signals
 from ._worker import EVENTS_VARIABLE, FAILURE_MARK, PARENT_VARIABLE, ExitCode

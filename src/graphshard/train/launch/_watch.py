@@ -10,7 +10,7 @@ ranks there have ended (`launch`); the rules are the same.
     exit code 3. They need the failed one to finish, so they have `GRACE_SECONDS` to say what they
     know, whatever the timeout, and are then ended. After a rank has ended with 0 the others have
     the timeout to do so, too. Reported first is the first cause: what failed first among those that
-    blame no other. See [Note: how soon a job ends] in comm/group.
+    blame no other. See [Note: how soon a job ends] in comm/group.py.
 
     Children have sessions of their own, so Ctrl-C reaches the launcher alone, which ends them and
     what they have started. If the launcher is killed, workers are ended by the kernel (on Linux) or

@@ -9,33 +9,47 @@ written there, those that have left it through the monitor server.
 
 Other stores (torchrun's, the caller's) belong to a job already, and may serve several starts; the
 number of the start keeps their keys apart.
+
+`nfs_ip_init` tells all ranks through a shared file where the host of rank 0 is.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
 import queue
 import secrets
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch.torch_version import TorchVersion
 
-from ...errors import RankError
-from ._address import JOB_VARIABLE, from_environment, job_id, listen_for_others
-from ._failure import NOTICE, first_line, rank_names
-from ._machine import network_name
+from .._base.files import writing
+from ..errors import RankError
 from ._monitor_server import send_event
+from .address import (
+    JOB_VARIABLE,
+    either_name,
+    from_environment,
+    job_id,
+    listen_for_others,
+    network_name,
+    own_address,
+)
+from .group import DEFAULT_TIMEOUT, NOTICE, first_line, rank_names
 
 _RETRY_SECONDS = 0.05
+_POLL_SECONDS = 0.1
 _ANSWER_SECONDS = 2.0
 _LIBUV_LISTENS = TorchVersion(torch.__version__) >= "2.8"
 """Whether torch's default store takes a socket that listens already; its older one does always."""
@@ -128,28 +142,27 @@ def check_refused(store: dist.Store, rank: int, timeout: timedelta) -> None:
 def _find_store(
     rank: int, world_size: int, address: str, port: int, timeout: timedelta
 ) -> tuple[dist.Store, str, bool]:
-    """The store of the launcher, or one that rank 0 hosts; its address, and whether it does."""
-    agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    if not agent and rank == 0:
+    """The store of torchrun, or one that rank 0 hosts; its address, and whether it does."""
+    is_agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if not is_agents and rank == 0:
         return *host_store(address, port, world_size, timeout), True
-    try:
-        store = answered(
-            lambda: dist.TCPStore(
-                address, port, world_size, False, timeout=timeout, wait_for_workers=False
-            ),
-            timeout,
+
+    def join() -> dist.Store:
+        if is_agents:  # its keys are apart from those that ranks wrote before a restart
+            store, _, _ = next(dist.rendezvous("env://", rank, world_size, timeout=timeout))
+            return store
+        return dist.TCPStore(
+            address, port, world_size, False, timeout=timeout, wait_for_workers=False
         )
+
+    try:
+        return answered(join, timeout), address, not is_agents
     except (RuntimeError, OSError) as error:
         raise RankError(
             f"rank {rank}: initialize_comms cannot reach the store at {address}:{port} within "
             f"{timeout.total_seconds():g} s: is rank 0 running there? ({first_line(error)})",
-            () if agent else (0,),
+            () if is_agents else (0,),
         ) from error
-    if not agent:
-        return store, address, True
-    # After a restart by torchrun the store still holds what the ranks wrote before it.
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return dist.PrefixStore(f"attempt{attempt}", store), address, False
 
 
 def host_store(
@@ -298,3 +311,105 @@ def _tell_missing(store: dist.Store, rank: int, world_size: int, timeout: timede
             f"initialize_comms: ranks {missing} are not there yet\n"
         )
         sys.stderr.flush()
+
+
+def nfs_ip_init(
+    rank: int | None = None,
+    ip_file: str | Path | None = None,
+    timeout: timedelta | float = DEFAULT_TIMEOUT,
+    *,
+    _rank: int | None = None,
+) -> str:
+    """The address of rank 0's host, by way of a file; pass it to `initialize_comms`.
+
+    Rank 0 writes the file, whole at once and over any old one; the others wait for it. When the
+    process of rank 0 ends, it removes the file. One that a killed process left behind is told by
+    the name of the job in it, if the environment has one (``GRAPHSHARD_JOB_ID``), and by its age:
+    it counts only if it is not older than ``timeout`` by the clock of the file system. So ranks
+    must start within ``timeout`` of each other, and a job without a name that starts sooner than
+    that after one that was killed, with the same file and rank 0 on another host, needs another
+    file name (or ``ip_file`` deleted first).
+
+    Args:
+        rank: This process's number.
+        ip_file: A path that is the same file for all ranks; its folder must exist.
+        timeout: The longest to wait for rank 0, in seconds or as a timedelta.
+        _rank: ``rank``, as SAR names it.
+
+    Raises:
+        TypeError: No rank, two of them, or no file.
+        RankError: Rank 0 wrote no file in time.
+        FileNotFoundError: The folder of ``ip_file`` does not exist.
+    """
+    seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
+    rank = either_name("rank", rank, _rank)
+    if rank is None or ip_file is None:
+        raise TypeError(
+            f"nfs_ip_init needs the rank and the file (got rank {rank}, ip_file {ip_file})"
+        )
+    if rank < 0:
+        raise ValueError(f"rank must not be negative (got {rank})")
+    path = Path(ip_file)
+    job = job_id()
+    if not path.parent.is_dir():
+        raise FileNotFoundError(
+            f"the folder of ip_file must exist, on a file system that all ranks share (got {path})"
+        )
+    if rank == 0:
+        address = own_address()
+        _write(path, address if job is None else f"{address} {job}")
+        atexit.register(_remove, path.absolute(), _identity(path), os.getpid())
+        return address
+    deadline = time.monotonic() + seconds
+    oldest = _time_there(path.parent) - seconds
+    while True:
+        with contextlib.suppress(OSError):
+            if path.stat().st_mtime >= oldest:
+                address, _, other = path.read_text(encoding="utf-8").partition(" ")
+                if job is None or other in ("", job):
+                    return address.strip()
+        if time.monotonic() >= deadline:
+            state = "is of an earlier run" if path.exists() else "does not exist"
+            raise RankError(
+                f"rank {rank}: rank 0 did not write its address to {path} within {seconds:g} s "
+                f"(the file {state}); is rank 0 running, and is it the same file there?",
+                [0],
+            )
+        time.sleep(_POLL_SECONDS)
+        # A network file system shows a new file once its folder has been read again.
+        with contextlib.suppress(OSError):
+            os.listdir(path.parent)
+
+
+def _write(path: Path, text: str) -> None:
+    descriptor, partial = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file, writing(path):
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(partial, 0o644)
+        os.replace(partial, path)
+    except BaseException:
+        Path(partial).unlink(missing_ok=True)
+        raise
+
+
+def _remove(path: Path, identity: tuple[int, int], process: int) -> None:
+    """Remove the file, if it still is the one that this process wrote."""
+    with contextlib.suppress(OSError):
+        if os.getpid() == process and _identity(path) == identity:
+            path.unlink()
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_ino, status.st_mtime_ns
+
+
+def _time_there(folder: Path) -> float:
+    """The time by the clock that dates files in the folder, which may be another host's."""
+    with tempfile.NamedTemporaryFile(prefix=".clock.", dir=folder) as file:
+        file.write(b".")
+        file.flush()
+        return os.stat(file.name).st_mtime

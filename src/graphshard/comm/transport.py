@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""start_exchange: rows of several tensors to all ranks, through the backend or shared memory.
+"""Rows of tensors to all ranks, any number to each, through the backend or shared memory.
 
 [Note: through shared memory]
     gloo moves rows through a socket: four copies, two of them in the kernel. On one machine a
@@ -25,16 +25,24 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 from collections.abc import Callable, Sequence
 from itertools import accumulate
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..._base.kernels import empty
-from ..collectives import (
+from .._base.kernels import empty
+from ._shared_memory import Hosts as Hosts
+from ._shared_memory import SharedArray as SharedArray
+from ._shared_memory import SharedBlocks as SharedBlocks
+from ._shared_memory import SharedPeer
+from ._shared_memory import as_bytes as as_bytes
+from ._shared_memory import row_bytes as row_bytes
+from ._shared_memory import share_arrays as share_arrays
+from .address import process_namespace
+from .collectives import (
     Pending,
     all_gather,
     count,
@@ -44,8 +52,7 @@ from ..collectives import (
     start_all_to_all,
     start_collective,
 )
-from ..group import GroupState, close_in_children, operation, process_namespace
-from ._shared_blocks import SharedBlocks, SharedPeer
+from .group import GroupState, close_in_children, group_state, operation
 
 Splits = Sequence[Sequence[int]]
 """``splits[i][r]``: rows of tensor ``i`` for, or from, rank ``r``."""
@@ -260,16 +267,6 @@ def narrowed(tensor: Tensor, wire: torch.dtype | None) -> Tensor:
     return tensor.to(wire_dtype(tensor.dtype, wire))
 
 
-def row_bytes(tensor: Tensor) -> int:
-    """Bytes in one row of ``[rows, *]``."""
-    return tensor.element_size() * math.prod(tensor.shape[1:])
-
-
-def as_bytes(tensor: Tensor) -> Tensor:
-    """One-dimensional uint8 view of a tensor (of a copy, where it is not contiguous)."""
-    return tensor.detach().contiguous().view(-1).view(torch.uint8)
-
-
 def bytes_by_rank(likes: Sequence[Tensor], splits: Splits) -> list[int]:
     """Bytes in the message for, or from, each rank."""
     sizes = [row_bytes(like) for like in likes]
@@ -327,3 +324,62 @@ def _as_rows(stream: Tensor, like: Tensor, num_rows: int) -> Tensor:
     if stream.storage_offset() % like.element_size():
         stream = stream.clone()
     return stream.view(like.dtype).view(shape)
+
+
+def ragged_all_to_all(
+    x: Tensor,
+    send_splits: Sequence[int],
+    recv_splits: Sequence[int],
+    group: dist.ProcessGroup | None = None,
+) -> Tensor:
+    """Send rows to every rank, a different number to each; every rank must call.
+
+    Nothing is negotiated: ``recv_splits`` must be what the others send here, and dtype and
+    trailing shape must be equal on all ranks. The backward pass is the reverse exchange, which
+    every rank must reach (see `anchor`).
+
+    Args:
+        x: ``[sum(send_splits), *]``, rows grouped by destination.
+        send_splits: Rows for each rank, own slot included.
+        recv_splits: Rows from each rank, own slot included.
+        group: Who takes part; None is the default group.
+
+    Returns:
+        ``[sum(recv_splits), *]``, rows grouped by source.
+
+    Raises:
+        ValueError: Splits that do not fit the group or the tensor.
+        RankError: Another rank failed, or did not answer in time.
+    """
+    state = group_state(group)
+    sends, recvs = [int(n) for n in send_splits], [int(n) for n in recv_splits]
+    for label, splits in (("send_splits", sends), ("recv_splits", recvs)):
+        if len(splits) != state.world_size or min(splits) < 0:
+            raise ValueError(
+                f"{label} must hold {state.world_size} numbers of rows, one per rank (got {splits})"
+            )
+    if x.dim() == 0 or x.shape[0] != sum(sends):
+        raise ValueError(
+            f"x must have sum(send_splits) = {sum(sends)} rows (got shape {tuple(x.shape)})"
+        )
+    if sends[state.rank] != recvs[state.rank]:
+        raise ValueError(
+            f"rank {state.rank} must receive from itself what it sends to itself "
+            f"(got {sends[state.rank]} sent, {recvs[state.rank]} received)"
+        )
+    out: Tensor = _RaggedAllToAll.apply(x, state, sends, recvs)
+    return out
+
+
+class _RaggedAllToAll(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, state: GroupState, sends: list[int], recvs: list[int]
+    ) -> Tensor:
+        ctx.state, ctx.sends, ctx.recvs = state, sends, recvs
+        (arrived,) = exchange_rows(state, [x], [sends], [recvs], "ragged_all_to_all")
+        return arrived.detach()  # a view of other memory could not be changed in place
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return _RaggedAllToAll.apply(grad, ctx.state, ctx.recvs, ctx.sends), None, None, None
