@@ -272,7 +272,7 @@ def test_the_file_goes_with_rank_0(tmp_path, monkeypatch):
 STARTS_AND_ENDS = """
     import os, sys, time
     import torch
-    import graphshard.sar as sar
+    from graphshard import comm
     from graphshard.comm import all_reduce
 
     torch.set_num_threads(1)
@@ -289,19 +289,19 @@ STARTS_AND_ENDS = """
 
     def run(rank):
         before = names()
-        sar.initialize_comms(rank, 2, "127.0.0.1", master_port_number=port, timeout=60)
+        comm.initialize_comms(rank, 2, "127.0.0.1", master_port_number=port, timeout=60)
         import torch.distributed.nn.functional  # as torch's optimizers do
         all_reduce(torch.ones(3))
-        lanes = sar.comm.Lanes(["one", "two"])  # goes with the rest
+        lanes = comm.Lanes(["one", "two"])  # goes with the rest
         needed = [torch.arange(other != rank) for other in (0, 1)]
-        plan = sar.comm.ExchangePlan.build(needed, 1)  # outlives the group, as a graph would
-        sar.shutdown_comms()
+        plan = comm.ExchangePlan.build(needed, 1)  # outlives the group, as a graph would
+        comm.shutdown_comms()
         after = names()
         while len(after) > len(before) and time.monotonic() < limit:
             after = names()  # a thread that has been joined may be listed for a moment
         assert after == before, (before, after)
         try:
-            sar.comm.fetch_halo([(plan, torch.ones(1, 2))])
+            comm.fetch_halo([(plan, torch.ones(1, 2))])
         except RuntimeError as error:
             assert "has been shut down" in str(error)
         else:

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 import graphshard.sar as sar
+from graphshard import RankError
 from graphshard.comm import trace
 from graphshard.comm.group import group_state
 from graphshard.testing import run_ranks
@@ -92,7 +93,7 @@ def mistakes(rank: int, world_size: int) -> None:
         (lambda: sar.comm.exchange_single_tensor(0, 2 * rank, *fine), r"send_idx .* \(got 2\)"),
     ]
     for call, text in cases:
-        with pytest.raises((ValueError, sar.RankError), match=text):
+        with pytest.raises((ValueError, RankError), match=text):
             call()
         sar.comm.all_to_all(fine, [torch.ones(1)] * world_size)
 

@@ -169,18 +169,18 @@ class FailureMonitor(OperationLog):
             gone = sorted(peer for peer in peers if peer in self._left)
         if not self._events:
             if gone:
-                found = Verdict(f"{rank_names(gone)} left with shutdown_comms()", tuple(gone))
+                verdict = Verdict(f"{rank_names(gone)} left with shutdown_comms()", tuple(gone))
             elif self._connected:
                 me = self._running.get(threading.get_ident())
-                found, _ = self._search(me or ("", name, -1, list(peers), 0.0, 0.0))
+                verdict, _ = self._search(me or ("", name, -1, list(peers), 0.0, 0.0))
             else:
                 return None  # rank 0 has left in good order, and the server with it
-            ranks = list(found.ranks)
-            event = {"kind": "gave up", "rank": self._rank, "ranks": ranks, "text": found.text}
+            ranks = list(verdict.ranks)
+            event = {"kind": "gave up", "rank": self._rank, "ranks": ranks, "text": verdict.text}
             # Where rank 0 is silent, so is the server.
             self._announce(event, 0.0 if 0 in ranks else _EVENT_SECONDS)
             if not self._events:
-                return found
+                return verdict
         return self._explain(self._events[0])
 
     def _explain(self, event: dict[str, Any]) -> Verdict:
@@ -220,13 +220,13 @@ class FailureMonitor(OperationLog):
             if peer in seen:
                 continue
             seen.add(peer)
-            found = _relevant(states[peer]["operations"], group) if peer in states else []
-            if peer in self._left or not found:
+            running = _relevant(states[peer]["operations"], group) if peer in states else []
+            if peer in self._left or not running:
                 missing.append(peer)
                 continue
-            keys = [(name, number, group) for group, name, number, *_ in found]
+            keys = [(name, number, group) for group, name, number, *_ in running]
             ranks_in.setdefault(here if here in keys else keys[0], []).append(peer)
-            queue += [p for operation in found for p in operation[3]]
+            queue += [p for operation in running for p in operation[3]]
         waiting = [rank for ranks in ranks_in.values() for rank in ranks]
         missing.sort()
         if missing:
@@ -298,9 +298,9 @@ class FailureMonitor(OperationLog):
 
     def _announce(self, event: dict[str, Any], seconds: float = _EVENT_SECONDS) -> None:
         """Send an event and wait until the server has passed it on, or some other before it."""
-        known = len(self._events)
+        num_events = len(self._events)
         self._send({"event": event})
-        self._until(lambda: not self._connected or len(self._events) > known, seconds)
+        self._until(lambda: not self._connected or len(self._events) > num_events, seconds)
 
     def _until(self, condition: Any, seconds: float) -> None:
         with self._changed:
@@ -379,8 +379,10 @@ def _relevant(operations: list[Any], group: str) -> list[Any]:
     return same or [found for found in operations if not found[0].startswith(THREAD_GROUP)]
 
 
+# -- starting --------------------------------------------------------------------------------------
+
 _MOST_LOOKS = 100
-_KEY = "graphshard/monitor"
+_MONITOR_KEY = "graphshard/monitor"
 _one_at_a_time = threading.Lock()
 
 
@@ -390,12 +392,12 @@ def join_late(state: GroupState) -> None:
         return
     try:
         if state.monitor is None:
-            _look(state)
+            _look_for_monitor(state)
     finally:
         _one_at_a_time.release()
 
 
-def _look(state: GroupState) -> None:
+def _look_for_monitor(state: GroupState) -> None:
     store = default_store()
     if store is None:
         state.looks_for_monitor = _MOST_LOOKS
@@ -404,7 +406,7 @@ def _look(state: GroupState) -> None:
     if state.looks_for_monitor >= _MOST_LOOKS:  # others do without this package
         return
     try:
-        _go_on(state, store)
+        _next_step(state, store)
     except (RuntimeError, OSError, ValueError):  # then there is none: nothing depends on it
         state.looks_for_monitor = _MOST_LOOKS
 
@@ -420,12 +422,12 @@ def wants_monitor(state: GroupState) -> bool:
     )
 
 
-def _go_on(state: GroupState, store: dist.Store) -> None:
+def _next_step(state: GroupState, store: dist.Store) -> None:
     if state.looks_for_monitor == 1:
-        store.set(f"{_KEY}/network/{state.rank}", network_name())
+        store.set(f"{_MONITOR_KEY}/network/{state.rank}", network_name())
     addresses = ["127.0.0.1"]
     if state.rank == 0:
-        networks = [f"{_KEY}/network/{r}" for r in range(state.world_size)]
+        networks = [f"{_MONITOR_KEY}/network/{r}" for r in range(state.world_size)]
         if not store.check(networks):
             return
         if len({store.get(key) for key in networks}) > 1:
@@ -433,9 +435,9 @@ def _go_on(state: GroupState, store: dist.Store) -> None:
             if is_loopback(addresses[0]):
                 state.looks_for_monitor = _MOST_LOOKS
                 return
-    elif not store.check([_KEY]):
+    elif not store.check([_MONITOR_KEY]):
         return
-    state.monitor = start_monitor(store, _KEY, state.rank, state.world_size, addresses)[0]
+    state.monitor = start_monitor(store, _MONITOR_KEY, state.rank, state.world_size, addresses)[0]
 
 
 def start_monitor(

@@ -66,6 +66,9 @@ _CPU = torch.device("cpu")
 _LINGER_SECONDS = 5.0
 
 
+# -- blocks ----------------------------------------------------------------------------------------
+
+
 class SharedPeer(NamedTuple):
     """Where a rank's blocks are found: its process, its first block, its token."""
 
@@ -178,9 +181,9 @@ class SharedBlocks:
 
     def _find(self, payload: Tensor) -> _SharedBlock | None:
         """The block that begins with this tensor, if it is not published yet, or read by all."""
-        place = payload.data_ptr() - self._header
+        start = payload.data_ptr() - self._header
         for block in self._blocks:
-            if block.address == place and block.is_held() and self._is_read(block):
+            if block.address == start and block.is_held() and self._is_read(block):
                 return block
         return None
 
@@ -344,6 +347,8 @@ def _close(blocks: Sequence[_SharedBlock]) -> None:
             block.memory.close()
 
 
+# -- who can share, and files with a name ----------------------------------------------------------
+
 _SHARED_MEMORY = Path("/dev/shm")
 _PREFIX = "graphshard-"
 _MAX_PATH_BYTES = 512
@@ -480,6 +485,8 @@ def _remove_abandoned_file(path: Path) -> None:
     finally:
         os.close(descriptor)
 
+
+# -- arrays ----------------------------------------------------------------------------------------
 
 _ALIGNMENT = 64
 _MESSAGE_BYTES = 1 << 25
@@ -638,6 +645,9 @@ def _spread(
 
 def _aligned(size: int) -> int:
     return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
+# -- bytes of tensors ------------------------------------------------------------------------------
 
 
 def row_bytes(tensor: Tensor) -> int:

@@ -389,6 +389,9 @@ def _addresses_for_ranks(address: str | None) -> list[str]:
     return [address] if is_loopback(own) else [address, own]
 
 
+# -- backends --------------------------------------------------------------------------------------
+
+
 def check_backend(backend: str, device: torch.device | None) -> None:
     """Whether this torch has the backend, and it can send from where payloads shall be.
 
@@ -458,12 +461,14 @@ def _has_nccl() -> bool:
     return dist.is_nccl_available() and torch.cuda.is_available()
 
 
+# -- threads of gloo -------------------------------------------------------------------------------
+
 _TASKS = Path("/proc/self/task")
-_ARE_NAMED = TorchVersion(torch.__version__) >= "2.11"
-_NAME = "pt_gloo_runloop"
-_CHECK_SECONDS = 0.01
-_MOST_SECONDS = 5.0
-_PAUSE_SECONDS = 0.05
+_GLOO_THREADS_ARE_NAMED = TorchVersion(torch.__version__) >= "2.11"
+_GLOO_THREAD = "pt_gloo_runloop"
+_IDLE_CHECK_SECONDS = 0.01
+_IDLE_SECONDS = 5.0
+_IDLE_PAUSE_SECONDS = 0.05
 
 
 def wait_until_idle() -> None:
@@ -474,27 +479,27 @@ def wait_until_idle() -> None:
     next. Systems other than Linux do not tell, and torch before 2.11 does not name its threads;
     there this is a pause.
     """
-    if not _TASKS.is_dir() or not _ARE_NAMED:
-        time.sleep(_PAUSE_SECONDS)
+    if not _TASKS.is_dir() or not _GLOO_THREADS_ARE_NAMED:
+        time.sleep(_IDLE_PAUSE_SECONDS)
         return
-    deadline = time.monotonic() + _MOST_SECONDS
+    deadline = time.monotonic() + _IDLE_SECONDS
     before: dict[str, tuple[str, str]] = {}
     while time.monotonic() < deadline:
-        now = _threads()
+        now = _gloo_threads()
         if not now or (now == before and all(state == "S" for state, _ in now.values())):
             return
         before = now
-        time.sleep(_CHECK_SECONDS)
+        time.sleep(_IDLE_CHECK_SECONDS)
 
 
-def _threads() -> dict[str, tuple[str, str]]:
+def _gloo_threads() -> dict[str, tuple[str, str]]:
     """Of each thread of gloo its state and how often it has gone to sleep, by number."""
-    found = {}
+    threads = {}
     for task in _TASKS.iterdir():
         with contextlib.suppress(OSError):  # it has ended
-            if (task / "comm").read_text().strip() == _NAME:
+            if (task / "comm").read_text().strip() == _GLOO_THREAD:
                 lines = (task / "status").read_text().splitlines()
                 status = dict(line.split(":", 1) for line in lines if ":" in line)
                 state = status["State"].split()[0]
-                found[task.name] = (state, status["voluntary_ctxt_switches"].strip())
-    return found
+                threads[task.name] = (state, status["voluntary_ctxt_switches"].strip())
+    return threads

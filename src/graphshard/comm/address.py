@@ -61,12 +61,14 @@ def listen(address: str, port: int) -> socket.socket:
     """
     is_name = _is_name(address)
     unavailable = OSError(errno.EADDRNOTAVAIL, os.strerror(errno.EADDRNOTAVAIL))
-    for family, _, _, _, found in socket.getaddrinfo(address, port, type=socket.SOCK_STREAM):
-        number = str(found[0])
+    for family, _, _, _, socket_address in socket.getaddrinfo(
+        address, port, type=socket.SOCK_STREAM
+    ):
+        number = str(socket_address[0])
         if is_name and is_loopback(number) and "localhost" not in address:
             continue
         try:
-            return socket.create_server(found, family=family, backlog=socket.SOMAXCONN)
+            return socket.create_server(socket_address, family=family, backlog=socket.SOMAXCONN)
         except OSError as error:
             if error.errno != errno.EADDRNOTAVAIL:
                 raise

@@ -67,6 +67,8 @@ from .group import (
     world_size,
 )
 
+# -- copies to and from the backend ----------------------------------------------------------------
+
 
 @functools.cache
 def _copy_stream(device: torch.device) -> torch.cuda.Stream:
@@ -81,21 +83,21 @@ def to_backend(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
     """
     if device.type != "cpu" or not any(tensor.is_cuda for tensor in tensors):
         return [tensor.to(device) for tensor in tensors]
-    found, copied = [], {}
+    staged, copied = [], {}
     for tensor in tensors:
         if not tensor.is_cuda:
-            found.append(tensor.to(device))
+            staged.append(tensor.to(device))
             continue
         stream = _copy_stream(tensor.device)
         if tensor.device not in copied:
             stream.wait_stream(torch.cuda.current_stream(tensor.device))
         with torch.cuda.stream(stream):
             buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-            found.append(buffer.copy_(tensor, non_blocking=True))
+            staged.append(buffer.copy_(tensor, non_blocking=True))
             copied[tensor.device] = stream.record_event()
     for event in copied.values():
         event.synchronize()
-    return found
+    return staged
 
 
 def room_for(
@@ -109,18 +111,18 @@ def room_for(
 
 def from_backend(tensors: Sequence[Tensor], devices: Sequence[torch.device]) -> list[Tensor]:
     """Tensors that have been received, each where it is wanted; from `room_for` without a wait."""
-    found = []
+    delivered = []
     for tensor, device in zip(tensors, devices, strict=True):
         if device.type != "cuda" or tensor.is_cuda:
-            found.append(tensor.to(device))
+            delivered.append(tensor.to(device))
             continue
         stream, reader = _copy_stream(device), torch.cuda.current_stream(device)
         with torch.cuda.stream(stream):
             arrived = tensor.to(device, non_blocking=True)
         arrived.record_stream(reader)
         reader.wait_stream(stream)
-        found.append(arrived)
-    return found
+        delivered.append(arrived)
+    return delivered
 
 
 @contextlib.contextmanager
@@ -565,6 +567,8 @@ class _AllReduceSum(torch.autograd.Function):
         return _AllReduceSum.apply(grad, ctx.state), None
 
 
+# -- checks, and numbers and texts of all ranks ----------------------------------------------------
+
 _DIGEST_BYTES = 32
 _MAX_TEXT_BYTES = 8192
 _SHOWN = 300
@@ -645,9 +649,9 @@ def _raise_shared(state: GroupState, failed: list[int], error: BaseException | N
     who = state.members[first]
     others = [state.members[r] for r in failed[1:]]
     head = f"rank {who}: {message}" + (f" (so did ranks {others})" if others else "")
-    known = _KNOWN_ERRORS.get(kind_name)
-    if known is not None:
-        shared: Exception = known(head)
+    error_type = _KNOWN_ERRORS.get(kind_name)
+    if error_type is not None:
+        shared: Exception = error_type(head)
     else:
         shared = errors.RankError(f"rank {who} raised {kind_name}: {message}", [who])
     if state.rank == first and error is not None:
@@ -661,30 +665,30 @@ def _raise_different(
     texts = gather_texts(state, value.decode(errors="backslashreplace"))
     different = [r for r, verdict in enumerate(verdicts) if verdict != verdicts[0]]
     ranks = [state.members[r] for r in different]
-    one, other = _around_difference(texts[0], texts[different[0]])
-    found = f"rank {state.members[0]} has {one!r}, rank {ranks[0]} has {other!r}"
+    first_text, other_text = _around_difference(texts[0], texts[different[0]])
+    difference = f"rank {state.members[0]} has {first_text!r}, rank {ranks[0]} has {other_text!r}"
     if max(map(len, texts)) <= _SHORT and len(set(texts)) <= _FEW:
         holders: dict[str, list[int]] = {}
         for member, text in zip(state.members, texts, strict=True):
             holders.setdefault(text, []).append(member)
-        found = ", ".join(
+        difference = ", ".join(
             f"{rank_names(who)} {'has' if len(who) == 1 else 'have'} {text!r}"
             for text, who in holders.items()
         )
     raise ValueError(
         f"{what} must be the same on all ranks, but {rank_names(ranks)} "
         f"{'differs' if len(ranks) == 1 else 'differ'} from rank {state.members[0]}: "
-        f"{found}{'; ' if cure else ''}{cure}"
+        f"{difference}{'; ' if cure else ''}{cure}"
     )
 
 
-def _around_difference(one: str, other: str) -> tuple[str, str]:
+def _around_difference(first: str, second: str) -> tuple[str, str]:
     """The parts of two long texts around the first character that differs."""
     same = 0
-    while same < min(len(one), len(other)) and one[same] == other[same]:
+    while same < min(len(first), len(second)) and first[same] == second[same]:
         same += 1
     start = 0 if same < _SHOWN // 2 else same - _SHOWN // 4
-    return one[start : start + _SHOWN], other[start : start + _SHOWN]
+    return first[start : start + _SHOWN], second[start : start + _SHOWN]
 
 
 def _gather_bytes(state: GroupState, data: bytes) -> list[bytes]:
@@ -732,8 +736,8 @@ def text_of_rank_0(text: str) -> str:
     data = text.encode(errors="surrogatepass") if rank() == 0 else b""
     size = reduce_ints([len(data)], "max")[0]
     payload = torch.frombuffer(bytearray(data.ljust(max(1, size), b" ")), dtype=torch.uint8)
-    found = broadcast_(group_state(), payload, 0)
-    return bytes(found.numpy())[:size].decode(errors="surrogatepass")
+    received = broadcast_(group_state(), payload, 0)
+    return bytes(received.numpy())[:size].decode(errors="surrogatepass")
 
 
 def raise_everywhere(error: Exception | None) -> None:
@@ -742,6 +746,9 @@ def raise_everywhere(error: Exception | None) -> None:
         share_error(error)
     elif error is not None:
         raise error
+
+
+# -- groups of threads -----------------------------------------------------------------------------
 
 
 class ThreadGroups:
@@ -815,8 +822,8 @@ def _open_group(base: GroupState, purpose: str, cancelled: threading.Event) -> G
         group = dist.new_group(backend="gloo", timeout=base.timeout)
     else:
         # torch names such a group by its ranks and by the number of groups that the process has.
-        known = str(len(dist.distributed_c10d._world.pg_names))
-        agree(known, "the number of process groups that a process is a member of", base.group)
+        num_groups = str(len(dist.distributed_c10d._world.pg_names))
+        agree(num_groups, "the number of process groups that a process is a member of", base.group)
         group = dist.new_group(
             list(base.members), timeout=base.timeout, backend="gloo", use_local_synchronization=True
         )

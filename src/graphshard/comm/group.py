@@ -231,10 +231,10 @@ def _timeout_of(group: dist.ProcessGroup) -> timedelta:
     """The longest that the backend itself waits, as the group was made."""
     for device in ("cpu", "cuda"):
         try:
-            found: timedelta = group._get_backend(torch.device(device)).options._timeout
+            timeout: timedelta = group._get_backend(torch.device(device)).options._timeout
         except (RuntimeError, AttributeError):  # none for such a device, or one that does not say
             continue
-        return found
+        return timeout
     return DEFAULT_TIMEOUT
 
 
@@ -292,9 +292,9 @@ class OperationLog:
 
     def leave(self) -> None:
         """This thread's operation is over."""
-        found = self._running.pop(threading.get_ident(), None)
-        if found is not None:
-            self._last = (found[1], found[2], time.monotonic())
+        ended = self._running.pop(threading.get_ident(), None)
+        if ended is not None:
+            self._last = (ended[1], ended[2], time.monotonic())
 
     def has_failure(self) -> bool:
         """Whether a rank has announced that it has failed or has given up."""
@@ -371,6 +371,8 @@ def _rank_error(
     return RankError(f"{head}: {reason}", peers if len(peers) == 1 else ())
 
 
+# -- meeting ---------------------------------------------------------------------------------------
+
 _POLL_SECONDS = (0.001, 0.1)  # the first time between two looks, and the longest
 
 
@@ -419,7 +421,7 @@ def come_together(what: str, rule: str, state: GroupState | None = None) -> None
 def default_store() -> dist.Store | None:
     """The default group's; None where it has none, as under MPI."""
     try:
-        found: dist.Store = dist.distributed_c10d._get_default_store()
+        store: dist.Store = dist.distributed_c10d._get_default_store()
     except (AttributeError, RuntimeError, ValueError):
         return None
-    return found
+    return store

@@ -194,17 +194,21 @@ class ExchangePlan:
         device = device_of("cpu" if device is None else device)
         error = _check_needed(needed, num_rows, state)
         if error is None:
-            wanted = [rows.detach().to("cpu", torch.int64) for rows in needed]
+            rows_here = [rows.detach().to("cpu", torch.int64) for rows in needed]
         else:
-            wanted = [torch.empty(0, dtype=torch.int64)] * state.world_size
-        recv_splits = [rows.numel() for rows in wanted]
+            rows_here = [torch.empty(0, dtype=torch.int64)] * state.world_size
+        recv_splits = [rows.numel() for rows in rows_here]
         ones = [1] * state.world_size
         # Each owner learns how many rows a rank wants of it, and how many of all.
         counts = torch.tensor([[n, sum(recv_splits)] for n in recv_splits], dtype=torch.int64)
         counts = exchange_rows(state, [counts], [ones], [ones], "ExchangePlan.build")[0]
         send_splits = counts[:, 0]
         send_index = exchange_rows(
-            state, [torch.cat(wanted)], [recv_splits], [send_splits.tolist()], "ExchangePlan.build"
+            state,
+            [torch.cat(rows_here)],
+            [recv_splits],
+            [send_splits.tolist()],
+            "ExchangePlan.build",
         )[0]
         if error is None:
             error = _check_asked(send_index, send_splits.tolist(), num_rows, state)
@@ -462,6 +466,9 @@ def _describe(signature: tuple[object, ...]) -> str:
         lines.append(f"plan {serial} {dtype}[rows{rows}]{' with gradient' if grad else ''}")
     narrow = "" if wire is None else f", as {wire}"
     return f"{name}: {'; '.join(lines)}{narrow}".replace("torch.", "")
+
+
+# -- exchanges -------------------------------------------------------------------------------------
 
 
 def start_fetch_all(

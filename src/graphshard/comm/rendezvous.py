@@ -25,7 +25,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -76,12 +76,12 @@ def meet(
         if address is None:
             address = from_environment("master_ip_address", "MASTER_ADDR")
             port = int(os.environ.get("MASTER_PORT", port))
-        place = f"{address}:{port}"
+        endpoint = f"{address}:{port}"
         deadline, left = time.monotonic() + timeout.total_seconds(), timeout
         while True:
             store, address, is_hosted = _find_store(rank, world_size, address, port, left)
             try:
-                if not is_hosted or _enter(store, rank, world_size, place, timeout):
+                if not is_hosted or _enter(store, rank, world_size, endpoint, timeout):
                     break
             except RankError as error:  # an earlier start's store may end at any moment
                 if not isinstance(error.__cause__, dist.DistNetworkError):
@@ -89,7 +89,9 @@ def meet(
             # This process has been here before: it is the store of an earlier start, and goes.
             del store
             if time.monotonic() > deadline:
-                raise RankError(f"rank {rank}: rank 0 has not ended its start at {place} yet", [0])
+                raise RankError(
+                    f"rank {rank}: rank 0 has not ended its start at {endpoint} yet", [0]
+                )
             time.sleep(_RETRY_SECONDS)
             left = timedelta(seconds=max(1, round(deadline - time.monotonic())))
     store = _arrive(store, rank, world_size, timeout, is_hosted)
@@ -193,7 +195,9 @@ def host_store(
     return store, number
 
 
-def _enter(store: dist.Store, rank: int, world_size: int, place: str, timeout: timedelta) -> bool:
+def _enter(
+    store: dist.Store, rank: int, world_size: int, endpoint: str, timeout: timedelta
+) -> bool:
     """Come to the store of a rank 0, if it is of this job; False if this process came before."""
     job: dict[str, Any] = {"id": job_id(), "world_size": world_size}
     me = f"{network_name()} {os.getpid()} "
@@ -201,39 +205,39 @@ def _enter(store: dist.Store, rank: int, world_size: int, place: str, timeout: t
     try:
         if rank == 0:
             store.set("job", json.dumps(job))  # it has just made the store
-            found = job
+            host_job = job
         else:
             store.wait(["job"], timeout)
-            found = json.loads(answered(lambda: store.get("job"), timeout))
-        is_other = None not in (job["id"], found["id"]) and job["id"] != found["id"]
-        is_same = found["world_size"] == world_size
+            host_job = json.loads(answered(lambda: store.get("job"), timeout))
+        is_other = None not in (job["id"], host_job["id"]) and job["id"] != host_job["id"]
+        is_same = host_job["world_size"] == world_size
         holder = mine
         if is_same and not is_other:
             came = answered(lambda: store.compare_set(f"came/{rank}", "", mine), timeout)
             holder = came.decode()
     except RuntimeError as error:
         raise RankError(
-            f"rank {rank}: initialize_comms found a store at {place}, but no rank 0 of graphshard "
-            f"within {timeout.total_seconds():g} s ({first_line(error)})",
+            f"rank {rank}: initialize_comms found a store at {endpoint}, but no rank 0 of "
+            f"graphshard within {timeout.total_seconds():g} s ({first_line(error)})",
             [0],
         ) from error
     if is_other:
         raise RuntimeError(
-            f"rank {rank} came to another job: {place} is used by one with {JOB_VARIABLE} "
-            f"'{found['id']}', and this process has '{job['id']}'; give each job its own "
+            f"rank {rank} came to another job: {endpoint} is used by one with {JOB_VARIABLE} "
+            f"'{host_job['id']}', and this process has '{job['id']}'; give each job its own "
             "master_port_number"
         )
     if not is_same:
         text = (
             f"world_size must be the same on all ranks (got {world_size} on rank {rank}, "
-            f"{found['world_size']} on rank 0); if they are of two jobs, give each its own "
+            f"{host_job['world_size']} on rank 0); if they are of two jobs, give each its own "
             "master_port_number"
         )
-        _refuse(store, rank, found["world_size"], text)
+        _refuse(store, rank, host_job["world_size"], text)
         raise ValueError(text)
     if holder != mine and not holder.startswith(me):
         text = (
-            f"a second process came to {place} as rank {rank}: two jobs use one "
+            f"a second process came to {endpoint} as rank {rank}: two jobs use one "
             "master_port_number, or two processes have one rank; give each its own"
         )
         _refuse(store, rank, world_size, text)
@@ -263,47 +267,46 @@ def _prefix(start: int) -> str:
 def _arrive(
     store: dist.Store, rank: int, world_size: int, timeout: timedelta, is_hosted: bool
 ) -> dist.Store:
-    missing = list(range(world_size))
+    arrivals = [f"arrived/{r}" for r in range(world_size)]
+    half = timeout / 2
     try:
         base = store
         start = 1
         if not is_hosted:
             start = answered(lambda: base.add(f"graphshard/starts/{rank}", 1), timeout)
         store = dist.PrefixStore(_prefix(start), store)
-        store.set(f"arrived/{rank}", network_name())
-        half = time.monotonic() + timeout.total_seconds() / 2
-        until = half
-        while missing:
-            left = max(0.05, until - time.monotonic())
-            try:
-                store.wait([f"arrived/{missing[0]}"], timedelta(seconds=left))
-                missing.pop(0)
-            except RuntimeError:
-                if until > half or time.monotonic() < half - 0.1:  # time is up, or it is broken
-                    raise
-                until = half + timeout.total_seconds() / 2
-                _tell_missing(store, rank, world_size, timeout)
+        store.set(arrivals[rank], network_name())
+        begun = time.monotonic()
+        try:
+            store.wait(arrivals, half)
+        except RuntimeError:
+            if time.monotonic() - begun < half.total_seconds() - 0.1:  # the store is broken
+                raise
+            _tell_missing(store, rank, world_size, timeout)
+            store.wait(arrivals, half)
         return store
     except RuntimeError as error:
         absent = [0]
         with contextlib.suppress(RuntimeError):
-            absent = _absent(store, missing, timedelta(seconds=_ANSWER_SECONDS))
+            absent = _absent(store, world_size, timedelta(seconds=_ANSWER_SECONDS))
         raise RankError(
             f"rank {rank}: initialize_comms waited {timeout.total_seconds():g} s for "
             f"{rank_names(absent)} of {world_size}: not started, or started with another address, "
-            f"port or world_size ({first_line(error)})",
+            f"port or world_size ({first_line(error).partition(', keys:')[0]})",
             absent,
         ) from error
 
 
-def _absent(store: dist.Store, ranks: Sequence[int], timeout: timedelta) -> list[int]:
-    """Those that have not arrived."""
-    return answered(lambda: [r for r in ranks if not store.check([f"arrived/{r}"])], timeout)
+def _absent(store: dist.Store, world_size: int, timeout: timedelta) -> list[int]:
+    """Ranks that have not arrived."""
+    return answered(
+        lambda: [r for r in range(world_size) if not store.check([f"arrived/{r}"])], timeout
+    )
 
 
 def _tell_missing(store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> None:
     """Say on standard error, on the lowest rank that is here, who is not, after half of a wait."""
-    missing = _absent(store, range(world_size), timeout)
+    missing = _absent(store, world_size, timeout)
     if missing and rank == min(set(range(world_size)) - set(missing)):
         seconds = timeout.total_seconds()
         sys.stderr.write(
@@ -311,6 +314,9 @@ def _tell_missing(store: dist.Store, rank: int, world_size: int, timeout: timede
             f"initialize_comms: ranks {missing} are not there yet\n"
         )
         sys.stderr.flush()
+
+
+# -- where rank 0 is, by a file --------------------------------------------------------------------
 
 
 def nfs_ip_init(

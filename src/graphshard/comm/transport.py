@@ -147,14 +147,14 @@ def _start_shared(
     words = []
     for tensor, splits in zip(tensors, send_splits, strict=True):
         readers = [rank for rank, rows in enumerate(splits) if rows]
-        place = blocks.publish(_on_host(tensor, blocks), readers)
+        location = blocks.publish(_on_host(tensor, blocks), readers)
         starts = [0, *accumulate(splits)][:-1]
-        words.append([(*place, start * row_bytes(tensor)) for start in starts])
-    told = torch.tensor(words, dtype=torch.int64).transpose(0, 1).contiguous()
+        words.append([(*location, start * row_bytes(tensor)) for start in starts])
+    message = torch.tensor(words, dtype=torch.int64).transpose(0, 1).contiguous()
     rows = _SharedRows(state, blocks, likes, recv_splits)
 
     def start() -> dist.Work | None:
-        return dist.all_to_all_single(rows.where, told, group=state.group, async_op=True)
+        return dist.all_to_all_single(rows.where, message, group=state.group, async_op=True)
 
     number, rows.work = start_collective(state, name, start)
 
@@ -185,24 +185,24 @@ class _SharedRows:
 
     def read(self, name: str, number: int) -> list[Tensor]:
         """The rows, once the message is here. To be called once."""
-        found = [
+        arrived = [
             room_for((sum(rows), *like.shape[1:]), like.dtype, _CPU, like.device)
             for like, rows in zip(self._likes, self._splits, strict=True)
         ]
         runs = [
             rows.view(-1).view(torch.uint8).split([n * row_bytes(rows) for n in splits])
-            for rows, splits in zip(found, self._splits, strict=True)
+            for rows, splits in zip(arrived, self._splits, strict=True)
         ]
-        for source, (places, parts) in enumerate(
+        for source, (locations, parts) in enumerate(
             zip(self.where.tolist(), zip(*runs, strict=True), strict=True)
         ):
             if any(part.numel() for part in parts):
                 with operation(self._state, name, number, [source]):
-                    for place, part in zip(places, parts, strict=True):
+                    for location, part in zip(locations, parts, strict=True):
                         if part.numel():
-                            self._blocks.read(source, place, part)
+                            self._blocks.read(source, location, part)
         self.work = None
-        return from_backend(found, [like.device for like in self._likes])
+        return from_backend(arrived, [like.device for like in self._likes])
 
     def __del__(self) -> None:
         # Left unread, as after an error. The writers learn it once the message is here.
@@ -216,11 +216,11 @@ def _skip(
 ) -> None:
     """Note that this rank is done with rows that it has not read."""
     nothing = torch.empty(0, dtype=torch.uint8)
-    for source, places in enumerate(where.tolist()):
-        for place, rows in zip(places, splits, strict=True):
+    for source, locations in enumerate(where.tolist()):
+        for location, rows in zip(locations, splits, strict=True):
             if rows[source]:
                 with contextlib.suppress(RuntimeError):  # the writer may be gone
-                    read(source, place, nothing)
+                    read(source, location, nothing)
 
 
 def _set_up(state: GroupState) -> SharedBlocks | None:
@@ -324,6 +324,9 @@ def _as_rows(stream: Tensor, like: Tensor, num_rows: int) -> Tensor:
     if stream.storage_offset() % like.element_size():
         stream = stream.clone()
     return stream.view(like.dtype).view(shape)
+
+
+# -- for users -------------------------------------------------------------------------------------
 
 
 def ragged_all_to_all(

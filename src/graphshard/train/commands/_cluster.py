@@ -186,10 +186,11 @@ def _serve(
         restore=restore,
     )
     if restore is not None:
-        found = server.restored
+        from_step = server.restored
         what = f"found no checkpoint in {restore}"
-        if found is not None:
-            what = f"restored {found.num_tensors} tensors of step {found.step} from {found.path}"
+        if from_step is not None:
+            what = f"restored {from_step.num_tensors} tensors of step {from_step.step}"
+            what += f" from {from_step.path}"
         print(f"host {host} of {len(hosts)} {what}", flush=True)
     print(f"host {host} of {len(hosts)} serves {partition} on {server.address}", flush=True)
     try:
@@ -401,8 +402,8 @@ def launch(
         log_folder=log_dir,
     )
     if local is not None:
-        found = os.path.join(os.path.expanduser(workspace), part_config)
-        parts_of_host(0, local, read_config(found).num_parts)  # wrong here is wrong on each host
+        path = os.path.join(os.path.expanduser(workspace), part_config)
+        parts_of_host(0, local, read_config(path).num_parts)  # wrong here is wrong on each host
     outcome = launch_job(hosts, words, config)
     if outcome.failures:
         sys.stderr.write(outcome.report() + "\n")

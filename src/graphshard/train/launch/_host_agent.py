@@ -180,7 +180,7 @@ class _Agent:
     def _environment(self) -> dict[str, str]:
         """Variables of the host's processes; those that the user gives come last."""
         threads = max(1, _num_cores() // self.job["num_local"])
-        found = {
+        variables = {
             "PYTHONUNBUFFERED": "1",
             "OMP_NUM_THREADS": str(threads),
             "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "5",
@@ -192,11 +192,11 @@ class _Agent:
         interface = _interface(self.job["address"])
         if interface is not None:
             # Without it gloo looks up the host's name, which need not lead anywhere.
-            found.setdefault("GLOO_SOCKET_IFNAME", interface)
+            variables.setdefault("GLOO_SOCKET_IFNAME", interface)
             if interface in _LOOPBACK:  # which NCCL takes only if it is told to
-                found.setdefault("NCCL_SOCKET_IFNAME", interface)
-        found.pop("GRAPHSHARD_TOKEN", None)
-        return {**found, **self.job["environment"]}
+                variables.setdefault("NCCL_SOCKET_IFNAME", interface)
+        variables.pop("GRAPHSHARD_TOKEN", None)
+        return {**variables, **self.job["environment"]}
 
     # ------------------------------------------------------------------ processes
 
@@ -214,11 +214,11 @@ class _Agent:
         self._start(_ENGINE, command)
 
     def _start(self, who: str, command: Sequence[str]) -> None:
-        known = {"{python}": sys.executable, "{folder}": str(self.folder), "{start}": START}
-        known["{ip_config}"] = str(self.folder / "ip_config")
-        known["{start_torchrun}"] = _START_TORCHRUN
+        words = {"{python}": sys.executable, "{folder}": str(self.folder), "{start}": START}
+        words["{ip_config}"] = str(self.folder / "ip_config")
+        words["{start_torchrun}"] = _START_TORCHRUN
         process = subprocess.Popen(
-            [known.get(word, word) for word in command],
+            [words.get(word, word) for word in command],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -427,12 +427,12 @@ def _num_cores() -> int:
 def _interface(address: str) -> str | None:
     """The interface that has an address; None where that cannot be found out."""
     with contextlib.suppress(OSError, struct.error), socket.socket() as probe:
-        wanted = socket.gethostbyname(address)
+        number = socket.gethostbyname(address)
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError):
                 request = struct.pack("256s", name.encode()[:15])
                 answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
-                if socket.inet_ntoa(answer[20:24]) == wanted:
+                if socket.inet_ntoa(answer[20:24]) == number:
                     return name
     return None
 
