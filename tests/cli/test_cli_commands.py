@@ -43,6 +43,18 @@ def call(arguments: Sequence[object]) -> int:
     return run([str(argument) for argument in arguments])
 
 
+def test_partition_needs_no_code_of_runs(tmp_path: Path) -> None:
+    words = ["partition", "--data", "cora", "--parts", "1", "--quiet", "--out", str(tmp_path / "p")]
+    program = (
+        "import sys; from graphshard.train.commands import run; "
+        f"assert run({words}) == 0; print(*sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    modules = done.stdout.split()
+    assert "graphshard.train.task" in modules, done.stderr
+    assert not {f"graphshard.train.{name}" for name in ("_run", "_models")} & set(modules)
+
+
 def test_partition_writes_prints_and_describes_the_task(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -322,6 +322,15 @@ def test_a_trainer_that_a_signal_has_ended_under_a_shell_is_said_to_be(notes: Pa
     check_all_gone(notes)
 
 
+def test_an_agent_loads_no_torch() -> None:
+    """It is started on many hosts, and only watches others."""
+    program = _host_agent.START.replace("module.main(sys.argv[1:])", "print(*sys.modules)")
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    modules = done.stdout.split()
+    assert "graphshard.train.launch._host_agent" in modules, done.stderr
+    assert {"torch", "numpy"}.isdisjoint(modules)
+
+
 def test_shells_and_interpreters_that_cannot_be_used_are_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 from sharded_cases import left_behind
 
+from graphshard.comm import _shared_memory
 from graphshard.comm._shared_memory import Hosts, named_file, remove_abandoned
 from graphshard.comm.collectives import wait_for_all
 from graphshard.comm.group import group_state

@@ -53,7 +53,7 @@ class Watch:
     Args:
         ranks: All ranks.
         timeout: Seconds that ranks have to end after one has ended with 0.
-        on_line: Told of ranks that have used half of it.
+        on_line: Called with a line about ranks that have used half of it.
 
     Attributes:
         waits_for: Ranks that have not ended, and what else must have before the job has.
