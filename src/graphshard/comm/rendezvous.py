@@ -144,27 +144,29 @@ def check_refused(store: dist.Store, rank: int, timeout: timedelta) -> None:
 def _find_store(
     rank: int, world_size: int, address: str, port: int, timeout: timedelta
 ) -> tuple[dist.Store, str, bool]:
-    """The store of torchrun, or one that rank 0 hosts; its address, and whether it does."""
-    is_agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    if not is_agents and rank == 0:
+    """The store of the launcher, or one that rank 0 hosts; its address, and whether it does."""
+    agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if not agent and rank == 0:
         return *host_store(address, port, world_size, timeout), True
-
-    def join() -> dist.Store:
-        if is_agents:  # its keys are apart from those that ranks wrote before a restart
-            store, _, _ = next(dist.rendezvous("env://", rank, world_size, timeout=timeout))
-            return store
-        return dist.TCPStore(
-            address, port, world_size, False, timeout=timeout, wait_for_workers=False
-        )
-
     try:
-        return answered(join, timeout), address, not is_agents
+        # torch's "env://" would do no more; it has no name for the attempt, and no end of waiting.
+        store = answered(
+            lambda: dist.TCPStore(
+                address, port, world_size, False, timeout=timeout, wait_for_workers=False
+            ),
+            timeout,
+        )
     except (RuntimeError, OSError) as error:
         raise RankError(
             f"rank {rank}: initialize_comms cannot reach the store at {address}:{port} within "
             f"{timeout.total_seconds():g} s: is rank 0 running there? ({first_line(error)})",
-            () if is_agents else (0,),
+            () if agent else (0,),
         ) from error
+    if not agent:
+        return store, address, True
+    # After a restart by torchrun the store still holds what the ranks wrote before it.
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return dist.PrefixStore(f"attempt{attempt}", store), address, False
 
 
 def host_store(
