@@ -495,7 +495,7 @@ class _RunningJob:
                 ranks = range(first, first + self.commands.num_trainers)
                 self.children.waits_for -= {f"host {agent.number} torchrun", *ranks}
             elif who.isdecimal() and code == 0:
-                self.children.has_ended(first + int(who))
+                self.children.note_end(first + int(who))
             is_failure = (code or who == _SERVER) and not self._is_echo(agent, who)
             if is_failure and not self.is_stopping:
                 how = message.get("how", f"ended with {how_ended(code)}")
@@ -519,7 +519,7 @@ class _RunningJob:
         if not self.failures:
             self.on_line(f"[{name}] {how}; all hosts are told to stop")
         self.failures.append(JobFailure(who=name, how=how, code=code, tail=tail))
-        self.children.has_failed()
+        self.children.note_failure()
 
     def _check_suspended(self) -> None:
         """Take this process for the first cause of what fails if it was not there for long."""

@@ -168,9 +168,12 @@ def launch_workers(
         assert isinstance(worker, _Worker)
         worker.place = len(ended)
         ended.append(worker)
-        watch.has_ended(worker.rank) if code == 0 else watch.has_failed()
-        if code:  # a child with copies of its connections would hide its end from the others
-            worker.signal(signal.SIGTERM)
+        if code == 0:
+            watch.note_end(worker.rank)
+            return
+        watch.note_failure()
+        # A child with copies of its connections would hide its end from the others.
+        worker.signal(signal.SIGTERM)
 
     with stop_on_signals():
         try:

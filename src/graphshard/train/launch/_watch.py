@@ -77,14 +77,14 @@ class Watch:
             self.streams.append(stream)
             self._selector.register(stream.file, selectors.EVENT_READ, stream)
 
-    def has_ended(self, rank: int) -> None:
+    def note_end(self, rank: int) -> None:
         """A rank has ended with 0."""
         self.waits_for.discard(rank)
         now = time.monotonic()
         self.deadline = min(self.deadline, now + self._timeout)
         self._notice = min(self._notice, now + self._timeout / 2)
 
-    def has_failed(self) -> None:
+    def note_failure(self) -> None:
         """Something has failed: all is to end."""
         self._has_failed = True
         self.deadline = min(self.deadline, time.monotonic() + GRACE_SECONDS)
