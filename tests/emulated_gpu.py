@@ -24,7 +24,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from graphshard.comm.collectives import _staging
+from graphshard.comm import collectives
 from graphshard.ops import _dispatch
 
 GPU = torch.device("cuda", 0)
@@ -259,8 +259,8 @@ def emulated_gpu(count: int = 1) -> Iterator[list[Any]]:
             stack.enter_context(mock.patch.object(torch.cuda, name, function))
         current = names["current_stream"]
         stack.enter_context(mock.patch.object(torch.accelerator, "current_stream", current))
-        _staging._copy_stream.cache_clear()
-        stack.callback(_staging._copy_stream.cache_clear)
+        collectives._copy_stream.cache_clear()
+        stack.callback(collectives._copy_stream.cache_clear)
         stack.enter_context(mock.patch.object(_dispatch, "_load_triton", return_value=None))
         stack.enter_context(
             mock.patch.object(torch.backends.cudnn, "is_acceptable", return_value=False)

@@ -30,9 +30,6 @@ KERNELS = {"_kernels"}
 ARROWS: dict[str, set[str]] = {
     "errors": set(),
     "_base": {"errors"} | KERNELS,
-    "_children": set(),
-    "_host_agent": {"_base", "_children"},
-    "_torchrun": {"_host_agent", "comm"},
     "function": {"errors"},
     "ops": BASE | KERNELS,
     "graph": BASE | {"function", "ops"},

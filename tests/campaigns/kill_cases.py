@@ -5,7 +5,7 @@ A case is one job, started as a user starts it, in which one process gets one si
 between start and shutdown. Then it is checked that
 
 * every other process of the job is gone within timeout + ``MARGIN_SECONDS`` (see
-  ``[Note: how soon a job ends]`` in comm/group/_failure.py), and nothing is left behind;
+  ``[Note: how soon a job ends]`` in comm/group.py), and nothing is left behind;
 * the error names the rank;
 * the run, resumed from its checkpoints, gives the result of an undisturbed one, bit for bit.
 
@@ -39,7 +39,7 @@ from typing import Any
 import torch
 from campaign_report import write_report
 
-from graphshard.comm.group._failure import MARGIN_SECONDS
+from graphshard.comm.group import MARGIN_SECONDS
 from graphshard.data import load_dataset
 from graphshard.data.task import partition_dataset
 from graphshard.testing import RanksFailed, run_ranks

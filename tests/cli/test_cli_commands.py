@@ -18,7 +18,7 @@ import graphshard
 from graphshard.graph import load_graphs, save_graphs
 from graphshard.train import EpochReport, Evaluation, read_task
 from graphshard.train.commands import run
-from graphshard.train.commands._progress import ProgressDisplay
+from graphshard.train.commands._train import ProgressDisplay
 from type_name_cases import RELATIONS, SIZES, named
 
 GRAPH = [(0, 1), (1, 2), (2, 3), (3, 0), (4, 5), (5, 6), (6, 7), (7, 4), (0, 4)]
@@ -41,6 +41,18 @@ def cora(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def call(arguments: Sequence[object]) -> int:
     return run([str(argument) for argument in arguments])
+
+
+def test_partition_needs_no_code_of_runs(tmp_path: Path) -> None:
+    words = ["partition", "--data", "cora", "--parts", "1", "--quiet", "--out", str(tmp_path / "p")]
+    program = (
+        "import sys; from graphshard.train.commands import run; "
+        f"assert run({words}) == 0; print(*sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    modules = done.stdout.split()
+    assert "graphshard.data.task" in modules, done.stderr
+    assert not {f"graphshard.train.{name}" for name in ("_run", "_models")} & set(modules)
 
 
 def test_partition_writes_prints_and_describes_the_task(

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from graphshard import comm
-from graphshard.comm.group import _gloo_threads
+from graphshard.comm import _start
 from graphshard.testing import run_ranks
 
 HEAD = """
@@ -143,8 +143,8 @@ def test_a_model_that_outlives_its_group_does_not_hang(tmp_path):
 @pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="needs Linux's list of threads")
 def test_threads_of_gloo_are_waited_for_until_they_sleep(monkeypatch):
     found = []
-    monkeypatch.setattr(_gloo_threads, "_ARE_NAMED", True)
-    monkeypatch.setattr(_gloo_threads, "_NAME", "pytest-busy")
+    monkeypatch.setattr(_start, "_GLOO_THREADS_ARE_NAMED", True)
+    monkeypatch.setattr(_start, "_GLOO_THREAD", "pytest-busy")
     lasts = threading.Event()
 
     def work():
@@ -158,14 +158,14 @@ def test_threads_of_gloo_are_waited_for_until_they_sleep(monkeypatch):
     thread = threading.Thread(target=work)
     thread.start()
     try:
-        while not _gloo_threads._threads():
+        while not _start._gloo_threads():
             time.sleep(0.001)
-        _gloo_threads.wait_until_idle()
+        _start.wait_until_idle()
         assert found == ["slept"]
     finally:
         lasts.set()
         thread.join()
     deadline = time.monotonic() + 20
-    while _gloo_threads._threads():  # the system is a moment behind
+    while _start._gloo_threads():  # the system is a moment behind
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from forked_programs import start_program
 from graphshard.comm import (
     ExchangePlan,
+    _monitor,
     agree,
     all_reduce,
     fetch_halo,
@@ -26,8 +27,7 @@ from graphshard.comm import (
     shutdown_comms,
     start_fetch,
 )
-from graphshard.comm.group import _monitor
-from graphshard.comm.group._state import group_state
+from graphshard.comm.group import group_state
 from graphshard.errors import RankError
 from graphshard.testing import RanksFailed, run_ranks
 

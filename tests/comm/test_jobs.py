@@ -19,10 +19,10 @@ import torch
 import torch.distributed as dist
 
 from forked_programs import run_program
-from graphshard.comm import all_reduce, barrier, initialize_comms, shutdown_comms
-from graphshard.comm.group import _address, _rendezvous
-from graphshard.comm.group._address import JOB_VARIABLE, job_id, listen
-from graphshard.comm.group._state import group_state
+from graphshard.comm import address as addresses
+from graphshard.comm import all_reduce, barrier, initialize_comms, rendezvous, shutdown_comms
+from graphshard.comm.address import JOB_VARIABLE, job_id, listen
+from graphshard.comm.group import group_state
 from graphshard.errors import RankError
 from graphshard.testing import run_ranks
 
@@ -169,7 +169,7 @@ def listening() -> set[tuple[str, str]]:
 def look_around(own, size, address, kind, port):
     os.environ.pop("GLOO_SOCKET_IFNAME", None)
     if kind == "apart":
-        _rendezvous.network_name = lambda: f"host{own}"
+        rendezvous.network_name = lambda: f"host{own}"
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # else where the host's name leads
     before = listening()
     initialize_comms(own, size, address, master_port_number=port, timeout=20)
@@ -204,7 +204,7 @@ def test_a_job_listens_at_the_address_that_it_was_given(size, address, kind, exp
 
 
 def hub_address(own, size, address, port):
-    _rendezvous.network_name = lambda: f"host{own}"
+    rendezvous.network_name = lambda: f"host{own}"
     initialize_comms(own, size, address, master_port_number=port, timeout=20)
     found = group_state().monitor._server.address[0] if own == 0 else None
     barrier()  # the other may still be connecting
@@ -230,10 +230,10 @@ def test_a_name_that_leads_to_network_name_alone_is_not_its_address(monkeypatch)
 def test_an_address_that_is_another_s(monkeypatch):
     with pytest.raises(OSError, match="annot assign requested address"):
         listen("203.0.113.7", 0)  # reserved for documents
-    monkeypatch.setattr(_address, "listen", lambda *_: listen("203.0.113.7", 0))
+    monkeypatch.setattr(addresses, "listen", lambda *_: listen("203.0.113.7", 0))
     text = "rank 0 listens on all interfaces, because its host has no address localhost"
     with pytest.warns(RuntimeWarning, match=text):
-        store, address = _rendezvous.host_store("localhost", 0, 1, timedelta(seconds=10))
+        store, address = rendezvous.host_store("localhost", 0, 1, timedelta(seconds=10))
     store.set("key", "value")
     assert (store.get("key"), address) == (b"value", "localhost")
 
@@ -244,21 +244,21 @@ def test_an_address_that_is_another_s(monkeypatch):
 def test_the_file_of_another_job_is_not_believed(tmp_path, monkeypatch):
     file = tmp_path / "ip"
     monkeypatch.setenv(JOB_VARIABLE, "the first")
-    address = _address.nfs_ip_init(0, file)
-    assert _address.nfs_ip_init(1, file, timeout=5) == address
+    address = rendezvous.nfs_ip_init(0, file)
+    assert rendezvous.nfs_ip_init(1, file, timeout=5) == address
     monkeypatch.setenv(JOB_VARIABLE, "the second")
     with pytest.raises(RankError, match="the file is of an earlier run"):
-        _address.nfs_ip_init(1, file, timeout=0.3)
+        rendezvous.nfs_ip_init(1, file, timeout=0.3)
     monkeypatch.delenv(JOB_VARIABLE)
-    assert _address.nfs_ip_init(1, file, timeout=5) == address
+    assert rendezvous.nfs_ip_init(1, file, timeout=5) == address
 
 
 def test_the_file_goes_with_rank_0(tmp_path, monkeypatch):
     file = tmp_path / "ip"
     at_exit = []
     monkeypatch.setattr(atexit, "register", lambda *call: at_exit.append(functools.partial(*call)))
-    _address.nfs_ip_init(0, file)
-    _address.nfs_ip_init(0, file)  # another job, say
+    rendezvous.nfs_ip_init(0, file)
+    rendezvous.nfs_ip_init(0, file)  # another job, say
     first, second = at_exit
     first()
     assert file.exists()
@@ -272,7 +272,7 @@ def test_the_file_goes_with_rank_0(tmp_path, monkeypatch):
 STARTS_AND_ENDS = """
     import os, sys, time
     import torch
-    import graphshard.sar as sar
+    from graphshard import comm
     from graphshard.comm import all_reduce
 
     torch.set_num_threads(1)
@@ -289,19 +289,19 @@ STARTS_AND_ENDS = """
 
     def run(rank):
         before = names()
-        sar.initialize_comms(rank, 2, "127.0.0.1", master_port_number=port, timeout=60)
+        comm.initialize_comms(rank, 2, "127.0.0.1", master_port_number=port, timeout=60)
         import torch.distributed.nn.functional  # as torch's optimizers do
         all_reduce(torch.ones(3))
-        lanes = sar.comm.Lanes(["one", "two"])  # goes with the rest
+        lanes = comm.Lanes(["one", "two"])  # goes with the rest
         needed = [torch.arange(other != rank) for other in (0, 1)]
-        plan = sar.comm.ExchangePlan.build(needed, 1)  # outlives the group, as a graph would
-        sar.shutdown_comms()
+        plan = comm.ExchangePlan.build(needed, 1)  # outlives the group, as a graph would
+        comm.shutdown_comms()
         after = names()
         while len(after) > len(before) and time.monotonic() < limit:
             after = names()  # a thread that has been joined may be listed for a moment
         assert after == before, (before, after)
         try:
-            sar.comm.fetch_halo([(plan, torch.ones(1, 2))])
+            comm.fetch_halo([(plan, torch.ones(1, 2))])
         except RuntimeError as error:
             assert "has been shut down" in str(error)
         else:

@@ -11,9 +11,9 @@ import time
 
 import pytest
 
-from graphshard.comm.group import _monitor
-from graphshard.comm.group._monitor import FailureMonitor
-from graphshard.comm.group._monitor_server import Lines, MonitorServer
+from graphshard.comm import _monitor
+from graphshard.comm._monitor import FailureMonitor
+from graphshard.comm._monitor_server import Lines, MonitorServer
 
 
 class Ranks:

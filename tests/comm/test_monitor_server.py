@@ -12,9 +12,9 @@ import time
 
 import pytest
 
-from graphshard.comm.group import _monitor_server
-from graphshard.comm.group._monitor import FailureMonitor
-from graphshard.comm.group._monitor_server import Lines, MonitorServer, line, send_event
+from graphshard.comm import _monitor_server
+from graphshard.comm._monitor import FailureMonitor
+from graphshard.comm._monitor_server import Lines, MonitorServer, line, send_event
 
 TOKEN = "secret"
 SIZE = 4

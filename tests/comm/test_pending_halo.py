@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from graphshard.comm import ExchangePlan, HaloUnderWay, fetch_halo
-from graphshard.comm.halo import _exchange as exchange
+from graphshard.comm import halo as exchange
 from graphshard.testing import run_ranks
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from graphshard.comm import ExchangePlan, SentRows, fetch_halo, start_fetch, start_fetch_all
-from graphshard.comm.halo._plan import LONG_RUN
+from graphshard.comm.halo import LONG_RUN
 from graphshard.testing import run_ranks
 
 NUM_ROWS = 8 * LONG_RUN

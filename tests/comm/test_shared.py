@@ -28,9 +28,9 @@ from graphshard.comm import (
     start_fetch_all,
     start_return_all,
     trace,
+    transport,
 )
-from graphshard.comm.group._state import group_state
-from graphshard.comm.transport import _exchange
+from graphshard.comm.group import group_state
 from graphshard.errors import RankError
 from graphshard.testing import RanksFailed, run_ranks
 
@@ -42,7 +42,7 @@ pytestmark = pytest.mark.skipif(
 
 def with_any_size(rank, world_size, module, function, *args):
     """A case with all its exchanges of plans in shared memory."""
-    before, _exchange.LARGE_BYTES = _exchange.LARGE_BYTES, 1
+    before, transport.LARGE_BYTES = transport.LARGE_BYTES, 1
     state = group_state()
     try:
         found = getattr(importlib.import_module(module), function)(rank, world_size, *args)
@@ -50,7 +50,7 @@ def with_any_size(rank, world_size, module, function, *args):
         assert state.closed or state.shared is not None
         return found
     finally:
-        _exchange.LARGE_BYTES = before
+        transport.LARGE_BYTES = before
 
 
 CASES = [
@@ -165,11 +165,11 @@ def test_off_on_one_rank_is_off_for_all():
 
 def with_threshold(rank, world_size, function):
     """As `with_any_size`, where there need not be shared memory in the end."""
-    before, _exchange.LARGE_BYTES = _exchange.LARGE_BYTES, 1
+    before, transport.LARGE_BYTES = transport.LARGE_BYTES, 1
     try:
         return globals()[function](rank, world_size)
     finally:
-        _exchange.LARGE_BYTES = before
+        transport.LARGE_BYTES = before
 
 
 def in_subgroups(rank, world_size):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from graphshard._base.kernels import extension_available
-from graphshard.comm.transport._shared_blocks import SharedBlocks, SharedPeer
+from graphshard.comm._shared_memory import SharedBlocks, SharedPeer
 
 pytestmark = pytest.mark.skipif(
     not extension_available() or not hasattr(os, "memfd_create"),

@@ -28,6 +28,7 @@ from graphshard.comm import (
     start_return,
     sync_params,
 )
+from graphshard.comm._start import choose_backend
 from graphshard.comm.collectives import (
     all_gather,
     copying_ahead,
@@ -37,7 +38,6 @@ from graphshard.comm.collectives import (
     to_backend,
 )
 from graphshard.comm.group import GroupState, group_state
-from graphshard.comm.group._backend import choose_backend
 from graphshard.comm.transport import exchange_rows
 from graphshard.errors import RankError
 from graphshard.testing import run_ranks
@@ -177,7 +177,7 @@ def chosen(gpus: list[str], timeout: float = 10.0) -> list[object]:
         return gpus[int(threading.current_thread().name)]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("graphshard.comm.group._backend._current_gpu", current_gpu)
+        patch.setattr("graphshard.comm._start._current_gpu", current_gpu)
         threads = [
             threading.Thread(target=choose, args=(rank,), name=str(rank))
             for rank, gpu in enumerate(gpus)

@@ -18,18 +18,18 @@ import torch
 import torch.distributed as dist
 
 from graphshard.comm import (
+    _monitor,
     all_reduce,
     barrier,
     initialize_comms,
     is_initialized,
     nfs_ip_init,
     rank,
+    rendezvous,
     shutdown_comms,
     world_size,
 )
-from graphshard.comm.group import _monitor, _rendezvous
-from graphshard.comm.group._failure import MARGIN_SECONDS
-from graphshard.comm.group._state import group_state
+from graphshard.comm.group import MARGIN_SECONDS, group_state
 from graphshard.errors import RankError
 from graphshard.testing import run_ranks
 
@@ -70,7 +70,7 @@ def test_start_with_an_address(size):
 
 def start_on_several_hosts(own, size, port):
     """Ranks that seem to be on hosts of their own find the hub at the address of rank 0."""
-    _rendezvous.network_name = lambda: f"host{own}"
+    rendezvous.network_name = lambda: f"host{own}"
     initialize_comms(own, size, "127.0.0.1", master_port_number=port, timeout=20)
     check_group(own, size)
     if own == 0:

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 import graphshard.sar as sar
+from graphshard import RankError
 from graphshard.comm import trace
 from graphshard.comm.group import group_state
 from graphshard.errors import RankError

@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 
 from graphshard.comm import ThreadGroups, all_reduce, initialize_comms, shutdown_comms
-from graphshard.comm.collectives._operations import Cancelled, all_to_all
-from graphshard.comm.group._state import group_state
+from graphshard.comm.collectives import Cancelled, all_to_all
+from graphshard.comm.group import group_state
 from graphshard.testing import run_ranks
 
 

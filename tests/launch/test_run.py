@@ -21,12 +21,10 @@ from typing import Any
 import pytest
 
 from forked_programs import start_program
-from graphshard import _host_agent
 from graphshard._base.files import shared_memory_folder
-from graphshard.train.launch import JobOutcome, _run, on_this_machine
+from graphshard.train.launch import JobOutcome, _host_agent, _watch, on_this_machine
 from graphshard.train.launch._hosts import JobHosts
-from graphshard.train.launch._logs import JobLogs
-from graphshard.train.launch._run import JobCommands, run_job
+from graphshard.train.launch._launch import JobCommands, JobLogs, run_job
 
 TOKEN = "a token that is for tests alone"
 
@@ -51,7 +49,7 @@ TRAINER = (
 
 @pytest.fixture(autouse=True)
 def _short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_run, "_GRACE_SECONDS", 0.3)
+    monkeypatch.setattr(_watch, "GRACE_SECONDS", 0.3)
 
 
 @pytest.fixture
@@ -164,7 +162,7 @@ def test_a_trainer_that_blames_another_one_is_not_the_first_cause(
     notes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Exit code 3 says that the fault is another rank's."""
-    monkeypatch.setattr(_run, "_GRACE_SECONDS", 3.0)
+    monkeypatch.setattr(_watch, "GRACE_SECONDS", 3.0)
     trainer = (
         "[time.sleep(0.01) for _ in range(2000) if len(os.listdir(os.environ['NOTES'])) < 4]; "
         "(host, rank) == (0, 0) and os._exit(3); "
@@ -322,6 +320,15 @@ def test_a_trainer_that_a_signal_has_ended_under_a_shell_is_said_to_be(notes: Pa
         "error: host 0 rank 0 ended with exit code 137, as a shell says for signal SIGKILL"
     )
     check_all_gone(notes)
+
+
+def test_an_agent_loads_no_torch() -> None:
+    """It is started on many hosts, and only watches others."""
+    program = _host_agent.START.replace("module.main(sys.argv[1:])", "print(*sys.modules)")
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    modules = done.stdout.split()
+    assert "graphshard.train.launch._host_agent" in modules, done.stderr
+    assert {"torch", "numpy"}.isdisjoint(modules)
 
 
 def test_shells_and_interpreters_that_cannot_be_used_are_not(

@@ -21,9 +21,8 @@ import torch
 from sharded_cases import graph_of, left_behind, manager_of, write_parts
 
 from graphshard import RankError
-from graphshard.comm import all_reduce
-from graphshard.comm.group import _monitor
-from graphshard.comm.group._state import group_state
+from graphshard.comm import _monitor, all_reduce
+from graphshard.comm.group import group_state
 from graphshard.sampling import DataLoader, DistNeighborSampler
 from graphshard.testing import RanksFailed, run_ranks
 

@@ -28,7 +28,7 @@ from torch import Tensor
 
 import graphshard
 from graphshard import comm
-from graphshard.comm.transport import _shared_arrays
+from graphshard.comm import _shared_memory
 from graphshard.sampling.feature_store import (
     CollectiveFeatureStore,
     FeatureRequest,
@@ -305,14 +305,14 @@ def no_room(rank: int, world_size: int, parts: str, folder: str) -> str:
         def full(descriptor: int, stretches: Any) -> None:
             raise OSError(28, "No space left on device")
 
-        plain, _shared_arrays._allocate = _shared_arrays._allocate, full
+        plain, _shared_memory._allocate = _shared_memory._allocate, full
     try:
         MappedFeatureStore(manager, {("_N", "id"): manager.original_ids["_N"]}, directory=folder)
     except OSError as caught:
         return str(caught)
     finally:
         if rank == 0:
-            _shared_arrays._allocate = plain
+            _shared_memory._allocate = plain
     return "no error"
 
 

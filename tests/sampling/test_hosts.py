@@ -13,10 +13,11 @@ import pytest
 import torch
 from sharded_cases import left_behind
 
+from graphshard.comm import _shared_memory
+from graphshard.comm._shared_memory import Hosts, named_file, remove_abandoned
 from graphshard.comm.collectives import wait_for_all
-from graphshard.comm.group._state import group_state
-from graphshard.comm.transport import SharedArray, _hosts, _shared_arrays, share_arrays
-from graphshard.comm.transport._hosts import Hosts, named_file, remove_abandoned
+from graphshard.comm.group import group_state
+from graphshard.comm.transport import SharedArray, share_arrays
 from graphshard.testing import RanksFailed, run_ranks
 from large_pages import LARGE_PAGE, bytes_in_large_pages, can_move_shared_memory
 
@@ -84,12 +85,15 @@ def killed(*_: Any) -> NoReturn:
 
 def share_and_die(rank: int, world_size: int, where: str, folder: str) -> None:
     """Rank 0 is killed while a file of its has a name: between making and opening, or looking."""
-    if rank == 0:
-        {"share": _shared_arrays, "find": _hosts}[where].gather_texts = killed
+    if rank == 0 and where == "find":
+        _shared_memory.gather_texts = killed
     state = group_state()
     own = torch.ones(1 << 20)
     array = SharedArray(own, [r << 20 for r in range(world_size + 1)])
-    share_arrays(state, Hosts.find(state, folder), [array], whole=True, directory=folder)
+    hosts = Hosts.find(state, folder)
+    if rank == 0:
+        _shared_memory.gather_texts = killed
+    share_arrays(state, hosts, [array], whole=True, directory=folder)
 
 
 def find(rank: int, world_size: int, folder: str) -> list[str]:

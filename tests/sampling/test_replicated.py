@@ -30,9 +30,9 @@ from sharded_cases import (
 
 import graphshard
 from graphshard import comm
-from graphshard.comm.group._state import group_state
-from graphshard.comm.transport import _shared_arrays
-from graphshard.comm.transport._hosts import Hosts, directory_with_room
+from graphshard.comm import _shared_memory
+from graphshard.comm._shared_memory import Hosts, directory_with_room
+from graphshard.comm.group import group_state
 from graphshard.sampling import NeighborSampler
 from graphshard.sampling.graph_store import (
     CollectiveGraphStore,
@@ -69,7 +69,7 @@ def on_hosts(rank: int, world_size: int, kind: str, parts: str, folder: str) -> 
     """Ranks 0 and 2 share a host, rank 1 has another one; parts travel 100 bytes at a time."""
     place = Path(folder) / f"host{rank % 2}"
     place.mkdir(exist_ok=True)
-    plain, _shared_arrays._MESSAGE_BYTES = _shared_arrays._MESSAGE_BYTES, 300
+    plain, _shared_memory._MESSAGE_BYTES = _shared_memory._MESSAGE_BYTES, 300
     try:
         graph = graph_of(kind)
         structure = ReplicatedGraphStore.of(manager_of(parts, rank, graph), directory=place)
@@ -77,7 +77,7 @@ def on_hosts(rank: int, world_size: int, kind: str, parts: str, folder: str) -> 
         found = {name: sample(name, structure, graph, rank, translation) for name in SAMPLERS}
         return {"blocks": found, "hosts": list(structure._hosts.leader), "left": left_behind(place)}
     finally:
-        _shared_arrays._MESSAGE_BYTES = plain
+        _shared_memory._MESSAGE_BYTES = plain
 
 
 @pytest.mark.parametrize(("kind", "how"), [("plain", "random"), ("typed", "empty_part")])

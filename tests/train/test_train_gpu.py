@@ -25,7 +25,7 @@ from emulated_gpu import OnGpu, emulated_gpu
 from graphshard import choose_device
 from graphshard.testing import run_ranks
 from graphshard.train import FullBatchConfig, SampledConfig, TrainResult, launch_training
-from graphshard.train.commands._progress import result_table
+from graphshard.train.commands._train import result_table
 
 # The first of each in every run; all with ``--all``, and on a real GPU.
 CASES: list[tuple[str, dict[str, Any]]] = [

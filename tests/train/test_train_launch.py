@@ -15,13 +15,12 @@ from typing import Any
 
 import pytest
 
-from graphshard import _children
-from graphshard.comm.group import _monitor
-from graphshard.comm.group._failure import MARGIN_SECONDS
+from graphshard.comm import _monitor
+from graphshard.comm.group import MARGIN_SECONDS
 from graphshard.train import launch_workers
-from graphshard.train.launch import _launcher
+from graphshard.train.launch import _children, _watch
 
-GRACE_SECONDS = _launcher._GRACE_SECONDS
+GRACE_SECONDS = _watch.GRACE_SECONDS
 
 HERE = "import os, sys, time; rank = int(os.environ['RANK']); "
 
@@ -41,7 +40,7 @@ def alive(pid: int) -> bool:
 
 @pytest.fixture(autouse=True)
 def _short_margin(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_launcher, "_GRACE_SECONDS", 0.5)
+    monkeypatch.setattr(_watch, "GRACE_SECONDS", 0.5)
 
 
 def test_workers_get_torchrun_s_environment_and_their_share_of_the_cores(

@@ -5,7 +5,7 @@ Knows rows, ids and process groups, never a graph. Everything that waits has a t
 failures of other ranks arrive as `graphshard.errors.RankError`.
 """
 
-from ._ragged import ragged_all_to_all
+from ._start import guard, initialize_comms, report_failure, shutdown_comms
 from ._sync import gather_grads, sync_params
 from .collectives import (
     Lanes,
@@ -18,17 +18,7 @@ from .collectives import (
     share_error,
     trace,
 )
-from .group import (
-    come_together,
-    guard,
-    initialize_comms,
-    is_initialized,
-    nfs_ip_init,
-    rank,
-    report_failure,
-    shutdown_comms,
-    world_size,
-)
+from .group import come_together, is_initialized, rank, world_size
 from .halo import (
     ExchangePlan,
     HaloFetch,
@@ -42,6 +32,8 @@ from .halo import (
     start_return,
     start_return_all,
 )
+from .rendezvous import nfs_ip_init
+from .transport import ragged_all_to_all
 
 __all__ = [
     "ExchangePlan",

@@ -80,13 +80,13 @@ def gather_grads(model: torch.nn.Module, group: dist.ProcessGroup | None = None)
     parameters = [parameter for _, parameter in named]
     flags = torch.tensor([_flag(p) for p in parameters], dtype=torch.uint8)
     all_reduce_(state, flags, dist.ReduceOp.MAX, "gather_grads", "agree")
-    found = flags.tolist()
-    if _SPARSE in found:
+    states = flags.tolist()
+    if _SPARSE in states:
         raise NotImplementedError(
-            f"gather_grads sums dense gradients only, and {named[found.index(_SPARSE)][0]} has a "
+            f"gather_grads sums dense gradients only, and {named[states.index(_SPARSE)][0]} has a "
             "sparse one on some rank; make the embedding with sparse=False"
         )
-    chosen = [p for p, flag in zip(parameters, found, strict=True) if flag == _HAS_GRAD]
+    chosen = [p for p, flag in zip(parameters, states, strict=True) if flag == _HAS_GRAD]
     for dtype in dict.fromkeys(p.dtype for p in chosen):
         _sum_bucket(state, [p for p in chosen if p.dtype == dtype], dtype)
 

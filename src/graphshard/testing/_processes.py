@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from .._base.files import TemporaryFolder
-from ..comm.group import local_environment
+from ..comm.address import local_environment
 
 MAX_KEPT = 5
 """Ranks that stay alive between calls."""

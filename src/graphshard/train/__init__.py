@@ -1,23 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training runs, full-batch and sampled: models, loops, checkpoints, workers on this machine."""
+"""Training runs, full-batch and sampled: models, loops, checkpoints, workers on this machine.
+
+Most names are loaded when one of them is first used: commands that train nothing need none.
+"""
+
+from typing import TYPE_CHECKING, Any
 
 from ..data.task import TaskInfo, read_task, write_task
-from ._checkpoint import load_model_state
 from ._config import MODELS, FullBatchConfig, RunConfig, SampledConfig
-from ._embeddings import NodeEmbeddings
-from ._models import GAT, GCN, RGCN, SAGE, TypedRGCN
 from ._result import EpochReport, Evaluation, SamplingReport, TrainResult
-from ._run import FullBatchRun, SampledRun, TrainingRun, train_full_batch, train_sampled
-from ._shard import TrainingShard, load_shard
-from .launch import (
-    LaunchOutcome,
-    WorkerExit,
-    launch_training,
-    launch_workers,
-    run_as_worker,
-    send_event,
-    start_run,
-)
+
+if TYPE_CHECKING:
+    from ._checkpoint import load_model_state
+    from ._embeddings import NodeEmbeddings
+    from ._models import GAT, GCN, RGCN, SAGE, TypedRGCN
+    from ._run import FullBatchRun, SampledRun, TrainingRun, train_full_batch, train_sampled
+    from ._shard import TrainingShard, load_shard
+    from .launch import (
+        LaunchOutcome,
+        WorkerExit,
+        launch_training,
+        launch_workers,
+        run_as_worker,
+        send_event,
+        start_run,
+    )
 
 __all__ = [
     "GAT",
@@ -53,3 +60,17 @@ __all__ = [
     "train_sampled",
     "write_task",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        from . import _checkpoint, _embeddings, _models, _run, _shard, launch
+
+        for module in (_checkpoint, _embeddings, _models, _run, _shard, launch):
+            if hasattr(module, name):
+                return getattr(module, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

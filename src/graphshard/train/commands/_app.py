@@ -17,15 +17,10 @@ import typer
 
 from ...errors import GraphShardError, RankError
 from ..launch import WRONG_INPUT_ERRORS, ExitCode, show_warning, stop_on_signals
-from ._convert import convert
-from ._copy import copy
-from ._inspect import inspect
-from ._launch import launch
+from ._cluster import copy, launch, serve
 from ._options import CommandWithDefaults
-from ._partition import partition
-from ._serve import serve
+from ._partitions import convert, inspect, partition, verify
 from ._train import train
-from ._verify import verify
 
 app = typer.Typer(
     name="graphshard",

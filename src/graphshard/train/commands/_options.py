@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""options_of: options of a command, made from the fields of the dataclass that it fills.
+"""What commands have in common: options made of dataclasses, and which partition a path means.
 
 A field's name, type, choices, default and help stand in its dataclass, and nowhere else.
 `CommandWithDefaults` is a command whose help is shown as it is written, with all defaults.
@@ -54,11 +54,11 @@ def options_of(*kinds: type) -> Callable[[_Command], _Command]:
             hints = get_type_hints(kind, include_extras=True)
             for field in dataclasses.fields(kind):
                 fields.setdefault(field.name, []).append((hints[field.name], field.default))
-        for name, found in fields.items():
+        for name, variants in fields.items():
             if name not in parameters:
-                is_common = len(found) == len(kinds) and len(set(found)) == 1
+                is_common = len(variants) == len(kinds) and len(set(variants)) == 1
                 modes = [getattr(kind, "mode", "") for kind in kinds if name in _fields_of(kind)]
-                parameters[name] = _parameter(name, found, is_common, modes)
+                parameters[name] = _parameter(name, variants, is_common, modes)
         signature = inspect.Signature(list(parameters.values()))
         command.__signature__ = signature  # type: ignore[attr-defined]
         return command
@@ -72,14 +72,14 @@ def _fields_of(kind: type[Any]) -> set[str]:
 
 
 def _parameter(
-    name: str, found: list[tuple[Any, Any]], is_common: bool, modes: list[str]
+    name: str, variants: list[tuple[Any, Any]], is_common: bool, modes: list[str]
 ) -> inspect.Parameter:
     """The option for a field, given as (annotation, default) in each dataclass that has it.
 
     It has no default, only a text that says it, where it must be known whether it was given: a
     field that has an effect with some values of others alone, or in some of the dataclasses.
     """
-    hint, default = found[0]
+    hint, default = variants[0]
     is_common = is_common and not notes_of(hint, OnlyWith)
     kind = get_args(hint)[0]
     flags = []
@@ -92,8 +92,8 @@ def _parameter(
         kind = Path
     if not is_common or default is None:
         kind |= None
-    texts = dict.fromkeys(get_args(each)[1] for each, _ in found)
-    shown = {mode: _shown(*each) for mode, each in zip(modes, found, strict=True)}
+    texts = dict.fromkeys(get_args(each)[1] for each, _ in variants)
+    shown = {mode: _shown(*each) for mode, each in zip(modes, variants, strict=True)}
     show_default: str | bool = True
     if not is_common or default is None:
         same = set(shown.values())
@@ -115,3 +115,19 @@ def _shown(hint: Any, default: Any) -> str:
     if default is None:
         return ""
     return {True: "yes", False: "no"}[default] if isinstance(default, bool) else str(default)
+
+
+def partition_json(path: Path) -> Path:
+    """The path of a partition's JSON; the folder that holds just one will do too."""
+    if path.is_dir() and (path / "META.json").exists():  # of PyG's Partitioner
+        return path / "META.json"
+    if path.is_dir():
+        files = [p for p in sorted(path.glob("*.json")) if not p.name.endswith(".dataset.json")]
+        if len(files) == 1 and (path / "part0").is_dir():
+            return files[0]
+    return path
+
+
+def is_partition(path: Path) -> bool:
+    """Whether a path means a partition, and not a data set."""
+    return partition_json(path).suffix == ".json"

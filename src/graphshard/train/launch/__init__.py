@@ -4,13 +4,13 @@
 And what a cluster needs before: parts copied to its hosts.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from ._copy import FileToCopy, HostCopy, copy_partition, files_of_host
-from ._hosts import JobHosts, of_slurm_job, on_this_machine, over_ssh
-from ._launch import LaunchConfig, launch
-from ._launcher import LaunchOutcome, WorkerExit, launch_workers, stop_on_signals
-from ._run import JobFailure, JobOutcome
-from ._shell import RemoteShell
-from ._training import launch_training, rank_work, report_from_dict, start_run
+from ._hosts import JobHosts, RemoteShell, of_slurm_job, on_this_machine, over_ssh
+from ._launch import JobFailure, JobOutcome, LaunchConfig, launch
+from ._local import LaunchOutcome, WorkerExit, launch_workers
+from ._watch import stop_on_signals
 from ._worker import (
     WRONG_INPUT_ERRORS,
     ExitCode,
@@ -19,6 +19,9 @@ from ._worker import (
     send_event,
     show_warning,
 )
+
+if TYPE_CHECKING:
+    from ._training import launch_training, rank_work, report_from_dict, start_run
 
 __all__ = [
     "WRONG_INPUT_ERRORS",
@@ -49,3 +52,16 @@ __all__ = [
     "start_run",
     "stop_on_signals",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Names that need the code of runs, loaded when one is first used."""
+    if name in __all__:
+        from . import _training
+
+        return getattr(_training, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -31,10 +31,10 @@ from pathlib import Path, PurePosixPath
 
 from ..._base.files import TemporaryFolder, check_regular
 from ..._base.typing import LONGEST_TIMEOUT
-from ..._children import how_ended
 from ...partition.format import read_config
 from ...servers import HostAddress, parts_of_host
-from ._shell import RemoteShell, quoted_path
+from ._children import how_ended
+from ._hosts import RemoteShell, quoted_path
 
 _MAX_HOSTS_AT_ONCE = 8
 _MAX_SOCKET_FOLDER = 60  # characters; the path of a socket has about 100
@@ -188,10 +188,10 @@ def _folder_of(part_config: Path) -> PurePosixPath:
 
 
 def _inside(path: str) -> PurePosixPath:
-    found = PurePosixPath(path)
-    if found.is_absolute() or ".." in found.parts:
+    relative = PurePosixPath(path)
+    if relative.is_absolute() or ".." in relative.parts:
         raise ValueError(f"rel_data_path must be a path inside the workspace (got {path!r})")
-    return found
+    return relative
 
 
 def _scripts(folder: str | os.PathLike[str] | None) -> list[FileToCopy]:
@@ -308,7 +308,7 @@ class _Sender:
             'while read -r n && read -r f; do if [ -f "$f" ] && [ "$(wc -c < "$f")" -eq "$n" ]; '
             'then d "./$f" < /dev/null || exit 1; fi; done'
         )
-        found = {}
+        digests = {}
         for start in range(0, len(files), _NAMES_AT_ONCE):
             some = files[start : start + _NAMES_AT_ONCE]
             for file in some:
@@ -317,8 +317,8 @@ class _Sender:
             text = "".join(f"{file.source.stat().st_size}\n{file.target}\n" for file in some)
             for line in self._ask(command, text, "the list of files there").splitlines():
                 digest, _, name = line.partition("  ./")
-                found[name] = digest
-        return found
+                digests[name] = digest
+        return digests
 
     def _send(self, file: FileToCopy, digest: str) -> None:
         """Send a file, and have it renamed once it is whole there."""

@@ -18,7 +18,7 @@ from .._config import FullBatchConfig, SampledConfig
 from .._result import EpochReport, Evaluation, TrainResult
 from .._run import FullBatchRun, Progress, SampledRun, TrainingRun
 from .._shard import check_num_workers
-from ._launcher import launch_workers
+from ._local import launch_workers
 from ._worker import ExitCode, send_event
 
 

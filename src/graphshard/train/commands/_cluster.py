@@ -1,26 +1,219 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``graphshard launch``; DGL's names of the options, with underscores, are taken too."""
+"""``graphshard copy``, ``serve`` and ``launch``: a cluster's parts, servers and trainers.
+
+DGL's names of the options of ``copy`` and ``launch``, with underscores, are taken too.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shlex
 import sys
+import threading
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
+from ..._base.files import remove_abandoned
 from ...partition.format import read_config
-from ...servers import parts_of_host, read_ip_config
-from ..launch import JobHosts, LaunchConfig, RemoteShell, of_slurm_job, on_this_machine, over_ssh
+from ...servers import GraphServer, parts_of_host, read_ip_config
+from ...servers.rpc import read_token
+from ..launch import (
+    ExitCode,
+    HostCopy,
+    JobHosts,
+    LaunchConfig,
+    RemoteShell,
+    copy_partition,
+    of_slurm_job,
+    on_this_machine,
+    over_ssh,
+)
 from ..launch import launch as launch_job
-from ._copy import SshCommand, SshPort, SshUsername
+from ._options import partition_json
 
 _VARIABLE = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 _IGNORED = "Accepted for DGL's command lines."
+
+IpConfig = typer.Option(
+    "--ip-config", "--ip_config", help="The hosts, one 'address [port]' a line."
+)
+SshPort = typer.Option(
+    "--ssh-port", "--ssh_port", help="Port of sshd.", show_default="as ssh has it"
+)
+SshUsername = typer.Option(
+    "--ssh-username", "--ssh_username", help="Name of the user there.", show_default="as ssh has it"
+)
+SshCommand = typer.Option("--ssh-command", help="The ssh program, with options.")
+
+
+def copy(
+    *,
+    ip_config: Annotated[Path, IpConfig],
+    part_config: Annotated[
+        Path, typer.Option("--part-config", "--part_config", help="The partition's JSON, here.")
+    ],
+    workspace: Annotated[str, typer.Option(help="Folder on each host; '~/' is the user's own.")],
+    rel_data_path: Annotated[
+        str | None,
+        typer.Option(
+            "--rel-data-path",
+            "--rel_data_path",
+            help="Folder of the partition in the workspace.",
+            show_default="that of a relative --part-config",
+        ),
+    ] = None,
+    script_folder: Annotated[
+        Path | None,
+        typer.Option(
+            "--script-folder",
+            "--script_folder",
+            help="A folder that goes to the workspace, too.",
+            show_default="none",
+        ),
+    ] = None,
+    ssh_port: Annotated[int | None, SshPort] = None,
+    ssh_username: Annotated[str | None, SshUsername] = None,
+    ssh_command: Annotated[str, SshCommand] = "ssh",
+    timeout: Annotated[float, typer.Option(help="Longest time for one file, seconds.")] = 3600.0,
+) -> None:
+    """Copy to each host its parts of a partition, the JSON and ip_config, over ssh.
+
+    Files that are there with the same SHA-256 digest are not sent again.
+    """
+    copies = copy_partition(
+        partition_json(part_config),
+        read_ip_config(ip_config),
+        RemoteShell(command=ssh_command, port=ssh_port, username=ssh_username),
+        workspace,
+        data_path=rel_data_path,
+        script_folder=script_folder,
+        ip_config=ip_config,
+        timeout=timeout,
+        on_host=_show,
+    )
+    if any(copy.error is not None for copy in copies):
+        raise typer.Exit(ExitCode.FAILED)
+
+
+def _show(done: HostCopy) -> None:
+    typer.echo(f"error: {done}" if done.error else str(done), err=done.error is not None)
+
+
+def serve(
+    partition: Annotated[Path, typer.Argument(help="The partition's JSON.", metavar="PARTS.json")],
+    ip_config: Annotated[
+        Path, typer.Option("--ip-config", help="The hosts, one 'address [port]' a line.")
+    ],
+    host: Annotated[
+        int, typer.Option("--host", help="Which of them this is: its line, counted from 0.", min=0)
+    ],
+    listen: Annotated[
+        str | None,
+        typer.Option(
+            "--listen", help="Address to listen on.", show_default="that of its line in --ip-config"
+        ),
+    ] = None,
+    certificate: Annotated[
+        Path | None,
+        typer.Option(
+            "--tls-certificate", help="Certificate chain, PEM, for TLS.", show_default="no TLS"
+        ),
+    ] = None,
+    key: Annotated[
+        Path | None, typer.Option("--tls-key", help="Its key, PEM.", show_default="no TLS")
+    ] = None,
+    restore: Annotated[
+        Path | None,
+        typer.Option(
+            "--restore",
+            help="Folder of checkpoints to take persistent tensors from; it may be empty.",
+            show_default="none",
+            metavar="DIR",
+        ),
+    ] = None,
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"],
+        typer.Option(
+            "--log-level",
+            help="What is logged on standard error: info has trainers that come and leave, "
+            "warning those that are gone or refused, error faults of the server.",
+        ),
+    ] = "info",
+) -> None:
+    """Serve one host's parts of a graph to trainers, until the command is ended.
+
+    The token is read from the file that GRAPHSHARD_TOKEN_FILE names, or from GRAPHSHARD_TOKEN.
+    """
+    with _logging(log_level):
+        try:
+            _serve(partition, ip_config, host, listen, certificate, key, restore)
+        finally:
+            # An agent of graphshard launch that was killed has left its folder, with the token.
+            remove_abandoned()
+
+
+def _serve(
+    partition: Path,
+    ip_config: Path,
+    host: int,
+    listen: str | None,
+    certificate: Path | None,
+    key: Path | None,
+    restore: Path | None,
+) -> None:
+    hosts = read_ip_config(ip_config)
+    if host >= len(hosts):
+        raise ValueError(f"--host must be a line of {ip_config}, below {len(hosts)} (got {host})")
+    if (certificate is None) != (key is None):
+        raise ValueError("--tls-certificate and --tls-key go together; give both")
+    tls = None if certificate is None or key is None else (certificate, key)
+    own = hosts[host]
+    server = GraphServer(
+        host,
+        len(hosts),
+        partition_json(partition),
+        read_token(),
+        own.address if listen is None else listen,
+        own.port,
+        certificate=tls,
+        restore=restore,
+    )
+    if restore is not None:
+        from_step = server.restored
+        what = f"found no checkpoint in {restore}"
+        if from_step is not None:
+            what = f"restored {from_step.num_tensors} tensors of step {from_step.step}"
+            what += f" from {from_step.path}"
+        print(f"host {host} of {len(hosts)} {what}", flush=True)
+    print(f"host {host} of {len(hosts)} serves {partition} on {server.address}", flush=True)
+    try:
+        threading.Event().wait()  # until a signal ends it
+    finally:
+        server.stop()
+
+
+@contextmanager
+def _logging(level: str) -> Iterator[None]:
+    """What graphshard logs goes to standard error, with times."""
+    log = logging.getLogger("graphshard")
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    before, log.propagate = (log.level, log.propagate), False
+    log.addHandler(handler)
+    log.setLevel(level.upper())
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(before[0])
+        log.propagate = before[1]
 
 
 def launch(
@@ -209,8 +402,8 @@ def launch(
         log_folder=log_dir,
     )
     if local is not None:
-        found = os.path.join(os.path.expanduser(workspace), part_config)
-        parts_of_host(0, local, read_config(found).num_parts)  # wrong here is wrong on each host
+        path = os.path.join(os.path.expanduser(workspace), part_config)
+        parts_of_host(0, local, read_config(path).num_parts)  # wrong here is wrong on each host
     outcome = launch_job(hosts, words, config)
     if outcome.failures:
         sys.stderr.write(outcome.report() + "\n")

@@ -9,33 +9,47 @@ written there, those that have left it through the monitor server.
 
 Other stores (torchrun's, the caller's) belong to a job already, and may serve several starts; the
 number of the start keeps their keys apart.
+
+`nfs_ip_init` tells all ranks through a shared file where the host of rank 0 is.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
 import queue
 import secrets
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch.torch_version import TorchVersion
 
-from ...errors import RankError
-from ._address import JOB_VARIABLE, from_environment, job_id, listen_for_others
-from ._failure import NOTICE, first_line, rank_names
-from ._machine import network_name
+from .._base.files import writing
+from ..errors import RankError
 from ._monitor_server import send_event
+from .address import (
+    JOB_VARIABLE,
+    either_name,
+    from_environment,
+    job_id,
+    listen_for_others,
+    network_name,
+    own_address,
+)
+from .group import DEFAULT_TIMEOUT, NOTICE, first_line, rank_names
 
 _RETRY_SECONDS = 0.05
+_POLL_SECONDS = 0.1
 _ANSWER_SECONDS = 2.0
 _LIBUV_LISTENS = TorchVersion(torch.__version__) >= "2.8"
 """Whether torch's default store takes a socket that listens already; its older one does always."""
@@ -62,12 +76,12 @@ def meet(
         if address is None:
             address = from_environment("master_ip_address", "MASTER_ADDR")
             port = int(os.environ.get("MASTER_PORT", port))
-        place = f"{address}:{port}"
+        endpoint = f"{address}:{port}"
         deadline, left = time.monotonic() + timeout.total_seconds(), timeout
         while True:
             store, address, is_hosted = _find_store(rank, world_size, address, port, left)
             try:
-                if not is_hosted or _enter(store, rank, world_size, place, timeout):
+                if not is_hosted or _enter(store, rank, world_size, endpoint, timeout):
                     break
             except RankError as error:  # an earlier start's store may end at any moment
                 if not isinstance(error.__cause__, dist.DistNetworkError):
@@ -75,7 +89,9 @@ def meet(
             # This process has been here before: it is the store of an earlier start, and goes.
             del store
             if time.monotonic() > deadline:
-                raise RankError(f"rank {rank}: rank 0 has not ended its start at {place} yet", [0])
+                raise RankError(
+                    f"rank {rank}: rank 0 has not ended its start at {endpoint} yet", [0]
+                )
             time.sleep(_RETRY_SECONDS)
             left = timedelta(seconds=max(1, round(deadline - time.monotonic())))
     store = _arrive(store, rank, world_size, timeout, is_hosted)
@@ -133,6 +149,7 @@ def _find_store(
     if not agent and rank == 0:
         return *host_store(address, port, world_size, timeout), True
     try:
+        # torch's "env://" would do no more; it has no name for the attempt, and no end of waiting.
         store = answered(
             lambda: dist.TCPStore(
                 address, port, world_size, False, timeout=timeout, wait_for_workers=False
@@ -180,7 +197,9 @@ def host_store(
     return store, number
 
 
-def _enter(store: dist.Store, rank: int, world_size: int, place: str, timeout: timedelta) -> bool:
+def _enter(
+    store: dist.Store, rank: int, world_size: int, endpoint: str, timeout: timedelta
+) -> bool:
     """Come to the store of a rank 0, if it is of this job; False if this process came before."""
     job: dict[str, Any] = {"id": job_id(), "world_size": world_size}
     me = f"{network_name()} {os.getpid()} "
@@ -188,39 +207,39 @@ def _enter(store: dist.Store, rank: int, world_size: int, place: str, timeout: t
     try:
         if rank == 0:
             store.set("job", json.dumps(job))  # it has just made the store
-            found = job
+            host_job = job
         else:
             store.wait(["job"], timeout)
-            found = json.loads(answered(lambda: store.get("job"), timeout))
-        is_other = None not in (job["id"], found["id"]) and job["id"] != found["id"]
-        is_same = found["world_size"] == world_size
+            host_job = json.loads(answered(lambda: store.get("job"), timeout))
+        is_other = None not in (job["id"], host_job["id"]) and job["id"] != host_job["id"]
+        is_same = host_job["world_size"] == world_size
         holder = mine
         if is_same and not is_other:
             came = answered(lambda: store.compare_set(f"came/{rank}", "", mine), timeout)
             holder = came.decode()
     except RuntimeError as error:
         raise RankError(
-            f"rank {rank}: initialize_comms found a store at {place}, but no rank 0 of graphshard "
-            f"within {timeout.total_seconds():g} s ({first_line(error)})",
+            f"rank {rank}: initialize_comms found a store at {endpoint}, but no rank 0 of "
+            f"graphshard within {timeout.total_seconds():g} s ({first_line(error)})",
             [0],
         ) from error
     if is_other:
         raise RuntimeError(
-            f"rank {rank} came to another job: {place} is used by one with {JOB_VARIABLE} "
-            f"'{found['id']}', and this process has '{job['id']}'; give each job its own "
+            f"rank {rank} came to another job: {endpoint} is used by one with {JOB_VARIABLE} "
+            f"'{host_job['id']}', and this process has '{job['id']}'; give each job its own "
             "master_port_number"
         )
     if not is_same:
         text = (
             f"world_size must be the same on all ranks (got {world_size} on rank {rank}, "
-            f"{found['world_size']} on rank 0); if they are of two jobs, give each its own "
+            f"{host_job['world_size']} on rank 0); if they are of two jobs, give each its own "
             "master_port_number"
         )
-        _refuse(store, rank, found["world_size"], text)
+        _refuse(store, rank, host_job["world_size"], text)
         raise ValueError(text)
     if holder != mine and not holder.startswith(me):
         text = (
-            f"a second process came to {place} as rank {rank}: two jobs use one "
+            f"a second process came to {endpoint} as rank {rank}: two jobs use one "
             "master_port_number, or two processes have one rank; give each its own"
         )
         _refuse(store, rank, world_size, text)
@@ -250,47 +269,46 @@ def _prefix(start: int) -> str:
 def _arrive(
     store: dist.Store, rank: int, world_size: int, timeout: timedelta, is_hosted: bool
 ) -> dist.Store:
-    missing = list(range(world_size))
+    arrivals = [f"arrived/{r}" for r in range(world_size)]
+    half = timeout / 2
     try:
         base = store
         start = 1
         if not is_hosted:
             start = answered(lambda: base.add(f"graphshard/starts/{rank}", 1), timeout)
         store = dist.PrefixStore(_prefix(start), store)
-        store.set(f"arrived/{rank}", network_name())
-        half = time.monotonic() + timeout.total_seconds() / 2
-        until = half
-        while missing:
-            left = max(0.05, until - time.monotonic())
-            try:
-                store.wait([f"arrived/{missing[0]}"], timedelta(seconds=left))
-                missing.pop(0)
-            except RuntimeError:
-                if until > half or time.monotonic() < half - 0.1:  # time is up, or it is broken
-                    raise
-                until = half + timeout.total_seconds() / 2
-                _tell_missing(store, rank, world_size, timeout)
+        store.set(arrivals[rank], network_name())
+        begun = time.monotonic()
+        try:
+            store.wait(arrivals, half)
+        except RuntimeError:
+            if time.monotonic() - begun < half.total_seconds() - 0.1:  # the store is broken
+                raise
+            _tell_missing(store, rank, world_size, timeout)
+            store.wait(arrivals, half)
         return store
     except RuntimeError as error:
         absent = [0]
         with contextlib.suppress(RuntimeError):
-            absent = _absent(store, missing, timedelta(seconds=_ANSWER_SECONDS))
+            absent = _absent(store, world_size, timedelta(seconds=_ANSWER_SECONDS))
         raise RankError(
             f"rank {rank}: initialize_comms waited {timeout.total_seconds():g} s for "
             f"{rank_names(absent)} of {world_size}: not started, or started with another address, "
-            f"port or world_size ({first_line(error)})",
+            f"port or world_size ({first_line(error).partition(', keys:')[0]})",
             absent,
         ) from error
 
 
-def _absent(store: dist.Store, ranks: Sequence[int], timeout: timedelta) -> list[int]:
-    """Those that have not arrived."""
-    return answered(lambda: [r for r in ranks if not store.check([f"arrived/{r}"])], timeout)
+def _absent(store: dist.Store, world_size: int, timeout: timedelta) -> list[int]:
+    """Ranks that have not arrived."""
+    return answered(
+        lambda: [r for r in range(world_size) if not store.check([f"arrived/{r}"])], timeout
+    )
 
 
 def _tell_missing(store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> None:
     """Say on standard error, on the lowest rank that is here, who is not, after half of a wait."""
-    missing = _absent(store, range(world_size), timeout)
+    missing = _absent(store, world_size, timeout)
     if missing and rank == min(set(range(world_size)) - set(missing)):
         seconds = timeout.total_seconds()
         sys.stderr.write(
@@ -298,3 +316,108 @@ def _tell_missing(store: dist.Store, rank: int, world_size: int, timeout: timede
             f"initialize_comms: ranks {missing} are not there yet\n"
         )
         sys.stderr.flush()
+
+
+# -- where rank 0 is, by a file --------------------------------------------------------------------
+
+
+def nfs_ip_init(
+    rank: int | None = None,
+    ip_file: str | Path | None = None,
+    timeout: timedelta | float = DEFAULT_TIMEOUT,
+    *,
+    _rank: int | None = None,
+) -> str:
+    """The address of rank 0's host, by way of a file; pass it to `initialize_comms`.
+
+    Rank 0 writes the file, whole at once and over any old one; the others wait for it. When the
+    process of rank 0 ends, it removes the file. One that a killed process left behind is told by
+    the name of the job in it, if the environment has one (``GRAPHSHARD_JOB_ID``), and by its age:
+    it counts only if it is not older than ``timeout`` by the clock of the file system. So ranks
+    must start within ``timeout`` of each other, and a job without a name that starts sooner than
+    that after one that was killed, with the same file and rank 0 on another host, needs another
+    file name (or ``ip_file`` deleted first).
+
+    Args:
+        rank: This process's number.
+        ip_file: A path that is the same file for all ranks; its folder must exist.
+        timeout: The longest to wait for rank 0, in seconds or as a timedelta.
+        _rank: ``rank``, as SAR names it.
+
+    Raises:
+        TypeError: No rank, two of them, or no file.
+        RankError: Rank 0 wrote no file in time.
+        FileNotFoundError: The folder of ``ip_file`` does not exist.
+    """
+    seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
+    rank = either_name("rank", rank, _rank)
+    if rank is None or ip_file is None:
+        raise TypeError(
+            f"nfs_ip_init needs the rank and the file (got rank {rank}, ip_file {ip_file})"
+        )
+    if rank < 0:
+        raise ValueError(f"rank must not be negative (got {rank})")
+    path = Path(ip_file)
+    job = job_id()
+    if not path.parent.is_dir():
+        raise FileNotFoundError(
+            f"the folder of ip_file must exist, on a file system that all ranks share (got {path})"
+        )
+    if rank == 0:
+        address = own_address()
+        _write(path, address if job is None else f"{address} {job}")
+        atexit.register(_remove, path.absolute(), _identity(path), os.getpid())
+        return address
+    deadline = time.monotonic() + seconds
+    oldest = _time_there(path.parent) - seconds
+    while True:
+        with contextlib.suppress(OSError):
+            if path.stat().st_mtime >= oldest:
+                address, _, other = path.read_text(encoding="utf-8").partition(" ")
+                if job is None or other in ("", job):
+                    return address.strip()
+        if time.monotonic() >= deadline:
+            state = "is of an earlier run" if path.exists() else "does not exist"
+            raise RankError(
+                f"rank {rank}: rank 0 did not write its address to {path} within {seconds:g} s "
+                f"(the file {state}); is rank 0 running, and is it the same file there?",
+                [0],
+            )
+        time.sleep(_POLL_SECONDS)
+        # A network file system shows a new file once its folder has been read again.
+        with contextlib.suppress(OSError):
+            os.listdir(path.parent)
+
+
+def _write(path: Path, text: str) -> None:
+    descriptor, partial = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file, writing(path):
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(partial, 0o644)
+        os.replace(partial, path)
+    except BaseException:
+        Path(partial).unlink(missing_ok=True)
+        raise
+
+
+def _remove(path: Path, identity: tuple[int, int], process: int) -> None:
+    """Remove the file, if it still is the one that this process wrote."""
+    with contextlib.suppress(OSError):
+        if os.getpid() == process and _identity(path) == identity:
+            path.unlink()
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_ino, status.st_mtime_ns
+
+
+def _time_there(folder: Path) -> float:
+    """The time by the clock that dates files in the folder, which may be another host's."""
+    with tempfile.NamedTemporaryFile(prefix=".clock.", dir=folder) as file:
+        file.write(b".")
+        file.flush()
+        return os.stat(file.name).st_mtime

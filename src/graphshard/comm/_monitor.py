@@ -9,13 +9,31 @@ out it announces, so that ranks that fail later, because of it, name the same fi
 Of a wait that has used half of its time the lowest of the waiting ranks says on standard error,
 once, for whom it waits, and what those are in. A silent rank is never taken for dead before the
 time of an operation that waits for it is over; it may be busy.
+
+[Note: a group of the program's own]
+    `initialize_comms` starts the monitors before the group, where all ranks wait for each other
+    anyway. Where the program has made the default group itself, by torch.distributed, no rank may
+    wait for another: a rank may never use this package again, or at all. So each rank does what it
+    can at its first operations, through the store of the group, and leaves the rest for the next
+    one (`join_late`):
+
+    1. every rank writes on which network it is;
+    2. rank 0, once it knows the network of all, starts the server where they can reach it and as
+       few others as possible, and writes where that is;
+    3. every rank connects, once it reads that.
+
+    Operations are collective, so after three of them all have done so. Until then, and where the
+    group has no store, errors carry what the backend said.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import math
+import os
+import secrets
 import selectors
 import socket
 import sys
@@ -25,9 +43,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ._failure import NOTICE, rank_names
+import torch.distributed as dist
+
 from ._monitor_server import Lines, MonitorServer, keep_alive, line
-from ._state import THREAD_GROUP, OperationLog, RunningOperation
+from .address import is_loopback, listen_for_others, network_name, own_address
+from .group import (
+    NOTICE,
+    THREAD_GROUP,
+    GroupState,
+    OperationLog,
+    RunningOperation,
+    close_in_children,
+    default_store,
+    rank_names,
+)
 
 _CONNECT_SECONDS = 20.0
 _EVENT_SECONDS = 1.0
@@ -140,18 +169,18 @@ class FailureMonitor(OperationLog):
             gone = sorted(peer for peer in peers if peer in self._left)
         if not self._events:
             if gone:
-                found = Verdict(f"{rank_names(gone)} left with shutdown_comms()", tuple(gone))
+                verdict = Verdict(f"{rank_names(gone)} left with shutdown_comms()", tuple(gone))
             elif self._connected:
                 me = self._running.get(threading.get_ident())
-                found, _ = self._search(me or ("", name, -1, list(peers), 0.0, 0.0))
+                verdict, _ = self._search(me or ("", name, -1, list(peers), 0.0, 0.0))
             else:
                 return None  # rank 0 has left in good order, and the server with it
-            ranks = list(found.ranks)
-            event = {"kind": "gave up", "rank": self._rank, "ranks": ranks, "text": found.text}
+            ranks = list(verdict.ranks)
+            event = {"kind": "gave up", "rank": self._rank, "ranks": ranks, "text": verdict.text}
             # Where rank 0 is silent, so is the server.
             self._announce(event, 0.0 if 0 in ranks else _EVENT_SECONDS)
             if not self._events:
-                return found
+                return verdict
         return self._explain(self._events[0])
 
     def _explain(self, event: dict[str, Any]) -> Verdict:
@@ -191,13 +220,13 @@ class FailureMonitor(OperationLog):
             if peer in seen:
                 continue
             seen.add(peer)
-            found = _relevant(states[peer]["operations"], group) if peer in states else []
-            if peer in self._left or not found:
+            running = _relevant(states[peer]["operations"], group) if peer in states else []
+            if peer in self._left or not running:
                 missing.append(peer)
                 continue
-            keys = [(name, number, group) for group, name, number, *_ in found]
+            keys = [(name, number, group) for group, name, number, *_ in running]
             ranks_in.setdefault(here if here in keys else keys[0], []).append(peer)
-            queue += [p for operation in found for p in operation[3]]
+            queue += [p for operation in running for p in operation[3]]
         waiting = [rank for ranks in ranks_in.values() for rank in ranks]
         missing.sort()
         if missing:
@@ -269,9 +298,9 @@ class FailureMonitor(OperationLog):
 
     def _announce(self, event: dict[str, Any], seconds: float = _EVENT_SECONDS) -> None:
         """Send an event and wait until the server has passed it on, or some other before it."""
-        known = len(self._events)
+        num_events = len(self._events)
         self._send({"event": event})
-        self._until(lambda: not self._connected or len(self._events) > known, seconds)
+        self._until(lambda: not self._connected or len(self._events) > num_events, seconds)
 
     def _until(self, condition: Any, seconds: float) -> None:
         with self._changed:
@@ -348,3 +377,111 @@ def _relevant(operations: list[Any], group: str) -> list[Any]:
     """
     same = [found for found in operations if found[0] == group]
     return same or [found for found in operations if not found[0].startswith(THREAD_GROUP)]
+
+
+# -- starting --------------------------------------------------------------------------------------
+
+_MOST_LOOKS = 100
+_MONITOR_KEY = "graphshard/monitor"
+_one_at_a_time = threading.Lock()
+
+
+def join_late(state: GroupState) -> None:
+    """Go on towards a monitor for the default group, without waiting."""
+    if not _one_at_a_time.acquire(blocking=False):  # threads of loaders come here, too
+        return
+    try:
+        if state.monitor is None:
+            _look_for_monitor(state)
+    finally:
+        _one_at_a_time.release()
+
+
+def _look_for_monitor(state: GroupState) -> None:
+    store = default_store()
+    if store is None:
+        state.looks_for_monitor = _MOST_LOOKS
+        return
+    state.looks_for_monitor += 1
+    if state.looks_for_monitor >= _MOST_LOOKS:  # others do without this package
+        return
+    try:
+        _next_step(state, store)
+    except (RuntimeError, OSError, ValueError):  # then there is none: nothing depends on it
+        state.looks_for_monitor = _MOST_LOOKS
+
+
+def wants_monitor(state: GroupState) -> bool:
+    """Whether `join_late` may still find one."""
+    return (
+        state.world_size > 1
+        and not state.made_here
+        and state.looks_for_monitor < _MOST_LOOKS
+        and state.group is dist.group.WORLD
+        and state.process == os.getpid()
+    )
+
+
+def _next_step(state: GroupState, store: dist.Store) -> None:
+    if state.looks_for_monitor == 1:
+        store.set(f"{_MONITOR_KEY}/network/{state.rank}", network_name())
+    addresses = ["127.0.0.1"]
+    if state.rank == 0:
+        networks = [f"{_MONITOR_KEY}/network/{r}" for r in range(state.world_size)]
+        if not store.check(networks):
+            return
+        if len({store.get(key) for key in networks}) > 1:
+            addresses = [own_address()]
+            if is_loopback(addresses[0]):
+                state.looks_for_monitor = _MOST_LOOKS
+                return
+    elif not store.check([_MONITOR_KEY]):
+        return
+    state.monitor = start_monitor(store, _MONITOR_KEY, state.rank, state.world_size, addresses)[0]
+
+
+def start_monitor(
+    store: dist.Store,
+    key: str,
+    rank: int,
+    world_size: int,
+    addresses: Sequence[str],
+    is_local: bool = False,
+    event_seconds: float = 0.0,
+) -> tuple[FailureMonitor, bool]:
+    """This rank's monitor; rank 0 starts the server.
+
+    Args:
+        store: Through which ranks learn where the server is.
+        key: Under which rank 0 writes it.
+        rank: This process.
+        world_size: Number of ranks.
+        addresses: For rank 0: it listens at the first of these that its host has.
+        is_local: For rank 0: what all ranks are to know.
+        event_seconds: See `MonitorServer`.
+
+    Returns:
+        The monitor, and what rank 0 has said of ``is_local``.
+
+    Raises:
+        RuntimeError: The store has failed.
+        OSError: Rank 0 cannot listen, or cannot be reached.
+    """
+    close_in_children()
+    server = None
+    try:
+        if rank == 0:
+            listener, host = listen_for_others(addresses, 0)
+            token = secrets.token_hex(16)
+            server = MonitorServer(listener, token, world_size, event_seconds)
+            port = server.address[1]
+            server_facts = {"host": host, "port": port, "token": token, "local": is_local}
+            store.set(key, json.dumps(server_facts))
+        facts = json.loads(store.get(key))
+        address = facts["host"], facts["port"]
+        return FailureMonitor(address, facts["token"], rank, world_size, server), facts["local"]
+    except (RuntimeError, OSError):
+        if server is not None:
+            with contextlib.suppress(OSError):
+                server.close()
+        raise

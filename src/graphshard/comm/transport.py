@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""start_exchange: rows of several tensors to all ranks, through the backend or shared memory.
+"""Rows of tensors to all ranks, any number to each, through the backend or shared memory.
 
 [Note: through shared memory]
     gloo moves rows through a socket: four copies, two of them in the kernel. On one machine a
@@ -25,16 +25,24 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 from collections.abc import Callable, Sequence
 from itertools import accumulate
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..._base.kernels import empty
-from ..collectives import (
+from .._base.kernels import empty
+from ._shared_memory import Hosts as Hosts
+from ._shared_memory import SharedArray as SharedArray
+from ._shared_memory import SharedBlocks as SharedBlocks
+from ._shared_memory import SharedPeer
+from ._shared_memory import as_bytes as as_bytes
+from ._shared_memory import row_bytes as row_bytes
+from ._shared_memory import share_arrays as share_arrays
+from .address import process_namespace
+from .collectives import (
     Pending,
     all_gather,
     count,
@@ -44,8 +52,7 @@ from ..collectives import (
     start_all_to_all,
     start_collective,
 )
-from ..group import GroupState, close_in_children, operation, process_namespace
-from ._shared_blocks import SharedBlocks, SharedPeer
+from .group import GroupState, close_in_children, group_state, operation
 
 Splits = Sequence[Sequence[int]]
 """``splits[i][r]``: rows of tensor ``i`` for, or from, rank ``r``."""
@@ -140,14 +147,14 @@ def _start_shared(
     words = []
     for tensor, splits in zip(tensors, send_splits, strict=True):
         readers = [rank for rank, rows in enumerate(splits) if rows]
-        place = blocks.publish(_on_host(tensor, blocks), readers)
+        location = blocks.publish(_on_host(tensor, blocks), readers)
         starts = [0, *accumulate(splits)][:-1]
-        words.append([(*place, start * row_bytes(tensor)) for start in starts])
-    told = torch.tensor(words, dtype=torch.int64).transpose(0, 1).contiguous()
+        words.append([(*location, start * row_bytes(tensor)) for start in starts])
+    message = torch.tensor(words, dtype=torch.int64).transpose(0, 1).contiguous()
     rows = _SharedRows(state, blocks, likes, recv_splits)
 
     def start() -> dist.Work | None:
-        return dist.all_to_all_single(rows.where, told, group=state.group, async_op=True)
+        return dist.all_to_all_single(rows.where, message, group=state.group, async_op=True)
 
     number, rows.work = start_collective(state, name, start)
 
@@ -178,24 +185,24 @@ class _SharedRows:
 
     def read(self, name: str, number: int) -> list[Tensor]:
         """The rows, once the message is here. To be called once."""
-        found = [
+        arrived = [
             room_for((sum(rows), *like.shape[1:]), like.dtype, _CPU, like.device)
             for like, rows in zip(self._likes, self._splits, strict=True)
         ]
         runs = [
             rows.view(-1).view(torch.uint8).split([n * row_bytes(rows) for n in splits])
-            for rows, splits in zip(found, self._splits, strict=True)
+            for rows, splits in zip(arrived, self._splits, strict=True)
         ]
-        for source, (places, parts) in enumerate(
+        for source, (locations, parts) in enumerate(
             zip(self.where.tolist(), zip(*runs, strict=True), strict=True)
         ):
             if any(part.numel() for part in parts):
                 with operation(self._state, name, number, [source]):
-                    for place, part in zip(places, parts, strict=True):
+                    for location, part in zip(locations, parts, strict=True):
                         if part.numel():
-                            self._blocks.read(source, place, part)
+                            self._blocks.read(source, location, part)
         self.work = None
-        return from_backend(found, [like.device for like in self._likes])
+        return from_backend(arrived, [like.device for like in self._likes])
 
     def __del__(self) -> None:
         # Left unread, as after an error. The writers learn it once the message is here.
@@ -209,11 +216,11 @@ def _skip(
 ) -> None:
     """Note that this rank is done with rows that it has not read."""
     nothing = torch.empty(0, dtype=torch.uint8)
-    for source, places in enumerate(where.tolist()):
-        for place, rows in zip(places, splits, strict=True):
+    for source, locations in enumerate(where.tolist()):
+        for location, rows in zip(locations, splits, strict=True):
             if rows[source]:
                 with contextlib.suppress(RuntimeError):  # the writer may be gone
-                    read(source, place, nothing)
+                    read(source, location, nothing)
 
 
 def _set_up(state: GroupState) -> SharedBlocks | None:
@@ -258,16 +265,6 @@ def wire_dtype(dtype: torch.dtype, wire: torch.dtype | None) -> torch.dtype:
 def narrowed(tensor: Tensor, wire: torch.dtype | None) -> Tensor:
     """Rows as they travel; the same tensor where nothing changes."""
     return tensor.to(wire_dtype(tensor.dtype, wire))
-
-
-def row_bytes(tensor: Tensor) -> int:
-    """Bytes in one row of ``[rows, *]``."""
-    return tensor.element_size() * math.prod(tensor.shape[1:])
-
-
-def as_bytes(tensor: Tensor) -> Tensor:
-    """One-dimensional uint8 view of a tensor (of a copy, where it is not contiguous)."""
-    return tensor.detach().contiguous().view(-1).view(torch.uint8)
 
 
 def bytes_by_rank(likes: Sequence[Tensor], splits: Splits) -> list[int]:
@@ -327,3 +324,65 @@ def _as_rows(stream: Tensor, like: Tensor, num_rows: int) -> Tensor:
     if stream.storage_offset() % like.element_size():
         stream = stream.clone()
     return stream.view(like.dtype).view(shape)
+
+
+# -- for users -------------------------------------------------------------------------------------
+
+
+def ragged_all_to_all(
+    x: Tensor,
+    send_splits: Sequence[int],
+    recv_splits: Sequence[int],
+    group: dist.ProcessGroup | None = None,
+) -> Tensor:
+    """Send rows to every rank, a different number to each; every rank must call.
+
+    Nothing is negotiated: ``recv_splits`` must be what the others send here, and dtype and
+    trailing shape must be equal on all ranks. The backward pass is the reverse exchange, which
+    every rank must reach (see `anchor`).
+
+    Args:
+        x: ``[sum(send_splits), *]``, rows grouped by destination.
+        send_splits: Rows for each rank, own slot included.
+        recv_splits: Rows from each rank, own slot included.
+        group: Who takes part; None is the default group.
+
+    Returns:
+        ``[sum(recv_splits), *]``, rows grouped by source.
+
+    Raises:
+        ValueError: Splits that do not fit the group or the tensor.
+        RankError: Another rank failed, or did not answer in time.
+    """
+    state = group_state(group)
+    sends, recvs = [int(n) for n in send_splits], [int(n) for n in recv_splits]
+    for label, splits in (("send_splits", sends), ("recv_splits", recvs)):
+        if len(splits) != state.world_size or min(splits) < 0:
+            raise ValueError(
+                f"{label} must hold {state.world_size} numbers of rows, one per rank (got {splits})"
+            )
+    if x.dim() == 0 or x.shape[0] != sum(sends):
+        raise ValueError(
+            f"x must have sum(send_splits) = {sum(sends)} rows (got shape {tuple(x.shape)})"
+        )
+    if sends[state.rank] != recvs[state.rank]:
+        raise ValueError(
+            f"rank {state.rank} must receive from itself what it sends to itself "
+            f"(got {sends[state.rank]} sent, {recvs[state.rank]} received)"
+        )
+    out: Tensor = _RaggedAllToAll.apply(x, state, sends, recvs)
+    return out
+
+
+class _RaggedAllToAll(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, state: GroupState, sends: list[int], recvs: list[int]
+    ) -> Tensor:
+        ctx.state, ctx.sends, ctx.recvs = state, sends, recvs
+        (arrived,) = exchange_rows(state, [x], [sends], [recvs], "ragged_all_to_all")
+        return arrived.detach()  # a view of other memory could not be changed in place
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return _RaggedAllToAll.apply(grad, ctx.state, ctx.recvs, ctx.sends), None, None, None

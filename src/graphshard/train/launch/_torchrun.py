@@ -22,8 +22,8 @@ from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCP
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.run import main as torchrun
 
+from ...comm.rendezvous import host_store
 from ._host_agent import TORCHRUN_VARIABLE
-from .comm.group import host_store
 
 BACKEND = "graphshard"
 _TIMEOUT_SECONDS = 600

@@ -1,30 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Addresses: where to listen, and `nfs_ip_init`, which tells all ranks where rank 0's host is."""
+"""Addresses: where to listen, and what this process shares with another one.
+
+`machine_name`, `network_name` and `process_namespace` answer three questions that containers answer
+differently: each gives a name that is equal in two processes if, and only if, they share that.
+Whether they see the same files is found out by trying.
+"""
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import errno
+import hashlib
 import ipaddress
 import os
 import socket
-import tempfile
-import time
 import warnings
 from collections.abc import Sequence
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from ..._base.files import writing
-from ...errors import RankError
-from ._state import DEFAULT_TIMEOUT
-
 JOB_VARIABLE = "GRAPHSHARD_JOB_ID"
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
-
-_POLL_SECONDS = 0.1
 
 
 def from_environment(name: str, variable: str) -> str:
@@ -65,12 +61,14 @@ def listen(address: str, port: int) -> socket.socket:
     """
     is_name = _is_name(address)
     unavailable = OSError(errno.EADDRNOTAVAIL, os.strerror(errno.EADDRNOTAVAIL))
-    for family, _, _, _, found in socket.getaddrinfo(address, port, type=socket.SOCK_STREAM):
-        number = str(found[0])
+    for family, _, _, _, socket_address in socket.getaddrinfo(
+        address, port, type=socket.SOCK_STREAM
+    ):
+        number = str(socket_address[0])
         if is_name and is_loopback(number) and "localhost" not in address:
             continue
         try:
-            return socket.create_server(found, family=family, backlog=socket.SOMAXCONN)
+            return socket.create_server(socket_address, family=family, backlog=socket.SOMAXCONN)
         except OSError as error:
             if error.errno != errno.EADDRNOTAVAIL:
                 raise
@@ -137,74 +135,6 @@ def _is_name(address: str) -> bool:
     return False
 
 
-def nfs_ip_init(
-    rank: int | None = None,
-    ip_file: str | Path | None = None,
-    timeout: timedelta | float = DEFAULT_TIMEOUT,
-    *,
-    _rank: int | None = None,
-) -> str:
-    """The address of rank 0's host, by way of a file; pass it to `initialize_comms`.
-
-    Rank 0 writes the file, whole at once and over any old one; the others wait for it. When the
-    process of rank 0 ends, it removes the file. One that a killed process left behind is told by
-    the name of the job in it, if the environment has one (``GRAPHSHARD_JOB_ID``), and by its age:
-    it counts only if it is not older than ``timeout`` by the clock of the file system. So ranks
-    must start within ``timeout`` of each other, and a job without a name that starts sooner than
-    that after one that was killed, with the same file and rank 0 on another host, needs another
-    file name (or ``ip_file`` deleted first).
-
-    Args:
-        rank: This process's number.
-        ip_file: A path that is the same file for all ranks; its folder must exist.
-        timeout: The longest to wait for rank 0, in seconds or as a timedelta.
-        _rank: ``rank``, as SAR names it.
-
-    Raises:
-        TypeError: No rank, two of them, or no file.
-        RankError: Rank 0 wrote no file in time.
-        FileNotFoundError: The folder of ``ip_file`` does not exist.
-    """
-    seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
-    rank = either_name("rank", rank, _rank)
-    if rank is None or ip_file is None:
-        raise TypeError(
-            f"nfs_ip_init needs the rank and the file (got rank {rank}, ip_file {ip_file})"
-        )
-    if rank < 0:
-        raise ValueError(f"rank must not be negative (got {rank})")
-    path = Path(ip_file)
-    job = job_id()
-    if not path.parent.is_dir():
-        raise FileNotFoundError(
-            f"the folder of ip_file must exist, on a file system that all ranks share (got {path})"
-        )
-    if rank == 0:
-        address = own_address()
-        _write(path, address if job is None else f"{address} {job}")
-        atexit.register(_remove, path.absolute(), _identity(path), os.getpid())
-        return address
-    deadline = time.monotonic() + seconds
-    oldest = _time_there(path.parent) - seconds
-    while True:
-        with contextlib.suppress(OSError):
-            if path.stat().st_mtime >= oldest:
-                address, _, other = path.read_text(encoding="utf-8").partition(" ")
-                if job is None or other in ("", job):
-                    return address.strip()
-        if time.monotonic() >= deadline:
-            state = "is of an earlier run" if path.exists() else "does not exist"
-            raise RankError(
-                f"rank {rank}: rank 0 did not write its address to {path} within {seconds:g} s "
-                f"(the file {state}); is rank 0 running, and is it the same file there?",
-                [0],
-            )
-        time.sleep(_POLL_SECONDS)
-        # A network file system shows a new file once its folder has been read again.
-        with contextlib.suppress(OSError):
-            os.listdir(path.parent)
-
-
 def own_address() -> str:
     """The address of this host that others most likely reach; loopback if it has no other."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -216,35 +146,25 @@ def own_address() -> str:
     return "127.0.0.1"
 
 
-def _write(path: Path, text: str) -> None:
-    descriptor, partial = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file, writing(path):
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(partial, 0o644)
-        os.replace(partial, path)
-    except BaseException:
-        Path(partial).unlink(missing_ok=True)
-        raise
-
-
-def _remove(path: Path, identity: tuple[int, int], process: int) -> None:
-    """Remove the file, if it still is the one that this process wrote."""
+def machine_name() -> str:
+    """Equal for all that runs on one kernel, containers included."""
     with contextlib.suppress(OSError):
-        if os.getpid() == process and _identity(path) == identity:
-            path.unlink()
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return socket.gethostname()
 
 
-def _identity(path: Path) -> tuple[int, int]:
-    status = path.stat()
-    return status.st_ino, status.st_mtime_ns
+def network_name() -> str:
+    """Equal only for processes that reach each other on the loopback interface."""
+    return f"{socket.gethostname()} {machine_name()} {_namespace('net')}"
 
 
-def _time_there(folder: Path) -> float:
-    """The time by the clock that dates files in the folder, which may be another host's."""
-    with tempfile.NamedTemporaryFile(prefix=".clock.", dir=folder) as file:
-        file.write(b".")
-        file.flush()
-        return os.stat(file.name).st_mtime
+def process_namespace() -> int:
+    """Equal for processes of one machine that number processes alike; of 56 bits."""
+    name = f"{machine_name()} {_namespace('pid')}".encode()
+    return int.from_bytes(hashlib.blake2b(name, digest_size=7).digest(), "big")
+
+
+def _namespace(kind: str) -> str:
+    with contextlib.suppress(OSError):
+        return os.readlink(f"/proc/self/ns/{kind}")
+    return ""

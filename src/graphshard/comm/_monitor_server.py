@@ -224,9 +224,9 @@ class MonitorServer:
         elif "here" in message:
             asker, question, _, state = _of_type(list, message["here"])
             self._check_state(state)
-            found = self._ranks.get(_of_type(int, asker))
-            if found is not None:
-                self._send(found, {"here": [asker, _of_type(int, question), rank, state]})
+            asking = self._ranks.get(_of_type(int, asker))
+            if asking is not None:
+                self._send(asking, {"here": [asker, _of_type(int, question), rank, state]})
         elif "bye" in message:
             connection.left = True
             self._left.append(rank)

@@ -13,7 +13,8 @@ The launcher reaches it by its standard streams alone, through ssh, srun or a pi
 So no process is left when the launcher is killed or the network is gone, nor any file: what a
 process that was killed could not remove, its agent does. ``who`` is "server", "engine" (torchrun),
 or the number of a trainer on its host. `START` starts the agent without loading torch: the file
-imports the standard library alone, and the package is entered around its own ``__init__``.
+imports the standard library alone, and the packages around it are entered without running theirs
+(``__init__``).
 
 [Note: the command of a trainer]
     It is a line for the user's shell on the host, where ``python`` is the interpreter that has
@@ -44,16 +45,21 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from ._base.files import TemporaryFolder, remove_abandoned
+from ..._base.files import TemporaryFolder, remove_abandoned
 from ._children import Child, LineStream, end_children, read_streams
 
 _ENTER = (
-    "import importlib, importlib.util, sys, types; "
+    "import importlib, importlib.util, os, sys, types; "
     "spec = importlib.util.find_spec('graphshard') "
     "or sys.exit('graphshard is not installed for ' + sys.executable); "
-    "package = sys.modules['graphshard'] = types.ModuleType('graphshard'); "
-    "package.__path__ = spec.submodule_search_locations; "
-    "sys.exit(importlib.import_module('graphshard.{module}').main(sys.argv[1:]))"
+    "folders = spec.submodule_search_locations; "
+    "names = ['graphshard', 'graphshard.train', 'graphshard.train.launch']; "
+    "packages = [types.ModuleType(name) for name in names]; "
+    "[setattr(package, '__path__', [os.path.join(folder, *package.__name__.split('.')[1:]) "
+    "for folder in folders]) for package in packages]; "
+    "sys.modules.update(zip(names, packages)); "
+    "module = importlib.import_module('graphshard.train.launch.{module}'); "
+    "sys.exit(module.main(sys.argv[1:]))"
 )
 START = _ENTER.format(module="_host_agent")
 """A program for ``python -c``."""
@@ -174,7 +180,7 @@ class _Agent:
     def _environment(self) -> dict[str, str]:
         """Variables of the host's processes; those that the user gives come last."""
         threads = max(1, _num_cores() // self.job["num_local"])
-        found = {
+        variables = {
             "PYTHONUNBUFFERED": "1",
             "OMP_NUM_THREADS": str(threads),
             "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "5",
@@ -186,11 +192,11 @@ class _Agent:
         interface = _interface(self.job["address"])
         if interface is not None:
             # Without it gloo looks up the host's name, which need not lead anywhere.
-            found.setdefault("GLOO_SOCKET_IFNAME", interface)
+            variables.setdefault("GLOO_SOCKET_IFNAME", interface)
             if interface in _LOOPBACK:  # which NCCL takes only if it is told to
-                found.setdefault("NCCL_SOCKET_IFNAME", interface)
-        found.pop("GRAPHSHARD_TOKEN", None)
-        return {**found, **self.job["environment"]}
+                variables.setdefault("NCCL_SOCKET_IFNAME", interface)
+        variables.pop("GRAPHSHARD_TOKEN", None)
+        return {**variables, **self.job["environment"]}
 
     # ------------------------------------------------------------------ processes
 
@@ -208,11 +214,11 @@ class _Agent:
         self._start(_ENGINE, command)
 
     def _start(self, who: str, command: Sequence[str]) -> None:
-        known = {"{python}": sys.executable, "{folder}": str(self.folder), "{start}": START}
-        known["{ip_config}"] = str(self.folder / "ip_config")
-        known["{start_torchrun}"] = _START_TORCHRUN
+        words = {"{python}": sys.executable, "{folder}": str(self.folder), "{start}": START}
+        words["{ip_config}"] = str(self.folder / "ip_config")
+        words["{start_torchrun}"] = _START_TORCHRUN
         process = subprocess.Popen(
-            [known.get(word, word) for word in command],
+            [words.get(word, word) for word in command],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -421,12 +427,12 @@ def _num_cores() -> int:
 def _interface(address: str) -> str | None:
     """The interface that has an address; None where that cannot be found out."""
     with contextlib.suppress(OSError, struct.error), socket.socket() as probe:
-        wanted = socket.gethostbyname(address)
+        number = socket.gethostbyname(address)
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError):
                 request = struct.pack("256s", name.encode()[:15])
                 answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
-                if socket.inet_ntoa(answer[20:24]) == wanted:
+                if socket.inet_ntoa(answer[20:24]) == number:
                     return name
     return None
 

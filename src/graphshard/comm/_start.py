@@ -5,13 +5,20 @@
 
     store      torchrun's, or one that rank 0 hosts, or the caller's
       │ 1 every rank writes that it has arrived and waits for the others: which ranks are missing is
-      │   known, and whether one came twice or from another job (`_rendezvous`)
+      │   known, and whether one came twice or from another job (`rendezvous`)
       │ 2 rank 0 starts the monitor server and writes where it is; every rank connects
       │ 3 the process group is made over the same store
       v
     default process group, with timeout, payload device and monitor in its GroupState
 
 Each start uses keys of its own, so a store can serve several starts.
+
+[Note: the end of a group of gloo]
+    A thread of gloo that has done an operation releases its tensors a moment later, for which it
+    needs the interpreter's lock. The end of the group waits for its threads. Where the last
+    reference to the group is that of a `DistributedDataParallel`, which goes while the lock is
+    held, both wait for each other for ever; and where the interpreter has gone meanwhile the
+    process aborts. Hence a group is not left before its threads have nothing in hand.
 """
 
 from __future__ import annotations
@@ -19,48 +26,41 @@ from __future__ import annotations
 import atexit
 import contextlib
 import importlib
-import json
 import os
-import secrets
-import socket
 import sys
 import time
 import warnings
 from collections.abc import Iterator
 from datetime import timedelta
-from typing import Any
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.torch_version import TorchVersion
 
-from ..._base.kernels import release_memory
-from ...errors import RankError
-from ._address import (
+from .._base.kernels import release_memory
+from ..errors import RankError
+from ._monitor import FailureMonitor, start_monitor
+from .address import (
     GLOO_INTERFACE,
     either_name,
     from_environment,
     is_loopback,
-    listen_for_others,
     loopback_interface,
     own_address,
 )
-from ._backend import check_backend, choose_backend
-from ._failure import first_line
-from ._gloo_threads import wait_until_idle
-from ._monitor import FailureMonitor
-from ._monitor_server import MonitorServer
-from ._rendezvous import check_refused, meet
-from ._state import (
+from .group import (
     DEFAULT_TIMEOUT,
     HOST_BACKENDS,
     GroupState,
-    close_in_children,
+    first_line,
     forget,
     group_state,
     is_initialized,
     operation,
     registered,
 )
+from .rendezvous import answered, check_refused, meet
 
 DEFAULT_PORT = 1234
 
@@ -353,26 +353,18 @@ def _start_monitor(
     """This rank's monitor, unless it is alone; and whether all ranks are on one host."""
     if world_size == 1:
         return None, True
-    close_in_children()
-    server = None
-    found: dict[str, Any]
+    addresses: list[str] = []
+    is_local = False
     try:
         if rank == 0:
-            hosts = {store.get(f"arrived/{r}") for r in range(world_size)}
-            token = secrets.token_hex(16)
-            listener, host = _listen_for_ranks(len(hosts) == 1, address)
-            server = MonitorServer(listener, token, world_size, timeout.total_seconds())
-            port = server.address[1]
-            found = {"host": host, "port": port, "token": token, "local": len(hosts) == 1}
-            store.set("monitor", json.dumps(found))
+            is_local = len({store.get(f"arrived/{r}") for r in range(world_size)}) == 1
+            addresses = ["127.0.0.1"] if is_local else _addresses_for_ranks(address)
         else:
             store.wait(["monitor"], timeout)
-            found = json.loads(store.get("monitor"))
-        place = (found["host"], found["port"])
-        monitor = FailureMonitor(place, found["token"], rank, world_size, server)
+        monitor, is_local = start_monitor(
+            store, "monitor", rank, world_size, addresses, is_local, timeout.total_seconds()
+        )
     except (RuntimeError, OSError) as error:
-        if server is not None:
-            server.close()
         if rank == 0:
             raise
         raise RankError(
@@ -386,14 +378,128 @@ def _start_monitor(
         monitor.report(str(error))
         monitor.close()
         raise
-    return monitor, found["local"]
+    return monitor, is_local
 
 
-def _listen_for_ranks(is_local: bool, address: str | None) -> tuple[socket.socket, str]:
-    """Listen where all ranks can connect to and as few others as possible; and the address."""
-    if is_local:
-        return listen_for_others(["127.0.0.1"], 0)
+def _addresses_for_ranks(address: str | None) -> list[str]:
+    """Where rank 0 listens for ranks of other hosts, and as few others as possible."""
     own = own_address()
     if address is None:
-        return listen_for_others([own], 0)
-    return listen_for_others([address] if is_loopback(own) else [address, own], 0)
+        return [own]
+    return [address] if is_loopback(own) else [address, own]
+
+
+# -- backends --------------------------------------------------------------------------------------
+
+
+def check_backend(backend: str, device: torch.device | None) -> None:
+    """Whether this torch has the backend, and it can send from where payloads shall be.
+
+    Raises:
+        RuntimeError: The backend is not here, or there is no device for it.
+        ValueError: Payloads of ``device`` are not for it.
+    """
+    if backend == "nccl" and not _has_nccl():
+        raise RuntimeError(
+            "backend 'nccl' needs a CUDA device and a torch built with NCCL; use backend='gloo', "
+            "which also moves CUDA tensors, through host memory"
+        )
+    if backend == "mpi" and not dist.is_mpi_available():
+        raise RuntimeError(
+            "backend 'mpi' needs a torch that was built from source with MPI, and this one was "
+            "not; use backend='gloo', or 'nccl' for CUDA tensors"
+        )
+    if backend == "auto" and device is not None:
+        raise ValueError(
+            f"comm_device is for a backend that is named (got {device} with 'auto'); leave it out, "
+            "or name 'gloo' or 'nccl'"
+        )
+    if device is not None and backend == "nccl" and device.type != "cuda":
+        raise ValueError(f"comm_device must be a CUDA device with 'nccl' (got {device})")
+    if device is not None and backend in ("gloo", "mpi") and device.type != "cpu":
+        raise ValueError(f"comm_device must be 'cpu' with {backend!r} (got {device})")
+
+
+def choose_backend(store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> str:
+    """NCCL if every rank has a GPU to itself, else gloo; the same on every rank, which must call.
+
+    NCCL refuses two ranks on one GPU. A rank's GPU is its current one.
+
+    Args:
+        store: Where the ranks have met.
+        rank: This process.
+        world_size: Number of ranks.
+        timeout: The longest that the wait for the others may take.
+
+    Raises:
+        RankError: Another rank did not say in time which GPU it has.
+    """
+    if world_size == 1:
+        return "gloo"
+    store.set(f"gpu/{rank}", _current_gpu())
+    keys = [f"gpu/{other}" for other in range(world_size)]
+    try:
+        answered(lambda: store.wait(keys, timeout), timeout)
+        gpus = [store.get(key).decode() for key in keys]
+    except RuntimeError as error:
+        raise RankError(
+            f"rank {rank}: initialize_comms could not choose a backend, because some rank did not "
+            f"say which GPU it has: {first_line(error)}; give every rank the same backend"
+        ) from error
+    return "nccl" if all(gpus) and len(set(gpus)) == world_size else "gloo"
+
+
+def _current_gpu() -> str:
+    """A name of this process's current GPU that no other has; empty where NCCL cannot be used."""
+    if not _has_nccl():
+        return ""
+    device = torch.cuda.current_device()
+    return str(torch.cuda.get_device_properties(device).uuid)
+
+
+def _has_nccl() -> bool:
+    return dist.is_nccl_available() and torch.cuda.is_available()
+
+
+# -- threads of gloo -------------------------------------------------------------------------------
+
+_TASKS = Path("/proc/self/task")
+_GLOO_THREADS_ARE_NAMED = TorchVersion(torch.__version__) >= "2.11"
+_GLOO_THREAD = "pt_gloo_runloop"
+_IDLE_CHECK_SECONDS = 0.01
+_IDLE_SECONDS = 5.0
+_IDLE_PAUSE_SECONDS = 0.05
+
+
+def wait_until_idle() -> None:
+    """Wait until no thread of any gloo group runs, or is about to.
+
+    One that waits for the lock wakes up every few milliseconds, and one that was only interrupted
+    counts as running: so a thread is idle that sleeps and has not woken up from one check to the
+    next. Systems other than Linux do not tell, and torch before 2.11 does not name its threads;
+    there this is a pause.
+    """
+    if not _TASKS.is_dir() or not _GLOO_THREADS_ARE_NAMED:
+        time.sleep(_IDLE_PAUSE_SECONDS)
+        return
+    deadline = time.monotonic() + _IDLE_SECONDS
+    before: dict[str, tuple[str, str]] = {}
+    while time.monotonic() < deadline:
+        now = _gloo_threads()
+        if not now or (now == before and all(state == "S" for state, _ in now.values())):
+            return
+        before = now
+        time.sleep(_IDLE_CHECK_SECONDS)
+
+
+def _gloo_threads() -> dict[str, tuple[str, str]]:
+    """Of each thread of gloo its state and how often it has gone to sleep, by number."""
+    threads = {}
+    for task in _TASKS.iterdir():
+        with contextlib.suppress(OSError):  # it has ended
+            if (task / "comm").read_text().strip() == _GLOO_THREAD:
+                lines = (task / "status").read_text().splitlines()
+                status = dict(line.split(":", 1) for line in lines if ":" in line)
+                state = status["State"].split()[0]
+                threads[task.name] = (state, status["voluntary_ctxt_switches"].strip())
+    return threads

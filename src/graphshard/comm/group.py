@@ -4,14 +4,33 @@
 [Note: the registry] ``torch.distributed`` keeps process groups in process-wide state; the few facts
 that graphshard adds to a group live beside it, in one dictionary with weak keys. It is the only
 process-wide state of this package. A group that the user made gets its entry on first use.
+
+[Note: how soon a job ends]
+    With the timeout that the group was made with: from the moment when a rank dies, fails, or lets
+    another one wait in vain, until every other process of the job is gone, it takes no longer than
+    timeout + `MARGIN_SECONDS`. Nearly always it takes less: the end of a process is known at once.
+
+    ::
+
+        at most   timeout            a rank waits for one that is silent: stopped, hung, cut off
+                  _ANSWER_SECONDS    ... asks all ranks where they are              (_monitor.py)
+                  _EVENT_SECONDS     ... tells them what it has found, and fails    (_monitor.py)
+                  GRACE_SECONDS      the launcher gives the rest time to fail, too  (train/launch)
+                  TERMINATE_SECONDS  ... and those that it ends time to end         (train/launch)
+
+    After a rank has ended in good order the launcher gives the others the timeout to do so, too.
+    torchrun, in place of the launcher, gives a process that it ends half a minute. After half of a
+    wait a rank says for whom it waits (see `FailureMonitor`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import math
 import os
+import re
 import threading
 import time
 import weakref
@@ -24,12 +43,32 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from ...errors import RankError
-from ._failure import first_line, rank_names
+from ..errors import RankError
 
 if TYPE_CHECKING:
-    from ..transport import SharedBlocks
     from ._monitor import FailureMonitor
+    from ._shared_memory import SharedBlocks
+
+MARGIN_SECONDS = 10.0
+"""What may pass beyond the timeout until a failed job has ended; see the note."""
+
+NOTICE = "graphshard: "
+"""How a line begins that says for whom a wait has lasted half of its time."""
+
+
+def rank_names(ranks: Sequence[int]) -> str:
+    """Ranks, for a message."""
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {list(ranks)}"
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error, without the position before it and the advice after it."""
+    text = str(error).strip()
+    if not text:
+        return type(error).__name__
+    line = re.sub(r"^\[\S+:\d+\] ", "", text.splitlines()[0])
+    return line.split(". This is typically caused")[0]
+
 
 DEFAULT_TIMEOUT = timedelta(seconds=300)
 
@@ -192,10 +231,10 @@ def _timeout_of(group: dist.ProcessGroup) -> timedelta:
     """The longest that the backend itself waits, as the group was made."""
     for device in ("cpu", "cuda"):
         try:
-            found: timedelta = group._get_backend(torch.device(device)).options._timeout
+            timeout: timedelta = group._get_backend(torch.device(device)).options._timeout
         except (RuntimeError, AttributeError):  # none for such a device, or one that does not say
             continue
-        return found
+        return timeout
     return DEFAULT_TIMEOUT
 
 
@@ -253,9 +292,9 @@ class OperationLog:
 
     def leave(self) -> None:
         """This thread's operation is over."""
-        found = self._running.pop(threading.get_ident(), None)
-        if found is not None:
-            self._last = (found[1], found[2], time.monotonic())
+        ended = self._running.pop(threading.get_ident(), None)
+        if ended is not None:
+            self._last = (ended[1], ended[2], time.monotonic())
 
     def has_failure(self) -> bool:
         """Whether a rank has announced that it has failed or has given up."""
@@ -307,7 +346,7 @@ def operation(
 
 def _find_monitor(state: GroupState) -> None:
     """The monitor of the default group, which the program may have made itself."""
-    from ._late_monitor import join_late, wants_monitor
+    from ._monitor import join_late, wants_monitor
 
     default = None if dist.group.WORLD is None else _states.get(dist.group.WORLD)
     if default is None:
@@ -330,3 +369,59 @@ def _rank_error(
         if verdict is not None:
             return RankError(f"{head}: {verdict.text} (the backend said: {reason})", verdict.ranks)
     return RankError(f"{head}: {reason}", peers if len(peers) == 1 else ())
+
+
+# -- meeting ---------------------------------------------------------------------------------------
+
+_POLL_SECONDS = (0.001, 0.1)  # the first time between two looks, and the longest
+
+
+def come_together(what: str, rule: str, state: GroupState | None = None) -> None:
+    """Return once all ranks of the default group are here; every rank must call.
+
+    A collective that one rank starts alone meets whatever collective the others start next in that
+    group: they exchange the wrong data, or wait until the group's timeout. So what a program may
+    well do on one rank alone (``if rank == 0: evaluate()``) is announced in the store of the group
+    first. Who is missing is then known, nothing is sent, and the error can say what to do.
+
+    Args:
+        what: What they do together, "DistNodeDataLoader"; equal on all ranks.
+        rule: For the error: who must do it, and what to do where one rank does it alone.
+        state: The group; the default group by default. Others have no store, and are not checked.
+
+    Raises:
+        RankError: A rank did not come within the group's timeout, or failed.
+    """
+    state = group_state() if state is None else state
+    store = default_store() if state.world_size > 1 and state.group is dist.group.WORLD else None
+    if store is None:
+        return
+    number = state.num_meetings[what] = state.num_meetings.get(what, 0) + 1
+    base = f"graphshard/meetings/{what}"
+    missing = [r for r in range(state.world_size) if r != state.rank]
+    seconds, pause = state.timeout.total_seconds(), _POLL_SECONDS[0]
+    monitor, start = state.monitor, time.monotonic()
+    with operation(state, what, number):
+        store.set(f"{base}/{number}/{state.rank}", "")
+        while True:
+            missing = [r for r in missing if not store.check([f"{base}/{number}/{r}"])]
+            if not missing:
+                break
+            failed = monitor is not None and (monitor.has_failure() or monitor.has_lost(missing))
+            if failed or time.monotonic() - start > seconds:
+                absent = rank_names([state.members[r] for r in missing])
+                raise RuntimeError(f"{absent} did not come: {rule}")
+            time.sleep(pause)
+            pause = min(2 * pause, _POLL_SECONDS[1])
+    # All have come, so all have left the one before.
+    with contextlib.suppress(RuntimeError, NotImplementedError):
+        store.delete_key(f"{base}/{number - 1}/{state.rank}")
+
+
+def default_store() -> dist.Store | None:
+    """The default group's; None where it has none, as under MPI."""
+    try:
+        store: dist.Store = dist.distributed_c10d._get_default_store()
+    except (AttributeError, RuntimeError, ValueError):
+        return None
+    return store

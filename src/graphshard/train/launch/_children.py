@@ -57,10 +57,10 @@ class Child:
         """
         if self.process.returncode is None and hasattr(os, "waitid"):
             how = os.WEXITED | os.WNOHANG | os.WNOWAIT
-            found = os.waitid(os.P_PID, self.process.pid, how)
-            if found is None:
+            status = os.waitid(os.P_PID, self.process.pid, how)
+            if status is None:
                 return None
-            return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+            return status.si_status if status.si_code == os.CLD_EXITED else -status.si_status
         return self.process.poll()
 
     def signal(self, number: int) -> None:

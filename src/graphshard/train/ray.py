@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""trainer: a training function on graph servers, under Ray Train, which starts the trainers.
+"""A training function on graph servers, under Ray Train, which starts the trainers.
+
+Needs ``graphshard[ray]``.
 
 On each node on which Ray has placed trainers, the first of them starts a graph server, as an actor
 of that node; nodes are the hosts of the job, in the order of their first ranks. Trainers learn from
@@ -22,9 +24,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ..._base.files import TemporaryFolder
-from ...graph.convert import require
-from ...servers import GraphServer, exit_client
+from .._base.files import TemporaryFolder
+from ..graph.convert import require
+from ..servers import GraphServer, exit_client
+
+__all__ = ["trainer"]
 
 _TEXT_BYTES = 256
 _STOP_SECONDS = 30.0
