@@ -14,7 +14,6 @@ import graphshard.sar as sar
 from graphshard import RankError
 from graphshard.comm import trace
 from graphshard.comm.group import group_state
-from graphshard.errors import RankError
 from graphshard.testing import run_ranks
 
 

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from ..._base.files import writing
 from ...data.prepare import Preparation, read_dataset, read_graph, write_graph
+from ...data.task import TaskInfo, partition_dataset, read_task, warn_of_task, write_task
 from ...errors import PartitionFormatError
 from ...partition import (
     PartitionStats,
@@ -21,7 +22,6 @@ from ...partition import (
 )
 from ...partition.assign import Objective
 from ...partition.format import PartitionConfig, etype_key, read_config, read_content
-from ...data.task import TaskInfo, partition_dataset, read_task, warn_of_task, write_task
 from ._options import is_partition, options_of, partition_json
 
 
