@@ -11,7 +11,7 @@ import pytest
 
 from graphshard._base import memory as _memory
 from graphshard._base.memory import available_memory
-from graphshard.fullbatch import _config
+from graphshard.fullbatch import execution
 from graphshard.sampling import graph_store
 
 GIB = 1 << 30
@@ -171,7 +171,7 @@ def test_here() -> None:
 
 
 def test_all_who_choose_by_memory_ask_it() -> None:
-    assert _config.available_memory is graph_store.available_memory is _memory.available_memory
+    assert execution.available_memory is graph_store.available_memory is _memory.available_memory
 
 
 def test_auto_mode_heeds_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,8 +182,8 @@ def test_auto_mode_heeds_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyP
         mounts=V2_MOUNT.format(root="/"),
         groups={"sys/fs/cgroup/job": v2(2000, 0)},
     )
-    monkeypatch.setattr(_config, "available_memory", lambda: available_memory(root))
-    monkeypatch.setattr(_config, "all_reduce", lambda tensor, group: tensor)
-    mode = _config.AggregationMode(row_width=1)
+    monkeypatch.setattr(execution, "available_memory", lambda: available_memory(root))
+    monkeypatch.setattr(execution, "all_reduce", lambda tensor, group: tensor)
+    mode = execution.AggregationMode(row_width=1)
     assert mode.resolve(41, None) == "oneshot"  # 41 rows of 4 bytes, 3 times over: 492 bytes
     assert mode.resolve(42, None) == "sequential"

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from graphshard.dgl.nn.functional import edge_softmax
 from torch import Tensor, nn
 
 import graphshard
 from graphshard import function as fn
-from graphshard.dgl.nn.functional import edge_softmax
 from graphshard.testing import run_ranks
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "nn"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -249,7 +250,7 @@ def test_rows_of_embeddings_are_found_by_their_ids(tmp_path: Path) -> None:
         path = folder / f"rank-{rank}.safetensors"
         path.unlink()
         record = write_tensors(path, {**own, **rows})
-        content["files"][path.name] = record.as_dict()
+        content["files"][path.name] = asdict(record)
     rewrite_manifest(folder, files=content["files"])
     assert_same(train(data, tmp_path / "c", epochs=5, resume=True), undisturbed)
 
