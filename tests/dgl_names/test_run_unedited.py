@@ -286,7 +286,7 @@ def test_another_package_of_the_name_is_not_displaced(monkeypatch: pytest.Monkey
     finders = list(sys.meta_path)
     monkeypatch.setitem(sys.modules, "dgl", types.ModuleType("dgl"))
     with pytest.raises(
-        ImportError, match=r"dgl is imported already, from .* start the process ane"
+        ImportError, match=r"dgl is imported already, from .* start the process anew"
     ):
         load_ipython_extension(None)
     assert not unedited.is_installed()
