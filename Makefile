@@ -27,7 +27,7 @@ PROCESSORS := \
 	ONEDNN_MAX_CPU_ISA=AVX2 \
 	GRAPHSHARD_TEST_THREADS=2
 # The tests that compute.
-PROCESSOR_TESTS := $(addprefix tests/,nn ops fullbatch sampling graph pyg core train)
+PROCESSOR_TESTS := $(addprefix tests/,nn ops fullbatch sampling graph pyg dgl_names sar train)
 
 # Tests start hundreds of programs. Where the environment forbids files of bytecode, each of them
 # would compile the package anew: a sixth of the 2.7 s that a start takes.
