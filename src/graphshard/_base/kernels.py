@@ -107,7 +107,7 @@ def kernels_for(device: torch.device, dtype: torch.dtype | None = None) -> Modul
     """The extension where it can serve this device and value type, else None."""
     if device.type != "cpu" or (dtype is not None and dtype not in _NATIVE_DTYPES):
         return None
-    return _load() if extension_available() else None
+    return _load() if _forced is None or _forced else None
 
 
 def limit_threads(num_threads: int) -> None:

@@ -58,7 +58,15 @@ from torch import Tensor
 from .._base.files import MappedFile, writing
 from .._base.kernels import empty, kernels_for
 from .address import machine_name
-from .collectives import all_gather, all_to_all, gather_texts, share_error, wait_for_all
+from .collectives import (
+    all_gather,
+    all_to_all,
+    as_bytes,
+    gather_texts,
+    row_bytes,
+    share_error,
+    wait_for_all,
+)
 from .group import GroupState
 
 _STEP = 1 << 16
@@ -648,13 +656,3 @@ def _aligned(size: int) -> int:
 
 
 # -- bytes of tensors ------------------------------------------------------------------------------
-
-
-def row_bytes(tensor: Tensor) -> int:
-    """Bytes in one row of ``[rows, *]``."""
-    return tensor.element_size() * math.prod(tensor.shape[1:])
-
-
-def as_bytes(tensor: Tensor) -> Tensor:
-    """One-dimensional uint8 view of a tensor (of a copy, where it is not contiguous)."""
-    return tensor.detach().contiguous().view(-1).view(torch.uint8)

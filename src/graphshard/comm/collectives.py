@@ -40,6 +40,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -67,6 +68,34 @@ from .group import (
     world_size,
 )
 
+# -- rows as they travel ---------------------------------------------------------------------------
+
+WIRE_DTYPES = (torch.bfloat16, torch.float16)
+"""What rows may be rounded to."""
+
+
+def wire_dtype(dtype: torch.dtype, wire: torch.dtype | None) -> torch.dtype:
+    """The dtype in which rows of ``dtype`` travel; ``wire`` None is as they are."""
+    if wire is None or not dtype.is_floating_point or dtype.itemsize <= wire.itemsize:
+        return dtype
+    return wire
+
+
+def narrowed(tensor: Tensor, wire: torch.dtype | None) -> Tensor:
+    """Rows as they travel; the same tensor where nothing changes."""
+    return tensor.to(wire_dtype(tensor.dtype, wire))
+
+
+def row_bytes(tensor: Tensor) -> int:
+    """Bytes in one row of ``[rows, *]``."""
+    return tensor.element_size() * math.prod(tensor.shape[1:])
+
+
+def as_bytes(tensor: Tensor) -> Tensor:
+    """One-dimensional uint8 view of a tensor (of a copy, where it is not contiguous)."""
+    return tensor.detach().contiguous().view(-1).view(torch.uint8)
+
+
 # -- copies to and from the backend ----------------------------------------------------------------
 
 
@@ -81,11 +110,9 @@ def to_backend(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
 
     Tensors that are there already are returned as they are.
     """
-    if device.type != "cpu" or not any(tensor.is_cuda for tensor in tensors):
-        return [tensor.to(device) for tensor in tensors]
     staged, copied = [], {}
     for tensor in tensors:
-        if not tensor.is_cuda:
+        if device.type != "cpu" or not tensor.is_cuda:
             staged.append(tensor.to(device))
             continue
         stream = _copy_stream(tensor.device)

@@ -318,11 +318,10 @@ def operation(
             f"{name} needs the process group '{state.name}', which has been shut down; make what "
             "uses it again after initialize_comms"
         )
-    others = [
-        state.members[peer]
-        for peer in (range(state.world_size) if peers is None else peers)
-        if peer != state.rank
-    ]
+    others = []
+    for peer in range(state.world_size) if peers is None else peers:
+        if peer != state.rank:
+            others.append(state.members[peer])
     if state.monitor is None and state.world_size > 1:
         _find_monitor(state)
     monitor = state.monitor

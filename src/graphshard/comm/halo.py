@@ -54,17 +54,21 @@ from torch.nn import functional
 from .._base.device import device_of
 from .._base.kernels import empty
 from ._shared_memory import SharedBlocks
-from .collectives import Pending, count, from_backend, room_for, to_backend, verify, wait
-from .group import GroupState, group_state, operation
-from .transport import (
+from .collectives import (
+    Pending,
     as_bytes,
-    exchange_rows,
+    count,
+    from_backend,
     narrowed,
+    room_for,
     row_bytes,
-    shared_blocks,
-    start_exchange,
+    to_backend,
+    verify,
+    wait,
     wire_dtype,
 )
+from .group import GroupState, group_state, operation
+from .transport import exchange_rows, shared_blocks, start_exchange
 
 Allocate = Callable[[Sequence[int], torch.dtype, torch.device | str], Tensor]
 
@@ -847,7 +851,8 @@ def _pair(plan: ExchangePlan, step: int) -> tuple[int, int]:
         raise ValueError(
             f"step must be in [1, {plan.world_size}), one for each other rank (got {step})"
         )
-    return (plan.rank - step) % plan.world_size, (plan.rank + step) % plan.world_size
+    rank, num_ranks = plan.state.rank, plan.state.world_size
+    return (rank - step) % num_ranks, (rank + step) % num_ranks
 
 
 def _start_messages(
@@ -876,14 +881,15 @@ def _start_messages(
     state.num_operations += len(outgoing)
     to, frm = state.members[target], state.members[source]
     requests: list[tuple[int, dist.P2POp]] = []
+    num_bytes = 0
     for i, (sent, received) in enumerate(zip(outgoing, incoming, strict=True)):
         tag = (number + i) % _NUM_TAGS
         if received.numel():
             buffer = as_bytes(received)
             requests.append((source, dist.P2POp(dist.irecv, buffer, frm, state.group, tag)))
         if sent.numel():
+            num_bytes += sent.numel()
             requests.append((target, dist.P2POp(dist.isend, sent, to, state.group, tag)))
-    num_bytes = sum(sent.numel() for sent in outgoing)
     if num_bytes:
         count("send", num_bytes)
     works: list[tuple[int, dist.Work]] = []

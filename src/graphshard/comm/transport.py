@@ -38,8 +38,6 @@ from ._shared_memory import Hosts as Hosts
 from ._shared_memory import SharedArray as SharedArray
 from ._shared_memory import SharedBlocks as SharedBlocks
 from ._shared_memory import SharedPeer
-from ._shared_memory import as_bytes as as_bytes
-from ._shared_memory import row_bytes as row_bytes
 from ._shared_memory import share_arrays as share_arrays
 from .address import process_namespace
 from .collectives import (
@@ -52,6 +50,8 @@ from .collectives import (
     start_all_to_all,
     start_collective,
 )
+from .collectives import as_bytes as as_bytes
+from .collectives import row_bytes as row_bytes
 from .group import GroupState, close_in_children, group_state, operation
 
 Splits = Sequence[Sequence[int]]
@@ -250,21 +250,6 @@ def _gather(state: GroupState, numbers: Sequence[int]) -> list[list[int]]:
 
 
 # -- packing ---------------------------------------------------------------------------------------
-
-WIRE_DTYPES = (torch.bfloat16, torch.float16)
-"""What rows may be rounded to."""
-
-
-def wire_dtype(dtype: torch.dtype, wire: torch.dtype | None) -> torch.dtype:
-    """The dtype in which rows of ``dtype`` travel; ``wire`` None is as they are."""
-    if wire is None or not dtype.is_floating_point or dtype.itemsize <= wire.itemsize:
-        return dtype
-    return wire
-
-
-def narrowed(tensor: Tensor, wire: torch.dtype | None) -> Tensor:
-    """Rows as they travel; the same tensor where nothing changes."""
-    return tensor.to(wire_dtype(tensor.dtype, wire))
 
 
 def bytes_by_rank(likes: Sequence[Tensor], splits: Splits) -> list[int]:

@@ -73,8 +73,7 @@ from ..comm import (
     start_return,
     start_return_all,
 )
-from ..comm.collectives import copying_ahead, rows_are_ready
-from ..comm.transport import WIRE_DTYPES
+from ..comm.collectives import WIRE_DTYPES, copying_ahead, rows_are_ready
 from ..errors import RankError
 from ..graph.frame import Frame, version_of
 from ..ops import add_rows, empty
@@ -315,7 +314,7 @@ class RowTransport(ABC):
             with copying_ahead(device, are_here) if are_here is not None else nullcontext():
                 return keys, self.start_fetch(step, parts, [needs_grad[key] for key in keys])
 
-        device = next((tensor.device for tensor in whole.values()), _CPU)
+        device = next(iter(whole.values())).device if whole else _CPU
         on_gpu = device.type != "cpu"
         are_here = rows_are_ready(self.plan.state, device) if on_gpu else None
         computed: deque[torch.cuda.Event | None] = deque()

@@ -151,7 +151,8 @@ class Frame(MutableMapping[str, Any]):
         default_view: View = "node",
     ) -> None:
         self.num_rows = num_rows
-        self.device = device_of(device)
+        is_known = isinstance(device, torch.device) and device.type == "cpu"
+        self.device = device if is_known else device_of(device)
         self.what = what
         self.default_view = default_view
         self.initializers: dict[str | None, Initializer] = {}
