@@ -31,7 +31,7 @@ PROCESSOR_TESTS := $(addprefix tests/,nn ops fullbatch sampling graph pyg dgl_na
 
 # Tests start hundreds of programs. Where the environment forbids files of bytecode, each of them
 # would compile the package anew: a sixth of the 2.7 s that a start takes.
-test test-core test-torch test-processors test-all: export PYTHONDONTWRITEBYTECODE =
+test test-campaigns test-core test-torch test-processors test-all: export PYTHONDONTWRITEBYTECODE =
 
 # How many files of tests run side by side; 0 runs them in one process, where a debugger works. One
 # more than two cores, as a sixth of their time is waiting for processes that end.
@@ -47,7 +47,7 @@ NATIVE := $(wildcard CMakeLists.txt cmake/*.cmake csrc/*/*.cpp csrc/*/*.h)
 CXX_FILES := $(wildcard csrc/*/*.cpp csrc/*/*.h)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-core test-torch test-processors test-all notebooks lint format
+.PHONY: help install demo test test-campaigns test-core test-torch test-processors test-all notebooks lint format
 .PHONY: peer bench clean
 
 help:  ## list the targets
@@ -82,7 +82,10 @@ demo: $(VENV)/.run  ## partition Cora in two, train a GCN and a GAT on it with t
 	$(BIN)/graphshard train --data $(DEMO)/cora.json --model gat --workers 2 --mode full
 
 test: $(VENV)/.test  ## run the tests (PYTEST_ARGS="tests/ops -x" narrows them)
-	$(BIN)/python -m pytest -n $(TEST_WORKERS) $(SIDE_BY_SIDE) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(TEST_WORKERS) $(SIDE_BY_SIDE) --ignore tests/campaigns $(PYTEST_ARGS)
+
+test-campaigns: $(VENV)/.test  ## a sample of the campaigns: mutations, kills, hostile arguments, soaks
+	$(BIN)/python -m pytest -n $(TEST_WORKERS) $(SIDE_BY_SIDE) tests/campaigns $(PYTEST_ARGS)
 
 $(CORE)/.test: pyproject.toml constraints.txt $(NATIVE)
 	@echo "installing graphshard in $(CORE), without DGL and PyG"

@@ -7,6 +7,7 @@ Most tests here only read the sources; the last ones import graphshard in a fres
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import json
 import os
@@ -130,9 +131,14 @@ def part_imported(target: str) -> str | None:
     return "__init__"
 
 
-def imports_of(file: Path) -> Iterator[Import]:
+@functools.cache
+def syntax_of(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"), str(file))
+
+
+@functools.cache
+def imports_of(file: Path) -> tuple[Import, ...]:
     """Every import in a file, by statement or by name: ``from a import b`` is given as ``a.b``."""
-    tree = ast.parse(file.read_text(encoding="utf-8"), str(file))
     package = module_name(file).split(".")
     if file.name != "__init__.py":
         package = package[:-1]
@@ -154,7 +160,7 @@ def imports_of(file: Path) -> Iterator[Import]:
         for child in ast.iter_child_nodes(node):
             yield from visit(child, inside)
 
-    yield from visit(tree, False)
+    return tuple(visit(syntax_of(file), False))
 
 
 def dotted(node: ast.expr) -> str:
@@ -171,10 +177,10 @@ def is_type_checking(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and dotted(node.test).endswith("TYPE_CHECKING")
 
 
+@functools.cache
 def lines_under_type_checking(file: Path) -> set[int]:
     """Lines of imports that only the type checker sees."""
-    tree = ast.parse(file.read_text(encoding="utf-8"), str(file))
-    guarded = [node for node in ast.walk(tree) if is_type_checking(node)]
+    guarded = [node for node in ast.walk(syntax_of(file)) if is_type_checking(node)]
     return {
         inner.lineno
         for node in guarded
@@ -251,7 +257,7 @@ def test_nothing_unpickles_or_evaluates() -> None:
         for found in imports_of(file):
             if found.target.split(".")[0] in FORBIDDEN_MODULES or found.target in FORBIDDEN_CALLS:
                 bad.append(found.where())
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        for node in ast.walk(syntax_of(file)):
             if not isinstance(node, ast.Call):
                 continue
             name = dotted(node.func).replace("dist.", "torch.distributed.", 1)
@@ -343,7 +349,7 @@ def test_wings_of_a_package_do_not_import_each_other() -> None:
 
 def type_names(file: Path) -> Iterator[str]:
     """Classes and type aliases that a file defines, without a leading underscore."""
-    tree = ast.parse(file.read_text(encoding="utf-8"))
+    tree = syntax_of(file)
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef):
             yield node.name.lstrip("_")

@@ -48,19 +48,24 @@ PROGRAMS = {
 COMMANDS = [
     "reports.py -x 1 --m",
     "raises.py",
-    "chained.py",
-    "hooked.py",
     "exits.py",
-    "says_why.py",
-    "interrupted.py",
-    "lacks.py",
     "broken.py",
-    "guarded.py",
-    "no_such_file.py",
     "folder a",
     "-m package.module -x",
-    "-m package.raises",
     "-m no_such_module",
+    *(
+        pytest.param(command, marks=pytest.mark.exhaustive)
+        for command in (
+            "chained.py",
+            "hooked.py",
+            "says_why.py",
+            "interrupted.py",
+            "lacks.py",
+            "guarded.py",
+            "no_such_file.py",
+            "-m package.raises",
+        )
+    ),
 ]
 
 
