@@ -103,7 +103,7 @@ CHECKS: dict[str, Callable[[str], None]] = {
 
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
-USUAL = ["distributed_sage", "typed_graph"]  # on the emulated GPU in every run; all with --all
+USUAL = ["distributed_sage"]  # on the emulated GPU in every run; all with --all
 
 
 def on_devices() -> list[Any]:

@@ -416,8 +416,12 @@ def test_a_launcher_that_was_suspended_says_so(notes: Path) -> None:
 
 
 def test_each_process_has_a_log_that_the_report_of_a_failure_names(notes: Path) -> None:
-    trainer = (
-        "print('I am', host, rank); time.sleep(0.3 if (host, rank) == (1, 0) else 1000); 1 / 0"
+    trainer = (  # one fails once all have printed
+        "print('I am', host, rank, flush=True); folder = os.environ['NOTES']; "
+        "open(f'{folder}/printed {host} {rank}', 'w'); "
+        "printed = lambda: sum(name.startswith('printed') for name in os.listdir(folder)); "
+        "(host, rank) == (1, 0) or time.sleep(1000); "
+        "[time.sleep(0.01) for _ in range(2000) if printed() < 4]; 1 / 0"
     )
     logs = JobLogs(notes / "logs", lambda text: None)
     outcome, lines = run(trainer, notes, logs=logs)

@@ -142,7 +142,10 @@ def make_and_drop(rank: int, world_size: int, addresses: list[str], kind: str) -
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
-@pytest.mark.parametrize(("num_hosts", "world_size"), [(1, 1), (1, 2), (2, 3)])
+@pytest.mark.parametrize(
+    ("num_hosts", "world_size"),
+    [(1, 1), pytest.param(1, 2, marks=pytest.mark.exhaustive), (2, 3)],
+)
 def test_what_is_dropped_is_mapped_no_more(
     kind: str, num_hosts: int, world_size: int, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -128,7 +128,10 @@ def work_and_fall_silent(
         pytest.param(75.0, marks=[pytest.mark.exhaustive, pytest.mark.timeout(1200)]),
     ],
 )
-@pytest.mark.parametrize("how", ["stopped", "holding the interpreter"])
+@pytest.mark.parametrize(
+    "how",  # test_saving.py has the other one in every run
+    ["stopped", pytest.param("holding the interpreter", marks=pytest.mark.exhaustive)],
+)
 def test_a_silent_trainer_costs_nothing(how: str, seconds: float) -> None:
     made = [TableServer(host, TOKEN, silent_seconds=seconds / 2) for host in range(NUM_HOSTS)]
     try:

@@ -295,7 +295,7 @@ def load_rows(rank: int, world_size: int, where: str, num_hosts: int, folder: st
 
 
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks")
-@pytest.mark.parametrize("num_trainers", [1, 2])
+@pytest.mark.parametrize("num_trainers", [pytest.param(1, marks=pytest.mark.exhaustive), 2])
 @pytest.mark.parametrize("how", ["stopped", "without the interpreter"])
 def test_what_a_silent_trainer_holds_is_trained_and_saved(
     how: str, num_trainers: int, parts: dict[str, str], tmp_path: Path
