@@ -32,6 +32,7 @@ from .structure import ALL, is_all
 if TYPE_CHECKING:
     from .message_passing import MessagePassingGraph
 
+_CPU = torch.device("cpu")
 
 Initializer: TypeAlias = Callable[[tuple[int, ...], torch.dtype, torch.device, Any], Tensor]
 """Makes rows that have not been set, from (shape, dtype, device, slice of their ids)."""
@@ -151,8 +152,7 @@ class Frame(MutableMapping[str, Any]):
         default_view: View = "node",
     ) -> None:
         self.num_rows = num_rows
-        is_known = isinstance(device, torch.device) and device.type == "cpu"
-        self.device = device if is_known else device_of(device)
+        self.device = _CPU if device == _CPU else device_of(device)
         self.what = what
         self.default_view = default_view
         self.initializers: dict[str | None, Initializer] = {}
