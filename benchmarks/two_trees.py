@@ -5,10 +5,11 @@
     python benchmarks/two_trees.py ../before
     python benchmarks/two_trees.py ../before --case full_batch:sage:sequential --rounds 5
 
-Each case is a side of one of the scripts beside this one, run by either tree's Python in turn, the
-order changing from round to round, with one thread for each process. A ratio is this tree over the
-other, of medians and of minima; the spread is that of the other tree's rounds, largest over
-smallest. CPU seconds are those of all processes, start included.
+Each case is a side of one of the scripts beside this one. Either tree's Python runs its own tree's
+script, or this tree's where the other has none, in turn, the order changing from round to round,
+with one thread for each process. A ratio is this tree over the other, of medians and of minima; the
+spread is that of the other tree's rounds, largest over smallest. CPU seconds are those of all
+processes, start included.
 """
 
 from __future__ import annotations
@@ -84,6 +85,8 @@ def cases(
     for transport in ("collective", "replicated"):
         found[f"sampling:fetch:{transport}"] = shared(transport, 0)
         found[f"sampling:epoch:{transport}"] = shared(transport, 128)
+    found["start"] = lambda: torchrun(2, "start_and_reads.py", "start")
+    found["reads"] = lambda: [str(HERE / "start_and_reads.py"), "reads", str(folder)]
     for layer in ("gat", "gatv2", "dotgat", "agnn"):
         command = [str(HERE / "attention.py"), "--work", str(graph), "--layer", layer]
         found[f"attention:{layer}"] = lambda command=command: command  # type: ignore[misc]
@@ -103,8 +106,13 @@ def ordered(command: list[str]) -> list[str]:
     return command
 
 
-def run(python: Path, command: list[str]) -> tuple[Figures, Any]:
-    """Figures of one run, and its losses if it trains."""
+def run(tree: Path, command: list[str]) -> tuple[Figures, Any]:
+    """Figures of one run in a tree, and its losses if it trains."""
+    python, own = tree / ".venv" / "bin" / "python", tree / "benchmarks"
+    for i, word in enumerate(command):
+        script = own / Path(word).name
+        if Path(word).parent == HERE and script.exists():
+            command = [*command[:i], str(script), *command[i + 1 :]]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
         [str(python), *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment,
@@ -149,10 +157,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
-    pythons: Mapping[str, Path] = {
-        name: tree.resolve() / ".venv" / "bin" / "python"
-        for name, tree in (("before", args.before), ("now", ROOT))
-    }
+    trees: Mapping[str, Path] = {"before": args.before.resolve(), "now": ROOT}
     graph = community_graph(args.folder, args.nodes, args.edges)
     wanted = tuple(args.case or [""])
     print("| case | figure | before | now | now / before | of minima | spread before |")
@@ -161,11 +166,11 @@ def main() -> None:
         if not case.startswith(wanted):
             continue
         command = prepare()
-        found: dict[str, list[Figures]] = {name: [] for name in pythons}
+        found: dict[str, list[Figures]] = {name: [] for name in trees}
         losses = []
         for number in range(args.rounds):
-            for name in sorted(pythons, reverse=bool(number % 2)):
-                figures, loss = run(pythons[name], command)
+            for name in sorted(trees, reverse=bool(number % 2)):
+                figures, loss = run(trees[name], command)
                 found[name].append(figures)
                 losses.append(loss)
         if losses[0] is not None:

@@ -66,6 +66,27 @@ def group_exists(rank, world_size):
     return dist.is_initialized()
 
 
+def raise_in_turn(rank, world_size):
+    time.sleep(0.3 * rank)
+    raise ValueError(f"this is process {os.getpid()}")
+
+
+def test_a_process_number_may_come_again():
+    stop_ranks()
+    first = run_ranks(process_number, 1)
+    largest = int(Path("/proc/sys/kernel/pid_max").read_text())
+    next_numbers = {1 + (first[0] + i) % largest for i in range(min(largest, 100_000))}
+    # As if ranks that failed had had all the numbers that new ranks may get.
+    codes = dict.fromkeys(next_numbers - set(first), 1)
+    _processes.pool._template.codes.update(codes)
+    with pytest.raises(RanksFailed) as failed:
+        run_ranks(raise_in_turn, 3)
+    stop_ranks()
+    numbers = [int(failed.value.errors[rank].split()[-1]) for rank in range(3)]
+    assert numbers[0] == first[0]
+    assert codes.keys() >= set(numbers[1:])
+
+
 def test_without_group():
     assert run_ranks(group_exists, 2, group=False) == [False, False]
 

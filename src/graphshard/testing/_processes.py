@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import itertools
 import json
 import os
 import selectors
@@ -45,6 +46,7 @@ class Template:
     folder: TemporaryFolder
     codes: dict[int, int] = field(default_factory=dict)
     started: list[int] = field(default_factory=list)
+    numbers: Iterator[int] = field(default_factory=itertools.count)  # of files of ranks
     ready: bool = False
     ended: bool = False
     rest: bytes = b""
@@ -97,6 +99,8 @@ class Template:
             if "ended" in message:
                 self.codes[message["ended"]] = message["code"]
             elif "started" in message:
+                # Process numbers come round again, and this one is not the rank that had it before.
+                self.codes.pop(message["started"], None)
                 self.started.append(message["started"])
             else:
                 self.ready = True
@@ -130,7 +134,7 @@ class RankProcess:
 
     @classmethod
     def start(cls, template: Template) -> RankProcess:
-        number = len(template.codes) + len(list(template.folder.path.iterdir()))
+        number = next(template.numbers)
         stacks = template.folder.path / f"stacks{number}"
         log = template.folder.path / f"log{number}"
         jobs_from, jobs = os.pipe()
