@@ -367,7 +367,7 @@ def test_the_interpreter_ends_cleanly_with_threads_at_work(tmp_path):
             text=True,
         )
     for name, (code, _) in PROGRAMS.items():
-        _, errors = running[name].communicate(timeout=60)
+        _, errors = running[name].communicate(timeout=150)
         assert running[name].returncode == code, errors
         assert "Fatal" not in errors
         assert "terminate called" not in errors
