@@ -24,7 +24,7 @@ import torch
 
 from .._base.files import read_json_regular, write_json
 from ..errors import PartitionFormatError
-from ..partition.files import listing, mapping, required, shown, text, whole_number
+from ..partition.checked_files import listing, mapping, required, shown, text, whole_number
 from ..partition.format import digest_of_content, read_config
 from ..partition.save import print_stats, write_partition
 from .dataset import SPLITS, NodeDataset

@@ -38,7 +38,7 @@ from .._base.typing import DEFAULT_ETYPE, DEFAULT_NTYPE, CanonicalEType
 from ..graph import Graph
 from ..ops import Adjacency
 from ._book import RangePartitionBook
-from .files import etype_key
+from .checked_files import etype_key
 
 STRUCTURE_FIELDS = frozenset({"_ID", "_TYPE", "inner_node", "inner_edge"})
 """Fields that describe where a graph came from; as DGL does, they are not taken for features."""

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from rich.table import Table
 
 from .assign import Constraint, part_loads
-from .files import listing, mapping, only_keys, required, shown, text, whole_number
+from .checked_files import listing, mapping, only_keys, required, shown, text, whole_number
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from .._base.files import check_text, read_text_regular, sync_folder, write_json
 from ..errors import PartitionFormatError
-from .files import FileRecord, RowSource, write_tensors
+from .checked_files import FileRecord, RowSource, write_tensors
 from .format import FORMAT, FORMAT_VERSION, PART_FILES, build_of, displaced_folder, read_config
 
 

@@ -43,7 +43,7 @@ from ..graph.dgl_files import (
     stored_graph,
 )
 from ._book import RangePartitionBook
-from .files import etype_key
+from .checked_files import etype_key
 
 DGL_PART_FILES = {
     "part_graph": "graph.dgl",

@@ -49,8 +49,7 @@ from .._base.typing import DEFAULT_CANONICAL_ETYPE, DEFAULT_NTYPE, CanonicalETyp
 from ..errors import PartitionFormatError
 from ._book import RangePartitionBook
 from ._stats import PartitionStats
-from .dgl_folder import DGLPartFile, find_relations
-from .files import (
+from .checked_files import (
     GRAPH_FORMATS,
     PART_FILES,
     TensorFile,
@@ -62,6 +61,7 @@ from .files import (
     text,
     whole_number,
 )
+from .dgl_folder import DGLPartFile, find_relations
 from .pyg_folder import is_pyg_folder
 
 __all__ = [

@@ -32,8 +32,8 @@ from ..ops import Adjacency
 from ._book import RangePartitionBook
 from ._local_part import IdArray
 from ._stats import PartitionStats
+from .checked_files import TensorFile, digest_of
 from .dgl_folder import DGLPartFile
-from .files import TensorFile, digest_of
 from .format import PART_FILES, PartitionConfig, etype_key, read_config
 
 Path = str | os.PathLike[str]

@@ -39,11 +39,11 @@ from ._local_part import (
     relabel,
 )
 from ._metis import Objective, UndirectedGraph
-from ._order import order_nodes, places_by_readers
+from ._node_order import order_nodes, places_by_readers
 from ._stats import PartitionStats, PartSizes, measure_balance
 from ._writer import PartitionWriter
 from .assign import Assignment, BalanceNTypes, PartMethod, assign_nodes, build_constraints
-from .files import DTYPE_NAMES, GRAPH_FORMATS, Rows
+from .checked_files import DTYPE_NAMES, GRAPH_FORMATS, Rows
 from .format import etype_key, triples_of
 
 NodeMapping: TypeAlias = Tensor | dict[str, Tensor]

@@ -69,7 +69,7 @@ from ._config import (
 from ._embeddings import NODE, PAIR, NodeEmbeddings, OneHotRelGraphConv, Table, pair_data
 from ._models import GAT, GCN, RGCN, SAGE, InputDropout, NodeClassifier, TypedRGCN
 from ._result import EpochReport, Evaluation, History, SamplingReport, TrainResult
-from ._shard import TrainingShard, all_finite, load_shard, relation_norm
+from ._training_shard import TrainingShard, all_finite, load_shard, relation_norm
 
 # Tables of an R-GCN whose nodes have no features.
 ROWS, SELF_ROWS = "one-hot rows", "one-hot rows of self loops"

@@ -17,7 +17,7 @@ import typer
 
 from ...errors import GraphShardError, RankError
 from ..launch import WRONG_INPUT_ERRORS, ExitCode, show_warning, stop_on_signals
-from ._cluster import copy, launch, serve
+from ._cluster_commands import copy, launch, serve
 from ._options import CommandWithDefaults
 from ._partitions import convert, inspect, partition, verify
 from ._train import train

@@ -17,8 +17,8 @@ from ...partition.format import read_config
 from .._config import FullBatchConfig, SampledConfig
 from .._result import EpochReport, Evaluation, TrainResult
 from .._run import FullBatchRun, Progress, SampledRun, TrainingRun
-from .._shard import check_num_workers
-from ._local import launch_workers
+from .._training_shard import check_num_workers
+from ._local_workers import launch_workers
 from ._worker import ExitCode, send_event
 
 
