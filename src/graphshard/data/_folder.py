@@ -86,7 +86,6 @@ class FolderArrays:
     """What a folder holds, checked but not yet a graph.
 
     Args:
-        num_nodes: Number of nodes of each type.
         edges: [2, num_edges] int64 for each relation.
         features: Feature matrix of each type that has one.
         target: Node type with the labels.
@@ -94,7 +93,6 @@ class FolderArrays:
         masks: [num_nodes of the target] bool for ``train``, ``val`` and ``test``.
         edge_type: [num_edges] int64, or None.
         relation_names: Name of each value of ``edge_type``.
-        class_names: Name of each class, or empty.
     """
 
     num_nodes: dict[str, int]
@@ -112,9 +110,7 @@ def read_folder(folder: Path, split: int | None, features: bool) -> FolderArrays
     """Read and check every array of a folder.
 
     Args:
-        folder: The folder.
         split: Which of several published splits; None takes the files without a number.
-        features: Whether to read feature matrices.
     """
     if not folder.is_dir():
         raise FileNotFoundError(f"no data set folder {folder}")
@@ -237,9 +233,6 @@ def _shown_names(folder: Path) -> str:
 
 def how_to_read(path: Path) -> str:
     """What reads a file or folder that is no data set folder, for the end of an error; or nothing.
-
-    Args:
-        path: Something that is there.
     """
     call = _reader_of_folder(path) if path.is_dir() else _reader_of_file(path)
     if call is None:

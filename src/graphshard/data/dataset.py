@@ -39,11 +39,8 @@ class NodeDataset:
     and ``test_mask`` ([num_nodes] bool); usually every type has ``feat``.
 
     Args:
-        name: What the data set is called.
-        graph: Graph that carries the fields.
         num_classes: Number of classes; 0 where nothing is labelled.
         target: Node type that is classified.
-        class_names: Name of each class, or empty.
         relation_names: Name of each value of ``edata['etype']``, where a homogeneous graph keeps
             its relations there; otherwise empty.
 
@@ -100,7 +97,6 @@ class NodeDataset:
 
         Args:
             graph: Graph, usually with ``label`` and the masks on one node type.
-            name: What to call the data set.
             target: Node type to classify. None means the only type that has ``label``, or the only
                 type there is.
             num_classes: None counts them: the largest label plus one, or the width of a label

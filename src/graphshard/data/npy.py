@@ -67,7 +67,6 @@ def read_npz(path: Path, wanted: Callable[[str], bool]) -> dict[str, np.ndarray]
     """Arrays of a ``.npz`` file.
 
     Args:
-        path: The file.
         wanted: Whether to read the array of a name.
     """
     try:
@@ -189,7 +188,6 @@ def read_array(path: Path, ndim: int, kind: str) -> np.ndarray:
     """Read one ``.npy`` file.
 
     Args:
-        path: The file.
         ndim: Number of dimensions it must have.
         kind: ``'i'`` integers (returned as int64), ``'f'`` real numbers, ``'b'`` bool.
     """
@@ -303,7 +301,6 @@ def dense_features(
     """[num_rows, num_columns] tensor of a feature matrix.
 
     Args:
-        features: What `read_features` returned.
         dtype: Floating point dtype to store.
         row_normalize: Divide each row by its sum; rows that sum to 0 stay as they are.
     """

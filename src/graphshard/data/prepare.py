@@ -67,7 +67,6 @@ def read_dataset(name: str, preparation: Preparation = Preparation()) -> NodeDat
             GRAPHSHARD_DATASETS names, an edge list that ends in ``.csv`` or ``.parquet``
             (columns ``src`` and ``dst``), or a file of one graph that ``dgl.save_graphs`` wrote
             and that ends in ``.bin`` or ``.dgl``.
-        preparation: What to do to the graph.
 
     Raises:
         FileNotFoundError: There is no such data set.
@@ -190,7 +189,6 @@ def write_graph(graph: Graph, path: str | os.PathLike[str]) -> None:
     """Write a graph to a file, whose ending says how.
 
     Args:
-        graph: The graph.
         path: ``.bin`` and ``.dgl`` for what ``dgl.load_graphs`` reads, with all features;
             ``.csv`` and ``.parquet`` for the edges of a graph with one relation and their features.
 

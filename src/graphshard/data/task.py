@@ -40,12 +40,10 @@ class TaskInfo:
     """A node classification task on a partitioned graph.
 
     Args:
-        name: Name of the data set.
         target: Node type that is classified; None: the one that has labels.
         num_classes: Number of classes; None: counted.
         num_relations: Number of values of the edge feature ``etype``; None: counted, or there is
             no such feature.
-        class_names: Name of each class, or empty.
         options: How the graph was prepared, for the reader.
     """
 
@@ -210,9 +208,6 @@ def partition_dataset(
     """Partition a data set into a folder, with the description of its task beside the JSON.
 
     Args:
-        dataset: The data set.
-        num_parts: Number of parts.
-        out: The folder.
         name: Name of the graph and of the JSON; None: the data set's.
         balance_field: Node feature of the target type whose values are to be spread evenly.
         options: How the graph was prepared, to be noted beside the partition.

@@ -46,7 +46,6 @@ class IdSpace:
 
     Args:
         sizes: ``sizes[part][type]`` ids in each block.
-        num_types: Number of types.
         what: "node" or "edge", for messages.
     """
 
@@ -126,11 +125,9 @@ class RangePartitionBook:
 
     Args:
         part_id: The part that this process works on.
-        num_parts: Number of parts.
         node_map: Per node type, ``[num_parts, 2]``: the block ``[start, stop)`` of homogenised ids
             of that type in each part.
         edge_map: The same per canonical edge type.
-        ntypes: Node type to its number.
         etypes: Canonical edge type to its number.
 
     Raises:

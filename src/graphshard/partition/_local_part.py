@@ -47,9 +47,6 @@ STRUCTURE_FIELDS = frozenset({"_ID", "_TYPE", "inner_node", "inner_edge"})
 class GraphSource:
     """A graph to be partitioned; nothing is copied and the graph is never written to.
 
-    Args:
-        graph: Any `Graph`, typed or plain, on any device.
-
     Raises:
         TypeError: It is not a `Graph`.
         ValueError: A type cannot be named in files.
@@ -148,11 +145,9 @@ class Relabeling:
     """Old and new ids of a graph.
 
     Args:
-        source: The graph.
         node_sizes: Nodes ``[part][type]``.
         edge_sizes: Edges ``[part][relation]``.
         old_node_ids: Per type, tensor ``[num_nodes]``: original id of each new per-type id.
-        relations: The edges.
         book: The partition book (of part 0; the maps are the same for all).
     """
 
@@ -184,10 +179,8 @@ def relabel(
     """Number nodes and edges anew.
 
     Args:
-        source: The graph.
         parts: ``[num_nodes]``, part of each node, in homogenised order.
         order: ``[num_nodes]``: the old homogenised id of each new one; by part, then by type.
-        num_parts: Number of parts.
     """
     num_types = len(source.ntypes)
     offsets = source.offsets
@@ -293,11 +286,7 @@ class CutEdges:
 
 
 def find_cut_edges(relabeling: Relabeling) -> tuple[list[CutEdges], npt.NDArray[np.int64]]:
-    """Cut edges of every relation; and how many enter each part.
-
-    Returns:
-        One `CutEdges` per relation, and ``[num_parts]`` the cut edges into each part.
-    """
+    """Cut edges of every relation; and how many enter each part."""
     num_parts = relabeling.num_parts
     entering = np.zeros(num_parts, dtype=np.int64)
     ends = np.asarray(relabeling.node_sizes).sum(axis=1).cumsum()
@@ -328,10 +317,7 @@ def cut_part(
     """Build the local graph of one part; see the note on the module.
 
     Args:
-        relabeling: New ids.
-        part: The part.
         num_hops: How far the halo reaches, from 0 up.
-        cut_edges: From `find_cut_edges`.
     """
     book = relabeling.book
     num_relations = len(relabeling.relations)

@@ -120,7 +120,6 @@ class UndirectedGraph:
 
         Args:
             edges: (source, destination) of each relation, in homogenised ids.
-            num_nodes: Number of nodes.
             count: Remember how often each edge was there.
 
         Raises:
@@ -206,11 +205,9 @@ class MetisLibrary:
     """The loaded library, and what its own header says about it.
 
     Args:
-        handle: The library.
         index_type: numpy type of ids and weights.
         real_type: numpy type of balance targets.
         options: Number of each option, by name.
-        version: Three numbers.
     """
 
     handle: ctypes.CDLL
@@ -306,8 +303,6 @@ def metis_partition(
     METIS treats ``tolerances`` as a goal: measure the result.
 
     Args:
-        graph: Undirected, without loops or parallel edges.
-        num_parts: Number of parts.
         node_weights: Whole numbers from 0 up, ``[num_nodes, num_constraints]``; None balances the
             number of nodes.
         tolerances: Per constraint, largest weight of a part over the mean; None leaves METIS its

@@ -66,7 +66,6 @@ def order_nodes(
     Args:
         parts: ``[num_nodes]``, part of each node, in homogenised order.
         type_offsets: First homogenised id of each type, and the number of nodes at the end.
-        num_parts: Number of parts.
         undirected: The graph to go by; None keeps the original order inside part and type.
         find_places: Finds by what nodes of one part and type are sorted first, see
             `places_by_readers`; None for nothing. Called from another thread, if at all.
@@ -253,7 +252,6 @@ def places_by_readers(
     Args:
         source: The graph; an edge is read by the part of its destination.
         parts: ``[num_nodes]``, part of each node, in homogenised order.
-        num_parts: Number of parts.
 
     Returns:
         uint8 ``[num_nodes]``, in homogenised order; 0 for nodes that no other part reads.

@@ -21,7 +21,6 @@ class Balance:
     """How evenly one constraint is met.
 
     Args:
-        name: What is balanced.
         loads: Weight of each part.
     """
 
@@ -61,13 +60,8 @@ class PartitionStats:
     """Measures of a partition.
 
     Args:
-        graph_name: Name of the graph.
-        num_nodes: Nodes of the whole graph.
-        num_edges: Edges of the whole graph.
         part_method: "metis", "random" or "custom".
         tolerance: Ratio that was asked for.
-        parts: Sizes, part by part.
-        balances: One per constraint.
     """
 
     graph_name: str

@@ -41,8 +41,6 @@ class PartitionWriter:
 
     Args:
         out_path: The folder; made if need be.
-        graph_name: Name of the graph, and of the JSON.
-        overwrite: Whether a partition of that name may be replaced.
 
     Raises:
         ValueError: The name cannot name a file, the folder holds something else, or it holds a
@@ -86,7 +84,6 @@ class PartitionWriter:
         Args:
             part: The part; in the end, those from 0 up must have all their files.
             kind: "part_graph", "node_feats" or "edge_feats".
-            tensors: What goes in.
         """
         folder = self._staging / self._folder_of(part)
         folder.mkdir(exist_ok=True)

@@ -260,14 +260,7 @@ def assign_nodes(
     """Choose the part of every node; arguments and errors as for `partition_graph`.
 
     Args:
-        source: The graph.
-        num_parts: Number of parts.
-        part_method: Method, or the parts.
         constraints: What to balance. An assignment of the caller's is taken as it is.
-        num_trainers_per_machine: Divide each part further, among so many trainers.
-        objective: For METIS.
-        tolerance: Largest weight of a part over the mean, for every constraint.
-        seed: Of METIS or of the random numbers.
         undirected: The graph's undirected form, if it has been built already.
     """
     if not isinstance(part_method, str):
@@ -531,7 +524,6 @@ def repair_balance(
         parts: ``[num_nodes]``, part of each node.
         weights: ``[num_nodes, num_constraints]``, not negative.
         limits: ``[num_constraints]``, the most that a part may weigh.
-        num_parts: Number of parts.
 
     Returns:
         The new part of each node; measure it with `part_loads`.

@@ -201,10 +201,7 @@ class TensorFile:
     """A tensor file that has been opened and found to be whole, as far as its header can tell.
 
     Args:
-        path: The file.
-        shapes: Shape of each tensor.
         blake2b: The digest that the header carries.
-        bytes: Size of the file.
     """
 
     path: Path

@@ -59,12 +59,9 @@ class DGLPartFile:
     """A file of a part that has been opened and found to be whole; as a `TensorFile` is.
 
     Args:
-        path: The file.
         kind: "part_graph", "node_feats" or "edge_feats".
         book: The partition book, seen from the part.
         graph_path: The file of the part's structure.
-        shapes: Shape of each tensor that `read` gives.
-        bytes: Size of the file.
     """
 
     path: Path
@@ -292,8 +289,6 @@ def find_relations(
     such files is ``tools/change_etype_to_canonical_etype.py``.
 
     Args:
-        names: Name of each relation and its number.
-        ntypes: Node type to its number.
         node_map: Per node type, the block of each part.
         graph_paths: The structure of each part, in order; read until all is known.
 

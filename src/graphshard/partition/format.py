@@ -107,11 +107,6 @@ class PartitionConfig:
     """A partition's JSON, checked: what is in here agrees with itself.
 
     Args:
-        path: The file.
-        content: All of it.
-        graph_name: Name of the graph.
-        num_parts: Number of parts.
-        ntypes: Node type to its number.
         etypes: Canonical edge type to its number.
         node_map: Per node type, the block of each part.
         edge_map: Per edge type, the block of each part.
@@ -179,7 +174,6 @@ class PartitionConfig:
         DGL's JSON says nothing of its files but where they are.
 
         Args:
-            part_id: The part.
             kind: "part_graph", "node_feats" or "edge_feats".
 
         Raises:
@@ -420,7 +414,6 @@ def displaced_folder(json_path: Path, build: str) -> Path:
     """Where the parts of a JSON step aside while they are being replaced.
 
     Args:
-        json_path: The JSON.
         build: What `PartitionConfig.build` says: 16 hexadecimal digits, so that no path comes of
             it that leads elsewhere.
     """

@@ -68,7 +68,6 @@ def load_partition(
 
     Args:
         part_config: Path of the JSON that `partition_graph`, ours or DGL's, wrote.
-        part_id: The part.
         load_feats: False leaves the two dicts of features empty.
         checksums: Read every byte of the features, too, and compare their digests.
 
@@ -124,7 +123,6 @@ def load_partition_feats(
 
     Args:
         part_config: Path of the JSON that `partition_graph` wrote.
-        part_id: The part.
         load_nodes: Whether to load node features; None is returned instead.
         load_edges: Whether to load edge features; None is returned instead.
         checksums: Read every byte and compare digests.
@@ -150,7 +148,6 @@ def load_partition_book(
     """Load the ranges of ids of each part; reads the JSON only, ours or one that DGL wrote.
 
     Args:
-        part_config: Path of the JSON.
         part_id: The part that the book shall call its own.
 
     Returns:
@@ -263,7 +260,6 @@ def checked_adjacency(tensors: Mapping[str, Tensor], book: RangePartitionBook) -
     They come from the stored format that would cost most to make from the others.
 
     Args:
-        tensors: The content of the file.
         book: Who owns what, seen from the part.
     """
     counts = {what: _count(tensors, what) for what in _COLUMNS}

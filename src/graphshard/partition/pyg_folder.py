@@ -244,8 +244,6 @@ class PyGPartition:
     """A partition that PyG wrote.
 
     Args:
-        folder: Where it is.
-        num_parts: Number of parts.
         is_typed: Whether it is of ``HeteroData``.
         node_parts: Node type to the part of each node, int64.
         edge_parts: Relation to the part of each edge, int64.

@@ -98,7 +98,6 @@ def partition_graph(
     new one at any time, never a mixture. The caller's graph is not changed.
 
     Args:
-        g: The graph, plain or typed.
         graph_name: Name of the graph and of the JSON file.
         num_parts: Number of parts. Parts may stay empty.
         out_path: Folder to write to; made if need be.
@@ -109,7 +108,6 @@ def partition_graph(
         balance_ntypes: Balance the nodes of every label: one whole number per node, for several
             node types a dict of those. Without it, the nodes of every node type are balanced.
         balance_edges: Balance in-edges too, for every class of nodes.
-        return_mapping: Return the original ids.
         num_trainers_per_machine: Divide every part among so many trainers; the trainer of a node,
             counted through all parts, is written as the feature "trainer_id" of nodes and edges.
         objtype: What METIS minimises: "cut", edges between parts, or "vol", the halo.
@@ -131,8 +129,6 @@ def partition_graph(
             serves all of them, so the files are the same.
         store_eids: Of DGL 2.x with ``use_graphbolt``, as are the next two: what its files may
             leave out. Here files hold it always, so False is an error.
-        store_inner_node: See ``store_eids``.
-        store_inner_edge: See ``store_eids``.
 
     Returns:
         With ``return_mapping``, the original id of every new node id and of every new edge id:
@@ -475,7 +471,6 @@ def node_tensors(
     """The features of the nodes of a part.
 
     Args:
-        source: The graph.
         trainers: ``[num_nodes]``, the trainer of each node; None if machines have one.
         members: The part's nodes in their new order, by type: old homogenised ids.
     """
@@ -500,9 +495,7 @@ def edge_tensors(
     """The features of the edges of a part.
 
     Args:
-        relabeling: New ids.
         trainers: ``[num_nodes]``, the trainer of each node; None if machines have one.
-        part: The part.
     """
     source = relabeling.source
     tensors: dict[str, Tensor | Rows] = {}

@@ -46,7 +46,6 @@ def write_module_of_cells(fn: Callable[..., Any], file: Path) -> None:
     """Write the module that has a function of a cell, and its values beside it.
 
     Args:
-        fn: The function.
         file: The module's file; values go to the same name with ``.json`` and ``.safetensors``.
 
     Raises:

@@ -47,7 +47,6 @@ def encode_value(value: object, tensors: dict[str, Tensor], where: str) -> objec
     """A value as JSON, its tensors put into a dictionary.
 
     Args:
-        value: What travels.
         tensors: Takes a copy of each tensor, under its number.
         where: What to call the value in an error.
 

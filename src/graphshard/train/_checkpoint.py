@@ -66,7 +66,6 @@ class CheckpointFolder:
     """The checkpoints of one run. Every method is collective.
 
     Args:
-        path: The folder.
         identity: What a run must have in common with the one that wrote a checkpoint; plain
             values, the same on all ranks.
         ids: Of this rank's rows of each table of embeddings, in the order of the tables.

@@ -57,7 +57,6 @@ class NodeEmbeddings(nn.Module):
     Args:
         tables: What to hold, by name; usually the node type.
         seed: Decides the first values, which are Xavier uniform.
-        dtype: Floating point dtype of the rows.
     """
 
     def __init__(self, tables: Mapping[str, Table], seed: int, dtype: torch.dtype) -> None:
@@ -118,8 +117,6 @@ class OneHotRelGraphConv(nn.Module):
         h'_i = b + \sum_{(j, t) \in N(i)} e_{ji} V_{(j, t)} + V_{0i}
 
     Args:
-        out_feat: Width of the output.
-        num_rels: Number of relations.
         num_bases: Matrices that the relations share; 0: each relation has its own.
 
     Shape:

@@ -382,7 +382,6 @@ def train_full_batch(
     is needed. The caller's random number generator is left as it was.
 
     Args:
-        config: The run.
         shard: This rank's part, if `load_shard` has read it before.
         progress: Called after every epoch, on every rank.
 
@@ -522,7 +521,6 @@ def train_sampled(
     is left as it was.
 
     Args:
-        config: The run.
         shard: This rank's part, if `load_shard` has read it before.
         progress: Called after every epoch, and now and then during a long one, on every rank.
 
@@ -766,10 +764,6 @@ class Learner:
     flat dictionaries of tensors, and go back in from them, bit for bit.
 
     Weights and embeddings are drawn on the CPU, the same for every device, and then moved.
-
-    Args:
-        shard: The part, on the CPU.
-        config: The run.
     """
 
     def __init__(self, shard: TrainingShard, config: ResolvedConfig) -> None:
@@ -839,7 +833,6 @@ class Learner:
         """Step down the sum of all ranks' losses; returns this rank's. Collective.
 
         Args:
-            loss: This rank's share.
             when: The step, for the error: "epoch 3".
 
         Raises:

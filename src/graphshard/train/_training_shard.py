@@ -34,7 +34,6 @@ class TrainingShard:
     """One rank's part of a graph whose nodes of one type are to be classified.
 
     Args:
-        data: The part.
         features: Node type to its features ``[num_owned, width]``; types without are absent.
         relation: ``(etype, norm)`` of a graph whose edges carry a relation number, else None:
             ``[num_edges]`` int64 and ``[num_edges, 1]``.
@@ -43,8 +42,6 @@ class TrainingShard:
         rows: Split to the owned rows of the target type in it that have a label.
         num_nodes: Split to its number of nodes on all ranks.
         num_all: Node type to its number of nodes on all ranks.
-        num_classes: Number of classes.
-        num_relations: Number of relations.
         device: Where the run computes.
     """
 

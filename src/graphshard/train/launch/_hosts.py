@@ -130,7 +130,6 @@ def over_ssh(addresses: Sequence[HostAddress], shell: RemoteShell, python: str) 
 
     Args:
         addresses: The hosts; one address may be there more than once, with several ports.
-        shell: How they are reached.
         python: The interpreter there that has graphshard.
     """
     start = f"exec {quoted_path(python)} -c {shlex.quote(START)}"
@@ -158,7 +157,6 @@ def of_slurm_job(python: str, environment: Mapping[str, str] = os.environ) -> Jo
 
     Args:
         python: The interpreter there that has graphshard.
-        environment: Has Slurm's variables.
 
     Raises:
         ValueError: This process is in no allocation, or Slurm cannot say which nodes it has.

@@ -110,7 +110,6 @@ def launch(
         hosts: From `over_ssh`, `on_this_machine` or `of_slurm_job`.
         script: The command of a trainer, for the shell of each host: a line, or words that are
             passed on as they are. ``python`` is the interpreter that has graphshard.
-        config: The rest.
         on_line: Called with each line that a process prints, after ``[host 1 rank 3]``.
 
     Returns:
@@ -204,9 +203,7 @@ class JobCommands:
         engine: The command that starts the trainers of a host, by its number and the port on host
             0 where they meet.
         trainer: What each of them is, a line for the user's shell on the host.
-        num_trainers: On each host.
         workspace: The folder there in which all run.
-        environment: Further variables.
     """
 
     server: Sequence[Sequence[str]]
@@ -283,7 +280,6 @@ class JobLogs:
         OSError: The folder cannot be made.
 
     Attributes:
-        folder: The folder.
         is_removed: Whether it is gone again.
     """
 
@@ -343,8 +339,6 @@ def run_job(
     """Run a job until all trainers have ended, or one process has failed.
 
     Args:
-        hosts: Where.
-        commands: What.
         token: What trainers must know; it goes to hosts by standard input alone.
         on_line: Called with each line that a process prints, after ``[host 1 rank 3]``.
         start_timeout: Seconds until all servers are up.
