@@ -232,8 +232,7 @@ def _shown_names(folder: Path) -> str:
 
 
 def how_to_read(path: Path) -> str:
-    """What reads a file or folder that is no data set folder, for the end of an error; or nothing.
-    """
+    """What reads something that is there and no data set folder, for the end of an error."""
     call = _reader_of_folder(path) if path.is_dir() else _reader_of_file(path)
     if call is None:
         return ""

@@ -236,7 +236,8 @@ def load_dataset(
         g, target = _plain_graph(arrays, to_bidirected, add_self_loop, idtype), arrays.target
     else:
         try:
-            g, target = _typed_graph(arrays, add_inverse, idtype), arrays.target
+            g = _typed_graph(arrays.edges, arrays.num_nodes, add_inverse, idtype)
+            target = arrays.target
         except GraphValueError as error:  # a name that is none
             raise ValueError(f"{folder}: {error}") from None
 
@@ -335,10 +336,10 @@ def _knowledge_graph(
         names += [f"rev_{name}" for name in names]
     g = graph(_tensors(edges, idtype), num_nodes=arrays.num_nodes[arrays.target])
     g.edata["etype"] = torch.from_numpy(etype)
-    _, place, count = np.unique(
+    _, group, count = np.unique(
         edges[1] * max(len(names), 1) + etype, return_inverse=True, return_counts=True
     )
-    g.edata["norm"] = torch.from_numpy(1.0 / count[place.reshape(-1)]).to(dtype).unsqueeze(1)
+    g.edata["norm"] = torch.from_numpy(1.0 / count[group.reshape(-1)]).to(dtype).unsqueeze(1)
     return g, names
 
 
@@ -349,14 +350,11 @@ def _typed_knowledge_graph(arrays: FolderArrays, add_inverse: bool, idtype: torc
         (ENTITY, name, ENTITY): edges[:, arrays.edge_type == r]
         for r, name in enumerate(_short_names(arrays.relation_names))
     }
-    return _build(relations, {ENTITY: arrays.num_nodes[arrays.target]}, add_inverse, idtype)
+    num_nodes = {ENTITY: arrays.num_nodes[arrays.target]}
+    return _typed_graph(relations, num_nodes, add_inverse, idtype)
 
 
-def _typed_graph(arrays: FolderArrays, add_inverse: bool, idtype: torch.dtype) -> Graph:
-    return _build(arrays.edges, arrays.num_nodes, add_inverse, idtype)
-
-
-def _build(
+def _typed_graph(
     relations: dict[CanonicalEType, np.ndarray],
     num_nodes: dict[str, int],
     add_inverse: bool,

@@ -25,8 +25,8 @@ import torch
 from .._base.files import read_json_regular, write_json
 from ..errors import PartitionFormatError
 from ..partition.checked_files import listing, mapping, required, shown, text, whole_number
-from ..partition.format import digest_of_content, read_config
-from ..partition.save import print_stats, write_partition
+from ..partition.format import digest_of_content, read_config, read_content
+from ..partition.save import partition_graph
 from .dataset import SPLITS, NodeDataset
 
 FORMAT = "graphshard-dataset"
@@ -230,12 +230,10 @@ def partition_dataset(
     name = dataset.name if name is None else name
     if balance_field is not None:
         arguments["balance_ntypes"] = _balance_classes(dataset, balance_field)
-    written = write_partition(dataset.graph, name, num_parts, out, **arguments)
+    partition_graph(dataset.graph, name, num_parts, out, quiet=quiet, **arguments)
     json_path = Path(out) / f"{name}.json"
     task = TaskInfo.of_dataset(dataset, dict(options or {}))
-    _write_task(task_path(json_path), task, written.build)
-    if not quiet:
-        print_stats(written.stats)
+    _write_task(task_path(json_path), task, read_content(json_path)["build"])
     return json_path
 
 

@@ -236,18 +236,9 @@ _NO_IDS: IdArray = np.zeros(0, dtype=np.int64)
 
 @dataclass(frozen=True)
 class LocalPart:
-    """Structure of one part, in local ids.
+    """Structure of one part: what each local node and each local edge is, the inner ones first.
 
-    Args:
-        node_ids: Homogenised id of each local node.
-        node_types: Type number of each local node.
-        node_parts: Owner of each local node.
-        num_inner_nodes: The first so many local nodes are inner.
-        edge_ids: Homogenised id of each local edge.
-        edge_types: Relation number of each local edge.
-        num_inner_edges: The first so many local edges are inner.
-        src: Local id of each edge's source.
-        dst: Local id of each edge's destination.
+    ``node_ids`` and ``edge_ids`` are homogenised, ``src`` and ``dst`` local.
     """
 
     node_ids: Tensor

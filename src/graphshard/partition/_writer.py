@@ -94,8 +94,8 @@ class PartitionWriter:
         """Bytes of the files of a part that have been written."""
         return sum(record.bytes for record in self._records[part].values())
 
-    def commit(self, content: Mapping[str, Any]) -> str:
-        """Put everything in place; returns the build of the JSON.
+    def commit(self, content: Mapping[str, Any]) -> None:
+        """Put everything in place.
 
         Args:
             content: The JSON without what this class knows: format, files, build.
@@ -112,7 +112,7 @@ class PartitionWriter:
                 files[entry[kind]] = asdict(self._records[part][kind])
             full[f"part-{part}"] = {**entry, "files": files}
         full |= {"format": FORMAT, "format_version": FORMAT_VERSION}
-        full["build"] = build = build_of(full)
+        full["build"] = build_of(full)
         staged_json = self._staging / self.json_path.name
         write_json(staged_json, full)
         sync_folder(self._staging)
@@ -130,7 +130,6 @@ class PartitionWriter:
         sync_folder(self.root)
         if aside != discarded:  # in one step, lest a reader or a later writer find half of it
             os.rename(aside, discarded)
-        return build
 
     def _folder_of(self, part: int) -> str:
         return f"{self._prefix}part{part}"

@@ -269,7 +269,7 @@ def assign_nodes(
                 warnings.warn(
                     f"{name} has no effect on an assignment that is given as part_method; leave "
                     "it out",
-                    stacklevel=4,
+                    stacklevel=3,
                 )
         if num_trainers_per_machine > 1:
             raise NotImplementedError(
@@ -282,7 +282,7 @@ def assign_nodes(
         warnings.warn(
             f"objtype is what METIS minimises (got objtype={objective!r} with part_method="
             f"{part_method!r}, which ignores it); leave it out",
-            stacklevel=4,
+            stacklevel=3,
         )
     if part_method == "random":
         parts = random_assignment(
@@ -434,7 +434,7 @@ def _repaired(
             f"tolerance of {tolerance} ({'; '.join(missed)}); raise tolerance, or balance fewer "
             "things at once",
             BalanceWarning,
-            stacklevel=6,  # the caller of partition_graph
+            stacklevel=5,  # the caller of partition_graph
         )
     return parts
 

@@ -32,7 +32,6 @@ from torch import Tensor
 
 from .._base.ranges import RangeMap
 from .._base.typing import DEFAULT_NTYPE, CanonicalEType, TensorDict
-from ..errors import PartitionFormatError
 from ..graph.dgl_files import (
     BinaryReader,
     StoredGraph,
@@ -43,7 +42,7 @@ from ..graph.dgl_files import (
     stored_graph,
 )
 from ._book import RangePartitionBook
-from .checked_files import etype_key
+from .checked_files import etype_key, reading_part, unusable
 
 DGL_PART_FILES = {
     "part_graph": "graph.dgl",
@@ -52,6 +51,7 @@ DGL_PART_FILES = {
 }
 
 _ORIGINAL = "orig_id"
+_TROUBLE = "damaged or not of this partition"
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class DGLPartFile:
                 _structure(reader)
                 return cls(path, kind, book, graph_path, {}, reader.size)
             stored = _with_types(open_tensors(reader), kind, book)
-            shapes = {name: tuple(one.shape) for name, one in stored.items()}
+            shapes = {name: tuple(rows.shape) for name, rows in stored.items()}
             for owner, count in _owned(kind, book).items():
                 shapes.setdefault(f"{owner}/{_ORIGINAL}", (count,))
             return cls(path, kind, book, graph_path, shapes, reader.size)
@@ -102,14 +102,14 @@ class DGLPartFile:
         if self.kind == "part_graph":
             with _opened(self.path) as reader:
                 graph = _structure(reader)
-                found = _edges_of(graph)
+                tensors = _edges_of(graph)
                 for what, fields in (("node", graph.ndata[0]), ("edge", graph.edata[0])):
-                    found |= _columns(what, fields, self.book)
-                return found
-        with _explained(self.path), self.rows() as features:
+                    tensors |= _columns(what, fields, self.book)
+                return tensors
+        with reading_part(self.path, _TROUBLE), self.rows() as features:
             return {
-                name: one if isinstance(one, Tensor) else one.read()
-                for name, one in features.items()
+                name: rows if isinstance(rows, Tensor) else rows.read()
+                for name, rows in features.items()
             }
 
     @contextmanager
@@ -120,13 +120,13 @@ class DGLPartFile:
             PartitionFormatError: As for `read`; while rows are read, a ValueError.
         """
         with ExitStack() as stack:  # errors of what is done with the rows are not explained here
-            with _explained(self.path):
+            with reading_part(self.path, _TROUBLE):
                 reader = stack.enter_context(reading(self.path))
-                found: dict[str, Tensor | StoredTensor] = dict(
+                stored: dict[str, Tensor | StoredTensor] = dict(
                     _with_types(open_tensors(reader), self.kind, self.book)
                 )
-                original_ids = self._original_ids(found)
-            yield found | {name: ids for name, ids in original_ids.items() if name not in found}
+                original_ids = self._original_ids(stored)
+            yield stored | {name: ids for name, ids in original_ids.items() if name not in stored}
 
     def _original_ids(self, features: Mapping[str, object]) -> TensorDict:
         """The ids before partitioning, of the types whose features do not have them."""
@@ -138,15 +138,15 @@ class DGLPartFile:
             graph = _structure(reader)
             column = (graph.ndata if is_node else graph.edata)[0].get(_ORIGINAL)
             homogenised = None if column is None else column.read()
-        found, first, before = {}, 0, 0
+        ids_by_name, first, before = {}, 0, 0
         for (owner, count), (ids, total) in zip(owned.items(), self._ids_by_type(), strict=True):
             if homogenised is not None:
                 ids = homogenised[first : first + count].to(torch.int64) - before
                 if len(ids) != count or bool(((ids < 0) | (ids >= total)).any()):
-                    raise _unusable(self.graph_path, f"orig_id is none of {owner}")
-            found[f"{owner}/{_ORIGINAL}"] = ids
+                    raise unusable(self.graph_path, _TROUBLE, f"orig_id is none of {owner}")
+            ids_by_name[f"{owner}/{_ORIGINAL}"] = ids
             first, before = first + count, before + total
-        return found
+        return ids_by_name
 
     def _ids_by_type(self) -> Iterator[tuple[Tensor, int]]:
         """The part's own ids of each type, and the number of all of the type."""
@@ -161,35 +161,8 @@ class DGLPartFile:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[BinaryReader]:
-    with _explained(path), reading(path) as reader:
+    with reading_part(path, _TROUBLE), reading(path) as reader:
         yield reader
-
-
-@contextmanager
-def _explained(path: Path) -> Iterator[None]:
-    """What is wrong with a file that is read in here is a PartitionFormatError."""
-    try:
-        yield
-    except PartitionFormatError:
-        raise
-    except FileNotFoundError:
-        raise PartitionFormatError(
-            f"file {path} is missing; copy the part again, or partition the graph again"
-        ) from None
-    except OSError as error:
-        raise PartitionFormatError(
-            f"file {path} cannot be read ({error.strerror or error}); copy the part again, or "
-            "partition the graph again"
-        ) from error
-    except (ValueError, IndexError) as error:
-        raise _unusable(path, error) from None
-
-
-def _unusable(path: Path, what: object) -> PartitionFormatError:
-    return PartitionFormatError(
-        f"file {path} is damaged or not of this partition ({what}); copy the part again, or "
-        "partition the graph again"
-    )
 
 
 def _structure(reader: BinaryReader) -> StoredGraph:
@@ -305,7 +278,7 @@ def find_relations(
         for of_part in zip(*(node_map[ntype] for ntype in types), strict=True)
     ]
     blocks = RangeMap.from_sizes([size for row in sizes for size in row])
-    found: dict[str, CanonicalEType] = {}
+    triples: dict[str, CanonicalEType] = {}
     for path in graph_paths:
         with _opened(path) as reader:
             graph = _structure(reader)
@@ -324,11 +297,12 @@ def find_relations(
                     if len(kinds) != 1:
                         raise ValueError(f"edges of {name!r:.80} join several types of nodes")
                     ends.append(types[kinds[0]])
-                if found.setdefault(name, (ends[0], name, ends[1])) != (ends[0], name, ends[1]):
+                triple = (ends[0], name, ends[1])
+                if triples.setdefault(name, triple) != triple:
                     raise ValueError(f"edges of {name!r:.80} join other types in {path}")
-        if len(found) == len(names):
-            return found
-    missing = min(set(names) - set(found))
+        if len(triples) == len(names):
+            return triples
+    missing = min(set(names) - set(triples))
     raise ValueError(
         f"no edge tells which node types the relation {missing!r:.80} joins; name it "
         "'source:relation:destination' in the JSON"

@@ -21,7 +21,6 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from .._base.files import TemporaryFolder
@@ -343,10 +342,5 @@ class LocalServers:
     def __enter__(self) -> LocalServers:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()

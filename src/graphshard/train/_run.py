@@ -356,11 +356,6 @@ class FullBatchRun(TrainingRun):
     An epoch is one pass over the whole graph: forward and backward exchange rows, `gather_grads`
     sums the gradients of the weights, and every rank makes the same step. Without dropout the
     losses are those of one process, whatever the number of ranks.
-
-    Args:
-        config: The run; the same on every rank.
-        shard: A part that `load_shard` has read before, to save reading it again.
-        progress: Called after every epoch, on every rank.
     """
 
     def _train_epoch(self, epoch: int) -> float:
@@ -401,13 +396,7 @@ def train_full_batch(
 
 
 class SampledRun(TrainingRun):
-    """A sampled run that has been set up and not yet started; see `TrainingRun`. Collective.
-
-    Args:
-        config: The run; the same on every rank.
-        shard: A part that `load_shard` has read before, to save reading it again.
-        progress: Called after every epoch, and now and then during a long one, on every rank.
-    """
+    """A sampled run that has been set up and not yet started; see `TrainingRun`. Collective."""
 
     config: ResolvedSampledConfig
 
@@ -517,18 +506,7 @@ def train_sampled(
     """Train a node classifier on sampled blocks; every rank calls this with the same configuration.
 
     Rank ``r`` reads part ``r`` of ``config.data`` and trains on the training nodes that it owns.
-    With a partition of one part no process group is needed. The caller's random number generator
-    is left as it was.
-
-    Args:
-        shard: This rank's part, if `load_shard` has read it before.
-        progress: Called after every epoch, and now and then during a long one, on every rank.
-
-    Raises:
-        ValueError: Configuration and graph do not fit each other; raised on every rank.
-        PartitionFormatError: The partition is missing or damaged; raised on every rank.
-        CheckpointError: The checkpoint to resume from belongs to another run; on every rank.
-        RankError: Another rank failed, or did not answer in time.
+    All else is as with `train_full_batch`; ``progress`` is also called during a long epoch.
 
     Example:
         >>> config = SampledConfig(data="cora/cora.json", model="sage", fanouts=(10, 10))

@@ -9,7 +9,6 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Annotated, Any, Literal
 
 import typer
@@ -135,7 +134,7 @@ def _run_rank(config: AnyConfig, workers: int | None, quiet: bool) -> None:
     display = ProgressDisplay(quiet)
 
     def on_result(result: TrainResult) -> None:
-        display.__exit__(None, None, None)
+        display.__exit__()
         _show(result, config)
 
     if os.environ["RANK"] == "0":
@@ -201,12 +200,7 @@ class ProgressDisplay:
             self._bar.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._bar is not None:
             self._bar.stop()
 
