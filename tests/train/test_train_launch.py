@@ -197,6 +197,16 @@ def test_wrong_input_is_reported_in_one_line() -> None:
     assert outcome.report() == "error: lr is wrong"
 
 
+def test_what_all_workers_say_alike_is_reported_in_one_line() -> None:
+    """Such as a loss that is not finite, which every rank learns of."""
+    code = "print('\x1efailure'); print('error: rank 0: the loss is inf'); os._exit(1)"
+    lines: list[str] = []
+    outcome = launch_workers(command(code), 2, timeout=5, on_stderr=lines.append)
+    assert outcome.exit_code == 1
+    assert outcome.report() == "error: rank 0: the loss is inf"
+    assert lines == []
+
+
 def test_long_lines_and_long_outputs_are_cut() -> None:
     code = "[print('x' * 9000) for _ in range(300)]; os._exit(1)"
     report = launch_workers(command(code), 1, timeout=5).report()

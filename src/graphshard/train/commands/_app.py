@@ -18,7 +18,7 @@ import typer
 from ...errors import GraphShardError, RankError
 from ..launch import WRONG_INPUT_ERRORS, ExitCode, show_warning, stop_on_signals
 from ._cluster_commands import copy, launch, serve
-from ._options import CommandWithDefaults
+from ._options import CommandOfDGL, CommandWithDefaults
 from ._partitions import convert, inspect, partition, verify
 from ._train import train
 
@@ -28,8 +28,10 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
 )
-for command in (partition, inspect, verify, convert, train, serve, copy, launch):
+for command in (partition, inspect, verify, convert, train, serve):
     app.command(cls=CommandWithDefaults)(command)
+for command in (copy, launch):
+    app.command(cls=CommandOfDGL)(command)
 
 
 def _show_version(asked: bool) -> None:
