@@ -205,8 +205,8 @@ def _community_edges(
     members = np.argsort(community, kind="stable")
     first = np.searchsorted(community[members], np.arange(num_communities + 1))
     size = np.diff(first)[community[src]]
-    place = (rng.random(num_edges) ** 2 * size).astype(np.int64)  # squared: early members are hubs
-    near = members[first[community[src]] + place]
+    offset = (rng.random(num_edges) ** 2 * size).astype(np.int64)  # squared: early members are hubs
+    near = members[first[community[src]] + offset]
 
     dst = np.where(rng.random(num_edges) < inside, near, anywhere)
     keep = src != dst

@@ -63,11 +63,11 @@ def read_npy(path: Path) -> np.ndarray:
         raise _unreadable(path, getattr(error, "strerror", None) or str(error)) from None
 
 
-def read_npz(path: Path, wanted: Callable[[str], bool]) -> dict[str, np.ndarray]:
+def read_npz(path: Path, is_read: Callable[[str], bool]) -> dict[str, np.ndarray]:
     """Arrays of a ``.npz`` file.
 
     Args:
-        wanted: Whether to read the array of a name.
+        is_read: Whether to read the array of a name.
     """
     try:
         with open_regular(path) as file, zipfile.ZipFile(file) as archive:
@@ -75,7 +75,7 @@ def read_npz(path: Path, wanted: Callable[[str], bool]) -> dict[str, np.ndarray]
             arrays = {}
             for info in archive.infolist():
                 name = info.filename.removesuffix(".npy")
-                if wanted(name):
+                if is_read(name):
                     arrays[name] = _read_member(archive, info, size)
             return arrays
     except Exception as error:  # zipfile leaks whatever its parts raise on damaged bytes

@@ -77,24 +77,24 @@ def task_warnings(
         occurs: Whether each class has a node.
         shared: Two splits to the number of labelled nodes that are in both.
     """
-    found = []
+    lines = []
     absent = [number for number, is_there in enumerate(occurs) if not is_there]
     if absent:
         few = ", ".join(map(str, absent[:3])) + (", ..." if len(absent) > 3 else "")
-        found.append(
+        lines.append(
             f"{name} has {len(occurs)} classes, of which {len(absent)} have no node ({few}), "
             "because classes are counted up to the largest label; number labels from 0 without "
             "gaps, as torch.unique(label, return_inverse=True) does"
         )
     elif len(occurs) == 1:
-        found.append(f"{name} has one class, so there is nothing to tell apart; check its labels")
-    for (one, other), count in shared.items():
+        lines.append(f"{name} has one class, so there is nothing to tell apart; check its labels")
+    for (first, second), count in shared.items():
         if count:
-            found.append(
-                f"{name} has {count} labelled nodes in both {one}_mask and {other}_mask, so that "
-                f"accuracy on {other} nodes is of nodes seen before; make the masks disjoint"
+            lines.append(
+                f"{name} has {count} labelled nodes in both {first}_mask and {second}_mask, so "
+                f"that accuracy on {second} nodes is of nodes seen before; make the masks disjoint"
             )
-    return found
+    return lines
 
 
 def warn_of_task(dataset: NodeDataset) -> None:
@@ -103,13 +103,13 @@ def warn_of_task(dataset: NodeDataset) -> None:
     label = fields["label"]
     if label.ndim != 1:
         return
-    is_known = label >= 0
+    is_labelled = label >= 0
     occurs = torch.zeros(dataset.num_classes, dtype=torch.bool)
-    occurs[label[is_known].long().cpu()] = True
+    occurs[label[is_labelled].long().cpu()] = True
     shared = {}
-    for one, other in itertools.combinations(SPLITS, 2):
-        both = fields[f"{one}_mask"] & fields[f"{other}_mask"] & is_known
-        shared[one, other] = int(both.sum())
+    for pair in itertools.combinations(SPLITS, 2):
+        first, second = (fields[f"{split}_mask"] for split in pair)
+        shared[pair] = int((first & second & is_labelled).sum())
     for line in task_warnings(dataset.name, occurs.tolist(), shared):
         warnings.warn(line, stacklevel=2)
 

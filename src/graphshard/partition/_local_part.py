@@ -345,10 +345,10 @@ def cut_part(
     torch.arange(edge_start, edge_start + num_inner_edges, out=edge_ids[:num_inner_edges])
     stop = 0
     for relation, ids in enumerate(sources):
-        place = slice(stop, stop := stop + ids.shape[0])
-        edge_types[place] = relation
-        torch.index_select(local, 0, torch.from_numpy(ids), out=src[place])
-        dst[place] = _inner_destinations(relabeling, part, relation)
+        span = slice(stop, stop := stop + ids.shape[0])
+        edge_types[span] = relation
+        torch.index_select(local, 0, torch.from_numpy(ids), out=src[span])
+        dst[span] = _inner_destinations(relabeling, part, relation)
     outer_types = np.repeat(np.arange(num_relations), [ids.shape[0] for ids in outer])
     for column, outer_column in (
         (edge_ids, _join(outer_ids)),

@@ -229,10 +229,10 @@ def mean_log_gap(graph: scipy.sparse.csr_array, order: Order, members: Order) ->
     """Mean of log2(distance) over the edges, if ``members`` are laid out in ``order``."""
     if graph.nnz == 0:
         return 0.0
-    place = np.empty(members.shape[0], dtype=np.int32)
-    place[np.searchsorted(members, order)] = np.arange(order.shape[0], dtype=np.int32)
-    rows = np.repeat(place, np.diff(graph.indptr))
-    gaps = np.abs(rows - place[graph.indices])
+    position = np.empty(members.shape[0], dtype=np.int32)
+    position[np.searchsorted(members, order)] = np.arange(order.shape[0], dtype=np.int32)
+    rows = np.repeat(position, np.diff(graph.indptr))
+    gaps = np.abs(rows - position[graph.indices])
     return float(np.log2(gaps.astype(np.float32)).mean(dtype=np.float64))
 
 

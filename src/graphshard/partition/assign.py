@@ -168,7 +168,7 @@ def _split_members(
     if isinstance(balance_split, str):
         balance_split = [balance_split]
     names = list(SPLIT_NAMES if balance_split is True else balance_split)
-    found = []
+    members_by_mask = []
     missing = set(names)
     for type_id, ntype in enumerate(source.ntypes):
         features = source.node_features(type_id)
@@ -186,18 +186,20 @@ def _split_members(
                 )
             missing.discard(name)
             members = _members(source, type_id, mask)
-            found.append((f"{name} of '{ntype}'" if len(source.ntypes) > 1 else name, members))
+            label = f"{name} of '{ntype}'" if len(source.ntypes) > 1 else name
+            members_by_mask.append((label, members))
     if balance_split is not True and missing:
         raise ValueError(
             f"balance_split names node features that no node type has (got {sorted(missing)})"
         )
-    if not any(bool(members.any()) for _, members in found):
-        what = f"those there are have no node: {[name for name, _ in found]}" if found else "none"
+    if not any(bool(members.any()) for _, members in members_by_mask):
+        empty = [name for name, _ in members_by_mask]
+        what = f"those there are have no node: {empty}" if empty else "none"
         raise ValueError(
             "balance_split needs masks among the node features that have nodes, named "
             f"{SPLIT_NAMES} (got {what}); set them, pass the names of yours, or leave it out"
         )
-    return found
+    return members_by_mask
 
 
 def _as_mask(feature: Tensor) -> npt.NDArray[np.bool_] | None:
@@ -389,11 +391,12 @@ def _deal(constraints: Sequence[Constraint], order: npt.NDArray[np.int64], num_p
     if members:  # the last key counts most: kind, then weight; ties keep the given order
         order = order[np.lexsort((*heavy, *members))]
     turn = np.arange(order.shape[0])
-    place = turn % num_parts
+    dealt_to = turn % num_parts
     if heavy:  # every second round backwards, or the first part would get the heaviest each time
-        place = np.where((turn // num_parts) % 2 == 1, num_parts - 1 - place, place)
+        is_backwards = (turn // num_parts) % 2 == 1
+        dealt_to = np.where(is_backwards, num_parts - 1 - dealt_to, dealt_to)
     parts = np.empty(order.shape[0], dtype=np.int64)
-    parts[order] = place
+    parts[order] = dealt_to
     return parts
 
 
@@ -614,21 +617,21 @@ class _State:
         best = gain.max(axis=1)
         order = np.argsort(-best.astype(np.float64), kind="stable")
         moved = failures = 0
-        for place in order[: int((best > np.iinfo(np.int64).min).sum())]:
+        for row in order[: int((best > np.iinfo(np.int64).min).sum())]:
             over = self.loads[part] > self.limits
             if not over.any() or failures > _MAX_FAILURES:
                 break
-            node = int(nodes[place])
+            node = int(nodes[row])
             if not self.weights[node][over].any():
                 continue
-            room = self._has_room(nodes[place : place + 1])[0]
+            room = self._has_room(nodes[row : row + 1])[0]
             room[part] = False
             if not room.any():
                 failures += 1
                 continue
             emptiness = -(self.loads / np.maximum(self.limits, 1)).max(axis=1)
             choices = np.flatnonzero(room)
-            target = max(choices, key=lambda other: (links[place, other], emptiness[other]))
+            target = max(choices, key=lambda other: (links[row, other], emptiness[other]))
             self.move(node, int(target))
             moved += 1
         return moved
@@ -699,9 +702,9 @@ class _State:
         after = before - over(self.loads[part]) - over(self.loads[target])
         after = after + over(self.loads[part] - give + take)
         after = after + over(self.loads[target] + give - take)
-        place, partner = np.unravel_index(int(after.argmin()), after.shape)
+        row, partner = np.unravel_index(int(after.argmin()), after.shape)
         return (
-            float(after[place, partner]),
-            int(nodes[place]),
+            float(after[row, partner]),
+            int(nodes[row]),
             -1 if partner == 0 else int(partners[partner - 1]),
         )

@@ -479,12 +479,12 @@ def _read_etypes(
 ) -> dict[CanonicalEType, int]:
     """Canonical edge type to its number; ``relations`` are those that are named in another way."""
     types = _relation_names(content)
-    found = {relations.get(key) or _read_etype(key): number for key, number in types.items()}
-    for source, _, target in found:
+    etypes = {relations.get(key) or _read_etype(key): number for key, number in types.items()}
+    for source, _, target in etypes:
         for ntype in (source, target):
             if ntype not in ntypes:
                 raise ValueError(f"etypes name the node type {shown(ntype)}, and ntypes do not")
-    return found
+    return etypes
 
 
 def _read_node_map(content: Mapping[str, Any], num_parts: int) -> dict[str, PartRanges]:
@@ -552,17 +552,17 @@ def _read_part_files(content: Mapping[str, Any], num_parts: int) -> tuple[dict[s
 
 def _read_dgl_files(content: Mapping[str, Any], num_parts: int) -> tuple[dict[str, PartFile], ...]:
     """For every part of a JSON that DGL wrote, its files by kind, as far as it names them."""
-    found = []
+    files_by_part = []
     for part in range(num_parts):
         entry = mapping(content.get(f"part-{part}", {}), f"part-{part}")
         kinds = [kind for kind in PART_FILES if kind in entry]
-        found.append({kind: PartFile(_inside_path(entry[kind])) for kind in kinds})
+        files_by_part.append({kind: PartFile(_inside_path(entry[kind])) for kind in kinds})
         if "part_graph_graphbolt" in entry and not kinds:
             raise ValueError(
                 f"part {part} is a pickle of GraphBolt's, which is never read; partition with "
                 "use_graphbolt=False"
             )
-    return tuple(found)
+    return tuple(files_by_part)
 
 
 def _read_part(content: Mapping[str, Any], part: int) -> dict[str, PartFile]:

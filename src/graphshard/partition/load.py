@@ -234,11 +234,11 @@ def _load_features(
     for owner in _owned_rows(book, kind):
         ids = features.get(f"{owner}/orig_id")
         if ids is None or ids.dtype != torch.int64 or ids.dim() != 1:
-            found = "none" if ids is None else f"{ids.dtype} of shape {tuple(ids.shape)}"
+            form = "none" if ids is None else f"{ids.dtype} of shape {tuple(ids.shape)}"
             what = "nodes of type" if kind == "node_feats" else "edges of"
             raise PartitionFormatError(
                 f"file {file.path} must hold orig_id, one int64 for each of the {what} {owner} "
-                f"(got {found}); partition again"
+                f"(got {form}); partition again"
             )
     return features
 

@@ -159,10 +159,12 @@ class _Archive:
                 raise ValueError(f"storage {key} has a part of a number")
             none = torch.empty(0, dtype=dtype)
             self._storages[key] = torch.frombuffer(content, dtype=dtype) if content else none
-        found = self._storages[key]
-        if found.dtype != dtype or type(count) is not int or found.numel() != count:
-            raise ValueError(f"storage {key} has {found.numel()} numbers, and not {count} {dtype}")
-        return found
+        numbers = self._storages[key]
+        if numbers.dtype != dtype or type(count) is not int or numbers.numel() != count:
+            raise ValueError(
+                f"storage {key} has {numbers.numel()} numbers, and not {count} {dtype}"
+            )
+        return numbers
 
 
 class _TensorMachine(PickleMachine):

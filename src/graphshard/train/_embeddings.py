@@ -64,9 +64,9 @@ class NodeEmbeddings(nn.Module):
         self.names = tuple(tables)
         # A list, because node types may have names that an attribute cannot have.
         self.rows = nn.ParameterList()
-        for place, (name, table) in enumerate(tables.items()):
+        for number, (name, table) in enumerate(tables.items()):
             # A buffer, so that a checkpoint says whose rows it holds.
-            self.register_buffer(f"ids_{place}", table.ids.clone())
+            self.register_buffer(f"ids_{number}", table.ids.clone())
             bound = math.sqrt(6 / (table.height + table.width))
             drawn = uniform_rows(seed, name, table.ids, table.width)
             self.rows.append(nn.Parameter(((2 * drawn - 1) * bound).to(dtype)))

@@ -28,10 +28,8 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
 )
-for command in (partition, inspect, verify, convert, train, serve):
-    app.command(cls=CommandWithDefaults)(command)
-for command in (copy, launch):
-    app.command(cls=CommandOfDGL)(command)
+for command in (partition, inspect, verify, convert, train, serve, copy, launch):
+    app.command(cls=CommandOfDGL if command in (copy, launch) else CommandWithDefaults)(command)
 
 
 def _show_version(asked: bool) -> None:

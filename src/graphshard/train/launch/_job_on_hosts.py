@@ -166,7 +166,7 @@ def launch(
         )
         has_ended_well = not outcome.failures
     except KeyboardInterrupt:
-        on_line(_kept(logs.folder))
+        on_line(_where_logs_are(logs.folder))
         raise
     finally:
         logs.close(keep=not has_ended_well)
@@ -261,10 +261,10 @@ class JobOutcome:
         if not self.failures:
             return ""
         text = report_text((f"{each.who} {each.how}", each.tail) for each in self.failures)
-        return text if self.logs is None else f"{text}\n{_kept(self.logs)}"
+        return text if self.logs is None else f"{text}\n{_where_logs_are(self.logs)}"
 
 
-def _kept(folder: Path) -> str:
+def _where_logs_are(folder: Path) -> str:
     return f"what each process printed is in {folder}"
 
 
@@ -364,7 +364,7 @@ class _HostAgent(Child):
     """The agent of a host, as the launcher sees it: what reaches it, and what it has said."""
 
     number: int
-    place: str
+    address: str
     on_message: Callable[[_HostAgent, dict[str, Any]], None]
     on_line: Callable[[str, str, bool], None]
     heard: float = field(default_factory=time.monotonic)
@@ -477,8 +477,8 @@ class _RunningJob:
             who = message["said"]
             # What torchrun says about a trainer that has failed is known by then, and long; a
             # server that is ended says that it was.
-            is_known = self._is_echo(agent, who) or (who == _SERVER and self.is_stopping)
-            agent.say(self._name(agent, who), message["line"], not is_known)
+            is_shown = not self._is_echo(agent, who) and not (who == _SERVER and self.is_stopping)
+            agent.say(self._name(agent, who), message["line"], is_shown)
         elif "up" in message:
             agent.port = int(message["up"])
         elif "ended" in message:
@@ -555,7 +555,7 @@ class _RunningJob:
         for agent in self.agents:
             if not agent.is_lost and now - agent.heard > self.silence and agent.code() is None:
                 agent.is_lost = True
-                how = f"({agent.place}) has said nothing for {self.silence:g} s"
+                how = f"({agent.address}) has said nothing for {self.silence:g} s"
                 self._fail(agent, "", 1, how)
         if self.is_training or self.failures or any(agent.port is None for agent in self.agents):
             return
@@ -571,7 +571,7 @@ class _RunningJob:
             return
         agent.is_lost = True
         self.children.listen(0.2)
-        how = f"({agent.place}) is gone: {self.hosts.by} ended with {how_ended(code)}"
+        how = f"({agent.address}) is gone: {self.hosts.by} ended with {how_ended(code)}"
         self._fail(agent, "", code or 1, how)
 
     def _too_late(self, seconds: float) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 from ...comm.address import JOB_VARIABLE, local_environment
 from ...comm.group import NOTICE
-from ._children import Child, LineStream, how_ended
+from ._children import Child, LineStream, how_ended, num_cores
 from ._watch import TAIL_LINES, Watch, report_text, stop_on_signals
 from ._worker import EVENTS_VARIABLE, FAILURE_MARK, PARENT_VARIABLE, ExitCode
 
@@ -273,10 +273,8 @@ def _start(
 
 
 def _variables(rank: int, num_workers: int, port: int) -> dict[str, str]:
-    has_affinity = hasattr(os, "sched_getaffinity")
-    num_cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
     return {
-        "OMP_NUM_THREADS": str(max(1, num_cores // num_workers)),
+        "OMP_NUM_THREADS": str(max(1, num_cores() // num_workers)),
         **local_environment(),
         "RANK": str(rank),
         "WORLD_SIZE": str(num_workers),
