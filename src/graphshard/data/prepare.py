@@ -124,7 +124,7 @@ def _read_table(path: Path, preparation: Preparation) -> NodeDataset:
             f"inverse and row_normalize need relations and features, and the edge list {path} has "
             "neither"
         )
-    graph = from_csv(path) if path.suffix == ".csv" else from_parquet(path)
+    graph = read_graph(path)
     check_node_count(path, "_N", graph.num_nodes(), 2 * graph.num_edges())
     return NodeDataset.from_graph(_prepared(graph, preparation), name=path.stem)
 

@@ -1,24 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """New ids for the nodes and edges of a graph, and the local graph of each part.
 
-[Note: new ids]
-Under them every part owns one range of nodes and one of edges, per type. Nodes are ordered by
-(part, type, place in the part). An edge goes where its destination goes; edges are ordered by
-(part, type, destination, original id). So the in-edges of a node keep the order they had in the
-original graph, and a relation's edges, in their new order, are already grouped by destination: one
-pointer array per relation is all that random access needs.
+Nodes are ordered by (part, type, place in the part), edges by (part, type, destination, original
+id), so that a relation's edges are grouped by destination: one pointer array per relation is all
+that random access needs.
 
-[Note: what a part holds]
-*Inner* nodes are those the part owns, *inner* edges all in-edges of inner nodes. Around them lie
-*halo* nodes, which other parts own, and *outer* edges:
-
-* the source of every inner edge is there (an edge needs both ends);
-* with ``num_hops`` from 1 up, every edge from an inner node to a foreign one, so that inner nodes
-  show their true out-degree;
-* with ``num_hops`` from 2 up, the in-edges of the halo nodes found so far, ``num_hops - 1`` times.
-
-``num_hops=0`` keeps inner edges and their sources, nothing else. Local ids: inner nodes in the
-order of their new ids, then halo nodes in the order of theirs; edges likewise.
+*Inner* nodes are those that a part owns, *inner* edges all their in-edges. Around them lie *halo*
+nodes, which other parts own, and *outer* edges. With ``num_hops`` from 1 up these are the edges
+from an inner node to a foreign one, and from 2 up the in-edges of the halo nodes so far, ``num_hops
+- 1`` times. Local ids: inner nodes in the order of their new ids, then halo nodes in the order of
+theirs; edges likewise.
 """
 
 from __future__ import annotations

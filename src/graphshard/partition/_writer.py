@@ -1,13 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """PartitionWriter: writes a partition folder so that a reader never finds half of one.
 
-[Note: replacing a partition]
-A folder can be partitioned into again, and a reader must never see a mixture, even if the writer
-is killed. New files are first written and synced in a staging folder. Then, part by part, the old
-folder steps aside into ``.<graph_name>-<build of the old JSON>`` and the new one takes its place;
-the new JSON replaces the old one last, in one atomic step. A JSON names the digest of every file
-and each file carries its own, so a reader that holds the old JSON notices a new part, and looks
-aside. The next writer puts back, or throws away, what a killed one left.
+Files are staged; then, part by part, the old folder steps aside and the new one takes its place, and
+the JSON comes last: "Never half a partition" in docs/design/partition_format.md says why that works.
 
 [Note: several graphs in a folder]
 The first graph of a folder has its parts in ``part0``, ``part1`` and so on, as with DGL; another

@@ -86,7 +86,7 @@ class DGLPartFile:
                 return cls(path, kind, book, graph_path, {}, reader.size)
             stored = _with_types(open_tensors(reader), kind, book)
             shapes = {name: tuple(rows.shape) for name, rows in stored.items()}
-            for owner, count in _owned(kind, book).items():
+            for owner, count in owned_rows(kind, book).items():
                 shapes.setdefault(f"{owner}/{_ORIGINAL}", (count,))
             return cls(path, kind, book, graph_path, shapes, reader.size)
 
@@ -130,7 +130,7 @@ class DGLPartFile:
 
     def _original_ids(self, features: Mapping[str, object]) -> TensorDict:
         """The ids before partitioning, of the types whose features do not have them."""
-        owned = _owned(self.kind, self.book)
+        owned = owned_rows(self.kind, self.book)
         if all(f"{owner}/{_ORIGINAL}" in features for owner in owned):
             return {}
         is_node = self.kind == "node_feats"
@@ -176,20 +176,19 @@ def _structure(reader: BinaryReader) -> StoredGraph:
     return graph
 
 
-def _owned(kind: str, book: RangePartitionBook) -> dict[str, int]:
-    """Name of each type in files, and how many of it the part owns."""
-    if kind == "node_feats":
-        counts = torch.tensor(book.local_ntype_offset).diff().tolist()
-        return dict(zip(book.ntypes, counts, strict=True))
-    counts = torch.tensor(book.local_etype_offset).diff().tolist()
-    return dict(zip(map(etype_key, book.canonical_etypes), counts, strict=True))
+def owned_rows(kind: str, book: RangePartitionBook) -> dict[str, int]:
+    """How many nodes or edges the book's part owns, by the names of types in files."""
+    is_node = kind == "node_feats"
+    names = book.ntypes if is_node else list(map(etype_key, book.canonical_etypes))
+    offsets = book.local_ntype_offset if is_node else book.local_etype_offset
+    return dict(zip(names, torch.tensor(offsets).diff().tolist(), strict=True))
 
 
 def _with_types(
     stored: Mapping[str, StoredTensor], kind: str, book: RangePartitionBook
 ) -> dict[str, StoredTensor]:
     """Features by the names of today: old ones lack the type, or name a relation alone."""
-    owners = list(_owned(kind, book))
+    owners = list(owned_rows(kind, book))
     by_relation: dict[str, list[str]] = {}
     for owner, name in zip(owners, book.etypes if kind == "edge_feats" else owners, strict=True):
         by_relation.setdefault(name, []).append(owner)

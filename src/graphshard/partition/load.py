@@ -33,7 +33,7 @@ from ._book import RangePartitionBook
 from ._local_part import IdArray
 from ._stats import PartitionStats
 from .checked_files import TensorFile, digest_of
-from .dgl_folder import DGLPartFile
+from .dgl_folder import DGLPartFile, owned_rows
 from .format import PART_FILES, PartitionConfig, etype_key, read_config
 
 Path = str | os.PathLike[str]
@@ -204,7 +204,7 @@ def open_features(
         PartitionFormatError: They are not; or as for `PartitionConfig.open_part`.
     """
     file = config.open_part(book.partid, kind)
-    rows = _owned_rows(book, kind)
+    rows = owned_rows(kind, book)
     for key, shape in file.shapes.items():
         owner = key.rsplit("/", 1)[0]
         if owner not in rows or not shape or shape[0] != rows[owner]:
@@ -215,15 +215,6 @@ def open_features(
     return file
 
 
-def _owned_rows(book: RangePartitionBook, kind: str) -> dict[str, int]:
-    """How many nodes or edges the part owns, by the names of types in files."""
-    offsets = book.local_ntype_offset if kind == "node_feats" else book.local_etype_offset
-    names = book.ntypes
-    if kind == "edge_feats":
-        names = [etype_key(etype) for etype in book.canonical_etypes]
-    return dict(zip(names, torch.tensor(offsets).diff().tolist(), strict=True))
-
-
 def _load_features(
     config: PartitionConfig, book: RangePartitionBook, kind: str, checksums: bool
 ) -> TensorDict:
@@ -231,7 +222,7 @@ def _load_features(
     if checksums:
         file.check_digest()
     features = file.read()
-    for owner in _owned_rows(book, kind):
+    for owner in owned_rows(kind, book):
         ids = features.get(f"{owner}/orig_id")
         if ids is None or ids.dtype != torch.int64 or ids.dim() != 1:
             form = "none" if ids is None else f"{ids.dtype} of shape {tuple(ids.shape)}"
