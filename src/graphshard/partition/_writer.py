@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """PartitionWriter: writes a partition folder so that a reader never finds half of one.
 
-Files are staged; then, part by part, the old folder steps aside and the new one takes its place, and
-the JSON comes last: "Never half a partition" in docs/design/partition_format.md says why that works.
+Files are staged; then, part by part, the old folder steps aside and the new one takes its place,
+and the JSON comes last. Why that works is in docs/design/partition_format.md.
 
 [Note: several graphs in a folder]
 The first graph of a folder has its parts in ``part0``, ``part1`` and so on, as with DGL; another
