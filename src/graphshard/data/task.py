@@ -25,7 +25,7 @@ import torch
 from .._base.files import read_json_regular, write_json
 from ..errors import PartitionFormatError
 from ..partition.checked_files import listing, mapping, required, shown, text, whole_number
-from ..partition.format import digest_of_content, read_config, read_content
+from ..partition.format import digest_of_content, read_config
 from ..partition.save import partition_graph
 from .dataset import SPLITS, NodeDataset
 
@@ -107,9 +107,9 @@ def warn_of_task(dataset: NodeDataset) -> None:
     occurs = torch.zeros(dataset.num_classes, dtype=torch.bool)
     occurs[label[is_labelled].long().cpu()] = True
     shared = {}
-    for pair in itertools.combinations(SPLITS, 2):
-        first, second = (fields[f"{split}_mask"] for split in pair)
-        shared[pair] = int((first & second & is_labelled).sum())
+    for first, second in itertools.combinations(SPLITS, 2):
+        both = fields[f"{first}_mask"] & fields[f"{second}_mask"] & is_labelled
+        shared[first, second] = int(both.sum())
     for line in task_warnings(dataset.name, occurs.tolist(), shared):
         warnings.warn(line, stacklevel=2)
 
@@ -233,7 +233,8 @@ def partition_dataset(
     partition_graph(dataset.graph, name, num_parts, out, quiet=quiet, **arguments)
     json_path = Path(out) / f"{name}.json"
     task = TaskInfo.of_dataset(dataset, dict(options or {}))
-    _write_task(task_path(json_path), task, read_content(json_path)["build"])
+    build = json.loads(json_path.read_text(encoding="utf-8"))["build"]
+    _write_task(task_path(json_path), task, build)
     return json_path
 
 

@@ -43,8 +43,9 @@ class CommandOfDGL(CommandWithDefaults):
     def __init__(self, *args: Any, **values: Any) -> None:
         super().__init__(*args, **values)
         for option in self.params:
-            names = [f"--{name[2:].replace('-', '_')}" for name in option.opts if name[:2] == "--"]
-            option.opts += [name for name in names if name not in option.opts]
+            for name in tuple(option.opts):
+                if "-" in name.lstrip("-"):
+                    option.opts.append(f"--{name[2:].replace('-', '_')}")
 
 
 def options_of(*kinds: type) -> Callable[[_Command], _Command]:
