@@ -129,9 +129,6 @@ class NodeDataset:
 
         Args:
             split: ``'train'``, ``'val'`` or ``'test'``.
-
-        Raises:
-            ValueError: ``split`` is none of these.
         """
         if split not in SPLITS:
             raise ValueError(f"split must be one of {SPLITS} (got {split!r})")

@@ -167,10 +167,6 @@ def read_graph(source: str | os.PathLike[str]) -> Graph:
 
     Args:
         source: As for `read_dataset`.
-
-    Raises:
-        FileNotFoundError: There is no such file or data set.
-        ValueError: It is damaged, or a file with several graphs.
     """
     path = Path(source)
     if path.suffix in _TABLES:

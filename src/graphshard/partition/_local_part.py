@@ -36,12 +36,7 @@ STRUCTURE_FIELDS = frozenset({"_ID", "_TYPE", "inner_node", "inner_edge"})
 
 
 class GraphSource:
-    """A graph to be partitioned; nothing is copied and the graph is never written to.
-
-    Raises:
-        TypeError: It is not a `Graph`.
-        ValueError: A type cannot be named in files.
-    """
+    """A graph to be partitioned; nothing is copied and the graph is never written to."""
 
     def __init__(self, graph: Graph) -> None:
         if not isinstance(graph, Graph):

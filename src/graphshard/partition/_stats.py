@@ -104,11 +104,7 @@ class PartitionStats:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> PartitionStats:
-        """Inverse of `as_dict`.
-
-        Raises:
-            ValueError: Something is missing, or of another form.
-        """
+        """Inverse of `as_dict`."""
         content = mapping(content, "stats")
         parts = listing(required(content, "parts"), "parts")
         balances = listing(required(content, "balances"), "balances")

@@ -188,11 +188,7 @@ class PartitionWriter:
 
 
 def check_graph_name(graph_name: str) -> None:
-    """Raise unless a graph's name can name a file.
-
-    Raises:
-        ValueError: It cannot.
-    """
+    """Raise unless a graph's name can name a file."""
     check_text(graph_name, "graph_name")
     if not graph_name or graph_name.startswith(".") or set(graph_name) & set("/\\\0"):
         raise ValueError(

@@ -81,12 +81,7 @@ def build_constraints(
     balance_edges: bool,
     balance_split: bool | Iterable[str] | None,
 ) -> list[Constraint]:
-    """The constraints that the arguments of `partition_graph` ask for.
-
-    Raises:
-        TypeError: An argument has the wrong form.
-        ValueError: It does not fit the graph, or names what the graph does not have.
-    """
+    """The constraints that the arguments of `partition_graph` ask for."""
     classes = _classes(source, balance_ntypes)
     constraints = [
         Constraint("nodes" if name is None else f"nodes of {name}", members.astype(np.int64))

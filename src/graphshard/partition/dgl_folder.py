@@ -75,11 +75,7 @@ class DGLPartFile:
 
     @classmethod
     def open(cls, path: Path, kind: str, book: RangePartitionBook, graph_path: Path) -> DGLPartFile:
-        """Walk through the file; its tensors are not read.
-
-        Raises:
-            PartitionFormatError: It is missing or damaged.
-        """
+        """Walk through the file; its tensors are not read."""
         with _opened(path) as reader:
             if kind == "part_graph":
                 _structure(reader)
@@ -94,11 +90,7 @@ class DGLPartFile:
         """Nothing: DGL's files carry no digest."""
 
     def read(self) -> TensorDict:
-        """All tensors, in memory, under the names that they have in files of ours.
-
-        Raises:
-            PartitionFormatError: It is damaged, or its ids are none.
-        """
+        """All tensors, in memory, under the names that they have in files of ours."""
         if self.kind == "part_graph":
             with _opened(self.path) as reader:
                 graph = _structure(reader)

@@ -144,21 +144,13 @@ class PartitionConfig:
     stats: PartitionStats | None = None
 
     def check_part(self, part_id: int) -> int:
-        """``part_id``, if there is such a part.
-
-        Raises:
-            ValueError: There is not.
-        """
+        """``part_id``, if there is such a part."""
         if not 0 <= part_id < self.num_parts:
             raise ValueError(f"part_id must be in [0, {self.num_parts}) (got {part_id})")
         return int(part_id)
 
     def book(self, part_id: int) -> RangePartitionBook:
-        """Who owns what, seen from one part.
-
-        Raises:
-            ValueError: There is no such part.
-        """
+        """Who owns what, seen from one part."""
         return RangePartitionBook(
             self.check_part(part_id),
             self.num_parts,
@@ -214,11 +206,7 @@ class PartitionConfig:
         raise problem
 
     def check_format(self) -> None:
-        """Raise unless the parts are in the format that this version reads.
-
-        Raises:
-            PartitionFormatError: They are not.
-        """
+        """Raise unless the parts are in the format that this version reads."""
         format_name, version = self.content.get("format"), self.content.get("format_version")
         if self.layout == "other" and format_name != FORMAT:
             raise PartitionFormatError(

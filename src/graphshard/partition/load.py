@@ -198,11 +198,7 @@ def _load_graph(file: TensorFile | DGLPartFile, book: RangePartitionBook) -> Gra
 def open_features(
     config: PartitionConfig, book: RangePartitionBook, kind: str
 ) -> TensorFile | DGLPartFile:
-    """The file of a part's features, whose shapes are those of the part.
-
-    Raises:
-        PartitionFormatError: They are not; or as for `PartitionConfig.open_part`.
-    """
+    """The file of a part's features, whose shapes are those of the part."""
     file = config.open_part(book.partid, kind)
     rows = owned_rows(kind, book)
     for key, shape in file.shapes.items():

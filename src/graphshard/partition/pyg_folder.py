@@ -260,11 +260,7 @@ class PyGPartition:
 
     @classmethod
     def open(cls, path: Path) -> PyGPartition:
-        """The partition of a folder, given by it or by its ``META.json``.
-
-        Raises:
-            PartitionFormatError: A file is missing, damaged, or contradicts another.
-        """
+        """The partition of a folder, given by it or by its ``META.json``."""
         folder = path if path.is_dir() else path.parent
         try:
             meta = read_json_regular(folder / META)
@@ -286,12 +282,7 @@ class PyGPartition:
         return cls(folder, num_parts, is_typed, node_parts, edge_parts, offsets)
 
     def read(self, part: int) -> PyGPart:
-        """One part.
-
-        Raises:
-            PartitionFormatError: A file is missing, damaged, or contradicts another.
-            ValueError: There is no such part.
-        """
+        """One part."""
         if not 0 <= part < self.num_parts:
             raise ValueError(f"there is no part {part} of {self.num_parts} in {self.folder}")
         folder = self.folder / f"part_{part}"

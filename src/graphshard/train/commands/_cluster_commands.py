@@ -14,7 +14,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -133,52 +133,39 @@ def serve(
 
     The token is read from the file that GRAPHSHARD_TOKEN_FILE names, or from GRAPHSHARD_TOKEN.
     """
-    with _logging(log_level):
-        try:
-            _serve(partition, ip_config, host, listen, certificate, key, restore)
-        finally:
-            # An agent of graphshard launch that was killed has left its folder, with the token.
-            remove_abandoned()
-
-
-def _serve(
-    partition: Path,
-    ip_config: Path,
-    host: int,
-    listen: str | None,
-    certificate: Path | None,
-    key: Path | None,
-    restore: Path | None,
-) -> None:
-    hosts = read_ip_config(ip_config)
-    if host >= len(hosts):
-        raise ValueError(f"--host must be a line of {ip_config}, below {len(hosts)} (got {host})")
-    if (certificate is None) != (key is None):
-        raise ValueError("--tls-certificate and --tls-key go together; give both")
-    tls = None if certificate is None or key is None else (certificate, key)
-    own = hosts[host]
-    server = GraphServer(
-        host,
-        len(hosts),
-        partition_json(partition),
-        read_token(),
-        own.address if listen is None else listen,
-        own.port,
-        certificate=tls,
-        restore=restore,
-    )
-    if restore is not None:
-        from_step = server.restored
-        what = f"found no checkpoint in {restore}"
-        if from_step is not None:
-            what = f"restored {from_step.num_tensors} tensors of step {from_step.step}"
-            what += f" from {from_step.path}"
-        print(f"host {host} of {len(hosts)} {what}", flush=True)
-    print(f"host {host} of {len(hosts)} serves {partition} on {server.address}", flush=True)
-    try:
+    with ExitStack() as stack:
+        stack.enter_context(_logging(log_level))
+        # An agent of graphshard launch that was killed has left its folder, with the token.
+        stack.callback(remove_abandoned)
+        hosts = read_ip_config(ip_config)
+        if host >= len(hosts):
+            raise ValueError(
+                f"--host must be a line of {ip_config}, below {len(hosts)} (got {host})"
+            )
+        if (certificate is None) != (key is None):
+            raise ValueError("--tls-certificate and --tls-key go together; give both")
+        tls = None if certificate is None or key is None else (certificate, key)
+        own = hosts[host]
+        server = GraphServer(
+            host,
+            len(hosts),
+            partition_json(partition),
+            read_token(),
+            own.address if listen is None else listen,
+            own.port,
+            certificate=tls,
+            restore=restore,
+        )
+        stack.callback(server.stop)
+        if restore is not None:
+            from_step = server.restored
+            what = f"found no checkpoint in {restore}"
+            if from_step is not None:
+                what = f"restored {from_step.num_tensors} tensors of step {from_step.step}"
+                what += f" from {from_step.path}"
+            print(f"host {host} of {len(hosts)} {what}", flush=True)
+        print(f"host {host} of {len(hosts)} serves {partition} on {server.address}", flush=True)
         threading.Event().wait()  # until a signal ends it
-    finally:
-        server.stop()
 
 
 @contextmanager

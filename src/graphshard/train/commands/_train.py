@@ -86,11 +86,7 @@ def train(
 
 
 def _configured(mode: str, **settings: Any) -> AnyConfig:
-    """The configuration of a mode, from what was given; None where it was not.
-
-    Raises:
-        ValueError: A setting is out of range, or of another mode.
-    """
+    """The configuration of a mode, from what was given; None where it was not."""
     settings = {name: value for name, value in settings.items() if value is not None}
     if "fanouts" in settings:
         settings["fanouts"] = _numbers(settings["fanouts"])

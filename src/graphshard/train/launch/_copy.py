@@ -328,11 +328,7 @@ class _Sender:
         self._ask(command, file.source, file.target)
 
     def _ask(self, command: str, given: str | Path, what: str) -> str:
-        """What a command on the host prints, given a text or a file.
-
-        Raises:
-            _HostFailed: It failed, or took too long.
-        """
+        """What a command on the host prints, given a text or a file."""
         words = self._shell.to(self.address, f"exec sh -c {shlex.quote(command)}")
         with ExitStack() as stack:
             is_file = isinstance(given, Path)

@@ -53,11 +53,7 @@ class RemoteShell:
             raise ValueError(f"the port of sshd must be from 1 to 65535 (got {self.port})")
 
     def to(self, address: str, command: str) -> list[str]:
-        """The command line that has a host's shell run a command.
-
-        Raises:
-            ValueError: The address cannot be one.
-        """
+        """The command line that has a host's shell run a command."""
         if address.startswith("-"):
             raise ValueError(f"the address of a host must not begin with '-' (got {address!r})")
         words = [

@@ -178,9 +178,6 @@ def script_line(script: Sequence[str]) -> str:
 
     One word is such a line already, as DGL's launcher takes it; a file of Python needs no
     interpreter before it.
-
-    Raises:
-        ValueError: There is none.
     """
     line = script[0].strip() if len(script) == 1 else shlex.join(script)
     if not line:
@@ -276,9 +273,6 @@ class JobLogs:
             There it is removed by `close` unless it is to be kept.
         on_error: Told once if a file cannot be written, as where the disk is full; the job goes on.
 
-    Raises:
-        OSError: The folder cannot be made.
-
     Attributes:
         is_removed: Whether it is gone again.
     """
@@ -345,9 +339,6 @@ def run_job(
         timeout: Seconds that trainers have to end after one has ended with 0.
         silence: Seconds after which a host, or on a host the launcher, is taken for gone.
         logs: Where to keep what each process prints.
-
-    Raises:
-        KeyboardInterrupt: Ctrl-C, SIGTERM or SIGHUP; all hosts have been told to stop.
     """
     run = _RunningJob(hosts, commands, on_line, timeout, silence, logs)
     with stop_on_signals():
