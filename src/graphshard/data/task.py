@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from .._base.files import read_json_regular, write_json
 from ..errors import PartitionFormatError
@@ -238,7 +239,7 @@ def partition_dataset(
     return json_path
 
 
-def _balance_classes(dataset: NodeDataset, field: str) -> Any:
+def _balance_classes(dataset: NodeDataset, field: str) -> Tensor | dict[str, Tensor]:
     """Whole numbers from 0 for the values of a node feature, as ``balance_ntypes`` wants them."""
     graph = dataset.graph
     fields = graph.nodes[dataset.target].data

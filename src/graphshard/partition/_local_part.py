@@ -18,7 +18,6 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +28,7 @@ from .._base.typing import DEFAULT_ETYPE, DEFAULT_NTYPE, CanonicalEType
 from ..graph import Graph
 from ..ops import Adjacency
 from ._book import RangePartitionBook
+from ._metis import IntArray
 from .checked_files import etype_key
 
 STRUCTURE_FIELDS = frozenset({"_ID", "_TYPE", "inner_node", "inner_edge"})
@@ -122,7 +122,7 @@ class Relation:
     """
 
     old_ids: Tensor
-    sources: npt.NDArray[np.integer[Any]]
+    sources: IntArray
     indptr: IdArray
 
 
@@ -159,9 +159,7 @@ class Relabeling:
         return before, before + self.edge_sizes[part][relation]
 
 
-def relabel(
-    source: GraphSource, parts: npt.NDArray[np.integer[Any]], order: IdArray, num_parts: int
-) -> Relabeling:
+def relabel(source: GraphSource, parts: IntArray, order: IdArray, num_parts: int) -> Relabeling:
     """Number nodes and edges anew.
 
     Args:
@@ -406,7 +404,7 @@ def _in_edges(relabeling: Relabeling, nodes: IdArray) -> list[IdArray]:
 
 
 def _mark_new(
-    mark: npt.NDArray[np.bool_], ids: Sequence[npt.NDArray[np.integer[Any]]], first: int, last: int
+    mark: npt.NDArray[np.bool_], ids: Sequence[IntArray], first: int, last: int
 ) -> IdArray:
     """Mark ids outside ``[first, last)``; those that were not marked before, ascending."""
     is_new = np.zeros_like(mark)

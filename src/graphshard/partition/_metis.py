@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 # Edges whose numbers fit the cache next to a core.
 _SLICE = 1 << 15
 
-IndexArray = npt.NDArray[np.integer[Any]]
+IntArray = npt.NDArray[np.integer[Any]]
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,9 @@ class UndirectedGraph:
         ValueError: The arrays are not those of such a graph.
     """
 
-    indptr: IndexArray
-    indices: IndexArray
-    counts: IndexArray | None = None
+    indptr: IntArray
+    indices: IntArray
+    counts: IntArray | None = None
     check: InitVar[bool] = True
 
     @property
@@ -190,7 +190,6 @@ def _is_symmetric(src: Tensor, dst: Tensor, num_nodes: int) -> bool:
 
 Objective = Literal["cut", "vol"]
 Method = Literal["kway", "recursive"]
-IntArray = npt.NDArray[np.integer[Any]]
 
 INSTALL_METIS = "install it with `pip install cmeel-metis`"
 

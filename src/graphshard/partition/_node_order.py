@@ -31,7 +31,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -39,7 +39,7 @@ import torch
 
 from ..errors import MetisError
 from ._local_part import GraphSource
-from ._metis import UndirectedGraph, metis_partition
+from ._metis import IntArray, UndirectedGraph, metis_partition
 
 if TYPE_CHECKING:
     import scipy.sparse
@@ -53,12 +53,12 @@ Order = npt.NDArray[np.int64]
 
 
 def order_nodes(
-    parts: npt.NDArray[np.integer[Any]],
+    parts: IntArray,
     type_offsets: list[int],
     num_parts: int,
     undirected: UndirectedGraph | None,
     *,
-    find_places: Callable[[], npt.NDArray[np.integer[Any]]] | None = None,
+    find_places: Callable[[], IntArray] | None = None,
     ready: Callable[[int, Order], None] | None = None,
 ) -> Order:
     """All nodes, by part, type, and place: the new order of the homogenised ids.
@@ -134,7 +134,7 @@ def _place(
     return order if better else members.copy()
 
 
-def _sorted(order: Order, places: npt.NDArray[np.integer[Any]], type_offsets: list[int]) -> Order:
+def _sorted(order: Order, places: IntArray, type_offsets: list[int]) -> Order:
     """``order``, which is by type, by type and then by ``places``."""
     types = np.searchsorted(type_offsets, order, side="right")
     by_place: Order = order[np.lexsort((places[order], types))]
@@ -193,9 +193,7 @@ def _walk_from(graph: scipy.sparse.csr_array, start: int) -> Order:
     return walk.astype(np.int64)
 
 
-def _walk_over_components(
-    graph: scipy.sparse.csr_array, degrees: npt.NDArray[np.integer[Any]]
-) -> Order:
+def _walk_over_components(graph: scipy.sparse.csr_array, degrees: IntArray) -> Order:
     import scipy.sparse
     from scipy.sparse import csgraph
 
@@ -244,9 +242,7 @@ _SLICE = 1 << 20  # edges looked at together
 Places = npt.NDArray[np.uint8]
 
 
-def places_by_readers(
-    source: GraphSource, parts: npt.NDArray[np.integer], num_parts: int
-) -> Places:
+def places_by_readers(source: GraphSource, parts: IntArray, num_parts: int) -> Places:
     """What to sort the nodes of a part by.
 
     Args:

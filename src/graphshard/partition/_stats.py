@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from rich.table import Table
 
+from ._metis import IntArray
 from .assign import Constraint, part_loads
 from .checked_files import listing, mapping, only_keys, required, shown, text, whole_number
 
@@ -149,7 +149,7 @@ class PartitionStats:
 
 def measure_balance(
     constraints: Sequence[Constraint],
-    parts: npt.NDArray[np.integer[Any]],
+    parts: IntArray,
     num_parts: int,
 ) -> tuple[Balance, ...]:
     """Loads of every constraint under an assignment."""

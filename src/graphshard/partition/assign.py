@@ -105,7 +105,7 @@ def _classes(
 ) -> list[tuple[str | None, npt.NDArray[np.bool_]]]:
     """(name, membership of each node) of every class; the name is None where there is just one."""
     if labels is None:
-        table: dict[str, Any] = {}
+        table: dict[str, Tensor | Sequence[int]] = {}
     elif isinstance(labels, Mapping):
         table = dict(labels)
     elif len(source.ntypes) == 1:
@@ -144,7 +144,7 @@ def _members(
     return members
 
 
-def _labels(labels: Any, ntype: str, count: int) -> npt.NDArray[np.int64]:
+def _labels(labels: Tensor | Sequence[int], ntype: str, count: int) -> npt.NDArray[np.int64]:
     tensor = torch.as_tensor(labels).detach().cpu()
     if tensor.is_floating_point() or tensor.is_complex() or tensor.shape != (count,):
         raise ValueError(
@@ -210,9 +210,10 @@ def _as_mask(feature: Tensor) -> npt.NDArray[np.bool_] | None:
     return mask
 
 
-PartMethod: TypeAlias = (
-    str | Tensor | Sequence[int] | npt.NDArray[Any] | Mapping[str, Tensor | Sequence[int]]
+OwnParts: TypeAlias = (
+    Tensor | Sequence[int] | npt.NDArray[Any] | Mapping[str, Tensor | Sequence[int]]
 )
+PartMethod: TypeAlias = str | OwnParts
 Parts: TypeAlias = npt.NDArray[np.int64]
 
 # (method, share of the tolerance that METIS is allowed), tried in turn until a bound is met.
@@ -448,13 +449,14 @@ def _distinct(constraints: Sequence[Constraint]) -> list[Constraint]:
     return chosen
 
 
-def _own_assignment(source: GraphSource, num_parts: int, assignment: Any) -> Parts:
+def _own_assignment(source: GraphSource, num_parts: int, assignment: OwnParts) -> Parts:
     if isinstance(assignment, Mapping):
         if set(assignment) != set(source.ntypes):
             raise ValueError(
                 "part_method as a dict must have the parts of every node type "
                 f"(got {sorted(assignment)} for the node types {source.ntypes})"
             )
+        pieces: list[Tensor | Sequence[int] | npt.NDArray[Any]]
         pieces = [assignment[ntype] for ntype in source.ntypes]
     elif len(source.ntypes) == 1:
         pieces = [assignment]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +22,9 @@ from .._base.typing import CanonicalEType
 from ..graph import MessagePassingGraph
 from ..nn import GATConv, GraphConv, HeteroGraphConv, RelGraphConv, SAGEConv
 from ._embeddings import OneHotRelGraphConv
+
+Features: TypeAlias = Tensor | tuple[Tensor, Tensor] | Mapping[str, Tensor]
+"""What a model takes: rows of the only node type, those of an `OneHotRelGraphConv`, or by type."""
 
 _MAX_DENSITY = 0.2
 """Share of non-zeros above which plain dropout of input features is as fast."""

@@ -67,7 +67,7 @@ from ._config import (
     generators_of,
 )
 from ._embeddings import NODE, PAIR, NodeEmbeddings, OneHotRelGraphConv, Table, pair_data
-from ._models import GAT, GCN, RGCN, SAGE, InputDropout, NodeClassifier, TypedRGCN
+from ._models import GAT, GCN, RGCN, SAGE, Features, InputDropout, NodeClassifier, TypedRGCN
 from ._result import EpochReport, Evaluation, History, SamplingReport, TrainResult
 from ._training_shard import TrainingShard, all_finite, load_shard, relation_norm
 
@@ -600,7 +600,7 @@ class SampledInputs:
             names[target] = (*names.get(target, ()), IN_DEGREE, OUT_DEGREE)
         return names
 
-    def __call__(self, blocks: Sequence[Block]) -> tuple[list[Block], Any, list[Tensor]]:
+    def __call__(self, blocks: Sequence[Block]) -> tuple[list[Block], Features, list[Tensor]]:
         """A graph for each layer, the features, and the fetched rows that need a gradient.
 
         Every rank's loss must be made to depend on those.
@@ -755,7 +755,7 @@ class Learner:
                 module.mark_constant(self._shard.features[shard.target])
         width = self.model.exchanged_width()
         self.graph = self._shard.graph(config, width)
-        self.graphs: list[Any] = [self.graph] * config.layers
+        self.graphs: list[GraphShardManager] = [self.graph] * config.layers
         tables = {
             t: Table(shard.original_ids[t], shard.num_all[t], config.hidden)
             for t in shard.data.node_type_names
@@ -986,7 +986,7 @@ def _check_tensors(loaded: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> 
             )
 
 
-def model_features(shard: TrainingShard, rows: Mapping[str, Tensor]) -> Any:
+def model_features(shard: TrainingShard, rows: Mapping[str, Tensor]) -> Features:
     """What a model takes as features, from the rows of each node type or table."""
     if shard.is_typed:
         return rows
