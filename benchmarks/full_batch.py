@@ -68,19 +68,19 @@ def forward(model: str, layers: Any, graph: Any, h: torch.Tensor) -> torch.Tenso
 
 def work(parts: str, model: str, mode: str, threads: int, epochs: int, bfloat16: bool) -> None:
     """One worker; rank 0 prints a line of JSON."""
-    import graphshard.sar as sar
+    import graphshard as gs
 
     torch.set_num_threads(threads)
-    sar.initialize_comms()
-    data = sar.load_dgl_partition_data(parts, sar.rank())
-    graph = sar.construct_full_graph(data, mode=mode)  # type: ignore[arg-type]
+    gs.initialize_comms()
+    data = gs.load_dgl_partition_data(parts, gs.rank())
+    graph = gs.construct_full_graph(data, mode=mode)  # type: ignore[arg-type]
     x, y = data.node_features["_N/x"].clone(), data.node_features["_N/y"]
     train = data.node_features["_N/train"].nonzero().view(-1)
-    num_train = int(sar.comm.all_reduce(torch.tensor([train.numel()])))
-    classes = int(sar.comm.all_reduce(y.max().view(1), "max")) + 1
+    num_train = int(gs.comm.all_reduce(torch.tensor([train.numel()])))
+    classes = int(gs.comm.all_reduce(y.max().view(1), "max")) + 1
     torch.manual_seed(0)
     layers = make_layers(model, x.shape[1], classes)
-    sar.sync_params(layers)
+    gs.sync_params(layers)
     optimizer = torch.optim.Adam(layers.parameters(), lr=1e-2)
     low = torch.autocast("cpu", torch.bfloat16) if bfloat16 else contextlib.nullcontext()
     seconds, losses = [], []
@@ -91,18 +91,18 @@ def work(parts: str, model: str, mode: str, threads: int, epochs: int, bfloat16:
             loss = F.cross_entropy(h[train].float(), y[train], reduction="sum") / num_train
         optimizer.zero_grad()
         loss.backward()
-        sar.gather_grads(layers)
+        gs.gather_grads(layers)
         optimizer.step()
         seconds.append(time.perf_counter() - start)
-        losses.append(float(sar.comm.all_reduce(loss.detach().view(1))))
+        losses.append(float(gs.comm.all_reduce(loss.detach().view(1))))
     peak = torch.tensor([peak_mb()])
     middle = torch.tensor([sorted(seconds)[len(seconds) // 2] if seconds else 0.0])
-    peak, middle = sar.comm.all_reduce(peak, "max"), sar.comm.all_reduce(middle, "max")
-    if sar.rank() == 0:
+    peak, middle = gs.comm.all_reduce(peak, "max"), gs.comm.all_reduce(middle, "max")
+    if gs.rank() == 0:
         result = {"seconds": float(middle), "peak_mb": float(peak), "losses": losses}
         sys.stdout.write(json.dumps(result) + "\n")
         sys.stdout.flush()
-    sar.shutdown_comms()
+    gs.shutdown_comms()
 
 
 def our_parts(graph: Path, num_parts: int) -> str:

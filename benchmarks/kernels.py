@@ -143,7 +143,7 @@ def locality_order(path: Path, src: Tensor, dst: Tensor, num_nodes: int) -> Tens
     kept = path.with_suffix(".order.npy")
     if not kept.exists():
         from graphshard.partition._metis import UndirectedGraph
-        from graphshard.partition._order import order_nodes
+        from graphshard.partition._node_order import order_nodes
 
         undirected = UndirectedGraph.from_edges([(src, dst)], num_nodes)
         np.save(kept, order_nodes(np.zeros(num_nodes, np.int64), [0, num_nodes], 1, undirected))

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from graphshard.ops import Adjacency, gspmm
 from graphshard.partition._metis import UndirectedGraph
-from graphshard.partition._order import breadth_first_order, clustered_order, mean_log_gap
+from graphshard.partition._node_order import breadth_first_order, clustered_order, mean_log_gap
 
 Order = npt.NDArray[np.integer[Any]]
 

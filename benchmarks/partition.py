@@ -80,22 +80,22 @@ def make_layers(model: str, width: int, classes: int) -> torch.nn.ModuleList:
 
 def train(parts: str, model: str, epochs: int) -> None:
     """One worker; rank 0 prints a line of JSON."""
-    import graphshard.sar as sar
+    import graphshard as gs
 
     torch.set_num_threads(1)
-    sar.initialize_comms()
+    gs.initialize_comms()
     start = time.perf_counter()
-    data = sar.load_dgl_partition_data(parts, sar.rank())
-    graph = sar.construct_full_graph(data)
+    data = gs.load_dgl_partition_data(parts, gs.rank())
+    graph = gs.construct_full_graph(data)
     x, y = data.node_features["_N/x"], data.node_features["_N/y"]
     train = data.node_features["_N/train"].nonzero().view(-1)
     del data
-    num_train = int(sar.comm.all_reduce(torch.tensor([train.numel()])))
-    classes = int(sar.comm.all_reduce(y.max().view(1), "max")) + 1
+    num_train = int(gs.comm.all_reduce(torch.tensor([train.numel()])))
+    classes = int(gs.comm.all_reduce(y.max().view(1), "max")) + 1
     loading = time.perf_counter() - start
     torch.manual_seed(0)
     layers = make_layers(model, x.shape[1], classes)
-    sar.sync_params(layers)
+    gs.sync_params(layers)
     optimizer = torch.optim.Adam(layers.parameters(), lr=1e-2)
     seconds, losses = [], []
     for _ in range(epochs):
@@ -110,18 +110,18 @@ def train(parts: str, model: str, epochs: int) -> None:
         del h
         optimizer.zero_grad()
         loss.backward()
-        sar.gather_grads(layers)
+        gs.gather_grads(layers)
         optimizer.step()
         seconds.append(time.perf_counter() - start)
-        losses.append(float(sar.comm.all_reduce(loss.detach().view(1))))
+        losses.append(float(gs.comm.all_reduce(loss.detach().view(1))))
     peak = peak_mb()
     mine = torch.tensor([peak, sorted(seconds)[len(seconds) // 2], loading, time.process_time()])
-    largest = sar.comm.all_reduce(mine, "max").tolist()
+    largest = gs.comm.all_reduce(mine, "max").tolist()
     result = dict(zip(("peak_mb", "seconds", "loading", "cpu"), largest, strict=True))
-    if sar.rank() == 0:
+    if gs.rank() == 0:
         sys.stdout.write(json.dumps({**result, "losses": losses}) + "\n")
         sys.stdout.flush()
-    sar.shutdown_comms()
+    gs.shutdown_comms()
 
 
 def our_environment(threads: int) -> dict[str, str]:

@@ -96,19 +96,19 @@ def work_alone(path: str, hidden: int, threads: int, epochs: int) -> dict[str, A
 
 def work_shared(parts: str, hidden: int, transport: str, epochs: int) -> dict[str, Any]:
     """This package on one rank of several."""
-    import graphshard.sar as sar
+    import graphshard as gs
 
     torch.set_num_threads(1)
-    sar.initialize_comms()
-    data = sar.load_dgl_partition_data(parts, sar.rank())
-    graph = sar.construct_full_graph(data)
+    gs.initialize_comms()
+    data = gs.load_dgl_partition_data(parts, gs.rank())
+    graph = gs.construct_full_graph(data)
     x, y = data.node_features["_N/x"], data.node_features["_N/y"]
     first = data.node_ranges[data.rank][0]
     train = data.node_features["_N/train"].nonzero().view(-1) + first
-    loader = sar.DataLoader(
+    loader = gs.DataLoader(
         graph,
         train,
-        sar.DistNeighborSampler(
+        gs.DistNeighborSampler(
             FANOUTS, input_node_features={"x": x}, output_node_features={"y": y}
         ),
         BATCH,
@@ -122,7 +122,7 @@ def work_shared(parts: str, hidden: int, transport: str, epochs: int) -> dict[st
     if hidden:
         model = Sage(x.shape[1], hidden, classes)
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-        sar.sync_params(model)
+        gs.sync_params(model)
     for _ in range(epochs):
         start, edges = time.perf_counter(), 0
         for blocks in loader:
@@ -133,20 +133,20 @@ def work_shared(parts: str, hidden: int, transport: str, epochs: int) -> dict[st
                 loss = total / blocks.num_global_seeds
                 optimizer.zero_grad()
                 loss.backward()
-                sar.gather_grads(model)
+                gs.gather_grads(model)
                 optimizer.step()
         seconds.append(time.perf_counter() - start)
         waits.append(loader.stats().wait_seconds)
     best = int(np.argmin(seconds))
-    all_edges = int(sar.comm.all_reduce(torch.tensor([edges])))
-    slowest = float(sar.comm.all_reduce(torch.tensor([seconds[best]]), "max"))
+    all_edges = int(gs.comm.all_reduce(torch.tensor([edges])))
+    slowest = float(gs.comm.all_reduce(torch.tensor([seconds[best]]), "max"))
     result = {
         "seconds": slowest,
         "edges": all_edges,
         "wait": waits[best] / seconds[best],
         "loss": float(loss.detach()),
     }
-    sar.shutdown_comms()
+    gs.shutdown_comms()
     return result if data.rank == 0 else {}
 
 

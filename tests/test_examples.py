@@ -2,7 +2,7 @@
 """Examples print what they say: on the CPU, on an emulated GPU and (marked ``gpu``) on a real one.
 
 Uses 2 gloo ranks; one of the examples is started by torchrun in test_readme.py, and those on graph
-servers are run on servers in tests/launch.
+servers are run on servers in tests/train/launch.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from graphshard.partition import (
     partition_graph,
     verify_partition,
 )
-from graphshard.partition.files import TensorFile, digest_of
+from graphshard.partition.checked_files import TensorFile, digest_of
 from graphshard.partition.format import build_of
 from graphshard.train import FullBatchConfig, FullBatchRun, TaskInfo, read_task, write_task
 from graphshard.train.commands import run

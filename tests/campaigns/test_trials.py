@@ -103,7 +103,7 @@ def test_every_ending_is_told_and_the_next_mutation_is_tried(tmp_path: Path) -> 
 
 
 def test_our_own_error_that_names_the_folder_is_clean(tmp_path: Path) -> None:
-    from graphshard.partition.files import TensorFile
+    from graphshard.partition.checked_files import TensorFile
 
     def use(folder: Path) -> str:
         if not (folder / "a.json").exists() or not (folder / "part-0" / "2.bin").exists():

@@ -313,7 +313,7 @@ def test_nfs_ip_init_rules(tmp_path):
         nfs_ip_init(-1, tmp_path / "ip")
 
 
-@pytest.mark.exhaustive  # torchrun starts the commands of tests/cli and the README's example
+@pytest.mark.exhaustive  # the tests of commands and the README's example are under torchrun, too
 def test_torchrun(tmp_path):
     script = tmp_path / "program.py"
     script.write_text(

@@ -210,7 +210,7 @@ HEADERS = {
 
 @pytest.mark.parametrize("name", list(HEADERS))
 def test_headers_of_another_form_are_told(name: str, tmp_path: Path) -> None:
-    from graphshard.partition.files import TensorFile, write_tensors
+    from graphshard.partition.checked_files import TensorFile, write_tensors
 
     change, message = HEADERS[name]
     path = tmp_path / "x.safetensors"

@@ -28,8 +28,8 @@ from graphshard.partition import (
     verify_partition,
 )
 from graphshard.partition._metis import UndirectedGraph
-from graphshard.partition._order import breadth_first_order, mean_log_gap, order_nodes
-from graphshard.partition.files import Rows, TensorFile, digest_of, write_tensors
+from graphshard.partition._node_order import breadth_first_order, mean_log_gap, order_nodes
+from graphshard.partition.checked_files import Rows, TensorFile, digest_of, write_tensors
 
 
 @pytest.mark.parametrize("make", [plain, typed])
@@ -225,9 +225,9 @@ def test_a_hub_is_ordered_in_no_time(tmp_path: Path) -> None:
 
 
 def test_rows_are_gathered_slice_by_slice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from graphshard.partition import files
+    from graphshard.partition import checked_files
 
-    monkeypatch.setattr(files, "_SLICE_BYTES", 100)
+    monkeypatch.setattr(checked_files, "_SLICE_BYTES", 100)
     source = torch.randn(50, 7)
     index = random_ids(50, 33, 0)
     rows = Rows(source, index)
@@ -243,9 +243,9 @@ def test_rows_are_gathered_slice_by_slice(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_rows_wider_than_a_slice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from graphshard.partition import files
+    from graphshard.partition import checked_files
 
-    monkeypatch.setattr(files, "_SLICE_BYTES", 10)
+    monkeypatch.setattr(checked_files, "_SLICE_BYTES", 10)
     source = torch.randn(5, 9)
     write_tensors(tmp_path / "x", {"a": Rows(source, torch.tensor([4, 0]))})
     assert torch.equal(TensorFile.open(tmp_path / "x").read()["a"], source[[4, 0]])

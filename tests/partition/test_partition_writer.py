@@ -31,7 +31,7 @@ from graphshard.partition import (
     verify_partition,
 )
 from graphshard.partition._writer import PartitionWriter
-from graphshard.partition.files import TensorFile, digest_of, write_tensors
+from graphshard.partition.checked_files import TensorFile, digest_of, write_tensors
 
 
 @pytest.fixture(autouse=True)

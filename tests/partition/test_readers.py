@@ -14,7 +14,7 @@ import graphshard.testing
 from graphshard import Graph, graph, heterograph
 from graphshard.partition import load_partition, partition_graph
 from graphshard.partition._local_part import GraphSource
-from graphshard.partition._order import NUM_DIGITS, places_by_readers
+from graphshard.partition._node_order import NUM_DIGITS, places_by_readers
 
 
 def random_edges(num_src: int, num_dst: int, count: int, seed: int):

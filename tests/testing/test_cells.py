@@ -7,22 +7,23 @@ its text is kept for tracebacks. tests/test_notebooks.py does the same in real n
 
 from __future__ import annotations
 
-import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from forked_programs import run_program, start_program
+
 RUN_CELLS = """
-import linecache, sys
+import linecache, sys, types
+main = sys.modules["__main__"] = types.ModuleType("__main__")  # of no file
 for number, cell in enumerate(sys.argv[1:]):
     name = f"<cell {number}>"
     linecache.cache[name] = (len(cell), None, cell.splitlines(True), name)
-    exec(compile(cell, name, "exec"), globals())
+    exec(compile(cell, name, "exec", dont_inherit=True), vars(main))
 """
 
 IMPORTS = """
@@ -35,22 +36,8 @@ from graphshard.testing import LocalServers, run_ranks
 """
 
 
-def start(*cells: str) -> subprocess.Popen[str]:
-    path = os.pathsep.join(entry for entry in sys.path if entry)
-    return subprocess.Popen(
-        [sys.executable, "-c", RUN_CELLS, IMPORTS, *cells],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "PYTHONPATH": path},
-    )
-
-
-def run(*cells: str) -> str:
-    process = start(*cells)
-    printed, _ = process.communicate(timeout=110)
-    assert process.returncode == 0, printed
-    return printed
+def start(*cells: str) -> Any:
+    return start_program(RUN_CELLS, IMPORTS, *cells)
 
 
 CELLS = {
@@ -88,14 +75,29 @@ CELLS = {
         "    torch.distributed.all_reduce(torch.ones(1))",
         "try: run_ranks(work, 2)\nexcept AssertionError as error: print(error)",
     ],
+    "trainers of servers": [
+        "g = gs.data.random_graph(10, 20)\n"
+        "g.ndata['feat'] = torch.arange(10.0).view(-1, 1)\n"
+        "gs.partition.partition_graph(g, 'g', 2, folder, quiet=True)",
+        "def work(rank, world_size):\n    gs.servers.initialize()\n"
+        "    g = gs.servers.DistGraph('g')\n    total = float(g.ndata['feat'][:].sum())\n"
+        "    here = gs.servers.get_rank()\n    gs.servers.exit_client()\n"
+        "    import os\n    return total, here, os.environ['GRAPHSHARD_HOST']",
+        "with LocalServers(folder + '/g.json', num_hosts=2) as servers:\n"
+        "    print(run_ranks(work, 3, servers=servers))",
+        "try: LocalServers(folder + '/g.json', num_hosts=3)\nexcept ValueError as e: print(e)",
+        "try: LocalServers(folder + '/g.json', num_hosts=0)\nexcept ValueError as e: print(e)",
+    ],
 }
 
 
 @pytest.fixture(scope="module")
-def printed() -> dict[str, str]:
+def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What some cells print, which one process runs: its start takes longer than they do."""
-    cells = [[f"print({name!r} + ':')", *cells] for name, cells in CELLS.items()]
-    text = run(*(cell for group in cells for cell in group))
+    cells = [f"folder = {str(tmp_path_factory.mktemp('parts'))!r}"]
+    for name, group in CELLS.items():
+        cells += [f"print({name!r} + ':', flush=True)", *group]
+    text = run_program(RUN_CELLS, IMPORTS, *cells, timeout=110)
     parts = re.split("|".join(f"^({name}):\n" for name in CELLS), text, flags=re.MULTILINE)
     names = [part for part in parts if part in CELLS]
     return dict(zip(names, [p for p in parts[1:] if p is not None and p not in CELLS], strict=True))
@@ -131,27 +133,13 @@ def test_lines_come_as_they_are_printed(tmp_path: Path) -> None:
         "    while not os.path.exists(file): time.sleep(0.01)\n    print('second', end='')",
         f"run_ranks(work, 1, {arrived!r}, stream=True)",
     )
-    assert process.stdout is not None
     assert process.stdout.readline() == "[rank 0] first\n"
     Path(arrived).touch()
     assert process.communicate(timeout=60)[0] == "[rank 0] second\n"
 
 
-def test_trainers_of_servers(tmp_path: Path) -> None:
-    printed = run(
-        f"folder = {str(tmp_path)!r}\ng = gs.data.random_graph(10, 20)\n"
-        "g.ndata['feat'] = torch.arange(10.0).view(-1, 1)\n"
-        "gs.partition.partition_graph(g, 'g', 2, folder, quiet=True)",
-        "def work(rank, world_size):\n    gs.servers.initialize()\n"
-        "    g = gs.servers.DistGraph('g')\n    total = float(g.ndata['feat'][:].sum())\n"
-        "    here = gs.servers.get_rank()\n    gs.servers.exit_client()\n"
-        "    import os\n    return total, here, os.environ['GRAPHSHARD_HOST']",
-        "with LocalServers(folder + '/g.json', num_hosts=2) as servers:\n"
-        "    print(run_ranks(work, 3, servers=servers))",
-        "try: LocalServers(folder + '/g.json', num_hosts=3)\nexcept ValueError as e: print(e)",
-        "try: LocalServers(folder + '/g.json', num_hosts=0)\nexcept ValueError as e: print(e)",
-    )
-    lines = printed.splitlines()
+def test_trainers_of_servers(printed: dict[str, str]) -> None:
+    lines = printed["trainers of servers"].splitlines()
     assert lines[0] == "[(45.0, 0, '0'), (45.0, 1, '0'), (45.0, 2, '1')]"
     assert "hosts" in lines[1]
     assert lines[2] == "num_hosts must be at least 1 (got 0)"
@@ -165,7 +153,6 @@ def test_stopping_the_cell_stops_the_ranks() -> None:
         "try: run_ranks(work, 2, stream=True, timeout=300)\n"
         "except KeyboardInterrupt: print('stopped', flush=True)\ntime.sleep(60)",
     )
-    assert process.stdout is not None
     lines = [process.stdout.readline() for _ in range(2)]
     ranks = [int(re.fullmatch(r"\[rank \d\] (\d+)\n", line)[1]) for line in lines]  # type: ignore[index]
     process.send_signal(signal.SIGINT)

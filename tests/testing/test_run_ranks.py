@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""run_ranks: values, state, reports, processes. Up to 3 ranks; one test starts an interpreter."""
+"""run_ranks: values, state, reports, processes. Up to 3 ranks; one test starts interpreters."""
 
 from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import textwrap
 import time
@@ -16,6 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from forked_programs import start_program
 from graphshard import initialize_comms
 from graphshard.testing import RanksFailed, _processes, run_ranks, stop_ranks
 
@@ -69,22 +69,6 @@ def group_exists(rank, world_size):
 def raise_in_turn(rank, world_size):
     time.sleep(0.3 * rank)
     raise ValueError(f"this is process {os.getpid()}")
-
-
-def test_a_process_number_may_come_again():
-    stop_ranks()
-    first = run_ranks(process_number, 1)
-    largest = int(Path("/proc/sys/kernel/pid_max").read_text())
-    next_numbers = {1 + (first[0] + i) % largest for i in range(min(largest, 100_000))}
-    # As if ranks that failed had had all the numbers that new ranks may get.
-    codes = dict.fromkeys(next_numbers - set(first), 1)
-    _processes.pool._template.codes.update(codes)
-    with pytest.raises(RanksFailed) as failed:
-        run_ranks(raise_in_turn, 3)
-    stop_ranks()
-    numbers = [int(failed.value.errors[rank].split()[-1]) for rank in range(3)]
-    assert numbers[0] == first[0]
-    assert codes.keys() >= set(numbers[1:])
 
 
 def test_without_group():
@@ -276,11 +260,22 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /
 
 
 @needs_proc
-def test_stop_ranks_ends_all_processes():
+def test_stop_ranks_ends_all_processes_and_their_numbers_may_come_again():
     pids = run_ranks(process_number, 2)
     stop_ranks()
     wait_for_end(pids)
-    assert not set(run_ranks(process_number, 2)) & set(pids)
+    first = run_ranks(process_number, 1)
+    assert not set(first) & set(pids)
+    largest = int(Path("/proc/sys/kernel/pid_max").read_text())
+    next_numbers = {1 + (first[0] + i) % largest for i in range(min(largest, 100_000))}
+    # As if ranks that failed had had all the numbers that new ranks may get.
+    codes = dict.fromkeys(next_numbers - set(first), 1)
+    _processes.pool._template.codes.update(codes)
+    with pytest.raises(RanksFailed) as failed:
+        run_ranks(raise_in_turn, 3)
+    numbers = [int(failed.value.errors[rank].split()[-1]) for rank in range(3)]
+    assert numbers[0] == first[0]
+    assert codes.keys() >= set(numbers[1:])
 
 
 def test_where_forking_is_not_safe(monkeypatch):
@@ -297,14 +292,14 @@ def test_where_forking_is_not_safe(monkeypatch):
 
 
 def run_file(script):
-    path = os.pathsep.join(entry for entry in sys.path if entry)
-    return subprocess.run(
-        [sys.executable, str(script)],
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=100,
+    """A program that has run the file, and what it printed."""
+    program = start_program(
+        "import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')", str(script)
     )
+    try:
+        return program, *program.communicate(timeout=100)
+    finally:
+        program.kill()
 
 
 def test_a_file_that_calls_when_it_is_imported_is_refused(tmp_path):
@@ -316,10 +311,10 @@ def test_a_file_that_calls_when_it_is_imported_is_refused(tmp_path):
         "    return rank\n"
         "run_ranks(rank_of, 2, timeout=20)\n"
     )
-    done = run_file(script)
-    assert f"run_ranks was called while a rank imports {script}" in done.stderr
-    assert "rank 0 raised" in done.stderr
-    assert 'if __name__ == "__main__":' in done.stderr
+    _, _, errors = run_file(script)
+    assert f"run_ranks was called while a rank imports {script}" in errors
+    assert "rank 0 raised" in errors
+    assert 'if __name__ == "__main__":' in errors
 
 
 @needs_proc
@@ -342,6 +337,6 @@ def test_ranks_end_when_their_parent_is_killed(tmp_path):
             """
         )
     )
-    done = run_file(script)
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    wait_for_end([int(number) for number in done.stdout.strip("[]\n").split(",")])
+    program, printed, errors = run_file(script)
+    assert program.returncode == -signal.SIGKILL, errors
+    wait_for_end([int(number) for number in printed.strip("[]\n").split(",")])

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from train_cases import as_values, config_of, train_on_rank, write_parts
 
 from graphshard import CheckpointError
-from graphshard.partition.files import write_tensors
+from graphshard.partition.checked_files import write_tensors
 from graphshard.servers.checkpoints import digest_of_content
 from graphshard.testing import RanksFailed, run_ranks
 from graphshard.train import FullBatchConfig, FullBatchRun, TypedRGCN, load_model_state

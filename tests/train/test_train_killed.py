@@ -34,15 +34,23 @@ from graphshard.train.launch import rank_work
 TIMEOUT = 60.0
 
 
-def start_and_kill(config: FullBatchConfig | SampledConfig, after: int) -> None:
-    """Launch two workers; kill the second as soon as the first reports an epoch."""
+def start_and_kill(config: FullBatchConfig | SampledConfig, after: int) -> tuple[RankError, float]:
+    """Launch two workers; kill the second as soon as the first reports an epoch.
+
+    Returns:
+        The error, and how many seconds after that it came.
+    """
     pids: list[int] = []
+    killed: list[float] = []
 
     def watch(report: EpochReport) -> None:
         if report.epoch == after and report.note is None:
             os.kill(pids[1], signal.SIGKILL)
+            killed.append(time.monotonic())
 
-    launch_training(config, 2, progress=watch, on_start=pids.extend)
+    with pytest.raises(RankError) as failed:
+        launch_training(config, 2, progress=watch, on_start=pids.extend)
+    return failed.value, time.monotonic() - killed[0]
 
 
 @pytest.mark.timeout(180)
@@ -60,12 +68,10 @@ def test_a_killed_worker_is_named_by_the_others_and_the_run_resumes_exactly(
     undisturbed = run_ranks(work, 2, as_values(config))
 
     saving = dataclasses.replace(config, save_every=2, checkpoint_dir=str(tmp_path / "c"))
-    start = time.monotonic()
-    with pytest.raises(RankError) as failed:
-        start_and_kill(saving, after=5)
-    assert time.monotonic() - start < TIMEOUT / 2
-    report = str(failed.value).splitlines()
-    assert failed.value.ranks == (1,)
+    error, seconds = start_and_kill(saving, after=5)
+    assert seconds < TIMEOUT / 2
+    report = str(error).splitlines()
+    assert error.ranks == (1,)
     assert report[0] == "rank 1 ended with signal SIGKILL"
     assert report[-1].startswith("then rank 0 ended with exit code 3: error: rank 0:")
     assert "rank 1" in report[-1].removeprefix("then rank 0")

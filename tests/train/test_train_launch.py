@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -15,10 +14,11 @@ from typing import Any
 
 import pytest
 
+from forked_programs import start_program
 from graphshard.comm import _monitor
 from graphshard.comm.group import MARGIN_SECONDS
 from graphshard.train import launch_workers
-from graphshard.train.launch import _children, _watch
+from graphshard.train.launch import _children, _host_agent, _watch
 
 GRACE_SECONDS = _watch.GRACE_SECONDS
 
@@ -197,6 +197,16 @@ def test_wrong_input_is_reported_in_one_line() -> None:
     assert outcome.report() == "error: lr is wrong"
 
 
+def test_what_all_workers_say_alike_is_reported_in_one_line() -> None:
+    """Such as a loss that is not finite, which every rank learns of."""
+    code = "print('\x1efailure'); print('error: rank 0: the loss is inf'); os._exit(1)"
+    lines: list[str] = []
+    outcome = launch_workers(command(code), 2, timeout=5, on_stderr=lines.append)
+    assert outcome.exit_code == 1
+    assert outcome.report() == "error: rank 0: the loss is inf"
+    assert lines == []
+
+
 def test_long_lines_and_long_outputs_are_cut() -> None:
     code = "[print('x' * 9000) for _ in range(300)]; os._exit(1)"
     report = launch_workers(command(code), 1, timeout=5).report()
@@ -230,22 +240,15 @@ def test_a_command_that_does_not_exist_is_told() -> None:
 LAUNCHER = """
 import sys
 from graphshard.train import launch_workers
-code = "import time; print('ready', flush=True); time.sleep(100)"
-def show(pids):
-    print(*pids, flush=True)
-launch_workers([sys.executable, "-S", "-c", sys.argv[1]], 2, on_start=show)
+def show(*words):
+    print(*words, flush=True)
+launch_workers([sys.executable, "-S", "-c", sys.argv[1]], 2, on_start=lambda pids: show(*pids),
+               on_stderr=show)
 """
 
 
-def start_launcher(worker: str) -> tuple[subprocess.Popen[str], list[int]]:
-    launcher = subprocess.Popen(
-        [sys.executable, "-c", LAUNCHER, worker],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-    )
-    assert launcher.stdout is not None
+def start_launcher(worker: str) -> tuple[Any, list[int]]:
+    launcher = start_program(LAUNCHER, worker)
     return launcher, [int(pid) for pid in launcher.stdout.readline().split()]
 
 
@@ -288,12 +291,12 @@ def test_a_second_signal_ends_stubborn_workers_at_once() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's part of it is Linux's")
 def test_workers_die_with_a_launcher_that_is_killed() -> None:
-    worker = (
-        "from graphshard.train.launch import end_with_launcher as e; e(); "
-        "import time; time.sleep(100)"
-    )
-    launcher, pids = start_launcher(worker.replace("; ", "\n"))
-    time.sleep(0.2)  # also fine when it happens while the workers import
+    # As an agent enters the package: without torch.
+    end = "module.end_with_launcher(); print('there', flush=True); import time; time.sleep(100)"
+    worker = _host_agent.START.replace("_host_agent", "_worker")
+    worker = worker.replace("sys.exit(module.main(sys.argv[1:]))", end)
+    launcher, pids = start_launcher(worker)
+    assert launcher.stdout.readline() == "there\n"  # the other may still import
     launcher.kill()
     launcher.communicate(timeout=20)
     wait_until_gone(pids, 60)

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -51,16 +53,25 @@ def test_with_all_neighbours_it_is_full_batch_training(how: str, case: str, tmp_
     assert_equal_runs(run(tmp_path, case, 3, how, epochs=NUM_STEPS), expected)
 
 
+DRAWN = {"fanouts": (2, 3), "batch_size": 3, "dropout": 0.3}
+
+
+@cache
+def without_cache_and_prefetch(sampler: str) -> list[dict[str, Any]]:
+    with TemporaryDirectory() as folder:
+        options = {**DRAWN, "sampler": sampler, "prefetch": 0}
+        return run(Path(folder), "rgcn_typed", 2, "random", **options)
+
+
 @pytest.mark.parametrize("transport", ["collective", "replicated"])
 @pytest.mark.parametrize("sampler", ["neighbor", "labor"])
 def test_transport_cache_and_prefetch_change_nothing(
     transport: str, sampler: str, tmp_path: Path
 ) -> None:
-    options = {"fanouts": (2, 3), "batch_size": 3, "sampler": sampler, "dropout": 0.3}
-    expected = run(tmp_path, "rgcn_typed", 2, "random", **options, prefetch=0)
+    expected = without_cache_and_prefetch(sampler)
     cached = {"map_features": False, "cache_bytes": 2000}
-    more = {"transport": transport, "prefetch": 3, **cached}
-    found = run(tmp_path, "rgcn_typed", 2, "random", **options, **more)
+    more = {"sampler": sampler, "transport": transport, "prefetch": 3, **cached}
+    found = run(tmp_path, "rgcn_typed", 2, "random", **DRAWN, **more)
     for mine, theirs in zip(found, expected, strict=True):
         assert mine["result"]["losses"] == theirs["result"]["losses"]
         assert all(torch.equal(v, theirs["shared"][k]) for k, v in mine["shared"].items())
@@ -139,9 +150,16 @@ def train_on_given_seeds(
     }
 
 
-@pytest.mark.parametrize("sampler", ["neighbor", "labor"])
+SMALL_BATCHES = ["gcn", "sage", "gat", "rgcn", "rgcn_one_hot", "rgcn_one_hot_bases", "rgcn_typed"]
+
+
 @pytest.mark.parametrize(
-    "case", ["gcn", "sage", "gat", "rgcn", "rgcn_one_hot", "rgcn_one_hot_bases", "rgcn_typed"]
+    ("case", "sampler"),
+    [  # each case with one of the samplers; with both, with ``--all``
+        pytest.param(case, sampler, marks=[] if (i + j) % 2 == 0 else pytest.mark.exhaustive)
+        for i, case in enumerate(SMALL_BATCHES)
+        for j, sampler in enumerate(("neighbor", "labor"))
+    ],
 )
 def test_small_batches_have_the_losses_of_one_process(
     case: str, sampler: str, tmp_path: Path

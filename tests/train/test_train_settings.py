@@ -124,3 +124,13 @@ def test_a_run_that_is_resumed_at_its_end_says_so(tmp_path: Path) -> None:
     assert reports[0].note == (
         "resumed from epoch 4 of epochs=3: nothing to train; raise epochs for more"
     )
+
+
+def test_features_of_more_digits_than_the_run_has_are_told_of(tmp_path: Path) -> None:
+    config = config_of(write_parts(tmp_path, "plain", 1), model="sage", dtype="float32", epochs=1)
+    reports: list[EpochReport] = []
+    FullBatchRun(config, progress=reports.append)
+    (note,) = [report.note for report in reports]
+    assert note == (
+        "features of _N are float64 and are taken as float32; dtype float64 keeps their digits"
+    )

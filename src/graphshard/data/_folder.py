@@ -86,7 +86,6 @@ class FolderArrays:
     """What a folder holds, checked but not yet a graph.
 
     Args:
-        num_nodes: Number of nodes of each type.
         edges: [2, num_edges] int64 for each relation.
         features: Feature matrix of each type that has one.
         target: Node type with the labels.
@@ -94,7 +93,6 @@ class FolderArrays:
         masks: [num_nodes of the target] bool for ``train``, ``val`` and ``test``.
         edge_type: [num_edges] int64, or None.
         relation_names: Name of each value of ``edge_type``.
-        class_names: Name of each class, or empty.
     """
 
     num_nodes: dict[str, int]
@@ -112,9 +110,7 @@ def read_folder(folder: Path, split: int | None, features: bool) -> FolderArrays
     """Read and check every array of a folder.
 
     Args:
-        folder: The folder.
         split: Which of several published splits; None takes the files without a number.
-        features: Whether to read feature matrices.
     """
     if not folder.is_dir():
         raise FileNotFoundError(f"no data set folder {folder}")
@@ -222,9 +218,9 @@ def _nearest(name: str, names: Iterable[str]) -> str:
         if stem in elsewhere.split():
             is_mask = stem.endswith("mask")
             how = ", which holds node ids: numpy.flatnonzero(mask)" if is_mask else ""
-            matches = [known for known in names if known.startswith(here)]
+            matches = [name for name in names if name.startswith(here)]
             return f"did you mean {matches[0] if matches else f'{here}.npy'}{how}?"
-    same = [known for known in names if Path(known).stem == stem]
+    same = [candidate for candidate in names if Path(candidate).stem == stem]
     if same:
         return f"did you mean {same[0]}?"
     return f"did you mean {difflib.get_close_matches(name, names, 1, 0.0)[0]}?"
@@ -236,11 +232,7 @@ def _shown_names(folder: Path) -> str:
 
 
 def how_to_read(path: Path) -> str:
-    """What reads a file or folder that is no data set folder, for the end of an error; or nothing.
-
-    Args:
-        path: Something that is there.
-    """
+    """What reads something that is there and no data set folder, for the end of an error."""
     call = _reader_of_folder(path) if path.is_dir() else _reader_of_file(path)
     if call is None:
         return ""
@@ -431,14 +423,15 @@ def _read_masks(folder: Path, num_nodes: int, split: int | None) -> dict[str, np
     for name, in_file in FILE_NAMES.items():
         many = folder / f"{in_file}_masks.npy"
         number = "" if split is None else f"_{split}"
-        one = folder / f"{in_file}_idx{number}.npy"
+        single = folder / f"{in_file}_idx{number}.npy"
         if split is not None and is_there(many):
             masks[name] = _mask_of_split(many, num_nodes, split)
-        elif is_there(one):
-            ids = read_array(one, 1, "i")
+        elif is_there(single):
+            ids = read_array(single, 1, "i")
             if ids.size and not 0 <= ids.min() <= ids.max() < num_nodes:
                 raise ValueError(
-                    f"{one} must hold node ids in [0, {num_nodes}) (got {ids.min()} to {ids.max()})"
+                    f"{single} must hold node ids in [0, {num_nodes}) (got {ids.min()} to "
+                    f"{ids.max()})"
                 )
             masks[name] = np.zeros(num_nodes, dtype=bool)
             masks[name][ids] = True

@@ -45,6 +45,8 @@ _MAX_TEXT = 1 << 20
 """Bytes of a table of type names; the real ones have some hundred."""
 
 _SPLIT_NAMES = ("time", "sales_ranking", "species")
+_NO_FIELDS = ("node-label", "node-feat-indices")
+"""Files that are named as fields are: labels, and what a list of features is of."""
 
 
 def from_ogb(
@@ -122,15 +124,11 @@ def _read_csv(raw: Path, twice: bool, idtype: torch.dtype) -> Graph:
     if twice:
         src, dst = torch.stack([src, dst], 1).reshape(-1), torch.stack([dst, src], 1).reshape(-1)
     g = graph((src, dst), num_nodes=num_nodes)
-    for path in sorted(raw.glob("*.csv.gz")):
-        field = path.name.removesuffix(".csv.gz")
-        if field == "node-label":
-            g.ndata["label"] = _labels(_table(path))
-        elif field.startswith(("node-", "node_")) or field == "species":
-            g.ndata[_field_name(field)] = _values(_field(path, field), field)
-        elif field.startswith(("edge-", "edge_")):
-            values = _values(_field(path, field), field)
-            g.edata[_field_name(field)] = values.repeat_interleave(2, 0) if twice else values
+    g.ndata.update(_fields(raw, "node[-_]*") | _fields(raw, "species"))
+    if is_there(raw / "node-label.csv.gz"):
+        g.ndata["label"] = _labels(_table(raw / "node-label.csv.gz"))
+    for name, values in _fields(raw, "edge[-_]*").items():
+        g.edata[name] = values.repeat_interleave(2, 0) if twice else values
     return g
 
 
@@ -166,14 +164,9 @@ def _read_typed(raw: Path, idtype: torch.dtype) -> tuple[Graph, str]:
         check_node_count(raw, ntype, count, sum(map(len, ends)))
     g = heterograph(edges, num_nodes_dict=num_nodes, idtype=idtype)
     for etype, folder in folders.items():
-        for path in sorted(folder.glob("edge[-_]*.csv.gz")):
-            field = path.name.removesuffix(".csv.gz")
-            g.edges[etype].data[_field_name(field)] = _values(_field(path, field), field)
+        g.edges[etype].data.update(_fields(folder, "edge[-_]*"))
     for ntype in num_nodes:
-        for path in sorted((raw / "node-feat" / ntype).glob("node[-_]*.csv.gz")):
-            field = path.name.removesuffix(".csv.gz")
-            if field != "node-feat-indices":
-                g.nodes[ntype].data[_field_name(field)] = _values(_field(path, field), field)
+        g.nodes[ntype].data.update(_fields(raw / "node-feat" / ntype, "node[-_]*"))
     labelled = sorted((raw / "node-label").glob("*/node-label.csv.gz"))
     if len(labelled) != 1:
         raise ValueError(f"{raw / 'node-label'} must label one node type (it has {labelled})")
@@ -195,9 +188,15 @@ def _read_masks(folder: Path, target: str, num_nodes: int) -> dict[str, Tensor]:
     return masks
 
 
-def _field(path: Path, field: str) -> np.ndarray:
-    """A field of nodes or edges: features in float32, as OGB has them, others as they are."""
-    return _table(path, np.float32 if "feat" in field else np.float64)
+def _fields(folder: Path, pattern: str) -> dict[str, Tensor]:
+    """Fields of nodes or edges: features in float32, as OGB has them, others as they are."""
+    fields = {}
+    for path in sorted(folder.glob(f"{pattern}.csv.gz")):
+        field = path.name.removesuffix(".csv.gz")
+        if field not in _NO_FIELDS:
+            values = _table(path, np.float32 if "feat" in field else np.float64)
+            fields[_field_name(field)] = _values(values, field)
+    return fields
 
 
 def _table(path: Path, real: type[np.floating[Any]] = np.float32) -> np.ndarray:
@@ -262,8 +261,9 @@ def _labels(label: np.ndarray) -> Tensor:
     if label.ndim == 2 and label.shape[1] > 1:
         return torch.from_numpy(label)
     flat = label.reshape(-1)
-    known = np.isfinite(flat)
-    return torch.from_numpy(np.where(known, np.where(known, flat, 0), -1).astype(np.int64))
+    is_labelled = np.isfinite(flat)
+    classes = np.where(is_labelled, np.where(is_labelled, flat, 0), -1)
+    return torch.from_numpy(classes.astype(np.int64))
 
 
 def _integers(values: np.ndarray, what: str) -> Tensor:

@@ -33,16 +33,10 @@ def random_graph(
     """A graph whose edges join nodes drawn uniformly; loops and parallel edges may occur.
 
     Args:
-        num_nodes: Number of nodes.
-        num_edges: Number of directed edges.
-        seed: Chooses the graph.
         feat_dim: Width of ``ndata['feat']``, standard normal float32; 0 stores none.
         num_classes: Classes of ``ndata['label']``, drawn uniformly, stored with the three split
             masks; 0 stores none of them.
         idtype: int32 or int64.
-
-    Returns:
-        The graph.
 
     Raises:
         ValueError: A count is negative, or there are edges but no nodes.
@@ -81,7 +75,6 @@ def community_graph(
     are. Features are the centre of the community plus noise.
 
     Args:
-        num_nodes: Number of nodes.
         num_edges: Number of draws. Each that is new and no loop gives two directed edges, so the
             graph has at most ``2 * num_edges``.
         num_communities: Communities; ``ndata['community']`` (int64) says which a node is in.
@@ -91,7 +84,6 @@ def community_graph(
         num_classes: ``ndata['label']`` is the community modulo this, stored with the three split
             masks; 0 stores none of them.
         noise: Standard deviation of what is added to a centre, whose own is 0.3.
-        seed: Chooses the graph.
         idtype: int32 or int64.
 
     Returns:
@@ -138,8 +130,6 @@ def random_typed_graph(
     """A typed graph whose edges join nodes drawn uniformly.
 
     Args:
-        num_nodes: Number of nodes of each type.
-        num_edges: Number of edges of each relation.
         seed: Chooses the graph; the order in which types and relations are given does not.
         feat_dim: Width of each type's ``'feat'`` (float32), one for all or one per type; 0 stores
             none.
@@ -147,9 +137,6 @@ def random_typed_graph(
             0 stores none of them.
         target: The type that is labelled; None means the first in alphabetical order.
         idtype: int32 or int64.
-
-    Returns:
-        The graph.
 
     Raises:
         ValueError: A count is negative, a type is not in ``num_nodes``, or there are edges but no
@@ -218,8 +205,8 @@ def _community_edges(
     members = np.argsort(community, kind="stable")
     first = np.searchsorted(community[members], np.arange(num_communities + 1))
     size = np.diff(first)[community[src]]
-    place = (rng.random(num_edges) ** 2 * size).astype(np.int64)  # squared: early members are hubs
-    near = members[first[community[src]] + place]
+    offset = (rng.random(num_edges) ** 2 * size).astype(np.int64)  # squared: early members are hubs
+    near = members[first[community[src]] + offset]
 
     dst = np.where(rng.random(num_edges) < inside, near, anywhere)
     keep = src != dst

@@ -39,11 +39,8 @@ class NodeDataset:
     and ``test_mask`` ([num_nodes] bool); usually every type has ``feat``.
 
     Args:
-        name: What the data set is called.
-        graph: Graph that carries the fields.
         num_classes: Number of classes; 0 where nothing is labelled.
         target: Node type that is classified.
-        class_names: Name of each class, or empty.
         relation_names: Name of each value of ``edata['etype']``, where a homogeneous graph keeps
             its relations there; otherwise empty.
 
@@ -100,7 +97,6 @@ class NodeDataset:
 
         Args:
             graph: Graph, usually with ``label`` and the masks on one node type.
-            name: What to call the data set.
             target: Node type to classify. None means the only type that has ``label``, or the only
                 type there is.
             num_classes: None counts them: the largest label plus one, or the width of a label
@@ -133,9 +129,6 @@ class NodeDataset:
 
         Args:
             split: ``'train'``, ``'val'`` or ``'test'``.
-
-        Raises:
-            ValueError: ``split`` is none of these.
         """
         if split not in SPLITS:
             raise ValueError(f"split must be one of {SPLITS} (got {split!r})")
@@ -240,7 +233,8 @@ def load_dataset(
         g, target = _plain_graph(arrays, to_bidirected, add_self_loop, idtype), arrays.target
     else:
         try:
-            g, target = _typed_graph(arrays, add_inverse, idtype), arrays.target
+            g = _typed_graph(arrays.edges, arrays.num_nodes, add_inverse, idtype)
+            target = arrays.target
         except GraphValueError as error:  # a name that is none
             raise ValueError(f"{folder}: {error}") from None
 
@@ -339,10 +333,10 @@ def _knowledge_graph(
         names += [f"rev_{name}" for name in names]
     g = graph(_tensors(edges, idtype), num_nodes=arrays.num_nodes[arrays.target])
     g.edata["etype"] = torch.from_numpy(etype)
-    _, place, count = np.unique(
+    _, group, count = np.unique(
         edges[1] * max(len(names), 1) + etype, return_inverse=True, return_counts=True
     )
-    g.edata["norm"] = torch.from_numpy(1.0 / count[place.reshape(-1)]).to(dtype).unsqueeze(1)
+    g.edata["norm"] = torch.from_numpy(1.0 / count[group.reshape(-1)]).to(dtype).unsqueeze(1)
     return g, names
 
 
@@ -353,14 +347,11 @@ def _typed_knowledge_graph(arrays: FolderArrays, add_inverse: bool, idtype: torc
         (ENTITY, name, ENTITY): edges[:, arrays.edge_type == r]
         for r, name in enumerate(_short_names(arrays.relation_names))
     }
-    return _build(relations, {ENTITY: arrays.num_nodes[arrays.target]}, add_inverse, idtype)
+    num_nodes = {ENTITY: arrays.num_nodes[arrays.target]}
+    return _typed_graph(relations, num_nodes, add_inverse, idtype)
 
 
-def _typed_graph(arrays: FolderArrays, add_inverse: bool, idtype: torch.dtype) -> Graph:
-    return _build(arrays.edges, arrays.num_nodes, add_inverse, idtype)
-
-
-def _build(
+def _typed_graph(
     relations: dict[CanonicalEType, np.ndarray],
     num_nodes: dict[str, int],
     add_inverse: bool,

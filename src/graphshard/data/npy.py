@@ -63,12 +63,11 @@ def read_npy(path: Path) -> np.ndarray:
         raise _unreadable(path, getattr(error, "strerror", None) or str(error)) from None
 
 
-def read_npz(path: Path, wanted: Callable[[str], bool]) -> dict[str, np.ndarray]:
+def read_npz(path: Path, is_read: Callable[[str], bool]) -> dict[str, np.ndarray]:
     """Arrays of a ``.npz`` file.
 
     Args:
-        path: The file.
-        wanted: Whether to read the array of a name.
+        is_read: Whether to read the array of a name.
     """
     try:
         with open_regular(path) as file, zipfile.ZipFile(file) as archive:
@@ -76,7 +75,7 @@ def read_npz(path: Path, wanted: Callable[[str], bool]) -> dict[str, np.ndarray]
             arrays = {}
             for info in archive.infolist():
                 name = info.filename.removesuffix(".npy")
-                if wanted(name):
+                if is_read(name):
                     arrays[name] = _read_member(archive, info, size)
             return arrays
     except Exception as error:  # zipfile leaks whatever its parts raise on damaged bytes
@@ -189,7 +188,6 @@ def read_array(path: Path, ndim: int, kind: str) -> np.ndarray:
     """Read one ``.npy`` file.
 
     Args:
-        path: The file.
         ndim: Number of dimensions it must have.
         kind: ``'i'`` integers (returned as int64), ``'f'`` real numbers, ``'b'`` bool.
     """
@@ -303,7 +301,6 @@ def dense_features(
     """[num_rows, num_columns] tensor of a feature matrix.
 
     Args:
-        features: What `read_features` returned.
         dtype: Floating point dtype to store.
         row_normalize: Divide each row by its sum; rows that sum to 0 stay as they are.
     """

@@ -67,7 +67,6 @@ def read_dataset(name: str, preparation: Preparation = Preparation()) -> NodeDat
             GRAPHSHARD_DATASETS names, an edge list that ends in ``.csv`` or ``.parquet``
             (columns ``src`` and ``dst``), or a file of one graph that ``dgl.save_graphs`` wrote
             and that ends in ``.bin`` or ``.dgl``.
-        preparation: What to do to the graph.
 
     Raises:
         FileNotFoundError: There is no such data set.
@@ -125,7 +124,7 @@ def _read_table(path: Path, preparation: Preparation) -> NodeDataset:
             f"inverse and row_normalize need relations and features, and the edge list {path} has "
             "neither"
         )
-    graph = from_csv(path) if path.suffix == ".csv" else from_parquet(path)
+    graph = read_graph(path)
     check_node_count(path, "_N", graph.num_nodes(), 2 * graph.num_edges())
     return NodeDataset.from_graph(_prepared(graph, preparation), name=path.stem)
 
@@ -168,10 +167,6 @@ def read_graph(source: str | os.PathLike[str]) -> Graph:
 
     Args:
         source: As for `read_dataset`.
-
-    Raises:
-        FileNotFoundError: There is no such file or data set.
-        ValueError: It is damaged, or a file with several graphs.
     """
     path = Path(source)
     if path.suffix in _TABLES:
@@ -190,7 +185,6 @@ def write_graph(graph: Graph, path: str | os.PathLike[str]) -> None:
     """Write a graph to a file, whose ending says how.
 
     Args:
-        graph: The graph.
         path: ``.bin`` and ``.dgl`` for what ``dgl.load_graphs`` reads, with all features;
             ``.csv`` and ``.parquet`` for the edges of a graph with one relation and their features.
 

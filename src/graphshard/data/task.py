@@ -21,12 +21,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from .._base.files import read_json_regular, write_json
 from ..errors import PartitionFormatError
-from ..partition.files import listing, mapping, required, shown, text, whole_number
+from ..partition.checked_files import listing, mapping, required, shown, text, whole_number
 from ..partition.format import digest_of_content, read_config
-from ..partition.save import print_stats, write_partition
+from ..partition.save import partition_graph
 from .dataset import SPLITS, NodeDataset
 
 FORMAT = "graphshard-dataset"
@@ -40,12 +41,10 @@ class TaskInfo:
     """A node classification task on a partitioned graph.
 
     Args:
-        name: Name of the data set.
         target: Node type that is classified; None: the one that has labels.
         num_classes: Number of classes; None: counted.
         num_relations: Number of values of the edge feature ``etype``; None: counted, or there is
             no such feature.
-        class_names: Name of each class, or empty.
         options: How the graph was prepared, for the reader.
     """
 
@@ -79,24 +78,24 @@ def task_warnings(
         occurs: Whether each class has a node.
         shared: Two splits to the number of labelled nodes that are in both.
     """
-    found = []
+    lines = []
     absent = [number for number, is_there in enumerate(occurs) if not is_there]
     if absent:
         few = ", ".join(map(str, absent[:3])) + (", ..." if len(absent) > 3 else "")
-        found.append(
+        lines.append(
             f"{name} has {len(occurs)} classes, of which {len(absent)} have no node ({few}), "
             "because classes are counted up to the largest label; number labels from 0 without "
             "gaps, as torch.unique(label, return_inverse=True) does"
         )
     elif len(occurs) == 1:
-        found.append(f"{name} has one class, so there is nothing to tell apart; check its labels")
-    for (one, other), count in shared.items():
+        lines.append(f"{name} has one class, so there is nothing to tell apart; check its labels")
+    for (first, second), count in shared.items():
         if count:
-            found.append(
-                f"{name} has {count} labelled nodes in both {one}_mask and {other}_mask, so that "
-                f"accuracy on {other} nodes is of nodes seen before; make the masks disjoint"
+            lines.append(
+                f"{name} has {count} labelled nodes in both {first}_mask and {second}_mask, so "
+                f"that accuracy on {second} nodes is of nodes seen before; make the masks disjoint"
             )
-    return found
+    return lines
 
 
 def warn_of_task(dataset: NodeDataset) -> None:
@@ -105,13 +104,13 @@ def warn_of_task(dataset: NodeDataset) -> None:
     label = fields["label"]
     if label.ndim != 1:
         return
-    is_known = label >= 0
+    is_labelled = label >= 0
     occurs = torch.zeros(dataset.num_classes, dtype=torch.bool)
-    occurs[label[is_known].long().cpu()] = True
+    occurs[label[is_labelled].long().cpu()] = True
     shared = {}
-    for one, other in itertools.combinations(SPLITS, 2):
-        both = fields[f"{one}_mask"] & fields[f"{other}_mask"] & is_known
-        shared[one, other] = int(both.sum())
+    for first, second in itertools.combinations(SPLITS, 2):
+        both = fields[f"{first}_mask"] & fields[f"{second}_mask"] & is_labelled
+        shared[first, second] = int(both.sum())
     for line in task_warnings(dataset.name, occurs.tolist(), shared):
         warnings.warn(line, stacklevel=2)
 
@@ -210,9 +209,6 @@ def partition_dataset(
     """Partition a data set into a folder, with the description of its task beside the JSON.
 
     Args:
-        dataset: The data set.
-        num_parts: Number of parts.
-        out: The folder.
         name: Name of the graph and of the JSON; None: the data set's.
         balance_field: Node feature of the target type whose values are to be spread evenly.
         options: How the graph was prepared, to be noted beside the partition.
@@ -235,16 +231,15 @@ def partition_dataset(
     name = dataset.name if name is None else name
     if balance_field is not None:
         arguments["balance_ntypes"] = _balance_classes(dataset, balance_field)
-    written = write_partition(dataset.graph, name, num_parts, out, **arguments)
+    partition_graph(dataset.graph, name, num_parts, out, quiet=quiet, **arguments)
     json_path = Path(out) / f"{name}.json"
     task = TaskInfo.of_dataset(dataset, dict(options or {}))
-    _write_task(task_path(json_path), task, written.build)
-    if not quiet:
-        print_stats(written.stats)
+    build = json.loads(json_path.read_text(encoding="utf-8"))["build"]
+    _write_task(task_path(json_path), task, build)
     return json_path
 
 
-def _balance_classes(dataset: NodeDataset, field: str) -> Any:
+def _balance_classes(dataset: NodeDataset, field: str) -> Tensor | dict[str, Tensor]:
     """Whole numbers from 0 for the values of a node feature, as ``balance_ntypes`` wants them."""
     graph = dataset.graph
     fields = graph.nodes[dataset.target].data

@@ -46,7 +46,6 @@ class IdSpace:
 
     Args:
         sizes: ``sizes[part][type]`` ids in each block.
-        num_types: Number of types.
         what: "node" or "edge", for messages.
     """
 
@@ -63,8 +62,8 @@ class IdSpace:
 
     def block(self, part: int, type_id: int) -> tuple[int, int]:
         """Homogenised ids ``[start, stop)`` of one type in one part."""
-        place = part * self.num_types + type_id
-        return self.blocks.starts[place], self.blocks.starts[place + 1]
+        block = part * self.num_types + type_id
+        return self.blocks.starts[block], self.blocks.starts[block + 1]
 
     def block_table(self) -> list[list[list[int]]]:
         """The blocks ``[type][part]``, each [start, stop)."""
@@ -107,15 +106,15 @@ class IdSpace:
 
     def to_per_type(self, ids: Ids) -> tuple[Tensor, Tensor]:
         tensor = self._checked(ids, None)
-        place = self.blocks.part_of(tensor)
-        return place % max(1, self.num_types), tensor + self._shift.to(tensor.device)[place]
+        block = self.blocks.part_of(tensor)
+        return block % max(1, self.num_types), tensor + self._shift.to(tensor.device)[block]
 
     def to_homogenised(self, ids: Ids, type_id: int | None) -> Tensor:
         tensor = self._checked(ids, type_id)
         if type_id is None:
             return tensor
-        place = self.per_type[type_id].part_of(tensor) * self.num_types + type_id
-        return tensor - self._shift.to(tensor.device)[place]
+        block = self.per_type[type_id].part_of(tensor) * self.num_types + type_id
+        return tensor - self._shift.to(tensor.device)[block]
 
 
 class RangePartitionBook:
@@ -126,11 +125,9 @@ class RangePartitionBook:
 
     Args:
         part_id: The part that this process works on.
-        num_parts: Number of parts.
         node_map: Per node type, ``[num_parts, 2]``: the block ``[start, stop)`` of homogenised ids
             of that type in each part.
         edge_map: The same per canonical edge type.
-        ntypes: Node type to its number.
         etypes: Canonical edge type to its number.
 
     Raises:
@@ -249,10 +246,7 @@ class RangePartitionBook:
         Raises:
             ValueError: No relation has that name, or several have.
         """
-        if isinstance(etype, tuple):
-            matches = [known for known in self._canonical_etypes if known == etype]
-        else:
-            matches = [known for known in self._canonical_etypes if known[1] == etype]
+        matches = [t for t in self._canonical_etypes if etype in (t, t[1])]
         if len(matches) == 1:
             return matches[0]
         if matches:

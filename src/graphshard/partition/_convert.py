@@ -28,8 +28,8 @@ from ..graph import Graph, heterograph
 from ..graph.dgl_files import dgl_dtype, save_graphs, write_tensor_file
 from ._stats import Balance, PartitionStats, PartSizes
 from ._writer import PartitionWriter, check_graph_name
+from .checked_files import RowSource, TensorFile
 from .dgl_folder import DGL_PART_FILES
-from .files import RowSource, TensorFile
 from .format import PartitionConfig, etype_key, read_config, triples_of
 from .load import load_part, open_features
 from .pyg_folder import PyGPart, PyGPartition, is_pyg_folder

@@ -1,24 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """New ids for the nodes and edges of a graph, and the local graph of each part.
 
-[Note: new ids]
-Under them every part owns one range of nodes and one of edges, per type. Nodes are ordered by
-(part, type, place in the part). An edge goes where its destination goes; edges are ordered by
-(part, type, destination, original id). So the in-edges of a node keep the order they had in the
-original graph, and a relation's edges, in their new order, are already grouped by destination: one
-pointer array per relation is all that random access needs.
+Nodes are ordered by (part, type, place in the part), edges by (part, type, destination, original
+id), so that a relation's edges are grouped by destination: one pointer array per relation is all
+that random access needs.
 
-[Note: what a part holds]
-*Inner* nodes are those the part owns, *inner* edges all in-edges of inner nodes. Around them lie
-*halo* nodes, which other parts own, and *outer* edges:
-
-* the source of every inner edge is there (an edge needs both ends);
-* with ``num_hops`` from 1 up, every edge from an inner node to a foreign one, so that inner nodes
-  show their true out-degree;
-* with ``num_hops`` from 2 up, the in-edges of the halo nodes found so far, ``num_hops - 1`` times.
-
-``num_hops=0`` keeps inner edges and their sources, nothing else. Local ids: inner nodes in the
-order of their new ids, then halo nodes in the order of theirs; edges likewise.
+*Inner* nodes are those that a part owns, *inner* edges all their in-edges. Around them lie *halo*
+nodes, which other parts own, and *outer* edges. With ``num_hops`` from 1 up these are the edges
+from an inner node to a foreign one, and from 2 up the in-edges of the halo nodes so far, ``num_hops
+- 1`` times. Local ids: inner nodes in the order of their new ids, then halo nodes in the order of
+theirs; edges likewise.
 """
 
 from __future__ import annotations
@@ -27,7 +18,6 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -38,22 +28,15 @@ from .._base.typing import DEFAULT_ETYPE, DEFAULT_NTYPE, CanonicalEType
 from ..graph import Graph
 from ..ops import Adjacency
 from ._book import RangePartitionBook
-from .files import etype_key
+from ._metis import IntArray
+from .checked_files import etype_key
 
 STRUCTURE_FIELDS = frozenset({"_ID", "_TYPE", "inner_node", "inner_edge"})
 """Fields that describe where a graph came from; as DGL does, they are not taken for features."""
 
 
 class GraphSource:
-    """A graph to be partitioned; nothing is copied and the graph is never written to.
-
-    Args:
-        graph: Any `Graph`, typed or plain, on any device.
-
-    Raises:
-        TypeError: It is not a `Graph`.
-        ValueError: A type cannot be named in files.
-    """
+    """A graph to be partitioned; nothing is copied and the graph is never written to."""
 
     def __init__(self, graph: Graph) -> None:
         if not isinstance(graph, Graph):
@@ -139,7 +122,7 @@ class Relation:
     """
 
     old_ids: Tensor
-    sources: npt.NDArray[np.integer[Any]]
+    sources: IntArray
     indptr: IdArray
 
 
@@ -148,11 +131,9 @@ class Relabeling:
     """Old and new ids of a graph.
 
     Args:
-        source: The graph.
         node_sizes: Nodes ``[part][type]``.
         edge_sizes: Edges ``[part][relation]``.
         old_node_ids: Per type, tensor ``[num_nodes]``: original id of each new per-type id.
-        relations: The edges.
         book: The partition book (of part 0; the maps are the same for all).
     """
 
@@ -178,16 +159,12 @@ class Relabeling:
         return before, before + self.edge_sizes[part][relation]
 
 
-def relabel(
-    source: GraphSource, parts: npt.NDArray[np.integer[Any]], order: IdArray, num_parts: int
-) -> Relabeling:
+def relabel(source: GraphSource, parts: IntArray, order: IdArray, num_parts: int) -> Relabeling:
     """Number nodes and edges anew.
 
     Args:
-        source: The graph.
         parts: ``[num_nodes]``, part of each node, in homogenised order.
         order: ``[num_nodes]``: the old homogenised id of each new one; by part, then by type.
-        num_parts: Number of parts.
     """
     num_types = len(source.ntypes)
     offsets = source.offsets
@@ -243,18 +220,9 @@ _NO_IDS: IdArray = np.zeros(0, dtype=np.int64)
 
 @dataclass(frozen=True)
 class LocalPart:
-    """Structure of one part, in local ids.
+    """Structure of one part: what each local node and each local edge is, the inner ones first.
 
-    Args:
-        node_ids: Homogenised id of each local node.
-        node_types: Type number of each local node.
-        node_parts: Owner of each local node.
-        num_inner_nodes: The first so many local nodes are inner.
-        edge_ids: Homogenised id of each local edge.
-        edge_types: Relation number of each local edge.
-        num_inner_edges: The first so many local edges are inner.
-        src: Local id of each edge's source.
-        dst: Local id of each edge's destination.
+    ``node_ids`` and ``edge_ids`` are homogenised, ``src`` and ``dst`` local.
     """
 
     node_ids: Tensor
@@ -293,11 +261,7 @@ class CutEdges:
 
 
 def find_cut_edges(relabeling: Relabeling) -> tuple[list[CutEdges], npt.NDArray[np.int64]]:
-    """Cut edges of every relation; and how many enter each part.
-
-    Returns:
-        One `CutEdges` per relation, and ``[num_parts]`` the cut edges into each part.
-    """
+    """Cut edges of every relation; and how many enter each part."""
     num_parts = relabeling.num_parts
     entering = np.zeros(num_parts, dtype=np.int64)
     ends = np.asarray(relabeling.node_sizes).sum(axis=1).cumsum()
@@ -328,10 +292,7 @@ def cut_part(
     """Build the local graph of one part; see the note on the module.
 
     Args:
-        relabeling: New ids.
-        part: The part.
         num_hops: How far the halo reaches, from 0 up.
-        cut_edges: From `find_cut_edges`.
     """
     book = relabeling.book
     num_relations = len(relabeling.relations)
@@ -368,10 +329,10 @@ def cut_part(
     torch.arange(edge_start, edge_start + num_inner_edges, out=edge_ids[:num_inner_edges])
     stop = 0
     for relation, ids in enumerate(sources):
-        place = slice(stop, stop := stop + ids.shape[0])
-        edge_types[place] = relation
-        torch.index_select(local, 0, torch.from_numpy(ids), out=src[place])
-        dst[place] = _inner_destinations(relabeling, part, relation)
+        span = slice(stop, stop := stop + ids.shape[0])
+        edge_types[span] = relation
+        torch.index_select(local, 0, torch.from_numpy(ids), out=src[span])
+        dst[span] = _inner_destinations(relabeling, part, relation)
     outer_types = np.repeat(np.arange(num_relations), [ids.shape[0] for ids in outer])
     for column, outer_column in (
         (edge_ids, _join(outer_ids)),
@@ -443,7 +404,7 @@ def _in_edges(relabeling: Relabeling, nodes: IdArray) -> list[IdArray]:
 
 
 def _mark_new(
-    mark: npt.NDArray[np.bool_], ids: Sequence[npt.NDArray[np.integer[Any]]], first: int, last: int
+    mark: npt.NDArray[np.bool_], ids: Sequence[IntArray], first: int, last: int
 ) -> IdArray:
     """Mark ids outside ``[first, last)``; those that were not marked before, ascending."""
     is_new = np.zeros_like(mark)

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 # Edges whose numbers fit the cache next to a core.
 _SLICE = 1 << 15
 
-IndexArray = npt.NDArray[np.integer[Any]]
+IntArray = npt.NDArray[np.integer[Any]]
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,9 @@ class UndirectedGraph:
         ValueError: The arrays are not those of such a graph.
     """
 
-    indptr: IndexArray
-    indices: IndexArray
-    counts: IndexArray | None = None
+    indptr: IntArray
+    indices: IntArray
+    counts: IntArray | None = None
     check: InitVar[bool] = True
 
     @property
@@ -120,7 +120,6 @@ class UndirectedGraph:
 
         Args:
             edges: (source, destination) of each relation, in homogenised ids.
-            num_nodes: Number of nodes.
             count: Remember how often each edge was there.
 
         Raises:
@@ -191,7 +190,6 @@ def _is_symmetric(src: Tensor, dst: Tensor, num_nodes: int) -> bool:
 
 Objective = Literal["cut", "vol"]
 Method = Literal["kway", "recursive"]
-IntArray = npt.NDArray[np.integer[Any]]
 
 INSTALL_METIS = "install it with `pip install cmeel-metis`"
 
@@ -206,11 +204,9 @@ class MetisLibrary:
     """The loaded library, and what its own header says about it.
 
     Args:
-        handle: The library.
         index_type: numpy type of ids and weights.
         real_type: numpy type of balance targets.
         options: Number of each option, by name.
-        version: Three numbers.
     """
 
     handle: ctypes.CDLL
@@ -306,8 +302,6 @@ def metis_partition(
     METIS treats ``tolerances`` as a goal: measure the result.
 
     Args:
-        graph: Undirected, without loops or parallel edges.
-        num_parts: Number of parts.
         node_weights: Whole numbers from 0 up, ``[num_nodes, num_constraints]``; None balances the
             number of nodes.
         tolerances: Per constraint, largest weight of a part over the mean; None leaves METIS its

@@ -9,11 +9,11 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from rich.table import Table
 
+from ._metis import IntArray
 from .assign import Constraint, part_loads
-from .files import listing, mapping, only_keys, required, shown, text, whole_number
+from .checked_files import listing, mapping, only_keys, required, shown, text, whole_number
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,6 @@ class Balance:
     """How evenly one constraint is met.
 
     Args:
-        name: What is balanced.
         loads: Weight of each part.
     """
 
@@ -61,13 +60,8 @@ class PartitionStats:
     """Measures of a partition.
 
     Args:
-        graph_name: Name of the graph.
-        num_nodes: Nodes of the whole graph.
-        num_edges: Edges of the whole graph.
         part_method: "metis", "random" or "custom".
         tolerance: Ratio that was asked for.
-        parts: Sizes, part by part.
-        balances: One per constraint.
     """
 
     graph_name: str
@@ -110,11 +104,7 @@ class PartitionStats:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> PartitionStats:
-        """Inverse of `as_dict`.
-
-        Raises:
-            ValueError: Something is missing, or of another form.
-        """
+        """Inverse of `as_dict`."""
         content = mapping(content, "stats")
         parts = listing(required(content, "parts"), "parts")
         balances = listing(required(content, "balances"), "balances")
@@ -159,7 +149,7 @@ class PartitionStats:
 
 def measure_balance(
     constraints: Sequence[Constraint],
-    parts: npt.NDArray[np.integer[Any]],
+    parts: IntArray,
     num_parts: int,
 ) -> tuple[Balance, ...]:
     """Loads of every constraint under an assignment."""

@@ -1,13 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """PartitionWriter: writes a partition folder so that a reader never finds half of one.
 
-[Note: replacing a partition]
-A folder can be partitioned into again, and a reader must never see a mixture, even if the writer
-is killed. New files are first written and synced in a staging folder. Then, part by part, the old
-folder steps aside into ``.<graph_name>-<build of the old JSON>`` and the new one takes its place;
-the new JSON replaces the old one last, in one atomic step. A JSON names the digest of every file
-and each file carries its own, so a reader that holds the old JSON notices a new part, and looks
-aside. The next writer puts back, or throws away, what a killed one left.
+Files are staged; then, part by part, the old folder steps aside and the new one takes its place,
+and the JSON comes last. Why that works is in docs/design/partition_format.md.
 
 [Note: several graphs in a folder]
 The first graph of a folder has its parts in ``part0``, ``part1`` and so on, as with DGL; another
@@ -32,7 +27,7 @@ from torch import Tensor
 
 from .._base.files import check_text, read_text_regular, sync_folder, write_json
 from ..errors import PartitionFormatError
-from .files import FileRecord, RowSource, write_tensors
+from .checked_files import FileRecord, RowSource, write_tensors
 from .format import FORMAT, FORMAT_VERSION, PART_FILES, build_of, displaced_folder, read_config
 
 
@@ -41,8 +36,6 @@ class PartitionWriter:
 
     Args:
         out_path: The folder; made if need be.
-        graph_name: Name of the graph, and of the JSON.
-        overwrite: Whether a partition of that name may be replaced.
 
     Raises:
         ValueError: The name cannot name a file, the folder holds something else, or it holds a
@@ -86,7 +79,6 @@ class PartitionWriter:
         Args:
             part: The part; in the end, those from 0 up must have all their files.
             kind: "part_graph", "node_feats" or "edge_feats".
-            tensors: What goes in.
         """
         folder = self._staging / self._folder_of(part)
         folder.mkdir(exist_ok=True)
@@ -97,8 +89,8 @@ class PartitionWriter:
         """Bytes of the files of a part that have been written."""
         return sum(record.bytes for record in self._records[part].values())
 
-    def commit(self, content: Mapping[str, Any]) -> str:
-        """Put everything in place; returns the build of the JSON.
+    def commit(self, content: Mapping[str, Any]) -> None:
+        """Put everything in place.
 
         Args:
             content: The JSON without what this class knows: format, files, build.
@@ -115,7 +107,7 @@ class PartitionWriter:
                 files[entry[kind]] = asdict(self._records[part][kind])
             full[f"part-{part}"] = {**entry, "files": files}
         full |= {"format": FORMAT, "format_version": FORMAT_VERSION}
-        full["build"] = build = build_of(full)
+        full["build"] = build_of(full)
         staged_json = self._staging / self.json_path.name
         write_json(staged_json, full)
         sync_folder(self._staging)
@@ -133,7 +125,6 @@ class PartitionWriter:
         sync_folder(self.root)
         if aside != discarded:  # in one step, lest a reader or a later writer find half of it
             os.rename(aside, discarded)
-        return build
 
     def _folder_of(self, part: int) -> str:
         return f"{self._prefix}part{part}"
@@ -197,11 +188,7 @@ class PartitionWriter:
 
 
 def check_graph_name(graph_name: str) -> None:
-    """Raise unless a graph's name can name a file.
-
-    Raises:
-        ValueError: It cannot.
-    """
+    """Raise unless a graph's name can name a file."""
     check_text(graph_name, "graph_name")
     if not graph_name or graph_name.startswith(".") or set(graph_name) & set("/\\\0"):
         raise ValueError(

@@ -81,12 +81,7 @@ def build_constraints(
     balance_edges: bool,
     balance_split: bool | Iterable[str] | None,
 ) -> list[Constraint]:
-    """The constraints that the arguments of `partition_graph` ask for.
-
-    Raises:
-        TypeError: An argument has the wrong form.
-        ValueError: It does not fit the graph, or names what the graph does not have.
-    """
+    """The constraints that the arguments of `partition_graph` ask for."""
     classes = _classes(source, balance_ntypes)
     constraints = [
         Constraint("nodes" if name is None else f"nodes of {name}", members.astype(np.int64))
@@ -110,7 +105,7 @@ def _classes(
 ) -> list[tuple[str | None, npt.NDArray[np.bool_]]]:
     """(name, membership of each node) of every class; the name is None where there is just one."""
     if labels is None:
-        table: dict[str, Any] = {}
+        table: dict[str, Tensor | Sequence[int]] = {}
     elif isinstance(labels, Mapping):
         table = dict(labels)
     elif len(source.ntypes) == 1:
@@ -149,7 +144,7 @@ def _members(
     return members
 
 
-def _labels(labels: Any, ntype: str, count: int) -> npt.NDArray[np.int64]:
+def _labels(labels: Tensor | Sequence[int], ntype: str, count: int) -> npt.NDArray[np.int64]:
     tensor = torch.as_tensor(labels).detach().cpu()
     if tensor.is_floating_point() or tensor.is_complex() or tensor.shape != (count,):
         raise ValueError(
@@ -168,7 +163,7 @@ def _split_members(
     if isinstance(balance_split, str):
         balance_split = [balance_split]
     names = list(SPLIT_NAMES if balance_split is True else balance_split)
-    found = []
+    members_by_mask = []
     missing = set(names)
     for type_id, ntype in enumerate(source.ntypes):
         features = source.node_features(type_id)
@@ -186,18 +181,20 @@ def _split_members(
                 )
             missing.discard(name)
             members = _members(source, type_id, mask)
-            found.append((f"{name} of '{ntype}'" if len(source.ntypes) > 1 else name, members))
+            label = f"{name} of '{ntype}'" if len(source.ntypes) > 1 else name
+            members_by_mask.append((label, members))
     if balance_split is not True and missing:
         raise ValueError(
             f"balance_split names node features that no node type has (got {sorted(missing)})"
         )
-    if not any(bool(members.any()) for _, members in found):
-        what = f"those there are have no node: {[name for name, _ in found]}" if found else "none"
+    if not any(bool(members.any()) for _, members in members_by_mask):
+        empty = [name for name, _ in members_by_mask]
+        what = f"those there are have no node: {empty}" if empty else "none"
         raise ValueError(
             "balance_split needs masks among the node features that have nodes, named "
             f"{SPLIT_NAMES} (got {what}); set them, pass the names of yours, or leave it out"
         )
-    return found
+    return members_by_mask
 
 
 def _as_mask(feature: Tensor) -> npt.NDArray[np.bool_] | None:
@@ -213,9 +210,10 @@ def _as_mask(feature: Tensor) -> npt.NDArray[np.bool_] | None:
     return mask
 
 
-PartMethod: TypeAlias = (
-    str | Tensor | Sequence[int] | npt.NDArray[Any] | Mapping[str, Tensor | Sequence[int]]
+OwnParts: TypeAlias = (
+    Tensor | Sequence[int] | npt.NDArray[Any] | Mapping[str, Tensor | Sequence[int]]
 )
+PartMethod: TypeAlias = str | OwnParts
 Parts: TypeAlias = npt.NDArray[np.int64]
 
 # (method, share of the tolerance that METIS is allowed), tried in turn until a bound is met.
@@ -260,14 +258,7 @@ def assign_nodes(
     """Choose the part of every node; arguments and errors as for `partition_graph`.
 
     Args:
-        source: The graph.
-        num_parts: Number of parts.
-        part_method: Method, or the parts.
         constraints: What to balance. An assignment of the caller's is taken as it is.
-        num_trainers_per_machine: Divide each part further, among so many trainers.
-        objective: For METIS.
-        tolerance: Largest weight of a part over the mean, for every constraint.
-        seed: Of METIS or of the random numbers.
         undirected: The graph's undirected form, if it has been built already.
     """
     if not isinstance(part_method, str):
@@ -276,7 +267,7 @@ def assign_nodes(
                 warnings.warn(
                     f"{name} has no effect on an assignment that is given as part_method; leave "
                     "it out",
-                    stacklevel=4,
+                    stacklevel=3,
                 )
         if num_trainers_per_machine > 1:
             raise NotImplementedError(
@@ -289,7 +280,7 @@ def assign_nodes(
         warnings.warn(
             f"objtype is what METIS minimises (got objtype={objective!r} with part_method="
             f"{part_method!r}, which ignores it); leave it out",
-            stacklevel=4,
+            stacklevel=3,
         )
     if part_method == "random":
         parts = random_assignment(
@@ -396,11 +387,12 @@ def _deal(constraints: Sequence[Constraint], order: npt.NDArray[np.int64], num_p
     if members:  # the last key counts most: kind, then weight; ties keep the given order
         order = order[np.lexsort((*heavy, *members))]
     turn = np.arange(order.shape[0])
-    place = turn % num_parts
+    dealt_to = turn % num_parts
     if heavy:  # every second round backwards, or the first part would get the heaviest each time
-        place = np.where((turn // num_parts) % 2 == 1, num_parts - 1 - place, place)
+        is_backwards = (turn // num_parts) % 2 == 1
+        dealt_to = np.where(is_backwards, num_parts - 1 - dealt_to, dealt_to)
     parts = np.empty(order.shape[0], dtype=np.int64)
-    parts[order] = place
+    parts[order] = dealt_to
     return parts
 
 
@@ -441,7 +433,7 @@ def _repaired(
             f"tolerance of {tolerance} ({'; '.join(missed)}); raise tolerance, or balance fewer "
             "things at once",
             BalanceWarning,
-            stacklevel=6,  # the caller of partition_graph
+            stacklevel=5,  # the caller of partition_graph
         )
     return parts
 
@@ -457,13 +449,14 @@ def _distinct(constraints: Sequence[Constraint]) -> list[Constraint]:
     return chosen
 
 
-def _own_assignment(source: GraphSource, num_parts: int, assignment: Any) -> Parts:
+def _own_assignment(source: GraphSource, num_parts: int, assignment: OwnParts) -> Parts:
     if isinstance(assignment, Mapping):
         if set(assignment) != set(source.ntypes):
             raise ValueError(
                 "part_method as a dict must have the parts of every node type "
                 f"(got {sorted(assignment)} for the node types {source.ntypes})"
             )
+        pieces: list[Tensor | Sequence[int] | npt.NDArray[Any]]
         pieces = [assignment[ntype] for ntype in source.ntypes]
     elif len(source.ntypes) == 1:
         pieces = [assignment]
@@ -531,7 +524,6 @@ def repair_balance(
         parts: ``[num_nodes]``, part of each node.
         weights: ``[num_nodes, num_constraints]``, not negative.
         limits: ``[num_constraints]``, the most that a part may weigh.
-        num_parts: Number of parts.
 
     Returns:
         The new part of each node; measure it with `part_loads`.
@@ -622,21 +614,21 @@ class _State:
         best = gain.max(axis=1)
         order = np.argsort(-best.astype(np.float64), kind="stable")
         moved = failures = 0
-        for place in order[: int((best > np.iinfo(np.int64).min).sum())]:
+        for row in order[: int((best > np.iinfo(np.int64).min).sum())]:
             over = self.loads[part] > self.limits
             if not over.any() or failures > _MAX_FAILURES:
                 break
-            node = int(nodes[place])
+            node = int(nodes[row])
             if not self.weights[node][over].any():
                 continue
-            room = self._has_room(nodes[place : place + 1])[0]
+            room = self._has_room(nodes[row : row + 1])[0]
             room[part] = False
             if not room.any():
                 failures += 1
                 continue
             emptiness = -(self.loads / np.maximum(self.limits, 1)).max(axis=1)
             choices = np.flatnonzero(room)
-            target = max(choices, key=lambda other: (links[place, other], emptiness[other]))
+            target = max(choices, key=lambda other: (links[row, other], emptiness[other]))
             self.move(node, int(target))
             moved += 1
         return moved
@@ -707,9 +699,9 @@ class _State:
         after = before - over(self.loads[part]) - over(self.loads[target])
         after = after + over(self.loads[part] - give + take)
         after = after + over(self.loads[target] + give - take)
-        place, partner = np.unravel_index(int(after.argmin()), after.shape)
+        row, partner = np.unravel_index(int(after.argmin()), after.shape)
         return (
-            float(after[place, partner]),
-            int(nodes[place]),
+            float(after[row, partner]),
+            int(nodes[row]),
             -1 if partner == 0 else int(partners[partner - 1]),
         )

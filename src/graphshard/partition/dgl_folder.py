@@ -32,7 +32,6 @@ from torch import Tensor
 
 from .._base.ranges import RangeMap
 from .._base.typing import DEFAULT_NTYPE, CanonicalEType, TensorDict
-from ..errors import PartitionFormatError
 from ..graph.dgl_files import (
     BinaryReader,
     StoredGraph,
@@ -43,7 +42,7 @@ from ..graph.dgl_files import (
     stored_graph,
 )
 from ._book import RangePartitionBook
-from .files import etype_key
+from .checked_files import etype_key, reading_part, unusable
 
 DGL_PART_FILES = {
     "part_graph": "graph.dgl",
@@ -52,6 +51,7 @@ DGL_PART_FILES = {
 }
 
 _ORIGINAL = "orig_id"
+_TROUBLE = "damaged or not of this partition"
 
 
 @dataclass(frozen=True)
@@ -59,12 +59,9 @@ class DGLPartFile:
     """A file of a part that has been opened and found to be whole; as a `TensorFile` is.
 
     Args:
-        path: The file.
         kind: "part_graph", "node_feats" or "edge_feats".
         book: The partition book, seen from the part.
         graph_path: The file of the part's structure.
-        shapes: Shape of each tensor that `read` gives.
-        bytes: Size of the file.
     """
 
     path: Path
@@ -78,18 +75,14 @@ class DGLPartFile:
 
     @classmethod
     def open(cls, path: Path, kind: str, book: RangePartitionBook, graph_path: Path) -> DGLPartFile:
-        """Walk through the file; its tensors are not read.
-
-        Raises:
-            PartitionFormatError: It is missing or damaged.
-        """
+        """Walk through the file; its tensors are not read."""
         with _opened(path) as reader:
             if kind == "part_graph":
                 _structure(reader)
                 return cls(path, kind, book, graph_path, {}, reader.size)
             stored = _with_types(open_tensors(reader), kind, book)
-            shapes = {name: tuple(one.shape) for name, one in stored.items()}
-            for owner, count in _owned(kind, book).items():
+            shapes = {name: tuple(rows.shape) for name, rows in stored.items()}
+            for owner, count in owned_rows(kind, book).items():
                 shapes.setdefault(f"{owner}/{_ORIGINAL}", (count,))
             return cls(path, kind, book, graph_path, shapes, reader.size)
 
@@ -97,22 +90,18 @@ class DGLPartFile:
         """Nothing: DGL's files carry no digest."""
 
     def read(self) -> TensorDict:
-        """All tensors, in memory, under the names that they have in files of ours.
-
-        Raises:
-            PartitionFormatError: It is damaged, or its ids are none.
-        """
+        """All tensors, in memory, under the names that they have in files of ours."""
         if self.kind == "part_graph":
             with _opened(self.path) as reader:
                 graph = _structure(reader)
-                found = _edges_of(graph)
+                tensors = _edges_of(graph)
                 for what, fields in (("node", graph.ndata[0]), ("edge", graph.edata[0])):
-                    found |= _columns(what, fields, self.book)
-                return found
-        with _explained(self.path), self.rows() as features:
+                    tensors |= _columns(what, fields, self.book)
+                return tensors
+        with reading_part(self.path, _TROUBLE), self.rows() as features:
             return {
-                name: one if isinstance(one, Tensor) else one.read()
-                for name, one in features.items()
+                name: rows if isinstance(rows, Tensor) else rows.read()
+                for name, rows in features.items()
             }
 
     @contextmanager
@@ -123,17 +112,17 @@ class DGLPartFile:
             PartitionFormatError: As for `read`; while rows are read, a ValueError.
         """
         with ExitStack() as stack:  # errors of what is done with the rows are not explained here
-            with _explained(self.path):
+            with reading_part(self.path, _TROUBLE):
                 reader = stack.enter_context(reading(self.path))
-                found: dict[str, Tensor | StoredTensor] = dict(
+                stored: dict[str, Tensor | StoredTensor] = dict(
                     _with_types(open_tensors(reader), self.kind, self.book)
                 )
-                original_ids = self._original_ids(found)
-            yield found | {name: ids for name, ids in original_ids.items() if name not in found}
+                original_ids = self._original_ids(stored)
+            yield stored | {name: ids for name, ids in original_ids.items() if name not in stored}
 
     def _original_ids(self, features: Mapping[str, object]) -> TensorDict:
         """The ids before partitioning, of the types whose features do not have them."""
-        owned = _owned(self.kind, self.book)
+        owned = owned_rows(self.kind, self.book)
         if all(f"{owner}/{_ORIGINAL}" in features for owner in owned):
             return {}
         is_node = self.kind == "node_feats"
@@ -141,15 +130,15 @@ class DGLPartFile:
             graph = _structure(reader)
             column = (graph.ndata if is_node else graph.edata)[0].get(_ORIGINAL)
             homogenised = None if column is None else column.read()
-        found, first, before = {}, 0, 0
+        ids_by_name, first, before = {}, 0, 0
         for (owner, count), (ids, total) in zip(owned.items(), self._ids_by_type(), strict=True):
             if homogenised is not None:
                 ids = homogenised[first : first + count].to(torch.int64) - before
                 if len(ids) != count or bool(((ids < 0) | (ids >= total)).any()):
-                    raise _unusable(self.graph_path, f"orig_id is none of {owner}")
-            found[f"{owner}/{_ORIGINAL}"] = ids
+                    raise unusable(self.graph_path, _TROUBLE, f"orig_id is none of {owner}")
+            ids_by_name[f"{owner}/{_ORIGINAL}"] = ids
             first, before = first + count, before + total
-        return found
+        return ids_by_name
 
     def _ids_by_type(self) -> Iterator[tuple[Tensor, int]]:
         """The part's own ids of each type, and the number of all of the type."""
@@ -164,35 +153,8 @@ class DGLPartFile:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[BinaryReader]:
-    with _explained(path), reading(path) as reader:
+    with reading_part(path, _TROUBLE), reading(path) as reader:
         yield reader
-
-
-@contextmanager
-def _explained(path: Path) -> Iterator[None]:
-    """What is wrong with a file that is read in here is a PartitionFormatError."""
-    try:
-        yield
-    except PartitionFormatError:
-        raise
-    except FileNotFoundError:
-        raise PartitionFormatError(
-            f"file {path} is missing; copy the part again, or partition the graph again"
-        ) from None
-    except OSError as error:
-        raise PartitionFormatError(
-            f"file {path} cannot be read ({error.strerror or error}); copy the part again, or "
-            "partition the graph again"
-        ) from error
-    except (ValueError, IndexError) as error:
-        raise _unusable(path, error) from None
-
-
-def _unusable(path: Path, what: object) -> PartitionFormatError:
-    return PartitionFormatError(
-        f"file {path} is damaged or not of this partition ({what}); copy the part again, or "
-        "partition the graph again"
-    )
 
 
 def _structure(reader: BinaryReader) -> StoredGraph:
@@ -206,20 +168,19 @@ def _structure(reader: BinaryReader) -> StoredGraph:
     return graph
 
 
-def _owned(kind: str, book: RangePartitionBook) -> dict[str, int]:
-    """Name of each type in files, and how many of it the part owns."""
-    if kind == "node_feats":
-        counts = torch.tensor(book.local_ntype_offset).diff().tolist()
-        return dict(zip(book.ntypes, counts, strict=True))
-    counts = torch.tensor(book.local_etype_offset).diff().tolist()
-    return dict(zip(map(etype_key, book.canonical_etypes), counts, strict=True))
+def owned_rows(kind: str, book: RangePartitionBook) -> dict[str, int]:
+    """How many nodes or edges the book's part owns, by the names of types in files."""
+    is_node = kind == "node_feats"
+    names = book.ntypes if is_node else list(map(etype_key, book.canonical_etypes))
+    offsets = book.local_ntype_offset if is_node else book.local_etype_offset
+    return dict(zip(names, torch.tensor(offsets).diff().tolist(), strict=True))
 
 
 def _with_types(
     stored: Mapping[str, StoredTensor], kind: str, book: RangePartitionBook
 ) -> dict[str, StoredTensor]:
     """Features by the names of today: old ones lack the type, or name a relation alone."""
-    owners = list(_owned(kind, book))
+    owners = list(owned_rows(kind, book))
     by_relation: dict[str, list[str]] = {}
     for owner, name in zip(owners, book.etypes if kind == "edge_feats" else owners, strict=True):
         by_relation.setdefault(name, []).append(owner)
@@ -292,8 +253,6 @@ def find_relations(
     such files is ``tools/change_etype_to_canonical_etype.py``.
 
     Args:
-        names: Name of each relation and its number.
-        ntypes: Node type to its number.
         node_map: Per node type, the block of each part.
         graph_paths: The structure of each part, in order; read until all is known.
 
@@ -310,7 +269,7 @@ def find_relations(
         for of_part in zip(*(node_map[ntype] for ntype in types), strict=True)
     ]
     blocks = RangeMap.from_sizes([size for row in sizes for size in row])
-    found: dict[str, CanonicalEType] = {}
+    triples: dict[str, CanonicalEType] = {}
     for path in graph_paths:
         with _opened(path) as reader:
             graph = _structure(reader)
@@ -329,11 +288,12 @@ def find_relations(
                     if len(kinds) != 1:
                         raise ValueError(f"edges of {name!r:.80} join several types of nodes")
                     ends.append(types[kinds[0]])
-                if found.setdefault(name, (ends[0], name, ends[1])) != (ends[0], name, ends[1]):
+                triple = (ends[0], name, ends[1])
+                if triples.setdefault(name, triple) != triple:
                     raise ValueError(f"edges of {name!r:.80} join other types in {path}")
-        if len(found) == len(names):
-            return found
-    missing = min(set(names) - set(found))
+        if len(triples) == len(names):
+            return triples
+    missing = min(set(names) - set(triples))
     raise ValueError(
         f"no edge tells which node types the relation {missing!r:.80} joins; name it "
         "'source:relation:destination' in the JSON"

@@ -49,8 +49,7 @@ from .._base.typing import DEFAULT_CANONICAL_ETYPE, DEFAULT_NTYPE, CanonicalETyp
 from ..errors import PartitionFormatError
 from ._book import RangePartitionBook
 from ._stats import PartitionStats
-from .dgl_folder import DGLPartFile, find_relations
-from .files import (
+from .checked_files import (
     GRAPH_FORMATS,
     PART_FILES,
     TensorFile,
@@ -62,6 +61,7 @@ from .files import (
     text,
     whole_number,
 )
+from .dgl_folder import DGLPartFile, find_relations
 from .pyg_folder import is_pyg_folder
 
 __all__ = [
@@ -107,11 +107,6 @@ class PartitionConfig:
     """A partition's JSON, checked: what is in here agrees with itself.
 
     Args:
-        path: The file.
-        content: All of it.
-        graph_name: Name of the graph.
-        num_parts: Number of parts.
-        ntypes: Node type to its number.
         etypes: Canonical edge type to its number.
         node_map: Per node type, the block of each part.
         edge_map: Per edge type, the block of each part.
@@ -149,21 +144,13 @@ class PartitionConfig:
     stats: PartitionStats | None = None
 
     def check_part(self, part_id: int) -> int:
-        """``part_id``, if there is such a part.
-
-        Raises:
-            ValueError: There is not.
-        """
+        """``part_id``, if there is such a part."""
         if not 0 <= part_id < self.num_parts:
             raise ValueError(f"part_id must be in [0, {self.num_parts}) (got {part_id})")
         return int(part_id)
 
     def book(self, part_id: int) -> RangePartitionBook:
-        """Who owns what, seen from one part.
-
-        Raises:
-            ValueError: There is no such part.
-        """
+        """Who owns what, seen from one part."""
         return RangePartitionBook(
             self.check_part(part_id),
             self.num_parts,
@@ -179,7 +166,6 @@ class PartitionConfig:
         DGL's JSON says nothing of its files but where they are.
 
         Args:
-            part_id: The part.
             kind: "part_graph", "node_feats" or "edge_feats".
 
         Raises:
@@ -220,11 +206,7 @@ class PartitionConfig:
         raise problem
 
     def check_format(self) -> None:
-        """Raise unless the parts are in the format that this version reads.
-
-        Raises:
-            PartitionFormatError: They are not.
-        """
+        """Raise unless the parts are in the format that this version reads."""
         format_name, version = self.content.get("format"), self.content.get("format_version")
         if self.layout == "other" and format_name != FORMAT:
             raise PartitionFormatError(
@@ -420,7 +402,6 @@ def displaced_folder(json_path: Path, build: str) -> Path:
     """Where the parts of a JSON step aside while they are being replaced.
 
     Args:
-        json_path: The JSON.
         build: What `PartitionConfig.build` says: 16 hexadecimal digits, so that no path comes of
             it that leads elsewhere.
     """
@@ -486,12 +467,12 @@ def _read_etypes(
 ) -> dict[CanonicalEType, int]:
     """Canonical edge type to its number; ``relations`` are those that are named in another way."""
     types = _relation_names(content)
-    found = {relations.get(key) or _read_etype(key): number for key, number in types.items()}
-    for source, _, target in found:
+    etypes = {relations.get(key) or _read_etype(key): number for key, number in types.items()}
+    for source, _, target in etypes:
         for ntype in (source, target):
             if ntype not in ntypes:
                 raise ValueError(f"etypes name the node type {shown(ntype)}, and ntypes do not")
-    return found
+    return etypes
 
 
 def _read_node_map(content: Mapping[str, Any], num_parts: int) -> dict[str, PartRanges]:
@@ -559,17 +540,17 @@ def _read_part_files(content: Mapping[str, Any], num_parts: int) -> tuple[dict[s
 
 def _read_dgl_files(content: Mapping[str, Any], num_parts: int) -> tuple[dict[str, PartFile], ...]:
     """For every part of a JSON that DGL wrote, its files by kind, as far as it names them."""
-    found = []
+    files_by_part = []
     for part in range(num_parts):
         entry = mapping(content.get(f"part-{part}", {}), f"part-{part}")
         kinds = [kind for kind in PART_FILES if kind in entry]
-        found.append({kind: PartFile(_inside_path(entry[kind])) for kind in kinds})
+        files_by_part.append({kind: PartFile(_inside_path(entry[kind])) for kind in kinds})
         if "part_graph_graphbolt" in entry and not kinds:
             raise ValueError(
                 f"part {part} is a pickle of GraphBolt's, which is never read; partition with "
                 "use_graphbolt=False"
             )
-    return tuple(found)
+    return tuple(files_by_part)
 
 
 def _read_part(content: Mapping[str, Any], part: int) -> dict[str, PartFile]:

@@ -32,8 +32,8 @@ from ..ops import Adjacency
 from ._book import RangePartitionBook
 from ._local_part import IdArray
 from ._stats import PartitionStats
-from .dgl_folder import DGLPartFile
-from .files import TensorFile, digest_of
+from .checked_files import TensorFile, digest_of
+from .dgl_folder import DGLPartFile, owned_rows
 from .format import PART_FILES, PartitionConfig, etype_key, read_config
 
 Path = str | os.PathLike[str]
@@ -68,7 +68,6 @@ def load_partition(
 
     Args:
         part_config: Path of the JSON that `partition_graph`, ours or DGL's, wrote.
-        part_id: The part.
         load_feats: False leaves the two dicts of features empty.
         checksums: Read every byte of the features, too, and compare their digests.
 
@@ -124,7 +123,6 @@ def load_partition_feats(
 
     Args:
         part_config: Path of the JSON that `partition_graph` wrote.
-        part_id: The part.
         load_nodes: Whether to load node features; None is returned instead.
         load_edges: Whether to load edge features; None is returned instead.
         checksums: Read every byte and compare digests.
@@ -150,7 +148,6 @@ def load_partition_book(
     """Load the ranges of ids of each part; reads the JSON only, ours or one that DGL wrote.
 
     Args:
-        part_config: Path of the JSON.
         part_id: The part that the book shall call its own.
 
     Returns:
@@ -201,13 +198,9 @@ def _load_graph(file: TensorFile | DGLPartFile, book: RangePartitionBook) -> Gra
 def open_features(
     config: PartitionConfig, book: RangePartitionBook, kind: str
 ) -> TensorFile | DGLPartFile:
-    """The file of a part's features, whose shapes are those of the part.
-
-    Raises:
-        PartitionFormatError: They are not; or as for `PartitionConfig.open_part`.
-    """
+    """The file of a part's features, whose shapes are those of the part."""
     file = config.open_part(book.partid, kind)
-    rows = _owned_rows(book, kind)
+    rows = owned_rows(kind, book)
     for key, shape in file.shapes.items():
         owner = key.rsplit("/", 1)[0]
         if owner not in rows or not shape or shape[0] != rows[owner]:
@@ -218,15 +211,6 @@ def open_features(
     return file
 
 
-def _owned_rows(book: RangePartitionBook, kind: str) -> dict[str, int]:
-    """How many nodes or edges the part owns, by the names of types in files."""
-    offsets = book.local_ntype_offset if kind == "node_feats" else book.local_etype_offset
-    names = book.ntypes
-    if kind == "edge_feats":
-        names = [etype_key(etype) for etype in book.canonical_etypes]
-    return dict(zip(names, torch.tensor(offsets).diff().tolist(), strict=True))
-
-
 def _load_features(
     config: PartitionConfig, book: RangePartitionBook, kind: str, checksums: bool
 ) -> TensorDict:
@@ -234,14 +218,14 @@ def _load_features(
     if checksums:
         file.check_digest()
     features = file.read()
-    for owner in _owned_rows(book, kind):
+    for owner in owned_rows(kind, book):
         ids = features.get(f"{owner}/orig_id")
         if ids is None or ids.dtype != torch.int64 or ids.dim() != 1:
-            found = "none" if ids is None else f"{ids.dtype} of shape {tuple(ids.shape)}"
+            form = "none" if ids is None else f"{ids.dtype} of shape {tuple(ids.shape)}"
             what = "nodes of type" if kind == "node_feats" else "edges of"
             raise PartitionFormatError(
                 f"file {file.path} must hold orig_id, one int64 for each of the {what} {owner} "
-                f"(got {found}); partition again"
+                f"(got {form}); partition again"
             )
     return features
 
@@ -263,7 +247,6 @@ def checked_adjacency(tensors: Mapping[str, Tensor], book: RangePartitionBook) -
     They come from the stored format that would cost most to make from the others.
 
     Args:
-        tensors: The content of the file.
         book: Who owns what, seen from the part.
     """
     counts = {what: _count(tensors, what) for what in _COLUMNS}

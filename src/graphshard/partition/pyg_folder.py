@@ -159,10 +159,12 @@ class _Archive:
                 raise ValueError(f"storage {key} has a part of a number")
             none = torch.empty(0, dtype=dtype)
             self._storages[key] = torch.frombuffer(content, dtype=dtype) if content else none
-        found = self._storages[key]
-        if found.dtype != dtype or type(count) is not int or found.numel() != count:
-            raise ValueError(f"storage {key} has {found.numel()} numbers, and not {count} {dtype}")
-        return found
+        numbers = self._storages[key]
+        if numbers.dtype != dtype or type(count) is not int or numbers.numel() != count:
+            raise ValueError(
+                f"storage {key} has {numbers.numel()} numbers, and not {count} {dtype}"
+            )
+        return numbers
 
 
 class _TensorMachine(PickleMachine):
@@ -244,8 +246,6 @@ class PyGPartition:
     """A partition that PyG wrote.
 
     Args:
-        folder: Where it is.
-        num_parts: Number of parts.
         is_typed: Whether it is of ``HeteroData``.
         node_parts: Node type to the part of each node, int64.
         edge_parts: Relation to the part of each edge, int64.
@@ -260,11 +260,7 @@ class PyGPartition:
 
     @classmethod
     def open(cls, path: Path) -> PyGPartition:
-        """The partition of a folder, given by it or by its ``META.json``.
-
-        Raises:
-            PartitionFormatError: A file is missing, damaged, or contradicts another.
-        """
+        """The partition of a folder, given by it or by its ``META.json``."""
         folder = path if path.is_dir() else path.parent
         try:
             meta = read_json_regular(folder / META)
@@ -286,12 +282,7 @@ class PyGPartition:
         return cls(folder, num_parts, is_typed, node_parts, edge_parts, offsets)
 
     def read(self, part: int) -> PyGPart:
-        """One part.
-
-        Raises:
-            PartitionFormatError: A file is missing, damaged, or contradicts another.
-            ValueError: There is no such part.
-        """
+        """One part."""
         if not 0 <= part < self.num_parts:
             raise ValueError(f"there is no part {part} of {self.num_parts} in {self.folder}")
         folder = self.folder / f"part_{part}"

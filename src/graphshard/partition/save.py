@@ -15,8 +15,6 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
-from types import TracebackType
 from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 import numpy as np
@@ -39,11 +37,11 @@ from ._local_part import (
     relabel,
 )
 from ._metis import Objective, UndirectedGraph
-from ._order import order_nodes, places_by_readers
+from ._node_order import order_nodes, places_by_readers
 from ._stats import PartitionStats, PartSizes, measure_balance
 from ._writer import PartitionWriter
 from .assign import Assignment, BalanceNTypes, PartMethod, assign_nodes, build_constraints
-from .files import DTYPE_NAMES, GRAPH_FORMATS, Rows
+from .checked_files import DTYPE_NAMES, GRAPH_FORMATS, Rows
 from .format import etype_key, triples_of
 
 NodeMapping: TypeAlias = Tensor | dict[str, Tensor]
@@ -98,7 +96,6 @@ def partition_graph(
     new one at any time, never a mixture. The caller's graph is not changed.
 
     Args:
-        g: The graph, plain or typed.
         graph_name: Name of the graph and of the JSON file.
         num_parts: Number of parts. Parts may stay empty.
         out_path: Folder to write to; made if need be.
@@ -109,7 +106,6 @@ def partition_graph(
         balance_ntypes: Balance the nodes of every label: one whole number per node, for several
             node types a dict of those. Without it, the nodes of every node type are balanced.
         balance_edges: Balance in-edges too, for every class of nodes.
-        return_mapping: Return the original ids.
         num_trainers_per_machine: Divide every part among so many trainers; the trainer of a node,
             counted through all parts, is written as the feature "trainer_id" of nodes and edges.
         objtype: What METIS minimises: "cut", edges between parts, or "vol", the halo.
@@ -131,8 +127,6 @@ def partition_graph(
             serves all of them, so the files are the same.
         store_eids: Of DGL 2.x with ``use_graphbolt``, as are the next two: what its files may
             leave out. Here files hold it always, so False is an error.
-        store_inner_node: See ``store_eids``.
-        store_inner_edge: See ``store_eids``.
 
     Returns:
         With ``return_mapping``, the original id of every new node id and of every new edge id:
@@ -169,59 +163,6 @@ def partition_graph(
             raise NotImplementedError(
                 f"{name}=False leaves out what every partition file holds here; leave it out"
             )
-    written = write_partition(
-        g,
-        graph_name,
-        num_parts,
-        out_path,
-        num_hops=num_hops,
-        part_method=part_method,
-        balance_ntypes=balance_ntypes,
-        balance_edges=balance_edges,
-        num_trainers_per_machine=num_trainers_per_machine,
-        objtype=objtype,
-        graph_formats=graph_formats,
-        balance_split=balance_split,
-        tolerance=tolerance,
-        seed=seed,
-        reorder=reorder,
-        overwrite=overwrite,
-    )
-    if not quiet:
-        print_stats(written.stats)
-    return _mapping(written.relabeling) if return_mapping else None
-
-
-@dataclass(frozen=True)
-class WrittenPartition:
-    """A partition that has been written: its JSON, what is in there, and the ids behind it."""
-
-    json_path: Path
-    build: str
-    stats: PartitionStats
-    relabeling: Relabeling
-
-
-def write_partition(
-    g: Graph,
-    graph_name: str,
-    num_parts: int,
-    out_path: str | os.PathLike[str],
-    *,
-    num_hops: int = 1,
-    part_method: PartMethod = "metis",
-    balance_ntypes: BalanceNTypes | None = None,
-    balance_edges: bool = False,
-    num_trainers_per_machine: int = 1,
-    objtype: Objective = "cut",
-    graph_formats: str | Sequence[str] | None = None,
-    balance_split: bool | Iterable[str] | None = None,
-    tolerance: float = 1.05,
-    seed: int = 0,
-    reorder: bool | None = None,
-    overwrite: bool = True,
-) -> WrittenPartition:
-    """`partition_graph`, which says more of the arguments and errors."""
     source = GraphSource(g)
     formats = _check_arguments(
         num_parts, num_hops, num_trainers_per_machine, seed, tolerance, objtype, graph_formats
@@ -277,13 +218,10 @@ def write_partition(
             parts=_write_parts(plan, writer, jobs, num_hops),
             balances=balances,
         )
-        build = writer.commit(_json_content(plan, stats, num_hops, num_trainers_per_machine))
-    return WrittenPartition(writer.json_path, build, stats, relabeling)
-
-
-def print_stats(stats: PartitionStats) -> None:
-    """Print the table of a partition's statistics."""
-    Console(markup=False, emoji=False).print(stats.table())
+        writer.commit(_json_content(plan, stats, num_hops, num_trainers_per_machine))
+    if not quiet:
+        Console(markup=False, emoji=False).print(stats.table())
+    return _mapping(relabeling) if return_mapping else None
 
 
 def _write_parts(
@@ -434,13 +372,7 @@ def _check_features(source: GraphSource, num_trainers_per_machine: int) -> None:
 def graph_tensors(
     local: LocalPart, formats: tuple[str, ...], idtype: torch.dtype
 ) -> dict[str, Tensor | Rows]:
-    """The structure of a part.
-
-    Args:
-        local: The part.
-        formats: Which of "coo", "csc" and "csr" to store.
-        idtype: Of local ids.
-    """
+    """The structure of a part, in some of the formats "coo", "csc" and "csr"."""
     src, dst = local.src.to(idtype), local.dst.to(idtype)
     tensors: dict[str, Tensor | Rows] = {
         "node/_ID": local.node_ids,
@@ -472,13 +404,7 @@ def _first(count: int, total: int) -> Tensor:
 def node_tensors(
     source: GraphSource, trainers: IdArray | None, members: IdArray
 ) -> dict[str, Tensor | Rows]:
-    """The features of the nodes of a part.
-
-    Args:
-        source: The graph.
-        trainers: ``[num_nodes]``, the trainer of each node; None if machines have one.
-        members: The part's nodes in their new order, by type: old homogenised ids.
-    """
+    """The features of a part's nodes, which come as old homogenised ids in their new order."""
     tensors: dict[str, Tensor | Rows] = {}
     types = np.searchsorted(source.offsets, members, side="right") - 1
     stops = np.cumsum(np.bincount(types, minlength=len(source.ntypes))).tolist()
@@ -497,13 +423,7 @@ def node_tensors(
 def edge_tensors(
     relabeling: Relabeling, trainers: IdArray | None, part: int
 ) -> dict[str, Tensor | Rows]:
-    """The features of the edges of a part.
-
-    Args:
-        relabeling: New ids.
-        trainers: ``[num_nodes]``, the trainer of each node; None if machines have one.
-        part: The part.
-    """
+    """The features of the edges of a part."""
     source = relabeling.source
     tensors: dict[str, Tensor | Rows] = {}
     for relation, etype in enumerate(source.canonical_etypes):
@@ -540,12 +460,7 @@ class Jobs:
     def __enter__(self) -> Jobs:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
         try:
             if error is None:
                 self.finish()

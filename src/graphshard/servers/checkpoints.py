@@ -74,7 +74,7 @@ from .._base.files import check_regular, check_text, read_json_regular, sync_fol
 from ..comm import agree, is_initialized, rank, world_size
 from ..comm.collectives import raise_everywhere, reduce_ints, text_of_rank_0
 from ..errors import CheckpointError, PartitionFormatError
-from ..partition.files import FileRecord, RowSource, TensorFile, digest_of, write_tensors
+from ..partition.checked_files import FileRecord, RowSource, TensorFile, digest_of, write_tensors
 from ._host_graph import node_policy
 from ._host_tables import TableInfo
 

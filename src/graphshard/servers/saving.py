@@ -28,7 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ..comm import agree, barrier, come_together, rank, world_size
 from ..comm.collectives import text_of_rank_0
 from ..errors import CheckpointError
-from ..partition.files import RowSource
+from ..partition.checked_files import RowSource
 from ._cluster import Cluster, RowsRequest, ServedHost
 from ._host_graph import GraphIds, pointer_table_of
 from ._host_tables import HostTables, TableInfo
@@ -716,7 +716,7 @@ def _restore(
 
 @dataclass(frozen=True)
 class RowStream:
-    """Rows that are read while they are written to a file. A `partition.files.RowSource`.
+    """Rows that are read while they are written to a file. A `partition.checked_files.RowSource`.
 
     Args:
         dtype: Of the rows.

@@ -46,11 +46,7 @@ def write_module_of_cells(fn: Callable[..., Any], file: Path) -> None:
     """Write the module that has a function of a cell, and its values beside it.
 
     Args:
-        fn: The function.
         file: The module's file; values go to the same name with ``.json`` and ``.safetensors``.
-
-    Raises:
-        TypeError: The function uses something that cannot be taken to another process.
     """
     module = _Module(vars(sys.modules["__main__"]))
     module.add(fn.__name__, fn, fn.__name__)
@@ -108,11 +104,7 @@ class _Module:
 
 
 def _definition(value: Any) -> tuple[str, set[str]]:
-    """The source of a function or class of a cell, decorators and all, and the names in it.
-
-    Raises:
-        TypeError: The cell's text is not known.
-    """
+    """The source of a function or class of a cell, decorators and all, and the names in it."""
     for file in _files_of(value):
         text = "".join(linecache.getlines(file))
         for node in reversed(ast.parse(text).body if text else []):

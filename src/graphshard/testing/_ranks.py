@@ -21,7 +21,6 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from .._base.files import TemporaryFolder
@@ -69,7 +68,6 @@ def run_ranks(
 
     Args:
         fn: A function of a module or of a cell (not a lambda or a nested function).
-        world_size: Number of ranks.
         args: None, bool, int, float, str, torch.dtype, tensors; lists, tuples, dicts of them.
         timeout: Seconds that the call may take once the ranks have started.
         group: Whether to make the process group. Without it ``fn`` makes its own, or none.
@@ -304,7 +302,6 @@ class LocalServers:
             run_ranks(train, 2, servers=servers)
 
     Args:
-        part_config: The JSON of the partition.
         num_hosts: Number of hosts; at most the number of parts.
 
     Raises:
@@ -345,10 +342,5 @@ class LocalServers:
     def __enter__(self) -> LocalServers:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()

@@ -253,8 +253,8 @@ def _find(module_name: str, qualname: str, file: str) -> Callable[..., Any]:
     function: Any = _import(module_name, file)
     for part in qualname.split("."):
         function = getattr(function, part)
-    found: Callable[..., Any] = function
-    return found
+    rank_function: Callable[..., Any] = function
+    return rank_function
 
 
 def _import(name: str, file: str) -> ModuleType:

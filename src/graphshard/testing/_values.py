@@ -47,12 +47,8 @@ def encode_value(value: object, tensors: dict[str, Tensor], where: str) -> objec
     """A value as JSON, its tensors put into a dictionary.
 
     Args:
-        value: What travels.
         tensors: Takes a copy of each tensor, under its number.
         where: What to call the value in an error.
-
-    Raises:
-        TypeError: The value holds something that does not travel; names where.
     """
     if value is None or isinstance(value, bool | str):
         return value

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ._embeddings import NodeEmbeddings
     from ._models import GAT, GCN, RGCN, SAGE, TypedRGCN
     from ._run import FullBatchRun, SampledRun, TrainingRun, train_full_batch, train_sampled
-    from ._shard import TrainingShard, load_shard
+    from ._training_shard import TrainingShard, load_shard
     from .launch import (
         LaunchOutcome,
         WorkerExit,
@@ -64,9 +64,9 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        from . import _checkpoint, _embeddings, _models, _run, _shard, launch
+        from . import _checkpoint, _embeddings, _models, _run, _training_shard, launch
 
-        for module in (_checkpoint, _embeddings, _models, _run, _shard, launch):
+        for module in (_checkpoint, _embeddings, _models, _run, _training_shard, launch):
             if hasattr(module, name):
                 return getattr(module, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

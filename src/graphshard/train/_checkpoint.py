@@ -66,7 +66,6 @@ class CheckpointFolder:
     """The checkpoints of one run. Every method is collective.
 
     Args:
-        path: The folder.
         identity: What a run must have in common with the one that wrote a checkpoint; plain
             values, the same on all ranks.
         ids: Of this rank's rows of each table of embeddings, in the order of the tables.
@@ -126,7 +125,7 @@ class CheckpointFolder:
         """
         rows, tables = self._tables(checkpoint.local)
         own: dict[str, Tensor] = {f"row/{name}": value for name, value in rows.items()}
-        own |= {f"id/{_policy(place)}": ids.long() for place, ids in enumerate(self._ids)}
+        own |= {f"id/{_policy(table)}": ids.long() for table, ids in enumerate(self._ids)}
         for name, value in checkpoint.local.items():
             if name not in rows and not _IDS.fullmatch(name):
                 own[f"own/{name}"] = value
@@ -158,15 +157,15 @@ class CheckpointFolder:
         """
         if not self._ids:
             return {}, {}
-        names = {name: place for place in range(len(self._ids)) for name in _names_of_rows(place)}
+        names = {name: table for table in range(len(self._ids)) for name in _names_of_rows(table)}
         lacking = [int(name not in local) for name in names]
         totals = reduce_ints([*lacking, *map(len, self._ids)])
         rows, tables = {}, {}
-        for num_lacking, (name, place) in zip(totals, names.items(), strict=False):
+        for num_lacking, (name, table) in zip(totals, names.items(), strict=False):
             if num_lacking == 0:
                 rows[name] = value = local[name]
-                starts, shape = (0, totals[len(names) + place]), tuple(value.shape[1:])
-                tables[name] = TableInfo(name, value.dtype, shape, starts, _policy(place), True)
+                starts, shape = (0, totals[len(names) + table]), tuple(value.shape[1:])
+                tables[name] = TableInfo(name, value.dtype, shape, starts, _policy(table), True)
         return rows, tables
 
     def newest(self) -> Checkpoint | None:
@@ -192,15 +191,15 @@ class CheckpointFolder:
         """What this rank had: its own, and the rows of its nodes."""
         local = opened.own()
         tables = opened.manifest.tables
-        for place, ids in enumerate(self._ids if tables else ()):
-            saved = SavedRows(opened.files, _policy(place))
+        for table, ids in enumerate(self._ids if tables else ()):
+            saved = SavedRows(opened.files, _policy(table))
             places = saved.find(ids.long())
-            for name in _names_of_rows(place):
+            for name in _names_of_rows(table):
                 if name in tables:
                     local[name] = saved.read(f"row/{name}", places)
             for module in ("embeddings", "best"):
-                if f"{module}/rows.{place}" in local:
-                    local[f"{module}/ids_{place}"] = ids
+                if f"{module}/rows.{table}" in local:
+                    local[f"{module}/ids_{table}"] = ids
         return local
 
     def _check(self, folder: Path, manifest: Manifest) -> None:
@@ -228,14 +227,14 @@ class CheckpointFolder:
             )
 
 
-def _policy(place: int) -> str:
+def _policy(table: int) -> str:
     """Of the rows of a table of embeddings."""
-    return f"embedding~{place}"
+    return f"embedding~{table}"
 
 
-def _names_of_rows(place: int) -> list[str]:
+def _names_of_rows(table: int) -> list[str]:
     """What a rank has a row of for each row of a table of embeddings."""
-    rows = f"rows.{place}"
+    rows = f"rows.{table}"
     moments = (f"optimizer/embeddings/{rows}/{key}" for key in ("exp_avg", "exp_avg_sq"))
     return [f"embeddings/{rows}", *moments, f"best/{rows}"]
 

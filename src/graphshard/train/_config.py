@@ -196,11 +196,7 @@ class RunConfig:
             )
 
     def check_given(self, names: Iterable[str]) -> None:
-        """Whether each of these fields, which were given a value, has an effect.
-
-        Raises:
-            ValueError: One has none, because of the value of another field.
-        """
+        """Whether each of these fields, which were given a value, has an effect."""
         hints = get_type_hints(type(self), include_extras=True)
         for name in names:
             for note in notes_of(hints.get(name), OnlyWith):

@@ -57,7 +57,6 @@ class NodeEmbeddings(nn.Module):
     Args:
         tables: What to hold, by name; usually the node type.
         seed: Decides the first values, which are Xavier uniform.
-        dtype: Floating point dtype of the rows.
     """
 
     def __init__(self, tables: Mapping[str, Table], seed: int, dtype: torch.dtype) -> None:
@@ -65,9 +64,9 @@ class NodeEmbeddings(nn.Module):
         self.names = tuple(tables)
         # A list, because node types may have names that an attribute cannot have.
         self.rows = nn.ParameterList()
-        for place, (name, table) in enumerate(tables.items()):
+        for number, (name, table) in enumerate(tables.items()):
             # A buffer, so that a checkpoint says whose rows it holds.
-            self.register_buffer(f"ids_{place}", table.ids.clone())
+            self.register_buffer(f"ids_{number}", table.ids.clone())
             bound = math.sqrt(6 / (table.height + table.width))
             drawn = uniform_rows(seed, name, table.ids, table.width)
             self.rows.append(nn.Parameter(((2 * drawn - 1) * bound).to(dtype)))
@@ -118,8 +117,6 @@ class OneHotRelGraphConv(nn.Module):
         h'_i = b + \sum_{(j, t) \in N(i)} e_{ji} V_{(j, t)} + V_{0i}
 
     Args:
-        out_feat: Width of the output.
-        num_rels: Number of relations.
         num_bases: Matrices that the relations share; 0: each relation has its own.
 
     Shape:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +22,9 @@ from .._base.typing import CanonicalEType
 from ..graph import MessagePassingGraph
 from ..nn import GATConv, GraphConv, HeteroGraphConv, RelGraphConv, SAGEConv
 from ._embeddings import OneHotRelGraphConv
+
+Features: TypeAlias = Tensor | tuple[Tensor, Tensor] | Mapping[str, Tensor]
+"""What a model takes: rows of the only node type, those of an `OneHotRelGraphConv`, or by type."""
 
 _MAX_DENSITY = 0.2
 """Share of non-zeros above which plain dropout of input features is as fast."""
@@ -123,13 +126,6 @@ class GCN(NodeClassifier):
     <https://arxiv.org/abs/1609.02907>`_: dropout on the input of each layer, L2 on the first.
 
     Edges may have ``edata['weight']`` ``[num_edges]``, a further factor of each message.
-
-    Args:
-        in_feats: Width of the features.
-        hidden: Width of the hidden layers.
-        num_classes: Width of the output.
-        layers: Number of layers.
-        dropout: Probability.
     """
 
     def __init__(
@@ -153,10 +149,6 @@ class SAGE(NodeClassifier):
     <https://arxiv.org/abs/1706.02216>`_.
 
     Args:
-        in_feats: Width of the features.
-        hidden: Width of the hidden layers.
-        num_classes: Width of the output.
-        layers: Number of layers.
         dropout: Probability, on the input of each layer.
         aggregator: ``"mean"``, ``"gcn"`` or ``"pool"``; see `graphshard.nn.SAGEConv`.
     """
@@ -194,12 +186,8 @@ class GAT(NodeClassifier):
     each layer and on the attention.
 
     Args:
-        in_feats: Width of the features.
         hidden: Width of one head of the hidden layers.
-        num_classes: Width of the output.
-        layers: Number of layers.
         heads: Heads of the hidden layers.
-        dropout: Probability.
     """
 
     def __init__(
@@ -250,10 +238,6 @@ class RGCN(NodeClassifier):
         in_feats: Width of the features. None: nodes have none, and the first layer is a
             `OneHotRelGraphConv`: features are then its pair of rows, and without ``num_bases`` the
             first graph is its graph of pairs.
-        hidden: Width of the hidden layers.
-        num_classes: Width of the output.
-        num_rels: Number of relations.
-        layers: Number of layers.
         num_bases: Matrices that the relations share; 0: each relation has its own.
         dropout: Probability, on the output of the hidden layers.
     """
@@ -312,14 +296,7 @@ class TypedRGCN(NodeClassifier):
     Args:
         feature_widths: Width of the features of each node type that has them; the other types
             are expected in width ``hidden``.
-        canonical_etypes: Relations of the graph.
-        ntypes: Node types of the graph.
         target: Node type that is classified.
-        hidden: Width of the hidden layers.
-        num_classes: Width of the output.
-        layers: Number of layers.
-        num_bases: As for `RGCN`.
-        dropout: As for `RGCN`.
     """
 
     def __init__(

@@ -44,7 +44,6 @@ class EpochReport:
 
     Args:
         epoch: Number of epochs trained so far.
-        epochs: Number of epochs of the run.
         loss: Mean cross entropy over all training nodes, before the step.
         evaluation: Results after the step, where the epoch was evaluated.
         note: Something the user should know once, such as where the run resumed.
@@ -87,13 +86,11 @@ class TrainResult:
 
     Args:
         best: Evaluation of the model that was chosen: best on the validation nodes, or the last.
-        last: Evaluation of the last model.
         losses: Training loss of every epoch, resumed ones included.
         num_nodes: Split to its number of labelled nodes.
         num_parameters: Parameters that all ranks hold alike.
         num_embedding_parameters: Parameters of node embeddings, on all ranks together.
         aggregation: ``"sequential"`` or ``"oneshot"``.
-        world_size: Number of ranks.
         seconds_per_epoch: Of training in an epoch: the mean over those of this run, resumed ones
             excluded, on the slowest rank.
         seconds_per_evaluation: Likewise of an evaluation.
@@ -143,10 +140,7 @@ class History:
     """What has happened so far; the same on every rank.
 
     Args:
-        epoch: Epochs trained.
-        losses: Training loss of each.
         best: Evaluation of the model to keep.
-        last: Newest evaluation.
         top_accuracy: Best validation accuracy, for patience.
         low_loss: Lowest validation loss, for patience.
         waited: Evaluations since either got better.

@@ -67,9 +67,9 @@ from ._config import (
     generators_of,
 )
 from ._embeddings import NODE, PAIR, NodeEmbeddings, OneHotRelGraphConv, Table, pair_data
-from ._models import GAT, GCN, RGCN, SAGE, InputDropout, NodeClassifier, TypedRGCN
+from ._models import GAT, GCN, RGCN, SAGE, Features, InputDropout, NodeClassifier, TypedRGCN
 from ._result import EpochReport, Evaluation, History, SamplingReport, TrainResult
-from ._shard import TrainingShard, all_finite, load_shard, relation_norm
+from ._training_shard import TrainingShard, all_finite, load_shard, relation_norm
 
 # Tables of an R-GCN whose nodes have no features.
 ROWS, SELF_ROWS = "one-hot rows", "one-hot rows of self loops"
@@ -187,25 +187,25 @@ class TrainingRun:
             "rows": [self._shard.num_all[t] for t in self._shard.data.node_type_names],
         }
         rows = self._learner.embeddings
-        ids = [getattr(rows, f"ids_{place}") for place in range(len(rows.names))]
+        ids = [getattr(rows, f"ids_{table}") for table in range(len(rows.names))]
         folder = CheckpointFolder(self.config.checkpoint_dir, identity, ids)
         folder.prepare(resume=self.config.resume, write=self.config.save_every > 0)
         return folder
 
     def _resume(self, checkpoints: CheckpointFolder) -> None:
-        found = checkpoints.newest()
-        if found is None:
+        newest = checkpoints.newest()
+        if newest is None:
             self._report(note="no checkpoint yet: starting from the beginning")
             return
         error: Exception | None = None
         try:
-            self._learner.load(found.shared, found.local)
-            if (self._learner.best is None) != (found.history.best is None):
+            self._learner.load(newest.shared, newest.local)
+            if (self._learner.best is None) != (newest.history.best is None):
                 raise ValueError("it must have the best model if one was evaluated")
-            self._history = found.history
+            self._history = newest.history
         except ValueError as caught:
             error = CheckpointError(
-                f"the checkpoint of epoch {found.history.epoch} in {checkpoints.path} does not "
+                f"the checkpoint of epoch {newest.history.epoch} in {checkpoints.path} does not "
                 f"fit this run ({caught}); resume with the same graph and model"
             )
         raise_everywhere(error)
@@ -356,11 +356,6 @@ class FullBatchRun(TrainingRun):
     An epoch is one pass over the whole graph: forward and backward exchange rows, `gather_grads`
     sums the gradients of the weights, and every rank makes the same step. Without dropout the
     losses are those of one process, whatever the number of ranks.
-
-    Args:
-        config: The run; the same on every rank.
-        shard: A part that `load_shard` has read before, to save reading it again.
-        progress: Called after every epoch, on every rank.
     """
 
     def _train_epoch(self, epoch: int) -> float:
@@ -382,7 +377,6 @@ def train_full_batch(
     is needed. The caller's random number generator is left as it was.
 
     Args:
-        config: The run.
         shard: This rank's part, if `load_shard` has read it before.
         progress: Called after every epoch, on every rank.
 
@@ -402,13 +396,7 @@ def train_full_batch(
 
 
 class SampledRun(TrainingRun):
-    """A sampled run that has been set up and not yet started; see `TrainingRun`. Collective.
-
-    Args:
-        config: The run; the same on every rank.
-        shard: A part that `load_shard` has read before, to save reading it again.
-        progress: Called after every epoch, and now and then during a long one, on every rank.
-    """
+    """A sampled run that has been set up and not yet started; see `TrainingRun`. Collective."""
 
     config: ResolvedSampledConfig
 
@@ -518,19 +506,7 @@ def train_sampled(
     """Train a node classifier on sampled blocks; every rank calls this with the same configuration.
 
     Rank ``r`` reads part ``r`` of ``config.data`` and trains on the training nodes that it owns.
-    With a partition of one part no process group is needed. The caller's random number generator
-    is left as it was.
-
-    Args:
-        config: The run.
-        shard: This rank's part, if `load_shard` has read it before.
-        progress: Called after every epoch, and now and then during a long one, on every rank.
-
-    Raises:
-        ValueError: Configuration and graph do not fit each other; raised on every rank.
-        PartitionFormatError: The partition is missing or damaged; raised on every rank.
-        CheckpointError: The checkpoint to resume from belongs to another run; on every rank.
-        RankError: Another rank failed, or did not answer in time.
+    All else is as with `train_full_batch`; ``progress`` is also called during a long epoch.
 
     Example:
         >>> config = SampledConfig(data="cora/cora.json", model="sage", fanouts=(10, 10))
@@ -565,10 +541,10 @@ def shared_evenly(ids: Tensor) -> Tensor:
         shares[r] += 1
     moves = _moves([n - share for n, share in zip(sizes, shares, strict=True)])
     me = rank()
-    kept = ids[: min(sizes[me], shares[me])]
+    own = ids[: min(sizes[me], shares[me])]
     send = [moves.get((me, r), 0) for r in range(world_size())]
     recv = [moves.get((r, me), 0) for r in range(world_size())]
-    return torch.cat([kept, ragged_all_to_all(ids[kept.numel() :], send, recv)])
+    return torch.cat([own, ragged_all_to_all(ids[own.numel() :], send, recv)])
 
 
 def _moves(surplus: list[int]) -> dict[tuple[int, int], int]:
@@ -624,7 +600,7 @@ class SampledInputs:
             names[target] = (*names.get(target, ()), IN_DEGREE, OUT_DEGREE)
         return names
 
-    def __call__(self, blocks: Sequence[Block]) -> tuple[list[Block], Any, list[Tensor]]:
+    def __call__(self, blocks: Sequence[Block]) -> tuple[list[Block], Features, list[Tensor]]:
         """A graph for each layer, the features, and the fetched rows that need a gradient.
 
         Every rank's loss must be made to depend on those.
@@ -669,19 +645,19 @@ class SampledInputs:
     ) -> tuple[dict[str, Tensor], list[Tensor]]:
         """Rows of each table that the first layer reads."""
         tables: Mapping[str, Tensor] = self._learner.embeddings()
-        wanted = {
-            name: self._wanted(name, table, first, pairs)
+        requests = {
+            name: self._request(name, table, first, pairs)
             for name, table in tables.items()
             if name in self._matters
         }
-        fetched = fetch_owned_rows(list(wanted.values())) if wanted else []
-        rows = dict(zip(wanted, fetched, strict=True))
+        fetched = fetch_owned_rows(list(requests.values())) if requests else []
+        rows = dict(zip(requests, fetched, strict=True))
         for name, table in tables.items():
             if name not in self._matters:
                 rows[name] = table.new_zeros((first.num_src_nodes(name), table.shape[1]))
         return rows, fetched
 
-    def _wanted(self, name: str, table: Tensor, first: Block, pairs: Tensor | None) -> OwnedRows:
+    def _request(self, name: str, table: Tensor, first: Block, pairs: Tensor | None) -> OwnedRows:
         target = self._shard.target
         if name == SELF_ROWS:
             return OwnedRows(table, self._ranges[target], first.dstdata[NID])
@@ -711,10 +687,10 @@ def _pair_ids(pairs: PartitionData) -> Tensor:
 
 def _block_of_pairs(block: Block) -> tuple[Tensor, Block]:
     """Distinct pairs, and the block with them as sources; see [Note: pairs] in `_embeddings`."""
-    pairs, place = torch.unique(block.edata[PAIR], return_inverse=True)
+    pairs, sources = torch.unique(block.edata[PAIR], return_inverse=True)
     dst = block.adjacency().coo()[1]
     num_dst = block.num_dst_nodes()
-    adjacency = Adjacency(place.to(dst.dtype), dst, pairs.numel(), num_dst, check=False)
+    adjacency = Adjacency(sources.to(dst.dtype), dst, pairs.numel(), num_dst, check=False)
     changed = Block({PAIR: pairs.numel()}, {NODE: num_dst}, {(PAIR, "read_by", NODE): adjacency})
     for name in ("etype", "norm"):
         changed.edata[name] = block.edata[name]
@@ -737,7 +713,7 @@ def fetch_owned_rows(requests: Sequence[OwnedRows]) -> list[Tensor]:
     row are summed. A rank whose loss may not depend on them must `graphshard.comm.anchor` it.
     """
     if world_size() == 1:
-        return [wanted.table.index_select(0, wanted.ids.long()) for wanted in requests]
+        return [rows.table.index_select(0, rows.ids.long()) for rows in requests]
     plans, orders, owned = [], [], []
     for table, ranges, ids in requests:
         owner = ranges.part_of(ids)
@@ -748,13 +724,14 @@ def fetch_owned_rows(requests: Sequence[OwnedRows]) -> list[Tensor]:
         plans.append(ExchangePlan.build(needed, table.shape[0], device=table.device))
         owner = owner.masked_fill(owner == rank(), -1)  # own rows go first
         orders.append(torch.argsort(owner, stable=True))
-    fetched = fetch_halo([(p, wanted.table) for p, wanted in zip(plans, requests, strict=True)])
+    tables = [request.table for request in requests]
+    fetched = fetch_halo(list(zip(plans, tables, strict=True)))
     by_request = []
-    for wanted, own, halo, order in zip(requests, owned, fetched, orders, strict=True):
-        place = torch.empty_like(order)
-        place[order] = torch.arange(order.numel(), device=order.device)
-        rows = torch.cat([wanted.table.index_select(0, own), halo])
-        by_request.append(rows.index_select(0, place))
+    for table, own, halo, order in zip(tables, owned, fetched, orders, strict=True):
+        position = torch.empty_like(order)
+        position[order] = torch.arange(order.numel(), device=order.device)
+        rows = torch.cat([table.index_select(0, own), halo])
+        by_request.append(rows.index_select(0, position))
     return by_request
 
 
@@ -766,10 +743,6 @@ class Learner:
     flat dictionaries of tensors, and go back in from them, bit for bit.
 
     Weights and embeddings are drawn on the CPU, the same for every device, and then moved.
-
-    Args:
-        shard: The part, on the CPU.
-        config: The run.
     """
 
     def __init__(self, shard: TrainingShard, config: ResolvedConfig) -> None:
@@ -782,7 +755,7 @@ class Learner:
                 module.mark_constant(self._shard.features[shard.target])
         width = self.model.exchanged_width()
         self.graph = self._shard.graph(config, width)
-        self.graphs: list[Any] = [self.graph] * config.layers
+        self.graphs: list[GraphShardManager] = [self.graph] * config.layers
         tables = {
             t: Table(shard.original_ids[t], shard.num_all[t], config.hidden)
             for t in shard.data.node_type_names
@@ -839,7 +812,6 @@ class Learner:
         """Step down the sum of all ranks' losses; returns this rank's. Collective.
 
         Args:
-            loss: This rank's share.
             when: The step, for the error: "epoch 3".
 
         Raises:
@@ -949,21 +921,21 @@ class Learner:
             ValueError: A tensor is missing, is unknown, or has another shape or dtype.
         """
         is_evaluated = any(name.startswith("best/") for name in shared)
-        for found, module, prefix in (
+        for loaded, module, prefix in (
             (shared, self.model, "model/"),
             (local, self.embeddings, "embeddings/"),
         ):
             state = module.state_dict()
-            wanted = {f"{prefix}{k}": v for k, v in state.items()}
+            like = {f"{prefix}{k}": v for k, v in state.items()}
             if module is self.embeddings:
-                wanted["random"] = torch.get_rng_state()
-                if GPU_RANDOM in found:
+                like["random"] = torch.get_rng_state()
+                if GPU_RANDOM in loaded:
                     on_gpu = self.device.type == "cuda"
                     state_now = torch.cuda.get_rng_state(self.device) if on_gpu else None
-                    wanted[GPU_RANDOM] = found[GPU_RANDOM] if state_now is None else state_now
+                    like[GPU_RANDOM] = loaded[GPU_RANDOM] if state_now is None else state_now
             if is_evaluated:
-                wanted |= {f"best/{k}": v for k, v in state.items()}
-            _check_tensors(found, {**wanted, **self._optimizer_shapes(found, prefix)})
+                like |= {f"best/{k}": v for k, v in state.items()}
+            _check_tensors(loaded, {**like, **self._optimizer_shapes(loaded, prefix)})
         self.model.load_state_dict(tensors_under(shared, "model/"))
         self.embeddings.load_state_dict(tensors_under(local, "embeddings/"))
         self.optimizer.state.clear()
@@ -971,8 +943,8 @@ class Learner:
             of_parameter, _, key = name.rpartition("/")
             parameter = self._named[of_parameter]
             # Adam counts its steps on the CPU, wherever the parameters are.
-            place = torch.device("cpu") if key == "step" else parameter.device
-            self.optimizer.state[parameter][key] = value.to(place, copy=True)
+            device = torch.device("cpu") if key == "step" else parameter.device
+            self.optimizer.state[parameter][key] = value.to(device, copy=True)
         torch.set_rng_state(local["random"].clone())
         if self.device.type == "cuda" and GPU_RANDOM in local:
             torch.cuda.set_rng_state(local[GPU_RANDOM].clone(), self.device)
@@ -980,15 +952,15 @@ class Learner:
             torch.cuda.manual_seed(_drawn_seed(local["random"]))
         self.best = None
         if is_evaluated:
-            bests = (tensors_under(found, "best/") for found in (shared, local))
+            bests = (tensors_under(tensors, "best/") for tensors in (shared, local))
             self.best = tuple({k: v.clone() for k, v in best.items()} for best in bests)
 
-    def _optimizer_shapes(self, found: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    def _optimizer_shapes(self, loaded: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
         """Tensors like the moments there must be for those parameters that have any."""
         moments: dict[str, Tensor] = {}
         for name, parameter in self._named.items():
             keys = [f"optimizer/{name}/{key}" for key in ("step", "exp_avg", "exp_avg_sq")]
-            if name.startswith(prefix) and any(key in found for key in keys):
+            if name.startswith(prefix) and any(key in loaded for key in keys):
                 moments |= dict(zip(keys, (torch.empty(()), parameter, parameter), strict=True))
         return moments
 
@@ -1000,13 +972,13 @@ def _drawn_seed(state: Tensor) -> int:
     return int(torch.randint(2**63 - 1, (), generator=generator))
 
 
-def _check_tensors(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
-    for name in dict.fromkeys([*wanted, *found]):
-        if name not in found:
+def _check_tensors(loaded: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> None:
+    for name in dict.fromkeys([*like, *loaded]):
+        if name not in loaded:
             raise ValueError(f"tensor '{name}' is missing")
-        if name not in wanted:
+        if name not in like:
             raise ValueError(f"the model has no '{name}'")
-        mine, theirs = wanted[name], found[name]
+        mine, theirs = like[name], loaded[name]
         if mine.shape != theirs.shape or mine.dtype != theirs.dtype:
             raise ValueError(
                 f"'{name}' must be {mine.dtype} {list(mine.shape)} (got {theirs.dtype} "
@@ -1014,7 +986,7 @@ def _check_tensors(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) ->
             )
 
 
-def model_features(shard: TrainingShard, rows: Mapping[str, Tensor]) -> Any:
+def model_features(shard: TrainingShard, rows: Mapping[str, Tensor]) -> Features:
     """What a model takes as features, from the rows of each node type or table."""
     if shard.is_typed:
         return rows

@@ -56,7 +56,6 @@ def trainer(
             is given, and all of them have one at least.
         num_hosts: Number of nodes to spread trainers over.
         num_trainers: Trainers on each.
-        train_loop_config: For ``train_loop``.
         use_gpu: Whether each trainer gets a GPU.
         resources_per_worker: Of a trainer; by default one core.
         start_timeout: Seconds until a server is up.

@@ -17,8 +17,8 @@ import typer
 
 from ...errors import GraphShardError, RankError
 from ..launch import WRONG_INPUT_ERRORS, ExitCode, show_warning, stop_on_signals
-from ._cluster import copy, launch, serve
-from ._options import CommandWithDefaults
+from ._cluster_commands import copy, launch, serve
+from ._options import CommandOfDGL, CommandWithDefaults
 from ._partitions import convert, inspect, partition, verify
 from ._train import train
 
@@ -29,7 +29,7 @@ app = typer.Typer(
     add_completion=False,
 )
 for command in (partition, inspect, verify, convert, train, serve, copy, launch):
-    app.command(cls=CommandWithDefaults)(command)
+    app.command(cls=CommandOfDGL if command in (copy, launch) else CommandWithDefaults)(command)
 
 
 def _show_version(asked: bool) -> None:

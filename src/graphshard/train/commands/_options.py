@@ -37,6 +37,17 @@ class CommandWithDefaults(TyperCommand):
                 option.show_default = "no"  # type: ignore[attr-defined]
 
 
+class CommandOfDGL(CommandWithDefaults):
+    """A command that takes the names of its options with underscores, too, as DGL's do."""
+
+    def __init__(self, *args: Any, **values: Any) -> None:
+        super().__init__(*args, **values)
+        for option in self.params:
+            for name in tuple(option.opts):
+                if "-" in name.lstrip("-"):
+                    option.opts.append(f"--{name[2:].replace('-', '_')}")
+
+
 def options_of(*kinds: type) -> Callable[[_Command], _Command]:
     """Give a command, as keywords, an option for each field that it has no parameter for.
 

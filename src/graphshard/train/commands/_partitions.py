@@ -184,7 +184,6 @@ def plot_partition(stats: PartitionStats, path: Path) -> None:
     """Draw three panels over the parts: load over the mean, cut edges, halo nodes.
 
     Args:
-        stats: The partition's measures.
         path: The PNG to write; its folder must exist.
 
     Raises:

@@ -9,7 +9,6 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Annotated, Any, Literal
 
 import typer
@@ -87,11 +86,7 @@ def train(
 
 
 def _configured(mode: str, **settings: Any) -> AnyConfig:
-    """The configuration of a mode, from what was given; None where it was not.
-
-    Raises:
-        ValueError: A setting is out of range, or of another mode.
-    """
+    """The configuration of a mode, from what was given; None where it was not."""
     settings = {name: value for name, value in settings.items() if value is not None}
     if "fanouts" in settings:
         settings["fanouts"] = _numbers(settings["fanouts"])
@@ -135,7 +130,7 @@ def _run_rank(config: AnyConfig, workers: int | None, quiet: bool) -> None:
     display = ProgressDisplay(quiet)
 
     def on_result(result: TrainResult) -> None:
-        display.__exit__(None, None, None)
+        display.__exit__()
         _show(result, config)
 
     if os.environ["RANK"] == "0":
@@ -201,12 +196,7 @@ class ProgressDisplay:
             self._bar.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._bar is not None:
             self._bar.stop()
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from ._copy import FileToCopy, HostCopy, copy_partition, files_of_host
 from ._hosts import JobHosts, RemoteShell, of_slurm_job, on_this_machine, over_ssh
-from ._launch import JobFailure, JobOutcome, LaunchConfig, launch
-from ._local import LaunchOutcome, WorkerExit, launch_workers
+from ._job_on_hosts import JobFailure, JobOutcome, LaunchConfig, launch
+from ._local_workers import LaunchOutcome, WorkerExit, launch_workers
 from ._watch import stop_on_signals
 from ._worker import (
     WRONG_INPUT_ERRORS,

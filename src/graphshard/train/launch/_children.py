@@ -7,10 +7,12 @@ Standard library alone, so that a process that only watches others need not load
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import selectors
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,6 +20,20 @@ from typing import IO
 
 POLL_SECONDS = 0.05
 TERMINATE_SECONDS = 1.5
+_PR_SET_PDEATHSIG = 1
+
+
+def num_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def signal_with_parent(number: int) -> bool:
+    """Have the kernel signal this process when its parent ends; whether it has such a service."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):
+            return bool(ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0) == 0)
+    return False
 
 
 @dataclass(eq=False)

@@ -62,11 +62,6 @@ class HostCopy:
     """What was done for one host.
 
     Args:
-        host: Its number.
-        address: Where it is.
-        num_sent: Files that were sent.
-        num_there: Files that were there already.
-        num_bytes: Bytes that were sent.
         error: Why it failed; None if it did not.
     """
 
@@ -102,9 +97,7 @@ def copy_partition(
     """Copy to each host its parts of a partition, as `graphshard serve` wants them there.
 
     Args:
-        part_config: The partition's JSON.
         addresses: The hosts; host ``i`` gets the parts that ``parts_of_host`` says.
-        shell: How hosts are reached.
         workspace: Folder on each host, made if it is not there; ``~/`` is the user's own.
         data_path: Folder of the JSON in the workspace; by default that of ``part_config``, if it
             is a relative path, else the workspace itself.
@@ -211,10 +204,8 @@ def _add_files(
     """Add what is in a folder, links followed, as the hosts do not have what they lead to.
 
     Args:
-        folder: Here.
         target: Its name in the workspace.
         above: Devices and inodes of the folders that it is in.
-        files: What is added to.
     """
     status = folder.stat()
     above = (*above, (status.st_dev, status.st_ino))
@@ -337,11 +328,7 @@ class _Sender:
         self._ask(command, file.source, file.target)
 
     def _ask(self, command: str, given: str | Path, what: str) -> str:
-        """What a command on the host prints, given a text or a file.
-
-        Raises:
-            _HostFailed: It failed, or took too long.
-        """
+        """What a command on the host prints, given a text or a file."""
         words = self._shell.to(self.address, f"exec sh -c {shlex.quote(command)}")
         with ExitStack() as stack:
             is_file = isinstance(given, Path)

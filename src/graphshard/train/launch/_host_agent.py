@@ -26,7 +26,6 @@ imports the standard library alone, and the packages around it are entered witho
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import fcntl
 import functools
 import json
@@ -46,7 +45,14 @@ from types import FrameType
 from typing import Any
 
 from ..._base.files import TemporaryFolder, remove_abandoned
-from ._children import Child, LineStream, end_children, read_streams
+from ._children import (
+    Child,
+    LineStream,
+    end_children,
+    num_cores,
+    read_streams,
+    signal_with_parent,
+)
 
 _ENTER = (
     "import importlib, importlib.util, os, sys, types; "
@@ -76,7 +82,6 @@ END_SECONDS = 8.0
 
 _LOST = "was ended, because the process that watches it was killed"
 _PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
-_PR_SET_PDEATHSIG = 1
 _SIOCGIFADDR = 0x8915
 _LOOPBACK = ("lo", "lo0")
 _VERSIONS = re.compile(r"\bpython3\.\d+\b")
@@ -179,7 +184,7 @@ class _Agent:
 
     def _environment(self) -> dict[str, str]:
         """Variables of the host's processes; those that the user gives come last."""
-        threads = max(1, _num_cores() // self.job["num_local"])
+        threads = max(1, num_cores() // self.job["num_local"])
         variables = {
             "PYTHONUNBUFFERED": "1",
             "OMP_NUM_THREADS": str(threads),
@@ -413,15 +418,9 @@ def _begin_trainer(watcher: int) -> None:
 
 def _end_with(parent: int, number: int) -> None:
     """Have this process signalled when the one that started it is gone, however it ended."""
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+    signal_with_parent(number)
     if os.getppid() != parent:  # it had ended before the kernel was asked
         os._exit(130)
-
-
-def _num_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _interface(address: str) -> str | None:
@@ -439,8 +438,8 @@ def _interface(address: str) -> str | None:
 
 def _free_port(address: str) -> int:
     """A port of this host that is free now, for torchrun."""
-    for place in (address, ""):
+    for bound in (address, ""):
         with contextlib.suppress(OSError), socket.socket() as probe:
-            probe.bind((place, 0))
+            probe.bind((bound, 0))
             return int(probe.getsockname()[1])
     raise OSError(f"no free port on {address}")

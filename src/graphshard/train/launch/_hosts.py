@@ -53,11 +53,7 @@ class RemoteShell:
             raise ValueError(f"the port of sshd must be from 1 to 65535 (got {self.port})")
 
     def to(self, address: str, command: str) -> list[str]:
-        """The command line that has a host's shell run a command.
-
-        Raises:
-            ValueError: The address cannot be one.
-        """
+        """The command line that has a host's shell run a command."""
         if address.startswith("-"):
             raise ValueError(f"the address of a host must not begin with '-' (got {address!r})")
         words = [
@@ -130,7 +126,6 @@ def over_ssh(addresses: Sequence[HostAddress], shell: RemoteShell, python: str) 
 
     Args:
         addresses: The hosts; one address may be there more than once, with several ports.
-        shell: How they are reached.
         python: The interpreter there that has graphshard.
     """
     start = f"exec {quoted_path(python)} -c {shlex.quote(START)}"
@@ -158,7 +153,6 @@ def of_slurm_job(python: str, environment: Mapping[str, str] = os.environ) -> Jo
 
     Args:
         python: The interpreter there that has graphshard.
-        environment: Has Slurm's variables.
 
     Raises:
         ValueError: This process is in no allocation, or Slurm cannot say which nodes it has.

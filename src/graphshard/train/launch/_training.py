@@ -17,8 +17,8 @@ from ...partition.format import read_config
 from .._config import FullBatchConfig, SampledConfig
 from .._result import EpochReport, Evaluation, TrainResult
 from .._run import FullBatchRun, Progress, SampledRun, TrainingRun
-from .._shard import check_num_workers
-from ._local import launch_workers
+from .._training_shard import check_num_workers
+from ._local_workers import launch_workers
 from ._worker import ExitCode, send_event
 
 
@@ -34,7 +34,6 @@ def launch_training(
     """Train on local worker processes that are started, watched and ended here.
 
     Args:
-        config: The run.
         num_workers: Number of workers; as many as ``config.data`` has parts.
         progress: Called after every epoch, and in longer ones during it.
         on_stderr: Called with each line that worker 0 prints.
@@ -92,7 +91,6 @@ def rank_work(
     """Set up this process, one rank of a launcher's or torchrun's, and return its work.
 
     Args:
-        config: The run.
         progress: Called on rank 0 with each report; by default the launcher is told.
         on_result: Called on rank 0 at the end; by default the launcher is told.
     """

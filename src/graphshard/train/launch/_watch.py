@@ -51,14 +51,12 @@ class Watch:
     """Children, what they print, and the ranks that have not ended.
 
     Args:
-        ranks: All ranks.
         timeout: Seconds that ranks have to end after one has ended with 0.
         on_line: Called with a line about ranks that have used half of it.
 
     Attributes:
         waits_for: Ranks that have not ended, and what else must have before the job has.
         deadline: When the children are to be ended at the latest.
-        streams: Of all children.
     """
 
     def __init__(self, ranks: Iterable[int], timeout: float, on_line: Callable[[str], None]):

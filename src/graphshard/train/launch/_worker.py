@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import enum
 import json
 import os
@@ -18,12 +17,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from ...errors import RankError
+from ._children import signal_with_parent
 
 PARENT_VARIABLE = "GRAPHSHARD_LAUNCHER_PID"
 EVENTS_VARIABLE = "GRAPHSHARD_EVENTS_FD"
 FAILURE_MARK = "\x1efailure"
 
-_PR_SET_PDEATHSIG = 1
 _WATCH_SECONDS = 1.0
 
 WRONG_INPUT_ERRORS = (ValueError, TypeError, NotImplementedError, OSError)
@@ -134,14 +133,10 @@ def end_with_launcher() -> None:
         parent = os.getppid()
     else:
         return
-    asked = False
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError, AttributeError):
-            libc = ctypes.CDLL(None, use_errno=True)
-            asked = libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) == 0
+    is_signalled = signal_with_parent(signal.SIGKILL)
     if os.getppid() != parent:  # it died before the kernel was asked
         os._exit(ExitCode.INTERRUPTED)
-    if not asked:
+    if not is_signalled:
         threading.Thread(target=_watch_parent, args=(parent,), daemon=True).start()
 
 

@@ -25,7 +25,7 @@ from test_run import check_all_gone, commands
 from forked_programs import start_program
 from graphshard._base.files import shared_memory_folder
 from graphshard.train.launch import on_this_machine
-from graphshard.train.launch._launch import JobCommands, run_job
+from graphshard.train.launch._job_on_hosts import JobCommands, run_job
 
 #: As `graphshard serve` does: tables in shared memory, and what killed ones have left goes.
 SERVER = """

@@ -27,7 +27,7 @@ from graphshard.data import load_dataset, random_graph
 from graphshard.partition import partition_graph
 from graphshard.servers import initialize
 from graphshard.train.commands import run
-from graphshard.train.launch._launch import script_line
+from graphshard.train.launch._job_on_hosts import script_line
 
 SCRIPT = """
 import os, sys, time

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands, called in this process; training starts two workers, and torchrun two more."""
+"""The commands, called in this process, or forked; training starts two workers."""
 
 from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 
 import graphshard
+from forked_programs import run_program, start_program
 from graphshard.graph import load_graphs, save_graphs
 from graphshard.train import EpochReport, Evaluation, read_task
 from graphshard.train.commands import run
@@ -49,9 +51,8 @@ def test_partition_needs_no_code_of_runs(tmp_path: Path) -> None:
         "import sys; from graphshard.train.commands import run; "
         f"assert run({words}) == 0; print(*sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    modules = done.stdout.split()
-    assert "graphshard.data.task" in modules, done.stderr
+    modules = run_program(program).split()
+    assert "graphshard.data.task" in modules
     assert not {f"graphshard.train.{name}" for name in ("_run", "_models")} & set(modules)
 
 
@@ -164,10 +165,6 @@ def test_types_of_any_name(
     assert call(["convert", tmp_path / "kg.bin", "--out", tmp_path / "again.bin"]) == 0
     (again,), _ = load_graphs(tmp_path / "again.bin")
     assert again.canonical_etypes == renamed.canonical_etypes
-    train = ["train", "--data", parts, "--model", "rgcn", "--epochs", "1", "--workers", "2"]
-    assert call([*train, "--quiet"]) == 0
-    printed = capsys.readouterr().err
-    assert "are float64 and are taken as float32; dtype float64 keeps their digits" in printed
 
 
 def test_inspect_without_matplotlib_names_the_extra(
@@ -326,6 +323,27 @@ def test_train_on_samples_shows_the_same_table_and_more(
         assert text in printed.out
 
 
+def test_ranks_of_torchrun_run_the_same_command(cora: Path) -> None:
+    """Processes that have what torchrun tells its own: that they are, and who starts them."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    words = ["train", "--data", str(cora), "--epochs", "2", "--timeout", "60"]
+    common = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+    common |= {"MASTER_PORT": str(port), "TORCHELASTIC_RUN_ID": "a job", "COLUMNS": "200"}
+    common |= {"GLOO_SOCKET_IFNAME": "lo"}
+    ranks = [start_program(MAIN, *words, RANK=r, LOCAL_RANK=r, **common) for r in ("0", "1")]
+    try:
+        (shown, error), (other, _) = (rank.communicate(timeout=100) for rank in ranks)
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [0, 0], error
+    assert "gcn, 2 worker(s)" in shown
+    assert shown.count("test accuracy") == 1
+    assert other == ""
+
+
+@pytest.mark.exhaustive  # the README's example is under torchrun, and the test above is its ranks
 @pytest.mark.timeout(180)
 def test_torchrun_runs_the_same_command(cora: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
@@ -346,16 +364,12 @@ def test_torchrun_runs_the_same_command(cora: Path) -> None:
 
 
 def test_python_m_graphshard_is_the_command() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "graphshard", "--version"],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-        env=environment(),
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == graphshard.__version__
+    program = "import runpy; runpy.run_module('graphshard', run_name='__main__')"
+    assert run_program(program, "--version").strip() == graphshard.__version__
+
+
+#: The command, as a program.
+MAIN = "from graphshard.train.commands import main; main()"
 
 
 def environment() -> dict[str, str]:
@@ -425,22 +439,16 @@ def test_progress_on_a_terminal_is_a_bar(
 
 def test_a_disk_without_room_is_one_line_that_names_the_file(tmp_path: Path) -> None:
     """A limit on the size of files stands in for a full disk: what the system says differs."""
-    code = (
-        "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000)); "
-        "from graphshard.train.commands import run; sys.exit(run(sys.argv[1:]))"
-    )
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000)); "
     arguments = f"partition --data cora --parts 2 --method random --quiet --out {tmp_path / 'p'}"
-    done = subprocess.run(
-        [sys.executable, "-c", code, *arguments.split()],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
-    )
-    assert done.returncode == 2, done.stderr
-    assert "safetensors cannot be written (File too large); raise the limit" in done.stderr
-    assert len(done.stderr.splitlines()) == 1, done.stderr
+    program = start_program(limit + MAIN, *arguments.split())
+    try:
+        _, error = program.communicate()
+    finally:
+        program.kill()
+    assert program.returncode == 2, error
+    assert "safetensors cannot be written (File too large); raise the limit" in error
+    assert len(error.splitlines()) == 1, error
     assert not list((tmp_path / "p").iterdir())
 
 
@@ -484,6 +492,7 @@ def test_labels_with_gaps_and_splits_that_overlap_are_a_warning_line(
     assert len(lines) == 2
 
 
+@pytest.mark.exhaustive  # what workers say, and how it is reported, has tests of its own
 def test_a_loss_that_is_not_finite_is_one_line(
     cora: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -110,7 +110,6 @@ def launch(
         hosts: From `over_ssh`, `on_this_machine` or `of_slurm_job`.
         script: The command of a trainer, for the shell of each host: a line, or words that are
             passed on as they are. ``python`` is the interpreter that has graphshard.
-        config: The rest.
         on_line: Called with each line that a process prints, after ``[host 1 rank 3]``.
 
     Returns:
@@ -167,7 +166,7 @@ def launch(
         )
         has_ended_well = not outcome.failures
     except KeyboardInterrupt:
-        on_line(_kept(logs.folder))
+        on_line(_where_logs_are(logs.folder))
         raise
     finally:
         logs.close(keep=not has_ended_well)
@@ -179,9 +178,6 @@ def script_line(script: Sequence[str]) -> str:
 
     One word is such a line already, as DGL's launcher takes it; a file of Python needs no
     interpreter before it.
-
-    Raises:
-        ValueError: There is none.
     """
     line = script[0].strip() if len(script) == 1 else shlex.join(script)
     if not line:
@@ -204,9 +200,7 @@ class JobCommands:
         engine: The command that starts the trainers of a host, by its number and the port on host
             0 where they meet.
         trainer: What each of them is, a line for the user's shell on the host.
-        num_trainers: On each host.
         workspace: The folder there in which all run.
-        environment: Further variables.
     """
 
     server: Sequence[Sequence[str]]
@@ -264,10 +258,10 @@ class JobOutcome:
         if not self.failures:
             return ""
         text = report_text((f"{each.who} {each.how}", each.tail) for each in self.failures)
-        return text if self.logs is None else f"{text}\n{_kept(self.logs)}"
+        return text if self.logs is None else f"{text}\n{_where_logs_are(self.logs)}"
 
 
-def _kept(folder: Path) -> str:
+def _where_logs_are(folder: Path) -> str:
     return f"what each process printed is in {folder}"
 
 
@@ -279,11 +273,7 @@ class JobLogs:
             There it is removed by `close` unless it is to be kept.
         on_error: Told once if a file cannot be written, as where the disk is full; the job goes on.
 
-    Raises:
-        OSError: The folder cannot be made.
-
     Attributes:
-        folder: The folder.
         is_removed: Whether it is gone again.
     """
 
@@ -343,17 +333,12 @@ def run_job(
     """Run a job until all trainers have ended, or one process has failed.
 
     Args:
-        hosts: Where.
-        commands: What.
         token: What trainers must know; it goes to hosts by standard input alone.
         on_line: Called with each line that a process prints, after ``[host 1 rank 3]``.
         start_timeout: Seconds until all servers are up.
         timeout: Seconds that trainers have to end after one has ended with 0.
         silence: Seconds after which a host, or on a host the launcher, is taken for gone.
         logs: Where to keep what each process prints.
-
-    Raises:
-        KeyboardInterrupt: Ctrl-C, SIGTERM or SIGHUP; all hosts have been told to stop.
     """
     run = _RunningJob(hosts, commands, on_line, timeout, silence, logs)
     with stop_on_signals():
@@ -370,7 +355,7 @@ class _HostAgent(Child):
     """The agent of a host, as the launcher sees it: what reaches it, and what it has said."""
 
     number: int
-    place: str
+    address: str
     on_message: Callable[[_HostAgent, dict[str, Any]], None]
     on_line: Callable[[str, str, bool], None]
     heard: float = field(default_factory=time.monotonic)
@@ -483,8 +468,8 @@ class _RunningJob:
             who = message["said"]
             # What torchrun says about a trainer that has failed is known by then, and long; a
             # server that is ended says that it was.
-            is_known = self._is_echo(agent, who) or (who == _SERVER and self.is_stopping)
-            agent.say(self._name(agent, who), message["line"], not is_known)
+            is_shown = not self._is_echo(agent, who) and not (who == _SERVER and self.is_stopping)
+            agent.say(self._name(agent, who), message["line"], is_shown)
         elif "up" in message:
             agent.port = int(message["up"])
         elif "ended" in message:
@@ -561,7 +546,7 @@ class _RunningJob:
         for agent in self.agents:
             if not agent.is_lost and now - agent.heard > self.silence and agent.code() is None:
                 agent.is_lost = True
-                how = f"({agent.place}) has said nothing for {self.silence:g} s"
+                how = f"({agent.address}) has said nothing for {self.silence:g} s"
                 self._fail(agent, "", 1, how)
         if self.is_training or self.failures or any(agent.port is None for agent in self.agents):
             return
@@ -577,7 +562,7 @@ class _RunningJob:
             return
         agent.is_lost = True
         self.children.listen(0.2)
-        how = f"({agent.place}) is gone: {self.hosts.by} ended with {how_ended(code)}"
+        how = f"({agent.address}) is gone: {self.hosts.by} ended with {how_ended(code)}"
         self._fail(agent, "", code or 1, how)
 
     def _too_late(self, seconds: float) -> None:

@@ -14,7 +14,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -41,46 +41,34 @@ from ._options import partition_json
 _VARIABLE = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 _IGNORED = "Accepted for DGL's command lines."
 
-IpConfig = typer.Option(
-    "--ip-config", "--ip_config", help="The hosts, one 'address [port]' a line."
-)
-SshPort = typer.Option(
-    "--ssh-port", "--ssh_port", help="Port of sshd.", show_default="as ssh has it"
-)
-SshUsername = typer.Option(
-    "--ssh-username", "--ssh_username", help="Name of the user there.", show_default="as ssh has it"
-)
-SshCommand = typer.Option("--ssh-command", help="The ssh program, with options.")
+IpConfig = Annotated[Path, typer.Option(help="The hosts, one 'address [port]' a line.")]
+SshPort = Annotated[int | None, typer.Option(help="Port of sshd.", show_default="as ssh has it")]
+SshUsername = Annotated[
+    str | None, typer.Option(help="Name of the user there.", show_default="as ssh has it")
+]
+SshCommand = Annotated[str, typer.Option(help="The ssh program, with options.")]
+IgnoredNumber = Annotated[int, typer.Option(help=_IGNORED, hidden=True)]
 
 
 def copy(
     *,
-    ip_config: Annotated[Path, IpConfig],
-    part_config: Annotated[
-        Path, typer.Option("--part-config", "--part_config", help="The partition's JSON, here.")
-    ],
+    ip_config: IpConfig,
+    part_config: Annotated[Path, typer.Option(help="The partition's JSON, here.")],
     workspace: Annotated[str, typer.Option(help="Folder on each host; '~/' is the user's own.")],
     rel_data_path: Annotated[
         str | None,
         typer.Option(
-            "--rel-data-path",
-            "--rel_data_path",
             help="Folder of the partition in the workspace.",
             show_default="that of a relative --part-config",
         ),
     ] = None,
     script_folder: Annotated[
         Path | None,
-        typer.Option(
-            "--script-folder",
-            "--script_folder",
-            help="A folder that goes to the workspace, too.",
-            show_default="none",
-        ),
+        typer.Option(help="A folder that goes to the workspace, too.", show_default="none"),
     ] = None,
-    ssh_port: Annotated[int | None, SshPort] = None,
-    ssh_username: Annotated[str | None, SshUsername] = None,
-    ssh_command: Annotated[str, SshCommand] = "ssh",
+    ssh_port: SshPort = None,
+    ssh_username: SshUsername = None,
+    ssh_command: SshCommand = "ssh",
     timeout: Annotated[float, typer.Option(help="Longest time for one file, seconds.")] = 3600.0,
 ) -> None:
     """Copy to each host its parts of a partition, the JSON and ip_config, over ssh.
@@ -108,17 +96,13 @@ def _show(done: HostCopy) -> None:
 
 def serve(
     partition: Annotated[Path, typer.Argument(help="The partition's JSON.", metavar="PARTS.json")],
-    ip_config: Annotated[
-        Path, typer.Option("--ip-config", help="The hosts, one 'address [port]' a line.")
-    ],
+    ip_config: IpConfig,
     host: Annotated[
-        int, typer.Option("--host", help="Which of them this is: its line, counted from 0.", min=0)
+        int, typer.Option(help="Which of them this is: its line, counted from 0.", min=0)
     ],
     listen: Annotated[
         str | None,
-        typer.Option(
-            "--listen", help="Address to listen on.", show_default="that of its line in --ip-config"
-        ),
+        typer.Option(help="Address to listen on.", show_default="that of its line in --ip-config"),
     ] = None,
     certificate: Annotated[
         Path | None,
@@ -132,7 +116,6 @@ def serve(
     restore: Annotated[
         Path | None,
         typer.Option(
-            "--restore",
             help="Folder of checkpoints to take persistent tensors from; it may be empty.",
             show_default="none",
             metavar="DIR",
@@ -141,7 +124,6 @@ def serve(
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"],
         typer.Option(
-            "--log-level",
             help="What is logged on standard error: info has trainers that come and leave, "
             "warning those that are gone or refused, error faults of the server.",
         ),
@@ -151,52 +133,39 @@ def serve(
 
     The token is read from the file that GRAPHSHARD_TOKEN_FILE names, or from GRAPHSHARD_TOKEN.
     """
-    with _logging(log_level):
-        try:
-            _serve(partition, ip_config, host, listen, certificate, key, restore)
-        finally:
-            # An agent of graphshard launch that was killed has left its folder, with the token.
-            remove_abandoned()
-
-
-def _serve(
-    partition: Path,
-    ip_config: Path,
-    host: int,
-    listen: str | None,
-    certificate: Path | None,
-    key: Path | None,
-    restore: Path | None,
-) -> None:
-    hosts = read_ip_config(ip_config)
-    if host >= len(hosts):
-        raise ValueError(f"--host must be a line of {ip_config}, below {len(hosts)} (got {host})")
-    if (certificate is None) != (key is None):
-        raise ValueError("--tls-certificate and --tls-key go together; give both")
-    tls = None if certificate is None or key is None else (certificate, key)
-    own = hosts[host]
-    server = GraphServer(
-        host,
-        len(hosts),
-        partition_json(partition),
-        read_token(),
-        own.address if listen is None else listen,
-        own.port,
-        certificate=tls,
-        restore=restore,
-    )
-    if restore is not None:
-        from_step = server.restored
-        what = f"found no checkpoint in {restore}"
-        if from_step is not None:
-            what = f"restored {from_step.num_tensors} tensors of step {from_step.step}"
-            what += f" from {from_step.path}"
-        print(f"host {host} of {len(hosts)} {what}", flush=True)
-    print(f"host {host} of {len(hosts)} serves {partition} on {server.address}", flush=True)
-    try:
+    with ExitStack() as stack:
+        stack.enter_context(_logging(log_level))
+        # An agent of graphshard launch that was killed has left its folder, with the token.
+        stack.callback(remove_abandoned)
+        hosts = read_ip_config(ip_config)
+        if host >= len(hosts):
+            raise ValueError(
+                f"--host must be a line of {ip_config}, below {len(hosts)} (got {host})"
+            )
+        if (certificate is None) != (key is None):
+            raise ValueError("--tls-certificate and --tls-key go together; give both")
+        tls = None if certificate is None or key is None else (certificate, key)
+        own = hosts[host]
+        server = GraphServer(
+            host,
+            len(hosts),
+            partition_json(partition),
+            read_token(),
+            own.address if listen is None else listen,
+            own.port,
+            certificate=tls,
+            restore=restore,
+        )
+        stack.callback(server.stop)
+        if restore is not None:
+            from_step = server.restored
+            what = f"found no checkpoint in {restore}"
+            if from_step is not None:
+                what = f"restored {from_step.num_tensors} tensors of step {from_step.step}"
+                what += f" from {from_step.path}"
+            print(f"host {host} of {len(hosts)} {what}", flush=True)
+        print(f"host {host} of {len(hosts)} serves {partition} on {server.address}", flush=True)
         threading.Event().wait()  # until a signal ends it
-    finally:
-        server.stop()
 
 
 @contextmanager
@@ -228,17 +197,11 @@ def launch(
     *,
     part_config: Annotated[
         str,
-        typer.Option(
-            "--part-config",
-            "--part_config",
-            help="The partition's JSON on each host, in WORKSPACE.",
-        ),
+        typer.Option(help="The partition's JSON on each host, in WORKSPACE."),
     ],
     ip_config: Annotated[
         Path | None,
         typer.Option(
-            "--ip-config",
-            "--ip_config",
             help="The hosts, one 'address [port]' a line: a file here, or in WORKSPACE.",
             show_default="none: give this, --local or --slurm",
         ),
@@ -258,31 +221,17 @@ def launch(
     ] = None,
     num_trainers: Annotated[
         int,
-        typer.Option(
-            "--num-trainers",
-            "--num_trainers",
-            "--num-clients",
-            "--num_clients",
-            help="Trainers on each host.",
-        ),
+        typer.Option("--num-trainers", "--num-clients", help="Trainers on each host."),
     ] = 1,
     num_omp_threads: Annotated[
         int | None,
         typer.Option(
-            "--num-omp-threads",
-            "--num_omp_threads",
-            help="Threads of each process.",
-            show_default="a trainer's share of the cores",
+            help="Threads of each process.", show_default="a trainer's share of the cores"
         ),
     ] = None,
     extra_envs: Annotated[
         list[str] | None,
-        typer.Option(
-            "--extra-envs",
-            "--extra_envs",
-            help="NAME=VALUE for servers and trainers; repeatable.",
-            show_default="none",
-        ),
+        typer.Option(help="NAME=VALUE for servers and trainers; repeatable.", show_default="none"),
     ] = None,
     python: Annotated[
         str | None,
@@ -293,9 +242,7 @@ def launch(
     ] = None,
     server_options: Annotated[
         str,
-        typer.Option(
-            "--server-options", help="Further options of graphshard serve.", show_default="none"
-        ),
+        typer.Option(help="Further options of graphshard serve.", show_default="none"),
     ] = "",
     certificate: Annotated[
         str | None,
@@ -315,27 +262,17 @@ def launch(
     log_dir: Annotated[
         Path | None,
         typer.Option(
-            "--log-dir",
             help="Folder here for a file of what each process prints.",
             show_default="a temporary one, which stays if the job fails",
         ),
     ] = None,
-    ssh_port: Annotated[int | None, SshPort] = None,
-    ssh_username: Annotated[str | None, SshUsername] = None,
-    ssh_command: Annotated[str, SshCommand] = "ssh",
-    num_samplers: Annotated[
-        int, typer.Option("--num-samplers", "--num_samplers", help=_IGNORED, hidden=True)
-    ] = 0,
-    num_servers: Annotated[
-        int, typer.Option("--num-servers", "--num_servers", help=_IGNORED, hidden=True)
-    ] = 1,
-    num_server_threads: Annotated[
-        int,
-        typer.Option("--num-server-threads", "--num_server_threads", help=_IGNORED, hidden=True),
-    ] = 1,
-    graph_format: Annotated[
-        str, typer.Option("--graph-format", "--graph_format", help=_IGNORED, hidden=True)
-    ] = "csc",
+    ssh_port: SshPort = None,
+    ssh_username: SshUsername = None,
+    ssh_command: SshCommand = "ssh",
+    num_samplers: IgnoredNumber = 0,
+    num_servers: IgnoredNumber = 1,
+    num_server_threads: IgnoredNumber = 1,
+    graph_format: Annotated[str, typer.Option(help=_IGNORED, hidden=True)] = "csc",
 ) -> None:
     """Run a training script on all hosts: a graph server on each, and torchrun.
 

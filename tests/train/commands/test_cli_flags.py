@@ -26,16 +26,18 @@ FLAGS = {
     "convert": "--help --out --to source",
     "copy": """
         --help --ip-config --ip_config --part-config --part_config --rel-data-path --rel_data_path
-        --script-folder --script_folder --ssh-command --ssh-port --ssh-username --ssh_port
-        --ssh_username --timeout --workspace
+        --script-folder --script_folder --ssh-command --ssh-port --ssh-username --ssh_command
+        --ssh_port --ssh_username --timeout --workspace
     """,
     "launch": """
         --extra-envs --extra_envs --graph-format --graph_format --help --ip-config --ip_config
-        --local --log-dir --num-clients --num-omp-threads --num-samplers --num-server-threads
+        --local --log-dir --log_dir --num-clients --num-omp-threads --num-samplers
+        --num-server-threads
         --num-servers --num-trainers --num_clients --num_omp_threads --num_samplers
         --num_server_threads --num_servers --num_trainers --part-config --part_config --python
-        --server-options --slurm --ssh-command --ssh-port --ssh-username --ssh_port
-        --ssh_username --start-timeout --timeout --tls-certificate --tls-key --workspace script
+        --server-options --server_options --slurm --ssh-command --ssh-port --ssh-username
+        --ssh_command --ssh_port --ssh_username --start-timeout --start_timeout --timeout
+        --tls-certificate --tls-key --tls_certificate --tls_key --workspace script
     """,
     "serve": """
         --help --host --ip-config --listen --log-level --restore --tls-certificate --tls-key

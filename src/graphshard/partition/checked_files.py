@@ -18,6 +18,7 @@ speaks of. What cannot be read, or is damaged, is a PartitionFormatError that na
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
@@ -201,10 +202,7 @@ class TensorFile:
     """A tensor file that has been opened and found to be whole, as far as its header can tell.
 
     Args:
-        path: The file.
-        shapes: Shape of each tensor.
         blake2b: The digest that the header carries.
-        bytes: Size of the file.
     """
 
     path: Path
@@ -215,22 +213,10 @@ class TensorFile:
     @classmethod
     def open(cls, path: Path) -> TensorFile:
         """Read the header."""
-        try:
-            with open_regular(path) as file:
-                size = os.fstat(file.fileno()).st_size
-                _, header = _read_header(file, size)
+        with reading_part(path, "damaged or incomplete"), open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            _, header = _read_header(file, size)
             metadata, shapes = _checked_header(header, size - 8 - len(header))
-        except FileNotFoundError:
-            raise PartitionFormatError(
-                f"file {path} is missing; copy the part again, or partition the graph again"
-            ) from None
-        except OSError as error:
-            raise PartitionFormatError(
-                f"file {path} cannot be read ({error.strerror or error}); copy the part again, or "
-                "partition the graph again"
-            ) from error
-        except ValueError as error:
-            raise _damaged(path, error) from None
         if _DIGEST_KEY not in metadata:
             raise PartitionFormatError(
                 f"file {path} carries no {_DIGEST_KEY} digest, so graphshard did not write it; "
@@ -285,11 +271,39 @@ def digest_of(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _damaged(path: Path, what: object) -> PartitionFormatError:
+@contextlib.contextmanager
+def reading_part(path: Path, trouble: str) -> Iterator[None]:
+    """What is wrong with a file of a part that is read in here is a PartitionFormatError.
+
+    Args:
+        trouble: What the file then is, where it can be read.
+    """
+    try:
+        yield
+    except PartitionFormatError:
+        raise
+    except FileNotFoundError:
+        raise PartitionFormatError(
+            f"file {path} is missing; copy the part again, or partition the graph again"
+        ) from None
+    except OSError as error:
+        raise PartitionFormatError(
+            f"file {path} cannot be read ({error.strerror or error}); copy the part again, or "
+            "partition the graph again"
+        ) from error
+    except (ValueError, IndexError) as error:
+        raise unusable(path, trouble, error) from None
+
+
+def unusable(path: Path, trouble: str, why: object) -> PartitionFormatError:
+    """The error for a file of a part that can be read, and not used."""
     return PartitionFormatError(
-        f"file {path} is damaged or incomplete ({what}); copy the part again, or partition the "
-        "graph again"
+        f"file {path} is {trouble} ({why}); copy the part again, or partition the graph again"
     )
+
+
+def _damaged(path: Path, why: object) -> PartitionFormatError:
+    return unusable(path, "damaged or incomplete", why)
 
 
 def _read_header(file: IO[bytes], size: int) -> tuple[bytes, bytes]:

@@ -24,7 +24,7 @@ from forked_programs import start_program
 from graphshard._base.files import shared_memory_folder
 from graphshard.train.launch import JobOutcome, _host_agent, _watch, on_this_machine
 from graphshard.train.launch._hosts import JobHosts
-from graphshard.train.launch._launch import JobCommands, JobLogs, run_job
+from graphshard.train.launch._job_on_hosts import JobCommands, JobLogs, run_job
 
 TOKEN = "a token that is for tests alone"
 

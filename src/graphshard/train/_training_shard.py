@@ -34,7 +34,6 @@ class TrainingShard:
     """One rank's part of a graph whose nodes of one type are to be classified.
 
     Args:
-        data: The part.
         features: Node type to its features ``[num_owned, width]``; types without are absent.
         relation: ``(etype, norm)`` of a graph whose edges carry a relation number, else None:
             ``[num_edges]`` int64 and ``[num_edges, 1]``.
@@ -43,8 +42,6 @@ class TrainingShard:
         rows: Split to the owned rows of the target type in it that have a label.
         num_nodes: Split to its number of nodes on all ranks.
         num_all: Node type to its number of nodes on all ranks.
-        num_classes: Number of classes.
-        num_relations: Number of relations.
         device: Where the run computes.
     """
 
@@ -225,7 +222,7 @@ def _features(data: PartitionData, dtype: torch.dtype) -> dict[str, Tensor]:
             )
         rows = feat.to(dtype)
         if not all_finite([rows]):
-            node, column = (int(place) for place in (~rows.isfinite()).nonzero()[0])
+            node, column = map(int, (~rows.isfinite()).nonzero()[0])
             bad = (~rows.isfinite()).any(1)
             original = int(data.node_features[f"{ntype}/orig_id"][node])
             raise ValueError(
@@ -276,8 +273,8 @@ def _relation(data: PartitionData, config: ResolvedConfig) -> tuple[Tensor, Tens
 def relation_norm(dst: Tensor, etype: Tensor, num_relations: int) -> Tensor:
     """1 over the number of edges of the same relation into the same node: float64, a column."""
     code = dst * num_relations + etype
-    _, place, count = torch.unique(code, return_inverse=True, return_counts=True)
-    return count.to(torch.float64).reciprocal()[place].unsqueeze(1)
+    _, group, count = torch.unique(code, return_inverse=True, return_counts=True)
+    return count.to(torch.float64).reciprocal()[group].unsqueeze(1)
 
 
 def _counted(shard: TrainingShard, config: ResolvedConfig) -> TrainingShard:
@@ -287,21 +284,21 @@ def _counted(shard: TrainingShard, config: ResolvedConfig) -> TrainingShard:
     top_relation = 0
     if shard.relation is not None and shard.relation[0].numel():
         top_relation = int(shard.relation[0].max()) + 1
-    found_classes, found_relations = reduce_ints([top_class, top_relation], "max")
-    for name, said, found in (
-        ("classes", shard.num_classes, found_classes),
-        ("relations", shard.num_relations, found_relations),
+    num_classes, num_relations = reduce_ints([top_class, top_relation], "max")
+    for name, said, counted in (
+        ("classes", shard.num_classes, num_classes),
+        ("relations", shard.num_relations, num_relations),
     ):
-        if 0 < said < found:
+        if 0 < said < counted:
             raise ValueError(
-                f"{config.data} is described as having {said} {name}, but the number {found - 1} "
+                f"{config.data} is described as having {said} {name}, but the number {counted - 1} "
                 f"occurs; partition the graph again"
             )
     return replace(
         shard,
         num_nodes=dict(zip(SPLITS, counts, strict=True)),
-        num_classes=shard.num_classes or found_classes,
-        num_relations=shard.num_relations or found_relations,
+        num_classes=shard.num_classes or num_classes,
+        num_relations=shard.num_relations or num_relations,
     )
 
 

@@ -31,7 +31,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -39,7 +39,7 @@ import torch
 
 from ..errors import MetisError
 from ._local_part import GraphSource
-from ._metis import UndirectedGraph, metis_partition
+from ._metis import IntArray, UndirectedGraph, metis_partition
 
 if TYPE_CHECKING:
     import scipy.sparse
@@ -53,12 +53,12 @@ Order = npt.NDArray[np.int64]
 
 
 def order_nodes(
-    parts: npt.NDArray[np.integer[Any]],
+    parts: IntArray,
     type_offsets: list[int],
     num_parts: int,
     undirected: UndirectedGraph | None,
     *,
-    find_places: Callable[[], npt.NDArray[np.integer[Any]]] | None = None,
+    find_places: Callable[[], IntArray] | None = None,
     ready: Callable[[int, Order], None] | None = None,
 ) -> Order:
     """All nodes, by part, type, and place: the new order of the homogenised ids.
@@ -66,7 +66,6 @@ def order_nodes(
     Args:
         parts: ``[num_nodes]``, part of each node, in homogenised order.
         type_offsets: First homogenised id of each type, and the number of nodes at the end.
-        num_parts: Number of parts.
         undirected: The graph to go by; None keeps the original order inside part and type.
         find_places: Finds by what nodes of one part and type are sorted first, see
             `places_by_readers`; None for nothing. Called from another thread, if at all.
@@ -135,7 +134,7 @@ def _place(
     return order if better else members.copy()
 
 
-def _sorted(order: Order, places: npt.NDArray[np.integer[Any]], type_offsets: list[int]) -> Order:
+def _sorted(order: Order, places: IntArray, type_offsets: list[int]) -> Order:
     """``order``, which is by type, by type and then by ``places``."""
     types = np.searchsorted(type_offsets, order, side="right")
     by_place: Order = order[np.lexsort((places[order], types))]
@@ -194,9 +193,7 @@ def _walk_from(graph: scipy.sparse.csr_array, start: int) -> Order:
     return walk.astype(np.int64)
 
 
-def _walk_over_components(
-    graph: scipy.sparse.csr_array, degrees: npt.NDArray[np.integer[Any]]
-) -> Order:
+def _walk_over_components(graph: scipy.sparse.csr_array, degrees: IntArray) -> Order:
     import scipy.sparse
     from scipy.sparse import csgraph
 
@@ -230,10 +227,10 @@ def mean_log_gap(graph: scipy.sparse.csr_array, order: Order, members: Order) ->
     """Mean of log2(distance) over the edges, if ``members`` are laid out in ``order``."""
     if graph.nnz == 0:
         return 0.0
-    place = np.empty(members.shape[0], dtype=np.int32)
-    place[np.searchsorted(members, order)] = np.arange(order.shape[0], dtype=np.int32)
-    rows = np.repeat(place, np.diff(graph.indptr))
-    gaps = np.abs(rows - place[graph.indices])
+    position = np.empty(members.shape[0], dtype=np.int32)
+    position[np.searchsorted(members, order)] = np.arange(order.shape[0], dtype=np.int32)
+    rows = np.repeat(position, np.diff(graph.indptr))
+    gaps = np.abs(rows - position[graph.indices])
     return float(np.log2(gaps.astype(np.float32)).mean(dtype=np.float64))
 
 
@@ -245,15 +242,12 @@ _SLICE = 1 << 20  # edges looked at together
 Places = npt.NDArray[np.uint8]
 
 
-def places_by_readers(
-    source: GraphSource, parts: npt.NDArray[np.integer], num_parts: int
-) -> Places:
+def places_by_readers(source: GraphSource, parts: IntArray, num_parts: int) -> Places:
     """What to sort the nodes of a part by.
 
     Args:
         source: The graph; an edge is read by the part of its destination.
         parts: ``[num_nodes]``, part of each node, in homogenised order.
-        num_parts: Number of parts.
 
     Returns:
         uint8 ``[num_nodes]``, in homogenised order; 0 for nodes that no other part reads.

@@ -19,7 +19,7 @@ from typing import Any
 
 from ...comm.address import JOB_VARIABLE, local_environment
 from ...comm.group import NOTICE
-from ._children import Child, LineStream, how_ended
+from ._children import Child, LineStream, how_ended, num_cores
 from ._watch import TAIL_LINES, Watch, report_text, stop_on_signals
 from ._worker import EVENTS_VARIABLE, FAILURE_MARK, PARENT_VARIABLE, ExitCode
 
@@ -34,7 +34,6 @@ class WorkerExit:
     """How one worker ended.
 
     Args:
-        rank: Which.
         code: Exit code; negative: the signal that ended it.
         place: 0 for the first worker that ended, and so on.
         ended_by_us: Whether the launcher ended it, because others had failed or long ended.
@@ -141,7 +140,6 @@ def launch_workers(
         command: What each worker runs. It gets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE,
             MASTER_ADDR and MASTER_PORT, as from torchrun, GRAPHSHARD_JOB_ID, and OMP_NUM_THREADS
             unless that is set.
-        num_workers: Number of ranks.
         timeout: Seconds that workers have to end after one has ended with 0; give what they wait
             for each other. After one has failed the others have a few seconds.
         on_event: Called with what rank 0 passes to `send_event`.
@@ -149,7 +147,6 @@ def launch_workers(
             reason of a failure, which is in the report; and with what there is to say, by any
             worker or the launcher, about a wait that has used half of its time.
         on_start: Called with the process ids, by rank.
-        environment: Further variables.
 
     Returns:
         How each worker ended. Also if some failed: ask ``exit_code`` and ``report()``.
@@ -276,10 +273,8 @@ def _start(
 
 
 def _variables(rank: int, num_workers: int, port: int) -> dict[str, str]:
-    has_affinity = hasattr(os, "sched_getaffinity")
-    num_cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
     return {
-        "OMP_NUM_THREADS": str(max(1, num_cores // num_workers)),
+        "OMP_NUM_THREADS": str(max(1, num_cores() // num_workers)),
         **local_environment(),
         "RANK": str(rank),
         "WORLD_SIZE": str(num_workers),
