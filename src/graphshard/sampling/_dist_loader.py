@@ -61,13 +61,10 @@ class BatchOrder:
 
     Args:
         indices: Type to ``[n, ...]`` indices. Types are cut together: a batch has some of each.
-        shuffle: Take another order every epoch.
-        seed: Of the order.
         key: What tells orders of one seed apart, see `DrawSeed.key`.
 
     Attributes:
         num_steps: Steps of an epoch, the same on all ranks.
-        num_indices: Of all types.
     """
 
     num_steps: int
@@ -111,12 +108,7 @@ class SeedOrder(BatchOrder):
     that run out take empty batches.
 
     Args:
-        seeds: Node type to this rank's ids of it.
-        batch_size: Seeds of a full batch.
-        shuffle: Take another order every epoch.
         drop_last: Leave out what fills no batch, on each rank by itself.
-        seed: Of the order.
-        rank: This rank.
         sizes: Number of seeds of each rank, this one's included.
         by_id: Batches are runs of ascending ids, the same in every epoch; ``shuffle`` then shuffles
             full batches. Parts keep neighbours at near ids, so the batches of an epoch read fewer
@@ -166,12 +158,7 @@ class SeedOrder(BatchOrder):
         return total
 
     def batch(self, order: Tensor | None, step: int) -> dict[str, Tensor]:
-        """Node type to the seeds of a step; every type that has seeds at all has an entry.
-
-        Args:
-            order: From `of_epoch`.
-            step: Which step of the epoch.
-        """
+        """Node type to the seeds of a step; every type that has seeds at all has an entry."""
         num_used = self._used[self._rank]
         first = min(step * self._batch_size, num_used)
         return self._taken(order, first, min(first + self._batch_size, num_used))
@@ -185,9 +172,6 @@ class MiniBatch(list[Block]):
     """The blocks of one step: ``batch[0]`` takes the inputs, ``batch[-1]`` ends at the seeds.
 
     Args:
-        blocks: In that order.
-        epoch: Which epoch it belongs to.
-        step: Which step of the epoch.
         num_seeds: Seeds on this rank, of all types; 0 where this rank has run out of them.
         num_global_seeds: Seeds on all ranks together.
     """
@@ -209,7 +193,6 @@ class MiniBatch(list[Block]):
         """The same batch with its blocks, and what is attached to them, on a device.
 
         Args:
-            device: Where to.
             non_blocking: As for tensors: from `pin_memory`, copies to a GPU are only begun, and
                 come before what is launched later on the current stream. Copies to the CPU are
                 waited for.
@@ -334,7 +317,6 @@ class _PlannedColumns:
     Args:
         side: "input": sources of the first block; "output": destinations of the last; or "edge":
             edges of every block.
-        kind: Node type or relation.
         names: What a feature is called in the batch, to what its table is called.
     """
 
@@ -471,13 +453,7 @@ class FeaturePlan:
 
 
 class BatchPosition(NamedTuple):
-    """Where a batch is in a run.
-
-    Args:
-        epoch: Which epoch.
-        order: Of the epoch's seeds, from `SeedOrder.of_epoch`.
-        step: Which step of the epoch.
-    """
+    """Where a batch is in a run."""
 
     epoch: int
     order: Tensor | None
@@ -486,19 +462,7 @@ class BatchPosition(NamedTuple):
 
 @dataclass(eq=False)
 class BatchStages:
-    """What a `DataLoader` does for a batch: draw blocks, fetch features, move both to a device.
-
-    Args:
-        store: Where neighbours come from, for the thread that samples.
-        sampler: How they are drawn.
-        seeds: This rank's batches of seeds.
-        seed: Of the draws.
-        with_eids: Whether edge ids are wanted.
-        plan: Which features.
-        features: Where they come from, for the thread that fetches; None if there are none.
-        device: Where batches shall be.
-        stats: What the pass has done.
-    """
+    """What a `DataLoader` does for a batch: draw blocks, fetch features, move both to a device."""
 
     store: GraphStore
     sampler: NeighborSampler
@@ -874,12 +838,7 @@ class DataLoader:
 
 @dataclass(eq=False)
 class LoaderResources:
-    """What a `DataLoader` gives back when it is closed, or dropped.
-
-    Args:
-        groups: Those of the threads, if they communicate.
-        features: Feature stores that the loader has made.
-    """
+    """What a `DataLoader` gives back when it is closed, or dropped."""
 
     groups: ThreadGroups | None
     features: list[FeatureStore]
@@ -894,9 +853,6 @@ class LoaderResources:
 
     def end_of_pass(self, seconds: float) -> RuntimeError | None:
         """End the latest pass.
-
-        Args:
-            seconds: How long its threads may take for what has been permitted.
 
         Returns:
             What speaks against another pass, if anything does.

@@ -55,8 +55,6 @@ def per_kind(value: Any, kinds: Sequence[Any], what: str, shape: str) -> Mapping
     """A dictionary by node type or by relation, out of a user's value that may be one already.
 
     Args:
-        value: What was given.
-        kinds: The node types, or the relations, of the graph.
         what: What the error calls the value.
         shape: What the dictionary should be from and to.
 
@@ -78,9 +76,7 @@ def by_type(store: GraphStore, ids: Any, what: str) -> dict[str, Tensor]:
     """Node ids as node type to tensor.
 
     Args:
-        store: Whose nodes they are.
         ids: A tensor, or anything a tensor can be made of, or node type to that.
-        what: What error messages call them.
 
     Raises:
         TypeError: Ids without a type on a graph of several, or ids that are no integers.
@@ -131,10 +127,6 @@ def checked_ids(
     """Ids as a one-dimensional tensor of the store's idtype.
 
     Args:
-        values: What was given.
-        bound: How many there are.
-        what: What error messages call them.
-        store: Whose ids they are.
         leave_out: Whether ids that are too great are left out and no mistake.
 
     Raises:
@@ -169,8 +161,6 @@ def refuse_unnamed(function: str, unnamed: tuple[Any, ...], *names: str) -> None
     """Raise a TypeError that names the arguments which must not go by position, if some do.
 
     Args:
-        function: Which was called.
-        unnamed: What came by position too many.
         names: The next arguments, in the order of those whose scripts run here.
     """
     if unnamed:
@@ -230,7 +220,6 @@ class BlockSampler(Sampler):
         """Blocks for seed nodes; an override may take ``draw_seed`` (a `DrawSeed` or None) too.
 
         Args:
-            g: The graph.
             seed_nodes: Node ids, or node type to ids.
             exclude_eids: Ids of edges that must not be drawn, or relation to ids.
 
@@ -272,11 +261,7 @@ class BlockSampler(Sampler):
         return result
 
     def assign_lazy_features(self, result: Any) -> Any:
-        """``result`` as it is: DGL's samplers call this to attach features, which `sample` does.
-
-        Args:
-            result: What `sample_blocks` returned.
-        """
+        """``result`` as it is: DGL's samplers call this to attach features, which `sample` does."""
         return result
 
     def prefetch(self, batch: Any) -> None:
@@ -328,13 +313,7 @@ def _is_keyed(sample_blocks: Callable[..., Any]) -> bool:
 
 @dataclass(frozen=True)
 class DrawSeed:
-    """One mini-batch's draws.
-
-    Args:
-        seed: Of the run.
-        epoch: Which pass over the seeds.
-        step: Which batch of the epoch.
-    """
+    """One mini-batch's draws."""
 
     seed: int
     epoch: int = 0
@@ -371,11 +350,7 @@ class DrawSeed:
 
 
 class IdTables:
-    """Scratch space for renumbering, one table per node type; for one thread at a time.
-
-    Args:
-        store: Whose ids are renumbered.
-    """
+    """Scratch space for renumbering, one table per node type; for one thread at a time."""
 
     def __init__(self, store: GraphStore) -> None:
         self._tables = {t: IdTable(store.num_nodes(t)) for t in store.ntypes}
@@ -546,13 +521,9 @@ class NeighborSampler(BlockSampler):
         spans ranks, collective.
 
         Args:
-            structure: Where neighbours come from.
             seeds: Node type to ids; a type may be absent, ids may be none, and one may be there
                 several times: see [Note: repeated seeds].
-            draw_seed: Which draw this is.
             excluded: Relation to ids of edges that are treated as absent.
-            tables: Scratch space; by default this thread's.
-            with_eids: Whether edge ids are wanted.
         """
         options = replace(self.options, with_eids=with_eids)
         fanouts, draw_seed = self.fanouts_for(structure), self.draw_seed_for(draw_seed)
@@ -649,7 +620,6 @@ def repeat_seeds(blocks: Sequence[Block], places: Mapping[str, Tensor]) -> list[
     """Blocks of the seeds as they were given, from those of distinct seeds.
 
     Args:
-        blocks: Of distinct seeds, from the inputs to the outputs, with ids.
         places: Node type to the row of each given seed among the distinct ones.
 
     Returns:
@@ -717,7 +687,6 @@ class MultiLayerFullNeighborSampler(NeighborSampler):
     """Takes every neighbour, layer by layer.
 
     Args:
-        num_layers: Number of blocks.
         **kwargs: As for `NeighborSampler`, besides ``fanouts`` and ``replace``.
     """
 
@@ -803,16 +772,11 @@ class DistNeighborSampler(NeighborSampler):
     Arguments that are not described here are those of `NeighborSampler`.
 
     Args:
-        fanouts: Neighbours per node and relation; ``fanouts[i]`` belongs to ``blocks[i]``, so the
-            last one is for the seeds. A number (-1 for all), or relation to number.
-        prob: Name of an edge feature; neighbours are drawn in proportion to it.
-        replace: Draw with replacement.
         copy_edata: The blocks have every feature that the graph's ``edata`` has when the loader is
             made, besides its ids.
         input_node_features: Name to the rows of this rank's nodes, ``[num_owned, *]``; on a typed
             graph name to node type to rows. They come as ``blocks[0].srcdata[name]``.
         output_node_features: The same; they come as ``blocks[-1].dstdata[name]``.
-        output_device: Where a loader puts the blocks; by default where the graph is.
         use_hybrid_partitioning: Every host has the structure of the whole graph, so drawing needs
             no communication: ``transport="replicated"`` of a `DataLoader`, which by itself chooses
             so where the structure fits.

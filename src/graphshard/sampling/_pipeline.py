@@ -85,7 +85,6 @@ class SentBatch:
     """A batch whose copies may not be done.
 
     Args:
-        value: The batch.
         event: Comes after the copies.
     """
 
@@ -95,12 +94,7 @@ class SentBatch:
 
 @dataclass(frozen=True)
 class DeviceStream:
-    """A stream on which threads put batches on a device.
-
-    Args:
-        device: The device.
-        stream: One of its streams.
-    """
+    """A stream on which threads put batches on a device."""
 
     device: torch.device
     stream: torch.cuda.Stream
@@ -110,7 +104,6 @@ class DeviceStream:
         """A stream of a device; None where it has none, as the CPU.
 
         Args:
-            device: The device.
             own: A new one, not the device's default stream.
         """
         if device.type not in _STREAMED:
@@ -135,11 +128,7 @@ class DeviceStream:
 
 
 class Arrivals:
-    """How the batches of one pass arrive in the caller's thread, see [Note: streams].
-
-    Args:
-        stream: Where they were made.
-    """
+    """How the batches of one pass arrive in the caller's thread, see [Note: streams]."""
 
     def __init__(self, stream: DeviceStream) -> None:
         self._device = stream.device
@@ -188,7 +177,6 @@ def moved(value: Any, device: torch.device, pin: bool = False) -> Any:
     Args:
         value: Tensors, graphs and other things with a method ``to``, in tuples, lists and
             dictionaries.
-        device: Where to.
         pin: Take what is on the CPU through page-locked memory, so that a copy to a GPU is only
             begun; where there is no GPU to copy to, nothing is pinned.
     """
@@ -243,7 +231,6 @@ class Stage:
     """One step of the work on a batch.
 
     Args:
-        name: For the name of its thread.
         run: From the value of a batch to its next value; called from one thread at a time, in the
             order of the batches, without recording gradients. With several workers, from several
             threads at a time.
@@ -274,7 +261,6 @@ class Pipeline:
     """A chain of stages, to be run over any number of series of batches.
 
     Args:
-        stages: In order.
         prefetch: How many finished batches may wait for the caller. 0 runs all stages in the
             caller's thread, when it asks for a batch; no thread is started.
         cancelled: Set by `Run.cancel`, for what stages wait for; shared by all runs.
@@ -318,8 +304,6 @@ class Deliveries:
     """What the caller of a run has got from it.
 
     Args:
-        num_batches: Batches.
-        seconds_waited: How long the caller has waited for them.
         arrivals: How they arrived from a device's stream; None where there is no device.
     """
 
@@ -421,9 +405,6 @@ class Run(Iterator[T], Generic[T]):
 
     def close(self, seconds: float = _DROP_SECONDS) -> bool:
         """Let the threads finish what has been permitted, and end.
-
-        Args:
-            seconds: How long to wait for that.
 
         Returns:
             Whether they have ended.
@@ -528,9 +509,6 @@ class _Desk:
     Args:
         sender: Of what the last stage makes, where it goes to a device.
         failure: The error of the earliest batch that has one; nothing later is started.
-        failed_at: The number of that batch.
-        num_taken: Batches taken so far.
-        num_ended: Threads that have ended.
         lock: Held by the thread that takes a batch, also while there is none.
         failing: Held by the thread that reports an error.
     """

@@ -61,8 +61,6 @@ class Ownership:
     """Who owns what of a sharded graph.
 
     Args:
-        rank: This process.
-        world_size: Number of processes.
         ranges: Per node type and per relation, the ids that each rank owns.
     """
 
@@ -150,10 +148,8 @@ def exchange_sizes(
     ranks together can make. A rank sends ``4 (2 + k)`` bytes to each other one.
 
     Args:
-        state: The group.
         what: What the round is, for errors: "what neighbours are drawn".
         signature: What must be equal on all ranks.
-        error: What this rank's check found, or None.
         sizes: int64 ``[world_size, k]``, for each rank k numbers below 2^31.
         lacking: Bits that say what this rank lacks.
 
@@ -205,7 +201,6 @@ class FeatureRequest:
 
     Args:
         kind: Node type; or a relation, for features of edges.
-        names: Which features.
         ids: Integer ``[n]``, ids of the kind as the graph store gives them, in any order; repeats
             are legal.
         distinct: Says that there are no repeats, which then need not be looked for.
@@ -278,7 +273,6 @@ class FillRequest:
     """Rows that are wanted, and where they go.
 
     Args:
-        kind: What the ids count.
         ids: int64 ``[n]``.
         outs: By feature name, tensors to write to.
         places: Row of ``outs`` for each id; None for row i for the i-th id.
@@ -399,10 +393,8 @@ class CollectiveFeatureStore(LocalFeatureStore):
     (8 where a type or relation has 2^31 ids or more), and the rows that others ask of it.
 
     Args:
-        ownership: Who owns what; collective.
         tables: (node type or relation, name) to this rank's own rows ``[num_owned, *]``. All ranks
             pass the same keys, dtypes and row shapes.
-        state: The ranks.
 
     Raises:
         TypeError: Not a dense tensor; on all ranks.
@@ -509,7 +501,6 @@ class MappedFeatureStore(LocalFeatureStore):
     `CollectiveFeatureStore`. Where all ranks are on one host, nothing is ever sent.
 
     Args:
-        manager: The graph that ids belong to; collective.
         tables: As for `CollectiveFeatureStore`. The rows are copied: later changes to a table are
             not seen.
         directory: Where the file is while it has a name; by default in shared memory, or where
@@ -591,8 +582,6 @@ def _stretches(
     """Rank, number of the request, feature and bytes of all that is in a message of rows.
 
     Args:
-        message: See [Note: messages of rows].
-        requests: What the rows are.
         splits: Rows of each request, for or from each rank.
     """
     offset = 0
@@ -655,10 +644,7 @@ def check_rows(rows: Any, num_rows: int, of: str, label: str) -> None:
     """Raise unless feature rows are a dense tensor with a row for each of ``num_rows`` ids.
 
     Args:
-        rows: What a user gave.
-        num_rows: Rows that there must be.
         of: What an error calls those that have a row.
-        label: What an error calls the rows.
     """
     if not isinstance(rows, Tensor):
         raise TypeError(
@@ -896,7 +882,6 @@ def most_wanted(
     A kind whose index does not fit beside the others' is left out, the least accessed first.
 
     Args:
-        candidates: By kind.
         budget: Bytes for rows and for the index of each kind of which rows are kept.
     """
     used = {kind: c for kind, c in candidates.items() if c.ids.numel()}

@@ -79,11 +79,9 @@ class DrawOptions:
     """How neighbours are drawn; the same for all requests of a batch.
 
     Args:
-        replace: Draw with replacement.
         weights: Name of the edge feature that draws are weighted by; None for uniform draws.
         weights_are_mask: The feature says which edges may be drawn at all.
         labor: Draw as `LaborSampler` does.
-        edge_dir: Follow in-edges or out-edges.
         with_eids: Whether edge ids are wanted; without them messages between ranks are half.
     """
 
@@ -100,7 +98,6 @@ class NeighborRequest:
     """Nodes that draw neighbours under one relation.
 
     Args:
-        etype: The relation.
         nodes: Integer ``[n]``, ids of the nodes at its near end: the destinations of in-edges.
         fanout: Neighbours for each, -1 for all.
         key: 64 bits that name the draw, for `graphshard.ops.draw_neighbors`; from `DrawSeed.key`.
@@ -202,7 +199,6 @@ class GraphStore(Protocol):
 
         Args:
             requests: At most one per relation.
-            options: How to draw.
             excluded: Relation to ids of edges that are treated as absent, for this rank.
 
         Raises:
@@ -247,7 +243,6 @@ class EdgeLists:
         indptr: ``[num_rows + 1]``.
         neighbors: ``[num_edges]``, id of the node at the far end.
         eids: ``[num_edges]``, edge ids; None where they ascend by 1 from ``first_eid``.
-        first_eid: See ``eids``.
         max_degree: Most edges of any row, on any rank, where that is needed.
     """
 
@@ -329,7 +324,6 @@ class WeightFeature:
     """An edge feature that serves as weights, and the state that it had when it was checked.
 
     Args:
-        values: The feature.
         version: torch's count of its changes.
         checked: ``[num_edges]`` by edge, as `draw_neighbors` takes weights.
         placed: By direction, the same by position in the `EdgeLists` that are drawn from; filled
@@ -358,11 +352,6 @@ class CheckedWeights:
         self, data: Mapping[str, Any], etype: CanonicalEType, options: DrawOptions
     ) -> WeightFeature:
         """The weights of a relation; the same object until the feature is set or changed.
-
-        Args:
-            data: Features of the relation's edges.
-            etype: The relation.
-            options: Which feature.
 
         Raises:
             ValueError: There is no such feature, or it holds no weights.
@@ -402,9 +391,6 @@ def checked_weights(
     """Weights as `draw_neighbors` takes them: float32 or float64 ``[num_edges]``, none negative.
 
     Args:
-        values: Of some edges.
-        options: Whether they are a mask, and what the feature is called.
-        etype: The relation.
         eids: Ids of the edges, for the error; None where they are all, in order.
 
     Raises:
@@ -460,9 +446,6 @@ class OwnEdges:
     In-edges are stored with their destination already. What only several ranks together can say
     (which out-edges a node has, how edges of other ranks are weighted, what a remote source was
     called before partitioning) is exchanged once, when first used.
-
-    Args:
-        manager: This rank's part of a full graph.
 
     Attributes:
         original_ids: Node type to what rows of ``lists`` were called before partitioning.
@@ -562,7 +545,6 @@ class OwnEdges:
 
         Args:
             etypes: Relations that are drawn from; the same on all ranks.
-            options: How, the same on all ranks.
             lacking: Bits that any rank has set.
         """
         for etype in etypes:
@@ -707,9 +689,6 @@ class LocalGraphStore:
         """Draw for one request; ``weights`` by edge id go before the feature that options name.
 
         Args:
-            request: Which nodes.
-            options: How to draw.
-            excluded: As for `sample_neighbors`.
             weights: float32 or float64 ``[num_edges]``, 0 or more.
         """
         lists = self.edge_lists(request.etype, options.edge_dir)
@@ -751,12 +730,7 @@ class LocalGraphStore:
 
 
 class ShardedGraphStore:
-    """What stores of a graph have in common of which each rank owns a part.
-
-    Args:
-        edges: Edges of this rank's nodes.
-        idtype: Type of the ids that it takes and gives.
-    """
+    """What stores of a graph have in common of which each rank owns a part."""
 
     device = torch.device("cpu")  # wherever features are
 
@@ -925,7 +899,6 @@ class CollectiveGraphStore(ShardedGraphStore):
 
         Args:
             requests: Of this rank; those of others have the same relations and fanouts.
-            options: How to draw.
             groups: For each request the rows that others ask for, by rank; then for each request
                 the edges that must not be drawn for them.
             asked: How many of each are of which rank.
@@ -989,12 +962,6 @@ class ReplicatedGraphStore(ShardedGraphStore):
 
     What the ranks know of their own edges is replaced, as soon as it is shared, by what the host
     has of all edges.
-
-    Args:
-        edges: Edges of this rank's nodes.
-        hosts: Which ranks share memory.
-        directory: As for `of`.
-        idtype: Type of the ids that it takes and gives.
     """
 
     def __init__(
@@ -1018,7 +985,6 @@ class ReplicatedGraphStore(ShardedGraphStore):
         """The store of a sharded graph; every rank must call.
 
         Args:
-            manager: This rank's part of a full graph.
             directory: Where shared files have a name for a moment; by default in shared memory, or
                 where temporary files go if that is too small.
 
@@ -1148,7 +1114,6 @@ def graph_store_of(
         graph: A `Graph`; a `GraphShardManager` (then collective); a `GraphStore` itself; or what
             has one, as ``graph_store``.
         transport: As for `choose_graph_store`, of a sharded graph.
-        memory_budget: As for `choose_graph_store`.
 
     Raises:
         TypeError: Something else.
@@ -1189,7 +1154,6 @@ def choose_graph_store(
     """A store that neighbours are drawn from; every rank must call and gets the same kind.
 
     Args:
-        manager: This rank's part of a full graph.
         transport: ``"collective"``: every rank holds its own part, and draws travel.
             ``"replicated"``: every host holds the whole graph once, and draws send nothing.
             ``"auto"``: replicated if that fits the budget.

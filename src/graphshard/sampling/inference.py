@@ -50,13 +50,10 @@ class Batch:
     """Some destinations of one relation, and the edges into them.
 
     Args:
-        etype: The relation.
-        index: Which batch.
         start: First destination row.
         stop: One past the last.
         indptr: ``[num_dst + 1]`` where the edges of each destination begin.
         src: ``[num_edges]`` place of each edge's source among the rows that ``source_rows`` gives.
-        num_src: Number of those rows.
         eids: Ids of the edges in the graph, ``[num_edges]``; or the range that they are.
         source_rows: From a column of the source frame to the rows that the batch reads.
     """
@@ -91,12 +88,7 @@ class Batch:
 
 
 class LocalCut:
-    """Cuts a graph that is whole in this process.
-
-    Args:
-        relations: Its edges.
-        batch_size: Destinations in a batch.
-    """
+    """Cuts a graph that is whole in this process."""
 
     def __init__(self, relations: Mapping[CanonicalEType, Adjacency], batch_size: int) -> None:
         self._relations, self._batch_size = dict(relations), batch_size
@@ -121,10 +113,6 @@ class ShardCut:
     """Cuts this rank's destinations of a sharded graph; making one is collective.
 
     Which rows a batch reads of other ranks is planned once, when the batch is first used.
-
-    Args:
-        structure: Rows and edges of this rank.
-        batch_size: Destinations in a batch.
     """
 
     def __init__(self, structure: ShardStructure, batch_size: int) -> None:
@@ -235,12 +223,7 @@ class _Columns(Mapping[str, Any]):
 
 
 class _BatchEvaluation(ShardEvaluation):
-    """What one batch sees, each thing made once.
-
-    Args:
-        cut: Where the batches of other relations are.
-        batch: The batch.
-    """
+    """What one batch sees, each thing made once."""
 
     def __init__(self, cut: Cut, batch: Batch) -> None:
         eids = batch.eids if isinstance(batch.eids, Tensor) else None
@@ -283,7 +266,6 @@ class _BatchEvaluation(ShardEvaluation):
         """The batch as message passing over one relation takes it.
 
         Args:
-            fields: The relation and what is stored at its ends.
             functions: What will be called; only user-defined ones get ids.
         """
         batch, adj = self.batch, self.shard.adjacency
@@ -327,7 +309,6 @@ class _Softmax(Expression):
 
     Args:
         scores: Relation to its edges' scores; edges of all of them are normalised together.
-        wanted: The relation whose weights these are.
     """
 
     def __init__(self, scores: Mapping[CanonicalEType, Expression], wanted: CanonicalEType) -> None:
@@ -454,12 +435,7 @@ class BatchedPassing(MessagePassingGraph):
 
 
 class BatchedGraph(BatchedPassing, Graph):
-    """A `Graph` that passes messages in batches. What is stored on it is not seen by the graph.
-
-    Args:
-        graph: The graph.
-        batch_size: Destinations in a batch.
-    """
+    """A `Graph` that passes messages in batches. What is stored on it is not seen by the graph."""
 
     def __init__(self, graph: Graph, batch_size: int) -> None:
         self.__dict__.update(graph.__dict__)
@@ -490,7 +466,6 @@ class BatchedShards(BatchedPassing, GraphShardManager):
 
     Args:
         graph: The sharded graph; what is stored on this one is not seen by it.
-        batch_size: Destinations in a batch.
     """
 
     def __init__(self, graph: GraphShardManager, batch_size: int) -> None:

@@ -90,11 +90,8 @@ class SplitOrder(BatchOrder):
         indices: ``[n, ...]`` indices, or type to indices; a batch has those types that it happens
             to have.
         batch_size: The most that a batch holds.
-        shuffle: Take another order every epoch.
         drop_last: Leave out what fills no batch of ``batch_size`` on every rank.
-        seed: Of the order.
         rank: Whose batches these are.
-        num_ranks: Among how many ranks the indices are shared.
 
     Raises:
         TypeError: The indices are nothing that a tensor can be made of, or a bool mask.
@@ -131,12 +128,7 @@ class SplitOrder(BatchOrder):
             self.num_steps, self._is_even = num_steps, True
 
     def batch(self, order: Tensor | None, step: int) -> Any:
-        """The indices of one step: a tensor, or type to tensor, as they were given.
-
-        Args:
-            order: From `of_epoch`.
-            step: Which step of the epoch.
-        """
+        """The indices of one step: a tensor, or type to tensor, as they were given."""
         if not self._is_even:
             start = step * self._batch_size
             stop = min(start + self._batch_size, self._used)
@@ -185,7 +177,6 @@ class LocalDataLoader:
         indices: ``[n]`` what to iterate over, or type to that; batches mix the types. An index may
             be there several times (oversampling): ``output_nodes``, and the rows of the last block,
             are a batch's indices as they are, and all times of a node have the same neighbours.
-        graph_sampler: Makes a batch.
         device: Where batches shall be; by default the sampler's ``output_device``, else the
             graph's device. On a GPU blocks and the features that the sampler names arrive with
             their copies ordered before the work of the stream that is current in the loop; others
@@ -195,7 +186,6 @@ class LocalDataLoader:
             `SplitOrder` says: without repetition, and with the same number of steps everywhere.
             All ranks must pass the same indices.
         ddp_seed: The seed where ``use_ddp`` is set and ``seed`` is not.
-        batch_size: Indices in a batch.
         drop_last: Leave out a last batch that is not full.
         shuffle: Take the indices in another order every epoch.
         seed: Of the order and the draws; by default one from torch's generator.
@@ -473,11 +463,7 @@ class LocalDataLoader:
 
 @dataclass(frozen=True)
 class _PairLabels:
-    """Features of a batch of edges, from a store.
-
-    Args:
-        names: Relation to names.
-    """
+    """Features of a batch of edges, from a store."""
 
     names: Mapping[CanonicalEType, Sequence[str]]
 
@@ -512,9 +498,7 @@ class NodeDataLoader(LocalDataLoader):
     Arguments that are not described here are those of `DataLoader`.
 
     Args:
-        g: The graph.
         nids: Node ids, or node type to ids.
-        graph_sampler: Draws blocks.
     """
 
     def __init__(
@@ -535,7 +519,6 @@ class EdgeDataLoader(LocalDataLoader):
     Arguments that are not described here are those of `DataLoader` and `EdgePredictionSampler`.
 
     Args:
-        g: The graph.
         eids: Edge ids, or relation to ids.
         graph_sampler: Draws blocks for nodes.
 

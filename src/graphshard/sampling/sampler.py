@@ -130,8 +130,6 @@ def edges_to_exclude(
     Arguments that are not described here are those of `EdgePredictionSampler`.
 
     Args:
-        g: The graph.
-        seeds: Ids of the batch's edges.
         as_given: The same as a user's function sees them: a tensor where there is one relation.
 
     Raises:
@@ -201,7 +199,6 @@ def find_exclude_eids(
     Arguments that are not described here are those of `EdgePredictionSampler`.
 
     Args:
-        g: The graph.
         seed_edges: Edge ids, or relation to ids.
         output_device: Where they shall be; by default where the graph is.
 
@@ -303,9 +300,6 @@ class PerSourceUniform(NegativeSampler):
 
     A pair may by chance be an edge of the graph; `GlobalUniform` draws none that is.
 
-    Args:
-        k: Pairs per edge.
-
     Example:
         >>> from graphshard.graph import graph
         >>> g = graph(([0, 1, 2], [1, 2, 3]))
@@ -331,7 +325,6 @@ class GlobalUniform(NegativeSampler):
     an edge.
 
     Args:
-        k: Pairs per edge.
         exclude_self_loops: Draw no pair of a node with itself.
         replace: Whether a pair may appear several times among those for one batch.
         redundancy: At most ``1 + redundancy`` tries for each pair; by default many.
@@ -375,10 +368,7 @@ def global_uniform_negative_sampling(
     """Draw pairs of nodes that no edge of a relation joins; see `GlobalUniform`.
 
     Args:
-        g: A graph of this process.
         num_samples: How many pairs; where free pairs are hard to hit, there may be fewer.
-        exclude_self_loops: Draw no pair of a node with itself.
-        replace: Whether a pair may appear several times.
         etype: The relation; by default the first.
         redundancy: At most ``1 + redundancy`` tries for each pair; by default many.
 

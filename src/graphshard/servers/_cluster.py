@@ -70,11 +70,7 @@ class Host(Protocol):
 
 
 class LocalHost:
-    """The only host of a job without servers: this process.
-
-    Args:
-        tables: What it has.
-    """
+    """The only host of a job without servers: this process."""
 
     def __init__(self, tables: HostTables) -> None:
         self._tables, self._handlers = tables, tables.handlers()
@@ -116,7 +112,6 @@ class ServedHost:
     """A host with a server.
 
     Args:
-        connection: To the server.
         may_attach: Whether the server may be on this machine.
     """
 
@@ -156,7 +151,6 @@ class RowsRequest:
     """Rows of some tables that are spread alike.
 
     Args:
-        names: The tables.
         ids: Integer ``[n]``, ids of all hosts together, on the CPU.
     """
 
@@ -168,7 +162,6 @@ class Cluster:
     """The hosts of a job.
 
     Args:
-        hosts: By number.
         here: The number of this process's host.
     """
 
@@ -404,7 +397,6 @@ class Cluster:
         """``table[ids] = rows``; on return every host has what it owns.
 
         Args:
-            name: The table.
             ids: Integer ``[n]``; where one is repeated, its last row counts.
             rows: ``[n, *row_shape]`` of the table's dtype.
 
@@ -463,7 +455,6 @@ class Cluster:
         write.
 
         Args:
-            names: The tables.
             ids: Integer ``[n]``, ascending, each once.
             change: Called with tables, the rows that it changes there, and which of the ids these
                 are: the first, and the last plus 1.
@@ -541,7 +532,6 @@ class _Piece:
     """Rows of one host that a request wants.
 
     Args:
-        infos: The tables.
         rows: Rows on the host.
         places: Where they go in ``outs``; None for everywhere, in order.
         outs: One for each table, by the time that rows arrive; none where those are the result.

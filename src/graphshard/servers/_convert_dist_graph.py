@@ -28,7 +28,6 @@ def load_dgl_partition_data_from_graph(
 
     Args:
         graph: With as many parts as there are trainers; DGL's is taken, too.
-        device: Where to put the part.
 
     Raises:
         ValueError: There are not as many ranks as parts; on every rank.

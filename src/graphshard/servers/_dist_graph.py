@@ -308,8 +308,6 @@ class DistGraph:
         those of each relation new ids, by which an edge and its reverse cannot be told.
 
         Args:
-            eids: Ids.
-            etype: Their relation.
             reverse_etype: The relation of their reverses.
 
         Raises:
@@ -400,7 +398,6 @@ class DistGraph:
             edge_dir: ``"in"`` for edges that enter the nodes, ``"out"`` for those that leave them.
             prob: Name of the edge feature to draw in proportion to.
             exclude_edges: Ids of edges that are not drawn, or relation to ids.
-            replace: Draw with replacement.
             etype_sorted: Accepted for DGL's scripts.
             output_device: Where the graph shall be; by default on the CPU.
             seed: Names the draw; by default one from torch's generator.
@@ -463,12 +460,7 @@ def _job_with(graph_name: str, part_config: str | os.PathLike[str] | None) -> Jo
 
 
 class GraphFeatures:
-    """Features of a graph, of all types.
-
-    Args:
-        job: Whose.
-        ids: Of the graph.
-    """
+    """Features of a graph, of all types."""
 
     def __init__(self, job: Job, ids: GraphIds) -> None:
         self._job, self._ids = job, ids
@@ -490,8 +482,6 @@ class DistData(MutableMapping[str, DistTensor]):
     """Features of one type by name. Setting one gives a tensor another name here, and no more.
 
     Args:
-        job: Whose.
-        policy: How the rows are spread.
         features: What the graph was partitioned with.
     """
 
@@ -528,11 +518,7 @@ class DistData(MutableMapping[str, DistTensor]):
 
 
 class TypeView:
-    """``view[TYPE].data``.
-
-    Args:
-        find: From a type to its features.
-    """
+    """``view[TYPE].data``."""
 
     def __init__(self, find: Callable[[Any], DistData]) -> None:
         self._find = find
@@ -542,11 +528,7 @@ class TypeView:
 
 
 class TypeData:
-    """What ``nodes[TYPE]`` gives.
-
-    Args:
-        data: Features by name.
-    """
+    """What ``nodes[TYPE]`` gives."""
 
     def __init__(self, data: DistData) -> None:
         self.data = data

@@ -26,10 +26,7 @@ class DistNodeDataLoader(NodeDataLoader):
     g.rank() == 0:`` may stand before it, and its batches are those of its own nodes.
 
     Args:
-        g: The graph.
         nids: Ids of nodes, or type to ids, of this trainer; from `node_split`.
-        graph_sampler: Draws blocks.
-        device: Where batches shall be.
         queue_size: DGL's name for ``prefetch``.
         **options: As for `graphshard.dgl.dataloading.DataLoader`.
 
@@ -60,16 +57,12 @@ class DistEdgeDataLoader(EdgeDataLoader):
     nodes have as many as the fanout says where they have enough others.
 
     Args:
-        g: The graph.
         eids: Ids of edges, or relation to ids, of this trainer; from `edge_split`.
-        graph_sampler: Draws blocks for nodes.
-        device: Where batches shall be.
         exclude: As for `graphshard.dgl.dataloading.EdgePredictionSampler`.
         reverse_eids: The same; a `DistTensor` will do.
         reverse_etypes: The same.
         negative_sampler: The same; those of ``graphshard.dgl.dataloading.negative_sampler`` draw by
             edge, so that negatives do not depend on hosts and trainers.
-        prefetch_labels: The same.
         g_sampling: The same, a `DistGraph`.
         queue_size: DGL's name for ``prefetch``.
         **options: As for `graphshard.dgl.dataloading.DataLoader`.
@@ -120,7 +113,6 @@ class DistDataLoader:
 
     Args:
         dataset: Ids, or anything with a length and items: pairs of a type and an id as well.
-        batch_size: Items of a batch.
         shuffle: Take the items in another order, from torch's generator, every epoch.
         collate_fn: From a list of items, numbers or what else they are, to a batch; by default the
             list is the batch. It is called in the thread, without recording gradients, on the

@@ -37,7 +37,6 @@ class DistTensor:
 
     Args:
         shape: First the number of nodes or edges of a type.
-        dtype: Of the elements.
         name: Of the tensor in the cluster; None for one that cannot be asked for by name.
         init_func: From shape and dtype to first contents; None for zeros. It is called for a few
             rows at a time, with torch's seed set from the tensor's name, the first row's id and
@@ -127,7 +126,6 @@ class DistTensor:
         """One that the cluster has, without asking other trainers.
 
         Args:
-            job: Whose.
             key: Its name with its policy.
 
         Raises:
@@ -263,11 +261,6 @@ class DistTensor:
 def row_ids(index: RowIndex, num_rows: int, what: str) -> Tensor:
     """Integer ``[n]`` ids that an index names; negative ones count from the end.
 
-    Args:
-        index: An int, slice, list of ints, mask or integer tensor.
-        num_rows: Of the tensor.
-        what: Its name, for errors.
-
     Raises:
         IndexError: An id is out of range, or a mask has another length.
         TypeError: Something else.
@@ -378,7 +371,6 @@ class DistEmbedding:
 
     Args:
         num_embeddings: Number of nodes or edges of a type.
-        embedding_dim: Columns.
         init_func: See `DistTensor`; None for zeros.
 
     Raises:

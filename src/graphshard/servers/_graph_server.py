@@ -46,11 +46,9 @@ class GraphServer:
     """The server of one host. It answers, in threads, until `stop` is called.
 
     Args:
-        number: Of the host.
         num_hosts: Number of hosts; each has one server, and a run of the parts.
         part_config: The JSON of the partition.
         token: What trainers must know; at least 16 characters.
-        host: Address to listen on.
         port: 0 for a free one.
         directory: Where shared memory goes; by default ``/dev/shm``.
         restore: A folder of `save_checkpoint`, from whose newest checkpoint persistent tensors are
@@ -123,7 +121,6 @@ class GraphHandlers:
 
     Args:
         tables: Of the host, filled by `load_parts`.
-        ids: Of the graph.
     """
 
     def __init__(self, tables: HostTables, ids: GraphIds) -> None:
@@ -232,8 +229,6 @@ def load_parts(tables: HostTables, part_config: str | os.PathLike[str], num_host
 
     Args:
         tables: Of the host, empty.
-        part_config: The JSON of the partition.
-        num_hosts: Number of hosts.
 
     Raises:
         PartitionFormatError: The partition is damaged.
@@ -320,11 +315,6 @@ def _fill_pointer(
     """Where the edges of each node of a part begin, after those of the part before it.
 
     Args:
-        tables: Of the host.
-        ids: Of the graph.
-        etype: The relation.
-        edge_dir: Which edges.
-        part: The part.
         near: The node of the part that each edge is at, counted from the part's first.
     """
     policy, name = node_policy(ends(etype, edge_dir)[0]), pointer_table(etype, edge_dir)

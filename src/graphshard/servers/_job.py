@@ -49,8 +49,6 @@ class Job:
     """What this process knows of its job.
 
     Args:
-        name: Of the job.
-        cluster: Its hosts.
         policies: How rows are spread, by ``node~TYPE`` or ``edge~SRC:REL:DST``: the ids of parts.
         destinations: Policy of the edges of each relation to that of the nodes they enter.
         num_anonymous: Tensors without a name that were made.
@@ -89,7 +87,6 @@ class Job:
         """Learn how rows of some kinds are spread.
 
         Args:
-            policies: The parts of each kind.
             destinations: Kind of the rows of edges to that of the nodes they enter.
 
         Raises:

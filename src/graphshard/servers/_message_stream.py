@@ -159,7 +159,6 @@ class WireMessage:
         """The message that a header describes, with room for its payload.
 
         Args:
-            header: As `encode` makes it.
             size: Bytes of the payload that follows; to be received into ``payload``.
 
         Raises:
@@ -293,7 +292,6 @@ class MessageStream:
         """Begin as the client.
 
         Args:
-            token: What the server must know, too.
             client: Id of this client, 16 hexadecimal digits.
             deadline: Until when all of it must be done, by `time.monotonic`.
 
@@ -320,7 +318,6 @@ class MessageStream:
         """Begin as the server.
 
         Args:
-            token: What the client must know, too.
             deadline: Until when all of it must be done, by `time.monotonic`.
 
         Raises:
@@ -346,7 +343,6 @@ class MessageStream:
         """Send a message.
 
         Args:
-            message: What is sent.
             deadline: Until when, by `time.monotonic`; else each wait is bounded by the timeout.
 
         Raises:
@@ -540,7 +536,6 @@ class StreamAcceptor:
 
     Args:
         listener: The listening socket, which becomes this object's.
-        token: What clients must know.
         max_message: Most bytes of a message that they may send.
         take: Called in a thread of its own for each client that knows the token; it closes the
             stream.

@@ -54,8 +54,6 @@ class GatheredEdges:
     """The edges at the nodes of one request.
 
     Args:
-        etype: The relation.
-        edge_dir: Which edges.
         nodes: ``[m]``, distinct nodes.
         rows: ``[n]``, the place of each node that was asked for among them.
         original_ids: ``[m]``, what the nodes were called before partitioning.
@@ -111,11 +109,8 @@ def gather_edges(
     """All edges at some nodes.
 
     Args:
-        cluster: The hosts.
-        ids: Of the graph.
         find_ends: From a relation and edge ids to sources and destinations.
         requests: Relation, and ids of nodes that are in range.
-        options: How will be drawn.
         weights: For each request the table of weights, where draws are weighted.
 
     Raises:
@@ -265,8 +260,6 @@ class ServedGraphStore:
     """Neighbours of a graph that hosts have in parts. A `graphshard.sampling.GraphStore`.
 
     Args:
-        cluster: The hosts.
-        ids: Types and ids.
         edge_table: From a relation and the name of a feature to its table; None if there is none.
     """
 
@@ -566,12 +559,7 @@ def _by_host(ids: GraphIds, request: NeighborRequest) -> tuple[Tensor | None, li
 
 
 class ServedFeatureStore:
-    """Feature rows of a `DistGraph`. A `graphshard.sampling.FeatureStore`.
-
-    Args:
-        cluster: The hosts.
-        ids: Types and ids.
-    """
+    """Feature rows of a `DistGraph`. A `graphshard.sampling.FeatureStore`."""
 
     def __init__(self, cluster: Cluster, ids: GraphIds) -> None:
         self._cluster, self._ids = cluster, ids

@@ -46,13 +46,11 @@ def sample_neighbors(
     relation. On a graph of one relation there is no difference.
 
     Args:
-        g: The graph.
         nodes: Ids, or type to ids.
         fanout: Edges for a node, -1 for all.
         edge_dir: ``"in"`` for edges that enter the nodes, ``"out"`` for those that leave them.
         prob: Name of the edge feature to draw in proportion to; every relation at a node has it.
         exclude_edges: Ids of edges that are not drawn, or relation to ids.
-        replace: Draw with replacement.
         use_graphbolt: Must be false.
         seed: Names the draw; by default one from torch's generator.
 
@@ -110,9 +108,6 @@ def sample_etype_neighbors(
     """Edges drawn for nodes, ``fanout`` of each relation; see `DistGraph.sample_neighbors`.
 
     Args:
-        g: The graph.
-        nodes: Ids, or type to ids.
-        fanout: Edges of each relation for a node, -1 for all; or relation to that, for all.
         etype_sorted: Accepted for DGL's scripts.
         use_graphbolt: Must be false.
     """
@@ -138,21 +133,12 @@ def sample_etype_neighbors(
 
 
 def in_subgraph(g: DistGraph, nodes: Any) -> Graph:
-    """The graph of all edges that enter some nodes; see `DistGraph.in_subgraph`.
-
-    Args:
-        g: The graph.
-        nodes: Ids, or type to ids.
-    """
+    """The graph of all edges that enter some nodes; see `DistGraph.in_subgraph`."""
     return in_subgraph_of(g, nodes, relabel_nodes=False, store_ids=True)
 
 
 def find_edges(g: DistGraph, edge_ids: Any) -> tuple[Tensor, Tensor]:
     """Sources and destinations of edges of a graph of one relation.
-
-    Args:
-        g: The graph.
-        edge_ids: Ids.
 
     Raises:
         IndexError: An id is out of range.
@@ -188,8 +174,6 @@ def local_part(ids: GraphIds, host: int, rows: Callable[[str], Tensor | None]) -
     """What `DistGraph.local_partition` says.
 
     Args:
-        ids: Of the graph.
-        host: Number of the host.
         rows: Its rows of a table, by name; None where this process cannot read them.
     """
     here, book = HostGraph(ids, host, rows), ids.book

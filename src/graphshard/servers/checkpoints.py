@@ -233,17 +233,11 @@ class Manifest:
     """What a manifest says.
 
     Args:
-        number: Of the checkpoint.
-        world_size: Number of ranks that wrote it.
         identity: What a run that goes on must have in common.
-        values: Plain values.
         rows: Number of rows of each policy.
         destinations: Policy of the edges of each relation to that of the nodes they enter.
         tables: By name; ``starts`` are 0 and the number of rows.
         state: Packed states by name.
-        files: Of the folder.
-        digest: Of the manifest.
-        version: Of the format.
     """
 
     number: int
@@ -454,7 +448,6 @@ def hold_folder(
 
     Args:
         folder: It need not be there.
-        names: Of its checkpoints.
         check: Called on rank 0 while it is held, before anything in it is changed.
 
     Returns:
@@ -492,8 +485,6 @@ def write_checkpoint(
     """Write a checkpoint to a folder that is held. Collective.
 
     Args:
-        folder: Of checkpoints.
-        names: Of its checkpoints.
         manifest: What it says; files and digests are added.
         own: Tensors of this rank's file.
         shared: Tensors of the states, on rank 0.
@@ -590,10 +581,7 @@ class Opened:
     """A checkpoint that is whole.
 
     Args:
-        path: Its folder.
-        manifest: What it says.
         files: The mapped tensors of each rank's file.
-        states: By name.
     """
 
     path: Path
@@ -621,8 +609,6 @@ def open_newest(
     Of the checkpoints that are damaged there is a warning. Every byte is read by one rank.
 
     Args:
-        folder: Of checkpoints.
-        names: Of its checkpoints.
         number: Which of them; None for the newest.
         check: Of each manifest, before the files are read.
 
@@ -680,8 +666,6 @@ def check_digests(folder: Path, manifest: Manifest, first: int, step: int) -> No
     """Read every byte of some files, and compare their digests.
 
     Args:
-        folder: Of the checkpoint.
-        manifest: Its manifest.
         first: The first file, by name.
         step: Every so many of them.
 
@@ -705,8 +689,6 @@ def read_states(
     """The states of a checkpoint, by name; tensors are copies.
 
     Args:
-        folder: Of the checkpoint.
-        manifest: Its manifest.
         only: The name of the one state that is wanted.
         whole: Read every byte of the file, and compare the digest.
 
@@ -770,8 +752,6 @@ def read_checked(path: Path, record: FileRecord, *, whole: bool = True) -> dict[
     """The tensors of a file of a checkpoint, mapped.
 
     Args:
-        path: The file.
-        record: What the manifest says of it.
         whole: Read every byte, and compare their digest; else the header alone.
 
     Raises:
@@ -815,7 +795,6 @@ class SavedRows:
 
     Args:
         files: Tensors of each file.
-        policy: Of the rows.
         has_ids: Whether rows have original ids; else they are in order.
     """
 

@@ -224,10 +224,8 @@ class MessageServer:
     Args:
         handlers: By op.
         token: What clients must know; at least 16 characters.
-        host: Address to listen on.
         port: 0 for a free one.
         certificate: Paths of a certificate chain and its key, PEM, for TLS; None for none.
-        max_message: Most bytes of a message.
         on_client_gone: Called with the id of a client that had announced itself and has left, or
             is gone; see ``_presence.py``. The requests of a client have its id as ``sender``.
         silent_seconds: A client of which nothing was heard for so long is logged.
@@ -376,7 +374,6 @@ class MessageClient:
 
     Args:
         address: ``host:port``.
-        token: Of the server.
         host: Number of the host, for errors.
         timeout: Longest wait for an answer, in seconds.
         certificates: Path of the PEM certificates that the server's must be signed with, for TLS.
@@ -418,10 +415,6 @@ class MessageClient:
 
     def call(self, request: WireMessage, timeout: float | None = None) -> WireMessage:
         """The answer to a request.
-
-        Args:
-            request: What is asked.
-            timeout: As for the connection, for this request.
 
         Raises:
             ServerError: The server is gone, refuses, failed, or did not answer in time.

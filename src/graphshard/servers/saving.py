@@ -209,7 +209,6 @@ class LiveTable:
     """A table that the servers have now.
 
     Args:
-        info: Of the table.
         is_saved: Whether a checkpoint must hold it: it has a name, and is not as the partition of
             the graph has it.
         lacking: Hosts that lack it, because their servers were started again.
@@ -346,8 +345,6 @@ class ClusterCheckpoint:
     """What was loaded.
 
     Args:
-        path: Folder of the checkpoint.
-        step: Its number.
         extra: What was given to `save_checkpoint`.
         tensors: Names of the tensors whose rows were loaded.
     """
@@ -620,14 +617,7 @@ def _tell_servers(job: Job, manifest: Manifest) -> None:
 
 @dataclass(frozen=True)
 class RestoredTables:
-    """What a server has restored.
-
-    Args:
-        path: Folder of the checkpoint.
-        step: Its number.
-        num_tensors: How many tensors.
-        digest: Of the manifest.
-    """
+    """What a server has restored."""
 
     path: Path
     step: int
@@ -644,8 +634,6 @@ def restore_tables(
 
     Args:
         tables: Of the host, filled with its parts.
-        ids: Of the graph.
-        checkpoint_dir: The folder of checkpoints.
 
     Returns:
         What was restored; None if there is no checkpoint yet.
@@ -719,10 +707,6 @@ class RowStream:
     """Rows that are read while they are written to a file. A `partition.files.RowSource`.
 
     Args:
-        dtype: Of the rows.
-        row_shape: Of one.
-        start: The first row.
-        stop: One past the last.
         read: Gives rows ``[start, stop)``.
     """
 
@@ -763,9 +747,7 @@ class Structure:
     """What tells a node of one graph from that of another: its in-degrees.
 
     Args:
-        tables: Names of all tables.
         destinations: Policy of the edges of each relation to that of the nodes they enter.
-        read: Gives rows of tables.
     """
 
     def __init__(
@@ -783,10 +765,7 @@ class Structure:
         """int64 ``[end - begin]``, one for each of these nodes.
 
         Args:
-            policy: Of the nodes.
             starts: First node of each host, and their number.
-            begin: The first node.
-            end: One past the last.
         """
         numbers = torch.zeros(end - begin, dtype=torch.int64)
         for name in self._pointers.get(policy, []):
@@ -811,13 +790,7 @@ def state_of(target: Stateful) -> Any:
 
 
 def check_state(target: Stateful, state: Any, name: str) -> None:
-    """Raise ValueError unless `load_state` works; changes nothing.
-
-    Args:
-        target: What the state is for.
-        state: As `state_of` gave it.
-        name: For errors.
-    """
+    """Raise ValueError unless `load_state` works; changes nothing."""
     if target is None:
         return
     if not isinstance(state, Mapping):
