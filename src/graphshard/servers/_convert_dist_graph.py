@@ -53,8 +53,8 @@ def load_dgl_partition_data_from_graph(
     )
     edge_features: dict[str, Tensor] = {}
     edges: dict[CanonicalEType, RelationEdges] = {}
-    found = _in_edges(graph, owned) if is_ours else _in_edges_of_dgl(graph, book)
-    for etype, (src, dst, eids) in found.items():
+    in_edges = _in_edges(graph, owned) if is_ours else _in_edges_of_dgl(graph, book)
+    for etype, (src, dst, eids) in in_edges.items():
         owner = book.nid2partid(src, etype[0])
         edges[etype] = RelationEdges(
             owner.to(torch.int32),
@@ -98,11 +98,11 @@ def _in_edges(
     graph: DistGraph, owned: dict[str, Tensor]
 ) -> dict[CanonicalEType, tuple[Tensor, Tensor, Tensor]]:
     """Relation to sources, destinations and ids of the in-edges of some nodes, by id."""
-    found, edges = graph.in_subgraph(owned), {}
+    subgraph, edges = graph.in_subgraph(owned), {}
     for etype in graph.canonical_etypes:
-        order = torch.sort(found.edges[etype].data[EID]).indices
-        src, dst = (ends.long()[order] for ends in found.edges(etype=etype))
-        edges[etype] = src, dst, found.edges[etype].data[EID][order]
+        eids, order = torch.sort(subgraph.edges[etype].data[EID])
+        src, dst = (ends.long()[order] for ends in subgraph.edges(etype=etype))
+        edges[etype] = src, dst, eids
     return edges
 
 

@@ -24,7 +24,7 @@ from ._host_tables import HostTables
 from ._job import Job, client_barrier, current_job, has_job, refuse_several_without_servers, set_job
 from ._message_stream import WireMessage
 from ._policies import EdgePartitionPolicy, NodePartitionPolicy
-from ._served_stores import ServedFeatureStore, ServedGraphStore
+from ._served_stores import ServedFeatureStore, ServedGraphStore, check_range, rows_of_host
 from ._subgraphs import (
     edge_subgraph_of,
     edges_by_relation,
@@ -170,12 +170,7 @@ class DistGraph:
         return int(all_reduce(torch.tensor([num_steps]), "max"))
 
     def check_draws(self, options: DrawOptions) -> None:
-        """Raise unless neighbours can be drawn so; loaders ask before they draw.
-
-        Raises:
-            ValueError: There is no feature that draws are weighted by, or the parts do not know
-                the edges that leave them.
-        """
+        """Raise ValueError unless there are the weights and edges to draw so; for loaders."""
         self.graph_store.check_draws(self.canonical_etypes, options)
 
     def is_pinned(self) -> bool:
@@ -371,10 +366,7 @@ class DistGraph:
         """
         if self._local_partition is None:
             cluster = self._job.cluster
-            known, here = set(cluster.names()), cluster.hosts[cluster.here]
-            self._local_partition = local_part(
-                self._ids, cluster.here, lambda name: here.rows(name) if name in known else None
-            )
+            self._local_partition = local_part(self._ids, cluster.here, rows_of_host(cluster))
         return self._local_partition
 
     def sample_neighbors(
@@ -424,10 +416,9 @@ class DistGraph:
         count = self.num_nodes(ntype)
         if ids is None or ids is Ellipsis or is_all(ids):
             return torch.arange(count)
-        node_ids = as_integers(ids, f"nodes of type {ntype!r}").to("cpu", torch.int64)
-        if node_ids.numel() and not (0 <= int(node_ids.min()) <= int(node_ids.max()) < count):
-            bad = node_ids[(node_ids < 0) | (node_ids >= count)]
-            raise IndexError(f"nodes of type {ntype!r} must be in [0, {count}) (got {int(bad[0])})")
+        what = f"nodes of type {ntype!r}"
+        node_ids = as_integers(ids, what).to("cpu", torch.int64)
+        check_range(node_ids, count, what)
         return node_ids
 
 
@@ -464,13 +455,13 @@ class GraphFeatures:
 
     def __init__(self, job: Job, ids: GraphIds) -> None:
         self._job, self._ids = job, ids
-        self._known: dict[str, DistData] = {}
+        self._by_policy: dict[str, DistData] = {}
 
     def of(self, policy: str) -> DistData:
         """Features of one kind of rows."""
-        if policy not in self._known:
-            self._known[policy] = DistData(self._job, policy, self._ids.feature_names(policy))
-        return self._known[policy]
+        if policy not in self._by_policy:
+            self._by_policy[policy] = DistData(self._job, policy, self._ids.feature_names(policy))
+        return self._by_policy[policy]
 
     def edge_table(self, etype: CanonicalEType, name: str) -> str | None:
         """The table of a feature of a relation's edges; None if there is none."""

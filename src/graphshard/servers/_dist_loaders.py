@@ -27,7 +27,7 @@ class DistNodeDataLoader(NodeDataLoader):
 
     Args:
         nids: Ids of nodes, or type to ids, of this trainer; from `node_split`.
-        queue_size: DGL's name for ``prefetch``.
+        queue_size: Batches made ahead, ``prefetch`` of other loaders.
         **options: As for `graphshard.dgl.dataloading.DataLoader`.
 
     Raises:
@@ -52,20 +52,14 @@ class DistNodeDataLoader(NodeDataLoader):
 class DistEdgeDataLoader(EdgeDataLoader):
     """A `graphshard.dgl.dataloading.EdgeDataLoader` of a `DistGraph`; see `DistNodeDataLoader`.
 
-    A batch is ``(input_nodes, pair_graph, blocks)``, or ``(input_nodes, pair_graph,
-    negative_pair_graph, blocks)``. Excluded edges are not there when neighbours are drawn, so that
-    nodes have as many as the fanout says where they have enough others.
+    Arguments that are not described here are those of `DistNodeDataLoader` and of
+    `graphshard.dgl.dataloading.EdgePredictionSampler`.
 
     Args:
         eids: Ids of edges, or relation to ids, of this trainer; from `edge_split`.
-        exclude: As for `graphshard.dgl.dataloading.EdgePredictionSampler`.
-        reverse_eids: The same; a `DistTensor` will do.
-        reverse_etypes: The same.
-        negative_sampler: The same; those of ``graphshard.dgl.dataloading.negative_sampler`` draw by
-            edge, so that negatives do not depend on hosts and trainers.
-        g_sampling: The same, a `DistGraph`.
-        queue_size: DGL's name for ``prefetch``.
-        **options: As for `graphshard.dgl.dataloading.DataLoader`.
+        reverse_eids: A `DistTensor` will do.
+        negative_sampler: Those of ``graphshard.dgl.dataloading.negative_sampler`` draw by edge, so
+            that negatives do not depend on hosts and trainers.
 
     Raises:
         TypeError: ``g`` is no `DistGraph`.
@@ -160,17 +154,17 @@ class DistDataLoader:
         return self._pipeline.run(self._batches())
 
     def _batches(self) -> Iterator[list[int]]:
-        """Places of the items of each batch."""
+        """Positions of the items of each batch."""
         count = len(self.dataset)
         order = torch.randperm(count) if self.shuffle else torch.arange(count)
         for step in range(len(self)):
             yield order[step * self.batch_size : (step + 1) * self.batch_size].tolist()
 
-    def _collated(self, places: list[int]) -> Any:
+    def _collated(self, positions: list[int]) -> Any:
         if isinstance(self.dataset, Tensor):
-            items = self.dataset[torch.tensor(places)].tolist()
+            items = self.dataset[torch.tensor(positions)].tolist()
         else:
-            items = [_plain(self.dataset[place]) for place in places]
+            items = [_plain(self.dataset[position]) for position in positions]
         return items if self.collate_fn is None else self.collate_fn(items)
 
 

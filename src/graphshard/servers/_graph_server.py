@@ -335,19 +335,18 @@ def _read_out_edges(
     ids: GraphIds,
     part_config: str | os.PathLike[str],
     part: int,
-    found: dict[CanonicalEType, list[Tensor]],
+    pieces: dict[CanonicalEType, list[Tensor]],
 ) -> None:
-    """Add the ids of the edges that leave a part's nodes, grouped by node, to those found."""
+    """Add the ids of the edges that leave a part's nodes, grouped by node, to those of others."""
     graph, _, _, book, _, ntypes, etypes = load_partition(part_config, part, load_feats=False)
     src, _ = graph.adjacency().coo()
     types, offsets = graph.edata["_TYPE"], book.local_ntype_offset
     for relation, etype in enumerate(etypes):
-        place = ntypes.index(etype[0])
         chosen = ((types == relation) & (src < offsets[-1])).nonzero().view(-1)
-        near = src[chosen].long() - offsets[place]
+        near = src[chosen].long() - offsets[ntypes.index(etype[0])]
         _, eids = book.map_to_per_etype(graph.edata["_ID"][chosen])
         order = torch.argsort(near, stable=True)
-        found.setdefault(etype, []).append(eids[order].to(ids.edge_dtype(etype)))
+        pieces.setdefault(etype, []).append(eids[order].to(ids.edge_dtype(etype)))
         _fill_pointer(tables, ids, etype, "out", part, near)
 
 

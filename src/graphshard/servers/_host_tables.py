@@ -385,12 +385,7 @@ def _as_tensor(memory: MappedFile, shape: Sequence[int], dtype: torch.dtype) -> 
 
 
 def check_rows(info: TableInfo, count: int, rows: Tensor) -> None:
-    """Raise unless ``rows`` can be written to ``count`` rows of a table, as they are.
-
-    Raises:
-        TypeError: Another dtype.
-        ValueError: Another shape.
-    """
+    """Raise TypeError or ValueError unless rows can be written to ``count`` rows of a table."""
     if rows.dtype != info.dtype:
         raise TypeError(
             f"rows of {info.name!r} must be {info.dtype} (got {rows.dtype}); convert them with "

@@ -105,11 +105,7 @@ class WireMessage:
     max_answer: int | None = None
 
     def check_answer(self, specs: Sequence[Spec]) -> None:
-        """Raise unless tensors can answer this request; to be called before they are gathered.
-
-        Raises:
-            MessageError: They take more than a message has room for.
-        """
+        """Raise MessageError if such tensors are too many bytes; before they are gathered."""
         size = _layout(specs)[1]
         if self.max_answer is not None and size > self.max_answer:
             raise MessageError(
@@ -183,7 +179,7 @@ class WireMessage:
 
 
 def check_dtype(dtype: torch.dtype) -> None:
-    """Raise unless tensors of a dtype can be sent."""
+    """Raise MessageError unless tensors of a dtype can be sent."""
     if dtype not in _NAMES:
         raise MessageError(
             f"tensors of {', '.join(_DTYPES)} can be sent (got {dtype}); convert it first"
@@ -191,11 +187,7 @@ def check_dtype(dtype: torch.dtype) -> None:
 
 
 def check_shape(shape: Sequence[Any]) -> None:
-    """Raise unless tensors of a shape can be sent.
-
-    Raises:
-        MessageError: It has too many extents, or some that are too large.
-    """
+    """Raise MessageError unless tensors of a shape can be sent."""
     is_short = len(shape) <= MAX_EXTENTS
     if not is_short or not all(type(extent) is int and 0 <= extent < 2**48 for extent in shape):
         raise MessageError(
@@ -213,11 +205,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def dtype_named(name: Any) -> torch.dtype:
-    """The dtype of a name.
-
-    Raises:
-        MessageError: There is none.
-    """
+    """The dtype of a name, or MessageError."""
     if not isinstance(name, str) or name not in _DTYPES:
         raise MessageError(f"unknown dtype {name!r:.80}; known are {', '.join(_DTYPES)}")
     return _DTYPES[name]
@@ -422,11 +410,7 @@ class MessageStream:
         self._socket.close()
 
     def _wait_until(self, deadline: float | None) -> None:
-        """Have the next wait end at a deadline.
-
-        Raises:
-            TimeoutError: It is past.
-        """
+        """Have the next wait end at a deadline, or raise TimeoutError if it is past."""
         if deadline is None:
             return
         left = deadline - time.monotonic()

@@ -65,18 +65,20 @@ import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from .._base.files import check_regular, check_text, read_json_regular, sync_folder, write_json
 from ..comm import agree, is_initialized, rank, world_size
-from ..comm.collectives import raise_everywhere, reduce_ints, text_of_rank_0
+from ..comm.collectives import reduce_ints, text_of_rank_0
 from ..errors import CheckpointError, PartitionFormatError
 from ..partition.files import FileRecord, RowSource, TensorFile, digest_of, write_tensors
 from ._host_graph import node_policy
 from ._host_tables import TableInfo
+from ._job import everywhere
+from ._job import on_rank_0 as on_rank_0
 
 FORMAT, FORMAT_VERSION = "graphshard-checkpoint", 3
 _OF_RUN, _CLUSTER = (FORMAT, 2), ("graphshard-cluster-checkpoint", 1)
@@ -96,8 +98,6 @@ _OWNER_BYTES = 512
 _DIGEST_KEY, _DIGEST_BYTES = "blake2b", 16
 _HEX_DIGEST = re.compile(rf"[0-9a-f]{{{2 * _DIGEST_BYTES}}}")
 _PLAIN = (str, int, float, bool, type(None))
-
-_T = TypeVar("_T")
 
 
 class DamagedError(Exception):
@@ -151,10 +151,10 @@ class CheckpointNames:
             if whole != item.name and self.number(whole) is not None:
                 remove(item)
 
-    def remove_old(self, folder: Path, kept: int, spared: Collection[str] = ()) -> None:
+    def remove_old(self, folder: Path, num_newest: int, spared: Collection[str] = ()) -> None:
         """Keep so many of the newest, and those of some names."""
         with contextlib.suppress(OSError):
-            for old in self.find(folder)[kept:]:
+            for old in self.find(folder)[num_newest:]:
                 if old not in spared:
                     remove(folder / old)
 
@@ -549,22 +549,6 @@ def check_shared(folder: Path) -> None:
                 (folder / name).unlink(missing_ok=True)
 
 
-def everywhere(action: Callable[[], _T]) -> _T:
-    """Do something on every rank; if it fails on one, raise on all. Collective."""
-    error: Exception | None = None
-    try:
-        result = action()
-    except Exception as caught:
-        error = caught
-    raise_everywhere(error)
-    return result
-
-
-def on_rank_0(action: Callable[[], object]) -> None:
-    """Do something on rank 0, and go on together. Collective."""
-    everywhere(action if rank() == 0 else lambda: None)
-
-
 def remove(path: Path) -> None:
     """Remove a folder with all in it, or whatever else has its name; it need not be there."""
     if path.is_dir() and not path.is_symlink():
@@ -840,7 +824,7 @@ class SavedRows:
             key: Its name in the files.
             places: int64 ``[n]``.
         """
-        first, found, out = 0, 0, None
+        first, num_read, out = 0, 0, None
         for file in self._files:
             rows = file[key]
             inside = (places >= first) & (places < first + len(rows))
@@ -851,9 +835,9 @@ class SavedRows:
                 if out is None:
                     out = torch.empty((len(places), *rows.shape[1:]), dtype=rows.dtype)
                 out[inside] = _chosen(rows, places[inside] - first)
-                found += count
+                num_read += count
             first += len(rows)
-        assert out is not None and found == len(places)
+        assert out is not None and num_read == len(places)
         return out
 
 
