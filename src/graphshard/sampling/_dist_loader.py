@@ -57,7 +57,7 @@ FetchedRows: TypeAlias = list[dict[str, Tensor]]
 
 
 class BatchOrder:
-    """Base of both.
+    """Indices cut into the batches of an epoch; its kinds say where.
 
     Args:
         indices: Type to ``[n, ...]`` indices. Types are cut together: a batch has some of each.
@@ -93,12 +93,12 @@ class BatchOrder:
             ((key, values),) = self._indices.items()
             return {key: values[start:stop] if order is None else _rows(values, order[start:stop])}
         places = torch.arange(start, stop) if order is None else order[start:stop]
-        found, first = {}, 0
+        taken, first = {}, 0
         for key, values in self._indices.items():
             here = places[(places >= first) & (places < first + len(values))]
-            found[key] = _rows(values, here - first)
+            taken[key] = _rows(values, here - first)
             first += len(values)
-        return found
+        return taken
 
 
 class SeedOrder(BatchOrder):
@@ -369,11 +369,11 @@ class FeaturePlan:
                     f"of the store in {named}"
                 )
             for kind in kinds:
-                wanted = [name for name in names_for(names, kind) if name in self._names_of(kind)]
-                columns = dict(zip(wanted, wanted, strict=True))
+                present = [name for name in names_for(names, kind) if name in self._names_of(kind)]
+                columns = dict(zip(present, present, strict=True))
                 if store is None:
                     data = self._data_of(kind)
-                    own = {name: data[name] for name in wanted} | rows.get(kind, {})
+                    own = {name: data[name] for name in present} | rows.get(kind, {})
                     columns = {name: self._table(side, kind, name, own[name]) for name in own}
                 if columns:
                     self._columns.append(_PlannedColumns(side, kind, columns))
@@ -413,7 +413,7 @@ class FeaturePlan:
 
     def requests(self, blocks: Sequence[Block]) -> list[FeatureRequest]:
         """The rows that a batch needs; the same kinds and names for every batch."""
-        found = []
+        requests = []
         # Nodes of a block are distinct if seeds are; an edge may be drawn again.
         nodes_differ = True
         for frame in frames_of(blocks[-1])[1]:
@@ -422,10 +422,10 @@ class FeaturePlan:
             names = tuple(columns.names.values())
             for _, frame, id_field in self._frames(columns, blocks):
                 is_distinct = id_field == NID and nodes_differ
-                found.append(
+                requests.append(
                     FeatureRequest(columns.kind, names, frame[id_field], distinct=is_distinct)
                 )
-        return found
+        return requests
 
     def attach(self, blocks: Sequence[Block], fetched: Sequence[Mapping[str, Tensor]]) -> None:
         """Put rows, as asked for by `requests`, where they belong."""
@@ -569,7 +569,7 @@ def deliver(
 
 def _given_rows(graph: Any, features: Any, what: str) -> dict[RowKind, dict[str, Tensor]]:
     """Node type to name to rows, for features that the user passed."""
-    found: dict[RowKind, dict[str, Tensor]] = {}
+    by_type: dict[RowKind, dict[str, Tensor]] = {}
     for name, given in features.items():
         label = f"{what}[{name!r}]"
         for ntype, rows in per_kind(given, graph.ntypes, label, "node type to rows").items():
@@ -579,8 +579,8 @@ def _given_rows(graph: Any, features: Any, what: str) -> dict[RowKind, dict[str,
                 )
             of = f"nodes of type {ntype!r} that this process holds"
             check_rows(rows, graph.num_nodes(ntype), of, label)
-            found.setdefault(ntype, {})[name] = rows
-    return found
+            by_type.setdefault(ntype, {})[name] = rows
+    return by_type
 
 
 class DataLoader:
@@ -705,7 +705,8 @@ class DataLoader:
         seeds: dict[str, torch.Tensor] = {}
         device = torch.device("cpu")
         try:
-            device = _device_of_batches(graph, store, sampler)
+            output = sampler.output_device
+            device = device_of(getattr(graph, "device", store.device) if output is None else output)
             seeds = by_type(store, _typed_seeds(graph, seed_nodes), "seed_nodes")
             sampler.fanouts_for(store)
         except (TypeError, ValueError) as caught:
@@ -892,25 +893,11 @@ class LoaderResources:
 
 
 def _ranks_of(graph: Any) -> GroupState:
-    """The ranks that iterate together.
-
-    Raises:
-        TypeError: Neither a graph nor a store.
-    """
+    """The ranks that iterate together; TypeError for neither a graph nor a store."""
     if isinstance(graph, GraphShardManager):
         return group_state(graph.group)
     group = graph_store_of(graph).group
     return alone() if group is None else group_state(group)
-
-
-def _device_of_batches(graph: Any, store: GraphStore, sampler: NeighborSampler) -> torch.device:
-    """Where the sampler wants batches, else where the graph is.
-
-    Raises:
-        ValueError: Torch has no such device here.
-    """
-    wanted = sampler.output_device
-    return device_of(getattr(graph, "device", store.device) if wanted is None else wanted)
 
 
 def _tables_of(
@@ -947,12 +934,7 @@ def _check_options(
     cache_bytes: int,
     feature_store: FeatureStore | None,
 ) -> None:
-    """Raise unless the arguments of a loader make sense by themselves.
-
-    Raises:
-        TypeError: Not a sampler that can draw from a sharded graph.
-        ValueError: A message flow graph, a cache of a user's store, or a number out of range.
-    """
+    """Raise TypeError or ValueError unless the arguments make sense by themselves."""
     if not isinstance(sampler, NeighborSampler):
         raise TypeError(
             "sampler must be a DistNeighborSampler or another NeighborSampler (got "

@@ -88,11 +88,10 @@ def by_type(store: GraphStore, ids: Any, what: str) -> dict[str, Tensor]:
         raise ValueError(
             f"{what} names unknown node types {unknown}; the graph has {list(store.ntypes)}"
         )
-    found = {}
-    for ntype, values in ids.items():
-        label = f"{what} of type {ntype!r}"
-        found[ntype] = checked_ids(values, store.num_nodes(ntype), label, store)
-    return found
+    return {
+        ntype: checked_ids(values, store.num_nodes(ntype), f"{what} of type {ntype!r}", store)
+        for ntype, values in ids.items()
+    }
 
 
 def by_relation(store: GraphStore, ids: Any, what: str) -> dict[CanonicalEType, Tensor] | None:
@@ -360,10 +359,10 @@ class IdTables:
         """This thread's tables for a store, which are kept with it."""
         if not hasattr(store, "__dict__"):  # a user's own, with slots
             return cls(store)
-        kept = vars(store).setdefault("_scratch", threading.local())
-        if not hasattr(kept, "tables"):
-            kept.tables = cls(store)
-        tables: IdTables = kept.tables
+        scratch = vars(store).setdefault("_scratch", threading.local())
+        if not hasattr(scratch, "tables"):
+            scratch.tables = cls(store)
+        tables: IdTables = scratch.tables
         return tables
 
     def renumber(self, ntype: str, first: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
@@ -409,9 +408,9 @@ def _block(
         relations,
     )
     src_frames, dst_frames, edge_frames = frames_of(block)
-    for place, ntype in enumerate(store.ntypes):
-        src_frames[place][NID] = src_ids[ntype]
-        dst_frames[place][NID] = frontier[ntype]
+    for number, ntype in enumerate(store.ntypes):
+        src_frames[number][NID] = src_ids[ntype]
+        dst_frames[number][NID] = frontier[ntype]
     for frame, of_request in zip(edge_frames, drawn, strict=True):
         if of_request.eids is not None:
             frame[EID] = of_request.eids
@@ -598,7 +597,7 @@ def _check_fanouts(fanouts: Sequence[LayerFanout]) -> None:
 def _per_relation(
     fanout: Mapping[EType, int], etypes: Sequence[CanonicalEType]
 ) -> Mapping[CanonicalEType, int]:
-    found: dict[CanonicalEType, int] = {}
+    by_etype: dict[CanonicalEType, int] = {}
     for name, number in fanout.items():
         matching = [t for t in etypes if name in (t, t[1])]
         if len(matching) != 1:
@@ -606,14 +605,14 @@ def _per_relation(
                 f"a fanout must name one relation (got {name!r}, which {len(matching)} of "
                 f"{list(etypes)} match); use (source type, name, destination type)"
             )
-        found[matching[0]] = number
-    missing = [t for t in etypes if t not in found]
+        by_etype[matching[0]] = number
+    missing = [t for t in etypes if t not in by_etype]
     if missing:
         raise ValueError(
             f"a dictionary of fanouts must name every relation (missing {missing}); give 0 for "
             "those that shall not be followed"
         )
-    return found
+    return by_etype
 
 
 def repeat_seeds(blocks: Sequence[Block], places: Mapping[str, Tensor]) -> list[Block]:
@@ -626,16 +625,16 @@ def repeat_seeds(blocks: Sequence[Block], places: Mapping[str, Tensor]) -> list[
         Blocks whose last has a destination for each given seed, in their order.
     """
     dst_rows = {ntype: rows.long() for ntype, rows in places.items()}
-    found = []
+    repeated = []
     for block in reversed(blocks):
         src_rows = {}
         for ntype, rows in dst_rows.items():  # sources after the destinations are there once
             num_dst, num_src = block.num_dst_nodes(ntype), block.num_src_nodes(ntype)
             others = torch.arange(num_dst, num_src, dtype=rows.dtype, device=rows.device)
             src_rows[ntype] = torch.cat([rows, others])
-        found.append(_repeated(block, src_rows, dst_rows))
+        repeated.append(_repeated(block, src_rows, dst_rows))
         dst_rows = src_rows
-    return found[::-1]
+    return repeated[::-1]
 
 
 def _repeated(

@@ -181,7 +181,7 @@ def moved(value: Any, device: torch.device, pin: bool = False) -> Any:
             begun; where there is no GPU to copy to, nothing is pinned.
     """
     pin = pin and device.type in _STREAMED
-    return _mapped(value, lambda each: _moved(each, device, pin))
+    return mapped(value, lambda each: _moved(each, device, pin))
 
 
 def record_stream(value: Any, stream: torch.cuda.Stream) -> None:
@@ -194,7 +194,7 @@ def record_stream(value: Any, stream: torch.cuda.Stream) -> None:
             each.record_stream(stream)
         return each
 
-    _mapped(value, record)
+    mapped(value, record)
 
 
 def _moved(value: Any, device: torch.device, pin: bool) -> Any:
@@ -214,15 +214,16 @@ def _is_on_cpu(value: Any) -> bool:
     return not getattr(value, "is_cuda", False)
 
 
-def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    """A value with each leaf of its tuples, lists and dictionaries changed."""
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_mapped(each, change) for each in value))
+        return type(value)(*(mapped(each, change) for each in value))
     if isinstance(value, list | tuple):
         if hasattr(value, "record_stream"):  # a batch of ours
             return change(value)
-        return type(value)(_mapped(each, change) for each in value)
+        return type(value)(mapped(each, change) for each in value)
     if isinstance(value, Mapping):
-        return {key: _mapped(each, change) for key, each in value.items()}
+        return {key: mapped(each, change) for key, each in value.items()}
     return change(value)
 
 
@@ -252,9 +253,9 @@ class _Failure:
 
 @dataclass(frozen=True)
 class _Promise:
-    """What takes the place of a batch that a worker has just begun."""
+    """What takes the place of a batch that a worker has just begun, and brings it."""
 
-    kept: SimpleQueue[Any] = field(default_factory=SimpleQueue)
+    queue: SimpleQueue[Any] = field(default_factory=SimpleQueue)
 
 
 class Pipeline:
@@ -365,11 +366,6 @@ class Run(Iterator[T], Generic[T]):
         """Batches given to the caller."""
         return self.delivered.num_batches
 
-    @property
-    def seconds_waited(self) -> float:
-        """How long the caller has waited for them."""
-        return self.delivered.seconds_waited
-
     def _next(self) -> Any:
         if self.crew is None:
             item = self._item()
@@ -384,7 +380,7 @@ class Run(Iterator[T], Generic[T]):
             self.crew.incoming.put(self._item())
             self._num_permitted += 1
         start = time.monotonic()
-        value = _kept(self.crew.outgoing.get())  # signals are handled meanwhile
+        value = _awaited(self.crew.outgoing.get())  # signals are handled meanwhile
         self.delivered.seconds_waited += time.monotonic() - start
         return value
 
@@ -534,10 +530,10 @@ class _Desk:
             elif self.stage.workers > 1:
                 promise = _Promise()
                 self.target.put(promise)
-                target = promise.kept
+                target = promise.queue
             self.num_taken += 1
             number = self.num_taken
-        return _kept(value), number, target
+        return _awaited(value), number, target
 
     def run(self, value: Any, number: int) -> Any:
         """What the stage makes of a batch, or the error in its place."""
@@ -557,8 +553,8 @@ class _Desk:
             return failure
 
 
-def _kept(value: Any) -> Any:
-    return value.kept.get() if isinstance(value, _Promise) else value
+def _awaited(value: Any) -> Any:
+    return value.queue.get() if isinstance(value, _Promise) else value
 
 
 def _work(desk: _Desk) -> None:

@@ -17,6 +17,7 @@ grouped by the rank that owns them (`Ownership`), and each rank tells each other
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 import zlib
@@ -75,13 +76,12 @@ class Ownership:
         Raises:
             ValueError: The graph is a message flow graph, which holds a selection of rows.
         """
-        error = None
-        if manager.is_block:
-            error = ValueError(
-                "neighbours and features come from a whole graph (got a message flow graph); make "
-                "it with construct_full_graph"
-            )
-        share_error(error, manager.group)
+        with shared_errors(manager.group):
+            if manager.is_block:
+                raise ValueError(
+                    "neighbours and features come from a whole graph (got a message flow graph); "
+                    "make it with construct_full_graph"
+                )
         sizes: dict[RowKind, int] = {t: manager.num_nodes(t) for t in manager.ntypes}
         sizes.update((t, manager.num_edges(t)) for t in manager.canonical_etypes)
         state = group_state(manager.group)
@@ -178,6 +178,17 @@ def exchange_sizes(
     if flags & _FAILED or bool((arrived[:, 1] != check).any()):
         verify(state, signature, what, error)
     return arrived[:, _HEAD:].to(torch.int64), flags // 2
+
+
+@contextlib.contextmanager
+def shared_errors(group: dist.ProcessGroup | None = None) -> Iterator[None]:
+    """Have what one rank raises in it raised by all, so that none waits for it. Collective."""
+    error: Exception | None = None
+    try:
+        yield
+    except Exception as caught:
+        error = caught
+    share_error(error, group)
 
 
 def same_ranks(state: GroupState, group: dist.ProcessGroup | None) -> GroupState:
@@ -614,13 +625,9 @@ def _scatter_from(stream: Tensor, out: Tensor, places: Tensor) -> None:
 
 def check_tables(ownership: Ownership, tables: Tables, state: GroupState) -> None:
     """Raise on all ranks if the tables of any rank break a rule or differ in kind; collective."""
-    error = None
-    try:
+    with shared_errors(state.group):
         for (kind, name), table in tables.items():
             _check_table(ownership, kind, name, table)
-    except (TypeError, ValueError) as caught:
-        error = caught
-    share_error(error, state.group)
     agree(
         "; ".join(
             f"{kind}/{name} {str(table.dtype).removeprefix('torch.')}{tuple(table.shape[1:])}"
@@ -750,13 +757,8 @@ class CachedFeatureStore(LocalFeatureStore):
         Raises:
             ValueError: An unknown type; on all ranks.
         """
-        error = None
-        chosen: dict[RowKind, Tensor] = {}
-        try:
+        with shared_errors(self._group):
             chosen = self._choose(counts)
-        except ValueError as caught:
-            error = caught
-        share_error(error, self._group)
         self._content.clear()
         for kind in self._kinds():
             ids = chosen.get(kind, torch.empty(0, dtype=torch.int64))
@@ -824,8 +826,8 @@ class CachedFeatureStore(LocalFeatureStore):
                 places = rows.places_of(hit)
                 slot = slot.index_select(0, hit)
                 for name, out in rows.outs.items():
-                    kept = self._content.tables[rows.kind, name]
-                    copy_rows(out, places, kept, slot, check=False)
+                    table = self._content.tables[rows.kind, name]
+                    copy_rows(out, places, table, slot, check=False)
         remote = self._base.is_remote(missed.kind, missed.ids)
         self._content.num_hits += hits
         self._content.num_misses += 0 if remote is None else int(remote.sum())

@@ -57,6 +57,7 @@ from .feature_store import (
     Ownership,
     exchange_sizes,
     same_ranks,
+    shared_errors,
 )
 
 EdgeDir = Literal["in", "out"]
@@ -71,7 +72,7 @@ LACKS_OUT_EDGES, LACKS_LABOR_IDS, LACKS_WEIGHTS = 1, 2, 4
 S = TypeVar("S", bound="ShardedGraphStore")
 SamplingTransport: TypeAlias = Literal["auto", "collective", "replicated"]
 _TRANSPORTS = ("auto", "collective", "replicated")
-_KEPT = "_graph_stores"
+_STORES = "_graph_stores"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +123,7 @@ class SampledNeighbors:
 
     counts: Tensor
     neighbors: Tensor
-    eids: Tensor | LazyRows | None
+    eids: Tensor | LazyRows | None = None
 
 
 class GraphStore(Protocol):
@@ -308,9 +309,9 @@ class EdgeLists:
         if self.eids.numel() == 0:
             return eids[:0]
         ascending, position = self._sorted_eids
-        found = torch.searchsorted(ascending, eids.to(ascending.dtype))
-        found.clamp_(max=ascending.numel() - 1)
-        return position[found[ascending[found] == eids]].sort().values
+        slots = torch.searchsorted(ascending, eids.to(ascending.dtype))
+        slots.clamp_(max=ascending.numel() - 1)
+        return position[slots[ascending[slots] == eids]].sort().values
 
     @cached_property
     def _sorted_eids(self) -> tuple[Tensor, Tensor]:
@@ -340,12 +341,12 @@ class CheckedWeights:
     """Weights of a graph's edges, checked when they are first used, and again once they change."""
 
     def __init__(self) -> None:
-        self._known: dict[Any, WeightFeature] = {}
+        self._features: dict[tuple[CanonicalEType, str | None, bool], WeightFeature] = {}
 
     def copy(self) -> CheckedWeights:
         """The same, for another thread."""
         new = CheckedWeights()
-        new._known = {k: replace(f, placed=dict(f.placed)) for k, f in self._known.items()}
+        new._features = {k: replace(f, placed=dict(f.placed)) for k, f in self._features.items()}
         return new
 
     def find(
@@ -364,25 +365,25 @@ class CheckedWeights:
                 f"has {sorted(data)}); set g.edges[etype].data[{name!r}] to one number per edge"
             )
         values: Tensor = data[name]
-        known = self.known(etype, options)
-        if known is None or known.values is not values or known.version != values._version:
+        feature = self._features.get((etype, name, options.weights_are_mask))
+        if feature is None or feature.values is not values or feature.version != values._version:
             checked = checked_weights(values.detach(), options, etype)
-            known = WeightFeature(values, values._version, checked)
-            self._known[etype, name, options.weights_are_mask] = known
-        return known
+            feature = WeightFeature(values, values._version, checked)
+            self._features[etype, name, options.weights_are_mask] = feature
+        return feature
 
-    def known(self, etype: CanonicalEType, options: DrawOptions) -> WeightFeature | None:
-        """What `find` gave last; None where draws are not weighted."""
-        return self._known.get((etype, options.weights, options.weights_are_mask))
+    def latest(self, etype: CanonicalEType, options: DrawOptions) -> WeightFeature:
+        """What `find` gave last."""
+        return self._features[etype, options.weights, options.weights_are_mask]
 
     def placed(self) -> list[Tensor]:
         """All weights by position."""
-        return [placed for known in self._known.values() for placed in known.placed.values()]
+        return [placed for feature in self._features.values() for placed in feature.placed.values()]
 
     def dtype(self, etype: CanonicalEType, options: DrawOptions) -> torch.dtype | None:
-        """Of the weights; None where draws are not weighted."""
-        known = self.known(etype, options)
-        return None if known is None else known.checked.dtype
+        """Of the weights; None where there are none."""
+        feature = self._features.get((etype, options.weights, options.weights_are_mask))
+        return None if feature is None else feature.checked.dtype
 
 
 def checked_weights(
@@ -502,8 +503,7 @@ class OwnEdges:
         if excluded is not None and excluded.numel() == 0:
             excluded = None
         if options.weights is not None:
-            known = self.weights.known(request.etype, options)
-            weights = None if known is None else known.placed[options.edge_dir]
+            weights = self.weights.latest(request.etype, options).placed[options.edge_dir]
         counts, positions, picked = lists.draw(
             request,
             rows,
@@ -555,7 +555,7 @@ class OwnEdges:
                 self.labor_ids[key] = self._original_neighbors(key)
             if lacking & LACKS_WEIGHTS:
                 placed = self.placed_weights(etype, options, self.lists[key].eids)
-                self.keep_weights(etype, options, placed)
+                self.weights.latest(etype, options).placed[options.edge_dir] = placed
 
     def placed_weights(
         self, etype: CanonicalEType, options: DrawOptions, eids: Tensor | None
@@ -564,18 +564,10 @@ class OwnEdges:
 
         ``eids`` are their ids by position; None where they ascend by 1.
         """
-        known = self.weights.known(etype, options)
-        assert known is not None
-        checked = known.checked.cpu()
+        checked = self.weights.latest(etype, options).checked.cpu()
         if options.edge_dir == "out":
             return self._routes[etype].carry(self.state, checked)
         return checked if eids is None else checked[eids.long() - self.ownership.first(etype)]
-
-    def keep_weights(self, etype: CanonicalEType, options: DrawOptions, placed: Tensor) -> None:
-        """Draw by these weights, ``[num_edges]`` by position in ``lists``."""
-        known = self.weights.known(etype, options)
-        assert known is not None
-        known.placed[options.edge_dir] = placed
 
     def _make_out_lists(self, etype: CanonicalEType) -> None:
         edges = self._edges[etype]
@@ -616,19 +608,12 @@ class OwnEdges:
 
     def _original_neighbors(self, key: ListKey) -> Tensor:
         far = ends(*key)[1]
-        wanted, at = torch.unique(self.lists[key].neighbors, return_inverse=True)
+        distinct, at = torch.unique(self.lists[key].neighbors, return_inverse=True)
         store = CollectiveFeatureStore(
             self.ownership, {(far, "original"): self.original_ids[far]}, self.state
         )
-        request = FeatureRequest(far, ("original",), wanted.to(torch.int64), distinct=True)
+        request = FeatureRequest(far, ("original",), distinct.to(torch.int64), distinct=True)
         return store.fetch([request])[0]["original"][at]
-
-
-def sampled(drawn: DrawnEdges, idtype: torch.dtype) -> SampledNeighbors:
-    """What a store answers."""
-    counts, columns = drawn
-    neighbors, *eids = (column.to(idtype) for column in columns)
-    return SampledNeighbors(counts, neighbors, eids[0] if eids else None)
 
 
 def _largest(numbers: Tensor) -> int:
@@ -866,8 +851,7 @@ class CollectiveGraphStore(ShardedGraphStore):
                 by_owner = counts
                 for i, column in enumerate(columns):
                     counts, columns[i] = ungroup(order, by_owner, column, self.idtype, check=False)
-            eids = columns[1].to(self.idtype) if options.with_eids else None
-            drawn.append(SampledNeighbors(counts, columns[0].to(self.idtype), eids))
+            drawn.append(SampledNeighbors(counts, *(c.to(self.idtype) for c in columns)))
         return drawn
 
     def _excluded_by_owner(
@@ -893,7 +877,7 @@ class CollectiveGraphStore(ShardedGraphStore):
         options: DrawOptions,
         groups: Sequence[Tensor],
         asked: Sequence[Sequence[int]],
-        wanted: Sequence[Sequence[int]],
+        num_nodes: Sequence[Sequence[int]],
     ) -> list[DrawnEdges]:
         """Draw for others, and send it; what others drew for this rank, by rank.
 
@@ -902,7 +886,7 @@ class CollectiveGraphStore(ShardedGraphStore):
             groups: For each request the rows that others ask for, by rank; then for each request
                 the edges that must not be drawn for them.
             asked: How many of each are of which rank.
-            wanted: For each request, nodes that this rank asks of each other one.
+            num_nodes: For each request, nodes that this rank asks of each other one.
         """
         edges, num, width = self._edges, len(requests), 2 if options.with_eids else 1
         counts_out, columns_out, sums_out = [], [], []
@@ -919,10 +903,10 @@ class CollectiveGraphStore(ShardedGraphStore):
             columns_out += columns
             sums_out += [_sums(counts, asked[number])] * width
         counts_in = exchange_rows(
-            self._state, counts_out, asked[:num], wanted, "numbers of neighbours"
+            self._state, counts_out, asked[:num], num_nodes, "numbers of neighbours"
         )
         sums_in = []
-        for counts, splits in zip(counts_in, wanted, strict=True):
+        for counts, splits in zip(counts_in, num_nodes, strict=True):
             sums_in += [_sums(counts, splits)] * width
         columns_in = exchange_rows(self._state, columns_out, sums_out, sums_in, "neighbours")
         return [
@@ -1019,11 +1003,12 @@ class ReplicatedGraphStore(ShardedGraphStore):
                 on first use.
         """
         self._prepare([request.etype for request in requests], options)
-        draw, absent = self._edges.draw, excluded or {}
-        return [
-            sampled(draw(request, request.nodes, options, absent.get(request.etype)), self.idtype)
-            for request in requests
-        ]
+        absent, answers = excluded or {}, []
+        for request in requests:
+            eids = absent.get(request.etype)
+            counts, columns = self._edges.draw(request, request.nodes, options, eids)
+            answers.append(SampledNeighbors(counts, *(c.to(self.idtype) for c in columns)))
+        return answers
 
     def _prepare(self, etypes: Sequence[CanonicalEType], options: DrawOptions) -> None:
         """Put what some draw needs for the first time where all ranks of a host read it."""
@@ -1052,7 +1037,7 @@ class ReplicatedGraphStore(ShardedGraphStore):
                 own_eids = None if eids is None else eids[at]
                 weights.append(edges.placed_weights(key[0], options, own_eids))
             for etype, placed in zip(etypes, self._share_columns(keys, weights), strict=True):
-                edges.keep_weights(etype, options, placed)
+                edges.weights.latest(etype, options).placed[edge_dir] = placed
 
     def _share(self, arrays: Sequence[SharedArray]) -> list[Tensor]:
         return share_arrays(self._state, self._hosts, arrays, whole=True, directory=self._directory)
@@ -1072,7 +1057,7 @@ class ReplicatedGraphStore(ShardedGraphStore):
         """Replace lists of this rank's edges by those of all."""
         rank, wire = self._state.rank, self.ownership.wire_dtype
         own = [self._edges.lists[key] for key in keys]
-        sizes = torch.tensor([(one.neighbors.numel(), one.eids is not None) for one in own])
+        sizes = torch.tensor([(e.neighbors.numel(), e.eids is not None) for e in own])
         by_rank = torch.stack(all_gather(self._state, sizes.view(-1, 2).to(torch.int64)))
         has_eids = by_rank[:, :, 1].any(0).tolist()
         arrays = []
@@ -1111,9 +1096,8 @@ def graph_store_of(
     """The store to draw from: the same one for the same arguments, made when first asked for.
 
     Args:
-        graph: A `Graph`; a `GraphShardManager` (then collective); a `GraphStore` itself; or what
-            has one, as ``graph_store``.
-        transport: As for `choose_graph_store`, of a sharded graph.
+        graph: A `Graph`; a `GraphShardManager` (then collective, and the other arguments are those
+            of `choose_graph_store`); a `GraphStore` itself; or what has one, as ``graph_store``.
 
     Raises:
         TypeError: Something else.
@@ -1128,10 +1112,10 @@ def graph_store_of(
             "graph must be a GraphShardManager, a Graph or a GraphStore (got "
             f"{type(graph).__name__})"
         )
-    kept = vars(graph).get(_KEPT)
-    if not isinstance(kept, _StoresOf) or kept.graph() is not graph:  # copied from another graph
-        kept = vars(graph)[_KEPT] = _StoresOf(weakref.ref(graph))
-    stores = kept.stores
+    of_graph = vars(graph).get(_STORES)
+    if not isinstance(of_graph, _StoresOf) or of_graph.graph() is not graph:  # copied from another
+        of_graph = vars(graph)[_STORES] = _StoresOf(weakref.ref(graph))
+    stores = of_graph.stores
     if isinstance(graph, Graph):
         local = stores.get("local")
         if not isinstance(local, LocalGraphStore) or not local.is_current:
@@ -1163,14 +1147,15 @@ def choose_graph_store(
     Raises:
         ValueError: An unknown transport, a negative budget, or a message flow graph; on all ranks.
     """
-    error = None
-    if transport not in _TRANSPORTS:
-        error = ValueError(f"transport must be one of {', '.join(_TRANSPORTS)} (got {transport!r})")
-    elif memory_budget is not None and memory_budget < 0:
-        error = ValueError(
-            f"memory_budget must be a number of bytes, at least 0 (got {memory_budget})"
-        )
-    share_error(error, manager.group)
+    with shared_errors(manager.group):
+        if transport not in _TRANSPORTS:
+            raise ValueError(
+                f"transport must be one of {', '.join(_TRANSPORTS)} (got {transport!r})"
+            )
+        if memory_budget is not None and memory_budget < 0:
+            raise ValueError(
+                f"memory_budget must be a number of bytes, at least 0 (got {memory_budget})"
+            )
     if transport == "auto":
         budget = available_memory() // 4 if memory_budget is None else memory_budget
         smallest = int(all_reduce(torch.tensor(budget), "min", group=manager.group))

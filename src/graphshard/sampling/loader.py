@@ -6,9 +6,8 @@ Loaders by their public place; `DataLoader`, for a graph that spans ranks, is in
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +18,7 @@ from torch import Tensor
 from .._base.device import device_of
 from .._base.memory import keep_freed_memory
 from .._base.typing import CanonicalEType, EType
-from ..comm import come_together, rank, share_error, world_size
+from ..comm import come_together, rank, world_size
 from ..fullbatch import GraphShardManager
 from ..graph import EID, Block, Graph
 from ._dist_loader import SPLIT_KEY, BatchOrder, FeaturePlan, LoaderStats
@@ -28,7 +27,7 @@ from ._dist_loader import LoaderResources as LoaderResources
 from ._dist_loader import MiniBatch as MiniBatch
 from ._dist_loader import global_mean as global_mean
 from ._pipeline import Deliveries, DeviceStream, Pipeline, Run, Stage, moved
-from .feature_store import FeatureRequest, FeatureStore
+from .feature_store import FeatureRequest, FeatureStore, shared_errors
 from .graph_store import GraphStore, LocalGraphStore, graph_store_of
 from .lazy_features import FeatureNames, check_named, names_for
 from .sampler import (
@@ -242,7 +241,7 @@ class LocalDataLoader:
         is_shared = collective and hasattr(graph, "most_steps")
         if is_shared:
             come_together(type(self).__name__.removeprefix("Local"), _RULE)
-        with _shared_errors() if is_shared else nullcontext():
+        with shared_errors() if is_shared else nullcontext():
             refuse_unnamed(type(self).__name__, unnamed, "use_ddp", "ddp_seed", "batch_size")
             _check_graph(graph, graph_sampler)
             _check_options(gpu_cache, options)
@@ -478,17 +477,6 @@ class EdgeDataLoader(LocalDataLoader):
             g_sampling,
         )
         super().__init__(g, eids, sampler, device, *unnamed, **options)
-
-
-@contextlib.contextmanager
-def _shared_errors() -> Iterator[None]:
-    """What is raised in it all trainers raise: none may wait for one that has failed."""
-    error: Exception | None = None
-    try:
-        yield
-    except Exception as caught:
-        error = caught
-    share_error(error)
 
 
 def _check_graph(graph: Any, sampler: Any) -> None:

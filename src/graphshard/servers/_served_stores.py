@@ -320,7 +320,7 @@ class ServedGraphStore:
                 drawn.append(SampledNeighbors(none, NO_IDS, NO_IDS if options.with_eids else None))
                 continue
             absent = _some((excluded or {}).get(request.etype))
-            drawn.append(_sampled(edges.draw(request, options, absent)))
+            drawn.append(SampledNeighbors(*edges.draw(request, options, absent)))
         return drawn
 
     def gather(
@@ -523,14 +523,10 @@ class ServedGraphStore:
         if order is not None:
             arranged = [ungroup(order, counts, column, torch.int64) for column in lists]
             counts, lists = arranged[0][0], [column for _, column in arranged]
-        return _sampled([counts, *lists])
+        return SampledNeighbors(counts, *lists)
 
 
 NO_IDS = torch.empty(0, dtype=torch.int64)
-
-
-def _sampled(columns: Sequence[Tensor]) -> SampledNeighbors:
-    return SampledNeighbors(columns[0], columns[1], columns[2] if len(columns) > 2 else None)
 
 
 def _some(ids: Tensor | None) -> Tensor | None:
