@@ -620,9 +620,6 @@ def repeat_seeds(blocks: Sequence[Block], places: Mapping[str, Tensor]) -> list[
 
     Args:
         places: Node type to the row of each given seed among the distinct ones.
-
-    Returns:
-        Blocks whose last has a destination for each given seed, in their order.
     """
     dst_rows = {ntype: rows.long() for ntype, rows in places.items()}
     repeated = []

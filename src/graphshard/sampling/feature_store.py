@@ -192,11 +192,7 @@ def shared_errors(group: dist.ProcessGroup | None = None) -> Iterator[None]:
 
 
 def same_ranks(state: GroupState, group: dist.ProcessGroup | None) -> GroupState:
-    """The state of a group that must have the ranks of another one, in the same order.
-
-    Raises:
-        ValueError: It has not.
-    """
+    """The state of a group; ValueError unless it has the ranks of another one, in their order."""
     new = group_state(group)
     if new.members != state.members:
         raise ValueError(
@@ -518,9 +514,7 @@ class MappedFeatureStore(LocalFeatureStore):
             temporary files go if that is too small.
 
     Raises:
-        OSError: Some host has no room; on all ranks.
-        TypeError: As for `CollectiveFeatureStore`.
-        ValueError: As for `CollectiveFeatureStore`.
+        OSError: Some host has no room; on all ranks. Besides what `CollectiveFeatureStore` raises.
     """
 
     def __init__(

@@ -737,11 +737,7 @@ class ShardedGraphStore:
         return self.ownership.ranges[etype].num_ids
 
     def on(self: S, group: dist.ProcessGroup | None) -> S:
-        """The same store; what it exchanges goes over another group of the same ranks.
-
-        Raises:
-            ValueError: The group has other ranks.
-        """
+        """The same store; what it exchanges goes over another group of the same ranks."""
         new = copy.copy(self)
         new._state = same_ranks(self._state, group)
         new._edges = self._edges.on(new._state)
@@ -760,11 +756,7 @@ class CollectiveGraphStore(ShardedGraphStore):
 
     @classmethod
     def of(cls, manager: GraphShardManager) -> CollectiveGraphStore:
-        """The store of a sharded graph; every rank must call.
-
-        Raises:
-            ValueError: The graph is a message flow graph.
-        """
+        """The store of a sharded graph; every rank must call."""
         return cls(OwnEdges(manager), manager.idtype)
 
     def sample_neighbors(
@@ -1166,11 +1158,7 @@ def choose_graph_store(
 
 
 def replicated_bytes(manager: GraphShardManager) -> int:
-    """Bytes of the whole graph's in-edges and original ids; the same on all ranks. Collective.
-
-    Raises:
-        ValueError: The graph is a message flow graph.
-    """
+    """Bytes of the whole graph's in-edges and original ids; the same on all ranks. Collective."""
     ownership = Ownership.of(manager)
     width = ownership.wire_dtype.itemsize
     # Where edges are not sorted by destination, their ids are kept as well.

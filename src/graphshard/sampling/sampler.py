@@ -103,10 +103,6 @@ def edges_to_exclude(
 
     Args:
         as_given: The same as a user's function sees them: a tensor where there is one relation.
-
-    Raises:
-        TypeError: Ids that are no integers, or without a relation on a graph of several.
-        ValueError: An unknown relation, or ``reverse_eids`` that has too few ids.
     """
     store = graph_store_of(g)
     if exclude is None:
@@ -176,10 +172,6 @@ def find_exclude_eids(
 
     Returns:
         Ids as ``seed_edges`` are given, plain or by relation; None where ``exclude`` is.
-
-    Raises:
-        TypeError: As for `EdgePredictionSampler.sample`.
-        ValueError: As for `EdgePredictionSampler.sample`.
     """
     check_exclude(exclude, reverse_eids, reverse_etypes)
     seeds = by_relation(graph_store_of(g), seed_edges, "seed_edges") or {}

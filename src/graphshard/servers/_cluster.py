@@ -136,6 +136,10 @@ class RowsRequest:
 class Cluster:
     """The hosts of a job.
 
+    What is given a table's name raises KeyError if there is none; ids, IndexError if one is out of
+    range, before anything is written. Where a server is gone there is a ServerError; rows of other
+    hosts are written.
+
     Args:
         here: The number of this process's host.
     """
@@ -189,11 +193,7 @@ class Cluster:
         return sorted(self._infos)
 
     def info(self, name: str) -> TableInfo:
-        """A table; asks the servers if it is new here.
-
-        Raises:
-            KeyError: There is none.
-        """
+        """A table; asks the servers if it is new here."""
         if name not in self._infos:
             request = WireMessage("tables", {"names": [name]})
             self._learn(self.ask([(n, request) for n in range(self.num_hosts)]))
@@ -295,13 +295,7 @@ class Cluster:
     # ------------------------------------------------------------------ rows
 
     def read(self, requests: Sequence[RowsRequest]) -> list[Tensor]:
-        """Rows of each request's tables in turn, ``[n, *row_shape]`` each.
-
-        Raises:
-            KeyError: There is no such table.
-            IndexError: An id is out of range.
-            ServerError: A server is gone.
-        """
+        """Rows of each request's tables in turn, ``[n, *row_shape]`` each."""
         return self._start_read(requests, waits_soon=True).wait()
 
     def start_read(self, requests: Sequence[RowsRequest]) -> Pending:
@@ -361,12 +355,6 @@ class Cluster:
         Args:
             ids: Integer ``[n]``; where one is repeated, its last row counts.
             rows: ``[n, *row_shape]`` of the table's dtype.
-
-        Raises:
-            IndexError: An id is out of range; nothing is written.
-            TypeError: Another dtype; nothing is written.
-            ValueError: Another shape; nothing is written.
-            ServerError: A server is gone; rows of other hosts are written.
         """
         info = self.info(name)
         check_rows(info, ids.numel(), rows)
@@ -420,10 +408,6 @@ class Cluster:
             ids: Integer ``[n]``, ascending, each once.
             change: Called with tables, the rows that it changes there, and which of the ids these
                 are: the first, and the last plus 1.
-
-        Raises:
-            IndexError: An id is out of range; nothing is written.
-            ServerError: A server is gone; rows of other hosts are written.
         """
         infos = [self.info(name) for name in names]
         local: list[tuple[int, Tensor, list[Tensor]]] = []

@@ -85,9 +85,6 @@ def convert_dist_graph(dist_graph: Any, **options: Any) -> GraphShardManager:
     Args:
         dist_graph: With as many parts as there are trainers; DGL's ``DistGraph`` is taken, too.
         **options: As for `construct_full_graph`.
-
-    Raises:
-        ValueError: As for `construct_full_graph`; on every rank.
     """
     device = dist_graph.device if isinstance(dist_graph, DistGraph) else "cpu"
     data = load_dgl_partition_data_from_graph(dist_graph, device)

@@ -41,6 +41,9 @@ class DistGraph:
     parts that ``part_config`` names, any number of them, in this process. The code around it is
     the same.
 
+    Methods that take ids, of nodes or edges, raise IndexError if one is out of range, TypeError if
+    they are none, and ValueError for a type that there is not.
+
     Args:
         graph_name: As it was called when it was partitioned.
         gpb: Accepted for DGL's scripts; the servers know it.
@@ -240,11 +243,7 @@ class DistGraph:
     # ------------------------------------------------------------------ structure
 
     def in_degrees(self, v: Any = None, etype: Any = None) -> Any:
-        """In-edges of nodes, int64; of all nodes by default. A number for a number.
-
-        Raises:
-            IndexError: An id is out of range.
-        """
+        """In-edges of nodes, int64; of all nodes by default. A number for a number."""
         etype = self.to_canonical_etype(etype)
         return self._degrees(v, etype, etype[2], "in")
 
@@ -252,7 +251,6 @@ class DistGraph:
         """Out-edges of nodes, int64; of all nodes by default. A number for a number.
 
         Raises:
-            IndexError: An id is out of range.
             ValueError: The parts do not know; see ``num_hops`` of `partition_graph`.
         """
         etype = self.to_canonical_etype(etype)
@@ -270,12 +268,7 @@ class DistGraph:
         return int(degrees) if isinstance(given, int) else degrees
 
     def find_edges(self, edges: Any, etype: Any = None) -> tuple[Tensor, Tensor]:
-        """Sources and destinations of edges, int64.
-
-        Raises:
-            IndexError: An id is out of range.
-            TypeError: They are no ids.
-        """
+        """Sources and destinations of edges, int64."""
         by_relation = edges_by_relation(self, {self.to_canonical_etype(etype): edges})
         assert by_relation is not None
         ((relation, eids),) = by_relation.items()
@@ -285,7 +278,6 @@ class DistGraph:
         """Whether there is an edge from each ``u`` to its ``v``: bool, for as many as there are.
 
         Raises:
-            IndexError: An id is out of range.
             ValueError: There are not as many ``u`` as ``v``.
         """
         etype = self.to_canonical_etype(etype)
@@ -306,7 +298,6 @@ class DistGraph:
             reverse_etype: The relation of their reverses.
 
         Raises:
-            IndexError: An id is out of range.
             ValueError: An edge has no reverse there.
         """
         by_relation = edges_by_relation(self, {etype: eids})
@@ -325,11 +316,6 @@ class DistGraph:
                 occur (per relation, sources before destinations), with their ids in
                 ``ndata[NID]``; if not, all nodes stay.
             store_ids: Whether to store ids, of edges in ``edata[EID]``.
-
-        Raises:
-            IndexError: An id is out of range.
-            TypeError: They are no ids.
-            ValueError: There is no such relation.
         """
         return edge_subgraph_of(self, edges, relabel_nodes, store_ids)
 
@@ -343,11 +329,6 @@ class DistGraph:
         Args:
             nodes: Ids, or type to ids. A node that is given twice has its in-edges twice.
             relabel_nodes: See `edge_subgraph`.
-
-        Raises:
-            IndexError: An id is out of range.
-            TypeError: They are no ids.
-            ValueError: There is no such type.
         """
         return in_subgraph_of(self, nodes, relabel_nodes, store_ids)
 
@@ -395,8 +376,6 @@ class DistGraph:
             seed: Names the draw; by default one from torch's generator.
 
         Raises:
-            IndexError: An id is out of range.
-            TypeError: They are no ids.
             ValueError: The weights are missing or no weights; or ``edge_dir="out"``, and the parts
                 do not know the edges that leave them; see ``num_hops`` of `partition_graph`.
         """

@@ -127,9 +127,6 @@ class DistTensor:
 
         Args:
             key: Its name with its policy.
-
-        Raises:
-            KeyError: There is none.
         """
         tensor = cls.__new__(cls)
         info = job.cluster.info(key)
@@ -259,12 +256,7 @@ class DistTensor:
 
 
 def row_ids(index: RowIndex, num_rows: int, what: str) -> Tensor:
-    """Integer ``[n]`` ids that an index names; negative ones count from the end.
-
-    Raises:
-        IndexError: An id is out of range, or a mask has another length.
-        TypeError: Something else.
-    """
+    """Integer ``[n]`` ids that an index names; negative ones count from the end."""
     if isinstance(index, slice):
         return torch.arange(*index.indices(num_rows))
     if _is_int(index):
@@ -373,9 +365,6 @@ class DistEmbedding:
         num_embeddings: Number of nodes or edges of a type.
         init_func: See `DistTensor`; None for zeros.
 
-    Raises:
-        ValueError: As `DistTensor`.
-
     Example:
         >>> import tempfile, torch
         >>> from graphshard.data import random_graph
@@ -410,11 +399,7 @@ class DistEmbedding:
         self._lookups: list[tuple[Tensor, Tensor]] = []
 
     def __call__(self, ids: RowIndex, device: torch.device | str = "cpu") -> Tensor:
-        """Rows ``[n, embedding_dim]``; with gradients enabled a leaf that requires one.
-
-        Raises:
-            IndexError: An id is out of range.
-        """
+        """Rows ``[n, embedding_dim]``; with gradients enabled a leaf that requires one."""
         chosen = row_ids(ids, self.num_embeddings, self.name)
         rows = self._tensor[chosen].to(device)
         if torch.is_grad_enabled():

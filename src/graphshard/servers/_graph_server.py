@@ -229,11 +229,6 @@ def load_parts(tables: HostTables, part_config: str | os.PathLike[str], num_host
 
     Args:
         tables: Of the host, empty.
-
-    Raises:
-        PartitionFormatError: The partition is damaged.
-        ValueError: There are more hosts than parts.
-        OSError: There is no room.
     """
     config = read_config(part_config)
     config.check_format()

@@ -192,9 +192,6 @@ class HostGraph:
             options: How to draw; see `are_on_hosts`.
             excluded: Ids of edges that are treated as absent.
             weights: The table that draws are weighted by, where they are.
-
-        Raises:
-            ValueError: The weights are missing or no weights.
         """
         etype = request.etype
         lists, original = self.edge_lists(etype), self._rows(f"{node_policy(etype[2])}~orig_id")

@@ -482,12 +482,7 @@ class TableServer:
         self._server: MessageServer | None = None
 
     def start(self) -> None:
-        """Listen, and answer in threads.
-
-        Raises:
-            ValueError: The token is too short.
-            OSError: The address is in use, or none of this machine.
-        """
+        """Listen, and answer in threads."""
         self._server = MessageServer(self.handlers, **self._options)
 
     @property

@@ -260,6 +260,9 @@ class TokenError(Exception):
 class MessageStream:
     """One end of a connection.
 
+    Methods raise TokenError if the other end does not know the token, MessageError if it is none of
+    ours or a message is none, and OSError if the connection is gone or something is late.
+
     Args:
         connected: The socket; its timeout bounds each wait within a message.
         max_message: Most bytes of a message that the other end may send.
@@ -282,11 +285,6 @@ class MessageStream:
         Args:
             client: Id of this client, 16 hexadecimal digits.
             deadline: Until when all of it must be done, by `time.monotonic`.
-
-        Raises:
-            TokenError: The server does not know the token.
-            MessageError: The other end is no such server.
-            OSError: The connection is gone.
         """
         hello = _HELLO.pack(PROTOCOL, bytes.fromhex(client), secrets.token_bytes(32))
         self._send_bytes(memoryview(hello), deadline)
@@ -307,11 +305,6 @@ class MessageStream:
 
         Args:
             deadline: Until when all of it must be done, by `time.monotonic`.
-
-        Raises:
-            TokenError: The client does not know the token.
-            MessageError: The other end is no such client.
-            OSError: The connection is gone.
         """
         hello = self._receive_bytes(_HELLO.size, deadline=deadline)
         protocol, client, _ = _HELLO.unpack(hello)
@@ -332,10 +325,6 @@ class MessageStream:
 
         Args:
             deadline: Until when, by `time.monotonic`; else each wait is bounded by the timeout.
-
-        Raises:
-            MessageError: It is none, or longer than the other end takes; nothing is sent.
-            OSError: The connection is gone, or the other end does not read.
         """
         header, pieces = message.encode()
         size = sum(map(len, pieces))

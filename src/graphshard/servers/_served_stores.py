@@ -112,10 +112,6 @@ def gather_edges(
         find_ends: From a relation and edge ids to sources and destinations.
         requests: Relation, and ids of nodes that are in range.
         weights: For each request the table of weights, where draws are weighted.
-
-    Raises:
-        ServerError: A server is gone.
-        ValueError: The weights of some edge are no weights.
     """
     edge_dir = options.edge_dir
     gathered = _where_edges_begin(cluster, ids, requests, edge_dir)
@@ -266,6 +262,9 @@ def _original_edges(etype: CanonicalEType) -> str:
 class ServedGraphStore:
     """Neighbours of a graph that hosts have in parts. A `graphshard.sampling.GraphStore`.
 
+    Methods raise IndexError for an id out of range, ValueError for weights that are missing or none
+    and for out-edges that the parts do not know, and ServerError if a server is gone.
+
     Args:
         edge_table: From a relation and the name of a feature to its table; None if there is none.
     """
@@ -297,14 +296,7 @@ class ServedGraphStore:
         options: DrawOptions,
         excluded: Mapping[CanonicalEType, Tensor] | None = None,
     ) -> list[SampledNeighbors]:
-        """Draw for each request; see `GraphStore.sample_neighbors`.
-
-        Raises:
-            IndexError: An id is out of range.
-            ServerError: A server is gone.
-            ValueError: The weights are missing or no weights, or the parts do not know the edges
-                that leave them.
-        """
+        """Draw for each request; see `GraphStore.sample_neighbors`."""
         weights = self.check_draws([request.etype for request in requests], options)
         for request in requests:
             self._check_nodes(request, options.edge_dir)
@@ -326,25 +318,14 @@ class ServedGraphStore:
     def gather(
         self, requests: Sequence[tuple[CanonicalEType, Tensor]], options: DrawOptions
     ) -> list[GatheredEdges]:
-        """All edges at some nodes, for what no single request can ask.
-
-        Raises:
-            IndexError: An id is out of range.
-            ServerError: A server is gone.
-            ValueError: As for `sample_neighbors`.
-        """
+        """All edges at some nodes, for what no single request can ask."""
         weights = self.check_draws([etype for etype, _ in requests], options)
         for etype, nodes in requests:
             self._check_nodes(NeighborRequest(etype, nodes, 0, 0), options.edge_dir)
         return gather_edges(self._cluster, self._ids, self.find_edges, requests, options, weights)
 
     def find_edges(self, etype: CanonicalEType, eids: Tensor) -> tuple[Tensor, Tensor]:
-        """Sources and destinations of edges.
-
-        Raises:
-            IndexError: An id is out of range.
-            ServerError: A server is gone.
-        """
+        """Sources and destinations of edges."""
         starts = self._ids.starts(edge_policy(etype))
         check_range(eids, starts[-1], f"edges of {etype}")
         host = torch.searchsorted(torch.tensor(starts[1:]), eids, right=True)
@@ -366,12 +347,7 @@ class ServedGraphStore:
         return src, dst
 
     def has_edges_between(self, etype: CanonicalEType, src: Tensor, dst: Tensor) -> Tensor:
-        """Bool ``[n]``: whether there is an edge from each source to its destination.
-
-        Raises:
-            IndexError: An id is out of range.
-            ServerError: A server is gone.
-        """
+        """Bool ``[n]``: whether there is an edge from each source to its destination."""
         (edges,) = self.gather([(etype, dst)], DrawOptions())
         num_src = self.num_nodes(etype[0])
         check_range(src, num_src, f"nodes of type {etype[0]!r}")
@@ -567,12 +543,7 @@ class ServedFeatureStore:
         return self._ids.feature_names(_policy(kind))
 
     def fetch(self, requests: Sequence[FeatureRequest]) -> list[dict[str, Tensor]]:
-        """The rows of each request; see `FeatureStore.fetch`.
-
-        Raises:
-            KeyError: There is no such feature.
-            ServerError: A server is gone.
-        """
+        """The rows of each request; see `FeatureStore.fetch`."""
         reads = []
         for request in requests:
             names = [f"{_policy(request.kind)}~{name}" for name in request.names]

@@ -224,12 +224,7 @@ def local_part(ids: GraphIds, host: int, rows: Callable[[str], Tensor | None]) -
 
 
 def nodes_by_type(g: DistGraph, nodes: Any) -> dict[str, Tensor]:
-    """Node ids, which may be given by type, as int64.
-
-    Raises:
-        TypeError: They are no ids.
-        ValueError: There is no such type, or there are several and none is given.
-    """
+    """Node ids, which may be given by type, as int64."""
     if not isinstance(nodes, Mapping):
         if len(g.ntypes) != 1:
             raise ValueError(
@@ -247,13 +242,7 @@ def nodes_by_type(g: DistGraph, nodes: Any) -> dict[str, Tensor]:
 
 
 def edges_by_relation(g: DistGraph, edges: Any) -> dict[CanonicalEType, Tensor] | None:
-    """Edge ids, which may be given by relation, as int64; None stays None.
-
-    Raises:
-        IndexError: An id is out of range.
-        TypeError: They are no ids.
-        ValueError: There is no such relation, or there are several and none is given.
-    """
+    """Edge ids, which may be given by relation, as int64; None stays None."""
     if edges is None:
         return None
     given = edges if isinstance(edges, Mapping) else {None: edges}

@@ -101,7 +101,7 @@ _PLAIN = (str, int, float, bool, type(None))
 
 
 class DamagedError(Exception):
-    """A checkpoint is not whole; the one before may be."""
+    """A checkpoint is not whole; the one before may be. What reads its files raises this."""
 
 
 # ---------------------------------------------------------------------------- folders
@@ -652,9 +652,6 @@ def check_digests(folder: Path, manifest: Manifest, first: int, step: int) -> No
     Args:
         first: The first file, by name.
         step: Every so many of them.
-
-    Raises:
-        DamagedError: A file is not the one that the manifest speaks of.
     """
     for name in sorted(manifest.files)[first::step]:
         try:
@@ -675,9 +672,6 @@ def read_states(
     Args:
         only: The name of the one state that is wanted.
         whole: Read every byte of the file, and compare the digest.
-
-    Raises:
-        DamagedError: The file is damaged, or has other tensors.
     """
     tensors = read_checked(folder / SHARED, manifest.files[SHARED], whole=whole)
     packed = manifest.state
@@ -700,11 +694,7 @@ def _state_of_version_2(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
 
 
 def read_rank_files(folder: Path, manifest: Manifest) -> list[dict[str, Tensor]]:
-    """The mapped tensors of each rank's file, checked against what the manifest says of them.
-
-    Raises:
-        DamagedError: A file is damaged, or has other tensors.
-    """
+    """The mapped tensors of each rank's file, checked against what the manifest says of them."""
     files = []
     for number in range(manifest.world_size):
         name = rank_file(number)
@@ -737,9 +727,6 @@ def read_checked(path: Path, record: FileRecord, *, whole: bool = True) -> dict[
 
     Args:
         whole: Read every byte, and compare their digest; else the header alone.
-
-    Raises:
-        DamagedError: It is missing, or not the file that the manifest speaks of.
     """
     try:
         size = check_regular(path).st_size

@@ -171,11 +171,7 @@ def save_checkpoint(
 
 
 def job_with_graph() -> Job:
-    """The job of this process, once it knows its graph.
-
-    Raises:
-        RuntimeError: It does not.
-    """
+    """The job of this process, once it knows its graph; else RuntimeError."""
     job = current_job()
     if not job.policies:
         raise RuntimeError("the graph of the cluster is not known yet; make its DistGraph first")
