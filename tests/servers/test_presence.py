@@ -215,7 +215,7 @@ def test_a_client_that_was_given_up_is_told(
     monkeypatch.setattr(rpc, "BEAT_SECONDS", 0.05)
     again = rpc._Beat(connection._server, "trainer 0")
     connection._beats.append(again)
-    assert again.wait_until_heard(20)
+    assert again.heard.wait(20)
     ids = torch.tensor([1])
     for use in (
         lambda: host.rows("node~_N~x"),

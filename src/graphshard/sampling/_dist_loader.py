@@ -57,17 +57,14 @@ FetchedRows: TypeAlias = list[dict[str, Tensor]]
 
 
 class BatchOrder:
-    """Base of both.
+    """Indices cut into the batches of an epoch; its kinds say where.
 
     Args:
         indices: Type to ``[n, ...]`` indices. Types are cut together: a batch has some of each.
-        shuffle: Take another order every epoch.
-        seed: Of the order.
         key: What tells orders of one seed apart, see `DrawSeed.key`.
 
     Attributes:
         num_steps: Steps of an epoch, the same on all ranks.
-        num_indices: Of all types.
     """
 
     num_steps: int
@@ -96,12 +93,12 @@ class BatchOrder:
             ((key, values),) = self._indices.items()
             return {key: values[start:stop] if order is None else _rows(values, order[start:stop])}
         places = torch.arange(start, stop) if order is None else order[start:stop]
-        found, first = {}, 0
+        taken, first = {}, 0
         for key, values in self._indices.items():
             here = places[(places >= first) & (places < first + len(values))]
-            found[key] = _rows(values, here - first)
+            taken[key] = _rows(values, here - first)
             first += len(values)
-        return found
+        return taken
 
 
 class SeedOrder(BatchOrder):
@@ -111,12 +108,7 @@ class SeedOrder(BatchOrder):
     that run out take empty batches.
 
     Args:
-        seeds: Node type to this rank's ids of it.
-        batch_size: Seeds of a full batch.
-        shuffle: Take another order every epoch.
         drop_last: Leave out what fills no batch, on each rank by itself.
-        seed: Of the order.
-        rank: This rank.
         sizes: Number of seeds of each rank, this one's included.
         by_id: Batches are runs of ascending ids, the same in every epoch; ``shuffle`` then shuffles
             full batches. Parts keep neighbours at near ids, so the batches of an epoch read fewer
@@ -166,12 +158,7 @@ class SeedOrder(BatchOrder):
         return total
 
     def batch(self, order: Tensor | None, step: int) -> dict[str, Tensor]:
-        """Node type to the seeds of a step; every type that has seeds at all has an entry.
-
-        Args:
-            order: From `of_epoch`.
-            step: Which step of the epoch.
-        """
+        """Node type to the seeds of a step; every type that has seeds at all has an entry."""
         num_used = self._used[self._rank]
         first = min(step * self._batch_size, num_used)
         return self._taken(order, first, min(first + self._batch_size, num_used))
@@ -185,9 +172,6 @@ class MiniBatch(list[Block]):
     """The blocks of one step: ``batch[0]`` takes the inputs, ``batch[-1]`` ends at the seeds.
 
     Args:
-        blocks: In that order.
-        epoch: Which epoch it belongs to.
-        step: Which step of the epoch.
         num_seeds: Seeds on this rank, of all types; 0 where this rank has run out of them.
         num_global_seeds: Seeds on all ranks together.
     """
@@ -209,7 +193,6 @@ class MiniBatch(list[Block]):
         """The same batch with its blocks, and what is attached to them, on a device.
 
         Args:
-            device: Where to.
             non_blocking: As for tensors: from `pin_memory`, copies to a GPU are only begun, and
                 come before what is launched later on the current stream. Copies to the CPU are
                 waited for.
@@ -334,7 +317,6 @@ class _PlannedColumns:
     Args:
         side: "input": sources of the first block; "output": destinations of the last; or "edge":
             edges of every block.
-        kind: Node type or relation.
         names: What a feature is called in the batch, to what its table is called.
     """
 
@@ -387,11 +369,11 @@ class FeaturePlan:
                     f"of the store in {named}"
                 )
             for kind in kinds:
-                wanted = [name for name in names_for(names, kind) if name in self._names_of(kind)]
-                columns = dict(zip(wanted, wanted, strict=True))
+                present = [name for name in names_for(names, kind) if name in self._names_of(kind)]
+                columns = dict(zip(present, present, strict=True))
                 if store is None:
                     data = self._data_of(kind)
-                    own = {name: data[name] for name in wanted} | rows.get(kind, {})
+                    own = {name: data[name] for name in present} | rows.get(kind, {})
                     columns = {name: self._table(side, kind, name, own[name]) for name in own}
                 if columns:
                     self._columns.append(_PlannedColumns(side, kind, columns))
@@ -431,7 +413,7 @@ class FeaturePlan:
 
     def requests(self, blocks: Sequence[Block]) -> list[FeatureRequest]:
         """The rows that a batch needs; the same kinds and names for every batch."""
-        found = []
+        requests = []
         # Nodes of a block are distinct if seeds are; an edge may be drawn again.
         nodes_differ = True
         for frame in frames_of(blocks[-1])[1]:
@@ -440,10 +422,10 @@ class FeaturePlan:
             names = tuple(columns.names.values())
             for _, frame, id_field in self._frames(columns, blocks):
                 is_distinct = id_field == NID and nodes_differ
-                found.append(
+                requests.append(
                     FeatureRequest(columns.kind, names, frame[id_field], distinct=is_distinct)
                 )
-        return found
+        return requests
 
     def attach(self, blocks: Sequence[Block], fetched: Sequence[Mapping[str, Tensor]]) -> None:
         """Put rows, as asked for by `requests`, where they belong."""
@@ -471,13 +453,7 @@ class FeaturePlan:
 
 
 class BatchPosition(NamedTuple):
-    """Where a batch is in a run.
-
-    Args:
-        epoch: Which epoch.
-        order: Of the epoch's seeds, from `SeedOrder.of_epoch`.
-        step: Which step of the epoch.
-    """
+    """Where a batch is in a run."""
 
     epoch: int
     order: Tensor | None
@@ -486,19 +462,7 @@ class BatchPosition(NamedTuple):
 
 @dataclass(eq=False)
 class BatchStages:
-    """What a `DataLoader` does for a batch: draw blocks, fetch features, move both to a device.
-
-    Args:
-        store: Where neighbours come from, for the thread that samples.
-        sampler: How they are drawn.
-        seeds: This rank's batches of seeds.
-        seed: Of the draws.
-        with_eids: Whether edge ids are wanted.
-        plan: Which features.
-        features: Where they come from, for the thread that fetches; None if there are none.
-        device: Where batches shall be.
-        stats: What the pass has done.
-    """
+    """What a `DataLoader` does for a batch: draw blocks, fetch features, move both to a device."""
 
     store: GraphStore
     sampler: NeighborSampler
@@ -605,7 +569,7 @@ def deliver(
 
 def _given_rows(graph: Any, features: Any, what: str) -> dict[RowKind, dict[str, Tensor]]:
     """Node type to name to rows, for features that the user passed."""
-    found: dict[RowKind, dict[str, Tensor]] = {}
+    by_type: dict[RowKind, dict[str, Tensor]] = {}
     for name, given in features.items():
         label = f"{what}[{name!r}]"
         for ntype, rows in per_kind(given, graph.ntypes, label, "node type to rows").items():
@@ -615,8 +579,8 @@ def _given_rows(graph: Any, features: Any, what: str) -> dict[RowKind, dict[str,
                 )
             of = f"nodes of type {ntype!r} that this process holds"
             check_rows(rows, graph.num_nodes(ntype), of, label)
-            found.setdefault(ntype, {})[name] = rows
-    return found
+            by_type.setdefault(ntype, {})[name] = rows
+    return by_type
 
 
 class DataLoader:
@@ -741,7 +705,8 @@ class DataLoader:
         seeds: dict[str, torch.Tensor] = {}
         device = torch.device("cpu")
         try:
-            device = _device_of_batches(graph, store, sampler)
+            output = sampler.output_device
+            device = device_of(getattr(graph, "device", store.device) if output is None else output)
             seeds = by_type(store, _typed_seeds(graph, seed_nodes), "seed_nodes")
             sampler.fanouts_for(store)
         except (TypeError, ValueError) as caught:
@@ -874,12 +839,7 @@ class DataLoader:
 
 @dataclass(eq=False)
 class LoaderResources:
-    """What a `DataLoader` gives back when it is closed, or dropped.
-
-    Args:
-        groups: Those of the threads, if they communicate.
-        features: Feature stores that the loader has made.
-    """
+    """What a `DataLoader` gives back when it is closed, or dropped."""
 
     groups: ThreadGroups | None
     features: list[FeatureStore]
@@ -894,9 +854,6 @@ class LoaderResources:
 
     def end_of_pass(self, seconds: float) -> RuntimeError | None:
         """End the latest pass.
-
-        Args:
-            seconds: How long its threads may take for what has been permitted.
 
         Returns:
             What speaks against another pass, if anything does.
@@ -936,25 +893,11 @@ class LoaderResources:
 
 
 def _ranks_of(graph: Any) -> GroupState:
-    """The ranks that iterate together.
-
-    Raises:
-        TypeError: Neither a graph nor a store.
-    """
+    """The ranks that iterate together; TypeError for neither a graph nor a store."""
     if isinstance(graph, GraphShardManager):
         return group_state(graph.group)
     group = graph_store_of(graph).group
     return alone() if group is None else group_state(group)
-
-
-def _device_of_batches(graph: Any, store: GraphStore, sampler: NeighborSampler) -> torch.device:
-    """Where the sampler wants batches, else where the graph is.
-
-    Raises:
-        ValueError: Torch has no such device here.
-    """
-    wanted = sampler.output_device
-    return device_of(getattr(graph, "device", store.device) if wanted is None else wanted)
 
 
 def _tables_of(
@@ -991,12 +934,7 @@ def _check_options(
     cache_bytes: int,
     feature_store: FeatureStore | None,
 ) -> None:
-    """Raise unless the arguments of a loader make sense by themselves.
-
-    Raises:
-        TypeError: Not a sampler that can draw from a sharded graph.
-        ValueError: A message flow graph, a cache of a user's store, or a number out of range.
-    """
+    """Raise TypeError or ValueError unless the arguments make sense by themselves."""
     if not isinstance(sampler, NeighborSampler):
         raise TypeError(
             "sampler must be a DistNeighborSampler or another NeighborSampler (got "

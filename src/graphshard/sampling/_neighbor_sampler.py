@@ -55,8 +55,6 @@ def per_kind(value: Any, kinds: Sequence[Any], what: str, shape: str) -> Mapping
     """A dictionary by node type or by relation, out of a user's value that may be one already.
 
     Args:
-        value: What was given.
-        kinds: The node types, or the relations, of the graph.
         what: What the error calls the value.
         shape: What the dictionary should be from and to.
 
@@ -78,9 +76,7 @@ def by_type(store: GraphStore, ids: Any, what: str) -> dict[str, Tensor]:
     """Node ids as node type to tensor.
 
     Args:
-        store: Whose nodes they are.
         ids: A tensor, or anything a tensor can be made of, or node type to that.
-        what: What error messages call them.
 
     Raises:
         TypeError: Ids without a type on a graph of several, or ids that are no integers.
@@ -92,11 +88,10 @@ def by_type(store: GraphStore, ids: Any, what: str) -> dict[str, Tensor]:
         raise ValueError(
             f"{what} names unknown node types {unknown}; the graph has {list(store.ntypes)}"
         )
-    found = {}
-    for ntype, values in ids.items():
-        label = f"{what} of type {ntype!r}"
-        found[ntype] = checked_ids(values, store.num_nodes(ntype), label, store)
-    return found
+    return {
+        ntype: checked_ids(values, store.num_nodes(ntype), f"{what} of type {ntype!r}", store)
+        for ntype, values in ids.items()
+    }
 
 
 def by_relation(store: GraphStore, ids: Any, what: str) -> dict[CanonicalEType, Tensor] | None:
@@ -131,10 +126,6 @@ def checked_ids(
     """Ids as a one-dimensional tensor of the store's idtype.
 
     Args:
-        values: What was given.
-        bound: How many there are.
-        what: What error messages call them.
-        store: Whose ids they are.
         leave_out: Whether ids that are too great are left out and no mistake.
 
     Raises:
@@ -169,8 +160,6 @@ def refuse_unnamed(function: str, unnamed: tuple[Any, ...], *names: str) -> None
     """Raise a TypeError that names the arguments which must not go by position, if some do.
 
     Args:
-        function: Which was called.
-        unnamed: What came by position too many.
         names: The next arguments, in the order of those whose scripts run here.
     """
     if unnamed:
@@ -230,7 +219,6 @@ class BlockSampler(Sampler):
         """Blocks for seed nodes; an override may take ``draw_seed`` (a `DrawSeed` or None) too.
 
         Args:
-            g: The graph.
             seed_nodes: Node ids, or node type to ids.
             exclude_eids: Ids of edges that must not be drawn, or relation to ids.
 
@@ -272,11 +260,7 @@ class BlockSampler(Sampler):
         return result
 
     def assign_lazy_features(self, result: Any) -> Any:
-        """``result`` as it is: DGL's samplers call this to attach features, which `sample` does.
-
-        Args:
-            result: What `sample_blocks` returned.
-        """
+        """``result`` as it is: DGL's samplers call this to attach features, which `sample` does."""
         return result
 
     def prefetch(self, batch: Any) -> None:
@@ -328,13 +312,7 @@ def _is_keyed(sample_blocks: Callable[..., Any]) -> bool:
 
 @dataclass(frozen=True)
 class DrawSeed:
-    """One mini-batch's draws.
-
-    Args:
-        seed: Of the run.
-        epoch: Which pass over the seeds.
-        step: Which batch of the epoch.
-    """
+    """One mini-batch's draws."""
 
     seed: int
     epoch: int = 0
@@ -371,11 +349,7 @@ class DrawSeed:
 
 
 class IdTables:
-    """Scratch space for renumbering, one table per node type; for one thread at a time.
-
-    Args:
-        store: Whose ids are renumbered.
-    """
+    """Scratch space for renumbering, one table per node type; for one thread at a time."""
 
     def __init__(self, store: GraphStore) -> None:
         self._tables = {t: IdTable(store.num_nodes(t)) for t in store.ntypes}
@@ -385,10 +359,10 @@ class IdTables:
         """This thread's tables for a store, which are kept with it."""
         if not hasattr(store, "__dict__"):  # a user's own, with slots
             return cls(store)
-        kept = vars(store).setdefault("_scratch", threading.local())
-        if not hasattr(kept, "tables"):
-            kept.tables = cls(store)
-        tables: IdTables = kept.tables
+        scratch = vars(store).setdefault("_scratch", threading.local())
+        if not hasattr(scratch, "tables"):
+            scratch.tables = cls(store)
+        tables: IdTables = scratch.tables
         return tables
 
     def renumber(self, ntype: str, first: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
@@ -434,9 +408,9 @@ def _block(
         relations,
     )
     src_frames, dst_frames, edge_frames = frames_of(block)
-    for place, ntype in enumerate(store.ntypes):
-        src_frames[place][NID] = src_ids[ntype]
-        dst_frames[place][NID] = frontier[ntype]
+    for number, ntype in enumerate(store.ntypes):
+        src_frames[number][NID] = src_ids[ntype]
+        dst_frames[number][NID] = frontier[ntype]
     for frame, of_request in zip(edge_frames, drawn, strict=True):
         if of_request.eids is not None:
             frame[EID] = of_request.eids
@@ -546,13 +520,9 @@ class NeighborSampler(BlockSampler):
         spans ranks, collective.
 
         Args:
-            structure: Where neighbours come from.
             seeds: Node type to ids; a type may be absent, ids may be none, and one may be there
                 several times: see [Note: repeated seeds].
-            draw_seed: Which draw this is.
             excluded: Relation to ids of edges that are treated as absent.
-            tables: Scratch space; by default this thread's.
-            with_eids: Whether edge ids are wanted.
         """
         options = replace(self.options, with_eids=with_eids)
         fanouts, draw_seed = self.fanouts_for(structure), self.draw_seed_for(draw_seed)
@@ -627,7 +597,7 @@ def _check_fanouts(fanouts: Sequence[LayerFanout]) -> None:
 def _per_relation(
     fanout: Mapping[EType, int], etypes: Sequence[CanonicalEType]
 ) -> Mapping[CanonicalEType, int]:
-    found: dict[CanonicalEType, int] = {}
+    by_etype: dict[CanonicalEType, int] = {}
     for name, number in fanout.items():
         matching = [t for t in etypes if name in (t, t[1])]
         if len(matching) != 1:
@@ -635,37 +605,33 @@ def _per_relation(
                 f"a fanout must name one relation (got {name!r}, which {len(matching)} of "
                 f"{list(etypes)} match); use (source type, name, destination type)"
             )
-        found[matching[0]] = number
-    missing = [t for t in etypes if t not in found]
+        by_etype[matching[0]] = number
+    missing = [t for t in etypes if t not in by_etype]
     if missing:
         raise ValueError(
             f"a dictionary of fanouts must name every relation (missing {missing}); give 0 for "
             "those that shall not be followed"
         )
-    return found
+    return by_etype
 
 
 def repeat_seeds(blocks: Sequence[Block], places: Mapping[str, Tensor]) -> list[Block]:
     """Blocks of the seeds as they were given, from those of distinct seeds.
 
     Args:
-        blocks: Of distinct seeds, from the inputs to the outputs, with ids.
         places: Node type to the row of each given seed among the distinct ones.
-
-    Returns:
-        Blocks whose last has a destination for each given seed, in their order.
     """
     dst_rows = {ntype: rows.long() for ntype, rows in places.items()}
-    found = []
+    repeated = []
     for block in reversed(blocks):
         src_rows = {}
         for ntype, rows in dst_rows.items():  # sources after the destinations are there once
             num_dst, num_src = block.num_dst_nodes(ntype), block.num_src_nodes(ntype)
             others = torch.arange(num_dst, num_src, dtype=rows.dtype, device=rows.device)
             src_rows[ntype] = torch.cat([rows, others])
-        found.append(_repeated(block, src_rows, dst_rows))
+        repeated.append(_repeated(block, src_rows, dst_rows))
         dst_rows = src_rows
-    return found[::-1]
+    return repeated[::-1]
 
 
 def _repeated(
@@ -717,7 +683,6 @@ class MultiLayerFullNeighborSampler(NeighborSampler):
     """Takes every neighbour, layer by layer.
 
     Args:
-        num_layers: Number of blocks.
         **kwargs: As for `NeighborSampler`, besides ``fanouts`` and ``replace``.
     """
 
@@ -803,16 +768,11 @@ class DistNeighborSampler(NeighborSampler):
     Arguments that are not described here are those of `NeighborSampler`.
 
     Args:
-        fanouts: Neighbours per node and relation; ``fanouts[i]`` belongs to ``blocks[i]``, so the
-            last one is for the seeds. A number (-1 for all), or relation to number.
-        prob: Name of an edge feature; neighbours are drawn in proportion to it.
-        replace: Draw with replacement.
         copy_edata: The blocks have every feature that the graph's ``edata`` has when the loader is
             made, besides its ids.
         input_node_features: Name to the rows of this rank's nodes, ``[num_owned, *]``; on a typed
             graph name to node type to rows. They come as ``blocks[0].srcdata[name]``.
         output_node_features: The same; they come as ``blocks[-1].dstdata[name]``.
-        output_device: Where a loader puts the blocks; by default where the graph is.
         use_hybrid_partitioning: Every host has the structure of the whole graph, so drawing needs
             no communication: ``transport="replicated"`` of a `DataLoader`, which by itself chooses
             so where the structure fits.

@@ -85,7 +85,6 @@ class SentBatch:
     """A batch whose copies may not be done.
 
     Args:
-        value: The batch.
         event: Comes after the copies.
     """
 
@@ -95,12 +94,7 @@ class SentBatch:
 
 @dataclass(frozen=True)
 class DeviceStream:
-    """A stream on which threads put batches on a device.
-
-    Args:
-        device: The device.
-        stream: One of its streams.
-    """
+    """A stream on which threads put batches on a device."""
 
     device: torch.device
     stream: torch.cuda.Stream
@@ -110,7 +104,6 @@ class DeviceStream:
         """A stream of a device; None where it has none, as the CPU.
 
         Args:
-            device: The device.
             own: A new one, not the device's default stream.
         """
         if device.type not in _STREAMED:
@@ -135,11 +128,7 @@ class DeviceStream:
 
 
 class Arrivals:
-    """How the batches of one pass arrive in the caller's thread, see [Note: streams].
-
-    Args:
-        stream: Where they were made.
-    """
+    """How the batches of one pass arrive in the caller's thread, see [Note: streams]."""
 
     def __init__(self, stream: DeviceStream) -> None:
         self._device = stream.device
@@ -188,12 +177,11 @@ def moved(value: Any, device: torch.device, pin: bool = False) -> Any:
     Args:
         value: Tensors, graphs and other things with a method ``to``, in tuples, lists and
             dictionaries.
-        device: Where to.
         pin: Take what is on the CPU through page-locked memory, so that a copy to a GPU is only
             begun; where there is no GPU to copy to, nothing is pinned.
     """
     pin = pin and device.type in _STREAMED
-    return _mapped(value, lambda each: _moved(each, device, pin))
+    return mapped(value, lambda each: _moved(each, device, pin))
 
 
 def record_stream(value: Any, stream: torch.cuda.Stream) -> None:
@@ -206,7 +194,7 @@ def record_stream(value: Any, stream: torch.cuda.Stream) -> None:
             each.record_stream(stream)
         return each
 
-    _mapped(value, record)
+    mapped(value, record)
 
 
 def _moved(value: Any, device: torch.device, pin: bool) -> Any:
@@ -226,15 +214,16 @@ def _is_on_cpu(value: Any) -> bool:
     return not getattr(value, "is_cuda", False)
 
 
-def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    """A value with each leaf of its tuples, lists and dictionaries changed."""
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_mapped(each, change) for each in value))
+        return type(value)(*(mapped(each, change) for each in value))
     if isinstance(value, list | tuple):
         if hasattr(value, "record_stream"):  # a batch of ours
             return change(value)
-        return type(value)(_mapped(each, change) for each in value)
+        return type(value)(mapped(each, change) for each in value)
     if isinstance(value, Mapping):
-        return {key: _mapped(each, change) for key, each in value.items()}
+        return {key: mapped(each, change) for key, each in value.items()}
     return change(value)
 
 
@@ -243,7 +232,6 @@ class Stage:
     """One step of the work on a batch.
 
     Args:
-        name: For the name of its thread.
         run: From the value of a batch to its next value; called from one thread at a time, in the
             order of the batches, without recording gradients. With several workers, from several
             threads at a time.
@@ -265,16 +253,15 @@ class _Failure:
 
 @dataclass(frozen=True)
 class _Promise:
-    """What takes the place of a batch that a worker has just begun."""
+    """What takes the place of a batch that a worker has just begun, and brings it."""
 
-    kept: SimpleQueue[Any] = field(default_factory=SimpleQueue)
+    queue: SimpleQueue[Any] = field(default_factory=SimpleQueue)
 
 
 class Pipeline:
     """A chain of stages, to be run over any number of series of batches.
 
     Args:
-        stages: In order.
         prefetch: How many finished batches may wait for the caller. 0 runs all stages in the
             caller's thread, when it asks for a batch; no thread is started.
         cancelled: Set by `Run.cancel`, for what stages wait for; shared by all runs.
@@ -318,8 +305,6 @@ class Deliveries:
     """What the caller of a run has got from it.
 
     Args:
-        num_batches: Batches.
-        seconds_waited: How long the caller has waited for them.
         arrivals: How they arrived from a device's stream; None where there is no device.
     """
 
@@ -381,11 +366,6 @@ class Run(Iterator[T], Generic[T]):
         """Batches given to the caller."""
         return self.delivered.num_batches
 
-    @property
-    def seconds_waited(self) -> float:
-        """How long the caller has waited for them."""
-        return self.delivered.seconds_waited
-
     def _next(self) -> Any:
         if self.crew is None:
             item = self._item()
@@ -400,7 +380,7 @@ class Run(Iterator[T], Generic[T]):
             self.crew.incoming.put(self._item())
             self._num_permitted += 1
         start = time.monotonic()
-        value = _kept(self.crew.outgoing.get())  # signals are handled meanwhile
+        value = _awaited(self.crew.outgoing.get())  # signals are handled meanwhile
         self.delivered.seconds_waited += time.monotonic() - start
         return value
 
@@ -421,9 +401,6 @@ class Run(Iterator[T], Generic[T]):
 
     def close(self, seconds: float = _DROP_SECONDS) -> bool:
         """Let the threads finish what has been permitted, and end.
-
-        Args:
-            seconds: How long to wait for that.
 
         Returns:
             Whether they have ended.
@@ -528,9 +505,6 @@ class _Desk:
     Args:
         sender: Of what the last stage makes, where it goes to a device.
         failure: The error of the earliest batch that has one; nothing later is started.
-        failed_at: The number of that batch.
-        num_taken: Batches taken so far.
-        num_ended: Threads that have ended.
         lock: Held by the thread that takes a batch, also while there is none.
         failing: Held by the thread that reports an error.
     """
@@ -556,10 +530,10 @@ class _Desk:
             elif self.stage.workers > 1:
                 promise = _Promise()
                 self.target.put(promise)
-                target = promise.kept
+                target = promise.queue
             self.num_taken += 1
             number = self.num_taken
-        return _kept(value), number, target
+        return _awaited(value), number, target
 
     def run(self, value: Any, number: int) -> Any:
         """What the stage makes of a batch, or the error in its place."""
@@ -579,8 +553,8 @@ class _Desk:
             return failure
 
 
-def _kept(value: Any) -> Any:
-    return value.kept.get() if isinstance(value, _Promise) else value
+def _awaited(value: Any) -> Any:
+    return value.queue.get() if isinstance(value, _Promise) else value
 
 
 def _work(desk: _Desk) -> None:

@@ -17,6 +17,7 @@ grouped by the rank that owns them (`Ownership`), and each rank tells each other
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 import zlib
@@ -61,8 +62,6 @@ class Ownership:
     """Who owns what of a sharded graph.
 
     Args:
-        rank: This process.
-        world_size: Number of processes.
         ranges: Per node type and per relation, the ids that each rank owns.
     """
 
@@ -77,13 +76,12 @@ class Ownership:
         Raises:
             ValueError: The graph is a message flow graph, which holds a selection of rows.
         """
-        error = None
-        if manager.is_block:
-            error = ValueError(
-                "neighbours and features come from a whole graph (got a message flow graph); make "
-                "it with construct_full_graph"
-            )
-        share_error(error, manager.group)
+        with shared_errors(manager.group):
+            if manager.is_block:
+                raise ValueError(
+                    "neighbours and features come from a whole graph (got a message flow graph); "
+                    "make it with construct_full_graph"
+                )
         sizes: dict[RowKind, int] = {t: manager.num_nodes(t) for t in manager.ntypes}
         sizes.update((t, manager.num_edges(t)) for t in manager.canonical_etypes)
         state = group_state(manager.group)
@@ -150,10 +148,8 @@ def exchange_sizes(
     ranks together can make. A rank sends ``4 (2 + k)`` bytes to each other one.
 
     Args:
-        state: The group.
         what: What the round is, for errors: "what neighbours are drawn".
         signature: What must be equal on all ranks.
-        error: What this rank's check found, or None.
         sizes: int64 ``[world_size, k]``, for each rank k numbers below 2^31.
         lacking: Bits that say what this rank lacks.
 
@@ -184,12 +180,19 @@ def exchange_sizes(
     return arrived[:, _HEAD:].to(torch.int64), flags // 2
 
 
-def same_ranks(state: GroupState, group: dist.ProcessGroup | None) -> GroupState:
-    """The state of a group that must have the ranks of another one, in the same order.
+@contextlib.contextmanager
+def shared_errors(group: dist.ProcessGroup | None = None) -> Iterator[None]:
+    """Have what one rank raises in it raised by all, so that none waits for it. Collective."""
+    error: Exception | None = None
+    try:
+        yield
+    except Exception as caught:
+        error = caught
+    share_error(error, group)
 
-    Raises:
-        ValueError: It has not.
-    """
+
+def same_ranks(state: GroupState, group: dist.ProcessGroup | None) -> GroupState:
+    """The state of a group; ValueError unless it has the ranks of another one, in their order."""
     new = group_state(group)
     if new.members != state.members:
         raise ValueError(
@@ -205,7 +208,6 @@ class FeatureRequest:
 
     Args:
         kind: Node type; or a relation, for features of edges.
-        names: Which features.
         ids: Integer ``[n]``, ids of the kind as the graph store gives them, in any order; repeats
             are legal.
         distinct: Says that there are no repeats, which then need not be looked for.
@@ -278,7 +280,6 @@ class FillRequest:
     """Rows that are wanted, and where they go.
 
     Args:
-        kind: What the ids count.
         ids: int64 ``[n]``.
         outs: By feature name, tensors to write to.
         places: Row of ``outs`` for each id; None for row i for the i-th id.
@@ -399,10 +400,8 @@ class CollectiveFeatureStore(LocalFeatureStore):
     (8 where a type or relation has 2^31 ids or more), and the rows that others ask of it.
 
     Args:
-        ownership: Who owns what; collective.
         tables: (node type or relation, name) to this rank's own rows ``[num_owned, *]``. All ranks
             pass the same keys, dtypes and row shapes.
-        state: The ranks.
 
     Raises:
         TypeError: Not a dense tensor; on all ranks.
@@ -509,16 +508,13 @@ class MappedFeatureStore(LocalFeatureStore):
     `CollectiveFeatureStore`. Where all ranks are on one host, nothing is ever sent.
 
     Args:
-        manager: The graph that ids belong to; collective.
         tables: As for `CollectiveFeatureStore`. The rows are copied: later changes to a table are
             not seen.
         directory: Where the file is while it has a name; by default in shared memory, or where
             temporary files go if that is too small.
 
     Raises:
-        OSError: Some host has no room; on all ranks.
-        TypeError: As for `CollectiveFeatureStore`.
-        ValueError: As for `CollectiveFeatureStore`.
+        OSError: Some host has no room; on all ranks. Besides what `CollectiveFeatureStore` raises.
     """
 
     def __init__(
@@ -591,8 +587,6 @@ def _stretches(
     """Rank, number of the request, feature and bytes of all that is in a message of rows.
 
     Args:
-        message: See [Note: messages of rows].
-        requests: What the rows are.
         splits: Rows of each request, for or from each rank.
     """
     offset = 0
@@ -625,13 +619,9 @@ def _scatter_from(stream: Tensor, out: Tensor, places: Tensor) -> None:
 
 def check_tables(ownership: Ownership, tables: Tables, state: GroupState) -> None:
     """Raise on all ranks if the tables of any rank break a rule or differ in kind; collective."""
-    error = None
-    try:
+    with shared_errors(state.group):
         for (kind, name), table in tables.items():
             _check_table(ownership, kind, name, table)
-    except (TypeError, ValueError) as caught:
-        error = caught
-    share_error(error, state.group)
     agree(
         "; ".join(
             f"{kind}/{name} {str(table.dtype).removeprefix('torch.')}{tuple(table.shape[1:])}"
@@ -655,10 +645,7 @@ def check_rows(rows: Any, num_rows: int, of: str, label: str) -> None:
     """Raise unless feature rows are a dense tensor with a row for each of ``num_rows`` ids.
 
     Args:
-        rows: What a user gave.
-        num_rows: Rows that there must be.
         of: What an error calls those that have a row.
-        label: What an error calls the rows.
     """
     if not isinstance(rows, Tensor):
         raise TypeError(
@@ -764,13 +751,8 @@ class CachedFeatureStore(LocalFeatureStore):
         Raises:
             ValueError: An unknown type; on all ranks.
         """
-        error = None
-        chosen: dict[RowKind, Tensor] = {}
-        try:
+        with shared_errors(self._group):
             chosen = self._choose(counts)
-        except ValueError as caught:
-            error = caught
-        share_error(error, self._group)
         self._content.clear()
         for kind in self._kinds():
             ids = chosen.get(kind, torch.empty(0, dtype=torch.int64))
@@ -838,8 +820,8 @@ class CachedFeatureStore(LocalFeatureStore):
                 places = rows.places_of(hit)
                 slot = slot.index_select(0, hit)
                 for name, out in rows.outs.items():
-                    kept = self._content.tables[rows.kind, name]
-                    copy_rows(out, places, kept, slot, check=False)
+                    table = self._content.tables[rows.kind, name]
+                    copy_rows(out, places, table, slot, check=False)
         remote = self._base.is_remote(missed.kind, missed.ids)
         self._content.num_hits += hits
         self._content.num_misses += 0 if remote is None else int(remote.sum())
@@ -896,7 +878,6 @@ def most_wanted(
     A kind whose index does not fit beside the others' is left out, the least accessed first.
 
     Args:
-        candidates: By kind.
         budget: Bytes for rows and for the index of each kind of which rows are kept.
     """
     used = {kind: c for kind, c in candidates.items() if c.ids.numel()}

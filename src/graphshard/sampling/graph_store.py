@@ -57,6 +57,7 @@ from .feature_store import (
     Ownership,
     exchange_sizes,
     same_ranks,
+    shared_errors,
 )
 
 EdgeDir = Literal["in", "out"]
@@ -71,7 +72,7 @@ LACKS_OUT_EDGES, LACKS_LABOR_IDS, LACKS_WEIGHTS = 1, 2, 4
 S = TypeVar("S", bound="ShardedGraphStore")
 SamplingTransport: TypeAlias = Literal["auto", "collective", "replicated"]
 _TRANSPORTS = ("auto", "collective", "replicated")
-_KEPT = "_graph_stores"
+_STORES = "_graph_stores"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,11 +80,9 @@ class DrawOptions:
     """How neighbours are drawn; the same for all requests of a batch.
 
     Args:
-        replace: Draw with replacement.
         weights: Name of the edge feature that draws are weighted by; None for uniform draws.
         weights_are_mask: The feature says which edges may be drawn at all.
         labor: Draw as `LaborSampler` does.
-        edge_dir: Follow in-edges or out-edges.
         with_eids: Whether edge ids are wanted; without them messages between ranks are half.
     """
 
@@ -100,7 +99,6 @@ class NeighborRequest:
     """Nodes that draw neighbours under one relation.
 
     Args:
-        etype: The relation.
         nodes: Integer ``[n]``, ids of the nodes at its near end: the destinations of in-edges.
         fanout: Neighbours for each, -1 for all.
         key: 64 bits that name the draw, for `graphshard.ops.draw_neighbors`; from `DrawSeed.key`.
@@ -125,7 +123,7 @@ class SampledNeighbors:
 
     counts: Tensor
     neighbors: Tensor
-    eids: Tensor | LazyRows | None
+    eids: Tensor | LazyRows | None = None
 
 
 class GraphStore(Protocol):
@@ -202,7 +200,6 @@ class GraphStore(Protocol):
 
         Args:
             requests: At most one per relation.
-            options: How to draw.
             excluded: Relation to ids of edges that are treated as absent, for this rank.
 
         Raises:
@@ -247,7 +244,6 @@ class EdgeLists:
         indptr: ``[num_rows + 1]``.
         neighbors: ``[num_edges]``, id of the node at the far end.
         eids: ``[num_edges]``, edge ids; None where they ascend by 1 from ``first_eid``.
-        first_eid: See ``eids``.
         max_degree: Most edges of any row, on any rank, where that is needed.
     """
 
@@ -313,9 +309,9 @@ class EdgeLists:
         if self.eids.numel() == 0:
             return eids[:0]
         ascending, position = self._sorted_eids
-        found = torch.searchsorted(ascending, eids.to(ascending.dtype))
-        found.clamp_(max=ascending.numel() - 1)
-        return position[found[ascending[found] == eids]].sort().values
+        slots = torch.searchsorted(ascending, eids.to(ascending.dtype))
+        slots.clamp_(max=ascending.numel() - 1)
+        return position[slots[ascending[slots] == eids]].sort().values
 
     @cached_property
     def _sorted_eids(self) -> tuple[Tensor, Tensor]:
@@ -329,7 +325,6 @@ class WeightFeature:
     """An edge feature that serves as weights, and the state that it had when it was checked.
 
     Args:
-        values: The feature.
         version: torch's count of its changes.
         checked: ``[num_edges]`` by edge, as `draw_neighbors` takes weights.
         placed: By direction, the same by position in the `EdgeLists` that are drawn from; filled
@@ -346,23 +341,18 @@ class CheckedWeights:
     """Weights of a graph's edges, checked when they are first used, and again once they change."""
 
     def __init__(self) -> None:
-        self._known: dict[Any, WeightFeature] = {}
+        self._features: dict[tuple[CanonicalEType, str | None, bool], WeightFeature] = {}
 
     def copy(self) -> CheckedWeights:
         """The same, for another thread."""
         new = CheckedWeights()
-        new._known = {k: replace(f, placed=dict(f.placed)) for k, f in self._known.items()}
+        new._features = {k: replace(f, placed=dict(f.placed)) for k, f in self._features.items()}
         return new
 
     def find(
         self, data: Mapping[str, Any], etype: CanonicalEType, options: DrawOptions
     ) -> WeightFeature:
         """The weights of a relation; the same object until the feature is set or changed.
-
-        Args:
-            data: Features of the relation's edges.
-            etype: The relation.
-            options: Which feature.
 
         Raises:
             ValueError: There is no such feature, or it holds no weights.
@@ -375,25 +365,25 @@ class CheckedWeights:
                 f"has {sorted(data)}); set g.edges[etype].data[{name!r}] to one number per edge"
             )
         values: Tensor = data[name]
-        known = self.known(etype, options)
-        if known is None or known.values is not values or known.version != values._version:
+        feature = self._features.get((etype, name, options.weights_are_mask))
+        if feature is None or feature.values is not values or feature.version != values._version:
             checked = checked_weights(values.detach(), options, etype)
-            known = WeightFeature(values, values._version, checked)
-            self._known[etype, name, options.weights_are_mask] = known
-        return known
+            feature = WeightFeature(values, values._version, checked)
+            self._features[etype, name, options.weights_are_mask] = feature
+        return feature
 
-    def known(self, etype: CanonicalEType, options: DrawOptions) -> WeightFeature | None:
-        """What `find` gave last; None where draws are not weighted."""
-        return self._known.get((etype, options.weights, options.weights_are_mask))
+    def latest(self, etype: CanonicalEType, options: DrawOptions) -> WeightFeature:
+        """What `find` gave last."""
+        return self._features[etype, options.weights, options.weights_are_mask]
 
     def placed(self) -> list[Tensor]:
         """All weights by position."""
-        return [placed for known in self._known.values() for placed in known.placed.values()]
+        return [placed for feature in self._features.values() for placed in feature.placed.values()]
 
     def dtype(self, etype: CanonicalEType, options: DrawOptions) -> torch.dtype | None:
-        """Of the weights; None where draws are not weighted."""
-        known = self.known(etype, options)
-        return None if known is None else known.checked.dtype
+        """Of the weights; None where there are none."""
+        feature = self._features.get((etype, options.weights, options.weights_are_mask))
+        return None if feature is None else feature.checked.dtype
 
 
 def checked_weights(
@@ -402,9 +392,6 @@ def checked_weights(
     """Weights as `draw_neighbors` takes them: float32 or float64 ``[num_edges]``, none negative.
 
     Args:
-        values: Of some edges.
-        options: Whether they are a mask, and what the feature is called.
-        etype: The relation.
         eids: Ids of the edges, for the error; None where they are all, in order.
 
     Raises:
@@ -461,9 +448,6 @@ class OwnEdges:
     (which out-edges a node has, how edges of other ranks are weighted, what a remote source was
     called before partitioning) is exchanged once, when first used.
 
-    Args:
-        manager: This rank's part of a full graph.
-
     Attributes:
         original_ids: Node type to what rows of ``lists`` were called before partitioning.
         lists: The edges that are here, by relation and direction; ids are global.
@@ -519,8 +503,7 @@ class OwnEdges:
         if excluded is not None and excluded.numel() == 0:
             excluded = None
         if options.weights is not None:
-            known = self.weights.known(request.etype, options)
-            weights = None if known is None else known.placed[options.edge_dir]
+            weights = self.weights.latest(request.etype, options).placed[options.edge_dir]
         counts, positions, picked = lists.draw(
             request,
             rows,
@@ -562,7 +545,6 @@ class OwnEdges:
 
         Args:
             etypes: Relations that are drawn from; the same on all ranks.
-            options: How, the same on all ranks.
             lacking: Bits that any rank has set.
         """
         for etype in etypes:
@@ -573,7 +555,7 @@ class OwnEdges:
                 self.labor_ids[key] = self._original_neighbors(key)
             if lacking & LACKS_WEIGHTS:
                 placed = self.placed_weights(etype, options, self.lists[key].eids)
-                self.keep_weights(etype, options, placed)
+                self.weights.latest(etype, options).placed[options.edge_dir] = placed
 
     def placed_weights(
         self, etype: CanonicalEType, options: DrawOptions, eids: Tensor | None
@@ -582,18 +564,10 @@ class OwnEdges:
 
         ``eids`` are their ids by position; None where they ascend by 1.
         """
-        known = self.weights.known(etype, options)
-        assert known is not None
-        checked = known.checked.cpu()
+        checked = self.weights.latest(etype, options).checked.cpu()
         if options.edge_dir == "out":
             return self._routes[etype].carry(self.state, checked)
         return checked if eids is None else checked[eids.long() - self.ownership.first(etype)]
-
-    def keep_weights(self, etype: CanonicalEType, options: DrawOptions, placed: Tensor) -> None:
-        """Draw by these weights, ``[num_edges]`` by position in ``lists``."""
-        known = self.weights.known(etype, options)
-        assert known is not None
-        known.placed[options.edge_dir] = placed
 
     def _make_out_lists(self, etype: CanonicalEType) -> None:
         edges = self._edges[etype]
@@ -634,19 +608,12 @@ class OwnEdges:
 
     def _original_neighbors(self, key: ListKey) -> Tensor:
         far = ends(*key)[1]
-        wanted, at = torch.unique(self.lists[key].neighbors, return_inverse=True)
+        distinct, at = torch.unique(self.lists[key].neighbors, return_inverse=True)
         store = CollectiveFeatureStore(
             self.ownership, {(far, "original"): self.original_ids[far]}, self.state
         )
-        request = FeatureRequest(far, ("original",), wanted.to(torch.int64), distinct=True)
+        request = FeatureRequest(far, ("original",), distinct.to(torch.int64), distinct=True)
         return store.fetch([request])[0]["original"][at]
-
-
-def sampled(drawn: DrawnEdges, idtype: torch.dtype) -> SampledNeighbors:
-    """What a store answers."""
-    counts, columns = drawn
-    neighbors, *eids = (column.to(idtype) for column in columns)
-    return SampledNeighbors(counts, neighbors, eids[0] if eids else None)
 
 
 def _largest(numbers: Tensor) -> int:
@@ -707,9 +674,6 @@ class LocalGraphStore:
         """Draw for one request; ``weights`` by edge id go before the feature that options name.
 
         Args:
-            request: Which nodes.
-            options: How to draw.
-            excluded: As for `sample_neighbors`.
             weights: float32 or float64 ``[num_edges]``, 0 or more.
         """
         lists = self.edge_lists(request.etype, options.edge_dir)
@@ -751,12 +715,7 @@ class LocalGraphStore:
 
 
 class ShardedGraphStore:
-    """What stores of a graph have in common of which each rank owns a part.
-
-    Args:
-        edges: Edges of this rank's nodes.
-        idtype: Type of the ids that it takes and gives.
-    """
+    """What stores of a graph have in common of which each rank owns a part."""
 
     device = torch.device("cpu")  # wherever features are
 
@@ -778,11 +737,7 @@ class ShardedGraphStore:
         return self.ownership.ranges[etype].num_ids
 
     def on(self: S, group: dist.ProcessGroup | None) -> S:
-        """The same store; what it exchanges goes over another group of the same ranks.
-
-        Raises:
-            ValueError: The group has other ranks.
-        """
+        """The same store; what it exchanges goes over another group of the same ranks."""
         new = copy.copy(self)
         new._state = same_ranks(self._state, group)
         new._edges = self._edges.on(new._state)
@@ -801,11 +756,7 @@ class CollectiveGraphStore(ShardedGraphStore):
 
     @classmethod
     def of(cls, manager: GraphShardManager) -> CollectiveGraphStore:
-        """The store of a sharded graph; every rank must call.
-
-        Raises:
-            ValueError: The graph is a message flow graph.
-        """
+        """The store of a sharded graph; every rank must call."""
         return cls(OwnEdges(manager), manager.idtype)
 
     def sample_neighbors(
@@ -892,8 +843,7 @@ class CollectiveGraphStore(ShardedGraphStore):
                 by_owner = counts
                 for i, column in enumerate(columns):
                     counts, columns[i] = ungroup(order, by_owner, column, self.idtype, check=False)
-            eids = columns[1].to(self.idtype) if options.with_eids else None
-            drawn.append(SampledNeighbors(counts, columns[0].to(self.idtype), eids))
+            drawn.append(SampledNeighbors(counts, *(c.to(self.idtype) for c in columns)))
         return drawn
 
     def _excluded_by_owner(
@@ -919,17 +869,16 @@ class CollectiveGraphStore(ShardedGraphStore):
         options: DrawOptions,
         groups: Sequence[Tensor],
         asked: Sequence[Sequence[int]],
-        wanted: Sequence[Sequence[int]],
+        num_nodes: Sequence[Sequence[int]],
     ) -> list[DrawnEdges]:
         """Draw for others, and send it; what others drew for this rank, by rank.
 
         Args:
             requests: Of this rank; those of others have the same relations and fanouts.
-            options: How to draw.
             groups: For each request the rows that others ask for, by rank; then for each request
                 the edges that must not be drawn for them.
             asked: How many of each are of which rank.
-            wanted: For each request, nodes that this rank asks of each other one.
+            num_nodes: For each request, nodes that this rank asks of each other one.
         """
         edges, num, width = self._edges, len(requests), 2 if options.with_eids else 1
         counts_out, columns_out, sums_out = [], [], []
@@ -946,10 +895,10 @@ class CollectiveGraphStore(ShardedGraphStore):
             columns_out += columns
             sums_out += [_sums(counts, asked[number])] * width
         counts_in = exchange_rows(
-            self._state, counts_out, asked[:num], wanted, "numbers of neighbours"
+            self._state, counts_out, asked[:num], num_nodes, "numbers of neighbours"
         )
         sums_in = []
-        for counts, splits in zip(counts_in, wanted, strict=True):
+        for counts, splits in zip(counts_in, num_nodes, strict=True):
             sums_in += [_sums(counts, splits)] * width
         columns_in = exchange_rows(self._state, columns_out, sums_out, sums_in, "neighbours")
         return [
@@ -989,12 +938,6 @@ class ReplicatedGraphStore(ShardedGraphStore):
 
     What the ranks know of their own edges is replaced, as soon as it is shared, by what the host
     has of all edges.
-
-    Args:
-        edges: Edges of this rank's nodes.
-        hosts: Which ranks share memory.
-        directory: As for `of`.
-        idtype: Type of the ids that it takes and gives.
     """
 
     def __init__(
@@ -1018,7 +961,6 @@ class ReplicatedGraphStore(ShardedGraphStore):
         """The store of a sharded graph; every rank must call.
 
         Args:
-            manager: This rank's part of a full graph.
             directory: Where shared files have a name for a moment; by default in shared memory, or
                 where temporary files go if that is too small.
 
@@ -1053,11 +995,12 @@ class ReplicatedGraphStore(ShardedGraphStore):
                 on first use.
         """
         self._prepare([request.etype for request in requests], options)
-        draw, absent = self._edges.draw, excluded or {}
-        return [
-            sampled(draw(request, request.nodes, options, absent.get(request.etype)), self.idtype)
-            for request in requests
-        ]
+        absent, answers = excluded or {}, []
+        for request in requests:
+            eids = absent.get(request.etype)
+            counts, columns = self._edges.draw(request, request.nodes, options, eids)
+            answers.append(SampledNeighbors(counts, *(c.to(self.idtype) for c in columns)))
+        return answers
 
     def _prepare(self, etypes: Sequence[CanonicalEType], options: DrawOptions) -> None:
         """Put what some draw needs for the first time where all ranks of a host read it."""
@@ -1086,7 +1029,7 @@ class ReplicatedGraphStore(ShardedGraphStore):
                 own_eids = None if eids is None else eids[at]
                 weights.append(edges.placed_weights(key[0], options, own_eids))
             for etype, placed in zip(etypes, self._share_columns(keys, weights), strict=True):
-                edges.keep_weights(etype, options, placed)
+                edges.weights.latest(etype, options).placed[edge_dir] = placed
 
     def _share(self, arrays: Sequence[SharedArray]) -> list[Tensor]:
         return share_arrays(self._state, self._hosts, arrays, whole=True, directory=self._directory)
@@ -1106,7 +1049,7 @@ class ReplicatedGraphStore(ShardedGraphStore):
         """Replace lists of this rank's edges by those of all."""
         rank, wire = self._state.rank, self.ownership.wire_dtype
         own = [self._edges.lists[key] for key in keys]
-        sizes = torch.tensor([(one.neighbors.numel(), one.eids is not None) for one in own])
+        sizes = torch.tensor([(e.neighbors.numel(), e.eids is not None) for e in own])
         by_rank = torch.stack(all_gather(self._state, sizes.view(-1, 2).to(torch.int64)))
         has_eids = by_rank[:, :, 1].any(0).tolist()
         arrays = []
@@ -1145,10 +1088,8 @@ def graph_store_of(
     """The store to draw from: the same one for the same arguments, made when first asked for.
 
     Args:
-        graph: A `Graph`; a `GraphShardManager` (then collective); a `GraphStore` itself; or what
-            has one, as ``graph_store``.
-        transport: As for `choose_graph_store`, of a sharded graph.
-        memory_budget: As for `choose_graph_store`.
+        graph: A `Graph`; a `GraphShardManager` (then collective, and the other arguments are those
+            of `choose_graph_store`); a `GraphStore` itself; or what has one, as ``graph_store``.
 
     Raises:
         TypeError: Something else.
@@ -1163,10 +1104,10 @@ def graph_store_of(
             "graph must be a GraphShardManager, a Graph or a GraphStore (got "
             f"{type(graph).__name__})"
         )
-    kept = vars(graph).get(_KEPT)
-    if not isinstance(kept, _StoresOf) or kept.graph() is not graph:  # copied from another graph
-        kept = vars(graph)[_KEPT] = _StoresOf(weakref.ref(graph))
-    stores = kept.stores
+    of_graph = vars(graph).get(_STORES)
+    if not isinstance(of_graph, _StoresOf) or of_graph.graph() is not graph:  # copied from another
+        of_graph = vars(graph)[_STORES] = _StoresOf(weakref.ref(graph))
+    stores = of_graph.stores
     if isinstance(graph, Graph):
         local = stores.get("local")
         if not isinstance(local, LocalGraphStore) or not local.is_current:
@@ -1189,7 +1130,6 @@ def choose_graph_store(
     """A store that neighbours are drawn from; every rank must call and gets the same kind.
 
     Args:
-        manager: This rank's part of a full graph.
         transport: ``"collective"``: every rank holds its own part, and draws travel.
             ``"replicated"``: every host holds the whole graph once, and draws send nothing.
             ``"auto"``: replicated if that fits the budget.
@@ -1199,14 +1139,15 @@ def choose_graph_store(
     Raises:
         ValueError: An unknown transport, a negative budget, or a message flow graph; on all ranks.
     """
-    error = None
-    if transport not in _TRANSPORTS:
-        error = ValueError(f"transport must be one of {', '.join(_TRANSPORTS)} (got {transport!r})")
-    elif memory_budget is not None and memory_budget < 0:
-        error = ValueError(
-            f"memory_budget must be a number of bytes, at least 0 (got {memory_budget})"
-        )
-    share_error(error, manager.group)
+    with shared_errors(manager.group):
+        if transport not in _TRANSPORTS:
+            raise ValueError(
+                f"transport must be one of {', '.join(_TRANSPORTS)} (got {transport!r})"
+            )
+        if memory_budget is not None and memory_budget < 0:
+            raise ValueError(
+                f"memory_budget must be a number of bytes, at least 0 (got {memory_budget})"
+            )
     if transport == "auto":
         budget = available_memory() // 4 if memory_budget is None else memory_budget
         smallest = int(all_reduce(torch.tensor(budget), "min", group=manager.group))
@@ -1217,11 +1158,7 @@ def choose_graph_store(
 
 
 def replicated_bytes(manager: GraphShardManager) -> int:
-    """Bytes of the whole graph's in-edges and original ids; the same on all ranks. Collective.
-
-    Raises:
-        ValueError: The graph is a message flow graph.
-    """
+    """Bytes of the whole graph's in-edges and original ids; the same on all ranks. Collective."""
     ownership = Ownership.of(manager)
     width = ownership.wire_dtype.itemsize
     # Where edges are not sorted by destination, their ids are kept as well.

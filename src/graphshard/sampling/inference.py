@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from .._base.typing import CanonicalEType
-from ..comm import ExchangePlan, all_reduce, fetch_halo, share_error
+from ..comm import ExchangePlan, all_reduce, fetch_halo
 from ..fullbatch import AggregationMode, DeferredEdges, GraphShardManager
 from ..fullbatch.lazy import expression_of
 from ..fullbatch.reductions import Endpoint, Expression, Leaf, Sddmm, ShardEvaluation
@@ -40,6 +40,8 @@ from ..graph import Frame, Graph, MessagePassingGraph
 from ..graph.message_passing import RelationData, edge_values, flattened, reduce_messages
 from ..graph.structure import Schema
 from ..ops import Adjacency, edge_softmax
+from ._pipeline import mapped
+from .feature_store import shared_errors
 
 T = TypeVar("T")
 _MOST_LAYERS = 1000
@@ -50,13 +52,10 @@ class Batch:
     """Some destinations of one relation, and the edges into them.
 
     Args:
-        etype: The relation.
-        index: Which batch.
         start: First destination row.
         stop: One past the last.
         indptr: ``[num_dst + 1]`` where the edges of each destination begin.
         src: ``[num_edges]`` place of each edge's source among the rows that ``source_rows`` gives.
-        num_src: Number of those rows.
         eids: Ids of the edges in the graph, ``[num_edges]``; or the range that they are.
         source_rows: From a column of the source frame to the rows that the batch reads.
     """
@@ -91,12 +90,7 @@ class Batch:
 
 
 class LocalCut:
-    """Cuts a graph that is whole in this process.
-
-    Args:
-        relations: Its edges.
-        batch_size: Destinations in a batch.
-    """
+    """Cuts a graph that is whole in this process."""
 
     def __init__(self, relations: Mapping[CanonicalEType, Adjacency], batch_size: int) -> None:
         self._relations, self._batch_size = dict(relations), batch_size
@@ -121,10 +115,6 @@ class ShardCut:
     """Cuts this rank's destinations of a sharded graph; making one is collective.
 
     Which rows a batch reads of other ranks is planned once, when the batch is first used.
-
-    Args:
-        structure: Rows and edges of this rank.
-        batch_size: Destinations in a batch.
     """
 
     def __init__(self, structure: ShardStructure, batch_size: int) -> None:
@@ -157,23 +147,23 @@ class ShardCut:
         owner, rows = edges.src_part[eids], edges.src[eids]
         none = torch.empty(0, dtype=torch.int64, device=structure.device)
         places = torch.empty_like(rows, dtype=torch.int64)
-        wanted = [none] * structure.world_size
+        read = [none] * structure.world_size  # rows of each part
         others = [part for part in range(structure.world_size) if part != structure.rank]
-        total = 0
+        num_src = 0
         for part in (structure.rank, *others):
             of_part = owner == part
-            distinct, place = torch.unique(rows[of_part], return_inverse=True)
-            places[of_part] = place + total
-            wanted[part] = distinct.to(torch.int64)
-            total += distinct.numel()
-        own, wanted[structure.rank] = wanted[structure.rank], none
+            distinct, numbers = torch.unique(rows[of_part], return_inverse=True)
+            places[of_part] = numbers + num_src
+            read[part] = distinct.to(torch.int64)
+            num_src += distinct.numel()
+        own, read[structure.rank] = read[structure.rank], none
         plan = ExchangePlan.build(
-            wanted, structure.num_src[etype[0]], group=structure.group, device=structure.device
+            read, structure.num_src[etype[0]], group=structure.group, device=structure.device
         )
-        src = narrow(places, total)
+        src = narrow(places, num_src)
         source_rows = partial(_own_and_remote, own, plan)
         return Batch(
-            etype, index, start, stop, pointer.to(src.dtype), src, total, eids, source_rows
+            etype, index, start, stop, pointer.to(src.dtype), src, num_src, eids, source_rows
         )
 
 
@@ -235,12 +225,7 @@ class _Columns(Mapping[str, Any]):
 
 
 class _BatchEvaluation(ShardEvaluation):
-    """What one batch sees, each thing made once.
-
-    Args:
-        cut: Where the batches of other relations are.
-        batch: The batch.
-    """
+    """What one batch sees, each thing made once."""
 
     def __init__(self, cut: Cut, batch: Batch) -> None:
         eids = batch.eids if isinstance(batch.eids, Tensor) else None
@@ -256,8 +241,8 @@ class _BatchEvaluation(ShardEvaluation):
         key = ("relation", etype)
         if key not in self.memo:
             self.memo[key] = _BatchEvaluation(self.cut, self.cut.batch(etype, self.batch.index))
-        found: _BatchEvaluation = self.memo[key]
-        return found
+        evaluation: _BatchEvaluation = self.memo[key]
+        return evaluation
 
     def leaf(self, leaf: Leaf) -> Tensor:
         if leaf.target == "u":
@@ -283,7 +268,6 @@ class _BatchEvaluation(ShardEvaluation):
         """The batch as message passing over one relation takes it.
 
         Args:
-            fields: The relation and what is stored at its ends.
             functions: What will be called; only user-defined ones get ids.
         """
         batch, adj = self.batch, self.shard.adjacency
@@ -327,25 +311,24 @@ class _Softmax(Expression):
 
     Args:
         scores: Relation to its edges' scores; edges of all of them are normalised together.
-        wanted: The relation whose weights these are.
     """
 
-    def __init__(self, scores: Mapping[CanonicalEType, Expression], wanted: CanonicalEType) -> None:
-        self.scores, self.wanted = dict(scores), wanted
-        self.like(scores[wanted])
+    def __init__(self, scores: Mapping[CanonicalEType, Expression], etype: CanonicalEType) -> None:
+        self.scores, self.etype = dict(scores), etype
+        self.like(scores[etype])
 
     def compute(self, evaluation: ShardEvaluation) -> Tensor:
         assert isinstance(evaluation, _BatchEvaluation)
         if len(self.scores) == 1:
-            scores = self.scores[self.wanted].evaluate(evaluation)
+            scores = self.scores[self.etype].evaluate(evaluation)
             return edge_softmax(evaluation.shard.adjacency, scores, "dst")
         seen = {etype: evaluation.of_relation(etype) for etype in self.scores}
         rows = [self.scores[etype].evaluate(seen[etype]) for etype in self.scores]
-        ends = torch.cat([one.shard.adjacency.coo()[1].long() for one in seen.values()])
+        ends = torch.cat([e.shard.adjacency.coo()[1].long() for e in seen.values()])
         num_dst = evaluation.shard.adjacency.num_dst
         joint = Adjacency(torch.zeros_like(ends), ends, 1, num_dst, check=False)
         weights = edge_softmax(joint, torch.cat(rows), "dst").split([r.shape[0] for r in rows])
-        return weights[list(self.scores).index(self.wanted)]
+        return weights[list(self.scores).index(self.etype)]
 
 
 class _BatchedEdges(DeferredEdges):
@@ -358,14 +341,14 @@ class _BatchedEdges(DeferredEdges):
         if not in_place or args[0] is not self:
             return super()._record(name, func, args, kwargs)
         elsewhere = getattr(torch.Tensor, name[:-1], None)
-        found = elsewhere and super()._record(name[:-1], elsewhere, args, kwargs)
-        if found is None:
+        changed = elsewhere and super()._record(name[:-1], elsewhere, args, kwargs)
+        if changed is None:
             raise NotImplementedError(
                 f"'{name}' cannot change edge values in place where messages are passed in "
                 f"batches; use a function that returns a new tensor"
             )
-        self.expression, self._tensor = found, None
-        return found
+        self.expression, self._tensor = changed, None
+        return changed
 
     def _wrap(self, expression: Expression) -> DeferredEdges:
         return _BatchedEdges(expression, self._materializer, self.device)
@@ -397,8 +380,8 @@ class BatchedPassing(MessagePassingGraph):
         whole: dict[str, Tensor] = {}
         for evaluation in self._evaluations(fields.relation):
             data = evaluation.data(fields, message_func, reduce_func)
-            found = reduce_messages(data, message_func, reduce_func)
-            for name, rows in found.items():
+            reduced = reduce_messages(data, message_func, reduce_func)
+            for name, rows in reduced.items():
                 if name not in whole:
                     whole[name] = rows.new_empty((num_dst, *rows.shape[1:]))
                 evaluation.destination_rows(whole[name]).copy_(rows)
@@ -454,12 +437,7 @@ class BatchedPassing(MessagePassingGraph):
 
 
 class BatchedGraph(BatchedPassing, Graph):
-    """A `Graph` that passes messages in batches. What is stored on it is not seen by the graph.
-
-    Args:
-        graph: The graph.
-        batch_size: Destinations in a batch.
-    """
+    """A `Graph` that passes messages in batches. What is stored on it is not seen by the graph."""
 
     def __init__(self, graph: Graph, batch_size: int) -> None:
         self.__dict__.update(graph.__dict__)
@@ -490,7 +468,6 @@ class BatchedShards(BatchedPassing, GraphShardManager):
 
     Args:
         graph: The sharded graph; what is stored on this one is not seen by it.
-        batch_size: Destinations in a batch.
     """
 
     def __init__(self, graph: GraphShardManager, batch_size: int) -> None:
@@ -582,7 +559,10 @@ def inference(
         batched = BatchedGraph(graph, batch_size)
     layers = SameGraph(batched) if num_layers is None else [batched] * num_layers
     with torch.no_grad(), _evaluating(model):
-        result = _whole(model(layers, features))
+        result = mapped(
+            model(layers, features),
+            lambda v: v.materialize() if isinstance(v, DeferredEdges) else v,
+        )
     return result if origin is None else _moved(result, origin)
 
 
@@ -626,20 +606,20 @@ def _check(graph: Any, batch_size: int, num_layers: int | None) -> None:
         raise TypeError(
             f"inference runs on a Graph or a GraphShardManager (got {type(graph).__name__})"
         )
-    error = None
-    if batch_size < 1:
-        error = ValueError(f"batch_size must be at least 1 (got {batch_size})")
-    elif num_layers is not None and num_layers < 1:
-        error = ValueError(f"num_layers must be at least 1 (got {num_layers})")
-    elif graph.is_block:
-        error = ValueError(
-            "inference is for all nodes of a graph, and this is one layer of a message flow graph; "
-            "pass the graph of construct_full_graph, or call the model on the list of MFGs"
-        )
+    sharing: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if isinstance(graph, GraphShardManager):
-        share_error(error, graph._structure.group)
-    elif error is not None:
-        raise error
+        sharing = shared_errors(graph.group)
+    with sharing:
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1 (got {batch_size})")
+        if num_layers is not None and num_layers < 1:
+            raise ValueError(f"num_layers must be at least 1 (got {num_layers})")
+        if graph.is_block:
+            raise ValueError(
+                "inference is for all nodes of a graph, and this is one layer of a message flow "
+                "graph; pass the graph of construct_full_graph, or call the model on the list of "
+                "MFGs"
+            )
 
 
 @contextlib.contextmanager
@@ -656,24 +636,11 @@ def _evaluating(model: Callable[..., Any]) -> Iterator[None]:
             module.training = training
 
 
-def _mapped(values: Any, change: Callable[[Any], Any]) -> Any:
-    """``values`` with each leaf of its lists, tuples and dictionaries changed."""
-    if isinstance(values, Mapping):
-        return {key: _mapped(value, change) for key, value in values.items()}
-    if type(values) in (list, tuple):
-        return type(values)(_mapped(value, change) for value in values)
-    return change(values)
-
-
 def _moved(values: Any, device: torch.device) -> Any:
-    return _mapped(values, lambda v: v.to(device) if isinstance(v, Tensor) else v)
-
-
-def _whole(values: Any) -> Any:
-    return _mapped(values, lambda v: v.materialize() if isinstance(v, DeferredEdges) else v)
+    return mapped(values, lambda v: v.to(device) if isinstance(v, Tensor) else v)
 
 
 def _first_device(values: Any) -> torch.device | None:
-    found: list[torch.device] = []
-    _mapped(values, lambda v: found.append(v.device) if isinstance(v, Tensor) else None)
-    return found[0] if found else None
+    devices: list[torch.device] = []
+    mapped(values, lambda v: devices.append(v.device) if isinstance(v, Tensor) else None)
+    return devices[0] if devices else None

@@ -24,7 +24,6 @@ def set_all_lazy(graph: Graph, blocks: Sequence[Block]) -> None:
     """Give blocks that were drawn from a graph all its features, lazily.
 
     Args:
-        graph: Where the blocks' ``NID`` and ``EID`` belong.
         blocks: Blocks with the graph's node types, and its relations in the same order.
     """
     for block in blocks:
@@ -77,10 +76,7 @@ def check_named(
     """Raise unless every feature that is named exists.
 
     Args:
-        names_of: The names of the features that a type has.
-        types: Node types or relations.
         names: Names of features; those without a type must be had by some type.
-        what: Name of the argument.
 
     Raises:
         TypeError: A name in place of a list of names.
@@ -116,7 +112,6 @@ def set_node_lazy_features(g: Graph, feature_names: FeatureNames) -> None:
     so that there is nothing to set; the names are checked.
 
     Args:
-        g: A graph that a sampler made.
         feature_names: Names, or on a typed graph node type to names.
 
     Raises:
@@ -129,7 +124,6 @@ def set_edge_lazy_features(g: Graph, feature_names: FeatureNames) -> None:
     """As `set_node_lazy_features`, of edges.
 
     Args:
-        g: A graph or block that a sampler made.
         feature_names: Names, or on a typed graph relation to names.
     """
     check_named(lambda t: g.edges[t].data, g.canonical_etypes, feature_names, "feature_names")
@@ -139,7 +133,6 @@ def set_src_lazy_features(g: Block, feature_names: FeatureNames) -> None:
     """As `set_node_lazy_features`, of the source nodes of a block.
 
     Args:
-        g: A block that a sampler made.
         feature_names: Names, or on a typed graph node type to names.
     """
     check_named(lambda t: g.srcnodes[t].data, g.srctypes, feature_names, "feature_names")
@@ -149,7 +142,6 @@ def set_dst_lazy_features(g: Block, feature_names: FeatureNames) -> None:
     """As `set_node_lazy_features`, of the destination nodes of a block.
 
     Args:
-        g: A block that a sampler made.
         feature_names: Names, or on a typed graph node type to names.
     """
     check_named(lambda t: g.dstnodes[t].data, g.dsttypes, feature_names, "feature_names")

@@ -18,21 +18,16 @@ from torch import Tensor
 from .._base.device import device_of
 from .._base.memory import keep_freed_memory
 from .._base.typing import CanonicalEType, EType
-from ..comm import come_together, rank, share_error, world_size
+from ..comm import come_together, rank, world_size
 from ..fullbatch import GraphShardManager
 from ..graph import EID, Block, Graph
-from ._dist_loader import (
-    SPLIT_KEY,
-    BatchOrder,
-    DataLoader,
-    FeaturePlan,
-    LoaderResources,
-    LoaderStats,
-    MiniBatch,
-    global_mean,
-)
+from ._dist_loader import SPLIT_KEY, BatchOrder, FeaturePlan, LoaderStats
+from ._dist_loader import DataLoader as DataLoader
+from ._dist_loader import LoaderResources as LoaderResources
+from ._dist_loader import MiniBatch as MiniBatch
+from ._dist_loader import global_mean as global_mean
 from ._pipeline import Deliveries, DeviceStream, Pipeline, Run, Stage, moved
-from .feature_store import FeatureRequest, FeatureStore
+from .feature_store import FeatureRequest, FeatureStore, shared_errors
 from .graph_store import GraphStore, LocalGraphStore, graph_store_of
 from .lazy_features import FeatureNames, check_named, names_for
 from .sampler import (
@@ -46,23 +41,6 @@ from .sampler import (
     refuse_unnamed,
     takes,
 )
-
-__all__ = [
-    "DataLoader",
-    "DeviceStream",
-    "EdgeDataLoader",
-    "LoaderResources",
-    "LoaderStats",
-    "LocalDataLoader",
-    "MiniBatch",
-    "NodeDataLoader",
-    "Pipeline",
-    "Run",
-    "SplitOrder",
-    "Stage",
-    "global_mean",
-    "moved",
-]
 
 WITHOUT_EFFECT = frozenset(
     "multiprocessing_context persistent_workers pin_memory prefetch_factor timeout "
@@ -90,11 +68,8 @@ class SplitOrder(BatchOrder):
         indices: ``[n, ...]`` indices, or type to indices; a batch has those types that it happens
             to have.
         batch_size: The most that a batch holds.
-        shuffle: Take another order every epoch.
         drop_last: Leave out what fills no batch of ``batch_size`` on every rank.
-        seed: Of the order.
         rank: Whose batches these are.
-        num_ranks: Among how many ranks the indices are shared.
 
     Raises:
         TypeError: The indices are nothing that a tensor can be made of, or a bool mask.
@@ -131,20 +106,15 @@ class SplitOrder(BatchOrder):
             self.num_steps, self._is_even = num_steps, True
 
     def batch(self, order: Tensor | None, step: int) -> Any:
-        """The indices of one step: a tensor, or type to tensor, as they were given.
-
-        Args:
-            order: From `of_epoch`.
-            step: Which step of the epoch.
-        """
+        """The indices of one step: a tensor, or type to tensor, as they were given."""
         if not self._is_even:
             start = step * self._batch_size
             stop = min(start + self._batch_size, self._used)
         else:
             part, num_parts = step * self._num_ranks + self._rank, self.num_steps * self._num_ranks
             start, stop = (p * self._used // num_parts for p in (part, part + 1))
-        found = self._taken(order, start, stop)
-        return {k: ids for k, ids in found.items() if len(ids)} if self._typed else found[None]
+        taken = self._taken(order, start, stop)
+        return {k: ids for k, ids in taken.items() if len(ids)} if self._typed else taken[None]
 
 
 def _tensor(values: Any, key: Any) -> Tensor:
@@ -185,7 +155,6 @@ class LocalDataLoader:
         indices: ``[n]`` what to iterate over, or type to that; batches mix the types. An index may
             be there several times (oversampling): ``output_nodes``, and the rows of the last block,
             are a batch's indices as they are, and all times of a node have the same neighbours.
-        graph_sampler: Makes a batch.
         device: Where batches shall be; by default the sampler's ``output_device``, else the
             graph's device. On a GPU blocks and the features that the sampler names arrive with
             their copies ordered before the work of the stream that is current in the loop; others
@@ -195,7 +164,6 @@ class LocalDataLoader:
             `SplitOrder` says: without repetition, and with the same number of steps everywhere.
             All ranks must pass the same indices.
         ddp_seed: The seed where ``use_ddp`` is set and ``seed`` is not.
-        batch_size: Indices in a batch.
         drop_last: Leave out a last batch that is not full.
         shuffle: Take the indices in another order every epoch.
         seed: Of the order and the draws; by default one from torch's generator.
@@ -270,141 +238,84 @@ class LocalDataLoader:
     ) -> None:
         if not isinstance(collective, bool):
             raise TypeError(f"collective must be True or False (got {collective!r})")
-        is_shared, error = collective and hasattr(graph, "most_steps"), None
+        is_shared = collective and hasattr(graph, "most_steps")
         if is_shared:
             come_together(type(self).__name__.removeprefix("Local"), _RULE)
-        try:
-            self._set_up(
-                graph,
-                indices,
-                graph_sampler,
-                device,
-                unnamed,
-                use_ddp,
-                ddp_seed,
-                batch_size,
-                drop_last,
-                shuffle,
-                seed,
-                prefetch,
-                num_workers,
-                use_uva,
-                gpu_cache,
-                feature_store,
-                use_prefetch_thread,
-                pin_prefetcher,
-                use_alternate_streams,
-                options,
-            )
-        except Exception as caught:
-            if not is_shared:
-                raise
-            error = caught
-        if is_shared:  # by trainers, none of which may wait for one that has failed
-            share_error(error)
+        with shared_errors() if is_shared else nullcontext():
+            refuse_unnamed(type(self).__name__, unnamed, "use_ddp", "ddp_seed", "batch_size")
+            _check_graph(graph, graph_sampler)
+            _check_options(gpu_cache, options)
+            self.graph = graph
+            self._find_features(graph_sampler, feature_store)
+            self._keyed = takes(graph_sampler.sample, "draw_seed")
+            if prefetch is None:
+                prefetch = 2 if self._keyed and use_prefetch_thread is not False else 0
+            if prefetch < 0:
+                raise ValueError(f"prefetch must be 0 or more batches (got {prefetch})")
+            if prefetch and use_prefetch_thread is False:
+                raise ValueError(
+                    f"use_prefetch_thread=False makes no batch ahead (got prefetch={prefetch}); "
+                    "leave either out"
+                )
+            if seed is None:
+                seed = ddp_seed if use_ddp else DrawSeed.fresh().seed
+            self.indices = indices
+            self.graph_sampler = graph_sampler
+            if device is None:
+                device = getattr(graph_sampler, "output_device", None)
+            graph_device = torch.device(getattr(self.graph, "device", "cpu"))
+            if device is None:
+                device = "cuda" if use_uva and torch.cuda.is_available() else graph_device
+            self.device = device_of(device)
+            self._stream = DeviceStream.of(self.device, own=use_alternate_streams is not False)
+            self._pins = self._stream is not None and pin_prefetcher is not False
+            if self._plan is not None:
+                self._plan.pin = self._pins
+            if use_uva and (self._stream is None or graph_device.type != "cpu"):
+                raise ValueError(
+                    "use_uva=True is for batches on a GPU of a graph on the CPU (batches would be "
+                    f"on {self.device}, the graph is on {graph_device}); leave it out, or give "
+                    "device"
+                )
+            self._stats, self._delivered = LoaderStats(), Deliveries()
+            self.use_ddp, self.shuffle, self.drop_last = use_ddp, shuffle, drop_last
+            self.batch_size, self.num_workers = batch_size, num_workers
+            self.seed, self.prefetch = seed, prefetch
+            self.epoch = 0
+            sharing = (rank(), world_size()) if use_ddp else (0, 1)
+            if graph_device.type == "cpu" and isinstance(indices, Tensor | Mapping):
+                indices = moved(indices, graph_device)  # once, and not for each batch
+            self._order = SplitOrder(indices, batch_size, shuffle, drop_last, seed, *sharing)
+        if is_shared:
             self._order.cut_evenly(graph.most_steps(len(self._order)))
         keep_freed_memory()
 
-    def _set_up(
-        self,
-        graph: Any,
-        indices: Any,
-        graph_sampler: Any,
-        device: torch.device | str | None,
-        unnamed: tuple[Any, ...],
-        use_ddp: bool,
-        ddp_seed: int,
-        batch_size: int,
-        drop_last: bool,
-        shuffle: bool,
-        seed: int | None,
-        prefetch: int | None,
-        num_workers: int,
-        use_uva: bool,
-        gpu_cache: Any,
-        feature_store: FeatureStore | None,
-        use_prefetch_thread: bool | None,
-        pin_prefetcher: bool | None,
-        use_alternate_streams: bool | None,
-        options: Mapping[str, Any],
-    ) -> None:
-        """What `__init__` says, on this process alone."""
-        self._features: FeatureStore | None
-        self._plan: FeaturePlan | None
-        self._labels: _PairLabels | None
-        refuse_unnamed(type(self).__name__, unnamed, "use_ddp", "ddp_seed", "batch_size")
-        if isinstance(graph, GraphShardManager):
-            raise TypeError(
-                "this loader takes a graph that is whole in this process (got a "
-                "GraphShardManager); use graphshard.sampling.DataLoader for one that spans ranks"
-            )
-        if not callable(getattr(graph_sampler, "sample", None)):
-            raise TypeError(
-                f"graph_sampler must have a method sample(g, indices) (got "
-                f"{type(graph_sampler).__name__})"
-            )
-        _check_options(gpu_cache, options)
-        self._features, self._plan, self._labels = feature_store, None, None
-        if feature_store is None and hasattr(graph, "feature_store"):
-            draws = graph_sampler
+    def _find_features(self, sampler: Any, store: FeatureStore | None) -> None:
+        """Plan the features that come from a store: that of a `DistGraph`, or the one given."""
+        graph = self.graph
+        self._features, self._plan = store, None
+        self._labels: _PairLabels | None = None
+        if store is None and hasattr(graph, "feature_store"):
+            draws = sampler
             if isinstance(draws, EdgePredictionSampler):
                 self._features, draws = graph.feature_store, draws.sampler
-                names = graph_sampler.prefetch_labels
+                names = sampler.prefetch_labels
                 self._labels = _PairLabels.of(names, graph_store_of(graph), graph.feature_store)
             if isinstance(draws, BlockSampler):
                 self._features = graph.feature_store
                 self._plan = FeaturePlan(graph_store_of(graph), draws, self._features)
             if isinstance(draws, NeighborSampler) and hasattr(graph, "check_draws"):
                 graph.check_draws(draws.options)
-        elif feature_store is not None:
-            if not isinstance(graph_sampler, BlockSampler):
+        elif store is not None:
+            if not isinstance(sampler, BlockSampler):
                 raise TypeError(
                     "feature_store gives what a BlockSampler names in prefetch_node_feats, "
                     "prefetch_labels and prefetch_edge_feats (got a "
-                    f"{type(graph_sampler).__name__}); leave it out, and read the store in the loop"
+                    f"{type(sampler).__name__}); leave it out, and read the store in the loop"
                 )
             # In the place of the graph, whose own features are then left out.
-            graph = graph_store_of(graph)
-            self._plan = FeaturePlan(graph, graph_sampler, feature_store)
-        self._keyed = takes(graph_sampler.sample, "draw_seed")
-        if prefetch is None:
-            prefetch = 2 if self._keyed and use_prefetch_thread is not False else 0
-        if prefetch < 0:
-            raise ValueError(f"prefetch must be 0 or more batches (got {prefetch})")
-        if prefetch and use_prefetch_thread is False:
-            raise ValueError(
-                f"use_prefetch_thread=False makes no batch ahead (got prefetch={prefetch}); leave "
-                "either out"
-            )
-        if seed is None:
-            seed = ddp_seed if use_ddp else DrawSeed.fresh().seed
-        self.graph = graph
-        self.indices = indices
-        self.graph_sampler = graph_sampler
-        if device is None:
-            device = getattr(graph_sampler, "output_device", None)
-        graph_device = torch.device(getattr(graph, "device", "cpu"))
-        if device is None:
-            device = "cuda" if use_uva and torch.cuda.is_available() else graph_device
-        self.device = device_of(device)
-        self._stream = DeviceStream.of(self.device, own=use_alternate_streams is not False)
-        self._pins = self._stream is not None and pin_prefetcher is not False
-        if self._plan is not None:
-            self._plan.pin = self._pins
-        if use_uva and (self._stream is None or graph_device.type != "cpu"):
-            raise ValueError(
-                "use_uva=True is for batches on a GPU of a graph on the CPU (batches would be on "
-                f"{self.device}, the graph is on {graph_device}); leave it out, or give device"
-            )
-        self._stats, self._delivered = LoaderStats(), Deliveries()
-        self.use_ddp, self.shuffle, self.drop_last = use_ddp, shuffle, drop_last
-        self.batch_size, self.num_workers = batch_size, num_workers
-        self.seed, self.prefetch = seed, prefetch
-        self.epoch = 0
-        place = (rank(), world_size()) if use_ddp else (0, 1)
-        if graph_device.type == "cpu" and isinstance(indices, Tensor | Mapping):
-            indices = moved(indices, graph_device)  # once, and not for each batch
-        self._order = SplitOrder(indices, batch_size, shuffle, drop_last, seed, *place)
+            self.graph = graph_store_of(graph)
+            self._plan = FeaturePlan(self.graph, sampler, store)
 
     def __len__(self) -> int:
         """Batches in an epoch."""
@@ -473,11 +384,7 @@ class LocalDataLoader:
 
 @dataclass(frozen=True)
 class _PairLabels:
-    """Features of a batch of edges, from a store.
-
-    Args:
-        names: Relation to names.
-    """
+    """Features of a batch of edges, from a store."""
 
     names: Mapping[CanonicalEType, Sequence[str]]
 
@@ -512,9 +419,7 @@ class NodeDataLoader(LocalDataLoader):
     Arguments that are not described here are those of `DataLoader`.
 
     Args:
-        g: The graph.
         nids: Node ids, or node type to ids.
-        graph_sampler: Draws blocks.
     """
 
     def __init__(
@@ -535,7 +440,6 @@ class EdgeDataLoader(LocalDataLoader):
     Arguments that are not described here are those of `DataLoader` and `EdgePredictionSampler`.
 
     Args:
-        g: The graph.
         eids: Edge ids, or relation to ids.
         graph_sampler: Draws blocks for nodes.
 
@@ -573,6 +477,18 @@ class EdgeDataLoader(LocalDataLoader):
             g_sampling,
         )
         super().__init__(g, eids, sampler, device, *unnamed, **options)
+
+
+def _check_graph(graph: Any, sampler: Any) -> None:
+    if isinstance(graph, GraphShardManager):
+        raise TypeError(
+            "this loader takes a graph that is whole in this process (got a "
+            "GraphShardManager); use graphshard.sampling.DataLoader for one that spans ranks"
+        )
+    if not callable(getattr(sampler, "sample", None)):
+        raise TypeError(
+            f"graph_sampler must have a method sample(g, indices) (got {type(sampler).__name__})"
+        )
 
 
 def _check_options(gpu_cache: Any, options: Mapping[str, Any]) -> None:

@@ -26,56 +26,28 @@ from ..fullbatch import GraphShardManager
 from ..graph import EID, NID, Graph
 from ..ops import Adjacency
 from ..ops.counter_random import below, key_state, states, unit, word
+from ._neighbor_sampler import BlockSampler as BlockSampler
+from ._neighbor_sampler import DistNeighborSampler as DistNeighborSampler
 from ._neighbor_sampler import (
-    BlockSampler,
-    DistNeighborSampler,
     DrawSeed,
     IdTables,
-    LaborSampler,
-    LayerFanout,
-    MultiLayerFullNeighborSampler,
-    MultiLayerNeighborSampler,
-    NeighborSampler,
     Sampler,
     by_relation,
-    by_type,
     checked_ids,
     only_if_plain,
     per_kind,
-    refuse_unnamed,
     relation_named,
     takes,
 )
+from ._neighbor_sampler import LaborSampler as LaborSampler
+from ._neighbor_sampler import LayerFanout as LayerFanout
+from ._neighbor_sampler import MultiLayerFullNeighborSampler as MultiLayerFullNeighborSampler
+from ._neighbor_sampler import MultiLayerNeighborSampler as MultiLayerNeighborSampler
+from ._neighbor_sampler import NeighborSampler as NeighborSampler
+from ._neighbor_sampler import by_type as by_type
+from ._neighbor_sampler import refuse_unnamed as refuse_unnamed
 from .graph_store import GraphStore, graph_store_of
 from .lazy_features import FeatureNames, check_named, read_named, set_lazy
-
-__all__ = [
-    "BlockSampler",
-    "DistNeighborSampler",
-    "DrawSeed",
-    "EdgePredictionSampler",
-    "Exclude",
-    "GlobalUniform",
-    "IdTables",
-    "LaborSampler",
-    "LayerFanout",
-    "MultiLayerFullNeighborSampler",
-    "MultiLayerNeighborSampler",
-    "NegativeSampler",
-    "NeighborSampler",
-    "PerSourceUniform",
-    "Sampler",
-    "Uniform",
-    "as_edge_prediction_sampler",
-    "by_relation",
-    "by_type",
-    "find_exclude_eids",
-    "global_uniform_negative_sampling",
-    "only_if_plain",
-    "per_kind",
-    "refuse_unnamed",
-    "takes",
-]
 
 Exclude: TypeAlias = str | Tensor | Mapping[EType, Tensor] | Callable[[Any], Any] | None
 """``None``, ``"self"``, ``"reverse_id"``, ``"reverse_types"``, edge ids, or a function of ids."""
@@ -130,13 +102,7 @@ def edges_to_exclude(
     Arguments that are not described here are those of `EdgePredictionSampler`.
 
     Args:
-        g: The graph.
-        seeds: Ids of the batch's edges.
         as_given: The same as a user's function sees them: a tensor where there is one relation.
-
-    Raises:
-        TypeError: Ids that are no integers, or without a relation on a graph of several.
-        ValueError: An unknown relation, or ``reverse_eids`` that has too few ids.
     """
     store = graph_store_of(g)
     if exclude is None:
@@ -158,9 +124,9 @@ def edges_to_exclude(
         relation_named(store, there): relation_named(store, back)
         for there, back in reverse_etypes.items()
     }
-    found: dict[CanonicalEType, list[Tensor]] = {}
+    excluded: dict[CanonicalEType, list[Tensor]] = {}
     for etype, eids in seeds.items():
-        found.setdefault(etype, []).append(eids)
+        excluded.setdefault(etype, []).append(eids)
         if etype in reverse_of:
             back = reverse_of[etype]
             if g.num_edges(back) != g.num_edges(etype):
@@ -172,20 +138,20 @@ def edges_to_exclude(
             # Partitioning gives the edges of each relation ids of their own.
             reverse_edges = getattr(g, "reverse_edges", None)
             reverses = eids if reverse_edges is None else reverse_edges(eids, etype, back)
-            found.setdefault(back, []).append(reverses)
-    return {etype: torch.cat(ids) for etype, ids in found.items()}
+            excluded.setdefault(back, []).append(reverses)
+    return {etype: torch.cat(ids) for etype, ids in excluded.items()}
 
 
 def _edges_there(store: GraphStore, ids: Any, what: str) -> dict[CanonicalEType, Tensor] | None:
     """As `by_relation`, without ids of no edge: a map may be of a graph that had more edges."""
     if ids is None:
         return None
-    found = {}
+    by_etype = {}
     for name, values in per_kind(ids, store.canonical_etypes, what, "relation to ids").items():
         etype = relation_named(store, name)
         bound = store.num_edges(etype)
-        found[etype] = checked_ids(values, bound, f"{what} of {etype}", store, leave_out=True)
-    return found
+        by_etype[etype] = checked_ids(values, bound, f"{what} of {etype}", store, leave_out=True)
+    return by_etype
 
 
 def find_exclude_eids(
@@ -201,27 +167,22 @@ def find_exclude_eids(
     Arguments that are not described here are those of `EdgePredictionSampler`.
 
     Args:
-        g: The graph.
         seed_edges: Edge ids, or relation to ids.
         output_device: Where they shall be; by default where the graph is.
 
     Returns:
         Ids as ``seed_edges`` are given, plain or by relation; None where ``exclude`` is.
-
-    Raises:
-        TypeError: As for `EdgePredictionSampler.sample`.
-        ValueError: As for `EdgePredictionSampler.sample`.
     """
     check_exclude(exclude, reverse_eids, reverse_etypes)
     seeds = by_relation(graph_store_of(g), seed_edges, "seed_edges") or {}
     is_plain = not isinstance(seed_edges, Mapping)
     as_given = only_if_plain(seeds) if is_plain else dict(seeds)
-    found = edges_to_exclude(g, seeds, as_given, exclude, reverse_eids, reverse_etypes)
-    if found is None:
+    excluded = edges_to_exclude(g, seeds, as_given, exclude, reverse_eids, reverse_etypes)
+    if excluded is None:
         return None
     if output_device is not None:
-        found = {etype: ids.to(output_device) for etype, ids in found.items()}
-    return only_if_plain(found) if is_plain else found
+        excluded = {etype: ids.to(output_device) for etype, ids in excluded.items()}
+    return only_if_plain(excluded) if is_plain else excluded
 
 
 def _reverse(
@@ -248,8 +209,8 @@ def _reverse(
             f"shape {tuple(of_relation.shape)})"
         )
     at = eids.to(of_relation.device) if isinstance(of_relation, Tensor) else eids.cpu()
-    found = torch.as_tensor(of_relation[at])
-    return checked_ids(found, num_edges, f"reverse_eids of {etype}", store, leave_out=True)
+    reverses = torch.as_tensor(of_relation[at])
+    return checked_ids(reverses, num_edges, f"reverse_eids of {etype}", store, leave_out=True)
 
 
 class NegativeSampler(ABC):
@@ -303,9 +264,6 @@ class PerSourceUniform(NegativeSampler):
 
     A pair may by chance be an edge of the graph; `GlobalUniform` draws none that is.
 
-    Args:
-        k: Pairs per edge.
-
     Example:
         >>> from graphshard.graph import graph
         >>> g = graph(([0, 1, 2], [1, 2, 3]))
@@ -331,7 +289,6 @@ class GlobalUniform(NegativeSampler):
     an edge.
 
     Args:
-        k: Pairs per edge.
         exclude_self_loops: Draw no pair of a node with itself.
         replace: Whether a pair may appear several times among those for one batch.
         redundancy: At most ``1 + redundancy`` tries for each pair; by default many.
@@ -375,10 +332,7 @@ def global_uniform_negative_sampling(
     """Draw pairs of nodes that no edge of a relation joins; see `GlobalUniform`.
 
     Args:
-        g: A graph of this process.
         num_samples: How many pairs; where free pairs are hard to hit, there may be fewer.
-        exclude_self_loops: Draw no pair of a node with itself.
-        replace: Whether a pair may appear several times.
         etype: The relation; by default the first.
         redundancy: At most ``1 + redundancy`` tries for each pair; by default many.
 
@@ -439,11 +393,11 @@ def _free_pairs(
         good = ~g.has_edges_between(source.to(g.idtype), destination.to(g.idtype), etype=etype)
         if exclude_self_loops and source_type == target_type:
             good &= source != destination
-        found = source * num_dst + destination
+        drawn = source * num_dst + destination
         if not replace:
-            good &= ~torch.isin(found, code)
-            good &= _is_first(found, good)
-        code[open_slots[good]] = found[good]
+            good &= ~torch.isin(drawn, code)
+            good &= _is_first(drawn, good)
+        code[open_slots[good]] = drawn[good]
         open_slots = open_slots[~good]
     code = code[code >= 0]
     return code // max(num_dst, 1), code % max(num_dst, 1)
@@ -561,8 +515,8 @@ class EdgePredictionSampler(Sampler):
 
         edges = {etype: g.find_edges(eids, etype=etype) for etype, eids in seeds.items()}
         negatives = self._negatives(g, as_given, draw_seed)
-        kept, (edges, negatives) = _compacted(g, [edges, negatives])
-        pair_graph = _pair_graph(g, kept, edges)
+        nodes, (edges, negatives) = _compacted(g, [edges, negatives])
+        pair_graph = _pair_graph(g, nodes, edges)
         for etype in g.canonical_etypes:
             eids = seeds.get(etype, torch.empty(0, dtype=store.idtype, device=store.device))
             pair_graph.edges[etype].data[EID] = eids
@@ -570,7 +524,7 @@ class EdgePredictionSampler(Sampler):
                 set_lazy(g.edges[etype].data, pair_graph.edges[etype].data, EID)
         pair_graphs = [pair_graph]
         if self.negative_sampler is not None:
-            pair_graphs.append(_pair_graph(g, kept, negatives))
+            pair_graphs.append(_pair_graph(g, nodes, negatives))
 
         excluded = edges_to_exclude(
             g, seeds, as_given, self.exclude, self.reverse_eids, self.reverse_etypes
@@ -581,7 +535,7 @@ class EdgePredictionSampler(Sampler):
             excluded_ids = only_if_plain(excluded) if plain else excluded
         keyed = {"draw_seed": draw_seed} if self._is_keyed else {}
         drawn_from = g if self.g_sampling is None else self.g_sampling
-        sampled = self.sampler.sample(drawn_from, only_if_plain(kept), excluded_ids, **keyed)
+        sampled = self.sampler.sample(drawn_from, only_if_plain(nodes), excluded_ids, **keyed)
         return (sampled[0], *pair_graphs, sampled[-1])
 
     def prefetch(self, batch: Any) -> None:
@@ -668,21 +622,23 @@ def _compacted(
     store = graph_store_of(g)
     tables = IdTables.of(store)
     none = torch.empty(0, dtype=store.idtype, device=store.device)
-    kept, local = {}, {}
+    nodes, local = {}, {}
     for ntype, of_type in ends.items():
-        kept[ntype], places = tables.renumber(ntype, none, torch.cat([none, *of_type]))
-        local[ntype] = iter(places.split([part.numel() for part in of_type]))
-    return kept, [
+        nodes[ntype], numbers = tables.renumber(ntype, none, torch.cat([none, *of_type]))
+        local[ntype] = iter(numbers.split([part.numel() for part in of_type]))
+    return nodes, [
         {etype: (next(local[etype[0]]), next(local[etype[2]])) for etype in group}
         for group in groups
     ]
 
 
-def _pair_graph(g: Any, kept: Mapping[str, Tensor], pairs: Mapping[CanonicalEType, Pairs]) -> Graph:
+def _pair_graph(
+    g: Any, nodes: Mapping[str, Tensor], pairs: Mapping[CanonicalEType, Pairs]
+) -> Graph:
     """A graph of some pairs over chosen nodes of ``g``, whose ids and features the nodes have."""
     store = graph_store_of(g)
     none = torch.empty(0, dtype=store.idtype, device=store.device)
-    counts = {ntype: ids.numel() for ntype, ids in kept.items()}
+    counts = {ntype: ids.numel() for ntype, ids in nodes.items()}
     new = Graph(
         counts,
         {
@@ -692,7 +648,7 @@ def _pair_graph(g: Any, kept: Mapping[str, Tensor], pairs: Mapping[CanonicalETyp
             for etype in g.canonical_etypes
         },
     )
-    for ntype, ids in kept.items():
+    for ntype, ids in nodes.items():
         new.nodes[ntype].data[NID] = ids
         if isinstance(g, Graph):
             set_lazy(g.nodes[ntype].data, new.nodes[ntype].data, NID)

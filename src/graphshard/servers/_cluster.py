@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, zip_longest
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from ..errors import MessageError, ServerError
 from ..ops import copy_rows, group_by_range
 from ._host_tables import HostTables, TableInfo, attached, check_rows, write_rows
 from ._message_stream import WireMessage
-from .rpc import MessageClient
+from .rpc import MessageClient, PendingAnswer
 
 _INT32_MAX = 2**31 - 1
 MESSAGE_BYTES = 1 << 26
@@ -32,69 +32,26 @@ MESSAGE_BYTES = 1 << 26
 _MOST_HERE = 1 << 24  # bytes of an answer that the caller's thread receives itself
 
 
-class Answer(Protocol):
-    """A request's answer to come."""
-
-    def result(self) -> WireMessage:
-        """Wait for it."""
-
-
-class Host(Protocol):
-    """A host, as its clients see it."""
-
-    @property
-    def address(self) -> str | None:
-        """``host:port`` of its server, if it has one."""
-
-    def start(self, request: WireMessage) -> Answer:
-        """Ask its server, and go on."""
-
-    def begin(self, request: WireMessage) -> Answer:
-        """Ask its server, and wait soon."""
-
-    def rows(self, name: str) -> Tensor | None:
-        """Its rows of a table, where this process can read and write them; else None.
-
-        Raises:
-            ServerError: The server has given this process up.
-        """
-
-    def found(self, info: TableInfo, file: Sequence[Any] | None) -> None:
-        """See what its server says of a table."""
-
-    def forget(self, name: str) -> None:
-        """Give back what it holds for a table."""
-
-    def close(self) -> None:
-        """Give back what it holds."""
-
-
 class LocalHost:
-    """The only host of a job without servers: this process.
-
-    Args:
-        tables: What it has.
-    """
+    """This process, the only host of a job without servers; its methods are as of `ServedHost`."""
 
     def __init__(self, tables: HostTables) -> None:
         self._tables, self._handlers = tables, tables.handlers()
-        self.address: str | None = None
+        self.address = None
 
     def add_handlers(self, handlers: dict[str, Callable[[WireMessage], WireMessage]]) -> None:
         """More requests that it answers."""
         self._handlers |= handlers
 
-    def start(self, request: WireMessage) -> Answer:
-        answer = self._handlers[request.op](request)
-        return _Known(answer)
+    def start(self, request: WireMessage) -> _GivenAnswer:
+        return _GivenAnswer(self._handlers[request.op](request))
 
-    def begin(self, request: WireMessage) -> Answer:
-        return self.start(request)
+    begin = start
 
     def rows(self, name: str) -> Tensor | None:
         return self._tables.rows(name)
 
-    def found(self, info: TableInfo, file: Sequence[Any] | None) -> None:
+    def learn(self, info: TableInfo, file: Sequence[Any] | None) -> None:
         return
 
     def forget(self, name: str) -> None:
@@ -105,7 +62,7 @@ class LocalHost:
 
 
 @dataclass(frozen=True)
-class _Known:
+class _GivenAnswer:
     answer: WireMessage
 
     def result(self) -> WireMessage:
@@ -116,27 +73,34 @@ class ServedHost:
     """A host with a server.
 
     Args:
-        connection: To the server.
         may_attach: Whether the server may be on this machine.
     """
 
     def __init__(self, connection: MessageClient, may_attach: bool) -> None:
         self.connection, self._may_attach = connection, may_attach
-        self.address: str | None = connection.address
+        self.address = connection.address
         self._rows: dict[str, tuple[Sequence[Any], Tensor | None]] = {}
 
-    def start(self, request: WireMessage) -> Answer:
+    def start(self, request: WireMessage) -> PendingAnswer:
+        """Ask its server, and go on."""
         return self.connection.start(request)
 
-    def begin(self, request: WireMessage) -> Answer:
+    def begin(self, request: WireMessage) -> PendingAnswer:
+        """Ask its server, and wait soon."""
         return self.connection.begin(request)
 
     def rows(self, name: str) -> Tensor | None:
+        """Its rows of a table, where this process can read and write them; else None.
+
+        Raises:
+            ServerError: The server has given this process up.
+        """
         self.connection.check_present()
         mapped = self._rows.get(name)
         return None if mapped is None else mapped[1]
 
-    def found(self, info: TableInfo, file: Sequence[Any] | None) -> None:
+    def learn(self, info: TableInfo, file: Sequence[Any] | None) -> None:
+        """See what its server says of a table, and in which file of this machine it is."""
         mapped = self._rows.get(info.name)
         if file is None or not self._may_attach:
             self._rows.pop(info.name, None)
@@ -144,11 +108,17 @@ class ServedHost:
             self._rows[info.name] = file, attached(file, info, self.connection.host)
 
     def forget(self, name: str) -> None:
+        """Unmap what it has of a table."""
         self._rows.pop(name, None)
 
     def close(self) -> None:
+        """End the connection, and unmap all tables."""
         self._rows.clear()
         self.connection.close()
+
+
+Host: TypeAlias = LocalHost | ServedHost
+Answer: TypeAlias = PendingAnswer | _GivenAnswer
 
 
 @dataclass(frozen=True)
@@ -156,7 +126,6 @@ class RowsRequest:
     """Rows of some tables that are spread alike.
 
     Args:
-        names: The tables.
         ids: Integer ``[n]``, ids of all hosts together, on the CPU.
     """
 
@@ -167,8 +136,11 @@ class RowsRequest:
 class Cluster:
     """The hosts of a job.
 
+    What is given a table's name raises KeyError if there is none; ids, IndexError if one is out of
+    range, before anything is written. Where a server is gone there is a ServerError; rows of other
+    hosts are written.
+
     Args:
-        hosts: By number.
         here: The number of this process's host.
     """
 
@@ -205,16 +177,10 @@ class Cluster:
 
         All are waited for, also after an error.
         """
-        started = [self.hosts[number].begin(message) for number, message in requests]
-        answers, error = [], None
-        for answer in started:
-            try:
-                answers.append(answer.result())
-            except Exception as caught:
-                error = error or caught
+        answers, error = _results([self.hosts[n].begin(message) for n, message in requests])
         if error is not None:
             raise error
-        return answers
+        return list(answers.values())
 
     # ------------------------------------------------------------------ tables
 
@@ -227,11 +193,7 @@ class Cluster:
         return sorted(self._infos)
 
     def info(self, name: str) -> TableInfo:
-        """A table; asks the servers if it is new here.
-
-        Raises:
-            KeyError: There is none.
-        """
+        """A table; asks the servers if it is new here."""
         if name not in self._infos:
             request = WireMessage("tables", {"names": [name]})
             self._learn(self.ask([(n, request) for n in range(self.num_hosts)]))
@@ -250,14 +212,7 @@ class Cluster:
             OSError: Some host has no room. Nothing is made then.
         """
         request = WireMessage("create", info.as_json())
-        started = [host.start(request) for host in self.hosts]
-        answers: dict[int, WireMessage] = {}
-        error: Exception | None = None
-        for number, pending in enumerate(started):
-            try:
-                answers[number] = pending.result()
-            except Exception as caught:
-                error = error or caught
+        answers, error = _results([host.start(request) for host in self.hosts])
         new = [number for number, answer in answers.items() if answer.fields["is_new"]]
         if error is None and 0 < len(new) < self.num_hosts:
             error = ValueError(
@@ -335,18 +290,12 @@ class Cluster:
                     self._infos[info.name] = info
                 elif first.starts != info.starts:
                     raise ServerError(f"hosts 0 and {number} disagree on {info.name!r}", number)
-                self.hosts[number].found(info, fields.get("file"))
+                self.hosts[number].learn(info, fields.get("file"))
 
     # ------------------------------------------------------------------ rows
 
     def read(self, requests: Sequence[RowsRequest]) -> list[Tensor]:
-        """Rows of each request's tables in turn, ``[n, *row_shape]`` each.
-
-        Raises:
-            KeyError: There is no such table.
-            IndexError: An id is out of range.
-            ServerError: A server is gone.
-        """
+        """Rows of each request's tables in turn, ``[n, *row_shape]`` each."""
         return self._start_read(requests, waits_soon=True).wait()
 
     def start_read(self, requests: Sequence[RowsRequest]) -> Pending:
@@ -404,15 +353,8 @@ class Cluster:
         """``table[ids] = rows``; on return every host has what it owns.
 
         Args:
-            name: The table.
             ids: Integer ``[n]``; where one is repeated, its last row counts.
             rows: ``[n, *row_shape]`` of the table's dtype.
-
-        Raises:
-            IndexError: An id is out of range; nothing is written.
-            TypeError: Another dtype; nothing is written.
-            ValueError: Another shape; nothing is written.
-            ServerError: A server is gone; rows of other hosts are written.
         """
         info = self.info(name)
         check_rows(info, ids.numel(), rows)
@@ -463,14 +405,9 @@ class Cluster:
         write.
 
         Args:
-            names: The tables.
             ids: Integer ``[n]``, ascending, each once.
             change: Called with tables, the rows that it changes there, and which of the ids these
                 are: the first, and the last plus 1.
-
-        Raises:
-            IndexError: An id is out of range; nothing is written.
-            ServerError: A server is gone; rows of other hosts are written.
         """
         infos = [self.info(name) for name in names]
         local: list[tuple[int, Tensor, list[Tensor]]] = []
@@ -536,12 +473,23 @@ class Cluster:
                 begin = end
 
 
+def _results(started: Sequence[Answer]) -> tuple[dict[int, WireMessage], Exception | None]:
+    """The answers that come, by number, and the first error."""
+    answers: dict[int, WireMessage] = {}
+    error = None
+    for number, answer in enumerate(started):
+        try:
+            answers[number] = answer.result()
+        except Exception as caught:
+            error = error or caught
+    return answers, error
+
+
 @dataclass(eq=False)
 class _Piece:
     """Rows of one host that a request wants.
 
     Args:
-        infos: The tables.
         rows: Rows on the host.
         places: Where they go in ``outs``; None for everywhere, in order.
         outs: One for each table, by the time that rows arrive; none where those are the result.

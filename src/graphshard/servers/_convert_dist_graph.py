@@ -28,7 +28,6 @@ def load_dgl_partition_data_from_graph(
 
     Args:
         graph: With as many parts as there are trainers; DGL's is taken, too.
-        device: Where to put the part.
 
     Raises:
         ValueError: There are not as many ranks as parts; on every rank.
@@ -54,8 +53,8 @@ def load_dgl_partition_data_from_graph(
     )
     edge_features: dict[str, Tensor] = {}
     edges: dict[CanonicalEType, RelationEdges] = {}
-    found = _in_edges(graph, owned) if is_ours else _in_edges_of_dgl(graph, book)
-    for etype, (src, dst, eids) in found.items():
+    in_edges = _in_edges(graph, owned) if is_ours else _in_edges_of_dgl(graph, book)
+    for etype, (src, dst, eids) in in_edges.items():
         owner = book.nid2partid(src, etype[0])
         edges[etype] = RelationEdges(
             owner.to(torch.int32),
@@ -86,9 +85,6 @@ def convert_dist_graph(dist_graph: Any, **options: Any) -> GraphShardManager:
     Args:
         dist_graph: With as many parts as there are trainers; DGL's ``DistGraph`` is taken, too.
         **options: As for `construct_full_graph`.
-
-    Raises:
-        ValueError: As for `construct_full_graph`; on every rank.
     """
     device = dist_graph.device if isinstance(dist_graph, DistGraph) else "cpu"
     data = load_dgl_partition_data_from_graph(dist_graph, device)
@@ -99,11 +95,11 @@ def _in_edges(
     graph: DistGraph, owned: dict[str, Tensor]
 ) -> dict[CanonicalEType, tuple[Tensor, Tensor, Tensor]]:
     """Relation to sources, destinations and ids of the in-edges of some nodes, by id."""
-    found, edges = graph.in_subgraph(owned), {}
+    subgraph, edges = graph.in_subgraph(owned), {}
     for etype in graph.canonical_etypes:
-        order = torch.sort(found.edges[etype].data[EID]).indices
-        src, dst = (ends.long()[order] for ends in found.edges(etype=etype))
-        edges[etype] = src, dst, found.edges[etype].data[EID][order]
+        eids, order = torch.sort(subgraph.edges[etype].data[EID])
+        src, dst = (ends.long()[order] for ends in subgraph.edges(etype=etype))
+        edges[etype] = src, dst, eids
     return edges
 
 

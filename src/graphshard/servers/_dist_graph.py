@@ -24,7 +24,7 @@ from ._host_tables import HostTables
 from ._job import Job, client_barrier, current_job, has_job, refuse_several_without_servers, set_job
 from ._message_stream import WireMessage
 from ._policies import EdgePartitionPolicy, NodePartitionPolicy
-from ._served_stores import ServedFeatureStore, ServedGraphStore
+from ._served_stores import ServedFeatureStore, ServedGraphStore, check_range, rows_of_host
 from ._subgraphs import (
     edge_subgraph_of,
     edges_by_relation,
@@ -40,6 +40,9 @@ class DistGraph:
     With servers (`initialize` was called where ``GRAPHSHARD_HOST`` is set) their graph; else the
     parts that ``part_config`` names, any number of them, in this process. The code around it is
     the same.
+
+    Methods that take ids, of nodes or edges, raise IndexError if one is out of range, TypeError if
+    they are none, and ValueError for a type that there is not.
 
     Args:
         graph_name: As it was called when it was partitioned.
@@ -170,12 +173,7 @@ class DistGraph:
         return int(all_reduce(torch.tensor([num_steps]), "max"))
 
     def check_draws(self, options: DrawOptions) -> None:
-        """Raise unless neighbours can be drawn so; loaders ask before they draw.
-
-        Raises:
-            ValueError: There is no feature that draws are weighted by, or the parts do not know
-                the edges that leave them.
-        """
+        """Raise ValueError unless there are the weights and edges to draw so; for loaders."""
         self.graph_store.check_draws(self.canonical_etypes, options)
 
     def is_pinned(self) -> bool:
@@ -245,11 +243,7 @@ class DistGraph:
     # ------------------------------------------------------------------ structure
 
     def in_degrees(self, v: Any = None, etype: Any = None) -> Any:
-        """In-edges of nodes, int64; of all nodes by default. A number for a number.
-
-        Raises:
-            IndexError: An id is out of range.
-        """
+        """In-edges of nodes, int64; of all nodes by default. A number for a number."""
         etype = self.to_canonical_etype(etype)
         return self._degrees(v, etype, etype[2], "in")
 
@@ -257,7 +251,6 @@ class DistGraph:
         """Out-edges of nodes, int64; of all nodes by default. A number for a number.
 
         Raises:
-            IndexError: An id is out of range.
             ValueError: The parts do not know; see ``num_hops`` of `partition_graph`.
         """
         etype = self.to_canonical_etype(etype)
@@ -275,12 +268,7 @@ class DistGraph:
         return int(degrees) if isinstance(given, int) else degrees
 
     def find_edges(self, edges: Any, etype: Any = None) -> tuple[Tensor, Tensor]:
-        """Sources and destinations of edges, int64.
-
-        Raises:
-            IndexError: An id is out of range.
-            TypeError: They are no ids.
-        """
+        """Sources and destinations of edges, int64."""
         by_relation = edges_by_relation(self, {self.to_canonical_etype(etype): edges})
         assert by_relation is not None
         ((relation, eids),) = by_relation.items()
@@ -290,7 +278,6 @@ class DistGraph:
         """Whether there is an edge from each ``u`` to its ``v``: bool, for as many as there are.
 
         Raises:
-            IndexError: An id is out of range.
             ValueError: There are not as many ``u`` as ``v``.
         """
         etype = self.to_canonical_etype(etype)
@@ -308,12 +295,9 @@ class DistGraph:
         those of each relation new ids, by which an edge and its reverse cannot be told.
 
         Args:
-            eids: Ids.
-            etype: Their relation.
             reverse_etype: The relation of their reverses.
 
         Raises:
-            IndexError: An id is out of range.
             ValueError: An edge has no reverse there.
         """
         by_relation = edges_by_relation(self, {etype: eids})
@@ -332,11 +316,6 @@ class DistGraph:
                 occur (per relation, sources before destinations), with their ids in
                 ``ndata[NID]``; if not, all nodes stay.
             store_ids: Whether to store ids, of edges in ``edata[EID]``.
-
-        Raises:
-            IndexError: An id is out of range.
-            TypeError: They are no ids.
-            ValueError: There is no such relation.
         """
         return edge_subgraph_of(self, edges, relabel_nodes, store_ids)
 
@@ -350,11 +329,6 @@ class DistGraph:
         Args:
             nodes: Ids, or type to ids. A node that is given twice has its in-edges twice.
             relabel_nodes: See `edge_subgraph`.
-
-        Raises:
-            IndexError: An id is out of range.
-            TypeError: They are no ids.
-            ValueError: There is no such type.
         """
         return in_subgraph_of(self, nodes, relabel_nodes, store_ids)
 
@@ -373,10 +347,7 @@ class DistGraph:
         """
         if self._local_partition is None:
             cluster = self._job.cluster
-            known, here = set(cluster.names()), cluster.hosts[cluster.here]
-            self._local_partition = local_part(
-                self._ids, cluster.here, lambda name: here.rows(name) if name in known else None
-            )
+            self._local_partition = local_part(self._ids, cluster.here, rows_of_host(cluster))
         return self._local_partition
 
     def sample_neighbors(
@@ -400,14 +371,11 @@ class DistGraph:
             edge_dir: ``"in"`` for edges that enter the nodes, ``"out"`` for those that leave them.
             prob: Name of the edge feature to draw in proportion to.
             exclude_edges: Ids of edges that are not drawn, or relation to ids.
-            replace: Draw with replacement.
             etype_sorted: Accepted for DGL's scripts.
             output_device: Where the graph shall be; by default on the CPU.
             seed: Names the draw; by default one from torch's generator.
 
         Raises:
-            IndexError: An id is out of range.
-            TypeError: They are no ids.
             ValueError: The weights are missing or no weights; or ``edge_dir="out"``, and the parts
                 do not know the edges that leave them; see ``num_hops`` of `partition_graph`.
         """
@@ -427,10 +395,9 @@ class DistGraph:
         count = self.num_nodes(ntype)
         if ids is None or ids is Ellipsis or is_all(ids):
             return torch.arange(count)
-        node_ids = as_integers(ids, f"nodes of type {ntype!r}").to("cpu", torch.int64)
-        if node_ids.numel() and not (0 <= int(node_ids.min()) <= int(node_ids.max()) < count):
-            bad = node_ids[(node_ids < 0) | (node_ids >= count)]
-            raise IndexError(f"nodes of type {ntype!r} must be in [0, {count}) (got {int(bad[0])})")
+        what = f"nodes of type {ntype!r}"
+        node_ids = as_integers(ids, what).to("cpu", torch.int64)
+        check_range(node_ids, count, what)
         return node_ids
 
 
@@ -463,22 +430,17 @@ def _job_with(graph_name: str, part_config: str | os.PathLike[str] | None) -> Jo
 
 
 class GraphFeatures:
-    """Features of a graph, of all types.
-
-    Args:
-        job: Whose.
-        ids: Of the graph.
-    """
+    """Features of a graph, of all types."""
 
     def __init__(self, job: Job, ids: GraphIds) -> None:
         self._job, self._ids = job, ids
-        self._known: dict[str, DistData] = {}
+        self._by_policy: dict[str, DistData] = {}
 
     def of(self, policy: str) -> DistData:
         """Features of one kind of rows."""
-        if policy not in self._known:
-            self._known[policy] = DistData(self._job, policy, self._ids.feature_names(policy))
-        return self._known[policy]
+        if policy not in self._by_policy:
+            self._by_policy[policy] = DistData(self._job, policy, self._ids.feature_names(policy))
+        return self._by_policy[policy]
 
     def edge_table(self, etype: CanonicalEType, name: str) -> str | None:
         """The table of a feature of a relation's edges; None if there is none."""
@@ -490,8 +452,6 @@ class DistData(MutableMapping[str, DistTensor]):
     """Features of one type by name. Setting one gives a tensor another name here, and no more.
 
     Args:
-        job: Whose.
-        policy: How the rows are spread.
         features: What the graph was partitioned with.
     """
 
@@ -528,11 +488,7 @@ class DistData(MutableMapping[str, DistTensor]):
 
 
 class TypeView:
-    """``view[TYPE].data``.
-
-    Args:
-        find: From a type to its features.
-    """
+    """``view[TYPE].data``."""
 
     def __init__(self, find: Callable[[Any], DistData]) -> None:
         self._find = find
@@ -542,11 +498,7 @@ class TypeView:
 
 
 class TypeData:
-    """What ``nodes[TYPE]`` gives.
-
-    Args:
-        data: Features by name.
-    """
+    """What ``nodes[TYPE]`` gives."""
 
     def __init__(self, data: DistData) -> None:
         self.data = data

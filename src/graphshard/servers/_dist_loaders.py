@@ -3,15 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .._base.typing import EType
 from ..sampling.loader import EdgeDataLoader, NodeDataLoader, Pipeline, Run, Stage
-from ..sampling.sampler import Exclude
 from ._dist_graph import DistGraph
 
 _QUEUE_SIZE = 4
@@ -26,11 +24,8 @@ class DistNodeDataLoader(NodeDataLoader):
     g.rank() == 0:`` may stand before it, and its batches are those of its own nodes.
 
     Args:
-        g: The graph.
         nids: Ids of nodes, or type to ids, of this trainer; from `node_split`.
-        graph_sampler: Draws blocks.
-        device: Where batches shall be.
-        queue_size: DGL's name for ``prefetch``.
+        queue_size: Batches made ahead, ``prefetch`` of other loaders.
         **options: As for `graphshard.dgl.dataloading.DataLoader`.
 
     Raises:
@@ -55,27 +50,12 @@ class DistNodeDataLoader(NodeDataLoader):
 class DistEdgeDataLoader(EdgeDataLoader):
     """A `graphshard.dgl.dataloading.EdgeDataLoader` of a `DistGraph`; see `DistNodeDataLoader`.
 
-    A batch is ``(input_nodes, pair_graph, blocks)``, or ``(input_nodes, pair_graph,
-    negative_pair_graph, blocks)``. Excluded edges are not there when neighbours are drawn, so that
-    nodes have as many as the fanout says where they have enough others.
-
     Args:
-        g: The graph.
         eids: Ids of edges, or relation to ids, of this trainer; from `edge_split`.
-        graph_sampler: Draws blocks for nodes.
-        device: Where batches shall be.
-        exclude: As for `graphshard.dgl.dataloading.EdgePredictionSampler`.
-        reverse_eids: The same; a `DistTensor` will do.
-        reverse_etypes: The same.
-        negative_sampler: The same; those of ``graphshard.dgl.dataloading.negative_sampler`` draw by
-            edge, so that negatives do not depend on hosts and trainers.
-        prefetch_labels: The same.
-        g_sampling: The same, a `DistGraph`.
-        queue_size: DGL's name for ``prefetch``.
-        **options: As for `graphshard.dgl.dataloading.DataLoader`.
-
-    Raises:
-        TypeError: ``g`` is no `DistGraph`.
+        **options: Those of `DistNodeDataLoader`, and by name those that
+            `graphshard.dgl.dataloading.EdgePredictionSampler` takes. For ``reverse_eids`` a
+            `DistTensor` will do. Negative samplers of ``graphshard.dgl.dataloading`` draw by edge,
+            so that negatives do not depend on hosts and trainers.
     """
 
     def __init__(
@@ -85,30 +65,11 @@ class DistEdgeDataLoader(EdgeDataLoader):
         graph_sampler: Any,
         device: torch.device | str | None = None,
         *,
-        exclude: Exclude = None,
-        reverse_eids: Any = None,
-        reverse_etypes: Mapping[EType, EType] | None = None,
-        negative_sampler: Any = None,
-        prefetch_labels: Any = None,
-        g_sampling: DistGraph | None = None,
         queue_size: int | None = None,
         **options: Any,
     ) -> None:
         _check_graph(g)
-        super().__init__(
-            g,
-            eids,
-            graph_sampler,
-            device,
-            exclude=exclude,
-            reverse_eids=reverse_eids,
-            reverse_etypes=reverse_etypes,
-            negative_sampler=negative_sampler,
-            prefetch_labels=prefetch_labels,
-            g_sampling=g_sampling,
-            **_prefetch(queue_size),
-            **options,
-        )
+        super().__init__(g, eids, graph_sampler, device, **_prefetch(queue_size), **options)
 
 
 class DistDataLoader:
@@ -120,7 +81,6 @@ class DistDataLoader:
 
     Args:
         dataset: Ids, or anything with a length and items: pairs of a type and an id as well.
-        batch_size: Items of a batch.
         shuffle: Take the items in another order, from torch's generator, every epoch.
         collate_fn: From a list of items, numbers or what else they are, to a batch; by default the
             list is the batch. It is called in the thread, without recording gradients, on the
@@ -168,17 +128,17 @@ class DistDataLoader:
         return self._pipeline.run(self._batches())
 
     def _batches(self) -> Iterator[list[int]]:
-        """Places of the items of each batch."""
+        """Positions of the items of each batch."""
         count = len(self.dataset)
         order = torch.randperm(count) if self.shuffle else torch.arange(count)
         for step in range(len(self)):
             yield order[step * self.batch_size : (step + 1) * self.batch_size].tolist()
 
-    def _collated(self, places: list[int]) -> Any:
+    def _collated(self, positions: list[int]) -> Any:
         if isinstance(self.dataset, Tensor):
-            items = self.dataset[torch.tensor(places)].tolist()
+            items = self.dataset[torch.tensor(positions)].tolist()
         else:
-            items = [_plain(self.dataset[place]) for place in places]
+            items = [_plain(self.dataset[position]) for position in positions]
         return items if self.collate_fn is None else self.collate_fn(items)
 
 

@@ -37,7 +37,6 @@ class DistTensor:
 
     Args:
         shape: First the number of nodes or edges of a type.
-        dtype: Of the elements.
         name: Of the tensor in the cluster; None for one that cannot be asked for by name.
         init_func: From shape and dtype to first contents; None for zeros. It is called for a few
             rows at a time, with torch's seed set from the tensor's name, the first row's id and
@@ -127,11 +126,7 @@ class DistTensor:
         """One that the cluster has, without asking other trainers.
 
         Args:
-            job: Whose.
             key: Its name with its policy.
-
-        Raises:
-            KeyError: There is none.
         """
         tensor = cls.__new__(cls)
         info = job.cluster.info(key)
@@ -261,17 +256,7 @@ class DistTensor:
 
 
 def row_ids(index: RowIndex, num_rows: int, what: str) -> Tensor:
-    """Integer ``[n]`` ids that an index names; negative ones count from the end.
-
-    Args:
-        index: An int, slice, list of ints, mask or integer tensor.
-        num_rows: Of the tensor.
-        what: Its name, for errors.
-
-    Raises:
-        IndexError: An id is out of range, or a mask has another length.
-        TypeError: Something else.
-    """
+    """Integer ``[n]`` ids that an index names; negative ones count from the end."""
     if isinstance(index, slice):
         return torch.arange(*index.indices(num_rows))
     if _is_int(index):
@@ -378,11 +363,7 @@ class DistEmbedding:
 
     Args:
         num_embeddings: Number of nodes or edges of a type.
-        embedding_dim: Columns.
         init_func: See `DistTensor`; None for zeros.
-
-    Raises:
-        ValueError: As `DistTensor`.
 
     Example:
         >>> import tempfile, torch
@@ -418,11 +399,7 @@ class DistEmbedding:
         self._lookups: list[tuple[Tensor, Tensor]] = []
 
     def __call__(self, ids: RowIndex, device: torch.device | str = "cpu") -> Tensor:
-        """Rows ``[n, embedding_dim]``; with gradients enabled a leaf that requires one.
-
-        Raises:
-            IndexError: An id is out of range.
-        """
+        """Rows ``[n, embedding_dim]``; with gradients enabled a leaf that requires one."""
         chosen = row_ids(ids, self.num_embeddings, self.name)
         rows = self._tensor[chosen].to(device)
         if torch.is_grad_enabled():

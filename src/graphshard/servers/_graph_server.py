@@ -46,11 +46,9 @@ class GraphServer:
     """The server of one host. It answers, in threads, until `stop` is called.
 
     Args:
-        number: Of the host.
         num_hosts: Number of hosts; each has one server, and a run of the parts.
         part_config: The JSON of the partition.
         token: What trainers must know; at least 16 characters.
-        host: Address to listen on.
         port: 0 for a free one.
         directory: Where shared memory goes; by default ``/dev/shm``.
         restore: A folder of `save_checkpoint`, from whose newest checkpoint persistent tensors are
@@ -123,7 +121,6 @@ class GraphHandlers:
 
     Args:
         tables: Of the host, filled by `load_parts`.
-        ids: Of the graph.
     """
 
     def __init__(self, tables: HostTables, ids: GraphIds) -> None:
@@ -232,13 +229,6 @@ def load_parts(tables: HostTables, part_config: str | os.PathLike[str], num_host
 
     Args:
         tables: Of the host, empty.
-        part_config: The JSON of the partition.
-        num_hosts: Number of hosts.
-
-    Raises:
-        PartitionFormatError: The partition is damaged.
-        ValueError: There are more hosts than parts.
-        OSError: There is no room.
     """
     config = read_config(part_config)
     config.check_format()
@@ -320,11 +310,6 @@ def _fill_pointer(
     """Where the edges of each node of a part begin, after those of the part before it.
 
     Args:
-        tables: Of the host.
-        ids: Of the graph.
-        etype: The relation.
-        edge_dir: Which edges.
-        part: The part.
         near: The node of the part that each edge is at, counted from the part's first.
     """
     policy, name = node_policy(ends(etype, edge_dir)[0]), pointer_table(etype, edge_dir)
@@ -345,19 +330,18 @@ def _read_out_edges(
     ids: GraphIds,
     part_config: str | os.PathLike[str],
     part: int,
-    found: dict[CanonicalEType, list[Tensor]],
+    pieces: dict[CanonicalEType, list[Tensor]],
 ) -> None:
-    """Add the ids of the edges that leave a part's nodes, grouped by node, to those found."""
+    """Add the ids of the edges that leave a part's nodes, grouped by node, to those of others."""
     graph, _, _, book, _, ntypes, etypes = load_partition(part_config, part, load_feats=False)
     src, _ = graph.adjacency().coo()
     types, offsets = graph.edata["_TYPE"], book.local_ntype_offset
     for relation, etype in enumerate(etypes):
-        place = ntypes.index(etype[0])
         chosen = ((types == relation) & (src < offsets[-1])).nonzero().view(-1)
-        near = src[chosen].long() - offsets[place]
+        near = src[chosen].long() - offsets[ntypes.index(etype[0])]
         _, eids = book.map_to_per_etype(graph.edata["_ID"][chosen])
         order = torch.argsort(near, stable=True)
-        found.setdefault(etype, []).append(eids[order].to(ids.edge_dtype(etype)))
+        pieces.setdefault(etype, []).append(eids[order].to(ids.edge_dtype(etype)))
         _fill_pointer(tables, ids, etype, "out", part, near)
 
 

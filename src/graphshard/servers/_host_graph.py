@@ -88,9 +88,6 @@ class GraphIds:
     """Types and ids of a partitioned graph on some hosts.
 
     Args:
-        name: Of the graph.
-        book: Its partition book.
-        num_hosts: Number of hosts.
         features: Names of the features that the graph was partitioned with, by policy.
     """
 
@@ -160,8 +157,6 @@ class HostGraph:
     """Draws from the in-edges that one host has.
 
     Args:
-        ids: Of the graph.
-        host: Number of the host.
         rows: The host's rows of a table, by name; None where this process cannot read them.
     """
 
@@ -193,14 +188,10 @@ class HostGraph:
         """Counts, neighbours and, if wanted, edge ids, for some of the host's nodes.
 
         Args:
-            request: Its relation, fanout and key.
             rows: The nodes, counted from the host's first.
             options: How to draw; see `are_on_hosts`.
             excluded: Ids of edges that are treated as absent.
             weights: The table that draws are weighted by, where they are.
-
-        Raises:
-            ValueError: The weights are missing or no weights.
         """
         etype = request.etype
         lists, original = self.edge_lists(etype), self._rows(f"{node_policy(etype[2])}~orig_id")

@@ -41,8 +41,6 @@ class TableInfo:
 
     Args:
         name: Unique in the job.
-        dtype: Of its elements.
-        row_shape: Shape of a row.
         starts: First row of each host, and the number of rows.
         policy: How rows are spread: ``node~TYPE`` or ``edge~SRC:REL:DST``.
         persistent: Whether it outlives the object that made it.
@@ -130,7 +128,6 @@ class HostTables:
     """Named tables of one host.
 
     Args:
-        host: Number of the host.
         is_shared: Keep rows in files that other processes of the host map; else in this process.
         directory: Where such files go; by default in shared memory.
     """
@@ -171,7 +168,6 @@ class HostTables:
         """Make a table of zeros, or find it; returns whether it is new.
 
         Args:
-            info: The table.
             holder: Id of the client that asks for it.
 
         Raises:
@@ -356,8 +352,6 @@ def attached(file: Sequence[Any], info: TableInfo, host: int) -> Tensor | None:
 
     Args:
         file: Path, device and inode, as the server says.
-        info: The table.
-        host: The host whose rows they are.
     """
     path, device, inode = file
     try:
@@ -391,12 +385,7 @@ def _as_tensor(memory: MappedFile, shape: Sequence[int], dtype: torch.dtype) -> 
 
 
 def check_rows(info: TableInfo, count: int, rows: Tensor) -> None:
-    """Raise unless ``rows`` can be written to ``count`` rows of a table, as they are.
-
-    Raises:
-        TypeError: Another dtype.
-        ValueError: Another shape.
-    """
+    """Raise TypeError or ValueError unless rows can be written to ``count`` rows of a table."""
     if rows.dtype != info.dtype:
         raise TypeError(
             f"rows of {info.name!r} must be {info.dtype} (got {rows.dtype}); convert them with "
@@ -464,15 +453,11 @@ class TableServer:
     """The server of one host. It answers once it is started, when its tables are filled.
 
     Args:
-        number: Of the host.
-        token: What clients must know.
-        host: Address to listen on.
         port: 0 for a free one.
         directory: Where shared memory goes; see `HostTables`.
         **options: As for `MessageServer`.
 
     Attributes:
-        tables: Its rows.
         handlers: What answers requests, by op; more may be added before it starts.
     """
 
@@ -497,12 +482,7 @@ class TableServer:
         self._server: MessageServer | None = None
 
     def start(self) -> None:
-        """Listen, and answer in threads.
-
-        Raises:
-            ValueError: The token is too short.
-            OSError: The address is in use, or none of this machine.
-        """
+        """Listen, and answer in threads."""
         self._server = MessageServer(self.handlers, **self._options)
 
     @property

@@ -17,7 +17,6 @@ class HostAddress:
 
     Args:
         address: Name or number of the host.
-        port: Of its server.
     """
 
     address: str

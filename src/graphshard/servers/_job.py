@@ -25,20 +25,22 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from .._base.ranges import RangeMap
-from ..comm import barrier, come_together, rank, share_error, world_size
-from ..comm.collectives import all_gather, broadcast_
+from ..comm import barrier, come_together, rank, world_size
+from ..comm.collectives import all_gather, broadcast_, raise_everywhere
 from ..comm.group import group_state
 from ._cluster import Cluster, ServedHost
 from ._ip_config import read_ip_config, starts_of_hosts
 from ._message_stream import WireMessage
 from ._trainer_links import TrainerLinks
 from .rpc import MessageClient, read_token
+
+_T = TypeVar("_T")
 
 SINGLE = "single"
 """The policy of tensors of one row for the whole cluster; the first host has it."""
@@ -49,8 +51,6 @@ class Job:
     """What this process knows of its job.
 
     Args:
-        name: Of the job.
-        cluster: Its hosts.
         policies: How rows are spread, by ``node~TYPE`` or ``edge~SRC:REL:DST``: the ids of parts.
         destinations: Policy of the edges of each relation to that of the nodes they enter.
         num_anonymous: Tensors without a name that were made.
@@ -89,7 +89,6 @@ class Job:
         """Learn how rows of some kinds are spread.
 
         Args:
-            policies: The parts of each kind.
             destinations: Kind of the rows of edges to that of the nodes they enter.
 
         Raises:
@@ -161,8 +160,8 @@ class Job:
         mine = trainers[self.cluster.here]
         begin, size = starts[self.cluster.here], starts[self.cluster.here + 1]
         size -= begin
-        place = mine.index(state.rank)
-        return begin + place * size // len(mine), begin + (place + 1) * size // len(mine)
+        number = mine.index(state.rank)
+        return begin + number * size // len(mine), begin + (number + 1) * size // len(mine)
 
 
 _jobs: list[Job] = []
@@ -192,24 +191,25 @@ def current_job() -> Job:
     return _jobs[0]
 
 
-def on_rank_0(what: Callable[[], object]) -> None:
-    """Do something on rank 0; what it raises, all ranks raise. Collective."""
-    _on_some(group_state().rank == 0, what)
-
-
-def on_other_ranks(what: Callable[[], object]) -> None:
-    """Do something on all ranks but 0; what one raises, all ranks raise. Collective."""
-    _on_some(group_state().rank != 0, what)
-
-
-def _on_some(takes_part: bool, what: Callable[[], object]) -> None:
+def everywhere(action: Callable[[], _T]) -> _T:
+    """Do something on every rank; what one raises, all ranks raise. Collective."""
     error: Exception | None = None
-    if takes_part:
-        try:
-            what()
-        except Exception as caught:
-            error = caught
-    share_error(error)
+    try:
+        result = action()
+    except Exception as caught:
+        error = caught
+    raise_everywhere(error)
+    return result
+
+
+def on_rank_0(action: Callable[[], object]) -> None:
+    """Do something on rank 0; what it raises, all ranks raise. Collective."""
+    everywhere(action if rank() == 0 else lambda: None)
+
+
+def on_other_ranks(action: Callable[[], object]) -> None:
+    """Do something on all ranks but 0; what one raises, all ranks raise. Collective."""
+    everywhere(action if rank() != 0 else lambda: None)
 
 
 def from_rank_0(number: int) -> int:
@@ -334,12 +334,8 @@ def client_barrier() -> None:
     barrier()
 
 
-def refuse_several_without_servers(what: Any) -> None:
-    """Raise where several processes would each have a graph of their own.
-
-    Raises:
-        RuntimeError: There are several trainers.
-    """
+def refuse_several_without_servers(what: str) -> None:
+    """Raise RuntimeError where there are several trainers: each would have rows of its own."""
     if world_size() > 1:
         raise RuntimeError(
             f"{what} works standalone, and there are {world_size()} trainers, each of which would "

@@ -105,11 +105,7 @@ class WireMessage:
     max_answer: int | None = None
 
     def check_answer(self, specs: Sequence[Spec]) -> None:
-        """Raise unless tensors can answer this request; to be called before they are gathered.
-
-        Raises:
-            MessageError: They take more than a message has room for.
-        """
+        """Raise MessageError if such tensors are too many bytes; before they are gathered."""
         size = _layout(specs)[1]
         if self.max_answer is not None and size > self.max_answer:
             raise MessageError(
@@ -159,7 +155,6 @@ class WireMessage:
         """The message that a header describes, with room for its payload.
 
         Args:
-            header: As `encode` makes it.
             size: Bytes of the payload that follows; to be received into ``payload``.
 
         Raises:
@@ -184,7 +179,7 @@ class WireMessage:
 
 
 def check_dtype(dtype: torch.dtype) -> None:
-    """Raise unless tensors of a dtype can be sent."""
+    """Raise MessageError unless tensors of a dtype can be sent."""
     if dtype not in _NAMES:
         raise MessageError(
             f"tensors of {', '.join(_DTYPES)} can be sent (got {dtype}); convert it first"
@@ -192,11 +187,7 @@ def check_dtype(dtype: torch.dtype) -> None:
 
 
 def check_shape(shape: Sequence[Any]) -> None:
-    """Raise unless tensors of a shape can be sent.
-
-    Raises:
-        MessageError: It has too many extents, or some that are too large.
-    """
+    """Raise MessageError unless tensors of a shape can be sent."""
     is_short = len(shape) <= MAX_EXTENTS
     if not is_short or not all(type(extent) is int and 0 <= extent < 2**48 for extent in shape):
         raise MessageError(
@@ -214,11 +205,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def dtype_named(name: Any) -> torch.dtype:
-    """The dtype of a name.
-
-    Raises:
-        MessageError: There is none.
-    """
+    """The dtype of a name, or MessageError."""
     if not isinstance(name, str) or name not in _DTYPES:
         raise MessageError(f"unknown dtype {name!r:.80}; known are {', '.join(_DTYPES)}")
     return _DTYPES[name]
@@ -273,6 +260,9 @@ class TokenError(Exception):
 class MessageStream:
     """One end of a connection.
 
+    Methods raise TokenError if the other end does not know the token, MessageError if it is none of
+    ours or a message is none, and OSError if the connection is gone or something is late.
+
     Args:
         connected: The socket; its timeout bounds each wait within a message.
         max_message: Most bytes of a message that the other end may send.
@@ -293,14 +283,8 @@ class MessageStream:
         """Begin as the client.
 
         Args:
-            token: What the server must know, too.
             client: Id of this client, 16 hexadecimal digits.
             deadline: Until when all of it must be done, by `time.monotonic`.
-
-        Raises:
-            TokenError: The server does not know the token.
-            MessageError: The other end is no such server.
-            OSError: The connection is gone.
         """
         hello = _HELLO.pack(PROTOCOL, bytes.fromhex(client), secrets.token_bytes(32))
         self._send_bytes(memoryview(hello), deadline)
@@ -320,13 +304,7 @@ class MessageStream:
         """Begin as the server.
 
         Args:
-            token: What the client must know, too.
             deadline: Until when all of it must be done, by `time.monotonic`.
-
-        Raises:
-            TokenError: The client does not know the token.
-            MessageError: The other end is no such client.
-            OSError: The connection is gone.
         """
         hello = self._receive_bytes(_HELLO.size, deadline=deadline)
         protocol, client, _ = _HELLO.unpack(hello)
@@ -346,12 +324,7 @@ class MessageStream:
         """Send a message.
 
         Args:
-            message: What is sent.
             deadline: Until when, by `time.monotonic`; else each wait is bounded by the timeout.
-
-        Raises:
-            MessageError: It is none, or longer than the other end takes; nothing is sent.
-            OSError: The connection is gone, or the other end does not read.
         """
         header, pieces = message.encode()
         size = sum(map(len, pieces))
@@ -426,11 +399,7 @@ class MessageStream:
         self._socket.close()
 
     def _wait_until(self, deadline: float | None) -> None:
-        """Have the next wait end at a deadline.
-
-        Raises:
-            TimeoutError: It is past.
-        """
+        """Have the next wait end at a deadline, or raise TimeoutError if it is past."""
         if deadline is None:
             return
         left = deadline - time.monotonic()
@@ -540,7 +509,6 @@ class StreamAcceptor:
 
     Args:
         listener: The listening socket, which becomes this object's.
-        token: What clients must know.
         max_message: Most bytes of a message that they may send.
         take: Called in a thread of its own for each client that knows the token; it closes the
             stream.

@@ -21,9 +21,7 @@ class HeteroDataName(str):
     """What a tensor with a row for each node of a type, or each edge of a relation, is called.
 
     Args:
-        is_node: Whether rows are those of nodes.
         entity_type: Node type, or relation.
-        data_name: Name of the tensor.
 
     Raises:
         ValueError: A relation that is no triple.
@@ -72,7 +70,6 @@ class PartitionPolicy:
 
     Args:
         policy_str: ``node~TYPE`` or ``edge~SRC:REL:DST``.
-        partition_book: Which part owns what.
 
     Raises:
         ValueError: There is no such kind.
@@ -137,24 +134,14 @@ class PartitionPolicy:
 
 
 class NodePartitionPolicy(PartitionPolicy):
-    """How rows of nodes of a type are spread.
-
-    Args:
-        partition_book: Which part owns what.
-        ntype: The type.
-    """
+    """How rows of nodes of a type are spread."""
 
     def __init__(self, partition_book: RangePartitionBook, ntype: str = "_N") -> None:
         super().__init__(node_policy(ntype), partition_book)
 
 
 class EdgePartitionPolicy(PartitionPolicy):
-    """How rows of edges of a relation are spread.
-
-    Args:
-        partition_book: Which part owns what.
-        etype: The relation.
-    """
+    """How rows of edges of a relation are spread."""
 
     def __init__(
         self, partition_book: RangePartitionBook, etype: CanonicalEType = ("_N", "_E", "_N")
@@ -180,7 +167,6 @@ def node_split(
     Args:
         nodes: Mask, one entry for each node of the type.
         partition_book: Of the graph; needed where ``nodes`` is no `DistTensor`.
-        ntype: The type.
         rank: Whose share; by default this trainer's.
         force_even: Share evenly: sizes differ by one at most, and neighbours in id, which are
             mostly on one host, stay together. Else a trainer takes nodes of its own host.
@@ -208,8 +194,6 @@ def edge_split(
 
     Args:
         edges: Mask, one entry for each edge of the relation.
-        partition_book: Of the graph; needed where ``edges`` is no `DistTensor`.
-        etype: The relation.
         edge_trainer_ids: The trainer of each edge, by number; then that decides.
     """
     if isinstance(edges, DistTensor):

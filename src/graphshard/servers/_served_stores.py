@@ -19,7 +19,7 @@ begin, their ids, what is at them, and, for LABOR along out-edges, what is at th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 import torch
@@ -54,8 +54,6 @@ class GatheredEdges:
     """The edges at the nodes of one request.
 
     Args:
-        etype: The relation.
-        edge_dir: Which edges.
         nodes: ``[m]``, distinct nodes.
         rows: ``[n]``, the place of each node that was asked for among them.
         original_ids: ``[m]``, what the nodes were called before partitioning.
@@ -111,27 +109,20 @@ def gather_edges(
     """All edges at some nodes.
 
     Args:
-        cluster: The hosts.
-        ids: Of the graph.
         find_ends: From a relation and edge ids to sources and destinations.
         requests: Relation, and ids of nodes that are in range.
-        options: How will be drawn.
         weights: For each request the table of weights, where draws are weighted.
-
-    Raises:
-        ServerError: A server is gone.
-        ValueError: The weights of some edge are no weights.
     """
     edge_dir = options.edge_dir
     gathered = _where_edges_begin(cluster, ids, requests, edge_dir)
     if edge_dir == "in":
-        columns = _read_in_edges(cluster, ids, gathered, weights)
+        _read_in_edges(cluster, ids, gathered, weights)
     else:
         _find_out_edges(cluster, ids, gathered)
-        columns = _read_edges_by_id(cluster, gathered, find_ends, weights)
-    for edges, weight in zip(gathered, columns, strict=True):
-        if weight is not None:
-            edges.weights = checked_weights(weight, options, edges.etype, edges.eids)
+        _read_out_edges(cluster, gathered, find_ends, weights)
+    for edges in gathered:
+        if edges.weights is not None:
+            edges.weights = checked_weights(edges.weights, options, edges.etype, edges.eids)
     if options.labor:
         far = [
             RowsRequest([_original_nodes(ends(g.etype, edge_dir)[1])], g.neighbors)
@@ -166,17 +157,16 @@ def _where_edges_begin(
         reads += [RowsRequest(table, at), RowsRequest(table, at + 1)]
         reads.append(RowsRequest([_original_nodes(near)], distinct))
     answers = iter(cluster.read(reads))
-    found = []
+    gathered = []
     for (etype, _), (distinct, rows) in zip(requests, nodes, strict=True):
         begin, end, original = (next(answers).to(torch.int64) for _ in range(3))
         indptr = torch.zeros(len(distinct) + 1, dtype=torch.int64)
         torch.cumsum(end - begin, 0, out=indptr[1:])
         positions = row_positions(begin, end - begin)
-        none = torch.empty(0, dtype=torch.int64)
-        found.append(
-            GatheredEdges(etype, edge_dir, distinct, rows, original, indptr, positions, none)
+        gathered.append(
+            GatheredEdges(etype, edge_dir, distinct, rows, original, indptr, positions, NO_IDS)
         )
-    return found
+    return gathered
 
 
 def _hosts_of(ids: GraphIds, policy: str, rows: Tensor) -> Tensor:
@@ -212,50 +202,58 @@ def _hosts_of_edges(ids: GraphIds, edges: GatheredEdges) -> Tensor:
 def _read_in_edges(
     cluster: Cluster,
     ids: GraphIds,
-    found: Sequence[GatheredEdges],
+    gathered: Sequence[GatheredEdges],
     weights: Sequence[str | None],
-) -> list[Tensor | None]:
-    """Turn positions of in-edges into edge ids, and find their neighbours; returns weights."""
-    known = set(cluster.names())
-    for one in found:
-        first = torch.tensor(ids.starts(edge_policy(one.etype)))
-        one.eids = one.eids + first[_hosts_of_edges(ids, one)]
-    unsorted = [one for one in found if in_edge_table(one.etype) in known]
-    asked = [RowsRequest([in_edge_table(one.etype)], one.eids) for one in unsorted]
-    for one, eids in zip(unsorted, cluster.read(asked) if asked else [], strict=True):
-        one.eids = eids.to(torch.int64)
-    reads = []
-    for one, weight in zip(found, weights, strict=True):
-        names = [source_table(one.etype)] + ([] if weight is None else [weight])
-        reads.append(RowsRequest(names, one.eids))
-    answers = iter(cluster.read(reads))
-    columns: list[Tensor | None] = []
-    for one, weight in zip(found, weights, strict=True):
-        one.neighbors = next(answers).to(torch.int64)
-        columns.append(None if weight is None else next(answers))
-    return columns
+) -> None:
+    """Turn positions of in-edges into edge ids, and find their neighbours and weights."""
+    names = set(cluster.names())
+    for edges in gathered:
+        first = torch.tensor(ids.starts(edge_policy(edges.etype)))
+        edges.eids = edges.eids + first[_hosts_of_edges(ids, edges)]
+    unsorted = [edges for edges in gathered if in_edge_table(edges.etype) in names]
+    reads = [RowsRequest([in_edge_table(edges.etype)], edges.eids) for edges in unsorted]
+    for edges, eids in zip(unsorted, cluster.read(reads) if reads else [], strict=True):
+        edges.eids = eids.to(torch.int64)
+    for edges, sources in _with_columns(cluster, gathered, source_table, weights):
+        edges.neighbors = sources.to(torch.int64)
 
 
-def _read_edges_by_id(
+def _read_out_edges(
     cluster: Cluster,
-    found: Sequence[GatheredEdges],
+    gathered: Sequence[GatheredEdges],
     find_ends: FindEnds,
     weights: Sequence[str | None],
-) -> list[Tensor | None]:
-    """Put out-edges into their order, and find their neighbours; returns weights."""
+) -> None:
+    """Put out-edges into their order, and find their neighbours and weights."""
+    for edges, original in _with_columns(cluster, gathered, _original_edges, weights):
+        order = torch.argsort(original)
+        order = order[torch.argsort(edges.row_of_edge[order], stable=True)]
+        edges.eids = edges.eids[order]
+        edges.neighbors = find_ends(edges.etype, edges.eids)[1]
+        if edges.weights is not None:
+            edges.weights = edges.weights[order]
+
+
+def _with_columns(
+    cluster: Cluster,
+    gathered: Sequence[GatheredEdges],
+    table: Callable[[CanonicalEType], str],
+    weights: Sequence[str | None],
+) -> Iterator[tuple[GatheredEdges, Tensor]]:
+    """Edges with the rows of a table that each relation has; weights come in the same messages."""
     reads = []
-    for one, weight in zip(found, weights, strict=True):
-        names = [f"{edge_policy(one.etype)}~orig_id"] + ([] if weight is None else [weight])
-        reads.append(RowsRequest(names, one.eids))
+    for edges, weight in zip(gathered, weights, strict=True):
+        names = [table(edges.etype)] + ([] if weight is None else [weight])
+        reads.append(RowsRequest(names, edges.eids))
     answers = iter(cluster.read(reads))
-    columns: list[Tensor | None] = []
-    for one, weight in zip(found, weights, strict=True):
-        order = torch.argsort(next(answers))
-        order = order[torch.argsort(one.row_of_edge[order], stable=True)]
-        columns.append(None if weight is None else next(answers)[order])
-        one.eids = one.eids[order]
-        one.neighbors = find_ends(one.etype, one.eids)[1]
-    return columns
+    for edges, weight in zip(gathered, weights, strict=True):
+        rows = next(answers)
+        edges.weights = None if weight is None else next(answers)
+        yield edges, rows
+
+
+def _original_edges(etype: CanonicalEType) -> str:
+    return f"{edge_policy(etype)}~orig_id"
 
 
 # ---------------------------------------------------------------------------- stores
@@ -264,9 +262,10 @@ def _read_edges_by_id(
 class ServedGraphStore:
     """Neighbours of a graph that hosts have in parts. A `graphshard.sampling.GraphStore`.
 
+    Methods raise IndexError for an id out of range, ValueError for weights that are missing or none
+    and for out-edges that the parts do not know, and ServerError if a server is gone.
+
     Args:
-        cluster: The hosts.
-        ids: Types and ids.
         edge_table: From a relation and the name of a feature to its table; None if there is none.
     """
 
@@ -280,12 +279,7 @@ class ServedGraphStore:
     ) -> None:
         self._cluster, self._ids, self._edge_table = cluster, ids, edge_table
         self.ntypes, self.canonical_etypes = ids.book.ntypes, ids.book.canonical_etypes
-        here = cluster.hosts[cluster.here]
-
-        def rows(name: str) -> Tensor | None:
-            return here.rows(name) if name in cluster.names() else None
-
-        self._local = HostGraph(ids, cluster.here, rows)
+        self._local = HostGraph(ids, cluster.here, rows_of_host(cluster))
 
     def num_nodes(self, ntype: str) -> int:
         return self._ids.parts[node_policy(ntype)].num_ids
@@ -302,58 +296,38 @@ class ServedGraphStore:
         options: DrawOptions,
         excluded: Mapping[CanonicalEType, Tensor] | None = None,
     ) -> list[SampledNeighbors]:
-        """Draw for each request; see `GraphStore.sample_neighbors`.
-
-        Raises:
-            IndexError: An id is out of range.
-            ServerError: A server is gone.
-            ValueError: The weights are missing or no weights, or the parts do not know the edges
-                that leave them.
-        """
+        """Draw for each request; see `GraphStore.sample_neighbors`."""
         weights = self.check_draws([request.etype for request in requests], options)
         for request in requests:
             self._check_nodes(request, options.edge_dir)
         in_place = all(w is None or self._cluster.info(w).dtype in DRAWN_BY for w in weights)
         if are_on_hosts(options) and in_place:
             return self._drawn_by_hosts(requests, options, excluded or {}, weights)
-        wanted = [(r.etype, r.nodes.cpu() if r.fanout else _NO_IDS) for r in requests]
-        gathered = gather_edges(self._cluster, self._ids, self.find_edges, wanted, options, weights)
+        nodes = [(r.etype, r.nodes.cpu() if r.fanout else NO_IDS) for r in requests]
+        gathered = gather_edges(self._cluster, self._ids, self.find_edges, nodes, options, weights)
         drawn = []
         for request, edges in zip(requests, gathered, strict=True):
             if request.fanout == 0:
                 none = torch.zeros(request.nodes.numel(), dtype=torch.int64)
-                drawn.append(
-                    SampledNeighbors(none, _NO_IDS, _NO_IDS if options.with_eids else None)
-                )
+                drawn.append(SampledNeighbors(none, NO_IDS, NO_IDS if options.with_eids else None))
                 continue
             absent = _some((excluded or {}).get(request.etype))
-            drawn.append(_sampled(edges.draw(request, options, absent)))
+            drawn.append(SampledNeighbors(*edges.draw(request, options, absent)))
         return drawn
 
     def gather(
         self, requests: Sequence[tuple[CanonicalEType, Tensor]], options: DrawOptions
     ) -> list[GatheredEdges]:
-        """All edges at some nodes, for what no single request can ask.
-
-        Raises:
-            IndexError: An id is out of range.
-            ServerError: A server is gone.
-            ValueError: As for `sample_neighbors`.
-        """
+        """All edges at some nodes, for what no single request can ask."""
         weights = self.check_draws([etype for etype, _ in requests], options)
         for etype, nodes in requests:
             self._check_nodes(NeighborRequest(etype, nodes, 0, 0), options.edge_dir)
         return gather_edges(self._cluster, self._ids, self.find_edges, requests, options, weights)
 
     def find_edges(self, etype: CanonicalEType, eids: Tensor) -> tuple[Tensor, Tensor]:
-        """Sources and destinations of edges.
-
-        Raises:
-            IndexError: An id is out of range.
-            ServerError: A server is gone.
-        """
+        """Sources and destinations of edges."""
         starts = self._ids.starts(edge_policy(etype))
-        _check_range(eids, starts[-1], f"edges of {etype}")
+        check_range(eids, starts[-1], f"edges of {etype}")
         host = torch.searchsorted(torch.tensor(starts[1:]), eids, right=True)
         src, dst = torch.empty_like(eids), torch.empty_like(eids)
         asked = []
@@ -362,27 +336,21 @@ class ServedGraphStore:
             if at.numel():
                 asked.append((number, at, eids[at] - starts[number]))
         remote = [each for each in asked if not self._is_here(each[0], [etype])]
-        message = [
+        requests = [
             (n, WireMessage("ends", {"etype": list(etype)}, [rows])) for n, _, rows in remote
         ]
-        found = {
-            n: m.tensors for (n, _), m in zip(message, self._cluster.ask(message), strict=True)
-        }
+        pairs = zip(requests, self._cluster.ask(requests), strict=True)
+        answers = {number: answer.tensors for (number, _), answer in pairs}
         for number, at, rows in asked:
-            sides = found[number] if number in found else self._local.ends_of(etype, rows)
+            sides = answers[number] if number in answers else self._local.ends_of(etype, rows)
             src[at], dst[at] = (side.to(torch.int64) for side in sides)
         return src, dst
 
     def has_edges_between(self, etype: CanonicalEType, src: Tensor, dst: Tensor) -> Tensor:
-        """Bool ``[n]``: whether there is an edge from each source to its destination.
-
-        Raises:
-            IndexError: An id is out of range.
-            ServerError: A server is gone.
-        """
+        """Bool ``[n]``: whether there is an edge from each source to its destination."""
         (edges,) = self.gather([(etype, dst)], DrawOptions())
         num_src = self.num_nodes(etype[0])
-        _check_range(src, num_src, f"nodes of type {etype[0]!r}")
+        check_range(src, num_src, f"nodes of type {etype[0]!r}")
         # A pair as one number below the number of pairs of a source and one of these destinations.
         there = edges.row_of_edge * num_src + edges.neighbors
         return torch.isin(edges.rows * num_src + src, there)
@@ -393,15 +361,15 @@ class ServedGraphStore:
         (edges,) = self.gather([(back, src)], DrawOptions())
         original, candidates = self._cluster.read(
             [
-                RowsRequest([f"{edge_policy(etype)}~orig_id"], eids),
-                RowsRequest([f"{edge_policy(back)}~orig_id"], edges.eids),
+                RowsRequest([_original_edges(etype)], eids),
+                RowsRequest([_original_edges(back)], edges.eids),
             ]
         )
         ascending, order = torch.sort(candidates)
-        place = torch.searchsorted(ascending, original).clamp_(max=max(len(order) - 1, 0))
+        slots = torch.searchsorted(ascending, original).clamp_(max=max(len(order) - 1, 0))
         is_there = torch.zeros_like(original, dtype=torch.bool)
         if len(order):
-            at = order[place]
+            at = order[slots]
             is_there = (candidates[at] == original) & (edges.neighbors[at] == dst)
             is_there &= edges.nodes[edges.row_of_edge[at]] == src
         if not bool(is_there.all()):
@@ -411,14 +379,10 @@ class ServedGraphStore:
                 "before partitioning there is no edge from its destination to its source; pass "
                 "exclude='reverse_id' with reverse_eids, or correct reverse_etypes"
             )
-        return edges.eids[order[place]] if len(eids) else eids
+        return edges.eids[order[slots]] if len(eids) else eids
 
     def check_out_edges(self) -> None:
-        """Raise unless the parts know the edges that leave them.
-
-        Raises:
-            ValueError: They do not.
-        """
+        """Raise ValueError unless the parts know the edges that leave them."""
         tables = set(self._cluster.names())
         if not all(pointer_table(etype, "out") in tables for etype in self.canonical_etypes):
             raise ValueError(
@@ -451,7 +415,7 @@ class ServedGraphStore:
 
     def _check_nodes(self, request: NeighborRequest, edge_dir: EdgeDir) -> None:
         near = ends(request.etype, edge_dir)[0]
-        _check_range(request.nodes, self.num_nodes(near), f"nodes of type {near!r}")
+        check_range(request.nodes, self.num_nodes(near), f"nodes of type {near!r}")
 
     def _drawn_by_hosts(
         self,
@@ -472,26 +436,26 @@ class ServedGraphStore:
             for host in range(self._cluster.num_hosts)
             if not self._is_here(host, etypes) and any(r[host].numel() for _, r in grouped)
         }
-        found: list[list[list[Tensor]]] = [[] for _ in requests]  # by request, by host
+        drawn: list[list[Sequence[Tensor]]] = [[] for _ in requests]  # by request, by host
         width = 3 if options.with_eids else 2
         for host in range(self._cluster.num_hosts):
             if host in asked:
                 columns = list(asked[host].result().tensors)
                 if len(columns) != width * len(requests):
                     raise MessageError("a server answered with other draws than were asked for")
-                for number, drawn in enumerate(found):
-                    drawn.append(columns[number * width : (number + 1) * width])
+                for number, by_host in enumerate(drawn):
+                    by_host.append(columns[number * width : (number + 1) * width])
                 continue
             for number, (request, (_, rows)) in enumerate(zip(requests, grouped, strict=True)):
-                drawn_here = [_NO_IDS] * width
+                of_host = [NO_IDS] * width
                 if rows[host].numel():
                     absent = _some(excluded.get(request.etype))
-                    drawn_here = self._local.draw(
+                    of_host = self._local.draw(
                         request, rows[host], options, absent, weights[number]
                     )
-                found[number].append(drawn_here)
+                drawn[number].append(of_host)
         return [
-            self._joined(order, by_host) for (order, _), by_host in zip(grouped, found, strict=True)
+            self._joined(order, by_host) for (order, _), by_host in zip(grouped, drawn, strict=True)
         ]
 
     def _is_here(self, host: int, etypes: Sequence[CanonicalEType]) -> bool:
@@ -513,7 +477,7 @@ class ServedGraphStore:
         for request, nodes in zip(requests, rows, strict=True):
             absent = _some(excluded.get(request.etype))
             if absent is None:
-                absent = torch.empty(0, dtype=torch.int64)
+                absent = NO_IDS
             else:
                 starts = self._ids.starts(edge_policy(request.etype))
                 absent = absent[(absent >= starts[host]) & (absent < starts[host + 1])]
@@ -535,21 +499,24 @@ class ServedGraphStore:
         if order is not None:
             arranged = [ungroup(order, counts, column, torch.int64) for column in lists]
             counts, lists = arranged[0][0], [column for _, column in arranged]
-        return _sampled([counts, *lists])
+        return SampledNeighbors(counts, *lists)
 
 
-_NO_IDS = torch.empty(0, dtype=torch.int64)
-
-
-def _sampled(columns: Sequence[Tensor]) -> SampledNeighbors:
-    return SampledNeighbors(columns[0], columns[1], columns[2] if len(columns) > 2 else None)
+NO_IDS = torch.empty(0, dtype=torch.int64)
 
 
 def _some(ids: Tensor | None) -> Tensor | None:
     return None if ids is None or ids.numel() == 0 else ids.to("cpu", torch.int64)
 
 
-def _check_range(ids: Tensor, count: int, what: str) -> None:
+def rows_of_host(cluster: Cluster) -> Callable[[str], Tensor | None]:
+    """This process's host's rows of a table, by name; None where it cannot read them."""
+    here = cluster.hosts[cluster.here]
+    return lambda name: here.rows(name) if name in cluster.names() else None
+
+
+def check_range(ids: Tensor, count: int, what: str) -> None:
+    """Raise IndexError unless all ids are in ``[0, count)``."""
     if ids.numel() and not (0 <= int(ids.min()) <= int(ids.max()) < count):
         bad = ids[(ids < 0) | (ids >= count)]
         raise IndexError(f"{what} must be in [0, {count}) (got {int(bad[0])})")
@@ -566,12 +533,7 @@ def _by_host(ids: GraphIds, request: NeighborRequest) -> tuple[Tensor | None, li
 
 
 class ServedFeatureStore:
-    """Feature rows of a `DistGraph`. A `graphshard.sampling.FeatureStore`.
-
-    Args:
-        cluster: The hosts.
-        ids: Types and ids.
-    """
+    """Feature rows of a `DistGraph`. A `graphshard.sampling.FeatureStore`."""
 
     def __init__(self, cluster: Cluster, ids: GraphIds) -> None:
         self._cluster, self._ids = cluster, ids
@@ -581,12 +543,7 @@ class ServedFeatureStore:
         return self._ids.feature_names(_policy(kind))
 
     def fetch(self, requests: Sequence[FeatureRequest]) -> list[dict[str, Tensor]]:
-        """The rows of each request; see `FeatureStore.fetch`.
-
-        Raises:
-            KeyError: There is no such feature.
-            ServerError: A server is gone.
-        """
+        """The rows of each request; see `FeatureStore.fetch`."""
         reads = []
         for request in requests:
             names = [f"{_policy(request.kind)}~{name}" for name in request.names]

@@ -50,11 +50,7 @@ def shares_of_trainers(policy: str) -> list[tuple[int, int, int]]:
 
 
 class GradientExchange:
-    """For the rows of one policy. All trainers make one together, and call it together.
-
-    Args:
-        policy: How rows are spread.
-    """
+    """For the rows of one policy. All trainers make one together, and call it together."""
 
     def __init__(self, policy: str) -> None:
         shares = shares_of_trainers(policy)
@@ -105,7 +101,6 @@ def _merged(
 
     Args:
         own: This rank's ids, the places of those whose rows it has, and the gradients.
-        rank: This one.
         received: What the others sent: ids and gradients.
     """
     ids, mine, tables = own
@@ -129,7 +124,6 @@ class SparseOptimizer(ABC):
     """What the optimizers have in common. All trainers make one together, and step together.
 
     Args:
-        params: The embeddings.
         lr: Learning rate, at least 0.
     """
 
@@ -302,7 +296,6 @@ class SparseSGD(SparseOptimizer):
     """``w -= lr g``, as `torch.optim.SGD`.
 
     Args:
-        params: The embeddings.
         lr: Learning rate, at least 0.
     """
 
@@ -317,7 +310,6 @@ class SparseAdagrad(SparseOptimizer):
     Stochastic Optimization", JMLR 2011.
 
     Args:
-        params: The embeddings.
         lr: Learning rate, at least 0.
         eps: Added to the root, at least 0.
         lr_decay: The rate of step t is ``lr / (1 + (t - 1) lr_decay)``.
@@ -359,7 +351,6 @@ class SparseAdam(SparseOptimizer):
     https://arxiv.org/abs/1412.6980. Moments of rows without gradients do not decay.
 
     Args:
-        params: The embeddings.
         lr: Learning rate, at least 0.
         betas: Decay of the moments, each in [0, 1).
         eps: Added to the root, at least 0.

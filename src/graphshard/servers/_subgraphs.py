@@ -7,7 +7,9 @@ nodes are renumbered, in ``ndata[NID]``. Features do not come along: read them b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -19,12 +21,12 @@ from ..graph.structure import as_integers, by_first_occurrence
 from ..sampling import DrawOptions, DrawSeed, NeighborRequest
 from ..sampling.graph_store import ends
 from ._host_graph import GraphIds, HostGraph, edge_policy, node_policy
-from ._served_stores import GatheredEdges
+from ._served_stores import NO_IDS, GatheredEdges, check_range
 
 if TYPE_CHECKING:
     from ._dist_graph import DistGraph
 
-FoundEdges: TypeAlias = tuple[Tensor, Tensor, Tensor]
+EdgeColumns: TypeAlias = tuple[Tensor, Tensor, Tensor]
 """Sources, destinations and ids of some edges."""
 
 
@@ -46,13 +48,11 @@ def sample_neighbors(
     relation. On a graph of one relation there is no difference.
 
     Args:
-        g: The graph.
         nodes: Ids, or type to ids.
         fanout: Edges for a node, -1 for all.
         edge_dir: ``"in"`` for edges that enter the nodes, ``"out"`` for those that leave them.
         prob: Name of the edge feature to draw in proportion to; every relation at a node has it.
         exclude_edges: Ids of edges that are not drawn, or relation to ids.
-        replace: Draw with replacement.
         use_graphbolt: Must be false.
         seed: Names the draw; by default one from torch's generator.
 
@@ -82,7 +82,7 @@ def sample_neighbors(
     fanout = _checked_fanout(fanout, replace)
     draw_seed = DrawSeed.fresh() if seed is None else DrawSeed(seed)
     excluded = edges_by_relation(g, exclude_edges) or {}
-    drawn: dict[CanonicalEType, FoundEdges] = {}
+    drawn: dict[CanonicalEType, EdgeColumns] = {}
     for ntype, near in nodes_by_type(g, nodes).items():
         etypes = [t for t in g.canonical_etypes if ends(t, options.edge_dir)[0] == ntype]
         if etypes:
@@ -110,9 +110,6 @@ def sample_etype_neighbors(
     """Edges drawn for nodes, ``fanout`` of each relation; see `DistGraph.sample_neighbors`.
 
     Args:
-        g: The graph.
-        nodes: Ids, or type to ids.
-        fanout: Edges of each relation for a node, -1 for all; or relation to that, for all.
         etype_sorted: Accepted for DGL's scripts.
         use_graphbolt: Must be false.
     """
@@ -126,33 +123,17 @@ def sample_etype_neighbors(
         for number, etype in enumerate(g.canonical_etypes)
         if (at := ends(etype, options.edge_dir)[0]) in near
     ]
-    excluded = edges_by_relation(g, exclude_edges)
-    found = g.graph_store.sample_neighbors(requests, options, excluded)
-    drawn = {}
-    for request, one in zip(requests, found, strict=True):
-        assert isinstance(one.eids, Tensor)
-        repeated = request.nodes.repeat_interleave(one.counts)
-        sides = (one.neighbors, repeated) if options.edge_dir == "in" else (repeated, one.neighbors)
-        drawn[request.etype] = *sides, one.eids
+    drawn = _drawn(g, requests, options, edges_by_relation(g, exclude_edges))
     return _graph_of(g, drawn, relabel_nodes=False, store_ids=True)
 
 
 def in_subgraph(g: DistGraph, nodes: Any) -> Graph:
-    """The graph of all edges that enter some nodes; see `DistGraph.in_subgraph`.
-
-    Args:
-        g: The graph.
-        nodes: Ids, or type to ids.
-    """
+    """The graph of all edges that enter some nodes; see `DistGraph.in_subgraph`."""
     return in_subgraph_of(g, nodes, relabel_nodes=False, store_ids=True)
 
 
 def find_edges(g: DistGraph, edge_ids: Any) -> tuple[Tensor, Tensor]:
     """Sources and destinations of edges of a graph of one relation.
-
-    Args:
-        g: The graph.
-        edge_ids: Ids.
 
     Raises:
         IndexError: An id is out of range.
@@ -169,12 +150,7 @@ def in_subgraph_of(g: DistGraph, nodes: Any, relabel_nodes: bool, store_ids: boo
         for etype in g.canonical_etypes
         if etype[2] in near
     ]
-    found = g.graph_store.sample_neighbors(requests, DrawOptions())
-    edges = {}
-    for request, one in zip(requests, found, strict=True):
-        assert isinstance(one.eids, Tensor)
-        edges[request.etype] = one.neighbors, request.nodes.repeat_interleave(one.counts), one.eids
-    return _graph_of(g, edges, relabel_nodes, store_ids)
+    return _graph_of(g, _drawn(g, requests, DrawOptions()), relabel_nodes, store_ids)
 
 
 def edge_subgraph_of(g: DistGraph, edges: Any, relabel_nodes: bool, store_ids: bool) -> Graph:
@@ -188,8 +164,6 @@ def local_part(ids: GraphIds, host: int, rows: Callable[[str], Tensor | None]) -
     """What `DistGraph.local_partition` says.
 
     Args:
-        ids: Of the graph.
-        host: Number of the host.
         rows: Its rows of a table, by name; None where this process cannot read them.
     """
     here, book = HostGraph(ids, host, rows), ids.book
@@ -203,15 +177,15 @@ def local_part(ids: GraphIds, host: int, rows: Callable[[str], Tensor | None]) -
         if lists is None:
             return None
         sources[etype[0]].append(lists.neighbors.to(torch.int64))
-    for ntype, found in sources.items():
+    for ntype, of_type in sources.items():
         starts = ids.starts(node_policy(ntype))
-        distinct = torch.unique(torch.cat([_NO_IDS, *found]))
+        distinct = torch.unique(torch.cat([NO_IDS, *of_type]))
         halo[ntype] = distinct[(distinct < starts[host]) | (distinct >= starts[host + 1])]
     local, num_nodes = {}, 0  # the local id of the first node of each type; inner ones come first
     for is_inner, by_type in ((True, inner), (False, halo)):
-        for ntype, of_type in by_type.items():
+        for ntype, nodes in by_type.items():
             local[ntype, is_inner] = num_nodes
-            num_nodes += len(of_type)
+            num_nodes += len(nodes)
     src, dst, edge_ids, edge_types = [], [], [], []
     for number, etype in enumerate(book.canonical_etypes):
         lists = here.edge_lists(etype)
@@ -229,33 +203,28 @@ def local_part(ids: GraphIds, host: int, rows: Callable[[str], Tensor | None]) -
         eids = torch.arange(first, first + len(nodes))
         edge_ids.append(book.map_to_homo_eid(eids, etype))
         edge_types.append(torch.full_like(eids, number, dtype=torch.int32))
-    found_graph: Graph = graph((torch.cat(src), torch.cat(dst)), num_nodes=num_nodes)
+    part: Graph = graph((torch.cat(src), torch.cat(dst)), num_nodes=num_nodes)
     columns = [
         (t, nodes[t], is_inner) for is_inner, nodes in ((1, inner), (0, halo)) for t in nodes
     ]
-    data = found_graph.ndata
+    data = part.ndata
     data["_ID"] = torch.cat([book.map_to_homo_nid(nodes, t) for t, nodes, _ in columns])
     data["_TYPE"] = torch.cat(
         [torch.full_like(n, book.ntypes.index(t), dtype=torch.int32) for t, n, _ in columns]
     )
     data["part_id"] = torch.cat([book.nid2partid(nodes, t) for t, nodes, _ in columns])
     data["inner_node"] = torch.cat([torch.full_like(n, i, dtype=torch.bool) for _, n, i in columns])
-    found_graph.edata["_ID"] = torch.cat(edge_ids)
-    found_graph.edata["_TYPE"] = torch.cat(edge_types)
-    found_graph.edata["inner_edge"] = torch.ones(found_graph.num_edges(), dtype=torch.bool)
-    return found_graph
+    part.edata["_ID"] = torch.cat(edge_ids)
+    part.edata["_TYPE"] = torch.cat(edge_types)
+    part.edata["inner_edge"] = torch.ones(part.num_edges(), dtype=torch.bool)
+    return part
 
 
 # ---------------------------------------------------------------------------- ids as they are given
 
 
 def nodes_by_type(g: DistGraph, nodes: Any) -> dict[str, Tensor]:
-    """Node ids, which may be given by type, as int64.
-
-    Raises:
-        TypeError: They are no ids.
-        ValueError: There is no such type, or there are several and none is given.
-    """
+    """Node ids, which may be given by type, as int64."""
     if not isinstance(nodes, Mapping):
         if len(g.ntypes) != 1:
             raise ValueError(
@@ -273,27 +242,17 @@ def nodes_by_type(g: DistGraph, nodes: Any) -> dict[str, Tensor]:
 
 
 def edges_by_relation(g: DistGraph, edges: Any) -> dict[CanonicalEType, Tensor] | None:
-    """Edge ids, which may be given by relation, as int64; None stays None.
-
-    Raises:
-        IndexError: An id is out of range.
-        TypeError: They are no ids.
-        ValueError: There is no such relation, or there are several and none is given.
-    """
+    """Edge ids, which may be given by relation, as int64; None stays None."""
     if edges is None:
         return None
     given = edges if isinstance(edges, Mapping) else {None: edges}
-    found = {}
+    by_relation = {}
     for name, eids in given.items():
         etype = g.to_canonical_etype(name)
-        found[etype] = as_integers(eids, f"edges of {etype}").to("cpu", torch.int64)
-        count = g.num_edges(etype)
-        bad = (found[etype] < 0) | (found[etype] >= count)
-        if bool(bad.any()):
-            raise IndexError(
-                f"edges of {etype} must be in [0, {count}) (got {int(found[etype][bad][0])})"
-            )
-    return found
+        what = f"edges of {etype}"
+        by_relation[etype] = as_integers(eids, what).to("cpu", torch.int64)
+        check_range(by_relation[etype], g.num_edges(etype), what)
+    return by_relation
 
 
 def _refuse_graphbolt(use_graphbolt: bool) -> None:
@@ -334,7 +293,26 @@ def _fanouts(g: DistGraph, fanout: Any, replace: bool) -> dict[CanonicalEType, i
 # ---------------------------------------------------------------------------- edges into graphs
 
 
-_NO_IDS = torch.empty(0, dtype=torch.int64)
+def _drawn(
+    g: DistGraph,
+    requests: Sequence[NeighborRequest],
+    options: DrawOptions,
+    excluded: Mapping[CanonicalEType, Tensor] | None = None,
+) -> dict[CanonicalEType, EdgeColumns]:
+    """Edges drawn for nodes, each request's on its own."""
+    sampled = g.graph_store.sample_neighbors(requests, options, excluded)
+    drawn = {}
+    for request, neighbors in zip(requests, sampled, strict=True):
+        assert isinstance(neighbors.eids, Tensor)
+        near = request.nodes.repeat_interleave(neighbors.counts)
+        sides = _sides(options, near, neighbors.neighbors)
+        drawn[request.etype] = *sides, neighbors.eids
+    return drawn
+
+
+def _sides(options: DrawOptions, near: Tensor, far: Tensor) -> tuple[Tensor, Tensor]:
+    """Sources and destinations, of the nodes that draw and those that are drawn."""
+    return (far, near) if options.edge_dir == "in" else (near, far)
 
 
 def _drawn_of_all(
@@ -343,49 +321,41 @@ def _drawn_of_all(
     options: DrawOptions,
     gathered: list[GatheredEdges],
     excluded: Mapping[CanonicalEType, Tensor],
-) -> dict[CanonicalEType, FoundEdges]:
+) -> dict[CanonicalEType, EdgeColumns]:
     """Draw from the edges of several relations at the same nodes as if they were of one.
 
     Within a node edges come by relation. While they are drawn, those of all relations are numbered
     on: an edge's number is its id and the number of edges of the relations before its own.
     """
-    first = [0]
-    for one in gathered:
-        first.append(first[-1] + g.num_edges(one.etype))
-    order = torch.argsort(torch.cat([one.row_of_edge for one in gathered]), stable=True)
-    some = gathered[0]
+    etypes = [edges.etype for edges in gathered]
+    starts = list(accumulate(map(g.num_edges, etypes), initial=0))
+    order = torch.argsort(torch.cat([edges.row_of_edge for edges in gathered]), stable=True)
     weights = None
     if options.weights is not None:
         # Weights of different precision are compared in the greater one.
-        weights = torch.cat([one.weights for one in gathered if one.weights is not None])[order]
-    merged = GatheredEdges(
-        some.etype,
-        some.edge_dir,
-        some.nodes,
-        some.rows,
-        some.original_ids,
-        torch.stack([one.indptr for one in gathered]).sum(0),
-        torch.cat([one.eids + start for one, start in zip(gathered, first, strict=False)])[order],
-        torch.cat([one.neighbors for one in gathered])[order],
-        weights,
+        weights = torch.cat([e.weights for e in gathered if e.weights is not None])[order]
+    numbered = [edges.eids + start for edges, start in zip(gathered, starts, strict=False)]
+    merged = replace(
+        gathered[0],
+        indptr=torch.stack([edges.indptr for edges in gathered]).sum(0),
+        eids=torch.cat(numbered)[order],
+        neighbors=torch.cat([edges.neighbors for edges in gathered])[order],
+        weights=weights,
     )
-    absent = [_NO_IDS]
-    for one, start in zip(gathered, first, strict=False):
-        absent.append(excluded.get(one.etype, _NO_IDS) + start)
-    without = torch.cat(absent)
-    counts, neighbors, numbers = merged.draw(request, options, without if len(without) else None)
-    near = request.nodes.repeat_interleave(counts)
+    pairs = zip(etypes, starts, strict=False)
+    absent = torch.cat([excluded.get(etype, NO_IDS) + start for etype, start in pairs])
+    counts, neighbors, numbers = merged.draw(request, options, absent if len(absent) else None)
+    src, dst = _sides(options, request.nodes.repeat_interleave(counts), neighbors)
     drawn = {}
-    for place, one in enumerate(gathered):
-        chosen = (numbers >= first[place]) & (numbers < first[place + 1])
-        sides = (neighbors, near) if options.edge_dir == "in" else (near, neighbors)
-        drawn[one.etype] = sides[0][chosen], sides[1][chosen], numbers[chosen] - first[place]
+    for etype, start, stop in zip(etypes, starts, starts[1:], strict=False):
+        chosen = (numbers >= start) & (numbers < stop)
+        drawn[etype] = src[chosen], dst[chosen], numbers[chosen] - start
     return drawn
 
 
 def _graph_of(
     g: DistGraph,
-    edges: Mapping[CanonicalEType, FoundEdges],
+    edges: Mapping[CanonicalEType, EdgeColumns],
     relabel_nodes: bool,
     store_ids: bool,
 ) -> Graph:
@@ -393,18 +363,18 @@ def _graph_of(
 
     In that order relations come one after another, and sources before destinations.
     """
-    none = (_NO_IDS, _NO_IDS, _NO_IDS)
+    none = (NO_IDS, NO_IDS, NO_IDS)
     columns = {etype: edges.get(etype, none) for etype in g.canonical_etypes}
     counts = {ntype: g.num_nodes(ntype) for ntype in g.ntypes}
-    kept: dict[str, Tensor] = {}
+    nodes: dict[str, Tensor] = {}
     if relabel_nodes:
-        sides: dict[str, list[Tensor]] = {ntype: [_NO_IDS] for ntype in g.ntypes}
+        sides: dict[str, list[Tensor]] = {ntype: [NO_IDS] for ntype in g.ntypes}
         for etype, (src, dst, _) in columns.items():
             sides[etype[0]].append(src)
             sides[etype[2]].append(dst)
-        kept = {ntype: by_first_occurrence(torch.cat(found)) for ntype, found in sides.items()}
-        counts = {ntype: len(ids) for ntype, ids in kept.items()}
-    ascending = {ntype: torch.sort(ids) for ntype, ids in kept.items()}
+        nodes = {ntype: by_first_occurrence(torch.cat(ids)) for ntype, ids in sides.items()}
+        counts = {ntype: len(ids) for ntype, ids in nodes.items()}
+    ascending = {ntype: torch.sort(ids) for ntype, ids in nodes.items()}
 
     def renumbered(ntype: str, ids: Tensor) -> Tensor:
         if not relabel_nodes:
@@ -420,6 +390,6 @@ def _graph_of(
     if store_ids:
         for etype, (_, _, eids) in columns.items():
             result.edges[etype].data[EID] = eids
-        for ntype, ids in kept.items():
+        for ntype, ids in nodes.items():
             result.nodes[ntype].data[NID] = ids
     return result

@@ -65,18 +65,20 @@ import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from .._base.files import check_regular, check_text, read_json_regular, sync_folder, write_json
 from ..comm import agree, is_initialized, rank, world_size
-from ..comm.collectives import raise_everywhere, reduce_ints, text_of_rank_0
+from ..comm.collectives import reduce_ints, text_of_rank_0
 from ..errors import CheckpointError, PartitionFormatError
 from ..partition.checked_files import FileRecord, RowSource, TensorFile, digest_of, write_tensors
 from ._host_graph import node_policy
 from ._host_tables import TableInfo
+from ._job import everywhere
+from ._job import on_rank_0 as on_rank_0
 
 FORMAT, FORMAT_VERSION = "graphshard-checkpoint", 3
 _OF_RUN, _CLUSTER = (FORMAT, 2), ("graphshard-cluster-checkpoint", 1)
@@ -97,11 +99,9 @@ _DIGEST_KEY, _DIGEST_BYTES = "blake2b", 16
 _HEX_DIGEST = re.compile(rf"[0-9a-f]{{{2 * _DIGEST_BYTES}}}")
 _PLAIN = (str, int, float, bool, type(None))
 
-_T = TypeVar("_T")
-
 
 class DamagedError(Exception):
-    """A checkpoint is not whole; the one before may be."""
+    """A checkpoint is not whole; the one before may be. What reads its files raises this."""
 
 
 # ---------------------------------------------------------------------------- folders
@@ -151,10 +151,10 @@ class CheckpointNames:
             if whole != item.name and self.number(whole) is not None:
                 remove(item)
 
-    def remove_old(self, folder: Path, kept: int, spared: Collection[str] = ()) -> None:
+    def remove_old(self, folder: Path, num_newest: int, spared: Collection[str] = ()) -> None:
         """Keep so many of the newest, and those of some names."""
         with contextlib.suppress(OSError):
-            for old in self.find(folder)[kept:]:
+            for old in self.find(folder)[num_newest:]:
                 if old not in spared:
                     remove(folder / old)
 
@@ -233,17 +233,11 @@ class Manifest:
     """What a manifest says.
 
     Args:
-        number: Of the checkpoint.
-        world_size: Number of ranks that wrote it.
         identity: What a run that goes on must have in common.
-        values: Plain values.
         rows: Number of rows of each policy.
         destinations: Policy of the edges of each relation to that of the nodes they enter.
         tables: By name; ``starts`` are 0 and the number of rows.
         state: Packed states by name.
-        files: Of the folder.
-        digest: Of the manifest.
-        version: Of the format.
     """
 
     number: int
@@ -454,7 +448,6 @@ def hold_folder(
 
     Args:
         folder: It need not be there.
-        names: Of its checkpoints.
         check: Called on rank 0 while it is held, before anything in it is changed.
 
     Returns:
@@ -492,8 +485,6 @@ def write_checkpoint(
     """Write a checkpoint to a folder that is held. Collective.
 
     Args:
-        folder: Of checkpoints.
-        names: Of its checkpoints.
         manifest: What it says; files and digests are added.
         own: Tensors of this rank's file.
         shared: Tensors of the states, on rank 0.
@@ -558,22 +549,6 @@ def check_shared(folder: Path) -> None:
                 (folder / name).unlink(missing_ok=True)
 
 
-def everywhere(action: Callable[[], _T]) -> _T:
-    """Do something on every rank; if it fails on one, raise on all. Collective."""
-    error: Exception | None = None
-    try:
-        result = action()
-    except Exception as caught:
-        error = caught
-    raise_everywhere(error)
-    return result
-
-
-def on_rank_0(action: Callable[[], object]) -> None:
-    """Do something on rank 0, and go on together. Collective."""
-    everywhere(action if rank() == 0 else lambda: None)
-
-
 def remove(path: Path) -> None:
     """Remove a folder with all in it, or whatever else has its name; it need not be there."""
     if path.is_dir() and not path.is_symlink():
@@ -590,10 +565,7 @@ class Opened:
     """A checkpoint that is whole.
 
     Args:
-        path: Its folder.
-        manifest: What it says.
         files: The mapped tensors of each rank's file.
-        states: By name.
     """
 
     path: Path
@@ -621,8 +593,6 @@ def open_newest(
     Of the checkpoints that are damaged there is a warning. Every byte is read by one rank.
 
     Args:
-        folder: Of checkpoints.
-        names: Of its checkpoints.
         number: Which of them; None for the newest.
         check: Of each manifest, before the files are read.
 
@@ -680,13 +650,8 @@ def check_digests(folder: Path, manifest: Manifest, first: int, step: int) -> No
     """Read every byte of some files, and compare their digests.
 
     Args:
-        folder: Of the checkpoint.
-        manifest: Its manifest.
         first: The first file, by name.
         step: Every so many of them.
-
-    Raises:
-        DamagedError: A file is not the one that the manifest speaks of.
     """
     for name in sorted(manifest.files)[first::step]:
         try:
@@ -705,13 +670,8 @@ def read_states(
     """The states of a checkpoint, by name; tensors are copies.
 
     Args:
-        folder: Of the checkpoint.
-        manifest: Its manifest.
         only: The name of the one state that is wanted.
         whole: Read every byte of the file, and compare the digest.
-
-    Raises:
-        DamagedError: The file is damaged, or has other tensors.
     """
     tensors = read_checked(folder / SHARED, manifest.files[SHARED], whole=whole)
     packed = manifest.state
@@ -734,11 +694,7 @@ def _state_of_version_2(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
 
 
 def read_rank_files(folder: Path, manifest: Manifest) -> list[dict[str, Tensor]]:
-    """The mapped tensors of each rank's file, checked against what the manifest says of them.
-
-    Raises:
-        DamagedError: A file is damaged, or has other tensors.
-    """
+    """The mapped tensors of each rank's file, checked against what the manifest says of them."""
     files = []
     for number in range(manifest.world_size):
         name = rank_file(number)
@@ -770,12 +726,7 @@ def read_checked(path: Path, record: FileRecord, *, whole: bool = True) -> dict[
     """The tensors of a file of a checkpoint, mapped.
 
     Args:
-        path: The file.
-        record: What the manifest says of it.
         whole: Read every byte, and compare their digest; else the header alone.
-
-    Raises:
-        DamagedError: It is missing, or not the file that the manifest speaks of.
     """
     try:
         size = check_regular(path).st_size
@@ -815,7 +766,6 @@ class SavedRows:
 
     Args:
         files: Tensors of each file.
-        policy: Of the rows.
         has_ids: Whether rows have original ids; else they are in order.
     """
 
@@ -861,7 +811,7 @@ class SavedRows:
             key: Its name in the files.
             places: int64 ``[n]``.
         """
-        first, found, out = 0, 0, None
+        first, num_read, out = 0, 0, None
         for file in self._files:
             rows = file[key]
             inside = (places >= first) & (places < first + len(rows))
@@ -872,9 +822,9 @@ class SavedRows:
                 if out is None:
                     out = torch.empty((len(places), *rows.shape[1:]), dtype=rows.dtype)
                 out[inside] = _chosen(rows, places[inside] - first)
-                found += count
+                num_read += count
             first += len(rows)
-        assert out is not None and found == len(places)
+        assert out is not None and num_read == len(places)
         return out
 
 

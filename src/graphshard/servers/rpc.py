@@ -129,20 +129,16 @@ class PresentClients:
         if not client or not is_label:
             raise MessageError("a client that announces itself has an id and a label")
         with self._lock:
-            known = self._clients.get(client)
+            before = self._clients.get(client)
             self._clients[client] = _Client(label, time.monotonic(), stream)
-        if known is not None and known.is_silent:
-            _log.info("%s is heard again", label)
-        if known is None:
+        if before is None:
             _log.info("%s has come", label)
+        elif before.is_silent:
+            _log.info("%s is heard again", label)
         return WireMessage("ok")
 
     def check(self, client: str) -> None:
-        """Raise if a client is gone, and release what it was given since.
-
-        Raises:
-            GoneClientError: It is gone; says why.
-        """
+        """Raise GoneClientError if a client is gone, and release what it was given since."""
         why = self._gone.get(client)
         if why is not None:
             self._on_gone(client)
@@ -224,12 +220,10 @@ class MessageServer:
     Args:
         handlers: By op.
         token: What clients must know; at least 16 characters.
-        host: Address to listen on.
         port: 0 for a free one.
         certificate: Paths of a certificate chain and its key, PEM, for TLS; None for none.
-        max_message: Most bytes of a message.
         on_client_gone: Called with the id of a client that had announced itself and has left, or
-            is gone; see ``_presence.py``. The requests of a client have its id as ``sender``.
+            is gone. The requests of a client have its id as ``sender``.
         silent_seconds: A client of which nothing was heard for so long is logged.
 
     Raises:
@@ -376,7 +370,6 @@ class MessageClient:
 
     Args:
         address: ``host:port``.
-        token: Of the server.
         host: Number of the host, for errors.
         timeout: Longest wait for an answer, in seconds.
         certificates: Path of the PEM certificates that the server's must be signed with, for TLS.
@@ -418,10 +411,6 @@ class MessageClient:
 
     def call(self, request: WireMessage, timeout: float | None = None) -> WireMessage:
         """The answer to a request.
-
-        Args:
-            request: What is asked.
-            timeout: As for the connection, for this request.
 
         Raises:
             ServerError: The server is gone, refuses, failed, or did not answer in time.
@@ -467,10 +456,9 @@ class MessageClient:
         self.check_present()
 
     def check_present(self) -> None:
-        """Raise if the server has given this client up; to call before memory is used in place.
+        """Raise ServerError if the server has released what this client had asked for.
 
-        Raises:
-            ServerError: What the client had asked for is released, as far as is known here.
+        To be called before memory is used in place.
         """
         for beat in self._beats:
             if beat.gone:
@@ -496,7 +484,7 @@ class MessageClient:
             return
         beat = _Beat(self._server, label)
         self._beats.append(beat)
-        if not beat.wait_until_heard(self.timeout):
+        if not beat.heard.wait(self.timeout):
             raise self.error(f"did not answer within {self.timeout:g} s")
 
     def wait_until_up(self, timeout: float) -> None:
@@ -684,12 +672,6 @@ class _Stream:
         self._server = server
         self._connected: MessageStream | None = None
 
-    def exchange(self, request: WireMessage, timeout: float) -> WireMessage:
-        """The answer to a request, within about ``timeout`` seconds; `end` ends it at once."""
-        deadline = time.monotonic() + timeout + _RETRY_SECONDS  # who waits is told first
-        self.send(request, timeout)
-        return self.receive(deadline)
-
     def send(self, request: WireMessage, timeout: float) -> None:
         """Send a request; the timeout is for connecting, proving and sending together."""
         deadline = time.monotonic() + timeout
@@ -749,8 +731,10 @@ class _CallStream:
             call.stream = self
             self._set_current(call)
             answer: WireMessage | BaseException
+            deadline = time.monotonic() + call.timeout + _RETRY_SECONDS  # who waits is told first
             try:
-                answer = self._stream.exchange(call.request, call.timeout)
+                self._stream.send(call.request, call.timeout)
+                answer = self._stream.receive(deadline)
             except BaseException as error:  # for those who wait
                 answer = error
             self._set_current(None)
@@ -778,18 +762,16 @@ class _Beat:
     meanwhile, the server would take the end of this connection for the end of the client.
 
     Attributes:
+        heard: Set once the server has answered.
         gone: What the server says once it has given this client up; the thread ends then.
     """
 
     def __init__(self, server: _Server, label: str) -> None:
         self._stream, self._label = _Stream(server), label
         self.gone = ""
-        self._heard, self._stopped = threading.Event(), threading.Event()
+        self.heard, self._stopped = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="graphshard-beat", daemon=True)
         self._thread.start()
-
-    def wait_until_heard(self, timeout: float) -> bool:
-        return self._heard.wait(timeout)
 
     def stop(self) -> None:
         _leaving.add(self._thread)
@@ -803,7 +785,7 @@ class _Beat:
                 answer = self._stream.receive(None)
                 if answer.fields.get("kind") == _GONE:
                     self.gone = str(answer.fields.get("text"))
-                self._heard.set()
+                self.heard.set()
             if word == LEAVE or self.gone:
                 self._stream.close()
                 return

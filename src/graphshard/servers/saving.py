@@ -32,7 +32,7 @@ from ..partition.checked_files import RowSource
 from ._cluster import Cluster, RowsRequest, ServedHost
 from ._host_graph import GraphIds, pointer_table_of
 from ._host_tables import HostTables, TableInfo
-from ._job import Job, current_job
+from ._job import Job, current_job, everywhere
 from ._message_stream import WireMessage
 from ._sparse_optimizers import SparseOptimizer
 from .checkpoints import (
@@ -42,7 +42,6 @@ from .checkpoints import (
     Opened,
     SavedRows,
     check_digests,
-    everywhere,
     hold_folder,
     list_of_objects,
     open_newest,
@@ -89,9 +88,8 @@ def save_checkpoint(
     Args:
         checkpoint_dir: A folder that all hosts share, for checkpoints of this job; it is made.
         step: Number of the checkpoint, above those that are in the folder.
-        model: A module, or anything else with ``state_dict()``, or a dictionary of such. That of
-            rank 0 is saved.
-        optimizer: As ``model``.
+        model: A module, or anything else with ``state_dict()``, or a dictionary of such, as
+            ``optimizer`` may be. Those of rank 0 are saved.
         sparse_optimizers: Whose settings are saved. Their embeddings must have names.
         extra: Plain values and tensors, in dictionaries, lists and tuples; that of rank 0.
         keep: How many of the newest checkpoints stay in the folder; and, where these hold no
@@ -173,11 +171,7 @@ def save_checkpoint(
 
 
 def job_with_graph() -> Job:
-    """The job of this process, once it knows its graph.
-
-    Raises:
-        RuntimeError: It does not.
-    """
+    """The job of this process, once it knows its graph; else RuntimeError."""
     job = current_job()
     if not job.policies:
         raise RuntimeError("the graph of the cluster is not known yet; make its DistGraph first")
@@ -209,7 +203,6 @@ class LiveTable:
     """A table that the servers have now.
 
     Args:
-        info: Of the table.
         is_saved: Whether a checkpoint must hold it: it has a name, and is not as the partition of
             the graph has it.
         lacking: Hosts that lack it, because their servers were started again.
@@ -346,8 +339,6 @@ class ClusterCheckpoint:
     """What was loaded.
 
     Args:
-        path: Folder of the checkpoint.
-        step: Its number.
         extra: What was given to `save_checkpoint`.
         tensors: Names of the tensors whose rows were loaded.
     """
@@ -376,9 +367,8 @@ def load_checkpoint(
     Args:
         checkpoint_dir: The folder of checkpoints, that all hosts share.
         step: Which of them; None for the newest that is whole.
-        model: As it was given to `save_checkpoint`; its state is loaded. None leaves it out.
-        optimizer: As ``model``.
-        sparse_optimizers: As they were given to `save_checkpoint`, or none.
+        model: What was given to `save_checkpoint`; its state is loaded. None leaves it out.
+        sparse_optimizers: All that were given to `save_checkpoint`, or none.
         strict: Whether cluster and checkpoint must have the same tensors with names. False leaves
             alone what one of them lacks.
 
@@ -418,9 +408,11 @@ def load_checkpoint(
     chosen = everywhere(check)
     policies = sorted({info.policy for info in chosen} | set(manifest.policies))
     shares = {policy: job.share(policy) for policy in policies}
-    places = everywhere(lambda: _places(job, opened, shares))
+    read = cluster_reader(job.cluster)
+    structure = Structure(job.cluster.names(), job.destinations, read)
+    places = everywhere(lambda: find_rows(opened.files, shares, job.starts, read, structure))
     _make(job, chosen, live)
-    everywhere(lambda: _write(job, opened, chosen, shares, places))
+    everywhere(lambda: _write(job, chosen, shares, places))
     everywhere(lambda: _tell_servers(job, manifest))
 
     def load_states() -> None:
@@ -438,10 +430,11 @@ def _open(folder: Path, step: int | None) -> Opened:
     """The newest checkpoint that is whole for all ranks, or that of a step. Collective."""
     opened = open_newest(folder, STEPS, number=step, check=_check_manifest)
     if opened is None:
-        what = "no checkpoint" if step is None else f"no checkpoint of step {step}"
+        of = "" if step is None else f" of step {step}"
         raise CheckpointError(
-            f"there is {what} in {folder} (there are: {', '.join(STEPS.find(folder)) or 'none'}); "
-            "give the checkpoint_dir that was given to save_checkpoint"
+            f"there is no checkpoint{of} in {folder} (there are: "
+            f"{', '.join(STEPS.find(folder)) or 'none'}); give the checkpoint_dir that was given "
+            "to save_checkpoint"
         )
     return opened
 
@@ -453,11 +446,7 @@ def _check_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def check_graph(manifest: Manifest, rows: Mapping[str, int], folder: Path) -> None:
-    """Raise unless a checkpoint is of a graph with so many rows of each policy.
-
-    Raises:
-        CheckpointError: It is of another graph.
-    """
+    """Raise CheckpointError unless a checkpoint is of a graph with so many rows of each policy."""
     different = [
         f"{policy} has {manifest.rows.get(policy, 'no')} rows there, {rows.get(policy, 'no')} here"
         for policy in sorted({*manifest.rows, *rows})
@@ -471,18 +460,14 @@ def check_graph(manifest: Manifest, rows: Mapping[str, int], folder: Path) -> No
 
 
 def check_table(saved: TableInfo, here: TableInfo, folder: Path) -> None:
-    """Raise unless rows of a checkpoint fit the table of their name.
-
-    Raises:
-        CheckpointError: They have another shape, dtype or policy.
-    """
-    one, other = (
+    """Raise CheckpointError unless rows of a checkpoint fit the table of their name."""
+    there, mine = (
         (info.dtype, (info.starts[-1], *info.row_shape), info.policy) for info in (saved, here)
     )
-    if one != other:
+    if there != mine:
         raise CheckpointError(
-            f"{saved.name!r} is {one[0]} of shape {one[1]}, {one[2]} in {folder} and {other[0]} of "
-            f"shape {other[1]}, {other[2]} here; make it as it was saved, or delete it"
+            f"{saved.name!r} is {there[0]} of shape {there[1]}, {there[2]} in {folder} and "
+            f"{mine[0]} of shape {mine[1]}, {mine[2]} here; make it as it was saved, or delete it"
         )
 
 
@@ -529,46 +514,45 @@ def _check_optimizers(
                 raise CheckpointError(f"{path} lacks the tensor {tensor.name!r}")
 
 
-def _places(
-    job: Job, opened: Opened, shares: Mapping[str, tuple[int, int]]
-) -> dict[str, tuple[SavedRows, Tensor]]:
-    """Where the rows of this trainer's share are in the files, by policy."""
-    read = cluster_reader(job.cluster)
-    structure = Structure(job.cluster.names(), job.destinations, read)
-    return {
-        policy: find_rows(opened.files, policy, shares[policy], job.starts(policy), read, structure)
-        for policy in sorted(shares)
-    }
-
-
 def find_rows(
     files: Sequence[Mapping[str, Tensor]],
-    policy: str,
-    share: tuple[int, int],
-    starts: Sequence[int],
+    shares: Mapping[str, tuple[int, int]],
+    starts_of: Callable[[str], tuple[int, ...]],
     read: Reader,
     structure: Structure,
-) -> tuple[SavedRows, Tensor]:
-    """Rows of a policy in the files, and the places of ``[start, stop)`` among them.
+) -> dict[str, tuple[SavedRows, Tensor]]:
+    """By policy its rows in the files, and where those of a share ``(start, stop)`` are there.
 
     Raises:
         CheckpointError: The checkpoint is of another graph.
     """
-    has_ids = policy.startswith(("node~", "edge~"))
-    saved = SavedRows(files, policy, has_ids)
-    if not has_ids:
-        return saved, torch.arange(*share)
-    places = saved.find(read(id_table(policy), *share))
-    if policy.startswith("node~"):
-        for begin, end in pieces(*share, torch.int64, ()):
-            here = structure.of(policy, starts, begin, end)
-            chosen = places[begin - share[0] : end - share[0]]
+    rows: dict[str, tuple[SavedRows, Tensor]] = {}
+    for policy, share in shares.items():
+        has_ids = policy.startswith(("node~", "edge~"))
+        saved = SavedRows(files, policy, has_ids)
+        if not has_ids:
+            rows[policy] = saved, torch.arange(*share)
+            continue
+        positions = saved.find(read(id_table(policy), *share))
+        rows[policy] = saved, positions
+        for begin, end in pieces(*share, torch.int64, ()) if policy.startswith("node~") else ():
+            here = structure.of(policy, starts_of(policy), begin, end)
+            chosen = positions[begin - share[0] : end - share[0]]
             if not torch.equal(saved.read(f"structure/{policy}", chosen), here):
                 raise CheckpointError(
                     f"the checkpoint is of another graph: nodes of {policy} have other in-edges "
                     "there; give the checkpoint_dir of this graph"
                 )
-    return saved, places
+    return rows
+
+
+def _pieces_of(
+    info: TableInfo, share: tuple[int, int], saved: tuple[SavedRows, Tensor]
+) -> Iterator[tuple[int, int, Tensor]]:
+    """A share of a table as ``(begin, end, rows)``, from what `find_rows` gave for its policy."""
+    (start, stop), (rows, positions) = share, saved
+    for begin, end in pieces(start, stop, info.dtype, info.row_shape):
+        yield begin, end, rows.read(f"row/{info.name}", positions[begin - start : end - start])
 
 
 def _make(job: Job, chosen: Sequence[TableInfo], live: Mapping[str, LiveTable]) -> None:
@@ -577,8 +561,8 @@ def _make(job: Job, chosen: Sequence[TableInfo], live: Mapping[str, LiveTable]) 
 
     def make() -> None:
         for info in chosen if rank() == 0 else ():
-            known, starts = live.get(info.name), job.starts(info.policy)
-            lacking = range(job.cluster.num_hosts) if known is None else known.lacking
+            table, starts = live.get(info.name), job.starts(info.policy)
+            lacking = range(job.cluster.num_hosts) if table is None else table.lacking
             new = TableInfo(info.name, info.dtype, info.row_shape, starts, info.policy, True)
             made.extend((number, info.name) for number in lacking)
             job.cluster.ask([(n, WireMessage("create", new.as_json())) for n in lacking])
@@ -593,17 +577,13 @@ def _make(job: Job, chosen: Sequence[TableInfo], live: Mapping[str, LiveTable]) 
 
 def _write(
     job: Job,
-    opened: Opened,
     chosen: Sequence[TableInfo],
     shares: Mapping[str, tuple[int, int]],
     places: Mapping[str, tuple[SavedRows, Tensor]],
 ) -> None:
     """Put this trainer's share of all rows into the cluster."""
     for info in chosen:
-        start, stop = shares[info.policy]
-        saved, positions = places[info.policy]
-        for begin, end in pieces(start, stop, info.dtype, info.row_shape):
-            rows = saved.read(f"row/{info.name}", positions[begin - start : end - start])
+        for begin, end, rows in _pieces_of(info, shares[info.policy], places[info.policy]):
             job.cluster.write(info.name, torch.arange(begin, end), rows)
 
 
@@ -620,14 +600,7 @@ def _tell_servers(job: Job, manifest: Manifest) -> None:
 
 @dataclass(frozen=True)
 class RestoredTables:
-    """What a server has restored.
-
-    Args:
-        path: Folder of the checkpoint.
-        step: Its number.
-        num_tensors: How many tensors.
-        digest: Of the manifest.
-    """
+    """What a server has restored."""
 
     path: Path
     step: int
@@ -644,8 +617,6 @@ def restore_tables(
 
     Args:
         tables: Of the host, filled with its parts.
-        ids: Of the graph.
-        checkpoint_dir: The folder of checkpoints.
 
     Returns:
         What was restored; None if there is no checkpoint yet.
@@ -694,20 +665,16 @@ def _restore(
         return tables.rows(name)[start - first : stop - first]
 
     structure = Structure(tables_here, ids.destinations, read)
-    shares, places = {}, {}
-    for policy in sorted({info.policy for info in chosen} | set(manifest.policies)):
-        starts = starts_of(policy)
-        shares[policy] = share = starts[tables.host], starts[tables.host + 1]
-        places[policy] = find_rows(files, policy, share, starts, read, structure)
+    policies = sorted({info.policy for info in chosen} | set(manifest.policies))
+    shares = {p: (starts_of(p)[tables.host], starts_of(p)[tables.host + 1]) for p in policies}
+    places = find_rows(files, shares, starts_of, read, structure)
     for info in chosen:
-        starts = starts_of(info.policy)
+        starts, share = starts_of(info.policy), shares[info.policy]
         tables.create(TableInfo(info.name, info.dtype, info.row_shape, starts, info.policy, True))
         tables.mark_written(info.name)
-        rows, (start, stop) = tables.rows(info.name), shares[info.policy]
-        saved, positions = places[info.policy]
-        for begin, end in pieces(start, stop, info.dtype, info.row_shape):
-            chunk = saved.read(f"row/{info.name}", positions[begin - start : end - start])
-            rows[begin - start : end - start] = chunk
+        own = tables.rows(info.name)
+        for begin, end, rows in _pieces_of(info, share, places[info.policy]):
+            own[begin - share[0] : end - share[0]] = rows
     return RestoredTables(path, manifest.number, len(chosen), manifest.digest)
 
 
@@ -719,10 +686,6 @@ class RowStream:
     """Rows that are read while they are written to a file. A `partition.checked_files.RowSource`.
 
     Args:
-        dtype: Of the rows.
-        row_shape: Of one.
-        start: The first row.
-        stop: One past the last.
         read: Gives rows ``[start, stop)``.
     """
 
@@ -763,9 +726,7 @@ class Structure:
     """What tells a node of one graph from that of another: its in-degrees.
 
     Args:
-        tables: Names of all tables.
         destinations: Policy of the edges of each relation to that of the nodes they enter.
-        read: Gives rows of tables.
     """
 
     def __init__(
@@ -783,10 +744,7 @@ class Structure:
         """int64 ``[end - begin]``, one for each of these nodes.
 
         Args:
-            policy: Of the nodes.
             starts: First node of each host, and their number.
-            begin: The first node.
-            end: One past the last.
         """
         numbers = torch.zeros(end - begin, dtype=torch.int64)
         for name in self._pointers.get(policy, []):
@@ -811,13 +769,7 @@ def state_of(target: Stateful) -> Any:
 
 
 def check_state(target: Stateful, state: Any, name: str) -> None:
-    """Raise ValueError unless `load_state` works; changes nothing.
-
-    Args:
-        target: What the state is for.
-        state: As `state_of` gave it.
-        name: For errors.
-    """
+    """Raise ValueError unless `load_state` works; changes nothing."""
     if target is None:
         return
     if not isinstance(state, Mapping):
@@ -846,9 +798,11 @@ def check_state(target: Stateful, state: Any, name: str) -> None:
         if isinstance(value, Tensor) != isinstance(other, Tensor) or (
             isinstance(value, Tensor) and value.shape != other.shape
         ):
-            found = tuple(other.shape) if isinstance(other, Tensor) else type(other).__name__
-            expected = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-            raise ValueError(f"{key!r} of {name} is {expected}, and that of its state {found}")
+            mine, theirs = (
+                tuple(entry.shape) if isinstance(entry, Tensor) else type(entry).__name__
+                for entry in (value, other)
+            )
+            raise ValueError(f"{key!r} of {name} is {mine}, and that of its state {theirs}")
 
 
 def _check_same(name: str, mine: set[str], theirs: set[str]) -> None:
