@@ -181,8 +181,6 @@ def heterograph(
             except a NetworkX graph.
         num_nodes_dict: Node type -> number of nodes, for every type; it may name types without
             edges. By default one more than the largest id that a type has in any relation.
-        idtype: As for `graph`.
-        device: As for `graph`.
 
     Returns:
         The graph, without features.

@@ -82,7 +82,6 @@ class Schema:
         ntypes: All node types, in the order that ``ntypes`` reports.
         srctypes: The source side. Equal to ``dsttypes`` when the sides are one.
         dsttypes: The destination side.
-        canonical_etypes: The relations.
         split: Whether source and destination sides are separate sets of nodes.
     """
 
@@ -327,8 +326,6 @@ def check_ids(ids: Tensor, stop: int, what: str, of: str) -> None:
     """Raise unless every id is in ``[0, stop)``.
 
     Args:
-        ids: Any number of ids.
-        stop: How many there are.
         what: An id of what ("a node id").
         of: What there are ``stop`` of ("nodes of type 'user'").
     """
@@ -378,15 +375,9 @@ def read_batch_counts(given: Any, names: Sequence[Key], what: str) -> dict[Key, 
 
     Args:
         given: A tensor, where there is one type; or type -> tensor, for every type.
-        names: The types.
-        what: What is counted ("nodes"), for error texts.
 
     Returns:
         Type -> ``[batch_size]`` int64.
-
-    Raises:
-        TypeError: a single tensor for several types, or no tensor.
-        ValueError: a type is missing, lengths differ, or a count is negative.
     """
     if not isinstance(given, Mapping):
         if len(names) != 1:
@@ -433,7 +424,6 @@ class EdgeArrays:
     """One relation before its numbers of nodes are known.
 
     Attributes:
-        form: ``"coo"``, ``"csr"`` or ``"csc"``.
         arrays: (sources, destinations); or (indptr, indices, edge ids or None).
         min_src: Number of source nodes that the edges ask for at least.
         min_dst: The same for destinations.
@@ -473,10 +463,7 @@ def read_edges(data: Any, idtype: Any, device: Any, what: str = "the graph") -> 
     """Read one relation in any accepted form.
 
     Args:
-        data: See the module's docstring.
         idtype: dtype to convert ids to; None keeps that of tensors.
-        device: Where to move them; None keeps them where they are.
-        what: Whose edges these are, for error texts.
     """
     if idtype is not None:
         check_idtype(idtype)

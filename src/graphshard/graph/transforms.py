@@ -62,10 +62,6 @@ def add_self_loop(
             the others are 0.
         fill_data: A number; or ``'sum'``, ``'mean'``, ``'max'`` or ``'min'`` of the feature over
             the in-edges of the node, 0 where it has none.
-        etype: The relation, where there are several; from a node type to itself.
-
-    Returns:
-        The graph with ``num_nodes`` more edges in that relation.
 
     Raises:
         ValueError: The relation joins two node types, or ``fill_data`` is an unknown reduction.
@@ -113,13 +109,6 @@ def remove_self_loop(g: Graph, etype: Any = None) -> Graph:
 
     Of a batched graph, the numbers of nodes and edges per graph follow.
 
-    Args:
-        g: Graph; all features are carried over.
-        etype: The relation, where there are several; from a node type to itself.
-
-    Returns:
-        The graph without self loops in that relation.
-
     Raises:
         ValueError: The relation joins two node types.
 
@@ -147,12 +136,8 @@ def to_bidirected(g: Graph, copy_ndata: bool = False, readonly: bool | None = No
     Parallel edges become one; a self loop stays one edge. Edges come by source, then destination.
 
     Args:
-        g: Graph whose relations each go from a node type to itself.
         copy_ndata: Whether to carry node features over. Edge features are always dropped.
         readonly: Accepted so that calls written for DGL run; has no effect.
-
-    Returns:
-        The graph.
 
     Raises:
         ValueError: A relation joins two node types.
@@ -188,16 +173,11 @@ def add_reverse_edges(
     """Give every edge its reverse, behind the edges that exist; edges may then be parallel.
 
     Args:
-        g: Graph.
         readonly: Accepted so that calls written for DGL run; has no effect.
-        copy_ndata: Whether to carry node features over.
         copy_edata: Whether to carry edge features over; a reverse has those of its edge, whose id
             is stored as ``edata[EID]``.
         ignore_bipartite: Leave relations between two node types as they are, rather than refuse.
         exclude_self: Whether self loops get no reverse.
-
-    Returns:
-        The graph.
 
     Raises:
         ValueError: A relation joins two node types and ``ignore_bipartite`` is not set.
@@ -242,14 +222,8 @@ def reverse(
     Nothing is copied: the new graph reads the sparse formats of the old one the other way round.
 
     Args:
-        g: Graph.
-        copy_ndata: Whether to carry node features over.
-        copy_edata: Whether to carry edge features over.
         share_ndata: Older name of ``copy_ndata``, which it overrides.
         share_edata: Older name of ``copy_edata``, which it overrides.
-
-    Returns:
-        The graph.
 
     Example:
         >>> reverse(graph(([0, 0], [1, 2]))).edges()
@@ -311,11 +285,8 @@ def to_simple(
     """The graph with one edge for all parallel ones; edges come by source, then destination.
 
     Args:
-        g: Graph.
         return_counts: Edge feature that gets the number of edges joined; None for none.
         writeback_mapping: Whether to return as well which new edge each edge became.
-        copy_ndata: Whether to carry node features over.
-        copy_edata: Whether to carry edge features over.
         aggregator: Of parallel edges' features: ``"arbitrary"`` (that of the edge of lowest id,
             which ``edata[EID]`` then names), ``"sum"`` or ``"mean"``.
 
@@ -396,14 +367,8 @@ def compact_graphs(
     keep theirs.
 
     Args:
-        graphs: A graph or a list of graphs.
         always_preserve: Nodes to keep in any case: ids, where there is one node type; or node type
             -> ids.
-        copy_ndata: Whether to carry node features over.
-        copy_edata: Whether to carry edge features over.
-
-    Returns:
-        The graph, or the list of graphs.
 
     Raises:
         TypeError: ids for one of several node types without its name.
@@ -527,16 +492,10 @@ def in_subgraph(
     Edges come node by node in the order given, each node's by ascending edge id.
 
     Args:
-        graph: Graph.
         nodes: Ids or mask, per type on a graph with several node types. A node that is given twice
             has its in-edges twice.
         relabel_nodes: Whether to keep only the end points of these edges, numbered as they first
             occur (per relation, sources before destinations); by default all nodes stay.
-        store_ids: Whether to store original ids.
-        output_device: Where the subgraph is to be; by default where ``graph`` is.
-
-    Returns:
-        The subgraph, with the same node types and relations.
 
     Raises:
         ValueError: An unknown type, an id out of range, or a mask of another length.
@@ -587,15 +546,9 @@ def edge_subgraph(
     """The graph of some edges, in the order given.
 
     Args:
-        graph: Graph.
         edges: Ids or mask, per relation on a graph with several.
         relabel_nodes: Whether to keep only the end points of these edges, numbered as they first
             occur (per relation, sources before destinations); if not, all nodes stay.
-        store_ids: Whether to store original ids.
-        output_device: Where the subgraph is to be; by default where ``graph`` is.
-
-    Returns:
-        The subgraph, with the same node types and relations.
 
     Raises:
         ValueError: An unknown relation, an id out of range, or a mask of another length.
@@ -638,7 +591,6 @@ def node_subgraph(
     Edges come source by source in the order given, each source's by ascending edge id.
 
     Args:
-        graph: Graph.
         nodes: Ids or mask, per type on a graph with several node types. A node that is given
             several times is there several times, each time with its out-edges; edges into it end
             at the first. (DGL 1.1.3 gives the same, but where a node follows that was not given
@@ -646,11 +598,6 @@ def node_subgraph(
             nodes.)
         relabel_nodes: Whether to keep only these nodes, numbered in the order given; if not, all
             nodes stay and only edges are left out.
-        store_ids: Whether to store original ids.
-        output_device: Where the subgraph is to be; by default where ``graph`` is.
-
-    Returns:
-        The subgraph, with the same node types and relations.
 
     Raises:
         ValueError: An unknown type, an id out of range, or a mask of another length.
@@ -769,10 +716,7 @@ def add_nodes(
     """The graph with more nodes of a type, behind those that it has. Batch numbers are dropped.
 
     Args:
-        g: Graph.
-        num: How many.
         data: Feature -> ``[num, ...]`` values of the new nodes.
-        ntype: The node type, where there are several.
 
     Raises:
         ValueError: ``num`` is negative, the type is unknown, or values do not fit their feature.
@@ -802,11 +746,9 @@ def add_edges(
     Nodes whose ids are past the last one are added. Batch numbers are dropped.
 
     Args:
-        g: Graph.
         u: Source ids; one, or as many as ``v``.
         v: Destination ids; one, or as many as ``u``.
         data: Feature -> ``[number of new edges, ...]``.
-        etype: The relation, where there are several.
 
     Raises:
         ValueError: lengths differ, an id is negative, the relation is unknown, or values do not
@@ -850,9 +792,7 @@ def remove_edges(g: Graph, eids: Any, etype: Any = None, store_ids: bool = False
     """The graph without some edges; the others keep their order. Batch numbers follow.
 
     Args:
-        g: Graph.
         eids: Edge ids, in any order, repeated or not; or relation -> edge ids.
-        etype: The relation, where there are several and ``eids`` is no dictionary.
         store_ids: Whether to store ids in ``g`` as ``edata[EID]``.
 
     Raises:
@@ -894,9 +834,7 @@ def remove_nodes(g: Graph, nids: Any, ntype: str | None = None, store_ids: bool 
     Without ids nothing changes.
 
     Args:
-        g: Graph.
         nids: Node ids, in any order, repeated or not; or node type -> ids.
-        ntype: The node type, where there are several and ``nids`` is no dictionary.
         store_ids: Whether to store ids in ``g`` as ``ndata[NID]`` and ``edata[EID]``.
 
     Raises:
@@ -1037,7 +975,6 @@ def to_homogeneous(
     ``edata[EID]`` hold each node's and edge's id within its type.
 
     Args:
-        g: Graph.
         ndata: Node features to concatenate over all types that have nodes, which must all have them
             in one row shape and dtype; None carries none over.
         edata: The same for edge features and relations.

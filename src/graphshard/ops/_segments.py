@@ -35,16 +35,8 @@ def segment_reduce(seglen: Tensor, value: Tensor, reducer: str = "sum") -> Tenso
 def segment_softmax(seglen: Tensor, value: Tensor) -> Tensor:
     """Softmax over each group of rows.
 
-    Args:
-        seglen: ``[num_groups]`` integers, the number of rows of each group.
-        value: ``[num_rows, ...]`` floating-point rows, group after group.
-
     Returns:
         ``[num_rows, ...]``.
-
-    Raises:
-        TypeError: as for `segment_reduce`.
-        ValueError: numbers that do not add up to the rows.
     """
     return edge_softmax(_groups(seglen, value, "value"), value)
 

@@ -32,12 +32,8 @@ def require(module: str, install: str, feature: str) -> ModuleType:
     not the caller's to read, so they are dropped.
 
     Args:
-        module: Dotted name of the module to import.
         install: What ``pip install`` takes, such as ``graphshard[pyg]``.
         feature: What the caller asked for, the subject of the error message.
-
-    Returns:
-        The module.
 
     Raises:
         ImportError: The package is missing or cannot be loaded.
@@ -126,7 +122,6 @@ def to_edge_index(g: Graph, etype: Any = None) -> Tensor | dict[CanonicalEType, 
     """[2, num_edges] int64 edges in edge id order.
 
     Args:
-        g: Graph.
         etype: The relation; None means the only one, or, of several, all.
 
     Returns:
@@ -159,9 +154,6 @@ def from_scipy(
         eweight_name: Field of ``edata`` to keep the values in; None drops them.
         idtype: int32 or int64; None means int64.
         device: Where the graph is to live.
-
-    Returns:
-        The graph.
 
     Raises:
         ValueError: A matrix is not square where it must be, or two disagree on a number of nodes.
@@ -216,9 +208,7 @@ def to_scipy(
     """SciPy sparse matrix of one relation: an edge from node i to node j is entry (i, j).
 
     Args:
-        g: Graph, on CPU or not.
         eweight_name: Field of ``edata`` with one number per edge; None gives every edge a 1.
-        etype: The relation, where there are several.
         fmt: ``'coo'`` keeps every edge as its own entry, in edge id order; ``'csr'``, ``'csc'`` and
             the other formats of SciPy add parallel edges up.
 
@@ -261,7 +251,6 @@ def from_networkx(
     by node, unless they carry their ids.
 
     Args:
-        nx_graph: Any NetworkX graph.
         node_attrs: Node attributes to stack into ``ndata``; each must be a number or an array, and
             every node must have it. Python's reals become float64, as NetworkX holds them.
         edge_attrs: The same for edges; both directions of an undirected edge get its attributes.
@@ -269,9 +258,6 @@ def from_networkx(
             directed graph only.
         idtype: int32 or int64; None means int64.
         device: Where the graph is to live.
-
-    Returns:
-        The graph.
 
     Raises:
         ValueError: An attribute is missing somewhere, or edge ids are not a numbering of the edges.
@@ -366,7 +352,6 @@ def to_networkx(
     has its relation as ``triples``.
 
     Args:
-        g: Graph.
         node_attrs: Node features to copy, a tensor per node; on a typed graph, from the types that
             have them.
         edge_attrs: The same for edge features.
@@ -424,9 +409,6 @@ def from_dgl(g: DGLGraph) -> Any:
 
     Args:
         g: DGL graph; node and edge feature tensors are shared, not copied.
-
-    Returns:
-        The graph.
     """
     edges = {etype: g.edges(etype=etype, order="eid") for etype in g.canonical_etypes}
     ours: Any

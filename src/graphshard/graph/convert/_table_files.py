@@ -45,11 +45,9 @@ class EdgeTable:
     """The columns of one table that matter; none is encoded by a dictionary.
 
     Args:
-        path: The file or folder, for errors.
         reader: Name of the function that reads such a table, for errors.
         src: Name and values (a pyarrow ``ChunkedArray``) of the source column.
         dst: The same of the destination column.
-        fields: Values of each edge column.
     """
 
     path: Path
@@ -289,7 +287,6 @@ def integer_ids(
     """[num_rows] int64 node ids of a column of integers.
 
     Args:
-        path: File of the column, for errors.
         column: Name and values; text means that some cell could not be read as an integer.
         num_nodes: Ids must be below this, where it is known.
         idtype: Ids must fit this dtype.
@@ -457,9 +454,6 @@ def tensor_column(path: Path, name: str, values: Any, dtype: torch.dtype | None)
     """[num_rows] or [num_rows, k] tensor of a column of numbers, or of lists of k numbers.
 
     Args:
-        path: File of the column, for errors.
-        name: Name of the column.
-        values: The column.
         dtype: dtype of real numbers; None keeps what the column has.
     """
     import pyarrow

@@ -63,9 +63,6 @@ class StoredRelation:
     """The edges of one relation in a file that is open.
 
     Args:
-        num_src: Number of sources.
-        num_dst: Number of destinations.
-        num_edges: Number of edges.
         arrays: By format that is there: sources and destinations of "coo"; pointer, indices and
             ids, or None where an edge is at its id, of "csr" and "csc".
     """
@@ -100,16 +97,7 @@ class StoredRelation:
 
 @dataclass(frozen=True)
 class StoredGraph:
-    """A graph in a file that is open.
-
-    Args:
-        ntypes: Node types.
-        canonical_etypes: Relations.
-        num_nodes: By node type.
-        relations: By relation.
-        ndata: By node type, the features.
-        edata: By relation, the features.
-    """
+    """A graph in a file that is open."""
 
     ntypes: list[str]
     canonical_etypes: list[CanonicalEType]
@@ -172,13 +160,7 @@ def read_graph(reader: BinaryReader) -> StoredGraph:
 
 
 def write_graph(writer: BinaryWriter, graph: Graph, formats: Sequence[str]) -> None:
-    """Write one graph.
-
-    Args:
-        writer: Of the file.
-        graph: The graph.
-        formats: Those of `FORMATS` to store.
-    """
+    """Write one graph."""
     ntypes, etypes = graph.ntypes, graph.canonical_etypes
     numbers = [(ntypes.index(src), ntypes.index(dst)) for src, _, dst in etypes]
     order = sorted(range(len(etypes)), key=lambda number: numbers[number][0])
@@ -441,7 +423,6 @@ def load_graphs(
     """Read graphs from a file that ``save_graphs``, DGL's or ours, wrote; without DGL.
 
     Args:
-        filename: The file.
         idx_list: Which graphs; by default all.
 
     Returns:
@@ -467,18 +448,7 @@ def load_graphs(
 
 
 def load_labels(filename: str | os.PathLike[str]) -> TensorDict:
-    """Read the labels alone of a file of graphs.
-
-    Args:
-        filename: The file.
-
-    Returns:
-        Name to tensor.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        ValueError: As for `load_graphs`.
-    """
+    """Read the labels alone of a file of graphs."""
     with reading(filename) as reader:
         return {name: stored.read() for name, stored in open_graphs(reader)[0].items()}
 

@@ -107,14 +107,7 @@ class DamagedFileError(ValueError):
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor in a file that is open.
-
-    Args:
-        reader: Of the file.
-        dtype: Of the tensor.
-        shape: Of the tensor.
-        place: Where its data begin.
-    """
+    """A tensor in a file that is open."""
 
     reader: BinaryReader
     dtype: torch.dtype
@@ -151,13 +144,7 @@ class StoredTensor:
 
 
 class BinaryReader:
-    """Reads one file from its beginning to its end.
-
-    Args:
-        path: The file.
-        file: The same, open.
-        size: Its bytes.
-    """
+    """Reads one file from its beginning to its end."""
 
     def __init__(self, path: Path, file: IO[bytes], size: int) -> None:
         self.path, self.size, self.place = path, size, 0
@@ -274,11 +261,7 @@ class BinaryReader:
 
 
 class BinaryWriter:
-    """Writes one file from its beginning to its end.
-
-    Args:
-        file: A new file, open for writing.
-    """
+    """Writes one file from its beginning to its end."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -397,7 +380,6 @@ def load_tensors(filename: str | os.PathLike[str], return_dgl_ndarray: bool = Fa
     """Read a file that ``save_tensors``, DGL's or ours, wrote; without DGL.
 
     Args:
-        filename: The file.
         return_dgl_ndarray: Must be false: there are no DGL arrays without DGL.
 
     Returns:
@@ -427,12 +409,7 @@ def open_tensors(reader: BinaryReader) -> dict[str, StoredTensor]:
 
 
 def write_tensor_file(filename: str | os.PathLike[str], tensors: TensorPieces) -> None:
-    """Write tensors whose rows come in pieces.
-
-    Args:
-        filename: The file.
-        tensors: Name to dtype, shape, and the rows in order.
-    """
+    """Write tensors whose rows come in pieces."""
     with new_file(filename) as writer:
         writer.u64(TENSORS, len(tensors), len(tensors))
         for name, (dtype, shape, pieces) in tensors.items():

@@ -343,11 +343,8 @@ class LocalGraph(MessagePassingGraph):
         """Ids of the edges from each ``u`` to its ``v``; one of the two may be one node.
 
         Args:
-            u: Source node ids.
-            v: Destination node ids.
             return_uv: Return all parallel edges, as (sources, destinations, ids), rather than the
                 one of lowest id for each pair.
-            etype: The relation, where there are several.
 
         Raises:
             ValueError: some pair is not joined by an edge (unless ``return_uv``).
@@ -385,7 +382,6 @@ class LocalGraph(MessagePassingGraph):
             fmt: ``"coo"``: (sources, destinations). ``"csr"``: (indptr, destinations, edge ids) by
                 source. ``"csc"``: (indptr, sources, edge ids) by destination. Edge ids are empty
                 where the graph was made from these arrays without any: position is the id.
-            etype: The relation, where there are several.
 
         Raises:
             ValueError: unknown format.
@@ -467,8 +463,6 @@ class LocalGraph(MessagePassingGraph):
 
         Args:
             predicate: From `NodeBatch` to ``[batch]`` or ``[batch, 1]`` truth values.
-            nodes: The nodes to ask about.
-            ntype: Their type, where there are several.
 
         Returns:
             Ids in the order of ``nodes``.
@@ -490,7 +484,6 @@ class LocalGraph(MessagePassingGraph):
         Args:
             predicate: From `EdgeBatch` to ``[batch]`` or ``[batch, 1]`` truth values.
             edges: Edge ids, a pair of end points, or all.
-            etype: The relation, where there are several.
         """
         relation = self._schema.relation(etype)
         with self.local_scope():
@@ -517,14 +510,7 @@ class LocalGraph(MessagePassingGraph):
         return int(self.batch_num_nodes(self.ntypes[0]).shape[0])
 
     def batch_num_nodes(self, ntype: str | None = None) -> Tensor:
-        """Number of nodes of each graph: ``[batch_size]`` int64.
-
-        Args:
-            ntype: The node type, where there are several.
-
-        Raises:
-            ValueError: the type is unknown, or must be given.
-        """
+        """Number of nodes of each graph: ``[batch_size]`` int64."""
         side, index = self._schema.node_id(ntype)
         name = (self._schema.dsttypes if side == "dst" else self._schema.srctypes)[index]
         if self._batch_nodes is not None:
@@ -533,14 +519,7 @@ class LocalGraph(MessagePassingGraph):
         return torch.tensor([count], dtype=torch.int64, device=self.device)
 
     def batch_num_edges(self, etype: Any = None) -> Tensor:
-        """Number of edges of each graph: ``[batch_size]`` int64.
-
-        Args:
-            etype: The relation, where there are several.
-
-        Raises:
-            ValueError: the relation is unknown, or must be given.
-        """
+        """Number of edges of each graph: ``[batch_size]`` int64."""
         relation = self._schema.relation(etype)
         if self._batch_edges is not None:
             return self._batch_edges[self._schema.canonical_etypes[relation]].to(self.device)
@@ -871,9 +850,6 @@ class LocalGraph(MessagePassingGraph):
         launched on that stream is done, wherever the graph is dropped. Needed for a graph that was
         made on another stream; the loaders do it.
 
-        Args:
-            stream: A ``torch.cuda.Stream``.
-
         Raises:
             ValueError: the graph is on the CPU, where there are no streams.
         """
@@ -1003,9 +979,7 @@ def flattened(g: LocalGraph, relations: Sequence[int], kind: type[LocalT]) -> Lo
     """Join several relations into one.
 
     Args:
-        g: The graph.
         relations: Indices of the relations, ascending.
-        kind: Class of the result.
 
     Returns:
         A graph of one relation, with copies of the fields that all joined types have in common.

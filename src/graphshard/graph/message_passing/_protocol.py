@@ -54,13 +54,7 @@ ApplyFunction = Callable[[NodeBatch], Mapping[str, Any]]
 
 @dataclass(frozen=True, eq=False)
 class AggregationStep:
-    """An ``update_all`` that a layer asks for, and waits for.
-
-    Args:
-        graph: A graph of one relation.
-        message: The message function.
-        reduce: The reduce function.
-    """
+    """An ``update_all`` that a layer asks for, and waits for."""
 
     graph: MessagePassingGraph
     message: Any
@@ -136,13 +130,8 @@ class MessagePassingGraph:
         """Set what the protocol reads.
 
         Args:
-            schema: The types.
-            src_frames: One frame per source type.
             dst_frames: One per destination type; the same list object as ``src_frames`` where
                 the two sides are one set of nodes.
-            edge_frames: One per relation.
-            is_block: What ``is_block`` answers.
-            device: Where all frames live.
             idtype: dtype of ids that the graph returns.
         """
         assert len(src_frames) == len(schema.srctypes)
@@ -163,7 +152,6 @@ class MessagePassingGraph:
         """Messages and reduction over one relation.
 
         Args:
-            relation: Index into ``canonical_etypes``.
             message_func: A `MessageFunction`, or a user-defined callable.
             reduce_func: A `ReduceFunction`, or a user-defined callable.
 
@@ -213,10 +201,6 @@ class MessagePassingGraph:
     def in_degrees(self, v: Any = ALL, etype: Any = None) -> Any:
         """Number of in-edges of destination nodes.
 
-        Args:
-            v: A node id, several, or all.
-            etype: The relation, where there are several.
-
         Returns:
             A number for a number, else a tensor of the graph's idtype.
         """
@@ -243,9 +227,6 @@ class MessagePassingGraph:
         Args:
             calls: Run in order. A call may return its forward as a generator that yields each
                 `AggregationStep`; a subclass may let those of several calls share what they fetch.
-
-        Returns:
-            Their results, in order.
         """
         results = (call() for call in calls)
         return [run_steps(one) if isinstance(one, Generator) else one for one in results]
@@ -281,7 +262,6 @@ class MessagePassingGraph:
         Args:
             form: ``"uv"`` for (sources, destinations), ``"eid"`` for ids, ``"all"`` for all three.
             order: ``"eid"`` (or None) by edge id, ``"srcdst"`` by source, then destination.
-            etype: The relation, where there are several.
 
         Raises:
             ValueError: unknown form or order.
@@ -507,7 +487,6 @@ class MessagePassingGraph:
             initializer: Called as ``initializer(shape, dtype, device, slice of ids)``; returns a
                 tensor of that shape. `graphshard.dgl.init.zero_initializer` is the default.
             field: The feature; None for every feature without an initializer of its own.
-            ntype: The node type, where there are several.
         """
         side, index = self._schema.node_id(ntype)
         _add_initializer(self._frames(side)[index], initializer, field)
@@ -608,7 +587,6 @@ class MessagePassingGraph:
 
         Args:
             edges: Edge ids, or a pair (source ids, destination ids).
-            etype: The relation, where there are several.
         """
         self._update_some("send_and_recv", edges, message_func, reduce_func, apply_node_func, etype)
 
@@ -624,10 +602,6 @@ class MessagePassingGraph:
 
         The functions are those of `update_all`. Where none of the nodes has an in-edge and the
         reduce function is user-defined, nothing is reduced: the apply function alone is called.
-
-        Args:
-            v: Destination node ids.
-            etype: The relation, where there are several.
         """
         self._update_some("pull", v, message_func, reduce_func, apply_node_func, etype)
 
@@ -642,10 +616,6 @@ class MessagePassingGraph:
         """Send messages along all out-edges of some nodes; the nodes they reach are updated.
 
         The functions are those of `update_all`.
-
-        Args:
-            u: Source node ids.
-            etype: The relation, where there are several.
         """
         self._update_some("push", u, message_func, reduce_func, apply_node_func, etype)
 
@@ -746,13 +716,7 @@ class MessagePassingGraph:
         return run_apply(func, OverlayView(result, frame), nodes, self._schema.dsttypes[index])
 
     def apply_nodes(self, func: ApplyFunction, v: Any = ALL, ntype: str | None = None) -> None:
-        """Set node fields to what ``func`` returns for a `NodeBatch` of the nodes.
-
-        Args:
-            func: From `NodeBatch` to a dictionary of fields.
-            v: Node ids, or all.
-            ntype: The node type, where there are several.
-        """
+        """Set node fields to what ``func`` returns for a `NodeBatch` of the nodes."""
         side, index = self._schema.node_id(ntype)
         frame = self._frames(side)[index]
         name = (self._schema.dsttypes if side == "dst" else self._schema.srctypes)[index]
@@ -845,14 +809,6 @@ def _cross_reduce(
     A relation that does not hold a field takes no part in it. A relation in which a node has no
     in-edge gave it 0; where maxima (or minima) are compared with maxima or minima that 0 is not a
     message, and is passed over.
-
-    Args:
-        parts: One per relation, in the order given by the caller.
-        reducer: ``"sum"``, ``"mean"``, ``"max"``, ``"min"``, ``"stack"``, or a callable.
-        in_degrees: In-degrees of a relation's destinations.
-
-    Raises:
-        ValueError: unknown reducer.
     """
     if not callable(reducer) and reducer not in ("sum", "mean", "max", "min", "stack"):
         raise GraphValueError(
@@ -940,7 +896,6 @@ def edge_softmax(
     .. math:: a_{uv} = \frac{\exp(z_{uv})}{\sum_{w \in N(v)} \exp(z_{wv})}
 
     Args:
-        graph: Any graph of the protocol.
         logits: ``[num_edges, ...]`` values of the only relation; or relation -> values, and then
             edges of all given relations that share a node are normalised together.
         eids: Edge ids that ``logits`` is about; other edges do not exist for the softmax. All by

@@ -31,8 +31,6 @@ class RelationData:
     """One relation and the features that its edges can see.
 
     Attributes:
-        adj: The edges.
-        etype: Their relation.
         src: Source features, each ``[adj.num_src, ...]``.
         dst: Destination features, each ``[adj.num_dst, ...]``.
         edge: Edge features, each ``[adj.num_edges, ...]``, in edge-id order.
@@ -66,10 +64,6 @@ class RelationData:
 def edge_values(data: RelationData, func: Any) -> dict[str, Any]:
     """New edge fields: what ``func`` gives for each edge.
 
-    Args:
-        data: The relation.
-        func: A `MessageFunction`, or a callable from `EdgeBatch` to a dictionary.
-
     Returns:
         Fields of ``num_edges`` rows, in edge-id order.
 
@@ -100,11 +94,6 @@ def edge_values(data: RelationData, func: Any) -> dict[str, Any]:
 
 def reduce_messages(data: RelationData, message: Any, reduce: Any) -> dict[str, Any]:
     """New destination fields: messages along all edges, reduced where they meet.
-
-    Args:
-        data: The relation.
-        message: A `MessageFunction`, or a callable from `EdgeBatch` to a dictionary.
-        reduce: A `ReduceFunction`, or a callable from `NodeBatch` to a dictionary.
 
     Returns:
         Fields of ``num_dst`` rows; 0 where a destination has no in-edge.
@@ -312,12 +301,8 @@ def run_reduce(
     an empty mailbox of degree 1, to learn names, shapes and dtypes.
 
     Args:
-        func: Takes a `NodeBatch`, returns a dictionary of tensors with a row per node.
-        adj: The relation.
         messages: Each ``[num_edges, ...]`` in edge-id order.
-        data: Features of the destinations, each ``[num_dst, ...]``.
         nodes: ``[num_dst]`` ids that the batches report.
-        ntype: The destinations' type.
     """
     indptr, _, eids = adj.csc()
     degrees = indptr.diff()

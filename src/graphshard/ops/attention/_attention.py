@@ -38,10 +38,6 @@ def attend(adj: Adjacency | HasAdjacency, attention: Attention) -> Tensor:
     Sums are in float32 for bfloat16 and float16. Gradients of gradients are taken by way of
     `reference.attend`, which makes a number per edge and head.
 
-    Args:
-        adj: The edges, or a graph with one relation.
-        attention: Operands, score and mask; see `Attention`.
-
     Returns:
         ``[num_dst, heads, dim]``, 0 for a destination without in-edges.
 

@@ -56,8 +56,6 @@ def run_tuned(
         key: What the time depends on: kernel, options, width, dtype, device.
         configurations: To choose from, the best guess first. See [Note: bits do not depend on the
             choice].
-        run: Launches the kernel.
-        written: Its results.
         work: How many numbers it reads, roughly.
         updated: Whether results are read, too; then they are put back before each launch.
 

@@ -186,11 +186,6 @@ def spmm(
     """Reduced messages ``[num_dst, ...]``; for max and min also the ids of their edges.
 
     Args:
-        adj: The edges.
-        op: What a message is made of.
-        reduce: How messages are reduced.
-        lhs: Source rows, or None.
-        rhs: Edge rows, or None.
         only: ``[num_src, ...]``, like rows of ``lhs`` and of the result, an edge for each number:
             in a sum only the message along that edge counts. None for all.
     """
