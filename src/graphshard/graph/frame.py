@@ -389,14 +389,6 @@ class Frame(MutableMapping[str, Any]):
             new.set(name, torch.cat([old, added]), self._views.get(name, self.default_view))
         return new
 
-    def selected(self, rows: Tensor) -> Frame:
-        """A frame with some rows of this one, in the order given."""
-        new = Frame(int(rows.shape[0]), self.device, self.what, self.default_view)
-        new.initializers = self.initializers
-        for name in self:
-            new.set(name, self[name].index_select(0, rows), self._views[name])
-        return new
-
     def rows(self, index: Tensor) -> RowsView:
         """A mapping that gathers ``index`` from a column when the column is asked for."""
         return RowsView(self, index)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 from torch import Tensor
@@ -23,8 +23,7 @@ from torch import Tensor
 from .._base.typing import CanonicalEType
 from ..errors import GraphTypeError, GraphValueError
 from ..ops import Adjacency, gspmm
-from ._graph import Graph, graph, heterograph
-from .message_passing import frames_of
+from .message_passing._protocol import frames_of
 from .structure import (
     EID,
     ETYPE,
@@ -32,10 +31,15 @@ from .structure import (
     NTYPE,
     by_first_occurrence,
     check_ids,
+    first_of_groups,
     id_tensor,
     kept_counts,
+    paired,
     places_of,
 )
+
+if TYPE_CHECKING:
+    from ._graph import Graph
 
 _REDUCES = ("sum", "mean", "max", "min")
 _AGGREGATORS = ("arbitrary", "sum", "mean")
@@ -69,6 +73,7 @@ def add_self_loop(
         TypeError: ``fill_data`` is neither a number nor a string.
 
     Example:
+        >>> from graphshard.graph import graph
         >>> add_self_loop(graph(([0, 0], [1, 2]))).edges()
         (tensor([0, 0, 0, 1, 2]), tensor([1, 2, 0, 1, 2]))
     """
@@ -113,6 +118,7 @@ def remove_self_loop(g: Graph, etype: Any = None) -> Graph:
         ValueError: The relation joins two node types.
 
     Example:
+        >>> from graphshard.graph import graph
         >>> remove_self_loop(graph(([0, 0, 1], [0, 1, 1]))).edges()
         (tensor([0]), tensor([1]))
     """
@@ -122,12 +128,9 @@ def remove_self_loop(g: Graph, etype: Any = None) -> Graph:
     edge_ids = (src != dst).nonzero().squeeze(1)
     new = Adjacency(src[edge_ids], dst[edge_ids], adj.num_src, adj.num_dst, check=False)
     values = {name: old.index_select(0, edge_ids) for name, old in g.edges[chosen].data.items()}
-    made = _with_relation(g, chosen, new, values)
-    if g._batch_nodes is not None and g._batch_edges is not None:
-        counts = kept_counts(g._batch_edges[chosen], src != dst)
-        made._batch_nodes = dict(g._batch_nodes)
-        made._batch_edges = {**g._batch_edges, chosen: counts}
-    return made
+    without_loops = _with_relation(g, chosen, new, values)
+    _carry_batch(g, without_loops, {}, {chosen: src != dst})
+    return without_loops
 
 
 def to_bidirected(g: Graph, copy_ndata: bool = False, readonly: bool | None = None) -> Graph:
@@ -143,6 +146,7 @@ def to_bidirected(g: Graph, copy_ndata: bool = False, readonly: bool | None = No
         ValueError: A relation joins two node types.
 
     Example:
+        >>> from graphshard.graph import graph
         >>> to_bidirected(graph(([0, 0, 1], [1, 1, 2]))).edges()
         (tensor([0, 1, 1, 2]), tensor([1, 0, 2, 1]))
     """
@@ -156,7 +160,7 @@ def to_bidirected(g: Graph, copy_ndata: bool = False, readonly: bool | None = No
         keys = torch.unique(torch.cat([src * size + dst, dst * size + src]))
         ends = (keys // size).to(adj.idtype), (keys % size).to(adj.idtype)
         relations[etype] = Adjacency(*ends, adj.num_src, adj.num_dst, check=False)
-    new = Graph(node_counts(g), relations)
+    new = _made(node_counts(g), relations)
     if copy_ndata:
         share_nodes(g, new)
     return new
@@ -183,6 +187,7 @@ def add_reverse_edges(
         ValueError: A relation joins two node types and ``ignore_bipartite`` is not set.
 
     Example:
+        >>> from graphshard.graph import graph
         >>> add_reverse_edges(graph(([0, 0], [0, 1]))).edges()
         (tensor([0, 0, 1]), tensor([0, 1, 0]))
     """
@@ -200,7 +205,7 @@ def add_reverse_edges(
         elif not ignore_bipartite:
             _check_one_type(etype, "add_reverse_edges", "; or pass ignore_bipartite=True")
         relations[etype], origins[etype] = adj, origin
-    new = Graph(node_counts(g), relations)
+    new = _made(node_counts(g), relations)
     if copy_ndata:
         share_nodes(g, new)
     for etype, origin in origins.items() if copy_edata else ():
@@ -226,6 +231,7 @@ def reverse(
         share_edata: Older name of ``copy_edata``, which it overrides.
 
     Example:
+        >>> from graphshard.graph import graph
         >>> reverse(graph(([0, 0], [1, 2]))).edges()
         (tensor([1, 2]), tensor([0, 0]))
     """
@@ -234,7 +240,7 @@ def reverse(
     copy_edata = copy_edata if share_edata is None else share_edata
     turned = {etype: (etype[2], etype[1], etype[0]) for etype in g.canonical_etypes}
     relations = {new: g.adjacency(old).reverse() for old, new in turned.items()}
-    new_graph = Graph(node_counts(g), relations)
+    new_graph = _made(node_counts(g), relations)
     if copy_ndata:
         share_nodes(g, new_graph)
     for old, new in turned.items() if copy_edata else ():
@@ -248,7 +254,7 @@ def _with_relation(
     """``g`` with one relation replaced and all other things shared."""
     relations = {etype: g.adjacency(etype) for etype in g.canonical_etypes}
     relations[changed] = adj
-    new = Graph(node_counts(g), relations)
+    new = _made(node_counts(g), relations)
     share_nodes(g, new)
     for etype in g.canonical_etypes:
         fields = new.edges[etype].data
@@ -309,13 +315,13 @@ def to_simple(
     for etype, adj in zip(g.canonical_etypes, g.relations, strict=True):
         src, dst = (end.long() for end in adj.coo())
         width = max(adj.num_dst, 1)
-        keys, place, count = torch.unique(
+        keys, new_edge_of, count = torch.unique(
             src * width + dst, return_inverse=True, return_counts=True
         )
         ends = (keys // width).to(g.idtype), (keys % width).to(g.idtype)
         relations[etype] = Adjacency(*ends, adj.num_src, adj.num_dst, check=False)
-        maps[etype], counts[etype] = place, count.to(g.idtype)
-    new = Graph(node_counts(g), relations)
+        maps[etype], counts[etype] = new_edge_of, count.to(g.idtype)
+    new = _made(node_counts(g), relations)
     if copy_ndata:
         share_nodes(g, new)
     for etype in g.canonical_etypes:
@@ -331,7 +337,7 @@ def to_simple(
             fields[return_counts] = counts[etype]
     if not writeback_mapping:
         return new
-    mapping = {etype: place.to(g.idtype) for etype, place in maps.items()}
+    mapping = {etype: new_edge_of.to(g.idtype) for etype, new_edge_of in maps.items()}
     return new, mapping if len(mapping) > 1 else mapping[g.canonical_etypes[0]]
 
 
@@ -342,15 +348,12 @@ def to_simple_graph(g: Graph) -> Graph:
 
 
 def _joined_rows(
-    value: Tensor, place: Tensor, size: int, counts: Tensor, aggregator: str
+    value: Tensor, new_rows: Tensor, size: int, counts: Tensor, aggregator: str
 ) -> Tensor:
-    """``[size, ...]``: what the rows that go to one place become."""
+    """``[size, ...]``: what the rows that get one new row number become."""
     if aggregator == "arbitrary":
-        first = torch.full((size,), place.shape[0], dtype=torch.int64, device=place.device)
-        position = torch.arange(place.shape[0], device=place.device)
-        first.scatter_reduce_(0, place, position, "amin")
-        return value.index_select(0, first)
-    total = value.new_zeros((size, *value.shape[1:])).index_add(0, place, value)
+        return value.index_select(0, first_of_groups(new_rows, size))
+    total = value.new_zeros((size, *value.shape[1:])).index_add(0, new_rows, value)
     if aggregator == "sum":
         return total
     divisor = counts.view(-1, *[1] * (value.dim() - 1))
@@ -424,7 +427,7 @@ def _compacted(
         src, dst = adj.coo()
         ends = places[etype[0]].index_select(0, src), places[etype[2]].index_select(0, dst)
         relations[etype] = Adjacency(*ends, counts[etype[0]], counts[etype[2]], check=False)
-    new = Graph(counts, relations)
+    new = _made(counts, relations)
     for ntype in g.ntypes:
         if copy_ndata:
             select_fields(g.nodes[ntype].data, new.nodes[ntype].data, kept[ntype])
@@ -502,6 +505,7 @@ def in_subgraph(
         TypeError: Ids are not integers, or types are not named.
 
     Example:
+        >>> from graphshard.graph import graph
         >>> sub = in_subgraph(graph(([0, 1, 2], [1, 2, 1])), [1])
         >>> sub.edges(), sub.edata[EID]
         ((tensor([0, 2]), tensor([1, 1])), tensor([0, 2]))
@@ -555,6 +559,7 @@ def edge_subgraph(
         TypeError: Ids are not integers, or relations are not named.
 
     Example:
+        >>> from graphshard.graph import graph
         >>> sub = edge_subgraph(graph(([0, 1, 2], [1, 2, 3])), [2])
         >>> sub.edges(), sub.ndata[NID]
         ((tensor([0]), tensor([1])), tensor([2, 3]))
@@ -604,6 +609,7 @@ def node_subgraph(
         TypeError: Ids are not integers, or types are not named.
 
     Example:
+        >>> from graphshard.graph import graph
         >>> sub = node_subgraph(graph(([0, 1, 2], [1, 2, 0])), [2, 0])
         >>> sub.edges(), sub.edata[EID]
         ((tensor([0]), tensor([1])), tensor([2]))
@@ -661,7 +667,7 @@ def _build(
             src = new_ids.index_select(0, src) if sources is None else sources[etype]
             dst = numbering[1][etype[2]].index_select(0, dst)
         relations[etype] = Adjacency(src, dst, counts[etype[0]], counts[etype[2]], check=False)
-    new = Graph(counts, relations)
+    new = _made(counts, relations)
     for etype, ids in eids.items():
         select_fields(g.edges[etype].data, new.edges[etype].data, ids)
         if store_ids:
@@ -690,16 +696,16 @@ def _chosen_nodes(g: Graph, nodes: Any, name: str) -> dict[str, Tensor]:
     }
 
 
-def _ids_of(g: Graph, ids: Any, count: int, one: str, many: str) -> Tensor:
-    """Ids of a user's ids or mask, in the graph's idtype."""
+def _ids_of(g: Graph, ids: Any, count: int, what: str, of: str) -> Tensor:
+    """Ids of a user's ids or mask, in the graph's idtype; see `check_ids`."""
     if isinstance(ids, Tensor) and ids.dtype == torch.bool:
         if ids.dim() != 1 or ids.shape[0] < count or bool(ids[count:].any()):
             raise GraphValueError(
-                f"a mask of {many} must have {count} entries (got shape {tuple(ids.shape)})"
+                f"a mask of {of} must have {count} entries (got shape {tuple(ids.shape)})"
             )
         return ids.nonzero().squeeze(1).to(device=g.device, dtype=g.idtype)
-    checked = id_tensor(ids, many, g.idtype, g.device)
-    check_ids(checked, count, one, many)
+    checked = id_tensor(ids, of, g.idtype, g.device)
+    check_ids(checked, count, what, of)
     return checked
 
 
@@ -762,16 +768,8 @@ def add_edges(
     """
     check_plain(g, "add_edges")
     chosen = g.to_canonical_etype(etype)
-    src = id_tensor(u, "u", g.idtype, g.device)
-    dst = id_tensor(v, "v", g.idtype, g.device)
-    if src.shape != dst.shape:
-        if 1 not in (src.shape[0], dst.shape[0]):
-            raise GraphValueError(
-                f"u and v must have equal lengths, or one of them length 1 (got {src.shape[0]} and "
-                f"{dst.shape[0]})"
-            )
-        size = src.shape[0] if dst.shape[0] == 1 else dst.shape[0]
-        src, dst = src.expand(size), dst.expand(size)
+    ends = id_tensor(u, "u", g.idtype, g.device), id_tensor(v, "v", g.idtype, g.device)
+    src, dst = paired(*ends)
     least = dict.fromkeys(g.ntypes, 0)
     for name, ids, ntype in (("u", src, chosen[0]), ("v", dst, chosen[2])):
         if ids.numel() == 0:
@@ -894,7 +892,7 @@ def _grown(
         sizes = counts[etype[0]], counts[etype[2]]
         same = etype not in edges and sizes == (adj.num_src, adj.num_dst)
         relations[etype] = adj if same else Adjacency(src, dst, *sizes, check=False)
-    new = Graph(counts, relations)
+    new = _made(counts, relations)
     for (ntype, side, index), frame in _node_frames(g).items():
         num, data = nodes.get(ntype, (0, {}))
         frames_of(new)[side][index] = frame.extended(num, data)
@@ -988,6 +986,7 @@ def to_homogeneous(
         ValueError: A type lacks a feature that was asked for, or has it in another form.
 
     Example:
+        >>> from graphshard.graph import heterograph
         >>> g = heterograph({('u', 'r', 'v'): ([0, 1], [0, 0])})
         >>> to_homogeneous(g).edges()
         (tensor([0, 1]), tensor([2, 2]))
@@ -1003,6 +1002,8 @@ def to_homogeneous(
     ]
     num_edges = [g.num_edges(etype) for etype in g.canonical_etypes]
     pair = torch.cat([src for src, _ in ends]), torch.cat([dst for _, dst in ends])
+    from ._graph import graph
+
     new = graph(pair, num_nodes=sum(counts.values()))
     for name in ndata or ():
         columns = {f"nodes of type {t!r}": g.nodes[t].data.get(name) for t in g.ntypes}
@@ -1079,6 +1080,7 @@ def to_heterogeneous(
             of ``metagraph``, or there are no edges and no ``metagraph``.
 
     Example:
+        >>> from graphshard.graph import heterograph
         >>> g = heterograph({('u', 'r', 'v'): ([0, 1], [0, 0])})
         >>> to_heterogeneous(to_homogeneous(g), g.ntypes, g.etypes).canonical_etypes
         [('u', 'r', 'v')]
@@ -1112,6 +1114,8 @@ def to_heterogeneous(
         )
     counts = {name: int(ids.shape[0]) for name, ids in groups.items()}
     pairs = {etype: (local[src[ids]], local[dst[ids]]) for etype, ids in members.items()}
+    from ._graph import heterograph
+
     new = heterograph(pairs, num_nodes_dict=counts, idtype=g.idtype, device=g.device)
 
     nodes = {name: value for name, value in g.ndata.items() if name not in (ntype_field, NID)}
@@ -1170,6 +1174,13 @@ def _triple(key: int, ntypes: Sequence[str], etypes: Sequence[str]) -> Canonical
 
 
 # ------------------------------------------------------------------ shared
+
+
+def _made(counts: Mapping[str, int], relations: Mapping[CanonicalEType, Adjacency]) -> Graph:
+    """A new graph; its class, which has functions of this file as methods, is imported late."""
+    from ._graph import Graph
+
+    return Graph(counts, relations)
 
 
 def check_plain(g: Graph, name: str) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import importlib
 import warnings
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -166,8 +166,7 @@ def from_scipy(
     typed = isinstance(sp_mat, Mapping)
     matrices = sp_mat if typed else {DEFAULT_CANONICAL_ETYPE: sp_mat}
     counts: dict[str, int] = {}
-    pairs: dict[CanonicalEType, tuple[Tensor, Tensor]] = {}
-    values: dict[CanonicalEType, np.ndarray] = {}
+    edges: dict[CanonicalEType, Any] = {}
     for etype, matrix in matrices.items():
         if not hasattr(matrix, "tocoo"):
             raise GraphTypeError(
@@ -181,22 +180,18 @@ def from_scipy(
                     f"and one column per destination node (got shape {coo.shape}, but there are "
                     f"{counts[ntype]} nodes of type {ntype!r})"
                 )
-        pairs[etype] = _tensor(coo.row).long(), _tensor(coo.col).long()
-        values[etype] = coo.data
+        edges[etype] = coo
     if typed:
-        g = heterograph(pairs, num_nodes_dict=counts, idtype=idtype, device=device)
+        g = heterograph(edges, num_nodes_dict=counts, idtype=idtype, device=device)
     else:
-        pair = pairs[DEFAULT_CANONICAL_ETYPE]
-        g = graph(pair, num_nodes=counts[DEFAULT_NTYPE], idtype=idtype, device=device)
+        coo = edges[DEFAULT_CANONICAL_ETYPE]
+        g = graph(coo, num_nodes=counts[DEFAULT_NTYPE], idtype=idtype, device=device)
     if eweight_name is not None:
-        for etype, weights in values.items():
-            g.edges[etype].data[eweight_name] = _tensor(weights).to(g.device)
+        for etype, coo in edges.items():
+            # A copy: a matrix may be read-only, or change later.
+            weights = torch.from_numpy(np.array(coo.data))
+            g.edges[etype].data[eweight_name] = weights.to(g.device)
     return g
-
-
-def _tensor(array: np.ndarray) -> Tensor:
-    """A copy: a matrix may be read-only, or change later."""
-    return torch.from_numpy(np.array(array))
 
 
 def to_scipy(
@@ -397,9 +392,6 @@ def to_networkx(
     return out
 
 
-_PLAIN = [("_N", "_E", "_N")]
-
-
 def from_dgl(g: DGLGraph) -> Any:
     """Graph of a ``DGLGraph``, or `Block` of a ``DGLBlock``.
 
@@ -410,21 +402,8 @@ def from_dgl(g: DGLGraph) -> Any:
     Args:
         g: DGL graph; node and edge feature tensors are shared, not copied.
     """
-    edges = {etype: g.edges(etype=etype, order="eid") for etype in g.canonical_etypes}
-    ours: Any
-    if g.is_block:
-        num_src = {ntype: g.num_src_nodes(ntype) for ntype in g.srctypes}
-        num_dst = {ntype: g.num_dst_nodes(ntype) for ntype in g.dsttypes}
-        ours = create_block(edges, num_src, num_dst, g.idtype, g.device)
-    elif list(edges) == _PLAIN:
-        ours = graph(edges[_PLAIN[0]], g.num_nodes(), g.idtype, g.device)
-    else:
-        num_nodes = {ntype: g.num_nodes(ntype) for ntype in g.ntypes}
-        ours = heterograph(edges, num_nodes, g.idtype, g.device)
-    _copy_fields(g, ours)
-    if not g.is_block and g.batch_size > 1:
-        _copy_batch(g, ours)
-    return ours
+    ours = SimpleNamespace(graph=graph, heterograph=heterograph, create_block=create_block)
+    return _rebuilt(g, ours)
 
 
 def to_dgl(g: Graph | Block) -> DGLGraph:
@@ -447,37 +426,35 @@ def to_dgl(g: Graph | Block) -> DGLGraph:
             "graphshard convert"
         )
     dgl = require("dgl", "graphshard[dgl]", "to_dgl")
+    theirs: DGLGraph = _rebuilt(g, dgl)
+    return theirs
+
+
+def _rebuilt(g: Any, library: Any) -> Any:
+    """A graph or block made anew by the functions of another library, which have DGL's names."""
     edges = {etype: g.edges(etype=etype, order="eid") for etype in g.canonical_etypes}
     kind = {"idtype": g.idtype, "device": g.device}
     if g.is_block:
         num_src = {ntype: g.num_src_nodes(ntype) for ntype in g.srctypes}
         num_dst = {ntype: g.num_dst_nodes(ntype) for ntype in g.dsttypes}
-        theirs = dgl.create_block(edges, num_src, num_dst, **kind)
-    elif list(edges) == _PLAIN:
-        theirs = dgl.graph(edges[_PLAIN[0]], num_nodes=g.num_nodes(), **kind)
+        new = library.create_block(edges, num_src, num_dst, **kind)
+        sides = [("srcnodes", g.srctypes), ("dstnodes", g.dsttypes)]
     else:
-        num_nodes = {ntype: g.num_nodes(ntype) for ntype in g.ntypes}
-        theirs = dgl.heterograph(edges, num_nodes, **kind)
-    _copy_fields(g, theirs)
-    if not g.is_block and g.batch_size > 1:
-        _copy_batch(g, theirs)
-    return theirs
-
-
-def _copy_fields(source: Any, target: Any) -> None:
-    if source.is_block:
-        sides = [("srcnodes", source.srctypes), ("dstnodes", source.dsttypes)]
-    else:
-        sides = [("nodes", source.ntypes)]
+        if list(edges) == [DEFAULT_CANONICAL_ETYPE]:
+            pair = edges[DEFAULT_CANONICAL_ETYPE]
+            new = library.graph(pair, num_nodes=g.num_nodes(), **kind)
+        else:
+            num_nodes = {ntype: g.num_nodes(ntype) for ntype in g.ntypes}
+            new = library.heterograph(edges, num_nodes, **kind)
+        sides = [("nodes", g.ntypes)]
+        if g.batch_size > 1:
+            new.set_batch_num_nodes({t: g.batch_num_nodes(t) for t in g.ntypes})
+            new.set_batch_num_edges({t: g.batch_num_edges(t) for t in g.canonical_etypes})
     for view, ntypes in sides:
         for ntype in ntypes:
-            for name, value in dict(getattr(source, view)[ntype].data).items():
-                getattr(target, view)[ntype].data[name] = value
-    for etype in source.canonical_etypes:
-        for name, value in dict(source.edges[etype].data).items():
-            target.edges[etype].data[name] = value
-
-
-def _copy_batch(source: Any, target: Any) -> None:
-    target.set_batch_num_nodes({t: source.batch_num_nodes(t) for t in source.ntypes})
-    target.set_batch_num_edges({t: source.batch_num_edges(t) for t in source.canonical_etypes})
+            for name, value in dict(getattr(g, view)[ntype].data).items():
+                getattr(new, view)[ntype].data[name] = value
+    for etype in g.canonical_etypes:
+        for name, value in dict(g.edges[etype].data).items():
+            new.edges[etype].data[name] = value
+    return new

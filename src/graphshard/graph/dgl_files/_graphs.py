@@ -149,11 +149,10 @@ def read_graph(reader: BinaryReader) -> StoredGraph:
         (ntypes[src], name, ntypes[dst]) for (src, dst), name in zip(ends[1], names, strict=True)
     ]
     _check_names(ntypes, etypes)
-    for place, (src, dst) in enumerate(ends[1]):
-        relation = relations[place]
+    for etype, relation, fields, (src, dst) in zip(etypes, relations, edata, ends[1], strict=True):
         if (relation.num_src, relation.num_dst) != (num_nodes[src], num_nodes[dst]):
-            raise DamagedFileError(f"the edges of {etypes[place]} are between other nodes")
-        _check_rows(edata[place], relation.num_edges, f"edges of {etypes[place]}")
+            raise DamagedFileError(f"the edges of {etype} are between other nodes")
+        _check_rows(fields, relation.num_edges, f"edges of {etype}")
     for ntype, count, fields in zip(ntypes, num_nodes, ndata, strict=True):
         _check_rows(fields, count, f"nodes of type {ntype!r}")
     return StoredGraph(ntypes, etypes, num_nodes, relations, ndata, edata)
@@ -238,8 +237,8 @@ def _read_types(reader: BinaryReader) -> tuple[int, list[tuple[int, int]]]:
         raise DamagedFileError("a structure of types has a number that is none")
     ends = [(0, 0)] * len(indices)
     for row, (start, stop) in enumerate(zip(indptr[:-1], indptr[1:], strict=True)):
-        for place in range(start, stop):
-            ends[ids[place]] = (row, indices[place])
+        for position in range(start, stop):
+            ends[ids[position]] = (row, indices[position])
     return num_rows, ends
 
 
@@ -274,7 +273,7 @@ def _read_relation(reader: BinaryReader) -> StoredRelation:
 
 
 def _check_lengths(expected: int, *lists: Sequence[object], what: str) -> None:
-    if any(len(one) != expected for one in lists):
+    if any(len(entries) != expected for entries in lists):
         raise DamagedFileError(f"its lists of {what} have {expected} and {[*map(len, lists)]}")
 
 

@@ -20,6 +20,7 @@ from ..._base.typing import CanonicalEType, NormBy
 from ...errors import GraphTypeError, GraphValueError
 from ...function import ReduceFunction
 from ...ops import Adjacency, Attention, attend, edge_softmax
+from .. import transforms
 from ..frame import Frame, LazyRows, OverlayView
 from ..structure import (
     ALL,
@@ -32,6 +33,7 @@ from ..structure import (
     id_tensor,
     is_all,
     joined_name,
+    paired,
     read_batch_counts,
 )
 from ._protocol import ApplyFunction, MessagePassingGraph, checked_functions, frames_of
@@ -429,15 +431,7 @@ class LocalGraph(MessagePassingGraph):
         relation = self._schema.relation(etype)
         src = self._node_ids(u, "src", self._schema.src_of[relation])
         dst = self._node_ids(v, "dst", self._schema.dst_of[relation])
-        if src.shape != dst.shape:
-            if 1 not in (src.shape[0], dst.shape[0]):
-                raise GraphValueError(
-                    f"u and v must have equal lengths, or one of them length 1 (got "
-                    f"{src.shape[0]} and {dst.shape[0]})"
-                )
-            size = src.shape[0] if dst.shape[0] == 1 else dst.shape[0]
-            src, dst = src.expand(size), dst.expand(size)
-        return relation, src, dst
+        return relation, *paired(src, dst)
 
     def _pair_order(self, relation: int) -> tuple[Tensor, Tensor]:
         """Keys ``source * num_dst + destination``, ascending, and the edge ids in that order."""
@@ -546,128 +540,16 @@ class LocalGraph(MessagePassingGraph):
 
     # ------------------------------------------------------------------ transforms
 
-    # The functions are built on this class, so each is imported when it is called.
+    # Each is the function of that name, with the graph as its first argument.
 
-    def reverse(
-        self: Any,
-        copy_ndata: bool = True,
-        copy_edata: bool = False,
-        *,
-        share_ndata: bool | None = None,
-        share_edata: bool | None = None,
-    ) -> Any:
-        """The graph with every edge turned around; see `graphshard.graph.reverse`."""
-        from ..transforms import reverse
-
-        return reverse(
-            self, copy_ndata, copy_edata, share_ndata=share_ndata, share_edata=share_edata
-        )
-
-    def add_self_loop(
-        self: Any,
-        edge_feat_names: Sequence[str] | None = None,
-        fill_data: float | str = 1.0,
-        etype: Any = None,
-    ) -> Any:
-        """The graph with one more self loop at every node; see `graphshard.graph.add_self_loop`."""
-        from ..transforms import add_self_loop
-
-        return add_self_loop(self, edge_feat_names, fill_data, etype)
-
-    def remove_self_loop(self: Any, etype: Any = None) -> Any:
-        """The graph without self loops; see `graphshard.graph.remove_self_loop`."""
-        from ..transforms import remove_self_loop
-
-        return remove_self_loop(self, etype)
-
-    def to_simple(
-        self: Any,
-        return_counts: str | None = "count",
-        writeback_mapping: bool = False,
-        copy_ndata: bool = True,
-        copy_edata: bool = False,
-        aggregator: str = "arbitrary",
-    ) -> Any:
-        """The graph without parallel edges; see `graphshard.graph.to_simple`."""
-        from ..transforms import to_simple
-
-        return to_simple(self, return_counts, writeback_mapping, copy_ndata, copy_edata, aggregator)
-
-    def subgraph(
-        self: Any,
-        nodes: Any,
-        *,
-        relabel_nodes: bool = True,
-        store_ids: bool = True,
-        output_device: Any = None,
-    ) -> Any:
-        """The graph of some nodes; see `graphshard.graph.node_subgraph`."""
-        from ..transforms import node_subgraph
-
-        return node_subgraph(
-            self,
-            nodes,
-            relabel_nodes=relabel_nodes,
-            store_ids=store_ids,
-            output_device=output_device,
-        )
-
-    def edge_subgraph(
-        self: Any,
-        edges: Any,
-        *,
-        relabel_nodes: bool = True,
-        store_ids: bool = True,
-        output_device: Any = None,
-    ) -> Any:
-        """The graph of some edges; see `graphshard.graph.edge_subgraph`."""
-        from ..transforms import edge_subgraph
-
-        return edge_subgraph(
-            self,
-            edges,
-            relabel_nodes=relabel_nodes,
-            store_ids=store_ids,
-            output_device=output_device,
-        )
-
-    def in_subgraph(
-        self: Any,
-        nodes: Any,
-        *,
-        relabel_nodes: bool = False,
-        store_ids: bool = True,
-        output_device: Any = None,
-    ) -> Any:
-        """The graph of the edges that enter some nodes; see `graphshard.graph.in_subgraph`."""
-        from ..transforms import in_subgraph
-
-        return in_subgraph(
-            self,
-            nodes,
-            relabel_nodes=relabel_nodes,
-            store_ids=store_ids,
-            output_device=output_device,
-        )
-
-    def out_subgraph(
-        self: Any,
-        nodes: Any,
-        *,
-        relabel_nodes: bool = False,
-        store_ids: bool = True,
-        output_device: Any = None,
-    ) -> Any:
-        """The graph of the edges that leave some nodes; see `graphshard.graph.out_subgraph`."""
-        from ..transforms import out_subgraph
-
-        return out_subgraph(
-            self,
-            nodes,
-            relabel_nodes=relabel_nodes,
-            store_ids=store_ids,
-            output_device=output_device,
-        )
+    reverse = transforms.reverse
+    add_self_loop = transforms.add_self_loop
+    remove_self_loop = transforms.remove_self_loop
+    to_simple = transforms.to_simple
+    subgraph = transforms.node_subgraph
+    edge_subgraph = transforms.edge_subgraph
+    in_subgraph = transforms.in_subgraph
+    out_subgraph = transforms.out_subgraph
 
     def to_networkx(
         self: Any,
@@ -675,7 +557,7 @@ class LocalGraph(MessagePassingGraph):
         edge_attrs: Sequence[str] | None = None,
     ) -> Any:
         """NetworkX graph of this graph; see `graphshard.graph.to_networkx`."""
-        from ..convert import to_networkx
+        from ..convert import to_networkx  # which is built on this class
 
         return to_networkx(self, node_attrs, edge_attrs)
 
@@ -689,29 +571,21 @@ class LocalGraph(MessagePassingGraph):
 
     def add_nodes(self: Any, num: int, data: Any = None, ntype: str | None = None) -> None:
         """Add nodes to this graph; see `add_nodes`, which leaves its graph as it is."""
-        from ..transforms import add_nodes
-
-        self._become(add_nodes(self, num, data, ntype))
+        self._become(transforms.add_nodes(self, num, data, ntype))
 
     def add_edges(self: Any, u: Any, v: Any, data: Any = None, etype: Any = None) -> None:
         """Add edges to this graph; see `add_edges`, which leaves its graph as it is."""
-        from ..transforms import add_edges
-
-        self._become(add_edges(self, u, v, data, etype))
+        self._become(transforms.add_edges(self, u, v, data, etype))
 
     def remove_nodes(
         self: Any, nids: Any, ntype: str | None = None, store_ids: bool = False
     ) -> None:
         """Take nodes out of this graph; see `remove_nodes`."""
-        from ..transforms import remove_nodes
-
-        self._become(remove_nodes(self, nids, ntype, store_ids))
+        self._become(transforms.remove_nodes(self, nids, ntype, store_ids))
 
     def remove_edges(self: Any, eids: Any, etype: Any = None, store_ids: bool = False) -> None:
         """Take edges out of this graph; see `remove_edges`."""
-        from ..transforms import remove_edges
-
-        self._become(remove_edges(self, eids, etype, store_ids))
+        self._become(transforms.remove_edges(self, eids, etype, store_ids))
 
     # ------------------------------------------------------------------ devices, id types, formats
 
@@ -785,8 +659,8 @@ class LocalGraph(MessagePassingGraph):
             ValueError: an unknown format.
         """
         if formats is None:
-            made = [adj.formats() for adj in self.relations]
-            created = [name for name in self._formats if all(each[name] for each in made)]
+            built = [adj.formats() for adj in self.relations]
+            created = [name for name in self._formats if all(each[name] for each in built)]
             missing = [name for name in self._formats if name not in created]
             return {"created": created, "not created": missing}
         asked_formats = [formats] if isinstance(formats, str) else list(formats)
@@ -862,8 +736,7 @@ class LocalGraph(MessagePassingGraph):
         return self
 
     def _replaced(self: LocalT, change: Callable[[Tensor], Tensor]) -> LocalT:
-        for place, adj in enumerate(self.relations):
-            self.relations[place] = adj.map(change)
+        self.relations[:] = [adj.map(change) for adj in self.relations]
         sides = [self._src_frames, self._edge_frames]
         if self._dst_frames is not self._src_frames:
             sides.append(self._dst_frames)

@@ -69,8 +69,8 @@ def run_steps(steps: Steps[ResultT]) -> ResultT:
     """The result of a layer whose aggregations run one by one."""
 
     def update(asked: Sequence[AggregationStep]) -> None:
-        for one in asked:
-            one.graph.update_all(one.message, one.reduce)
+        for step in asked:
+            step.graph.update_all(step.message, step.reduce)
 
     return run_together([steps], update)[0]
 
@@ -229,7 +229,7 @@ class MessagePassingGraph:
                 `AggregationStep`; a subclass may let those of several calls share what they fetch.
         """
         results = (call() for call in calls)
-        return [run_steps(one) if isinstance(one, Generator) else one for one in results]
+        return [run_steps(r) if isinstance(r, Generator) else r for r in results]
 
     def _update_some(
         self,
@@ -846,27 +846,17 @@ def _extreme(
     in_degrees: Callable[[int], Tensor],
 ) -> Tensor:
     """Maximum or minimum over relations; where no relation holds a message the result is 0."""
-    missing: list[Tensor | None] = []
+    worst = _limit(values[0].dtype, lowest=reducer == "max")
+    filled, masks = [], []
     for (relation, op, _), value in zip(parts, values, strict=True):
         if op in ("max", "min"):
-            empty = in_degrees(relation) == 0
-            missing.append(empty.view(-1, *[1] * (value.dim() - 1)))
-        else:
-            missing.append(None)
-    worst = _limit(values[0].dtype, lowest=reducer == "max")
-    filled = [
-        value if mask is None else value.masked_fill(mask, worst)
-        for value, mask in zip(values, missing, strict=True)
-    ]
+            is_empty = in_degrees(relation) == 0
+            masks.append(is_empty.view(-1, *[1] * (value.dim() - 1)))
+            value = value.masked_fill(masks[-1], worst)
+        filled.append(value)
     stacked = torch.stack(filled, 0)
     best = (stacked.max(0) if reducer == "max" else stacked.min(0)).values
-    masks = [mask for mask in missing if mask is not None]
-    if len(masks) < len(values):
-        return best
-    nowhere = masks[0]
-    for mask in masks[1:]:
-        nowhere = nowhere & mask
-    return best.masked_fill(nowhere, 0)
+    return best if len(masks) < len(values) else best.masked_fill(torch.stack(masks).all(0), 0)
 
 
 def _limit(dtype: torch.dtype, lowest: bool) -> float | int:

@@ -62,9 +62,9 @@ def run_tuned(
     Raises:
         OutOfResources: No configuration fits the device.
     """
-    found = _chosen.get(key)
-    if found is not None:
-        run(found)
+    fastest = _chosen.get(key)
+    if fastest is not None:
+        run(fastest)
     elif len(configurations) > 1 and work >= LEAST_WORK and _may_measure(written[0].device):
         with _lock:
             _measure(key, configurations, run, written, updated)
